@@ -1,0 +1,138 @@
+"""The vjp of composites that have a better one than their definition's.
+
+The others (gelu, conv, pooling) are differentiated through their definition, computed again from
+the operands: what that needs is views and elementwise work.
+"""
+
+from __future__ import annotations
+
+from treadle.autodiff.backward import VJP, Cotangent, definition_vjp, no_gradient
+from treadle.autodiff.structure import unreduced
+from treadle.frontend.functions.activations import sigmoid, softmax
+from treadle.frontend.functions.arithmetic import exp, rsqrt, where
+from treadle.frontend.functions.indexing import one_hot
+from treadle.frontend.functions.reductions import count_of, mean
+from treadle.frontend.functions.reductions import sum as sum_of
+from treadle.frontend.functions.shaping import unsqueeze
+from treadle.frontend.scopes import bind, bind1
+from treadle.frontend.tensor import Tensor
+from treadle.ir import composites as c
+from treadle.ir.ops.indexing import SCATTER_ADD, ScatterAdd
+
+vjp = VJP
+Cts = tuple[Cotangent, ...]
+
+vjp(c.ONE_HOT)(no_gradient)
+
+
+@vjp(c.RELU)
+def relu_vjp(ct: Tensor, out: Tensor, x: Tensor) -> Cts:
+    return (where(x <= 0, 0, ct),)
+
+
+@vjp(c.SIGMOID)
+def sigmoid_vjp(ct: Tensor, out: Tensor, x: Tensor) -> Cts:
+    """dx = ct · s (1 − s)"""
+    return (ct * (out * (1 - out)),)
+
+
+@vjp(c.SILU)
+def silu_vjp(ct: Tensor, out: Tensor, x: Tensor) -> Cts:
+    """dx = ct · s (1 + x (1 − s))"""
+    s = sigmoid(x)
+    return (ct * (s * (1 + x * (1 - s))),)
+
+
+@vjp(c.SOFTPLUS)
+def softplus_vjp(attributes: c.Softplus, ct: Tensor, out: Tensor, x: Tensor) -> Cts:
+    """dx = ct · sigmoid(βx), ct beyond the threshold"""
+    scaled = x * attributes.beta
+    return (where(scaled > attributes.threshold, ct, ct * sigmoid(scaled)),)
+
+
+@vjp(c.MEAN)
+def mean_vjp(attributes: c.Axes, ct: Tensor, out: Tensor, x: Tensor) -> Cts:
+    return (unreduced(ct / count_of(x, attributes.axes), x.shape, attributes.axes),)
+
+
+@vjp(c.VAR)
+def var_vjp(attributes: c.Variance, ct: Tensor, out: Tensor, x: Tensor) -> Cts:
+    """dx = 2 ct (x − mean) / (n − correction)"""
+    axes = attributes.axes
+    centred = x - mean(x, axes, keepdims=True)
+    scale = ct * 2 / max(0, count_of(x, axes) - attributes.correction)
+    return (centred * unreduced(scale, x.shape, axes),)
+
+
+@vjp(c.SOFTMAX)
+def softmax_vjp(attributes: c.Axis, ct: Tensor, out: Tensor, x: Tensor) -> Cts:
+    """dx = p (ct − Σ ct p)"""
+    return (out * (ct - sum_of(ct * out, attributes.axis, keepdims=True)),)
+
+
+@vjp(c.LOG_SOFTMAX)
+def log_softmax_vjp(attributes: c.Axis, ct: Tensor, out: Tensor, x: Tensor) -> Cts:
+    """dx = ct − p Σ ct"""
+    return (ct - softmax(x, attributes.axis) * sum_of(ct, attributes.axis, keepdims=True),)
+
+
+@vjp(c.LOGSUMEXP)
+def logsumexp_vjp(attributes: c.Axes, ct: Tensor, out: Tensor, x: Tensor) -> Cts:
+    """dx = ct · e^(x − out)"""
+    axes = attributes.axes
+    shift = unreduced(where(abs(out) == float("inf"), 0, out), x.shape, axes)
+    return (unreduced(ct, x.shape, axes) * exp(x - shift),)
+
+
+@vjp(c.LAYER_NORM)
+def layer_norm_vjp(attributes: c.Norm, ct: Tensor, out: Tensor, x: Tensor, *affine: Tensor) -> Cts:
+    """dx = r (g − mean g − x̂ mean(g x̂)) with g = ct · weight; statistics are computed again."""
+    axes = tuple(range(x.ndim - attributes.dims, x.ndim))
+    batch = tuple(range(x.ndim - attributes.dims))
+    centred = x - mean(x, axes, keepdims=True)
+    root = rsqrt(mean(centred * centred, axes, keepdims=True) + attributes.eps)
+    normal = centred * root
+    g = ct * affine[0] if affine else ct
+    along = mean(g * normal, axes, keepdims=True)
+    dx = root * (g - mean(g, axes, keepdims=True) - normal * along)
+    return (dx, sum_of(ct * normal, batch), sum_of(ct, batch))[: 1 + len(affine)]
+
+
+@vjp(c.RMS_NORM)
+def rms_norm_vjp(attributes: c.Norm, ct: Tensor, out: Tensor, x: Tensor, *affine: Tensor) -> Cts:
+    """dx = r (g − x̂ mean(g x̂)) with g = ct · weight; statistics are computed again."""
+    axes = tuple(range(x.ndim - attributes.dims, x.ndim))
+    batch = tuple(range(x.ndim - attributes.dims))
+    root = rsqrt(mean(x * x, axes, keepdims=True) + attributes.eps)
+    normal = x * root
+    g = ct * affine[0] if affine else ct
+    dx = root * (g - normal * mean(g * normal, axes, keepdims=True))
+    return (dx, sum_of(ct * normal, batch))[: 1 + len(affine)]
+
+
+@vjp(c.ATTENTION)
+def attention_vjp(
+    attributes: c.Attention, cts: Cts, outs: tuple[Tensor, Tensor], *operands: Tensor
+) -> tuple[Cotangent, ...]:
+    """One composite from the result and its logsumexp: T×T is never kept."""
+    ct, ct_lse = cts
+    if ct is None or ct_lse is not None:
+        return tuple(definition_vjp(c.ATTENTION, attributes, cts, operands))
+    return bind(c.ATTENTION_GRAD, attributes, ct, *outs, *operands)
+
+
+@vjp(c.CROSS_ENTROPY)
+def cross_entropy_vjp(
+    attributes: c.CrossEntropy, ct: Tensor, out: Tensor, logits: Tensor, targets: Tensor
+) -> Cts:
+    """dx = ct (softmax − target), the target smoothed"""
+    smoothing, classes = attributes.label_smoothing, logits.shape[-1]
+    target = one_hot(targets, classes, logits.dtype)
+    if smoothing:
+        target = target * (1 - smoothing) + smoothing / classes
+    return unsqueeze(ct, -1) * (softmax(logits, -1) - target), None
+
+
+@vjp(c.EMBEDDING)
+def embedding_vjp(ct: Tensor, out: Tensor, table: Tensor, indices: Tensor) -> Cts:
+    return bind1(SCATTER_ADD, ScatterAdd(0, table.shape[0]), ct, indices), None

@@ -1,0 +1,70 @@
+"""Errors a user can cause. Each says the operation, the values, the cause and the remedy."""
+
+from __future__ import annotations
+
+from treadle.base.origin import Origin, user_origin
+
+
+class TreadleError(Exception):
+    """Base of all errors that Treadle raises on purpose.
+
+    The message reads `operation: cause. remedy [file:line in function]`; `cause` shows the values.
+    """
+
+    def __init__(
+        self, operation: str, cause: str, remedy: str = "", *, origin: Origin | None = None
+    ):
+        self.operation = operation
+        self.cause = cause
+        self.remedy = remedy
+        self.origin = origin or user_origin()
+        sentences = [f"{operation}: {cause}" + ("" if cause.endswith((".", "?")) else ".")]
+        if remedy:
+            sentences.append(remedy)
+        if self.origin is not None:
+            sentences.append(f"[{self.origin}]")
+        super().__init__(" ".join(sentences))
+
+
+class ShapeError(TreadleError, ValueError):
+    """Shapes do not fit the operation."""
+
+
+class DTypeError(TreadleError, TypeError):
+    """Element types do not fit the operation."""
+
+
+class AxisError(TreadleError, IndexError):
+    """An axis does not exist or is named twice."""
+
+
+class IndexRangeError(TreadleError, IndexError):
+    """An index lies outside the axis it indexes."""
+
+
+class ArgumentError(TreadleError, ValueError):
+    """An argument has a value the operation does not accept."""
+
+
+class TraceError(TreadleError, TypeError):
+    """A traced tensor is used where only a concrete value can be, or in the wrong trace."""
+
+
+class NameTakenError(TreadleError, ValueError):
+    """A name that must be unique is used twice."""
+
+
+class GradientError(TreadleError, ValueError):
+    """Something cannot be differentiated, or a user-supplied gradient does not fit."""
+
+
+class GraphError(TreadleError, ValueError):
+    """A graph breaks an invariant of the IR."""
+
+
+class ParseError(TreadleError, ValueError):
+    """Text that is not a graph."""
+
+
+class UnreachedWarning(UserWarning):
+    """A gradient was asked for something that the result does not depend on."""

@@ -1,0 +1,1 @@
+"""One graph, many number systems: float64 (the oracle), dual numbers, finite fields, graphs."""

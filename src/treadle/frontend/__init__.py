@@ -1,0 +1,1 @@
+"""What users write: tensors, functions of tensors, and the tracer."""

@@ -1,0 +1,300 @@
+"""The definition of each composite, in primitives. The definition is the meaning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from treadle.base.dtypes import DType, accumulator
+from treadle.base.origin import Origin
+from treadle.frontend.coerce import broadcast_to, cast, constant
+from treadle.frontend.functions.arithmetic import abs, eq, erf, exp, log, stop_gradient, tanh, where
+from treadle.frontend.functions.arithmetic import rsqrt as rsqrt_of
+from treadle.frontend.functions.indexing import take_along_axis
+from treadle.frontend.functions.linear import contract
+from treadle.frontend.functions.reductions import argmax as argmax_of
+from treadle.frontend.functions.reductions import count_of, kept_shape
+from treadle.frontend.functions.reductions import max as max_of
+from treadle.frontend.functions.reductions import sum as sum_of
+from treadle.frontend.functions.shaping import iota, pad, reshape, unsqueeze
+from treadle.frontend.scopes import bind1, isolated_tracing
+from treadle.frontend.tensor import Tensor
+from treadle.ir import composites as c
+from treadle.ir.graph import Graph
+from treadle.ir.op import Attributes, Op
+from treadle.ir.ops.indexing import GATHER, Gather
+from treadle.ir.ops.linear import WINDOW, Window
+from treadle.ir.rewrite import remove_dead_code
+from treadle.ir.types import TensorType
+
+Definition = TypeVar("Definition", bound=Callable[..., Any])
+
+
+def definition(op: Op) -> Callable[[Definition], Definition]:
+    """Register a function of tensors as the definition of a composite."""
+
+    def add(function: Definition) -> Definition:
+        def build(*arguments: Attributes | TensorType) -> Graph:
+            attributes = arguments[:1] if op.has_attributes else ()
+            operands = [a for a in arguments if isinstance(a, TensorType)]
+            with isolated_tracing(op.name) as trace:
+                trace.origin = Origin("definition", 0, op.name)
+                inputs = [trace.input(str(i), t) for i, t in enumerate(operands)]
+                result = function(*attributes, *inputs)
+                graph = trace.finish(result if isinstance(result, tuple) else (result,))
+            return remove_dead_code(graph)
+
+        c.DEFINITIONS(op)(build)
+        return function
+
+    return add
+
+
+def finite_lowest(dtype: DType) -> float:
+    """The most negative finite number: what masked scores become before the maximum."""
+    return {"float64": -1.797e308, "float32": -3.4e38, "bfloat16": -3.38e38, "float16": -65504.0}[
+        dtype.name
+    ]
+
+
+@definition(c.RELU)
+def relu(x: Tensor) -> Tensor:
+    return where(x <= 0, 0, x)
+
+
+@definition(c.SIGMOID)
+def sigmoid(x: Tensor) -> Tensor:
+    return 1 / (1 + exp(-x))
+
+
+@definition(c.SILU)
+def silu(x: Tensor) -> Tensor:
+    return x * sigmoid(x)
+
+
+@definition(c.GELU)
+def gelu(attributes: c.Gelu, x: Tensor) -> Tensor:
+    if attributes.approximate == "tanh":
+        inner = (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)
+        return x * 0.5 * (1 + tanh(inner))
+    return x * 0.5 * (1 + erf(x * math.sqrt(0.5)))
+
+
+@definition(c.SOFTPLUS)
+def softplus(attributes: c.Softplus, x: Tensor) -> Tensor:
+    scaled = x * attributes.beta
+    is_linear = scaled > attributes.threshold
+    # log(1 + eᶻ) = max(z, 0) + log(1 + e^−|z|) keeps small and large values exact.
+    z = where(is_linear, 0, scaled)
+    smooth = (where(z > 0, z, 0) + log(1 + exp(-abs(z)))) / attributes.beta
+    return where(is_linear, x, smooth)
+
+
+@definition(c.MEAN)
+def mean(attributes: c.Axes, x: Tensor) -> Tensor:
+    n = count_of(x, attributes.axes)
+    total = sum_of(x, attributes.axes)
+    return total / constant(n, total.shape, total.dtype)
+
+
+@definition(c.VAR)
+def var(attributes: c.Variance, x: Tensor) -> Tensor:
+    n = count_of(x, attributes.axes)
+    centre = x - broadcast_to(
+        reshape(mean(c.Axes(attributes.axes), x), kept_shape(x, attributes.axes)), x.shape
+    )
+    total = sum_of(centre * centre, attributes.axes)
+    # PyTorch divides by max(0, n − correction) and lets the result be NaN or infinite.
+    return total / constant(max(0, n - attributes.correction), total.shape, total.dtype)
+
+
+@definition(c.LOGSUMEXP)
+def logsumexp(attributes: c.Axes, x: Tensor) -> Tensor:
+    axes = attributes.axes
+    top = stop_gradient(max_of(x, axes, keepdims=True))
+    shift = where(eq(abs(top), math.inf), 0, top)
+    total = sum_of(exp(x - shift), axes)
+    return log(total) + reshape(shift, total.shape)
+
+
+@definition(c.SOFTMAX)
+def softmax(attributes: c.Axis, x: Tensor) -> Tensor:
+    axis = attributes.axis
+    weights = exp(x - stop_gradient(max_of(x, axis, keepdims=True)))
+    return weights / sum_of(weights, axis, keepdims=True)
+
+
+@definition(c.LOG_SOFTMAX)
+def log_softmax(attributes: c.Axis, x: Tensor) -> Tensor:
+    axis = attributes.axis
+    centred = x - stop_gradient(max_of(x, axis, keepdims=True))
+    return centred - log(sum_of(exp(centred), axis, keepdims=True))
+
+
+def _last_axes(x: Tensor, dims: int) -> tuple[int, ...]:
+    return tuple(range(x.ndim - dims, x.ndim))
+
+
+@definition(c.LAYER_NORM)
+def layer_norm(attributes: c.Norm, x: Tensor, *affine: Tensor) -> Tensor:
+    axes = _last_axes(x, attributes.dims)
+    kept = kept_shape(x, axes)
+    centred = x - reshape(mean(c.Axes(axes), x), kept)
+    spread = reshape(mean(c.Axes(axes), centred * centred), kept)
+    result = centred * rsqrt_of(spread + attributes.eps)
+    if affine:
+        result = result * affine[0]
+    return result + affine[1] if len(affine) > 1 else result
+
+
+@definition(c.RMS_NORM)
+def rms_norm(attributes: c.Norm, x: Tensor, *affine: Tensor) -> Tensor:
+    axes = _last_axes(x, attributes.dims)
+    power = reshape(mean(c.Axes(axes), x * x), kept_shape(x, axes))
+    result = x * rsqrt_of(power + attributes.eps)
+    return result * affine[0] if affine else result
+
+
+def attention_scores(
+    attributes: c.Attention, q: Tensor, k: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Scores (B, G, R, T, S) of queries grouped as (B, G, R, T, D), and who may see whom."""
+    wide = accumulator(q.dtype)
+    scores = contract(q, k, ("bgrtd", "bgsd", "bgrts"), wide) * attributes.scale
+    if bias is not None:
+        scores = scores + cast(reshape(bias, scores.shape), wide)
+    if not attributes.causal:
+        return scores, None
+    shape = scores.shape[-2:]
+    seen = iota(shape, 1) <= iota(shape, 0)
+    return scores, broadcast_to(seen, scores.shape)
+
+
+def grouped(q: Tensor, groups: int) -> Tensor:
+    """(B, H, T, D) as (B, G, H / G, T, D): neighbouring heads share keys."""
+    b, h, t, d = q.shape
+    return reshape(q, (b, groups, h // groups, t, d))
+
+
+def masked(values: Tensor, seen: Tensor | None, other: float = 0) -> Tensor:
+    return values if seen is None else where(seen, values, other)
+
+
+@definition(c.ATTENTION)
+def attention(
+    attributes: c.Attention, q: Tensor, k: Tensor, v: Tensor, *bias: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The result and the logsumexp of each row's scores."""
+    scores, seen = attention_scores(
+        attributes, grouped(q, k.shape[1]), k, bias[0] if bias else None
+    )
+    lowest = finite_lowest(scores.dtype)
+    top = stop_gradient(max_of(masked(scores, seen, lowest), -1, keepdims=True))
+    weights = masked(exp(scores - top), seen)
+    total = sum_of(weights, -1, keepdims=True)
+    probabilities = cast(weights / total, v.dtype)
+    mixed = contract(probabilities, v, ("bgrts", "bgsd", "bgrtd"), accumulator(v.dtype))
+    result = cast(reshape(mixed, (*q.shape[:3], v.shape[3])), q.dtype)
+    return result, reshape(log(total) + top, q.shape[:3])
+
+
+@definition(c.ATTENTION_GRAD)
+def attention_grad(
+    attributes: c.Attention,
+    ct: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *bias: Tensor,
+) -> tuple[Tensor, ...]:
+    """Gradients of q, k, v and the bias from the result and its logsumexp; scores are recomputed."""
+    groups = k.shape[1]
+    wide = accumulator(q.dtype)
+    queries, upstream = grouped(q, groups), grouped(ct, groups)
+    scores, seen = attention_scores(attributes, queries, k, bias[0] if bias else None)
+    kept = (*scores.shape[:-1], 1)
+    probabilities = masked(exp(scores - reshape(lse, kept)), seen)
+    d_v = contract(cast(probabilities, v.dtype), upstream, ("bgrts", "bgrtd", "bgsd"), wide)
+    d_probabilities = contract(upstream, v, ("bgrtd", "bgsd", "bgrts"), wide)
+    # Σ over s of p · dp is the row's ct · out.
+    row = sum_of(cast(ct, wide) * cast(out, wide), -1)
+    d_scores = probabilities * (d_probabilities - reshape(row, kept))
+    d_narrow = cast(d_scores * attributes.scale, q.dtype)
+    d_q = contract(d_narrow, k, ("bgrts", "bgsd", "bgrtd"), wide)
+    d_k = contract(d_narrow, queries, ("bgrts", "bgrtd", "bgsd"), wide)
+    results = [cast(reshape(d_q, q.shape), q.dtype), cast(d_k, k.dtype), cast(d_v, v.dtype)]
+    return (*results, *(cast(reshape(d_scores, b.shape), b.dtype) for b in bias))
+
+
+@definition(c.CROSS_ENTROPY)
+def cross_entropy(attributes: c.CrossEntropy, logits: Tensor, targets: Tensor) -> Tensor:
+    last = logits.ndim - 1
+    total = logsumexp(c.Axes((last,)), logits)
+    chosen = reshape(take_along_axis(logits, unsqueeze(targets, -1), -1), targets.shape)
+    smoothing = attributes.label_smoothing
+    if smoothing == 0:
+        return total - chosen
+    average = mean(c.Axes((last,)), logits)
+    return total - chosen * (1 - smoothing) - average * smoothing
+
+
+@definition(c.CONV)
+def conv(attributes: c.Conv, x: Tensor, w: Tensor) -> Tensor:
+    n, channels = x.shape[:2]
+    outputs, kernel, groups = w.shape[0], w.shape[2:], attributes.groups
+    dims = len(kernel)
+    padded = pad(x, ((0, 0), (0, 0), *attributes.padding))
+    axes = tuple(range(2, 2 + dims))
+    windows = bind1(WINDOW, Window(axes, kernel, attributes.strides, attributes.dilations), padded)
+    spatial = windows.shape[2 : 2 + dims]
+    grouped_x = reshape(windows, (n, groups, channels // groups, *spatial, *kernel))
+    grouped_w = reshape(w, (groups, outputs // groups, channels // groups, *kernel))
+    o, k = "stuvwxyz"[:dims], "STUVWXYZ"[:dims]
+    result = contract(
+        grouped_x, grouped_w, (f"ngc{o}{k}", f"gfc{k}", f"ngf{o}"), accumulator(x.dtype)
+    )
+    return cast(reshape(result, (n, outputs, *spatial)), x.dtype)
+
+
+def _pool_windows(attributes: c.Pool, x: Tensor, fill: float) -> Tensor:
+    """Windows over the last axes with their own axes flattened into one, the last."""
+    dims = len(attributes.sizes)
+    lead = x.ndim - dims
+    padded = pad(x, (*((0, 0),) * lead, *((p, p) for p in attributes.padding)), fill)
+    axes = tuple(range(lead, x.ndim))
+    windows = bind1(
+        WINDOW, Window(axes, attributes.sizes, attributes.strides, attributes.dilations), padded
+    )
+    return reshape(windows, (*windows.shape[: x.ndim], math.prod(attributes.sizes)))
+
+
+@definition(c.MAX_POOL)
+def max_pool(attributes: c.Pool, x: Tensor) -> Tensor:
+    windows = _pool_windows(attributes, x, -math.inf)
+    first = argmax_of(windows, -1, keepdims=True)
+    return reshape(take_along_axis(windows, first, -1), windows.shape[:-1])
+
+
+@definition(c.AVG_POOL)
+def avg_pool(attributes: c.Pool, x: Tensor) -> Tensor:
+    windows = _pool_windows(attributes, x, 0)
+    total = sum_of(windows, -1)
+    if attributes.count_padding or not any(attributes.padding):
+        return total / math.prod(attributes.sizes)
+    inside = _pool_windows(attributes, constant(1, x.shape, x.dtype), 0)
+    return total / sum_of(inside, -1)
+
+
+@definition(c.ONE_HOT)
+def one_hot(attributes: c.OneHot, indices: Tensor) -> Tensor:
+    shape = (*indices.shape, attributes.classes)
+    classes = iota(shape, -1, indices.dtype)
+    return cast(classes == unsqueeze(indices, -1), attributes.dtype)
+
+
+@definition(c.EMBEDDING)
+def embedding(table: Tensor, indices: Tensor) -> Tensor:
+    return bind1(GATHER, Gather(0), table, indices)

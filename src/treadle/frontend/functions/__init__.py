@@ -1,0 +1,1 @@
+"""Functions of tensors, eager or traced alike."""

@@ -1,0 +1,142 @@
+"""Activations, normalisations and the per-row cross-entropy."""
+
+from __future__ import annotations
+
+from treadle.base.errors import ArgumentError, DTypeError, ShapeError
+from treadle.frontend.coerce import as_tensor
+from treadle.frontend.coerce import cast as cast_to
+from treadle.frontend.functions.arithmetic import exp, where
+from treadle.frontend.functions.shaping import axis_of, chunk
+from treadle.frontend.scopes import bind1
+from treadle.frontend.tensor import Operand, Tensor
+from treadle.ir import composites as c
+from treadle.ir.op import NONE
+
+
+def _real(name: str, x: Operand) -> Tensor:
+    x = as_tensor(x)
+    if not x.dtype.is_float:
+        raise DTypeError(
+            name,
+            f"{x.type} is not a float",
+            "Cast it first, for instance with x.astype(td.float32).",
+        )
+    return x
+
+
+def relu(x: Operand) -> Tensor:
+    """max(x, 0); the gradient at 0 is 0."""
+    return bind1(c.RELU, NONE, _real("relu", x))
+
+
+def leaky_relu(x: Operand, negative_slope: float = 0.01) -> Tensor:
+    """x above 0, negative_slope · x below."""
+    x = _real("leaky_relu", x)
+    return where(x > 0, x, x * negative_slope)
+
+
+def elu(x: Operand, alpha: float = 1.0) -> Tensor:
+    """x above 0, alpha · (eˣ − 1) below."""
+    x = _real("elu", x)
+    below = where(x > 0, 0, x)  # keeps exp from overflowing where it is not used
+    return where(x > 0, x, (exp(below) - 1) * alpha)
+
+
+def sigmoid(x: Operand) -> Tensor:
+    """1 / (1 + e⁻ˣ)."""
+    return bind1(c.SIGMOID, NONE, _real("sigmoid", x))
+
+
+def silu(x: Operand) -> Tensor:
+    """x · sigmoid(x), also called swish."""
+    return bind1(c.SILU, NONE, _real("silu", x))
+
+
+def gelu(x: Operand, approximate: str = "none") -> Tensor:
+    """x · Φ(x); `approximate="tanh"` uses the tanh formula."""
+    if approximate not in ("none", "tanh"):
+        raise ArgumentError("gelu", f"approximate is {approximate!r}", 'Use "none" or "tanh".')
+    return bind1(c.GELU, c.Gelu(approximate), _real("gelu", x))
+
+
+def softplus(x: Operand, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    """log(1 + e^(beta·x)) / beta; x itself where beta · x > threshold."""
+    return bind1(c.SOFTPLUS, c.Softplus(float(beta), float(threshold)), _real("softplus", x))
+
+
+def swiglu(x: Operand) -> Tensor:
+    """silu(a) · b for the halves a, b of the last axis."""
+    gate, value = _halves("swiglu", x)
+    return silu(gate) * value
+
+
+def geglu(x: Operand) -> Tensor:
+    """gelu(a) · b for the halves a, b of the last axis."""
+    gate, value = _halves("geglu", x)
+    return gelu(gate) * value
+
+
+def _halves(name: str, x: Operand) -> tuple[Tensor, Tensor]:
+    x = _real(name, x)
+    if x.ndim == 0 or x.shape[-1] % 2:
+        raise ShapeError(name, f"the last axis of {x.type} cannot be halved")
+    gate, value = chunk(x, 2, -1)
+    return gate, value
+
+
+def softmax(x: Operand, axis: int = -1) -> Tensor:
+    """eˣ / Σ eˣ along an axis."""
+    x = _real("softmax", x)
+    return bind1(c.SOFTMAX, c.Axis(axis_of("softmax", axis, x)), x)
+
+
+def log_softmax(x: Operand, axis: int = -1) -> Tensor:
+    """log softmax, computed without underflow."""
+    x = _real("log_softmax", x)
+    return bind1(c.LOG_SOFTMAX, c.Axis(axis_of("log_softmax", axis, x)), x)
+
+
+def layer_norm(
+    x: Operand,
+    weight: Operand | None = None,
+    bias: Operand | None = None,
+    dims: int = 1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """(x − mean) / √(var + eps) over the last `dims` axes, then scaled and shifted if given."""
+    x = _real("layer_norm", x)
+    operands = _affine("layer_norm", x, weight, bias, dims)
+    return bind1(c.LAYER_NORM, c.Norm(dims, float(eps)), x, *operands)
+
+
+def rms_norm(x: Operand, weight: Operand | None = None, dims: int = 1, eps: float = 1e-6) -> Tensor:
+    """x / √(mean x² + eps) over the last `dims` axes, then scaled if given."""
+    x = _real("rms_norm", x)
+    operands = _affine("rms_norm", x, weight, None, dims)
+    return bind1(c.RMS_NORM, c.Norm(dims, float(eps)), x, *operands)
+
+
+def _affine(
+    name: str, x: Tensor, weight: Operand | None, bias: Operand | None, dims: int
+) -> list[Tensor]:
+    if not 1 <= dims <= x.ndim:
+        raise ShapeError(name, f"{x.type} has no {dims} last axes")
+    if weight is None and bias is not None:
+        raise ArgumentError(name, "a bias without a weight", "Pass ones as the weight.")
+    given = [cast_to(as_tensor(t), x.dtype) for t in (weight, bias) if t is not None]
+    for t in given:
+        if t.shape != x.shape[x.ndim - dims :]:
+            raise ShapeError(name, f"{t.type} does not fit the last {dims} axes of {x.type}")
+    return given
+
+
+def cross_entropy_rows(logits: Operand, targets: Operand, label_smoothing: float = 0.0) -> Tensor:
+    """−log softmax(logits) at the target, one per row; logits (…, classes), targets (…)."""
+    x, index = _real("cross_entropy", logits), as_tensor(targets)
+    if not index.dtype.is_integer or index.shape != x.shape[:-1] or x.ndim == 0:
+        raise ShapeError(
+            "cross_entropy",
+            f"logits {x.type}, targets {index.type}",
+            "Targets are one class index per row.",
+        )
+    return bind1(c.CROSS_ENTROPY, c.CrossEntropy(float(label_smoothing)), x, index)

@@ -1,0 +1,335 @@
+"""Elementwise functions, with NumPy's broadcasting and PyTorch's promotion."""
+
+from __future__ import annotations
+
+import math
+
+from treadle.base import dtypes
+from treadle.base.errors import ArgumentError, DTypeError
+from treadle.frontend.coerce import (
+    align,
+    as_tensor,
+    broadcast_to,
+    common_dtype,
+    common_shape,
+    constant,
+    spread,
+)
+from treadle.frontend.coerce import cast as cast_to
+from treadle.frontend.scopes import bind1
+from treadle.frontend.tensor import Operand, Tensor
+from treadle.ir.op import NONE, Op
+from treadle.ir.ops import elementwise as e
+from treadle.ir.types import as_dtype
+
+
+def _binary(op: Op, x: Operand, y: Operand, dtype: dtypes.DType | None = None) -> Tensor:
+    a, b = align(op.name, x, y, dtype=dtype)
+    return bind1(op, NONE, a, b)
+
+
+def _numeric(op: Op, x: Operand, y: Operand) -> Tensor:
+    """bool counts as int32, as a sum of flags should."""
+    dtype = common_dtype((x, y))
+    return _binary(op, x, y, dtypes.int32 if dtype is dtypes.bool_ else dtype)
+
+
+def _real_dtype(*values: Operand) -> dtypes.DType:
+    dtype = common_dtype(values)
+    return dtype if dtype.is_float else dtypes.float32
+
+
+def _real(op: Op, x: Operand) -> Tensor:
+    """A float function; integers become float32 first."""
+    return bind1(op, NONE, cast_to(as_tensor(x), _real_dtype(x)))
+
+
+def add(x: Operand, y: Operand) -> Tensor:
+    """x + y."""
+    return _numeric(e.ADD, x, y)
+
+
+def sub(x: Operand, y: Operand) -> Tensor:
+    """x − y."""
+    return _numeric(e.SUB, x, y)
+
+
+def mul(x: Operand, y: Operand) -> Tensor:
+    """x · y, elementwise."""
+    return _numeric(e.MUL, x, y)
+
+
+def div(x: Operand, y: Operand) -> Tensor:
+    """x / y; integers become float32 first."""
+    return _binary(e.DIV, x, y, _real_dtype(x, y))
+
+
+def floor_divide(x: Operand, y: Operand) -> Tensor:
+    """⌊x / y⌋, for floats and integers."""
+    return _numeric(e.FLOORDIV, x, y)
+
+
+def remainder(x: Operand, y: Operand) -> Tensor:
+    """x − y · ⌊x / y⌋: the sign of y, as torch.remainder."""
+    return _numeric(e.MOD, x, y)
+
+
+def pow(x: Operand, y: Operand) -> Tensor:
+    """x to the power y. Small whole exponents become products, ½ a square root."""
+    if isinstance(y, (int, float)) and not isinstance(y, bool):
+        special = _static_power(as_tensor(x), y)
+        if special is not None:
+            return special
+    return _binary(e.POW, x, y, _real_dtype(x, y))
+
+
+def _static_power(x: Tensor, exponent: float) -> Tensor | None:
+    if exponent == 0.5:
+        return sqrt(x)
+    if exponent == -0.5:
+        return rsqrt(x)
+    if exponent == 0:
+        return constant(1, x.shape, x.dtype)
+    if exponent not in (-4, -3, -2, -1, 1, 2, 3, 4):
+        if not x.dtype.is_float and isinstance(exponent, int):
+            raise DTypeError(
+                "pow",
+                f"{x.type} to the power {exponent}",
+                "Cast to a float first; integers take exponents to 4.",
+            )
+        return None
+    if exponent < 0:
+        return div(1.0, _product_of(x, -int(exponent)))
+    return _product_of(x, int(exponent))
+
+
+def _product_of(x: Tensor, times: int) -> Tensor:
+    """x multiplied with itself, 1 to 4 times."""
+    if times == 1:
+        return x
+    square = mul(x, x)
+    if times == 2:
+        return square
+    return mul(square, x if times == 3 else square)
+
+
+def neg(x: Operand) -> Tensor:
+    """−x."""
+    return bind1(e.NEG, NONE, as_tensor(x))
+
+
+def abs(x: Operand) -> Tensor:
+    """|x|; the gradient at 0 is 0."""
+    return bind1(e.ABS, NONE, as_tensor(x))
+
+
+def sign(x: Operand) -> Tensor:
+    """−1, 0 or 1."""
+    return bind1(e.SIGN, NONE, as_tensor(x))
+
+
+def floor(x: Operand) -> Tensor:
+    """The largest whole number that is not above x."""
+    return _real(e.FLOOR, x)
+
+
+def ceil(x: Operand) -> Tensor:
+    """The smallest whole number that is not below x."""
+    return neg(floor(neg(x)))
+
+
+def round(x: Operand) -> Tensor:
+    """The nearest whole number; halves go to the even one."""
+    real = cast_to(as_tensor(x), _real_dtype(x))
+    low = floor(real)
+    rest = sub(real, low)
+    is_odd = eq(remainder(low, 2.0), 1.0)
+    up = logical_or(gt(rest, 0.5), logical_and(eq(rest, 0.5), is_odd))
+    return where(up, add(low, 1.0), low)
+
+
+def exp(x: Operand) -> Tensor:
+    """eˣ."""
+    return _real(e.EXP, x)
+
+
+def log(x: Operand) -> Tensor:
+    """The natural logarithm."""
+    return _real(e.LOG, x)
+
+
+def log2(x: Operand) -> Tensor:
+    """The logarithm to base 2."""
+    return mul(log(x), 1 / math.log(2))
+
+
+def sqrt(x: Operand) -> Tensor:
+    """√x."""
+    return _real(e.SQRT, x)
+
+
+def rsqrt(x: Operand) -> Tensor:
+    """1 / √x."""
+    return _real(e.RSQRT, x)
+
+
+def square(x: Operand) -> Tensor:
+    """x²."""
+    return mul(x, x)
+
+
+def reciprocal(x: Operand) -> Tensor:
+    """1 / x."""
+    return div(1.0, x)
+
+
+def sin(x: Operand) -> Tensor:
+    """The sine of x radians."""
+    return _real(e.SIN, x)
+
+
+def cos(x: Operand) -> Tensor:
+    """The cosine of x radians."""
+    return _real(e.COS, x)
+
+
+def tanh(x: Operand) -> Tensor:
+    """The hyperbolic tangent."""
+    return _real(e.TANH, x)
+
+
+def erf(x: Operand) -> Tensor:
+    """The error function."""
+    return _real(e.ERF, x)
+
+
+def maximum(x: Operand, y: Operand) -> Tensor:
+    """The larger of two, elementwise; at a tie each side gets half the gradient."""
+    return _numeric(e.MAX, x, y)
+
+
+def minimum(x: Operand, y: Operand) -> Tensor:
+    """The smaller of two, elementwise; at a tie each side gets half the gradient."""
+    return _numeric(e.MIN, x, y)
+
+
+def clamp(x: Operand, min: Operand | None = None, max: Operand | None = None) -> Tensor:
+    """x limited to [min, max]. At a bound the gradient is x's, as in PyTorch."""
+    result = as_tensor(x)
+    if min is None and max is None:
+        raise ArgumentError("clamp", "neither min nor max is given", "Give at least one bound.")
+    if min is not None:
+        result = where(lt(result, min), min, result)
+    if max is not None:
+        result = where(gt(result, max), max, result)
+    return result
+
+
+def eq(x: Operand, y: Operand) -> Tensor:
+    """x = y, elementwise."""
+    return _binary(e.EQ, x, y)
+
+
+def ne(x: Operand, y: Operand) -> Tensor:
+    """x ≠ y, elementwise."""
+    return logical_not(eq(x, y))
+
+
+def lt(x: Operand, y: Operand) -> Tensor:
+    """x < y, elementwise."""
+    return _numeric(e.LT, x, y)
+
+
+def le(x: Operand, y: Operand) -> Tensor:
+    """x ≤ y, elementwise."""
+    return _numeric(e.LE, x, y)
+
+
+def gt(x: Operand, y: Operand) -> Tensor:
+    """x > y, elementwise."""
+    return _numeric(e.LT, y, x)
+
+
+def ge(x: Operand, y: Operand) -> Tensor:
+    """x ≥ y, elementwise."""
+    return _numeric(e.LE, y, x)
+
+
+def isnan(x: Operand) -> Tensor:
+    """Whether x is not a number."""
+    return ne(x, x)
+
+
+def isfinite(x: Operand) -> Tensor:
+    """Whether x is neither infinite nor NaN."""
+    return lt(abs(x), math.inf)
+
+
+def _bool(x: Operand) -> Tensor:
+    return cast_to(as_tensor(x), dtypes.bool_)
+
+
+def logical_not(x: Operand) -> Tensor:
+    """Not x; numbers count as true where they are not 0."""
+    return bind1(e.NOT, NONE, _bool(x))
+
+
+def logical_and(x: Operand, y: Operand) -> Tensor:
+    """x and y; numbers count as true where they are not 0."""
+    return _binary(e.AND, _bool(x), _bool(y))
+
+
+def logical_or(x: Operand, y: Operand) -> Tensor:
+    """x or y; numbers count as true where they are not 0."""
+    return _binary(e.OR, _bool(x), _bool(y))
+
+
+def logical_xor(x: Operand, y: Operand) -> Tensor:
+    """Exactly one of x and y; numbers count as true where they are not 0."""
+    return _binary(e.XOR, _bool(x), _bool(y))
+
+
+def bitwise_not(x: Operand) -> Tensor:
+    """Each bit inverted; bool: not."""
+    return bind1(e.NOT, NONE, as_tensor(x))
+
+
+def bitwise_and(x: Operand, y: Operand) -> Tensor:
+    """Bit by bit; bool: and."""
+    return _binary(e.AND, x, y)
+
+
+def bitwise_or(x: Operand, y: Operand) -> Tensor:
+    """Bit by bit; bool: or."""
+    return _binary(e.OR, x, y)
+
+
+def bitwise_xor(x: Operand, y: Operand) -> Tensor:
+    """Bit by bit; bool: xor."""
+    return _binary(e.XOR, x, y)
+
+
+def where(condition: Operand, x: Operand, y: Operand) -> Tensor:
+    """x where the condition is true, else y. The branch not taken gets no gradient."""
+    flags = as_tensor(condition)
+    if flags.dtype is not dtypes.bool_:
+        raise DTypeError(
+            "where",
+            f"the condition is {flags.type}, not bool",
+            "Compare first, for instance x > 0.",
+        )
+    shape = common_shape("where", (flags, x, y))
+    dtype = common_dtype((x, y))
+    return bind1(
+        e.WHERE, NONE, broadcast_to(flags, shape), spread(x, shape, dtype), spread(y, shape, dtype)
+    )
+
+
+def cast(x: Operand, dtype: object) -> Tensor:
+    """Another dtype. Float to integer truncates; to bool asks ≠ 0."""
+    return cast_to(as_tensor(x), as_dtype(dtype))
+
+
+def stop_gradient(x: Operand) -> Tensor:
+    """x, with a gradient of zero."""
+    return bind1(e.STOP_GRADIENT, NONE, as_tensor(x))

@@ -1,0 +1,222 @@
+"""Indexing, gathering and scattering."""
+
+from __future__ import annotations
+
+from types import EllipsisType
+from typing import Any
+
+import numpy as np
+
+from treadle.base import dtypes
+from treadle.base.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
+from treadle.base.shapes import inverse_permutation, size_of
+from treadle.frontend.coerce import align, as_tensor
+from treadle.frontend.coerce import cast as cast_to
+from treadle.frontend.functions.arithmetic import where
+from treadle.frontend.functions.shaping import axis_of, flip, permute, reshape, slice_along
+from treadle.frontend.scopes import bind1
+from treadle.frontend.tensor import Operand, Tensor
+from treadle.ir import composites as c
+from treadle.ir.op import NONE
+from treadle.ir.ops import indexing as i
+from treadle.ir.types import as_dtype
+
+
+def _indices(name: str, indices: Operand, size: int, what: str) -> Tensor:
+    """Integer indices; constants are checked against the axis now."""
+    if not isinstance(indices, Tensor):
+        array = np.asarray(indices)
+        if array.size == 0:
+            array = array.astype(np.int32)
+        if array.dtype.kind not in "iu":
+            raise DTypeError(name, f"indices of dtype {array.dtype}", "Indices are integers.")
+        if array.size and not (-size <= array.min() and array.max() < size):
+            worst = array.min() if array.min() < -size else array.max()
+            raise IndexRangeError(name, f"index {worst} is outside {what} of {size} elements")
+        indices = np.where(array < 0, array + size, array).astype(np.int32)
+    tensor = as_tensor(indices)
+    if not tensor.dtype.is_integer:
+        raise DTypeError(
+            name,
+            f"the indices are {tensor.type}, not integers",
+            "Cast them with .astype(td.int32).",
+        )
+    return tensor
+
+
+def take(x: Operand, indices: Operand, axis: int = 0) -> Tensor:
+    """Entries along an axis; the indices' axes stand in its place. Indices are not negative."""
+    x = as_tensor(x)
+    at = axis_of("take", axis, x)
+    return bind1(i.GATHER, i.Gather(at), x, _indices("take", indices, x.shape[at], f"axis {axis}"))
+
+
+def take_along_axis(x: Operand, indices: Operand, axis: int) -> Tensor:
+    """One entry along `axis` for each index, all other axes running together, as torch.gather."""
+    x = as_tensor(x)
+    at = axis_of("take_along_axis", axis, x)
+    index = _indices("take_along_axis", indices, x.shape[at], f"axis {axis}")
+    others = [n for a, n in enumerate(x.shape) if a != at]
+    if index.ndim != x.ndim or [n for a, n in enumerate(index.shape) if a != at] != others:
+        raise ShapeError(
+            "take_along_axis",
+            f"indices {index.type} for {x.type}",
+            f"All axes but {axis} must have equal sizes.",
+        )
+    order = (*(a for a in range(x.ndim) if a != at), at)
+    last = x.ndim - 1
+    taken = bind1(i.GATHER, i.Gather(last, last), permute(x, order), permute(index, order))
+    return permute(taken, inverse_permutation(order))
+
+
+def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -> Tensor:
+    """x with updates added at indices along an axis: the counterpart of `take`. Repeats add up."""
+    x = as_tensor(x)
+    at = axis_of("scatter_add", axis, x)
+    index = _indices("scatter_add", indices, x.shape[at], f"axis {axis}")
+    given = cast_to(as_tensor(updates), x.dtype)
+    expected = x.shape[:at] + index.shape + x.shape[at + 1 :]
+    if given.shape != expected:
+        raise ShapeError(
+            "scatter_add",
+            f"updates {given.type} into {x.type} at indices {index.type}",
+            f"They must be {expected}.",
+        )
+    return x + bind1(i.SCATTER_ADD, i.ScatterAdd(at, x.shape[at]), given, index)
+
+
+def one_hot(indices: Operand, classes: int, dtype: object = dtypes.float32) -> Tensor:
+    """A new last axis with 1 at the index and 0 elsewhere."""
+    index = as_tensor(indices)
+    if not index.dtype.is_integer:
+        raise DTypeError(
+            "one_hot", f"the indices are {index.type}, not integers", "Cast them to int32."
+        )
+    return bind1(c.ONE_HOT, c.OneHot(classes, as_dtype(dtype)), index)
+
+
+def embedding(indices: Operand, weight: Operand) -> Tensor:
+    """Rows of a (rows, width) table, as torch.nn.functional.embedding."""
+    table = as_tensor(weight)
+    if table.ndim != 2:
+        raise ShapeError("embedding", f"the table is {table.type}", "It is (rows, width).")
+    index = _indices("embedding", indices, table.shape[0], "a table")
+    return bind1(c.EMBEDDING, NONE, table, index)
+
+
+def getitem(x: Operand, index: Any) -> Tensor:
+    """x[index] with ints, slices, ..., None and integer tensors, as NumPy and PyTorch."""
+    x = as_tensor(x)
+    x, plan = _basic(x, index if isinstance(index, tuple) else (index,))
+    advanced = [(axis, item) for axis, item in plan if item is not None]
+    if not advanced:
+        return x
+    return _advanced(x, advanced)
+
+
+Plan = list[tuple[int, Any]]
+
+
+def _basic(x: Tensor, items: tuple[Any, ...]) -> tuple[Tensor, Plan]:
+    """Apply ints, slices and None; what is left are (axis, integer tensor) pairs."""
+    items = _expand_ellipsis(x, items)
+    plan: Plan = []
+    shape: list[int] = []
+    axis = 0
+    for item in items:
+        if item is None:
+            shape.append(1)
+            plan.append((len(shape) - 1, None))
+            continue
+        if isinstance(item, (int, np.integer)) and not isinstance(item, bool):
+            x = _pick(x, axis, int(item))
+        elif isinstance(item, slice):
+            x = _slice(x, axis, item)
+            shape.append(x.shape[axis])
+        else:
+            shape.append(x.shape[axis])
+            plan.append((len(shape) - 1, item))
+        axis += 1
+    return reshape(x, tuple(shape)), plan
+
+
+def _expand_ellipsis(x: Tensor, items: tuple[Any, ...]) -> tuple[Any, ...]:
+    used = sum(1 for item in items if item is not None and not isinstance(item, EllipsisType))
+    dots = sum(1 for item in items if isinstance(item, EllipsisType))
+    if used > x.ndim or dots > 1:
+        raise IndexRangeError(
+            "index", f"{used} indices for {x.type}", "Give at most one per axis, and one '...'."
+        )
+    rest = (slice(None),) * (x.ndim - used)
+    if not dots:
+        return (*items, *rest)
+    at = next(k for k, item in enumerate(items) if isinstance(item, EllipsisType))
+    return (*items[:at], *rest, *items[at + 1 :])
+
+
+def _pick(x: Tensor, axis: int, index: int) -> Tensor:
+    n = x.shape[axis]
+    if not -n <= index < n:
+        raise IndexRangeError(
+            "index", f"index {index} is outside axis {axis} of {x.type}, which has {n} elements"
+        )
+    at = index % n
+    return slice_along(x, axis, at, at + 1)
+
+
+def _slice(x: Tensor, axis: int, item: slice) -> Tensor:
+    for part in (item.start, item.stop, item.step):
+        if isinstance(part, Tensor) and part.scope.depth > 0:
+            raise ArgumentError(
+                "index",
+                "a slice bound is a traced tensor",
+                "Use td.dynamic_slice(x, starts, sizes): sizes are static.",
+            )
+    start, stop, step = item.indices(x.shape[axis])
+    if step > 0:
+        return slice_along(x, axis, start, max(start, stop), step)
+    count = len(range(start, stop, step))
+    first = start + (count - 1) * step if count else 0
+    return flip(slice_along(x, axis, first, start + 1 if count else 0, -step), axis)
+
+
+def _advanced(x: Tensor, chosen: Plan) -> Tensor:
+    """Integer tensors on one or more axes; they broadcast together, as in NumPy."""
+    axes = [axis for axis, _ in chosen]
+    indices = [_wrapped(x, axis, item) for axis, item in chosen]
+    if len(indices) == 1:
+        return bind1(i.GATHER, i.Gather(axes[0]), x, indices[0])
+    indices = list(align("index", *indices))
+    neighbours = axes == list(range(axes[0], axes[0] + len(axes)))
+    place = axes[0] if neighbours else 0
+    rest = [a for a in range(x.ndim) if a not in axes]
+    order = [*rest[:place], *axes, *rest[place:]]
+    sizes = [x.shape[a] for a in axes]
+    moved = permute(x, order)
+    flat = reshape(moved, (*moved.shape[:place], size_of(sizes), *moved.shape[place + len(axes) :]))
+    linear = indices[0]
+    for index, n in zip(indices[1:], sizes[1:], strict=True):
+        linear = linear * n + index
+    return bind1(i.GATHER, i.Gather(place), flat, linear)
+
+
+def _wrapped(x: Tensor, axis: int, item: Any) -> Tensor:
+    """An index tensor in range: negative entries count from the end."""
+    is_bool = (
+        item.dtype is dtypes.bool_ if isinstance(item, Tensor) else np.asarray(item).dtype == bool
+    )
+    if is_bool:
+        raise DTypeError(
+            "index",
+            "a bool mask selects a number of elements that is not known before it runs",
+            "Use td.where(mask, x, 0), or multiply by the mask.",
+        )
+    if isinstance(item, (str, dict)):
+        raise ArgumentError(
+            "index", f"{item!r} is not an index", "Use ints, slices, ..., None or integer tensors."
+        )
+    index = _indices("index", item, x.shape[axis], f"axis {axis} of {x.type}")
+    if not isinstance(item, Tensor):
+        return index
+    signed = index if index.dtype.kind == "int" else cast_to(index, dtypes.int64)
+    return where(signed < 0, signed + x.shape[axis], signed)

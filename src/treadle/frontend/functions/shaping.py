@@ -1,0 +1,339 @@
+"""Functions that move elements, and those that make tensors from nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from treadle.base import dtypes
+from treadle.base.errors import ArgumentError, AxisError, ShapeError
+from treadle.base.shapes import Shape, normal_axis, size_of
+from treadle.frontend.coerce import as_tensor, broadcast_to, common_dtype, common_shape, constant
+from treadle.frontend.coerce import cast as cast_to
+from treadle.frontend.functions.arithmetic import where
+from treadle.frontend.scopes import bind1
+from treadle.frontend.tensor import Axes, Operand, Tensor
+from treadle.ir.literal import Number
+from treadle.ir.ops import shaping as s
+from treadle.ir.ops.leaves import IOTA, Iota
+from treadle.ir.types import TensorType, as_dtype
+
+
+def axis_of(name: str, axis: int, x: Tensor, extra: int = 0) -> int:
+    """`axis` of `x` counted from the front; `extra` axes more may be named."""
+    rank = x.ndim + extra
+    found = normal_axis(axis, rank) if isinstance(axis, (int, np.integer)) else None
+    if found is None:
+        allowed = f"{-rank} to {rank - 1}" if rank else "none: it has no axes"
+        raise AxisError(name, f"axis {axis!r} of {x.type} does not exist", f"Axes are {allowed}.")
+    return int(found)
+
+
+def axes_of(name: str, axes: Axes, x: Tensor) -> tuple[int, ...]:
+    """Ascending axes; all of them for None."""
+    if axes is None:
+        return tuple(range(x.ndim))
+    given = axes if isinstance(axes, Sequence) else (axes,)
+    found = sorted(axis_of(name, a, x) for a in given)
+    if len(set(found)) != len(found):
+        raise AxisError(name, f"axes {tuple(given)} of {x.type} name one axis twice")
+    return tuple(found)
+
+
+def _sizes(first: Any, rest: tuple[Any, ...]) -> list[int]:
+    given = first if not rest and isinstance(first, Sequence) else (first, *rest)
+    return [int(n) for n in given]
+
+
+def reshape(x: Operand, *shape: Any) -> Tensor:
+    """Other sizes for the same elements in the same order; one size may be −1."""
+    x = as_tensor(x)
+    sizes = _sizes(shape[0], shape[1:]) if shape else []
+    if sizes.count(-1) == 1:
+        known = size_of([n for n in sizes if n != -1])
+        if known == 0 or x.size % known:
+            raise ShapeError(
+                "reshape",
+                f"{x.type} has {x.size} elements, which {tuple(sizes)} cannot hold",
+                "−1 must come out whole.",
+            )
+        sizes[sizes.index(-1)] = x.size // known
+    if size_of(sizes) != x.size or any(n < 0 for n in sizes):
+        raise ShapeError(
+            "reshape",
+            f"{x.type} has {x.size} elements, {tuple(sizes)} has {size_of(sizes)}",
+            "Use −1 for one size to have it computed.",
+        )
+    return x if x.shape == tuple(sizes) else bind1(s.RESHAPE, s.Reshape(tuple(sizes)), x)
+
+
+def permute(x: Operand, *axes: Any) -> Tensor:
+    """The axes in another order: axis i of the result is axis axes[i] of x."""
+    x = as_tensor(x)
+    order = tuple(axis_of("permute", a, x) for a in _sizes(axes[0], axes[1:])) if axes else ()
+    if sorted(order) != list(range(x.ndim)):
+        raise AxisError("permute", f"{order} is not an order of the {x.ndim} axes of {x.type}")
+    return x if order == tuple(range(x.ndim)) else bind1(s.PERMUTE, s.Permute(order), x)
+
+
+def transpose(x: Operand, first: int, second: int) -> Tensor:
+    """Two axes exchanged."""
+    x = as_tensor(x)
+    a, b = axis_of("transpose", first, x), axis_of("transpose", second, x)
+    order = list(range(x.ndim))
+    order[a], order[b] = b, a
+    return permute(x, order)
+
+
+def moveaxis(x: Operand, source: int, destination: int) -> Tensor:
+    """One axis moved to another place."""
+    x = as_tensor(x)
+    a, b = axis_of("moveaxis", source, x), axis_of("moveaxis", destination, x)
+    order = [i for i in range(x.ndim) if i != a]
+    order.insert(b, a)
+    return permute(x, order)
+
+
+def flatten(x: Operand, start: int = 0, stop: int = -1) -> Tensor:
+    """The axes from `start` to `stop`, included, as one."""
+    x = as_tensor(x)
+    if x.ndim == 0:
+        return reshape(x, 1)
+    a, b = axis_of("flatten", start, x), axis_of("flatten", stop, x)
+    if a > b:
+        raise AxisError("flatten", f"axis {start} of {x.type} comes after axis {stop}")
+    return reshape(x, (*x.shape[:a], size_of(x.shape[a : b + 1]), *x.shape[b + 1 :]))
+
+
+def squeeze(x: Operand, axis: Axes = None) -> Tensor:
+    """Without axes of one element: all such, or those named."""
+    x = as_tensor(x)
+    if axis is None:
+        return reshape(x, tuple(n for n in x.shape if n != 1))
+    axes = axes_of("squeeze", axis, x)
+    wrong = [a for a in axes if x.shape[a] != 1]
+    if wrong:
+        raise ShapeError(
+            "squeeze", f"axis {wrong[0]} of {x.type} has {x.shape[wrong[0]]} elements, not 1"
+        )
+    return reshape(x, tuple(n for i, n in enumerate(x.shape) if i not in axes))
+
+
+def unsqueeze(x: Operand, axis: int) -> Tensor:
+    """With a new axis of one element."""
+    x = as_tensor(x)
+    at = axis_of("unsqueeze", axis, x, extra=1)
+    return reshape(x, (*x.shape[:at], 1, *x.shape[at:]))
+
+
+def expand(x: Operand, *shape: Any) -> Tensor:
+    """Repeated to a shape, as NumPy's broadcast_to."""
+    x = as_tensor(x)
+    sizes = tuple(_sizes(shape[0], shape[1:])) if shape else ()
+    if common_shape("expand", (x, constant(0, sizes))) != sizes:
+        raise ShapeError("expand", f"{x.type} does not broadcast to {sizes}")
+    return broadcast_to(x, sizes)
+
+
+def slice_along(x: Tensor, axis: int, start: int, stop: int, stride: int = 1) -> Tensor:
+    """start:stop:stride of one axis, all of the others. Bounds are in range."""
+    if (start, stop, stride) == (0, x.shape[axis], 1):
+        return x
+    starts = tuple(start if i == axis else 0 for i in range(x.ndim))
+    stops = tuple(stop if i == axis else n for i, n in enumerate(x.shape))
+    strides = tuple(stride if i == axis else 1 for i in range(x.ndim))
+    return bind1(s.SLICE, s.Slice(starts, stops, strides), x)
+
+
+def concat(tensors: Sequence[Operand], axis: int = 0) -> Tensor:
+    """Joined along an axis; dtypes are promoted."""
+    if not tensors:
+        raise ArgumentError("concat", "there is nothing to join", "Pass at least one tensor.")
+    dtype = common_dtype(list(tensors))
+    parts = [cast_to(as_tensor(t), dtype) for t in tensors]
+    at = axis_of("concat", axis, parts[0])
+    return parts[0] if len(parts) == 1 else bind1(s.CONCAT, s.Concat(at), *parts)
+
+
+def stack(tensors: Sequence[Operand], axis: int = 0) -> Tensor:
+    """Joined along a new axis."""
+    if not tensors:
+        raise ArgumentError("stack", "there is nothing to stack", "Pass at least one tensor.")
+    parts = [as_tensor(t) for t in tensors]
+    for other in parts[1:]:
+        if other.shape != parts[0].shape:
+            raise ShapeError("stack", f"shapes differ: {parts[0].type} and {other.type}")
+    at = axis_of("stack", axis, parts[0], extra=1)
+    return concat([unsqueeze(p, at) for p in parts], at)
+
+
+def split(x: Operand, size: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
+    """Pieces of `size` along an axis (the last may be smaller), or of the sizes listed."""
+    x = as_tensor(x)
+    at = axis_of("split", axis, x)
+    n = x.shape[at]
+    if isinstance(size, int):
+        if size < 1:
+            raise ArgumentError("split", f"pieces of {size} elements", "Give a size of at least 1.")
+        size = [min(size, n - i) for i in range(0, n, size)]
+    if sum(size) != n or min(size, default=0) < 0:
+        raise ShapeError(
+            "split", f"sizes {tuple(size)} do not add up to {n}, axis {axis} of {x.type}"
+        )
+    ends = np.cumsum([0, *size]).tolist()
+    return tuple(slice_along(x, at, a, b) for a, b in pairwise(ends))
+
+
+def chunk(x: Operand, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
+    """At most `chunks` pieces of equal size along an axis; the last may be smaller."""
+    x = as_tensor(x)
+    if chunks < 1:
+        raise ArgumentError("chunk", f"{chunks} chunks", "Give at least 1.")
+    n = x.shape[axis_of("chunk", axis, x)]
+    return split(x, max(1, -(-n // chunks)), axis)
+
+
+def pad(
+    x: Operand,
+    amounts: Sequence[tuple[int, int]],
+    value: Number = 0,
+    interior: Sequence[int] | None = None,
+) -> Tensor:
+    """(before, after) per axis filled with `value`; `interior` puts as many between neighbours."""
+    x = as_tensor(x)
+    if len(amounts) != x.ndim:
+        raise ShapeError(
+            "pad",
+            f"{len(amounts)} pairs for the {x.ndim} axes of {x.type}",
+            "Give (0, 0) for the others.",
+        )
+    low, high = tuple(int(a) for a, _ in amounts), tuple(int(b) for _, b in amounts)
+    gaps = tuple(interior) if interior is not None else (0,) * x.ndim
+    if not any((*low, *high, *gaps)):
+        return x
+    return bind1(s.PAD, s.Pad(low, high, gaps, value), x)
+
+
+def flip(x: Operand, axis: Axes = None) -> Tensor:
+    """In reverse order along axes."""
+    x = as_tensor(x)
+    axes = axes_of("flip", axis, x)
+    return bind1(s.FLIP, s.Flip(axes), x) if axes else x
+
+
+def roll(x: Operand, shift: int, axis: int) -> Tensor:
+    """Moved along an axis; what leaves at one end enters at the other."""
+    x = as_tensor(x)
+    at = axis_of("roll", axis, x)
+    n = x.shape[at]
+    cut = -shift % n if n else 0
+    return x if cut == 0 else concat([slice_along(x, at, cut, n), slice_along(x, at, 0, cut)], at)
+
+
+def repeat(x: Operand, *times: int) -> Tensor:
+    """Tiled: copies along each axis, as torch.Tensor.repeat."""
+    x = as_tensor(x)
+    counts = _sizes(times[0], times[1:]) if times else []
+    if len(counts) < x.ndim:
+        raise ShapeError("repeat", f"{len(counts)} counts for the {x.ndim} axes of {x.type}")
+    shape = (1,) * (len(counts) - x.ndim) + x.shape
+    paired = tuple(n for pair in zip(counts, shape, strict=True) for n in pair)
+    spread = bind1(
+        s.BROADCAST, s.Broadcast(paired, tuple(range(1, 2 * len(shape), 2))), reshape(x, shape)
+    )
+    return reshape(spread, tuple(c * n for c, n in zip(counts, shape, strict=True)))
+
+
+def dynamic_slice(x: Operand, starts: Operand, sizes: Sequence[int]) -> Tensor:
+    """A window of fixed sizes whose start indices are data; it is moved to lie inside."""
+    return bind1(s.DYNAMIC_SLICE, s.DynamicSlice(tuple(sizes)), as_tensor(x), as_tensor(starts))
+
+
+def dynamic_update_slice(x: Operand, update: Operand, starts: Operand) -> Tensor:
+    """x with a window replaced whose start indices are data; it is moved to lie inside."""
+    x = as_tensor(x)
+    return bind1(
+        s.DYNAMIC_UPDATE,
+        s.DynamicUpdate(),
+        x,
+        cast_to(as_tensor(update), x.dtype),
+        as_tensor(starts),
+    )
+
+
+def full(shape: Shape, value: Number, dtype: object = dtypes.float32) -> Tensor:
+    """One value everywhere."""
+    checked = TensorType(shape, as_dtype(dtype))
+    return constant(value, checked.shape, checked.dtype)
+
+
+def zeros(shape: Shape, dtype: object = dtypes.float32) -> Tensor:
+    """Zeros."""
+    return full(shape, 0, dtype)
+
+
+def ones(shape: Shape, dtype: object = dtypes.float32) -> Tensor:
+    """Ones."""
+    return full(shape, 1, dtype)
+
+
+def zeros_like(x: Operand) -> Tensor:
+    """Zeros of the same type."""
+    x = as_tensor(x)
+    return constant(0, x.shape, x.dtype)
+
+
+def ones_like(x: Operand) -> Tensor:
+    """Ones of the same type."""
+    x = as_tensor(x)
+    return constant(1, x.shape, x.dtype)
+
+
+def iota(shape: Shape, axis: int = -1, dtype: object = dtypes.int32) -> Tensor:
+    """0, 1, 2, … along an axis, repeated along the others."""
+    found = normal_axis(axis, len(shape))
+    if found is None:
+        raise AxisError("iota", f"axis {axis} of the shape {shape} does not exist")
+    return bind1(IOTA, Iota(found, tuple(shape), as_dtype(dtype)))
+
+
+def arange(
+    start: int, stop: int | None = None, step: int = 1, dtype: object = dtypes.int32
+) -> Tensor:
+    """start, start + step, … up to but without stop."""
+    if stop is None:
+        start, stop = 0, start
+    if step == 0:
+        raise ArgumentError("arange", "the step is 0", "Give a step up or down.")
+    count = max(0, -(-(stop - start) // step))
+    line = iota((count,), 0, dtype)
+    if step != 1:
+        line = line * step
+    return line if start == 0 else line + start
+
+
+def eye(n: int, m: int | None = None, dtype: object = dtypes.float32) -> Tensor:
+    """Ones on the diagonal."""
+    shape = (n, n if m is None else m)
+    return cast_to(iota(shape, 0) == iota(shape, 1), as_dtype(dtype))
+
+
+def tril(x: Operand, diagonal: int = 0) -> Tensor:
+    """The lower triangle of the last two axes, zero above."""
+    return _triangle("tril", as_tensor(x), diagonal, lower=True)
+
+
+def triu(x: Operand, diagonal: int = 0) -> Tensor:
+    """The upper triangle of the last two axes, zero below."""
+    return _triangle("triu", as_tensor(x), diagonal, lower=False)
+
+
+def _triangle(name: str, x: Tensor, diagonal: int, lower: bool) -> Tensor:
+    if x.ndim < 2:
+        raise ShapeError(name, f"{x.type} has no two axes")
+    column, row = iota(x.shape, -1), iota(x.shape, -2)
+    kept = column <= row + diagonal if lower else row + diagonal <= column
+    return where(kept, x, 0)

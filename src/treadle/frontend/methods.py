@@ -1,0 +1,73 @@
+"""Gives `Tensor` its operators and methods, once the functions exist. See Tensor for signatures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from treadle.frontend.functions import arithmetic as a
+from treadle.frontend.functions import indexing, linear, reductions, shaping
+from treadle.frontend.tensor import Operand, Tensor
+
+
+def _swapped(function: Callable[[Operand, Operand], Tensor]) -> Callable[[Tensor, Operand], Tensor]:
+    return lambda self, other: function(other, self)
+
+
+_BINARY: dict[str, Callable[[Any, Any], Tensor]] = {
+    "add": a.add,
+    "sub": a.sub,
+    "mul": a.mul,
+    "truediv": a.div,
+    "floordiv": a.floor_divide,
+    "mod": a.remainder,
+    "pow": a.pow,
+    "matmul": linear.matmul,
+    "and": a.bitwise_and,
+    "or": a.bitwise_or,
+    "xor": a.bitwise_xor,
+}
+_METHODS: dict[str, Callable[..., Any]] = {
+    "astype": a.cast,
+    "reshape": shaping.reshape,
+    "permute": shaping.permute,
+    "transpose": shaping.transpose,
+    "flatten": shaping.flatten,
+    "squeeze": shaping.squeeze,
+    "unsqueeze": shaping.unsqueeze,
+    "sum": reductions.sum,
+    "mean": reductions.mean,
+    "var": reductions.var,
+    "max": reductions.max,
+    "min": reductions.min,
+    "prod": reductions.prod,
+    "argmax": reductions.argmax,
+    "argmin": reductions.argmin,
+    "__getitem__": indexing.getitem,
+    "__neg__": a.neg,
+    "__abs__": a.abs,
+    "__invert__": a.bitwise_not,
+    "__eq__": a.eq,
+    "__ne__": a.ne,
+    "__lt__": a.lt,
+    "__le__": a.le,
+    "__gt__": a.gt,
+    "__ge__": a.ge,
+}
+
+
+def _reversed_axes(self: Tensor) -> Tensor:
+    """All axes in reverse order, as NumPy's T."""
+    return shaping.permute(self, tuple(reversed(range(self.ndim)))) if self.ndim else self
+
+
+def attach() -> None:
+    for name, function in _BINARY.items():
+        setattr(Tensor, f"__{name}__", function)
+        setattr(Tensor, f"__r{name}__", _swapped(function))
+    for name, method in _METHODS.items():
+        setattr(Tensor, name, method)
+    setattr(Tensor, "T", property(_reversed_axes))  # noqa: B010
+
+
+attach()

@@ -1,0 +1,255 @@
+"""Scopes: traces that grow a graph, and the eager oracle. `bind` picks the one an op runs in."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from treadle.base.errors import NameTakenError, TraceError
+from treadle.base.origin import Origin, user_origin
+from treadle.domains.domain import Typed, apply
+from treadle.domains.float64 import Float64
+from treadle.domains.philox import make_key
+from treadle.frontend.tensor import Scope, Tensor
+from treadle.ir.graph import Graph, GraphBuilder, Output, OutputKind, Value
+from treadle.ir.literal import ArrayLiteral
+from treadle.ir.op import Attributes, Op, infer_types
+from treadle.ir.ops.indexing import KEY_TYPE
+from treadle.ir.ops.leaves import CONSTANT, INPUT, STATE, Constant, Leaf
+from treadle.ir.rewrite import replace_values
+from treadle.ir.types import TensorType
+
+RANDOM_STATE = "random"
+
+
+class Eager:
+    """Runs each op at once through the oracle."""
+
+    title = "eager"
+    depth = 0
+    parent: Scope | None = None
+
+    def __init__(self) -> None:
+        self.oracle = Float64()
+        self.seed = 0
+        self.sites = 0
+
+    def apply(
+        self, op: Op, attributes: Attributes, operands: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
+        types = infer_types(op, attributes, tuple(o.type for o in operands))
+        typed = [Typed(o.type, o.handle) for o in operands]
+        values = apply(self.oracle, op, attributes, typed, types)
+        return tuple(Tensor(self, t, v) for t, v in zip(types, values, strict=True))
+
+    def adopt(self, tensor: Tensor) -> Tensor:
+        raise AssertionError("nothing encloses the eager scope")
+
+    def wrap(self, array: np.ndarray, type_: TensorType) -> Tensor:
+        return Tensor(self, type_, array)
+
+    def next_site(self) -> int:
+        self.sites += 1
+        return self.sites - 1
+
+    def random_key(self) -> Tensor:
+        # Sites are 16 bits wide; what overflows counts as steps, so eager streams never repeat.
+        return Tensor(self, KEY_TYPE, make_key(self.seed, step=self.sites >> 16))
+
+
+EAGER = Eager()
+
+
+class Trace:
+    """A graph in the making. Tensors of enclosing scopes are adopted as inputs when used."""
+
+    def __init__(self, title: str, parent: Trace | None = None):
+        self.title = title
+        self.parent: Scope | None = parent
+        self.depth: int = parent.depth + 1 if parent else 1
+        self.builder = GraphBuilder()
+        self.origin: Origin | None = None  # overrides the user's line while differentiating
+        self.finished = False
+        self.effects: list[Output] = []
+        self.replacements: dict[Value, Value] = {}  # applied when the trace is finished
+        self.adopted: list[tuple[Tensor, Tensor]] = []  # (outer, inner)
+        # (outer, inner) by the outer's place; holding the outer keeps an id from being used again.
+        self._known: dict[tuple[int, object], tuple[Tensor, Tensor]] = {}
+        self._enclosing = parent
+        self._sites = 0
+        self._key: Tensor | None = None
+        self.make_key: Callable[[Tensor], Tensor] | None = None
+
+    def apply(
+        self, op: Op, attributes: Attributes, operands: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
+        self.check_open(op.name)
+        origin = self.origin or user_origin()
+        values = self.builder.add(op, attributes, [o.handle for o in operands], origin)
+        return tuple(self.tensor(v) for v in values)
+
+    def tensor(self, value: Value) -> Tensor:
+        return Tensor(self, self.builder.type_of(value), value)
+
+    def leaf(self, op: Op, name: str, type_: TensorType) -> Tensor:
+        (tensor,) = self.apply(op, Leaf(name, type_), ())
+        return tensor
+
+    def input(self, name: str, type_: TensorType) -> Tensor:
+        return self.leaf(INPUT, name, type_)
+
+    def check_open(self, operation: str) -> None:
+        if self.finished:
+            raise TraceError(
+                operation,
+                f"a tensor of the trace {self.title!r} is used after that trace has ended",
+                "Return it from the traced function instead of keeping it elsewhere.",
+            )
+
+    def adopt(self, tensor: Tensor) -> Tensor:
+        """The tensor of this trace that stands for one of an enclosing scope."""
+        key = (id(tensor.scope), id(tensor.handle) if tensor.scope is EAGER else tensor.handle)
+        if key not in self._known:
+            self._known[key] = (tensor, self._adopt(tensor))
+        return self._known[key][1]
+
+    def _adopt(self, tensor: Tensor) -> Tensor:
+        if self._enclosing is None:
+            assert tensor.scope is EAGER, "tensors of other traces are refused before"
+            return self._constant(tensor)
+        if tensor.scope is not self._enclosing:
+            return self.adopt(self._enclosing.adopt(tensor))
+        inner = self.input(f"^{len(self.adopted)}", tensor.type)
+        self.adopted.append((tensor, inner))
+        return inner
+
+    def _constant(self, tensor: Tensor) -> Tensor:
+        exact = ArrayLiteral(tensor.handle.astype(tensor.dtype.numpy))
+        (known,) = self.apply(CONSTANT, Constant(exact, tensor.type), ())
+        return known
+
+    def add_effect(self, kind: OutputKind, name: str, tensor: Tensor) -> None:
+        unique = kind is not OutputKind.PRINT
+        if unique and any(e.kind is kind and e.name == name for e in self.effects):
+            raise NameTakenError(
+                kind.value,
+                f"the name {name!r} is used twice in one trace",
+                "Give each a name of its own, for instance with the layer's number.",
+            )
+        self.effects.append(Output(kind, name, tensor.handle))
+
+    def next_site(self) -> int:
+        """A number for a random call site, unique in the outermost trace."""
+        if self._enclosing is not None:
+            return self._enclosing.next_site()
+        self._sites += 1
+        return self._sites - 1
+
+    def random_key(self) -> Tensor:
+        """The key for random bits in this trace; `make_key` derives it from the enclosing one."""
+        if self._key is None:
+            if self._enclosing is None:
+                self._key = self.leaf(STATE, RANDOM_STATE, KEY_TYPE)
+            else:
+                outer = self.adopt(self._enclosing.random_key())
+                self._key = self.make_key(outer) if self.make_key else outer
+        return self._key
+
+    def finish(self, results: Sequence[Tensor], name: str | None = None) -> Graph:
+        """The graph: results first, then effects. The trace takes no more ops."""
+        outputs = [Output(OutputKind.RESULT, str(i), r.handle) for i, r in enumerate(results)]
+        return self.finish_outputs([*outputs, *self.effects], name)
+
+    def finish_outputs(self, outputs: Sequence[Output], name: str | None = None) -> Graph:
+        self.finished = True
+        graph = self.builder.build(outputs, name or self.title)
+        return replace_values(graph, self.replacements) if self.replacements else graph
+
+
+class _Active(threading.local):
+    def __init__(self) -> None:
+        self.traces: list[Trace] = []
+
+
+_active = _Active()
+
+
+@contextmanager
+def tracing(title: str) -> Iterator[Trace]:
+    """A new trace inside the current one, if any; ops without operands go there."""
+    parent = _active.traces[-1] if _active.traces else None
+    trace = Trace(title, parent)
+    _active.traces.append(trace)
+    try:
+        yield trace
+    finally:
+        _active.traces.pop()
+        trace.finished = True
+
+
+@contextmanager
+def isolated_tracing(title: str) -> Iterator[Trace]:
+    """A trace that nothing encloses, whatever is being traced: for definitions and rules."""
+    outer, _active.traces = _active.traces, []
+    try:
+        with tracing(title) as trace:
+            yield trace
+    finally:
+        _active.traces = outer
+
+
+@contextmanager
+def resumed(trace: Trace) -> Iterator[None]:
+    """Make a trace the current one again, to append to it."""
+    _active.traces.append(trace)
+    try:
+        yield
+    finally:
+        _active.traces.pop()
+
+
+def current_scope() -> Trace | Eager:
+    return _active.traces[-1] if _active.traces else EAGER
+
+
+def current_trace() -> Trace | None:
+    return _active.traces[-1] if _active.traces else None
+
+
+def bind(op: Op, attributes: Attributes, *operands: Tensor) -> tuple[Tensor, ...]:
+    """Apply an op in the innermost scope of its operands, or the current one if it has none."""
+    scope: Scope = current_scope() if not operands else operands[0].scope
+    for operand in operands[1:]:
+        if operand.scope is not scope:
+            scope = _inner(op, scope, operand.scope)
+    adopted = [o if o.scope is scope else scope.adopt(o) for o in operands]
+    return scope.apply(op, attributes, adopted)
+
+
+def bind1(op: Op, attributes: Attributes, *operands: Tensor) -> Tensor:
+    """The result of an op that has one."""
+    (result,) = bind(op, attributes, *operands)
+    return result
+
+
+def _inner(op: Op, a: Scope, b: Scope) -> Scope:
+    """The deeper of two scopes, if it lies inside the other."""
+    outer, inner = (a, b) if a.depth <= b.depth else (b, a)
+    scope: Scope | None = inner
+    while scope is not None and scope is not outer:
+        scope = scope.parent
+    if scope is None and outer is not EAGER:
+        raise TraceError(
+            op.name,
+            f"tensors of two traces are mixed: {outer.title!r} and {inner.title!r}",
+            "Pass the tensor as an argument of the function that is traced.",
+        )
+    return inner
+
+
+def into_scope(tensor: Tensor, scope: Scope) -> Tensor:
+    """The tensor seen from a scope inside its own."""
+    return tensor if tensor.scope is scope else scope.adopt(tensor)

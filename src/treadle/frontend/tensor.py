@@ -1,0 +1,174 @@
+"""`Tensor`: one value of a trace, or an eager array. Operators are those of NumPy and PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from treadle.base.dtypes import DType
+from treadle.base.errors import TraceError
+from treadle.base.shapes import Shape
+from treadle.ir.op import Attributes, Op
+from treadle.ir.types import TensorType
+
+
+class Scope(Protocol):
+    """Where tensors live and ops are applied: a trace, or the eager oracle."""
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def depth(self) -> int:
+        """How deeply nested; 0 is eager."""
+        ...
+
+    @property
+    def parent(self) -> Scope | None: ...
+
+    def apply(
+        self, op: Op, attributes: Attributes, operands: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]: ...
+
+    def adopt(self, tensor: Tensor) -> Tensor:
+        """A tensor of this scope for one of an enclosing scope."""
+        ...
+
+
+class Tensor:
+    """A typed value. Inside a trace it has no numbers yet; an eager one (`td.tensor`) has."""
+
+    __slots__ = ("__weakref__", "handle", "scope", "type")
+    __array_ufunc__ = None  # NumPy arrays on the left leave operators to us
+
+    def __init__(self, scope: Scope, type: TensorType, handle: Any):
+        self.scope = scope
+        self.type = type
+        self.handle = handle  # a graph Value in a trace, an array when eager
+
+    @property
+    def shape(self) -> Shape:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.type.rank
+
+    @property
+    def size(self) -> int:
+        return self.type.size
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TraceError(
+                "len", f"{self.type} has no axes", "Only tensors with an axis have a length."
+            )
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[i] for i in range(len(self)))
+
+    def numpy(self) -> np.ndarray:
+        """The values of an eager tensor, in its dtype."""
+        return self._concrete("numpy()").astype(self.dtype.numpy)
+
+    def item(self) -> bool | int | float:
+        """The one value of an eager tensor."""
+        value: bool | int | float = self.numpy().item()
+        return value
+
+    def _concrete(self, what: str) -> np.ndarray:
+        if not isinstance(self.handle, np.ndarray):
+            raise TraceError(
+                what,
+                f"the tensor {self.type} is traced: it stands for a value that does not exist yet",
+                "Choose between tensors with td.where; look at values with td.debug_print or "
+                "td.capture; or call the function with td.tensor(...) to run it eagerly.",
+            )
+        return self.handle
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = self._concrete("np.asarray").astype(self.dtype.numpy)
+        return array if dtype is None else array.astype(dtype)
+
+    def __bool__(self) -> bool:
+        return bool(self._concrete("bool() of a tensor, as in `if` or `while`"))
+
+    def __int__(self) -> int:
+        return int(self._concrete("int() of a tensor"))
+
+    def __float__(self) -> float:
+        return float(self._concrete("float() of a tensor"))
+
+    def __index__(self) -> int:
+        return int(self._concrete("a tensor as a Python index"))
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        if isinstance(self.handle, np.ndarray):
+            return f"tensor({np.array2string(self.numpy(), separator=', ')}, {self.type})"
+        return f"Tensor({self.type})"
+
+    if TYPE_CHECKING:
+        # Attached by frontend/methods.py, which knows the functions; these are their signatures.
+        def __add__(self, other: Operand) -> Tensor: ...
+        def __radd__(self, other: Operand) -> Tensor: ...
+        def __sub__(self, other: Operand) -> Tensor: ...
+        def __rsub__(self, other: Operand) -> Tensor: ...
+        def __mul__(self, other: Operand) -> Tensor: ...
+        def __rmul__(self, other: Operand) -> Tensor: ...
+        def __truediv__(self, other: Operand) -> Tensor: ...
+        def __rtruediv__(self, other: Operand) -> Tensor: ...
+        def __floordiv__(self, other: Operand) -> Tensor: ...
+        def __rfloordiv__(self, other: Operand) -> Tensor: ...
+        def __mod__(self, other: Operand) -> Tensor: ...
+        def __rmod__(self, other: Operand) -> Tensor: ...
+        def __pow__(self, other: Operand) -> Tensor: ...
+        def __rpow__(self, other: Operand) -> Tensor: ...
+        def __matmul__(self, other: Operand) -> Tensor: ...
+        def __rmatmul__(self, other: Operand) -> Tensor: ...
+        def __neg__(self) -> Tensor: ...
+        def __abs__(self) -> Tensor: ...
+        def __invert__(self) -> Tensor: ...
+        def __and__(self, other: Operand) -> Tensor: ...
+        def __rand__(self, other: Operand) -> Tensor: ...
+        def __or__(self, other: Operand) -> Tensor: ...
+        def __ror__(self, other: Operand) -> Tensor: ...
+        def __xor__(self, other: Operand) -> Tensor: ...
+        def __rxor__(self, other: Operand) -> Tensor: ...
+        def __eq__(self, other: Operand) -> Tensor: ...  # type: ignore[override]
+        def __ne__(self, other: Operand) -> Tensor: ...  # type: ignore[override]
+        def __lt__(self, other: Operand) -> Tensor: ...
+        def __le__(self, other: Operand) -> Tensor: ...
+        def __gt__(self, other: Operand) -> Tensor: ...
+        def __ge__(self, other: Operand) -> Tensor: ...
+        def __getitem__(self, index: Any) -> Tensor: ...
+        @property
+        def T(self) -> Tensor: ...
+        def astype(self, dtype: object) -> Tensor: ...
+        def reshape(self, *shape: Any) -> Tensor: ...
+        def permute(self, *axes: Any) -> Tensor: ...
+        def transpose(self, first: int, second: int) -> Tensor: ...
+        def flatten(self, start: int = 0, stop: int = -1) -> Tensor: ...
+        def squeeze(self, axis: Axes = None) -> Tensor: ...
+        def unsqueeze(self, axis: int) -> Tensor: ...
+        def sum(self, axis: Axes = None, keepdims: bool = False) -> Tensor: ...
+        def mean(self, axis: Axes = None, keepdims: bool = False) -> Tensor: ...
+        def var(self, axis: Axes = None, correction: int = 1, keepdims: bool = False) -> Tensor: ...
+        def max(self, axis: Axes = None, keepdims: bool = False) -> Tensor: ...
+        def min(self, axis: Axes = None, keepdims: bool = False) -> Tensor: ...
+        def prod(self, axis: Axes = None, keepdims: bool = False) -> Tensor: ...
+        def argmax(self, axis: int | None = None, keepdims: bool = False) -> Tensor: ...
+        def argmin(self, axis: int | None = None, keepdims: bool = False) -> Tensor: ...
+
+
+Scalar = bool | int | float
+Operand = Tensor | Scalar | np.ndarray | np.generic | Sequence[Any]
+Axes = int | Sequence[int] | None

@@ -1,0 +1,136 @@
+"""Rebuilding graphs: dead code, replacement, cutting a part out. None of it recurses."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+
+from treadle.base.origin import Origin
+from treadle.ir.graph import Graph, GraphBuilder, Node, Output, Value
+from treadle.ir.op import Op
+from treadle.ir.ops.leaves import INPUT, Leaf
+
+
+def remove_dead_code(graph: Graph) -> Graph:
+    """Only what the outputs need, and every input: inputs are the interface."""
+    return replace_values(graph, {})
+
+
+def replace_values(graph: Graph, replacements: Mapping[Value, Value]) -> Graph:
+    """Every use of a key reads its value instead, outputs too. Nodes are sorted; dead ones go.
+
+    Requires types to agree and the result to have no cycle.
+    """
+    outputs = [Output(o.kind, o.name, _final(replacements, o.value)) for o in graph.outputs]
+    operands = [tuple(_final(replacements, v) for v in n.operands) for n in graph.nodes]
+    for old, new in replacements.items():
+        assert graph.type_of(old) == graph.type_of(new), (old, new)
+    roots = [o.value.node for o in outputs] + list(graph.inputs)
+    order = _topological(operands, roots)
+    builder = GraphBuilder()
+    moved: dict[int, int] = {}
+    for i in order:
+        moved[i] = builder.copy(
+            graph.nodes[i], [Value(moved[v.node], v.output) for v in operands[i]]
+        )
+    final = [Output(o.kind, o.name, Value(moved[o.value.node], o.value.output)) for o in outputs]
+    return builder.build(final, graph.name)
+
+
+def cut(
+    graph: Graph,
+    inputs: Sequence[tuple[str, Value]],
+    outputs: Iterable[Output],
+    name: str | None = None,
+) -> Graph:
+    """The part of a graph that leads from some values to others: a graph of its own.
+
+    Each of `inputs` becomes an `input` of that name, in order, used or not. Whatever else the
+    outputs need comes along.
+    """
+    builder = GraphBuilder()
+    moved: dict[Value, Value] = {}
+    for label, value in inputs:
+        (moved[value],) = builder.add(INPUT, Leaf(label, graph.type_of(value)), ())
+    outputs = tuple(outputs)
+    operands: list[Sequence[Value]] = [
+        () if all(Value(i, k) in moved for k in range(len(n.types))) else n.operands
+        for i, n in enumerate(graph.nodes)
+    ]
+    for i in _topological(operands, [o.value.node for o in outputs if o.value not in moved]):
+        node = graph.nodes[i]
+        if any(v not in moved for v in (Value(i, k) for k in range(len(node.types)))):
+            position = builder.copy(node, [moved[v] for v in node.operands])
+            for k in range(len(node.types)):
+                moved.setdefault(Value(i, k), Value(position, k))
+    final = [Output(o.kind, o.name, moved[o.value]) for o in outputs]
+    return builder.build(final, name or graph.name)
+
+
+def inline_into(
+    builder: GraphBuilder, graph: Graph, leaves: Mapping[str, Value], origin: Origin | None = None
+) -> list[Value]:
+    """Copy a graph's nodes into a builder, named leaves bound to values; where its outputs are.
+
+    Nodes keep their origin unless another is given.
+    """
+    moved: list[tuple[Value, ...]] = []
+    for node in graph.nodes:
+        bound = leaves.get(node.attributes.name) if isinstance(node.attributes, Leaf) else None
+        if bound is not None:
+            moved.append((bound,))
+            continue
+        operands = [moved[v.node][v.output] for v in node.operands]
+        position = builder.copy(node, operands, origin)
+        moved.append(tuple(Value(position, i) for i in range(len(node.types))))
+    return [moved[o.value.node][o.value.output] for o in graph.outputs]
+
+
+def map_nodes(graph: Graph, nodes: Iterable[Node]) -> Graph:
+    """The same graph with its nodes exchanged one for one."""
+    return Graph(tuple(nodes), graph.outputs, graph.name)
+
+
+def count_ops(graph: Graph) -> dict[Op, int]:
+    counts: dict[Op, int] = {}
+    for node in graph.nodes:
+        counts[node.op] = counts.get(node.op, 0) + 1
+    return counts
+
+
+def _final(replacements: Mapping[Value, Value], value: Value) -> Value:
+    while value in replacements:
+        value = replacements[value]
+    return value
+
+
+def _topological(operands: Sequence[Sequence[Value]], roots: Iterable[int]) -> list[int]:
+    """What the roots need, operands first, otherwise in the old order (so text stays stable)."""
+    needed: set[int] = set()
+    stack = list(roots)
+    while stack:
+        i = stack.pop()
+        if i not in needed:
+            needed.add(i)
+            stack.extend(v.node for v in operands[i])
+    if all(v.node < i for i in needed for v in operands[i]):
+        return sorted(needed)
+    users: dict[int, list[int]] = {i: [] for i in needed}
+    waiting: dict[int, int] = {}
+    for i in needed:
+        sources = {v.node for v in operands[i]}
+        waiting[i] = len(sources)
+        for source in sources:
+            users[source].append(i)
+    ready = [i for i in needed if waiting[i] == 0]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        i = heapq.heappop(ready)
+        order.append(i)
+        for user in users[i]:
+            waiting[user] -= 1
+            if waiting[user] == 0:
+                heapq.heappush(ready, user)
+    assert len(order) == len(needed), "the replacement made a cycle"
+    return order
