@@ -68,6 +68,7 @@ from treadle.frontend.functions.arithmetic import isfinite as isfinite
 from treadle.frontend.functions.arithmetic import isnan as isnan
 from treadle.frontend.functions.arithmetic import le as le
 from treadle.frontend.functions.arithmetic import log as log
+from treadle.frontend.functions.arithmetic import log1p as log1p
 from treadle.frontend.functions.arithmetic import log2 as log2
 from treadle.frontend.functions.arithmetic import logical_and as logical_and
 from treadle.frontend.functions.arithmetic import logical_not as logical_not

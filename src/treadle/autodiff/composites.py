@@ -6,6 +6,8 @@ the operands: what that needs is views and elementwise work.
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from treadle.autodiff.backward import VJP, Cotangent, definition_vjp, no_gradient
 from treadle.autodiff.structure import unreduced
 from treadle.frontend.functions.activations import sigmoid, softmax
@@ -126,7 +128,7 @@ def cross_entropy_vjp(
     attributes: c.CrossEntropy, ct: Tensor, out: Tensor, logits: Tensor, targets: Tensor
 ) -> Cts:
     """dx = ct (softmax − target), the target smoothed"""
-    smoothing, classes = attributes.label_smoothing, logits.shape[-1]
+    smoothing, classes = Fraction(attributes.label_smoothing), logits.shape[-1]
     target = one_hot(targets, classes, logits.dtype)
     if smoothing:
         target = target * (1 - smoothing) + smoothing / classes

@@ -6,8 +6,12 @@ base a true homomorphism back. Every y is g^a or −g^a; log y keeps that sign a
 and exp gives back, so that exp(log y) = y. Where a lane has no homomorphism the function is keyed
 and uninterpreted: equal inputs, equal outputs, nothing more.
 
-Order is that of the residues around zero, so max, abs, where and comparisons agree with each
-other. Infinities and NaN are generic constants. `cast` between floats is the identity.
+Comparisons of floats give keyed elements of their difference, and flags are arithmetic:
+where(c, x, y) is y + c (x − y), max(x, y) is where(x < y, y, x). So a difference in either branch
+shows. Only what must name an element (argmax, sort, top_k, maxima over axes) takes an order, that
+of the p-lane's residues around zero: two graphs that choose differently only for some orders need
+several trials to be told apart. Infinities and NaN are generic constants. `cast` between floats is
+the identity.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base import dtypes
 from treadle.domains.domain import Typed, evaluate
 from treadle.domains.float64 import MEANING, Array, carrier
 from treadle.ir.graph import Graph
@@ -40,7 +45,7 @@ SAFE_PRIMES = (2147483579, 2147483123, 2147482763, 2147481563, 2147481143, 21474
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Residues:
-    """One value in both lanes. Integers and bool are plain arrays there.
+    """One value in both lanes. Integers are plain arrays there; flags are residues.
 
     `sign` is the bit of −1 in e to this value; None where it is 0 everywhere.
     """
@@ -147,6 +152,8 @@ ADDITIVE = frozenset(
 
 # The meaning of primitives on residues; the lane comes first.
 RESIDUE: RuleTable[Callable[..., Any]] = RuleTable("residue meaning")
+# The same for ops that compare: the field comes first, and values have both lanes.
+ORDER: RuleTable[Callable[..., tuple[Residues, ...]]] = RuleTable("residue order")
 
 
 class FiniteField:
@@ -164,6 +171,13 @@ class FiniteField:
     def apply(
         self, op: Op, attributes: Attributes, operands: Sequence[Typed[Residues]], types: Types
     ) -> Sequence[Residues]:
+        if (
+            op in ORDER
+            and _is_residue(operands[0].type)
+            and not (op is e.CAST and _is_residue(types[0]))
+        ):
+            given = (attributes,) if op.has_attributes else ()
+            return ORDER[op](self, *given, *(o.value for o in operands))
         q = self._apply_lane(
             self.lane_q, op, attributes, [(o.type, o.value.q) for o in operands], types
         )
@@ -206,25 +220,32 @@ class FiniteField:
     ) -> list[Array]:
         arrays = [a for _, a in operands]
         given = (attributes,) if op.has_attributes else ()
-        is_real = any(t.is_float for t, _ in operands) or any(t.is_float for t in types)
+        # A choice between integers by a generic flag takes the flag's last bit.
+        if op is e.WHERE and not _is_residue(types[0]):
+            arrays[0] = arrays[0] & 1 == 1
+        plain = [_is_residue(t) for t, _ in operands]
+        is_integer = not any(plain) and not any(t.is_float for t in types)
         with np.errstate(all="ignore"):
-            if not is_real:
+            if is_integer or (op is e.WHERE and not _is_residue(types[0])):
                 found = MEANING[op](*given, *arrays)
-            elif op is e.CAST:
-                found = _cast(lane, operands[0], types[0])
             else:
                 found = RESIDUE[op](lane, *given, *arrays)
         results = found if isinstance(found, tuple) else (found,)
         return [
-            np.asarray(r, np.int64 if t.is_float else carrier(t.dtype))
+            np.asarray(r, np.int64 if _is_residue(t) else carrier(t.dtype))
             for r, t in zip(results, types, strict=True)
         ]
+
+    def order(self, x: Residues) -> Array:
+        """The integers by which values are compared."""
+        return self.lane_p.symmetric(x.p)
 
     def lift(self, array: object, type_: TensorType) -> Residues:
         """An array exactly."""
         given = np.asarray(array)
         if not type_.is_float:
             plain = given.astype(type_.dtype.numpy)
+            plain = plain.astype(np.int64) if _is_residue(type_) else plain
             return Residues(plain, plain)
         return Residues(self.lane_q.array(given), self.lane_p.array(given))
 
@@ -233,6 +254,11 @@ class FiniteField:
         assert type_.is_float, "integers and bool have a range that only their use tells"
         lanes = (rng.integers(0, lane.modulus, type_.shape) for lane in (self.lane_q, self.lane_p))
         return Residues(*lanes)
+
+
+def _is_residue(type_: TensorType) -> bool:
+    """Floats and flags are elements of the field; integers are what they are."""
+    return type_.is_float or type_.dtype is dtypes.bool_
 
 
 def same(a: Residues, b: Residues) -> bool:
@@ -274,17 +300,6 @@ def failure_probability(degree: int, trials: int) -> float:
     """An upper bound on accepting two different polynomials of at most this degree."""
     smallest = (min(SAFE_PRIMES) - 1) // 2
     return float(min(1.0, degree / smallest) ** trials)
-
-
-def _cast(lane: Lane, operand: tuple[TensorType, Array], to: TensorType) -> Array:
-    type_, x = operand
-    if type_.is_float and to.is_float:
-        return x
-    if to.is_float:
-        return lane.reduce(x.astype(np.int64))
-    if to.dtype.kind == "bool":
-        return x != 0
-    return lane.symmetric(x).astype(to.dtype.numpy)
 
 
 def exponential(lane: Lane, value: Residues) -> Array:

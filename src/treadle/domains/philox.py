@@ -44,7 +44,7 @@ def random_bits(key: np.ndarray, site: int, shape: tuple[int, ...]) -> np.ndarra
 
 
 def make_key(seed: int, step: int = 0, micro_step: int = 0) -> np.ndarray:
-    """The value of the `random` state: seed (2 words), step, micro-step, scan index, site offset."""
+    """The value of the `random` state: seed (2 words), step, micro-step, scan index, sites."""
     seed %= 2**64
     words = [seed & 0xFFFFFFFF, seed >> 32, step % 2**32, micro_step, 0, 0]
     return np.array(words, np.uint32)

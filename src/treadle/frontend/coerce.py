@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
-from treadle.base.errors import DTypeError, ShapeError
+from treadle.base.errors import ArgumentError, DTypeError, ShapeError
 from treadle.base.shapes import Shape, broadcast_shapes
 from treadle.domains.float64 import lift
 from treadle.frontend.scopes import EAGER, bind1, current_trace
@@ -28,11 +29,36 @@ def tensor(data: object, dtype: object = None) -> Tensor:
     """
     if isinstance(data, Tensor):
         return data if dtype is None else cast(data, as_dtype(dtype))
-    array = np.asarray(data)
-    chosen = as_dtype(dtype) if dtype is not None else dtype_of_data(data, array)
-    type_ = TensorType(array.shape, chosen)
     # Rounded to the dtype once, so that what goes in is what the tensor says it holds.
-    return EAGER.wrap(lift(array.astype(chosen.numpy), type_), type_)
+    array = _array_of(data, None if dtype is None else as_dtype(dtype))
+    type_ = TensorType(array.shape, dtype_of_data(array, array))
+    return EAGER.wrap(lift(array, type_), type_)
+
+
+def _array_of(data: object, dtype: DType | None = None) -> np.ndarray:
+    """The data in a dtype: the given one, or else its own."""
+    try:
+        array = np.asarray(data)
+    except ValueError as error:
+        raise ShapeError(
+            "tensor", f"the data is not an array: {error}", "Rows must have equal lengths."
+        ) from error
+    is_number = array.dtype.kind not in "OSUMmc"
+    chosen = dtype if dtype and is_number else dtype_of_data(data, array)
+    if chosen.is_integer and array.dtype != chosen.numpy and array.size:
+        _check_range(array, chosen)
+    return array.astype(chosen.numpy)
+
+
+def _check_range(array: np.ndarray, dtype: DType) -> None:
+    low, high = dtype.range()
+    worst = array.min() if not array.min() >= low else array.max()
+    if not low <= worst <= high:
+        raise ArgumentError(
+            "tensor",
+            f"{worst} is not a {dtype} (integers from {low} to {high})",
+            "Give a wider dtype, for instance dtype=td.int64.",
+        )
 
 
 def dtype_of_data(data: object, array: np.ndarray) -> DType:
@@ -56,23 +82,22 @@ def literal(array: np.ndarray) -> Tensor:
     """An array inside the program (a trace) or an eager tensor of it."""
     if current_trace() is None:
         return tensor(array)
-    exact = ArrayLiteral(array.astype(dtype_of_data(array, array).numpy))
+    exact = ArrayLiteral(_array_of(array))
     return bind1(CONSTANT, Constant(exact, TensorType(array.shape, exact.dtype)))
 
 
 def is_weak(value: object) -> bool:
-    """Python and NumPy scalars take the dtype of the tensor they meet."""
-    return isinstance(value, (bool, int, float, np.generic))
+    """Python and NumPy scalars take the dtype of the tensor they meet; fractions stay exact."""
+    return isinstance(value, (bool, int, float, Fraction, np.generic))
 
 
 def as_tensor(value: Operand) -> Tensor:
     """A tensor from anything a function accepts."""
     if isinstance(value, Tensor):
         return value
-    if isinstance(value, (bool, int, float)):
+    if isinstance(value, (bool, int, float, Fraction)):
         return constant(value, (), _weak_dtype(value))
-    array = np.asarray(value)
-    return literal(array.astype(dtype_of_data(value, array).numpy))
+    return literal(_array_of(value))
 
 
 def _weak_dtype(value: object) -> DType:
@@ -120,7 +145,7 @@ def align(name: str, *values: Operand, dtype: DType | None = None) -> tuple[Tens
 
 def common_shape(name: str, values: Sequence[Operand]) -> Shape:
     """The shape that all values broadcast to."""
-    shapes = [v.shape if isinstance(v, Tensor) else np.shape(v) for v in values]
+    shapes = [_shape_of(v) for v in values]
     shape = broadcast_shapes(*shapes)
     if shape is None:
         shown = " and ".join(str(s) for s in shapes)
@@ -130,6 +155,12 @@ def common_shape(name: str, values: Sequence[Operand]) -> Shape:
             "Sizes must be equal or 1, counted from the last axis; reshape one operand.",
         )
     return shape
+
+
+def _shape_of(value: Operand) -> Shape:
+    if isinstance(value, Tensor):
+        return value.shape
+    return () if is_weak(value) else np.asarray(value).shape
 
 
 def spread(value: Operand, shape: Shape, dtype: DType) -> Tensor:

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any, TypeVar
 
 from treadle.base.dtypes import DType, accumulator
 from treadle.base.origin import Origin
 from treadle.frontend.coerce import broadcast_to, cast, constant
-from treadle.frontend.functions.arithmetic import abs, eq, erf, exp, log, stop_gradient, tanh, where
+from treadle.frontend.functions.arithmetic import (
+    abs,
+    eq,
+    erf,
+    exp,
+    log,
+    log1p,
+    stop_gradient,
+    tanh,
+    where,
+)
 from treadle.frontend.functions.arithmetic import rsqrt as rsqrt_of
 from treadle.frontend.functions.indexing import take_along_axis
 from treadle.frontend.functions.linear import contract
@@ -84,11 +95,7 @@ def gelu(attributes: c.Gelu, x: Tensor) -> Tensor:
 @definition(c.SOFTPLUS)
 def softplus(attributes: c.Softplus, x: Tensor) -> Tensor:
     scaled = x * attributes.beta
-    is_linear = scaled > attributes.threshold
-    # log(1 + eᶻ) = max(z, 0) + log(1 + e^−|z|) keeps small and large values exact.
-    z = where(is_linear, 0, scaled)
-    smooth = (where(z > 0, z, 0) + log(1 + exp(-abs(z)))) / attributes.beta
-    return where(is_linear, x, smooth)
+    return where(scaled > attributes.threshold, x, log1p(exp(scaled)) / attributes.beta)
 
 
 @definition(c.MEAN)
@@ -210,7 +217,7 @@ def attention_grad(
     v: Tensor,
     *bias: Tensor,
 ) -> tuple[Tensor, ...]:
-    """Gradients of q, k, v and the bias from the result and its logsumexp; scores are recomputed."""
+    """Gradients of q, k, v and the bias from the result and its logsumexp; scores are redone."""
     groups = k.shape[1]
     wide = accumulator(q.dtype)
     queries, upstream = grouped(q, groups), grouped(ct, groups)
@@ -234,7 +241,7 @@ def cross_entropy(attributes: c.CrossEntropy, logits: Tensor, targets: Tensor) -
     last = logits.ndim - 1
     total = logsumexp(c.Axes((last,)), logits)
     chosen = reshape(take_along_axis(logits, unsqueeze(targets, -1), -1), targets.shape)
-    smoothing = attributes.label_smoothing
+    smoothing = Fraction(attributes.label_smoothing)
     if smoothing == 0:
         return total - chosen
     average = mean(c.Axes((last,)), logits)

@@ -17,7 +17,7 @@ from treadle.frontend.tensor import Scope, Tensor
 from treadle.ir.graph import Graph, GraphBuilder, Output, OutputKind, Value
 from treadle.ir.literal import ArrayLiteral
 from treadle.ir.op import Attributes, Op, infer_types
-from treadle.ir.ops.indexing import KEY_TYPE
+from treadle.ir.ops.indexing import KEY_TYPE, MAX_SITES
 from treadle.ir.ops.leaves import CONSTANT, INPUT, STATE, Constant, Leaf
 from treadle.ir.rewrite import replace_values
 from treadle.ir.types import TensorType
@@ -57,7 +57,14 @@ class Eager:
 
     def random_key(self) -> Tensor:
         # Sites are 16 bits wide; what overflows counts as steps, so eager streams never repeat.
-        return Tensor(self, KEY_TYPE, make_key(self.seed, step=self.sites >> 16))
+        return Tensor(self, KEY_TYPE, make_key(self.seed, step=self.sites // MAX_SITES))
+
+    def program_key(self) -> Tensor:
+        """A key for a program that counts its own sites: a step of its own."""
+        self.sites = -(-self.sites // MAX_SITES) * MAX_SITES
+        key = self.random_key()
+        self.sites += MAX_SITES
+        return key
 
 
 EAGER = Eager()
@@ -74,6 +81,7 @@ class Trace:
         self.origin: Origin | None = None  # overrides the user's line while differentiating
         self.finished = False
         self.effects: list[Output] = []
+        self._leaves: dict[str, tuple[Op, TensorType]] = {}
         self.replacements: dict[Value, Value] = {}  # applied when the trace is finished
         self.adopted: list[tuple[Tensor, Tensor]] = []  # (outer, inner)
         # (outer, inner) by the outer's place; holding the outer keeps an id from being used again.
@@ -95,11 +103,23 @@ class Trace:
         return Tensor(self, self.builder.type_of(value), value)
 
     def leaf(self, op: Op, name: str, type_: TensorType) -> Tensor:
+        if self._leaves.setdefault(name, (op, type_)) != (op, type_):
+            self._refuse_name(name)
         (tensor,) = self.apply(op, Leaf(name, type_), ())
         return tensor
 
     def input(self, name: str, type_: TensorType) -> Tensor:
+        if name in self._leaves:
+            self._refuse_name(name)
         return self.leaf(INPUT, name, type_)
+
+    def _refuse_name(self, name: str) -> None:
+        op, type_ = self._leaves[name]
+        raise NameTakenError(
+            "trace",
+            f"two leaves of {self.title!r} are named {name!r}; one is the {op} {type_}",
+            "Rename the argument or the key.",
+        )
 
     def check_open(self, operation: str) -> None:
         if self.finished:
@@ -118,7 +138,8 @@ class Trace:
 
     def _adopt(self, tensor: Tensor) -> Tensor:
         if self._enclosing is None:
-            assert tensor.scope is EAGER, "tensors of other traces are refused before"
+            if tensor.scope is not EAGER:
+                raise mixed_traces("trace", tensor.scope, self)
             return self._constant(tensor)
         if tensor.scope is not self._enclosing:
             return self.adopt(self._enclosing.adopt(tensor))
@@ -225,6 +246,8 @@ def bind(op: Op, attributes: Attributes, *operands: Tensor) -> tuple[Tensor, ...
     for operand in operands[1:]:
         if operand.scope is not scope:
             scope = _inner(op, scope, operand.scope)
+    if isinstance(scope, Trace):
+        scope.check_open(op.name)
     adopted = [o if o.scope is scope else scope.adopt(o) for o in operands]
     return scope.apply(op, attributes, adopted)
 
@@ -242,12 +265,16 @@ def _inner(op: Op, a: Scope, b: Scope) -> Scope:
     while scope is not None and scope is not outer:
         scope = scope.parent
     if scope is None and outer is not EAGER:
-        raise TraceError(
-            op.name,
-            f"tensors of two traces are mixed: {outer.title!r} and {inner.title!r}",
-            "Pass the tensor as an argument of the function that is traced.",
-        )
+        raise mixed_traces(op.name, outer, inner)
     return inner
+
+
+def mixed_traces(operation: str, a: Scope, b: Scope) -> TraceError:
+    return TraceError(
+        operation,
+        f"tensors of two traces are mixed: {a.title!r} and {b.title!r}",
+        "Pass the tensor as an argument of the function that is traced.",
+    )
 
 
 def into_scope(tensor: Tensor, scope: Scope) -> Tensor:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from treadle.base.dtypes import DType
-from treadle.base.errors import TraceError
+from treadle.base.errors import DTypeError, ShapeError, TraceError
 from treadle.base.shapes import Shape
 from treadle.ir.op import Attributes, Op
 from treadle.ir.types import TensorType
@@ -80,7 +81,15 @@ class Tensor:
 
     def item(self) -> bool | int | float:
         """The one value of an eager tensor."""
-        value: bool | int | float = self.numpy().item()
+        return self._scalar("item()")
+
+    def _scalar(self, what: str) -> bool | int | float:
+        values = self._concrete(what).astype(self.dtype.numpy)
+        if values.size != 1:
+            raise ShapeError(
+                what, f"{self.type} has {values.size} elements, not one", "Reduce or index it."
+            )
+        value: bool | int | float = values.item()
         return value
 
     def _concrete(self, what: str) -> np.ndarray:
@@ -98,16 +107,20 @@ class Tensor:
         return array if dtype is None else array.astype(dtype)
 
     def __bool__(self) -> bool:
-        return bool(self._concrete("bool() of a tensor, as in `if` or `while`"))
+        return bool(self._scalar("bool() of a tensor, as in `if` or `while`"))
 
     def __int__(self) -> int:
-        return int(self._concrete("int() of a tensor"))
+        return int(self._scalar("int() of a tensor"))
 
     def __float__(self) -> float:
-        return float(self._concrete("float() of a tensor"))
+        return float(self._scalar("float() of a tensor"))
 
     def __index__(self) -> int:
-        return int(self._concrete("a tensor as a Python index"))
+        what = "a tensor as a Python index"
+        value = self._scalar(what)
+        if not self.dtype.is_integer:
+            raise DTypeError(what, f"{self.type} is not an integer", "Cast it, or use int(x).")
+        return int(value)
 
     __hash__ = object.__hash__
 
@@ -169,6 +182,6 @@ class Tensor:
         def argmin(self, axis: int | None = None, keepdims: bool = False) -> Tensor: ...
 
 
-Scalar = bool | int | float
+Scalar = bool | int | float | Fraction
 Operand = Tensor | Scalar | np.ndarray | np.generic | Sequence[Any]
 Axes = int | Sequence[int] | None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from treadle.base import dtypes
 from treadle.base.errors import ArgumentError, DTypeError
 from treadle.frontend.coerce import (
@@ -23,15 +25,21 @@ from treadle.ir.ops import elementwise as e
 from treadle.ir.types import as_dtype
 
 
-def _binary(op: Op, x: Operand, y: Operand, dtype: dtypes.DType | None = None) -> Tensor:
-    a, b = align(op.name, x, y, dtype=dtype)
+def _binary(
+    name: str, op: Op, x: Operand, y: Operand, dtype: dtypes.DType | None = None
+) -> Tensor:
+    a, b = align(name, x, y, dtype=dtype)
     return bind1(op, NONE, a, b)
 
 
-def _numeric(op: Op, x: Operand, y: Operand) -> Tensor:
+def _numeric_dtype(*values: Operand) -> dtypes.DType:
     """bool counts as int32, as a sum of flags should."""
-    dtype = common_dtype((x, y))
-    return _binary(op, x, y, dtypes.int32 if dtype is dtypes.bool_ else dtype)
+    dtype = common_dtype(values)
+    return dtypes.int32 if dtype is dtypes.bool_ else dtype
+
+
+def _numeric(name: str, op: Op, x: Operand, y: Operand) -> Tensor:
+    return _binary(name, op, x, y, _numeric_dtype(x, y))
 
 
 def _real_dtype(*values: Operand) -> dtypes.DType:
@@ -39,48 +47,57 @@ def _real_dtype(*values: Operand) -> dtypes.DType:
     return dtype if dtype.is_float else dtypes.float32
 
 
+def _as_real(x: Operand) -> Tensor:
+    """Integers and bool become float32."""
+    return cast_to(as_tensor(x), _real_dtype(x))
+
+
 def _real(op: Op, x: Operand) -> Tensor:
     """A float function; integers become float32 first."""
-    return bind1(op, NONE, cast_to(as_tensor(x), _real_dtype(x)))
+    return bind1(op, NONE, _as_real(x))
 
 
 def add(x: Operand, y: Operand) -> Tensor:
     """x + y."""
-    return _numeric(e.ADD, x, y)
+    return _numeric("add", e.ADD, x, y)
 
 
 def sub(x: Operand, y: Operand) -> Tensor:
     """x − y."""
-    return _numeric(e.SUB, x, y)
+    return _numeric("sub", e.SUB, x, y)
 
 
 def mul(x: Operand, y: Operand) -> Tensor:
     """x · y, elementwise."""
-    return _numeric(e.MUL, x, y)
+    return _numeric("mul", e.MUL, x, y)
 
 
 def div(x: Operand, y: Operand) -> Tensor:
     """x / y; integers become float32 first."""
-    return _binary(e.DIV, x, y, _real_dtype(x, y))
+    return _binary("div", e.DIV, x, y, _real_dtype(x, y))
 
 
 def floor_divide(x: Operand, y: Operand) -> Tensor:
     """⌊x / y⌋, for floats and integers."""
-    return _numeric(e.FLOORDIV, x, y)
+    return _numeric("floor_divide", e.FLOORDIV, x, y)
 
 
 def remainder(x: Operand, y: Operand) -> Tensor:
     """x − y · ⌊x / y⌋: the sign of y, as torch.remainder."""
-    return _numeric(e.MOD, x, y)
+    return _numeric("remainder", e.MOD, x, y)
 
 
 def pow(x: Operand, y: Operand) -> Tensor:
-    """x to the power y. Small whole exponents become products, ½ a square root."""
-    if isinstance(y, (int, float)) and not isinstance(y, bool):
-        special = _static_power(as_tensor(x), y)
+    """x to the power y. Small whole exponents become products, ½ a square root.
+
+    Integers stay integers for whole exponents from 0 to 4; otherwise they become float32.
+    """
+    exponent = y.item() if isinstance(y, np.generic) else y
+    if isinstance(exponent, (int, float)):
+        special = _static_power(cast_to(as_tensor(x), _numeric_dtype(x, y)), exponent)
         if special is not None:
             return special
-    return _binary(e.POW, x, y, _real_dtype(x, y))
+    return _binary("pow", e.POW, x, y, _real_dtype(x, y))
 
 
 def _static_power(x: Tensor, exponent: float) -> Tensor | None:
@@ -135,12 +152,12 @@ def floor(x: Operand) -> Tensor:
 
 def ceil(x: Operand) -> Tensor:
     """The smallest whole number that is not below x."""
-    return neg(floor(neg(x)))
+    return neg(floor(neg(_as_real(x))))
 
 
 def round(x: Operand) -> Tensor:
     """The nearest whole number; halves go to the even one."""
-    real = cast_to(as_tensor(x), _real_dtype(x))
+    real = _as_real(x)
     low = floor(real)
     rest = sub(real, low)
     is_odd = eq(remainder(low, 2.0), 1.0)
@@ -156,6 +173,17 @@ def exp(x: Operand) -> Tensor:
 def log(x: Operand) -> Tensor:
     """The natural logarithm."""
     return _real(e.LOG, x)
+
+
+def log1p(x: Operand) -> Tensor:
+    """log(1 + x), exact for small x too."""
+    real = _as_real(x)
+    # Rounding 1 + x loses what x − ((1 + x) − 1) shows: the first order of it is added back. That
+    # also keeps the gradient 1 / (1 + x). From |x| = 1 on nothing is lost.
+    small = where(lt(abs(real), 1), real, 0)
+    above = add(small, 1)
+    lost = sub(small, sub(above, 1))
+    return add(log(add(real, 1)), div(lost, above))
 
 
 def log2(x: Operand) -> Tensor:
@@ -205,12 +233,12 @@ def erf(x: Operand) -> Tensor:
 
 def maximum(x: Operand, y: Operand) -> Tensor:
     """The larger of two, elementwise; at a tie each side gets half the gradient."""
-    return _numeric(e.MAX, x, y)
+    return _numeric("maximum", e.MAX, x, y)
 
 
 def minimum(x: Operand, y: Operand) -> Tensor:
     """The smaller of two, elementwise; at a tie each side gets half the gradient."""
-    return _numeric(e.MIN, x, y)
+    return _numeric("minimum", e.MIN, x, y)
 
 
 def clamp(x: Operand, min: Operand | None = None, max: Operand | None = None) -> Tensor:
@@ -227,32 +255,34 @@ def clamp(x: Operand, min: Operand | None = None, max: Operand | None = None) ->
 
 def eq(x: Operand, y: Operand) -> Tensor:
     """x = y, elementwise."""
-    return _binary(e.EQ, x, y)
+    return _binary("eq", e.EQ, x, y)
 
 
 def ne(x: Operand, y: Operand) -> Tensor:
     """x ≠ y, elementwise."""
-    return logical_not(eq(x, y))
+    return logical_not(_binary("ne", e.EQ, x, y))
 
 
 def lt(x: Operand, y: Operand) -> Tensor:
     """x < y, elementwise."""
-    return _numeric(e.LT, x, y)
+    return _numeric("lt", e.LT, x, y)
 
 
 def le(x: Operand, y: Operand) -> Tensor:
     """x ≤ y, elementwise."""
-    return _numeric(e.LE, x, y)
+    return _numeric("le", e.LE, x, y)
 
 
 def gt(x: Operand, y: Operand) -> Tensor:
     """x > y, elementwise."""
-    return _numeric(e.LT, y, x)
+    a, b = align("gt", x, y, dtype=_numeric_dtype(x, y))
+    return bind1(e.LT, NONE, b, a)
 
 
 def ge(x: Operand, y: Operand) -> Tensor:
     """x ≥ y, elementwise."""
-    return _numeric(e.LE, y, x)
+    a, b = align("ge", x, y, dtype=_numeric_dtype(x, y))
+    return bind1(e.LE, NONE, b, a)
 
 
 def isnan(x: Operand) -> Tensor:
@@ -262,7 +292,7 @@ def isnan(x: Operand) -> Tensor:
 
 def isfinite(x: Operand) -> Tensor:
     """Whether x is neither infinite nor NaN."""
-    return lt(abs(x), math.inf)
+    return lt(abs(_as_real(x)), math.inf)
 
 
 def _bool(x: Operand) -> Tensor:
@@ -276,17 +306,17 @@ def logical_not(x: Operand) -> Tensor:
 
 def logical_and(x: Operand, y: Operand) -> Tensor:
     """x and y; numbers count as true where they are not 0."""
-    return _binary(e.AND, _bool(x), _bool(y))
+    return _binary("logical_and", e.AND, _bool(x), _bool(y))
 
 
 def logical_or(x: Operand, y: Operand) -> Tensor:
     """x or y; numbers count as true where they are not 0."""
-    return _binary(e.OR, _bool(x), _bool(y))
+    return _binary("logical_or", e.OR, _bool(x), _bool(y))
 
 
 def logical_xor(x: Operand, y: Operand) -> Tensor:
     """Exactly one of x and y; numbers count as true where they are not 0."""
-    return _binary(e.XOR, _bool(x), _bool(y))
+    return _binary("logical_xor", e.XOR, _bool(x), _bool(y))
 
 
 def bitwise_not(x: Operand) -> Tensor:
@@ -296,17 +326,17 @@ def bitwise_not(x: Operand) -> Tensor:
 
 def bitwise_and(x: Operand, y: Operand) -> Tensor:
     """Bit by bit; bool: and."""
-    return _binary(e.AND, x, y)
+    return _binary("bitwise_and", e.AND, x, y)
 
 
 def bitwise_or(x: Operand, y: Operand) -> Tensor:
     """Bit by bit; bool: or."""
-    return _binary(e.OR, x, y)
+    return _binary("bitwise_or", e.OR, x, y)
 
 
 def bitwise_xor(x: Operand, y: Operand) -> Tensor:
     """Bit by bit; bool: xor."""
-    return _binary(e.XOR, x, y)
+    return _binary("bitwise_xor", e.XOR, x, y)
 
 
 def where(condition: Operand, x: Operand, y: Operand) -> Tensor:

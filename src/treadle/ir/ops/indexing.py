@@ -34,7 +34,7 @@ class ScatterAdd(Attributes):
 
 @dataclass(frozen=True, slots=True)
 class RandomBits(Attributes):
-    """uint32 bits of one call site. The key is (seed, seed, step, micro-step, scan, site offset)."""
+    """uint32 bits of one call site. The key is (seed, seed, step, micro-step, scan, sites)."""
 
     site: int
     shape: Shape

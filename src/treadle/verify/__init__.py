@@ -1,0 +1,1 @@
+"""What is checked: samples of every op; later rule proofs, certificates and fuzzing."""
