@@ -28,7 +28,8 @@ from treadle.ir.table import all_composites, primitives
 from treadle.ir.text import to_text
 from treadle.ir.types import TensorType
 from treadle.ir.verify import verify
-from treadle.verify.samples import SAMPLES, Sample, sample_graph, samples_of
+from treadle.verify.samples import samples_of
+from treadle.verify.sampling import SAMPLES, Sample, sample_graph
 
 BODIED = (CALL, SCAN)
 CASES = [
