@@ -35,7 +35,9 @@ def once(layers: int) -> tuple[float, float, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--layers", type=int, nargs="+", default=[12, 48])
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
@@ -48,7 +50,10 @@ def main() -> None:
             statistics.median(r) for r in zip(*((a, b, a + b) for a, b, _ in runs), strict=True)
         )
         medians[layers] = both
-        print(f"{layers:>6} {sum(first[:2]):>8.3f} {trace:>8.3f} {grad:>8.3f} {both:>8.3f} {first[2]:>7}")
+        print(
+            f"{layers:>6} {sum(first[:2]):>8.3f} {trace:>8.3f} {grad:>8.3f} {both:>8.3f}"
+            f" {first[2]:>7}"
+        )
     low, high = min(medians), max(medians)
     if low != high:
         print(f"{high} layers take {medians[high] / medians[low]:.2f} x the time of {low}")

@@ -244,5 +244,5 @@ def test_the_field_agrees_with_the_oracle_on_whole_numbers() -> None:
 
 
 def test_failure_probability() -> None:
-    assert failure_probability(100, 1) == pytest.approx(100 / 2**30, rel=1e-4)
-    assert failure_probability(100, 3) == pytest.approx((100 / 2**30) ** 3, rel=1e-3)
+    assert failure_probability(100, 1) == pytest.approx(150 / 2**30, rel=1e-4)
+    assert failure_probability(100, 3) == pytest.approx((150 / 2**30) ** 3, rel=1e-3)

@@ -156,6 +156,6 @@ from treadle.frontend.tracing import debug_print as debug_print
 from treadle.frontend.tracing import metric as metric
 from treadle.frontend.tracing import trace as trace
 from treadle.ir.graph import Graph as Graph
-from treadle.ir.types import TensorType as Spec
+from treadle.ir.types import Spec as Spec
 
 __version__ = "0.1.0"

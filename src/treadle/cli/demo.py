@@ -14,8 +14,10 @@ from rich.table import Table
 
 import treadle as td
 from treadle.autodiff.backward import differentiate
+from treadle.domains.domain import evaluate
+from treadle.domains.dual import Dual, DualNumber
 from treadle.domains.field import equal_graphs
-from treadle.domains.float64 import evaluate_float64
+from treadle.domains.float64 import Float64, evaluate_float64, lift
 from treadle.ir.graph import OutputKind
 from treadle.ir.text import to_text
 from treadle.ir.verify import verify
@@ -93,7 +95,7 @@ def run_demo(steps: int = 30, seed: int = 0, full: bool = False) -> int:
     graph = show_trace(tour, model, problem)
     differentiated = show_gradient_graph(tour, graph, full)
     gradients = show_values(tour, differentiated, problem)
-    show_forward_mode(tour, model, problem, gradients, seed)
+    show_forward_mode(tour, graph, problem, gradients, seed)
     show_finite_field(tour)
     show_descent(tour, model, problem, steps)
     tour.say("\nAll of this ran in the float64 oracle. Native code is not generated yet.")
@@ -200,18 +202,20 @@ def central_differences(
 
 
 def show_forward_mode(
-    tour: Tour, model: Model, problem: Problem, gradients: Arrays, seed: int
+    tour: Tour, graph: td.Graph, problem: Problem, gradients: Arrays, seed: int
 ) -> None:
     tour.section("Forward mode equals reverse mode: two sets of rules, one derivative")
     rng = np.random.default_rng(seed + 1)
-    direction = {k: rng.normal(size=v.shape).astype(np.float32) for k, v in problem.params.items()}
-
-    def of_params(params: Arrays) -> td.Tensor:
-        return model.loss(params, td.tensor(problem.x), td.tensor(problem.y))
-
-    _, slope = td.jvp(of_params, [problem.params], [direction])
-    forward = float(slope)
-    reverse = sum(float((gradients[k] * direction[k]).sum()) for k in gradients)
+    direction = {name: rng.normal(size=g.shape) for name, g in gradients.items()}
+    inputs = {}
+    for name, value in leaves(problem, problem.params).items():
+        type_ = graph.nodes[graph.leaves[name]].types[0]
+        tangent = direction.get(name.removeprefix("params."))
+        inputs[name] = DualNumber(lift(value, type_), tangent)
+    (slope,) = evaluate(graph, inputs, Dual(Float64()))
+    assert slope.tangent is not None
+    forward = float(slope.tangent)
+    reverse = sum(float((gradients[name] * direction[name]).sum()) for name in gradients)
     tour.say(f"along a random direction: forward {forward:.12f}, reverse {reverse:.12f}")
     tour.check("they agree to 1e-12", abs(forward - reverse) <= 1e-12 * max(1.0, abs(reverse)))
 

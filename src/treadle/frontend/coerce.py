@@ -14,7 +14,7 @@ from treadle.base.errors import ArgumentError, DTypeError, ShapeError
 from treadle.base.shapes import Shape, broadcast_shapes
 from treadle.domains.float64 import lift
 from treadle.frontend.scopes import EAGER, bind1, current_trace
-from treadle.frontend.tensor import Operand, Tensor
+from treadle.frontend.tensor import Operand, Placeholder, Tensor
 from treadle.ir.literal import ArrayLiteral, Number
 from treadle.ir.ops.elementwise import CAST, Cast
 from treadle.ir.ops.leaves import CONSTANT, Constant
@@ -27,7 +27,8 @@ def tensor(data: object, dtype: object = None) -> Tensor:
 
     Python floats become float32, Python integers int32; arrays keep their dtype.
     """
-    if isinstance(data, Tensor):
+    if isinstance(data, (Tensor, Placeholder)):
+        data = as_tensor(data)
         return data if dtype is None else cast(data, as_dtype(dtype))
     # Rounded to the dtype once, so that what goes in is what the tensor says it holds.
     array = _array_of(data, None if dtype is None else as_dtype(dtype))
@@ -94,7 +95,11 @@ def is_weak(value: object) -> bool:
 def as_tensor(value: Operand) -> Tensor:
     """A tensor from anything a function accepts."""
     if isinstance(value, Tensor):
-        return value
+        # An eager tensor is a constant of the trace before anything spreads it.
+        trace = current_trace() if value.scope is EAGER else None
+        return value if trace is None else trace.adopt(value)
+    if isinstance(value, Placeholder):
+        return value.tensor()
     if isinstance(value, (bool, int, float, Fraction)):
         return constant(value, (), _weak_dtype(value))
     return literal(_array_of(value))
@@ -129,7 +134,9 @@ def common_dtype(values: Sequence[Operand]) -> DType:
 
 
 def _strong_dtype(value: Operand) -> DType:
-    return value.dtype if isinstance(value, Tensor) else dtype_of_data(value, np.asarray(value))
+    if isinstance(value, (Tensor, Placeholder)):
+        return as_tensor(value).dtype
+    return dtype_of_data(value, np.asarray(value))
 
 
 def _rank(dtype: DType) -> int:
@@ -158,8 +165,8 @@ def common_shape(name: str, values: Sequence[Operand]) -> Shape:
 
 
 def _shape_of(value: Operand) -> Shape:
-    if isinstance(value, Tensor):
-        return value.shape
+    if isinstance(value, (Tensor, Placeholder)):
+        return as_tensor(value).shape
     return () if is_weak(value) else np.asarray(value).shape
 
 

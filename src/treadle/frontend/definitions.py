@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, TypeVar
 
-from treadle.base.dtypes import DType, accumulator
+from treadle.base.dtypes import DType, accumulator, int32, promote
 from treadle.base.origin import Origin
 from treadle.frontend.coerce import broadcast_to, cast, constant
 from treadle.frontend.functions.arithmetic import (
@@ -278,9 +278,13 @@ def _pool_windows(attributes: c.Pool, x: Tensor, fill: float) -> Tensor:
     return reshape(windows, (*windows.shape[: x.ndim], math.prod(attributes.sizes)))
 
 
+def _least(dtype: DType) -> float:
+    return -math.inf if dtype.is_float else dtype.range()[0]
+
+
 @definition(c.MAX_POOL)
 def max_pool(attributes: c.Pool, x: Tensor) -> Tensor:
-    windows = _pool_windows(attributes, x, -math.inf)
+    windows = _pool_windows(attributes, x, _least(x.dtype))
     first = argmax_of(windows, -1, keepdims=True)
     return reshape(take_along_axis(windows, first, -1), windows.shape[:-1])
 
@@ -298,8 +302,10 @@ def avg_pool(attributes: c.Pool, x: Tensor) -> Tensor:
 @definition(c.ONE_HOT)
 def one_hot(attributes: c.OneHot, indices: Tensor) -> Tensor:
     shape = (*indices.shape, attributes.classes)
-    classes = iota(shape, -1, indices.dtype)
-    return cast(classes == unsqueeze(indices, -1), attributes.dtype)
+    # At least int32: 8 bits may hold the indices, but not the number of classes.
+    wide = cast(indices, promote(indices.dtype, int32))
+    classes = iota(shape, -1, wide.dtype)
+    return cast(classes == unsqueeze(wide, -1), attributes.dtype)
 
 
 @definition(c.EMBEDDING)

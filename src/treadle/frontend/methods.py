@@ -1,13 +1,14 @@
-"""Gives `Tensor` its operators and methods, once the functions exist. See Tensor for signatures."""
+"""Gives tensors their operators and methods, once the functions exist."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from treadle.frontend.coerce import as_tensor
 from treadle.frontend.functions import arithmetic as a
 from treadle.frontend.functions import indexing, linear, reductions, shaping
-from treadle.frontend.tensor import Operand, Tensor
+from treadle.frontend.tensor import Operand, Operators, Tensor
 
 
 def _swapped(function: Callable[[Operand, Operand], Tensor]) -> Callable[[Tensor, Operand], Tensor]:
@@ -56,18 +57,19 @@ _METHODS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _reversed_axes(self: Tensor) -> Tensor:
+def _reversed_axes(self: Operand) -> Tensor:
     """All axes in reverse order, as NumPy's T."""
-    return shaping.permute(self, tuple(reversed(range(self.ndim)))) if self.ndim else self
+    x = as_tensor(self)
+    return shaping.permute(x, tuple(reversed(range(x.ndim)))) if x.ndim else x
 
 
 def attach() -> None:
     for name, function in _BINARY.items():
-        setattr(Tensor, f"__{name}__", function)
-        setattr(Tensor, f"__r{name}__", _swapped(function))
+        setattr(Operators, f"__{name}__", function)
+        setattr(Operators, f"__r{name}__", _swapped(function))
     for name, method in _METHODS.items():
-        setattr(Tensor, name, method)
-    setattr(Tensor, "T", property(_reversed_axes))  # noqa: B010
+        setattr(Operators, name, method)
+    setattr(Operators, "T", property(_reversed_axes))  # noqa: B010
 
 
 attach()

@@ -137,10 +137,10 @@ class Trace:
         return self._known[key][1]
 
     def _adopt(self, tensor: Tensor) -> Tensor:
-        if self._enclosing is None:
-            if tensor.scope is not EAGER:
-                raise mixed_traces("trace", tensor.scope, self)
+        if tensor.scope is EAGER:
             return self._constant(tensor)
+        if self._enclosing is None:
+            raise mixed_traces("trace", tensor.scope, self)
         if tensor.scope is not self._enclosing:
             return self.adopt(self._enclosing.adopt(tensor))
         inner = self.input(f"^{len(self.adopted)}", tensor.type)

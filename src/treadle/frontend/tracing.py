@@ -26,7 +26,7 @@ from treadle.frontend.scopes import (
     isolated_tracing,
     tracing,
 )
-from treadle.frontend.tensor import Operand, Tensor
+from treadle.frontend.tensor import Operand, Placeholder, Tensor
 from treadle.ir.graph import Graph, Output, OutputKind
 from treadle.ir.rewrite import inline_into, remove_dead_code
 from treadle.ir.types import TensorType
@@ -130,8 +130,8 @@ def tensors_of(arguments: Sequence[Tree]) -> list[Tree]:
 
 
 def _argument(value: Operand) -> Tensor:
-    if isinstance(value, Tensor):
-        return value
+    if isinstance(value, (Tensor, Placeholder)):
+        return as_tensor(value)
     return tensor(value) if current_trace() is None else as_tensor(value)
 
 

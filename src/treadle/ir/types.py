@@ -54,6 +54,9 @@ class TensorType:
     __repr__ = __str__
 
 
+Spec = TensorType  # the public name
+
+
 def _checked_shape(shape: object) -> Shape:
     remedy = "A shape is a tuple of integers that are not negative, like (128, 784)."
     sizes = (shape,) if isinstance(shape, (int, np.integer)) else shape

@@ -79,7 +79,9 @@ def geglu(x: Operand) -> Tensor:
 def _halves(name: str, x: Operand) -> tuple[Tensor, Tensor]:
     x = _real(name, x)
     if x.ndim == 0 or x.shape[-1] % 2:
-        raise ShapeError(name, f"the last axis of {x.type} cannot be halved")
+        raise ShapeError(
+            name, f"the last axis of {x.type} cannot be halved", "It holds two halves, a and b."
+        )
     gate, value = chunk(x, 2, -1)
     return gate, value
 
@@ -87,13 +89,15 @@ def _halves(name: str, x: Operand) -> tuple[Tensor, Tensor]:
 def softmax(x: Operand, axis: int = -1) -> Tensor:
     """eˣ / Σ eˣ along an axis."""
     x = _real("softmax", x)
-    return bind1(c.SOFTMAX, c.Axis(axis_of("softmax", axis, x)), x)
+    at = axis_of("softmax", axis, x)
+    return bind1(c.SOFTMAX, c.Axis(at), x) if x.shape[at] else x
 
 
 def log_softmax(x: Operand, axis: int = -1) -> Tensor:
     """log softmax, computed without underflow."""
     x = _real("log_softmax", x)
-    return bind1(c.LOG_SOFTMAX, c.Axis(axis_of("log_softmax", axis, x)), x)
+    at = axis_of("log_softmax", axis, x)
+    return bind1(c.LOG_SOFTMAX, c.Axis(at), x) if x.shape[at] else x
 
 
 def layer_norm(
@@ -120,20 +124,30 @@ def _affine(
     name: str, x: Tensor, weight: Operand | None, bias: Operand | None, dims: int
 ) -> list[Tensor]:
     if not 1 <= dims <= x.ndim:
-        raise ShapeError(name, f"{x.type} has no {dims} last axes")
+        raise ShapeError(name, f"{x.type} has no {dims} last axes", "Give dims from 1 to its axes.")
     if weight is None and bias is not None:
         raise ArgumentError(name, "a bias without a weight", "Pass ones as the weight.")
     given = [cast_to(as_tensor(t), x.dtype) for t in (weight, bias) if t is not None]
     for t in given:
         if t.shape != x.shape[x.ndim - dims :]:
-            raise ShapeError(name, f"{t.type} does not fit the last {dims} axes of {x.type}")
+            raise ShapeError(
+                name,
+                f"{t.type} does not fit the last {dims} axes of {x.type}",
+                "The weight and the bias have the shape of those axes.",
+            )
     return given
 
 
 def cross_entropy_rows(logits: Operand, targets: Operand, label_smoothing: float = 0.0) -> Tensor:
     """−log softmax(logits) at the target, one per row; logits (…, classes), targets (…)."""
     x, index = _real("cross_entropy", logits), as_tensor(targets)
-    if not index.dtype.is_integer or index.shape != x.shape[:-1] or x.ndim == 0:
+    if not index.dtype.is_integer:
+        raise DTypeError(
+            "cross_entropy",
+            f"targets {index.type} are not integers",
+            "They are class indices; cast them with .astype(td.int32).",
+        )
+    if index.shape != x.shape[:-1] or x.ndim == 0:
         raise ShapeError(
             "cross_entropy",
             f"logits {x.type}, targets {index.type}",

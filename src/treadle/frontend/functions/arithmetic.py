@@ -25,9 +25,7 @@ from treadle.ir.ops import elementwise as e
 from treadle.ir.types import as_dtype
 
 
-def _binary(
-    name: str, op: Op, x: Operand, y: Operand, dtype: dtypes.DType | None = None
-) -> Tensor:
+def _binary(name: str, op: Op, x: Operand, y: Operand, dtype: dtypes.DType | None = None) -> Tensor:
     a, b = align(name, x, y, dtype=dtype)
     return bind1(op, NONE, a, b)
 

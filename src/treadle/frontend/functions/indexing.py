@@ -13,9 +13,17 @@ from treadle.base.shapes import inverse_permutation, size_of
 from treadle.frontend.coerce import align, as_tensor
 from treadle.frontend.coerce import cast as cast_to
 from treadle.frontend.functions.arithmetic import where
-from treadle.frontend.functions.shaping import axis_of, flip, permute, reshape, slice_along
+from treadle.frontend.functions.shaping import (
+    axis_of,
+    fitted,
+    flip,
+    integer_of,
+    permute,
+    reshape,
+    slice_along,
+)
 from treadle.frontend.scopes import bind1
-from treadle.frontend.tensor import Operand, Tensor
+from treadle.frontend.tensor import Operand, Placeholder, Tensor
 from treadle.ir import composites as c
 from treadle.ir.op import NONE
 from treadle.ir.ops import indexing as i
@@ -24,15 +32,21 @@ from treadle.ir.types import as_dtype
 
 def _indices(name: str, indices: Operand, size: int, what: str) -> Tensor:
     """Integer indices; constants are checked against the axis now."""
-    if not isinstance(indices, Tensor):
+    if not isinstance(indices, (Tensor, Placeholder)):
         array = np.asarray(indices)
         if array.size == 0:
             array = array.astype(np.int32)
         if array.dtype.kind not in "iu":
-            raise DTypeError(name, f"indices of dtype {array.dtype}", "Indices are integers.")
+            raise DTypeError(
+                name, f"the indices have the dtype {array.dtype}", "Indices are integers."
+            )
         if array.size and not (-size <= array.min() and array.max() < size):
             worst = array.min() if array.min() < -size else array.max()
-            raise IndexRangeError(name, f"index {worst} is outside {what} of {size} elements")
+            raise IndexRangeError(
+                name,
+                f"index {worst} is outside {what} of {size} elements",
+                f"Indices lie between {-size} and {size - 1}." if size else "It has no elements.",
+            )
         indices = np.where(array < 0, array + size, array).astype(np.int32)
     tensor = as_tensor(indices)
     if not tensor.dtype.is_integer:
@@ -74,7 +88,7 @@ def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -
     x = as_tensor(x)
     at = axis_of("scatter_add", axis, x)
     index = _indices("scatter_add", indices, x.shape[at], f"axis {axis}")
-    given = cast_to(as_tensor(updates), x.dtype)
+    given = fitted("scatter_add", updates, x)
     expected = x.shape[:at] + index.shape + x.shape[at + 1 :]
     if given.shape != expected:
         raise ShapeError(
@@ -92,7 +106,10 @@ def one_hot(indices: Operand, classes: int, dtype: object = dtypes.float32) -> T
         raise DTypeError(
             "one_hot", f"the indices are {index.type}, not integers", "Cast them to int32."
         )
-    return bind1(c.ONE_HOT, c.OneHot(classes, as_dtype(dtype)), index)
+    count = integer_of("one_hot", "the number of classes", classes)
+    if count < 0:
+        raise ArgumentError("one_hot", f"{count} classes", "Give 0 or more.")
+    return bind1(c.ONE_HOT, c.OneHot(count, as_dtype(dtype)), index)
 
 
 def embedding(indices: Operand, weight: Operand) -> Tensor:
@@ -105,7 +122,10 @@ def embedding(indices: Operand, weight: Operand) -> Tensor:
 
 
 def getitem(x: Operand, index: Any) -> Tensor:
-    """x[index] with ints, slices, ..., None and integer tensors, as NumPy and PyTorch."""
+    """x[index] with ints, slices, ..., None and integer tensors, as NumPy and PyTorch.
+
+    Where the two differ (x[0, :, [1, 2]]) it is PyTorch: ints are taken before integer tensors.
+    """
     x = as_tensor(x)
     x, plan = _basic(x, index if isinstance(index, tuple) else (index,))
     advanced = [(axis, item) for axis, item in plan if item is not None]
@@ -158,7 +178,9 @@ def _pick(x: Tensor, axis: int, index: int) -> Tensor:
     n = x.shape[axis]
     if not -n <= index < n:
         raise IndexRangeError(
-            "index", f"index {index} is outside axis {axis} of {x.type}, which has {n} elements"
+            "index",
+            f"index {index} is outside axis {axis} of {x.type}",
+            f"Indices lie between {-n} and {n - 1}." if n else "It has no elements.",
         )
     at = index % n
     return slice_along(x, axis, at, at + 1)
@@ -202,6 +224,8 @@ def _advanced(x: Tensor, chosen: Plan) -> Tensor:
 
 def _wrapped(x: Tensor, axis: int, item: Any) -> Tensor:
     """An index tensor in range: negative entries count from the end."""
+    if isinstance(item, Placeholder):
+        item = item.tensor()
     is_bool = (
         item.dtype is dtypes.bool_ if isinstance(item, Tensor) else np.asarray(item).dtype == bool
     )
@@ -218,5 +242,6 @@ def _wrapped(x: Tensor, axis: int, item: Any) -> Tensor:
     index = _indices("index", item, x.shape[axis], f"axis {axis} of {x.type}")
     if not isinstance(item, Tensor):
         return index
-    signed = index if index.dtype.kind == "int" else cast_to(index, dtypes.int64)
+    # At least int32: 8 bits may hold the entries, but not the size of the axis.
+    signed = cast_to(index, dtypes.promote(index.dtype, dtypes.int32))
     return where(signed < 0, signed + x.shape[axis], signed)

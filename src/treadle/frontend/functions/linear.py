@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from treadle.base.dtypes import DType
-from treadle.base.errors import ArgumentError, ShapeError
+from treadle.base.dtypes import DType, bool_, int32
+from treadle.base.errors import ArgumentError, DTypeError, ShapeError
 from treadle.base.shapes import broadcast_shapes
-from treadle.frontend.coerce import align, as_tensor, common_dtype, constant
+from treadle.frontend.coerce import as_tensor, broadcast_to, common_dtype
 from treadle.frontend.coerce import cast as cast_to
 from treadle.frontend.functions.reductions import sum as sum_over
-from treadle.frontend.functions.shaping import permute, reshape, slice_along
+from treadle.frontend.functions.shaping import integer_of, permute, reshape, slice_along
 from treadle.frontend.scopes import bind, bind1
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.ir import composites as c
@@ -27,10 +27,16 @@ def contract(
     return bind1(CONTRACT, Contraction(spec, dtype or x.dtype), x, y)
 
 
+def _aligned(*values: Operand) -> list[Tensor]:
+    """The values in one dtype; bool counts as int32, as in sums and products."""
+    dtype = common_dtype(values)
+    numeric = int32 if dtype is bool_ else dtype
+    return [cast_to(as_tensor(x), numeric) for x in values]
+
+
 def matmul(x: Operand, y: Operand) -> Tensor:
     """The matrix product of the last two axes, batched over the others with broadcasting."""
-    dtype = common_dtype((x, y))
-    a, b = cast_to(as_tensor(x), dtype), cast_to(as_tensor(y), dtype)
+    a, b = _aligned(x, y)
     if a.ndim == 0 or b.ndim == 0:
         raise ShapeError("matmul", f"{a.type} @ {b.type}: a scalar has no rows", "Multiply with *.")
     inner = a.shape[-1], b.shape[-2] if b.ndim > 1 else b.shape[0]
@@ -68,8 +74,7 @@ def _drop_ones(x: Tensor, batch: tuple[int, ...], letters: str) -> tuple[Tensor,
 
 def linear(x: Operand, weight: Operand, bias: Operand | None = None) -> Tensor:
     """x Wᵀ + b over the last axis; weight is (out, in), as in PyTorch."""
-    dtype = common_dtype((x, weight))
-    a, w = cast_to(as_tensor(x), dtype), cast_to(as_tensor(weight), dtype)
+    a, w = _aligned(x, weight)
     if a.ndim == 0 or w.ndim != 2 or a.shape[-1] != w.shape[1]:
         raise ShapeError(
             "linear",
@@ -91,12 +96,17 @@ def linear(x: Operand, weight: Operand, bias: Operand | None = None) -> Tensor:
 
 
 def einsum(spec: str, *operands: Operand) -> Tensor:
-    """Sums of products by labelled axes, as numpy.einsum: "bij,bjk->bik"; "..." is the rest."""
-    dtype = common_dtype(operands)
-    tensors = [cast_to(as_tensor(x), dtype) for x in operands]
+    """Sums of products by labelled axes, as numpy.einsum: "bij,bjk->bik"; "..." is the rest.
+
+    Axes of one element broadcast.
+    """
+    if not operands:
+        raise ArgumentError("einsum", f"{spec!r} without operands", "Pass one for each term.")
+    tensors = _aligned(*operands)
     terms, result = _parse_einsum(spec, tensors)
     parts = [_without_diagonals(spec, t, labels) for t, labels in zip(tensors, terms, strict=True)]
-    _check_sizes(spec, parts)
+    sizes = _einsum_sizes(spec, parts)
+    parts = [_without_ones(x, labels, sizes) for x, labels in parts]
     x, labels = parts[0]
     for i, (y, other) in enumerate(parts[1:], 1):
         needed = set(result).union(*(later for _, later in parts[i + 1 :]))
@@ -115,15 +125,26 @@ def _parse_einsum(spec: str, tensors: Sequence[Tensor]) -> tuple[list[str], str]
     terms = inputs.split(",")
     if len(terms) != len(tensors):
         raise ArgumentError(
-            "einsum", f"{spec!r} has {len(terms)} terms for {len(tensors)} operands"
+            "einsum",
+            f"{spec!r} has {len(terms)} terms for {len(tensors)} operands",
+            "Separate one term for each operand by commas.",
         )
+    for term in (*terms, result):
+        if set(term.replace("...", "", 1)) - set(_LETTERS):
+            raise ArgumentError(
+                "einsum", f"{term!r} of {spec!r} is not a term", 'Use letters and one "...".'
+            )
     spare = [ch for ch in _LETTERS if ch not in text]
     widest = 0
     expanded: list[str] = []
     for term, tensor in zip(terms, tensors, strict=True):
         extra = tensor.ndim - len(term.replace("...", ""))
         if extra < 0 or (extra and "..." not in term):
-            raise ShapeError("einsum", f"{term!r} of {spec!r} does not fit {tensor.type}")
+            raise ShapeError(
+                "einsum",
+                f"{term!r} of {spec!r} does not fit {tensor.type}",
+                'Name each axis, or write "..." for the rest.',
+            )
         widest = max(widest, extra if "..." in term else 0)
         expanded.append(term.replace("...", "".join(spare[-extra:]) if extra else ""))
     rest = "".join(spare[-widest:]) if widest else ""
@@ -135,7 +156,9 @@ def _parse_einsum(spec: str, tensors: Sequence[Tensor]) -> tuple[list[str], str]
     unknown = [ch for ch in result if ch not in "".join(expanded)]
     if unknown or len(set(result)) != len(result):
         raise ArgumentError(
-            "einsum", f"the result of {spec!r} repeats a label or has one of its own"
+            "einsum",
+            f"the result of {spec!r} repeats a label or has one of its own",
+            "Its labels are some of the operands', each once.",
         )
     return expanded, result
 
@@ -149,7 +172,9 @@ def _without_diagonals(spec: str, x: Tensor, labels: str) -> tuple[Tensor, str]:
         n = x.shape[i]
         if x.shape[j] != n:
             raise ShapeError(
-                "einsum", f"label {label!r} of {spec!r} is {n} and {x.shape[j]} in {x.type}"
+                "einsum",
+                f"label {label!r} of {spec!r} is {n} and {x.shape[j]} in {x.type}",
+                "A diagonal needs axes of one size.",
             )
         rest = [k for k in range(x.ndim) if k not in (i, j)]
         x = reshape(permute(x, [*rest, i, j]), (*(x.shape[k] for k in rest), n * n))
@@ -158,15 +183,27 @@ def _without_diagonals(spec: str, x: Tensor, labels: str) -> tuple[Tensor, str]:
     return x, labels
 
 
-def _check_sizes(spec: str, parts: list[tuple[Tensor, str]]) -> None:
+def _einsum_sizes(spec: str, parts: list[tuple[Tensor, str]]) -> dict[str, int]:
+    """The size of each label; axes of one element take any."""
     sizes: dict[str, int] = {}
     for x, labels in parts:
         for label, n in zip(labels, x.shape, strict=True):
-            if sizes.setdefault(label, n) != n:
+            known = sizes.get(label, 1)
+            if 1 not in (known, n) and known != n:
                 shapes = " and ".join(str(t.shape) for t, _ in parts)
                 raise ShapeError(
-                    "einsum", f"label {label!r} of {spec!r} is {sizes[label]} and {n} in {shapes}"
+                    "einsum",
+                    f"label {label!r} of {spec!r} is {known} and {n} in {shapes}",
+                    "One label has one size.",
                 )
+            sizes[label] = n if known == 1 else known
+    return sizes
+
+
+def _without_ones(x: Tensor, labels: str, sizes: dict[str, int]) -> tuple[Tensor, str]:
+    """Without the axes of one element that broadcast: another operand has the label."""
+    kept = [i for i, ch in enumerate(labels) if x.shape[i] == sizes[ch]]
+    return reshape(x, tuple(x.shape[i] for i in kept)), "".join(labels[i] for i in kept)
 
 
 def _sum_alone(x: Tensor, labels: str, needed: set[str]) -> tuple[Tensor, str]:
@@ -177,13 +214,20 @@ def _sum_alone(x: Tensor, labels: str, needed: set[str]) -> tuple[Tensor, str]:
     return sum_over(x, alone), "".join(ch for ch in labels if ch in needed)
 
 
-def _per_axis(name: str, value: int | Sequence[int], dims: int) -> tuple[int, ...]:
-    given = (value,) * dims if isinstance(value, int) else tuple(value)
-    if len(given) != dims:
+def _per_axis(
+    name: str, label: str, value: int | Sequence[int], dims: int, least: int = 1
+) -> tuple[int, ...]:
+    given = value if isinstance(value, Sequence) else (value,) * dims
+    numbers = tuple(integer_of(name, f"the {label}", n) for n in given)
+    if len(numbers) != dims:
         raise ArgumentError(
-            name, f"{value} for {dims} spatial axes", "Give one number, or one for each axis."
+            name,
+            f"the {label} is {value} for {dims} spatial axes",
+            "Give one number, or one for each axis.",
         )
-    return given
+    if min(numbers) < least:
+        raise ArgumentError(name, f"the {label} is {value}", f"It must be at least {least}.")
+    return numbers
 
 
 def conv(
@@ -199,26 +243,23 @@ def conv(
 
     `padding` is a number, one per axis, "valid" or "same" (stride 1).
     """
-    dtype = common_dtype((x, weight))
-    a, w = cast_to(as_tensor(x), dtype), cast_to(as_tensor(weight), dtype)
+    a, w = _aligned(x, weight)
     dims = w.ndim - 2
     if dims < 1 or a.ndim != w.ndim:
         raise ShapeError(
             "conv", f"x is {a.type}, the weight {w.type}", "Both are (·, channels, spatial …)."
         )
+    groups = integer_of("conv", "groups", groups)
     if groups < 1 or a.shape[1] != w.shape[1] * groups or w.shape[0] % groups:
         raise ShapeError(
             "conv",
             f"x {a.type} and the weight {w.type} do not fit in {groups} groups",
             "The weight is (outputs, channels / groups, …) and groups divides both.",
         )
-    strides, dilations = _per_axis("conv", stride, dims), _per_axis("conv", dilation, dims)
+    strides = _per_axis("conv", "stride", stride, dims)
+    dilations = _per_axis("conv", "dilation", dilation, dims)
     pads = _conv_padding(padding, w.shape[2:], strides, dilations)
-    for n, k, d, (low, high) in zip(a.shape[2:], w.shape[2:], dilations, pads, strict=True):
-        if n + low + high < d * (k - 1) + 1:
-            raise ShapeError(
-                "conv", f"the kernel of {w.type} is larger than the padded input {a.type}"
-            )
+    _check_kernel("conv", a, w.shape[2:], dilations, pads)
     result = bind1(c.CONV, c.Conv(strides, pads, dilations, groups), a, w)
     if bias is None:
         return result
@@ -230,6 +271,23 @@ def conv(
             "It has one entry per output.",
         )
     return result + reshape(b, (w.shape[0], *(1,) * dims))
+
+
+def _check_kernel(
+    name: str,
+    x: Tensor,
+    kernel: Sequence[int],
+    dilations: Sequence[int],
+    pads: Sequence[tuple[int, int]],
+) -> None:
+    sizes = x.shape[x.ndim - len(kernel) :]
+    for n, k, d, (low, high) in zip(sizes, kernel, dilations, pads, strict=True):
+        if k < 1 or n + low + high < d * (k - 1) + 1:
+            raise ShapeError(
+                name,
+                f"the kernel {tuple(kernel)} does not fit into {x.type}, padded by {tuple(pads)}",
+                "Pad more, or use a smaller kernel.",
+            )
 
 
 def _conv_padding(
@@ -251,7 +309,7 @@ def _conv_padding(
         raise ArgumentError(
             "conv", f"padding {padding!r}", 'Use a number, one per axis, "same" or "valid".'
         )
-    return tuple((p, p) for p in _per_axis("conv", padding, len(kernel)))
+    return tuple((p, p) for p in _per_axis("conv", "padding", padding, len(kernel), 0))
 
 
 def _pool(
@@ -264,16 +322,23 @@ def _pool(
     count_padding: bool,
 ) -> tuple[Tensor, c.Pool]:
     x = as_tensor(x)
-    dims = x.ndim - 2 if isinstance(kernel, int) else len(kernel)
+    dims = len(kernel) if isinstance(kernel, Sequence) else x.ndim - 2
     if not 0 < dims < x.ndim:
         raise ShapeError(
             name, f"{x.type} has no {dims} spatial axes", "x is (N, channels, spatial …)."
         )
-    sizes, pads = _per_axis(name, kernel, dims), _per_axis(name, padding, dims)
+    sizes = _per_axis(name, "kernel", kernel, dims)
+    pads = _per_axis(name, "padding", padding, dims, 0)
     if any(2 * p > k for p, k in zip(pads, sizes, strict=True)):
-        raise ArgumentError(name, f"padding {pads} is more than half of the kernel {sizes}")
-    strides = sizes if stride is None else _per_axis(name, stride, dims)
-    return x, c.Pool(sizes, strides, pads, _per_axis(name, dilation, dims), count_padding)
+        raise ArgumentError(
+            name,
+            f"padding {pads} is more than half of the kernel {sizes}",
+            "A window must hold an element of x.",
+        )
+    strides = sizes if stride is None else _per_axis(name, "stride", stride, dims)
+    dilations = _per_axis(name, "dilation", dilation, dims)
+    _check_kernel(name, x, sizes, dilations, [(p, p) for p in pads])
+    return x, c.Pool(sizes, strides, pads, dilations, count_padding)
 
 
 def max_pool(
@@ -313,12 +378,16 @@ def attention(
     `causal` lets position t see 0 … t. The scale is 1/√D unless given. T×T is never kept for the
     backward.
     """
-    dtype = common_dtype((q, k, v))
-    a, b, d = (cast_to(as_tensor(t), dtype) for t in (q, k, v))
+    a, b, d = _aligned(q, k, v)
+    if not a.dtype.is_float:
+        raise DTypeError(
+            "attention", f"q {a.type}, k {b.type}, v {d.type} are not floats", "Cast them first."
+        )
     fits = (
         a.ndim == b.ndim == d.ndim == 4 and b.shape[:3] == d.shape[:3] and a.shape[3] == b.shape[3]
     )
-    if not fits or a.shape[0] != b.shape[0] or b.shape[1] == 0 or a.shape[1] % b.shape[1]:
+    is_empty = 0 in b.shape[1:3]
+    if not fits or a.shape[0] != b.shape[0] or is_empty or a.shape[1] % b.shape[1]:
         raise ShapeError(
             "attention",
             f"q {a.type}, k {b.type}, v {d.type} do not fit",
@@ -328,7 +397,21 @@ def attention(
     if bias is None:
         return bind(c.ATTENTION, attributes, a, b, d)[0]
     full = (a.shape[0], a.shape[1], a.shape[2], b.shape[2])
-    spread, _ = align("attention", cast_to(as_tensor(bias), dtype), constant(0, full, dtype))
-    if spread.shape != full:
-        raise ShapeError("attention", f"the bias {spread.type} does not broadcast to {full}")
-    return bind(c.ATTENTION, attributes, a, b, d, spread)[0]
+    return bind(c.ATTENTION, attributes, a, b, d, _attention_bias(bias, full, a.dtype))[0]
+
+
+def _attention_bias(bias: Operand, shape: tuple[int, ...], dtype: DType) -> Tensor:
+    given = as_tensor(bias)
+    if not given.dtype.is_float:
+        raise DTypeError(
+            "attention",
+            f"the bias is {given.type}, but it is added to the scores",
+            "For a bool mask pass td.where(mask, 0.0, -math.inf).",
+        )
+    if broadcast_shapes(given.shape, shape) != shape:
+        raise ShapeError(
+            "attention",
+            f"the bias {given.type} does not broadcast to {shape}",
+            "The scores are (B, H, T, S).",
+        )
+    return broadcast_to(cast_to(given, dtype), shape)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 from treadle.base import dtypes
-from treadle.base.errors import ArgumentError, ShapeError
+from treadle.base.errors import ArgumentError, DTypeError, ShapeError
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.coerce import cast as cast_to
-from treadle.frontend.functions.arithmetic import logical_not, ne, sqrt
-from treadle.frontend.functions.shaping import axes_of, axis_of, flatten, reshape
+from treadle.frontend.functions.arithmetic import eq, logical_not, ne, sqrt, where
+from treadle.frontend.functions.shaping import axes_of, axis_of, flatten, integer_of, reshape
 from treadle.frontend.scopes import bind, bind1
 from treadle.frontend.tensor import Axes, Operand, Tensor
 from treadle.ir import composites as c
@@ -27,6 +27,12 @@ def _number(x: Operand) -> Tensor:
     return cast_to(x, dtypes.int32) if x.dtype is dtypes.bool_ else x
 
 
+def _wide(x: Operand) -> Tensor:
+    """What is added up or multiplied: bool and integers of 8 bits count as int32."""
+    x = as_tensor(x)
+    return cast_to(x, dtypes.int32) if x.dtype.bits <= 8 else x
+
+
 def _reduce(op: Op, name: str, x: Tensor, axis: Axes, keepdims: bool) -> Tensor:
     axes = axes_of(name, axis, x)
     result = bind1(op, r.Reduce(axes), x)
@@ -41,8 +47,8 @@ def _not_empty(name: str, x: Tensor, axis: Axes) -> None:
 
 
 def sum(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Added up over axes, or over all."""
-    return _reduce(r.REDUCE_SUM, "sum", _number(x), axis, keepdims)
+    """Added up over axes, or over all; bool and integers of 8 bits as int32."""
+    return _reduce(r.REDUCE_SUM, "sum", _wide(x), axis, keepdims)
 
 
 def max(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
@@ -61,13 +67,13 @@ def min(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 def prod(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Multiplied over axes; the gradient is right with zeros among the factors."""
-    return _reduce(r.REDUCE_PROD, "prod", _number(x), axis, keepdims)
+    return _reduce(r.REDUCE_PROD, "prod", _wide(x), axis, keepdims)
 
 
 def _real(name: str, x: Operand) -> Tensor:
     x = as_tensor(x)
     if not x.dtype.is_float:
-        raise ArgumentError(
+        raise DTypeError(
             name,
             f"{x.type} is not a float",
             "Cast it first, for instance with x.astype(td.float32).",
@@ -93,12 +99,19 @@ def var(x: Operand, axis: Axes = None, correction: int = 1, keepdims: bool = Fal
 
 def std(x: Operand, axis: Axes = None, correction: int = 1, keepdims: bool = False) -> Tensor:
     """The standard deviation over axes."""
-    return sqrt(var(x, axis, correction, keepdims))
+    return _root(var(x, axis, correction, keepdims))
+
+
+def _root(x: Tensor) -> Tensor:
+    """√x whose gradient at 0 is 0, as PyTorch has it for norms and deviations."""
+    is_zero = eq(x, 0)
+    return where(is_zero, 0, sqrt(where(is_zero, 1, x)))
 
 
 def logsumexp(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """log Σ exp x over axes, without overflow."""
     x = _real("logsumexp", x)
+    _not_empty("logsumexp", x, axis)
     axes = axes_of("logsumexp", axis, x)
     result = bind1(c.LOGSUMEXP, c.Axes(axes), x)
     return reshape(result, kept_shape(x, axes)) if keepdims else result
@@ -107,7 +120,7 @@ def logsumexp(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 def norm(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """The Euclidean norm over axes."""
     x = _real("norm", x)
-    return sqrt(sum(x * x, axis, keepdims))
+    return _root(sum(x * x, axis, keepdims))
 
 
 def any(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
@@ -146,7 +159,7 @@ def argmin(x: Operand, axis: int | None = None, keepdims: bool = False) -> Tenso
 
 def cumsum(x: Operand, axis: int, reverse: bool = False) -> Tensor:
     """Running sums along an axis; `reverse` runs from the end."""
-    x = _number(x)
+    x = _wide(x)
     return bind1(r.CUMSUM, r.Cumulate(axis_of("cumsum", axis, x), reverse), x)
 
 
@@ -166,6 +179,7 @@ def topk(x: Operand, k: int, axis: int = -1, largest: bool = True) -> tuple[Tens
     """The k greatest (or least) values along an axis, in order, and their int32 indices."""
     x = _number(x)
     at = axis_of("topk", axis, x)
+    k = integer_of("topk", "k", k)
     if not 0 <= k <= x.shape[at]:
         raise ArgumentError(
             "topk",

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from operator import index
 from typing import Any
 
 import numpy as np
 
 from treadle.base import dtypes
-from treadle.base.errors import ArgumentError, AxisError, ShapeError
-from treadle.base.shapes import Shape, normal_axis, size_of
-from treadle.frontend.coerce import as_tensor, broadcast_to, common_dtype, common_shape, constant
+from treadle.base.errors import ArgumentError, AxisError, DTypeError, ShapeError
+from treadle.base.shapes import Shape, broadcast_shapes, normal_axis, size_of
+from treadle.frontend.coerce import as_tensor, broadcast_to, common_dtype, constant
 from treadle.frontend.coerce import cast as cast_to
 from treadle.frontend.functions.arithmetic import where
 from treadle.frontend.scopes import bind1
@@ -39,19 +40,29 @@ def axes_of(name: str, axes: Axes, x: Tensor) -> tuple[int, ...]:
     given = axes if isinstance(axes, Sequence) else (axes,)
     found = sorted(axis_of(name, a, x) for a in given)
     if len(set(found)) != len(found):
-        raise AxisError(name, f"axes {tuple(given)} of {x.type} name one axis twice")
+        raise AxisError(
+            name, f"axes {tuple(given)} of {x.type} name one axis twice", "Name each axis once."
+        )
     return tuple(found)
 
 
-def _sizes(first: Any, rest: tuple[Any, ...]) -> list[int]:
-    given = first if not rest and isinstance(first, Sequence) else (first, *rest)
-    return [int(n) for n in given]
+def integer_of(name: str, label: str, value: object) -> int:
+    """An argument that is part of the program, not data."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer, Tensor)):
+        raise ArgumentError(name, f"{label} is {value!r}", "It must be an integer.")
+    return index(value)
+
+
+def _integers(name: str, label: str, given: tuple[Any, ...]) -> list[int]:
+    """Given one by one, or as one sequence."""
+    values = given[0] if len(given) == 1 and isinstance(given[0], Sequence) else given
+    return [integer_of(name, label, n) for n in values]
 
 
 def reshape(x: Operand, *shape: Any) -> Tensor:
     """Other sizes for the same elements in the same order; one size may be −1."""
     x = as_tensor(x)
-    sizes = _sizes(shape[0], shape[1:]) if shape else []
+    sizes = _integers("reshape", "a size", shape)
     if sizes.count(-1) == 1:
         known = size_of([n for n in sizes if n != -1])
         if known == 0 or x.size % known:
@@ -61,7 +72,13 @@ def reshape(x: Operand, *shape: Any) -> Tensor:
                 "−1 must come out whole.",
             )
         sizes[sizes.index(-1)] = x.size // known
-    if size_of(sizes) != x.size or any(n < 0 for n in sizes):
+    if any(n < 0 for n in sizes):
+        raise ShapeError(
+            "reshape",
+            f"{x.type} to {tuple(sizes)}: a size is negative",
+            "One size may be −1, to have it computed.",
+        )
+    if size_of(sizes) != x.size:
         raise ShapeError(
             "reshape",
             f"{x.type} has {x.size} elements, {tuple(sizes)} has {size_of(sizes)}",
@@ -73,9 +90,14 @@ def reshape(x: Operand, *shape: Any) -> Tensor:
 def permute(x: Operand, *axes: Any) -> Tensor:
     """The axes in another order: axis i of the result is axis axes[i] of x."""
     x = as_tensor(x)
-    order = tuple(axis_of("permute", a, x) for a in _sizes(axes[0], axes[1:])) if axes else ()
+    given = _integers("permute", "an axis", axes)
+    order = tuple(axis_of("permute", a, x) for a in given)
     if sorted(order) != list(range(x.ndim)):
-        raise AxisError("permute", f"{order} is not an order of the {x.ndim} axes of {x.type}")
+        raise AxisError(
+            "permute",
+            f"{tuple(given)} is not an order of the {x.ndim} axes of {x.type}",
+            "Name each axis once.",
+        )
     return x if order == tuple(range(x.ndim)) else bind1(s.PERMUTE, s.Permute(order), x)
 
 
@@ -104,7 +126,9 @@ def flatten(x: Operand, start: int = 0, stop: int = -1) -> Tensor:
         return reshape(x, 1)
     a, b = axis_of("flatten", start, x), axis_of("flatten", stop, x)
     if a > b:
-        raise AxisError("flatten", f"axis {start} of {x.type} comes after axis {stop}")
+        raise AxisError(
+            "flatten", f"axis {start} of {x.type} comes after axis {stop}", "Exchange them."
+        )
     return reshape(x, (*x.shape[:a], size_of(x.shape[a : b + 1]), *x.shape[b + 1 :]))
 
 
@@ -117,7 +141,9 @@ def squeeze(x: Operand, axis: Axes = None) -> Tensor:
     wrong = [a for a in axes if x.shape[a] != 1]
     if wrong:
         raise ShapeError(
-            "squeeze", f"axis {wrong[0]} of {x.type} has {x.shape[wrong[0]]} elements, not 1"
+            "squeeze",
+            f"axis {wrong[0]} of {x.type} has {x.shape[wrong[0]]} elements, not 1",
+            "Index or reduce it instead.",
         )
     return reshape(x, tuple(n for i, n in enumerate(x.shape) if i not in axes))
 
@@ -132,9 +158,13 @@ def unsqueeze(x: Operand, axis: int) -> Tensor:
 def expand(x: Operand, *shape: Any) -> Tensor:
     """Repeated to a shape, as NumPy's broadcast_to."""
     x = as_tensor(x)
-    sizes = tuple(_sizes(shape[0], shape[1:])) if shape else ()
-    if common_shape("expand", (x, constant(0, sizes))) != sizes:
-        raise ShapeError("expand", f"{x.type} does not broadcast to {sizes}")
+    sizes = tuple(_integers("expand", "a size", shape))
+    if broadcast_shapes(x.shape, sizes) != sizes:
+        raise ShapeError(
+            "expand",
+            f"{x.type} does not broadcast to {sizes}",
+            "Sizes must be equal or 1 in x, counted from the last axis.",
+        )
     return broadcast_to(x, sizes)
 
 
@@ -150,22 +180,27 @@ def slice_along(x: Tensor, axis: int, start: int, stop: int, stride: int = 1) ->
 
 def concat(tensors: Sequence[Operand], axis: int = 0) -> Tensor:
     """Joined along an axis; dtypes are promoted."""
-    if not tensors:
+    given = list(tensors)
+    if not given:
         raise ArgumentError("concat", "there is nothing to join", "Pass at least one tensor.")
-    dtype = common_dtype(list(tensors))
-    parts = [cast_to(as_tensor(t), dtype) for t in tensors]
+    dtype = common_dtype(given)
+    parts = [cast_to(as_tensor(t), dtype) for t in given]
     at = axis_of("concat", axis, parts[0])
     return parts[0] if len(parts) == 1 else bind1(s.CONCAT, s.Concat(at), *parts)
 
 
 def stack(tensors: Sequence[Operand], axis: int = 0) -> Tensor:
     """Joined along a new axis."""
-    if not tensors:
-        raise ArgumentError("stack", "there is nothing to stack", "Pass at least one tensor.")
     parts = [as_tensor(t) for t in tensors]
+    if not parts:
+        raise ArgumentError("stack", "there is nothing to stack", "Pass at least one tensor.")
     for other in parts[1:]:
         if other.shape != parts[0].shape:
-            raise ShapeError("stack", f"shapes differ: {parts[0].type} and {other.type}")
+            raise ShapeError(
+                "stack",
+                f"shapes differ: {parts[0].type} and {other.type}",
+                "Expand them to one shape, or use td.concat.",
+            )
     at = axis_of("stack", axis, parts[0], extra=1)
     return concat([unsqueeze(p, at) for p in parts], at)
 
@@ -175,25 +210,35 @@ def split(x: Operand, size: int | Sequence[int], axis: int = 0) -> tuple[Tensor,
     x = as_tensor(x)
     at = axis_of("split", axis, x)
     n = x.shape[at]
-    if isinstance(size, int):
-        if size < 1:
-            raise ArgumentError("split", f"pieces of {size} elements", "Give a size of at least 1.")
-        size = [min(size, n - i) for i in range(0, n, size)]
-    if sum(size) != n or min(size, default=0) < 0:
+    if isinstance(size, Sequence):
+        sizes = [integer_of("split", "a size", s) for s in size]
+    else:
+        sizes = _equal_sizes(n, integer_of("split", "the size", size))
+    if sum(sizes) != n or min(sizes, default=0) < 0:
         raise ShapeError(
-            "split", f"sizes {tuple(size)} do not add up to {n}, axis {axis} of {x.type}"
+            "split",
+            f"sizes {tuple(sizes)} do not add up to {n}, axis {axis} of {x.type}",
+            "Give the sizes of all pieces.",
         )
-    ends = np.cumsum([0, *size]).tolist()
+    ends = accumulate(sizes, initial=0)
     return tuple(slice_along(x, at, a, b) for a, b in pairwise(ends))
+
+
+def _equal_sizes(n: int, size: int) -> list[int]:
+    """n elements in pieces of `size`; an empty axis is one piece, as in PyTorch."""
+    if size < 1:
+        raise ArgumentError("split", f"pieces of {size} elements", "Give a size of at least 1.")
+    return [min(size, n - i) for i in range(0, max(n, 1), size)]
 
 
 def chunk(x: Operand, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
     """At most `chunks` pieces of equal size along an axis; the last may be smaller."""
     x = as_tensor(x)
-    if chunks < 1:
-        raise ArgumentError("chunk", f"{chunks} chunks", "Give at least 1.")
+    count = integer_of("chunk", "the number of chunks", chunks)
+    if count < 1:
+        raise ArgumentError("chunk", f"{count} chunks", "Give at least 1.")
     n = x.shape[axis_of("chunk", axis, x)]
-    return split(x, max(1, -(-n // chunks)), axis)
+    return split(x, -(-n // count) if n else [0] * count, axis)
 
 
 def pad(
@@ -210,10 +255,15 @@ def pad(
             f"{len(amounts)} pairs for the {x.ndim} axes of {x.type}",
             "Give (0, 0) for the others.",
         )
-    low, high = tuple(int(a) for a, _ in amounts), tuple(int(b) for _, b in amounts)
+    if any(not isinstance(pair, Sequence) or len(pair) != 2 for pair in amounts):
+        raise ArgumentError("pad", f"amounts are {amounts}", "Give (before, after) for each axis.")
+    low = tuple(integer_of("pad", "an amount", before) for before, _ in amounts)
+    high = tuple(integer_of("pad", "an amount", after) for _, after in amounts)
     gaps = tuple(interior) if interior is not None else (0,) * x.ndim
     if not any((*low, *high, *gaps)):
         return x
+    if x.dtype.is_integer:
+        constant(value, (), x.dtype)  # refuses what the dtype cannot hold
     return bind1(s.PAD, s.Pad(low, high, gaps, value), x)
 
 
@@ -229,16 +279,22 @@ def roll(x: Operand, shift: int, axis: int) -> Tensor:
     x = as_tensor(x)
     at = axis_of("roll", axis, x)
     n = x.shape[at]
-    cut = -shift % n if n else 0
+    cut = -integer_of("roll", "the shift", shift) % n if n else 0
     return x if cut == 0 else concat([slice_along(x, at, cut, n), slice_along(x, at, 0, cut)], at)
 
 
 def repeat(x: Operand, *times: int) -> Tensor:
     """Tiled: copies along each axis, as torch.Tensor.repeat."""
     x = as_tensor(x)
-    counts = _sizes(times[0], times[1:]) if times else []
+    counts = _integers("repeat", "a count", times)
     if len(counts) < x.ndim:
-        raise ShapeError("repeat", f"{len(counts)} counts for the {x.ndim} axes of {x.type}")
+        raise ShapeError(
+            "repeat",
+            f"{len(counts)} counts for the {x.ndim} axes of {x.type}",
+            "Give 1 for the others.",
+        )
+    if min(counts, default=0) < 0:
+        raise ArgumentError("repeat", f"counts {tuple(counts)} of {x.type}", "Give 0 or more.")
     shape = (1,) * (len(counts) - x.ndim) + x.shape
     paired = tuple(n for pair in zip(counts, shape, strict=True) for n in pair)
     spread = bind1(
@@ -249,23 +305,33 @@ def repeat(x: Operand, *times: int) -> Tensor:
 
 def dynamic_slice(x: Operand, starts: Operand, sizes: Sequence[int]) -> Tensor:
     """A window of fixed sizes whose start indices are data; it is moved to lie inside."""
-    return bind1(s.DYNAMIC_SLICE, s.DynamicSlice(tuple(sizes)), as_tensor(x), as_tensor(starts))
+    fixed = tuple(integer_of("dynamic_slice", "a size", n) for n in sizes)
+    return bind1(s.DYNAMIC_SLICE, s.DynamicSlice(fixed), as_tensor(x), as_tensor(starts))
 
 
 def dynamic_update_slice(x: Operand, update: Operand, starts: Operand) -> Tensor:
     """x with a window replaced whose start indices are data; it is moved to lie inside."""
     x = as_tensor(x)
-    return bind1(
-        s.DYNAMIC_UPDATE,
-        s.DynamicUpdate(),
-        x,
-        cast_to(as_tensor(update), x.dtype),
-        as_tensor(starts),
-    )
+    given = fitted("dynamic_update_slice", update, x)
+    return bind1(s.DYNAMIC_UPDATE, s.DynamicUpdate(), x, given, as_tensor(starts))
+
+
+def fitted(name: str, update: Operand, x: Tensor) -> Tensor:
+    """An update in the dtype of what it goes into; never a float cut to an integer."""
+    given = as_tensor(update)
+    if given.dtype.is_float and not x.dtype.is_float:
+        raise DTypeError(
+            name, f"the update is {given.type}, x is {x.type}", "Cast one of them first."
+        )
+    return cast_to(given, x.dtype)
 
 
 def full(shape: Shape, value: Number, dtype: object = dtypes.float32) -> Tensor:
     """One value everywhere."""
+    if isinstance(value, Tensor):
+        raise ArgumentError(
+            "full", f"the value is the tensor {value.type}", "Use td.expand(x, shape)."
+        )
     checked = TensorType(shape, as_dtype(dtype))
     return constant(value, checked.shape, checked.dtype)
 
@@ -294,10 +360,13 @@ def ones_like(x: Operand) -> Tensor:
 
 def iota(shape: Shape, axis: int = -1, dtype: object = dtypes.int32) -> Tensor:
     """0, 1, 2, … along an axis, repeated along the others."""
-    found = normal_axis(axis, len(shape))
+    sizes = TensorType(shape).shape
+    found = normal_axis(axis, len(sizes))
     if found is None:
-        raise AxisError("iota", f"axis {axis} of the shape {shape} does not exist")
-    return bind1(IOTA, Iota(found, tuple(shape), as_dtype(dtype)))
+        raise AxisError(
+            "iota", f"axis {axis} of the shape {sizes} does not exist", "Name an axis of the shape."
+        )
+    return bind1(IOTA, Iota(found, sizes, as_dtype(dtype)))
 
 
 def arange(
@@ -306,13 +375,17 @@ def arange(
     """start, start + step, … up to but without stop."""
     if stop is None:
         start, stop = 0, start
+    bounds = (("start", start), ("stop", stop), ("step", step))
+    start, stop, step = (integer_of("arange", f"the {label}", n) for label, n in bounds)
     if step == 0:
         raise ArgumentError("arange", "the step is 0", "Give a step up or down.")
     count = max(0, -(-(stop - start) // step))
-    line = iota((count,), 0, dtype)
+    chosen = as_dtype(dtype)
+    # An unsigned line may go down: it is counted in a type that holds the step.
+    line = iota((count,), 0, dtypes.int64 if chosen.kind == "uint" else chosen)
     if step != 1:
         line = line * step
-    return line if start == 0 else line + start
+    return cast_to(line if start == 0 else line + start, chosen)
 
 
 def eye(n: int, m: int | None = None, dtype: object = dtypes.float32) -> Tensor:
@@ -333,7 +406,7 @@ def triu(x: Operand, diagonal: int = 0) -> Tensor:
 
 def _triangle(name: str, x: Tensor, diagonal: int, lower: bool) -> Tensor:
     if x.ndim < 2:
-        raise ShapeError(name, f"{x.type} has no two axes")
+        raise ShapeError(name, f"{x.type} has no two axes", "A triangle needs rows and columns.")
     column, row = iota(x.shape, -1), iota(x.shape, -2)
     kept = column <= row + diagonal if lower else row + diagonal <= column
-    return where(kept, x, 0)
+    return where(kept, x, zeros_like(x))

@@ -1,0 +1,189 @@
+"""Losses between distributions and classes."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from treadle.base.errors import ArgumentError, DTypeError, ShapeError
+from treadle.frontend.coerce import as_tensor
+from treadle.frontend.coerce import cast as cast_to
+from treadle.frontend.functions.activations import (
+    cross_entropy_rows,
+    log_softmax,
+    softplus,
+)
+from treadle.frontend.functions.arithmetic import exp, log, maximum, ne, where
+from treadle.frontend.functions.indexing import take, take_along_axis
+from treadle.frontend.functions.reductions import sum as sum_of
+from treadle.frontend.functions.shaping import axis_of, moveaxis, squeeze, unsqueeze
+from treadle.frontend.mean import Mean
+from treadle.frontend.tensor import Operand, Tensor
+from treadle.losses.reduction import pair, reduced
+
+
+def cross_entropy(
+    input: Operand,
+    target: Operand,
+    weight: Operand | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    axis: int | None = None,
+) -> Tensor | Mean:
+    """−log softmax(input) at the target: class indices, or probabilities of input's shape.
+
+    Classes lie along axis 1 as in PyTorch (axis 0 of a vector); `axis=-1` takes the last. `weight`
+    has one entry per class. Targets equal to `ignore_index` count for nothing.
+    """
+    logits, classes, axis = _classes_last("cross_entropy", input, axis)
+    if not 0 <= label_smoothing <= 1:
+        raise ArgumentError(
+            "cross_entropy", f"label_smoothing = {label_smoothing}", "It is 0 to 1."
+        )
+    y = as_tensor(target)
+    if y.dtype.is_float:
+        return _dense(logits, y, axis, weight, reduction, label_smoothing)
+    _check_indices("cross_entropy", logits, y)
+    kept = ne(y, ignore_index)
+    index = where(kept, y, 0)
+    if weight is None:
+        rows = cross_entropy_rows(logits, index, label_smoothing)
+        return _masked("cross_entropy", rows, kept, None, reduction)
+    scale = _class_weights("cross_entropy", weight, classes, logits)
+    log_p = log_softmax(logits, -1)
+    own = take(scale, index)
+    smoothing = Fraction(label_smoothing)
+    chosen = squeeze(take_along_axis(log_p, unsqueeze(index, -1), -1), -1)
+    rows = -(chosen * own) * (1 - smoothing)
+    if smoothing:
+        rows = rows - sum_of(log_p * scale, -1) * (smoothing / classes)
+    return _masked("cross_entropy", rows, kept, own, reduction)
+
+
+def nll(
+    input: Operand,
+    target: Operand,
+    weight: Operand | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    axis: int | None = None,
+) -> Tensor | Mean:
+    """−input at the target: the loss of log-probabilities. Arguments as in `cross_entropy`."""
+    log_p, classes, _ = _classes_last("nll", input, axis)
+    y = as_tensor(target)
+    _check_indices("nll", log_p, y)
+    kept = ne(y, ignore_index)
+    index = where(kept, y, 0)
+    rows = -squeeze(take_along_axis(log_p, unsqueeze(index, -1), -1), -1)
+    if weight is None:
+        return _masked("nll", rows, kept, None, reduction)
+    own = take(_class_weights("nll", weight, classes, log_p), index)
+    return _masked("nll", rows * own, kept, own, reduction)
+
+
+def _classes_last(name: str, input: Operand, axis: int | None) -> tuple[Tensor, int, int]:
+    x = as_tensor(input)
+    if not x.dtype.is_float or x.ndim == 0:
+        raise DTypeError(
+            name, f"the input is {x.type}", "It is a float tensor with an axis of classes."
+        )
+    at = axis_of(name, min(1, x.ndim - 1) if axis is None else axis, x)
+    moved = moveaxis(x, at, -1)
+    return moved, moved.shape[-1], at
+
+
+def _check_indices(name: str, logits: Tensor, target: Tensor) -> None:
+    if not target.dtype.is_integer or target.shape != logits.shape[:-1]:
+        raise ShapeError(
+            name,
+            f"targets are {target.type} for rows {logits.shape[:-1]} of {logits.shape[-1]} classes",
+            "Targets are one class index per row, or probabilities of the input's shape. "
+            "Classes lie along axis 1; axis=-1 takes the last.",
+        )
+
+
+def _class_weights(name: str, weight: Operand, classes: int, logits: Tensor) -> Tensor:
+    scale = cast_to(as_tensor(weight), logits.dtype)
+    if scale.shape != (classes,):
+        raise ShapeError(
+            name, f"the weight is {scale.type}", f"It has one entry for each of {classes} classes."
+        )
+    return scale
+
+
+def _masked(
+    name: str, rows: Tensor, kept: Tensor, own: Tensor | None, reduction: str
+) -> Tensor | Mean:
+    values = where(kept, rows, 0)
+    amount = cast_to(kept, rows.dtype) if own is None else where(kept, own, 0)
+    return reduced(name, values, reduction, sum_of(amount))
+
+
+def _dense(
+    logits: Tensor,
+    target: Tensor,
+    axis: int,
+    weight: Operand | None,
+    reduction: str,
+    smoothing: float,
+) -> Tensor | Mean:
+    """Targets are probabilities; the mean is over rows, whatever the class weights."""
+    probabilities = cast_to(moveaxis(target, axis, -1) if target.ndim else target, logits.dtype)
+    if probabilities.shape != logits.shape:
+        raise ShapeError(
+            "cross_entropy",
+            f"target {target.type} and logits {logits.type}",
+            "Probabilities have the input's shape.",
+        )
+    classes, part = logits.shape[-1], Fraction(smoothing)
+    if part:
+        probabilities = probabilities * (1 - part) + part / classes
+    terms = log_softmax(logits, -1) * probabilities
+    if weight is not None:
+        terms = terms * _class_weights("cross_entropy", weight, classes, logits)
+    return reduced("cross_entropy", -sum_of(terms, -1), reduction)
+
+
+def bce(
+    input: Operand, target: Operand, weight: Operand | None = None, reduction: str = "mean"
+) -> Tensor | Mean:
+    """−y log x − (1 − y) log(1 − x) of probabilities; logarithms are kept above −100."""
+    x, y = pair("bce", input, target)
+    values = -(y * maximum(log(x), -100.0) + (1 - y) * maximum(log(1 - x), -100.0))
+    return reduced("bce", values if weight is None else values * weight, reduction)
+
+
+def bce_with_logits(
+    input: Operand,
+    target: Operand,
+    weight: Operand | None = None,
+    reduction: str = "mean",
+    pos_weight: Operand | None = None,
+) -> Tensor | Mean:
+    """`bce` of sigmoid(input), without overflow; `pos_weight` weighs the positive part."""
+    x, y = pair("bce_with_logits", input, target)
+    # log(1 + e⁻ˣ) for either sign of x.
+    lost = maximum(-x, 0.0) + softplus(-abs(x), threshold=1.0)
+    scale = 1.0 if pos_weight is None else 1 + (as_tensor(pos_weight) - 1) * y
+    values = (1 - y) * x + lost * scale
+    return reduced("bce_with_logits", values if weight is None else values * weight, reduction)
+
+
+def kl_div(
+    input: Operand, target: Operand, reduction: str = "mean", log_target: bool = False
+) -> Tensor | Mean:
+    """target · (log target − input), the input being log-probabilities; 0 where the target is 0.
+
+    "mean" is over all elements as in PyTorch; "batchmean" over the first axis.
+    """
+    x, y = pair("kl_div", input, target)
+    if log_target:
+        values = exp(y) * (y - x)
+    else:
+        safe = where(y > 0, y, 1)
+        values = where(y > 0, y * log(safe), 0) - y * x
+    if reduction == "batchmean":
+        if x.ndim == 0:
+            raise ShapeError("kl_div", f'"batchmean" of {x.type}', "It needs a batch axis.")
+        return reduced("kl_div", values, "mean", x.shape[0])
+    return reduced("kl_div", values, reduction)

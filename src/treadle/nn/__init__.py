@@ -1,0 +1,33 @@
+"""Modules: descriptions of models. PyTorch's names, shapes and defaults where they exist."""
+
+from treadle.nn import init as init
+from treadle.nn.attention import MultiHeadAttention as MultiHeadAttention
+from treadle.nn.attention import RotaryEmbedding as RotaryEmbedding
+from treadle.nn.attention import SwiGLU as SwiGLU
+from treadle.nn.containers import GELU as GELU
+from treadle.nn.containers import AvgPool2d as AvgPool2d
+from treadle.nn.containers import Dropout as Dropout
+from treadle.nn.containers import Flatten as Flatten
+from treadle.nn.containers import Identity as Identity
+from treadle.nn.containers import MaxPool2d as MaxPool2d
+from treadle.nn.containers import ModuleList as ModuleList
+from treadle.nn.containers import ReLU as ReLU
+from treadle.nn.containers import Sequential as Sequential
+from treadle.nn.containers import Sigmoid as Sigmoid
+from treadle.nn.containers import SiLU as SiLU
+from treadle.nn.containers import Softmax as Softmax
+from treadle.nn.containers import Tanh as Tanh
+from treadle.nn.layers import BatchNorm1d as BatchNorm1d
+from treadle.nn.layers import BatchNorm2d as BatchNorm2d
+from treadle.nn.layers import Conv1d as Conv1d
+from treadle.nn.layers import Conv2d as Conv2d
+from treadle.nn.layers import Conv3d as Conv3d
+from treadle.nn.layers import Embedding as Embedding
+from treadle.nn.layers import LayerNorm as LayerNorm
+from treadle.nn.layers import Linear as Linear
+from treadle.nn.layers import RMSNorm as RMSNorm
+from treadle.nn.module import Module as Module
+from treadle.nn.module import Parameter as Parameter
+from treadle.nn.module import State as State
+from treadle.nn.recurrent import GRU as GRU
+from treadle.nn.recurrent import LSTM as LSTM

@@ -1,0 +1,152 @@
+"""Initialisers: functions from a shape and a random stream to values. PyTorch's distributions."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from treadle.base.errors import ArgumentError
+from treadle.base.shapes import Shape, size_of
+
+Init = Callable[[Shape, np.random.Generator], np.ndarray]
+
+
+def stream(seed: int, name: str) -> np.random.Generator:
+    """A random stream of its own for each parameter: adding one changes no other."""
+    digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=16).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+
+
+def zeros(shape: Shape, rng: np.random.Generator) -> np.ndarray:
+    """Zeros."""
+    return np.zeros(shape)
+
+
+def ones(shape: Shape, rng: np.random.Generator) -> np.ndarray:
+    """Ones."""
+    return np.ones(shape)
+
+
+def constant(value: float) -> Init:
+    """One value everywhere."""
+    return lambda shape, rng: np.full(shape, value)
+
+
+def literal(array: object) -> Init:
+    """These values; the shape must be the parameter's."""
+    values = np.array(array)
+
+    def make(shape: Shape, rng: np.random.Generator) -> np.ndarray:
+        if values.shape != shape:
+            raise ArgumentError(
+                "literal", f"an array of shape {values.shape} for a parameter of shape {shape}"
+            )
+        return values.copy()
+
+    return make
+
+
+def normal(mean: float = 0.0, std: float = 1.0) -> Init:
+    """Normal with a mean and a standard deviation."""
+    return lambda shape, rng: rng.normal(mean, std, shape)
+
+
+def uniform(low: float = 0.0, high: float = 1.0) -> Init:
+    """Uniform in [low, high)."""
+    return lambda shape, rng: rng.uniform(low, high, shape)
+
+
+def truncated_normal(
+    mean: float = 0.0, std: float = 1.0, low: float = -2.0, high: float = 2.0
+) -> Init:
+    """Normal, drawn again until it lies in [low, high]."""
+    if not low < high or not std > 0:
+        raise ArgumentError("truncated_normal", f"std = {std}, bounds {low} and {high}")
+
+    def make(shape: Shape, rng: np.random.Generator) -> np.ndarray:
+        values = rng.normal(mean, std, size_of(shape))
+        while (outside := (values < low) | (values > high)).any():
+            values[outside] = rng.normal(mean, std, int(outside.sum()))
+        return values.reshape(shape)
+
+    return make
+
+
+def fans(shape: Shape) -> tuple[int, int]:
+    """How many inputs and outputs a weight of (out, in, kernel …) connects."""
+    if len(shape) < 2:
+        raise ArgumentError(
+            "init", f"a parameter of shape {shape} has no fan", "It needs two axes: (out, in, …)."
+        )
+    field = size_of(shape[2:])
+    return shape[1] * field, shape[0] * field
+
+
+def xavier_uniform(gain: float = 1.0) -> Init:
+    """Uniform with variance 2 · gain² / (fan_in + fan_out)."""
+
+    def make(shape: Shape, rng: np.random.Generator) -> np.ndarray:
+        bound = gain * math.sqrt(6 / sum(fans(shape)))
+        return rng.uniform(-bound, bound, shape)
+
+    return make
+
+
+def xavier_normal(gain: float = 1.0) -> Init:
+    """Normal with variance 2 · gain² / (fan_in + fan_out)."""
+    return lambda shape, rng: rng.normal(0, gain * math.sqrt(2 / sum(fans(shape))), shape)
+
+
+def kaiming_uniform(a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> Init:
+    """Uniform with variance gain² / fan, the gain being the nonlinearity's."""
+
+    def make(shape: Shape, rng: np.random.Generator) -> np.ndarray:
+        bound = math.sqrt(3) * _kaiming_std(shape, a, mode, nonlinearity)
+        return rng.uniform(-bound, bound, shape)
+
+    return make
+
+
+def kaiming_normal(a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> Init:
+    """Normal with variance gain² / fan, the gain being the nonlinearity's."""
+    return lambda shape, rng: rng.normal(0, _kaiming_std(shape, a, mode, nonlinearity), shape)
+
+
+def _kaiming_std(shape: Shape, a: float, mode: str, nonlinearity: str) -> float:
+    if mode not in ("fan_in", "fan_out"):
+        raise ArgumentError("kaiming", f"mode is {mode!r}", 'Use "fan_in" or "fan_out".')
+    return gain(nonlinearity, a) / math.sqrt(fans(shape)[mode == "fan_out"])
+
+
+def gain(nonlinearity: str, a: float = 0.01) -> float:
+    """The factor that keeps variances through a nonlinearity, as torch.nn.init.calculate_gain."""
+    gains = {
+        "linear": 1.0,
+        "sigmoid": 1.0,
+        "tanh": 5 / 3,
+        "relu": math.sqrt(2),
+        "leaky_relu": math.sqrt(2 / (1 + a * a)),
+        "selu": 0.75,
+    }
+    if nonlinearity not in gains:
+        raise ArgumentError(
+            "gain", f"no gain for {nonlinearity!r}", f"There are: {', '.join(gains)}."
+        )
+    return gains[nonlinearity]
+
+
+def orthogonal(scale: float = 1.0) -> Init:
+    """Rows (or columns, whichever are fewer) orthonormal, uniform among all such, scaled."""
+
+    def make(shape: Shape, rng: np.random.Generator) -> np.ndarray:
+        fans(shape)
+        rows, columns = shape[0], size_of(shape[1:])
+        flat = rng.normal(size=(max(rows, columns), min(rows, columns)))
+        q, r = np.linalg.qr(flat)
+        q = q * np.sign(np.diag(r))  # makes the distribution uniform
+        return scale * (q.T if rows < columns else q).reshape(shape)
+
+    return make

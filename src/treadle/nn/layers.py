@@ -1,0 +1,240 @@
+"""Layers with parameters: PyTorch's names, shapes, defaults and initial distributions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from treadle.base import dtypes
+from treadle.base.errors import ArgumentError, ShapeError
+from treadle.base.shapes import Shape, size_of
+from treadle.frontend.coerce import as_tensor
+from treadle.frontend.functions import activations, indexing, linear
+from treadle.frontend.functions.arithmetic import ne, rsqrt, stop_gradient, where
+from treadle.frontend.functions.reductions import mean, var
+from treadle.frontend.functions.shaping import reshape, unsqueeze
+from treadle.frontend.tensor import Operand, Tensor
+from treadle.nn import init
+from treadle.nn.module import Module, Parameter, State, update
+
+
+def fan_in_uniform(fan_in: int) -> init.Init:
+    """Uniform within ±1/√fan_in: PyTorch's default for weights and biases."""
+    bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
+    return init.uniform(-bound, bound)
+
+
+class Linear(Module):
+    """x Wᵀ + b; weight (out_features, in_features)."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True):
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = Parameter((out_features, in_features), fan_in_uniform(in_features))
+        self.bias = Parameter((out_features,), fan_in_uniform(in_features)) if bias else None
+
+    def forward(self, x: Operand) -> Tensor:
+        return linear.linear(x, self.weight, self.bias)
+
+
+class Embedding(Module):
+    """Rows of a table; the row `padding_idx` starts at zero and gets no gradient."""
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None):
+        if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
+            raise ArgumentError("Embedding", f"padding_idx {padding_idx} of {num_embeddings} rows")
+        self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
+        self.weight = Parameter((num_embeddings, embedding_dim), self._first_table)
+
+    def _first_table(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
+        table = rng.normal(size=shape)
+        if self.padding_idx is not None:
+            table[self.padding_idx] = 0
+        return table
+
+    def forward(self, indices: Operand) -> Tensor:
+        rows = indexing.embedding(indices, self.weight)
+        if self.padding_idx is None:
+            return rows
+        # The value stays the table's; only the gradient of that row is cut.
+        from_table = unsqueeze(ne(indices, self.padding_idx), -1)
+        return where(from_table, rows, stop_gradient(rows))
+
+
+class LayerNorm(Module):
+    """Normalised over the last axes, scaled and shifted."""
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+    ):
+        self.normalized_shape = _as_shape(normalized_shape)
+        self.eps = eps
+        self.weight = Parameter(self.normalized_shape, init.ones) if elementwise_affine else None
+        has_bias = elementwise_affine and bias
+        self.bias = Parameter(self.normalized_shape, init.zeros) if has_bias else None
+
+    def forward(self, x: Operand) -> Tensor:
+        value = as_tensor(x)
+        _check_last("LayerNorm", value, self.normalized_shape)
+        dims = len(self.normalized_shape)
+        return activations.layer_norm(value, self.weight, self.bias, dims, self.eps)
+
+
+class RMSNorm(Module):
+    """Divided by the root mean square over the last axes, scaled."""
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+    ):
+        self.normalized_shape = _as_shape(normalized_shape)
+        self.eps = eps
+        self.weight = Parameter(self.normalized_shape, init.ones) if elementwise_affine else None
+
+    def forward(self, x: Operand) -> Tensor:
+        value = as_tensor(x)
+        _check_last("RMSNorm", value, self.normalized_shape)
+        # PyTorch's default is the distance from 1 to the next number of x's dtype.
+        eps = 2 * value.dtype.unit_roundoff if self.eps is None else self.eps
+        return activations.rms_norm(value, self.weight, len(self.normalized_shape), eps)
+
+
+def _as_shape(shape: int | Sequence[int]) -> Shape:
+    return (shape,) if isinstance(shape, int) else tuple(shape)
+
+
+def _check_last(name: str, x: Tensor, shape: Shape) -> None:
+    if x.shape[x.ndim - len(shape) :] != shape:
+        raise ShapeError(
+            name, f"x is {x.type}, the normalised shape {shape}", "They must end alike."
+        )
+
+
+class _Conv(Module):
+    """Convolution over `dims` spatial axes; weight (out, in / groups, kernel …)."""
+
+    dims = 0
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] | str = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+    ):
+        if groups < 1 or in_channels % groups or out_channels % groups:
+            raise ArgumentError(
+                type(self).__name__,
+                f"{groups} groups of {in_channels} and {out_channels} channels",
+                "groups divides both.",
+            )
+        kernel = (kernel_size,) * self.dims if isinstance(kernel_size, int) else tuple(kernel_size)
+        self.stride, self.padding, self.dilation = stride, padding, dilation
+        self.groups = groups
+        fan_in = in_channels // groups * size_of(kernel)
+        shape = (out_channels, in_channels // groups, *kernel)
+        self.weight = Parameter(shape, fan_in_uniform(fan_in))
+        self.bias = Parameter((out_channels,), fan_in_uniform(fan_in)) if bias else None
+
+    def forward(self, x: Operand) -> Tensor:
+        return linear.conv(
+            x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
+        )
+
+
+class Conv1d(_Conv):
+    """Convolution of (N, C, L)."""
+
+    dims = 1
+
+
+class Conv2d(_Conv):
+    """Convolution of (N, C, H, W)."""
+
+    dims = 2
+
+
+class Conv3d(_Conv):
+    """Convolution of (N, C, D, H, W)."""
+
+    dims = 3
+
+
+class _BatchNorm(Module):
+    """Normalised per channel: by the batch in training, by running statistics otherwise."""
+
+    ranks: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+    ):
+        self.num_features, self.eps, self.momentum = num_features, eps, momentum
+        self.weight = Parameter((num_features,), init.ones) if affine else None
+        self.bias = Parameter((num_features,), init.zeros) if affine else None
+        self.running_mean = State((num_features,), init.zeros) if track_running_stats else None
+        self.running_var = State((num_features,), init.ones) if track_running_stats else None
+        self.num_batches_tracked = (
+            State((), init.zeros, dtypes.int64) if track_running_stats else None
+        )
+
+    def forward(self, x: Operand) -> Tensor:
+        value = as_tensor(x)
+        if value.ndim not in self.ranks or value.shape[1] != self.num_features:
+            raise ShapeError(
+                type(self).__name__,
+                f"x is {value.type}, with {self.num_features} features",
+                f"It has {' or '.join(map(str, self.ranks))} axes, the second of them features.",
+            )
+        if self.training or self.running_mean is None or self.running_var is None:
+            centre, spread = self._batch_statistics(value)
+        else:
+            centre, spread = as_tensor(self.running_mean), as_tensor(self.running_var)
+        shape = (1, self.num_features, *(1,) * (value.ndim - 2))
+        normal = (value - reshape(centre, shape)) * rsqrt(reshape(spread, shape) + self.eps)
+        if self.weight is None or self.bias is None:
+            return normal
+        return normal * reshape(self.weight, shape) + reshape(self.bias, shape)
+
+    def _batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        axes = [i for i in range(x.ndim) if i != 1]
+        centre, spread = mean(x, axes), var(x, axes, correction=0)
+        if self.training and self.running_mean is not None and self.running_var is not None:
+            assert self.num_batches_tracked is not None
+            tracked = self.num_batches_tracked + 1
+            rate = 1 / tracked if self.momentum is None else as_tensor(self.momentum)
+            update(self.num_batches_tracked, tracked)
+            update(self.running_mean, _towards(self.running_mean, centre, rate))
+            update(self.running_var, _towards(self.running_var, var(x, axes), rate))
+        return centre, spread
+
+
+def _towards(old: State, new: Tensor, rate: Tensor) -> Tensor:
+    return old * (1 - rate) + stop_gradient(new) * rate
+
+
+class BatchNorm1d(_BatchNorm):
+    """Batch normalisation of (N, C) or (N, C, L)."""
+
+    ranks = (2, 3)
+
+
+class BatchNorm2d(_BatchNorm):
+    """Batch normalisation of (N, C, H, W)."""
+
+    ranks = (4,)

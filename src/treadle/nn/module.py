@@ -1,0 +1,253 @@
+"""`Module`: a description of a model. Declarations have no values; those live in the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from treadle.base import dtypes
+from treadle.base.dtypes import DType
+from treadle.base.errors import ArgumentError, NameTakenError, ShapeError, TraceError
+from treadle.base.shapes import Shape
+from treadle.frontend.binding import Binding, bound, is_training, name_of, tensor_of
+from treadle.frontend.coerce import as_tensor, cast
+from treadle.frontend.scopes import current_trace, into_scope
+from treadle.frontend.tensor import Operand, Placeholder, Tensor
+from treadle.ir.graph import OutputKind
+from treadle.ir.types import TensorType
+from treadle.nn import init as initialisers
+from treadle.nn.init import Init
+
+
+class Declaration(Placeholder):
+    """What `Parameter` and `State` share: a type and how the first value is made."""
+
+    noun = "declaration"
+
+    def __init__(self, shape: Shape, init: Init, dtype: DType):
+        self.type = TensorType(shape, dtype)
+        self.init = init
+
+    @property
+    def shape(self) -> Shape:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.type.rank
+
+    def tensor(self) -> Tensor:
+        found = tensor_of(self)
+        if found is None:
+            raise TraceError(
+                self.noun,
+                f"a {self.noun} {self.type} is used outside of a compiled step: it has no value",
+                "Call the model inside td.compile_step or td.compile_forward, or through "
+                "model.apply(model.init(seed), ...).",
+            )
+        return found
+
+    def first_value(self, seed: int, name: str) -> np.ndarray:
+        """The initial value, drawn from a stream of its own."""
+        value = np.asarray(self.init(self.shape, initialisers.stream(seed, name)))
+        if value.shape != self.shape:
+            raise ShapeError(
+                "init", f"{name} is {self.type}, its initialiser gives the shape {value.shape}"
+            )
+        return value.astype(self.dtype.numpy)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.type})"
+
+
+class Parameter(Declaration):
+    """A trained tensor: `nn.Parameter((out, in), nn.init.xavier_uniform())`.
+
+    `requires_grad=False` freezes it; `decay=False` exempts it from weight decay.
+    """
+
+    noun = "parameter"
+
+    def __init__(
+        self,
+        shape: Shape,
+        init: Init = initialisers.zeros,
+        requires_grad: bool = True,
+        decay: bool = True,
+        dtype: DType = dtypes.float32,
+    ):
+        super().__init__(shape, init, dtype)
+        if requires_grad and not dtype.is_float:
+            raise ArgumentError(
+                "Parameter", f"{self.type} cannot be trained", "Use nn.State for integers."
+            )
+        self.requires_grad = requires_grad
+        self.decay = decay
+
+
+class State(Declaration):
+    """A tensor that the forward updates with `td.update`: running statistics, a cache."""
+
+    noun = "state"
+
+    def __init__(
+        self, shape: Shape, init: Init = initialisers.zeros, dtype: DType = dtypes.float32
+    ):
+        super().__init__(shape, init, dtype)
+
+
+def update(state: State, value: Operand) -> None:
+    """Give a state its value for the next step, once per trace; it still reads as the old one."""
+    if not isinstance(state, State):
+        raise ArgumentError(
+            "update", f"{state!r} is not an nn.State", "Parameters change through the optimizer."
+        )
+    current = state.tensor()
+    new = cast(as_tensor(value), state.dtype)
+    name = name_of(state) or "?"
+    if new.shape != state.shape:
+        raise ShapeError("update", f"{name} is {state.type}, its new value {new.type}")
+    scope = current_trace()
+    if scope is None or current.scope.depth == 0:
+        return  # eager: there is no step to keep it
+    if any(e.kind is OutputKind.UPDATE and e.name == name for e in scope.effects):
+        raise NameTakenError(
+            "update", f"the state {name!r} is updated twice in one trace", "Combine the updates."
+        )
+    scope.add_effect(OutputKind.UPDATE, name, into_scope(new, scope))
+
+
+class Module:
+    """Base of models. Attributes that are modules, parameters or states, or lists and dicts of
+    them, are found and named by their path: "blocks.0.fc.weight".
+    """
+
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return self.forward(*arguments, **keywords)
+
+    @property
+    def training(self) -> bool:
+        """Whether the model is being traced for training."""
+        return is_training()
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """This module and all inside it, each once, by path."""
+        seen: set[int] = set()
+        for name, part in _walk(self, prefix, (Module,)):
+            if isinstance(part, Module) and id(part) not in seen:
+                seen.add(id(part))
+                yield name, part
+
+    def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
+        """Parameters by path; a shared one once, under its first name."""
+        yield from _declarations(self, prefix, Parameter)
+
+    def named_states(self, prefix: str = "") -> Iterator[tuple[str, State]]:
+        """States by path; a shared one once, under its first name."""
+        yield from _declarations(self, prefix, State)
+
+    def parameters(self) -> Iterator[Parameter]:
+        return (p for _, p in self.named_parameters())
+
+    def requires_grad_(self, requires_grad: bool = True) -> Module:
+        """Freeze or unfreeze every parameter inside."""
+        for parameter in self.parameters():
+            parameter.requires_grad = requires_grad
+        return self
+
+    def declarations(self) -> dict[str, Declaration]:
+        """Parameters and states by name; names are unique."""
+        found: dict[str, Declaration] = {}
+        for name, declaration in (*self.named_parameters(), *self.named_states()):
+            if name in found:
+                raise NameTakenError(
+                    "Module",
+                    f"two declarations of {type(self).__name__} have the name {name!r}",
+                    "Rename one; keys of dicts must not look like paths.",
+                )
+            found[name] = declaration
+        return found
+
+    def init(self, seed: int = 0) -> dict[str, np.ndarray]:
+        """First values of all parameters and states, by name."""
+        return {n: d.first_value(seed, n) for n, d in self.declarations().items()}
+
+    def apply(
+        self, values: Mapping[str, Any], *arguments: Any, training: bool = False, **keywords: Any
+    ) -> Any:
+        """Call the model with explicit values: for td.grad, td.vjp and eager runs.
+
+        Updates of states go with a trace and are dropped in an eager run.
+        """
+        declarations = self.declarations()
+        _check_names(type(self).__name__, declarations, values)
+        tensors: dict[int, Tensor] = {}
+        for name, declaration in declarations.items():
+            given = as_tensor(values[name])
+            if given.shape != declaration.shape:
+                raise ShapeError("apply", f"{name} is {declaration.type}, got {given.type}")
+            tensors[id(declaration)] = given
+        names = {id(d): n for n, d in declarations.items()}
+        with bound(Binding(tensors, names, training)):
+            return self(*arguments, **keywords)
+
+    def __repr__(self) -> str:
+        lines = [f"{type(self).__name__}("]
+        for name, part in vars(self).items():
+            if isinstance(part, (Module, Declaration)):
+                lines.append("  " + f"{name}: {part!r}".replace("\n", "\n  "))
+        return "\n".join([*lines, ")"]) if len(lines) > 1 else f"{type(self).__name__}()"
+
+
+def _check_names(model: str, declared: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    missing = [n for n in declared if n not in values]
+    unexpected = [n for n in values if n not in declared]
+    if missing or unexpected:
+        raise ArgumentError(
+            "apply",
+            f"{model}: missing {missing}, unexpected {unexpected}",
+            "Pass what model.init(seed) gives.",
+        )
+
+
+def _declarations(module: Module, prefix: str, kind: type) -> Iterator[tuple[str, Any]]:
+    seen: set[int] = set()
+    for name, part in _walk(module, prefix, (Module, kind)):
+        if isinstance(part, kind) and id(part) not in seen:
+            seen.add(id(part))
+            yield name, part
+
+
+def _walk(value: Any, path: str, kinds: tuple[type, ...]) -> Iterator[tuple[str, Any]]:
+    """Everything of `kinds` inside, by path, containers entered; each module entered once."""
+    stack: list[tuple[str, Any]] = [(path, value)]
+    entered: set[int] = set()
+    while stack:
+        name, part = stack.pop()
+        if isinstance(part, kinds):
+            yield name, part
+        if isinstance(part, Module) and id(part) in entered:
+            continue
+        children = _children(part)
+        if isinstance(part, Module):
+            entered.add(id(part))
+        stack += [(f"{name}.{k}" if name else str(k), c) for k, c in reversed(children)]
+
+
+def _children(part: Any) -> list[tuple[str, Any]]:
+    if isinstance(part, Module):
+        return list(vars(part).items())
+    if isinstance(part, (list, tuple)):
+        return [(str(i), c) for i, c in enumerate(part)]
+    if isinstance(part, dict):
+        return [(str(k), c) for k, c in part.items()]
+    return []

@@ -1,0 +1,159 @@
+"""LSTM and GRU through `scan`, with PyTorch's names and gate order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from treadle.base.errors import ArgumentError, ShapeError
+from treadle.frontend.coerce import as_tensor
+from treadle.frontend.control import scan
+from treadle.frontend.functions import linear
+from treadle.frontend.functions.activations import sigmoid
+from treadle.frontend.functions.arithmetic import tanh
+from treadle.frontend.functions.shaping import chunk, concat, stack, transpose, zeros
+from treadle.frontend.tensor import Operand, Tensor
+from treadle.nn import init
+from treadle.nn.containers import Dropout
+from treadle.nn.module import Module, Parameter
+
+Carry = tuple[Tensor, ...]
+
+
+class _Recurrent(Module):
+    """Layers of a cell, each over the whole sequence, one or both ways."""
+
+    gates = 0
+    carries = 0
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+    ):
+        if num_layers < 1 or hidden_size < 1:
+            raise ArgumentError(
+                type(self).__name__, f"{num_layers} layers of {hidden_size}", "Both are at least 1."
+            )
+        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
+        self.has_bias, self.batch_first, self.bidirectional = bias, batch_first, bidirectional
+        self.between = Dropout(dropout)
+        bound = 1 / math.sqrt(hidden_size)
+        ways = 2 if bidirectional else 1
+        for layer in range(num_layers):
+            width = input_size if layer == 0 else hidden_size * ways
+            for way in range(ways):
+                self._declare(_suffix(layer, way), width, init.uniform(-bound, bound))
+
+    def _declare(self, suffix: str, width: int, first: init.Init) -> None:
+        rows = self.gates * self.hidden_size
+        setattr(self, f"weight_ih_{suffix}", Parameter((rows, width), first))
+        setattr(self, f"weight_hh_{suffix}", Parameter((rows, self.hidden_size), first))
+        if self.has_bias:
+            setattr(self, f"bias_ih_{suffix}", Parameter((rows,), first))
+            setattr(self, f"bias_hh_{suffix}", Parameter((rows,), first))
+
+    def step(self, inputs: Tensor, hidden: Tensor, carry: Carry) -> Carry:
+        """The next carry from both projections; the first of it is the output."""
+        raise NotImplementedError
+
+    def run(self, x: Operand, initial: tuple[Operand, ...] | None) -> tuple[Tensor, Carry]:
+        sequence = as_tensor(x)
+        if sequence.ndim != 3 or sequence.shape[2] != self.input_size:
+            raise ShapeError(
+                type(self).__name__,
+                f"x is {sequence.type}, the input size {self.input_size}",
+                "x is (T, N, features), or (N, T, features) with batch_first.",
+            )
+        if self.batch_first:
+            sequence = transpose(sequence, 0, 1)
+        starts = self._initial(sequence, initial)
+        ways = 2 if self.bidirectional else 1
+        finals: list[Carry] = []
+        for layer in range(self.num_layers):
+            if layer:
+                sequence = self.between(sequence)
+            outputs = []
+            for way in range(ways):
+                start = tuple(s[layer * ways + way] for s in starts)
+                last, output = self._one_way(sequence, start, _suffix(layer, way), bool(way))
+                finals.append(last)
+                outputs.append(output)
+            sequence = concat(outputs, -1)
+        result = transpose(sequence, 0, 1) if self.batch_first else sequence
+        return result, tuple(stack(parts) for parts in zip(*finals, strict=True))
+
+    def _initial(self, sequence: Tensor, initial: tuple[Operand, ...] | None) -> Carry:
+        ways = 2 if self.bidirectional else 1
+        shape = (self.num_layers * ways, sequence.shape[1], self.hidden_size)
+        if initial is None:
+            return (zeros(shape, sequence.dtype),) * self.carries
+        given = tuple(as_tensor(t) for t in initial)
+        for t in given:
+            if t.shape != shape:
+                raise ShapeError(type(self).__name__, f"an initial state is {t.type}, not {shape}")
+        return given
+
+    def _one_way(
+        self, sequence: Tensor, start: Carry, suffix: str, reverse: bool
+    ) -> tuple[Carry, Tensor]:
+        parameter: Callable[[str], Parameter | None] = lambda kind: getattr(  # noqa: E731
+            self, f"{kind}_{suffix}", None
+        )
+        weight = parameter("weight_ih")
+        hidden_weight, hidden_bias = parameter("weight_hh"), parameter("bias_hh")
+        assert weight is not None and hidden_weight is not None  # noqa: PT018
+        # The inputs' half does not depend on the carry: one product for all steps.
+        projected = linear.linear(sequence, weight, parameter("bias_ih"))
+
+        def body(carry: Carry, inputs: Tensor) -> tuple[Carry, Tensor]:
+            hidden = linear.linear(carry[0], hidden_weight, hidden_bias)
+            after = self.step(inputs, hidden, carry)
+            return after, after[0]
+
+        return scan(body, start, projected, reverse=reverse)
+
+
+def _suffix(layer: int, way: int) -> str:
+    return f"l{layer}_reverse" if way else f"l{layer}"
+
+
+class LSTM(_Recurrent):
+    """Long short-term memory: `output, (h, c) = lstm(x)`."""
+
+    gates = 4
+    carries = 2
+
+    def step(self, inputs: Tensor, hidden: Tensor, carry: Carry) -> Carry:
+        i, f, g, o = chunk(inputs + hidden, 4, -1)
+        cell = sigmoid(f) * carry[1] + sigmoid(i) * tanh(g)
+        return sigmoid(o) * tanh(cell), cell
+
+    def forward(
+        self, x: Operand, initial: tuple[Operand, Operand] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        output, (h, c) = self.run(x, initial)
+        return output, (h, c)
+
+
+class GRU(_Recurrent):
+    """Gated recurrent unit: `output, h = gru(x)`."""
+
+    gates = 3
+    carries = 1
+
+    def step(self, inputs: Tensor, hidden: Tensor, carry: Carry) -> Carry:
+        reset_x, update_x, new_x = chunk(inputs, 3, -1)
+        reset_h, update_h, new_h = chunk(hidden, 3, -1)
+        update = sigmoid(update_x + update_h)
+        new = tanh(new_x + sigmoid(reset_x + reset_h) * new_h)
+        return ((1 - update) * new + update * carry[0],)
+
+    def forward(self, x: Operand, initial: Operand | None = None) -> tuple[Tensor, Tensor]:
+        output, (h,) = self.run(x, None if initial is None else (initial,))
+        return output, h

@@ -1,0 +1,368 @@
+"""The shape of the source: imports point down, no cycles, no late imports, sizes, names, start."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+PACKAGE = "treadle"
+SOURCE = Path(__file__).resolve().parent.parent / "src" / PACKAGE
+
+# What each folder, or module beside them, may import. Folders that do not exist yet are in the
+# table because the rule does not wait for them.
+BASE = frozenset({"base"})
+VALUES = BASE | {"ir", "kernel"}  # every value that is passed between stages
+TRACED = BASE | {"ir", "domains", "frontend"}
+MODELS = TRACED | {"autodiff"}
+LIBRARY = MODELS | {"nn", "losses", "metrics", "optim"}
+STAGES = frozenset({"precision", "egraph", "schedule", "memory", "codegen", "runtime"})
+BELOW_PIPELINE = LIBRARY | VALUES | STAGES
+ALL = BELOW_PIPELINE | {"verify", "pipeline", "interop", "report", "rules", "__init__"}
+
+MAY_IMPORT: dict[str, frozenset[str]] = {
+    "base": frozenset(),
+    "ir": BASE,
+    "kernel": BASE | {"ir"},
+    "domains": BASE | {"ir"},
+    "frontend": BASE | {"ir", "domains"},
+    "autodiff": TRACED,
+    "nn": MODELS,
+    "losses": MODELS,
+    "metrics": MODELS,
+    "optim": MODELS,
+    "precision": VALUES | {"frontend"},
+    **dict.fromkeys(sorted(STAGES - {"precision"}), VALUES),
+    "verify": BELOW_PIPELINE,
+    "rules": BELOW_PIPELINE,  # fills the tables
+    "pipeline": BELOW_PIPELINE | {"verify", "rules"},
+    "interop": BELOW_PIPELINE | {"pipeline"},
+    "report": BELOW_PIPELINE | {"pipeline"},
+    "train": ALL,
+    "__init__": ALL | {"train"},
+    "cli": ALL | {"train"},
+    "__main__": frozenset({"cli"}),
+}
+
+# Third-party packages a folder may import at the top of a module, and those that are optional or
+# heavy and so may also be imported inside a function.
+EVERYWHERE = frozenset({"ml_dtypes", "numpy"})
+THIRD_PARTY = {"cli": EVERYWHERE | {"rich"}}
+LATE = frozenset({"cuda", "llvmlite", "matplotlib", "onnx", "torch", "wgpu", "z3"})
+
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 70
+EMPTY_WORDS = frozenset(["util", "utils", "helper", "helpers", "manager", "handler", "info"])
+
+NOT_AT_START = ["cuda", "jax", "llvmlite", "matplotlib", "rich", "scipy", "torch", "wgpu"]
+MAX_IMPORT_SECONDS = 0.25
+IMPORT_RUNS = 5
+
+Modules = Mapping[str, ast.Module]  # by dotted name; packages end in .__init__
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, as written in one line of another."""
+
+    importer: str
+    line: int
+    target: str  # a module of ours by its key in Modules, or the name of another package
+    is_ours: bool
+    is_late: bool
+
+    def __str__(self) -> str:
+        return f"{self.importer}:{self.line} imports {self.target}"
+
+
+@cache
+def source_modules() -> dict[str, ast.Module]:
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+        found[".".join(parts)] = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    return found
+
+
+def parsed(sources: Mapping[str, str]) -> dict[str, ast.Module]:
+    """A made-up package, to see that each check can fail."""
+    return {f"{PACKAGE}.{name}": ast.parse(text) for name, text in sources.items()}
+
+
+def folder_of(module: str) -> str:
+    """The folder under the package, or the module's own name beside the folders."""
+    return module.split(".")[1]
+
+
+def imports_of(modules: Modules) -> list[Import]:
+    return [i for name, tree in modules.items() for i in _imports_in(name, tree, modules)]
+
+
+def _imports_in(importer: str, tree: ast.Module, modules: Modules) -> Iterator[Import]:
+    late = {
+        id(inner)
+        for function in ast.walk(tree)
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for inner in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        for target in _targets(importer, node, modules):
+            is_ours = target == PACKAGE or target.startswith(f"{PACKAGE}.")
+            name = target if is_ours else target.partition(".")[0]
+            yield Import(importer, node.lineno, name, is_ours, id(node) in late)
+
+
+def _targets(importer: str, node: ast.AST, modules: Modules) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [_module_key(alias.name, modules) for alias in node.names]
+    if not isinstance(node, ast.ImportFrom):
+        return []
+    # `from .a import b` counts from the folder that the importer lies in.
+    start = importer.rsplit(".", node.level)[0] + "." if node.level else ""
+    source = (start + (node.module or "")).rstrip(".")
+    # `from a import b` imports the module a.b if there is one, and otherwise a name of a.
+    return [_module_key(f"{source}.{alias.name}", modules, source) for alias in node.names]
+
+
+def _module_key(name: str, modules: Modules, otherwise: str | None = None) -> str:
+    for candidate in (name, otherwise or name):
+        for key in (candidate, f"{candidate}.__init__"):
+            if key in modules:
+                return key
+    return otherwise or name
+
+
+def dynamic_imports(modules: Modules) -> list[str]:
+    """Calls that import by a computed name, which no table can see."""
+    found = []
+    for name, tree in modules.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                if called == "__import__" or called.endswith("import_module"):
+                    found.append(f"{name}:{node.lineno} calls {called}")
+    return found
+
+
+def upward_imports(modules: Modules) -> list[str]:
+    found = []
+    for i in imports_of(modules):
+        if not i.is_ours:
+            continue
+        importer = folder_of(i.importer)
+        target = folder_of(i.target) if "." in i.target else "__init__"
+        if target != importer and target not in MAY_IMPORT.get(importer, frozenset()):
+            found.append(str(i))
+    return found
+
+
+def unknown_folders(modules: Modules) -> list[str]:
+    return sorted({folder_of(name) for name in modules} - set(MAY_IMPORT))
+
+
+def import_cycles(modules: Modules) -> list[list[str]]:
+    """Strongly connected sets of more than one module, or one that imports itself (Tarjan)."""
+    edges: dict[str, set[str]] = {name: set() for name in modules}
+    for i in imports_of(modules):
+        if i.target in modules:
+            edges[i.importer].add(i.target)
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    cycles: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        index[name] = low[name] = len(index)
+        stack.append(name)
+        for target in sorted(edges[name]):
+            if target not in index:
+                visit(target)
+                low[name] = min(low[name], low[target])
+            elif target in stack:
+                low[name] = min(low[name], index[target])
+        if low[name] == index[name]:
+            component = [stack.pop()]
+            while component[-1] != name:
+                component.append(stack.pop())
+            if len(component) > 1 or name in edges[name]:
+                cycles.append(sorted(component))
+
+    for name in sorted(edges):
+        if name not in index:
+            visit(name)
+    return cycles
+
+
+def late_imports(modules: Modules) -> list[str]:
+    late = [i for i in imports_of(modules) if i.is_late]
+    return [str(i) for i in late if i.is_ours or i.target not in LATE]
+
+
+def foreign_imports(modules: Modules) -> list[str]:
+    """Third-party packages at the top of a module that its folder does not depend on."""
+    found = []
+    for i in imports_of(modules):
+        known = THIRD_PARTY.get(folder_of(i.importer), EVERYWHERE) | sys.stdlib_module_names
+        if not (i.is_ours or i.is_late or i.target in known):
+            found.append(str(i))
+    return found
+
+
+def long_functions(modules: Modules, limit: int = MAX_FUNCTION_LINES) -> list[str]:
+    found = []
+    for name, tree in modules.items():
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                assert node.end_lineno is not None
+                length = node.end_lineno - node.lineno + 1
+                if length > limit:
+                    found.append(f"{name}:{node.lineno} {node.name} has {length} lines")
+    return found
+
+
+def empty_names(modules: Modules) -> list[str]:
+    """Modules whose name says nothing about what is inside."""
+    return [name for name in modules if EMPTY_WORDS & set(re.split(r"[._]", name))]
+
+
+def _list(problems: list[str]) -> str:
+    return "\n".join(["", *problems])
+
+
+def test_every_folder_has_its_row() -> None:
+    assert not unknown_folders(source_modules())
+
+
+def test_imports_point_down() -> None:
+    problems = upward_imports(source_modules())
+    assert not problems, _list(problems)
+
+
+def test_stages_meet_only_in_the_pipeline() -> None:
+    for stage in STAGES:
+        assert not MAY_IMPORT[stage] & STAGES
+
+
+def test_nothing_imports_the_top() -> None:
+    for folder, allowed in MAY_IMPORT.items():
+        assert folder == "__main__" or "cli" not in allowed, folder
+        if folder not in ("train", "__init__", "cli"):
+            assert not allowed & {"train", "__init__"}, folder
+
+
+def test_no_import_cycles() -> None:
+    problems = [" <-> ".join(c) for c in import_cycles(source_modules())]
+    assert not problems, _list(problems)
+
+
+def test_no_late_imports() -> None:
+    problems = late_imports(source_modules()) + dynamic_imports(source_modules())
+    assert not problems, _list(problems)
+
+
+def test_third_party_packages() -> None:
+    problems = foreign_imports(source_modules())
+    assert not problems, _list(problems)
+
+
+def test_files_are_short() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for path in SOURCE.rglob("*.py")}
+    problems = [
+        f"{path.relative_to(SOURCE)} has {n} lines"
+        for path, n in lengths.items()
+        if n > MAX_FILE_LINES
+    ]
+    assert not problems, _list(problems)
+
+
+def test_functions_are_short() -> None:
+    problems = long_functions(source_modules())
+    assert not problems, _list(problems)
+
+
+def test_names_say_something() -> None:
+    assert not empty_names(source_modules())
+
+
+@pytest.mark.parametrize(
+    ("check", "sources"),
+    [
+        (upward_imports, {"base.a": "import treadle.ir.b", "ir.b": ""}),
+        (upward_imports, {"base.a": "from treadle.ir import b", "ir.b": ""}),
+        (upward_imports, {"base.a": "from ..ir import b", "ir.b": ""}),
+        (upward_imports, {"base.a": "from treadle import ir", "ir.__init__": ""}),
+        (upward_imports, {"memory.a": "from treadle.schedule.b import c", "schedule.b": ""}),
+        (upward_imports, {"domains.a": "from treadle.frontend import b", "frontend.b": ""}),
+        (upward_imports, {"verify.a": "from treadle.pipeline import b", "pipeline": ""}),
+        (upward_imports, {"train.a": "from treadle.cli.b import c", "cli.b": ""}),
+        (upward_imports, {"ir.a": "from treadle import rules", "rules": ""}),
+        (upward_imports, {"ir.a": "import treadle as td", "__init__": ""}),
+        (upward_imports, {"ir.a": "from treadle import zeros", "__init__": ""}),
+        (unknown_folders, {"misc.a": ""}),
+        (import_cycles, {"ir.a": "import treadle.ir.b", "ir.b": "from treadle.ir import a"}),
+        (import_cycles, {"ir.a": "def f():\n import treadle.ir.b", "ir.b": "from . import a"}),
+        (late_imports, {"ir.a": "def f():\n    import treadle.base.b", "base.b": ""}),
+        (late_imports, {"ir.a": "class C:\n    def f(self):\n        import scipy"}),
+        (late_imports, {"ir.a": "async def f():\n    import json"}),
+        (dynamic_imports, {"ir.a": "importlib.import_module('torch')"}),
+        (dynamic_imports, {"ir.a": "__import__('torch')"}),
+        (foreign_imports, {"ir.a": "from scipy import special"}),
+        (foreign_imports, {"ir.a": "import rich"}),
+        (long_functions, {"ir.a": "def f():\n" + "    x = 1\n" * MAX_FUNCTION_LINES}),
+        (empty_names, {"ir.graph_utils": ""}),
+    ],
+)
+def test_each_check_can_fail(check, sources) -> None:  # type: ignore[no-untyped-def]
+    assert check(parsed(sources))
+
+
+def test_what_is_allowed_passes() -> None:
+    modules = parsed(
+        {
+            "base.a": "import json\nimport numpy as np",
+            "ir.b": "from treadle.base import a\nfrom treadle.base.a import x",
+            "runtime.c": "def load():\n    import cuda.bindings",
+            "cli.d": "import rich.console\nimport treadle as td",
+            "__init__": "from treadle.ir.b import x as x",
+            "__main__": "from treadle.cli.d import main",
+        }
+    )
+    assert not upward_imports(modules)
+    assert not import_cycles(modules)
+    assert not late_imports(modules)
+    assert not foreign_imports(modules)
+
+
+_IMPORT_TIMED = """
+import sys, time
+start = time.perf_counter()
+import treadle
+seconds = time.perf_counter() - start
+print(seconds, *sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+
+
+def _import_in_fresh_process() -> tuple[float, set[str]]:
+    run = [sys.executable, "-c", _IMPORT_TIMED]
+    done = subprocess.run(run, capture_output=True, text=True, check=True)
+    seconds, *names = done.stdout.split()
+    return float(seconds), set(names)
+
+
+def test_import_is_light() -> None:
+    """Neither heavy nor optional packages, and a quarter second: the best of a few runs."""
+    best = float("inf")
+    for _ in range(IMPORT_RUNS):
+        seconds, names = _import_in_fresh_process()
+        assert not names & set(NOT_AT_START)
+        best = min(best, seconds)
+        if best <= MAX_IMPORT_SECONDS:
+            break
+    assert best <= MAX_IMPORT_SECONDS

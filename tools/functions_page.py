@@ -1,0 +1,163 @@
+"""Writes docs/functions.md from the signatures and docstrings of the public names.
+
+    python tools/functions_page.py
+
+A test compares the page with what this writes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import treadle as td
+from treadle.base.dtypes import DType
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "functions.md"
+
+INTRODUCTION = """\
+# Functions
+
+Every public name of `treadle`, imported as `td`. This page is written by
+`tools/functions_page.py` from the docstrings; change those and run it again.
+
+All functions take traced and eager tensors, NumPy arrays and Python numbers. Shapes broadcast as
+in NumPy. Python numbers are weak: they take the dtype of the tensor they meet. An axis may be
+counted from the end."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A section: the names that come from one module."""
+
+    title: str
+    module: str
+    note: str = ""
+
+
+FAMILIES = (
+    Family("Tensors and graphs", "treadle.frontend.coerce"),
+    Family("Tracing", "treadle.frontend.tracing", "See [graphs](graphs.md)."),
+    Family("Loops and recomputation", "treadle.frontend.control", "See [gradients](gradients.md)."),
+    Family("Differentiation", "treadle.autodiff.transforms", "See [gradients](gradients.md)."),
+    Family("Elementwise", "treadle.frontend.functions.arithmetic"),
+    Family("Activations and normalisation", "treadle.frontend.functions.activations"),
+    Family("Products, convolution, pooling, attention", "treadle.frontend.functions.linear"),
+    Family("Reductions and ordering", "treadle.frontend.functions.reductions"),
+    Family("Shapes, and tensors from nothing", "treadle.frontend.functions.shaping"),
+    Family("Gathering and scattering", "treadle.frontend.functions.indexing"),
+)
+CLASSES = ("Tensor", "Spec", "Graph")
+OPERATORS = "`+ - * / // % ** @ & | ^ ~ == != < <= > >= abs(x) len(x) x[...]`"
+
+
+def public_names() -> list[str]:
+    """What `treadle/__init__.py` gives away, without the folders it is made of."""
+    folders = {path.name for path in Path(td.__file__).parent.iterdir() if path.is_dir()}
+    return sorted(n for n in vars(td) if not n.startswith("_") and n not in folders)
+
+
+def page() -> str:
+    names = {name: getattr(td, name) for name in public_names()}
+    functions = {n: f for n, f in names.items() if inspect.isfunction(f)}
+    known = {family.module for family in FAMILIES}
+    for name, function in functions.items():
+        assert function.__module__ in known, f"td.{name} is of no family: {function.__module__}"
+    parts = [INTRODUCTION]
+    for family in FAMILIES:
+        rows = [_row(f"td.{n}", f) for n, f in functions.items() if f.__module__ == family.module]
+        if family is FAMILIES[0]:
+            rows = [_class_row(n) for n in CLASSES] + rows
+        parts.append(_section(family.title, family.note, rows))
+    parts.append(_methods())
+    parts.append(_random())
+    parts.append(_dtypes(v for v in names.values() if isinstance(v, DType)))
+    errors = [n for n, v in names.items() if inspect.isclass(v) and issubclass(v, Exception)]
+    parts.append(_section("Errors and warnings", _ERRORS, [_class_row(n) for n in errors]))
+    parts.append(
+        "`td.rules` fills the rule tables when `treadle` is imported; it has no functions."
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+_ERRORS = "Each error has `operation`, `cause`, `remedy` and `origin`, the user's line."
+
+
+def _section(title: str, note: str, rows: list[str]) -> str:
+    lines = [f"## {title}", ""]
+    if note:
+        lines += [note, ""]
+    return "\n".join([*lines, "| name | what it is |", "|---|---|", *rows])
+
+
+def _row(name: str, function: Any, skip_first: bool = False) -> str:
+    return f"| `{name}({_arguments(function, skip_first)})` | {_first_line(function)} |"
+
+
+def _class_row(name: str) -> str:
+    return f"| `td.{name}` | {_first_line(getattr(td, name))} |"
+
+
+def _first_line(thing: Any) -> str:
+    text = inspect.getdoc(thing)
+    assert text, f"{thing} has no docstring"
+    return text.split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+
+
+def _arguments(function: Any, skip_first: bool) -> str:
+    shown = []
+    for p in list(inspect.signature(function).parameters.values())[int(skip_first) :]:
+        stars = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
+        default = "" if p.default is p.empty else f"={_default(p.default)}"
+        shown.append(f"{stars}{p.name}{default}")
+    return ", ".join(shown)
+
+
+def _default(value: object) -> str:
+    return f"td.{value.name}" if isinstance(value, DType) else repr(value)
+
+
+def _methods() -> str:
+    """Methods that are functions of tensors; the operators are named in one line."""
+    rows = []
+    for name in dir(td.Tensor):
+        method = inspect.getattr_static(td.Tensor, name)
+        if name.startswith("_") or not inspect.getdoc(method):
+            continue
+        if isinstance(method, property):
+            rows.append(f"| `.{name}` | {_first_line(method)} |")
+        elif inspect.isfunction(method):
+            rows.append(_row(f".{name}", method, skip_first=True))
+    note = f"`.shape`, `.dtype`, `.ndim`, `.size`, `.type`, and the operators {OPERATORS}."
+    return _section("Methods of a tensor", note, rows)
+
+
+def _random() -> str:
+    module: ModuleType = td.random
+    functions = {n: f for n, f in vars(module).items() if inspect.isfunction(f)}
+    own = {n: f for n, f in functions.items() if f.__module__ == module.__name__}
+    rows = [_row(f"td.random.{n}", f) for n, f in sorted(own.items()) if not n.startswith("_")]
+    return _section("Random numbers: td.random", _first_line(module), rows)
+
+
+def _dtypes(dtypes: Iterable[DType]) -> str:
+    rows = [f"| `td.{'bool_' if d.kind == 'bool' else d.name}` | {_described(d)} |" for d in dtypes]
+    return _section("Element types", "", rows)
+
+
+def _described(dtype: DType) -> str:
+    if dtype.kind == "bool":
+        return "true or false"
+    if dtype.is_float:
+        return f"{dtype.bits} bits, {dtype.fraction_bits} of them the fraction"
+    low, high = dtype.range()
+    return f"integers from {low} to {high}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
