@@ -195,7 +195,9 @@ def choice_cases() -> Iterator[Case]:
         normal(3, 4),
     )
     yield case("cast", lambda x: td.cast(x, td.int32), lambda x: x.to(torch.int32), normal(5) * 9)
-    yield case("cast", lambda x: td.cast(x, "bool"), lambda x: x.to(torch.bool), whole(3, 4, high=2))
+    yield case(
+        "cast", lambda x: td.cast(x, "bool"), lambda x: x.to(torch.bool), whole(3, 4, high=2)
+    )
 
 
 # Shaping -----------------------------------------------------------------------------------------
@@ -437,9 +439,7 @@ def ordering_cases() -> Iterator[Case]:
             (X,),
             str(axis),
         )
-    yield case(
-        "cumsum", lambda x: td.cumsum(x, 1, True), lambda x: x.flip(1).cumsum(1).flip(1), X
-    )
+    yield case("cumsum", lambda x: td.cumsum(x, 1, True), lambda x: x.flip(1).cumsum(1).flip(1), X)
     yield case("cumsum", lambda x: td.cumsum(x, 0), lambda x: x.cumsum(0), normal(0, 3))
     for values, axis, down in product((X[0], ties, normal(3, 0)), (0, -1), (False, True)):
         keywords = {"stable": True, "descending": down}
@@ -636,7 +636,11 @@ def torch_attention(
 
 
 def attention_cases() -> Iterator[Case]:
-    heads = [((2, 4, 5, 3), (2, 4, 5, 3)), ((2, 4, 5, 3), (2, 2, 7, 3)), ((1, 6, 4, 2), (1, 1, 4, 2))]
+    heads = [
+        ((2, 4, 5, 3), (2, 4, 5, 3)),
+        ((2, 4, 5, 3), (2, 2, 7, 3)),
+        ((1, 6, 4, 2), (1, 1, 4, 2)),
+    ]
     for (q, k), causal, scale in product(heads, (False, True), (None, 0.3)):
         inputs = normal(*q), normal(*k, seed=1), normal(*k[:3], 6, seed=2)
         keywords = {"causal": causal, "scale": scale}
@@ -669,9 +673,7 @@ def activation_cases() -> Iterator[Case]:
         yield case("swiglu", td.swiglu, gated(F.silu), normal(*shape))
         yield case("geglu", td.geglu, gated(F.gelu), normal(*shape))
     for axis, x in product((0, -1), (X, X * 500, normal(3, 0), normal(0, 3))):
-        yield case(
-            "softmax", lambda x, a=axis: td.softmax(x, a), lambda x, a=axis: x.softmax(a), x
-        )
+        yield case("softmax", lambda x, a=axis: td.softmax(x, a), lambda x, a=axis: x.softmax(a), x)
         yield case(
             "log_softmax",
             lambda x, a=axis: td.log_softmax(x, a),
@@ -794,6 +796,34 @@ def test_function(case: Case) -> None:
         assert ours.dtype == compiled.dtype
         assert ours.shape == compiled.shape
         assert ours.tobytes() == compiled.tobytes()
+
+
+def is_smooth(case: Case) -> bool:
+    """Whether the call takes floats, and finite ones only."""
+    floats = [x for x in case.inputs if x.dtype == np.float64]
+    return bool(floats) and all(np.isfinite(x).all() for x in floats)
+
+
+# Their vjp fails where the result itself has a cotangent: see test_transforms.
+FLAT = {"sign", "floor", "stop_gradient", "floor_divide"}
+SMOOTH = [c for c in CASES if is_smooth(c) and c.name not in FLAT]
+
+
+@pytest.mark.parametrize("case", SMOOTH, ids=[f"{c.name} {c.label}" for c in SMOOTH])
+def test_forward_and_reverse_mode_agree(case: Case) -> None:
+    """⟨ct, J v⟩ = ⟨Jᵀ ct, v⟩; the two modes share no rule."""
+    rng = np.random.default_rng(0)
+    moves = [np.asarray(rng.normal(size=x.shape)) for x in case.inputs]
+    tangents = [m if x.dtype == np.float64 else x for x, m in zip(case.inputs, moves)]
+    results, slopes = (trees.flatten(t)[0] for t in td.jvp(case.call, case.inputs, tangents))
+    primal, pull = td.vjp(case.call, *case.inputs)
+    structure = trees.flatten(primal)[1]
+    cts = [np.asarray(rng.normal(size=r.shape), r.dtype.numpy) for r in results]
+    pulled = pull(structure.rebuild(cts))
+    pairs = zip(slopes, cts)
+    forward = sum((s.numpy() * ct).sum() for s, ct in pairs if s.dtype.is_float)
+    reverse = sum((g.numpy() * t).sum() for g, t in zip(pulled, tangents) if g.dtype.is_float)
+    np.testing.assert_allclose(forward, reverse, rtol=1e-9, atol=1e-9)
 
 
 def public_functions() -> set[str]:

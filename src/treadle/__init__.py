@@ -1,6 +1,9 @@
 """Treadle: a neural network's whole training step as one checked native program."""
 
 # Fills the rule tables, which gives ops their meaning and gradients.
+from treadle import losses as losses
+from treadle import nn as nn
+from treadle import optim as optim
 from treadle import rules as rules
 from treadle.autodiff.transforms import custom_vjp as custom_vjp
 from treadle.autodiff.transforms import grad as grad
@@ -19,16 +22,25 @@ from treadle.base.dtypes import uint8 as uint8
 from treadle.base.dtypes import uint32 as uint32
 from treadle.base.errors import ArgumentError as ArgumentError
 from treadle.base.errors import AxisError as AxisError
+from treadle.base.errors import BatchError as BatchError
+from treadle.base.errors import DeviceError as DeviceError
 from treadle.base.errors import DTypeError as DTypeError
 from treadle.base.errors import GradientError as GradientError
 from treadle.base.errors import GraphError as GraphError
 from treadle.base.errors import IndexRangeError as IndexRangeError
+from treadle.base.errors import LoadError as LoadError
 from treadle.base.errors import NameTakenError as NameTakenError
 from treadle.base.errors import ParseError as ParseError
 from treadle.base.errors import ShapeError as ShapeError
 from treadle.base.errors import TraceError as TraceError
 from treadle.base.errors import TreadleError as TreadleError
 from treadle.base.errors import UnreachedWarning as UnreachedWarning
+from treadle.compiling import compile_manual_step as compile_manual_step
+from treadle.compiling import compile_step as compile_step
+from treadle.forward import Forward as Forward
+from treadle.forward import Program as Program
+from treadle.forward import compile as compile
+from treadle.forward import compile_forward as compile_forward
 from treadle.frontend import random as random
 from treadle.frontend.coerce import tensor as tensor
 from treadle.frontend.control import checkpoint as checkpoint
@@ -150,6 +162,7 @@ from treadle.frontend.functions.shaping import triu as triu
 from treadle.frontend.functions.shaping import unsqueeze as unsqueeze
 from treadle.frontend.functions.shaping import zeros as zeros
 from treadle.frontend.functions.shaping import zeros_like as zeros_like
+from treadle.frontend.mean import Mean as Mean
 from treadle.frontend.tensor import Tensor as Tensor
 from treadle.frontend.tracing import capture as capture
 from treadle.frontend.tracing import debug_print as debug_print
@@ -157,5 +170,13 @@ from treadle.frontend.tracing import metric as metric
 from treadle.frontend.tracing import trace as trace
 from treadle.ir.graph import Graph as Graph
 from treadle.ir.types import Spec as Spec
+from treadle.nn.module import update as update
+from treadle.nn.summary import summary as summary
+from treadle.pipeline import CompileOptions as CompileOptions
+from treadle.pipeline import CompileReport as CompileReport
+from treadle.results import EvalResult as EvalResult
+from treadle.results import RunResult as RunResult
+from treadle.results import StepResult as StepResult
+from treadle.step import TrainStep as TrainStep
 
 __version__ = "0.1.0"

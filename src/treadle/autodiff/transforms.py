@@ -31,11 +31,12 @@ from treadle.frontend.tracing import (
     argument_names,
     emit,
     function_name,
+    outline,
     register_effects,
     tensors_of,
     trace_inside,
 )
-from treadle.ir.control import CALL, Call
+from treadle.ir.control import CALL, Call, bodies
 from treadle.ir.graph import Graph, Output, OutputKind
 from treadle.ir.types import TensorType
 
@@ -72,7 +73,7 @@ def value_and_grad(
         result = differentiate(traced.graph, [n for i in chosen for n in names[i]])
         if result.unreached:
             _warn_unreached(function, result.unreached)
-        values = emit(result.graph, _inputs(traced, given))
+        values = emit(result.graph, traced.inputs_for(given))
         register_effects(result.graph.outputs, values)
         gradients = {
             o.name: v
@@ -97,14 +98,13 @@ def _chosen(function: Function, argnums: int | Sequence[int], count: int) -> lis
 
 def _check_loss(traced: Traced, has_aux: bool) -> None:
     structure = traced.structure
-    if has_aux and (structure.kind is not tuple or len(structure.children) != 2):
-        raise GradientError(
-            "grad", "has_aux is set, but the function does not return (scalar, other)"
-        )
-    if not has_aux and structure.kind is not None:
+    is_pair = structure.kind is tuple and len(structure.children) == 2
+    loss = structure.children[0] if has_aux and is_pair else structure
+    if loss.kind is not None or (has_aux and not is_pair):
+        expected = "(scalar, other), as has_aux is set" if has_aux else "one scalar"
         raise GradientError(
             "grad",
-            "the function returns several values",
+            f"the function returns {outline(structure)}, counting tensors, not {expected}",
             "Return one scalar, or (scalar, other) with has_aux=True.",
         )
     graph = traced.graph
@@ -114,11 +114,6 @@ def _check_loss(traced: Traced, has_aux: bool) -> None:
 def _names_by_argument(function: Function, given: Sequence[Tree]) -> list[list[str]]:
     names = iter(argument_names(function, given))
     return [[next(names) for _ in trees.flatten(a)[0]] for a in given]
-
-
-def _inputs(traced: Traced, given: Sequence[Tree]) -> dict[str, Tensor]:
-    leaves = [t for a in given for t in trees.flatten(a)[0]]
-    return dict(zip(traced.input_names, [*leaves, *traced.outer], strict=True))
 
 
 def _gradient_tree(argument: Tree, names: Sequence[str], gradients: dict[str, Tensor]) -> Tree:
@@ -131,14 +126,16 @@ def _gradient_tree(argument: Tree, names: Sequence[str], gradients: dict[str, Te
 
 def _warn_unreached(function: Function, names: Sequence[str]) -> None:
     cause = f"the result of {function_name(function)} does not depend on {', '.join(names)}"
-    warnings.warn(f"grad: {cause} [{user_origin()}]", UnreachedWarning, stacklevel=3)
+    origin = user_origin()
+    file, line = (origin.file, origin.line) if origin else ("treadle", 0)
+    warnings.warn_explicit(f"grad: {cause} [{origin}]", UnreachedWarning, file, line)
 
 
 def vjp(function: Function, *primals: Tree) -> tuple[Tree, Callable[[Tree], tuple[Tree, ...]]]:
     """The result, and a function from its cotangent to those of the arguments."""
     given = tensors_of(primals)
     traced = trace_inside(function, given, function_name(function))
-    inputs = _inputs(traced, given)
+    inputs = traced.inputs_for(given)
     values = emit(traced.graph, inputs)
     register_effects(traced.graph.outputs, values)
     count = traced.structure.leaves
@@ -150,7 +147,12 @@ def vjp(function: Function, *primals: Tree) -> tuple[Tree, Callable[[Tree], tupl
     def pull(cotangent: Tree) -> tuple[Tree, ...]:
         cts, structure = trees.flatten(tensors_of([cotangent])[0])
         if structure != traced.structure:
-            raise GradientError("vjp", "the cotangent has another structure than the result")
+            raise GradientError(
+                "vjp",
+                f"the cotangent has another structure than the result: {outline(structure)}, not "
+                f"{outline(traced.structure)}",
+                "Give one cotangent for each result.",
+            )
         for i, (ct, value) in enumerate(zip(cts, values, strict=False)):
             if present[i] and ct.type != value.type:
                 raise GradientError(
@@ -179,20 +181,26 @@ def jvp(function: Function, primals: Sequence[Tree], tangents: Sequence[Tree]) -
     leaves, structure = trees.flatten(list(given))
     moves, other = trees.flatten(list(directions))
     if structure != other:
-        raise GradientError("jvp", "the tangents have another structure than the primals")
+        raise GradientError(
+            "jvp",
+            f"the tangents have another structure than the primals: {outline(other)}, not "
+            f"{outline(structure)}",
+            "Give one tangent for each primal.",
+        )
     for x, t in zip(leaves, moves, strict=True):
         if x.dtype.is_float and x.type != t.type:
             raise GradientError(
                 "jvp", f"the tangent is {t.type}, the primal {x.type}", "They must be equal."
             )
     traced = trace_inside(function, given, function_name(function))
+    _refuse_custom(traced.graph)
     by_name = dict(zip(traced.names, moves, strict=True))
     scope = current_scope()
     domain: Domain[Any] = (
         Symbolic(scope.builder, user_origin()) if isinstance(scope, Trace) else EAGER.oracle
     )
     inputs = {}
-    for name, x in _inputs(traced, given).items():
+    for name, x in traced.inputs_for(given).items():
         moved = by_name.get(name)
         tangent = moved if moved is not None and x.dtype.is_float else None
         handles = [None if t is None else _handle(t, scope) for t in (x, tangent)]
@@ -207,6 +215,21 @@ def jvp(function: Function, primals: Sequence[Tree], tangents: Sequence[Tree]) -
     ]
     count = traced.structure.leaves
     return traced.structure.rebuild(values[:count]), traced.structure.rebuild(slopes[:count])
+
+
+def _refuse_custom(graph: Graph) -> None:
+    """Forward mode differentiates a body; it cannot use a user's own backward."""
+    pending = [graph]
+    while pending:
+        for node in pending.pop().nodes:
+            call = node.attributes
+            if isinstance(call, Call) and call.backward is not None:
+                raise GradientError(
+                    "jvp",
+                    f"{call.name} has a backward of its own, which forward mode cannot use",
+                    "Use td.vjp or td.grad.",
+                )
+            pending.extend(bodies(call))
 
 
 def _handle(x: Tensor, scope: Any) -> Any:
@@ -277,6 +300,14 @@ def _trace_backward(
             raise GradientError(
                 "custom_vjp",
                 f"the backward of {name} uses tensors that are not its arguments ({outer})",
+                "Pass them as arguments of the forward: the backward is given those too.",
+            )
+        if trace.effects:
+            effect = trace.effects[0]
+            raise GradientError(
+                "custom_vjp",
+                f"the backward of {name} has the {effect.kind.value} {effect.name!r}",
+                "Captures, metrics and prints belong in the forward.",
             )
         outputs = [
             Output(OutputKind.GRADIENT, str(i), g.handle)
@@ -311,7 +342,10 @@ def _like(name: str, i: int, part: Tree, structure: trees.Structure) -> list[Ten
     gradients, found = trees.flatten(part)
     if found != structure:
         raise GradientError(
-            "custom_vjp", f"gradient {i} of {name} has another structure than input {i}"
+            "custom_vjp",
+            f"gradient {i} of {name} has another structure than input {i}: {outline(found)}, not "
+            f"{outline(structure)}",
+            "Return it as its input came.",
         )
     return [as_tensor(g) for g in gradients]
 

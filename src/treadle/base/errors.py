@@ -66,5 +66,17 @@ class ParseError(TreadleError, ValueError):
     """Text that is not a graph."""
 
 
+class BatchError(TreadleError, ValueError):
+    """A batch does not have the arrays, shapes or dtypes that were compiled for."""
+
+
+class LoadError(TreadleError, ValueError):
+    """Values that are loaded do not fit, or a file is not what it should be."""
+
+
+class DeviceError(TreadleError, RuntimeError):
+    """A device that is not there or cannot do what is asked."""
+
+
 class UnreachedWarning(UserWarning):
     """A gradient was asked for something that the result does not depend on."""

@@ -279,7 +279,7 @@ def equal_graphs(
     """Whether all outputs agree on random field elements, in every trial.
 
     Integer and bool leaves must be in `given`. Two graphs that differ as polynomials of degree d
-    pass a trial with probability at most d/p + d/q (Schwartz–Zippel, in either lane); equal ones always pass.
+    pass a trial with probability at most d/p + d/q (Schwartz–Zippel); equal ones always do.
     """
     from_first = {name: first.nodes[i].types[0] for name, i in first.leaves.items()}
     leaves = from_first | {name: second.nodes[i].types[0] for name, i in second.leaves.items()}

@@ -38,17 +38,21 @@ def tensor(data: object, dtype: object = None) -> Tensor:
 
 def _array_of(data: object, dtype: DType | None = None) -> np.ndarray:
     """The data in a dtype: the given one, or else its own."""
-    try:
-        array = np.asarray(data)
-    except ValueError as error:
-        raise ShapeError(
-            "tensor", f"the data is not an array: {error}", "Rows must have equal lengths."
-        ) from error
+    array = _raw(data)
     is_number = array.dtype.kind not in "OSUMmc"
     chosen = dtype if dtype and is_number else dtype_of_data(data, array)
     if chosen.is_integer and array.dtype != chosen.numpy and array.size:
         _check_range(array, chosen)
     return array.astype(chosen.numpy)
+
+
+def _raw(data: object) -> np.ndarray:
+    try:
+        return np.asarray(data)
+    except ValueError as error:
+        raise ShapeError(
+            "tensor", f"the data is not an array: {error}", "Rows must have equal lengths."
+        ) from error
 
 
 def _check_range(array: np.ndarray, dtype: DType) -> None:
@@ -136,7 +140,7 @@ def common_dtype(values: Sequence[Operand]) -> DType:
 def _strong_dtype(value: Operand) -> DType:
     if isinstance(value, (Tensor, Placeholder)):
         return as_tensor(value).dtype
-    return dtype_of_data(value, np.asarray(value))
+    return dtype_of_data(value, _raw(value))
 
 
 def _rank(dtype: DType) -> int:
@@ -167,7 +171,7 @@ def common_shape(name: str, values: Sequence[Operand]) -> Shape:
 def _shape_of(value: Operand) -> Shape:
     if isinstance(value, (Tensor, Placeholder)):
         return as_tensor(value).shape
-    return () if is_weak(value) else np.asarray(value).shape
+    return () if is_weak(value) else _raw(value).shape
 
 
 def spread(value: Operand, shape: Shape, dtype: DType) -> Tensor:

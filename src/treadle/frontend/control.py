@@ -7,14 +7,20 @@ from functools import wraps
 from typing import Any
 
 from treadle.base import dtypes, trees
-from treadle.base.errors import ArgumentError, ShapeError
+from treadle.base.errors import ArgumentError, DTypeError, ShapeError
 from treadle.base.trees import Tree
-from treadle.frontend.coerce import as_tensor, cast
+from treadle.frontend.coerce import as_tensor
 from treadle.frontend.functions.reductions import sum as sum_over
-from treadle.frontend.functions.shaping import concat, iota, slice_along, stack
+from treadle.frontend.functions.shaping import concat, integer_of, iota, slice_along, stack
 from treadle.frontend.scopes import Trace, bind, current_trace, into_scope, tracing
 from treadle.frontend.tensor import Tensor
-from treadle.frontend.tracing import function_name, register_effects, tensors_of, trace_inside
+from treadle.frontend.tracing import (
+    function_name,
+    outline,
+    register_effects,
+    tensors_of,
+    trace_inside,
+)
 from treadle.ir.control import CALL, SCAN, Call, Scan
 from treadle.ir.graph import Graph, Output, OutputKind
 from treadle.ir.ops.indexing import KEY_TYPE
@@ -88,28 +94,37 @@ def _eager_scan(
     reverse: bool,
 ) -> tuple[Tree, Tree]:
     outputs: list[list[Tensor]] = []
-    structure = None
+    y_structure = None
+    carries, carry_structure = trees.flatten(carry)
+    rows, row_structure = trees.flatten(xs)
     for i in reversed(range(steps)) if reverse else range(steps):
-        leaves, rows = trees.flatten(xs)
-        carry, y = function(carry, rows.rebuild(t[i] for t in leaves))
-        leaves, structure = trees.flatten(y)
-        outputs.append(leaves)
-    if structure is None:
+        row = row_structure.rebuild(t[i] for t in rows)
+        result = function(carry_structure.rebuild(carries), row)
+        carries, ys, y_structure = _checked_step(result, carries, carry_structure)
+        outputs.append(ys)
+    if y_structure is None:
         raise ArgumentError(
             "scan", "an eager scan of no steps has no results", "Trace it, or give it a step."
         )
     if reverse:
         outputs.reverse()
-    return carry, structure.rebuild(stack(column) for column in zip(*outputs, strict=True))
+    stacked = y_structure.rebuild(stack(column) for column in zip(*outputs, strict=True))
+    return carry_structure.rebuild(carries), stacked
 
 
 def _scan_length(rows: Sequence[Tensor], length: int | None) -> int:
+    if length is not None and integer_of("scan", "the length", length) < 0:
+        raise ArgumentError("scan", f"the length is {length}", "Give 0 or more steps.")
     for row in rows:
         if row.ndim == 0:
-            raise ShapeError("scan", f"{row.type} has no leading axis to scan over")
+            raise ShapeError(
+                "scan", f"{row.type} has no leading axis to scan over", "Pass it as a carry."
+            )
         if length is not None and row.shape[0] != length:
             raise ShapeError(
-                "scan", f"leading axes differ: {row.type} has {row.shape[0]}, expected {length}"
+                "scan",
+                f"leading axes differ: {row.type} has {row.shape[0]}, expected {length}",
+                "All xs have one row for each step.",
             )
         length = row.shape[0]
     if length is None:
@@ -133,25 +148,39 @@ def _step_key(body: Trace, outer: Tensor, steps: int, index: list[Tensor]) -> Te
 def _finish_body(
     body: Trace, result: Any, carries: Sequence[Tensor], structure: trees.Structure
 ) -> tuple[Graph, trees.Structure]:
+    new, ys, y_structure = _checked_step(result, carries, structure)
+    return body.finish([into_scope(t, body) for t in (*new, *ys)]), y_structure
+
+
+def _checked_step(
+    result: Any, carries: Sequence[Tensor], structure: trees.Structure
+) -> tuple[list[Tensor], list[Tensor], trees.Structure]:
+    """The next carries, and the leaves and structure of y, of what a body returns."""
     if not isinstance(result, tuple) or len(result) != 2:
+        kind = type(result).__name__
+        shown = f"a {kind} of {len(result)}" if isinstance(result, tuple) else f"a {kind}"
         raise ArgumentError(
-            "scan", f"the body returns {type(result).__name__}", "Return (carry, y); y may be None."
+            "scan", f"the body returns {shown}", "Return (carry, y); y may be None."
         )
-    after, after_structure = trees.flatten(result[0])
-    if after_structure != structure:
+    after, found = trees.flatten(result[0])
+    if found != structure:
         raise ArgumentError(
-            "scan", "the carry comes back in another structure", "Return what was given, updated."
+            "scan",
+            f"the carry comes back in another structure: {outline(found)}, not "
+            f"{outline(structure)}",
+            "Return what was given, updated.",
         )
-    new = [into_scope(as_tensor(t), body) for t in after]
-    for i, (old, found) in enumerate(zip(carries, new, strict=True)):
-        if old.type != found.type:
-            raise ShapeError(
+    new = [as_tensor(t) for t in after]
+    for i, (old, t) in enumerate(zip(carries, new, strict=True)):
+        if old.type != t.type:
+            error = DTypeError if old.shape == t.shape else ShapeError
+            raise error(
                 "scan",
-                f"carry {i} is {old.type} and comes back as {found.type}",
-                "Its type must stay; cast it.",
+                f"carry {i} is {old.type} and comes back as {t.type}",
+                "Its type must stay: start with the type it takes, or cast it.",
             )
     ys, y_structure = trees.flatten(result[1])
-    return body.finish([*new, *(into_scope(as_tensor(y), body) for y in ys)]), y_structure
+    return new, [as_tensor(y) for y in ys], y_structure
 
 
 def _input_name(graph: Graph, tensor: Tensor) -> str:
@@ -168,7 +197,7 @@ def _register_stacked(outputs: Sequence[Output], values: Sequence[Tensor]) -> No
     effects: list[tuple[Output, Tensor]] = []
     for output, value in zip(outputs, values, strict=True):
         if output.kind is OutputKind.METRIC:
-            weight = cast(weights[output.name], value.dtype)
+            weight = weights[output.name]
             effects.append((output, sum_over(value * weight) / sum_over(weight)))
         elif output.kind is OutputKind.WEIGHT:
             effects.append((output, sum_over(value)))

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from treadle.base import dtypes
-from treadle.base.errors import ArgumentError, DTypeError
-from treadle.base.shapes import Shape
+from treadle.base.errors import ArgumentError, DTypeError, ShapeError
+from treadle.base.shapes import Shape, broadcast_shapes
 from treadle.frontend.coerce import as_tensor, cast
 from treadle.frontend.functions.arithmetic import cos, log, sqrt
 from treadle.frontend.functions.reductions import argmax
 from treadle.frontend.scopes import EAGER, bind1, current_scope
-from treadle.frontend.tensor import Operand, Tensor
+from treadle.frontend.tensor import Operand, Placeholder, Tensor
 from treadle.ir.ops.indexing import MAX_SITES, RANDOM_BITS, RandomBits
 from treadle.ir.types import TensorType, as_dtype
-
-_INV_2_24 = 2.0**-24
 
 
 def seed(value: int) -> None:
@@ -39,11 +39,22 @@ def bits(shape: Shape) -> Tensor:
 def uniform(
     shape: Shape, low: float = 0.0, high: float = 1.0, dtype: object = dtypes.float32
 ) -> Tensor:
-    """Uniform in [low, high): 24 random bits each."""
+    """Uniform in [low, high): 24 random bits each, or as many as a narrower dtype holds.
+
+    With other bounds than 0 and 1, rounding may reach `high`.
+    """
     chosen = _float("uniform", dtype)
-    unit = cast(bits(shape) // 256, dtypes.float32) * _INV_2_24
+    if not low <= high:
+        raise ArgumentError("uniform", f"low = {low}, high = {high}", "Give low ≤ high.")
+    unit = _unit(shape, min(24, chosen.fraction_bits + 1))
     scaled = unit if (low, high) == (0.0, 1.0) else unit * (high - low) + low
     return cast(scaled, chosen)
+
+
+def _unit(shape: Shape, count: int, offset: float = 0.0) -> Tensor:
+    """(k + offset) / 2ᶜ for c random bits k: exact in a float that holds as many."""
+    whole = cast(bits(shape) // 2 ** (32 - count), dtypes.float32)
+    return (whole + offset if offset else whole) * 2.0**-count
 
 
 def normal(
@@ -51,6 +62,8 @@ def normal(
 ) -> Tensor:
     """Normal with a mean and a standard deviation (Box–Muller)."""
     chosen = _float("normal", dtype)
+    if not std >= 0:
+        raise ArgumentError("normal", f"std = {std}", "A standard deviation is not negative.")
     # 1 − u lies in (0, 1], so that the logarithm is finite.
     radius = sqrt(log(1.0 - uniform(shape)) * -2.0)
     value = radius * cos(uniform(shape) * (2 * math.pi))
@@ -60,10 +73,22 @@ def normal(
 
 def bernoulli(p: Operand, shape: Shape | None = None) -> Tensor:
     """True with probability p, a number or a tensor of probabilities."""
-    if isinstance(p, (int, float)) and not 0 <= p <= 1:
-        raise ArgumentError("bernoulli", f"p = {p}", "A probability lies between 0 and 1.")
+    if not isinstance(p, (Tensor, Placeholder)):
+        given = np.asarray(p, np.float64)
+        wrong = given[~((given >= 0) & (given <= 1))]
+        if wrong.size:
+            raise ArgumentError(
+                "bernoulli", f"p = {wrong[0]}", "A probability lies between 0 and 1."
+            )
     chance = as_tensor(p)
-    return uniform(chance.shape if shape is None else shape) < chance
+    sizes = chance.shape if shape is None else TensorType(shape).shape
+    if broadcast_shapes(chance.shape, sizes) != sizes:
+        raise ShapeError(
+            "bernoulli",
+            f"the probabilities {chance.type} do not broadcast to {sizes}",
+            "Give the shape of the result.",
+        )
+    return uniform(sizes) < chance
 
 
 def categorical(logits: Operand, axis: int = -1) -> Tensor:
@@ -71,8 +96,8 @@ def categorical(logits: Operand, axis: int = -1) -> Tensor:
     x = as_tensor(logits)
     if not x.dtype.is_float:
         raise DTypeError("categorical", f"{x.type} is not a float", "Pass logits.")
-    # (0, 1): the middle of each of the 2²⁴ cells.
-    unit = uniform(x.shape) + _INV_2_24 / 2
+    # (0, 1): the middle of each of 2²³ cells. With one bit more, float32 would round to 1.
+    unit = _unit(x.shape, 23, 0.5)
     return argmax(cast(x, dtypes.promote(x.dtype, dtypes.float32)) - log(-log(unit)), axis)
 
 

@@ -176,7 +176,8 @@ class Trace:
                 self._key = self.leaf(STATE, RANDOM_STATE, KEY_TYPE)
             else:
                 outer = self.adopt(self._enclosing.random_key())
-                self._key = self.make_key(outer) if self.make_key else outer
+                with resumed(self):  # a trace inside this one may have asked
+                    self._key = self.make_key(outer) if self.make_key else outer
         return self._key
 
     def finish(self, results: Sequence[Tensor], name: str | None = None) -> Graph:

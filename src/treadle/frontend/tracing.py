@@ -41,9 +41,15 @@ class Traced:
     outer: tuple[Tensor, ...]  # tensors of enclosing scopes that the function uses
     structure: Structure  # of the result
 
-    @property
-    def input_names(self) -> tuple[str, ...]:
-        return (*self.names, *(f"^{i}" for i in range(len(self.outer))))
+    def inputs_for(self, arguments: Sequence[Tree]) -> dict[str, Tensor]:
+        """The graph's leaves by name, for arguments like those it was traced with."""
+        leaves = [t for a in arguments for t in trees.flatten(a)[0]]
+        names = (*self.names, *(f"^{i}" for i in range(len(self.outer))))
+        bound = dict(zip(names, [*leaves, *self.outer], strict=True))
+        if RANDOM_STATE in self.graph.leaves:
+            # Nothing encloses the trace: the eager stream goes on, once for value and gradients.
+            bound[RANDOM_STATE] = EAGER.program_key()
+        return bound
 
 
 def trace(function: Callable[..., Tree], *specs: Tree, name: str | None = None) -> Graph:
@@ -135,6 +141,11 @@ def _argument(value: Operand) -> Tensor:
     return tensor(value) if current_trace() is None else as_tensor(value)
 
 
+def outline(structure: Structure) -> str:
+    """A tree for messages: its containers, with the leaves numbered."""
+    return repr(structure.rebuild(range(structure.leaves)))
+
+
 def emit(graph: Graph, inputs: Mapping[str, Tensor], origin: Origin | None = None) -> list[Tensor]:
     """Run a graph in the current scope; all outputs. Effects are left to `register_effects`."""
     scope: Trace | Eager = current_scope()
@@ -142,8 +153,6 @@ def emit(graph: Graph, inputs: Mapping[str, Tensor], origin: Origin | None = Non
         leaves = {name: into_scope(t, scope).handle for name, t in inputs.items()}
         return [scope.tensor(v) for v in inline_into(scope.builder, graph, leaves, origin)]
     typed = {name: t.handle for name, t in inputs.items()}
-    if RANDOM_STATE in graph.leaves:
-        typed.setdefault(RANDOM_STATE, EAGER.random_key().handle)
     values = evaluate(graph, typed, EAGER.oracle)
     return [Tensor(EAGER, t, v) for t, v in zip(graph.output_types, values, strict=True)]
 
@@ -187,12 +196,25 @@ def metric(name: str, value: Operand, weight: Operand = 1) -> Tensor:
 def debug_print(format: str, x: Operand) -> Tensor:
     """Print x whenever the program runs; `{}` in the format is its value."""
     value = as_tensor(x)
+    _check_format(format, value.type)
     scope = current_trace()
     if scope is not None:
         scope.add_effect(OutputKind.PRINT, format, into_scope(value, scope))
     else:
         print_value(format, value.numpy())
     return value
+
+
+def _check_format(format: str, type_: TensorType) -> None:
+    """Now, on the user's line, rather than when the program runs."""
+    try:
+        format.format(np.broadcast_to(np.zeros((), type_.dtype.numpy), type_.shape))
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise ArgumentError(
+            "debug_print",
+            f"the format {format!r} does not take {type_}: {error}",
+            "Use {} for the value.",
+        ) from error
 
 
 def print_value(format: str, value: np.ndarray) -> None:

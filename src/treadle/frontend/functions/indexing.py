@@ -191,9 +191,13 @@ def _slice(x: Tensor, axis: int, item: slice) -> Tensor:
         if isinstance(part, Tensor) and part.scope.depth > 0:
             raise ArgumentError(
                 "index",
-                "a slice bound is a traced tensor",
+                f"a slice bound is a traced tensor: {part.type}",
                 "Use td.dynamic_slice(x, starts, sizes): sizes are static.",
             )
+        if part is not None:
+            integer_of("index", "a slice bound", part)
+    if item.step == 0:
+        raise ArgumentError("index", "the step of a slice is 0", "Give a step up or down.")
     start, stop, step = item.indices(x.shape[axis])
     if step > 0:
         return slice_along(x, axis, start, max(start, stop), step)

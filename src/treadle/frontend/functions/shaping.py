@@ -11,7 +11,7 @@ import numpy as np
 
 from treadle.base import dtypes
 from treadle.base.errors import ArgumentError, AxisError, DTypeError, ShapeError
-from treadle.base.shapes import Shape, broadcast_shapes, normal_axis, size_of
+from treadle.base.shapes import Shape, broadcast_shapes, normal_axis, size_of, without
 from treadle.frontend.coerce import as_tensor, broadcast_to, common_dtype, constant
 from treadle.frontend.coerce import cast as cast_to
 from treadle.frontend.functions.arithmetic import where
@@ -37,7 +37,7 @@ def axes_of(name: str, axes: Axes, x: Tensor) -> tuple[int, ...]:
     """Ascending axes; all of them for None."""
     if axes is None:
         return tuple(range(x.ndim))
-    given = axes if isinstance(axes, Sequence) else (axes,)
+    given = axes if isinstance(axes, Sequence) and not isinstance(axes, str) else (axes,)
     found = sorted(axis_of(name, a, x) for a in given)
     if len(set(found)) != len(found):
         raise AxisError(
@@ -186,6 +186,13 @@ def concat(tensors: Sequence[Operand], axis: int = 0) -> Tensor:
     dtype = common_dtype(given)
     parts = [cast_to(as_tensor(t), dtype) for t in given]
     at = axis_of("concat", axis, parts[0])
+    for other in parts[1:]:
+        if without(other.shape, (at,)) != without(parts[0].shape, (at,)):
+            raise ShapeError(
+                "concat",
+                f"{parts[0].type} and {other.type} differ beside axis {axis}",
+                "All other axes must have equal sizes.",
+            )
     return parts[0] if len(parts) == 1 else bind1(s.CONCAT, s.Concat(at), *parts)
 
 

@@ -1,0 +1,141 @@
+"""`compile_step` and its sibling for a backward of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from treadle.base.errors import ArgumentError
+from treadle.base.trees import Tree
+from treadle.nn.tracing import as_module
+from treadle.optim.optimizer import Optimizer
+from treadle.pipeline import (
+    Backward,
+    CompileOptions,
+    CompileReport,
+    StepRecipe,
+    choose_device,
+    choose_precision,
+    count_parameters,
+)
+from treadle.programs import declare_model
+from treadle.runtime.session import Session
+from treadle.step import TrainStep
+
+MAX_MICRO_STEPS = 2**16
+
+
+def compile_step(
+    model: object,
+    loss: Callable[..., Any],
+    optimizer: Optimizer,
+    batch: Tree,
+    *,
+    device: str = "auto",
+    accumulate: int = 1,
+    clip_norm: float | None = None,
+    precision: object = "float32",
+    seed: int = 0,
+    share: Any = None,
+    options: CompileOptions | None = None,
+) -> TrainStep:
+    """Compile `loss(model, batch)`, its gradient and the update into one training step.
+
+    `batch` is a tree of specs or of example arrays. `accumulate` micro-batches make one update.
+    `share` is a step or forward whose parameters it acts on.
+    """
+    return _compile(
+        model,
+        loss,
+        None,
+        optimizer,
+        batch,
+        device,
+        accumulate,
+        clip_norm,
+        precision,
+        seed,
+        share,
+        options,
+    )
+
+
+def compile_manual_step(
+    model: object,
+    forward: Callable[..., Any],
+    backward: Backward,
+    optimizer: Optimizer,
+    batch: Tree,
+    *,
+    device: str = "auto",
+    accumulate: int = 1,
+    clip_norm: float | None = None,
+    seed: int = 0,
+    share: Any = None,
+    options: CompileOptions | None = None,
+) -> TrainStep:
+    """A training step with a forward and a backward of your own.
+
+    `forward(model, batch)` gives (loss, kept), `backward(model, batch, kept)` a gradient for each
+    trained parameter: a list in their order, or a dict by name. Number, names, shapes and dtypes
+    are checked; that they are right is yours to assure.
+    """
+    return _compile(
+        model,
+        forward,
+        backward,
+        optimizer,
+        batch,
+        device,
+        accumulate,
+        clip_norm,
+        "float32",
+        seed,
+        share,
+        options,
+    )
+
+
+def _compile(
+    model: object,
+    loss: Callable[..., Any],
+    backward: Backward | None,
+    optimizer: Optimizer,
+    batch: Tree,
+    device: str,
+    accumulate: int,
+    clip_norm: float | None,
+    precision: object,
+    seed: int,
+    share: Any,
+    options: CompileOptions | None,
+) -> TrainStep:
+    if not 1 <= accumulate <= MAX_MICRO_STEPS:
+        raise ArgumentError(
+            "compile_step", f"accumulate = {accumulate}", f"1 to {MAX_MICRO_STEPS}."
+        )
+    if clip_norm is not None and not clip_norm > 0:
+        raise ArgumentError("compile_step", f"clip_norm = {clip_norm}", "It must be positive.")
+    if not isinstance(optimizer, Optimizer):
+        raise ArgumentError(
+            "compile_step", f"the optimizer is {optimizer!r}", "Use one of td.optim."
+        )
+    module, narrow = as_module(model), choose_precision(precision)
+    session = Session() if share is None else share.session
+    report = CompileReport(choose_device(device), narrow.name, count_parameters(module))
+    declare_model(session, module, seed)
+    prefix = f"step{session.owners}:"
+    recipe = StepRecipe(
+        module,
+        loss,
+        optimizer,
+        prefix,
+        accumulate,
+        clip_norm,
+        narrow,
+        options or CompileOptions(),
+        backward,
+    )
+    step = TrainStep(recipe, batch, session, report, seed)
+    session.owners += 1
+    return step

@@ -1,0 +1,157 @@
+"""`Forward`: a program without gradients over a model's values; and `td.compile`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from treadle.base import dtypes
+from treadle.base.trees import Tree
+from treadle.domains.philox import make_key
+from treadle.frontend.scopes import RANDOM_STATE
+from treadle.frontend.tracing import function_name
+from treadle.ir.graph import Graph
+from treadle.nn.module import Module
+from treadle.nn.tracing import Inputs, TracedModel, as_module
+from treadle.pipeline import (
+    CompileOptions,
+    CompileReport,
+    build_forward,
+    choose_device,
+    choose_precision,
+    count_parameters,
+)
+from treadle.programs import Arrays, ByShape, declare_model, load_values
+from treadle.runtime.oracle import OracleProgram
+from treadle.runtime.session import Session
+
+
+class Forward:
+    """A compiled function of a model and a batch. States it updates are the session's."""
+
+    def __init__(
+        self,
+        model: Module,
+        forward: Callable[..., Any],
+        inputs: Tree,
+        session: Session,
+        report: CompileReport,
+        *,
+        precision: dtypes.DType,
+        options: CompileOptions,
+        training: bool = False,
+        seed: int = 0,
+        eval_params: Graph | None = None,
+    ):
+        self.model, self.session, self.report = model, session, report
+        self._forward, self._precision, self._training = forward, precision, training
+        self._eval_params = eval_params
+        self._seed, self._calls = seed, 0
+        fixed = Inputs.of(inputs)
+        self._programs = ByShape(self._build, options, fixed)
+        self.graph = self._programs.built(fixed)[0].graph
+
+    def _build(self, inputs: Inputs) -> tuple[OracleProgram, TracedModel]:
+        with self.report.stage("forward"):
+            traced = build_forward(
+                self.model,
+                self._forward,
+                inputs,
+                self._precision,
+                self._training,
+                self._eval_params,
+            )
+        self.report.compiles += 1
+        self.report.nodes["forward"] = len(traced.graph.nodes)
+        return OracleProgram(traced.graph), traced
+
+    def __call__(self, batch: Tree) -> Tree:
+        """The function's result for a batch, as arrays."""
+        (program, traced), arrays = self._programs.get(function_name(self._forward), batch)
+        arrays[RANDOM_STATE] = make_key(self._seed, self._calls)
+        outputs = self.session.run(program, arrays)
+        self._calls += 1
+        results = [outputs[f"result:{i}"] for i in range(traced.structure.leaves)]
+        return traced.structure.rebuild(results)
+
+    @property
+    def params(self) -> Arrays:
+        """Copies of the parameters and states, by name."""
+        return self.session.read(self.model.declarations())
+
+    def load_params(self, values: Mapping[str, object], strict: bool = True) -> None:
+        """Replace parameters and states by name; `strict=False` accepts a part."""
+        names = list(self.model.declarations())
+        load_values(self.session, names, values, strict, "load_params")
+
+
+def compile_forward(
+    model: object,
+    forward: Callable[..., Any],
+    inputs: Tree,
+    *,
+    device: str = "auto",
+    precision: object = "float32",
+    seed: int = 0,
+    share: Any = None,
+    training: bool = False,
+    options: CompileOptions | None = None,
+) -> Forward:
+    """Compile `forward(model, batch)`: no gradient, no optimizer. It may own state (a cache).
+
+    `share` is a step or forward whose values it uses.
+    """
+    module = as_module(model)
+    narrow = choose_precision(precision)
+    report = CompileReport(choose_device(device), narrow.name, count_parameters(module))
+    session = Session() if share is None else share.session
+    declare_model(session, module, seed)
+    return Forward(
+        module,
+        forward,
+        inputs,
+        session,
+        report,
+        precision=narrow,
+        options=options or CompileOptions(),
+        training=training,
+        seed=seed,
+    )
+
+
+class Program:
+    """A traced function, compiled: arrays in, arrays out."""
+
+    def __init__(self, forward: Forward):
+        self._forward = forward
+
+    @property
+    def graph(self) -> Graph:
+        return self._forward.graph
+
+    @property
+    def report(self) -> CompileReport:
+        return self._forward.report
+
+    def __call__(self, *arguments: Tree) -> Tree:
+        return self._forward(tuple(arguments))
+
+
+def compile(
+    function: Callable[..., Any],
+    *specs: Tree,
+    device: str = "auto",
+    precision: object = "float32",
+    seed: int = 0,
+    options: CompileOptions | None = None,
+) -> Program:
+    """Any function of tensors as a program: `td.compile(f, td.Spec((3,)))(np.ones(3))`."""
+
+    def forward(model: object, arguments: tuple[Any, ...]) -> Any:
+        return function(*arguments)
+
+    forward.__name__ = function_name(function)
+    compiled = compile_forward(
+        {}, forward, tuple(specs), device=device, precision=precision, seed=seed, options=options
+    )
+    return Program(compiled)

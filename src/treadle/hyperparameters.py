@@ -1,0 +1,64 @@
+"""The numbers of an optimizer, and a schedule's value at a count."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+
+import numpy as np
+
+from treadle.base import dtypes
+from treadle.base.errors import ArgumentError
+from treadle.frontend.coerce import cast
+from treadle.frontend.scopes import isolated_tracing
+from treadle.ir.graph import Output, OutputKind
+from treadle.ir.ops.leaves import STATE
+from treadle.optim.append import COUNT, SCALAR
+from treadle.optim.schedules import Schedule
+from treadle.runtime.oracle import OracleProgram
+from treadle.runtime.session import Session
+
+
+class Hyperparameters(MutableMapping[str, float]):
+    """The optimizer's numbers by name. Setting one takes effect at the next step, uncompiled."""
+
+    def __init__(self, session: Session, prefix: str, names: Iterable[str]):
+        self._session, self._prefix, self._names = session, prefix, tuple(names)
+
+    def _name(self, key: str) -> str:
+        if key not in self._names:
+            known = ", ".join(self._names)
+            raise ArgumentError("hyperparameters", f"there is no {key!r}", f"There are: {known}.")
+        return f"{self._prefix}{key}"
+
+    def __getitem__(self, key: str) -> float:
+        return float(self._session.values[self._name(key)])
+
+    def __setitem__(self, key: str, value: float) -> None:
+        name = self._name(key)
+        if not math.isfinite(value):
+            raise ArgumentError("hyperparameters", f"{key} = {value}", "It is a finite number.")
+        self._session.write({name: np.float64(value)})
+
+    def __delitem__(self, key: str) -> None:
+        raise ArgumentError("hyperparameters", f"{key!r} cannot be removed")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+def schedule_value(schedule: Schedule, count: int, hyper: Mapping[str, float]) -> float:
+    """A schedule at a count, through the oracle."""
+    with isolated_tracing(schedule.name) as trace:
+        numbers = {k: trace.leaf(STATE, k, SCALAR) for k in schedule.hyper}
+        at = cast(trace.leaf(STATE, "count", COUNT), dtypes.float32)
+        rate = schedule.value(at, numbers)
+        graph = trace.finish_outputs([Output(OutputKind.RESULT, "rate", rate.handle)])
+    values = {k: np.array(v) for k, v in hyper.items()} | {"count": np.array(count)}
+    return float(OracleProgram(graph).run(values)[0])

@@ -1,0 +1,129 @@
+"""A model and a function of it as a graph: parameters and states are leaves with their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from treadle.base import trees
+from treadle.base.errors import ArgumentError, TraceError
+from treadle.base.trees import Structure, Tree
+from treadle.frontend.binding import Binding, bound
+from treadle.frontend.coerce import as_tensor
+from treadle.frontend.scopes import Trace, into_scope, isolated_tracing
+from treadle.frontend.tensor import Tensor
+from treadle.frontend.tracing import function_name, spec_of
+from treadle.ir.graph import Graph
+from treadle.ir.ops.leaves import PARAMETER, STATE
+from treadle.ir.rewrite import remove_dead_code
+from treadle.nn.init import literal
+from treadle.nn.module import Declaration, Module, Parameter
+
+INPUT_PREFIX = "batch:"
+
+
+class Values(Module):
+    """A tree of modules, parameters and arrays as one module; arrays become parameters."""
+
+    def __init__(self, tree: Tree):
+        leaves, structure = trees.flatten(tree)
+        self.tree = structure.rebuild(
+            _part(path, leaf) for path, leaf in zip(trees.paths(tree), leaves, strict=True)
+        )
+
+    def declarations(self) -> dict[str, Declaration]:
+        prefix = "tree."
+        found = super().declarations()
+        return {n[len(prefix) :] if n.startswith(prefix) else n: d for n, d in found.items()}
+
+
+def _part(path: str, leaf: object) -> object:
+    if isinstance(leaf, (Module, Declaration)):
+        return leaf
+    array = np.asarray(leaf)
+    if array.dtype == object:
+        raise ArgumentError(
+            "model", f"{path} is {leaf!r}", "A model is made of modules, parameters or arrays."
+        )
+    dtype = spec_of(leaf).dtype
+    return Parameter(array.shape, literal(array), requires_grad=dtype.is_float, dtype=dtype)
+
+
+def as_module(model: object) -> Module:
+    """A module from one, or from a tree of modules, parameters and arrays."""
+    return model if isinstance(model, Module) else Values(model)
+
+
+def as_argument(model: Module) -> object:
+    """What a loss or forward function is called with."""
+    return model.tree if isinstance(model, Values) else model
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The types of a batch, by leaf name, and the tree it comes in."""
+
+    types: tuple[tuple[str, Any], ...]  # (name, TensorType)
+    structure: Structure
+
+    @staticmethod
+    def of(batch: Tree) -> Inputs:
+        leaves, structure = trees.flatten(batch)
+        names = [f"{INPUT_PREFIX}{path}" for path in trees.paths(batch)]
+        return Inputs(tuple(zip(names, map(spec_of, leaves), strict=True)), structure)
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.types]
+
+
+@dataclass(frozen=True, slots=True)
+class TracedModel:
+    """A graph over a model's declarations and a batch, and the structure of its result."""
+
+    graph: Graph
+    structure: Structure
+
+
+Finish = Callable[[Trace, Any], list[Tensor]]
+
+
+def trace_model(
+    model: Module,
+    function: Callable[..., Any],
+    inputs: Inputs,
+    training: bool,
+    finish: Finish | None = None,
+) -> TracedModel:
+    """`function(model, batch)` as a graph. `finish` turns its result into the graph's results."""
+    with isolated_tracing(function_name(function)) as trace:
+        declarations = model.declarations()
+        tensors = {
+            id(d): trace.leaf(PARAMETER if isinstance(d, Parameter) else STATE, n, d.type)
+            for n, d in declarations.items()
+        }
+        names = {id(d): n for n, d in declarations.items()}
+        batch = inputs.structure.rebuild(trace.input(n, t) for n, t in inputs.types)
+        with bound(Binding(tensors, names, training)):
+            result = function(as_argument(model), batch)
+            if finish is not None:
+                return TracedModel(
+                    remove_dead_code(trace.finish(finish(trace, result))), trees.LEAF
+                )
+            values, structure = trees.flatten(result)
+            results = [as_result(trace, v) for v in values]
+        return TracedModel(remove_dead_code(trace.finish(results)), structure)
+
+
+def as_result(trace: Trace, value: object) -> Tensor:
+    try:
+        return into_scope(as_tensor(value), trace)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise TraceError(
+            trace.title,
+            f"it returns {value!r}, which is not a tensor",
+            "Return tensors or trees of them.",
+        ) from error

@@ -1,0 +1,312 @@
+"""The pipeline: a model and a loss become the programs of a training step.
+
+    trace → apply_precision → differentiate → append_updates → load → run
+
+Each stage is a function from graph to graph, a section of the report, and text.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from treadle.autodiff.backward import Differentiated, differentiate
+from treadle.base import dtypes
+from treadle.base.dtypes import DType
+from treadle.base.errors import ArgumentError, DeviceError, GradientError, UnreachedWarning
+from treadle.frontend.coerce import as_tensor, cast, constant
+from treadle.frontend.mean import Mean
+from treadle.frontend.scopes import Trace, into_scope, isolated_tracing
+from treadle.frontend.tensor import Tensor
+from treadle.frontend.tracing import emit
+from treadle.ir.graph import Graph, Output, OutputKind
+from treadle.ir.ops.leaves import INPUT
+from treadle.ir.rewrite import inline_into, remove_dead_code
+from treadle.ir.types import as_dtype
+from treadle.ir.verify import verify
+from treadle.nn.module import Module, Parameter
+from treadle.nn.tracing import Inputs, TracedModel, as_argument, trace_model
+from treadle.optim.append import Mode, UpdatePlan, append_updates
+from treadle.optim.optimizer import Optimizer
+from treadle.precision.narrow import apply_precision
+
+DEVICES = ("oracle",)
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    """How to compile.
+
+    `on_new_shape="specialise"` compiles for batches of other shapes, at most `max_shapes` of them.
+    `verify=True` checks the IR's invariants after every stage.
+    """
+
+    on_new_shape: str = "error"
+    max_shapes: int = 8
+    verify: bool = False
+
+    def __post_init__(self) -> None:
+        if self.on_new_shape not in ("error", "specialise"):
+            raise ArgumentError(
+                "CompileOptions",
+                f"on_new_shape is {self.on_new_shape!r}",
+                'Use "error" or "specialise".',
+            )
+        if self.max_shapes < 1:
+            raise ArgumentError("CompileOptions", f"max_shapes = {self.max_shapes}", "At least 1.")
+
+
+@dataclass(slots=True)
+class CompileReport:
+    """What was built and how long it took. It grows when more programs are built."""
+
+    device: str
+    precision: str
+    parameters: int = 0
+    compiles: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    nodes: dict[str, int] = field(default_factory=dict)
+    unreached: tuple[str, ...] = ()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def __str__(self) -> str:
+        lines = [
+            f"device {self.device}, precision {self.precision}, {self.parameters:,} parameters, "
+            f"{self.compiles} programs",
+            f"{'stage':<18}{'seconds':>9}{'nodes':>8}",
+        ]
+        for name, seconds in self.seconds.items():
+            count = self.nodes.get(name)
+            lines.append(f"{name:<18}{seconds:>9.4f}{'' if count is None else count:>8}")
+        if self.unreached:
+            lines.append(f"the loss does not reach: {', '.join(self.unreached)}")
+        return "\n".join(lines)
+
+
+def choose_device(device: str) -> str:
+    if device == "auto":
+        return DEVICES[0]
+    if device not in DEVICES:
+        raise DeviceError(
+            "device", f"{device!r} is not available", f'Use "auto" or one of: {", ".join(DEVICES)}.'
+        )
+    return device
+
+
+def choose_precision(precision: object) -> DType:
+    chosen = as_dtype(precision)
+    if chosen not in (dtypes.float32, dtypes.bfloat16, dtypes.float16):
+        raise ArgumentError(
+            "precision",
+            f"{chosen} is not a precision to train in",
+            "Use float32, bfloat16 or float16.",
+        )
+    return chosen
+
+
+Backward = Callable[[Any, Any, Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecipe:
+    """Everything a step is compiled from, except the shapes of the batch."""
+
+    model: Module
+    loss: Callable[..., Any]
+    optimizer: Optimizer
+    prefix: str
+    accumulate: int
+    clip_norm: float | None
+    precision: DType
+    options: CompileOptions
+    backward: Backward | None = None  # a user's own, in place of differentiation
+
+    def trained(self) -> dict[str, Parameter]:
+        return {
+            n: p
+            for n, p in self.model.declarations().items()
+            if isinstance(p, Parameter) and p.requires_grad and self.optimizer.trains(n)
+        }
+
+    def plan(self) -> UpdatePlan:
+        trained = self.trained()
+        return UpdatePlan(
+            self.optimizer,
+            self.prefix,
+            {n: p.type for n, p in trained.items()},
+            {n: p.decay for n, p in trained.items()},
+            self.clip_norm,
+            self.accumulate > 1,
+            self.precision is dtypes.float16,
+        )
+
+
+def build_step(recipe: StepRecipe, inputs: Inputs, report: CompileReport) -> dict[Mode, Graph]:
+    """The graphs of a training step, by what a call does: this function is the architecture."""
+    plan = recipe.plan()
+    with report.stage("trace"):
+        traced = trace_loss(recipe, plan, inputs)
+    with report.stage("apply_precision"):
+        narrowed = apply_precision(traced, recipe.precision)
+    with report.stage("differentiate"):
+        graph = narrowed if recipe.backward else _differentiated(narrowed, plan, report).graph
+    modes = [Mode.UPDATE]
+    if recipe.accumulate > 1:
+        modes += [Mode.ACCUMULATE, Mode.ACCUMULATE_AND_UPDATE]
+    with report.stage("append_updates"):
+        graphs = {mode: append_updates(graph, narrowed, plan, mode) for mode in modes}
+    stages = (traced, narrowed, graph, graphs[Mode.UPDATE])
+    names = ("trace", "apply_precision", "differentiate", "append_updates")
+    report.nodes |= {name: len(g.nodes) for name, g in zip(names, stages, strict=True)}
+    if recipe.options.verify:
+        for built in (*stages, *graphs.values()):
+            verify(built)
+    return graphs
+
+
+def _differentiated(graph: Graph, plan: UpdatePlan, report: CompileReport) -> Differentiated:
+    known = graph.leaves
+    result = differentiate(graph, [n for n in plan.parameters if n in known])
+    missing = tuple(n for n in plan.parameters if n not in known or n in result.unreached)
+    if missing and missing != report.unreached:
+        cause = f"compile_step: the loss does not depend on {', '.join(missing)}"
+        remedy = "they are not trained; freeze them with requires_grad=False or optim.only"
+        warnings.warn(f"{cause}: {remedy}", UnreachedWarning, stacklevel=2)
+    report.unreached = missing
+    return result
+
+
+def trace_loss(recipe: StepRecipe, plan: UpdatePlan, inputs: Inputs) -> Graph:
+    """Results are the total (scaled for float16), the total and the weight of the loss."""
+    if recipe.backward is not None:
+        return trace_manual(recipe, plan, inputs)
+
+    def finish(trace: Trace, result: Any) -> list[Tensor]:
+        total, weight = loss_terms(recipe.accumulate, result)
+        scaled = total * plan.loss_scale(trace) if plan.scales_loss else total
+        return [into_scope(t, trace) for t in (scaled, total, weight)]
+
+    return trace_model(recipe.model, recipe.loss, inputs, training=True, finish=finish).graph
+
+
+def loss_terms(accumulate: int, result: Any) -> tuple[Tensor, Tensor]:
+    """The total and weight of what a loss returned."""
+    if isinstance(result, Mean):
+        if len(result.terms) == 1:
+            return result.terms[0]
+        if accumulate > 1:
+            raise GradientError(
+                "compile_step",
+                f"the loss is a sum of {len(result.terms)} means with different weights, which "
+                "cannot be accumulated exactly",
+                "Give the means one weight: td.Mean(total, weight) with a common weight.",
+            )
+    try:
+        value = as_tensor(result)
+    except (TypeError, ValueError) as error:
+        cause = f"the loss returns {result!r}"
+        raise GradientError("compile_step", cause, "Return a scalar or a td.Mean.") from error
+    if value.shape != () or not value.dtype.is_float:
+        raise GradientError(
+            "compile_step", f"the loss is {value.type}, not a float scalar", "Reduce it: .mean()."
+        )
+    return value, constant(1, (), value.dtype)
+
+
+def trace_manual(recipe: StepRecipe, plan: UpdatePlan, inputs: Inputs) -> Graph:
+    """A user's forward and backward: the same results, and gradients by name."""
+    gradients: dict[str, Tensor] = {}
+
+    def finish(trace: Trace, result: Any) -> list[Tensor]:
+        loss, kept = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+        total, weight = loss_terms(recipe.accumulate, loss)
+        assert recipe.backward is not None
+        batch = inputs.structure.rebuild(trace.leaf(INPUT, n, t) for n, t in inputs.types)
+        returned = recipe.backward(as_argument(recipe.model), batch, kept)
+        for name, g in named_gradients(plan, returned).items():
+            # The step divides by the weight; a manual gradient is of the mean already.
+            gradients[name] = into_scope(g * cast(weight, g.dtype), trace)
+        named = [into_scope(t, trace) for t in (total, total, weight)]
+        trace.effects += [Output(OutputKind.GRADIENT, n, g.handle) for n, g in gradients.items()]
+        return named
+
+    return trace_model(recipe.model, recipe.loss, inputs, training=True, finish=finish).graph
+
+
+def named_gradients(plan: UpdatePlan, returned: Any) -> Mapping[str, Tensor]:
+    """A user's gradients by parameter name, after checking number, names, shapes and dtypes."""
+    names = list(plan.parameters)
+    if isinstance(returned, Mapping):
+        missing = [n for n in names if n not in returned]
+        unexpected = [n for n in returned if n not in plan.parameters]
+        if missing or unexpected:
+            cause = f"gradients are missing for {missing} and unexpected for {unexpected}"
+            raise GradientError("compile_manual_step", cause, "Return one per trained parameter.")
+        found = {n: as_tensor(returned[n]) for n in names}
+    else:
+        parts = list(returned) if isinstance(returned, (tuple, list)) else [returned]
+        if len(parts) != len(names):
+            cause = f"the backward returns {len(parts)} gradients for {len(names)} parameters"
+            raise GradientError("compile_manual_step", cause, f"In order: {', '.join(names)}.")
+        found = {n: as_tensor(g) for n, g in zip(names, parts, strict=True)}
+    for name, g in found.items():
+        if g.type != plan.parameters[name]:
+            cause = f"the gradient of {name} is {g.type}, the parameter {plan.parameters[name]}"
+            raise GradientError("compile_manual_step", cause, "They must be equal.")
+    return found
+
+
+def build_evaluation(recipe: StepRecipe, inputs: Inputs, eval_params: Graph | None) -> Graph:
+    """Loss and metrics with training=False: results are the loss and its weight."""
+
+    def finish(trace: Trace, result: Any) -> list[Tensor]:
+        loss = result[0] if recipe.backward is not None and isinstance(result, tuple) else result
+        total, weight = loss_terms(1, loss)
+        return [into_scope(t, trace) for t in (total / weight, weight)]
+
+    graph = trace_model(recipe.model, recipe.loss, inputs, training=False, finish=finish).graph
+    graph = with_eval_params(apply_precision(graph, recipe.precision), eval_params)
+    named = zip(("loss", "weight"), graph.outputs, strict=False)
+    results = [Output(OutputKind.RESULT, name, o.value) for name, o in named]
+    return Graph(graph.nodes, (*results, *graph.outputs[2:]), graph.name)
+
+
+def build_forward(
+    model: Module,
+    forward: Callable[..., Any],
+    inputs: Inputs,
+    precision: DType,
+    training: bool,
+    eval_params: Graph | None,
+) -> TracedModel:
+    """A forward program: no gradient, no optimizer."""
+    traced = trace_model(model, forward, inputs, training)
+    graph = with_eval_params(apply_precision(traced.graph, precision), eval_params)
+    return TracedModel(graph, traced.structure)
+
+
+def with_eval_params(graph: Graph, eval_params: Graph | None) -> Graph:
+    """The graph reading the optimizer's evaluation parameters instead of those it trains."""
+    if eval_params is None:
+        return graph
+    with isolated_tracing(graph.name) as trace:
+        params = {
+            o.name: t for o, t in zip(eval_params.outputs, emit(eval_params, {}), strict=True)
+        }
+        used = {n: t.handle for n, t in params.items() if n in graph.leaves}
+        values = inline_into(trace.builder, graph, used)
+        outputs = [Output(o.kind, o.name, v) for o, v in zip(graph.outputs, values, strict=True)]
+        return remove_dead_code(trace.finish_outputs(outputs))
+
+
+def count_parameters(model: Module) -> int:
+    return sum(p.type.size for p in model.parameters())

@@ -1,0 +1,141 @@
+"""What compiled things share: batches that are checked, programs by shape, values by name."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from treadle.base import trees
+from treadle.base.errors import BatchError, LoadError
+from treadle.base.trees import Tree
+from treadle.ir.types import TensorType
+from treadle.nn.module import Declaration, Module
+from treadle.nn.tracing import INPUT_PREFIX, Inputs
+from treadle.pipeline import CompileOptions
+from treadle.runtime.session import Session, fitted
+
+Built = TypeVar("Built")
+Arrays = dict[str, np.ndarray]
+
+
+def check_batch(operation: str, inputs: Inputs, batch: Tree) -> Arrays:
+    """The batch's arrays by leaf name, or one error that names everything that is wrong."""
+    given = dict(zip(trees.paths(batch), trees.flatten(batch)[0], strict=True))
+    expected = {name[len(INPUT_PREFIX) :]: type_ for name, type_ in inputs.types}
+    wrong = [f"{shown(n)} is missing" for n in expected if n not in given]
+    wrong += [f"{shown(n)} is unexpected" for n in given if n not in expected]
+    arrays: Arrays = {}
+    for name, type_ in expected.items():
+        if name in given:
+            found = fitted(given[name], type_)
+            if isinstance(found, str):
+                wrong.append(f"{shown(name)} {found}")
+            else:
+                arrays[f"{INPUT_PREFIX}{name}"] = found
+    if wrong:
+        types = ", ".join(f"{shown(n)}: {t}" for n, t in expected.items())
+        raise BatchError(
+            operation, f"the batch does not fit: {'; '.join(wrong)}", f"Expected {types}."
+        )
+    return arrays
+
+
+def shown(name: str) -> str:
+    return name or "the array"
+
+
+class ByShape(Generic[Built]):
+    """What was built for each set of input types; the least recently used of too many goes."""
+
+    def __init__(
+        self, build: Callable[[Inputs], Built], options: CompileOptions, fixed: Inputs | None
+    ):
+        self._build, self._options, self._fixed = build, options, fixed
+        self._built: OrderedDict[Inputs, Built] = OrderedDict()
+
+    def get(self, operation: str, batch: Tree) -> tuple[Built, Arrays]:
+        """What to run and the checked arrays of the batch."""
+        inputs = self._inputs_for(operation, batch)
+        arrays = check_batch(operation, inputs, batch)
+        return self.built(inputs), arrays
+
+    def built(self, inputs: Inputs) -> Built:
+        if inputs not in self._built:
+            self._built[inputs] = self._build(inputs)
+            while len(self._built) > self._options.max_shapes:
+                self._built.popitem(last=False)
+        self._built.move_to_end(inputs)
+        return self._built[inputs]
+
+    def _inputs_for(self, operation: str, batch: Tree) -> Inputs:
+        """The declared types; other sizes where that is allowed, never other names or dtypes."""
+        fixed = self._fixed
+        if fixed is None:
+            return Inputs.of(batch)
+        resized = _resized(fixed, batch)
+        if resized is None or resized == fixed:
+            return fixed
+        if self._options.on_new_shape == "specialise":
+            return resized
+        changes = "; ".join(
+            f"{shown(n[len(INPUT_PREFIX) :])} is {new.shape}, compiled for {old.shape}"
+            for (n, old), (_, new) in zip(fixed.types, resized.types, strict=True)
+            if old != new
+        )
+        raise BatchError(
+            operation,
+            f"the batch has other shapes: {changes}",
+            'Drop incomplete batches, or compile with CompileOptions(on_new_shape="specialise").',
+        )
+
+
+def _resized(fixed: Inputs, batch: Tree) -> Inputs | None:
+    """The inputs with the batch's sizes; None if names or ranks differ, which is another error."""
+    given = dict(zip(trees.paths(batch), trees.flatten(batch)[0], strict=True))
+    types: list[tuple[str, TensorType]] = []
+    for name, type_ in fixed.types:
+        path = name[len(INPUT_PREFIX) :]
+        shape = np.shape(given[path]) if path in given else None
+        if shape is None or len(shape) != type_.rank:
+            return None
+        types.append((name, type_.with_shape(shape)))
+    return Inputs(tuple(types), fixed.structure) if len(given) == len(types) else None
+
+
+def declare_model(session: Session, model: Module, seed: int) -> None:
+    """Room for a model's parameters and states, with first values where they are new."""
+    declarations = model.declarations()
+    new = session.declare({n: d.type for n, d in declarations.items()})
+    write_first_values(session, {n: declarations[n] for n in new}, seed)
+
+
+def write_first_values(
+    session: Session, declarations: Mapping[str, Declaration], seed: int
+) -> None:
+    session.write({n: d.first_value(seed, n) for n, d in declarations.items()})
+
+
+def load_values(
+    session: Session, names: list[str], values: Mapping[str, object], strict: bool, operation: str
+) -> None:
+    """Write values by name; with `strict` the names must be exactly these. All problems at once."""
+    unexpected = [n for n in values if n not in names]
+    missing = [n for n in names if n not in values] if strict else []
+    wrong: list[str] = []
+    for name in names:
+        if name in values:
+            found = fitted(values[name], session.types[name])
+            if isinstance(found, str):
+                wrong.append(f"{name} {found}")
+    if missing or unexpected or wrong:
+        parts = [
+            f"missing: {', '.join(missing)}" if missing else "",
+            f"unexpected: {', '.join(unexpected)}" if unexpected else "",
+            f"mismatched: {'; '.join(wrong)}" if wrong else "",
+        ]
+        remedy = "Load a part with strict=False." if missing else "Check that it is the same model."
+        raise LoadError(operation, "; ".join(p for p in parts if p), remedy)
+    session.write({n: values[n] for n in names if n in values})

@@ -1,0 +1,1 @@
+"""Running programs: sessions that hold values, and the devices that execute graphs."""

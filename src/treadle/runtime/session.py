@@ -1,0 +1,107 @@
+"""A session: the values that programs share, by name. Writing is all or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from treadle.base.errors import LoadError, ShapeError
+from treadle.ir.graph import Graph, OutputKind
+from treadle.ir.rewrite import remove_dead_code
+from treadle.ir.types import TensorType
+from treadle.runtime.oracle import OracleProgram, holding
+
+
+class Session:
+    """Parameters, states and everything else that outlives a step."""
+
+    def __init__(self) -> None:
+        self.types: dict[str, TensorType] = {}
+        self.values: dict[str, np.ndarray] = {}
+        self.owners = 0  # steps so far: each has a prefix of its own
+
+    def declare(self, types: Mapping[str, TensorType]) -> list[str]:
+        """Make room for values; which are new. A name that is there must have the same type."""
+        wrong = [
+            f"{n} is {self.types[n]} here and {t} there"
+            for n, t in types.items()
+            if self.types.get(n, t) != t
+        ]
+        if wrong:
+            raise ShapeError(
+                "share",
+                f"the models differ: {'; '.join(wrong)}",
+                "Share only between equal declarations.",
+            )
+        new = [n for n in types if n not in self.types]
+        self.types |= types
+        return new
+
+    def read(self, names: Iterable[str]) -> dict[str, np.ndarray]:
+        """Copies, so that what is read stays as it was."""
+        return {n: self.values[n].copy() for n in names}
+
+    def write(self, values: Mapping[str, object]) -> None:
+        """Copies in; nothing is written unless everything fits."""
+        wrong: list[str] = []
+        checked: dict[str, np.ndarray] = {}
+        for name, value in values.items():
+            found = fitted(value, self.types[name])
+            if isinstance(found, str):
+                wrong.append(f"{name} {found}")
+            else:
+                checked[name] = holding(found, self.types[name])
+        if wrong:
+            raise LoadError("load", f"{len(wrong)} do not fit: {'; '.join(wrong)}")
+        self.values |= checked
+
+    def run(
+        self, program: OracleProgram, inputs: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """Run a program on inputs and the session's values, then write its updates.
+
+        Outputs come back under "kind:name". A program that fails leaves the values as they were.
+        """
+        values = program.run({**self.values, **inputs})
+        outputs: dict[str, np.ndarray] = {}
+        updates: dict[str, np.ndarray] = {}
+        for output, value in zip(program.graph.outputs, values, strict=True):
+            if output.kind is OutputKind.UPDATE:
+                updates[output.name] = value
+            elif output.kind is OutputKind.PRINT:
+                print(output.name.format(value))
+            else:
+                outputs[f"{output.kind.value}:{output.name}"] = value
+        self.values |= {n: holding(v, self.types[n]) for n, v in updates.items()}
+        return outputs
+
+
+def fitted(value: object, type_: TensorType) -> np.ndarray | str:
+    """An array of the type, or what is wrong. Floats may change width, integers if they fit."""
+    array = np.asarray(value)
+    if array.shape != type_.shape:
+        return f"has the shape {array.shape}, not {type_.shape}"
+    kind, wanted = array.dtype.kind, type_.dtype.kind
+    is_float = kind == "f" or array.dtype.name == "bfloat16"
+    if wanted == "float":
+        return array if is_float else f"is {array.dtype}, not a float"
+    if wanted == "bool":
+        return array if kind == "b" else f"is {array.dtype}, not bool"
+    if kind not in "iu":
+        return f"is {array.dtype}, not an integer"
+    low, high = type_.dtype.range()
+    if array.size and (array.min() < low or array.max() > high):
+        return f"has values from {array.min()} to {array.max()}, which {type_.dtype} cannot hold"
+    return array
+
+
+def select(graph: Graph, kinds: set[OutputKind], results: Iterable[str] = ()) -> Graph:
+    """The part of a step that computes outputs of some kinds, and the results named."""
+    from_names = set(results)
+    kept = [
+        o
+        for o in graph.outputs
+        if o.kind in kinds or (o.kind is OutputKind.RESULT and o.name in from_names)
+    ]
+    return remove_dead_code(Graph(graph.nodes, tuple(kept), graph.name))

@@ -1,0 +1,290 @@
+"""`TrainStep`: forward, loss, backward, clipping, accumulation and update as one program."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from treadle.base.errors import ArgumentError
+from treadle.base.trees import Tree
+from treadle.domains.philox import make_key
+from treadle.forward import Forward
+from treadle.frontend.scopes import RANDOM_STATE
+from treadle.hyperparameters import Hyperparameters, schedule_value
+from treadle.ir.graph import Graph, OutputKind
+from treadle.nn.tracing import Inputs
+from treadle.optim.append import Mode, state_types, trace_eval_params, trace_init
+from treadle.optim.schedules import Schedule
+from treadle.pipeline import (
+    CompileOptions,
+    CompileReport,
+    StepRecipe,
+    build_evaluation,
+    build_step,
+)
+from treadle.programs import Arrays, ByShape, load_values, write_first_values
+from treadle.results import EvalResult, Means, RunResult, StepResult, named, step_result
+from treadle.runtime.files import load_arrays, save_arrays
+from treadle.runtime.oracle import OracleProgram
+from treadle.runtime.session import Session, select
+
+
+class _Variants:
+    """The programs of one batch shape, each built when first asked for."""
+
+    def __init__(self, graphs: Mapping[Mode, Graph], report: CompileReport):
+        self.graphs, self._report = graphs, report
+        self._built: dict[tuple[object, ...], OracleProgram] = {}
+
+    def step(self, mode: Mode, captures: bool, grad_norms: bool) -> OracleProgram:
+        kinds = {OutputKind.METRIC, OutputKind.WEIGHT, OutputKind.UPDATE, OutputKind.PRINT}
+        if captures:
+            kinds.add(OutputKind.CAPTURE)
+        graph = self.graphs[mode]
+        names = ["loss", "weight", "grad_norm", "updated"]
+        if grad_norms:
+            names += [o.name for o in graph.outputs if o.name.startswith("grad_norm:")]
+        return self._program((mode, captures, grad_norms), graph, kinds, names)
+
+    def gradients(self) -> OracleProgram:
+        kinds = {OutputKind.GRADIENT, OutputKind.PRINT}
+        return self._program(("gradients",), self.graphs[Mode.UPDATE], kinds, ["loss"])
+
+    def _program(
+        self, key: tuple[object, ...], graph: Graph, kinds: set[OutputKind], names: list[str]
+    ) -> OracleProgram:
+        if key not in self._built:
+            with self._report.stage("load"):
+                self._built[key] = OracleProgram(select(graph, kinds, names))
+            self._report.compiles += 1
+        return self._built[key]
+
+
+class TrainStep:
+    """One training step as a program over values that it (or a shared session) owns."""
+
+    def __init__(
+        self, recipe: StepRecipe, batch: Tree, session: Session, report: CompileReport, seed: int
+    ):
+        self.recipe, self.session, self.report = recipe, session, report
+        self._seed, self._steps, self._micro = seed, 0, 0
+        self._plan = recipe.plan()
+        init, _ = trace_init(self._plan)
+        self._init = OracleProgram(init)
+        self._eval_params = trace_eval_params(self._plan)
+        inputs = Inputs.of(batch)
+        self._programs = ByShape(self._build, recipe.options, inputs)
+        specialise = CompileOptions("specialise", max(2, recipe.options.max_shapes))
+        self._evaluations = ByShape(self._build_evaluation, specialise, inputs)
+        graphs = self._programs.built(inputs).graphs
+        own = state_types([init, *graphs.values()])
+        types = {n: t for n, t in own.items() if n.startswith(recipe.prefix)}
+        types |= dict(zip((o.name for o in init.outputs), init.output_types, strict=True))
+        types |= {n: t for n, (t, _) in self._plan.scalars().items()}
+        session.declare(types)
+        self._own = list(types)
+        self._graph = graphs[Mode.UPDATE]
+        self.hyperparameters = Hyperparameters(
+            session, self._plan.name("hyper", ""), self._plan.optimizer.hyper
+        )
+        self._start()
+
+    def _build(self, inputs: Inputs) -> _Variants:
+        return _Variants(build_step(self.recipe, inputs, self.report), self.report)
+
+    def _build_evaluation(self, inputs: Inputs) -> OracleProgram:
+        with self.report.stage("evaluation"):
+            graph = build_evaluation(self.recipe, inputs, self._eval_params)
+        self.report.compiles += 1
+        kinds = {OutputKind.METRIC, OutputKind.WEIGHT, OutputKind.PRINT}
+        return OracleProgram(select(graph, kinds, ["loss", "weight"]))
+
+    def _start(self) -> None:
+        """First values of everything but the model's parameters and states."""
+        types = self.session.types
+        zeros = {n: np.zeros(types[n].shape, types[n].dtype.numpy) for n in self._own}
+        scalars = {n: np.array(v) for n, (_, v) in self._plan.scalars().items()}
+        self.session.write(zeros | scalars)
+        self.session.run(self._init, {})
+        self._steps, self._micro = 0, 0
+
+    def __call__(self, batch: Tree, captures: bool = False, grad_norms: bool = False) -> StepResult:
+        """One step, or one micro-step of an accumulation."""
+        variants, arrays = self._programs.get("step", batch)
+        mode = self._mode()
+        program = variants.step(mode, captures, grad_norms)
+        outputs = self.session.run(program, self._with_key(arrays))
+        result = step_result(outputs, mode)
+        self._advance(mode)
+        return result
+
+    def _mode(self) -> Mode:
+        if self.recipe.accumulate == 1:
+            return Mode.UPDATE
+        is_last = self._micro == self.recipe.accumulate - 1
+        return Mode.ACCUMULATE_AND_UPDATE if is_last else Mode.ACCUMULATE
+
+    def _with_key(self, arrays: Arrays) -> Arrays:
+        return arrays | {RANDOM_STATE: make_key(self._seed, self._steps, self._micro)}
+
+    def _advance(self, mode: Mode) -> None:
+        if mode is Mode.ACCUMULATE:
+            self._micro += 1
+        else:
+            self._steps, self._micro = self._steps + 1, 0
+
+    def run(self, batches: Iterable[Tree]) -> RunResult:
+        """A step for each batch; metrics are weighted means over all of them."""
+        losses: list[float] = []
+        updates = 0
+        means = Means()
+        for batch in batches:
+            variants, arrays = self._programs.get("run", batch)
+            mode = self._mode()
+            outputs = self.session.run(variants.step(mode, False, False), self._with_key(arrays))
+            result = step_result(outputs, mode)
+            self._advance(mode)
+            losses.append(result.loss)
+            updates += result.updated
+            if mode is not Mode.ACCUMULATE:
+                means.add(outputs)
+        return RunResult(np.array(losses), means.values(), updates)
+
+    def gradients(self, batch: Tree) -> Arrays:
+        """Gradients of the loss on a batch, by parameter; nothing changes."""
+        variants, arrays = self._programs.get("gradients", batch)
+        outputs = self.session.run(variants.gradients(), self._with_key(arrays))
+        prefix = f"{OutputKind.GRADIENT.value}:"
+        return {k[len(prefix) :]: v for k, v in outputs.items() if k.startswith(prefix)}
+
+    def evaluate(self, batch: Tree) -> EvalResult:
+        """Loss and metrics in evaluation mode; other batch sizes are compiled as they come."""
+        program, arrays = self._evaluations.get("evaluate", batch)
+        outputs = self.session.run(program, self._with_key(arrays))
+        return EvalResult(
+            float(outputs["result:loss"]),
+            float(outputs["result:weight"]),
+            named(outputs, "metric:"),
+            named(outputs, "weight:"),
+        )
+
+    def attach(self, forward: Callable[..., Any], inputs: Tree, training: bool = False) -> Forward:
+        """A forward program on the same values: no copies, never stale."""
+        recipe = self.recipe
+        report = CompileReport(self.report.device, recipe.precision.name, self.report.parameters)
+        return Forward(
+            recipe.model,
+            forward,
+            inputs,
+            self.session,
+            report,
+            precision=recipe.precision,
+            options=recipe.options,
+            training=training,
+            seed=self._seed,
+            eval_params=self._eval_params,
+        )
+
+    @property
+    def params(self) -> Arrays:
+        """Copies of the parameters and states, under PyTorch's names."""
+        return self.session.read(self.recipe.model.declarations())
+
+    def load_params(self, values: Mapping[str, object], strict: bool = True) -> None:
+        """Replace parameters and states by name; `strict=False` accepts a part."""
+        names = list(self.recipe.model.declarations())
+        load_values(self.session, names, values, strict, "load_params")
+
+    def state_dict(self) -> Arrays:
+        """Everything that the next step depends on: copies, by name."""
+        prefix = self.recipe.prefix
+        own = {f"step:{n[len(prefix) :]}": a for n, a in self.session.read(self._own).items()}
+        counters = np.array([self._seed % 2**63, self._steps, self._micro], np.int64)
+        return self.params | own | {"step:counters": counters}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Continue exactly where `state_dict` was taken. All or nothing."""
+        prefix = self.recipe.prefix
+        given = {_renamed(n, prefix): v for n, v in state.items() if n != "step:counters"}
+        counters = np.asarray(state.get("step:counters", ()))
+        if counters.shape != (3,) or counters.dtype.kind not in "iu":
+            raise ArgumentError("load_state_dict", "there are no step:counters", "Use load_params.")
+        names = [*self.recipe.model.declarations(), *self._own]
+        load_values(self.session, names, given, True, "load_state_dict")
+        self._seed, self._steps, self._micro = (int(c) for c in counters)
+
+    def save(self, path: str | Path) -> None:
+        """Write `state_dict` to a safetensors file, aside and renamed."""
+        save_arrays(path, self.state_dict(), "step")
+
+    def load(self, path: str | Path) -> None:
+        """Continue from a file that `save` wrote."""
+        self.load_state_dict(load_arrays(path, "step"))
+
+    def reset(self, seed: int | None = None) -> None:
+        """Start again without compiling: first values, fresh optimizer, counters at zero."""
+        self._seed = self._seed if seed is None else seed
+        write_first_values(self.session, self.recipe.model.declarations(), self._seed)
+        self._start()
+
+    @property
+    def count(self) -> int:
+        """Updates done."""
+        return int(self.session.values[self._plan.name("count")])
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the next update: schedule(count) · lr_scale."""
+        key, schedule = self._schedule()
+        hyper = {k: self.hyperparameters[f"{key}{k}"] for k in schedule.hyper}
+        return schedule_value(schedule, self.count, hyper) * self.lr_scale
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        key, schedule = self._schedule()
+        if not schedule.is_constant:
+            raise ArgumentError(
+                "learning_rate",
+                f"the rate follows the schedule {schedule.name}",
+                "Set lr_scale, which multiplies it, or the schedule's numbers in hyperparameters.",
+            )
+        self.hyperparameters[f"{key}lr"] = rate
+
+    def _schedule(self) -> tuple[str, Schedule]:
+        schedules = self._plan.optimizer.schedules
+        if len(schedules) != 1:
+            raise ArgumentError(
+                "learning_rate",
+                f"there are {len(schedules)} groups with rates of their own",
+                f"Use hyperparameters: {', '.join(self.hyperparameters)}.",
+            )
+        return next(iter(schedules.items()))
+
+    @property
+    def lr_scale(self) -> float:
+        """A factor on every learning rate."""
+        return float(self.session.values[self._plan.name("lr_scale")])
+
+    @lr_scale.setter
+    def lr_scale(self, scale: float) -> None:
+        if not (math.isfinite(scale) and scale >= 0):
+            raise ArgumentError("lr_scale", f"{scale}", "It is a number that is not negative.")
+        self.session.write({self._plan.name("lr_scale"): np.float64(scale)})
+
+    @property
+    def graph(self) -> Graph:
+        """The whole step as a graph."""
+        return self._graph
+
+    @property
+    def kernels(self) -> tuple[object, ...]:
+        """Native kernels: none, the oracle interprets the graph."""
+        return ()
+
+
+def _renamed(name: str, prefix: str) -> str:
+    return prefix + name[len("step:") :] if name.startswith("step:") else name

@@ -1,0 +1,264 @@
+"""Random numbers: known answers of Philox, distributions, and who gets which bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+
+import treadle as td
+from treadle.base.dtypes import FLOATS, DType
+from treadle.domains.float64 import evaluate_float64
+from treadle.domains.philox import make_key, philox4x32, random_bits
+from treadle.frontend.scopes import EAGER
+
+ONES = 0xFFFFFFFF
+# Counter, key and words, from the authors' reference implementation.
+KNOWN = [
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((ONES,) * 4, (ONES,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    td.random.seed(0)
+    yield
+    td.random.seed(0)
+
+
+@pytest.mark.parametrize(("counter", "key", "words"), KNOWN)
+def test_philox_known_answers(counter: Any, key: Any, words: Any) -> None:
+    found = philox4x32(tuple(np.array([c], np.uint64) for c in counter), key)
+    assert tuple(int(w[0]) for w in found) == words
+
+
+def test_bits_are_philox_blocks() -> None:
+    """Element i is word i mod 4 of block i div 4; the key is the seed."""
+    seed, step, micro, site = (7 << 32) + 5, 3, 2, 9
+    found = random_bits(make_key(seed, step, micro), site, (2, 3))
+    zero = np.zeros(2, np.uint64)
+    counter = (np.arange(2, dtype=np.uint64), zero, zero + step, zero + (micro << 16) + site)
+    words = np.stack(philox4x32(counter, (5, 7)), -1).reshape(-1)
+    np.testing.assert_array_equal(found.reshape(-1), words[:6])
+
+
+def draw(function: Callable[..., Any], seed: int = 0, step: int = 0, micro: int = 0) -> Any:
+    """The results of a traced function without arguments."""
+    graph = td.trace(function)
+    return evaluate_float64(graph, {"random": make_key(seed, step, micro)})
+
+
+SAMPLERS: dict[str, Callable[..., td.Tensor]] = {
+    "bits": td.random.bits,
+    "uniform": td.random.uniform,
+    "normal": td.random.normal,
+    "bernoulli": lambda shape: td.random.bernoulli(0.3, shape),
+    "categorical": lambda shape: td.random.categorical(td.zeros((*shape, 5))),
+}
+DTYPES = {"bits": td.uint32, "bernoulli": td.bool_, "categorical": td.int32}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("shape", [(), (7,), (2, 3, 5), (0,), (3, 0)], ids=str)
+def test_shapes_and_dtypes(name: str, shape: tuple[int, ...]) -> None:
+    x = SAMPLERS[name](shape)
+    assert x.shape == shape
+    assert x.dtype is DTYPES.get(name, td.float32)
+    assert draw(lambda: SAMPLERS[name](shape))[0].shape == shape
+
+
+N = 40_000
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_uniform(dtype: DType) -> None:
+    x = td.random.uniform((N,), dtype=dtype)
+    assert x.dtype is dtype
+    values = x.numpy().astype(np.float64)
+    assert values.min() >= 0
+    assert values.max() < 1
+    assert abs(values.mean() - 0.5) < 0.01
+    assert abs(values.var() - 1 / 12) < 0.005
+    scaled = td.random.uniform((N,), -3.0, 5.0).numpy()
+    assert scaled.min() >= -3
+    assert scaled.max() <= 5
+    assert abs(scaled.mean() - 1) < 0.05
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_normal(dtype: DType) -> None:
+    x = td.random.normal((N,), dtype=dtype).numpy().astype(np.float64)
+    assert np.isfinite(x).all()
+    assert abs(x.mean()) < 0.02
+    assert abs(x.std() - 1) < 0.02
+    assert abs(scipy.stats.kurtosis(x)) < 0.1
+    assert scipy.stats.kstest(x, "norm").pvalue > 1e-3
+    scaled = td.random.normal((N,), 5.0, 0.1).numpy()
+    assert abs(scaled.mean() - 5) < 0.01
+    assert abs(scaled.std() - 0.1) < 0.01
+
+
+@pytest.mark.parametrize("p", [0, 0.0, 0.25, 0.9, 1, 1.0])
+def test_bernoulli(p: float) -> None:
+    x = td.random.bernoulli(p, (N,)).numpy()
+    assert abs(x.mean() - p) < 0.01
+    if p in (0, 1):
+        assert (x == bool(p)).all()
+
+
+def test_bernoulli_of_tensors() -> None:
+    p = np.linspace(0, 1, 5)
+    x = td.random.bernoulli(td.tensor(p), (N, 5)).numpy()
+    np.testing.assert_allclose(x.mean(0), p, atol=0.01)
+    assert td.random.bernoulli(p).shape == (5,)
+
+
+def test_categorical_frequencies() -> None:
+    logits = np.log([0.1, 0.2, 0.3, 0.4])
+    x = td.random.categorical(td.expand(td.tensor(logits), (N, 4))).numpy()
+    np.testing.assert_allclose(np.bincount(x, minlength=4) / N, np.exp(logits), atol=0.01)
+    columns = td.random.categorical(td.expand(td.tensor(logits[:, None]), (4, N)), axis=0).numpy()
+    np.testing.assert_allclose(np.bincount(columns, minlength=4) / N, np.exp(logits), atol=0.01)
+
+
+def test_categorical_never_takes_what_is_forbidden() -> None:
+    logits = td.where(td.iota((N, 3)) == 1, -np.inf, 0.0)
+    assert set(td.random.categorical(logits).numpy()) == {0, 2}
+
+
+def test_different_sites_differ() -> None:
+    a, b = draw(lambda: (td.random.bits((64,)), td.random.bits((64,))))
+    assert (a != b).all()
+
+
+def test_same_seed_same_bits() -> None:
+    def draws() -> tuple[td.Tensor, ...]:
+        return tuple(sample((6,)) for sample in SAMPLERS.values())
+
+    for a, b in zip(draw(draws, 5), draw(draws, 5), strict=True):
+        np.testing.assert_array_equal(a, b)
+    bits = [draw(draws, *place)[0] for place in ((5,), (6,), (5, 1), (5, 0, 1), (5 << 32,))]
+    assert len({b.tobytes() for b in bits}) == len(bits)
+
+
+def test_random_needs_the_random_state() -> None:
+    graph = td.trace(lambda x: x * td.random.uniform((3,)), td.Spec((3,)))
+    assert list(graph.leaves) == ["x", "random"]
+    with pytest.raises(td.ArgumentError, match="no value for random"):
+        evaluate_float64(graph, {"x": np.ones(3)})
+
+
+# The eager stream --------------------------------------------------------------------------------
+
+
+def noisy(x: td.Tensor) -> td.Tensor:
+    return (x * td.random.uniform((4,))).sum()
+
+
+def test_seed_starts_the_eager_stream_again() -> None:
+    first = [td.random.bits((4,)).numpy() for _ in range(3)]
+    td.random.seed(0)
+    again = [td.random.bits((4,)).numpy() for _ in range(3)]
+    np.testing.assert_array_equal(first, again)
+    td.random.seed(1)
+    assert (td.random.bits((4,)).numpy() != first[0]).all()
+
+
+def test_the_eager_stream_never_repeats() -> None:
+    x = np.ones(4)
+    draws = [
+        td.random.uniform((4,)),
+        td.grad(noisy)(x),
+        td.grad(noisy)(x),
+        td.random.uniform((4,)),
+        td.vjp(noisy, x)[1](np.float64(1))[0],
+        td.jvp(lambda x: x * td.random.uniform((4,)), (x,), (x,))[1],
+        td.grad(td.checkpoint(noisy))(x),
+        td.random.uniform((4,)),
+    ]
+    rounded = {tuple(np.float32(d.numpy()).tolist()) for d in draws}
+    assert len(rounded) == len(draws)
+
+
+def test_the_eager_stream_goes_on_beyond_its_sites() -> None:
+    first = td.random.bits((4,)).numpy()
+    EAGER.sites = 2**16
+    assert (td.random.bits((4,)).numpy() != first).all()
+
+
+def test_value_and_gradient_see_the_same_bits() -> None:
+    x = np.ones(4)
+    value, gradient = td.value_and_grad(noisy)(x)
+    np.testing.assert_allclose(value.numpy(), gradient.numpy().sum())
+    value, pull = td.vjp(noisy, x)
+    np.testing.assert_allclose(value.numpy(), pull(np.float64(1))[0].numpy().sum())
+    np.testing.assert_allclose(value.numpy(), pull(np.float64(2))[0].numpy().sum() / 2)
+    value, slope = td.jvp(noisy, (x,), (x,))
+    np.testing.assert_allclose(value.numpy(), slope.numpy())
+
+
+# Bodies ------------------------------------------------------------------------------------------
+
+
+def test_random_inside_scan_differs_per_step() -> None:
+    def function() -> Any:
+        return td.scan(lambda c, _: (c, td.random.bits((4,))), None, length=6)[1]
+
+    (rows,) = draw(function)
+    assert len({row.tobytes() for row in rows}) == 6
+    np.testing.assert_array_equal(rows, draw(function)[0])
+    (other,) = draw(function, seed=1)
+    assert (rows != other).all()
+
+
+def test_random_inside_nested_scans_differs_per_step() -> None:
+    def inner(c: Any, _: Any) -> Any:
+        return c, td.random.bits((4,))
+
+    def function() -> Any:
+        outer = td.random.bits((4,))
+        rows = td.scan(lambda c, _: td.scan(inner, c, length=3), None, length=5)[1]
+        return td.concat([outer[None], rows.reshape(15, 4)])
+
+    (rows,) = draw(function)
+    assert len({row.tobytes() for row in rows}) == 16
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_dropout_inside_scan_has_the_masks_of_the_forward(recompute: bool) -> None:
+    def loss(x: td.Tensor) -> Any:
+        def body(c: td.Tensor, _: Any) -> Any:
+            kept = td.random.bernoulli(0.5, (32,))
+            return c * td.where(kept, 1.5, 0.5), kept
+
+        last, masks = td.scan(body, x, length=4, recompute=recompute)
+        return last.sum(), masks
+
+    graph = td.trace(td.grad(loss, has_aux=True), td.Spec((32,)))
+    gradient, masks = evaluate_float64(graph, {"x": np.ones(32), "random": make_key(3)})
+    np.testing.assert_array_equal(gradient, np.where(masks, 1.5, 0.5).prod(0))
+
+
+def test_dropout_inside_checkpoint_has_the_mask_of_the_forward() -> None:
+    def loss(x: td.Tensor) -> td.Tensor:
+        return td.checkpoint(lambda x: x * td.random.uniform((32,)))(x).sum()
+
+    graph = td.trace(td.value_and_grad(loss), td.Spec((32,)))
+    value, gradient = evaluate_float64(graph, {"x": np.ones(32), "random": make_key(3)})
+    np.testing.assert_allclose(value, gradient.sum())
+
+
+def test_traced_and_eager_bits_agree() -> None:
+    """The eager stream is the program's, at step 0 and its sites in order."""
+    eager = [td.random.bits((5,)).numpy() for _ in range(3)]
+    traced = draw(lambda: tuple(td.random.bits((5,)) for _ in range(3)))
+    np.testing.assert_array_equal(eager, traced)
