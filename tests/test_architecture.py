@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -25,7 +26,7 @@ MODELS = TRACED | {"autodiff"}
 LIBRARY = MODELS | {"nn", "losses", "metrics", "optim"}
 STAGES = frozenset({"precision", "egraph", "schedule", "memory", "codegen", "runtime"})
 BELOW_PIPELINE = LIBRARY | VALUES | STAGES
-ALL = BELOW_PIPELINE | {"verify", "pipeline", "interop", "report", "rules", "__init__"}
+ALL = BELOW_PIPELINE | {"verify", "pipeline", "step", "interop", "report", "rules", "__init__"}
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "base": frozenset(),
@@ -39,10 +40,12 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "metrics": MODELS,
     "optim": MODELS,
     "precision": VALUES | {"frontend"},
-    **dict.fromkeys(sorted(STAGES - {"precision"}), VALUES),
+    **dict.fromkeys(sorted(STAGES - {"precision", "runtime"}), VALUES),
+    "runtime": VALUES | {"domains"},  # the oracle is a device
     "verify": BELOW_PIPELINE,
     "rules": BELOW_PIPELINE,  # fills the tables
     "pipeline": BELOW_PIPELINE | {"verify", "rules"},
+    "step": BELOW_PIPELINE | {"pipeline"},
     "interop": BELOW_PIPELINE | {"pipeline"},
     "report": BELOW_PIPELINE | {"pipeline"},
     "train": ALL,
@@ -55,7 +58,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 # heavy and so may also be imported inside a function.
 EVERYWHERE = frozenset({"ml_dtypes", "numpy"})
 THIRD_PARTY = {"cli": EVERYWHERE | {"rich"}}
-LATE = frozenset({"cuda", "llvmlite", "matplotlib", "onnx", "torch", "wgpu", "z3"})
+LATE = frozenset({"cuda", "llvmlite", "matplotlib", "onnx", "safetensors", "torch", "wgpu", "z3"})
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 70
@@ -351,7 +354,9 @@ print(seconds, *sorted({name.partition(".")[0] for name in sys.modules}))
 
 def _import_in_fresh_process() -> tuple[float, set[str]]:
     run = [sys.executable, "-c", _IMPORT_TIMED]
-    done = subprocess.run(run, capture_output=True, text=True, check=True)
+    # An installed package has its bytecode: let the first run write it.
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run(run, capture_output=True, text=True, check=True, env=environment)
     seconds, *names = done.stdout.split()
     return float(seconds), set(names)
 

@@ -155,7 +155,7 @@ SHAPES = [
     ),
     row(lambda: td.full((2,), scalar), td.ArgumentError, "full", "float32[]", "td.expand"),
     row(lambda: td.tensor([[1], [1, 2]]), td.ShapeError, "tensor", "equal lengths"),
-    row(lambda: a3 + [[1], [1, 2]], td.ShapeError, "tensor", "equal lengths"),
+    row(lambda: td.add(a3, [[1], [1, 2]]), td.ShapeError, "tensor", "equal lengths"),
     row(lambda: bool(a3), td.ShapeError, "bool() of a tensor", "3 elements", "Reduce"),
     row(lambda: float(a3), td.ShapeError, "float() of a tensor", "float32[3]", "Reduce"),
     row(lambda: a3.item(), td.ShapeError, "item()", "float32[3]", "Reduce"),

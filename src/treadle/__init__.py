@@ -35,12 +35,6 @@ from treadle.base.errors import ShapeError as ShapeError
 from treadle.base.errors import TraceError as TraceError
 from treadle.base.errors import TreadleError as TreadleError
 from treadle.base.errors import UnreachedWarning as UnreachedWarning
-from treadle.compiling import compile_manual_step as compile_manual_step
-from treadle.compiling import compile_step as compile_step
-from treadle.forward import Forward as Forward
-from treadle.forward import Program as Program
-from treadle.forward import compile as compile
-from treadle.forward import compile_forward as compile_forward
 from treadle.frontend import random as random
 from treadle.frontend.coerce import tensor as tensor
 from treadle.frontend.control import checkpoint as checkpoint
@@ -174,9 +168,15 @@ from treadle.nn.module import update as update
 from treadle.nn.summary import summary as summary
 from treadle.pipeline import CompileOptions as CompileOptions
 from treadle.pipeline import CompileReport as CompileReport
-from treadle.results import EvalResult as EvalResult
-from treadle.results import RunResult as RunResult
-from treadle.results import StepResult as StepResult
-from treadle.step import TrainStep as TrainStep
+from treadle.step.compile import compile_manual_step as compile_manual_step
+from treadle.step.compile import compile_step as compile_step
+from treadle.step.forward import Forward as Forward
+from treadle.step.forward import Program as Program
+from treadle.step.forward import compile as compile
+from treadle.step.forward import compile_forward as compile_forward
+from treadle.step.results import EvalResult as EvalResult
+from treadle.step.results import RunResult as RunResult
+from treadle.step.results import StepResult as StepResult
+from treadle.step.train_step import TrainStep as TrainStep
 
 __version__ = "0.1.0"

@@ -21,9 +21,9 @@ from treadle.pipeline import (
     choose_precision,
     count_parameters,
 )
-from treadle.programs import Arrays, ByShape, declare_model, load_values
 from treadle.runtime.oracle import OracleProgram
 from treadle.runtime.session import Session
+from treadle.step.batches import Arrays, ByShape, declare_model, load_values
 
 
 class Forward:

@@ -18,9 +18,9 @@ from treadle.pipeline import (
     choose_precision,
     count_parameters,
 )
-from treadle.programs import declare_model
 from treadle.runtime.session import Session
-from treadle.step import TrainStep
+from treadle.step.batches import declare_model
+from treadle.step.train_step import TrainStep
 
 MAX_MICRO_STEPS = 2**16
 

@@ -11,10 +11,9 @@ import numpy as np
 
 from treadle.base.errors import ArgumentError
 from treadle.base.trees import Tree
+from treadle.domains.float64 import carrier
 from treadle.domains.philox import make_key
-from treadle.forward import Forward
 from treadle.frontend.scopes import RANDOM_STATE
-from treadle.hyperparameters import Hyperparameters, schedule_value
 from treadle.ir.graph import Graph, OutputKind
 from treadle.nn.tracing import Inputs
 from treadle.optim.append import Mode, state_types, trace_eval_params, trace_init
@@ -26,11 +25,13 @@ from treadle.pipeline import (
     build_evaluation,
     build_step,
 )
-from treadle.programs import Arrays, ByShape, load_values, write_first_values
-from treadle.results import EvalResult, Means, RunResult, StepResult, named, step_result
 from treadle.runtime.files import load_arrays, save_arrays
 from treadle.runtime.oracle import OracleProgram
 from treadle.runtime.session import Session, select
+from treadle.step.batches import Arrays, ByShape, load_values, write_first_values
+from treadle.step.forward import Forward
+from treadle.step.hyperparameters import Hyperparameters, schedule_value
+from treadle.step.results import EvalResult, Means, RunResult, StepResult, named, step_result
 
 
 class _Variants:
@@ -107,7 +108,8 @@ class TrainStep:
         """First values of everything but the model's parameters and states."""
         types = self.session.types
         zeros = {n: np.zeros(types[n].shape, types[n].dtype.numpy) for n in self._own}
-        scalars = {n: np.array(v) for n, (_, v) in self._plan.scalars().items()}
+        # The oracle holds floats as float64, so hyperparameters are not rounded.
+        scalars = {n: np.array(v, carrier(t.dtype)) for n, (t, v) in self._plan.scalars().items()}
         self.session.write(zeros | scalars)
         self.session.run(self._init, {})
         self._steps, self._micro = 0, 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from treadle.optim.append import Mode
-from treadle.programs import Arrays
+from treadle.step.batches import Arrays
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""What compiling gives: training steps and forwards over values that a session holds."""
