@@ -26,10 +26,12 @@ MODELS = TRACED | {"autodiff"}
 LIBRARY = MODELS | {"nn", "losses", "metrics", "optim"}
 STAGES = frozenset({"precision", "egraph", "schedule", "memory", "codegen", "runtime"})
 BELOW_PIPELINE = LIBRARY | VALUES | STAGES
-ALL = BELOW_PIPELINE | {"verify", "pipeline", "step", "interop", "report", "rules", "__init__"}
+TOP = frozenset({"verify", "pipeline", "step", "interop", "report", "rules", "__init__"})
+ALL = BELOW_PIPELINE | TOP | {"data"}
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "base": frozenset(),
+    "data": BASE,
     "ir": BASE,
     "kernel": BASE | {"ir"},
     "domains": BASE | {"ir"},

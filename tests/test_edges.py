@@ -117,3 +117,21 @@ def test_integers_wrap() -> None:
 def test_log1p_is_exact_for_small_numbers() -> None:
     x = np.array([1e-20, -1e-17, 1e-10, 0.5, 1e3])
     np.testing.assert_allclose(td.log1p(td.tensor(x)).numpy(), np.log1p(x), rtol=4e-16)
+
+
+def test_attention_rows_that_see_nothing_are_zero_as_in_pytorch() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.normal(size=(1, 1, 3, 2)) for _ in range(3))
+    bias = np.zeros((3, 3))
+    bias[1] = -INF
+    leaves = [torch.tensor(a, requires_grad=True) for a in (q, k, v)]
+    expected = F.scaled_dot_product_attention(*leaves, attn_mask=torch.tensor(bias))
+    gradients = torch.autograd.grad((expected**2).sum(), leaves)
+
+    def loss(q, k, v):
+        return (td.attention(q, k, v, bias=bias) ** 2).sum()
+
+    found = td.attention(td.tensor(q), td.tensor(k), td.tensor(v), bias=td.tensor(bias))
+    np.testing.assert_allclose(found.numpy(), expected.detach().numpy(), rtol=1e-12, atol=1e-15)
+    for a, b in zip(td.grad(loss, (0, 1, 2))(q, k, v), gradients, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10, atol=1e-14)

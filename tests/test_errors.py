@@ -618,7 +618,6 @@ def test_error(row: Row) -> None:
     check(row)
 
 
-@pytest.mark.xfail(strict=True, reason="user_origin stops at a dataclass's generated __init__")
 @pytest.mark.parametrize("row", SPECS, ids=label)
 def test_error_of_a_spec(row: Row) -> None:
     check(row)

@@ -804,9 +804,7 @@ def is_smooth(case: Case) -> bool:
     return bool(floats) and all(np.isfinite(x).all() for x in floats)
 
 
-# Their vjp fails where the result itself has a cotangent: see test_transforms.
-FLAT = {"sign", "floor", "stop_gradient", "floor_divide"}
-SMOOTH = [c for c in CASES if is_smooth(c) and c.name not in FLAT]
+SMOOTH = [c for c in CASES if is_smooth(c)]
 
 
 @pytest.mark.parametrize("case", SMOOTH, ids=[f"{c.name} {c.label}" for c in SMOOTH])

@@ -596,18 +596,7 @@ def test_lstm_as_torch() -> None:
     close(gradient, theirs, 1e-10)
 
 
-@pytest.mark.parametrize(
-    "recompute",
-    [
-        pytest.param(
-            False,
-            marks=pytest.mark.xfail(
-                strict=True, reason="ir.rewrite.cut takes along nodes whose outputs are given"
-            ),
-        ),
-        True,
-    ],
-)
+@pytest.mark.parametrize("recompute", [False, True])
 def test_nested_scan(recompute: bool) -> None:
     def nested(w: Any, xs: Any) -> Any:
         def outer(c: Any, row: Any) -> Any:
@@ -688,7 +677,6 @@ FLAT: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.xfail(strict=True, reason="backward walks into ops without a gradient at a result")
 @pytest.mark.parametrize("way", FLAT)
 def test_results_without_a_gradient(way: str) -> None:
     expected = {"vjp": [0, 0, 0], "checkpoint": [0, 1, 1], "scan": [0, 0, 0]}[way]

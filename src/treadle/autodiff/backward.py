@@ -60,7 +60,8 @@ def backward(
     for position in range(len(nodes) - 1, -1, -1):
         node = nodes[position]
         outputs = [Value(position, i) for i in range(len(node.types))]
-        if not any(v in cts for v in outputs) or not any(v in active for v in node.operands):
+        is_reached = any(v in cts for v in outputs) and any(v in active for v in node.operands)
+        if not is_reached or not has_gradient(node.op):
             continue
         trace.origin = node.origin
         found = _pull(trace, node, outputs, cts, active)

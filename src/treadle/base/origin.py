@@ -28,7 +28,8 @@ _origins: dict[tuple[str, int, str], Origin] = {}
 def _is_ours(file: str) -> bool:
     known = _ours.get(file)
     if known is None:
-        known = _ours[file] = file.startswith(PACKAGE)
+        # Methods that dataclasses generate have no file of their own.
+        known = _ours[file] = file.startswith(PACKAGE) or file == "<string>"
     return known
 
 

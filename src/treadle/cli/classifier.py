@@ -1,4 +1,4 @@
-"""The model that `treadle demo` shows."""
+"""The model that `treadle tour` shows."""
 
 from __future__ import annotations
 

@@ -1,249 +1,196 @@
-"""`treadle demo`: a small classifier through every stage that exists, each shown and checked."""
+"""`treadle demo`: a small network learns handwritten digits, through one compiled step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from importlib import resources
-from typing import Any
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
 
 import numpy as np
 from rich.console import Console
-from rich.syntax import Syntax
-from rich.table import Table
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import treadle as td
-from treadle.autodiff.backward import differentiate
-from treadle.domains.domain import evaluate
-from treadle.domains.dual import Dual, DualNumber
-from treadle.domains.field import equal_graphs
-from treadle.domains.float64 import Float64, evaluate_float64, lift
-from treadle.ir.graph import OutputKind
-from treadle.ir.text import to_text
-from treadle.ir.verify import verify
+from treadle import losses, nn, optim
+from treadle.cli.console import Sections
+from treadle.data.digits import load_digits
 
-Arrays = dict[str, np.ndarray]
+Batch = dict[str, np.ndarray]
 
-CLASSES, HIDDEN, POINTS = 3, 8, 20  # points a class
-MODEL_FILE = "classifier.py"
-STEP = 1e-6  # of central differences
-TOLERANCE = 1e-6
-RATE = 0.5
+PIXELS, HIDDEN, CLASSES = 64, 64, 10
+BATCH, RATE = 64, 3e-3
+HELD_OUT, SPLIT_SEED = 360, 0  # of 1,797; the split is always the same
+TARGET = 0.95
+LINES = 8  # printed while training
+DRAWN = 4  # images that are not recognised
+INK = " .:-=+*#%@"
+
+
+class Network(nn.Module):
+    """Pixels to scores of the ten digits."""
+
+    def __init__(self) -> None:
+        self.fc1 = nn.Linear(PIXELS, HIDDEN)
+        self.fc2 = nn.Linear(HIDDEN, CLASSES)
+
+    def forward(self, x: td.Tensor) -> td.Tensor:
+        scores: td.Tensor = self.fc2(td.relu(self.fc1(x)))
+        return scores
+
+
+def loss(model: Network, batch: dict[str, td.Tensor]) -> td.Tensor | td.Mean:
+    scores = model(batch["x"])
+    is_right = scores.argmax(-1) == batch["y"]
+    td.metric("accuracy", is_right.astype(td.float32).mean())
+    return losses.cross_entropy(scores, batch["y"])
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """The functions of classifier.py."""
-
-    source: str
-    loss: Callable[..., td.Tensor]
-    accuracy: Callable[..., td.Tensor]
-    graph: Callable[..., td.Graph]
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Three clouds of points in the plane, their classes, and parameters to start from."""
+class Digits:
+    """Images as rows of pixels, and which digit each is."""
 
     x: np.ndarray
     y: np.ndarray
-    params: Arrays
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, rows: np.ndarray) -> Batch:
+        return {"x": self.x[rows], "y": self.y[rows]}
 
 
-@dataclass(slots=True)
-class Tour:
-    """Prints sections, and remembers which checks failed."""
-
-    console: Console = field(default_factory=lambda: Console(highlight=False))
-    sections: int = 0
-    failed: list[str] = field(default_factory=list)
-
-    def section(self, title: str) -> None:
-        self.sections += 1
-        self.console.print(f"\n[bold]{self.sections}. {title}[/bold]", soft_wrap=True)
-
-    def say(self, text: str) -> None:
-        self.console.print(text, markup=False, soft_wrap=True)
-
-    def code(self, source: str) -> None:
-        """Python with line numbers, coloured on a terminal."""
-        if self.console.is_terminal:
-            lines = Syntax(source, "python", theme="ansi_dark", line_numbers=True)
-            self.console.print(lines)
-        else:
-            self.say("\n".join(f"{i:4} {s}".rstrip() for i, s in enumerate(source.split("\n"), 1)))
-
-    def table(self, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        table = Table(*titles, box=None, pad_edge=False)
-        for row in rows:
-            table.add_row(*row)
-        self.console.print(table)
-
-    def check(self, what: str, holds: bool) -> None:
-        mark = "[green]ok[/green]" if holds else "[red]FAILED[/red]"
-        self.console.print(f"{mark}: {what}", soft_wrap=True)
-        if not holds:
-            self.failed.append(what)
+def split_digits() -> tuple[Digits, Digits]:
+    """What is trained on, and what is held out."""
+    images, labels = load_digits()
+    order = np.random.default_rng(SPLIT_SEED).permutation(len(labels))
+    x, y = images.reshape(-1, PIXELS)[order], labels[order]
+    return Digits(x[HELD_OUT:], y[HELD_OUT:]), Digits(x[:HELD_OUT], y[:HELD_OUT])
 
 
-def run_demo(steps: int = 30, seed: int = 0, full: bool = False) -> int:
-    """The whole tour. 0, or 1 where a check failed."""
-    tour, model, problem = Tour(), load_model(), make_problem(seed)
-    tour.say(f"Treadle {td.__version__}: a small classifier through every stage that exists.")
-    tour.section(f"The model: {MODEL_FILE}")
-    tour.code(model.source)
-    graph = show_trace(tour, model, problem)
-    differentiated = show_gradient_graph(tour, graph, full)
-    gradients = show_values(tour, differentiated, problem)
-    show_forward_mode(tour, graph, problem, gradients, seed)
-    show_finite_field(tour)
-    show_descent(tour, model, problem, steps)
-    tour.say("\nAll of this ran in the float64 oracle. Native code is not generated yet.")
-    return 1 if tour.failed else 0
-
-
-def load_model() -> Model:
-    """The model, run as a file of the user's own, so that nodes point at its lines."""
-    source = resources.files("treadle.cli").joinpath(MODEL_FILE).read_text(encoding="utf-8")
-    namespace: dict[str, Any] = {"__name__": "classifier"}
-    exec(compile(source, MODEL_FILE, "exec"), namespace)
-    functions = (namespace[name] for name in ("loss", "accuracy", "graph"))
-    return Model(source.rstrip(), *functions)
-
-
-def make_problem(seed: int) -> Problem:
+def batches(digits: Digits, steps: int, seed: int) -> Iterator[Batch]:
+    """Shuffled for each epoch; the incomplete batch at its end is left out."""
     rng = np.random.default_rng(seed)
-    y = np.repeat(np.arange(CLASSES), POINTS)
-    angle = 2 * np.pi * y / CLASSES
-    centres = 2 * np.stack([np.cos(angle), np.sin(angle)], axis=-1)
-    x = centres + 0.7 * rng.normal(size=centres.shape)
-    params = {
-        "w1": rng.normal(size=(HIDDEN, 2)) / np.sqrt(2),
-        "b1": np.zeros(HIDDEN),
-        "w2": rng.normal(size=(CLASSES, HIDDEN)) / np.sqrt(HIDDEN),
-        "b2": np.zeros(CLASSES),
-    }
-    narrow = {name: value.astype(np.float32) for name, value in params.items()}
-    return Problem(x.astype(np.float32), y.astype(np.int32), narrow)
+    an_epoch = len(digits) // BATCH
+    for i in range(steps):
+        if i % an_epoch == 0:
+            order = rng.permutation(len(digits))
+        start = i % an_epoch * BATCH
+        yield digits.take(order[start : start + BATCH])
 
 
-def leaves(problem: Problem, params: Arrays) -> Arrays:
-    """Arrays by the names that the leaves of the traced loss have."""
-    named = {f"params.{name}": value for name, value in params.items()}
-    return named | {"x": problem.x, "y": problem.y}
+def run_demo(steps: int = 1000, seed: int = 0) -> int:
+    """Train and evaluate. 0, or 1 where the accuracy is below the target."""
+    show = Sections()
+    trained_on, held_out = split_digits()
+    show.say(f"Treadle {td.__version__}: a small network learns handwritten digits.")
+    show.say(
+        f"{len(trained_on)} images of 8 x 8 pixels to train on, {len(held_out)} held out "
+        "(Alpaydin and Kaynak, UCI, CC BY 4.0)."
+    )
+    show.section("The model")
+    model = Network()
+    show.say(td.summary(model))
+    spec = {"x": td.Spec((BATCH, PIXELS)), "y": td.Spec((BATCH,), td.int32)}
+    step = td.compile_step(model, loss, optim.adamw(RATE), spec, device="oracle", seed=seed)
+    show.section(f"Training: cross-entropy, AdamW, {steps} steps of {BATCH} images")
+    with Display(show.console, steps) as display:
+        for batch in batches(trained_on, steps, seed):
+            display.advance(step(batch))
+    show_held_out(show, step, held_out)
+    show.section("What was compiled, and how long each stage took")
+    show.say(str(step.report))
+    show.say(
+        "\nEverything ran in the float64 oracle, which interprets the graph of the step with "
+        "NumPy.\nIt is the reference that later backends are compared with; no speed is claimed."
+    )
+    return 1 if show.failed else 0
 
 
-def show_trace(tour: Tour, model: Model, problem: Problem) -> td.Graph:
-    tour.section("Traced: one line a node, with the line of the model it came from")
-    graph = verify(model.graph(problem.params, problem.x, problem.y))
-    tour.say(to_text(graph, origins=True))
-    return graph
+def show_held_out(show: Sections, step: td.TrainStep, held_out: Digits) -> None:
+    """Count what is recognised, and draw some of what is not."""
+    show.section("Held out: images that the network has not seen")
+    everything = held_out.take(np.arange(len(held_out)))
+    share = step.evaluate(everything).metrics["accuracy"]
+    what = f"{share:.1%} of {len(held_out)} recognised, at least {TARGET:.0%} wanted"
+    show.check(what, share >= TARGET)
+    predict = step.attach(guess, {"x": everything["x"]})
+    guesses: np.ndarray = predict({"x": everything["x"]})
+    wrong = np.flatnonzero(guesses != held_out.y)[:DRAWN]
+    if len(wrong):
+        show.say("Some that it takes for another:")
+        captions = [f"{held_out.y[i]} taken for {guesses[i]}" for i in wrong]
+        show.say(drawn(held_out.x[wrong], captions))
 
 
-def show_gradient_graph(tour: Tour, graph: td.Graph, full: bool) -> td.Graph:
-    tour.section("Differentiated: the gradients are ops of the same graph")
-    wrt = [name for name in graph.leaves if name.startswith("params.")]
-    result = verify(differentiate(graph, wrt).graph)
-    added = len(result.nodes) - len(graph.nodes)
-    tour.say(f"{len(graph.nodes)} nodes before, {len(result.nodes)} after ({added} added)")
-    lines = to_text(result, origins=True).split("\n")
-    tour.say("\n".join(lines if full else shortened(lines, len(graph.nodes) + 1)))
-    return result
+def guess(model: Network, batch: dict[str, td.Tensor]) -> td.Tensor:
+    scores: td.Tensor = model(batch["x"])
+    return scores.argmax(-1)
 
 
-def shortened(lines: list[str], first: int, shown: int = 6) -> list[str]:
-    """The first line, a few from position `first` on, and the end."""
-    tail = len(lines) - shown - 5
-    if tail <= first + shown:
-        return lines
-    dots = "  ... {} lines left out; --full shows them ..."
-    start = [lines[0], dots.format(first - 1), *lines[first : first + shown]]
-    return [*start, dots.format(tail - first - shown), *lines[tail:]]
+def drawn(images: np.ndarray, captions: list[str]) -> str:
+    """Images side by side in letters, two for a pixel, each over its caption."""
+    levels = np.rint(images.reshape(-1, 8, 8) * (len(INK) - 1)).astype(int)
+    lines = [
+        "  ".join("".join(INK[v] * 2 for v in image[row]) for image in levels).rstrip()
+        for row in range(8)
+    ]
+    under = "  ".join(f"{c:^16}" for c in captions).rstrip()
+    return "\n".join([*lines, under])
 
 
-def show_values(tour: Tour, differentiated: td.Graph, problem: Problem) -> Arrays:
-    """Evaluate loss and gradients; compare each gradient with central differences of the loss."""
-    tour.section("Evaluated by the float64 oracle, and compared with central differences")
-    values = evaluate_float64(differentiated, leaves(problem, problem.params))
-    outputs = list(zip(differentiated.outputs, values, strict=True))
-    gradients = {
-        o.name.removeprefix("params."): v for o, v in outputs if o.kind is OutputKind.GRADIENT
-    }
+class Display:
+    """A progress bar on a terminal, and a few lines in any case."""
 
-    def loss_at(params: Arrays) -> float:
-        return float(evaluate_float64(differentiated, leaves(problem, params))[0])
+    def __init__(self, console: Console, steps: int):
+        self.console, self.steps, self.count = console, steps, 0
+        self.start = time.perf_counter()
+        self.milestones = {round(i * steps / LINES) for i in range(1, LINES + 1)}
+        self.recent: list[td.StepResult] = []  # since the last line
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self.task = self.bar.add_task("", total=steps)
 
-    tour.say(f"loss = {values[0]:.6f}")
-    rows, worst = [], 0.0
-    for name, gradient in gradients.items():
-        expected = central_differences(loss_at, problem.params, name)
-        error = float(np.abs(gradient - expected).max() / np.abs(expected).max())
-        worst = max(worst, error)
-        rows.append([name, str(gradient.shape), f"{np.linalg.norm(gradient):.6f}", f"{error:.1e}"])
-    tour.table(["gradient of", "shape", "norm", "relative error"], rows)
-    tour.check(f"every gradient within {TOLERANCE:g} of central differences", worst < TOLERANCE)
-    return gradients
+    def __enter__(self) -> Display:
+        self.bar.start()
+        return self
 
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.bar.stop()
 
-def central_differences(
-    loss_at: Callable[[Arrays], float], params: Arrays, name: str
-) -> np.ndarray:
-    """(f(w + h) - f(w - h)) / 2h for each entry of one parameter, in float64."""
-    base = params[name].astype(np.float64)
-    slopes = np.zeros_like(base)
-    for place in np.ndindex(base.shape):
-        sides = []
-        for move in (STEP, -STEP):
-            moved = base.copy()
-            moved[place] += move
-            sides.append(loss_at(params | {name: moved}))
-        slopes[place] = (sides[0] - sides[1]) / (2 * STEP)
-    return slopes
+    def advance(self, out: td.StepResult) -> None:
+        """Take note of one step."""
+        self.count += 1
+        self.recent.append(out)
+        if self.count in self.milestones:
+            self.console.print(self._line(), markup=False, soft_wrap=True)
+            self.recent.clear()
+        described = self._described([out], self._rate())
+        self.bar.update(self.task, completed=self.count, description=described)
 
+    def _line(self) -> str:
+        rate = self._rate()
+        left = (self.steps - self.count) / rate
+        width = len(str(self.steps))
+        described = self._described(self.recent, rate)
+        return f"step {self.count:>{width}} of {self.steps}  {described}  {left:4.1f} s left"
 
-def show_forward_mode(
-    tour: Tour, graph: td.Graph, problem: Problem, gradients: Arrays, seed: int
-) -> None:
-    tour.section("Forward mode equals reverse mode: two sets of rules, one derivative")
-    rng = np.random.default_rng(seed + 1)
-    direction = {name: rng.normal(size=g.shape) for name, g in gradients.items()}
-    inputs = {}
-    for name, value in leaves(problem, problem.params).items():
-        type_ = graph.nodes[graph.leaves[name]].types[0]
-        tangent = direction.get(name.removeprefix("params."))
-        inputs[name] = DualNumber(lift(value, type_), tangent)
-    (slope,) = evaluate(graph, inputs, Dual(Float64()))
-    assert slope.tangent is not None
-    forward = float(slope.tangent)
-    reverse = sum(float((gradients[name] * direction[name]).sum()) for name in gradients)
-    tour.say(f"along a random direction: forward {forward:.12f}, reverse {reverse:.12f}")
-    tour.check("they agree to 1e-12", abs(forward - reverse) <= 1e-12 * max(1.0, abs(reverse)))
+    def _rate(self) -> float:
+        return self.count / max(time.perf_counter() - self.start, 1e-9)
 
-
-def show_finite_field(tour: Tour) -> None:
-    tour.section("Exact equality over a finite field: no rounding, no tolerance")
-    examples = np.zeros((4, 3), np.float32), np.zeros((4, 1), np.float32)
-    plain = td.trace(lambda x, c: td.softmax(x), *examples)
-    shifted = td.trace(lambda x, c: td.softmax(x + c), *examples)
-    doubled = td.trace(lambda x, c: td.softmax(2 * x), *examples)
-    tour.check("softmax(x) = softmax(x + c) is accepted", equal_graphs(plain, shifted))
-    tour.check("softmax(x) = softmax(2x) is rejected", not equal_graphs(plain, doubled))
-
-
-def show_descent(tour: Tour, model: Model, problem: Problem, steps: int) -> None:
-    tour.section(f"Gradient descent by hand: w <- w - {RATE} dw, {steps} steps")
-    x, y = td.tensor(problem.x), td.tensor(problem.y)
-    params = {name: td.tensor(value) for name, value in problem.params.items()}
-    step = td.value_and_grad(model.loss)
-    shown = {round(i * steps / 5) for i in range(6)}
-    rows, losses = [], []
-    for count in range(steps + 1):
-        value, gradient = step(params, x, y)
-        losses.append(value.item())
-        if count in shown:
-            share = model.accuracy(params, x, y).item()
-            rows.append([str(count), f"{losses[-1]:.6f}", f"{share:.3f}"])
-        params = {name: w - RATE * gradient[name] for name, w in params.items()}
-    tour.table(["step", "loss", "accuracy"], rows)
-    if steps:
-        tour.check("the loss fell", losses[-1] < losses[0])
+    def _described(self, results: list[td.StepResult], rate: float) -> str:
+        """Means over some steps."""
+        mean_loss = np.mean([r.loss for r in results])
+        share = np.mean([r.metrics["accuracy"] for r in results])
+        return f"loss {mean_loss:.4f}  accuracy {share:6.1%}  {rate:5.0f} steps/s"

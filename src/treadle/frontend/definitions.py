@@ -120,7 +120,7 @@ def var(attributes: c.Variance, x: Tensor) -> Tensor:
 def logsumexp(attributes: c.Axes, x: Tensor) -> Tensor:
     axes = attributes.axes
     top = stop_gradient(max_of(x, axes, keepdims=True))
-    shift = where(eq(abs(top), math.inf), 0, top)
+    shift = _finite(top)
     total = sum_of(exp(x - shift), axes)
     return log(total) + reshape(shift, total.shape)
 
@@ -188,6 +188,11 @@ def masked(values: Tensor, seen: Tensor | None, other: float = 0) -> Tensor:
     return values if seen is None else where(seen, values, other)
 
 
+def _finite(x: Tensor) -> Tensor:
+    """Zero in place of infinities: what a row of −∞ is shifted by."""
+    return where(eq(abs(x), math.inf), 0, x)
+
+
 @definition(c.ATTENTION)
 def attention(
     attributes: c.Attention, q: Tensor, k: Tensor, v: Tensor, *bias: Tensor
@@ -197,10 +202,11 @@ def attention(
         attributes, grouped(q, k.shape[1]), k, bias[0] if bias else None
     )
     lowest = finite_lowest(scores.dtype)
-    top = stop_gradient(max_of(masked(scores, seen, lowest), -1, keepdims=True))
+    top = _finite(stop_gradient(max_of(masked(scores, seen, lowest), -1, keepdims=True)))
     weights = masked(exp(scores - top), seen)
     total = sum_of(weights, -1, keepdims=True)
-    probabilities = cast(weights / total, v.dtype)
+    # A row that sees nothing gives zeros, as PyTorch's does.
+    probabilities = cast(weights / where(eq(total, 0), 1, total), v.dtype)
     mixed = contract(probabilities, v, ("bgrts", "bgsd", "bgrtd"), accumulator(v.dtype))
     result = cast(reshape(mixed, (*q.shape[:3], v.shape[3])), q.dtype)
     return result, reshape(log(total) + top, q.shape[:3])
@@ -223,7 +229,7 @@ def attention_grad(
     queries, upstream = grouped(q, groups), grouped(ct, groups)
     scores, seen = attention_scores(attributes, queries, k, bias[0] if bias else None)
     kept = (*scores.shape[:-1], 1)
-    probabilities = masked(exp(scores - reshape(lse, kept)), seen)
+    probabilities = masked(exp(scores - _finite(reshape(lse, kept))), seen)
     d_v = contract(cast(probabilities, v.dtype), upstream, ("bgrts", "bgrtd", "bgsd"), wide)
     d_probabilities = contract(upstream, v, ("bgrtd", "bgsd", "bgrts"), wide)
     # Σ over s of p · dp is the row's ct · out.

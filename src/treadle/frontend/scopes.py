@@ -152,6 +152,12 @@ class Trace:
         (known,) = self.apply(CONSTANT, Constant(exact, tensor.type), ())
         return known
 
+    @property
+    def is_inside_scan(self) -> bool:
+        """Whether this is the body of a scan, or lies in one."""
+        inside = self._enclosing is not None and self._enclosing.is_inside_scan
+        return self.make_key is not None or inside
+
     def add_effect(self, kind: OutputKind, name: str, tensor: Tensor) -> None:
         unique = kind is not OutputKind.PRINT
         if unique and any(e.kind is kind and e.name == name for e in self.effects):

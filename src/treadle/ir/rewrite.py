@@ -53,16 +53,13 @@ def cut(
     for label, value in inputs:
         (moved[value],) = builder.add(INPUT, Leaf(label, graph.type_of(value)), ())
     outputs = tuple(outputs)
-    operands: list[Sequence[Value]] = [
-        () if all(Value(i, k) in moved for k in range(len(n.types))) else n.operands
-        for i, n in enumerate(graph.nodes)
-    ]
+    # Values that are given need nothing: a node is visited only for outputs that are not.
+    operands = [[v for v in n.operands if v not in moved] for n in graph.nodes]
     for i in _topological(operands, [o.value.node for o in outputs if o.value not in moved]):
         node = graph.nodes[i]
-        if any(v not in moved for v in (Value(i, k) for k in range(len(node.types)))):
-            position = builder.copy(node, [moved[v] for v in node.operands])
-            for k in range(len(node.types)):
-                moved.setdefault(Value(i, k), Value(position, k))
+        position = builder.copy(node, [moved[v] for v in node.operands])
+        for k in range(len(node.types)):
+            moved.setdefault(Value(i, k), Value(position, k))
     final = [Output(o.kind, o.name, moved[o.value]) for o in outputs]
     return builder.build(final, name or graph.name)
 

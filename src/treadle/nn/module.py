@@ -116,6 +116,12 @@ def update(state: State, value: Operand) -> None:
     scope = current_trace()
     if scope is None or current.scope.depth == 0:
         return  # eager: there is no step to keep it
+    if scope.is_inside_scan:
+        raise TraceError(
+            "update",
+            f"the state {name!r} is updated inside td.scan, once for every step",
+            "Carry it through the scan and update it with the last carry.",
+        )
     if any(e.kind is OutputKind.UPDATE and e.name == name for e in scope.effects):
         raise NameTakenError(
             "update", f"the state {name!r} is updated twice in one trace", "Combine the updates."

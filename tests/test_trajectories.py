@@ -1,0 +1,187 @@
+"""Fifty training steps beside PyTorch in float64: the same losses and parameters to 1e-9."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import treadle as td
+from treadle import losses, nn, optim
+
+STEPS = 50
+
+
+class MLP(nn.Module):
+    def __init__(self) -> None:
+        self.fc1, self.fc2 = nn.Linear(6, 16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.fc2(td.gelu(self.fc1(x)))
+
+
+class TorchMLP(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = torch.nn.Linear(6, 16), torch.nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class CNN(nn.Module):
+    def __init__(self) -> None:
+        self.conv, self.bn = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.fc = nn.Linear(4 * 9, 3)
+
+    def forward(self, x):
+        h = td.max_pool(td.relu(self.bn(self.conv(x))), 2)
+        return self.fc(td.flatten(h, 1))
+
+
+class TorchCNN(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn = torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.BatchNorm2d(4)
+        self.fc = torch.nn.Linear(4 * 9, 3)
+
+    def forward(self, x):
+        h = F.max_pool2d(F.relu(self.bn(self.conv(x))), 2)
+        return self.fc(h.flatten(1))
+
+
+class Block(nn.Module):
+    def __init__(self, d: int, heads: int) -> None:
+        self.ln_1, self.attn = nn.LayerNorm(d), nn.MultiHeadAttention(d, heads, batch_first=True)
+        self.ln_2, self.fc, self.out = nn.LayerNorm(d), nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
+
+    def forward(self, x):
+        x = x + self.attn(self.ln_1(x), causal=True)
+        return x + self.out(td.gelu(self.fc(self.ln_2(x)), approximate="tanh"))
+
+
+class GPT(nn.Module):
+    def __init__(self, vocabulary: int = 11, d: int = 8, t: int = 6, layers: int = 2) -> None:
+        self.wte, self.wpe = nn.Embedding(vocabulary, d), nn.Embedding(t, d)
+        self.blocks = nn.ModuleList(Block(d, 2) for _ in range(layers))
+        self.ln_f = nn.LayerNorm(d)
+
+    def forward(self, tokens):
+        x = self.wte(tokens) + self.wpe(td.arange(tokens.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return td.linear(self.ln_f(x), self.wte.weight)
+
+
+class TorchBlock(torch.nn.Module):
+    def __init__(self, d: int, heads: int) -> None:
+        super().__init__()
+        self.ln_1, self.ln_2 = torch.nn.LayerNorm(d), torch.nn.LayerNorm(d)
+        self.attn = torch.nn.MultiheadAttention(d, heads, batch_first=True)
+        self.fc, self.out = torch.nn.Linear(d, 4 * d), torch.nn.Linear(4 * d, d)
+
+    def forward(self, x):
+        t = x.shape[1]
+        mask = torch.full((t, t), -torch.inf, dtype=x.dtype).triu(1)
+        h = self.ln_1(x)
+        x = x + self.attn(h, h, h, attn_mask=mask, need_weights=False)[0]
+        return x + self.out(F.gelu(self.fc(self.ln_2(x)), approximate="tanh"))
+
+
+class TorchGPT(torch.nn.Module):
+    def __init__(self, vocabulary: int = 11, d: int = 8, t: int = 6, layers: int = 2) -> None:
+        super().__init__()
+        self.wte, self.wpe = torch.nn.Embedding(vocabulary, d), torch.nn.Embedding(t, d)
+        self.blocks = torch.nn.ModuleList(TorchBlock(d, 2) for _ in range(layers))
+        self.ln_f = torch.nn.LayerNorm(d)
+
+    def forward(self, tokens):
+        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return F.linear(self.ln_f(x), self.wte.weight)
+
+
+class Tagger(nn.Module):
+    def __init__(self) -> None:
+        self.lstm, self.fc = nn.LSTM(5, 7, num_layers=2), nn.Linear(7, 3)
+
+    def forward(self, x):
+        return self.fc(self.lstm(x)[0])
+
+
+class TorchTagger(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.fc = torch.nn.LSTM(5, 7, num_layers=2), torch.nn.Linear(7, 3)
+
+    def forward(self, x):
+        return self.fc(self.lstm(x)[0])
+
+
+def warmup_cosine(count: int, peak: float, warmup: int, steps: int) -> float:
+    if count < warmup:
+        return peak * (count + 1) / warmup
+    part = min(1.0, (count - warmup) / (steps - warmup))
+    return 0.5 * peak * (1 + np.cos(np.pi * part))
+
+
+CASES = {
+    "mlp-adamw": (MLP, TorchMLP, (8, 6), (8,), 4, lambda: optim.adamw(1e-2),
+                  lambda p: torch.optim.AdamW(p, 1e-2), None, None),
+    "cnn-batchnorm-sgd": (CNN, TorchCNN, (6, 1, 6, 6), (6,), 3,
+                          lambda: optim.sgd(0.05, momentum=0.9, weight_decay=1e-3),
+                          lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, weight_decay=1e-3), None, None),
+    "gpt-adamw-clip-warmup": (GPT, TorchGPT, None, (3, 6), 11,
+                              lambda: optim.adamw(optim.warmup_cosine(1e-2, 5, 40), weight_decay=0.1),
+                              lambda p: torch.optim.AdamW(p, 1e-2, weight_decay=0.1), 0.5,
+                              lambda i: warmup_cosine(i, 1e-2, 5, 40)),
+    "lstm-adam": (Tagger, TorchTagger, (4, 3, 5), (4, 3), 3, lambda: optim.adam(1e-2),
+                  lambda p: torch.optim.Adam(p, 1e-2), None, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_trajectory(name: str) -> None:
+    model, torch_model, x_shape, y_shape, classes, ours, theirs, clip, rate = CASES[name]
+    rng = np.random.default_rng(0)
+
+    def batch() -> dict[str, np.ndarray]:
+        y = rng.integers(0, classes, y_shape)
+        return {
+            "x": rng.integers(0, classes, y_shape) if x_shape is None else rng.normal(size=x_shape),
+            "y": y,
+        }
+
+    def loss(model, batch):
+        return losses.cross_entropy(model(batch["x"]), batch["y"], axis=-1)
+
+    x_spec = td.Spec(y_shape, td.int32) if x_shape is None else td.Spec(x_shape)
+    spec = {"x": x_spec, "y": td.Spec(y_shape, td.int32)}
+    options = td.CompileOptions(verify=True)
+    step = td.compile_step(
+        model(), loss, ours(), spec, clip_norm=clip, options=options, device="oracle"
+    )
+    reference = torch_model().double()
+    reference.load_state_dict({n: torch.tensor(v) for n, v in step.params.items()})
+    optimizer = theirs(reference.parameters())
+    for i in range(STEPS):
+        data = batch()
+        if rate is not None:
+            assert step.learning_rate == pytest.approx(rate(i), rel=1e-12, abs=1e-15)
+            for group in optimizer.param_groups:
+                group["lr"] = rate(i)
+        out = step(data)
+        optimizer.zero_grad()
+        logits = reference(torch.tensor(data["x"]))
+        expected = F.cross_entropy(logits.reshape(-1, classes), torch.tensor(data["y"]).reshape(-1))
+        expected.backward()
+        if clip is not None:
+            norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), clip)
+            assert out.grad_norm == pytest.approx(float(norm), rel=1e-9)
+        optimizer.step()
+        assert out.loss == pytest.approx(float(expected.detach()), rel=1e-9)
+    found = step.params
+    for key, value in reference.state_dict().items():
+        np.testing.assert_allclose(found[key], value.numpy(), rtol=1e-9, atol=1e-9, err_msg=key)
