@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
@@ -11,10 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import treadle as td
-from treadle.cli import demo
+from treadle.cli import demo, tour
+from treadle.cli.console import Sections
 from treadle.cli.main import main
+from treadle.data.digits import load_digits
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:
@@ -32,69 +36,179 @@ def _entry_point() -> str:
 
 
 @pytest.fixture(scope="module")
-def output() -> str:
-    """What the demo prints when its output is not a terminal."""
+def demo_output() -> str:
+    """What the whole demo prints when its output is not a terminal; exit code 0 is the target."""
     done = _run(_entry_point(), "demo")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     return done.stdout
 
 
-def test_demo_shows_every_stage(output: str) -> None:
-    titles = re.findall(r"^(\d)\. (\w+)", output, re.MULTILINE)
+def _held_out(output: str) -> float:
+    found = re.search(r"(\d+\.\d)% of (\d+) recognised", output)
+    assert found is not None
+    assert int(found[2]) == demo.HELD_OUT
+    return float(found[1])
+
+
+def test_demo_recognises_digits(demo_output: str) -> None:
+    assert _held_out(demo_output) >= 95
+    assert "ok: " in demo_output
+    assert "FAILED" not in demo_output
+
+
+def test_demo_shows_its_parts(demo_output: str) -> None:
+    titles = re.findall(r"^(\d)\. (\w+)", demo_output, re.MULTILINE)
+    assert titles == [("1", "The"), ("2", "Training"), ("3", "Held"), ("4", "What")]
+    assert td.summary(demo.Network()) in demo_output
+    assert "device oracle, precision float32, 4,810 parameters" in demo_output
+    assert "append_updates" in demo_output
+
+
+def test_demo_prints_lines_while_training(demo_output: str) -> None:
+    line = (
+        r"^step +(\d+) of 1000  loss (\d\.\d+)  accuracy +(\d+\.\d)% +\d+ steps/s +\d+\.\d s left$"
+    )
+    rows = re.findall(line, demo_output, re.MULTILINE)
+    assert [int(count) for count, _, _ in rows] == [round(i * 125) for i in range(1, 9)]
+    assert float(rows[-1][1]) < float(rows[0][1])
+
+
+def test_demo_is_plain_without_a_terminal(demo_output: str) -> None:
+    assert "\x1b" not in demo_output
+    assert demo_output.isascii()
+
+
+def test_demo_says_what_runs_and_where_the_digits_are_from(demo_output: str) -> None:
+    assert "Everything ran in the float64 oracle" in demo_output
+    assert "no speed is claimed" in demo_output
+    assert "Alpaydin and Kaynak, UCI, CC BY 4.0" in demo_output
+
+
+def test_demo_draws_what_is_not_recognised(demo_output: str) -> None:
+    captions = re.findall(r"(\d) taken for (\d)", demo_output)
+    assert 1 <= len(captions) <= demo.DRAWN
+    assert all(digit != guess for digit, guess in captions)
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_missed_target_is_an_exit_code(steps: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--steps", str(steps)]) == 1
+    printed = capsys.readouterr().out
+    assert "FAILED: " in printed
+    assert _held_out(printed) < 95
+    assert len(re.findall(r"^step ", printed, re.MULTILINE)) == steps
+
+
+def test_demo_reaches_the_target_from_another_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--seed", "1", "--steps", "600"]) == 0
+    assert _held_out(capsys.readouterr().out) >= 95
+
+
+def test_demo_on_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, width=100, highlight=False)
+    monkeypatch.setattr(demo, "Sections", lambda: Sections(console))
+    assert main(["demo", "--steps", "8"]) == 1
+    assert "steps/s" in written.getvalue()
+    assert "\x1b[2K" in written.getvalue()  # the bar is drawn over
+    assert len(re.findall(r"step \d of 8", written.getvalue())) == 8
+
+
+def test_the_split_is_fixed_and_has_everything_once() -> None:
+    first, again = demo.split_digits(), demo.split_digits()
+    assert [len(part) for part in first] == [1437, 360]
+    for one, other in zip(first, again, strict=True):
+        assert np.array_equal(one.x, other.x)
+    rows = np.concatenate([first[0].x, first[1].x])
+    images, labels = load_digits()
+    assert np.array_equal(np.sort(np.concatenate([p.y for p in first])), np.sort(labels))
+    assert sorted(map(bytes, rows)) == sorted(bytes(i.reshape(-1)) for i in images)
+
+
+def test_batches_pass_through_every_image_before_any_comes_again() -> None:
+    digits = demo.Digits(np.arange(200.0)[:, None], np.arange(200))
+    found = [batch["y"] for batch in demo.batches(digits, 7, seed=0)]
+    assert [len(y) for y in found] == [demo.BATCH] * 7
+    for epoch in (found[:3], found[3:6]):
+        assert len(set(np.concatenate(epoch).tolist())) == 3 * demo.BATCH
+    assert not np.array_equal(found[0], found[3])
+
+
+def test_drawn() -> None:
+    image = np.zeros((2, 64))
+    image[0, :8], image[1, 63] = 1, 0.5
+    text = demo.drawn(image, ["one", "two"]).split("\n")
+    assert len(text) == 9
+    assert text[0] == "@" * 16
+    assert text[7] == "==".rjust(34)
+    assert text[8].split() == ["one", "two"]
+
+
+@pytest.fixture(scope="module")
+def tour_output() -> str:
+    """What the tour prints when its output is not a terminal."""
+    done = _run(_entry_point(), "tour")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_tour_shows_every_stage(tour_output: str) -> None:
+    titles = re.findall(r"^(\d)\. (\w+)", tour_output, re.MULTILINE)
     words = ["The", "Traced", "Differentiated", "Evaluated", "Forward", "Exact", "Gradient"]
     assert titles == [(str(i), word) for i, word in enumerate(words, 1)]
 
 
-def test_demo_is_plain_without_a_terminal(output: str) -> None:
-    assert "\x1b" not in output
-    assert output.isascii()
+def test_tour_is_plain_without_a_terminal(tour_output: str) -> None:
+    assert "\x1b" not in tour_output
+    assert tour_output.isascii()
 
 
-def test_demo_checks_hold(output: str) -> None:
-    assert output.count("ok: ") == 5
-    assert "FAILED" not in output
+def test_tour_checks_hold(tour_output: str) -> None:
+    assert tour_output.count("ok: ") == 5
+    assert "FAILED" not in tour_output
 
 
-def test_demo_points_at_the_lines_it_shows(output: str) -> None:
+def test_tour_points_at_the_lines_it_shows(tour_output: str) -> None:
     """Each node names a line of the printed model, and that line has the call."""
-    code = dict(re.findall(r"^ {1,3}(\d+) (.*)$", output, re.MULTILINE))
+    code = dict(re.findall(r"^ {1,3}(\d+) (.*)$", tour_output, re.MULTILINE))
     calls = {"tanh": "td.tanh", "log_softmax": "td.log_softmax", "one_hot": "td.one_hot"}
     for op, call in calls.items():
-        found = re.search(rf"= {op}\(.*# classifier\.py:(\d+) in", output)
+        found = re.search(rf"= {op}\(.*# classifier\.py:(\d+) in", tour_output)
         assert found is not None, op
         assert call in code[found[1]]
-    assert "in <module>" not in output
+    assert "in <module>" not in tour_output
 
 
-def test_demo_counts_nodes(output: str) -> None:
-    found = re.search(r"(\d+) nodes before, (\d+) after \((\d+) added\)", output)
+def test_tour_counts_nodes(tour_output: str) -> None:
+    found = re.search(r"(\d+) nodes before, (\d+) after \((\d+) added\)", tour_output)
     assert found is not None
     before, after, added = map(int, found.groups())
     assert after == before + added > before
 
 
-def test_demo_descends(output: str) -> None:
-    rows = re.findall(r"^(\d+) +(\d\.\d+) +(\d\.\d+) *$", output, re.MULTILINE)
+def test_tour_descends(tour_output: str) -> None:
+    rows = re.findall(r"^(\d+) +(\d\.\d+) +(\d\.\d+) *$", tour_output, re.MULTILINE)
     losses = [float(loss) for _, loss, _ in rows]
     assert [int(step) for step, _, _ in rows] == [0, 6, 12, 18, 24, 30]
     assert losses == sorted(losses, reverse=True)
 
 
-def test_demo_says_what_it_is_not(output: str) -> None:
-    assert "Native code is not generated yet." in output
+def test_tour_says_what_it_is_not(tour_output: str) -> None:
+    assert "Native code is not generated yet." in tour_output
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_demo_holds_for_other_seeds(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--seed", str(seed), "--steps", "3"]) == 0
+def test_tour_holds_for_other_seeds(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tour", "--seed", str(seed), "--steps", "3"]) == 0
     assert "FAILED" not in capsys.readouterr().out
 
 
 def test_full_leaves_nothing_out(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--steps", "0"]) == 0
+    assert main(["tour", "--steps", "0"]) == 0
     short = capsys.readouterr().out
-    assert main(["demo", "--steps", "0", "--full"]) == 0
+    assert main(["tour", "--steps", "0", "--full"]) == 0
     full = capsys.readouterr().out
     assert "lines left out" in short
     assert "lines left out" not in full
@@ -104,22 +218,22 @@ def test_full_leaves_nothing_out(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_failed_check_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(demo, "equal_graphs", lambda first, second: False)
-    assert main(["demo", "--steps", "0"]) == 1
+    monkeypatch.setattr(tour, "equal_graphs", lambda first, second: False)
+    assert main(["tour", "--steps", "0"]) == 1
     assert "FAILED: softmax(x) = softmax(x + c) is accepted" in capsys.readouterr().out
 
 
 def test_central_differences_find_a_slope() -> None:
     params = {"w": np.array([[1.0, -2.0]]), "b": np.array(3.0)}
-    found = demo.central_differences(lambda p: float((p["w"] ** 2).sum() * p["b"]), params, "w")
+    found = tour.central_differences(lambda p: float((p["w"] ** 2).sum() * p["b"]), params, "w")
     assert np.allclose(found, [[6.0, -12.0]])
 
 
 def test_shortened_keeps_short_texts_whole() -> None:
     lines = [str(i) for i in range(12)]
-    assert demo.shortened(lines, 3) == lines
+    assert tour.shortened(lines, 3) == lines
     long = [str(i) for i in range(40)]
-    cut = demo.shortened(long, 10)
+    cut = tour.shortened(long, 10)
     left_out = [int(n) for line in cut for n in re.findall(r"\.\.\. (\d+) lines", line)]
     assert sum(left_out) + len(cut) - 2 == len(long)
     assert (cut[0], cut[-1]) == ("0", "39")
@@ -132,7 +246,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"treadle {td.__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["tour", "--help"]])
 def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(arguments)
@@ -148,6 +262,8 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         (["demo", "--steps", "-1"], "'-1' is not a whole number of at least 0"),
         (["demo", "--seed", "two"], "'two' is not a whole number of at least 0"),
         (["demo", "extra"], "unrecognized arguments: extra"),
+        (["demo", "--full"], "unrecognized arguments: --full"),
+        (["tour", "--steps", "1.5"], "'1.5' is not a whole number of at least 0"),
     ],
 )
 def test_wrong_usage(

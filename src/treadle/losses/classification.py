@@ -12,13 +12,13 @@ from treadle.frontend.functions.activations import (
     log_softmax,
     softplus,
 )
-from treadle.frontend.functions.arithmetic import exp, log, maximum, ne, where
+from treadle.frontend.functions.arithmetic import exp, log, maximum, ne, stop_gradient, where
 from treadle.frontend.functions.indexing import take, take_along_axis
 from treadle.frontend.functions.reductions import sum as sum_of
 from treadle.frontend.functions.shaping import axis_of, moveaxis, squeeze, unsqueeze
 from treadle.frontend.mean import Mean
 from treadle.frontend.tensor import Operand, Tensor
-from treadle.losses.reduction import pair, reduced
+from treadle.losses.reduction import fitting, pair, reduced, weighted
 
 
 def cross_entropy(
@@ -42,6 +42,12 @@ def cross_entropy(
         )
     y = as_tensor(target)
     if y.dtype.is_float:
+        if ignore_index >= 0:
+            raise ArgumentError(
+                "cross_entropy",
+                f"ignore_index = {ignore_index} with probabilities {y.type}",
+                "It is for class indices; rows of zeros count for nothing in a sum.",
+            )
         return _dense(logits, y, axis, weight, reduction, label_smoothing)
     _check_indices("cross_entropy", logits, y)
     kept = ne(y, ignore_index)
@@ -93,7 +99,11 @@ def _classes_last(name: str, input: Operand, axis: int | None) -> tuple[Tensor, 
 
 
 def _check_indices(name: str, logits: Tensor, target: Tensor) -> None:
-    if not target.dtype.is_integer or target.shape != logits.shape[:-1]:
+    if not target.dtype.is_integer:
+        raise DTypeError(
+            name, f"targets {target.type} are not class indices", "Cast them to int32."
+        )
+    if target.shape != logits.shape[:-1]:
         raise ShapeError(
             name,
             f"targets are {target.type} for rows {logits.shape[:-1]} of {logits.shape[-1]} classes",
@@ -128,13 +138,15 @@ def _dense(
     smoothing: float,
 ) -> Tensor | Mean:
     """Targets are probabilities; the mean is over rows, whatever the class weights."""
-    probabilities = cast_to(moveaxis(target, axis, -1) if target.ndim else target, logits.dtype)
-    if probabilities.shape != logits.shape:
+    moved = moveaxis(target, axis, -1) if target.ndim == logits.ndim else target
+    if moved.shape != logits.shape:
         raise ShapeError(
             "cross_entropy",
-            f"target {target.type} and logits {logits.type}",
-            "Probabilities have the input's shape.",
+            f"targets {target.type} are floats, so probabilities, for rows {logits.shape[:-1]} of "
+            f"{logits.shape[-1]} classes",
+            "Probabilities have the input's shape; class indices are integers.",
         )
+    probabilities = cast_to(moved, logits.dtype)
     classes, part = logits.shape[-1], Fraction(smoothing)
     if part:
         probabilities = probabilities * (1 - part) + part / classes
@@ -149,8 +161,17 @@ def bce(
 ) -> Tensor | Mean:
     """−y log x − (1 − y) log(1 − x) of probabilities; logarithms are kept above −100."""
     x, y = pair("bce", input, target)
-    values = -(y * maximum(log(x), -100.0) + (1 - y) * maximum(log(1 - x), -100.0))
-    return reduced("bce", values if weight is None else values * weight, reduction)
+    least = 1e-12
+    is_inner = x * (1 - x) >= least
+    inner = where(is_inner, x, 0.5)
+    inner_values = -(y * log(inner) + (1 - y) * log(1 - inner))
+    # Logarithms have no slope at 0; PyTorch's is (x − y) / max(x (1 − x), 1e-12).
+    fixed = stop_gradient(x)
+    log_x, log_rest = maximum(log(fixed), -100.0), maximum(log(1 - fixed), -100.0)
+    slope = stop_gradient((x - y) / least)
+    edge_values = slope * (x - fixed) - (y * log_x + (1 - y) * log_rest)
+    values = where(is_inner, inner_values, edge_values)
+    return reduced("bce", weighted("bce", values, weight), reduction)
 
 
 def bce_with_logits(
@@ -164,9 +185,11 @@ def bce_with_logits(
     x, y = pair("bce_with_logits", input, target)
     # log(1 + e⁻ˣ) for either sign of x.
     lost = maximum(-x, 0.0) + softplus(-abs(x), threshold=1.0)
-    scale = 1.0 if pos_weight is None else 1 + (as_tensor(pos_weight) - 1) * y
-    values = (1 - y) * x + lost * scale
-    return reduced("bce_with_logits", values if weight is None else values * weight, reduction)
+    if pos_weight is not None:
+        scale = fitting("bce_with_logits", "pos_weight", pos_weight, x)
+        lost = lost * (1 + (scale - 1) * y)
+    values = (1 - y) * x + lost
+    return reduced("bce_with_logits", weighted("bce_with_logits", values, weight), reduction)
 
 
 def kl_div(
@@ -180,8 +203,8 @@ def kl_div(
     if log_target:
         values = exp(y) * (y - x)
     else:
-        safe = where(y > 0, y, 1)
-        values = where(y > 0, y * log(safe), 0) - y * x
+        is_zero = y == 0
+        values = where(is_zero, 0, y * log(where(is_zero, 1, y))) - y * x
     if reduction == "batchmean":
         if x.ndim == 0:
             raise ShapeError("kl_div", f'"batchmean" of {x.type}', "It needs a batch axis.")

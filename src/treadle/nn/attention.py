@@ -53,7 +53,11 @@ class MultiHeadAttention(Module):
         v = k if value is None else as_tensor(value)
         for name, x in (("query", q), ("key", k), ("value", v)):
             if x.ndim != 3 or x.shape[2] != self.embed_dim:
-                raise ShapeError("MultiHeadAttention", f"the {name} is {x.type}", "It has 3 axes.")
+                raise ShapeError(
+                    "MultiHeadAttention",
+                    f"the {name} is {x.type}, the width {self.embed_dim}",
+                    "It is (T, N, width), or (N, T, width) with batch_first.",
+                )
         q, k, v = (self._project(i, x) for i, x in enumerate((q, k, v)))
         mixed = linear.attention(q, k, v, bias, causal)  # (B, H, T, D)
         joined = reshape(permute(mixed, 0, 2, 1, 3), (mixed.shape[0], mixed.shape[2], -1))

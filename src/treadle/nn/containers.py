@@ -19,7 +19,7 @@ class Sequential(Module):
 
     def __init__(self, *modules: Module):
         for i, module in enumerate(modules):
-            setattr(self, str(i), module)
+            setattr(self, str(i), _checked("Sequential", module))
 
     def __iter__(self) -> Iterator[Module]:
         return (m for m in vars(self).values() if isinstance(m, Module))
@@ -36,6 +36,16 @@ class Sequential(Module):
         return x
 
 
+def _checked(container: str, module: object) -> Module:
+    if not isinstance(module, Module):
+        raise ArgumentError(
+            container,
+            f"{module!r} is not a module",
+            "Use a module, for instance nn.ReLU() for td.relu.",
+        )
+    return module
+
+
 class ModuleList(Module):
     """A list of modules; names are "0", "1", …"""
 
@@ -44,7 +54,7 @@ class ModuleList(Module):
             self.append(module)
 
     def append(self, module: Module) -> ModuleList:
-        setattr(self, str(len(self)), module)
+        setattr(self, str(len(self)), _checked("ModuleList", module))
         return self
 
     def __iter__(self) -> Iterator[Module]:

@@ -42,7 +42,9 @@ def literal(array: object) -> Init:
     def make(shape: Shape, rng: np.random.Generator) -> np.ndarray:
         if values.shape != shape:
             raise ArgumentError(
-                "literal", f"an array of shape {values.shape} for a parameter of shape {shape}"
+                "literal",
+                f"an array of shape {values.shape} for a parameter of shape {shape}",
+                "They must be equal.",
             )
         return values.copy()
 
@@ -51,11 +53,15 @@ def literal(array: object) -> Init:
 
 def normal(mean: float = 0.0, std: float = 1.0) -> Init:
     """Normal with a mean and a standard deviation."""
+    if not std >= 0:
+        raise ArgumentError("normal", f"std = {std}", "A standard deviation is not negative.")
     return lambda shape, rng: rng.normal(mean, std, shape)
 
 
 def uniform(low: float = 0.0, high: float = 1.0) -> Init:
     """Uniform in [low, high)."""
+    if not low <= high:
+        raise ArgumentError("uniform", f"low = {low}, high = {high}", "Give low ≤ high.")
     return lambda shape, rng: rng.uniform(low, high, shape)
 
 
@@ -64,7 +70,18 @@ def truncated_normal(
 ) -> Init:
     """Normal, drawn again until it lies in [low, high]."""
     if not low < high or not std > 0:
-        raise ArgumentError("truncated_normal", f"std = {std}, bounds {low} and {high}")
+        raise ArgumentError(
+            "truncated_normal",
+            f"std = {std}, bounds {low} and {high}",
+            "The standard deviation is positive and low < high.",
+        )
+    inside = _normal_below((high - mean) / std) - _normal_below((low - mean) / std)
+    if not inside > 1e-4:
+        raise ArgumentError(
+            "truncated_normal",
+            f"almost nothing of mean {mean} and std {std} lies between {low} and {high}",
+            "Move the bounds, which are values and not multiples of std.",
+        )
 
     def make(shape: Shape, rng: np.random.Generator) -> np.ndarray:
         values = rng.normal(mean, std, size_of(shape))
@@ -73,6 +90,11 @@ def truncated_normal(
         return values.reshape(shape)
 
     return make
+
+
+def _normal_below(x: float) -> float:
+    """How much of a standard normal lies below x."""
+    return (1 + math.erf(x / math.sqrt(2))) / 2
 
 
 def fans(shape: Shape) -> tuple[int, int]:

@@ -43,7 +43,11 @@ class Embedding(Module):
 
     def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None):
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
-            raise ArgumentError("Embedding", f"padding_idx {padding_idx} of {num_embeddings} rows")
+            raise ArgumentError(
+                "Embedding",
+                f"padding_idx {padding_idx} of {num_embeddings} rows",
+                f"It lies between {-num_embeddings} and {num_embeddings - 1}.",
+            )
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
         self.weight = Parameter((num_embeddings, embedding_dim), self._first_table)
 
@@ -140,6 +144,12 @@ class _Conv(Module):
                 "groups divides both.",
             )
         kernel = (kernel_size,) * self.dims if isinstance(kernel_size, int) else tuple(kernel_size)
+        if len(kernel) != self.dims:
+            raise ArgumentError(
+                type(self).__name__,
+                f"the kernel is {kernel} for {self.dims} spatial axes",
+                "Give one number, or one for each axis.",
+            )
         self.stride, self.padding, self.dilation = stride, padding, dilation
         self.groups = groups
         fan_in = in_channels // groups * size_of(kernel)
@@ -213,18 +223,24 @@ class _BatchNorm(Module):
 
     def _batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         axes = [i for i in range(x.ndim) if i != 1]
+        if self.training and x.size <= self.num_features:
+            raise ShapeError(
+                type(self).__name__,
+                f"x is {x.type}: one value per channel has no variance to train with",
+                "Give more than one row, or trace with training=False.",
+            )
         centre, spread = mean(x, axes), var(x, axes, correction=0)
         if self.training and self.running_mean is not None and self.running_var is not None:
             assert self.num_batches_tracked is not None
             tracked = self.num_batches_tracked + 1
-            rate = 1 / tracked if self.momentum is None else as_tensor(self.momentum)
+            rate = 1 / tracked if self.momentum is None else self.momentum
             update(self.num_batches_tracked, tracked)
             update(self.running_mean, _towards(self.running_mean, centre, rate))
             update(self.running_var, _towards(self.running_var, var(x, axes), rate))
         return centre, spread
 
 
-def _towards(old: State, new: Tensor, rate: Tensor) -> Tensor:
+def _towards(old: State, new: Tensor, rate: Tensor | float) -> Tensor:
     return old * (1 - rate) + stop_gradient(new) * rate
 
 

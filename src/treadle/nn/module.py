@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from reprlib import recursive_repr
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,9 @@ class Declaration(Placeholder):
         value = np.asarray(self.init(self.shape, initialisers.stream(seed, name)))
         if value.shape != self.shape:
             raise ShapeError(
-                "init", f"{name} is {self.type}, its initialiser gives the shape {value.shape}"
+                "init",
+                f"{name} is {self.type}, its initialiser gives the shape {value.shape}",
+                "An initialiser is called with the shape it must return.",
             )
         return value.astype(self.dtype.numpy)
 
@@ -108,14 +111,18 @@ def update(state: State, value: Operand) -> None:
         raise ArgumentError(
             "update", f"{state!r} is not an nn.State", "Parameters change through the optimizer."
         )
-    current = state.tensor()
+    state.tensor()  # refuses a state that is used outside of a trace
+    name = name_of(state)
     new = cast(as_tensor(value), state.dtype)
-    name = name_of(state) or "?"
     if new.shape != state.shape:
-        raise ShapeError("update", f"{name} is {state.type}, its new value {new.type}")
+        raise ShapeError(
+            "update",
+            f"{name or 'the state'} is {state.type}, its new value {new.type}",
+            "A state keeps its shape.",
+        )
     scope = current_trace()
-    if scope is None or current.scope.depth == 0:
-        return  # eager: there is no step to keep it
+    if not name or scope is None:
+        return  # its value is explicit: there is no step to keep the new one
     if scope.is_inside_scan:
         raise TraceError(
             "update",
@@ -192,7 +199,7 @@ class Module:
     ) -> Any:
         """Call the model with explicit values: for td.grad, td.vjp and eager runs.
 
-        Updates of states go with a trace and are dropped in an eager run.
+        Updates of states are dropped: the values are the caller's.
         """
         declarations = self.declarations()
         _check_names(type(self).__name__, declarations, values)
@@ -200,18 +207,26 @@ class Module:
         for name, declaration in declarations.items():
             given = as_tensor(values[name])
             if given.shape != declaration.shape:
-                raise ShapeError("apply", f"{name} is {declaration.type}, got {given.type}")
+                raise ShapeError(
+                    "apply",
+                    f"{name} is {declaration.type}, got {given.type}",
+                    "Pass what model.init(seed) gives.",
+                )
             tensors[id(declaration)] = given
-        names = {id(d): n for n, d in declarations.items()}
-        with bound(Binding(tensors, names, training)):
+        unnamed = dict.fromkeys(tensors, "")
+        with bound(Binding(tensors, unnamed, training)):
             return self(*arguments, **keywords)
 
+    @recursive_repr()
     def __repr__(self) -> str:
         lines = [f"{type(self).__name__}("]
-        for name, part in vars(self).items():
-            if isinstance(part, (Module, Declaration)):
-                lines.append("  " + f"{name}: {part!r}".replace("\n", "\n  "))
+        for name, part in _direct(self):
+            lines.append("  " + f"{name}: {part!r}".replace("\n", "\n  "))
         return "\n".join([*lines, ")"]) if len(lines) > 1 else f"{type(self).__name__}()"
+
+    def _parts(self) -> list[tuple[str, Any]]:
+        """Where modules, parameters and states are looked for, by name."""
+        return list(vars(self).items())
 
 
 def _check_names(model: str, declared: Mapping[str, Any], values: Mapping[str, Any]) -> None:
@@ -249,9 +264,18 @@ def _walk(value: Any, path: str, kinds: tuple[type, ...]) -> Iterator[tuple[str,
         stack += [(f"{name}.{k}" if name else str(k), c) for k, c in reversed(children)]
 
 
+def _direct(part: Any) -> Iterator[tuple[str, Any]]:
+    """Modules and declarations by path: those inside containers, not those inside modules."""
+    for name, child in _children(part):
+        if isinstance(child, (Module, Declaration)):
+            yield name, child
+        else:
+            yield from ((f"{name}.{inner}", found) for inner, found in _direct(child))
+
+
 def _children(part: Any) -> list[tuple[str, Any]]:
     if isinstance(part, Module):
-        return list(vars(part).items())
+        return part._parts()
     if isinstance(part, (list, tuple)):
         return [(str(i), c) for i, c in enumerate(part)]
     if isinstance(part, dict):

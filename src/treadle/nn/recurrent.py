@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from treadle.base.errors import ArgumentError, ShapeError
-from treadle.frontend.coerce import as_tensor
+from treadle.frontend.coerce import as_tensor, cast
 from treadle.frontend.control import scan
 from treadle.frontend.functions import linear
 from treadle.frontend.functions.activations import sigmoid
@@ -94,9 +94,12 @@ class _Recurrent(Module):
         if initial is None:
             return (zeros(shape, sequence.dtype),) * self.carries
         given = tuple(as_tensor(t) for t in initial)
-        for t in given:
-            if t.shape != shape:
-                raise ShapeError(type(self).__name__, f"an initial state is {t.type}, not {shape}")
+        if len(given) != self.carries or any(t.shape != shape for t in given):
+            raise ShapeError(
+                type(self).__name__,
+                f"initial states are {', '.join(str(t.type) for t in given)}",
+                f"Give {self.carries} of shape {shape}: (layers · ways, N, hidden).",
+            )
         return given
 
     def _one_way(
@@ -110,13 +113,14 @@ class _Recurrent(Module):
         assert weight is not None and hidden_weight is not None  # noqa: PT018
         # The inputs' half does not depend on the carry: one product for all steps.
         projected = linear.linear(sequence, weight, parameter("bias_ih"))
+        first = tuple(cast(t, projected.dtype) for t in start)
 
         def body(carry: Carry, inputs: Tensor) -> tuple[Carry, Tensor]:
             hidden = linear.linear(carry[0], hidden_weight, hidden_bias)
             after = self.step(inputs, hidden, carry)
             return after, after[0]
 
-        return scan(body, start, projected, reverse=reverse)
+        return scan(body, first, projected, reverse=reverse)
 
 
 def _suffix(layer: int, way: int) -> str:

@@ -28,10 +28,13 @@ def summary(model: object) -> str:
 
 
 def _outline(module: Module) -> str:
-    """One line a module, indented by depth."""
-    lines = []
-    for name, part in module.named_modules():
-        depth = name.count(".") + 1 if name else 0
-        label = name.rsplit(".", 1)[-1]
-        lines.append("  " * depth + (f"{label}: " if label else "") + type(part).__name__)
+    """One line a module, under the module it is in and named by its path there."""
+    lines = [type(module).__name__]
+    depths = {"": 0}
+    for path, part in module.named_modules():
+        if path:
+            above = max((p for p in depths if path.startswith(p and f"{p}.")), key=len)
+            depths[path] = depths[above] + 1
+            label = path.removeprefix(above).removeprefix(".")
+            lines.append(f"{'  ' * depths[path]}{label}: {type(part).__name__}")
     return "\n".join(lines)

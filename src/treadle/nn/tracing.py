@@ -34,10 +34,9 @@ class Values(Module):
             _part(path, leaf) for path, leaf in zip(trees.paths(tree), leaves, strict=True)
         )
 
-    def declarations(self) -> dict[str, Declaration]:
-        prefix = "tree."
-        found = super().declarations()
-        return {n[len(prefix) :] if n.startswith(prefix) else n: d for n, d in found.items()}
+    def _parts(self) -> list[tuple[str, Any]]:
+        parts = trees.children(self.tree)
+        return [("tree", self.tree)] if parts is None else [(str(k), part) for k, part in parts]
 
 
 def _part(path: str, leaf: object) -> object:

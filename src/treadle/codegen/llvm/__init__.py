@@ -1,0 +1,1 @@
+"""LLVM IR as text, for the CPU."""

@@ -1,0 +1,201 @@
+"""Writes one LLVM function: values, blocks and loops, as text."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from treadle.base.dtypes import DType
+
+# LLVM's names of element types. bool is i1 in registers; memory holds it as i8.
+ELEMENT = {
+    "float64": "double",
+    "float32": "float",
+    "bfloat16": "bfloat",
+    "float16": "half",
+    "int64": "i64",
+    "int32": "i32",
+    "uint32": "i32",
+    "int8": "i8",
+    "uint8": "i8",
+    "bool": "i1",
+}
+_SUFFIX = {"double": "f64", "float": "f32", "bfloat": "bf16", "half": "f16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Reg:
+    """A value of LLVM: its type and how it is written (a register or a constant)."""
+
+    type: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.text}"
+
+
+def vector(element: str, width: int) -> str:
+    """A vector type; a width of 1 is the element itself."""
+    return element if width == 1 else f"<{width} x {element}>"
+
+
+def width_of(type_: str) -> int:
+    return int(type_[1 : type_.index(" ")]) if type_.startswith("<") else 1
+
+
+def element_of(type_: str) -> str:
+    return type_[type_.index("x") + 2 : -1] if type_.startswith("<") else type_
+
+
+def suffix(type_: str) -> str:
+    """The part of an intrinsic's name that says its type: v8f32, f64, i32."""
+    element, width = element_of(type_), width_of(type_)
+    name = _SUFFIX.get(element, element)
+    return name if width == 1 else f"v{width}{name}"
+
+
+def number(value: float | int | bool, type_: str) -> Reg:
+    """A constant of a type, spread over all lanes of a vector."""
+    element, width = element_of(type_), width_of(type_)
+    text = _scalar_text(value, element)
+    if width == 1:
+        return Reg(type_, text)
+    return Reg(type_, "<" + ", ".join(f"{element} {text}" for _ in range(width)) + ">")
+
+
+def _scalar_text(value: float | int | bool, element: str) -> str:
+    if element == "i1":
+        return "true" if value else "false"
+    if element.startswith("i"):
+        return str(int(value))
+    if element == "half":
+        return f"0xH{struct.unpack('<H', struct.pack('<e', value))[0]:04X}"
+    if element == "bfloat":
+        bits = struct.unpack("<I", struct.pack("<f", value))[0]
+        return f"0xR{bits >> 16:04X}"
+    if element == "float":
+        value = struct.unpack("<f", struct.pack("<f", value))[0]
+    return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
+
+
+@dataclass
+class Loop:
+    """A counted loop in the making: its counter, and values carried from turn to turn."""
+
+    counter: Reg
+    carried: tuple[Reg, ...]
+    next: tuple[Reg, ...] = ()  # set inside: the carried values of the next turn
+    results: tuple[Reg, ...] = ()  # set at the end: the last carried values
+
+
+@dataclass
+class Function:
+    """One function. Instructions are appended to the current block."""
+
+    name: str
+    parameters: Sequence[Reg]
+    result: str = "void"
+    linkage: str = "internal"
+    attributes: str = "nounwind"
+    lines: list[str] = field(default_factory=lambda: ["entry:"])
+    declarations: set[str] = field(default_factory=set)
+    block: str = "entry"
+    count: int = 0
+
+    def fresh(self, stem: str = "v") -> str:
+        self.count += 1
+        return f"{stem}{self.count}"
+
+    def value(self, type_: str, instruction: str) -> Reg:
+        """An instruction with a result."""
+        register = f"%{self.fresh()}"
+        self.lines.append(f"  {register} = {instruction}")
+        return Reg(type_, register)
+
+    def do(self, instruction: str) -> None:
+        """An instruction without a result."""
+        self.lines.append(f"  {instruction}")
+
+    def label(self, name: str) -> None:
+        self.lines.append(f"{name}:")
+        self.block = name
+
+    def jump(self, name: str) -> None:
+        self.do(f"br label %{name}")
+
+    def branch(self, condition: Reg, then: str, otherwise: str) -> None:
+        self.do(f"br i1 {condition.text}, label %{then}, label %{otherwise}")
+
+    def binary(self, op: str, a: Reg, b: Reg) -> Reg:
+        return self.value(a.type, f"{op} {a.type} {a.text}, {b.text}")
+
+    def compare(self, op: str, a: Reg, b: Reg) -> Reg:
+        """`op` is like "icmp slt" or "fcmp olt"."""
+        return self.value(vector("i1", width_of(a.type)), f"{op} {a.type} {a.text}, {b.text}")
+
+    def select(self, condition: Reg, a: Reg, b: Reg) -> Reg:
+        return self.value(a.type, f"select {condition}, {a}, {b}")
+
+    def convert(self, op: str, a: Reg, to: str) -> Reg:
+        return self.value(to, f"{op} {a} to {to}")
+
+    def call(self, name: str, result: str, *arguments: Reg) -> Reg:
+        return self.value(result, f"call {result} @{name}({', '.join(map(str, arguments))})")
+
+    def intrinsic(self, name: str, *arguments: Reg) -> Reg:
+        """llvm.NAME of one type: the result has the type of the first argument."""
+        type_ = arguments[0].type
+        full = f"llvm.{name}.{suffix(type_)}"
+        self.declarations.add(f"declare {type_} @{full}({', '.join(a.type for a in arguments)})")
+        return self.call(full, type_, *arguments)
+
+    def splat(self, scalar: Reg, width: int) -> Reg:
+        """A scalar in all lanes."""
+        if width == 1:
+            return scalar
+        type_ = vector(scalar.type, width)
+        first = self.value(type_, f"insertelement {type_} poison, {scalar}, i64 0")
+        lanes = f"<{width} x i32> zeroinitializer"
+        return self.value(type_, f"shufflevector {first}, {type_} poison, {lanes}")
+
+    def extract(self, x: Reg, lane: int) -> Reg:
+        return self.value(element_of(x.type), f"extractelement {x}, i64 {lane}")
+
+    def insert(self, x: Reg, scalar: Reg, lane: int) -> Reg:
+        return self.value(x.type, f"insertelement {x}, {scalar}, i64 {lane}")
+
+    @contextmanager
+    def loop(self, start: Reg, stop: Reg, step: Reg, carried: Sequence[Reg] = ()) -> Iterator[Loop]:
+        """start, start + step, … below stop; no turn at all if start is not below stop."""
+        before, head, body, after = (self.block, *map(self.fresh, ("head", "body", "after")))
+        self.jump(head)
+        self.label(head)
+        at = len(self.lines)
+        counter = Reg("i64", f"%{self.fresh('i')}")
+        values = tuple(Reg(c.type, f"%{self.fresh('c')}") for c in carried)
+        self.lines += [""] * (1 + len(values))  # the phis, written when the end is known
+        self.branch(self.compare("icmp slt", counter, stop), body, after)
+        self.label(body)
+        state = Loop(counter, values)
+        yield state
+        following = self.binary("add nsw", counter, step)
+        end = self.block
+        self.jump(head)
+        pairs = [(counter, start, following), *zip(values, carried, state.next, strict=True)]
+        for i, (phi, first, again) in enumerate(pairs):
+            source = f"[ {first.text}, %{before} ], [ {again.text}, %{end} ]"
+            self.lines[at + i] = f"  {phi.text} = phi {phi.type} {source}"
+        self.label(after)
+        state.results = values
+
+    def text(self) -> str:
+        head = f"define {self.linkage} {self.result} @{self.name}"
+        parameters = ", ".join(map(str, self.parameters))
+        body = "\n".join(self.lines)
+        return f"{head}({parameters}) {self.attributes} {{\n{body}\n}}\n"
+
+
+def element_type(dtype: DType) -> str:
+    return ELEMENT[dtype.name]

@@ -1,0 +1,1 @@
+"""The loop IR: kernels of loops over buffers, and programs of kernels."""

@@ -1,0 +1,240 @@
+"""Index arithmetic: sums of loop variables, quotients and remainders, with ranges.
+
+An index is affine over atoms. Quotients and remainders simplify away wherever the ranges allow it,
+so that a reshape that only regroups axes costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+Range = tuple[int, int]  # lowest and highest value, both included
+
+
+@dataclass(frozen=True, slots=True)
+class Var:
+    """A loop variable: 0 ≤ value < extent."""
+
+    name: str
+    extent: int
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """An index that is data: the named local, held between 0 and extent − 1."""
+
+    local: str
+    extent: int
+
+    def __str__(self) -> str:
+        return f"{self.local}<{self.extent}"
+
+
+@dataclass(frozen=True, slots=True)
+class Quotient:
+    """⌊index / divisor⌋ of an index that is not negative."""
+
+    index: Index
+    divisor: int
+
+    def __str__(self) -> str:
+        return f"({self.index})/{self.divisor}"
+
+
+@dataclass(frozen=True, slots=True)
+class Remainder:
+    """index mod divisor of an index that is not negative."""
+
+    index: Index
+    divisor: int
+
+    def __str__(self) -> str:
+        return f"({self.index})%{self.divisor}"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """An index that a guard around its use holds between 0 and extent − 1."""
+
+    index: Index
+    extent: int
+
+    def __str__(self) -> str:
+        return f"[{self.index}]"
+
+
+Atom = Var | Data | Quotient | Remainder | Bounded
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """offset + Σ factor · atom; atoms are distinct and factors are not 0."""
+
+    terms: tuple[tuple[Atom, int], ...] = ()
+    offset: int = 0
+
+    def __add__(self, other: Index | int) -> Index:
+        if isinstance(other, int):
+            return Index(self.terms, self.offset + other)
+        factors = dict(self.terms)
+        for atom, factor in other.terms:
+            factors[atom] = factors.get(atom, 0) + factor
+        kept = tuple((a, f) for a, f in factors.items() if f)
+        return Index(kept, self.offset + other.offset)
+
+    def __mul__(self, factor: int) -> Index:
+        if factor == 0:
+            return Index()
+        return Index(tuple((a, f * factor) for a, f in self.terms), self.offset * factor)
+
+    def __sub__(self, other: Index | int) -> Index:
+        return self + (other * -1)
+
+    @property
+    def range(self) -> Range:
+        low = high = self.offset
+        for atom, factor in self.terms:
+            least, most = atom_range(atom)
+            ends = least * factor, most * factor
+            low, high = low + min(ends), high + max(ends)
+        return low, high
+
+    def factor_of(self, var: Var) -> int | None:
+        """How far a step of the variable moves the index; None where it is not linear in it."""
+        found = 0
+        for atom, factor in self.terms:
+            if atom == var:
+                found += factor
+            elif isinstance(atom, Bounded):
+                inner = atom.index.factor_of(var)
+                if inner is None:
+                    return None
+                found += inner * factor
+            elif uses(atom, var):
+                return None
+        return found
+
+    def __str__(self) -> str:
+        parts = [str(a) if f == 1 else f"{f}*{a}" for a, f in self.terms]
+        if self.offset or not parts:
+            parts.append(str(self.offset))
+        return " + ".join(parts).replace("+ -", "- ")
+
+
+def constant(value: int) -> Index:
+    return Index((), value)
+
+
+def variable(var: Var) -> Index:
+    """The variable as an index; one that is always 0 vanishes."""
+    return Index(((var, 1),)) if var.extent != 1 else Index()
+
+
+def data(local: str, extent: int) -> Index:
+    return Index(((Data(local, extent), 1),))
+
+
+def bounded(index: Index, extent: int) -> Index:
+    """The index, said to lie in 0 … extent − 1; as it is where the range shows that."""
+    low, high = index.range
+    return index if low >= 0 and high < extent else Index(((Bounded(index, extent), 1),))
+
+
+def atom_range(atom: Atom) -> Range:
+    match atom:
+        case Var(_, extent) | Data(_, extent) | Bounded(_, extent):
+            return 0, max(0, extent - 1)
+        case Quotient(index, divisor):
+            low, high = index.range
+            return low // divisor, high // divisor
+        case Remainder(index, divisor):
+            high = index.range[1]
+            return 0, min(divisor - 1, high)
+
+
+def uses(atom: Atom, var: Var) -> bool:
+    match atom:
+        case Var():
+            return atom == var
+        case Data():
+            return False
+        case Quotient(index, _) | Remainder(index, _) | Bounded(index, _):
+            return any(uses(a, var) for a, _ in index.terms)
+
+
+def divide(index: Index, divisor: int) -> tuple[Index, Index]:
+    """Quotient and remainder of an index that is not negative, simplified by the ranges."""
+    if divisor == 1:
+        return index, Index()
+    whole = Index(
+        tuple((a, f // divisor) for a, f in index.terms if f % divisor == 0),
+        index.offset // divisor,
+    )
+    rest = Index(tuple((a, f) for a, f in index.terms if f % divisor), index.offset % divisor)
+    low, high = rest.range
+    if low >= 0 and high < divisor:
+        return whole, rest
+    if low < 0:
+        # Only the whole index is known not to be negative.
+        return Index(((Quotient(index, divisor), 1),)), Index(((Remainder(index, divisor), 1),))
+    quotient = whole + Index(((Quotient(rest, divisor), 1),))
+    return quotient, Index(((Remainder(rest, divisor), 1),))
+
+
+def flatten(indices: Sequence[Index], shape: Sequence[int]) -> Index:
+    """The place in row-major memory."""
+    flat = Index()
+    for index, n in zip(indices, shape, strict=True):
+        flat = flat * n + index
+    return flat
+
+
+def unflatten(flat: Index, shape: Sequence[int]) -> tuple[Index, ...]:
+    """The indices of a place in row-major memory."""
+    found: list[Index] = []
+    for n in reversed(shape[1:]):
+        flat, rest = divide(flat, n)
+        found.append(rest)
+    return (flat, *reversed(found)) if shape else ()
+
+
+def substitute(index: Index, values: Mapping[Var, Index]) -> Index:
+    """The index with variables replaced, simplified again."""
+    result = constant(index.offset)
+    for atom, factor in index.terms:
+        match atom:
+            case Var():
+                new = values.get(atom, variable(atom))
+            case Data():
+                new = Index(((atom, 1),))
+            case Quotient(inner, divisor):
+                new = divide(substitute(inner, values), divisor)[0]
+            case Remainder(inner, divisor):
+                new = divide(substitute(inner, values), divisor)[1]
+            case Bounded(inner, extent):
+                new = bounded(substitute(inner, values), extent)
+        result = result + new * factor
+    return result
+
+
+def evaluate(index: Index, values: Mapping[str, int]) -> int:
+    """The number an index stands for, variables and locals given by name."""
+    total = index.offset
+    for atom, factor in index.terms:
+        match atom:
+            case Var(name, _):
+                value = values[name]
+            case Data(local, extent):
+                value = min(max(values[local], 0), extent - 1)
+            case Quotient(inner, divisor):
+                value = evaluate(inner, values) // divisor
+            case Remainder(inner, divisor):
+                value = evaluate(inner, values) % divisor
+            case Bounded(inner, _):
+                value = evaluate(inner, values)
+        total += factor * value
+    return total

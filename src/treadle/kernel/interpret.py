@@ -1,0 +1,101 @@
+"""What a kernel does, one scalar at a time: the judge of every backend's rendering."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import assert_never
+
+import numpy as np
+
+from treadle.base.dtypes import DType
+from treadle.ir.literal import to_numpy
+from treadle.kernel.index import Index, evaluate
+from treadle.kernel.nodes import (
+    Accumulate,
+    Apply,
+    Convert,
+    For,
+    Guarded,
+    Kernel,
+    Let,
+    Literal,
+    Load,
+    Local,
+    Position,
+    Statement,
+    Store,
+    Update,
+    Value,
+    Within,
+)
+
+Scalar = np.ndarray  # without axes
+# What each elementwise op does to scalars of its dtype; given by the caller, who has the oracle's.
+Meanings = Mapping[str, Callable[..., object]]
+
+
+def interpret(kernel: Kernel, memory: Mapping[str, np.ndarray], meanings: Meanings) -> None:
+    """Run a kernel on flat arrays by buffer name; outputs are written in place."""
+    machine = _Machine(memory, meanings)
+    with np.errstate(all="ignore"):
+        for statement in kernel.body:
+            machine.run(statement)
+
+
+class _Machine:
+    def __init__(self, memory: Mapping[str, np.ndarray], meanings: Meanings):
+        self.memory, self.meanings = memory, meanings
+        self.variables: dict[str, int] = {}
+        self.locals: dict[str, Scalar] = {}
+
+    def run(self, statement: Statement) -> None:
+        match statement:
+            case For(var, _, body):
+                for turn in range(var.extent):
+                    self.variables[var.name] = turn
+                    for inner in body:
+                        self.run(inner)
+            case Let(local, value):
+                self.locals[local] = self.value(value)
+            case Accumulate(local, op, value):
+                old = self.locals[local]
+                self.locals[local] = self._apply(op, (old, self.value(value)), value.dtype)
+            case Store(buffer, index, value):
+                self.memory[buffer][self._place(index)] = self.value(value)
+            case Update(buffer, index, value):
+                place = self._place(index)
+                old = self.memory[buffer][place]
+                self.memory[buffer][place] = self._apply(
+                    "add", (old, self.value(value)), value.dtype
+                )
+            case _:
+                assert_never(statement)
+
+    def _place(self, index: Index) -> int:
+        numbers = {n: int(v) for n, v in self.locals.items() if v.dtype.kind in "iu"}
+        return evaluate(index, self.variables | numbers)
+
+    def value(self, value: Value) -> Scalar:
+        match value:
+            case Literal(number, dtype):
+                return to_numpy(number, dtype.numpy)
+            case Load(buffer, index, _):
+                return np.asarray(self.memory[buffer][self._place(index)])
+            case Local(name, _):
+                return self.locals[name]
+            case Position(index, dtype):
+                return np.array(self._place(index)).astype(dtype.numpy)
+            case Apply(op, operands, dtype):
+                return self._apply(op, tuple(map(self.value, operands)), dtype)
+            case Convert(inner, dtype):
+                return np.asarray(self.value(inner)).astype(dtype.numpy)
+            case Within(index, low, high, _):
+                return np.array(low <= self._place(index) < high)
+            case Guarded(guard, inner, other, _):
+                return self.value(inner if self.value(guard) else other)
+            case _:
+                assert_never(value)
+
+    def _apply(self, op: str, operands: tuple[Scalar, ...], dtype: DType) -> Scalar:
+        found = self.meanings[op](*map(np.asarray, operands))
+        return np.asarray(found).astype(dtype.numpy)

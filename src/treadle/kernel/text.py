@@ -1,0 +1,76 @@
+"""Kernels as text."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from treadle.kernel.nodes import (
+    Accumulate,
+    Apply,
+    Convert,
+    For,
+    Guarded,
+    Kernel,
+    Let,
+    Literal,
+    Load,
+    Local,
+    Position,
+    Statement,
+    Store,
+    Update,
+    Value,
+    Within,
+)
+
+
+def to_text(kernel: Kernel) -> str:
+    """One line a statement, loops indented."""
+    inputs = ", ".join(map(str, kernel.inputs))
+    outputs = ", ".join(map(str, kernel.outputs))
+    lines = [f"kernel {kernel.name}({inputs}) -> {outputs} {{"]
+    for statement in kernel.body:
+        lines += _statement(statement, 1)
+    return "\n".join([*lines, "}"])
+
+
+def _statement(statement: Statement, depth: int) -> list[str]:
+    pad = "  " * depth
+    match statement:
+        case For(var, role, body):
+            lines = [f"{pad}for {var.name} in {var.extent} {role.value}:"]
+            for inner in body:
+                lines += _statement(inner, depth + 1)
+            return lines
+        case Let(local, value):
+            return [f"{pad}{local} = {value_text(value)}"]
+        case Accumulate(local, op, value):
+            return [f"{pad}{local} = {op}({local}, {value_text(value)})"]
+        case Store(buffer, index, value):
+            return [f"{pad}{buffer}[{index}] = {value_text(value)}"]
+        case Update(buffer, index, value):
+            return [f"{pad}{buffer}[{index}] += {value_text(value)}"]
+        case _:
+            assert_never(statement)
+
+
+def value_text(value: Value) -> str:
+    match value:
+        case Literal(number, dtype):
+            return f"{number}:{dtype}"
+        case Load(buffer, index, _):
+            return f"{buffer}[{index}]"
+        case Local(name, _):
+            return name
+        case Position(index, dtype):
+            return f"({index}):{dtype}"
+        case Apply(op, operands, _):
+            return f"{op}({', '.join(map(value_text, operands))})"
+        case Convert(inner, dtype):
+            return f"{dtype}({value_text(inner)})"
+        case Within(index, low, high, _):
+            return f"{low} <= {index} < {high}"
+        case Guarded(guard, inner, other, _):
+            return f"({value_text(inner)} if {value_text(guard)} else {value_text(other)})"
+        case _:
+            assert_never(value)

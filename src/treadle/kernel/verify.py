@@ -1,0 +1,199 @@
+"""Checks a kernel: names, types, every access in bounds, and that parallel turns do not collide.
+
+Bounds hold by the ranges of indices, or by a guard that the access stands under. Two turns of a
+parallel loop never write one place: the place, as a function of the loop's variables, is a
+mixed-radix number in which the parallel variable has a digit of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from treadle.base import dtypes
+from treadle.base.dtypes import DType
+from treadle.base.errors import GraphError
+from treadle.kernel.index import Bounded, Data, Index, Quotient, Remainder, Var, atom_range
+from treadle.kernel.nodes import (
+    Accumulate,
+    Apply,
+    Buffer,
+    Convert,
+    For,
+    Guarded,
+    Kernel,
+    Let,
+    Literal,
+    Load,
+    Local,
+    Position,
+    Role,
+    Statement,
+    Store,
+    Update,
+    Value,
+    Within,
+)
+
+INDEPENDENT = (Role.PARALLEL, Role.VECTOR)
+ACCUMULATORS = ("add", "mul", "max", "min")
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """What is known at a point: loops around it, locals, and guards that hold."""
+
+    loops: tuple[tuple[Var, Role], ...]
+    locals: dict[str, tuple[DType, int]]  # dtype, and how many loops were open when it was named
+    guards: tuple[Within, ...]
+
+
+def verify(kernel: Kernel) -> Kernel:
+    """The kernel itself if all holds; a GraphError that names the statement otherwise."""
+    _Checker(kernel).check()
+    return kernel
+
+
+class _Checker:
+    def __init__(self, kernel: Kernel):
+        self.kernel = kernel
+        self.buffers = {b.name: b for b in kernel.buffers}
+        self.written = {b.name for b in kernel.outputs}
+        if len(self.buffers) != len(kernel.buffers):
+            raise self.wrong("two buffers have one name")
+
+    def wrong(self, cause: str) -> GraphError:
+        return GraphError("verify", f"kernel {self.kernel.name}: {cause}")
+
+    def check(self) -> None:
+        self.statements(self.kernel.body, _Scope((), {}, ()))
+
+    def statements(self, body: tuple[Statement, ...], scope: _Scope) -> None:
+        known = dict(scope.locals)
+        inner = _Scope(scope.loops, known, scope.guards)
+        for statement in body:
+            self.statement(statement, inner)
+
+    def statement(self, statement: Statement, scope: _Scope) -> None:
+        match statement:
+            case For(var, role, body):
+                if any(var.name == v.name for v, _ in scope.loops):
+                    raise self.wrong(f"the loop variable {var.name} is used twice")
+                self.statements(
+                    body, _Scope((*scope.loops, (var, role)), scope.locals, scope.guards)
+                )
+            case Let(local, value):
+                scope.locals[local] = (self.value(value, scope), len(scope.loops))
+            case Accumulate(local, op, value):
+                self.accumulate(local, op, value, scope)
+            case Store(buffer, index, value) | Update(buffer, index, value):
+                target = self.access(buffer, index, scope)
+                if buffer not in self.written:
+                    raise self.wrong(f"{buffer} is written but is not an output")
+                self.same(target.dtype, self.value(value, scope), f"a store to {buffer}")
+                self.disjoint(buffer, index, scope)
+            case _:
+                assert_never(statement)
+
+    def accumulate(self, local: str, op: str, value: Value, scope: _Scope) -> None:
+        if local not in scope.locals or op not in ACCUMULATORS:
+            raise self.wrong(f"{local} is not an accumulator, or {op} does not accumulate")
+        dtype, depth = scope.locals[local]
+        self.same(dtype, self.value(value, scope), f"an accumulation into {local}")
+        if any(role is Role.PARALLEL for _, role in scope.loops[depth:]):
+            raise self.wrong(f"turns of a parallel loop accumulate into {local}")
+
+    def same(self, expected: DType, found: DType, where: str) -> None:
+        if expected is not found:
+            raise self.wrong(f"{where} has {found}, not {expected}")
+
+    def value(self, value: Value, scope: _Scope) -> DType:
+        match value:
+            case Literal():
+                pass
+            case Position(index, _):
+                self.index(index, scope)
+            case Load(buffer, index, dtype):
+                self.same(self.access(buffer, index, scope).dtype, dtype, f"a load of {buffer}")
+            case Local(name, dtype):
+                if name not in scope.locals:
+                    raise self.wrong(f"the local {name} is read before it is named")
+                self.same(scope.locals[name][0], dtype, f"the local {name}")
+            case Apply(_, operands, _):
+                for operand in operands:
+                    self.value(operand, scope)
+            case Convert(inner, _):
+                self.value(inner, scope)
+            case Within(index, _, _, _):
+                self.index(index, scope)
+            case Guarded(guard, inner, other, dtype):
+                self.guarded(guard, inner, other, dtype, scope)
+            case _:
+                assert_never(value)
+        return value.dtype
+
+    def guarded(
+        self, guard: Value, inner: Value, other: Value, dtype: DType, scope: _Scope
+    ) -> None:
+        self.same(dtypes.bool_, self.value(guard, scope), "a guard")
+        held = _conjuncts(guard)
+        under = _Scope(scope.loops, scope.locals, scope.guards + held)
+        self.same(dtype, self.value(inner, under), "a guarded value")
+        self.same(dtype, self.value(other, scope), "the other of a guarded value")
+
+    def access(self, buffer: str, index: Index, scope: _Scope) -> Buffer:
+        if buffer not in self.buffers:
+            raise self.wrong(f"{buffer} is not a buffer of the kernel")
+        target = self.buffers[buffer]
+        self.index(index, scope)
+        low, high = index.range
+        has_turns = all(v.extent > 0 for v, _ in scope.loops)
+        if has_turns and not (low >= 0 and high < target.size):
+            raise self.wrong(f"{buffer}[{index}] may be {low} to {high}, outside {target}")
+        return target
+
+    def index(self, index: Index, scope: _Scope) -> None:
+        open_ = {v for v, _ in scope.loops}
+        for atom, _ in index.terms:
+            match atom:
+                case Var():
+                    if atom not in open_:
+                        raise self.wrong(f"the variable {atom} is used outside its loop")
+                case Data(local, _):
+                    if local not in scope.locals or not scope.locals[local][0].is_integer:
+                        raise self.wrong(f"the index {local} is not an integer local")
+                case Bounded(inner, extent):
+                    if Within(inner, 0, extent) not in scope.guards:
+                        raise self.wrong(f"no guard holds {inner} between 0 and {extent - 1}")
+                    self.index(inner, scope)
+                case Quotient(inner, _) | Remainder(inner, _):
+                    if inner.range[0] < 0:
+                        raise self.wrong(f"{atom} divides what may be negative")
+                    self.index(inner, scope)
+
+    def disjoint(self, buffer: str, index: Index, scope: _Scope) -> None:
+        """Each independent variable of more than one turn has a digit of its own in the place."""
+        independent = {v for v, role in scope.loops if role in INDEPENDENT and v.extent > 1}
+        parts = sorted(((abs(f), a) for a, f in index.terms), key=lambda part: part[0])
+        reach = 0
+        found: set[Var] = set()
+        for factor, atom in parts:
+            if isinstance(atom, Var) and factor > reach:
+                found.add(atom)
+            low, high = atom_range(atom)
+            reach += factor * (high - low)
+        missing = independent - found
+        if missing:
+            names = ", ".join(sorted(v.name for v in missing))
+            raise self.wrong(f"turns of {names} may write one place: {buffer}[{index}]")
+
+
+def _conjuncts(guard: Value) -> tuple[Within, ...]:
+    """The bounds that a guard makes sure of."""
+    match guard:
+        case Within():
+            return (guard,)
+        case Apply("and", operands, _):
+            return tuple(w for o in operands for w in _conjuncts(o))
+        case _:
+            return ()
