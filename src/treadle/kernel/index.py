@@ -144,6 +144,18 @@ def bounded(index: Index, extent: int) -> Index:
     return index if low >= 0 and high < extent else Index(((Bounded(index, extent), 1),))
 
 
+def opened(index: Index) -> Index:
+    """The index with bounded sums of loop variables written out; what is data stays bounded."""
+    result = constant(index.offset)
+    for atom, factor in index.terms:
+        is_plain = isinstance(atom, Bounded) and all(
+            isinstance(a, Var) for a, _ in atom.index.terms
+        )
+        inner = atom.index if isinstance(atom, Bounded) and is_plain else Index(((atom, 1),))
+        result = result + inner * factor
+    return result
+
+
 def atom_range(atom: Atom) -> Range:
     match atom:
         case Var(_, extent) | Data(_, extent) | Bounded(_, extent):
@@ -168,8 +180,8 @@ def uses(atom: Atom, var: Var) -> bool:
 
 def divide(index: Index, divisor: int) -> tuple[Index, Index]:
     """Quotient and remainder of an index that is not negative, simplified by the ranges."""
-    if divisor == 1:
-        return index, Index()
+    if divisor <= 1:
+        return index, Index()  # an axis without elements is never reached
     whole = Index(
         tuple((a, f // divisor) for a, f in index.terms if f % divisor == 0),
         index.offset // divisor,

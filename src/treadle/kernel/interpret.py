@@ -22,6 +22,7 @@ from treadle.kernel.nodes import (
     Load,
     Local,
     Position,
+    Set,
     Statement,
     Store,
     Update,
@@ -60,7 +61,11 @@ class _Machine:
             case Accumulate(local, op, value):
                 old = self.locals[local]
                 self.locals[local] = self._apply(op, (old, self.value(value)), value.dtype)
-            case Store(buffer, index, value):
+            case Set(local, value):
+                self.locals[local] = self.value(value)
+            case Store(buffer, index, value, guard):
+                if guard is not None and not self.value(guard):
+                    return
                 self.memory[buffer][self._place(index)] = self.value(value)
             case Update(buffer, index, value):
                 place = self._place(index)

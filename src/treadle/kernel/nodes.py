@@ -143,12 +143,21 @@ class Accumulate:
 
 
 @dataclass(frozen=True, slots=True)
+class Set:
+    """local ← value, which may use the local: for what is no plain accumulation."""
+
+    local: str
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
 class Store:
-    """Write an element."""
+    """Write an element, where the guard holds if there is one."""
 
     buffer: str
     index: Index
     value: Value
+    guard: Within | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +169,7 @@ class Update:
     value: Value
 
 
-Statement = For | Let | Accumulate | Store | Update
+Statement = For | Let | Accumulate | Set | Store | Update
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from treadle.kernel.nodes import (
     Load,
     Local,
     Position,
+    Set,
     Statement,
     Store,
     Update,
@@ -46,8 +47,11 @@ def _statement(statement: Statement, depth: int) -> list[str]:
             return [f"{pad}{local} = {value_text(value)}"]
         case Accumulate(local, op, value):
             return [f"{pad}{local} = {op}({local}, {value_text(value)})"]
-        case Store(buffer, index, value):
-            return [f"{pad}{buffer}[{index}] = {value_text(value)}"]
+        case Set(local, value):
+            return [f"{pad}{local} := {value_text(value)}"]
+        case Store(buffer, index, value, guard):
+            condition = "" if guard is None else f" if {value_text(guard)}"
+            return [f"{pad}{buffer}[{index}] = {value_text(value)}{condition}"]
         case Update(buffer, index, value):
             return [f"{pad}{buffer}[{index}] += {value_text(value)}"]
         case _:

@@ -13,7 +13,7 @@ from typing import assert_never
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.base.errors import GraphError
-from treadle.kernel.index import Bounded, Data, Index, Quotient, Remainder, Var, atom_range
+from treadle.kernel.index import Bounded, Data, Index, Quotient, Remainder, Var, atom_range, opened
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -28,6 +28,7 @@ from treadle.kernel.nodes import (
     Local,
     Position,
     Role,
+    Set,
     Statement,
     Store,
     Update,
@@ -59,6 +60,7 @@ class _Checker:
         self.kernel = kernel
         self.buffers = {b.name: b for b in kernel.buffers}
         self.written = {b.name for b in kernel.outputs}
+        self.places: dict[tuple[str, tuple[tuple[Var, Role], ...]], list[Index]] = {}
         if len(self.buffers) != len(kernel.buffers):
             raise self.wrong("two buffers have one name")
 
@@ -86,7 +88,12 @@ class _Checker:
                 scope.locals[local] = (self.value(value, scope), len(scope.loops))
             case Accumulate(local, op, value):
                 self.accumulate(local, op, value, scope)
+            case Set(local, value):
+                self.set(local, value, scope)
             case Store(buffer, index, value) | Update(buffer, index, value):
+                guard = statement.guard if isinstance(statement, Store) else None
+                held = () if guard is None else _conjuncts(guard)
+                scope = _Scope(scope.loops, scope.locals, scope.guards + held)
                 target = self.access(buffer, index, scope)
                 if buffer not in self.written:
                     raise self.wrong(f"{buffer} is written but is not an output")
@@ -102,6 +109,14 @@ class _Checker:
         self.same(dtype, self.value(value, scope), f"an accumulation into {local}")
         if any(role is Role.PARALLEL for _, role in scope.loops[depth:]):
             raise self.wrong(f"turns of a parallel loop accumulate into {local}")
+
+    def set(self, local: str, value: Value, scope: _Scope) -> None:
+        if local not in scope.locals:
+            raise self.wrong(f"{local} is set before it is named")
+        dtype, depth = scope.locals[local]
+        self.same(dtype, self.value(value, scope), f"{local}")
+        if any(role in INDEPENDENT for _, role in scope.loops[depth:]):
+            raise self.wrong(f"independent turns set {local}")
 
     def same(self, expected: DType, found: DType, where: str) -> None:
         if expected is not found:
@@ -172,10 +187,18 @@ class _Checker:
                     self.index(inner, scope)
 
     def disjoint(self, buffer: str, index: Index, scope: _Scope) -> None:
-        """Each independent variable of more than one turn has a digit of its own in the place."""
+        """Each independent variable of more than one turn has a digit of its own in the place.
+
+        Several stores to one buffer count as one whose lowest digit chooses among them.
+        """
+        place = opened(index)
+        others = self.places.setdefault((buffer, scope.loops), [])
+        others.append(place)
+        if any(o.terms != place.terms for o in others):
+            raise self.wrong(f"stores to {buffer} walk it differently: {others[0]} and {place}")
         independent = {v for v, role in scope.loops if role in INDEPENDENT and v.extent > 1}
-        parts = sorted(((abs(f), a) for a, f in index.terms), key=lambda part: part[0])
-        reach = 0
+        parts = sorted(((abs(f), a) for a, f in place.terms), key=lambda part: part[0])
+        reach = max(o.offset for o in others) - min(o.offset for o in others)
         found: set[Var] = set()
         for factor, atom in parts:
             if isinstance(atom, Var) and factor > reach:

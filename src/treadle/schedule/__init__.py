@@ -1,0 +1,1 @@
+"""Graphs to programs: what is computed where, in which loops."""

@@ -1,0 +1,292 @@
+"""Elements of tensors as expressions of an index: how elementwise and shape ops fold into loops.
+
+A source gives the element of a tensor at some indices, either from a buffer or by computing it from
+its operands' elements. Rules are entries of a table, one for each op that can be computed so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from treadle.base import dtypes
+from treadle.ir.graph import Graph, Node
+from treadle.ir.graph import Value as TensorValue
+from treadle.ir.literal import ArrayLiteral
+from treadle.ir.op import Op, RuleTable
+from treadle.ir.ops import elementwise as e
+from treadle.ir.ops import indexing, leaves, linear, shaping
+from treadle.ir.types import TensorType
+from treadle.kernel.index import Index, bounded, constant, data, divide, flatten, unflatten
+from treadle.kernel.nodes import (
+    Apply,
+    Convert,
+    Guarded,
+    Let,
+    Literal,
+    Load,
+    Local,
+    Position,
+    Statement,
+    Value,
+    Within,
+)
+
+Indices = tuple[Index, ...]
+
+
+@dataclass
+class Reader:
+    """Computes elements inside one kernel; `lets` are statements that must come before."""
+
+    graph: Graph
+    buffer_of: Callable[[TensorValue], str | None]  # the buffer a tensor is in, if it is in one
+    used: dict[str, TensorType] = field(default_factory=dict)
+    lets: list[Statement] = field(default_factory=list)
+    guards: list[Within] = field(default_factory=list)  # that hold where elements are read now
+    count: int = 0
+
+    def at(self, value: TensorValue, indices: Indices) -> Value:
+        """The element of a tensor at some indices."""
+        name = self.buffer_of(value)
+        type_ = self.graph.type_of(value)
+        if type_.size == 0:
+            return Literal(0, type_.dtype)  # there is no element that could be read
+        if name is not None:
+            self.used[name] = type_
+            return Load(name, flatten(indices, type_.shape), type_.dtype)
+        node = self.graph.nodes[value.node]
+        return INLINE[node.op](self, node, indices)
+
+    def operand(self, node: Node, i: int, indices: Indices) -> Value:
+        return self.at(node.operands[i], indices)
+
+    def operand_type(self, node: Node, i: int) -> TensorType:
+        return self.graph.type_of(node.operands[i])
+
+    def named(self, value: Value) -> Local:
+        """A value computed once and named; 0 where the guards around its use do not hold."""
+        for guard in reversed(self.guards):
+            value = Guarded(guard, value, Literal(0, value.dtype), value.dtype)
+        self.count += 1
+        name = f"t{self.count}"
+        self.lets.append(Let(name, value))
+        return Local(name, value.dtype)
+
+    def under(self, guards: Sequence[Within], inner: Callable[[], Value], other: Value) -> Value:
+        """The inner value where all guards hold, else the other."""
+        self.guards += guards
+        value = inner()
+        del self.guards[len(self.guards) - len(guards) :]
+        # Nested, so that what a later guard divides is held by the earlier ones.
+        for guard in reversed(guards):
+            value = Guarded(guard, value, other, other.dtype)
+        return value
+
+
+Rule = Callable[[Reader, Node, Indices], Value]
+INLINE: RuleTable[Rule] = RuleTable("inline")
+
+_ELEMENTWISE: tuple[Op, ...] = (
+    e.NEG,
+    e.ABS,
+    e.SIGN,
+    e.FLOOR,
+    e.EXP,
+    e.LOG,
+    e.SQRT,
+    e.RSQRT,
+    e.SIN,
+    e.COS,
+    e.TANH,
+    e.ERF,
+    e.NOT,
+    e.ADD,
+    e.SUB,
+    e.MUL,
+    e.DIV,
+    e.FLOORDIV,
+    e.MOD,
+    e.MAX,
+    e.MIN,
+    e.POW,
+    e.EQ,
+    e.LT,
+    e.LE,
+    e.AND,
+    e.OR,
+    e.XOR,
+    e.WHERE,
+)
+
+
+@INLINE(*_ELEMENTWISE)
+def _elementwise(reader: Reader, node: Node, indices: Indices) -> Value:
+    operands = tuple(reader.operand(node, i, indices) for i in range(len(node.operands)))
+    return Apply(node.op.name, operands, node.types[0].dtype)
+
+
+@INLINE(e.STOP_GRADIENT)
+def _same(reader: Reader, node: Node, indices: Indices) -> Value:
+    return reader.operand(node, 0, indices)
+
+
+@INLINE(e.CAST)
+def _cast(reader: Reader, node: Node, indices: Indices) -> Value:
+    return Convert(reader.operand(node, 0, indices), node.types[0].dtype)
+
+
+@INLINE(leaves.CONSTANT)
+def _constant(reader: Reader, node: Node, indices: Indices) -> Value:
+    attributes: leaves.Constant = _attributes(node)
+    assert not isinstance(attributes.value, ArrayLiteral), "arrays are in buffers"
+    return Literal(attributes.value, attributes.type.dtype)
+
+
+@INLINE(leaves.IOTA)
+def _iota(reader: Reader, node: Node, indices: Indices) -> Value:
+    attributes: leaves.Iota = _attributes(node)
+    return Position(indices[attributes.axis], attributes.dtype)
+
+
+@INLINE(shaping.RESHAPE)
+def _reshape(reader: Reader, node: Node, indices: Indices) -> Value:
+    flat = flatten(indices, node.types[0].shape)
+    return reader.operand(node, 0, unflatten(flat, reader.operand_type(node, 0).shape))
+
+
+@INLINE(shaping.PERMUTE)
+def _permute(reader: Reader, node: Node, indices: Indices) -> Value:
+    axes = _attributes(node).axes
+    return reader.operand(node, 0, tuple(indices[axes.index(i)] for i in range(len(axes))))
+
+
+@INLINE(shaping.BROADCAST)
+def _broadcast(reader: Reader, node: Node, indices: Indices) -> Value:
+    return reader.operand(node, 0, tuple(indices[a] for a in _attributes(node).axes))
+
+
+@INLINE(shaping.SLICE)
+def _slice(reader: Reader, node: Node, indices: Indices) -> Value:
+    a: shaping.Slice = _attributes(node)
+    moved = (
+        i * stride + start for i, start, stride in zip(indices, a.starts, a.strides, strict=True)
+    )
+    return reader.operand(node, 0, tuple(moved))
+
+
+@INLINE(shaping.FLIP)
+def _flip(reader: Reader, node: Node, indices: Indices) -> Value:
+    axes, shape = _attributes(node).axes, node.types[0].shape
+    turned = (constant(shape[i] - 1) - x if i in axes else x for i, x in enumerate(indices))
+    return reader.operand(node, 0, tuple(turned))
+
+
+@INLINE(shaping.PAD)
+def _pad(reader: Reader, node: Node, indices: Indices) -> Value:
+    """The operand's element where the index hits one, else the fill."""
+    a: shaping.Pad = _attributes(node)
+    guards: list[Within] = []
+    inner: list[Index] = []
+    parts = zip(indices, a.low, a.interior, reader.operand_type(node, 0).shape, strict=True)
+    for index, low, gap, n in parts:
+        place, guard = _unpadded(index - low, gap, n)
+        inner.append(place)
+        guards += guard
+    fill = Literal(a.value, node.types[0].dtype)
+    return reader.under(guards, lambda: reader.operand(node, 0, tuple(inner)), fill)
+
+
+def _unpadded(index: Index, gap: int, n: int) -> tuple[Index, list[Within]]:
+    """Where an index of the padded axis lies in the operand, and when it does."""
+    reach = n + max(n - 1, 0) * gap
+    low, high = index.range
+    guards = [] if low >= 0 and high < reach else [Within(index, 0, reach)]
+    held = bounded(index, reach)
+    if gap == 0:
+        return held, guards
+    quotient, rest = divide(held, gap + 1)
+    return quotient, [*guards, Within(rest, 0, 1)]
+
+
+@INLINE(shaping.CONCAT)
+def _concat(reader: Reader, node: Node, indices: Indices) -> Value:
+    axis = _attributes(node).axis
+    sizes = [reader.operand_type(node, i).shape[axis] for i in range(len(node.operands))]
+    value: Value = Literal(0, node.types[0].dtype)
+    start = sum(sizes)
+    for i in reversed(range(len(sizes))):
+        start -= sizes[i]
+        if sizes[i]:
+            value = _joined(reader, node, i, indices, axis, start, value)
+    return value
+
+
+def _joined(
+    reader: Reader, node: Node, i: int, indices: Indices, axis: int, start: int, other: Value
+) -> Value:
+    """Operand i where the index lies in its part, else what is already there."""
+    size = reader.operand_type(node, i).shape[axis]
+    shifted = indices[axis] - start
+    low, high = shifted.range
+    guards = [] if low >= 0 and high < size else [Within(shifted, 0, size)]
+    place = (*indices[:axis], bounded(shifted, size), *indices[axis + 1 :])
+    return reader.under(guards, lambda: reader.operand(node, i, place), other)
+
+
+@INLINE(linear.WINDOW)
+def _window(reader: Reader, node: Node, indices: Indices) -> Value:
+    a: linear.Window = _attributes(node)
+    rank = reader.operand_type(node, 0).rank
+    places = list(indices[:rank])
+    for i, axis in enumerate(a.axes):
+        places[axis] = places[axis] * a.strides[i] + indices[rank + i] * a.dilations[i]
+    return reader.operand(node, 0, tuple(places))
+
+
+@INLINE(indexing.GATHER)
+def _gather(reader: Reader, node: Node, indices: Indices) -> Value:
+    """Indices are held inside the axis: a wrong one reads a wrong element, never outside."""
+    a: indexing.Gather = _attributes(node)
+    type_ = reader.operand_type(node, 0)
+    chosen = reader.operand_type(node, 1).rank - a.batch
+    where = (*indices[: a.batch], *indices[a.axis : a.axis + chosen])
+    index = reader.named(Convert(reader.operand(node, 1, where), dtypes.int64))
+    place = data(index.name, type_.shape[a.axis])
+    return reader.operand(node, 0, (*indices[: a.axis], place, *indices[a.axis + chosen :]))
+
+
+@INLINE(shaping.DYNAMIC_SLICE)
+def _dynamic_slice(reader: Reader, node: Node, indices: Indices) -> Value:
+    starts = _starts(reader, node, 1, node.types[0].shape, reader.operand_type(node, 0).shape)
+    moved = tuple(i + s for i, s in zip(indices, starts, strict=True))
+    return reader.operand(node, 0, moved)
+
+
+@INLINE(shaping.DYNAMIC_UPDATE)
+def _dynamic_update(reader: Reader, node: Node, indices: Indices) -> Value:
+    shape, window = node.types[0].shape, reader.operand_type(node, 1).shape
+    starts = _starts(reader, node, 2, window, shape)
+    moved = [i - s for i, s in zip(indices, starts, strict=True)]
+    guards = [Within(m, 0, n) for m, n in zip(moved, window, strict=True)]
+    inside = tuple(bounded(m, n) for m, n in zip(moved, window, strict=True))
+    old = reader.operand(node, 0, indices)
+    return reader.under(guards, lambda: reader.operand(node, 1, inside), old)
+
+
+def _starts(
+    reader: Reader, node: Node, operand: int, window: tuple[int, ...], shape: tuple[int, ...]
+) -> list[Index]:
+    """Start indices that are data, held so that the window lies inside."""
+    found = []
+    for axis, (size, n) in enumerate(zip(window, shape, strict=True)):
+        start = reader.named(
+            Convert(reader.operand(node, operand, (constant(axis),)), dtypes.int64)
+        )
+        found.append(data(start.name, n - size + 1))
+    return found
+
+
+def _attributes(node: Node) -> Any:
+    return node.attributes

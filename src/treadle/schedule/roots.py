@@ -1,0 +1,388 @@
+"""The kernels of ops that are not computed where they are read: sums, products, order, indices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from treadle.base import dtypes
+from treadle.base.dtypes import DType, accumulator
+from treadle.ir.graph import Node
+from treadle.ir.graph import Value as TensorValue
+from treadle.ir.literal import Number
+from treadle.ir.ops import indexing, linear, reductions
+from treadle.kernel.index import Index, Var, bounded, constant, data, divide, variable
+from treadle.kernel.nodes import (
+    Accumulate,
+    Apply,
+    Convert,
+    Guarded,
+    Kernel,
+    Let,
+    Literal,
+    Local,
+    Position,
+    Role,
+    Set,
+    Statement,
+    Store,
+    Update,
+    Value,
+    Within,
+)
+from treadle.schedule.lower import ROOTS, Lowering, attributes_of
+from treadle.schedule.nests import axis_vars, nest
+
+_COMBINE = {
+    reductions.REDUCE_SUM: "add",
+    reductions.REDUCE_PROD: "mul",
+    reductions.REDUCE_MAX: "max",
+    reductions.REDUCE_MIN: "min",
+}
+
+
+def identity(op: str, dtype: DType) -> Number:
+    """What accumulating starts from."""
+    if op in ("add", "mul"):
+        return int(op == "mul")
+    if dtype.is_float:
+        return float("-inf") if op == "max" else float("inf")
+    return dtype.range()[op == "min"]
+
+
+@ROOTS(*_COMBINE)
+def _reduce(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
+    axes, value = attributes_of(node).axes, TensorValue(position)
+    source = lowering.graph.type_of(node.operands[0])
+    every = axis_vars("i", source.shape)
+    kept = [v for i, v in enumerate(every) if i not in axes]
+    summed = [every[i] for i in axes]
+    reader = lowering.reader()
+    element = reader.at(node.operands[0], tuple(map(variable, every)))
+    op, wide = _COMBINE[node.op], accumulator(source.dtype)
+    body = _accumulated(op, wide, summed, reader.lets, element)
+    result = (
+        Convert(Local("acc", wide), source.dtype)
+        if wide is not source.dtype
+        else Local("acc", wide)
+    )
+    store = Store(lowering.names[value], lowering.place(value, list(map(variable, kept))), result)
+    return [lowering.kernel(position, reader, [value], nest(kept, Role.PARALLEL, [*body, store]))]
+
+
+def _accumulated(
+    op: str, wide: DType, summed: Sequence[Var], lets: Sequence[Statement], element: Value
+) -> list[Statement]:
+    """acc, combined over some loops."""
+    value = element if element.dtype is wide else Convert(element, wide)
+    inner = nest(summed, Role.SEQUENTIAL, [*lets, Accumulate("acc", op, value)])
+    return [Let("acc", Literal(identity(op, wide), wide)), *inner]
+
+
+@ROOTS(linear.CONTRACT)
+def _contract(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
+    """The plain loops of a product; the register-tiled template takes its place where it fits."""
+    attributes: linear.Contraction = attributes_of(node)
+    value = TensorValue(position)
+    types = [lowering.graph.type_of(v) for v in node.operands]
+    lx, ly, lr = attributes.labels
+    sizes = dict(zip(lx, types[0].shape, strict=True)) | dict(zip(ly, types[1].shape, strict=True))
+    variables = {label: Var(f"i{k}", n) for k, (label, n) in enumerate(sizes.items())}
+    reader = lowering.reader()
+    x, y = (
+        reader.at(operand, tuple(variable(variables[c]) for c in labels))
+        for operand, labels in zip(node.operands, (lx, ly), strict=True)
+    )
+    wide = accumulator(types[0].dtype)
+    product = Apply("mul", tuple(_widened(v, wide) for v in (x, y)), wide)
+    summed = [variables[c] for c in sizes if c not in lr]
+    body = _accumulated("add", wide, summed, reader.lets, product)
+    result = _widened(Local("acc", wide), attributes.dtype)
+    places = [variable(variables[c]) for c in lr]
+    store = Store(lowering.names[value], lowering.place(value, places), result)
+    outer = [variables[c] for c in lr]
+    return [lowering.kernel(position, reader, [value], nest(outer, Role.PARALLEL, [*body, store]))]
+
+
+def _widened(value: Value, dtype: DType) -> Value:
+    return value if value.dtype is dtype else Convert(value, dtype)
+
+
+@ROOTS(reductions.ARGMAX, reductions.ARGMIN)
+def _arg(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
+    """The first best: a later one must be better; NaN is better than all but NaN."""
+    axis, value = attributes_of(node).axis, TensorValue(position)
+    source = lowering.graph.type_of(node.operands[0])
+    every = axis_vars("i", source.shape)
+    reader = lowering.reader()
+    element = reader.at(node.operands[0], tuple(map(variable, every)))
+    kept = [v for i, v in enumerate(every) if i != axis]
+    best, at = Local("best", source.dtype), Local("at", dtypes.int32)
+    here = Local("here", source.dtype)
+    op = "max" if node.op is reductions.ARGMAX else "min"
+    here_at = Position(variable(every[axis]), dtypes.int32)
+    # max and min keep NaN; whatever changes the best is a new best.
+    combined = Local("combined", source.dtype)
+    changes = Apply("not", (_is_same(combined, best),), dtypes.bool_)
+    is_first = Within(variable(every[axis]), 0, 1)
+    takes = Apply("or", (changes, is_first), dtypes.bool_)
+    inner: list[Statement] = [
+        *reader.lets,
+        Let("here", element),
+        Let("combined", Apply(op, (best, here), source.dtype)),
+        Set("at", Apply("where", (takes, here_at, at), dtypes.int32)),
+        Set("best", Apply("where", (is_first, here, combined), source.dtype)),
+    ]
+    body: list[Statement] = [
+        Let("best", Literal(0, source.dtype)),
+        Let("at", Literal(0, dtypes.int32)),
+        *_loop(every[axis], inner),
+        Store(lowering.names[value], lowering.place(value, list(map(variable, kept))), at),
+    ]
+    return [lowering.kernel(position, reader, [value], nest(kept, Role.PARALLEL, body))]
+
+
+def _loop(var: Var, body: Sequence[Statement]) -> tuple[Statement, ...]:
+    return nest([var], Role.SEQUENTIAL, body)
+
+
+def _is_same(a: Value, b: Value) -> Value:
+    """Equality in which NaN equals NaN."""
+    equal = Apply("eq", (a, b), dtypes.bool_)
+    if not a.dtype.is_float:
+        return equal
+    both = Apply("and", (_is_nan(a), _is_nan(b)), dtypes.bool_)
+    return Apply("or", (equal, both), dtypes.bool_)
+
+
+def _is_nan(a: Value) -> Value:
+    return Apply("not", (Apply("eq", (a, a), dtypes.bool_),), dtypes.bool_)
+
+
+@ROOTS(reductions.CUMSUM)
+def _cumsum(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
+    attributes: reductions.Cumulate = attributes_of(node)
+    value, axis = TensorValue(position), attributes.axis
+    source = lowering.graph.type_of(node.operands[0])
+    every = axis_vars("i", source.shape)
+    places = list(map(variable, every))
+    if attributes.reverse:
+        places[axis] = constant(source.shape[axis] - 1) - places[axis]
+    reader = lowering.reader()
+    element = reader.at(node.operands[0], tuple(places))
+    wide = accumulator(source.dtype)
+    result = _widened(Local("acc", wide), source.dtype)
+    inner = [
+        *reader.lets,
+        Accumulate("acc", "add", _widened(element, wide)),
+        Store(lowering.names[value], lowering.place(value, places), result),
+    ]
+    body = [Let("acc", Literal(0, wide)), *_loop(every[axis], inner)]
+    kept = [v for i, v in enumerate(every) if i != axis]
+    return [lowering.kernel(position, reader, [value], nest(kept, Role.PARALLEL, body))]
+
+
+@ROOTS(reductions.SORT)
+def _sort(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
+    attributes: reductions.Sort = attributes_of(node)
+    return _ordered(lowering, position, node, attributes.axis, attributes.descending, None)
+
+
+@ROOTS(reductions.TOP_K)
+def _top_k(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
+    attributes: reductions.TopK = attributes_of(node)
+    return _ordered(lowering, position, node, attributes.axis, attributes.largest, attributes.k)
+
+
+def _ordered(
+    lowering: Lowering, position: int, node: Node, axis: int, descending: bool, k: int | None
+) -> list[Kernel]:
+    """Each element goes to its rank: how many others come before it."""
+    values, places = TensorValue(position, 0), TensorValue(position, 1)
+    source = lowering.graph.type_of(node.operands[0])
+    n = source.shape[axis]
+    every = axis_vars("i", source.shape)
+    other = Var("j", n)
+    reader = lowering.reader()
+    own = tuple(map(variable, every))
+    here = reader.at(node.operands[0], own)
+    others = (*own[:axis], variable(other), *own[axis + 1 :])
+    named = list(reader.lets)
+    reader.lets.clear()
+    there = reader.at(node.operands[0], others)
+    before = _before(there, Local("here", source.dtype), other, every[axis], descending)
+    rank = Local("rank", dtypes.int64)
+    counted = Accumulate("rank", "add", Convert(before, dtypes.int64))
+    size = n if k is None else k
+    place = data(rank.name, n)
+    guard = None if size == n else Within(place, 0, size)
+    target = place if guard is None else bounded(place, size)
+    spot = [*own[:axis], target, *own[axis + 1 :]]
+    inner: list[Statement] = [
+        *named,
+        Let("here", here),
+        Let("rank", Literal(0, dtypes.int64)),
+        *_loop(other, [*reader.lets, counted]),
+    ]
+    if size:
+        at = Position(variable(every[axis]), dtypes.int32)
+        inner += [
+            Store(
+                lowering.names[values],
+                lowering.place(values, spot),
+                Local("here", source.dtype),
+                guard,
+            ),
+            Store(lowering.names[places], lowering.place(places, spot), at, guard),
+        ]
+    kept = [v for i, v in enumerate(every) if i != axis]
+    body = nest(kept, Role.PARALLEL, _loop(every[axis], inner))
+    return [lowering.kernel(position, reader, [values, places], body)]
+
+
+def _before(a: Value, b: Value, i: Var, j: Var, descending: bool) -> Value:
+    """Whether element i, of value a, comes before element j, of b; equals keep their order."""
+    first, second = (b, a) if descending else (a, b)
+    less: Value = Apply("lt", (first, second), dtypes.bool_)
+    if a.dtype.is_float:
+        # NaN counts as the greatest.
+        rises = Apply(
+            "and", (_is_nan(second), Apply("not", (_is_nan(first),), dtypes.bool_)), dtypes.bool_
+        )
+        less = Apply("or", (less, rises), dtypes.bool_)
+    earlier = Apply("lt", (_at(i), _at(j)), dtypes.bool_)
+    tied = Apply("and", (_is_same(a, b), earlier), dtypes.bool_)
+    return Apply("or", (less, tied), dtypes.bool_)
+
+
+def _at(var: Var) -> Value:
+    return Position(variable(var), dtypes.int64)
+
+
+@ROOTS(linear.UNWINDOW)
+def _unwindow(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
+    """Each element collects the windows it lies in."""
+    attributes: linear.Unwindow = attributes_of(node)
+    window, shape = attributes.window, attributes.shape
+    value = TensorValue(position)
+    every = axis_vars("i", shape)
+    offsets = axis_vars("k", window.sizes)
+    starts: list[Index] = list(map(variable, every))
+    guards: list[Within] = []
+    counts = window.starts(shape)
+    for i, axis in enumerate(window.axes):
+        moved = starts[axis] - variable(offsets[i]) * window.dilations[i]
+        reach = (counts[i] - 1) * window.strides[i] + 1
+        guards.append(Within(moved, 0, reach))
+        quotient, rest = divide(bounded(moved, reach), window.strides[i])
+        if window.strides[i] > 1:
+            guards.append(Within(rest, 0, 1))
+        starts[axis] = quotient
+    reader = lowering.reader()
+    source = lowering.graph.type_of(node.operands[0])
+    indices = (*starts, *map(variable, offsets))
+    element = reader.under(
+        guards, lambda: reader.at(node.operands[0], indices), Literal(0, source.dtype)
+    )
+    wide = accumulator(source.dtype)
+    body = _accumulated("add", wide, offsets, reader.lets, element)
+    result = _widened(Local("acc", wide), source.dtype)
+    store = Store(lowering.names[value], lowering.place(value, list(map(variable, every))), result)
+    return [lowering.kernel(position, reader, [value], nest(every, Role.PARALLEL, [*body, store]))]
+
+
+@ROOTS(indexing.SCATTER_ADD)
+def _scatter_add(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
+    """Zeros, then the updates in order; axes beside the scattered one run in parallel."""
+    attributes: indexing.ScatterAdd = attributes_of(node)
+    value, axis, batch = TensorValue(position), attributes.axis, attributes.batch
+    result = node.types[0]
+    updates, indices = (lowering.graph.type_of(v) for v in node.operands)
+    chosen = indices.rank - batch
+    every = axis_vars("i", updates.shape)
+    own = tuple(map(variable, every))
+    reader = lowering.reader()
+    index = reader.at(node.operands[1], (*own[:batch], *own[axis : axis + chosen]))
+    element = reader.at(node.operands[0], own)
+    at = Local("at", dtypes.int64)
+    inside = Apply("and", (_not_less(at, 0), _less(at, attributes.size)), dtypes.bool_)
+    kept = Guarded(inside, element, Literal(0, result.dtype), result.dtype)
+    place = data("at", attributes.size)
+    target = lowering.place(value, [*own[:axis], place, *own[axis + chosen :]])
+    body: list[Statement] = [
+        *reader.lets,
+        Let("at", Convert(index, dtypes.int64)),
+        Update(lowering.names[value], target, kept),
+    ]
+    free = [*every[:axis], *every[axis + chosen :]]
+    scattered = nest(free, Role.PARALLEL, nest(every[axis : axis + chosen], Role.SEQUENTIAL, body))
+    fill = _filled(lowering, value, Literal(0, result.dtype))
+    clearing = lowering.kernel(position, lowering.reader(), [value], fill, "_zero")
+    if attributes.size == 0:
+        return [clearing]
+    return [clearing, lowering.kernel(position, reader, [value], scattered)]
+
+
+def _filled(lowering: Lowering, value: TensorValue, element: Value) -> tuple[Statement, ...]:
+    axes = axis_vars("i", lowering.graph.type_of(value).shape)
+    place = lowering.place(value, list(map(variable, axes)))
+    return nest(axes, Role.PARALLEL, [Store(lowering.names[value], place, element)])
+
+
+def _less(a: Value, bound: int) -> Value:
+    return Apply("lt", (a, Literal(bound, a.dtype)), dtypes.bool_)
+
+
+def _not_less(a: Value, bound: int) -> Value:
+    return Apply("le", (Literal(bound, a.dtype), a), dtypes.bool_)
+
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+
+@ROOTS(indexing.RANDOM_BITS)
+def _random_bits(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
+    """Philox4x32-10: four words a block, each round in named locals."""
+    attributes: indexing.RandomBits = attributes_of(node)
+    value, size = TensorValue(position), node.types[0].size
+    block = Var("block", (size + 3) // 4)
+    reader = lowering.reader()
+    key = [reader.at(node.operands[0], (constant(i),)) for i in range(indexing.KEY_WORDS)]
+    body = [*reader.lets, *_philox(key, block, attributes.site)]
+    for word in range(4):
+        at = variable(block) * 4 + word
+        is_inside = at.range[1] < size
+        guard = None if is_inside else Within(at, 0, size)
+        element = Local(f"c{word}_{_ROUNDS}", dtypes.uint32)
+        body.append(Store(lowering.names[value], bounded(at, size), element, guard))
+    loops = nest([block], Role.PARALLEL, body) if size else ()
+    return [lowering.kernel(position, reader, [value], loops)]
+
+
+def _philox(key: Sequence[Value], block: Var, site: int) -> list[Statement]:
+    u32 = dtypes.uint32
+
+    def word(value: int) -> Value:
+        return Literal(value, u32)
+
+    def op(name: str, *operands: Value) -> Value:
+        return Apply(name, operands, u32)
+
+    own_site = op("and", op("add", key[5], word(site)), word(0xFFFF))
+    last = op("add", op("mul", key[3], word(1 << 16)), own_site)
+    counters = [Position(variable(block), u32), key[4], key[2], last]
+    found: list[Statement] = [Let(f"c{i}_0", c) for i, c in enumerate(counters)]
+    for turn in range(_ROUNDS):
+        c = [Local(f"c{i}_{turn}", u32) for i in range(4)]
+        k = [op("add", key[i], word(turn * _WEYL[i] % 2**32)) for i in range(2)]
+        high = [op("mulhi", c[2 * i], word(_MULTIPLIERS[i])) for i in range(2)]
+        low = [op("mul", c[2 * i], word(_MULTIPLIERS[i])) for i in range(2)]
+        new = [
+            op("xor", op("xor", high[1], c[1]), k[0]),
+            low[1],
+            op("xor", op("xor", high[0], c[3]), k[1]),
+            low[0],
+        ]
+        found += [Let(f"c{i}_{turn + 1}", v) for i, v in enumerate(new)]
+    return found
