@@ -1,0 +1,513 @@
+"""Kernels as LLVM functions.
+
+A kernel becomes `void @name(i64 begin, i64 end, ptr …)`: the turns begin … end − 1 of its outermost
+parallel loop (any part of them gives the same bits), or everything for a kernel that has none. A
+vector loop runs in steps of the machine's width and finishes one by one; lanes do the same
+arithmetic at any width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from treadle.base import dtypes
+from treadle.base.dtypes import DType
+from treadle.codegen.llvm import mathematics
+from treadle.codegen.llvm.emitter import (
+    Function,
+    Reg,
+    number,
+    vector,
+    width_of,
+)
+from treadle.codegen.llvm.scalars import Scalars, register_element
+from treadle.ir.literal import to_numpy
+from treadle.kernel.index import Bounded, Data, Index, Quotient, Remainder, Var
+from treadle.kernel.nodes import (
+    Accumulate,
+    Apply,
+    Convert,
+    For,
+    Guarded,
+    Kernel,
+    Let,
+    Literal,
+    Load,
+    Local,
+    Position,
+    Role,
+    Set,
+    Statement,
+    Store,
+    Update,
+    Value,
+    Within,
+)
+
+
+@dataclass
+class Module:
+    """Functions of a program as text: kernels, and what they call."""
+
+    width: int
+    functions: list[str] = field(default_factory=list)
+    declarations: set[str] = field(default_factory=set)
+    _defined: set[str] = field(default_factory=set)
+
+    def add(self, function: Function) -> None:
+        self.functions.append(function.text())
+        self.declarations |= function.declarations
+
+    def elementary(self, name: str, width: int, element: str) -> str:
+        """The name of an elementary function, defined when first asked for."""
+        dtype = dtypes.float64 if element == "double" else dtypes.float32
+        full = mathematics.function_name(name, width, dtype)
+        if full not in self._defined:
+            self._defined.add(full)
+            for other in mathematics.needs(name):
+                self.elementary(other, width, element)
+            self.add(mathematics.define(name, width, dtype))
+        return full
+
+    def text(self) -> str:
+        return "\n".join([*sorted(self.declarations), *self.functions])
+
+
+def render(kernel: Kernel, name: str, module: Module) -> int:
+    """Add a kernel to a module; how many turns its outermost parallel loop has."""
+    pointers = [Reg("ptr noalias", f"%{_safe(i)}") for i, _ in enumerate(kernel.buffers)]
+    bounds = [Reg("i64", "%begin"), Reg("i64", "%end")]
+    function = Function(name, [*bounds, *pointers], linkage="")
+    places = {b.name: Reg("ptr", p.text) for b, p in zip(kernel.buffers, pointers, strict=True)}
+    writer = _Writer(function, module, places, {b.name: b.dtype for b in kernel.buffers})
+    turns = writer.outermost(kernel.body)
+    function.do("ret void")
+    module.add(function)
+    return turns
+
+
+def _safe(i: int) -> str:
+    return f"b{i}"
+
+
+class _Writer:
+    """Writes statements. A local is a register; loops carry those that they change."""
+
+    def __init__(
+        self, function: Function, module: Module, places: dict[str, Reg], types: dict[str, DType]
+    ):
+        self.f, self.module, self.places, self.types = function, module, places, types
+        self.scalars = Scalars(function, module.elementary)
+        self.variables: dict[Var, Reg] = {}  # the first lane's value
+        self.lanes: Var | None = None  # the variable that lanes count
+        self.width = 1
+        self.locals: dict[str, Reg] = {}
+
+    def outermost(self, body: Sequence[Statement]) -> int:
+        first = body[0] if len(body) == 1 else None
+        begin, end = Reg("i64", "%begin"), Reg("i64", "%end")
+        if isinstance(first, For) and first.role is Role.VECTOR:
+            self.vector_loop(first, begin, end)
+            return first.var.extent
+        if isinstance(first, For) and first.role is Role.PARALLEL:
+            self.loop(first, begin, end)
+            return first.var.extent
+        self.statements(body)
+        return 1
+
+    def statements(self, body: Sequence[Statement]) -> None:
+        for statement in body:
+            self.statement(statement)
+
+    def statement(self, statement: Statement) -> None:
+        match statement:
+            case For(var, role, _):
+                start, stop = number(0, "i64"), number(var.extent, "i64")
+                if role is Role.VECTOR and self.width == 1:
+                    self.vector_loop(statement, start, stop)
+                else:
+                    self.loop(statement, start, stop)
+            case Let(local, value) | Set(local, value):
+                self.locals[local] = self.value(value)
+            case Accumulate(local, op, value):
+                pair = [self.locals[local], self.value(value)]
+                self.locals[local] = self.scalars.apply(op, pair, value.dtype, value.dtype)
+            case Store(buffer, index, value, guard):
+                self.store(buffer, index, value, guard)
+            case Update(buffer, index, value):
+                self.update(buffer, index, value)
+            case _:
+                assert_never(statement)
+
+    # Loops
+
+    def loop(self, loop: For, start: Reg, stop: Reg) -> None:
+        """One turn after the other; what the body changes is carried."""
+        names = changed_locals(loop.body, self.locals)
+        carried = [self.locals[n] for n in names]
+        with self.f.loop(start, stop, number(1, "i64"), carried) as turn:
+            self.variables[loop.var] = turn.counter
+            self.locals |= dict(zip(names, turn.carried, strict=True))
+            self.inner(loop.body)
+            turn.next = tuple(self.locals[n] for n in names)
+        self.locals |= dict(zip(names, turn.results, strict=True))
+        del self.variables[loop.var]
+
+    def inner(self, body: Sequence[Statement]) -> None:
+        """Statements whose own names end with them."""
+        known = set(self.locals)
+        self.statements(body)
+        for name in set(self.locals) - known:
+            del self.locals[name]
+
+    def vector_loop(self, loop: For, start: Reg, stop: Reg) -> None:
+        """Lanes of turns, then the rest one by one."""
+        f, width = self.f, self.module.width
+        if width == 1:
+            self.loop(loop, start, stop)
+            return
+        names = changed_locals(loop.body, self.locals)
+        whole = self._whole_vectors(start, stop, width)
+        spread = [self._spread_start(loop.body, n, width) for n in names]
+        scalars = [self.locals[n] for n in names]
+        with f.loop(start, whole, number(width, "i64"), spread) as turn:
+            self.lanes, self.width = loop.var, width
+            self.variables[loop.var] = turn.counter
+            self.locals |= dict(zip(names, turn.carried, strict=True))
+            outer = self._widened_locals(names)
+            self.inner(loop.body)
+            turn.next = tuple(self.locals[n] for n in names)
+            self.locals |= outer
+            self.lanes, self.width = None, 1
+        for name, scalar, lanes in zip(names, scalars, turn.results, strict=True):
+            self.locals[name] = self._folded(loop.body, name, scalar, lanes)
+        self.loop(loop, whole, stop)
+
+    def _whole_vectors(self, start: Reg, stop: Reg, width: int) -> Reg:
+        """Where the last whole vector ends."""
+        f = self.f
+        count = f.binary("sub", stop, start)
+        steps = f.binary("sdiv", count, number(width, "i64"))
+        return f.binary("add", start, f.binary("mul", steps, number(width, "i64")))
+
+    def _widened_locals(self, carried: Sequence[str]) -> dict[str, Reg]:
+        """Locals of outside in all lanes; what they were, to put back."""
+        outer = {n: r for n, r in self.locals.items() if n not in carried and width_of(r.type) == 1}
+        self.locals |= {n: self.f.splat(r, self.width) for n, r in outer.items()}
+        return outer
+
+    def _spread_start(self, body: Sequence[Statement], name: str, width: int) -> Reg:
+        op = accumulation(body, name)
+        element = self.locals[name].type
+        dtype = accumulated_dtype(body, name)
+        return number(_identity(op, dtype), vector(element, width))
+
+    def _folded(self, body: Sequence[Statement], name: str, scalar: Reg, lanes: Reg) -> Reg:
+        """The lanes combined in pairs, then with what was there: always in the same order."""
+        op, dtype = accumulation(body, name), accumulated_dtype(body, name)
+        parts = [self.f.extract(lanes, i) for i in range(width_of(lanes.type))]
+        while len(parts) > 1:
+            half = len(parts) // 2
+            pairs = zip(parts[:half], parts[half:], strict=True)
+            parts = [self.scalars.apply(op, list(pair), dtype, dtype) for pair in pairs]
+        return self.scalars.apply(op, [scalar, parts[0]], dtype, dtype)
+
+    # Values
+
+    def value(self, value: Value) -> Reg:
+        match value:
+            case Literal(_, dtype):
+                return number(_python(value), vector(register_element(dtype), self.width))
+            case Load(buffer, index, dtype):
+                return self.load(buffer, index, dtype)
+            case Local(name, _):
+                return self.locals[name]
+            case Position(index, dtype):
+                return self.scalars.convert(self.index_lanes(index), dtypes.int64, dtype)
+            case Apply(op, operands, dtype):
+                given = [self.value(o) for o in operands]
+                return self.scalars.apply(op, given, operands[-1].dtype, dtype)
+            case Convert(inner, dtype):
+                return self.scalars.convert(self.value(inner), inner.dtype, dtype)
+            case Within(index, low, high):
+                return self.within(index, low, high)
+            case Guarded(guard, inner, other, _):
+                return self.guarded(guard, inner, other)
+            case _:
+                assert_never(value)
+
+    def within(self, index: Index, low: int, high: int) -> Reg:
+        """low ≤ index < high as one unsigned comparison."""
+        lanes = self.index_lanes(index)
+        moved = self.f.binary("sub", lanes, number(low, lanes.type))
+        return self.f.compare("icmp ult", moved, number(max(0, high - low), lanes.type))
+
+    def guarded(self, guard: Value, inner: Value, other: Value) -> Reg:
+        """A branch for scalars; lanes compute under a mask, one at a time where one needs it."""
+        if self.width == 1:
+            return self._branch(self.value(guard), inner, other)
+        mask = self.value(guard)
+        result = self.value(other)
+        for lane in range(self.width):
+            result = self._guarded_lane(self.f.extract(mask, lane), result, inner, lane)
+        return result
+
+    def _branch(self, condition: Reg, inner: Value, other: Value) -> Reg:
+        f = self.f
+        then, otherwise, after = map(f.fresh, ("then", "else", "join"))
+        f.branch(condition, then, otherwise)
+        f.label(then)
+        a, from_then = self.value(inner), f.block
+        f.jump(after)
+        f.label(otherwise)
+        b, from_else = self.value(other), f.block
+        f.jump(after)
+        f.label(after)
+        source = f"[ {a.text}, %{from_then} ], [ {b.text}, %{from_else} ]"
+        return f.value(a.type, f"phi {a.type} {source}")
+
+    def _guarded_lane(self, condition: Reg, result: Reg, inner: Value, lane: int) -> Reg:
+        f = self.f
+        then, after = f.fresh("then"), f.fresh("join")
+        before = f.block
+        f.branch(condition, then, after)
+        f.label(then)
+        value = f.insert(result, self._in_lane(lane, inner), lane)
+        end = f.block
+        f.jump(after)
+        f.label(after)
+        source = f"[ {value.text}, %{end} ], [ {result.text}, %{before} ]"
+        return f.value(value.type, f"phi {value.type} {source}")
+
+    def _in_lane(self, lane: int, value: Value) -> Reg:
+        """A value for one lane alone."""
+        assert self.lanes is not None
+        locals_, var, width = self.locals, self.lanes, self.width
+        base = self.variables[var]
+        self.locals = {
+            n: self.f.extract(r, lane) if width_of(r.type) > 1 else r for n, r in locals_.items()
+        }
+        self.variables[var] = self.f.binary("add", base, number(lane, "i64")) if lane else base
+        self.lanes, self.width = None, 1
+        result = self.value(value)
+        self.locals, self.lanes, self.width = locals_, var, width
+        self.variables[var] = base
+        return result
+
+    # Memory
+
+    def load(self, buffer: str, index: Index, dtype: DType) -> Reg:
+        step = 0 if self.lanes is None else index.factor_of(self.lanes)
+        if step is not None and self._has_lane_data(index):
+            step = None
+        if self.lanes is None or step == 1:
+            return self._loaded(self._address(buffer, self.index(index), dtype), dtype, self.width)
+        if step == 0:
+            scalar = self._loaded(self._address(buffer, self.index(index), dtype), dtype, 1)
+            return self.f.splat(scalar, self.width)
+        result = Reg(vector(register_element(dtype), self.width), "poison")
+        for lane in range(self.width):
+            place = self._lane_index(index, lane)
+            element = self._loaded(self._address(buffer, place, dtype), dtype, 1)
+            result = self.f.insert(result, element, lane)
+        return result
+
+    def _has_lane_data(self, index: Index) -> bool:
+        """Whether the index uses a local that differs from lane to lane."""
+        return any(width_of(self.locals[name].type) > 1 for name in data_locals(index))
+
+    def _address(self, buffer: str, place: Reg, dtype: DType) -> Reg:
+        memory = memory_element(dtype)
+        return self.f.value(
+            "ptr", f"getelementptr inbounds {memory}, {self.places[buffer]}, {place}"
+        )
+
+    def _loaded(self, address: Reg, dtype: DType, width: int) -> Reg:
+        f = self.f
+        memory = vector(memory_element(dtype), width)
+        found = f.value(memory, f"load {memory}, {address}, align {dtype.itemsize}")
+        if dtype is dtypes.bool_:
+            return f.compare("icmp ne", found, number(0, memory))
+        if dtype is dtypes.float16:
+            return f.convert("fpext", found, vector("float", width))
+        if dtype is dtypes.bfloat16:
+            wide = f.convert("zext", found, vector("i32", width))
+            shifted = f.binary("shl", wide, number(16, wide.type))
+            return f.convert("bitcast", shifted, vector("float", width))
+        return found
+
+    def _stored(self, value: Reg, address: Reg, dtype: DType) -> None:
+        f, width = self.f, width_of(value.type)
+        if dtype is dtypes.bool_:
+            value = f.convert("zext", value, vector("i8", width))
+        elif dtype is dtypes.float16:
+            value = f.convert("fptrunc", value, vector("half", width))
+        elif dtype is dtypes.bfloat16:
+            bits = f.convert("bitcast", value, vector("i32", width))
+            high = f.binary("lshr", bits, number(16, bits.type))
+            value = f.convert("trunc", high, vector("i16", width))
+        f.do(f"store {value}, {address}, align {dtype.itemsize}")
+
+    def store(self, buffer: str, index: Index, value: Value, guard: Within | None) -> None:
+        dtype = self.types[buffer]
+        step = 1 if self.lanes is None else index.factor_of(self.lanes)
+        if guard is None and step == 1 and not self._has_lane_data(index):
+            self._stored(self.value(value), self._address(buffer, self.index(index), dtype), dtype)
+            return
+        found = self.value(value)
+        for lane in range(self.width):
+            self._store_lane(buffer, index, found, guard, lane)
+
+    def _store_lane(
+        self, buffer: str, index: Index, value: Reg, guard: Within | None, lane: int
+    ) -> None:
+        f, dtype = self.f, self.types[buffer]
+        element = value if width_of(value.type) == 1 else f.extract(value, lane)
+        after = ""
+        if guard is not None:
+            place = self._lane_index(guard.index, lane)
+            moved = f.binary("sub", place, number(guard.low, "i64"))
+            held = f.compare("icmp ult", moved, number(guard.high - guard.low, "i64"))
+            then, after = f.fresh("then"), f.fresh("join")
+            f.branch(held, then, after)
+            f.label(then)
+        self._stored(element, self._address(buffer, self._lane_index(index, lane), dtype), dtype)
+        if after:
+            f.jump(after)
+            f.label(after)
+
+    def update(self, buffer: str, index: Index, value: Value) -> None:
+        """Lane by lane: places that are data are never said to be distinct."""
+        dtype, found = self.types[buffer], self.value(value)
+        for lane in range(self.width):
+            element = found if width_of(found.type) == 1 else self.f.extract(found, lane)
+            address = self._address(buffer, self._lane_index(index, lane), dtype)
+            old = self._loaded(address, dtype, 1)
+            self._stored(self.scalars.apply("add", [old, element], dtype, dtype), address, dtype)
+
+    # Indices
+
+    def index(self, index: Index) -> Reg:
+        """The index of the first lane."""
+        return self._lane_index(index, 0)
+
+    def index_lanes(self, index: Index) -> Reg:
+        """The index of every lane."""
+        if self.lanes is None:
+            return self.index(index)
+        step = index.factor_of(self.lanes)
+        wide = vector("i64", self.width)
+        if step is not None and not self._has_lane_data(index):
+            first = self.f.splat(self.index(index), self.width)
+            if step == 0:
+                return first
+            lanes = ", ".join(f"i64 {step * lane}" for lane in range(self.width))
+            return self.f.binary("add", first, Reg(wide, f"<{lanes}>"))
+        result = Reg(wide, "poison")
+        for lane in range(self.width):
+            result = self.f.insert(result, self._lane_index(index, lane), lane)
+        return result
+
+    def _lane_index(self, index: Index, lane: int) -> Reg:
+        """The index of one lane, a number of 64 bits."""
+        f = self.f
+        total: Reg | None = None
+        for atom, factor in index.terms:
+            value = self._atom(atom, lane)
+            if factor != 1:
+                value = f.binary("mul", value, number(factor, "i64"))
+            total = value if total is None else f.binary("add", total, value)
+        if total is None:
+            return number(index.offset, "i64")
+        return f.binary("add", total, number(index.offset, "i64")) if index.offset else total
+
+    def _atom(self, atom: Var | Data | Quotient | Remainder | Bounded, lane: int) -> Reg:
+        f = self.f
+        match atom:
+            case Var():
+                value = self.variables[atom]
+                is_lane = lane and atom == self.lanes
+                return f.binary("add", value, number(lane, "i64")) if is_lane else value
+            case Data(local, extent):
+                value = self.locals[local]
+                value = value if width_of(value.type) == 1 else f.extract(value, lane)
+                if value.type != "i64":
+                    value = f.convert("sext", value, "i64")
+                low = f.intrinsic("smax", value, number(0, "i64"))
+                return f.intrinsic("smin", low, number(max(0, extent - 1), "i64"))
+            case Quotient(inner, divisor):
+                return f.binary("udiv", self._lane_index(inner, lane), number(divisor, "i64"))
+            case Remainder(inner, divisor):
+                return f.binary("urem", self._lane_index(inner, lane), number(divisor, "i64"))
+            case Bounded(inner, _):
+                return self._lane_index(inner, lane)
+
+
+def memory_element(dtype: DType) -> str:
+    """The element type in memory."""
+    names = {"bool": "i8", "bfloat16": "i16", "float16": "half"}
+    return names.get(dtype.name, register_element(dtype))
+
+
+def _python(literal: Literal) -> float | int | bool:
+    found: float | int | bool = to_numpy(literal.value, literal.dtype.numpy).item()
+    return found
+
+
+def changed_locals(body: Sequence[Statement], known: dict[str, Reg]) -> list[str]:
+    """Locals of outside that some statements change, in order."""
+    found: dict[str, None] = {}
+    for statement in body:
+        match statement:
+            case Accumulate(local) | Set(local):
+                if local in known:
+                    found[local] = None
+            case For(_, _, inner):
+                found |= dict.fromkeys(changed_locals(inner, known))
+            case _:
+                pass
+    return list(found)
+
+
+def accumulation(body: Sequence[Statement], name: str) -> str:
+    """The op by which a vector loop accumulates a local."""
+    return _find_accumulation(body, name).op
+
+
+def accumulated_dtype(body: Sequence[Statement], name: str) -> DType:
+    return _find_accumulation(body, name).value.dtype
+
+
+def _find_accumulation(body: Sequence[Statement], name: str) -> Accumulate:
+    for statement in body:
+        if isinstance(statement, Accumulate) and statement.local == name:
+            return statement
+        if isinstance(statement, For) and name in changed_locals(
+            statement.body, {name: Reg("", "")}
+        ):
+            return _find_accumulation(statement.body, name)
+    raise AssertionError(f"a vector loop sets {name}")
+
+
+def _identity(op: str, dtype: DType) -> float | int:
+    if op in ("add", "mul"):
+        return int(op == "mul")
+    if dtype.is_float:
+        return float("-inf") if op == "max" else float("inf")
+    return dtype.range()[op == "min"]
+
+
+def data_locals(index: Index) -> list[str]:
+    """Locals that an index uses as data."""
+    found: list[str] = []
+    for atom, _ in index.terms:
+        match atom:
+            case Data(local, _):
+                found.append(local)
+            case Quotient(inner, _) | Remainder(inner, _) | Bounded(inner, _):
+                found += data_locals(inner)
+            case Var():
+                pass
+    return found
