@@ -103,9 +103,25 @@ def test_page_runs(page: Path) -> None:
     assert done.returncode == 0, f"\n{done.stdout}{done.stderr}"
 
 
+def prose_of(page: str) -> str:
+    """A page without its fenced blocks: `models["g"](x)` is no link."""
+    return _FENCE.sub("", page)
+
+
+def anchors_of(page: str) -> set[str]:
+    """What a link may name after #: headings, as mkdocs and GitHub spell them."""
+    headings = re.findall(r"^#+ (.+)$", prose_of(page), re.MULTILINE)
+    return {re.sub(r"[^\w\s-]", "", h).strip().lower().replace(" ", "-") for h in headings}
+
+
 def test_links_lead_somewhere(page: Path) -> None:
-    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
-    missing = [t for t in targets if not (page.parent / t).exists()]
+    missing = []
+    for target, anchor in re.findall(
+        r"\]\(([^)#:]*)(?:#([^)]*))?\)", prose_of(page.read_text(encoding="utf-8"))
+    ):
+        file = page.parent / target if target else page
+        if not file.exists() or (anchor and anchor not in anchors_of(file.read_text("utf-8"))):
+            missing.append(f"{target}#{anchor}")
     assert not missing, f"{page.name}: {missing}"
 
 

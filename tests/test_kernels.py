@@ -13,7 +13,6 @@ import treadle as td
 from graphs import random_graph
 from treadle.autodiff.backward import differentiate
 from treadle.domains.float64 import MEANING, evaluate_float64
-from treadle.ir.control import SCAN
 from treadle.ir.graph import Graph
 from treadle.ir.op import OPS, Op
 from treadle.ir.ops import elementwise as e
@@ -30,7 +29,7 @@ from treadle.kernel.index import (
 )
 from treadle.kernel.interpret import interpret
 from treadle.kernel.nodes import Buffer, For, Kernel, Let, Literal, Load, Local, Role, Store, Within
-from treadle.kernel.program import Program
+from treadle.kernel.program import Program, Repeat
 from treadle.kernel.text import to_text
 from treadle.kernel.verify import verify
 from treadle.schedule import roots as roots
@@ -49,9 +48,22 @@ def run(program: Program, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
         memory[name] = np.asarray(arrays[name]).astype(type_.dtype.numpy).reshape(-1)
     for name, array in program.constants:
         memory[name] = array.reshape(-1)
-    for call in program.calls:
-        interpret(call.kernel, {own: memory[name] for own, name in call.arguments}, MEANINGS)
+    run_steps(program.steps, memory, 0)
     return [memory[name].reshape(t.shape) for _, name, t in program.outputs]
+
+
+def run_steps(steps, memory: dict[str, np.ndarray], turn: int) -> None:
+    for step in steps:
+        if isinstance(step, Repeat):
+            turns = range(step.length)
+            for i in reversed(turns) if step.reverse else turns:
+                run_steps(step.steps, memory, i)
+            continue
+        views = {}
+        for buffer, argument in zip(step.kernel.buffers, step.arguments, strict=True):
+            start = argument.row * turn
+            views[buffer.name] = memory[argument.buffer][start : start + buffer.size]
+        interpret(step.kernel, views, MEANINGS)
 
 
 def check(
@@ -79,7 +91,7 @@ def check(
 CASES = [
     pytest.param(op, sample, id=f"{op.name}-{i}")
     for op in OPS.values()
-    if op not in NAMED_LEAVES and op is not SCAN
+    if op not in NAMED_LEAVES
     for i, sample in enumerate(samples_of(op))
 ]
 
@@ -94,8 +106,6 @@ def test_kernels_of_every_op_equal_the_oracle(op: Op, sample: Sample) -> None:
 @settings(max_examples=25, deadline=None)
 def test_random_programs_with_gradients(seed: int, steps: int) -> None:
     graph = random_graph(seed, steps)
-    if any(n.op is SCAN for n in graph.nodes):
-        return
     rng = np.random.default_rng(seed)
     arrays = {n: rng.uniform(-1, 1, graph.nodes[i].types[0].shape) for n, i in graph.leaves.items()}
     loss = td.trace(
@@ -124,12 +134,12 @@ def test_elementwise_chains_are_one_kernel() -> None:
         td.trace(function, td.Spec((4, 3)), td.Spec((3,))),
         {"x": np.arange(12.0).reshape(4, 3), "b": np.ones(3)},
     )
-    assert len(program.calls) == 1
+    assert len(list(program.calls())) == 1
 
 
 def test_loops_that_walk_memory_in_order_are_one_vector_loop() -> None:
     program = lower(td.trace(lambda x, y: x * y + 1, td.Spec((4, 3, 5)), td.Spec((4, 3, 5))))
-    (call,) = program.calls
+    (call,) = program.calls()
     (loop,) = call.kernel.body
     assert isinstance(loop, For)
     assert loop.role is Role.VECTOR
@@ -137,9 +147,8 @@ def test_loops_that_walk_memory_in_order_are_one_vector_loop() -> None:
 
 
 def test_a_bias_keeps_two_loops() -> None:
-    text = to_text(
-        lower(td.trace(lambda x, b: x + b, td.Spec((4, 3)), td.Spec((3,)))).calls[0].kernel
-    )
+    program = lower(td.trace(lambda x, b: x + b, td.Spec((4, 3)), td.Spec((3,))))
+    text = to_text(next(program.calls()).kernel)
     assert "for i0 in 4 parallel:" in text
     assert "for i1 in 3 vector:" in text
 
@@ -261,14 +270,14 @@ def test_an_index_out_of_range_never_leaves_the_axis() -> None:
 
 def test_text_of_a_kernel() -> None:
     graph = td.trace(lambda x: td.exp(x).sum(1), td.Spec((2, 3)))
-    assert to_text(lower(graph).calls[0].kernel) == "\n".join(
+    assert to_text(next(lower(graph).calls()).kernel) == "\n".join(
         [
-            "kernel reduce_sum_2(x: float32[6]) -> b2: float32[2] {",
+            "kernel reduce_sum_2(p0: float32[6]) -> p1: float32[2] {",
             "  for i0 in 2 vector:",
             "    acc = 0:float32",
             "    for i1 in 3 sequential:",
-            "      acc = add(acc, exp(x[3*i0 + i1]))",
-            "    b2[i0] = acc",
+            "      acc = add(acc, exp(p0[3*i0 + i1]))",
+            "    p1[i0] = acc",
             "}",
         ]
     )

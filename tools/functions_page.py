@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,49 +33,76 @@ counted from the end."""
 
 @dataclass(frozen=True)
 class Family:
-    """A section: the names that come from one module."""
+    """A section: the functions that come from some modules, after classes listed by name."""
 
     title: str
-    module: str
+    modules: tuple[str, ...]
     note: str = ""
+    classes: tuple[str, ...] = ()
 
 
 FAMILIES = (
-    Family("Tensors and graphs", "treadle.frontend.coerce"),
-    Family("Tracing", "treadle.frontend.tracing", "See [graphs](graphs.md)."),
-    Family("Loops and recomputation", "treadle.frontend.control", "See [gradients](gradients.md)."),
-    Family("Differentiation", "treadle.autodiff.transforms", "See [gradients](gradients.md)."),
-    Family("Elementwise", "treadle.frontend.functions.arithmetic"),
-    Family("Activations and normalisation", "treadle.frontend.functions.activations"),
-    Family("Products, convolution, pooling, attention", "treadle.frontend.functions.linear"),
-    Family("Reductions and ordering", "treadle.frontend.functions.reductions"),
-    Family("Shapes, and tensors from nothing", "treadle.frontend.functions.shaping"),
-    Family("Gathering and scattering", "treadle.frontend.functions.indexing"),
+    Family(
+        "Compiling",
+        ("treadle.step.compile", "treadle.step.forward"),
+        "See [the training step](step.md).",
+        ("CompileOptions", "CompileReport", "StepResult", "RunResult", "EvalResult", "Program"),
+    ),
+    Family(
+        "Models and losses",
+        ("treadle.nn.module", "treadle.nn.summary"),
+        "Modules are in `td.nn`, losses in `td.losses`, optimizers in `td.optim`: see below.",
+        ("Mean",),
+    ),
+    Family("Tensors and graphs", ("treadle.frontend.coerce",), "", ("Tensor", "Spec", "Graph")),
+    Family("Tracing", ("treadle.frontend.tracing",), "See [graphs](graphs.md)."),
+    Family(
+        "Loops and recomputation",
+        ("treadle.frontend.control",),
+        "See [gradients](gradients.md).",
+    ),
+    Family("Differentiation", ("treadle.autodiff.transforms",), "See [gradients](gradients.md)."),
+    Family("Elementwise", ("treadle.frontend.functions.arithmetic",)),
+    Family("Activations and normalisation", ("treadle.frontend.functions.activations",)),
+    Family("Products, convolution, pooling, attention", ("treadle.frontend.functions.linear",)),
+    Family("Reductions and ordering", ("treadle.frontend.functions.reductions",)),
+    Family("Shapes, and tensors from nothing", ("treadle.frontend.functions.shaping",)),
+    Family("Gathering and scattering", ("treadle.frontend.functions.indexing",)),
 )
-CLASSES = ("Tensor", "Spec", "Graph")
+# Folders whose names are public: each is a section, or a page of its own.
+FOLDERS = {
+    "nn": ("Modules: td.nn", "See [modules](modules.md)."),
+    "losses": ("Losses: td.losses", "See [losses](losses.md)."),
+    "optim": ("Optimizers: td.optim", "See [optimizers](optimizers.md)."),
+}
 OPERATORS = "`+ - * / // % ** @ & | ^ ~ == != < <= > >= abs(x) len(x) x[...]`"
 
 
 def public_names() -> list[str]:
     """What `treadle/__init__.py` gives away, without the folders it is made of."""
     folders = {path.name for path in Path(td.__file__).parent.iterdir() if path.is_dir()}
-    return sorted(n for n in vars(td) if not n.startswith("_") and n not in folders)
+    hidden = folders - FOLDERS.keys()
+    return sorted(n for n in vars(td) if not n.startswith("_") and n not in hidden)
 
 
 def page() -> str:
     names = {name: getattr(td, name) for name in public_names()}
     functions = {n: f for n, f in names.items() if inspect.isfunction(f)}
-    known = {family.module for family in FAMILIES}
+    known = {module for family in FAMILIES for module in family.modules}
     for name, function in functions.items():
         assert function.__module__ in known, f"td.{name} is of no family: {function.__module__}"
     parts = [INTRODUCTION]
     for family in FAMILIES:
-        rows = [_row(f"td.{n}", f) for n, f in functions.items() if f.__module__ == family.module]
-        if family is FAMILIES[0]:
-            rows = [_class_row(n) for n in CLASSES] + rows
+        rows = [_class_row(n) for n in family.classes]
+        rows += [_row(f"td.{n}", f) for n, f in functions.items() if f.__module__ in family.modules]
         parts.append(_section(family.title, family.note, rows))
+    parts.append(_members("Methods of a training step", "step", td.TrainStep, _STEP))
+    parts.append(_members("Methods of a forward", "forward", td.Forward, _FORWARD))
+    parts.append(_members("Methods of a module", "model", td.nn.Module, _MODULE))
+    parts += [_folder(name, *FOLDERS[name]) for name in FOLDERS]
+    parts.append(_own_functions("Initialisers: td.nn.init", "nn.init", td.nn.init))
     parts.append(_methods())
-    parts.append(_random())
+    parts.append(_own_functions("Random numbers: td.random", "td.random", td.random))
     parts.append(_dtypes(v for v in names.values() if isinstance(v, DType)))
     errors = [n for n, v in names.items() if inspect.isclass(v) and issubclass(v, Exception)]
     parts.append(_section("Errors and warnings", _ERRORS, [_class_row(n) for n in errors]))
@@ -85,6 +112,44 @@ def page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _members(title: str, variable: str, class_: type, note: str) -> str:
+    """Methods and properties that have a docstring."""
+    rows = []
+    for name, member in vars(class_).items():
+        is_call = name == "__call__"
+        if (name.startswith("_") and not is_call) or not inspect.getdoc(member):
+            continue
+        if isinstance(member, property):
+            rows.append(f"| `{variable}.{name}` | {_first_line(member)} |")
+        elif inspect.isfunction(member) and member.__doc__:
+            rows.append(_row(variable if is_call else f"{variable}.{name}", member, True))
+    return _section(title, note, rows)
+
+
+def _folder(name: str, title: str, note: str) -> str:
+    """The classes and functions that a folder gives away."""
+    folder: ModuleType = getattr(td, name)
+    rows = []
+    for member_name, member in sorted(vars(folder).items(), key=lambda m: m[0].lower()):
+        if member_name.startswith("_") or inspect.ismodule(member):
+            continue
+        label = f"{name}.{member_name}"
+        if is_dataclass(member):  # made by functions, or by hand as its page shows
+            rows.append(f"| `{label}` | {_first_line(member)} |")
+        else:
+            rows.append(_row(label, member))
+    return _section(title, note, rows)
+
+
+_STEP = (
+    "What `td.compile_step` gives, a `td.TrainStep`. It also has `step.report`, a "
+    "`td.CompileReport`, and `step.hyperparameters`, the optimizer's numbers by name."
+)
+_FORWARD = (
+    "What `td.compile_forward` and `step.attach` give, a `td.Forward`. It also has `forward.graph` "
+    "and `forward.report`."
+)
+_MODULE = "What `nn.Module` gives to your own."
 _ERRORS = "Each error has `operation`, `cause`, `remedy` and `origin`, the user's line."
 
 
@@ -119,7 +184,12 @@ def _arguments(function: Any, skip_first: bool) -> str:
 
 
 def _default(value: object) -> str:
-    return f"td.{value.name}" if isinstance(value, DType) else repr(value)
+    if isinstance(value, DType):
+        return f"td.{value.name}"
+    if inspect.isfunction(value):  # the only such defaults are initialisers
+        assert value.__module__ == td.nn.init.__name__
+        return f"nn.init.{value.__name__}"
+    return repr(value)
 
 
 def _methods() -> str:
@@ -137,12 +207,11 @@ def _methods() -> str:
     return _section("Methods of a tensor", note, rows)
 
 
-def _random() -> str:
-    module: ModuleType = td.random
+def _own_functions(title: str, prefix: str, module: ModuleType) -> str:
     functions = {n: f for n, f in vars(module).items() if inspect.isfunction(f)}
     own = {n: f for n, f in functions.items() if f.__module__ == module.__name__}
-    rows = [_row(f"td.random.{n}", f) for n, f in sorted(own.items()) if not n.startswith("_")]
-    return _section("Random numbers: td.random", _first_line(module), rows)
+    rows = [_row(f"{prefix}.{n}", f) for n, f in sorted(own.items()) if not n.startswith("_")]
+    return _section(title, _first_line(module), rows)
 
 
 def _dtypes(dtypes: Iterable[DType]) -> str:

@@ -1,7 +1,8 @@
-"""A program: kernels in order over named buffers."""
+"""A program: kernels in order over named buffers, some of them repeated over a leading axis."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,11 +13,31 @@ from treadle.kernel.nodes import Buffer, Kernel
 
 
 @dataclass(frozen=True, slots=True)
+class Argument:
+    """A buffer of the program, or the row of it that belongs to a turn of the repeat around."""
+
+    buffer: str
+    row: int = 0  # elements a turn moves on
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
-    """A kernel on buffers: its own names to the program's."""
+    """A kernel on buffers, in the order of the kernel's own."""
 
     kernel: Kernel
-    arguments: tuple[tuple[str, str], ...]
+    arguments: tuple[Argument, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Calls for each row of a leading axis, from the first or from the last."""
+
+    length: int
+    reverse: bool
+    steps: tuple[Step, ...]
+
+
+Step = Call | Repeat
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,5 +47,15 @@ class Program:
     leaves: tuple[tuple[str, TensorType], ...]  # by the name of the graph's leaf, also the buffer's
     constants: tuple[tuple[str, np.ndarray], ...]
     buffers: tuple[Buffer, ...]
-    calls: tuple[Call, ...]
+    steps: tuple[Step, ...]
     outputs: tuple[tuple[Output, str, TensorType], ...]  # what leaves, and the buffer it is in
+
+    def calls(self) -> Iterator[Call]:
+        """Every call, those inside repeats once."""
+        pending = list(reversed(self.steps))
+        while pending:
+            step = pending.pop()
+            if isinstance(step, Repeat):
+                pending.extend(reversed(step.steps))
+            else:
+                yield step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+from treadle.base.dtypes import int32, promote
 from treadle.base.errors import ArgumentError, DTypeError, ShapeError
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.coerce import cast as cast_to
@@ -49,9 +50,7 @@ def cross_entropy(
                 "It is for class indices; rows of zeros count for nothing in a sum.",
             )
         return _dense(logits, y, axis, weight, reduction, label_smoothing)
-    _check_indices("cross_entropy", logits, y)
-    kept = ne(y, ignore_index)
-    index = where(kept, y, 0)
+    index, kept = _indices("cross_entropy", logits, y, ignore_index)
     if weight is None:
         rows = cross_entropy_rows(logits, index, label_smoothing)
         return _masked("cross_entropy", rows, kept, None, reduction)
@@ -76,10 +75,7 @@ def nll(
 ) -> Tensor | Mean:
     """−input at the target: the loss of log-probabilities. Arguments as in `cross_entropy`."""
     log_p, classes, _ = _classes_last("nll", input, axis)
-    y = as_tensor(target)
-    _check_indices("nll", log_p, y)
-    kept = ne(y, ignore_index)
-    index = where(kept, y, 0)
+    index, kept = _indices("nll", log_p, as_tensor(target), ignore_index)
     rows = -squeeze(take_along_axis(log_p, unsqueeze(index, -1), -1), -1)
     if weight is None:
         return _masked("nll", rows, kept, None, reduction)
@@ -98,7 +94,8 @@ def _classes_last(name: str, input: Operand, axis: int | None) -> tuple[Tensor, 
     return moved, moved.shape[-1], at
 
 
-def _check_indices(name: str, logits: Tensor, target: Tensor) -> None:
+def _indices(name: str, logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """Class indices, 0 for those that are ignored, and which are not."""
     if not target.dtype.is_integer:
         raise DTypeError(
             name, f"targets {target.type} are not class indices", "Cast them to int32."
@@ -110,6 +107,10 @@ def _check_indices(name: str, logits: Tensor, target: Tensor) -> None:
             "Targets are one class index per row, or probabilities of the input's shape. "
             "Classes lie along axis 1; axis=-1 takes the last.",
         )
+    # Labels are often uint8, which does not hold −100.
+    index = cast_to(target, promote(target.dtype, int32))
+    kept = ne(index, ignore_index)
+    return where(kept, index, 0), kept
 
 
 def _class_weights(name: str, weight: Operand, classes: int, logits: Tensor) -> Tensor:

@@ -45,6 +45,13 @@ class Declaration(Placeholder):
 
     def tensor(self) -> Tensor:
         found = tensor_of(self)
+        if found is None and current_trace() is not None:
+            raise TraceError(
+                self.noun,
+                f"a {self.noun} {self.type} is in no model that is being traced: it has no value",
+                "Hold it in an attribute of the model, or in a list or dict of one; call other "
+                "models through model.apply(model.init(seed), ...).",
+            )
         if found is None:
             raise TraceError(
                 self.noun,

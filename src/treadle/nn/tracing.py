@@ -43,9 +43,11 @@ def _part(path: str, leaf: object) -> object:
     if isinstance(leaf, (Module, Declaration)):
         return leaf
     array = np.asarray(leaf)
-    if array.dtype == object:
+    if array.dtype.kind in "OSUMmc":
         raise ArgumentError(
-            "model", f"{path} is {leaf!r}", "A model is made of modules, parameters or arrays."
+            "model",
+            f"{path or 'it'} is {leaf!r}",
+            "A model is made of modules, parameters or arrays.",
         )
     dtype = spec_of(leaf).dtype
     return Parameter(array.shape, literal(array), requires_grad=dtype.is_float, dtype=dtype)

@@ -13,63 +13,73 @@ from typing import Any
 import numpy as np
 
 from treadle.base.origin import Origin
+from treadle.ir.control import SCAN, Scan
 from treadle.ir.graph import Graph, Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.literal import ArrayLiteral
 from treadle.ir.op import RuleTable
 from treadle.ir.ops.leaves import CONSTANT, IOTA, Constant, Leaf
-from treadle.kernel.index import Index, flatten, variable
-from treadle.kernel.nodes import Buffer, Kernel, Role, Statement, Store
-from treadle.kernel.program import Call, Program
+from treadle.ir.types import TensorType
+from treadle.kernel.index import Index, Var, flatten, variable
+from treadle.kernel.nodes import Buffer, Kernel, Load, Role, Statement, Store
+from treadle.kernel.program import Argument, Call, Program, Repeat, Step
 from treadle.kernel.verify import verify
 from treadle.schedule.expand import expand
 from treadle.schedule.inline import INLINE, Reader
-from treadle.schedule.nests import axis_vars, merge_loops, nest, with_vector_loop
+from treadle.schedule.nests import anonymous, axis_vars, merge_loops, nest, with_vector_loop
 
-# Kernels of ops that are not computed where they are read.
+# What computes ops that are not computed where they are read.
 Root = Callable[["Lowering", int, Node], list[Kernel]]
 ROOTS: RuleTable[Root] = RuleTable("kernel")
 
 
 def lower(graph: Graph, fuse: bool = True) -> Program:
     """The program of a graph. `fuse=False` keeps every tensor in memory, for debugging."""
-    return Lowering(expand(graph), fuse).run()
+    lowering = Lowering(expand(graph), fuse)
+    steps = lowering.steps()
+    leaves = {n: lowering.graph.nodes[i].types[0] for n, i in lowering.graph.leaves.items()}
+    outputs = tuple(
+        (o, lowering.names[o.value], lowering.graph.type_of(o.value))
+        for o in lowering.graph.outputs
+    )
+    return Program(
+        tuple(leaves.items()),
+        tuple(lowering.constants.items()),
+        tuple(lowering.buffers.values()),
+        tuple(steps),
+        outputs,
+    )
 
 
 class Lowering:
-    """One walk over a graph of primitives."""
+    """One walk over a graph of primitives; bodies of scans are walks of their own."""
 
-    def __init__(self, graph: Graph, fuse: bool):
-        self.graph = graph
+    def __init__(self, graph: Graph, fuse: bool, prefix: str = ""):
+        self.graph, self.fuse, self.prefix = graph, fuse, prefix
         self.kept = kept_values(graph, fuse)
-        self.names = {v: f"b{v.node}" + (f"_{v.output}" if v.output else "") for v in self.kept}
+        self.names = {v: f"{prefix}b{v.node}.{v.output}" for v in self.kept}
         for name, position in graph.leaves.items():
-            self.names[TensorValue(position)] = name
-        self.constants: list[tuple[str, np.ndarray]] = []
-        self.calls: list[Call] = []
-
-    def run(self) -> Program:
-        for position, node in enumerate(self.graph.nodes):
-            for kernel in self._kernels(position, node):
-                own = {b.name for b in kernel.buffers}
-                self.calls.append(Call(verify(kernel), tuple((n, n) for n in sorted(own))))
-        leaves = {n: self.graph.nodes[i].types[0] for n, i in self.graph.leaves.items()}
-        outputs = tuple(
-            (o, self.names[o.value], self.graph.type_of(o.value)) for o in self.graph.outputs
-        )
-        return Program(
-            tuple(leaves.items()),
-            tuple(self.constants),
-            self._buffers(),
-            tuple(self.calls),
-            outputs,
-        )
-
-    def _buffers(self) -> tuple[Buffer, ...]:
-        return tuple(
-            Buffer(name, self.graph.type_of(v).dtype, self.graph.type_of(v).size)
+            self.names[TensorValue(position)] = f"{prefix}{name}"
+        self.constants: dict[str, np.ndarray] = {}
+        self.buffers = {
+            name: Buffer(name, graph.type_of(v).dtype, graph.type_of(v).size)
             for v, name in self.names.items()
-        )
+        }
+        self.rows: dict[str, int] = {}  # buffers that a turn of the scan around reads a row of
+
+    def steps(self) -> list[Step]:
+        found: list[Step] = []
+        for position, node in enumerate(self.graph.nodes):
+            if node.op is SCAN:
+                found += self._scan(position, node)
+            else:
+                found += [self.call(k) for k in self._kernels(position, node)]
+        return found
+
+    def call(self, kernel: Kernel) -> Call:
+        """A kernel with names of its own, so that equal kernels are equal."""
+        arguments = tuple(Argument(b.name, self.rows.get(b.name, 0)) for b in kernel.buffers)
+        return Call(verify(anonymous(kernel)), arguments)
 
     def _kernels(self, position: int, node: Node) -> list[Kernel]:
         value = TensorValue(position)
@@ -78,13 +88,93 @@ class Lowering:
         if isinstance(node.attributes, Constant) and isinstance(
             node.attributes.value, ArrayLiteral
         ):
-            self.constants.append((self.names[value], node.attributes.value.array))
+            self.constants[self.names[value]] = node.attributes.value.array
             return []
         if all(t.size == 0 for t in node.types):
             return []
         if node.op in ROOTS:
             return ROOTS[node.op](self, position, node)
         return [self.map_kernel(value)] if value in self.kept else []
+
+    def _scan(self, position: int, node: Node) -> list[Step]:
+        """The body's program for each row; carries are copied in before and on after each turn."""
+        attributes: Scan = attributes_of(node)
+        body = expand(attributes.body)
+        inner = Lowering(body, self.fuse, f"{self.prefix}scan{position}:")
+        inputs = [TensorValue(i) for i in body.inputs]
+        split = attributes.constants + attributes.carries
+        steps: list[Step] = []
+        for value, operand in zip(inputs, node.operands, strict=True):
+            type_ = body.type_of(value)
+            if value in inputs[attributes.constants : split]:
+                steps += self.copied(operand, inner.names[value], type_)
+                continue
+            inner.rename(value, self.names[operand])
+            if value in inputs[split:]:
+                inner.rows[self.names[operand]] = type_.size
+        turn = inner.steps()
+        carried = [inner.names[v] for v in inputs[attributes.constants : split]]
+        turn += self._after_turn(inner, attributes, position, carried)
+        self.buffers |= inner.buffers
+        self.constants |= inner.constants
+        steps.append(Repeat(attributes.length, attributes.reverse, tuple(turn)))
+        for k, name in enumerate(carried):
+            steps += self._copy(name, self.names[TensorValue(position, k)])
+        return steps
+
+    def _after_turn(
+        self, inner: Lowering, attributes: Scan, position: int, carried: Sequence[str]
+    ) -> list[Step]:
+        """Stack what a turn gives, then make its carries those of the next."""
+        outputs = [inner.names[o.value] for o in inner.graph.outputs]
+        steps: list[Step] = []
+        for k, name in enumerate(outputs[attributes.carries :]):
+            target = self.names[TensorValue(position, attributes.carries + k)]
+            size = inner.buffers[name].size
+            steps += inner.copy(name, target, size, self.buffers[target])
+        # All new carries are set aside before any old one is overwritten.
+        fresh = []
+        for k, name in enumerate(outputs[: attributes.carries]):
+            aside = f"{inner.prefix}next{k}"
+            inner.buffers[aside] = Buffer(
+                aside, inner.buffers[name].dtype, inner.buffers[name].size
+            )
+            fresh.append(aside)
+            steps += inner._copy(name, aside)
+        for aside, name in zip(fresh, carried, strict=True):
+            steps += inner._copy(aside, name)
+        return steps
+
+    def rename(self, value: TensorValue, name: str) -> None:
+        """A body's input is a buffer of outside."""
+        old = self.buffers.pop(self.names[value])
+        self.names[value] = name
+        self.buffers.setdefault(name, Buffer(name, old.dtype, old.size))
+
+    def copied(self, value: TensorValue, target: str, type_: TensorType) -> list[Step]:
+        self.buffers.setdefault(target, Buffer(target, type_.dtype, type_.size))
+        return self._copy(self.names[value], target)
+
+    def _copy(self, source: str, target: str) -> list[Step]:
+        size = self.buffers[target].size
+        return self.copy(source, target, size, self.buffers[target])
+
+    def copy(self, source: str, target: str, size: int, into: Buffer) -> list[Step]:
+        """A call that copies a buffer, or the row of one, into another, or a row of it."""
+        if size == 0:
+            return []
+        var = Var("i", size)
+        at = variable(var)
+        load = Load("x", at, into.dtype)
+        kernel = Kernel(
+            "copy",
+            (Buffer("x", into.dtype, size),),
+            (Buffer("y", into.dtype, size),),
+            nest([var], Role.VECTOR, [Store("y", at, load)]),
+        )
+        row = size if into.size != size else 0
+        arguments = (Argument(source, self.rows.get(source, 0)), Argument(target, row))
+        return [Call(verify(anonymous(kernel)), arguments)]
 
     def reader(self, being_made: TensorValue | None = None) -> Reader:
         """Reads elements; the tensor that is being made is computed, not loaded."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from treadle.kernel.index import Index, Var, substitute, variable
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
+    Buffer,
     Convert,
     For,
     Guarded,
+    Kernel,
     Let,
     Literal,
     Load,
@@ -127,3 +129,50 @@ def with_vector_loop(statement: Statement) -> Statement:
 
 def _is_parallel(statement: Statement) -> bool:
     return isinstance(statement, For) and statement.role is Role.PARALLEL
+
+
+def anonymous(kernel: Kernel) -> Kernel:
+    """The kernel with its buffers named by position."""
+    names = {b.name: f"p{i}" for i, b in enumerate(kernel.buffers)}
+
+    def renamed(buffer: Buffer) -> Buffer:
+        return Buffer(names[buffer.name], buffer.dtype, buffer.size)
+
+    return Kernel(
+        kernel.name,
+        tuple(map(renamed, kernel.inputs)),
+        tuple(map(renamed, kernel.outputs)),
+        tuple(rename_buffers(s, names) for s in kernel.body),
+        kernel.origins,
+    )
+
+
+def rename_buffers(statement: Statement, names: Mapping[str, str]) -> Statement:
+    match statement:
+        case For(var, role, body):
+            return For(var, role, tuple(rename_buffers(s, names) for s in body))
+        case Let(local, value):
+            return Let(local, renamed_value(value, names))
+        case Set(local, value):
+            return Set(local, renamed_value(value, names))
+        case Accumulate(local, op, value):
+            return Accumulate(local, op, renamed_value(value, names))
+        case Store(buffer, index, value, guard):
+            return Store(names[buffer], index, renamed_value(value, names), guard)
+        case Update(buffer, index, value):
+            return Update(names[buffer], index, renamed_value(value, names))
+
+
+def renamed_value(value: Value, names: Mapping[str, str]) -> Value:
+    match value:
+        case Literal() | Local() | Position() | Within():
+            return value
+        case Load(buffer, index, dtype):
+            return Load(names[buffer], index, dtype)
+        case Convert(inner, dtype):
+            return Convert(renamed_value(inner, names), dtype)
+        case Apply(op, operands, dtype):
+            return Apply(op, tuple(renamed_value(o, names) for o in operands), dtype)
+        case Guarded(guard, inner, other, dtype):
+            held, rest = renamed_value(guard, names), renamed_value(other, names)
+            return Guarded(held, renamed_value(inner, names), rest, dtype)

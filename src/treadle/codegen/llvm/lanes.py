@@ -1,0 +1,115 @@
+"""Arithmetic on vectors, lane by lane: formulas that read as formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from treadle.codegen.llvm.emitter import Function, Reg, element_of, number, vector, width_of
+
+_INTEGER = {"float": "i32", "double": "i64"}
+_FLOAT = {"i32": "float", "i64": "double"}
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """Appends to a function. A Python number is a constant of the type of the first operand."""
+
+    function: Function
+
+    def add(self, a: Reg, b: Reg | float) -> Reg:
+        return self._binary("fadd", a, b)
+
+    def sub(self, a: Reg, b: Reg | float) -> Reg:
+        return self._binary("fsub", a, b)
+
+    def mul(self, a: Reg, b: Reg | float) -> Reg:
+        return self._binary("fmul", a, b)
+
+    def div(self, a: Reg, b: Reg | float) -> Reg:
+        return self._binary("fdiv", a, b)
+
+    def integer(self, op: str, a: Reg, b: Reg | int) -> Reg:
+        """`op` is LLVM's name: add, sub, shl, ashr, and, or, xor."""
+        return self._binary(op, a, b)
+
+    def fma(self, a: Reg, b: Reg | float, c: Reg | float) -> Reg:
+        """a · b + c, rounded once."""
+        return self.function.intrinsic("fma", a, self._like(a, b), self._like(a, c))
+
+    def polynomial(self, coefficients: Sequence[float], x: Reg) -> Reg:
+        """Horner's rule; coefficients from the constant up."""
+        value = self._like(x, coefficients[-1])
+        for coefficient in reversed(coefficients[:-1]):
+            value = self.fma(value, x, coefficient)
+        return value
+
+    def negative(self, x: Reg) -> Reg:
+        return self.function.value(x.type, f"fneg {x}")
+
+    def absolute(self, x: Reg) -> Reg:
+        return self.function.intrinsic("fabs", x)
+
+    def floor(self, x: Reg) -> Reg:
+        return self.function.intrinsic("floor", x)
+
+    def sqrt(self, x: Reg) -> Reg:
+        return self.function.intrinsic("sqrt", x)
+
+    def with_sign_of(self, magnitude: Reg, sign: Reg) -> Reg:
+        return self.function.intrinsic("copysign", magnitude, sign)
+
+    def compare(self, op: str, a: Reg, b: Reg | float) -> Reg:
+        """`op` is like "icmp slt" or "fcmp olt"."""
+        return self.function.compare(op, a, self._like(a, b))
+
+    def select(self, condition: Reg, a: Reg, b: Reg) -> Reg:
+        return self.function.select(condition, a, b)
+
+    def at_most(self, x: Reg, limit: float) -> Reg:
+        """The smaller; NaN stays, which llvm.minnum would lose."""
+        bound = self._like(x, limit)
+        return self.select(self.compare("fcmp olt", bound, x), bound, x)
+
+    def at_least(self, x: Reg, limit: float) -> Reg:
+        """The larger; NaN stays."""
+        bound = self._like(x, limit)
+        return self.select(self.compare("fcmp ogt", bound, x), bound, x)
+
+    def any(self, condition: Reg) -> Reg:
+        """One i1: is any lane true?"""
+        width = width_of(condition.type)
+        if width == 1:
+            return condition
+        lanes = self.function.convert("bitcast", condition, f"i{width}")
+        return self.compare("icmp ne", lanes, 0)
+
+    def bits(self, x: Reg) -> Reg:
+        """The same bits as integers."""
+        return self._as("bitcast", x, _INTEGER[element_of(x.type)])
+
+    def floats(self, x: Reg) -> Reg:
+        """The same bits as floats."""
+        return self._as("bitcast", x, _FLOAT[element_of(x.type)])
+
+    def widened(self, x: Reg) -> Reg:
+        return self._as("fpext", x, "double")
+
+    def narrowed(self, x: Reg) -> Reg:
+        return self._as("fptrunc", x, "float")
+
+    def float_of(self, x: Reg) -> Reg:
+        """The float32 next to an integer."""
+        return self._as("sitofp", x, "float")
+
+    def constant(self, value: float, like: Reg) -> Reg:
+        return number(value, like.type)
+
+    def _as(self, conversion: str, x: Reg, element: str) -> Reg:
+        return self.function.convert(conversion, x, vector(element, width_of(x.type)))
+
+    def _binary(self, op: str, a: Reg, b: Reg | float) -> Reg:
+        return self.function.binary(op, a, self._like(a, b))
+
+    def _like(self, a: Reg, b: Reg | float) -> Reg:
+        return b if isinstance(b, Reg) else self.constant(b, a)
