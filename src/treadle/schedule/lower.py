@@ -115,7 +115,7 @@ class Lowering:
         turn = inner.steps()
         carried = [inner.names[v] for v in inputs[attributes.constants : split]]
         turn += self._after_turn(inner, attributes, position, carried)
-        self.buffers |= inner.buffers
+        self.buffers = inner.buffers | self.buffers
         self.constants |= inner.constants
         steps.append(Repeat(attributes.length, attributes.reverse, tuple(turn)))
         for k, name in enumerate(carried):
@@ -222,6 +222,7 @@ def kept_values(graph: Graph, fuse: bool) -> dict[TensorValue, None]:
     """Tensors that are in memory, in order: roots, outputs, and what several kernels read."""
     readers: dict[TensorValue, set[int]] = {}
     wanted = {o.value for o in graph.outputs}
+    wanted.update(v for n in graph.nodes if n.op is SCAN for v in n.operands)
     kept: dict[TensorValue, None] = {}
     # From the end: which kernels an inlined value ends up in is known from its users.
     homes: dict[int, set[int]] = {}
