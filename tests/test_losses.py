@@ -471,3 +471,12 @@ def test_mistakes(mistake: tuple) -> None:
 def test_a_class_that_does_not_exist(wrong: int) -> None:
     with pytest.raises(td.IndexRangeError, match=f"index {wrong} .* 3 elements"):
         losses.cross_entropy(x53, td.tensor([0, 1, 2, wrong, 0]))
+
+
+def test_a_mean_on_the_right_keeps_its_weight() -> None:
+    mean = td.Mean(td.tensor(6.0), td.tensor(3.0))
+    for result in (td.tensor(2.0) * mean, td.tensor(1.0) + mean, 1 + mean, td.tensor(1.0) - mean):
+        assert isinstance(result, td.Mean)
+        assert result.weight.item() == 3.0
+    assert (td.tensor(1.0) - mean).item() == -1.0
+    assert float(mean) == 2.0

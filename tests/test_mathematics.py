@@ -10,12 +10,12 @@ from types import ModuleType
 import mpmath
 import numpy as np
 import pytest
-from vector_functions import Compiled, compiled, exact, ulps
 
 from treadle.base.dtypes import float32, float64
 from treadle.codegen.llvm import mathematics
 from treadle.codegen.llvm.mathematics import HALF_PI, NAMES, SIN_END
 from treadle.ir import ops
+from vector_functions import Compiled, compiled, exact, ulps
 
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
 WIDTHS = (1, 4, 8, 16)
@@ -181,7 +181,8 @@ def test_the_references_are_good_enough(name: str) -> None:
     x = x[np.isfinite(x) & ((x > 0) | (name not in ("log", "rsqrt"))) & (np.abs(x) < 1e30)]
     with mpmath.workdps(60):
         precise = np.array([float(HIGH_PRECISION[name](mpmath.mpf(float(v)))) for v in x])
-    rounded = precise.astype(np.float32)
+    with np.errstate(over="ignore"):
+        rounded = precise.astype(np.float32)
     assert ulps(rounded, exact(name, x)).max() <= 0.501
 
 
@@ -199,7 +200,7 @@ def test_results_do_not_exceed_one(name: str) -> None:
         ("exp", -np.inf, 0.0),
         ("exp", np.inf, np.inf),
         ("exp", -0.0, 1.0),
-        ("exp", 88.72283, 3.4027977e38),
+        ("exp", 88.72283, 3.4027985e38),
         ("exp", 88.72284, np.inf),
         ("exp", -103.97208, TINIEST),
         ("exp", -103.97209, 0.0),
@@ -354,6 +355,7 @@ def test_a_definition_says_what_it_needs(name: str, dtype) -> None:  # type: ign
     assert "fptosi" not in text
 
 
+@pytest.mark.slow
 def test_coefficients_are_those_of_the_tool() -> None:
     tool = _tool("fit_polynomials")
     for fit in tool.FITS:

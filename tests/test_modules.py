@@ -360,6 +360,22 @@ def test_the_mode_is_the_traces() -> None:
     assert not model.training
 
 
+def test_a_part_of_a_model_in_another_mode() -> None:
+    """Its own values, which follow the step's, and evaluation inside of a training trace."""
+    model = nn.Sequential(nn.BatchNorm1d(3))
+
+    def both(m, b):
+        return m(b), m[0].apply(m[0].declarations(), b)
+
+    forward = compiled(model, both, (4, 3), training=True)
+    forward.load_params({**forward.params, "0.bias": np.full(3, 5.0)})
+    x = np.random.default_rng(0).standard_normal((4, 3))
+    trained, still = forward(x)
+    np.testing.assert_allclose(still, x / np.sqrt(1 + 1e-5) + 5, rtol=1e-12)
+    assert not np.allclose(trained, still)
+    assert forward.params["0.num_batches_tracked"] == 1
+
+
 def test_a_copy_is_another_model() -> None:
     model = Tied()
     twin = copy.deepcopy(model)
@@ -566,3 +582,42 @@ def test_an_error_in_forward_leaves_no_binding_behind() -> None:
     assert not linear.training
     with pytest.raises(td.TraceError):
         linear(x3)
+
+
+def test_a_parameter_named_random_is_a_parameter() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            self.random = nn.Parameter((6,), nn.init.ones)
+
+        def forward(self, x):
+            return x * self.random + td.random.uniform((6,)) * 0
+
+    forward = td.compile_forward(Odd(), lambda m, x: m(x), td.Spec((6,)))
+    np.testing.assert_array_equal(forward(np.full(6, 3.0)), np.full(6, 3.0))
+
+
+def test_branching_on_a_parameter_is_refused() -> None:
+    class Branch(nn.Module):
+        def __init__(self) -> None:
+            self.w = nn.Parameter((), nn.init.ones)
+
+        def forward(self, x):
+            return x if self.w else -x
+
+    with pytest.raises(td.TraceError, match="bool"):
+        td.compile_forward(Branch(), lambda m, x: m(x), td.Spec(()))
+
+
+def test_attention_with_dropout_of_its_weights() -> None:
+    model = nn.MultiHeadAttention(4, 2, dropout=0.5, batch_first=True)
+    x = np.random.default_rng(0).normal(size=(2, 3, 4))
+    plain, dropped = (
+        td.compile_forward(model, lambda m, b: m(b, causal=True), td.Spec((2, 3, 4)), training=t)
+        for t in (False, True)
+    )
+    assert not np.allclose(plain(x), dropped(x))
+    model.dropout.p = 0.0
+    same = td.compile_forward(
+        model, lambda m, b: m(b, causal=True), td.Spec((2, 3, 4)), training=True
+    )
+    np.testing.assert_allclose(plain(x), same(x), rtol=1e-12)

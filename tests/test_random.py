@@ -54,7 +54,7 @@ def test_bits_are_philox_blocks() -> None:
 def draw(function: Callable[..., Any], seed: int = 0, step: int = 0, micro: int = 0) -> Any:
     """The results of a traced function without arguments."""
     graph = td.trace(function)
-    return evaluate_float64(graph, {"random": make_key(seed, step, micro)})
+    return evaluate_float64(graph, {"random:key": make_key(seed, step, micro)})
 
 
 SAMPLERS: dict[str, Callable[..., td.Tensor]] = {
@@ -152,7 +152,7 @@ def test_same_seed_same_bits() -> None:
 
 def test_random_needs_the_random_state() -> None:
     graph = td.trace(lambda x: x * td.random.uniform((3,)), td.Spec((3,)))
-    assert list(graph.leaves) == ["x", "random"]
+    assert list(graph.leaves) == ["x", "random:key"]
     with pytest.raises(td.ArgumentError, match="no value for random"):
         evaluate_float64(graph, {"x": np.ones(3)})
 
@@ -244,7 +244,7 @@ def test_dropout_inside_scan_has_the_masks_of_the_forward(recompute: bool) -> No
         return last.sum(), masks
 
     graph = td.trace(td.grad(loss, has_aux=True), td.Spec((32,)))
-    gradient, masks = evaluate_float64(graph, {"x": np.ones(32), "random": make_key(3)})
+    gradient, masks = evaluate_float64(graph, {"x": np.ones(32), "random:key": make_key(3)})
     np.testing.assert_array_equal(gradient, np.where(masks, 1.5, 0.5).prod(0))
 
 
@@ -253,7 +253,7 @@ def test_dropout_inside_checkpoint_has_the_mask_of_the_forward() -> None:
         return td.checkpoint(lambda x: x * td.random.uniform((32,)))(x).sum()
 
     graph = td.trace(td.value_and_grad(loss), td.Spec((32,)))
-    value, gradient = evaluate_float64(graph, {"x": np.ones(32), "random": make_key(3)})
+    value, gradient = evaluate_float64(graph, {"x": np.ones(32), "random:key": make_key(3)})
     np.testing.assert_allclose(value, gradient.sum())
 
 

@@ -846,3 +846,96 @@ def test_debug_print_runs_with_the_step(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out == ""
     value = step(np.ones((3, 2))).loss
     assert capsys.readouterr().out == f"loss is {value}\n"
+
+
+# What was found by using it
+
+
+@pytest.mark.parametrize("seed", [-5, 2**63 + 7, 2**64 - 1])
+def test_any_seed_survives_saving(seed: int) -> None:
+    step = make(model=Net(dropout=0.5), seed=seed)
+    state = step.state_dict()
+    expected = [step(batch(i)).loss for i in range(3)]
+    other = make(model=Net(dropout=0.5))
+    other.load_state_dict(state)
+    assert [other(batch(i)).loss for i in range(3)] == expected
+
+
+def test_a_state_between_other_micro_steps_is_refused() -> None:
+    step = make(accumulate=4)
+    for i in range(3):
+        step(batch(i))
+    other = make(accumulate=2)
+    before = other.state_dict()
+    with pytest.raises(td.LoadError, match="at micro-step 3, but 2 make an update here"):
+        other.load_state_dict(step.state_dict())
+    assert same_values(before, other.state_dict())
+
+
+def test_nested_chains_keep_their_numbers_apart() -> None:
+    inner = optim.chain(optim.clip_by_global_norm(2.0), optim.sgd(1.0))
+    step = make(optimizer=optim.chain(optim.clip_by_global_norm(1e-3), inner))
+    found = dict(step.hyperparameters)
+    assert found["clip_by_global_norm.0.max_norm"] == 2.0
+    assert found["clip_by_global_norm.1.max_norm"] == 1e-3
+    before = step.params
+    step(batch())
+    moved = np.sqrt(sum(((step.params[n] - v) ** 2).sum() for n, v in before.items()))
+    assert moved == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_a_failed_share_leaves_no_trace() -> None:
+    step = make()
+
+    def broken(model, batch):
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError):
+        td.compile_step({"head": nn.Linear(2, 2)}, broken, optim.sgd(0.1), SPECS, share=step)
+    head = {"head": nn.Linear(3, 3)}
+    td.compile_forward(head, lambda m, b: m["head"](b), Spec((1, 3)), share=step)
+
+
+def test_metrics_without_weight_are_nan() -> None:
+    def unweighted(model, b):
+        td.metric("nothing", 1.0, 0)
+        return (model(b) ** 2).mean()
+
+    step = td.compile_step(nn.Linear(2, 1), unweighted, optim.sgd(0.1), Spec((3, 2)))
+    assert np.isnan(step.run([np.ones((3, 2))] * 2).metrics["nothing"])
+
+
+BAD_OPTIMIZERS = {
+    "structure": (lambda g, s, p, c: (p, {}), "update changes the structure of its state"),
+    "missing": (lambda g, s, p, c: ({}, s), "update returns no parameters fc"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_OPTIMIZERS)
+def test_mistakes_in_an_optimizer_are_named(name: str) -> None:
+    update, message = BAD_OPTIMIZERS[name]
+    wrong = optim.Optimizer("mine", lambda params: {"n": td.zeros(())}, update, {}, {})
+    with pytest.raises(td.ArgumentError, match=f"optimizer mine: {message}"):
+        make(optimizer=wrong)
+
+
+def test_rates_are_never_negative_and_something_is_trained() -> None:
+    step = make(clip_norm=1.0)
+    with pytest.raises(td.ArgumentError, match="lr = -1"):
+        step.learning_rate = -1
+    with pytest.raises(td.ArgumentError, match="no parameter is trained"):
+        make(optimizer=optim.only("typo.*", optim.sgd(0.1)))
+    step.clip_norm = 0.5
+    assert step.clip_norm == 0.5
+    with pytest.raises(td.ArgumentError, match="clip_norm"):
+        make().clip_norm = 1.0
+
+
+def test_gradients_elsewhere_need_a_derived_backward() -> None:
+    def update(grads, state, params, context):
+        return context.grad_at(params), state
+
+    params = {"w": np.ones(3, np.float32)}
+    asking = optim.Optimizer("asking", lambda p: {}, update, {}, {})
+    with pytest.raises(td.GradientError, match="a backward of the user's own"):
+        td.compile_manual_step(params, manual_forward, manual_backward, asking, MANUAL_SPECS)

@@ -81,12 +81,12 @@ class CompileReport:
     def __str__(self) -> str:
         lines = [
             f"device {self.device}, precision {self.precision}, {self.parameters:,} parameters, "
-            f"{self.compiles} programs",
+            f"{self.compiles} program{'' if self.compiles == 1 else 's'}",
             f"{'stage':<18}{'seconds':>9}{'nodes':>8}",
         ]
         for name, seconds in self.seconds.items():
             count = self.nodes.get(name)
-            lines.append(f"{name:<18}{seconds:>9.4f}{'' if count is None else count:>8}")
+            lines.append(f"{name:<18}{seconds:>9.4f}{'' if count is None else count:>8}".rstrip())
         if self.unreached:
             lines.append(f"the loss does not reach: {', '.join(self.unreached)}")
         return "\n".join(lines)
@@ -163,7 +163,8 @@ def build_step(recipe: StepRecipe, inputs: Inputs, report: CompileReport) -> dic
     if recipe.accumulate > 1:
         modes += [Mode.ACCUMULATE, Mode.ACCUMULATE_AND_UPDATE]
     with report.stage("append_updates"):
-        graphs = {mode: append_updates(graph, narrowed, plan, mode) for mode in modes}
+        loss = None if recipe.backward else narrowed
+        graphs = {mode: append_updates(graph, loss, plan, mode) for mode in modes}
     stages = (traced, narrowed, graph, graphs[Mode.UPDATE])
     names = ("trace", "apply_precision", "differentiate", "append_updates")
     report.nodes |= {name: len(g.nodes) for name, g in zip(names, stages, strict=True)}

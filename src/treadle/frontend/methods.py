@@ -8,6 +8,7 @@ from typing import Any
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.functions import arithmetic as a
 from treadle.frontend.functions import indexing, linear, reductions, shaping
+from treadle.frontend.mean import Mean
 from treadle.frontend.tensor import Operand, Operators, Tensor
 
 
@@ -63,9 +64,18 @@ def _reversed_axes(self: Operand) -> Tensor:
     return shaping.permute(x, tuple(reversed(range(x.ndim)))) if x.ndim else x
 
 
+def _unless_mean(function: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
+    """Leave a mean on the right to its own operator, which keeps its weight."""
+
+    def method(self: Operand, other: Operand) -> Tensor:
+        return NotImplemented if isinstance(other, Mean) else function(self, other)
+
+    return method
+
+
 def attach() -> None:
     for name, function in _BINARY.items():
-        setattr(Operators, f"__{name}__", function)
+        setattr(Operators, f"__{name}__", _unless_mean(function))
         setattr(Operators, f"__r{name}__", _swapped(function))
     for name, method in _METHODS.items():
         setattr(Operators, name, method)

@@ -22,7 +22,7 @@ from treadle.ir.ops.leaves import CONSTANT, INPUT, STATE, Constant, Leaf
 from treadle.ir.rewrite import replace_values
 from treadle.ir.types import TensorType
 
-RANDOM_STATE = "random"
+RANDOM_STATE = "random:key"  # no path of a model or batch has a colon
 
 
 class Eager:
@@ -161,10 +161,11 @@ class Trace:
     def add_effect(self, kind: OutputKind, name: str, tensor: Tensor) -> None:
         unique = kind is not OutputKind.PRINT
         if unique and any(e.kind is kind and e.name == name for e in self.effects):
+            remedy = "Give each a name of its own, for instance with the layer's number."
+            if kind is OutputKind.UPDATE:
+                remedy = "Combine the updates: a state has one next value."
             raise NameTakenError(
-                kind.value,
-                f"the name {name!r} is used twice in one trace",
-                "Give each a name of its own, for instance with the layer's number.",
+                kind.value, f"the name {name!r} is used twice in one trace", remedy
             )
         self.effects.append(Output(kind, name, tensor.handle))
 

@@ -194,6 +194,27 @@ class Placeholder(Operators):
         """The tensor it stands for in the current trace."""
         raise NotImplementedError
 
+    def __len__(self) -> int:
+        return len(self.tensor())
+
+    def __bool__(self) -> bool:
+        return bool(self.tensor())
+
+    def __int__(self) -> int:
+        return int(self.tensor())
+
+    def __float__(self) -> float:
+        return float(self.tensor())
+
+    def __index__(self) -> int:
+        return self.tensor().__index__()
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.tensor())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.tensor().__array__(dtype, copy)
+
 
 Scalar = bool | int | float | Fraction
 Operand = Tensor | Placeholder | Scalar | np.ndarray | np.generic | Sequence[Any]

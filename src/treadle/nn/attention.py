@@ -8,11 +8,12 @@ from treadle.base import dtypes
 from treadle.base.errors import ArgumentError, ShapeError
 from treadle.frontend.coerce import as_tensor, cast
 from treadle.frontend.functions import linear
-from treadle.frontend.functions.activations import silu
-from treadle.frontend.functions.arithmetic import cos, exp, sin
+from treadle.frontend.functions.activations import silu, softmax
+from treadle.frontend.functions.arithmetic import cos, exp, sin, where
 from treadle.frontend.functions.shaping import chunk, concat, iota, permute, reshape, transpose
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.nn import init
+from treadle.nn.containers import Dropout
 from treadle.nn.layers import Linear
 from treadle.nn.module import Module, Parameter
 
@@ -25,7 +26,12 @@ class MultiHeadAttention(Module):
     """
 
     def __init__(
-        self, embed_dim: int, num_heads: int, bias: bool = True, batch_first: bool = False
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        batch_first: bool = False,
     ):
         if num_heads < 1 or embed_dim % num_heads:
             raise ArgumentError(
@@ -34,6 +40,7 @@ class MultiHeadAttention(Module):
                 "The number of heads divides the width.",
             )
         self.embed_dim, self.num_heads, self.batch_first = embed_dim, num_heads, batch_first
+        self.dropout = Dropout(dropout)
         self.in_proj_weight = Parameter((3 * embed_dim, embed_dim), init.xavier_uniform())
         self.in_proj_bias = Parameter((3 * embed_dim,), init.zeros) if bias else None
         self.out_proj = Linear(embed_dim, embed_dim, bias)
@@ -59,10 +66,22 @@ class MultiHeadAttention(Module):
                     "It is (T, N, width), or (N, T, width) with batch_first.",
                 )
         q, k, v = (self._project(i, x) for i, x in enumerate((q, k, v)))
-        mixed = linear.attention(q, k, v, bias, causal)  # (B, H, T, D)
+        mixed = self._mixed(q, k, v, bias, causal)  # (B, H, T, D)
         joined = reshape(permute(mixed, 0, 2, 1, 3), (mixed.shape[0], mixed.shape[2], -1))
         result = self.out_proj(joined)
         return result if self.batch_first else transpose(result, 0, 1)
+
+    def _mixed(self, q: Tensor, k: Tensor, v: Tensor, bias: Operand | None, causal: bool) -> Tensor:
+        """Attention; with dropout of its weights it is written out."""
+        if not self.training or self.dropout.p == 0:
+            return linear.attention(q, k, v, bias, causal)
+        scores = linear.matmul(q, transpose(k, -1, -2)) * q.shape[-1] ** -0.5
+        if bias is not None:
+            scores = scores + bias
+        if causal:
+            t, s = scores.shape[-2:]
+            scores = where(iota((t, s), 1) <= iota((t, s), 0), scores, -math.inf)
+        return linear.matmul(self.dropout(softmax(scores)), v)
 
     def _project(self, part: int, x: Tensor) -> Tensor:
         """One of the three projections, split into heads: (B, H, T, D)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from treadle.nn.module import Module
-from treadle.nn.tracing import as_module
+from treadle.nn.tracing import Values, as_module
 
 
 def summary(model: object) -> str:
@@ -29,7 +29,7 @@ def summary(model: object) -> str:
 
 def _outline(module: Module) -> str:
     """One line a module, under the module it is in and named by its path there."""
-    lines = [type(module).__name__]
+    lines = ["values" if isinstance(module, Values) else type(module).__name__]
     depths = {"": 0}
     for path, part in module.named_modules():
         if path:

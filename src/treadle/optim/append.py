@@ -8,6 +8,7 @@ from enum import Enum
 
 from treadle.autodiff.backward import differentiate
 from treadle.base import dtypes, trees
+from treadle.base.errors import ArgumentError, GradientError
 from treadle.base.trees import Structure
 from treadle.frontend.coerce import as_tensor, cast
 from treadle.frontend.functions.arithmetic import ge, isfinite, where
@@ -80,7 +81,7 @@ def trace_init(plan: UpdatePlan) -> tuple[Graph, Structure]:
         return remove_dead_code(trace.finish_outputs(outputs)), structure
 
 
-def append_updates(graph: Graph, loss: Graph, plan: UpdatePlan, mode: Mode) -> Graph:
+def append_updates(graph: Graph, loss: Graph | None, plan: UpdatePlan, mode: Mode) -> Graph:
     """The whole step: state leaves in, their next values out as updates.
 
     `graph` has the results (scaled total, total, weight), gradients of the first by parameter, and
@@ -99,7 +100,7 @@ class _Appending:
         trace: Trace,
         graph: Graph,
         values: list[Value],
-        loss: Graph,
+        loss: Graph | None,
         plan: UpdatePlan,
         mode: Mode,
     ):
@@ -201,7 +202,15 @@ class _Appending:
             gradients, structure.rebuild(old), params, self._context()
         )
         new, found = trees.flatten(state)
-        assert found == structure, f"{plan.optimizer.name} changes the structure of its state"
+        name = f"optimizer {plan.optimizer.name}"
+        if found != structure:
+            raise ArgumentError(
+                name, "update changes the structure of its state", "Return it updated."
+            )
+        missing = [n for n in gradients if n not in after]
+        if missing:
+            raise ArgumentError(name, f"update returns no parameters {', '.join(missing)}")
+        new = [as_tensor(t) for t in new]
         written = {n: (params[n], cast(after[n], params[n].dtype)) for n in gradients}
         for output, before, value in zip(init.outputs, old, new, strict=True):
             if value.handle != before.handle:
@@ -221,6 +230,10 @@ class _Appending:
 
     def _gradients_at(self, params: Params) -> Params:
         """Gradients of the same loss on the same batch, other parameters."""
+        if self.loss is None:
+            raise GradientError(
+                "grad_at", "the step has a backward of the user's own, which is for one place only"
+            )
         graph = differentiate(self.loss, list(self.gradients)).graph
         values = emit(graph, params, self.trace.origin)
         found = zip(graph.outputs, values, strict=True)

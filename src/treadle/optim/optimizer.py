@@ -81,7 +81,9 @@ def chain(*parts: Transform | Optimizer) -> Optimizer:
             cause = f"part {i} ({part.name}) is not a transform of gradients"
             raise ArgumentError("chain", cause, "Only the last part is an optimizer.")
         transforms.append(part)
-    prefixes = [f"{t.name}.{i}." for i, t in enumerate(transforms)]
+    # An inner chain has numbered its own transforms; these are counted on.
+    inner = sum(1 for k in last.hyper if "." in k)
+    prefixes = [f"{t.name}.{i + inner}." for i, t in enumerate(transforms)]
 
     def init(params: Params) -> Tree:
         return {"transforms": [t.init(params) for t in transforms], "optimizer": last.init(params)}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -37,6 +38,16 @@ class Session:
         new = [n for n in types if n not in self.types]
         self.types |= types
         return new
+
+    @contextmanager
+    def unless_it_fails(self) -> Iterator[None]:
+        """What is declared and written inside stays only if nothing is raised."""
+        before = dict(self.types), dict(self.values), self.owners
+        try:
+            yield
+        except BaseException:
+            self.types, self.values, self.owners = before
+            raise
 
     def read(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """Copies, so that what is read stays as it was."""

@@ -123,19 +123,18 @@ def _compile(
     module, narrow = as_module(model), choose_precision(precision)
     session = Session() if share is None else share.session
     report = CompileReport(choose_device(device), narrow.name, count_parameters(module))
-    declare_model(session, module, seed)
-    prefix = f"step{session.owners}:"
-    recipe = StepRecipe(
-        module,
-        loss,
-        optimizer,
-        prefix,
-        accumulate,
-        clip_norm,
-        narrow,
-        options or CompileOptions(),
-        backward,
-    )
-    step = TrainStep(recipe, batch, session, report, seed)
-    session.owners += 1
-    return step
+    with session.unless_it_fails():
+        declare_model(session, module, seed)
+        prefix = f"step{session.owners}:"
+        session.owners += 1
+        chosen = options or CompileOptions()
+        recipe = StepRecipe(
+            module, loss, optimizer, prefix, accumulate, clip_norm, narrow, chosen, backward
+        )
+        if not recipe.trained():
+            raise ArgumentError(
+                "compile_step",
+                "no parameter is trained",
+                "Check requires_grad and the selectors of optim.only and optim.groups.",
+            )
+        return TrainStep(recipe, batch, session, report, seed)

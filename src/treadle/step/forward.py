@@ -105,18 +105,19 @@ def compile_forward(
     narrow = choose_precision(precision)
     report = CompileReport(choose_device(device), narrow.name, count_parameters(module))
     session = Session() if share is None else share.session
-    declare_model(session, module, seed)
-    return Forward(
-        module,
-        forward,
-        inputs,
-        session,
-        report,
-        precision=narrow,
-        options=options or CompileOptions(),
-        training=training,
-        seed=seed,
-    )
+    with session.unless_it_fails():
+        declare_model(session, module, seed)
+        return Forward(
+            module,
+            forward,
+            inputs,
+            session,
+            report,
+            precision=narrow,
+            options=options or CompileOptions(),
+            training=training,
+            seed=seed,
+        )
 
 
 class Program:

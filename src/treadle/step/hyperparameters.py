@@ -36,8 +36,10 @@ class Hyperparameters(MutableMapping[str, float]):
 
     def __setitem__(self, key: str, value: float) -> None:
         name = self._name(key)
-        if not math.isfinite(value):
-            raise ArgumentError("hyperparameters", f"{key} = {value}", "It is a finite number.")
+        if not (math.isfinite(value) and value >= 0):
+            raise ArgumentError(
+                "hyperparameters", f"{key} = {value}", "It is a finite number, not negative."
+            )
         self._session.write({name: np.float64(value)})
 
     def __delitem__(self, key: str) -> None:

@@ -64,7 +64,9 @@ class Means:
             self.weights[name] = self.weights.get(name, 0.0) + weights[name]
 
     def values(self) -> dict[str, float]:
-        return {n: t / self.weights[n] for n, t in self.totals.items()}
+        """NaN where nothing had a weight."""
+        weights = self.weights
+        return {n: t / weights[n] if weights[n] else math.nan for n, t in self.totals.items()}
 
 
 def named(outputs: Mapping[str, np.ndarray], prefix: str) -> dict[str, float]:

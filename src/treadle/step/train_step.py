@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.errors import ArgumentError
+from treadle.base.errors import ArgumentError, LoadError
 from treadle.base.trees import Tree
 from treadle.domains.float64 import carrier
 from treadle.domains.philox import make_key
@@ -205,19 +205,28 @@ class TrainStep:
         """Everything that the next step depends on: copies, by name."""
         prefix = self.recipe.prefix
         own = {f"step:{n[len(prefix) :]}": a for n, a in self.session.read(self._own).items()}
-        counters = np.array([self._seed % 2**63, self._steps, self._micro], np.int64)
-        return self.params | own | {"step:counters": counters}
+        seed = self._seed % 2**64
+        counters = [seed & 0xFFFFFFFF, seed >> 32, self._steps, self._micro]
+        return self.params | own | {"step:counters": np.array(counters, np.int64)}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Continue exactly where `state_dict` was taken. All or nothing."""
         prefix = self.recipe.prefix
         given = {_renamed(n, prefix): v for n, v in state.items() if n != "step:counters"}
         counters = np.asarray(state.get("step:counters", ()))
-        if counters.shape != (3,) or counters.dtype.kind not in "iu":
-            raise ArgumentError("load_state_dict", "there are no step:counters", "Use load_params.")
+        if counters.shape != (4,) or counters.dtype.kind not in "iu":
+            raise LoadError("load_state_dict", "there are no step:counters", "Use load_params.")
+        low, high, steps, micro = (int(c) for c in counters)
+        if not (steps >= 0 and 0 <= micro < self.recipe.accumulate):
+            raise LoadError(
+                "load_state_dict",
+                f"the state is at micro-step {micro}, but {self.recipe.accumulate} make an update "
+                "here",
+                "Compile with the same accumulate, or save right after an update.",
+            )
         names = [*self.recipe.model.declarations(), *self._own]
         load_values(self.session, names, given, True, "load_state_dict")
-        self._seed, self._steps, self._micro = (int(c) for c in counters)
+        self._seed, self._steps, self._micro = low + (high << 32), steps, micro
 
     def save(self, path: str | Path) -> None:
         """Write `state_dict` to a safetensors file, aside and renamed."""
@@ -276,6 +285,20 @@ class TrainStep:
         if not (math.isfinite(scale) and scale >= 0):
             raise ArgumentError("lr_scale", f"{scale}", "It is a number that is not negative.")
         self.session.write({self._plan.name("lr_scale"): np.float64(scale)})
+
+    @property
+    def clip_norm(self) -> float | None:
+        """The bound on the gradient's norm; None where the step was compiled without one."""
+        bound = self.recipe.clip_norm
+        return None if bound is None else float(self.session.values[self._plan.name("clip_norm")])
+
+    @clip_norm.setter
+    def clip_norm(self, bound: float) -> None:
+        if self.recipe.clip_norm is None or not (math.isfinite(bound) and bound > 0):
+            raise ArgumentError(
+                "clip_norm", f"{bound}", "Compile with clip_norm=; it is a positive number."
+            )
+        self.session.write({self._plan.name("clip_norm"): np.float64(bound)})
 
     @property
     def graph(self) -> Graph:

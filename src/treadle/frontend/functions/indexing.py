@@ -117,6 +117,10 @@ def embedding(indices: Operand, weight: Operand) -> Tensor:
     table = as_tensor(weight)
     if table.ndim != 2:
         raise ShapeError("embedding", f"the table is {table.type}", "It is (rows, width).")
+    if not isinstance(indices, (Tensor, Placeholder)):
+        least = np.asarray(indices).min(initial=0)
+        if least < 0:
+            raise IndexRangeError("embedding", f"index {least} is negative", "Rows count from 0.")
     index = _indices("embedding", indices, table.shape[0], "a table")
     return bind1(c.EMBEDDING, NONE, table, index)
 
