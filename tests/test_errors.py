@@ -423,13 +423,6 @@ TRACES = [
         "'x.a.b'",
         "Rename",
     ),
-    row(
-        lambda: td.trace(lambda random: random + td.random.uniform((3,)), V),
-        td.NameTakenError,
-        "trace",
-        "'random'",
-        "Rename",
-    ),
     row(lambda: td.trace(lambda x: (td.capture("h", x), td.capture("h", x)), V),
         td.NameTakenError, "capture", "'h'", "a name of its own"),
     row(lambda: td.trace(lambda x: (td.metric("m", x), td.metric("m", x)), S),

@@ -33,7 +33,7 @@ from treadle.kernel.program import Program, Repeat
 from treadle.kernel.text import to_text
 from treadle.kernel.verify import verify
 from treadle.schedule import roots as roots
-from treadle.schedule.lower import lower
+from treadle.schedule.schedule import schedule
 from treadle.verify.samples import samples_of
 from treadle.verify.sampling import Sample, sample_graph
 
@@ -69,7 +69,7 @@ def run_steps(steps, memory: dict[str, np.ndarray], turn: int) -> None:
 def check(
     graph: Graph, arrays: dict[str, np.ndarray], fuse: bool = True, scale: float = 1.0
 ) -> Program:
-    program = lower(graph, fuse)
+    program = schedule(graph, fuse)
     # Inputs are rounded to their dtypes first, so that only the arithmetic differs.
     types = {n: graph.nodes[i].types[0] for n, i in graph.leaves.items()}
     rounded = {n: np.asarray(a).astype(types[n].dtype.numpy) for n, a in arrays.items()}
@@ -138,7 +138,7 @@ def test_elementwise_chains_are_one_kernel() -> None:
 
 
 def test_loops_that_walk_memory_in_order_are_one_vector_loop() -> None:
-    program = lower(td.trace(lambda x, y: x * y + 1, td.Spec((4, 3, 5)), td.Spec((4, 3, 5))))
+    program = schedule(td.trace(lambda x, y: x * y + 1, td.Spec((4, 3, 5)), td.Spec((4, 3, 5))))
     (call,) = program.calls()
     (loop,) = call.kernel.body
     assert isinstance(loop, For)
@@ -147,7 +147,7 @@ def test_loops_that_walk_memory_in_order_are_one_vector_loop() -> None:
 
 
 def test_a_bias_keeps_two_loops() -> None:
-    program = lower(td.trace(lambda x, b: x + b, td.Spec((4, 3)), td.Spec((3,))))
+    program = schedule(td.trace(lambda x, b: x + b, td.Spec((4, 3)), td.Spec((3,))))
     text = to_text(next(program.calls()).kernel)
     assert "for i0 in 4 parallel:" in text
     assert "for i1 in 3 vector:" in text
@@ -263,14 +263,14 @@ def test_the_verifier_accepts_what_is_right() -> None:
 
 def test_an_index_out_of_range_never_leaves_the_axis() -> None:
     graph = td.trace(lambda x, i: x[i], td.Spec((3,)), td.Spec((2,), td.int32))
-    (found,) = run(lower(graph), {"x": np.array([1.0, 2.0, 3.0]), "i": np.array([2, 99])})
+    (found,) = run(schedule(graph), {"x": np.array([1.0, 2.0, 3.0]), "i": np.array([2, 99])})
     assert found[0] == 3.0
     assert found[1] in (1.0, 2.0, 3.0)
 
 
 def test_text_of_a_kernel() -> None:
     graph = td.trace(lambda x: td.exp(x).sum(1), td.Spec((2, 3)))
-    assert to_text(next(lower(graph).calls()).kernel) == "\n".join(
+    assert to_text(next(schedule(graph).calls()).kernel) == "\n".join(
         [
             "kernel reduce_sum_2(p0: float32[6]) -> p1: float32[2] {",
             "  for i0 in 2 vector:",

@@ -15,6 +15,15 @@ from typing import assert_never
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.codegen.llvm import mathematics
+from treadle.codegen.llvm.analysis import (
+    accumulated_dtype,
+    accumulation,
+    changed_locals,
+    data_locals,
+    identity,
+    memory_element,
+    python_number,
+)
 from treadle.codegen.llvm.emitter import (
     Function,
     Reg,
@@ -23,7 +32,6 @@ from treadle.codegen.llvm.emitter import (
     width_of,
 )
 from treadle.codegen.llvm.scalars import Scalars, register_element
-from treadle.ir.literal import to_numpy
 from treadle.kernel.index import Bounded, Data, Index, Quotient, Remainder, Var
 from treadle.kernel.nodes import (
     Accumulate,
@@ -202,7 +210,7 @@ class _Writer:
         op = accumulation(body, name)
         element = self.locals[name].type
         dtype = accumulated_dtype(body, name)
-        return number(_identity(op, dtype), vector(element, width))
+        return number(identity(op, dtype), vector(element, width))
 
     def _folded(self, body: Sequence[Statement], name: str, scalar: Reg, lanes: Reg) -> Reg:
         """The lanes combined in pairs, then with what was there: always in the same order."""
@@ -219,7 +227,7 @@ class _Writer:
     def value(self, value: Value) -> Reg:
         match value:
             case Literal(_, dtype):
-                return number(_python(value), vector(register_element(dtype), self.width))
+                return number(python_number(value), vector(register_element(dtype), self.width))
             case Load(buffer, index, dtype):
                 return self.load(buffer, index, dtype)
             case Local(name, _):
@@ -443,71 +451,3 @@ class _Writer:
                 return f.binary("urem", self._lane_index(inner, lane), number(divisor, "i64"))
             case Bounded(inner, _):
                 return self._lane_index(inner, lane)
-
-
-def memory_element(dtype: DType) -> str:
-    """The element type in memory."""
-    names = {"bool": "i8", "bfloat16": "i16", "float16": "half"}
-    return names.get(dtype.name, register_element(dtype))
-
-
-def _python(literal: Literal) -> float | int | bool:
-    found: float | int | bool = to_numpy(literal.value, literal.dtype.numpy).item()
-    return found
-
-
-def changed_locals(body: Sequence[Statement], known: dict[str, Reg]) -> list[str]:
-    """Locals of outside that some statements change, in order."""
-    found: dict[str, None] = {}
-    for statement in body:
-        match statement:
-            case Accumulate(local) | Set(local):
-                if local in known:
-                    found[local] = None
-            case For(_, _, inner):
-                found |= dict.fromkeys(changed_locals(inner, known))
-            case _:
-                pass
-    return list(found)
-
-
-def accumulation(body: Sequence[Statement], name: str) -> str:
-    """The op by which a vector loop accumulates a local."""
-    return _find_accumulation(body, name).op
-
-
-def accumulated_dtype(body: Sequence[Statement], name: str) -> DType:
-    return _find_accumulation(body, name).value.dtype
-
-
-def _find_accumulation(body: Sequence[Statement], name: str) -> Accumulate:
-    for statement in body:
-        if isinstance(statement, Accumulate) and statement.local == name:
-            return statement
-        if isinstance(statement, For) and name in changed_locals(
-            statement.body, {name: Reg("", "")}
-        ):
-            return _find_accumulation(statement.body, name)
-    raise AssertionError(f"a vector loop sets {name}")
-
-
-def _identity(op: str, dtype: DType) -> float | int:
-    if op in ("add", "mul"):
-        return int(op == "mul")
-    if dtype.is_float:
-        return float("-inf") if op == "max" else float("inf")
-    return dtype.range()[op == "min"]
-
-
-def data_locals(index: Index) -> list[str]:
-    """Locals that an index uses as data."""
-    found: list[str] = []
-    for atom, _ in index.terms:
-        match atom:
-            case Data(local, _):
-                found.append(local)
-            case Quotient(inner, _) | Remainder(inner, _) | Bounded(inner, _):
-                found += data_locals(inner)
-            case Var():
-                pass
-    return found

@@ -1,0 +1,1 @@
+"""Where temporary buffers lie: lifetimes to one arena."""

@@ -1,0 +1,156 @@
+"""Programs compiled to machine code: within their contracts of the oracle, on any number of threads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import treadle as td
+from graphs import random_graph
+from treadle.autodiff.backward import differentiate
+from treadle.codegen.llvm.driver import render_program
+from treadle.domains.float64 import evaluate_float64
+from treadle.ir.graph import Graph
+from treadle.ir.op import OPS, Op
+from treadle.ir.ops.leaves import NAMED_LEAVES
+from treadle.memory.plan import plan_buffers
+from treadle.runtime.cpu import NativeProgram
+from treadle.runtime.native import host
+from treadle.schedule.schedule import schedule
+from treadle.verify.samples import samples_of
+from treadle.verify.sampling import Sample, sample_graph
+
+
+def native(
+    graph: Graph, threads: int = 1, fuse: bool = True, width: int | None = None
+) -> NativeProgram:
+    program = schedule(graph, fuse)
+    plan = plan_buffers(program)
+    source = render_program(program, width or host().width)
+    return NativeProgram(program, source, plan.offsets, plan.size, threads)
+
+
+def rounded_inputs(graph: Graph, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    types = {n: graph.nodes[i].types[0] for n, i in graph.leaves.items()}
+    return {n: np.asarray(a).astype(types[n].dtype.numpy) for n, a in arrays.items()}
+
+
+def check(
+    graph: Graph, arrays: dict[str, np.ndarray], scale: float = 1.0, **keywords
+) -> list[np.ndarray]:
+    inputs = rounded_inputs(graph, arrays)
+    expected = evaluate_float64(graph, inputs)
+    found = native(graph, **keywords).run(inputs)
+    for ours, theirs, type_ in zip(found, expected, graph.output_types, strict=True):
+        assert ours.shape == theirs.shape
+        assert ours.dtype == type_.dtype.numpy
+        if type_.is_float:
+            bound = 200 * type_.dtype.unit_roundoff * scale
+            np.testing.assert_allclose(ours.astype(np.float64), theirs, rtol=bound, atol=bound)
+        else:
+            np.testing.assert_array_equal(ours, theirs)
+    return list(found)
+
+
+CASES = [
+    pytest.param(op, sample, id=f"{op.name}-{i}")
+    for op in OPS.values()
+    if op not in NAMED_LEAVES
+    for i, sample in enumerate(samples_of(op))
+]
+
+
+@pytest.mark.parametrize(("op", "sample"), CASES)
+def test_every_op_equals_the_oracle(op: Op, sample: Sample) -> None:
+    check(sample_graph(op, sample), sample.arrays(4))
+
+
+@given(st.integers(0, 2**32), st.integers(2, 8))
+@settings(max_examples=40, deadline=None)
+def test_random_programs_with_gradients(seed: int, steps: int) -> None:
+    graph = random_graph(seed, steps)
+    types = [graph.nodes[i].types[0] for i in graph.inputs]
+    rng = np.random.default_rng(seed)
+    arrays = {n: rng.uniform(-1, 1, graph.nodes[i].types[0].shape) for n, i in graph.leaves.items()}
+
+    def loss(a, b, v):
+        from treadle.frontend.tracing import emit
+
+        return sum((r * 0.1).sum() for r in emit(graph, {"a": a, "b": b, "v": v}))
+
+    both = differentiate(td.trace(loss, *types), ["a", "b", "v"]).graph
+    if all(np.abs(x).max(initial=0) < 50 for x in evaluate_float64(both, arrays)):
+        check(both, arrays, scale=50)
+
+
+def network(x, w, v):
+    h = td.gelu(x @ w)
+    p = td.softmax(td.layer_norm(h) @ v)
+    return (p * p).sum(), td.sort(p, -1)[0], td.cumsum(h, 0)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+def test_any_number_of_threads_gives_the_same_bits(threads: int) -> None:
+    graph = td.trace(network, td.Spec((67, 33)), td.Spec((33, 49)), td.Spec((49, 21)))
+    rng = np.random.default_rng(0)
+    arrays = {n: rng.normal(size=graph.nodes[i].types[0].shape) for n, i in graph.leaves.items()}
+    inputs = rounded_inputs(graph, arrays)
+    expected = check(graph, arrays, scale=20)
+    program = native(graph, threads)
+    for _ in range(3):
+        for ours, theirs in zip(program.run(inputs), expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("width", [1, 4, 8])
+def test_elementwise_bits_do_not_depend_on_the_width(width: int) -> None:
+    graph = td.trace(lambda x: td.tanh(x) * td.exp(x) + td.sin(x) / (1 + x * x), td.Spec((13, 7)))
+    x = {"x": np.random.default_rng(0).normal(size=(13, 7))}
+    np.testing.assert_array_equal(check(graph, x, width=width)[0], check(graph, x)[0])
+
+
+def test_equal_kernels_are_compiled_once() -> None:
+    def layers(x, w):
+        for _ in range(5):
+            x = td.tanh(x @ w)
+        return x
+
+    graph = td.trace(layers, td.Spec((4, 8)), td.Spec((8, 8)))
+    source = render_program(schedule(graph), 8)
+    assert len(list(schedule(graph).calls())) == 10
+    assert source.count("define  void @kernel.") == 2
+
+
+def test_temporary_memory_is_shared() -> None:
+    def chain(x, w):
+        for _ in range(8):
+            x = td.tanh(x @ w)
+        return x.sum()
+
+    graph = td.trace(chain, td.Spec((64, 64)), td.Spec((64, 64)))
+    plan = plan_buffers(schedule(graph))
+    assert plan.size == 2 * 64 * 64 * 4
+
+
+def test_nan_and_infinities_flow_as_ieee() -> None:
+    values = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -1.0, 3e38], np.float32)
+    graph = td.trace(
+        lambda x: (td.maximum(x, 0.0), td.exp(x), td.sqrt(x), x / x, td.relu(x), x > 0, td.max(x)),
+        td.Spec((8,)),
+    )
+    check(graph, {"x": values})
+
+
+def test_an_index_out_of_range_reads_inside() -> None:
+    graph = td.trace(lambda x, i: x[i], td.Spec((3,)), td.Spec((2,), td.int32))
+    (found,) = native(graph).run({"x": np.array([1.0, 2.0, 3.0]), "i": np.array([2, 10**6])})
+    assert found.tolist() == [3.0, 3.0]
+
+
+def test_non_contiguous_and_read_only_inputs() -> None:
+    graph = td.trace(lambda x: x * 2, td.Spec((3, 4)))
+    x = np.arange(24.0).reshape(4, 6).T[::2]
+    x.flags.writeable = False
+    np.testing.assert_array_equal(native(graph).run({"x": x})[0], x * 2)
