@@ -1,6 +1,6 @@
 """Elements a second of the elementary functions of float32 vectors, on one core, in the cache.
 
-usage: python bench/elementary.py [--size 4096] [--repeats 15]
+usage: python bench/elementary.py [--size 4096] [--repeats 100]
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--size", type=int, default=4096)
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=100)
     arguments = parser.parse_args()
     heads = ["10⁹/s", *WAYS, "NumPy"]
     print("| " + " | ".join(heads) + " |")

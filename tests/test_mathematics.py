@@ -20,6 +20,7 @@ from vector_functions import Compiled, compiled, exact, ulps
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
 WIDTHS = (1, 4, 8, 16)
 SAMPLES = 1_000_000  # of each interval, of which every function has at least two
+REFERENCE_ERROR = 0.001  # ulp: the float64 functions of other machines differ in their last bits
 UNARY = tuple(name for name in NAMES if mathematics.arity(name) == 1)
 LARGEST = float(np.finfo(np.float32).max)
 TINIEST = 2.0**-149
@@ -91,7 +92,8 @@ def test_contracts_are_those_of_the_op_table() -> None:
 @pytest.mark.parametrize("region", errors.REGIONS, ids=lambda r: f"{r.function}: {r.text}")
 def test_error_is_within_the_documented_one(region) -> None:  # type: ignore[no-untyped-def]
     documented = errors.documented()[region.function, region.text]
-    assert errors.sampled_error(region, SAMPLES) <= documented <= contract(region.function)
+    assert errors.sampled_error(region, SAMPLES) <= documented + REFERENCE_ERROR
+    assert documented <= contract(region.function)
 
 
 def test_the_page_documents_every_region() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import treadle as td
 from graphs import random_graph
+from test_trajectories import CASES as TRAJECTORIES
 from treadle.autodiff.backward import differentiate
 from treadle.codegen.llvm.driver import render_program
 from treadle.domains.float64 import evaluate_float64
@@ -29,7 +30,7 @@ def native(
     program = schedule(graph, fuse)
     plan = plan_buffers(program)
     source = render_program(program, width or host().width)
-    return NativeProgram(program, source, plan.offsets, plan.size, threads)
+    return NativeProgram(graph, program, source, plan.offsets, plan.size, threads)
 
 
 def rounded_inputs(graph: Graph, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -154,3 +155,68 @@ def test_non_contiguous_and_read_only_inputs() -> None:
     x = np.arange(24.0).reshape(4, 6).T[::2]
     x.flags.writeable = False
     np.testing.assert_array_equal(native(graph).run({"x": x})[0], x * 2)
+
+
+@pytest.mark.parametrize("name", TRAJECTORIES)
+def test_training_natively_follows_the_oracle(name: str) -> None:
+    model, _, x_shape, y_shape, classes, optimizer, _, clip, _ = TRAJECTORIES[name]
+    rng = np.random.default_rng(0)
+    y = td.Spec(y_shape, td.int32)
+    specs = {"x": y if x_shape is None else td.Spec(x_shape), "y": y}
+
+    def loss(model, batch):
+        return td.losses.cross_entropy(model(batch["x"]), batch["y"], axis=-1)
+
+    steps = {
+        device: td.compile_step(model(), loss, optimizer(), specs, clip_norm=clip, device=device)
+        for device in ("oracle", "cpu")
+    }
+    for _ in range(20):
+        data = {"y": rng.integers(0, classes, y_shape)}
+        data["x"] = (
+            rng.integers(0, classes, y_shape) if x_shape is None else rng.normal(size=x_shape)
+        )
+        exact, native_ = (steps[d](data) for d in ("oracle", "cpu"))
+        assert native_.loss == pytest.approx(exact.loss, rel=2e-4)
+        assert native_.grad_norm == pytest.approx(exact.grad_norm, rel=2e-3)
+    assert steps["cpu"].params.keys() == steps["oracle"].params.keys()
+    assert all(v.dtype != np.float64 for v in steps["cpu"].params.values())
+
+
+def test_a_native_step_resumes_bit_for_bit(tmp_path) -> None:
+    def make():
+        net = td.nn.Sequential(td.nn.Linear(5, 9), td.nn.Dropout(0.3), td.nn.Linear(9, 2))
+
+        def loss(model, x):
+            return (model(x) ** 2).mean()
+
+        return td.compile_step(
+            net, loss, td.optim.adamw(1e-2), td.Spec((4, 5)), device="cpu", accumulate=2
+        )
+
+    rng = np.random.default_rng(0)
+    batches = rng.normal(size=(12, 4, 5))
+    step = make()
+    for b in batches[:5]:
+        step(b)
+    step.save(tmp_path / "state")
+    expected = [step(b).loss for b in batches[5:]]
+    other = make()
+    other.load(tmp_path / "state")
+    assert [other(b).loss for b in batches[5:]] == expected
+
+
+def test_sharing_needs_one_device() -> None:
+    step = td.compile_step(
+        td.nn.Linear(2, 2),
+        lambda m, x: (m(x) ** 2).mean(),
+        td.optim.sgd(0.1),
+        td.Spec((3, 2)),
+        device="cpu",
+    )
+    with pytest.raises(td.DeviceError, match="'cpu', the program on 'oracle'"):
+        td.compile_forward(
+            td.nn.Linear(2, 2), lambda m, x: m(x), td.Spec((1, 2)), share=step, device="oracle"
+        )
+    predict = step.attach(lambda m, x: m(x), td.Spec((1, 2)))
+    assert predict(np.ones((1, 2))).dtype == np.float32

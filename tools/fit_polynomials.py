@@ -257,6 +257,7 @@ def main() -> None:
         print(f"{fit.name} = (\n{listing(coefficients, fit.digits)})")
     print(f"LN2 = (\n{listing(parts(mp.ln2, 2), 9)})")
     print(f"HALF_PI = (\n{listing(parts(mp.pi / 2, 3), 9)})")
+    print(f"ERF_SLOPE = {float(ERF_SLOPE):.9g}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Measures the errors of the elementary functions and writes the table of docs/mathematics.md.
 
-    python tools/math_errors.py            every float32; minutes to an hour
+    python tools/math_errors.py            every float32: a quarter of an hour on two cores
     python tools/math_errors.py --print    only prints the table
     python tools/math_errors.py --samples 1000000 --print
 

@@ -18,6 +18,7 @@ from treadle.autodiff.backward import Differentiated, differentiate
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.base.errors import ArgumentError, DeviceError, GradientError, UnreachedWarning
+from treadle.codegen.llvm.driver import render_program
 from treadle.frontend.coerce import as_tensor, cast, constant
 from treadle.frontend.mean import Mean
 from treadle.frontend.scopes import Trace, into_scope, isolated_tracing
@@ -28,13 +29,21 @@ from treadle.ir.ops.leaves import INPUT
 from treadle.ir.rewrite import inline_into, remove_dead_code
 from treadle.ir.types import as_dtype
 from treadle.ir.verify import verify
+from treadle.memory.plan import plan_buffers
 from treadle.nn.module import Module, Parameter
 from treadle.nn.tracing import Inputs, TracedModel, as_argument, trace_model
 from treadle.optim.append import Mode, UpdatePlan, append_updates
 from treadle.optim.optimizer import Optimizer
 from treadle.precision.narrow import apply_precision
+from treadle.runtime.cpu import NativeProgram
+from treadle.runtime.executable import Executable
+from treadle.runtime.native import host
+from treadle.runtime.oracle import OracleProgram
+from treadle.runtime.session import Session
+from treadle.runtime.threads import default_threads
+from treadle.schedule.schedule import schedule
 
-DEVICES = ("oracle",)
+DEVICES = ("oracle", "cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +120,28 @@ def choose_precision(precision: object) -> DType:
             "Use float32, bfloat16 or float16.",
         )
     return chosen
+
+
+def open_session(device: str, share: Any) -> Session:
+    """A new session, or the one of what is shared, which must be on the same device."""
+    if share is None:
+        return Session(device)
+    session: Session = share.session
+    if session.device != device:
+        raise DeviceError(
+            "share", f"the values are on {session.device!r}, the program on {device!r}", "Use one."
+        )
+    return session
+
+
+def load(graph: Graph, device: str) -> Executable:
+    """A graph ready to run on a device."""
+    if device == "oracle":
+        return OracleProgram(graph)
+    program = schedule(graph)
+    plan = plan_buffers(program)
+    source = render_program(program, host().width)
+    return NativeProgram(graph, program, source, plan.offsets, plan.size, default_threads())
 
 
 Backward = Callable[[Any, Any, Any], Any]

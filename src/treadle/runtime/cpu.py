@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from treadle.ir.graph import Graph
 from treadle.ir.types import TensorType
 from treadle.kernel.program import Program
 from treadle.runtime.native import Library
@@ -19,13 +20,14 @@ class NativeProgram:
 
     def __init__(
         self,
+        graph: Graph,
         program: Program,
         source: str,
         offsets: Mapping[str, int],
         arena_size: int,
         threads: int,
     ):
-        self.program, self.threads = program, threads
+        self.graph, self.program, self.threads = graph, program, threads
         self._library = Library(source)
         self._run = self._library.address("run")
         self._arena = aligned(arena_size)

@@ -11,13 +11,15 @@ from treadle.base.errors import LoadError, ShapeError
 from treadle.ir.graph import Graph, OutputKind
 from treadle.ir.rewrite import remove_dead_code
 from treadle.ir.types import TensorType
-from treadle.runtime.oracle import OracleProgram, holding
+from treadle.runtime.executable import Executable
+from treadle.runtime.oracle import holding as oracle_holding
 
 
 class Session:
     """Parameters, states and everything else that outlives a step."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "oracle") -> None:
+        self.device = device
         self.types: dict[str, TensorType] = {}
         self.values: dict[str, np.ndarray] = {}
         self.owners = 0  # steps so far: each has a prefix of its own
@@ -62,14 +64,12 @@ class Session:
             if isinstance(found, str):
                 wrong.append(f"{name} {found}")
             else:
-                checked[name] = holding(found, self.types[name])
+                checked[name] = self.held(found, self.types[name])
         if wrong:
             raise LoadError("load", f"{len(wrong)} do not fit: {'; '.join(wrong)}")
         self.values |= checked
 
-    def run(
-        self, program: OracleProgram, inputs: Mapping[str, np.ndarray]
-    ) -> dict[str, np.ndarray]:
+    def run(self, program: Executable, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Run a program on inputs and the session's values, then write its updates.
 
         Outputs come back under "kind:name". A program that fails leaves the values as they were.
@@ -84,8 +84,14 @@ class Session:
                 print(output.name.format(value))
             else:
                 outputs[f"{output.kind.value}:{output.name}"] = value
-        self.values |= {n: holding(v, self.types[n]) for n, v in updates.items()}
+        self.values |= {n: self.held(v, self.types[n]) for n, v in updates.items()}
         return outputs
+
+    def held(self, array: np.ndarray, type_: TensorType) -> np.ndarray:
+        """A copy as the device holds it: the oracle has float64 for every float."""
+        if self.device == "oracle":
+            return oracle_holding(array, type_)
+        return np.array(array, dtype=type_.dtype.numpy, copy=True)
 
 
 def fitted(value: object, type_: TensorType) -> np.ndarray | str:

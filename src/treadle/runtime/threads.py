@@ -11,8 +11,9 @@ import numpy as np
 from treadle.runtime.native import Library
 
 LINE = 128
-# The control block: words of 8 bytes in the first line, then a line for each thread's flag.
-EPOCH, STOP, PROGRAM, TABLE, THREADS = range(5)
+# The control block's first line has words of 8 bytes: how many programs were launched, whether to
+# stop, the program, its table, the number of threads. Then a line for each thread: its flag at
+# barriers, and the last launch it has come back from (so that code is not freed under its feet).
 
 # Workers sleep between steps in ever longer naps, so that an idle pool costs nothing.
 _WORKER = """
@@ -53,6 +54,11 @@ run:
   %threads_at = getelementptr inbounds i64, ptr %control, i64 4
   %threads = load i64, ptr %threads_at, align 8
   call void %program(ptr %table, i64 %tid, i64 %threads, ptr %control)
+  %line = add i64 %tid, 1
+  %offset = mul i64 %line, 128
+  %own = getelementptr inbounds i8, ptr %control, i64 %offset
+  %back_at = getelementptr inbounds i64, ptr %own, i64 1
+  store atomic i64 %now, ptr %back_at release, align 8
   br label %ran
 ran:
   br label %top
@@ -72,6 +78,26 @@ entry:
   %new = add i64 %old, 1
   store atomic i64 %new, ptr %control release, align 8
   call void %program(ptr %table, i64 0, i64 %threads, ptr %control)
+  br label %next
+next:
+  %tid = phi i64 [ 1, %entry ], [ %after, %arrived ]
+  %is_other = icmp slt i64 %tid, %threads
+  br i1 %is_other, label %wait, label %done
+wait:
+  %line = add i64 %tid, 1
+  %offset = mul i64 %line, 128
+  %own = getelementptr inbounds i8, ptr %control, i64 %offset
+  %back_at = getelementptr inbounds i64, ptr %own, i64 1
+  %back = load atomic i64, ptr %back_at acquire, align 8
+  %is_back = icmp eq i64 %back, %new
+  br i1 %is_back, label %arrived, label %spin
+spin:
+  call void @llvm.x86.sse2.pause()
+  br label %wait
+arrived:
+  %after = add i64 %tid, 1
+  br label %next
+done:
   ret void
 }
 """

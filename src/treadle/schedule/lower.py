@@ -18,6 +18,8 @@ from treadle.ir.graph import Graph, Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.literal import ArrayLiteral
 from treadle.ir.op import RuleTable
+from treadle.ir.ops import elementwise as e
+from treadle.ir.ops import linear, shaping
 from treadle.ir.ops.leaves import CONSTANT, IOTA, Constant, Leaf
 from treadle.ir.types import TensorType
 from treadle.kernel.index import Index, Var, flatten, variable
@@ -222,7 +224,7 @@ def kept_values(graph: Graph, fuse: bool) -> dict[TensorValue, None]:
     """Tensors that are in memory, in order: roots, outputs, and what several kernels read."""
     readers: dict[TensorValue, set[int]] = {}
     wanted = {o.value for o in graph.outputs}
-    wanted.update(v for n in graph.nodes if n.op is SCAN for v in n.operands)
+    wanted |= _read_again(graph)
     kept: dict[TensorValue, None] = {}
     # From the end: which kernels an inlined value ends up in is known from its users.
     homes: dict[int, set[int]] = {}
@@ -243,6 +245,62 @@ def kept_values(graph: Graph, fuse: bool) -> dict[TensorValue, None]:
         for operand in node.operands:
             readers.setdefault(operand, set()).update(homes[position])
     return dict.fromkeys(sorted(kept))
+
+
+# Ops whose results are dear enough to be kept when their elements are read more than once.
+_COSTLY = frozenset(
+    [e.EXP, e.LOG, e.SQRT, e.RSQRT, e.SIN, e.COS, e.TANH, e.ERF, e.POW, e.DIV, e.MOD]
+)
+_MOVES = frozenset(
+    [
+        CONSTANT,
+        IOTA,
+        e.STOP_GRADIENT,
+        shaping.RESHAPE,
+        shaping.PERMUTE,
+        shaping.BROADCAST,
+        shaping.SLICE,
+        shaping.PAD,
+        shaping.CONCAT,
+        shaping.FLIP,
+        linear.WINDOW,
+    ]
+)
+
+
+def _read_again(graph: Graph) -> set[TensorValue]:
+    """Operands whose elements a consumer reads again and again, and that are not mere moves.
+
+    A product reads each element of an operand once for every row or column of the other.
+    """
+    found: set[TensorValue] = set()
+    costly: list[bool] = []  # whether computing an element anew, operands inlined, is dear
+    for node in graph.nodes:
+        costly.append(node.op in _COSTLY or any(_costs(graph, costly, v) for v in node.operands))
+        for operand in node.operands:
+            source = graph.nodes[operand.node]
+            if (
+                node.op is SCAN
+                or (node.op is linear.CONTRACT and _has_arithmetic(graph, source))
+                or (
+                    node.op in (shaping.BROADCAST, linear.WINDOW) and _costs(graph, costly, operand)
+                )
+            ):
+                found.add(operand)
+    return found
+
+
+def _costs(graph: Graph, costly: Sequence[bool], value: TensorValue) -> bool:
+    node = graph.nodes[value.node]
+    return costly[value.node] and node.op not in ROOTS and not isinstance(node.attributes, Leaf)
+
+
+def _has_arithmetic(graph: Graph, node: Node) -> bool:
+    """Whether an inlined value is computed rather than only moved."""
+    while node.op in _MOVES and node.operands:
+        node = graph.nodes[node.operands[0].node]
+    is_leaf = isinstance(node.attributes, Leaf)
+    return not is_leaf and node.op not in ROOTS and node.op not in _MOVES
 
 
 def _is_inline(node: Node) -> bool:

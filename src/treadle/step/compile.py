@@ -17,8 +17,8 @@ from treadle.pipeline import (
     choose_device,
     choose_precision,
     count_parameters,
+    open_session,
 )
-from treadle.runtime.session import Session
 from treadle.step.batches import declare_model
 from treadle.step.train_step import TrainStep
 
@@ -121,8 +121,8 @@ def _compile(
             "compile_step", f"the optimizer is {optimizer!r}", "Use one of td.optim."
         )
     module, narrow = as_module(model), choose_precision(precision)
-    session = Session() if share is None else share.session
     report = CompileReport(choose_device(device), narrow.name, count_parameters(module))
+    session = open_session(report.device, share)
     with session.unless_it_fails():
         declare_model(session, module, seed)
         prefix = f"step{session.owners}:"

@@ -20,8 +20,10 @@ from treadle.pipeline import (
     choose_device,
     choose_precision,
     count_parameters,
+    load,
+    open_session,
 )
-from treadle.runtime.oracle import OracleProgram
+from treadle.runtime.executable import Executable
 from treadle.runtime.session import Session
 from treadle.step.batches import Arrays, ByShape, declare_model, load_values
 
@@ -51,7 +53,7 @@ class Forward:
         self._programs = ByShape(self._build, options, fixed)
         self.graph = self._programs.built(fixed)[0].graph
 
-    def _build(self, inputs: Inputs) -> tuple[OracleProgram, TracedModel]:
+    def _build(self, inputs: Inputs) -> tuple[Executable, TracedModel]:
         with self.report.stage("forward"):
             traced = build_forward(
                 self.model,
@@ -63,7 +65,7 @@ class Forward:
             )
         self.report.compiles += 1
         self.report.nodes["forward"] = len(traced.graph.nodes)
-        return OracleProgram(traced.graph), traced
+        return load(traced.graph, self.report.device), traced
 
     def __call__(self, batch: Tree) -> Tree:
         """The function's result for a batch, as arrays."""
@@ -104,7 +106,7 @@ def compile_forward(
     module = as_module(model)
     narrow = choose_precision(precision)
     report = CompileReport(choose_device(device), narrow.name, count_parameters(module))
-    session = Session() if share is None else share.session
+    session = open_session(report.device, share)
     with session.unless_it_fails():
         declare_model(session, module, seed)
         return Forward(

@@ -24,7 +24,9 @@ from treadle.pipeline import (
     StepRecipe,
     build_evaluation,
     build_step,
+    load,
 )
+from treadle.runtime.executable import Executable
 from treadle.runtime.files import load_arrays, save_arrays
 from treadle.runtime.oracle import OracleProgram
 from treadle.runtime.session import Session, select
@@ -39,9 +41,9 @@ class _Variants:
 
     def __init__(self, graphs: Mapping[Mode, Graph], report: CompileReport):
         self.graphs, self._report = graphs, report
-        self._built: dict[tuple[object, ...], OracleProgram] = {}
+        self._built: dict[tuple[object, ...], Executable] = {}
 
-    def step(self, mode: Mode, captures: bool, grad_norms: bool) -> OracleProgram:
+    def step(self, mode: Mode, captures: bool, grad_norms: bool) -> Executable:
         kinds = {OutputKind.METRIC, OutputKind.WEIGHT, OutputKind.UPDATE, OutputKind.PRINT}
         if captures:
             kinds.add(OutputKind.CAPTURE)
@@ -51,16 +53,16 @@ class _Variants:
             names += [o.name for o in graph.outputs if o.name.startswith("grad_norm:")]
         return self._program((mode, captures, grad_norms), graph, kinds, names)
 
-    def gradients(self) -> OracleProgram:
+    def gradients(self) -> Executable:
         kinds = {OutputKind.GRADIENT, OutputKind.PRINT}
         return self._program(("gradients",), self.graphs[Mode.UPDATE], kinds, ["loss"])
 
     def _program(
         self, key: tuple[object, ...], graph: Graph, kinds: set[OutputKind], names: list[str]
-    ) -> OracleProgram:
+    ) -> Executable:
         if key not in self._built:
             with self._report.stage("load"):
-                self._built[key] = OracleProgram(select(graph, kinds, names))
+                self._built[key] = load(select(graph, kinds, names), self._report.device)
             self._report.compiles += 1
         return self._built[key]
 
@@ -97,12 +99,12 @@ class TrainStep:
     def _build(self, inputs: Inputs) -> _Variants:
         return _Variants(build_step(self.recipe, inputs, self.report), self.report)
 
-    def _build_evaluation(self, inputs: Inputs) -> OracleProgram:
+    def _build_evaluation(self, inputs: Inputs) -> Executable:
         with self.report.stage("evaluation"):
             graph = build_evaluation(self.recipe, inputs, self._eval_params)
         self.report.compiles += 1
         kinds = {OutputKind.METRIC, OutputKind.WEIGHT, OutputKind.PRINT}
-        return OracleProgram(select(graph, kinds, ["loss", "weight"]))
+        return load(select(graph, kinds, ["loss", "weight"]), self.report.device)
 
     def _start(self) -> None:
         """First values of everything but the model's parameters and states."""

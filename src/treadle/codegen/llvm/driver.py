@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from treadle.codegen.llvm.emitter import Function, Reg, number
 from treadle.codegen.llvm.render import Module, render
 from treadle.kernel.nodes import Kernel
-from treadle.kernel.program import Call, Program, Step
+from treadle.kernel.program import Call, Program, Repeat, Step
 
 # Below this many elements a kernel runs on one thread: a barrier costs more than it gains.
 SERIAL_ELEMENTS = 2048
@@ -60,30 +60,46 @@ class _Driver:
         self.f, self.names, self.slots, self.itemsize = function, names, slots, itemsize
 
     def steps(self, steps: Sequence[Step], turn: Reg | None) -> None:
+        """A barrier stands between two calls unless one thread runs both."""
+        is_alone = True  # whether the first thread ran all calls since the last barrier
         for step in steps:
             if isinstance(step, Call):
+                alone = self.is_serial(step)
+                if not (is_alone and alone):
+                    self.barrier()
                 self.call(step, turn)
+                is_alone = alone
             else:
-                with self.f.loop(
-                    number(0, "i64"), number(step.length, "i64"), number(1, "i64")
-                ) as loop:
-                    row = loop.counter
-                    if step.reverse:
-                        row = self.f.binary("sub", number(step.length - 1, "i64"), row)
-                    self.steps(step.steps, row)
+                self.repeat(step)
+                is_alone = True
+        if not is_alone:
+            self.barrier()
+
+    def repeat(self, step: Repeat) -> None:
+        self.barrier()
+        with self.f.loop(number(0, "i64"), number(step.length, "i64"), number(1, "i64")) as loop:
+            row = loop.counter
+            if step.reverse:
+                row = self.f.binary("sub", number(step.length - 1, "i64"), row)
+            self.steps(step.steps, row)
+        self.barrier()
+
+    def barrier(self) -> None:
+        self.f.do("call void @barrier(i64 %tid, i64 %threads, ptr %control)")
+
+    def is_serial(self, call: Call) -> bool:
+        return is_serial(call, self.names[call.kernel][1])
 
     def call(self, call: Call, turn: Reg | None) -> None:
         f, (name, turns) = self.f, self.names[call.kernel]
-        elements = max((b.size for b in call.kernel.buffers), default=0)
-        begin, end = self._share(turns, elements)
+        begin, end = self._share(turns, self.is_serial(call))
         pointers = [self._pointer(a.buffer, a.row, turn) for a in call.arguments]
         f.do(f"call void @{name}({', '.join(map(str, (begin, end, *pointers)))})")
-        f.do("call void @barrier(i64 %tid, i64 %threads, ptr %control)")
 
-    def _share(self, turns: int, elements: int) -> tuple[Reg, Reg]:
+    def _share(self, turns: int, is_alone: bool) -> tuple[Reg, Reg]:
         """The turns of this thread."""
         f, tid, threads = self.f, Reg("i64", "%tid"), Reg("i64", "%threads")
-        if turns == 1 or elements < SERIAL_ELEMENTS:
+        if is_alone:
             is_first = f.compare("icmp eq", tid, number(0, "i64"))
             return number(0, "i64"), f.select(is_first, number(turns, "i64"), number(0, "i64"))
         total = number(turns, "i64")
@@ -100,6 +116,11 @@ class _Driver:
         assert turn is not None
         moved = f.binary("mul", turn, number(row * self.itemsize[buffer], "i64"))
         return f.value("ptr", f"getelementptr inbounds i8, {base}, {moved}")
+
+
+def is_serial(call: Call, turns: int) -> bool:
+    """Whether one thread runs a call: it has one turn, or too little to share."""
+    return turns == 1 or max((b.size for b in call.kernel.buffers), default=0) < SERIAL_ELEMENTS
 
 
 def barrier() -> Function:

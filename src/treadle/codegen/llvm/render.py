@@ -122,7 +122,13 @@ class _Writer:
         if isinstance(first, For) and first.role is Role.PARALLEL:
             self.loop(first, begin, end)
             return first.var.extent
+        # One turn: for the thread that has it.
+        then, after = self.f.fresh("then"), self.f.fresh("after")
+        self.f.branch(self.f.compare("icmp slt", begin, end), then, after)
+        self.f.label(then)
         self.statements(body)
+        self.f.jump(after)
+        self.f.label(after)
         return 1
 
     def statements(self, body: Sequence[Statement]) -> None:
