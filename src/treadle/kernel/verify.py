@@ -7,6 +7,8 @@ mixed-radix number in which the parallel variable has a digit of its own.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -197,18 +199,30 @@ class _Checker:
         if any(o.terms != place.terms for o in others):
             raise self.wrong(f"stores to {buffer} walk it differently: {others[0]} and {place}")
         independent = {v for v, role in scope.loops if role in INDEPENDENT and v.extent > 1}
-        parts = sorted(((abs(f), a) for a, f in place.terms), key=lambda part: part[0])
-        reach = max(o.offset for o in others) - min(o.offset for o in others)
-        found: set[Var] = set()
-        for factor, atom in parts:
-            if isinstance(atom, Var) and factor > reach:
-                found.add(atom)
+        parts: list[tuple[int, int, Var | None]] = [_choice(others)]
+        for atom, factor in place.terms:
             low, high = atom_range(atom)
-            reach += factor * (high - low)
+            parts.append((abs(factor), high - low, atom if isinstance(atom, Var) else None))
+        reach = 0
+        found: set[Var] = set()
+        for factor, steps, var in sorted(parts, key=lambda part: part[0]):
+            if var is not None and factor > reach:
+                found.add(var)
+            if var is None and 0 < factor <= reach:
+                break  # digits overlap here: nothing above is known to be distinct
+            reach += factor * steps
         missing = independent - found
         if missing:
             names = ", ".join(sorted(v.name for v in missing))
             raise self.wrong(f"turns of {names} may write one place: {buffer}[{index}]")
+
+
+def _choice(places: Sequence[Index]) -> tuple[int, int, Var | None]:
+    """Which of several stores, as a digit: the step between their offsets and how many steps."""
+    least = min(p.offset for p in places)
+    step = math.gcd(*(p.offset - least for p in places))
+    span = max(p.offset for p in places) - least
+    return step, span // step if step else 0, None
 
 
 def _conjuncts(guard: Value) -> tuple[Within, ...]:

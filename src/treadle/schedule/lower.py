@@ -202,11 +202,12 @@ class Lowering:
         made: Sequence[TensorValue],
         body: Sequence[Statement],
         suffix: str = "",
+        also: tuple[Buffer, ...] = (),
     ) -> Kernel:
         """A kernel that reads what the reader used and writes some tensors."""
         node = self.graph.nodes[position]
         inputs = tuple(Buffer(n, t.dtype, t.size) for n, t in reader.used.items())
-        outputs = tuple(self.buffer(v) for v in made)
+        outputs = (*(self.buffer(v) for v in made), *also)
         kept = tuple(b for b in inputs if b.name not in {o.name for o in outputs})
         shaped = tuple(with_vector_loop(merge_loops(s)) for s in body)
         origins: tuple[Origin, ...] = (node.origin,) if node.origin else ()

@@ -78,31 +78,6 @@ def _accumulated(
     return [Let("acc", Literal(identity(op, wide), wide)), *inner]
 
 
-@ROOTS(linear.CONTRACT)
-def _contract(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
-    """The plain loops of a product; the register-tiled template takes its place where it fits."""
-    attributes: linear.Contraction = attributes_of(node)
-    value = TensorValue(position)
-    types = [lowering.graph.type_of(v) for v in node.operands]
-    lx, ly, lr = attributes.labels
-    sizes = dict(zip(lx, types[0].shape, strict=True)) | dict(zip(ly, types[1].shape, strict=True))
-    variables = {label: Var(f"i{k}", n) for k, (label, n) in enumerate(sizes.items())}
-    reader = lowering.reader()
-    x, y = (
-        reader.at(operand, tuple(variable(variables[c]) for c in labels))
-        for operand, labels in zip(node.operands, (lx, ly), strict=True)
-    )
-    wide = accumulator(types[0].dtype)
-    product = Apply("mul", tuple(_widened(v, wide) for v in (x, y)), wide)
-    summed = [variables[c] for c in sizes if c not in lr]
-    body = _accumulated("add", wide, summed, reader.lets, product)
-    result = _widened(Local("acc", wide), attributes.dtype)
-    places = [variable(variables[c]) for c in lr]
-    store = Store(lowering.names[value], lowering.place(value, places), result)
-    outer = [variables[c] for c in lr]
-    return [lowering.kernel(position, reader, [value], nest(outer, Role.PARALLEL, [*body, store]))]
-
-
 def _widened(value: Value, dtype: DType) -> Value:
     return value if value.dtype is dtype else Convert(value, dtype)
 

@@ -100,6 +100,11 @@ def _safe(i: int) -> str:
     return f"b{i}"
 
 
+_FUSED = (dtypes.float32, dtypes.float64)
+# Vectors of a loop that sums inside: as many sums at a time as hide an addition's latency.
+SUMMING_VECTORS = 2
+
+
 class _Writer:
     """Writes statements. A local is a register; loops carry those that they change."""
 
@@ -146,14 +151,20 @@ class _Writer:
             case Let(local, value) | Set(local, value):
                 self.locals[local] = self.value(value)
             case Accumulate(local, op, value):
-                pair = [self.locals[local], self.value(value)]
-                self.locals[local] = self.scalars.apply(op, pair, value.dtype, value.dtype)
+                self.locals[local] = self.accumulated(self.locals[local], op, value)
             case Store(buffer, index, value, guard):
                 self.store(buffer, index, value, guard)
             case Update(buffer, index, value):
                 self.update(buffer, index, value)
             case _:
                 assert_never(statement)
+
+    def accumulated(self, old: Reg, op: str, value: Value) -> Reg:
+        """A product that is added is rounded once."""
+        if op == "add" and isinstance(value, Apply) and value.op == "mul" and value.dtype in _FUSED:
+            a, b = (self.value(o) for o in value.operands)
+            return self.f.intrinsic("fma", a, b, old)
+        return self.scalars.apply(op, [old, self.value(value)], value.dtype, value.dtype)
 
     # Loops
 
@@ -178,10 +189,17 @@ class _Writer:
 
     def vector_loop(self, loop: For, start: Reg, stop: Reg) -> None:
         """Lanes of turns, then the rest one by one."""
-        f, width = self.f, self.module.width
-        if width == 1:
-            self.loop(loop, start, stop)
-            return
+        width = self.module.width
+        if width > 1:
+            names = changed_locals(loop.body, self.locals)
+            if not names and any(isinstance(s, For) for s in loop.body):
+                start = self.lanes_loop(loop, start, stop, width * SUMMING_VECTORS)
+            start = self.lanes_loop(loop, start, stop, width)
+        self.loop(loop, start, stop)
+
+    def lanes_loop(self, loop: For, start: Reg, stop: Reg, width: int) -> Reg:
+        """Turns in vectors of a width, as far as they go; where they end."""
+        f = self.f
         names = changed_locals(loop.body, self.locals)
         whole = self._whole_vectors(start, stop, width)
         spread = [self._spread_start(loop.body, n, width) for n in names]
@@ -197,7 +215,7 @@ class _Writer:
             self.lanes, self.width = None, 1
         for name, scalar, lanes in zip(names, scalars, turn.results, strict=True):
             self.locals[name] = self._folded(loop.body, name, scalar, lanes)
-        self.loop(loop, whole, stop)
+        return whole
 
     def _whole_vectors(self, start: Reg, stop: Reg, width: int) -> Reg:
         """Where the last whole vector ends."""

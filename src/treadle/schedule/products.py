@@ -1,0 +1,170 @@
+"""Products as loops: rows in tiles, columns in lanes, the right operand laid out for them.
+
+A tile of rows shares each vector of the right operand, which is copied first where its columns do
+not lie next to each other. The left operand is read one element at a time, in any layout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from treadle.base.dtypes import DType, accumulator
+from treadle.ir.graph import Node
+from treadle.ir.graph import Value as TensorValue
+from treadle.ir.ops.linear import CONTRACT, Contraction
+from treadle.kernel.index import Index, Var, flatten, variable
+from treadle.kernel.nodes import (
+    Accumulate,
+    Apply,
+    Buffer,
+    Convert,
+    Kernel,
+    Let,
+    Literal,
+    Load,
+    Local,
+    Role,
+    Statement,
+    Store,
+    Value,
+)
+from treadle.schedule.inline import Reader
+from treadle.schedule.lower import ROOTS, Lowering, attributes_of
+from treadle.schedule.nests import nest
+
+ROW_TILES = (6, 5, 4, 3, 2)  # the largest that divides the rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """The labels of a product by what they do, the operand with the lanes on the right."""
+
+    left: TensorValue
+    right: TensorValue
+    left_labels: str
+    right_labels: str
+    result: str
+    sizes: dict[str, int]
+
+    @property
+    def summed(self) -> str:
+        return "".join(c for c in self.left_labels if c not in self.result)
+
+    @property
+    def columns(self) -> str:
+        return "".join(c for c in self.result if c not in self.left_labels)
+
+    @property
+    def rows(self) -> str:
+        return "".join(c for c in self.result if c not in self.right_labels)
+
+    @property
+    def batch(self) -> str:
+        return "".join(c for c in self.result if c in self.left_labels and c in self.right_labels)
+
+
+def _shape_of(lowering: Lowering, node: Node) -> _Shape:
+    """Lanes run along the last axis of the result that belongs to one operand only."""
+    attributes: Contraction = attributes_of(node)
+    lx, ly, lr = attributes.labels
+    x, y = node.operands
+    sizes: dict[str, int] = {}
+    for operand, labels in ((x, lx), (y, ly)):
+        sizes |= dict(zip(labels, lowering.graph.type_of(operand).shape, strict=True))
+    own = [c for c in lr if (c in lx) != (c in ly)]
+    if own and own[-1] in lx:
+        return _Shape(y, x, ly, lx, lr, sizes)
+    return _Shape(x, y, lx, ly, lr, sizes)
+
+
+@ROOTS(CONTRACT)
+def contract_kernels(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
+    """A copy of the right operand if it needs one, then the product."""
+    shape = _shape_of(lowering, node)
+    if not shape.columns or not all(shape.sizes.values()):
+        return [_product(lowering, position, node, shape, None)]
+    if shape.right_labels[-1] == shape.columns[-1] and shape.right in lowering.names:
+        return [_product(lowering, position, node, shape, None)]
+    packed = shape.batch + shape.summed + shape.columns
+    return [
+        _pack(lowering, position, shape, packed),
+        _product(lowering, position, node, shape, packed),
+    ]
+
+
+def _packed_buffer(lowering: Lowering, position: int, shape: _Shape) -> Buffer:
+    type_ = lowering.graph.type_of(shape.right)
+    name = f"{lowering.prefix}b{position}.packed"
+    return lowering.buffers.setdefault(name, Buffer(name, type_.dtype, type_.size))
+
+
+def _pack(lowering: Lowering, position: int, shape: _Shape, order: str) -> Kernel:
+    """The right operand with its columns side by side."""
+    buffer = _packed_buffer(lowering, position, shape)
+    variables = {c: Var(f"i{k}", shape.sizes[c]) for k, c in enumerate(order)}
+    reader = lowering.reader()
+    element = reader.at(shape.right, tuple(variable(variables[c]) for c in shape.right_labels))
+    place = _place(order, variables, shape.sizes)
+    body = [*reader.lets, Store(buffer.name, place, element)]
+    loops = nest([variables[c] for c in order], Role.PARALLEL, body)
+    return lowering.kernel(position, reader, [], loops, "_pack", (buffer,))
+
+
+def _place(labels: str, variables: dict[str, Var], sizes: dict[str, int]) -> Index:
+    return flatten([variable(variables[c]) for c in labels], [sizes[c] for c in labels])
+
+
+def _product(
+    lowering: Lowering, position: int, node: Node, shape: _Shape, packed: str | None
+) -> Kernel:
+    value, wide = TensorValue(position), accumulator(lowering.graph.type_of(shape.left).dtype)
+    tiled = shape.rows[-1] if shape.rows and shape.columns else ""
+    tile = next((t for t in ROW_TILES if tiled and shape.sizes[tiled] % t == 0), 1)
+    variables = {c: Var(f"i{k}", n) for k, (c, n) in enumerate(shape.sizes.items())}
+    indices = {c: variable(v) for c, v in variables.items()}
+    if tile > 1:
+        outer = Var(f"{variables[tiled].name}t", shape.sizes[tiled] // tile)
+        variables[tiled] = outer
+        indices[tiled] = variable(outer) * tile
+    reader = lowering.reader()
+    inner: list[Statement] = []
+    right = _right(lowering, reader, position, shape, packed, indices)
+    inner += [*reader.lets, Let("right", _as(right, wide))]
+    reader.lets.clear()
+    for row in range(tile):
+        place = {**indices, tiled: indices[tiled] + row} if tiled else indices
+        left = reader.at(shape.left, tuple(place[c] for c in shape.left_labels))
+        inner += reader.lets
+        reader.lets.clear()
+        product = Apply("mul", (_as(left, wide), Local("right", wide)), wide)
+        inner.append(Accumulate(f"acc{row}", "add", product))
+    summed = nest([variables[c] for c in shape.summed], Role.SEQUENTIAL, inner)
+    body: list[Statement] = [Let(f"acc{row}", Literal(0, wide)) for row in range(tile)]
+    body += summed
+    for row in range(tile):
+        place = {**indices, tiled: indices[tiled] + row} if tiled else indices
+        at = lowering.place(value, [place[c] for c in shape.result])
+        result = _as(Local(f"acc{row}", wide), node.types[0].dtype)
+        body.append(Store(lowering.names[value], at, result))
+    order = [variables[c] for c in shape.batch + shape.rows + shape.columns]
+    return lowering.kernel(position, reader, [value], nest(order, Role.PARALLEL, body))
+
+
+def _right(
+    lowering: Lowering,
+    reader: Reader,
+    position: int,
+    shape: _Shape,
+    packed: str | None,
+    indices: dict[str, Index],
+) -> Value:
+    if packed is None:
+        return reader.at(shape.right, tuple(indices[c] for c in shape.right_labels))
+    buffer = _packed_buffer(lowering, position, shape)
+    reader.used[buffer.name] = lowering.graph.type_of(shape.right)
+    place = flatten([indices[c] for c in packed], [shape.sizes[c] for c in packed])
+    return Load(buffer.name, place, buffer.dtype)
+
+
+def _as(value: Value, dtype: DType) -> Value:
+    return value if value.dtype is dtype else Convert(value, dtype)
