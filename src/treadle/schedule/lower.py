@@ -278,17 +278,19 @@ def _read_again(graph: Graph) -> set[TensorValue]:
     costly: list[bool] = []  # whether computing an element anew, operands inlined, is dear
     for node in graph.nodes:
         costly.append(node.op in _COSTLY or any(_costs(graph, costly, v) for v in node.operands))
-        for operand in node.operands:
-            source = graph.nodes[operand.node]
-            if (
-                node.op is SCAN
-                or (node.op is linear.CONTRACT and _has_arithmetic(graph, source))
-                or (
-                    node.op in (shaping.BROADCAST, linear.WINDOW) and _costs(graph, costly, operand)
-                )
-            ):
-                found.add(operand)
+        found.update(v for v in node.operands if _is_reread(graph, costly, node, v))
     return found
+
+
+def _is_reread(graph: Graph, costly: Sequence[bool], node: Node, operand: TensorValue) -> bool:
+    source = graph.nodes[operand.node]
+    if node.op is linear.CONTRACT:
+        return _has_arithmetic(graph, source)
+    if node.op is linear.WINDOW and source.op in (shaping.PAD, shaping.CONCAT):
+        return True  # guards are dear where windows overlap
+    if node.op in (shaping.BROADCAST, linear.WINDOW):
+        return _costs(graph, costly, operand)
+    return node.op is SCAN
 
 
 def _costs(graph: Graph, costly: Sequence[bool], value: TensorValue) -> bool:

@@ -6,6 +6,7 @@ not lie next to each other. The left operand is read one element at a time, in a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from treadle.base.dtypes import DType, accumulator
@@ -33,6 +34,7 @@ from treadle.schedule.lower import ROOTS, Lowering, attributes_of
 from treadle.schedule.nests import nest
 
 ROW_TILES = (6, 5, 4, 3, 2)  # the largest that divides the rows
+CACHE_ELEMENTS = 1 << 16  # 256 KiB of float32: half of a small second-level cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,12 @@ def _product(
         outer = Var(f"{variables[tiled].name}t", shape.sizes[tiled] // tile)
         variables[tiled] = outer
         indices[tiled] = variable(outer) * tile
+    blocks: list[Var] = []
+    if shape.columns and (width := _column_block(shape)) < shape.sizes[shape.columns[-1]]:
+        last = shape.columns[-1]
+        blocks = [Var("block", shape.sizes[last] // width)]
+        variables[last] = Var(variables[last].name, width)
+        indices[last] = variable(blocks[0]) * width + variable(variables[last])
     reader = lowering.reader()
     inner: list[Statement] = []
     right = _right(lowering, reader, position, shape, packed, indices)
@@ -146,8 +154,22 @@ def _product(
         at = lowering.place(value, [place[c] for c in shape.result])
         result = _as(Local(f"acc{row}", wide), node.types[0].dtype)
         body.append(Store(lowering.names[value], at, result))
-    order = [variables[c] for c in shape.batch + shape.rows + shape.columns]
+    batch = [variables[c] for c in shape.batch]
+    order = [*batch, *blocks, *(variables[c] for c in shape.rows + shape.columns)]
     return lowering.kernel(position, reader, [value], nest(order, Role.PARALLEL, body))
+
+
+def _column_block(shape: _Shape) -> int:
+    """How many columns are done for all rows before the next: their part of the right operand
+    stays in the second-level cache."""
+    columns = shape.sizes[shape.columns[-1]]
+    depth = math.prod(shape.sizes[c] for c in shape.summed)
+    rows = math.prod(shape.sizes[c] for c in shape.rows)
+    fitting = CACHE_ELEMENTS // max(1, depth)
+    if rows < 16 or columns <= max(fitting, 64):
+        return columns
+    divisors = [n for n in range(32, columns) if columns % n == 0 and n % 32 == 0]
+    return max((n for n in divisors if n <= max(fitting, 64)), default=columns)
 
 
 def _right(

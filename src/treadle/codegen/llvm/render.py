@@ -28,6 +28,7 @@ from treadle.codegen.llvm.emitter import (
     Function,
     Reg,
     number,
+    suffix,
     vector,
     width_of,
 )
@@ -277,14 +278,46 @@ class _Writer:
         return self.f.compare("icmp ult", moved, number(max(0, high - low), lanes.type))
 
     def guarded(self, guard: Value, inner: Value, other: Value) -> Reg:
-        """A branch for scalars; lanes compute under a mask, one at a time where one needs it."""
-        if self.width == 1:
-            return self._branch(self.value(guard), inner, other)
+        """A branch where all lanes agree; a masked load; otherwise the lanes one at a time."""
+        if self.width == 1 or (isinstance(guard, Within) and self._is_uniform(guard.index)):
+            return self._branch(self._condition(guard), inner, other)
         mask = self.value(guard)
+        if (
+            isinstance(inner, Load)
+            and self._is_contiguous(inner.index)
+            and not inner.dtype.is_narrow
+        ):
+            return self._masked_load(mask, inner, self.value(other))
         result = self.value(other)
         for lane in range(self.width):
             result = self._guarded_lane(self.f.extract(mask, lane), result, inner, lane)
         return result
+
+    def _is_uniform(self, index: Index) -> bool:
+        assert self.lanes is not None
+        return index.factor_of(self.lanes) == 0 and not self._has_lane_data(index)
+
+    def _is_contiguous(self, index: Index) -> bool:
+        assert self.lanes is not None
+        return index.factor_of(self.lanes) == 1 and not self._has_lane_data(index)
+
+    def _condition(self, guard: Value) -> Reg:
+        """A guard on which all lanes agree, as one bit."""
+        found = self.value(guard)
+        return found if width_of(found.type) == 1 else self.f.extract(found, 0)
+
+    def _masked_load(self, mask: Reg, load: Load, other: Reg) -> Reg:
+        """Lanes outside the mask are not touched, and have the other value."""
+        f, dtype = self.f, load.dtype
+        address = self._address(load.buffer, self.index(load.index), dtype)
+        memory = vector(memory_element(dtype), self.width)
+        if dtype is dtypes.bool_:
+            other = f.convert("zext", other, memory)
+        name = f"llvm.masked.load.{suffix(memory)}.p0"
+        f.declarations.add(f"declare {memory} @{name}(ptr, i32, {mask.type}, {memory})")
+        align = Reg("i32", str(dtype.itemsize))
+        found = f.call(name, memory, address, align, mask, other)
+        return f.compare("icmp ne", found, number(0, memory)) if dtype is dtypes.bool_ else found
 
     def _branch(self, condition: Reg, inner: Value, other: Value) -> Reg:
         f = self.f
