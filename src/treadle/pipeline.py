@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from treadle.autodiff.backward import Differentiated, differentiate
+from treadle.autodiff.backward import Differentiated, active_values, differentiate
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.base.errors import ArgumentError, DeviceError, GradientError, UnreachedWarning
@@ -24,7 +24,7 @@ from treadle.frontend.mean import Mean
 from treadle.frontend.scopes import Trace, into_scope, isolated_tracing
 from treadle.frontend.tensor import Tensor
 from treadle.frontend.tracing import emit
-from treadle.ir.graph import Graph, Output, OutputKind
+from treadle.ir.graph import Graph, Output, OutputKind, Value
 from treadle.ir.ops.leaves import INPUT
 from treadle.ir.rewrite import inline_into, remove_dead_code
 from treadle.ir.types import as_dtype
@@ -181,13 +181,15 @@ class StepRecipe:
         )
 
 
-def build_step(recipe: StepRecipe, inputs: Inputs, report: CompileReport) -> dict[Mode, Graph]:
+def build_step(
+    recipe: StepRecipe, plan: UpdatePlan, inputs: Inputs, report: CompileReport
+) -> dict[Mode, Graph]:
     """The graphs of a training step, by what a call does: this function is the architecture."""
-    plan = recipe.plan()
     with report.stage("trace"):
         traced = trace_loss(recipe, plan, inputs)
     with report.stage("apply_precision"):
         narrowed = apply_precision(traced, recipe.precision)
+    _refuse_trained_weight(recipe, narrowed, plan)
     with report.stage("differentiate"):
         graph = narrowed if recipe.backward else _differentiated(narrowed, plan, report).graph
     modes = [Mode.UPDATE]
@@ -203,6 +205,19 @@ def build_step(recipe: StepRecipe, inputs: Inputs, report: CompileReport) -> dic
         for built in (*stages, *graphs.values()):
             verify(built)
     return graphs
+
+
+def _refuse_trained_weight(recipe: StepRecipe, graph: Graph, plan: UpdatePlan) -> None:
+    """Accumulated totals and weights are divided at the end: a weight has no gradient there."""
+    if recipe.accumulate == 1:
+        return
+    wrt = {Value(i) for n, i in graph.leaves.items() if n in plan.parameters}
+    if graph.outputs[2].value in active_values(graph.nodes, wrt):
+        raise GradientError(
+            "compile_step",
+            "the weight of the loss depends on parameters, which cannot be accumulated",
+            "Wrap the weight in td.stop_gradient, or compile with accumulate=1.",
+        )
 
 
 def _differentiated(graph: Graph, plan: UpdatePlan, report: CompileReport) -> Differentiated:
@@ -231,17 +246,16 @@ def trace_loss(recipe: StepRecipe, plan: UpdatePlan, inputs: Inputs) -> Graph:
 
 
 def loss_terms(accumulate: int, result: Any) -> tuple[Tensor, Tensor]:
-    """The total and weight of what a loss returned."""
-    if isinstance(result, Mean):
+    """The total and weight of what a loss returned; without accumulation, its value and 1."""
+    if isinstance(result, Mean) and accumulate > 1:
         if len(result.terms) == 1:
             return result.terms[0]
-        if accumulate > 1:
-            raise GradientError(
-                "compile_step",
-                f"the loss is a sum of {len(result.terms)} means with different weights, which "
-                "cannot be accumulated exactly",
-                "Give the means one weight: td.Mean(total, weight) with a common weight.",
-            )
+        raise GradientError(
+            "compile_step",
+            f"the loss is a sum of {len(result.terms)} means with different weights, which "
+            "cannot be accumulated exactly",
+            "Give the means one weight: td.Mean(total, weight) with a common weight.",
+        )
     try:
         value = as_tensor(result)
     except (TypeError, ValueError) as error:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Any
@@ -53,6 +53,8 @@ class Residues:
     q: Array
     p: Array
     sign: Array | None = None
+    # Made by a comparison: a generic element may stand for what is constant on pieces.
+    is_piecewise: bool = field(default=False, kw_only=True)
 
 
 class Lane:
@@ -150,6 +152,9 @@ ADDITIVE = frozenset(
     ]
 )
 
+# Ops that compare floats, and so make values that are constant on pieces.
+PIECEWISE = frozenset([e.LT, e.LE, e.MAX, e.MIN, e.ABS, e.SIGN, e.FLOOR, e.FLOORDIV, e.MOD])
+
 # The meaning of primitives on residues; the lane comes first.
 RESIDUE: RuleTable[Callable[..., Any]] = RuleTable("residue meaning")
 # The same for ops that compare: the field comes first, and values have both lanes.
@@ -171,6 +176,17 @@ class FiniteField:
     def apply(
         self, op: Op, attributes: Attributes, operands: Sequence[Typed[Residues]], types: Types
     ) -> Sequence[Residues]:
+        is_piecewise = op in PIECEWISE or any(o.value.is_piecewise for o in operands)
+        found = self._apply(op, attributes, operands, types)
+        if not (is_piecewise and any(o.type.is_float for o in operands)):
+            is_piecewise = any(o.value.is_piecewise for o in operands)
+        return [replace(r, is_piecewise=is_piecewise) for r in found] if is_piecewise else found
+
+    def _apply(
+        self, op: Op, attributes: Attributes, operands: Sequence[Typed[Residues]], types: Types
+    ) -> Sequence[Residues]:
+        if op is e.EQ and any(o.value.is_piecewise for o in operands):
+            return [self._generic_equality(*(o.value for o in operands))]
         if (
             op in ORDER
             and _is_residue(operands[0].type)
@@ -236,6 +252,14 @@ class FiniteField:
             for r, t in zip(results, types, strict=True)
         ]
 
+    def _generic_equality(self, x: Residues, y: Residues) -> Residues:
+        """Values with pieces may be equal on some of them: known only where they always are."""
+        lanes = []
+        for lane, a, b in ((self.lane_q, x.q, y.q), (self.lane_p, x.p, y.p)):
+            apart = np.minimum(lane.reduce(a - b), lane.reduce(b - a))
+            lanes.append(np.where(apart == 0, 1, lane.uninterpreted(e.EQ.name, apart)))
+        return Residues(*lanes)
+
     def order(self, x: Residues) -> Array:
         """The integers by which values are compared."""
         return self.lane_p.symmetric(x.p)
@@ -266,7 +290,13 @@ def same(a: Residues, b: Residues) -> bool:
 
     The p-lane knows that exp turns sums into products, the q-lane that log turns them back.
     """
-    return bool(np.array_equal(a.p, b.p) or np.array_equal(a.q, b.q))
+    return bool(np.array_equal(a.p, b.p) or (np.array_equal(a.q, b.q) and _same_signs(a, b)))
+
+
+def _same_signs(a: Residues, b: Residues) -> bool:
+    """The q-lane of a logarithm does not know the sign of what was taken: the bit does."""
+    first, second = (np.zeros_like(r.q) if r.sign is None else r.sign for r in (a, b))
+    return bool(np.array_equal(first, second))
 
 
 def equal_graphs(
@@ -281,8 +311,12 @@ def equal_graphs(
     Integer and bool leaves must be in `given`. Two graphs that differ as polynomials of degree d
     pass a trial with probability at most d/p + d/q (Schwartz–Zippel); equal ones always do.
     """
-    from_first = {name: first.nodes[i].types[0] for name, i in first.leaves.items()}
-    leaves = from_first | {name: second.nodes[i].types[0] for name, i in second.leaves.items()}
+    leaves, others = (
+        {n: g.nodes[i].types[0] for n, i in g.leaves.items()} for g in (first, second)
+    )
+    if any(leaves.get(n, t) != t for n, t in others.items()):
+        return False
+    leaves |= others
     rng = np.random.default_rng(seed)
     for trial in range(trials):
         field = FiniteField(trial + seed)

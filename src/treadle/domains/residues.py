@@ -187,16 +187,18 @@ _orders(reductions.TOP_K)
 
 @order(e.CAST)
 def _cast_to_integer(field: FiniteField, attributes: e.Cast, x: Residues) -> tuple[Residues, ...]:
-    """The residue around zero; a generic flag counts as its last bit."""
-    plain = field.order(x).astype(attributes.dtype.numpy)
-    return (Residues(plain, plain),)
+    """A keyed whole number: truncation has no counterpart in a field. Known flags stay."""
+    is_flag = bool(np.isin(x.p, (0, 1)).all())
+    plain = x.p if is_flag else field.lane_p.uninterpreted(e.CAST.name, x.p)
+    return (Residues(*(plain.astype(attributes.dtype.numpy),) * 2),)
 
 
 @residue(e.CAST)
 def _cast(lane: Lane, attributes: e.Cast, x: Array) -> Array:
-    """Floats and flags stay as they are, integers are exact, and to bool asks ≠ 0."""
+    """Floats and flags stay as they are, integers are exact; to bool is a keyed flag, 0 for 0."""
     if attributes.dtype is dtypes.bool_:
-        return (x != 0).astype(np.int64)
+        is_flag = np.isin(x, (0, 1))
+        return np.where(is_flag, x, lane.uninterpreted("to bool", x))
     return lane.reduce(x.astype(np.int64))
 
 

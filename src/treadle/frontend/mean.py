@@ -54,11 +54,13 @@ class Mean(Placeholder):
         return float(self.tensor())
 
     def __mul__(self, factor: Operand) -> Mean:  # type: ignore[override]
+        factor = factor.tensor() if isinstance(factor, Mean) else factor
         return Mean._of(tuple((total * factor, weight) for total, weight in self.terms))
 
     __rmul__ = __mul__  # type: ignore[assignment]
 
     def __truediv__(self, divisor: Operand) -> Mean:  # type: ignore[override]
+        divisor = divisor.tensor() if isinstance(divisor, Mean) else divisor
         return Mean._of(tuple((total / divisor, weight) for total, weight in self.terms))
 
     def __neg__(self) -> Mean:  # type: ignore[override]

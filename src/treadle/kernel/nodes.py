@@ -8,7 +8,7 @@ from enum import Enum
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.base.origin import Origin
-from treadle.ir.literal import Number
+from treadle.ir.literal import Number, number_key
 from treadle.kernel.index import Index, Var
 
 
@@ -31,12 +31,20 @@ class Buffer:
 # Values: scalar expressions.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Literal:
-    """A number, rounded to the dtype when it is rendered."""
+    """A number, rounded to the dtype when it is rendered. 0 and −0 differ, NaN equals itself."""
 
     value: Number
     dtype: DType
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Literal) or self.dtype is not other.dtype:
+            return False
+        return number_key(self.value) == number_key(other.value)
+
+    def __hash__(self) -> int:
+        return hash((number_key(self.value), self.dtype))
 
 
 @dataclass(frozen=True, slots=True)

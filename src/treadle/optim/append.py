@@ -11,7 +11,7 @@ from treadle.base import dtypes, trees
 from treadle.base.errors import ArgumentError, GradientError
 from treadle.base.trees import Structure
 from treadle.frontend.coerce import as_tensor, cast
-from treadle.frontend.functions.arithmetic import ge, isfinite, where
+from treadle.frontend.functions.arithmetic import eq, ge, isfinite, where
 from treadle.frontend.functions.shaping import zeros_like
 from treadle.frontend.scopes import Trace, isolated_tracing
 from treadle.frontend.tensor import Tensor
@@ -169,7 +169,9 @@ class _Appending:
         for name, value in list(self.metrics.items()):
             weight = cast(self.weights[name], value.dtype)
             self.weights[name] = added(f"metric_weight:{name}", weight)
-            self.metrics[name] = added(f"metric:{name}", value * weight) / self.weights[name]
+            # A value without weight, NaN perhaps, counts for nothing.
+            counted = where(eq(weight, 0), 0, value * weight)
+            self.metrics[name] = added(f"metric:{name}", counted) / self.weights[name]
 
     def _update(self) -> None:
         means = {n: g / cast(self.weight, g.dtype) for n, g in self.gradients.items()}

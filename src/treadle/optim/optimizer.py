@@ -137,7 +137,11 @@ def groups(*members: tuple[Selector, Optimizer]) -> Optimizer:
         return parts
 
     def init(params: Params) -> Tree:
-        return [o.init(part) for (_, o), part in zip(members, split(params), strict=True)]
+        parts = split(params)
+        for (selector, optimizer), part in zip(members, parts, strict=True):
+            if optimizer.name != "freeze" and not part:
+                check_selects("groups", selector, params)
+        return [o.init(part) for (_, o), part in zip(members, parts, strict=True)]
 
     def update(grads: Params, state: Tree, params: Params, context: Context) -> tuple[Params, Tree]:
         after, states = dict(params), []
@@ -189,6 +193,16 @@ def selects(selector: Selector, name: str) -> bool:
     if isinstance(selector, str):
         return fnmatch.fnmatchcase(name, selector)
     return bool(selector(name))
+
+
+def check_selects(operation: str, selector: Selector | None, params: Params) -> None:
+    """A pattern that selects nothing is a typing error."""
+    if not isinstance(selector, str) or selector == "*":
+        return
+    if not any(selects(selector, n) for n in params):
+        raise ArgumentError(
+            operation, f"{selector!r} selects no parameter", f"There are: {', '.join(params)}."
+        )
 
 
 def only(selector: Selector, optimizer: Optimizer) -> Optimizer:

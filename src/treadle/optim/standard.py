@@ -9,7 +9,7 @@ from treadle.base.trees import Tree
 from treadle.frontend.functions.arithmetic import eq, maximum, pow, sqrt, where
 from treadle.frontend.functions.shaping import zeros_like
 from treadle.frontend.tensor import Tensor
-from treadle.optim.optimizer import Context, Optimizer, Params, Selector, selects
+from treadle.optim.optimizer import Context, Optimizer, Params, Selector, check_selects, selects
 from treadle.optim.schedules import Schedule, as_schedule, check_rate
 
 Rate = float | Schedule
@@ -49,6 +49,7 @@ def sgd(
     has_momentum = momentum != 0
 
     def init(params: Params) -> Tree:
+        check_selects("sgd", decay, params)
         return {"momentum": _zeros(params)} if has_momentum else {}
 
     def update(grads: Params, state: Tree, params: Params, context: Context) -> tuple[Params, Tree]:
@@ -122,6 +123,7 @@ def _adam(
     moments = ("m", "v", "v_max") if amsgrad else ("m", "v")
 
     def init(params: Params) -> Tree:
+        check_selects(name, decay, params)
         return {moment: _zeros(params) for moment in moments}
 
     def update(grads: Params, state: Tree, params: Params, context: Context) -> tuple[Params, Tree]:

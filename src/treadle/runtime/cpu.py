@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 
 import numpy as np
@@ -34,6 +35,7 @@ class NativeProgram:
         self._slots = {b.name: i for i, b in enumerate(program.buffers)}
         self._table = np.zeros(max(1, len(program.buffers)), np.uint64)
         self._kept: list[np.ndarray] = []
+        self._lock = threading.Lock()
         for name, offset in offsets.items():
             self._table[self._slots[name]] = self._arena.ctypes.data + offset
         for name, array in program.constants:
@@ -56,7 +58,11 @@ class NativeProgram:
         return self._place(name, aligned(type_.nbytes).view(type_.dtype.numpy))
 
     def run(self, values: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
-        """All outputs, in order: copies, which the next run does not change."""
+        """All outputs, in order: copies, which the next run does not change. One call at a time."""
+        with self._lock:
+            return self._run_alone(values)
+
+    def _run_alone(self, values: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
         inputs: dict[str, np.ndarray] = {}
         for name, type_ in self.program.leaves:
             inputs[name] = np.ascontiguousarray(values[name], type_.dtype.numpy)

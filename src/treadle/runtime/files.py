@@ -29,10 +29,28 @@ def save_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], kind: str) -
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        os.chmod(aside, 0o666 & ~_umask())
         os.replace(aside, target)
+        _sync_folder(target.parent)
     except BaseException:
         Path(aside).unlink(missing_ok=True)
         raise
+
+
+def _umask() -> int:
+    """The process's mask of permissions, which can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _sync_folder(folder: Path) -> None:
+    """The rename itself reaches the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def load_arrays(path: str | Path, kind: str) -> dict[str, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -23,6 +24,7 @@ class Session:
         self.types: dict[str, TensorType] = {}
         self.values: dict[str, np.ndarray] = {}
         self.owners = 0  # steps so far: each has a prefix of its own
+        self.lock = threading.RLock()  # held by whoever reads and writes values in one go
 
     def declare(self, types: Mapping[str, TensorType]) -> list[str]:
         """Make room for values; which are new. A name that is there must have the same type."""

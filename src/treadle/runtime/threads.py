@@ -15,7 +15,7 @@ LINE = 128
 # stop, the program, its table, the number of threads. Then a line for each thread: its flag at
 # barriers, and the last launch it has come back from (so that code is not freed under its feet).
 
-# Workers sleep between steps in ever longer naps, so that an idle pool costs nothing.
+# Between steps workers spin for a while, then nap: an idle pool costs little.
 _WORKER = """
 declare i32 @usleep(i32)
 declare void @llvm.x86.sse2.pause()
@@ -136,11 +136,14 @@ class Pool:
 
 
 _pools: dict[int, Pool] = {}
+_making = threading.Lock()
 
 
 def pool(threads: int) -> Pool:
     """The pool of a number of threads; a forked child makes its own."""
-    found = _pools.get(threads)
-    if found is None or found.process != os.getpid():
-        found = _pools[threads] = Pool(threads)
-    return found
+    with _making:
+        found = _pools.get(threads)
+        if found is None or found.process != os.getpid():
+            # A pool is never dropped: its workers run its code.
+            found = _pools[threads] = Pool(threads)
+        return found

@@ -6,7 +6,7 @@ its operands' elements. Rules are entries of a table, one for each op that can b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,10 @@ class Reader:
     lets: list[Statement] = field(default_factory=list)
     guards: list[Within] = field(default_factory=list)  # that hold where elements are read now
     count: int = 0
+    uses: Mapping[TensorValue, int] = field(default_factory=dict)
+    known: dict[tuple[TensorValue, Indices, tuple[Within, ...]], Local] = field(
+        default_factory=dict
+    )
 
     def at(self, value: TensorValue, indices: Indices) -> Value:
         """The element of a tensor at some indices."""
@@ -57,7 +61,13 @@ class Reader:
             self.used[name] = type_
             return Load(name, flatten(indices, type_.shape), type_.dtype)
         node = self.graph.nodes[value.node]
-        return INLINE[node.op](self, node, indices)
+        if self.uses.get(value, 0) < 2 or not node.operands:
+            return INLINE[node.op](self, node, indices)
+        # What is used again is named, so that an expression never grows beyond its graph.
+        key = (value, indices, tuple(self.guards))
+        if key not in self.known:
+            self.known[key] = self.named(INLINE[node.op](self, node, indices))
+        return self.known[key]
 
     def operand(self, node: Node, i: int, indices: Indices) -> Value:
         return self.at(node.operands[i], indices)

@@ -7,6 +7,7 @@ elementwise work folded in.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +22,6 @@ from treadle.ir.op import RuleTable
 from treadle.ir.ops import elementwise as e
 from treadle.ir.ops import linear, shaping
 from treadle.ir.ops.leaves import CONSTANT, IOTA, Constant, Leaf
-from treadle.ir.types import TensorType
 from treadle.kernel.index import Index, Var, flatten, variable
 from treadle.kernel.nodes import Buffer, Kernel, Load, Role, Statement, Store
 from treadle.kernel.program import Argument, Call, Program, Repeat, Step
@@ -59,6 +59,7 @@ class Lowering:
     def __init__(self, graph: Graph, fuse: bool, prefix: str = ""):
         self.graph, self.fuse, self.prefix = graph, fuse, prefix
         self.kept = kept_values(graph, fuse)
+        self.uses = Counter(v for n in graph.nodes for v in n.operands)
         self.names = {v: f"{prefix}b{v.node}.{v.output}" for v in self.kept}
         for name, position in graph.leaves.items():
             self.names[TensorValue(position)] = f"{prefix}{name}"
@@ -67,7 +68,6 @@ class Lowering:
             name: Buffer(name, graph.type_of(v).dtype, graph.type_of(v).size)
             for v, name in self.names.items()
         }
-        self.rows: dict[str, int] = {}  # buffers that a turn of the scan around reads a row of
 
     def steps(self) -> list[Step]:
         found: list[Step] = []
@@ -80,8 +80,7 @@ class Lowering:
 
     def call(self, kernel: Kernel) -> Call:
         """A kernel with names of its own, so that equal kernels are equal."""
-        arguments = tuple(Argument(b.name, self.rows.get(b.name, 0)) for b in kernel.buffers)
-        return Call(verify(anonymous(kernel)), arguments)
+        return Call(verify(anonymous(kernel)), tuple(Argument(b.name) for b in kernel.buffers))
 
     def _kernels(self, position: int, node: Node) -> list[Kernel]:
         value = TensorValue(position)
@@ -106,22 +105,24 @@ class Lowering:
         inputs = [TensorValue(i) for i in body.inputs]
         split = attributes.constants + attributes.carries
         steps: list[Step] = []
+        turn: list[Step] = []
         for value, operand in zip(inputs, node.operands, strict=True):
-            type_ = body.type_of(value)
-            if value in inputs[attributes.constants : split]:
-                steps += self.copied(operand, inner.names[value], type_)
-                continue
-            inner.rename(value, self.names[operand])
+            name, source = inner.names[value], self.names[operand]
             if value in inputs[split:]:
-                inner.rows[self.names[operand]] = type_.size
-        turn = inner.steps()
+                turn += _copied(source, name, inner.buffers[name], from_row=True)
+            elif value in inputs[attributes.constants :]:
+                steps += _copied(source, name, inner.buffers[name])
+            else:
+                inner.rename(value, source)
+        turn += inner.steps()
         carried = [inner.names[v] for v in inputs[attributes.constants : split]]
         turn += self._after_turn(inner, attributes, position, carried)
         self.buffers = inner.buffers | self.buffers
         self.constants |= inner.constants
         steps.append(Repeat(attributes.length, attributes.reverse, tuple(turn)))
         for k, name in enumerate(carried):
-            steps += self._copy(name, self.names[TensorValue(position, k)])
+            target = self.names[TensorValue(position, k)]
+            steps += _copied(name, target, self.buffers[target])
         return steps
 
     def _after_turn(
@@ -132,19 +133,17 @@ class Lowering:
         steps: list[Step] = []
         for k, name in enumerate(outputs[attributes.carries :]):
             target = self.names[TensorValue(position, attributes.carries + k)]
-            size = inner.buffers[name].size
-            steps += inner.copy(name, target, size, self.buffers[target])
+            steps += _copied(name, target, inner.buffers[name], to_row=True)
         # All new carries are set aside before any old one is overwritten.
         fresh = []
         for k, name in enumerate(outputs[: attributes.carries]):
             aside = f"{inner.prefix}next{k}"
-            inner.buffers[aside] = Buffer(
-                aside, inner.buffers[name].dtype, inner.buffers[name].size
-            )
+            buffer = inner.buffers[name]
+            inner.buffers[aside] = Buffer(aside, buffer.dtype, buffer.size)
             fresh.append(aside)
-            steps += inner._copy(name, aside)
+            steps += _copied(name, aside, buffer)
         for aside, name in zip(fresh, carried, strict=True):
-            steps += inner._copy(aside, name)
+            steps += _copied(aside, name, inner.buffers[name])
         return steps
 
     def rename(self, value: TensorValue, name: str) -> None:
@@ -153,38 +152,13 @@ class Lowering:
         self.names[value] = name
         self.buffers.setdefault(name, Buffer(name, old.dtype, old.size))
 
-    def copied(self, value: TensorValue, target: str, type_: TensorType) -> list[Step]:
-        self.buffers.setdefault(target, Buffer(target, type_.dtype, type_.size))
-        return self._copy(self.names[value], target)
-
-    def _copy(self, source: str, target: str) -> list[Step]:
-        size = self.buffers[target].size
-        return self.copy(source, target, size, self.buffers[target])
-
-    def copy(self, source: str, target: str, size: int, into: Buffer) -> list[Step]:
-        """A call that copies a buffer, or the row of one, into another, or a row of it."""
-        if size == 0:
-            return []
-        var = Var("i", size)
-        at = variable(var)
-        load = Load("x", at, into.dtype)
-        kernel = Kernel(
-            "copy",
-            (Buffer("x", into.dtype, size),),
-            (Buffer("y", into.dtype, size),),
-            nest([var], Role.VECTOR, [Store("y", at, load)]),
-        )
-        row = size if into.size != size else 0
-        arguments = (Argument(source, self.rows.get(source, 0)), Argument(target, row))
-        return [Call(verify(anonymous(kernel)), arguments)]
-
     def reader(self, being_made: TensorValue | None = None) -> Reader:
         """Reads elements; the tensor that is being made is computed, not loaded."""
 
         def buffer_of(value: TensorValue) -> str | None:
             return None if value == being_made else self.names.get(value)
 
-        return Reader(self.graph, buffer_of)
+        return Reader(self.graph, buffer_of, uses=self.uses)
 
     def map_kernel(self, value: TensorValue) -> Kernel:
         """Each element on its own."""
@@ -221,11 +195,33 @@ class Lowering:
         return flatten(tuple(indices), self.graph.type_of(value).shape)
 
 
+def _copied(
+    source: str, target: str, like: Buffer, from_row: bool = False, to_row: bool = False
+) -> list[Step]:
+    """A call that copies as much as a buffer holds, from or to the row of this turn."""
+    if like.size == 0:
+        return []
+    var = Var("i", like.size)
+    at = variable(var)
+    kernel = Kernel(
+        "copy",
+        (Buffer("x", like.dtype, like.size),),
+        (Buffer("y", like.dtype, like.size),),
+        nest([var], Role.VECTOR, [Store("y", at, Load("x", at, like.dtype))]),
+    )
+    rows = (like.size if is_row else 0 for is_row in (from_row, to_row))
+    arguments = tuple(Argument(n, row) for n, row in zip((source, target), rows, strict=True))
+    return [Call(verify(anonymous(kernel)), arguments)]
+
+
+MAX_DEPTH = 40  # of an expression: what is deeper is kept in memory
+
+
 def kept_values(graph: Graph, fuse: bool) -> dict[TensorValue, None]:
     """Tensors that are in memory, in order: roots, outputs, and what several kernels read."""
     readers: dict[TensorValue, set[int]] = {}
     wanted = {o.value for o in graph.outputs}
-    wanted |= _read_again(graph)
+    wanted |= _read_again(graph) | _too_deep(graph)
     kept: dict[TensorValue, None] = {}
     # From the end: which kernels an inlined value ends up in is known from its users.
     homes: dict[int, set[int]] = {}
@@ -279,6 +275,20 @@ def _read_again(graph: Graph) -> set[TensorValue]:
     for node in graph.nodes:
         costly.append(node.op in _COSTLY or any(_costs(graph, costly, v) for v in node.operands))
         found.update(v for v in node.operands if _is_reread(graph, costly, node, v))
+    return found
+
+
+def _too_deep(graph: Graph) -> set[TensorValue]:
+    """Values that cut long chains of inlined ops into pieces."""
+    found: set[TensorValue] = set()
+    depths: list[int] = []
+    for position, node in enumerate(graph.nodes):
+        depth = 1 + max((depths[v.node] for v in node.operands), default=0)
+        is_kept = node.op in ROOTS or isinstance(node.attributes, Leaf)
+        if depth >= MAX_DEPTH and not is_kept:
+            found.update(TensorValue(position, i) for i in range(len(node.types)))
+            is_kept = True
+        depths.append(0 if is_kept else depth)
     return found
 
 

@@ -110,7 +110,8 @@ def _compile(
     share: Any,
     options: CompileOptions | None,
 ) -> TrainStep:
-    if not 1 <= accumulate <= MAX_MICRO_STEPS:
+    seed %= 2**64
+    if not isinstance(accumulate, int) or not 1 <= accumulate <= MAX_MICRO_STEPS:
         raise ArgumentError(
             "compile_step", f"accumulate = {accumulate}", f"1 to {MAX_MICRO_STEPS}."
         )

@@ -103,7 +103,7 @@ def compile_forward(
 
     `share` is a step or forward whose values it uses.
     """
-    module = as_module(model)
+    module, seed = as_module(model), seed % 2**64
     narrow = choose_precision(precision)
     report = CompileReport(choose_device(device), narrow.name, count_parameters(module))
     session = open_session(report.device, share)

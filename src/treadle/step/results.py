@@ -60,7 +60,8 @@ class Means:
     def add(self, outputs: Mapping[str, np.ndarray]) -> None:
         weights = named(outputs, "weight:")
         for name, value in named(outputs, "metric:").items():
-            self.totals[name] = self.totals.get(name, 0.0) + value * weights[name]
+            counted = value * weights[name] if weights[name] else 0.0
+            self.totals[name] = self.totals.get(name, 0.0) + counted
             self.weights[name] = self.weights.get(name, 0.0) + weights[name]
 
     def values(self) -> dict[str, float]:

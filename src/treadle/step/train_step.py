@@ -76,6 +76,7 @@ class TrainStep:
         self.recipe, self.session, self.report = recipe, session, report
         self._seed, self._steps, self._micro = seed, 0, 0
         self._plan = recipe.plan()
+        self._own: list[str] = []
         init, _ = trace_init(self._plan)
         self._init = OracleProgram(init)
         self._eval_params = trace_eval_params(self._plan)
@@ -84,12 +85,10 @@ class TrainStep:
         specialise = CompileOptions("specialise", max(2, recipe.options.max_shapes))
         self._evaluations = ByShape(self._build_evaluation, specialise, inputs)
         graphs = self._programs.built(inputs).graphs
-        own = state_types([init, *graphs.values()])
-        types = {n: t for n, t in own.items() if n.startswith(recipe.prefix)}
-        types |= dict(zip((o.name for o in init.outputs), init.output_types, strict=True))
+        types = dict(zip((o.name for o in init.outputs), init.output_types, strict=True))
         types |= {n: t for n, (t, _) in self._plan.scalars().items()}
         session.declare(types)
-        self._own = list(types)
+        self._own += [n for n in types if n not in self._own]
         self._graph = graphs[Mode.UPDATE]
         self.hyperparameters = Hyperparameters(
             session, self._plan.name("hyper", ""), self._plan.optimizer.hyper
@@ -97,7 +96,17 @@ class TrainStep:
         self._start()
 
     def _build(self, inputs: Inputs) -> _Variants:
-        return _Variants(build_step(self.recipe, inputs, self.report), self.report)
+        graphs = build_step(self.recipe, self._plan, inputs, self.report)
+        self._declare(graphs)
+        return _Variants(graphs, self.report)
+
+    def _declare(self, graphs: Mapping[Mode, Graph]) -> None:
+        """Room for state that a new shape brings with it: accumulators of its metrics."""
+        found = state_types(list(graphs.values()))
+        own = {n: t for n, t in found.items() if n.startswith(self.recipe.prefix)}
+        new = self.session.declare(own)
+        self._own += [n for n in new if n not in self._own]
+        self.session.write({n: np.zeros(own[n].shape, own[n].dtype.numpy) for n in new})
 
     def _build_evaluation(self, inputs: Inputs) -> Executable:
         with self.report.stage("evaluation"):
@@ -117,14 +126,15 @@ class TrainStep:
         self._steps, self._micro = 0, 0
 
     def __call__(self, batch: Tree, captures: bool = False, grad_norms: bool = False) -> StepResult:
-        """One step, or one micro-step of an accumulation."""
-        variants, arrays = self._programs.get("step", batch)
-        mode = self._mode()
-        program = variants.step(mode, captures, grad_norms)
-        outputs = self.session.run(program, self._with_key(arrays))
-        result = step_result(outputs, mode)
-        self._advance(mode)
-        return result
+        """One step, or one micro-step of an accumulation. Calls from several threads take turns."""
+        with self.session.lock:
+            variants, arrays = self._programs.get("step", batch)
+            mode = self._mode()
+            program = variants.step(mode, captures, grad_norms)
+            outputs = self.session.run(program, self._with_key(arrays))
+            result = step_result(outputs, mode)
+            self._advance(mode)
+            return result
 
     def _mode(self) -> Mode:
         if self.recipe.accumulate == 1:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from treadle.codegen.llvm.emitter import Function, Reg, number
-from treadle.codegen.llvm.render import Module, render
+from treadle.codegen.llvm.module import Module
+from treadle.codegen.llvm.render import render
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.program import Call, Program, Repeat, Step
 

@@ -89,25 +89,23 @@ class Scalars:
         return f.select(f.compare("fcmp one", x, zero), one, x)
 
     def _float_divmod(self, x: Reg, y: Reg) -> tuple[Reg, Reg]:
-        """⌊x / y⌋ and the rest, of the sign of y; the rest tells when x / y was rounded up."""
-        f = self.f
-        guess = f.intrinsic("floor", f.binary("fdiv", x, y))
-        rest = self._rest(x, y, guess)
-        zero, one = number(0.0, x.type), number(1.0, x.type)
-        is_negative, is_rest = f.compare("fcmp olt", rest, zero), f.compare("fcmp one", rest, zero)
+        """⌊x / y⌋ and the rest, of the sign of y, from the exact rest of C's fmod; as NumPy's."""
+        f, zero, one = self.f, number(0.0, x.type), number(1.0, x.type)
+        exact = f.binary("frem", x, y)
+        is_rest = f.compare("fcmp une", exact, zero)
+        is_negative = f.compare("fcmp olt", exact, zero)
         differs = f.binary("xor", is_negative, f.compare("fcmp olt", y, zero))
-        too_high = f.binary("and", is_rest, differs)
-        lower = f.select(too_high, f.binary("fsub", guess, one), guess)
-        left = self._rest(x, y, lower)
-        too_low = f.compare("fcmp oge", f.intrinsic("fabs", left), f.intrinsic("fabs", y))
-        quotient = f.select(too_low, f.binary("fadd", lower, one), lower)
-        signed = f.intrinsic("copysign", self._rest(x, y, quotient), y)
-        is_exact = f.compare("fcmp oeq", self._rest(x, y, quotient), zero)
-        return quotient, f.select(is_exact, signed, self._rest(x, y, quotient))
-
-    def _rest(self, x: Reg, y: Reg, quotient: Reg) -> Reg:
-        negative = self.f.value(quotient.type, f"fneg {quotient}")
-        return self.f.intrinsic("fma", negative, y, x)
+        crosses = f.binary("and", is_rest, differs)
+        moved = f.select(crosses, f.binary("fadd", exact, y), exact)
+        rest = f.select(is_rest, moved, f.intrinsic("copysign", zero, y))
+        whole = f.binary("fdiv", f.binary("fsub", x, exact), y)
+        lower = f.select(crosses, f.binary("fsub", whole, one), whole)
+        # The quotient is whole but for rounding: the nearest whole number is it.
+        down = f.intrinsic("floor", lower)
+        is_half = f.compare("fcmp ogt", f.binary("fsub", lower, down), number(0.5, x.type))
+        quotient = f.select(is_half, f.binary("fadd", down, one), down)
+        by_zero = f.compare("fcmp oeq", y, zero)
+        return f.select(by_zero, f.binary("fdiv", x, y), quotient), rest
 
     def _bool(self, op: str, x: list[Reg]) -> Reg:
         f = self.f

@@ -1,0 +1,224 @@
+"""What readers and users of the code found wrong once, and must stay right."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import treadle as td
+from treadle import losses, nn, optim
+from treadle.domains.field import equal_graphs
+
+Spec = td.Spec
+X, Y = Spec((6,)), Spec((6,))
+
+DIFFERENT = {
+    "log of a sign": (lambda x, y: td.log(-x), lambda x, y: td.log(x)),
+    "truncation": (lambda x, y: x.astype(td.int32).astype(td.float32), lambda x, y: x),
+    "equality of pieces": (
+        lambda x, y: td.where(td.relu(x) == 0, 5, td.relu(x)),
+        lambda x, y: td.relu(x),
+    ),
+    "two relus": (lambda x, y: td.where(td.relu(x) == td.relu(y), x, y), lambda x, y: y),
+    "floor": (lambda x, y: td.where(td.floor(x) == 0, 5, x), lambda x, y: x),
+    "bool of relu": (lambda x, y: td.where(td.relu(x).astype(td.bool_), x, 7), lambda x, y: x),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_the_field_tells_these_apart(name: str) -> None:
+    f, g = DIFFERENT[name]
+    assert not equal_graphs(td.trace(f, X, Y), td.trace(g, X, Y))
+
+
+def test_leaves_of_other_shapes_are_other_functions() -> None:
+    f, g = (td.trace(lambda x: x.sum(), Spec((n,))) for n in (3, 5))
+    assert not equal_graphs(f, g)
+
+
+def weighted(model, batch):
+    each = losses.mse(model(batch)[:, 0], td.zeros((4,)), reduction="none")
+    weight = td.exp(model(batch)[:, 1])
+    return td.Mean((weight * each).sum(), weight.sum())
+
+
+def test_a_weight_that_depends_on_parameters_has_its_gradient() -> None:
+    step, plain = (
+        td.compile_step(nn.Linear(3, 2), f, optim.sgd(0.1), Spec((4, 3)))
+        for f in (weighted, lambda m, b: weighted(m, b).tensor())
+    )
+    x = np.random.default_rng(0).normal(size=(4, 3))
+    for name, g in plain.gradients(x).items():
+        np.testing.assert_allclose(step.gradients(x)[name], g, rtol=1e-12)
+    with pytest.raises(td.GradientError, match="the weight of the loss depends on parameters"):
+        td.compile_step(nn.Linear(3, 2), weighted, optim.sgd(0.1), Spec((4, 3)), accumulate=2)
+
+
+def test_a_metric_without_weight_does_not_spoil_the_mean() -> None:
+    def loss(model, batch):
+        value = losses.cross_entropy(model(batch["x"]), batch["y"], ignore_index=-1)
+        td.metric("ce", value.tensor(), value.weight)
+        return value
+
+    specs = {"x": Spec((2, 3)), "y": Spec((2,), td.int32)}
+    step = td.compile_step(nn.Linear(3, 3), loss, optim.sgd(0.1), specs, accumulate=2)
+    x = np.ones((2, 3))
+    step({"x": x, "y": np.array([-1, -1])})
+    out = step({"x": x, "y": np.array([0, 1])})
+    assert np.isfinite(out.metrics["ce"])
+    assert out.metrics["ce"] == pytest.approx(out.loss)
+
+
+def test_a_product_of_means_is_a_mean_of_the_first() -> None:
+    a, b = td.Mean(td.tensor(6.0), td.tensor(3.0)), td.Mean(td.tensor(8.0), td.tensor(2.0))
+    assert (a * b).item() == 8.0
+    assert (a / b).item() == 0.5
+
+
+def test_freezing_after_compiling_changes_nothing() -> None:
+    model = nn.Linear(2, 1)
+    options = td.CompileOptions(on_new_shape="specialise")
+    step = td.compile_step(
+        model, lambda m, x: (m(x) ** 2).mean(), optim.adam(0.1), Spec((3, 2)), options=options
+    )
+    model.requires_grad_(False)
+    for rows in (3, 5):
+        before = step.params["weight"]
+        step(np.ones((rows, 2)))
+        assert not np.array_equal(step.params["weight"], before)
+
+
+def test_a_negative_seed_resets_to_itself() -> None:
+    def make(seed):
+        return td.compile_step(
+            nn.Linear(2, 1), lambda m, x: m(x).sum(), optim.sgd(0.1), Spec((3, 2)), seed=seed
+        )
+
+    step, other = make(-1), make(0)
+    first = step.params["weight"]
+    other.load_state_dict(step.state_dict())
+    other.reset()
+    np.testing.assert_array_equal(other.params["weight"], first)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optim.groups(("*.bais", optim.sgd(0.1)), ("*", optim.sgd(0.2))),
+        optim.adamw(0.1, decay="fc9.weight"),
+        optim.sgd(0.1, decay="fc9.weight"),
+    ],
+    ids=["groups", "adamw", "sgd"],
+)
+def test_a_selector_that_selects_nothing_is_an_error(optimizer) -> None:
+    with pytest.raises(td.ArgumentError, match="selects no parameter. There are: weight, bias"):
+        td.compile_step(nn.Linear(2, 1), lambda m, x: m(x).sum(), optimizer, Spec((3, 2)))
+
+
+def test_accumulate_is_a_whole_number() -> None:
+    with pytest.raises(td.ArgumentError, match="accumulate = 1.5"):
+        td.compile_step(
+            nn.Linear(2, 1), lambda m, x: m(x).sum(), optim.sgd(0.1), Spec((3, 2)), accumulate=1.5
+        )
+
+
+def test_saved_files_have_ordinary_permissions(tmp_path: Path) -> None:
+    step = td.compile_step(nn.Linear(2, 1), lambda m, x: m(x).sum(), optim.sgd(0.1), Spec((3, 2)))
+    step.save(tmp_path / "state")
+    (tmp_path / "plain").write_bytes(b"")
+    assert (tmp_path / "state").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+# Native programs
+
+
+def both(function, *arrays: np.ndarray) -> list[np.ndarray]:
+    specs = [Spec(a.shape) for a in arrays]
+    return [td.compile(function, *specs, device=d)(*arrays) for d in ("cpu", "oracle")]
+
+
+def nested_sum(x):
+    def outer(c, row):
+        return td.scan(lambda d, r: (d + r, None), c, row)[0], None
+
+    return td.scan(outer, td.zeros(()), x)[0]
+
+
+def test_nested_scans_read_their_own_rows() -> None:
+    x = np.array([[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]])
+    native, exact = both(nested_sum, x)
+    assert native == exact == 333.0
+    native, exact = both(td.grad(lambda x: nested_sum(x * x)), x)
+    np.testing.assert_allclose(native, exact)
+
+
+def test_a_tensor_may_be_scanned_and_closed_over() -> None:
+    x = np.arange(6.0).reshape(3, 2)
+    native, exact = both(lambda x: td.scan(lambda c, r: (c, x), td.zeros(()), x)[1], x)
+    np.testing.assert_array_equal(native, exact)
+    native, exact = both(
+        lambda x: td.scan(lambda c, r: (c + td.sum(x * r), None), td.zeros(()), x)[0], x
+    )
+    np.testing.assert_allclose(native, exact)
+
+
+def test_zero_and_minus_zero_are_different_kernels() -> None:
+    native = td.compile(lambda x: (x / 0.0, x / (-0.0)), Spec((1,)), device="cpu")(np.ones(1))
+    assert [float(a[0]) for a in native] == [np.inf, -np.inf]
+
+
+def test_values_that_are_used_twice_do_not_double() -> None:
+    def grown(x):
+        for _ in range(40):
+            x = x * x * 0.5 + x * 0.25
+        return x
+
+    native, exact = both(grown, np.full(3, 0.5))
+    np.testing.assert_allclose(native, exact, rtol=1e-4, atol=1e-12)
+
+
+def test_long_chains_are_cut_into_pieces() -> None:
+    def chain(x):
+        for _ in range(2000):
+            x = td.sin(x) + 0.01
+        return x
+
+    native, exact = both(chain, np.linspace(0, 1, 5))
+    np.testing.assert_allclose(native, exact, rtol=1e-3)
+
+
+def test_remainders_with_large_quotients_and_infinities() -> None:
+    inf = np.inf
+    x = np.array([1e-8, -1e-8, 1e10, -1.0, 1.0, 7.0, -7.0, 5.5], np.float32)
+    y = np.array([-1.0, 1.0, 3.0, inf, -inf, 2.0, 2.0, -2.0], np.float32)
+    native = td.compile(lambda x, y: (x % y, x // y), Spec((8,)), Spec((8,)), device="cpu")(x, y)
+    np.testing.assert_array_equal(native[0], np.mod(x, y))
+    np.testing.assert_array_equal(native[1], np.floor_divide(x, y))
+
+
+def test_steps_and_programs_may_be_called_from_several_threads() -> None:
+    batch = np.ones((6, 4), np.float32)
+    step = td.compile_step(
+        nn.Linear(4, 3), lambda m, b: (m(b) ** 2).mean(), optim.sgd(0.0), Spec((6, 4)), device="cpu"
+    )
+    programs = [td.compile(lambda x, k=k: x * k, Spec((3000,)), device="cpu") for k in range(6)]
+    wrong: list[int] = []
+
+    def work(k: int) -> None:
+        x = np.full(3000, k + 1.0, np.float32)
+        for _ in range(40):
+            step(batch)
+            for i, program in enumerate(programs):
+                if not (program(x) == (k + 1.0) * i).all():
+                    wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+    assert step.count == 160
