@@ -316,7 +316,8 @@ def build_evaluation(recipe: StepRecipe, inputs: Inputs, eval_params: Graph | No
 
     def finish(trace: Trace, result: Any) -> list[Tensor]:
         loss = result[0] if recipe.backward is not None and isinstance(result, tuple) else result
-        total, weight = loss_terms(1, loss)
+        has_weight = isinstance(loss, Mean) and len(loss.terms) == 1
+        total, weight = loss.terms[0] if has_weight else loss_terms(1, loss)
         return [into_scope(t, trace) for t in (total / weight, weight)]
 
     graph = trace_model(recipe.model, recipe.loss, inputs, training=False, finish=finish).graph

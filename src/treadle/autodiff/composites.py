@@ -6,6 +6,7 @@ the operands: what that needs is views and elementwise work.
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 from treadle.autodiff.backward import VJP, Cotangent, definition_vjp, no_gradient
@@ -82,7 +83,8 @@ def log_softmax_vjp(attributes: c.Axis, ct: Tensor, out: Tensor, x: Tensor) -> C
 def logsumexp_vjp(attributes: c.Axes, ct: Tensor, out: Tensor, x: Tensor) -> Cts:
     """dx = ct · e^(x − out)"""
     axes = attributes.axes
-    shift = unreduced(where(abs(out) == float("inf"), 0, out), x.shape, axes)
+    finite = where(out == -math.inf, 0, where(out == math.inf, 0, out))
+    shift = unreduced(finite, x.shape, axes)
     return (unreduced(ct, x.shape, axes) * exp(x - shift),)
 
 

@@ -34,6 +34,7 @@ from treadle.ir.literal import ArrayLiteral, Number
 from treadle.ir.op import Attributes, Op, RuleTable, Types
 from treadle.ir.ops import elementwise as e
 from treadle.ir.ops.indexing import GATHER
+from treadle.ir.ops.leaves import Constant
 from treadle.ir.ops.linear import WINDOW
 from treadle.ir.ops.reductions import CUMSUM, REDUCE_SUM
 from treadle.ir.ops.shaping import BROADCAST, CONCAT, FLIP, PAD, PERMUTE, RESHAPE, SLICE, Pad
@@ -55,6 +56,8 @@ class Residues:
     sign: Array | None = None
     # Made by a comparison: a generic element may stand for what is constant on pieces.
     is_piecewise: bool = field(default=False, kw_only=True)
+    # An infinity or NaN: no other value equals it.
+    is_special: bool = field(default=False, kw_only=True)
 
 
 class Lane:
@@ -185,7 +188,11 @@ class FiniteField:
     def _apply(
         self, op: Op, attributes: Attributes, operands: Sequence[Typed[Residues]], types: Types
     ) -> Sequence[Residues]:
-        if op is e.EQ and any(o.value.is_piecewise for o in operands):
+        if isinstance(attributes, Constant) and _is_special(attributes.value):
+            lanes = (literal(lane, attributes.value, types[0].shape) for lane in self.lanes)
+            return [Residues(*lanes, is_special=True)]
+        is_known = any(o.value.is_special for o in operands)
+        if op is e.EQ and not is_known and any(o.value.is_piecewise for o in operands):
             return [self._generic_equality(*(o.value for o in operands))]
         if (
             op in ORDER
@@ -252,6 +259,10 @@ class FiniteField:
             for r, t in zip(results, types, strict=True)
         ]
 
+    @property
+    def lanes(self) -> tuple[Lane, Lane]:
+        return self.lane_q, self.lane_p
+
     def _generic_equality(self, x: Residues, y: Residues) -> Residues:
         """Values with pieces may be equal on some of them: known only where they always are."""
         lanes = []
@@ -291,6 +302,10 @@ def same(a: Residues, b: Residues) -> bool:
     The p-lane knows that exp turns sums into products, the q-lane that log turns them back.
     """
     return bool(np.array_equal(a.p, b.p) or (np.array_equal(a.q, b.q) and _same_signs(a, b)))
+
+
+def _is_special(value: Number | ArrayLiteral) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _same_signs(a: Residues, b: Residues) -> bool:

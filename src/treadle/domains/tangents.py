@@ -147,11 +147,12 @@ def _pow(p: P) -> Tangents:
 
 @tangent(e.MAX, e.MIN)
 def _extreme(p: P) -> Tangents:
+    """The larger (or smaller) side's, or half of each at a tie."""
     x, y = p.primals
-    tie = x.equals(y)
-    first = y.less(x) if p.op is e.MAX else x.less(y)
-    a, b = map(_tangent_or_zero, p.primals, p.tangents)
-    return (tie.where((a + b) * 0.5, first.where(a, b)),)
+    below, above = (x.less(y), y.less(x)) if p.op is e.MAX else (y.less(x), x.less(y))
+    share = x.equals(y).where(x.like(0.5), x.like(1))
+    a, b = (_tangent_or_zero(v, t) * share for v, t in zip(p.primals, p.tangents, strict=True))
+    return (below.where(x.like(0), a) + above.where(y.like(0), b),)
 
 
 def _slope(p: P, slope: N) -> Tangents:

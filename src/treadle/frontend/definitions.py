@@ -11,7 +11,6 @@ from treadle.base.dtypes import DType, accumulator, int32, promote
 from treadle.base.origin import Origin
 from treadle.frontend.coerce import broadcast_to, cast, constant
 from treadle.frontend.functions.arithmetic import (
-    abs,
     eq,
     erf,
     exp,
@@ -190,7 +189,7 @@ def masked(values: Tensor, seen: Tensor | None, other: float = 0) -> Tensor:
 
 def _finite(x: Tensor) -> Tensor:
     """Zero in place of infinities: what a row of −∞ is shifted by."""
-    return where(eq(abs(x), math.inf), 0, x)
+    return where(eq(x, -math.inf), 0, where(eq(x, math.inf), 0, x))
 
 
 @definition(c.ATTENTION)
@@ -205,11 +204,12 @@ def attention(
     top = _finite(stop_gradient(max_of(masked(scores, seen, lowest), -1, keepdims=True)))
     weights = masked(exp(scores - top), seen)
     total = sum_of(weights, -1, keepdims=True)
-    # A row that sees nothing gives zeros, as PyTorch's does.
-    probabilities = cast(weights / where(eq(total, 0), 1, total), v.dtype)
+    # By the logarithm of the sum, so that a row that sees nothing gives zeros, as PyTorch's does.
+    lse = log(total) + top
+    probabilities = cast(masked(exp(scores - _finite(lse)), seen), v.dtype)
     mixed = contract(probabilities, v, ("bgrts", "bgsd", "bgrtd"), accumulator(v.dtype))
     result = cast(reshape(mixed, (*q.shape[:3], v.shape[3])), q.dtype)
-    return result, reshape(log(total) + top, q.shape[:3])
+    return result, reshape(lse, q.shape[:3])
 
 
 @definition(c.ATTENTION_GRAD)
