@@ -39,9 +39,7 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="train a small network on handwritten digits, in seconds",
         description="Train a small network on the handwritten digits that come with the package, "
         f"and count how many of the held-out ones it recognises; at least {TARGET:.0%} are "
-        "wanted. The step runs in the float64 oracle; no native code is generated.".replace(
-            "%", "%%"
-        ),
+        "wanted. The step runs in the float64 oracle.".replace("%", "%%"),
         epilog=EPILOG,
     )
     _add_count(demo, "--steps", 1000, "training steps")

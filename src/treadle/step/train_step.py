@@ -319,7 +319,7 @@ class TrainStep:
 
     @property
     def kernels(self) -> tuple[object, ...]:
-        """Native kernels: none, the oracle interprets the graph."""
+        """Native kernels, to look at: not shown yet."""
         return ()
 
 
