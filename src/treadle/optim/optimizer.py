@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -82,7 +83,7 @@ def chain(*parts: Transform | Optimizer) -> Optimizer:
             raise ArgumentError("chain", cause, "Only the last part is an optimizer.")
         transforms.append(part)
     # An inner chain has numbered its own transforms; these are counted on.
-    inner = sum(1 for k in last.hyper if "." in k)
+    inner = len({k.rpartition(".")[0] for k in last.hyper if re.match(r"\w+\.\d+\.", k)})
     prefixes = [f"{t.name}.{i + inner}." for i, t in enumerate(transforms)]
 
     def init(params: Params) -> Tree:
