@@ -34,6 +34,7 @@ from treadle.schedule.lower import ROOTS, Lowering, attributes_of
 from treadle.schedule.nests import nest
 
 ROW_TILES = (6, 5, 4, 3, 2)  # the largest that divides the rows
+LEAST_LANES = 32  # shorter last axes are passed over for longer ones
 CACHE_ELEMENTS = 1 << 16  # 256 KiB of float32: half of a small second-level cache
 
 
@@ -46,6 +47,9 @@ class _Shape:
     left_labels: str
     right_labels: str
     result: str
+    lanes: (
+        str  # labels next to each other in the result, the right operand's: what vectors run along
+    )
     sizes: dict[str, int]
 
     @property
@@ -54,7 +58,9 @@ class _Shape:
 
     @property
     def columns(self) -> str:
-        return "".join(c for c in self.result if c not in self.left_labels)
+        """The right operand's own, the lanes last."""
+        own = "".join(c for c in self.result if c not in self.left_labels)
+        return "".join(c for c in own if c not in self.lanes) + self.lanes
 
     @property
     def rows(self) -> str:
@@ -66,17 +72,38 @@ class _Shape:
 
 
 def _shape_of(lowering: Lowering, node: Node) -> _Shape:
-    """Lanes run along the last axis of the result that belongs to one operand only."""
+    """Lanes run along the last axes of the result that are one operand's, or longer ones before."""
     attributes: Contraction = attributes_of(node)
     lx, ly, lr = attributes.labels
     x, y = node.operands
     sizes: dict[str, int] = {}
     for operand, labels in ((x, lx), (y, ly)):
         sizes |= dict(zip(labels, lowering.graph.type_of(operand).shape, strict=True))
-    own = [c for c in lr if (c in lx) != (c in ly)]
-    if own and own[-1] in lx:
-        return _Shape(y, x, ly, lx, lr, sizes)
-    return _Shape(x, y, lx, ly, lr, sizes)
+    runs = _runs(lx, ly, lr)
+    lanes = runs[-1] if runs else ""
+    if runs and _extent(lanes, sizes) < LEAST_LANES:
+        lanes = max(runs, key=lambda run: _extent(run, sizes))
+    if lanes and lanes[0] in lx:
+        return _Shape(y, x, ly, lx, lr, lanes, sizes)
+    return _Shape(x, y, lx, ly, lr, lanes, sizes)
+
+
+def _extent(labels: str, sizes: dict[str, int]) -> int:
+    return math.prod(sizes[c] for c in labels)
+
+
+def _runs(x: str, y: str, result: str) -> list[str]:
+    """Longest runs of labels of the result that belong to one operand alone."""
+    found: list[str] = []
+    owner = ""
+    for label in result:
+        now = "x" if label not in y else "y" if label not in x else ""
+        if now and now == owner:
+            found[-1] += label
+        elif now:
+            found.append(label)
+        owner = now
+    return found
 
 
 @ROOTS(CONTRACT)
@@ -85,7 +112,7 @@ def contract_kernels(lowering: Lowering, position: int, node: Node) -> list[Kern
     shape = _shape_of(lowering, node)
     if not shape.columns or not all(shape.sizes.values()):
         return [_product(lowering, position, node, shape, None)]
-    if shape.right_labels[-1] == shape.columns[-1] and shape.right in lowering.names:
+    if shape.right_labels.endswith(shape.lanes) and shape.right in lowering.names:
         return [_product(lowering, position, node, shape, None)]
     packed = shape.batch + shape.summed + shape.columns
     return [
@@ -166,7 +193,7 @@ def _column_block(shape: _Shape) -> int:
     depth = math.prod(shape.sizes[c] for c in shape.summed)
     rows = math.prod(shape.sizes[c] for c in shape.rows)
     fitting = CACHE_ELEMENTS // max(1, depth)
-    if rows < 16 or columns <= max(fitting, 64):
+    if len(shape.lanes) > 1 or rows < 16 or columns <= max(fitting, 64):
         return columns
     divisors = [n for n in range(32, columns) if columns % n == 0 and n % 32 == 0]
     return max((n for n in divisors if n <= max(fitting, 64)), default=columns)
