@@ -222,3 +222,49 @@ def test_steps_and_programs_may_be_called_from_several_threads() -> None:
         t.join()
     assert not wrong
     assert step.count == 160
+
+
+# Kindness
+
+
+def small_step(**keywords) -> td.TrainStep:
+    return td.compile_step(
+        nn.Linear(2, 1),
+        lambda m, b: (m(b["x"]) ** 2).mean(),
+        optim.sgd(0.1),
+        {"x": Spec((3, 2))},
+        **keywords,
+    )
+
+
+def test_a_misspelt_property_is_an_error() -> None:
+    step = small_step()
+    with pytest.raises(AttributeError, match="has no 'lr' to set"):
+        step.lr = 0.1
+    step.lr_scale = 0.5
+    assert "3 parameters, 0 updates, device='oracle'" in repr(step)
+
+
+def test_lists_and_numbers_are_not_arrays() -> None:
+    with pytest.raises(td.BatchError, match="and 1 more; lists of numbers are not arrays"):
+        small_step()({"x": [[1.0, 2.0]] * 3})
+    with pytest.raises(
+        td.ArgumentError, match="the Python number 3 in it. Describe an input by td.Spec"
+    ):
+        td.compile_step(
+            nn.Linear(2, 1), lambda m, b: m(b["x"]).sum(), optim.sgd(0.1), {"x": (3, 2)}
+        )
+
+
+def test_a_precision_by_another_name() -> None:
+    with pytest.raises(
+        td.ArgumentError, match="'bf16' is not a precision to train in. Use float32"
+    ):
+        small_step(precision="bf16")
+
+
+def test_attach_takes_options() -> None:
+    predict = small_step().attach(
+        lambda m, x: m(x), Spec((1, 2)), options=td.CompileOptions(on_new_shape="specialise")
+    )
+    assert predict(np.ones((5, 2))).shape == (5, 1)

@@ -18,6 +18,7 @@ from treadle.autodiff.backward import Differentiated, active_values, differentia
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.base.errors import ArgumentError, DeviceError, GradientError, UnreachedWarning
+from treadle.base.origin import user_origin
 from treadle.codegen.llvm.driver import render_program
 from treadle.frontend.coerce import as_tensor, cast, constant
 from treadle.frontend.mean import Mean
@@ -27,7 +28,6 @@ from treadle.frontend.tracing import emit
 from treadle.ir.graph import Graph, Output, OutputKind, Value
 from treadle.ir.ops.leaves import INPUT
 from treadle.ir.rewrite import inline_into, remove_dead_code
-from treadle.ir.types import as_dtype
 from treadle.ir.verify import verify
 from treadle.memory.plan import plan_buffers
 from treadle.nn.module import Module, Parameter
@@ -112,14 +112,14 @@ def choose_device(device: str) -> str:
 
 
 def choose_precision(precision: object) -> DType:
-    chosen = as_dtype(precision)
-    if chosen not in (dtypes.float32, dtypes.bfloat16, dtypes.float16):
-        raise ArgumentError(
-            "precision",
-            f"{chosen} is not a precision to train in",
-            "Use float32, bfloat16 or float16.",
-        )
-    return chosen
+    for chosen in (dtypes.float32, dtypes.bfloat16, dtypes.float16):
+        if precision in (chosen, chosen.name):
+            return chosen
+    raise ArgumentError(
+        "precision",
+        f"{precision!r} is not a precision to train in",
+        "Use float32, bfloat16 or float16.",
+    )
 
 
 def open_session(device: str, share: Any) -> Session:
@@ -227,7 +227,7 @@ def _differentiated(graph: Graph, plan: UpdatePlan, report: CompileReport) -> Di
     if missing and missing != report.unreached:
         cause = f"compile_step: the loss does not depend on {', '.join(missing)}"
         remedy = "they are not trained; freeze them with requires_grad=False or optim.only"
-        warnings.warn(f"{cause}: {remedy}", UnreachedWarning, stacklevel=2)
+        warnings.warn(f"{cause}: {remedy} [{user_origin()}]", UnreachedWarning, stacklevel=2)
     report.unreached = missing
     return result
 

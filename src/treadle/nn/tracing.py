@@ -73,6 +73,13 @@ class Inputs:
     @staticmethod
     def of(batch: Tree) -> Inputs:
         leaves, structure = trees.flatten(batch)
+        for leaf in leaves:
+            if isinstance(leaf, (bool, int, float)):
+                raise ArgumentError(
+                    "compile",
+                    f"the batch has the Python number {leaf!r} in it",
+                    "Describe an input by td.Spec(shape, dtype), or give an example array.",
+                )
         names = [f"{INPUT_PREFIX}{path}" for path in trees.paths(batch)]
         return Inputs(tuple(zip(names, map(spec_of, leaves), strict=True)), structure)
 

@@ -17,6 +17,7 @@ from treadle.nn.tracing import INPUT_PREFIX, Inputs
 from treadle.pipeline import CompileOptions
 from treadle.runtime.session import Session, fitted
 
+MOST_SHOWN = 6  # problems that one message lists
 Built = TypeVar("Built")
 Arrays = dict[str, np.ndarray]
 
@@ -36,6 +37,10 @@ def check_batch(operation: str, inputs: Inputs, batch: Tree) -> Arrays:
             else:
                 arrays[f"{INPUT_PREFIX}{name}"] = found
     if wrong:
+        if len(wrong) > MOST_SHOWN:
+            wrong = [*wrong[:MOST_SHOWN], f"and {len(wrong) - MOST_SHOWN} more"]
+        if any(isinstance(leaf, (int, float)) for leaf in given.values()):
+            wrong.append("lists of numbers are not arrays: use np.asarray")
         types = ", ".join(f"{shown(n)}: {t}" for n, t in expected.items())
         raise BatchError(
             operation, f"the batch does not fit: {'; '.join(wrong)}", f"Expected {types}."
@@ -136,6 +141,9 @@ def load_values(
             f"unexpected: {', '.join(unexpected)}" if unexpected else "",
             f"mismatched: {'; '.join(wrong)}" if wrong else "",
         ]
-        remedy = "Load a part with strict=False." if missing else "Check that it is the same model."
+        is_partial = missing and operation == "load_params"
+        remedy = (
+            "Load a part with strict=False." if is_partial else "Check that it is the same model."
+        )
         raise LoadError(operation, "; ".join(p for p in parts if p), remedy)
     session.write({n: values[n] for n in names if n in values})

@@ -94,6 +94,7 @@ class TrainStep:
             session, self._plan.name("hyper", ""), self._plan.optimizer.hyper
         )
         self._start()
+        self._is_ready = True
 
     def _build(self, inputs: Inputs) -> _Variants:
         graphs = build_step(self.recipe, self._plan, inputs, self.report)
@@ -186,7 +187,13 @@ class TrainStep:
             named(outputs, "weight:"),
         )
 
-    def attach(self, forward: Callable[..., Any], inputs: Tree, training: bool = False) -> Forward:
+    def attach(
+        self,
+        forward: Callable[..., Any],
+        inputs: Tree,
+        training: bool = False,
+        options: CompileOptions | None = None,
+    ) -> Forward:
         """A forward program on the same values: no copies, never stale."""
         recipe = self.recipe
         report = CompileReport(self.report.device, recipe.precision.name, self.report.parameters)
@@ -197,7 +204,7 @@ class TrainStep:
             self.session,
             report,
             precision=recipe.precision,
-            options=recipe.options,
+            options=options or recipe.options,
             training=training,
             seed=self._seed,
             eval_params=self._eval_params,
@@ -253,6 +260,20 @@ class TrainStep:
         self._seed = self._seed if seed is None else seed
         write_first_values(self.session, self.recipe.model.declarations(), self._seed)
         self._start()
+
+    def __repr__(self) -> str:
+        model = type(self.recipe.model).__name__
+        parameters = f"{self.report.parameters:,} parameters"
+        return (
+            f"TrainStep({model}, {parameters}, {self.count} updates, device={self.report.device!r})"
+        )
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """A misspelt property is an error rather than a new attribute."""
+        is_known = name in self.__dict__ or hasattr(type(self), name)
+        if not is_known and "_is_ready" in self.__dict__:
+            raise AttributeError(f"TrainStep has no {name!r} to set; see lr_scale, learning_rate")
+        super().__setattr__(name, value)
 
     @property
     def count(self) -> int:
