@@ -8,7 +8,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from treadle.base.errors import ArgumentError
 from treadle.ir.composites import definition_graph
 from treadle.ir.control import CALL, SCAN, Call, Scan
-from treadle.ir.graph import Graph, OutputKind
+from treadle.ir.graph import Graph
 from treadle.ir.literal import Number
 from treadle.ir.op import Attributes, Op, Types, infer_types
 from treadle.ir.ops.leaves import CONSTANT, Constant, Leaf
@@ -58,14 +58,6 @@ def evaluate(graph: Graph, inputs: Mapping[str, V], domain: Domain[V]) -> tuple[
         for dead in last_use.get(position, ()):
             known[dead] = ()
     return tuple(known[o.value.node][o.value.output] for o in graph.outputs)
-
-
-def evaluate_results(graph: Graph, inputs: Mapping[str, V], domain: Domain[V]) -> tuple[V, ...]:
-    """The values of the results only."""
-    values = evaluate(graph, inputs, domain)
-    return tuple(
-        v for v, o in zip(values, graph.outputs, strict=True) if o.kind is OutputKind.RESULT
-    )
 
 
 def _last_uses(graph: Graph) -> dict[int, list[int]]:

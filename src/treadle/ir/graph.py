@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from treadle.base.origin import Origin
 from treadle.ir.op import Attributes, Op, Types, infer_types
-from treadle.ir.ops.leaves import INPUT, NAMED_LEAVES, Leaf
+from treadle.ir.ops.leaves import INPUT, Leaf
 from treadle.ir.types import TensorType
 
 
@@ -85,9 +85,6 @@ class Graph:
                 found[node.attributes.name] = i
         return found
 
-    def outputs_of(self, kind: OutputKind) -> tuple[Output, ...]:
-        return tuple(o for o in self.outputs if o.kind is kind)
-
     @property
     def results(self) -> tuple[Value, ...]:
         return tuple(o.value for o in self.outputs if o.kind is OutputKind.RESULT)
@@ -138,11 +135,3 @@ class GraphBuilder:
 
     def build(self, outputs: Iterable[Output], name: str = "graph") -> Graph:
         return Graph(tuple(self.nodes), tuple(outputs), name)
-
-
-def leaf_names(graph: Graph, op: Op) -> tuple[str, ...]:
-    """Names of the leaves of one kind, in order."""
-    assert op in NAMED_LEAVES, op
-    return tuple(
-        n.attributes.name for n in graph.nodes if n.op is op and isinstance(n.attributes, Leaf)
-    )

@@ -6,8 +6,7 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 
 from treadle.base.origin import Origin
-from treadle.ir.graph import Graph, GraphBuilder, Node, Output, Value
-from treadle.ir.op import Op
+from treadle.ir.graph import Graph, GraphBuilder, Output, Value
 from treadle.ir.ops.leaves import INPUT, Leaf
 
 
@@ -81,18 +80,6 @@ def inline_into(
         position = builder.copy(node, operands, origin)
         moved.append(tuple(Value(position, i) for i in range(len(node.types))))
     return [moved[o.value.node][o.value.output] for o in graph.outputs]
-
-
-def map_nodes(graph: Graph, nodes: Iterable[Node]) -> Graph:
-    """The same graph with its nodes exchanged one for one."""
-    return Graph(tuple(nodes), graph.outputs, graph.name)
-
-
-def count_ops(graph: Graph) -> dict[Op, int]:
-    counts: dict[Op, int] = {}
-    for node in graph.nodes:
-        counts[node.op] = counts.get(node.op, 0) + 1
-    return counts
 
 
 def _final(replacements: Mapping[Value, Value], value: Value) -> Value:
