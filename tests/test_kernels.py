@@ -15,7 +15,6 @@ from treadle.autodiff.backward import differentiate
 from treadle.domains.float64 import MEANING, evaluate_float64
 from treadle.ir.graph import Graph
 from treadle.ir.op import OPS, Op
-from treadle.ir.ops import elementwise as e
 from treadle.ir.ops.leaves import NAMED_LEAVES
 from treadle.kernel.index import (
     Index,
@@ -191,7 +190,6 @@ def test_division_is_right_whatever_simplifies(
             values = {"a": i, "b": j}
             expected = divmod(evaluate(index, values), divisor)
             assert (evaluate(quotient, values), evaluate(rest, values)) == expected
-    assert quotient.range[0] <= 0 or True
     low, high = rest.range
     assert low >= 0
     assert high < divisor or divisor == 1
@@ -286,4 +284,3 @@ def test_text_of_a_kernel() -> None:
 def test_index_text() -> None:
     assert str(Index()) == "0"
     assert str(variable(I4) * 3 - 2) == "3*i - 2"
-    assert e.ADD.name == "add"

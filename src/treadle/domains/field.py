@@ -179,11 +179,11 @@ class FiniteField:
     def apply(
         self, op: Op, attributes: Attributes, operands: Sequence[Typed[Residues]], types: Types
     ) -> Sequence[Residues]:
-        is_piecewise = op in PIECEWISE or any(o.value.is_piecewise for o in operands)
         found = self._apply(op, attributes, operands, types)
-        if not (is_piecewise and any(o.type.is_float for o in operands)):
-            is_piecewise = any(o.value.is_piecewise for o in operands)
-        return [replace(r, is_piecewise=is_piecewise) for r in found] if is_piecewise else found
+        makes_pieces = op in PIECEWISE and any(o.type.is_float for o in operands)
+        if not (makes_pieces or any(o.value.is_piecewise for o in operands)):
+            return found
+        return [replace(r, is_piecewise=True) for r in found]
 
     def _apply(
         self, op: Op, attributes: Attributes, operands: Sequence[Typed[Residues]], types: Types
@@ -243,13 +243,14 @@ class FiniteField:
     ) -> list[Array]:
         arrays = [a for _, a in operands]
         given = (attributes,) if op.has_attributes else ()
-        # A choice between integers by a generic flag takes the flag's last bit.
+        is_integer = not any(_is_residue(t) for t, _ in operands) and not any(
+            t.is_float for t in types
+        )
         if op is e.WHERE and not _is_residue(types[0]):
-            arrays[0] = arrays[0] & 1 == 1
-        plain = [_is_residue(t) for t, _ in operands]
-        is_integer = not any(plain) and not any(t.is_float for t in types)
+            # A choice between integers by a generic flag takes the flag's last bit.
+            arrays[0], is_integer = arrays[0] & 1 == 1, True
         with np.errstate(all="ignore"):
-            if is_integer or (op is e.WHERE and not _is_residue(types[0])):
+            if is_integer:
                 found = MEANING[op](*given, *arrays)
             else:
                 found = RESIDUE[op](lane, *given, *arrays)

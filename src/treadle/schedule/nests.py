@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from treadle.kernel.index import Index, Var, substitute, variable
 from treadle.kernel.nodes import (
@@ -41,42 +41,50 @@ def nest(variables: Sequence[Var], role: Role, body: Sequence[Statement]) -> tup
     return inner
 
 
-def map_indices(statement: Statement, function: Callable[[Index], Index]) -> Statement:
-    """The statement with every index replaced."""
+Move = Callable[[Index], Index]
+Rename = Callable[[str], str]
+
+
+def same_name(buffer: str) -> str:
+    return buffer
+
+
+def map_places(statement: Statement, move: Move, rename: Rename = same_name) -> Statement:
+    """The statement with every index, and the name of every buffer, replaced."""
     match statement:
         case For(var, role, body):
-            return For(var, role, tuple(map_indices(s, function) for s in body))
+            return For(var, role, tuple(map_places(s, move, rename) for s in body))
         case Let(local, value):
-            return Let(local, map_value(value, function))
+            return Let(local, map_value(value, move, rename))
         case Set(local, value):
-            return Set(local, map_value(value, function))
+            return Set(local, map_value(value, move, rename))
         case Accumulate(local, op, value):
-            return Accumulate(local, op, map_value(value, function))
+            return Accumulate(local, op, map_value(value, move, rename))
         case Store(buffer, index, value, guard):
-            held = None if guard is None else Within(function(guard.index), guard.low, guard.high)
-            return Store(buffer, function(index), map_value(value, function), held)
+            held = None if guard is None else Within(move(guard.index), guard.low, guard.high)
+            return Store(rename(buffer), move(index), map_value(value, move, rename), held)
         case Update(buffer, index, value):
-            return Update(buffer, function(index), map_value(value, function))
+            return Update(rename(buffer), move(index), map_value(value, move, rename))
 
 
-def map_value(value: Value, function: Callable[[Index], Index]) -> Value:
-    """The value with every index replaced."""
+def map_value(value: Value, move: Move, rename: Rename = same_name) -> Value:
+    """The value with every index, and the name of every buffer, replaced."""
     match value:
         case Literal() | Local():
             return value
         case Load(buffer, index, dtype):
-            return Load(buffer, function(index), dtype)
+            return Load(rename(buffer), move(index), dtype)
         case Position(index, dtype):
-            return Position(function(index), dtype)
+            return Position(move(index), dtype)
         case Within(index, low, high):
-            return Within(function(index), low, high)
+            return Within(move(index), low, high)
         case Convert(inner, dtype):
-            return Convert(map_value(inner, function), dtype)
+            return Convert(map_value(inner, move, rename), dtype)
         case Apply(op, operands, dtype):
-            return Apply(op, tuple(map_value(o, function) for o in operands), dtype)
+            return Apply(op, tuple(map_value(o, move, rename) for o in operands), dtype)
         case Guarded(guard, inner, other, dtype):
-            held, other = map_value(guard, function), map_value(other, function)
-            return Guarded(held, map_value(inner, function), other, dtype)
+            held, rest = (map_value(v, move, rename) for v in (guard, other))
+            return Guarded(held, map_value(inner, move, rename), rest, dtype)
 
 
 def indices_of(statements: Sequence[Statement]) -> list[Index]:
@@ -88,7 +96,7 @@ def indices_of(statements: Sequence[Statement]) -> list[Index]:
         return index
 
     for statement in statements:
-        map_indices(statement, note)
+        map_places(statement, note)
     return found
 
 
@@ -106,7 +114,7 @@ def merge_loops(statement: Statement) -> Statement:
     both = Var(f"{outer.var.name}{inner.var.name}", outer.var.extent * inner.var.extent)
     # Every index has the pair as factor · (outer · extent + inner): the inner one stands for both.
     values = {outer.var: Index(), inner.var: variable(both)}
-    merged = tuple(map_indices(s, lambda i: substitute(i, values)) for s in inner.body)
+    merged = tuple(map_places(s, lambda i: substitute(i, values)) for s in inner.body)
     return For(both, outer.role, merged)
 
 
@@ -142,37 +150,6 @@ def anonymous(kernel: Kernel) -> Kernel:
         kernel.name,
         tuple(map(renamed, kernel.inputs)),
         tuple(map(renamed, kernel.outputs)),
-        tuple(rename_buffers(s, names) for s in kernel.body),
+        tuple(map_places(s, lambda index: index, names.__getitem__) for s in kernel.body),
         kernel.origins,
     )
-
-
-def rename_buffers(statement: Statement, names: Mapping[str, str]) -> Statement:
-    match statement:
-        case For(var, role, body):
-            return For(var, role, tuple(rename_buffers(s, names) for s in body))
-        case Let(local, value):
-            return Let(local, renamed_value(value, names))
-        case Set(local, value):
-            return Set(local, renamed_value(value, names))
-        case Accumulate(local, op, value):
-            return Accumulate(local, op, renamed_value(value, names))
-        case Store(buffer, index, value, guard):
-            return Store(names[buffer], index, renamed_value(value, names), guard)
-        case Update(buffer, index, value):
-            return Update(names[buffer], index, renamed_value(value, names))
-
-
-def renamed_value(value: Value, names: Mapping[str, str]) -> Value:
-    match value:
-        case Literal() | Local() | Position() | Within():
-            return value
-        case Load(buffer, index, dtype):
-            return Load(names[buffer], index, dtype)
-        case Convert(inner, dtype):
-            return Convert(renamed_value(inner, names), dtype)
-        case Apply(op, operands, dtype):
-            return Apply(op, tuple(renamed_value(o, names) for o in operands), dtype)
-        case Guarded(guard, inner, other, dtype):
-            held, rest = renamed_value(guard, names), renamed_value(other, names)
-            return Guarded(held, renamed_value(inner, names), rest, dtype)

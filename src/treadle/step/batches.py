@@ -55,9 +55,7 @@ def shown(name: str) -> str:
 class ByShape(Generic[Built]):
     """What was built for each set of input types; the least recently used of too many goes."""
 
-    def __init__(
-        self, build: Callable[[Inputs], Built], options: CompileOptions, fixed: Inputs | None
-    ):
+    def __init__(self, build: Callable[[Inputs], Built], options: CompileOptions, fixed: Inputs):
         self._build, self._options, self._fixed = build, options, fixed
         self._built: OrderedDict[Inputs, Built] = OrderedDict()
 
@@ -78,8 +76,6 @@ class ByShape(Generic[Built]):
     def _inputs_for(self, operation: str, batch: Tree) -> Inputs:
         """The declared types; other sizes where that is allowed, never other names or dtypes."""
         fixed = self._fixed
-        if fixed is None:
-            return Inputs.of(batch)
         resized = _resized(fixed, batch)
         if resized is None or resized == fixed:
             return fixed
