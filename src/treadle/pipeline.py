@@ -29,6 +29,7 @@ from treadle.ir.graph import Graph, Output, OutputKind, Value
 from treadle.ir.ops.leaves import INPUT
 from treadle.ir.rewrite import inline_into, remove_dead_code
 from treadle.ir.verify import verify
+from treadle.memory.assemble import assemble
 from treadle.memory.plan import plan_buffers
 from treadle.nn.module import Module, Parameter
 from treadle.nn.tracing import Inputs, TracedModel, as_argument, trace_model
@@ -37,10 +38,10 @@ from treadle.optim.optimizer import Optimizer
 from treadle.precision.narrow import apply_precision
 from treadle.runtime.cpu import NativeProgram
 from treadle.runtime.executable import Executable
-from treadle.runtime.native import host
+from treadle.runtime.native import compile_object, host
 from treadle.runtime.oracle import OracleProgram
+from treadle.runtime.processors import default_threads
 from treadle.runtime.session import Session
-from treadle.runtime.threads import default_threads
 from treadle.schedule.schedule import schedule
 
 DEVICES = ("oracle", "cpu")
@@ -138,10 +139,10 @@ def load(graph: Graph, device: str) -> Executable:
     """A graph ready to run on a device."""
     if device == "oracle":
         return OracleProgram(graph)
-    program = schedule(graph)
-    plan = plan_buffers(program)
-    source = render_program(program, host().width)
-    return NativeProgram(graph, program, source, plan.offsets, plan.size, default_threads())
+    program = schedule(graph, panel=2 * host().width, in_place=True)
+    plan = assemble(program, plan_buffers(program))
+    objects = [compile_object(render_program(program, host().width))]
+    return NativeProgram(graph, plan, objects, dict(program.constants), default_threads())
 
 
 Backward = Callable[[Any, Any, Any], Any]

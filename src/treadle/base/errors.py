@@ -78,5 +78,9 @@ class DeviceError(TreadleError, RuntimeError):
     """A device that is not there or cannot do what is asked."""
 
 
+class CacheWarning(UserWarning):
+    """The plan cache cannot be used; everything goes on without it."""
+
+
 class UnreachedWarning(UserWarning):
     """A gradient was asked for something that the result does not depend on."""

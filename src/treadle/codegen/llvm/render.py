@@ -1,9 +1,9 @@
 """Kernels as LLVM functions.
 
-A kernel becomes `void @name(i64 begin, i64 end, ptr …)`: the turns begin … end − 1 of its outermost
-parallel loop (any part of them gives the same bits), or everything for a kernel that has none. A
-vector loop runs in steps of the machine's width and finishes one by one; lanes do the same
-arithmetic at any width.
+A kernel becomes `void @name(i64 begin, i64 end, ptr scratch, ptr …)`: the turns begin … end − 1 of
+its outermost parallel loop (any part of them gives the same bits), or everything for a kernel that
+has none. A vector loop runs in steps of the machine's width and finishes one by one; lanes do the
+same arithmetic at any width.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from treadle.codegen.llvm.analysis import (
     accumulated_dtype,
     accumulation,
     changed_locals,
-    data_locals,
     identity,
     memory_element,
     python_number,
@@ -31,8 +30,10 @@ from treadle.codegen.llvm.emitter import (
     width_of,
 )
 from treadle.codegen.llvm.module import Module
+from treadle.codegen.llvm.products import ProductWriter
 from treadle.codegen.llvm.scalars import Scalars, register_element
-from treadle.kernel.index import Bounded, Data, Index, Quotient, Remainder, Var
+from treadle.kernel.cost import outermost, padded
+from treadle.kernel.index import Bounded, Data, Index, Quotient, Remainder, Var, data_locals
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -44,6 +45,7 @@ from treadle.kernel.nodes import (
     Literal,
     Load,
     Local,
+    Multiply,
     Position,
     Role,
     Set,
@@ -55,17 +57,22 @@ from treadle.kernel.nodes import (
 )
 
 
-def render(kernel: Kernel, name: str, module: Module) -> int:
-    """Add a kernel to a module; how many turns its outermost parallel loop has."""
+def render(kernel: Kernel, name: str, module: Module) -> None:
+    """Add a kernel to a module."""
     pointers = [Reg("ptr noalias", f"%{_safe(i)}") for i, _ in enumerate(kernel.buffers)]
-    bounds = [Reg("i64", "%begin"), Reg("i64", "%end")]
-    function = Function(name, [*bounds, *pointers], linkage="")
+    bounds = [Reg("i64", "%begin"), Reg("i64", "%end"), Reg("ptr noalias", "%scratch")]
+    function = Function(name, [*bounds, *pointers])
     places = {b.name: Reg("ptr", p.text) for b, p in zip(kernel.buffers, pointers, strict=True)}
-    writer = _Writer(function, module, places, {b.name: b.dtype for b in kernel.buffers})
-    turns = writer.outermost(kernel.body)
+    offset = 0
+    for buffer in kernel.scratch:
+        moved = f"getelementptr inbounds i8, ptr %scratch, i64 {offset}"
+        places[buffer.name] = function.value("ptr", moved)
+        offset += padded(buffer.nbytes)
+    types = {b.name: b.dtype for b in (*kernel.buffers, *kernel.scratch)}
+    writer = _Writer(function, module, places, types)
+    writer.outermost(kernel)
     function.do("ret void")
     module.add(function)
-    return turns
 
 
 def _safe(i: int) -> str:
@@ -90,23 +97,21 @@ class _Writer:
         self.width = 1
         self.locals: dict[str, Reg] = {}
 
-    def outermost(self, body: Sequence[Statement]) -> int:
-        first = body[0] if len(body) == 1 else None
+    def outermost(self, kernel: Kernel) -> None:
+        loop = outermost(kernel)
         begin, end = Reg("i64", "%begin"), Reg("i64", "%end")
-        if isinstance(first, For) and first.role is Role.VECTOR:
-            self.vector_loop(first, begin, end)
-            return first.var.extent
-        if isinstance(first, For) and first.role is Role.PARALLEL:
-            self.loop(first, begin, end)
-            return first.var.extent
+        if loop is not None:
+            self.statements(kernel.body[:-1])
+            write = self.vector_loop if loop.role is Role.VECTOR else self.loop
+            write(loop, begin, end)
+            return
         # One turn: for the thread that has it.
         then, after = self.f.fresh("then"), self.f.fresh("after")
         self.f.branch(self.f.compare("icmp slt", begin, end), then, after)
         self.f.label(then)
-        self.statements(body)
+        self.statements(kernel.body)
         self.f.jump(after)
         self.f.label(after)
-        return 1
 
     def statements(self, body: Sequence[Statement]) -> None:
         for statement in body:
@@ -114,8 +119,9 @@ class _Writer:
 
     def statement(self, statement: Statement) -> None:
         match statement:
-            case For(var, role, _):
-                start, stop = number(0, "i64"), number(var.extent, "i64")
+            case For(var, role, _, end):
+                start = number(0, "i64")
+                stop = number(var.extent, "i64") if end is None else self.index(end)
                 if role is Role.VECTOR and self.width == 1:
                     self.vector_loop(statement, start, stop)
                 else:
@@ -128,8 +134,15 @@ class _Writer:
                 self.store(buffer, index, value, guard)
             case Update(buffer, index, value):
                 self.update(buffer, index, value)
+            case Multiply():
+                self.multiply(statement)
             case _:
                 assert_never(statement)
+
+    def multiply(self, product: Multiply) -> None:
+        dtype = self.types[product.target.buffer]
+        starts = [self._address(m.buffer, self.index(m.index), dtype) for m in product.matrices]
+        ProductWriter(self.f, self.module, register_element(dtype)).write(product, starts)
 
     def accumulated(self, old: Reg, op: str, value: Value) -> Reg:
         """A product that is added is rounded once."""
