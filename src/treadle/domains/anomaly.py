@@ -13,7 +13,7 @@ from treadle.domains.domain import Typed, apply, evaluate, input_names, last_use
 from treadle.domains.float64 import Array, Float64, lift
 from treadle.ir.control import Call, Scan
 from treadle.ir.graph import Graph, Node, Output, Value
-from treadle.ir.ops.leaves import CONSTANT, Leaf
+from treadle.ir.ops.leaves import CONSTANT, INPUT, STATE, Leaf
 from treadle.ir.types import TensorType
 
 MOST_OPERANDS = 4  # that a message describes
@@ -73,30 +73,31 @@ class _Mark:
 
 
 _FINE = _Mark(False, False)
+Marks = list[tuple[_Mark, ...]]  # of every node's results
 
 
 def find_anomaly(
     graph: Graph, inputs: Mapping[str, object], domain: Float64, roots: Sequence[Output]
 ) -> Anomaly | None:
-    """What made the first NaN or infinity that reached one of the roots; None if all are finite.
+    """What made the NaN or infinity of the first root that has one; None if all are finite.
 
     An infinity that is made and then masked, or that a mask is made of, is no anomaly: only chains
     of values that are not finite, from a root back to where all operands were finite, count.
     """
     leaves = {name: graph.nodes[i].types[0] for name, i in graph.leaves.items()}
     arrays = {n: lift(inputs[n], t) for n, t in leaves.items()}
-    chain, makers = _suspects(graph, arrays, domain, roots)
-    # Without a maker the chain begins with what came from outside: a leaf, or a constant.
-    return _described(graph, makers[0] if makers else chain[0], arrays, domain) if chain else None
+    marks = _marks(graph, arrays, domain)
+    for root in roots:
+        chain = _chain(graph, marks, [root])
+        if chain:
+            # Without a maker the chain begins with an infinity that came from outside.
+            first = next((i for i in chain if _is_made(graph, marks, i)), chain[0])
+            return _described(graph, first, arrays, domain)
+    return None
 
 
-def _suspects(
-    graph: Graph, inputs: Mapping[str, Array], domain: Float64, roots: Sequence[Output]
-) -> tuple[list[int], list[int]]:
-    """The nodes of all chains to the roots, and those of them that made what is not finite."""
-    marks = [tuple(_mark(r) for r in results) for _, _, results in _walk(graph, inputs, domain)]
-    chain = _chain(graph, marks, roots)
-    return chain, [i for i in chain if _is_made(graph.nodes[i], marks, i)]
+def _marks(graph: Graph, inputs: Mapping[str, Array], domain: Float64) -> Marks:
+    return [tuple(_mark(r) for r in results) for _, _, results in _walk(graph, inputs, domain)]
 
 
 def _walk(
@@ -138,10 +139,14 @@ def _chain(graph: Graph, marks: Sequence[tuple[_Mark, ...]], roots: Sequence[Out
     return sorted(found)
 
 
-def _is_made(node: Node, marks: Sequence[tuple[_Mark, ...]], position: int) -> bool:
-    """Whether a NaN, or an infinity, is in a result but in no operand."""
-    if isinstance(node.attributes, Leaf) or node.op is CONSTANT:
-        return False
+def _is_made(graph: Graph, marks: Marks, position: int) -> bool:
+    """Whether a NaN, or an infinity, is in a result but in no operand.
+
+    What comes from outside may be infinite: masks are. Parameters may not.
+    """
+    node = graph.nodes[position]
+    if node.op in (INPUT, STATE, CONSTANT):
+        return marks[position][0].nan
     before = [marks[v.node][v.output] for v in node.operands]
     has_nan = any(m.nan for m in marks[position]) and not any(m.nan for m in before)
     has_infinity = any(m.infinite for m in marks[position]) and not any(before)
@@ -195,7 +200,8 @@ def _inside(node: Node, operands: Sequence[Array], domain: Float64) -> Anomaly |
 
 def _in_body(body: Graph, given: Sequence[Array], domain: Float64) -> Anomaly | None:
     inputs = dict(zip(input_names(body), given, strict=True))
-    _, makers = _suspects(body, inputs, domain, body.outputs)
+    marks = _marks(body, inputs, domain)
+    makers = [i for i in _chain(body, marks, body.outputs) if _is_made(body, marks, i)]
     return _described(body, makers[0], inputs, domain) if makers else None
 
 

@@ -18,7 +18,6 @@ from treadle.runtime.session import Session
 from treadle.step.batches import Arrays
 
 BINS = 64
-LOSS, RESULTS = ("loss",), ("loss", "grad_norm")
 # What each device rounds to after every op, and so where it overflows.
 _NARROW = frozenset([dtypes.bfloat16, dtypes.float16])
 _ROUNDED: dict[str, frozenset[DType]] = {"oracle": _NARROW}
@@ -70,22 +69,17 @@ def run_watched(
 ) -> Arrays:
     """Run a step's program; if it makes a NaN or an infinity, undo it and name the node.
 
-    `graph` is the whole step. What is written is copied before, which is what this costs. With
-    float16 a gradient that overflows is no anomaly: that step is skipped.
+    `graph` is the whole step. What is written is copied before, which is what this costs.
     """
+    roots = _roots(graph, skips_overflow)
     written = [o.name for o in program.graph.outputs if o.kind is OutputKind.UPDATE]
     before = session.read(written)
     outputs = session.run(program, inputs)
-    looked_at = LOSS if skips_overflow else RESULTS
-    found = {n: outputs[f"result:{n}"] for n in looked_at if f"result:{n}" in outputs}
-    wrong = [f"{n} is {float(v)}" for n, v in found.items() if not np.isfinite(v)]
-    if not skips_overflow:
-        turned = (n for n in written if _has_turned(before[n], session.values[n]))
-        wrong += [f"{n} is no longer finite" for n in turned]
+    wrong = [p for o in roots if (p := _problem(o, outputs, before, session.values)) is not None]
     if not wrong:
         return outputs
     session.write(before)
-    anomaly = anomaly_of(session, graph, inputs, looked_at)
+    anomaly = anomaly_of(session, graph, inputs, skips_overflow)
     if anomaly is None:
         raise AnomalyError(
             f"{wrong[0]}, but evaluated node by node everything is finite",
@@ -94,31 +88,46 @@ def run_watched(
     raise AnomalyError(f"{wrong[0]}: {anomaly}", "Nothing was updated.", anomaly)
 
 
-def _has_turned(before: np.ndarray, after: np.ndarray) -> bool:
-    """Whether values are no longer finite. What was infinite, a best loss say, may stay so."""
-    return bool(not np.isfinite(after).all() and np.isfinite(before).all())
+def _problem(output: Output, outputs: Arrays, before: Arrays, after: Arrays) -> str | None:
+    """What is not finite and should be; what was infinite, a best loss say, may stay so."""
+    name = output.name
+    if output.kind is OutputKind.RESULT:
+        value = float(outputs[f"result:{name}"])
+        return None if np.isfinite(value) else f"{name} is {value}"
+    has_turned = not np.isfinite(after[name]).all() and np.isfinite(before[name]).all()
+    return f"{name} is no longer finite" if has_turned else None
 
 
 def anomaly_of(
-    session: Session,
-    graph: Graph,
-    inputs: Mapping[str, np.ndarray],
-    looked_at: Sequence[str] = RESULTS,
+    session: Session, graph: Graph, inputs: Mapping[str, np.ndarray], skips_overflow: bool = False
 ) -> Anomaly | None:
     """What the whole step would make first that is not finite; nothing is written."""
     values = {**session.values, **inputs}
     domain = Float64(_ROUNDED.get(session.device, _FLOATS))
-    found = find_anomaly(graph, values, domain, _roots(graph, values, looked_at))
+    roots = [
+        o
+        for o in _roots(graph, skips_overflow)
+        if o.kind is OutputKind.RESULT or np.isfinite(values[o.name]).all()
+    ]
+    found = find_anomaly(graph, values, domain, roots)
     return found and replace(found, part=_part(graph, found.node))
 
 
-def _roots(
-    graph: Graph, values: Mapping[str, np.ndarray], looked_at: Sequence[str]
-) -> list[Output]:
-    """The outputs that must be finite: results by name, and what is written and was finite."""
-    results = [o for o in graph.outputs if o.kind is OutputKind.RESULT and o.name in looked_at]
+def _roots(graph: Graph, skips_overflow: bool) -> list[Output]:
+    """The outputs that must be finite: loss, gradient norm and what is written, metrics apart.
+
+    A call that only accumulates has a loss of 0 / 0 where nothing has a weight yet: its total
+    counts instead. With float16 gradients may overflow, which skips the step.
+    """
+    results = [o for o in graph.outputs if o.kind is OutputKind.RESULT]
     updates = [o for o in graph.outputs if o.kind is OutputKind.UPDATE]
-    return results + [o for o in updates if np.isfinite(values[o.name]).all()]
+    if not any(o.name == "grad_norm" for o in results):
+        totals = [o for o in updates if o.name.endswith(":accumulator:total")]
+        kept = [o for o in updates if ":accumulator:metric" not in o.name]
+        return totals if skips_overflow else kept
+    if skips_overflow:
+        return [o for o in results if o.name == "loss"]
+    return [o for o in results if o.name in ("loss", "grad_norm")] + updates
 
 
 def _part(graph: Graph, node: int) -> str:
@@ -130,7 +139,7 @@ def _part(graph: Graph, node: int) -> str:
 
 
 def _is_gradient(output: Output) -> bool:
-    is_sum = output.kind is OutputKind.UPDATE and ":accumulator:gradient:" in f":{output.name}"
+    is_sum = output.kind is OutputKind.UPDATE and ":gradient:" in output.name
     return is_sum or output.kind is OutputKind.GRADIENT
 
 
