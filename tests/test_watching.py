@@ -112,9 +112,8 @@ def test_histograms_under_accumulation_are_of_the_mean_gradient() -> None:
     assert first.histograms == first.grad_norms == {}
     # Dropout of the second micro-step differs from that of its gradients: compare what it spans.
     assert second.histograms.keys() == parts[0].keys()
-    norms = {n: h for n, h in second.histograms.items()}
     for name, norm in second.grad_norms.items():
-        h = norms[name]
+        h = second.histograms[name]
         size = h.counts.sum()
         assert np.sqrt(size * (h.std**2 + h.mean**2)) == pytest.approx(norm, rel=1e-9)
 

@@ -123,7 +123,7 @@ def _mark(array: Array) -> _Mark:
     return _Mark(bool(np.isnan(array).any()), bool(np.isinf(array).any()))
 
 
-def _chain(graph: Graph, marks: Sequence[tuple[_Mark, ...]], roots: Sequence[Output]) -> list[int]:
+def _chain(graph: Graph, marks: Marks, roots: Sequence[Output]) -> list[int]:
     """Nodes from which a value that is not finite led to a root, in order."""
 
     def is_marked(value: Value) -> bool:
@@ -184,9 +184,9 @@ def _range(operand: Typed[Array]) -> str:
     array = operand.value
     if not array.size:
         return str(operand.type)
-    if array.size == 1:
-        return f"{operand.type} {array.reshape(-1)[0]:.6g}"
-    return f"{operand.type} from {array.min():.6g} to {array.max():.6g}"
+    low, high = float(array.min()), float(array.max())
+    span = f"{low:.6g}" if array.size == 1 else f"from {low:.6g} to {high:.6g}"
+    return f"{operand.type} {span}"
 
 
 def _inside(node: Node, operands: Sequence[Array], domain: Float64) -> Anomaly | None:

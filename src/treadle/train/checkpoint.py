@@ -106,6 +106,7 @@ class CheckpointManager:
         self.folder = Path(folder)
         self.keep_last, self.keep_best = keep_last, keep_best
         self.metric, self.mode = metric, mode
+        self._damaged: set[str] = set()  # found to be so while restoring
         self._lock: FolderLock | None = None if read_only else self._locked()
 
     def _locked(self) -> FolderLock:
@@ -194,11 +195,15 @@ class CheckpointManager:
         return dict(sorted((int(m[1]), p) for p, m in matches if m is not None))
 
     def list(self) -> tuple[Checkpoint, ...]:
-        """The checkpoints whose manifest and file lengths are right, in the order of writing."""
+        """The checkpoints that are not known to be damaged, in the order of writing.
+
+        Manifests and the lengths of files are looked at; only `restore` reads every byte.
+        """
         found = []
         for path in self._numbers().values():
             with contextlib.suppress(DamagedError, CheckpointError):
-                found.append(Checkpoint.of(path, read_manifest(path)))
+                if path.name not in self._damaged:
+                    found.append(Checkpoint.of(path, read_manifest(path)))
         return tuple(found)
 
     def best(self) -> Checkpoint | None:
@@ -253,6 +258,7 @@ class CheckpointManager:
                 except DamagedError as error:
                     if path.exists():  # else its writer has deleted it since we looked
                         passed[path.name] = str(error)
+                        self._damaged.add(path.name)
                     continue
                 checkpoint = _continue(path, manifest, states, steps)
                 _warn_passed(passed, path)
