@@ -143,7 +143,10 @@ class TrainStep:
         # The oracle holds floats as float64, so hyperparameters are not rounded.
         scalars = {n: np.array(v, carrier(t.dtype)) for n, (t, v) in self._plan.scalars().items()}
         self.session.write(zeros | scalars)
-        self.session.run(self._init, {})
+        first = self._init.run(self.session.values)
+        self.session.write(
+            {o.name: value for o, value in zip(self._init.graph.outputs, first, strict=True)}
+        )
         self._steps, self._micro = 0, 0
 
     def __call__(
