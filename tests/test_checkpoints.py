@@ -164,6 +164,7 @@ def test_the_best_needs_the_metric(tmp_path: Path) -> None:
             td.ArgumentError, match="metrics has loss, but the best is by 'accuracy'"
         ):
             checkpoints.save(step, metrics={"loss": 1.0})
+        assert len(checkpoints.list()) == 2
         checkpoints.save(step, metrics={"accuracy": 0.5, "loss": 3})
         assert checkpoints.best().metrics == {"accuracy": 0.5, "loss": 3.0}
 
@@ -708,6 +709,18 @@ def test_a_forked_child_neither_writes_nor_keeps_the_lock(tmp_path: Path) -> Non
             td.CheckpointManager(tmp_path).close()
         finally:
             os.kill(child, signal.SIGKILL)
+
+
+def test_a_file_system_without_locks_is_said(tmp_path: Path, monkeypatch) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(writer.fcntl, "flock", fails)
+    with pytest.warns(
+        td.CheckpointWarning, match="cannot be locked: No locks available; see to it"
+    ):
+        checkpoints = td.CheckpointManager(tmp_path)
+    assert checkpoints.save(make()).number == 1
 
 
 def test_managers_of_one_process_share_the_lock(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def encode_arrays(arrays: Mapping[str, np.ndarray], kind: str) -> bytes:
     from safetensors.numpy import save
 
     metadata = {"treadle": json.dumps({"schema": SCHEMA, "kind": kind})}
-    return save({n: np.array(a, order="C") for n, a in arrays.items()}, metadata)
+    return save({n: np.asarray(a, order="C") for n, a in arrays.items()}, metadata)
 
 
 def _umask() -> int:

@@ -143,7 +143,7 @@ class CheckpointManager:
         """
         steps = _by_name("save", step)
         values = finite_metrics(metrics or {})
-        if metrics and self.metric not in values:
+        if values and self.keep_best and self.metric not in values:
             cause = f"metrics has {', '.join(values)}, but the best is by {self.metric!r}"
             raise ArgumentError("save", cause, "Pass it, or make the manager with another metric.")
         own = as_json(extra)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from treadle.base.errors import CheckpointError
+from treadle.base.errors import CheckpointError, CheckpointWarning
 from treadle.runtime.files import sync_folder
 
 if sys.platform != "win32":
@@ -21,6 +23,7 @@ if sys.platform != "win32":
 
 LOCK, WRITING, DELETING = ".lock", ".writing-", ".deleting-"
 CHUNK = 1 << 20
+_WITHOUT_LOCKS = frozenset([errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])  # file systems
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,12 @@ class FolderLock:
         self.turn = threading.Lock()  # threads of that process take turns
         self.handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         self.release = weakref.finalize(self, os.close, self.handle)
+        self._acquire(folder)
+        with contextlib.suppress(OSError):  # a full disk: the number is only for messages
+            os.ftruncate(self.handle, 0)
+            os.pwrite(self.handle, str(self.process).encode(), 0)
+
+    def _acquire(self, folder: Path) -> None:
         try:
             if sys.platform != "win32":
                 fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -99,9 +108,12 @@ class FolderLock:
                 f"process {owner} writes checkpoints to {folder}",
                 "Use another folder, or read_only=True to read from this one.",
             ) from None
-        with contextlib.suppress(OSError):  # a full disk: the number is only for messages
-            os.ftruncate(self.handle, 0)
-            os.pwrite(self.handle, str(self.process).encode(), 0)
+        except OSError as error:
+            if error.errno not in _WITHOUT_LOCKS:
+                self.release()
+                raise
+            cause = f"{folder} cannot be locked: {error.strerror}"
+            warnings.warn(f"{cause}; see to it that one process writes", CheckpointWarning, 2)
 
     @property
     def is_ours(self) -> bool:

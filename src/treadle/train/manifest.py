@@ -82,7 +82,7 @@ def plan_of(step: TrainStep) -> dict[str, Any]:
     }
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=4)
 def _graph_hash(graph: Graph, prefix: str) -> str:
     """Of the graph's text, with the names that any step of this kind has."""
     text = to_text(graph).replace(f'"{prefix}', '"step:')
