@@ -772,6 +772,7 @@ def test_a_checkpoint_is_of_one_moment(device: str, tmp_path: Path) -> None:
         while thread.is_alive():
             step(batch(len(states)))
             states.append(step.state_dict())
+            time.sleep(0.001)  # lets the other thread have its turn
         thread.join()
         for checkpoint in checkpoints.list():
             checkpoints.restore(other, checkpoint.path)
