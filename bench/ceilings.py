@@ -124,7 +124,7 @@ def on_all_threads(work: Callable[[int], object], library: Library) -> Running:
 def prepare_fma(task: dict[str, Any]) -> Callable[[], Running]:
     def start() -> Running:
         width = host().width
-        library = Library(fma_text(width))
+        library = Library.from_text(fma_text(width))
         kinds = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_float)
         loop = ctypes.CFUNCTYPE(None, *kinds)(library.address("loop"))
         out = np.zeros((threads(), CHAINS * width), np.float32)
@@ -140,7 +140,7 @@ def prepare_fma(task: dict[str, Any]) -> Callable[[], Running]:
 def prepare_memory(copies: bool) -> Callable[[dict[str, Any]], Callable[[], Running]]:
     def start() -> Running:
         width = host().width
-        library = Library(memory_text(width, copies))
+        library = Library.from_text(memory_text(width, copies))
         kinds = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
         loop = ctypes.CFUNCTYPE(None, *kinds)(library.address("loop"))
         source = np.ones((threads(), BYTES // 4), np.float32)

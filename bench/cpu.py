@@ -1,11 +1,11 @@
 """Whole training steps on the CPU, float32, AdamW: Treadle and its peers in turns.
 
 usage: python bench/cpu.py [workload ...] [--rounds 7] [--threads 2] [--peers eager,compile,jax]
-                           [--no-cold] [--no-memory] [--json FILE]
+                           [--no-cold] [--no-memory] [--patience 60] [--json FILE]
 
-ms      median over the rounds; in each round every contender has a turn of about 0.3 s. A turn
-        during which other processes were busy is taken again; rounds that stay disturbed are left
-        out, unless they are the most
+ms      median over the rounds; in each round every contender has a turn of about 0.3 s. Turns
+        wait until other processes are done, for --patience seconds in all; a turn that was
+        disturbed is taken again; rounds that stay disturbed are left out, unless they are the most
 ratio   Treadle's time over a peer's, lower is faster: the median of the rounds' ratios, and its
         quartiles; the best peer is the one with the smallest ms
 cold    seconds from building the model to the first step's result in a fresh process with empty
@@ -36,6 +36,7 @@ from rich.table import Table
 from turns import (
     MOST_TRIES,
     QUIET,
+    Patience,
     Ratio,
     Unable,
     Worker,
@@ -97,7 +98,7 @@ class Measurement:
         environment: dict[str, str],
     ):
         self.workload, self.names, self.options = workload, names, options
-        self.environment = environment
+        self.environment, self.patience = environment, Patience(options.patience)
         self.task: dict[str, Any] = {}
         self.found: dict[str, dict[str, Any]] = {n: {} for n in names}
         self.agree: bool | None = None  # None where nothing was compared
@@ -146,7 +147,9 @@ class Measurement:
             worker = Worker("peers", name, {**self.environment, **environment})
             try:
                 memory = self.options.memory
-                answer, others = watched(worker, "build", task=self.task, memory=memory)
+                answer, others = watched(
+                    worker, self.patience, "build", task=self.task, memory=memory
+                )
             except Unable:
                 worker.close()
                 raise
@@ -157,7 +160,7 @@ class Measurement:
 
     def _take_turns(self, workers: list[Worker]) -> None:
         try:
-            turns = take_turns(workers, self.options.rounds, TURN)
+            turns = take_turns(workers, self.options.rounds, TURN, self.patience)
         except Unable as error:
             return warn(f"{self.workload}: {error}")
         for name, each in turns.ms.items():
@@ -249,6 +252,12 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--peers", default=",".join(PEERS), help="of those installed; may be empty")
     parser.add_argument("--no-cold", dest="cold", action="store_false", help="no first steps")
     parser.add_argument("--no-memory", dest="memory", action="store_false")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=60,
+        help="seconds a workload may wait for other processes (60)",
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     options.workloads = options.workloads or list(WORKLOADS)

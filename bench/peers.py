@@ -147,7 +147,7 @@ def torch_start(compiled: bool, work: Workload, batch: Arrays, values: Arrays) -
     def forward(x: Any, y: Any) -> Any:
         return F.cross_entropy(model(x).reshape(-1, work.classes), y)
 
-    of = torch.compile(forward) if compiled else forward
+    of: Any = torch.compile(forward) if compiled else forward
     last: list[Any] = [None]
 
     def run() -> None:
@@ -289,7 +289,8 @@ def jax_start(work: Workload, batch: Arrays, values: Arrays) -> Running:
         value, g = jax.value_and_grad(loss)(p, x, y)
         if work.clip is not None:
             norm = jnp.sqrt(sum(jnp.sum(a * a) for a in jax.tree.leaves(g)))
-            g = jax.tree.map(lambda a: a * jnp.minimum(1.0, work.clip / (norm + 1e-6)), g)
+            factor = jnp.minimum(1.0, work.clip / (norm + 1e-6))
+            g = jax.tree.map(lambda a: a * factor, g)
         return (*jax_adamw(p, g, m, v, t + 1), t + 1), value
 
     p = {n: jnp.array(jax_layout(work.architecture, n, a)) for n, a in values.items()}

@@ -1,6 +1,7 @@
 """Matrix products of training: Treadle, OpenBLAS and PyTorch in turns; float32.
 
-usage: python bench/products.py [product ...] [--rounds 5] [--threads 2] [--json FILE]
+usage: python bench/products.py [product ...] [--rounds 5] [--threads 2] [--patience 20]
+                                [--json FILE]
 
 GFLOP/s are medians over the rounds. Ratios are Treadle's rate over another's, higher is faster: the
 median of the rounds' ratios. `treadle` is a program called as a user calls it, from arrays to a new
@@ -28,7 +29,17 @@ import ceilings
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from turns import Contender, Ratio, Running, Unable, Worker, machine, take_turns, use_threads
+from turns import (
+    Contender,
+    Patience,
+    Ratio,
+    Running,
+    Unable,
+    Worker,
+    machine,
+    take_turns,
+    use_threads,
+)
 
 import treadle as td
 
@@ -109,20 +120,21 @@ def treadle_start(product: Product) -> Running:
 
 
 def native_start(product: Product) -> Running:
-    """Looks inside: the loaded code, its table of addresses, and the threads that run it."""
+    """Looks inside: the loaded program, where its result is, and the threads that run it."""
     from treadle.runtime.threads import pool
 
     a, b = product.operands()
     program = compiled(product)
-    program(a, b)  # the table now has the addresses of a and b
+    program(a, b)  # now it has the addresses of a and b
     (native, _), _ = program._forward._programs.get("bench", (a, b))
-    code, table, workers = native._run, native._table.ctypes.data, pool(native.threads)
-    out = native._outputs[0].reshape(-1)[: product.m * product.n].reshape(product.m, product.n)
+    workers, script = pool(native.threads), native._address
+    memory = native._arrays[native.plan.outputs[0].slot].reshape(-1)
+    out = memory[: product.m * product.n].reshape(product.m, product.n)
     out[:] = np.nan  # so that the steps are what is checked
     kept = (a, b, native)
 
     def step() -> None:
-        workers.run(code, table)
+        workers.run(script)
 
     return Running(step, lambda: kept, lambda: checksum(product, out))
 
@@ -222,16 +234,17 @@ class Benchmark:
         stack.callback(worker.close)
         return worker
 
-    def bandwidth(self, rounds: int) -> dict[str, float]:
+    def bandwidth(self, rounds: int, patience: float) -> dict[str, float]:
         """GB/s; a copy's bytes are counted twice, read and written."""
         both = [self.ceilings["read"], self.ceilings["copy"]]
-        ms = {n: statistics.median(v) for n, v in take_turns(both, rounds, TURN).ms.items()}
+        turns = take_turns(both, rounds, TURN, Patience(patience))
+        ms = {n: statistics.median(v) for n, v in turns.ms.items()}
         for worker in both:
             worker.close()  # their arrays are not needed any more
         moved = ceilings.BYTES * ceilings.threads() / 1e6
         return {"read": moved / ms["read"], "copy": 2 * moved / ms["copy"]}
 
-    def measure(self, name: str, rounds: int) -> dict[str, Any]:
+    def measure(self, name: str, rounds: int, patience: float) -> dict[str, Any]:
         product = PRODUCTS[name]
         able = []
         for worker in self.workers:
@@ -244,7 +257,7 @@ class Benchmark:
             if not max(answer["values"]) <= CLOSE:
                 text = f"{name}: {worker.name} IS WRONG by {max(answer['values']):.1e}"
                 self.console.print(text, style="bold red", markup=False)
-        turns = take_turns([*able, self.ceilings["fma"]], rounds, TURN)
+        turns = take_turns([*able, self.ceilings["fma"]], rounds, TURN, Patience(patience))
         if turns.disturbed:
             self.console.print(f"{name}: {turns}", style="bold red", markup=False)
         ms = turns.ms
@@ -303,6 +316,9 @@ def main() -> None:
     parser.add_argument("products", nargs="*", help=f"of {', '.join(PRODUCTS)}; all if none")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--patience", type=float, default=20, help="seconds a product may wait for others (20)"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     unknown = [p for p in options.products if p not in PRODUCTS]
@@ -313,9 +329,9 @@ def main() -> None:
     head = machine() | {"threads": options.threads, "rounds": options.rounds}
     with ExitStack() as stack:
         benchmark = Benchmark(stack, environment, console)
-        head["bandwidth_gb_s"] = benchmark.bandwidth(options.rounds)
+        head["bandwidth_gb_s"] = benchmark.bandwidth(options.rounds, options.patience)
         chosen = options.products or list(PRODUCTS)
-        rows = [benchmark.measure(name, options.rounds) for name in chosen]
+        rows = [benchmark.measure(name, options.rounds, options.patience) for name in chosen]
     head["fma_gflops"] = max(row["gflops"]["fma"] for row in rows)
     means = geomeans(rows)
     console.print(f"{head['processor']}, {options.threads} threads, load {head['load']:.2f} before")

@@ -218,7 +218,24 @@ class Turns:
         return f"other processes were busy in {self.disturbed} rounds: {what}"
 
 
-def take_turns(workers: list[Worker], rounds: int, seconds: float) -> Turns:
+class Patience:
+    """Seconds that may be spent on waiting until other processes are done."""
+
+    def __init__(self, seconds: float):
+        self.left = seconds
+
+    def wait(self) -> None:
+        """Until the machine is quiet. Nobody of ours may be running."""
+        while self.left > 0:
+            start, before = time.perf_counter(), processor_seconds()
+            time.sleep(0.1)
+            passed = time.perf_counter() - start
+            if processor_seconds() - before <= QUIET * passed * len(os.sched_getaffinity(0)):
+                return
+            self.left -= passed
+
+
+def take_turns(workers: list[Worker], rounds: int, seconds: float, patience: Patience) -> Turns:
     """Who begins changes from round to round. A disturbed turn is taken again, within reason."""
     spare = rounds * len(workers)
     found: list[tuple[dict[str, float], float]] = []
@@ -227,9 +244,9 @@ def take_turns(workers: list[Worker], rounds: int, seconds: float) -> Turns:
         ms: dict[str, float] = {}
         worst = 0.0
         for worker in workers[first:] + workers[:first]:
-            tries = [watched(worker, "turn", seconds=seconds)]
+            tries = [watched(worker, patience, "turn", seconds=seconds)]
             while tries[-1][1] > QUIET and len(tries) < MOST_TRIES and spare:
-                tries.append(watched(worker, "turn", seconds=seconds))
+                tries.append(watched(worker, patience, "turn", seconds=seconds))
                 spare -= 1
             answer, others = min(tries, key=lambda t: t[1])
             ms[worker.name] = answer["ms"]
@@ -242,35 +259,40 @@ def take_turns(workers: list[Worker], rounds: int, seconds: float) -> Turns:
     return Turns(columns, rounds - len(quiet), are_rough)
 
 
-def watched(worker: Worker, do: str, **arguments: Any) -> tuple[dict[str, Any], float]:
+def watched(
+    worker: Worker, patience: Patience, do: str, **arguments: Any
+) -> tuple[dict[str, Any], float]:
     """An answer, and the part of the machine that others used meanwhile."""
-    before, start = processor_seconds(worker.pid), time.perf_counter()
+    patience.wait()
+    start, busy, own = time.perf_counter(), processor_seconds(), processor_seconds(worker.pid)
     answer = worker.ask(do, **arguments)
-    after, passed = processor_seconds(worker.pid), time.perf_counter() - start
-    all_busy, own = (b - a for a, b in zip(before, after, strict=True))
-    return answer, (all_busy - own) / (passed * len(os.sched_getaffinity(0)))
+    busy, own = processor_seconds() - busy, processor_seconds(worker.pid) - own
+    passed = time.perf_counter() - start
+    return answer, (busy - own) / (passed * len(os.sched_getaffinity(0)))
 
 
-def processor_seconds(pid: int) -> tuple[float, float]:
-    """Seconds that processors were busy so far: with anything, and with a process."""
-    fields = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:9]
-    user, nice, system, _, _, irq, softirq, steal = map(int, fields)
-    own = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
-    ticks = os.sysconf("SC_CLK_TCK")
-    busy = user + nice + system + irq + softirq + steal
-    return busy / ticks, (int(own[11]) + int(own[12])) / ticks
+def processor_seconds(pid: int | None = None) -> float:
+    """Seconds that processors were busy so far, with a process or with anything."""
+    if pid is None:
+        fields = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:9]
+        user, nice, system, _, _, irq, softirq, steal = map(int, fields)
+        ticks = user + nice + system + irq + softirq + steal
+    else:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
+        ticks = int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def use_threads(threads: int) -> dict[str, str]:
     """Give this process and its children as many processors as threads; what to tell libraries.
 
-    JAX and Treadle count the processors that they may use; OpenMP and OpenBLAS are told.
+    JAX counts the processors that it may use; the others are told.
     """
     allowed = sorted(os.sched_getaffinity(0))
     if threads > len(allowed):
         sys.exit(f"--threads {threads}: only {len(allowed)} processors may be used here")
     os.sched_setaffinity(0, allowed[:threads])
-    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TREADLE_THREADS")
     return dict.fromkeys(names, str(threads))
 
 

@@ -27,6 +27,7 @@ from treadle.schedule.nests import (
 LEAST_ROWS = 8  # of fused kernels that had as many: threads need something to share
 SMALL = 4096  # elements: kernels that are smaller are not worth sharing
 MOST_STATEMENTS = 120
+CACHE = 3 << 20  # bytes that a turn may write: what follows should find them near
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,13 @@ def work(kernel: Kernel) -> int:
     return max((b.size for b in (*kernel.buffers, *kernel.scratch)), default=0)
 
 
+def footprint(first: Kernel, second: Kernel, turns: int) -> int:
+    """Bytes that a turn of both together writes."""
+    outputs = {b.name: b for b in (*first.outputs, *second.outputs)}
+    scratch = sum(b.nbytes for b in first.scratch + second.scratch)
+    return scratch + sum(b.nbytes // turns for b in outputs.values())
+
+
 def statements_in(body: Sequence[Statement]) -> int:
     return sum(1 + (statements_in(s.body) if isinstance(s, For) else 0) for s in body)
 
@@ -155,6 +163,8 @@ def fused(first: Kernel, second: Kernel) -> Kernel | None:
     least = min(LEAST_ROWS, *(max(c, default=1) for c in counts))
     is_small = work(first) < SMALL and work(second) < SMALL
     for turns in [*(n for n in both if n >= max(2, least)), *([1] if is_small else [])]:
+        if turns < max(both, default=1) and footprint(first, second, turns) > CACHE:
+            break
         found = _fused_at(first, second, turns)
         if found is not None:
             return found

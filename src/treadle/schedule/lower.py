@@ -8,7 +8,7 @@ elementwise work folded in.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,10 +20,7 @@ from treadle.ir.control import SCAN, Scan
 from treadle.ir.graph import Graph, Node, Output, OutputKind
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.literal import ArrayLiteral
-from treadle.ir.op import RuleTable
-from treadle.ir.ops import elementwise as e
-from treadle.ir.ops import linear, shaping
-from treadle.ir.ops.leaves import CONSTANT, IOTA, Constant, Leaf
+from treadle.ir.ops.leaves import CONSTANT, Constant, Leaf
 from treadle.ir.types import TensorType
 from treadle.kernel.index import Index, Var, flatten, variable
 from treadle.kernel.nodes import Buffer, Kernel, Load, Role, Statement, Store
@@ -32,15 +29,12 @@ from treadle.kernel.verify import verify
 from treadle.schedule.expand import expand
 from treadle.schedule.finish import finished
 from treadle.schedule.fuse import accesses, localised
-from treadle.schedule.inline import INLINE, Reader
+from treadle.schedule.inline import Reader
+from treadle.schedule.keep import ROOTS, is_inline, is_root, kept_values
 from treadle.schedule.nests import anonymous, axis_vars, nest
 from treadle.schedule.order import Order
 
 PANEL = 32  # columns of a product's tile, of four bytes: two vectors of the widest kind
-
-# What computes ops that are not computed where they are read.
-Root = Callable[["Lowering", int, Node], list[Kernel]]
-ROOTS: RuleTable[Root] = RuleTable("kernel")
 
 
 def lower(graph: Graph, fuse: bool = True, panel: int = PANEL, in_place: bool = False) -> Program:
@@ -158,7 +152,7 @@ class Lowering:
             if output.kind is not OutputKind.UPDATE or leaf is None:
                 continue
             value, node = output.value, self.graph.nodes[output.value.node]
-            is_map = node.op not in ROOTS and _is_inline(node) and node.op is not CONSTANT
+            is_map = not is_root(node) and is_inline(node) and node.op is not CONSTANT
             is_last = last_read.get(leaf, -1) <= value.node
             if is_map and is_last and value not in made and not isinstance(node.attributes, Leaf):
                 made.add(value)
@@ -205,7 +199,7 @@ class Lowering:
             return []
         if all(t.size == 0 for t in node.types):
             return []
-        if node.op in ROOTS:
+        if is_root(node):
             return ROOTS[node.op](self, position, node)
         return self.map_kernels(value) if value in self.kept else []
 
@@ -383,115 +377,6 @@ def _copy(source: str, target: str, like: Buffer) -> Kernel:
 
 def _copies(source: str, target: str, like: Buffer) -> list[Kernel]:
     return [_copy(source, target, like)] if like.size else []
-
-
-MAX_DEPTH = 40  # of an expression: what is deeper is kept in memory
-
-
-def kept_values(graph: Graph, fuse: bool) -> dict[TensorValue, None]:
-    """Tensors that are in memory, in order: roots, outputs, and what several kernels read."""
-    readers: dict[TensorValue, set[int]] = {}
-    wanted = {o.value for o in graph.outputs}
-    wanted |= _read_again(graph) | _too_deep(graph)
-    kept: dict[TensorValue, None] = {}
-    # From the end: which kernels an inlined value ends up in is known from its users.
-    homes: dict[int, set[int]] = {}
-    for position in range(len(graph.nodes) - 1, -1, -1):
-        node = graph.nodes[position]
-        values = [TensorValue(position, i) for i in range(len(node.types))]
-        used_by = set().union(*(readers.get(v, set()) for v in values))
-        is_leaf = isinstance(node.attributes, Leaf)
-        if is_leaf:
-            continue
-        is_root = node.op in ROOTS or not _is_inline(node)
-        is_shared = len(used_by) > 1 and node.op not in (CONSTANT, IOTA)
-        if is_root or is_shared or not fuse or any(v in wanted for v in values):
-            kept |= dict.fromkeys(values)
-            homes[position] = {position}
-        else:
-            homes[position] = used_by
-        for operand in node.operands:
-            readers.setdefault(operand, set()).update(homes[position])
-    return dict.fromkeys(sorted(kept))
-
-
-# Ops whose results are dear enough to be kept when their elements are read more than once.
-_COSTLY = frozenset(
-    [e.EXP, e.LOG, e.SQRT, e.RSQRT, e.SIN, e.COS, e.TANH, e.ERF, e.POW, e.DIV, e.MOD]
-)
-_MOVES = frozenset(
-    [
-        CONSTANT,
-        IOTA,
-        e.STOP_GRADIENT,
-        shaping.RESHAPE,
-        shaping.PERMUTE,
-        shaping.BROADCAST,
-        shaping.SLICE,
-        shaping.PAD,
-        shaping.CONCAT,
-        shaping.FLIP,
-        linear.WINDOW,
-    ]
-)
-
-
-def _read_again(graph: Graph) -> set[TensorValue]:
-    """Operands whose elements a consumer reads again and again, and that are not mere moves.
-
-    A product reads each element of an operand once for every row or column of the other.
-    """
-    found: set[TensorValue] = set()
-    costly: list[bool] = []  # whether computing an element anew, operands inlined, is dear
-    for node in graph.nodes:
-        costly.append(node.op in _COSTLY or any(_costs(graph, costly, v) for v in node.operands))
-        found.update(v for v in node.operands if _is_reread(graph, costly, node, v))
-    return found
-
-
-def _too_deep(graph: Graph) -> set[TensorValue]:
-    """Values that cut long chains of inlined ops into pieces."""
-    found: set[TensorValue] = set()
-    depths: list[int] = []
-    for position, node in enumerate(graph.nodes):
-        depth = 1 + max((depths[v.node] for v in node.operands), default=0)
-        is_kept = node.op in ROOTS or isinstance(node.attributes, Leaf)
-        if depth >= MAX_DEPTH and not is_kept:
-            found.update(TensorValue(position, i) for i in range(len(node.types)))
-            is_kept = True
-        depths.append(0 if is_kept else depth)
-    return found
-
-
-def _is_reread(graph: Graph, costly: Sequence[bool], node: Node, operand: TensorValue) -> bool:
-    source = graph.nodes[operand.node]
-    if node.op is linear.CONTRACT:
-        return _has_arithmetic(graph, source)
-    if node.op is linear.WINDOW and source.op in (shaping.PAD, shaping.CONCAT):
-        return True  # guards are dear where windows overlap
-    if node.op in (shaping.BROADCAST, linear.WINDOW):
-        return _costs(graph, costly, operand)
-    return node.op is SCAN
-
-
-def _costs(graph: Graph, costly: Sequence[bool], value: TensorValue) -> bool:
-    node = graph.nodes[value.node]
-    return costly[value.node] and node.op not in ROOTS and not isinstance(node.attributes, Leaf)
-
-
-def _has_arithmetic(graph: Graph, node: Node) -> bool:
-    """Whether an inlined value is computed rather than only moved."""
-    while node.op in _MOVES and node.operands:
-        node = graph.nodes[node.operands[0].node]
-    is_leaf = isinstance(node.attributes, Leaf)
-    return not is_leaf and node.op not in ROOTS and node.op not in _MOVES
-
-
-def _is_inline(node: Node) -> bool:
-    is_array = isinstance(node.attributes, Constant) and isinstance(
-        node.attributes.value, ArrayLiteral
-    )
-    return node.op in INLINE and not is_array
 
 
 def attributes_of(node: Node) -> Any:

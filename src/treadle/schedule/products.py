@@ -37,6 +37,7 @@ from treadle.kernel.nodes import (
     walk,
 )
 from treadle.schedule.inline import Reader
+from treadle.schedule.keep import ROOTS
 from treadle.schedule.labels import (
     Digit,
     Labels,
@@ -48,7 +49,7 @@ from treadle.schedule.labels import (
     offsets,
     plain_load,
 )
-from treadle.schedule.lower import ROOTS, Lowering
+from treadle.schedule.lower import Lowering
 from treadle.schedule.nests import nest
 
 DEPTH = 512  # of a product: the panel of the right operand stays in the second-level cache

@@ -28,7 +28,8 @@ from treadle.kernel.nodes import (
     Value,
     Within,
 )
-from treadle.schedule.lower import ROOTS, Lowering, attributes_of
+from treadle.schedule.keep import ROOTS
+from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import axis_vars, nest
 from treadle.schedule.sums import accumulated, widened
 

@@ -26,8 +26,9 @@ from treadle.kernel.nodes import (
     Store,
     Value,
 )
+from treadle.schedule.keep import ROOTS
 from treadle.schedule.labels import best_divisor, block_rows
-from treadle.schedule.lower import ROOTS, Lowering, attributes_of
+from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import axis_vars, nest
 
 _COMBINE = {
