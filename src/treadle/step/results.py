@@ -48,6 +48,7 @@ class EvalResult:
     weight: float
     metrics: dict[str, float]
     weights: dict[str, float]
+    captures: Arrays = field(default_factory=dict)
 
 
 class Means:
@@ -74,6 +75,11 @@ def named(outputs: Mapping[str, np.ndarray], prefix: str) -> dict[str, float]:
     return {k[len(prefix) :]: float(v) for k, v in outputs.items() if k.startswith(prefix)}
 
 
+def captured(outputs: Mapping[str, np.ndarray]) -> Arrays:
+    prefix = "capture:"
+    return {k[len(prefix) :]: v for k, v in outputs.items() if k.startswith(prefix)}
+
+
 def step_result(outputs: Mapping[str, np.ndarray], mode: Mode) -> StepResult:
     norm = outputs.get("result:grad_norm")
     updated = mode is not Mode.ACCUMULATE and bool(outputs.get("result:updated", True))
@@ -82,6 +88,6 @@ def step_result(outputs: Mapping[str, np.ndarray], mode: Mode) -> StepResult:
         None if norm is None else float(norm),
         named(outputs, "metric:"),
         updated,
-        {k[len("capture:") :]: v for k, v in outputs.items() if k.startswith("capture:")},
+        captured(outputs),
         named(outputs, "result:grad_norm:"),
     )

@@ -33,7 +33,15 @@ from treadle.runtime.session import Session, select
 from treadle.step.batches import Arrays, ByShape, load_values, write_first_values
 from treadle.step.forward import Forward
 from treadle.step.hyperparameters import Hyperparameters, schedule_value
-from treadle.step.results import EvalResult, Means, RunResult, StepResult, named, step_result
+from treadle.step.results import (
+    EvalResult,
+    Means,
+    RunResult,
+    StepResult,
+    captured,
+    named,
+    step_result,
+)
 
 
 class _Variants:
@@ -65,6 +73,24 @@ class _Variants:
                 self._built[key] = load(select(graph, kinds, names), self._report.device)
             self._report.compiles += 1
         return self._built[key]
+
+
+class _Evaluation:
+    """The programs that evaluate one batch shape: without captures and with them."""
+
+    def __init__(self, graph: Graph, report: CompileReport):
+        self._graph, self._report = graph, report
+        self._built: dict[bool, Executable] = {}
+
+    def program(self, captures: bool) -> Executable:
+        if captures not in self._built:
+            kinds = {OutputKind.METRIC, OutputKind.WEIGHT, OutputKind.PRINT}
+            if captures:
+                kinds.add(OutputKind.CAPTURE)
+            chosen = select(self._graph, kinds, ["loss", "weight"])
+            self._built[captures] = load(chosen, self._report.device)
+            self._report.compiles += 1
+        return self._built[captures]
 
 
 class TrainStep:
@@ -109,12 +135,10 @@ class TrainStep:
         self._own += [n for n in new if n not in self._own]
         self.session.write({n: np.zeros(own[n].shape, own[n].dtype.numpy) for n in new})
 
-    def _build_evaluation(self, inputs: Inputs) -> Executable:
+    def _build_evaluation(self, inputs: Inputs) -> _Evaluation:
         with self.report.stage("evaluation"):
             graph = build_evaluation(self.recipe, inputs, self._eval_params)
-        self.report.compiles += 1
-        kinds = {OutputKind.METRIC, OutputKind.WEIGHT, OutputKind.PRINT}
-        return load(select(graph, kinds, ["loss", "weight"]), self.report.device)
+        return _Evaluation(graph, self.report)
 
     def _start(self) -> None:
         """First values of everything but the model's parameters and states."""
@@ -176,15 +200,16 @@ class TrainStep:
         prefix = f"{OutputKind.GRADIENT.value}:"
         return {k[len(prefix) :]: v for k, v in outputs.items() if k.startswith(prefix)}
 
-    def evaluate(self, batch: Tree) -> EvalResult:
+    def evaluate(self, batch: Tree, captures: bool = False) -> EvalResult:
         """Loss and metrics in evaluation mode; other batch sizes are compiled as they come."""
-        program, arrays = self._evaluations.get("evaluate", batch)
-        outputs = self.session.run(program, self._with_key(arrays))
+        evaluation, arrays = self._evaluations.get("evaluate", batch)
+        outputs = self.session.run(evaluation.program(captures), self._with_key(arrays))
         return EvalResult(
             float(outputs["result:loss"]),
             float(outputs["result:weight"]),
             named(outputs, "metric:"),
             named(outputs, "weight:"),
+            captured(outputs),
         )
 
     def attach(
