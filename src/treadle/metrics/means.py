@@ -151,7 +151,7 @@ class NDCG(Metric):
         value = where(eq(best, 0), 0, found / where(eq(best, 0), 1, best))
         amount = cast(weights_of("NDCG", value, weight, None), value.dtype)
         return {
-            "total": sum_of(value * amount),
+            "total": sum_of(where(eq(amount, 0), 0, value * amount)),
             "weight": sum_of(amount),
             "negative": sum_of(cast(lt(gain, 0), dtypes.int32)),
         }
