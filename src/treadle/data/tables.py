@@ -108,12 +108,27 @@ class _Column:
     def __init__(self, index: int, name: str, kind: type | None, fill: float | None):
         self.index, self.name, self.kind, self.fill = index, name, kind, fill
         self.pieces: list[np.ndarray] = []
+        self.undecided: list[tuple[Sequence[str], Sequence[int]]] = []  # nothing is there so far
         self.count = 0
 
     def add(self, values: Sequence[str], lines: Sequence[int], file: str) -> None:
+        self.count += len(values)
         if self.kind is None:
             self.kind = _kind_of(values)
-        self.count += len(values)
+            self.undecided.append((values, lines))
+            if self.kind is not None:
+                self.decide(self.kind, file)
+            return
+        self._convert(values, lines, file)
+
+    def decide(self, kind: type, file: str) -> None:
+        """What waited is of this kind."""
+        self.kind, waiting = kind, self.undecided
+        self.undecided = []
+        for values, lines in waiting:
+            self._convert(values, lines, file)
+
+    def _convert(self, values: Sequence[str], lines: Sequence[int], file: str) -> None:
         if self.kind is str:
             self.pieces.append(np.array(values, str))
             return
@@ -244,6 +259,9 @@ def _read(rows: Iterator[tuple[int, list[str]]], columns: list[_Column], file: s
             lines, block = [], []
     if block:
         _flush(lines, block, columns, file)
+    for column in columns:
+        if column.kind is None:
+            column.decide(float, file)
 
 
 def _flush(lines: list[int], block: list[list[str]], columns: list[_Column], file: str) -> None:
