@@ -6,6 +6,7 @@ import gzip
 import io
 import math
 import pickle
+import random
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,12 @@ import pytest
 import treadle as td
 from treadle import data
 from treadle.data import tables
+
+
+def _packed(content: bytes) -> bytes:
+    """Without the time, so that tests have the same names in every process."""
+    return gzip.compress(content, mtime=0)
+
 
 # CSV
 
@@ -50,7 +57,7 @@ def test_the_same_table_in_other_files(change: str, tmp_path: Path) -> None:
         "mark": b"\xef\xbb\xbf" + text,
         "crlf": text.replace(b"\n", b"\r\n"),
         "cr": text.replace(b"\n", b"\r"),
-        "gzip": gzip.compress(text),
+        "gzip": _packed(text),
         "blank lines": b"\n" + text.replace(b"\n", b"\n\n"),
         "no last newline": text[:-1],
     }[change]
@@ -160,7 +167,7 @@ def test_malformed_far_down(tmp_path: Path) -> None:
 
 
 def test_damaged_gzip_csv(tmp_path: Path) -> None:
-    packed = gzip.compress(PEOPLE.encode() * 100)
+    packed = _packed(PEOPLE.encode() * 100)
     with pytest.raises(td.LoadError, match="cannot be read"):
         data.read_csv(_csv(tmp_path, packed[:-20]))
 
@@ -257,6 +264,8 @@ class _Trap:
         (_npy().replace(b"(6,)", b"(9,)"), "has 72"),
         (_npy(np.array([_Trap()], object)), "never unpickled"),
         (_npy(np.zeros(2, [("a", "f4")])), "not plain numbers"),
+        (_npy(np.array(["", ""])).replace(b"<U1", b"<U0"), "not plain numbers"),
+        (_npy(np.zeros(2, "M8[s]")), "not plain numbers"),
         (pickle.dumps(_Trap()), "byte 0"),
         (b"\x93NUMPY\x07\x00" + b"\0" * 20, "version"),
     ],
@@ -286,7 +295,7 @@ def test_idx(kind: int, dtype: str, packed: bool, tmp_path: Path) -> None:
     big = expected.astype(np.dtype(dtype).newbyteorder(">")).tobytes()
     content = _idx(kind, (2, 3, 4), big)
     path = tmp_path / ("a.idx.gz" if packed else "a.idx")
-    path.write_bytes(gzip.compress(content) if packed else content)
+    path.write_bytes(_packed(content) if packed else content)
     found = data.read_idx(path)
     assert (found.dtype, found.dtype.isnative) == (expected.dtype, True)
     assert np.array_equal(found, expected)
@@ -307,10 +316,10 @@ GOOD = _idx(8, (2, 2), b"abcd")
         (GOOD[:-1], "byte 15: the file ends; uint8 of shape .2, 2. needs 4 bytes from byte 12"),
         (GOOD + b"x", "byte 16: the file goes on"),
         (_idx(14, (2**32 - 1,) * 4, b"few"), "byte 23: the file ends"),
-        (gzip.compress(GOOD)[:-9], "damaged gzip"),
-        (gzip.compress(GOOD)[:-8] + b"\0" * 8, "damaged gzip"),
-        (gzip.compress(_idx(14, (2**32 - 1,) * 4, b"few")), "byte 23: the file ends"),
-        (gzip.compress(b""), "byte 0: the file ends"),
+        (_packed(GOOD)[:-9], "damaged gzip"),
+        (_packed(GOOD)[:-8] + b"\0" * 8, "damaged gzip"),
+        (_packed(_idx(14, (2**32 - 1,) * 4, b"few")), "byte 23: the file ends"),
+        (_packed(b""), "byte 0: the file ends"),
     ],
 )
 def test_malformed_idx(content: bytes, message: str, tmp_path: Path) -> None:
@@ -340,6 +349,49 @@ def test_raw(tmp_path: Path) -> None:
     path.write_bytes(b"")
     with pytest.raises(td.LoadError, match="0 bytes"):
         data.read_raw(path, np.uint16)
+
+
+def _damaged(content: bytes, rng: random.Random) -> bytes:
+    found = bytearray(content)
+    for _ in range(rng.choice([1, 1, 2, 5])):
+        at = rng.randrange(len(found) + 1)
+        match rng.randrange(4):
+            case 0:
+                found[at : at + 1] = bytes([rng.choice([0, 255, 10, 34, rng.randrange(256)])])
+            case 1:
+                del found[at : at + rng.randrange(1, 5)]
+            case 2:
+                found[at:at] = bytes(rng.choices(b"\n,\"0129-eE_\xff\0(){}[]'", k=3))
+            case 3:
+                del found[at:]
+    return bytes(found)
+
+
+@pytest.mark.parametrize(
+    ("read", "content"),
+    [
+        (data.read_npy, _npy()),
+        (data.read_npy, _npy(np.array(["ab", "c"]))),
+        (data.read_idx, GOOD),
+        (data.read_idx, _packed(GOOD)),
+        (data.read_csv, PEOPLE.encode()),
+        (data.read_csv, _packed("é,b\nñ,2\n".encode())),
+    ],
+    ids=["npy", "npy of text", "idx", "idx packed", "csv", "csv packed"],
+)
+def test_damaged_files_are_read_or_refused(
+    read: Callable[..., Any], content: bytes, tmp_path: Path
+) -> None:
+    """Never anything but an array or an error of ours."""
+    rng, refused = random.Random(0), 0
+    path = tmp_path / "damaged"
+    for _ in range(400):
+        path.write_bytes(_damaged(content, rng))
+        try:
+            read(path)
+        except td.LoadError:
+            refused += 1
+    assert refused > 200
 
 
 @pytest.mark.parametrize("read", [data.read_csv, data.read_npy, data.read_idx, data.read_raw])

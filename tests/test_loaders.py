@@ -317,6 +317,15 @@ def test_a_pass_that_is_left_ends_its_thread() -> None:
     assert _rows(prefetch) == _rows(_array_loader())  # and begins again
 
 
+def test_a_look_at_the_loader_itself() -> None:
+    """Whatever was done to the loader before: passes of the prefetched one are whole."""
+    loader = _array_loader()
+    next(iter(loader))
+    prefetch = data.Prefetch(loader)
+    next(iter(prefetch))
+    assert _rows(prefetch) == _rows(_array_loader())
+
+
 def test_one_pass_at_a_time() -> None:
     prefetch = data.Prefetch(_array_loader())
     first = iter(prefetch)

@@ -155,13 +155,29 @@ def test_a_disk_that_is_full_for_a_while(kind: type, tmp_path: Path) -> None:
     assert _read(path) == [(1, {"loss": 1.0}), (3, {"loss": 3.0})]
 
 
-def test_half_a_row_that_could_not_be_removed(tmp_path: Path) -> None:
+def test_half_a_row_that_could_not_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Truncating failed too: the next row does it."""
     path = tmp_path / "log.jsonl"
     logger = loggers.JSONLLogger(path)
     logger.log(1, {"loss": 1.0})
-    with path.open("ab") as other:
-        other.write(b'{"step": 2, "lo')
+    write = os.write
+
+    def full(handle: int, content: bytes) -> int:
+        if len(content) < 20:
+            raise OSError(errno.ENOSPC, "no space left")
+        return write(handle, content[:15])
+
+    def failing(handle: int, length: int) -> None:
+        raise OSError(errno.EIO, "nor this")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "write", full)
+        broken.setattr(os, "ftruncate", failing)
+        with pytest.raises(OSError, match="no space left"):
+            logger.log(2, {"loss": 2.0})
+    assert not path.read_bytes().endswith(b"\n")
     logger.log(3, {"loss": 3.0})
     assert _read(path) == [(1, {"loss": 1.0}), (3, {"loss": 3.0})]
 

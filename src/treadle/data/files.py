@@ -70,13 +70,13 @@ def _npy_header(
             header = np.lib.format.read_array_header_2_0(file)
         else:
             raise ValueError(f"version {version} is for field names, which have no use here")
-    except (ValueError, SyntaxError) as error:
+    except Exception as error:  # NumPy's parser, and Python's tokenizer below it, on any bytes
         reason = str(error).partition("\n")[0]
         raise LoadError(
             "read_npy", f"{source.name}, header from byte 8 on: {reason}", "Use another copy."
         ) from error
     shape, is_fortran, dtype = header
-    if dtype.hasobject or dtype.names:
+    if dtype.kind not in "biufcSU" or not dtype.itemsize:
         raise LoadError(
             "read_npy",
             f"{source.name} holds {dtype}, which is not plain numbers",

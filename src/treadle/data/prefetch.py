@@ -41,8 +41,9 @@ class Prefetch:
         self.close()
         if self._began is not None and isinstance(self._loader, Loader):
             self._loader.load_state_dict(self._began)  # it ran ahead of what was handed over
+        batches = iter(self._loader)  # first: it puts a loader back to where its pass begins
         self._began = self._state = _state_of(self._loader)
-        self._run = _Run(self._loader, self._depth)
+        self._run = _Run(self._loader, batches, self._depth)
         return self._delivered(self._run)
 
     def _delivered(self, run: _Run) -> Iterator[Tree]:
@@ -103,12 +104,12 @@ class _Made:
 class _Run:
     """One pass: a thread, and a queue that a semaphore bounds."""
 
-    def __init__(self, loader: Iterable[Tree], depth: int):
+    def __init__(self, loader: Iterable[Tree], batches: Iterator[Tree], depth: int):
         self._process = os.getpid()
         self._slots, self._stopped = threading.Semaphore(depth), threading.Event()
         self._queue: queue.SimpleQueue[_Made] = queue.SimpleQueue()
         # The thread holds no reference to this object, so that a pass that is dropped ends.
-        arguments = (loader, self._slots, self._queue, self._stopped)
+        arguments = (loader, batches, self._slots, self._queue, self._stopped)
         self._thread = threading.Thread(
             target=_produce, args=arguments, name="treadle-prefetch", daemon=True
         )
@@ -144,25 +145,25 @@ class _Run:
 
 def _produce(
     loader: Iterable[Tree],
+    batches: Iterator[Tree],
     slots: threading.Semaphore,
-    batches: queue.SimpleQueue[_Made],
+    made: queue.SimpleQueue[_Made],
     stopped: threading.Event,
 ) -> None:
     try:
-        made = iter(loader)
         while True:
             slots.acquire()
             if stopped.is_set():
-                batches.put(_Made(error=_ended()))  # for whoever still waits
+                made.put(_Made(error=_ended()))  # for whoever still waits
                 return
             try:
-                batch = next(made)
+                batch = next(batches)
             except StopIteration:
-                batches.put(_Made(state=_state_of(loader), is_end=True))
+                made.put(_Made(state=_state_of(loader), is_end=True))
                 return
-            batches.put(_Made(batch, _state_of(loader)))
+            made.put(_Made(batch, _state_of(loader)))
     except BaseException as error:
-        batches.put(_Made(error=error))
+        made.put(_Made(error=error))
 
 
 def _ended() -> ArgumentError:

@@ -6,9 +6,9 @@ import csv
 import io
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
@@ -64,22 +64,19 @@ def _undecodable(
     path: str | Path, name: str, encoding: str, error: UnicodeDecodeError
 ) -> LoadError:
     """Text is decoded ahead of the lines, so the line is found by reading once more."""
-    with open_bytes("read_csv", path) as file:
-        for line, content in enumerate(_lines(file), 1):
+    where, found = name, error
+    with open_bytes("read_csv", path) as file, suppress(EOFError, OSError, zlib.error):
+        for line, content in enumerate(file, 1):
             try:
                 content.decode(encoding)
-            except UnicodeDecodeError as found:
-                return LoadError(
-                    "read_csv",
-                    f"{name}, line {line}, byte {found.start} of it: not {encoding}: "
-                    f"{found.reason}",
-                    'Pass encoding="latin-1" or what it was written with.',
-                )
-    return LoadError("read_csv", f"{name} is not {encoding}: {error.reason}")
-
-
-def _lines(file: IO[bytes]) -> Iterable[bytes]:
-    return file
+            except UnicodeDecodeError as inside:
+                where, found = f"{name}, line {line}, byte {inside.start} of it", inside
+                break
+    return LoadError(
+        "read_csv",
+        f"{where}: not {encoding}: {found.reason}",
+        'Pass encoding="latin-1" or what it was written with.',
+    )
 
 
 def _rows(reader: Iterator[list[str]], name: str) -> Iterator[tuple[int, list[str]]]:

@@ -16,6 +16,7 @@ class LogFile:
         self._handle: int | None = None
         self._closing: weakref.finalize | None = None  # closes it, also if nobody does
         self._end = 0  # of the last whole row
+        self._is_torn = False  # half a row follows it
 
     @property
     def is_open(self) -> bool:
@@ -34,7 +35,7 @@ class LogFile:
         self.close()
         self._handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))
         self._closing = weakref.finalize(self, os.close, self._handle)
-        self._end = len(content)
+        self._end, self._is_torn = len(content), False
 
     def lines(self) -> list[str]:
         """Whole lines that are there: a process that was killed may have left half of one."""
@@ -48,17 +49,22 @@ class LogFile:
     def append(self, content: bytes) -> None:
         """One row more."""
         assert self._handle is not None
-        if os.fstat(self._handle).st_size > self._end:
-            os.ftruncate(self._handle, self._end)  # half a row of an append that failed
+        if self._is_torn:
+            self._mend(self._handle)
+        written = 0
         try:
-            written = 0
             while written < len(content):
                 written += os.write(self._handle, content[written:])
         except OSError:
+            self._is_torn = written > 0
             with suppress(OSError):
-                os.ftruncate(self._handle, self._end)
+                self._mend(self._handle)
             raise
         self._end += len(content)
+
+    def _mend(self, handle: int) -> None:
+        os.ftruncate(handle, self._end)
+        self._is_torn = False
 
     def close(self) -> None:
         """Nothing more will come."""
