@@ -7,6 +7,7 @@ import gc
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -317,6 +318,18 @@ def test_a_pass_that_is_left_ends_its_thread() -> None:
     assert _rows(prefetch) == _rows(_array_loader())  # and begins again
 
 
+def test_a_pass_that_was_made_and_not_taken() -> None:
+    """The thread has finished the pass, and the loader is in the next one."""
+    loader = _array_loader()
+    prefetch = data.Prefetch(loader, 50)
+    batches = iter(prefetch)
+    next(batches)
+    _until(lambda: loader.epoch == 1)
+    del batches
+    assert prefetch.state_dict()["epoch"] == 0
+    assert _rows(prefetch) == _rows(_array_loader())
+
+
 def test_a_look_at_the_loader_itself() -> None:
     """Whatever was done to the loader before: passes of the prefetched one are whole."""
     loader = _array_loader()
@@ -376,6 +389,14 @@ def test_a_loader_without_a_position() -> None:
             call()
 
 
+def _child_answer(prefetch: Any, batches: Iterator[Any]) -> str:
+    try:
+        next(batches)
+    except td.ArgumentError as error:
+        return f"{error.cause} {_rows(prefetch) == _rows(_array_loader())}"
+    return "a batch came"
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child() -> None:
@@ -384,17 +405,13 @@ def test_a_forked_child() -> None:
     batches = iter(prefetch)
     next(batches)
     reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        answer = "?"
-        with contextlib.suppress(BaseException):
-            try:
-                next(batches)
-            except td.ArgumentError as error:
-                answer = str(error.cause)
-            answer += f" {_rows(prefetch) == _rows(_array_loader())}"
-        os.write(writing, answer.encode())
-        os._exit(0)
+    with prefetch._run._slots._cond:  # as if the thread had it: nobody gives it back in the child
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            with contextlib.suppress(BaseException):
+                os.write(writing, _child_answer(prefetch, batches).encode())
+            os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:
         answer = pipe.read()
