@@ -88,6 +88,8 @@ FOLDERS = {
     "nn": ("Modules: td.nn", "See [modules](modules.md)."),
     "losses": ("Losses: td.losses", "See [losses](losses.md)."),
     "optim": ("Optimizers: td.optim", "See [optimizers](optimizers.md)."),
+    "data": ("Data: td.data", "See [data](data.md)."),
+    "metrics": ("Metrics: td.metrics", "See [metrics](metrics.md)."),
 }
 OPERATORS = "`+ - * / // % ** @ & | ^ ~ == != < <= > >= abs(x) len(x) x[...]`"
 
@@ -154,11 +156,16 @@ def _folder(name: str, title: str, note: str) -> str:
         if member_name.startswith("_") or inspect.ismodule(member):
             continue
         label = f"{name}.{member_name}"
-        if is_dataclass(member):  # made by functions, or by hand as its page shows
+        # Made by functions, by hand as its page shows, or not at all.
+        if is_dataclass(member) or inspect.isabstract(member) or is_protocol(member):
             rows.append(f"| `{label}` | {_first_line(member)} |")
         else:
             rows.append(_row(label, member))
     return _section(title, note, rows)
+
+
+def is_protocol(member: Any) -> bool:
+    return bool(getattr(member, "_is_protocol", False))
 
 
 _STEP = (

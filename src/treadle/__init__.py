@@ -1,7 +1,9 @@
 """Treadle: a neural network's whole training step as one checked native program."""
 
 # Fills the rule tables, which gives ops their meaning and gradients.
+from treadle import data as data
 from treadle import losses as losses
+from treadle import metrics as metrics
 from treadle import nn as nn
 from treadle import optim as optim
 from treadle import rules as rules

@@ -51,6 +51,7 @@ class EvalResult:
     weight: float
     metrics: dict[str, float]
     weights: dict[str, float]
+    captures: Arrays = field(default_factory=dict)
 
 
 class Means:

@@ -87,6 +87,24 @@ class _Variants:
         return self._built[key]
 
 
+class _Evaluation:
+    """The programs that evaluate one batch shape: without captures and with them."""
+
+    def __init__(self, graph: Graph, report: CompileReport):
+        self._graph, self._report = graph, report
+        self._built: dict[bool, Executable] = {}
+
+    def program(self, captures: bool) -> Executable:
+        if captures not in self._built:
+            kinds = {OutputKind.METRIC, OutputKind.WEIGHT, OutputKind.PRINT}
+            if captures:
+                kinds.add(OutputKind.CAPTURE)
+            chosen = select(self._graph, kinds, ["loss", "weight"])
+            self._built[captures] = load(chosen, self._report.device)
+            self._report.compiles += 1
+        return self._built[captures]
+
+
 class TrainStep:
     """One training step as a program over values that it (or a shared session) owns."""
 
@@ -129,12 +147,10 @@ class TrainStep:
         self._own += [n for n in new if n not in self._own]
         self.session.write({n: np.zeros(own[n].shape, own[n].dtype.numpy) for n in new})
 
-    def _build_evaluation(self, inputs: Inputs) -> Executable:
+    def _build_evaluation(self, inputs: Inputs) -> _Evaluation:
         with self.report.stage("evaluation"):
             graph = build_evaluation(self.recipe, inputs, self._eval_params)
-        self.report.compiles += 1
-        kinds = {OutputKind.METRIC, OutputKind.WEIGHT, OutputKind.PRINT}
-        return load(select(graph, kinds, ["loss", "weight"]), self.report.device)
+        return _Evaluation(graph, self.report)
 
     def _start(self) -> None:
         """First values of everything but the model's parameters and states."""
@@ -218,15 +234,16 @@ class TrainStep:
             graph = variants.graphs[self._mode()]
             return anomaly_of(self.session, graph, self._with_key(arrays))
 
-    def evaluate(self, batch: Tree) -> EvalResult:
+    def evaluate(self, batch: Tree, captures: bool = False) -> EvalResult:
         """Loss and metrics in evaluation mode; other batch sizes are compiled as they come."""
-        program, arrays = self._evaluations.get("evaluate", batch)
-        outputs = self.session.run(program, self._with_key(arrays))
+        evaluation, arrays = self._evaluations.get("evaluate", batch)
+        outputs = self.session.run(evaluation.program(captures), self._with_key(arrays))
         return EvalResult(
             float(outputs["result:loss"]),
             float(outputs["result:weight"]),
             named(outputs, "metric:"),
             named(outputs, "weight:"),
+            arrays_of(outputs, OutputKind.CAPTURE),
         )
 
     def attach(
