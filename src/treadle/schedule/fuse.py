@@ -154,8 +154,11 @@ def statements_in(body: Sequence[Statement]) -> int:
     return sum(1 + (statements_in(s.body) if isinstance(s, For) else 0) for s in body)
 
 
-def fused(first: Kernel, second: Kernel) -> Kernel | None:
-    """Both kernels as one, at the most rows at which they can be; None if at none."""
+def fused(first: Kernel, second: Kernel, is_needed: bool = True) -> Kernel | None:
+    """Both kernels as one, at the most rows at which they can be; None if at none.
+
+    Kernels of which none needs the other are fused only where they read the same rows.
+    """
     if statements_in(first.body) + statements_in(second.body) > MOST_STATEMENTS:
         return None
     counts = [turn_counts(k) for k in (first, second)]
@@ -165,19 +168,21 @@ def fused(first: Kernel, second: Kernel) -> Kernel | None:
     for turns in [*(n for n in both if n >= max(2, least)), *([1] if is_small else [])]:
         if turns < max(both, default=1) and footprint(first, second, turns) > CACHE:
             break
-        found = _fused_at(first, second, turns)
+        found = _fused_at(first, second, turns, is_needed)
         if found is not None:
             return found
     return None
 
 
-def _fused_at(first: Kernel, second: Kernel, turns: int) -> Kernel | None:
+def _fused_at(first: Kernel, second: Kernel, turns: int, is_needed: bool) -> Kernel | None:
     a, b = in_rows(first, turns), in_rows(second, turns)
     if a is None or b is None:
         return None
     second, moved = with_own_names(second, b.body, first, a.body)
     sizes = {k.name: k.size for k in (*first.buffers, *second.buffers)}
     if not _are_local(a.body, moved, variable(a.var), sizes, turns):
+        return None
+    if not is_needed and not _share_rows(a.body, moved, variable(a.var), sizes, turns):
         return None
     body = _joined(a.body, moved, variable(a.var), sizes, turns)
     loops: tuple[Statement, ...] = (For(a.var, Role.PARALLEL, body),) if turns > 1 else body
@@ -212,6 +217,24 @@ def _are_local(
         for a in side
         if a.buffer in shared and a.buffer in sizes
     )
+
+
+def _share_rows(
+    first: Sequence[Statement],
+    second: Sequence[Statement],
+    turn: Index,
+    sizes: dict[str, int],
+    turns: int,
+) -> bool:
+    """Whether both read some buffer, each turn its own part alone."""
+    near: list[set[str]] = []
+    for body in (first, second):
+        found: dict[str, bool] = {}
+        for a in accesses(body):
+            is_near = a.buffer in sizes and is_local(a, turn, sizes[a.buffer], turns)
+            found[a.buffer] = found.get(a.buffer, True) and is_near
+        near.append({b for b, held in found.items() if held})
+    return bool(near[0] & near[1])
 
 
 def _joined(

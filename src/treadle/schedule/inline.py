@@ -66,7 +66,10 @@ class Reader:
         # What is used again is named, so that an expression never grows beyond its graph.
         key = (value, indices, tuple(self.guards))
         if key not in self.known:
-            self.known[key] = self.named(INLINE[node.op](self, node, indices))
+            found = INLINE[node.op](self, node, indices)
+            if isinstance(found, (Load, Literal, Position, Local)):
+                return found  # it costs nothing to read again
+            self.known[key] = self.named(found)
         return self.known[key]
 
     def operand(self, node: Node, i: int, indices: Indices) -> Value:

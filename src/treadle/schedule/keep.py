@@ -74,11 +74,10 @@ _VIEWS = frozenset(
         linear.WINDOW,
     ]
 )
-_MOVES = _VIEWS | frozenset([shaping.PAD, shaping.CONCAT])
 
 
 def _read_again(graph: Graph) -> set[TensorValue]:
-    """Operands whose elements a consumer reads again and again, and that are not mere moves.
+    """Values whose elements a consumer reads again and again, and that are not mere views.
 
     A product reads each element of an operand once for every row or column of the other.
     """
@@ -86,8 +85,29 @@ def _read_again(graph: Graph) -> set[TensorValue]:
     costly: list[bool] = []  # whether computing an element anew, operands inlined, is dear
     for node in graph.nodes:
         costly.append(node.op in _COSTLY or any(_costs(graph, costly, v) for v in node.operands))
-        found.update(v for v in node.operands if _is_reread(graph, costly, node, v))
+        for operand in node.operands:
+            if node.op is SCAN:
+                found.add(operand)
+            elif node.op is linear.CONTRACT:
+                found |= _computed(graph, operand)
+            elif node.op is linear.WINDOW and _is_guarded(graph, operand):
+                found.add(operand)  # guards are dear where windows overlap
+            elif node.op in (shaping.BROADCAST, linear.WINDOW) and _costs(graph, costly, operand):
+                found.add(operand)
     return found
+
+
+def _computed(graph: Graph, value: TensorValue) -> set[TensorValue]:
+    """What is computed behind views of a value: that is kept, and read through the views."""
+    while graph.nodes[value.node].op in _VIEWS and graph.nodes[value.node].operands:
+        value = graph.nodes[value.node].operands[0]
+    node = graph.nodes[value.node]
+    is_there = isinstance(node.attributes, Leaf) or is_root(node) or node.op in _VIEWS
+    return set() if is_there else {value}
+
+
+def _is_guarded(graph: Graph, value: TensorValue) -> bool:
+    return graph.nodes[value.node].op in (shaping.PAD, shaping.CONCAT)
 
 
 def _too_deep(graph: Graph) -> set[TensorValue]:
@@ -104,28 +124,9 @@ def _too_deep(graph: Graph) -> set[TensorValue]:
     return found
 
 
-def _is_reread(graph: Graph, costly: Sequence[bool], node: Node, operand: TensorValue) -> bool:
-    source = graph.nodes[operand.node]
-    if node.op is linear.CONTRACT:
-        return _has_arithmetic(graph, source)
-    if node.op is linear.WINDOW and source.op in (shaping.PAD, shaping.CONCAT):
-        return True  # guards are dear where windows overlap
-    if node.op in (shaping.BROADCAST, linear.WINDOW):
-        return _costs(graph, costly, operand)
-    return node.op is SCAN
-
-
 def _costs(graph: Graph, costly: Sequence[bool], value: TensorValue) -> bool:
     node = graph.nodes[value.node]
     return costly[value.node] and not is_root(node) and not isinstance(node.attributes, Leaf)
-
-
-def _has_arithmetic(graph: Graph, node: Node) -> bool:
-    """Whether an inlined value is computed rather than only moved."""
-    while node.op in _MOVES and node.operands:
-        node = graph.nodes[node.operands[0].node]
-    is_leaf = isinstance(node.attributes, Leaf)
-    return not is_leaf and not is_root(node) and node.op not in _MOVES
 
 
 def is_inline(node: Node) -> bool:

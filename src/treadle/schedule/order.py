@@ -56,7 +56,7 @@ class Order:
                 has_product(kernel.body) or has_product(group.kernel.body)
             ):
                 continue  # what only reads the same does not gain from a product between
-            found = fused(group.kernel, kernel)
+            found = fused(group.kernel, kernel, position in direct)
             if found is not None:
                 group.kernel = found
                 return position
