@@ -152,7 +152,7 @@ class Lowering:
             if output.kind is not OutputKind.UPDATE or leaf is None:
                 continue
             value, node = output.value, self.graph.nodes[output.value.node]
-            is_map = not is_root(node) and is_inline(node) and node.op is not CONSTANT
+            is_map = not is_root(self.graph, node) and is_inline(node) and node.op is not CONSTANT
             is_last = last_read.get(leaf, -1) <= value.node
             if is_map and is_last and value not in made and not isinstance(node.attributes, Leaf):
                 made.add(value)
@@ -202,7 +202,7 @@ class Lowering:
             return []
         if all(t.size == 0 for t in node.types):
             return []
-        if is_root(node):
+        if is_root(self.graph, node):
             return ROOTS[node.op](self, position, node)
         return self.map_kernels(value) if value in self.kept else []
 
