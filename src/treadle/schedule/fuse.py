@@ -27,6 +27,7 @@ from treadle.schedule.nests import (
 LEAST_ROWS = 8  # of fused kernels that had as many: threads need something to share
 SMALL = 4096  # elements: kernels that are smaller are not worth sharing
 MOST_STATEMENTS = 120
+TURNS = 32  # that a kernel should have for threads to share
 CACHE = 3 << 20  # bytes that a turn may write: what follows should find them near
 
 
@@ -140,6 +141,18 @@ def turn_counts(kernel: Kernel) -> list[int]:
     products = list(accumulate((v.extent for v in variables), mul))
     has_loops = any(isinstance(s, (For, Multiply)) for s in body)
     return products if has_loops or len(products) < 2 else products[:-1]
+
+
+def spread(kernel: Kernel) -> Kernel:
+    """The kernel with its parallel loops as one, as far as threads need turns to share."""
+    counts = turn_counts(kernel)
+    if len(counts) < 2 or counts[0] >= TURNS:
+        return kernel
+    turns = next((n for n in counts if n >= TURNS), counts[-1])
+    rows = in_rows(kernel, turns)
+    if rows is None or turns == counts[0]:
+        return kernel
+    return replace(kernel, body=(For(rows.var, Role.PARALLEL, rows.body),))
 
 
 def work(kernel: Kernel) -> int:

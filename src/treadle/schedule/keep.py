@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from treadle.ir.composites import ATTENTION, ATTENTION_GRAD
 from treadle.ir.control import SCAN
 from treadle.ir.graph import Graph, Node
 from treadle.ir.graph import Value as TensorValue
@@ -90,7 +91,7 @@ def _read_again(graph: Graph) -> set[TensorValue]:
         for operand in node.operands:
             if node.op is SCAN:
                 found.add(operand)
-            elif node.op is linear.CONTRACT:
+            elif node.op in (linear.CONTRACT, ATTENTION, ATTENTION_GRAD):
                 found |= _computed(graph, operand)
             elif node.op is linear.WINDOW and _is_guarded(graph, operand):
                 found.add(operand)  # guards are dear where windows overlap

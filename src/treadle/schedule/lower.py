@@ -28,7 +28,7 @@ from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step
 from treadle.kernel.verify import verify
 from treadle.schedule.expand import expand
 from treadle.schedule.finish import finished
-from treadle.schedule.fuse import accesses, localised
+from treadle.schedule.fuse import accesses, localised, spread
 from treadle.schedule.inline import Reader
 from treadle.schedule.keep import ROOTS, is_inline, is_root, kept_values
 from treadle.schedule.nests import anonymous, axis_vars, nest
@@ -42,7 +42,7 @@ def lower(graph: Graph, fuse: bool = True, panel: int = PANEL, in_place: bool = 
 
     `in_place` writes updates over the leaves they replace.
     """
-    lowering = Lowering(expand(graph), fuse, panel)
+    lowering = Lowering(expand(graph, fuse), fuse, panel)
     if in_place:
         lowering.update_in_place()
     drafts = lowering.drafts()
@@ -104,7 +104,7 @@ class Finisher:
 
     def call(self, kernel: Kernel) -> Call:
         own = {b.name for b in kernel.outputs} & self.own
-        kernel = localised(kernel, own)
+        kernel = localised(spread(kernel), own)
         arguments = tuple(self.rows.get(b.name, Argument(b.name)) for b in kernel.buffers)
         # Finishing is dear; kernels that are equal before it are equal after it.
         nameless = anonymous(kernel)
@@ -283,7 +283,7 @@ class ScanBody(Lowering):
     """The body of a scan: rows are read and written in place, carries copied at a turn's end."""
 
     def __init__(self, outer: Lowering, position: int, attributes: Scan, node: Node):
-        body = expand(attributes.body)
+        body = expand(attributes.body, outer.fuse)
         super().__init__(body, outer.fuse, outer.panel, f"{outer.prefix}scan{position}:")
         self.attributes = attributes
         self.fixed: set[str] = set()  # buffers that no turn changes
