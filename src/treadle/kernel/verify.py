@@ -15,7 +15,17 @@ from typing import assert_never
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.base.errors import GraphError
-from treadle.kernel.index import Bounded, Data, Index, Quotient, Remainder, Var, atom_range, opened
+from treadle.kernel.index import (
+    Atom,
+    Bounded,
+    Data,
+    Index,
+    Quotient,
+    Remainder,
+    Var,
+    atom_range,
+    opened,
+)
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -246,25 +256,43 @@ class _Checker:
         if any(o.terms != place.terms for o in others):
             raise self.wrong(f"stores to {buffer} walk it differently: {others[0]} and {place}")
         independent = {v for v, role in scope.loops if role in INDEPENDENT and v.extent > 1}
-        parts: list[tuple[int, int, Var | None]] = [_choice(others)]
+        parts: list[tuple[int, int, Atom | None]] = [_choice(others)]
         for atom, factor in place.terms:
             low, high = atom_range(atom)
-            parts.append((abs(factor), high - low, atom if isinstance(atom, Var) else None))
+            is_data = isinstance(atom, (Data, Bounded))
+            parts.append((abs(factor), high - low, None if is_data else atom))
         reach = 0
-        found: set[Var] = set()
-        for factor, steps, var in sorted(parts, key=lambda part: part[0]):
-            if var is not None and factor > reach:
-                found.add(var)
-            if var is None and 0 < factor <= reach:
+        digits: set[Atom] = set()
+        for factor, steps, atom in sorted(parts, key=lambda part: part[0]):
+            if atom is not None and factor > reach:
+                digits.add(atom)
+            if atom is None and 0 < factor <= reach:
                 break  # digits overlap here: nothing above is known to be distinct
             reach += factor * steps
+        found = _determined(digits)
         missing = independent - found
         if missing:
             names = ", ".join(sorted(v.name for v in missing))
             raise self.wrong(f"turns of {names} may write one place: {buffer}[{index}]")
 
 
-def _choice(places: Sequence[Index]) -> tuple[int, int, Var | None]:
+def _determined(digits: set[Atom]) -> set[Var]:
+    """Variables that some digits make known: quotient and remainder give what was divided."""
+    known = set(digits)
+    pending = list(digits)
+    while pending:
+        atom = pending.pop()
+        if not isinstance(atom, (Quotient, Remainder)):
+            continue
+        pair = Quotient(atom.index, atom.divisor), Remainder(atom.index, atom.divisor)
+        terms = atom.index.terms
+        if known.issuperset(pair) and len(terms) == 1 and terms[0][0] not in known:
+            known.add(terms[0][0])
+            pending.append(terms[0][0])
+    return {a for a in known if isinstance(a, Var)}
+
+
+def _choice(places: Sequence[Index]) -> tuple[int, int, Atom | None]:
     """Which of several stores, as a digit: the step between their offsets and how many steps."""
     least = min(p.offset for p in places)
     step = math.gcd(*(p.offset - least for p in places))
