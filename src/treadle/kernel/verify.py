@@ -15,6 +15,8 @@ from typing import assert_never
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.base.errors import GraphError
+from treadle.kernel.access import accesses, is_local
+from treadle.kernel.cost import outermost
 from treadle.kernel.index import (
     Atom,
     Bounded,
@@ -25,6 +27,7 @@ from treadle.kernel.index import (
     Var,
     atom_range,
     opened,
+    variable,
 )
 from treadle.kernel.nodes import (
     Accumulate,
@@ -84,6 +87,22 @@ class _Checker:
 
     def check(self) -> None:
         self.statements(self.kernel.body, _Scope((), {}, ()))
+        self.apart()
+
+    def apart(self) -> None:
+        """What a turn of the outermost loop reads of an output, no other turn writes."""
+        loop = outermost(self.kernel)
+        if loop is None or loop.var.extent < 2:
+            return
+        every = list(accesses(loop.body))
+        read = {a.buffer for a in every if not a.writes}
+        for buffer in self.kernel.outputs:
+            touching = [a for a in every if a.buffer == buffer.name]
+            if buffer.name not in read:
+                continue
+            for a in touching:
+                if not is_local(a, variable(loop.var), buffer.size, loop.var.extent):
+                    raise self.wrong(f"turns of {loop.var.name} meet in {a.buffer}[{a.index}]")
 
     def statements(self, body: tuple[Statement, ...], scope: _Scope) -> None:
         known = dict(scope.locals)
@@ -263,10 +282,10 @@ class _Checker:
             parts.append((abs(factor), high - low, None if is_data else atom))
         reach = 0
         digits: set[Atom] = set()
-        for factor, steps, atom in sorted(parts, key=lambda part: part[0]):
-            if atom is not None and factor > reach:
-                digits.add(atom)
-            if atom is None and 0 < factor <= reach:
+        for factor, steps, digit in sorted(parts, key=lambda part: part[0]):
+            if digit is not None and factor > reach:
+                digits.add(digit)
+            if digit is None and 0 < factor <= reach:
                 break  # digits overlap here: nothing above is known to be distinct
             reach += factor * steps
         found = _determined(digits)

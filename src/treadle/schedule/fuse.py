@@ -8,16 +8,16 @@ blocks of rows with all of these around them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
 
+from treadle.kernel.access import accesses, is_local
 from treadle.kernel.index import Index, Var, substitute, unflatten, variable
-from treadle.kernel.nodes import Buffer, For, Kernel, Multiply, Role, Statement, Store, Update
+from treadle.kernel.nodes import Buffer, For, Kernel, Multiply, Role, Statement
 from treadle.schedule.nests import (
     fresh,
-    loads_of,
     loop_names,
     map_buffers,
     map_places,
@@ -29,51 +29,6 @@ SMALL = 4096  # elements: kernels that are smaller are not worth sharing
 MOST_STATEMENTS = 120
 TURNS = 32  # that a kernel should have for threads to share
 CACHE = 3 << 20  # bytes that a turn may write: what follows should find them near
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Places that a statement touches: an index, and how far around it."""
-
-    buffer: str
-    index: Index
-    low: int
-    high: int
-    writes: bool
-
-
-def accesses(statements: Sequence[Statement]) -> Iterator[Access]:
-    for statement in statements:
-        match statement:
-            case For(_, _, body):
-                yield from accesses(body)
-                continue
-            case Multiply():
-                for i, m in enumerate(statement.matrices):
-                    low = m.rows.range[0] + m.columns.range[0]
-                    high = m.rows.range[1] + m.columns.range[1]
-                    yield Access(m.buffer, m.index, low, high, i == 0)
-                continue
-            case Store(buffer, index) | Update(buffer, index):
-                yield Access(buffer, index, 0, 0, True)
-            case _:
-                pass
-        for load in loads_of(statement):
-            yield Access(load.buffer, load.index, 0, 0, False)
-
-
-def is_local(access: Access, turn: Index, size: int, turns: int) -> bool:
-    """Whether a place lies in the part of its buffer that belongs to a turn."""
-    if size % turns:
-        return False
-    part = size // turns
-    whole = Index(
-        tuple((a, f // part) for a, f in access.index.terms if f % part == 0),
-        access.index.offset // part,
-    )
-    rest = access.index - whole * part
-    low, high = rest.range
-    return whole == turn and low + access.low >= 0 and high + access.high < part
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,14 @@ from treadle.ir.graph import Value as TensorValue
 from treadle.ir.literal import ArrayLiteral
 from treadle.ir.ops.leaves import CONSTANT, Constant, Leaf
 from treadle.ir.types import TensorType
+from treadle.kernel.access import accesses
 from treadle.kernel.index import Index, Var, flatten, variable
 from treadle.kernel.nodes import Buffer, Kernel, Load, Role, Statement, Store
 from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step
 from treadle.kernel.verify import verify
 from treadle.schedule.expand import expand
 from treadle.schedule.finish import finished
-from treadle.schedule.fuse import accesses, localised, spread
+from treadle.schedule.fuse import localised, spread
 from treadle.schedule.inline import Reader
 from treadle.schedule.keep import ROOTS, is_inline, is_root, kept_values
 from treadle.schedule.nests import anonymous, axis_vars, nest
