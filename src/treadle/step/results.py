@@ -25,6 +25,7 @@ class StepResult:
     updated: bool
     captures: Arrays = field(default_factory=dict)
     grad_norms: dict[str, float] = field(default_factory=dict)
+    skipped: bool = False  # a gradient overflowed in float16: nothing was updated
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class RunResult:
     losses: np.ndarray
     metrics: dict[str, float]
     updates: int
+    skipped: int = 0  # updates left out because a gradient overflowed
 
     @property
     def loss(self) -> float:
@@ -76,12 +78,13 @@ def named(outputs: Mapping[str, np.ndarray], prefix: str) -> dict[str, float]:
 
 def step_result(outputs: Mapping[str, np.ndarray], mode: Mode) -> StepResult:
     norm = outputs.get("result:grad_norm")
-    updated = mode is not Mode.ACCUMULATE and bool(outputs.get("result:updated", True))
+    is_fine = bool(outputs.get("result:updated", True))
     return StepResult(
         float(outputs["result:loss"]),
         None if norm is None else float(norm),
         named(outputs, "metric:"),
-        updated,
+        is_fine and mode is not Mode.ACCUMULATE,
         {k[len("capture:") :]: v for k, v in outputs.items() if k.startswith("capture:")},
         named(outputs, "result:grad_norm:"),
+        not is_fine,
     )

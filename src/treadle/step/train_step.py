@@ -76,6 +76,7 @@ class TrainStep:
         self.recipe, self.session, self.report = recipe, session, report
         self._seed, self._steps, self._micro = seed, 0, 0
         self._plan = recipe.plan()
+        self._plan.check_numbers()
         self._own: list[str] = []
         init, _ = trace_init(self._plan)
         self._init = OracleProgram(init)
@@ -90,9 +91,7 @@ class TrainStep:
         session.declare(types)
         self._own += [n for n in types if n not in self._own]
         self._graph = graphs[Mode.UPDATE]
-        self.hyperparameters = Hyperparameters(
-            session, self._plan.name("hyper", ""), self._plan.optimizer.hyper
-        )
+        self.hyperparameters = Hyperparameters(session, self._plan)
         self._start()
         self._is_ready = True
 
@@ -155,7 +154,7 @@ class TrainStep:
     def run(self, batches: Iterable[Tree]) -> RunResult:
         """A step for each batch; metrics are weighted means over all of them."""
         losses: list[float] = []
-        updates = 0
+        updates, skipped = 0, 0
         means = Means()
         for batch in batches:
             variants, arrays = self._programs.get("run", batch)
@@ -165,9 +164,10 @@ class TrainStep:
             self._advance(mode)
             losses.append(result.loss)
             updates += result.updated
+            skipped += result.skipped
             if mode is not Mode.ACCUMULATE:
                 means.add(outputs)
-        return RunResult(np.array(losses), means.values(), updates)
+        return RunResult(np.array(losses), means.values(), updates, skipped)
 
     def gradients(self, batch: Tree) -> Arrays:
         """Gradients of the loss on a batch, by parameter; nothing changes."""
@@ -332,6 +332,16 @@ class TrainStep:
                 "clip_norm", f"{bound}", "Compile with clip_norm=; it is a positive number."
             )
         self.session.write({self._plan.name("clip_norm"): np.float64(bound)})
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor on the loss before it is differentiated: 1 but for float16."""
+        return float(self.session.values.get(self._plan.name("loss_scale"), 1.0))
+
+    @property
+    def skipped(self) -> int:
+        """Updates that were left out because a gradient overflowed: float16 only."""
+        return int(self.session.values.get(self._plan.name("skipped"), 0))
 
     @property
     def graph(self) -> Graph:
