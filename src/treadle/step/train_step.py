@@ -216,9 +216,14 @@ class TrainStep:
         return self.session.read(self.recipe.model.declarations())
 
     def load_params(self, values: Mapping[str, object], strict: bool = True) -> None:
-        """Replace parameters and states by name; `strict=False` accepts a part."""
+        """Replace parameters and states by name; `strict=False` accepts a part.
+
+        Before the first update the optimizer starts from them: averages begin where training does.
+        """
         names = list(self.recipe.model.declarations())
         load_values(self.session, names, values, strict, "load_params")
+        if self.count == 0:
+            self.session.run(self._init, {})
 
     def state_dict(self) -> Arrays:
         """Everything that the next step depends on: copies, by name."""
