@@ -224,7 +224,7 @@ NUMPY = {
     "lars": Case(lambda: optim.lars(1.0), lambda: r.LARS(lr=1.0, momentum=0.9, wd=5e-4, trust=1e-3)),
     "schedule free": Case(lambda: optim.schedule_free_adamw(0.01), lambda: r.ScheduleFree(lr=0.01, betas=(0.9, 0.999), eps=1e-8, wd=0, warmup=0, r=0, power=2)),
     "schedule free all": Case(lambda: optim.schedule_free_adamw(0.01, BETAS, 1e-6, 0.1, 20, 0.5, 1.0), lambda: r.ScheduleFree(lr=0.01, betas=BETAS, eps=1e-6, wd=0.1, warmup=20, r=0.5, power=1)),
-    "prodigy": Case(lambda: optim.prodigy(0.3, d0=1e-3), lambda: r.Prodigy(lr=0.3, betas=(0.9, 0.999), eps=1e-8, wd=0, d0=1e-3)),
+    "prodigy": Case(lambda: optim.prodigy(0.1, d0=1e-2), lambda: r.Prodigy(lr=0.1, betas=(0.9, 0.999), eps=1e-8, wd=0, d0=1e-2)),
     "prodigy decay": Case(lambda: optim.prodigy(0.5, BETAS, 1e-6, 0.1, 1e-4), lambda: r.Prodigy(lr=0.5, betas=BETAS, eps=1e-6, wd=0.1, d0=1e-4)),
     "lookahead": Case(lambda: optim.lookahead(optim.sgd(0.1), 7, 0.3), lambda: r.Lookahead(lr=0.1, k=7, alpha=0.3)),
     "sam": Case(lambda: optim.sam(optim.sgd(0.1, 0.9)), lambda: r.SAM(lr=0.1, momentum=0.9, rho=0.05, adaptive=False)),
