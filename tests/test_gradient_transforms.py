@@ -64,8 +64,14 @@ def torch_clipped(g: Arrays, clip) -> Arrays:
 @pytest.mark.parametrize("limit", [0.5, 1e3])
 def test_clips_beside_pytorch(limit: float) -> None:
     g, clips = values(0), torch.nn.utils
-    check(one(optim.clip_by_global_norm(limit), g), torch_clipped(g, lambda t: clips.clip_grad_norm_(t, limit)))
-    check(one(optim.clip_by_value(limit), g), torch_clipped(g, lambda t: clips.clip_grad_value_(t, limit)))
+    check(
+        one(optim.clip_by_global_norm(limit), g),
+        torch_clipped(g, lambda t: clips.clip_grad_norm_(t, limit)),
+    )
+    check(
+        one(optim.clip_by_value(limit), g),
+        torch_clipped(g, lambda t: clips.clip_grad_value_(t, limit)),
+    )
     each = torch_clipped(g, lambda ts: [clips.clip_grad_norm_([t], limit) for t in ts])
     check(one(optim.clip_by_norm(limit), g), each)
 
@@ -102,8 +108,13 @@ def test_percentile_clipping_beside_numpy(device: str) -> None:
 
 def test_normalisation() -> None:
     g = values(0)
-    check(one(optim.normalize_gradients(), g), {n: a / (np.linalg.norm(a) + 1e-8) for n, a in g.items()})
-    check(one(optim.normalize_gradients("global"), g), {n: a / (norm(g) + 1e-8) for n, a in g.items()})
+    check(
+        one(optim.normalize_gradients(), g),
+        {n: a / (np.linalg.norm(a) + 1e-8) for n, a in g.items()},
+    )
+    check(
+        one(optim.normalize_gradients("global"), g), {n: a / (norm(g) + 1e-8) for n, a in g.items()}
+    )
     zero = {n: np.zeros(s) for n, s in SHAPES.items()}
     check(one(optim.normalize_gradients(), zero), zero)
 
@@ -254,7 +265,10 @@ def test_a_chain_of_all_and_its_numbers() -> None:
         (lambda: optim.clip_by_value(-1.0), "limit = -1.0"),
         (lambda: optim.clip_adaptively(0.0), "clipping = 0.0"),
         (lambda: optim.clip_adaptively(eps=0.0), "eps = 0.0"),
-        (lambda: optim.clip_by_percentile(150.0), "percentile = 150.0. It is a number from 0 to 100"),
+        (
+            lambda: optim.clip_by_percentile(150.0),
+            "percentile = 150.0. It is a number from 0 to 100",
+        ),
         (lambda: optim.clip_by_percentile(10.0, 0), "history = 0"),
         (lambda: optim.clip_by_percentile(10.0, 8.5), "history = 8.5"),
         (lambda: optim.normalize_gradients("all"), "by = 'all'"),

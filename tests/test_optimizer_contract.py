@@ -116,8 +116,7 @@ def test_all_of_them_are_here() -> None:
     found = {
         name
         for name, member in vars(optim).items()
-        if inspect.isfunction(member)
-        and inspect.signature(member).return_annotation == "Optimizer"
+        if inspect.isfunction(member) and inspect.signature(member).return_annotation == "Optimizer"
     }
     assert found - together <= set(ALL), found - together - set(ALL)
 

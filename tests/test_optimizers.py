@@ -25,7 +25,9 @@ Arrays = dict[str, np.ndarray]
 
 def start() -> Arrays:
     rng = np.random.default_rng(3)
-    return {n: rng.normal(0, 0.6, s).astype(np.float32).astype(np.float64) for n, s in SHAPES.items()}
+    return {
+        n: rng.normal(0, 0.6, s).astype(np.float32).astype(np.float64) for n, s in SHAPES.items()
+    }
 
 
 def batches() -> list[np.ndarray]:
@@ -59,7 +61,9 @@ def trained(optimizer: optim.Optimizer, device: str) -> td.TrainStep:
 
 def check(found: Arrays, expected: Arrays, device: str) -> None:
     assert found.keys() == expected.keys()
-    tolerance = {"rtol": 1e-10, "atol": 1e-12} if device == "oracle" else {"rtol": 1e-5, "atol": 1e-5}
+    tolerance = (
+        {"rtol": 1e-10, "atol": 1e-12} if device == "oracle" else {"rtol": 1e-5, "atol": 1e-5}
+    )
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, err_msg=name, **tolerance)
 

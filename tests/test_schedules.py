@@ -174,7 +174,9 @@ def test_a_schedule_of_your_own_is_registered() -> None:
     assert found.to_dict() == {"schedule": "inverse_root", "lr": 0.5, "shift": 1}
     assert rates(optim.Schedule.from_dict(found.to_dict()), 4)[3] == 0.25
     loose = optim.Schedule("loose", {"lr": 0.1}, lambda count, hyper: hyper["lr"])
-    with pytest.raises(td.ArgumentError, match=r"'loose' was not made by a registered.*optim.sched"):
+    with pytest.raises(
+        td.ArgumentError, match=r"'loose' was not made by a registered.*optim.sched"
+    ):
         loose.to_dict()
     with pytest.raises(td.NameTakenError, match="there is a schedule 'cosine'"):
 
@@ -190,7 +192,10 @@ def test_a_schedule_of_your_own_is_registered() -> None:
         (lambda: optim.Schedule.from_dict({}), "names no schedule"),
         (lambda: optim.Schedule.from_dict([1]), "names no schedule"),
         (lambda: optim.Schedule.from_dict({"schedule": "cosine", "peak": 1}), "missing a required"),
-        (lambda: optim.Schedule.from_dict({"schedule": "constant", "rate": "1"}), "lr = '1' is a str"),
+        (
+            lambda: optim.Schedule.from_dict({"schedule": "constant", "rate": "1"}),
+            "lr = '1' is a str",
+        ),
         (lambda: optim.constant("1e-3"), "lr = '1e-3' is a str, not a number"),
         (lambda: optim.constant(-1.0), "lr = -1.0"),
         (lambda: optim.linear(0.1, math.nan, 5), "end = nan"),
@@ -207,10 +212,13 @@ def test_a_schedule_of_your_own_is_registered() -> None:
         (lambda: optim.cosine_restarts(0.1, 5, 1.5), "multiply = 1.5. It is a whole number"),
         (lambda: optim.one_cycle(0.1, 10, 1.0), "pct_start = 1.0"),
         (lambda: optim.one_cycle(0.1, 10, 0.6, three_phase=True), "pct_start = 0.6 with three"),
-        (lambda: optim.one_cycle(0.1, 10, anneal="sine"), 'anneal = \'sine\'. It is one of "cos"'),
+        (lambda: optim.one_cycle(0.1, 10, anneal="sine"), "anneal = 'sine'. It is one of \"cos\""),
         (lambda: optim.cyclic(0.1, 0.2, 5, mode="square"), "mode = 'square'"),
         (lambda: optim.join([optim.constant(0.1)], []), "Give two schedules or more"),
-        (lambda: optim.join([optim.constant(0.1)] * 3, [5, 5]), r"milestones = \[5, 5\]. They grow"),
+        (
+            lambda: optim.join([optim.constant(0.1)] * 3, [5, 5]),
+            r"milestones = \[5, 5\]. They grow",
+        ),
         (lambda: optim.join([optim.constant(0.1), "x"], [5]), "lr = 'x' is a str"),
         (lambda: optim.Schedule("mine", {"lr": -1.0}, lambda c, h: h["lr"]), "lr = -1.0"),
     ],
@@ -255,9 +263,7 @@ def test_plateau_beside_pytorch(mode: str, threshold_mode: str, cooldown: int) -
     theirs = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 1.0)
     scheduler = L.ReduceLROnPlateau(theirs, threshold_mode=threshold_mode, min_lr=0.05, **options)
     step = small_step(optim.sgd(1.0))
-    plateau = optim.ReduceOnPlateau(
-        step, threshold_mode=threshold_mode, min_scale=0.05, **options
-    )
+    plateau = optim.ReduceOnPlateau(step, threshold_mode=threshold_mode, min_scale=0.05, **options)
     scales = []
     for value in VALUES:
         value = value if mode == "min" else -value
@@ -418,9 +424,7 @@ def test_a_rate_of_zero_has_no_range() -> None:
 
 def small_range_test() -> optim.RangeTest:
     x, y = linear_data()
-    return optim.find_learning_rate(
-        regression(optim.sgd(0.1)), [{"x": x, "y": y}], 1e-3, 1e-1, 10
-    )
+    return optim.find_learning_rate(regression(optim.sgd(0.1)), [{"x": x, "y": y}], 1e-3, 1e-1, 10)
 
 
 def test_the_plot_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from treadle.frontend.scopes import RANDOM_STATE
 from treadle.ir.graph import Graph, OutputKind
 from treadle.nn.tracing import Inputs
 from treadle.optim.append import Mode, state_types, trace_eval_params, trace_init
+from treadle.optim.numbers import FACTOR, RATE, check_number
 from treadle.optim.schedules import Schedule
 from treadle.pipeline import (
     CompileOptions,
@@ -320,9 +320,8 @@ class TrainStep:
 
     @lr_scale.setter
     def lr_scale(self, scale: float) -> None:
-        if not (math.isfinite(scale) and scale >= 0):
-            raise ArgumentError("lr_scale", f"{scale}", "It is a number that is not negative.")
-        self.session.write({self._plan.name("lr_scale"): np.float64(scale)})
+        number = check_number("step", "lr_scale", scale, RATE)
+        self.session.write({self._plan.name("lr_scale"): np.float64(number)})
 
     @property
     def clip_norm(self) -> float | None:
@@ -332,11 +331,12 @@ class TrainStep:
 
     @clip_norm.setter
     def clip_norm(self, bound: float) -> None:
-        if self.recipe.clip_norm is None or not (math.isfinite(bound) and bound > 0):
+        number = check_number("step", "clip_norm", bound, FACTOR)
+        if self.recipe.clip_norm is None:
             raise ArgumentError(
-                "clip_norm", f"{bound}", "Compile with clip_norm=; it is a positive number."
+                "clip_norm", "the step was compiled without one", "Compile with clip_norm=."
             )
-        self.session.write({self._plan.name("clip_norm"): np.float64(bound)})
+        self.session.write({self._plan.name("clip_norm"): np.float64(number)})
 
     @property
     def loss_scale(self) -> float:
