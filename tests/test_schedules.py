@@ -95,6 +95,16 @@ def test_the_end_stays(name: str) -> None:
     assert abs(found[end - 1] - rate) > 1e-9
 
 
+@pytest.mark.parametrize(("steps", "part"), [(10, 0.1), (1, 0.3), (2, 0.5), (3, 0.3)])
+def test_one_cycle_of_hardly_any_steps(steps: int, part: float) -> None:
+    """A rise of no width, for which PyTorch divides by zero, is over at once."""
+    found = rates(optim.one_cycle(0.5, steps, part), steps + 2)
+    assert np.isfinite(found).all()
+    assert found[0] <= 0.5
+    np.testing.assert_allclose(found[max(steps - 1, 1) :], 0.5 / 25 / 1e4)
+    assert rates(optim.one_cycle(0.5, 10, 0.1), 1) == [0.5]
+
+
 def test_join_beside_its_parts() -> None:
     parts = [optim.linear(0.0, 0.4, 4), optim.constant(0.4), optim.cosine(0.4, 6, 0.1)]
     joined = optim.join(parts, [4, 7])

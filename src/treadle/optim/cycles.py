@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from treadle.base.errors import ArgumentError
-from treadle.frontend.functions.arithmetic import clamp, floor, ge, log, lt, pow, round, where
+from treadle.frontend.functions.arithmetic import clamp, floor, ge, gt, log, lt, pow, round, where
 from treadle.frontend.tensor import Tensor
 from treadle.optim.numbers import FACTOR, RATE, STEPS, Domain, check_choice, check_flag, check_whole
 from treadle.optim.schedules import Hyper, Schedule, half_cosine, made, schedule
@@ -79,7 +79,10 @@ def one_cycle(
         top = hyper["pct_start"] * hyper["steps"] - 1
 
         def between(a: Tensor, b: Tensor, begin: Tensor, stop: Tensor) -> Tensor:
-            part = clamp((count - begin) / (stop - begin), 0, 1)
+            width = stop - begin
+            is_there = gt(width, 0)  # a phase of no width is at its end
+            inside = (count - begin) / where(is_there, width, 1.0)
+            part = clamp(where(is_there, inside, 1.0), 0, 1)
             return half_cosine(part, a, b) if anneal == "cos" else a + (b - a) * part
 
         rising = between(start, hyper["peak"], last * 0, top)

@@ -19,20 +19,20 @@ def prodigy(
     eps: float = 1e-8,
     weight_decay: float = 0.0,
     d0: float = 1e-6,
-    growth: float = 1e30,
+    growth_rate: float = 1e30,
     decay: Selector | None = None,
 ) -> Optimizer:
     """Adam times an estimate d of the distance to the solution (Mishchenko and Defazio, 2023).
 
     `lr` is a factor that stays 1, or a schedule of it. d starts at `d0` and grows by at most the
-    factor `growth` in an update.
+    factor `growth_rate` in an update.
     """
     given = numbers(
         "prodigy",
         **check_betas("prodigy", betas),
         eps=(eps, NOT_NEGATIVE),
         weight_decay=(weight_decay, NOT_NEGATIVE),
-        growth=(growth, STEPS),
+        growth_rate=(growth_rate, STEPS),
     )
     first = numbers("prodigy", d0=(d0, POSITIVE)).hyper["d0"]
     schedule = schedule_beside("prodigy", lr, given)
@@ -58,7 +58,7 @@ def prodigy(
             if decays(decay, context, name):
                 p = p * (1 - rate * d * hyper["weight_decay"])
             after[name] = p - m / (sqrt(v) + d * hyper["eps"]) * (rate * d)
-        new_d = minimum(maximum(d, _estimate(r, new["s"])), d * hyper["growth"])
+        new_d = minimum(maximum(d, _estimate(r, new["s"])), d * hyper["growth_rate"])
         return after, new | {"start": state["start"], "d": new_d, "r": r}
 
     return Optimizer(
