@@ -312,6 +312,61 @@ def test_it_runs_with_an_empty_group_and_an_unreached_parameter(name: str) -> No
     np.testing.assert_array_equal(evaluated(step)["spare"], before["spare"])
 
 
+@every
+def test_it_runs_natively_in_float16(name: str) -> None:
+    """Every update compiles beside narrow products, and goes where the oracle's goes."""
+    found = []
+    for device in ("oracle", "cpu"):
+        step = td.compile_step(model(), loss, ALL[name](), SPEC, device=device, precision="float16")
+        while not step(batch()).updated:
+            assert step.skipped < 10
+        for i in range(3):
+            out = step(batch(i))
+        assert out.updated
+        found.append(step.params)
+    for n, value in found[0].items():
+        np.testing.assert_allclose(found[1][n], value, atol=0.03, err_msg=n)
+
+
+def test_they_go_into_each_other() -> None:
+    """Wrappers around chains around groups: numbers, rates, state and evaluation stay apart."""
+
+    def nested() -> optim.Optimizer:
+        inner = optim.chain(
+            optim.clip_by_value(1.0),
+            optim.groups(
+                ("w", optim.chain(optim.clip_by_value(0.5), optim.lion(0.01))),
+                ("*", optim.lookahead(optim.schedule_free_adamw(0.05), k=2)),
+            ),
+        )
+        return optim.swa(optim.ema(optim.max_norm(optim.sam(inner), 9.0), 0.8), start=3)
+
+    step = make(nested(), clip_norm=5.0)
+    first = step(batch()).loss
+    for _ in range(40):
+        step(batch())
+    assert step(batch()).loss < 0.7 * first
+    assert {
+        "clip_by_value.0.limit",
+        "group0.clip_by_value.0.limit",
+        "group0.lr",
+        "group0.frozen",
+        "group1.lookahead.k",
+        "group1.lr",
+        "sam.rho",
+        "max_norm.limit",
+        "ema.decay",
+        "swa.start",
+    } <= set(step.hyperparameters)
+    other = make(nested(), clip_norm=5.0, seed=3)
+    other.load_state_dict(step.state_dict())
+    assert not changed(evaluated(step), evaluated(other))
+    assert changed(evaluated(step), step.params)
+    step(batch(1))
+    other(batch(1))
+    assert not changed(step.state_dict(), other.state_dict())
+
+
 # Wrong numbers
 
 WRONG_NUMBERS = ["1e-3", None, math.nan, math.inf, -math.inf, True, [0.1], np.ones(2), 1 + 1j]

@@ -265,6 +265,11 @@ def test_counts_are_not_held_in_the_narrow_dtype() -> None:
     assert narrow_step(td.float16, optim.sgd(schedule))(np.ones(3, np.float32)).updated
 
 
+def test_a_factor_on_the_rate_is_rounded_too() -> None:
+    with pytest.raises(td.ArgumentError, match="lr_scale = 1e-60 becomes 0 in float32"):
+        make("oracle", "float32").lr_scale = 1e-60
+
+
 @pytest.mark.parametrize("value", ["1", None, float("nan"), float("inf"), -1.0, True, [1.0]])
 def test_wrong_scales_and_bounds_are_refused(value) -> None:
     step = make("oracle", "float32", clip_norm=1.0)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base.dtypes import float32
 from treadle.base.errors import ArgumentError, LoadError
 from treadle.base.trees import Tree
 from treadle.domains.float64 import carrier
@@ -16,7 +17,7 @@ from treadle.frontend.scopes import RANDOM_STATE
 from treadle.ir.graph import Graph, OutputKind
 from treadle.nn.tracing import Inputs
 from treadle.optim.append import Mode, state_types, trace_eval_params, trace_init
-from treadle.optim.numbers import FACTOR, RATE, check_number
+from treadle.optim.numbers import FACTOR, RATE, check_number, check_rounding
 from treadle.optim.schedules import Schedule
 from treadle.pipeline import (
     CompileOptions,
@@ -321,6 +322,7 @@ class TrainStep:
     @lr_scale.setter
     def lr_scale(self, scale: float) -> None:
         number = check_number("step", "lr_scale", scale, RATE)
+        check_rounding("step", "lr_scale", number, RATE, float32)
         self.session.write({self._plan.name("lr_scale"): np.float64(number)})
 
     @property
