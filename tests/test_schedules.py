@@ -133,25 +133,32 @@ def test_a_dict_and_back(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_inside_a_step_on_both_devices(name: str) -> None:
-    """The rate that is used: plain descent on a slope of 1, in float64 and in float32."""
-    schedule, moved = ALL[name], {}
-    for device in ("oracle", "cpu"):
-        step = td.compile_step(
-            {"w": nn.Parameter(())},
-            lambda m, x: m["w"] * x,
-            optim.sgd(schedule),
-            td.Spec(()),
-            device=device,
-        )
-        found = []
-        for _ in range(10):
-            before = float(step.params["w"])
-            step(np.float32(1.0))
-            found.append(before - float(step.params["w"]))
-        moved[device] = found
-    np.testing.assert_allclose(moved["oracle"], rates(schedule, 10), rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(moved["cpu"], rates(schedule, 10), rtol=1e-5, atol=2e-6)
+def test_the_rate_inside_a_step(name: str) -> None:
+    """Plain descent on a slope of 1 moves by the rate."""
+    step = td.compile_step(
+        {"w": nn.Parameter(())}, lambda m, x: m["w"] * x, optim.sgd(ALL[name]), td.Spec(())
+    )
+    found = []
+    for _ in range(10):
+        before = float(step.params["w"])
+        step(np.float32(1.0))
+        found.append(before - float(step.params["w"]))
+    np.testing.assert_allclose(found, rates(ALL[name], 10), rtol=1e-9, atol=1e-12)
+
+
+def test_rates_natively_in_float32() -> None:
+    """All schedules in one program, boundaries included: a floor must not be off by one there."""
+    program = td.compile(
+        lambda count, hyper: {n: s.value(count, hyper[n]) for n, s in ALL.items()},
+        td.Spec(()),
+        {n: {k: td.Spec(()) for k in s.hyper} for n, s in ALL.items()},
+        device="cpu",
+    )
+    hyper = {n: {k: np.float32(v) for k, v in s.hyper.items()} for n, s in ALL.items()}
+    found = [program(np.float32(count), hyper) for count in range(60)]
+    for name, schedule in ALL.items():
+        native = [float(f[name]) for f in found]
+        np.testing.assert_allclose(native, rates(schedule, 60), rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("first", [3, 5, 7, 10])
