@@ -1,4 +1,7 @@
-"""The workloads of the benchmarks, in Treadle and in PyTorch, with the same parameters."""
+"""The workloads of the benchmarks and their models in Treadle; `peers.py` has the peers' models.
+
+An architecture is a name and its sizes. Parameters have the same names and shapes as in PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,19 @@ from treadle import losses, nn
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, what it is fed, and whether gradients are clipped."""
+    """An architecture, what it is fed, and whether gradients are clipped."""
 
-    make: Callable[[], nn.Module]
-    make_torch: Callable[[], Any]
+    title: str
+    architecture: str
+    sizes: tuple[int, ...]
     x: tuple[int, ...]
     y: tuple[int, ...]
     classes: int
     tokens: bool = False  # x is tokens rather than numbers
     clip: float | None = None
+
+    def make(self) -> nn.Module:
+        return ARCHITECTURES[self.architecture](*self.sizes)
 
     def specs(self) -> dict[str, td.Spec]:
         return {
@@ -43,24 +50,13 @@ def loss(model: Any, batch: Any) -> Any:
     return losses.cross_entropy(model(batch["x"]), batch["y"], axis=-1)
 
 
-def mlp(*widths: int, gelu: bool = False) -> nn.Module:
+def mlp(activation: Callable[[], nn.Module], *widths: int) -> nn.Module:
     layers: list[nn.Module] = []
     for i, (a, b) in enumerate(pairwise(widths)):
         if i:
-            layers.append(nn.GELU() if gelu else nn.ReLU())
+            layers.append(activation())
         layers.append(nn.Linear(a, b))
     return nn.Sequential(*layers)
-
-
-def torch_mlp(*widths: int, gelu: bool = False) -> Any:
-    import torch
-
-    layers: list[Any] = []
-    for i, (a, b) in enumerate(pairwise(widths)):
-        if i:
-            layers.append(torch.nn.GELU() if gelu else torch.nn.ReLU())
-        layers.append(torch.nn.Linear(a, b))
-    return torch.nn.Sequential(*layers)
 
 
 def cnn() -> nn.Module:
@@ -68,16 +64,6 @@ def cnn() -> nn.Module:
         nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(3136, 128), nn.ReLU(), nn.Linear(128, 10),
-    )  # fmt: skip
-
-
-def torch_cnn() -> Any:
-    from torch import nn as tn
-
-    return tn.Sequential(
-        tn.Conv2d(1, 32, 3, padding=1), tn.ReLU(), tn.MaxPool2d(2),
-        tn.Conv2d(32, 64, 3, padding=1), tn.ReLU(), tn.MaxPool2d(2),
-        tn.Flatten(), tn.Linear(3136, 128), tn.ReLU(), tn.Linear(128, 10),
     )  # fmt: skip
 
 
@@ -110,70 +96,45 @@ class GPT(nn.Module):
         return td.linear(self.ln_f(x), self.wte.weight)
 
 
-def torch_gpt(vocabulary: int, t: int, d: int, heads: int, layers: int) -> Any:
-    import torch
-    import torch.nn.functional as F
-    from torch import nn as tn
+class Recurrent(nn.Module):
+    """An LSTM over tokens (T, N) that predicts a class at every step."""
 
-    class TorchBlock(tn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.ln_1, self.ln_2 = tn.LayerNorm(d), tn.LayerNorm(d)
-            self.qkv, self.proj = tn.Linear(d, 3 * d), tn.Linear(d, d)
-            self.fc, self.out = tn.Linear(d, 4 * d), tn.Linear(4 * d, d)
+    def __init__(self, vocabulary: int, d: int, layers: int):
+        self.wte = nn.Embedding(vocabulary, d)
+        self.lstm = nn.LSTM(d, d, layers)
+        self.head = nn.Linear(d, vocabulary)
 
-        def forward(self, x: Any) -> Any:
-            b, t, _ = x.shape
-            parts = self.qkv(self.ln_1(x)).split(d, -1)
-            q, k, v = (p.view(b, t, heads, -1).transpose(1, 2) for p in parts)
-            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + self.proj(mixed.transpose(1, 2).reshape(b, t, d))
-            return x + self.out(F.gelu(self.fc(self.ln_2(x))))
+    def forward(self, tokens: Any) -> Any:
+        return self.head(self.lstm(self.wte(tokens))[0])
 
-    class TorchGPT(tn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.wte, self.wpe = tn.Embedding(vocabulary, d), tn.Embedding(t, d)
-            self.blocks = tn.ModuleList(TorchBlock() for _ in range(layers))
-            self.ln_f = tn.LayerNorm(d)
 
-        def forward(self, tokens: Any) -> Any:
-            x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1]))
-            for block in self.blocks:
-                x = block(x)
-            return F.linear(self.ln_f(x), self.wte.weight)
-
-    return TorchGPT()
-
+ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
+    "mlp": lambda *widths: mlp(nn.ReLU, *widths),
+    "mlp_gelu": lambda *widths: mlp(nn.GELU, *widths),
+    "cnn": cnn,
+    "gpt": GPT,
+    "lstm": Recurrent,
+}
 
 WORKLOADS = {
     "mlp": Workload(
-        lambda: mlp(784, 128, 10), lambda: torch_mlp(784, 128, 10), (128, 784), (128,), 10
+        "MLP 784-128-10, batch 128", "mlp", (784, 128, 10), (128, 784), (128,), 10
     ),
     "mlp_wide": Workload(
-        lambda: mlp(784, 1024, 1024, 10, gelu=True),
-        lambda: torch_mlp(784, 1024, 1024, 10, gelu=True),
-        (256, 784),
-        (256,),
-        10,
+        "MLP 784-1024-1024-10 gelu, batch 256",
+        "mlp_gelu", (784, 1024, 1024, 10), (256, 784), (256,), 10,
     ),
-    "cnn": Workload(cnn, torch_cnn, (64, 1, 28, 28), (64,), 10),
+    "cnn": Workload("CNN 28×28, batch 64", "cnn", (), (64, 1, 28, 28), (64,), 10),
     "gpt_nano": Workload(
-        lambda: GPT(65, 64, 128, 4, 4),
-        lambda: torch_gpt(65, 64, 128, 4, 4),
-        (12, 64),
-        (12, 64),
-        65,
-        True,
-        1.0,
+        "GPT 4 layers, width 128, context 64, batch 12",
+        "gpt", (65, 64, 128, 4, 4), (12, 64), (12, 64), 65, True, 1.0,
     ),
     "gpt_char": Workload(
-        lambda: GPT(65, 256, 384, 6, 6),
-        lambda: torch_gpt(65, 256, 384, 6, 6),
-        (4, 256),
-        (4, 256),
-        65,
-        True,
-        1.0,
+        "GPT 6 layers, width 384, context 256, batch 4",
+        "gpt", (65, 256, 384, 6, 6), (4, 256), (4, 256), 65, True, 1.0,
     ),
-}
+    "lstm": Workload(
+        "LSTM 2 layers, width 256, 64 steps, batch 32",
+        "lstm", (65, 256, 2), (64, 32), (64, 32), 65, True,
+    ),
+}  # fmt: skip

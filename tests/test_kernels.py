@@ -58,11 +58,12 @@ def run_steps(steps, memory: dict[str, np.ndarray], turn: int) -> None:
             for i in reversed(turns) if step.reverse else turns:
                 run_steps(step.steps, memory, i)
             continue
-        views = {}
-        for buffer, argument in zip(step.kernel.buffers, step.arguments, strict=True):
-            start = argument.row * turn
-            views[buffer.name] = memory[argument.buffer][start : start + buffer.size]
-        interpret(step.kernel, views, MEANINGS)
+        for call in step.calls:
+            views = {}
+            for buffer, argument in zip(call.kernel.buffers, call.arguments, strict=True):
+                start = argument.row * turn
+                views[buffer.name] = memory[argument.buffer][start : start + buffer.size]
+            interpret(call.kernel, views, MEANINGS)
 
 
 def check(

@@ -16,9 +16,10 @@ from treadle.domains.float64 import evaluate_float64
 from treadle.ir.graph import Graph
 from treadle.ir.op import OPS, Op
 from treadle.ir.ops.leaves import NAMED_LEAVES
+from treadle.memory.assemble import assemble
 from treadle.memory.plan import plan_buffers
 from treadle.runtime.cpu import NativeProgram
-from treadle.runtime.native import host
+from treadle.runtime.native import compile_object, host
 from treadle.schedule.schedule import schedule
 from treadle.verify.samples import samples_of
 from treadle.verify.sampling import Sample, sample_graph
@@ -27,10 +28,11 @@ from treadle.verify.sampling import Sample, sample_graph
 def native(
     graph: Graph, threads: int = 1, fuse: bool = True, width: int | None = None
 ) -> NativeProgram:
-    program = schedule(graph, fuse)
-    plan = plan_buffers(program)
-    source = render_program(program, width or host().width)
-    return NativeProgram(graph, program, source, plan.offsets, plan.size, threads)
+    width = width or host().width
+    program = schedule(graph, fuse, 2 * width)
+    plan = assemble(program, plan_buffers(program))
+    objects = [compile_object(render_program(program, width))]
+    return NativeProgram(graph, plan, objects, dict(program.constants), threads)
 
 
 def rounded_inputs(graph: Graph, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -119,8 +121,9 @@ def test_equal_kernels_are_compiled_once() -> None:
         return x
 
     graph = td.trace(layers, td.Spec((4, 8)), td.Spec((8, 8)))
-    source = render_program(schedule(graph), 8)
-    assert len(list(schedule(graph).calls())) == 10
+    program = schedule(graph, fuse=False)
+    source = render_program(program, 8)
+    assert len(list(program.calls())) == 10
     assert source.count("define  void @kernel.") == 2
 
 
@@ -131,8 +134,9 @@ def test_temporary_memory_is_shared() -> None:
         return x.sum()
 
     graph = td.trace(chain, td.Spec((64, 64)), td.Spec((64, 64)))
-    plan = plan_buffers(schedule(graph))
+    plan = plan_buffers(schedule(graph, fuse=False))
     assert plan.size == 2 * 64 * 64 * 4
+    assert plan_buffers(schedule(graph)).size < plan.size
 
 
 def test_nan_and_infinities_flow_as_ieee() -> None:

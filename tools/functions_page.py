@@ -54,6 +54,20 @@ FAMILIES = (
         "Modules are in `td.nn`, losses in `td.losses`, optimizers in `td.optim`: see below.",
         ("Mean",),
     ),
+    Family(
+        "Around the step",
+        (),
+        "See [accumulation](accumulation.md), [checkpoints](checkpoints.md) and "
+        "[watching](watching.md).",
+        (
+            "GradientAccumulator",
+            "AccumulationStats",
+            "CheckpointManager",
+            "Checkpoint",
+            "Histogram",
+            "Anomaly",
+        ),
+    ),
     Family("Tensors and graphs", ("treadle.frontend.coerce",), "", ("Tensor", "Spec", "Graph")),
     Family("Tracing", ("treadle.frontend.tracing",), "See [graphs](graphs.md)."),
     Family(
@@ -74,6 +88,8 @@ FOLDERS = {
     "nn": ("Modules: td.nn", "See [modules](modules.md)."),
     "losses": ("Losses: td.losses", "See [losses](losses.md)."),
     "optim": ("Optimizers: td.optim", "See [optimizers](optimizers.md)."),
+    "data": ("Data: td.data", "See [data](data.md)."),
+    "metrics": ("Metrics: td.metrics", "See [metrics](metrics.md)."),
 }
 OPERATORS = "`+ - * / // % ** @ & | ^ ~ == != < <= > >= abs(x) len(x) x[...]`"
 
@@ -98,6 +114,12 @@ def page() -> str:
         parts.append(_section(family.title, family.note, rows))
     parts.append(_members("Methods of a training step", "step", td.TrainStep, _STEP))
     parts.append(_members("Methods of a forward", "forward", td.Forward, _FORWARD))
+    parts.append(
+        _members("Methods of an accumulator", "accumulator", td.GradientAccumulator, _ACCUMULATOR)
+    )
+    parts.append(
+        _members("Methods of a checkpoint manager", "checkpoints", td.CheckpointManager, _MANAGER)
+    )
     parts.append(_members("Methods of a module", "model", td.nn.Module, _MODULE))
     parts += [_folder(name, *FOLDERS[name]) for name in FOLDERS]
     parts.append(_own_functions("Initialisers: td.nn.init", "nn.init", td.nn.init))
@@ -134,11 +156,16 @@ def _folder(name: str, title: str, note: str) -> str:
         if member_name.startswith("_") or inspect.ismodule(member):
             continue
         label = f"{name}.{member_name}"
-        if is_dataclass(member):  # made by functions, or by hand as its page shows
+        # Made by functions, by hand as its page shows, or not at all.
+        if is_dataclass(member) or inspect.isabstract(member) or is_protocol(member):
             rows.append(f"| `{label}` | {_first_line(member)} |")
         else:
             rows.append(_row(label, member))
     return _section(title, note, rows)
+
+
+def is_protocol(member: Any) -> bool:
+    return bool(getattr(member, "_is_protocol", False))
 
 
 _STEP = (
@@ -149,6 +176,8 @@ _FORWARD = (
     "What `td.compile_forward` and `step.attach` give, a `td.Forward`. It also has `forward.graph` "
     "and `forward.report`."
 )
+_ACCUMULATOR = "What `td.GradientAccumulator(steps, normalize=True, max_grad_norm=None)` gives."
+_MANAGER = "What `td.CheckpointManager(folder)` gives; see [checkpoints](checkpoints.md)."
 _MODULE = "What `nn.Module` gives to your own."
 _ERRORS = "Each error has `operation`, `cause`, `remedy` and `origin`, the user's line."
 

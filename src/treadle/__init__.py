@@ -1,7 +1,9 @@
 """Treadle: a neural network's whole training step as one checked native program."""
 
 # Fills the rule tables, which gives ops their meaning and gradients.
+from treadle import data as data
 from treadle import losses as losses
+from treadle import metrics as metrics
 from treadle import nn as nn
 from treadle import optim as optim
 from treadle import rules as rules
@@ -20,21 +22,29 @@ from treadle.base.dtypes import int32 as int32
 from treadle.base.dtypes import int64 as int64
 from treadle.base.dtypes import uint8 as uint8
 from treadle.base.dtypes import uint32 as uint32
+from treadle.base.errors import AccumulatorFullError as AccumulatorFullError
 from treadle.base.errors import ArgumentError as ArgumentError
 from treadle.base.errors import AxisError as AxisError
 from treadle.base.errors import BatchError as BatchError
+from treadle.base.errors import CheckpointError as CheckpointError
+from treadle.base.errors import CheckpointWarning as CheckpointWarning
 from treadle.base.errors import DeviceError as DeviceError
 from treadle.base.errors import DTypeError as DTypeError
 from treadle.base.errors import GradientError as GradientError
+from treadle.base.errors import GradientShapeError as GradientShapeError
 from treadle.base.errors import GraphError as GraphError
 from treadle.base.errors import IndexRangeError as IndexRangeError
 from treadle.base.errors import LoadError as LoadError
 from treadle.base.errors import NameTakenError as NameTakenError
+from treadle.base.errors import NothingAccumulatedError as NothingAccumulatedError
 from treadle.base.errors import ParseError as ParseError
 from treadle.base.errors import ShapeError as ShapeError
 from treadle.base.errors import TraceError as TraceError
 from treadle.base.errors import TreadleError as TreadleError
+from treadle.base.errors import UnknownParameterError as UnknownParameterError
 from treadle.base.errors import UnreachedWarning as UnreachedWarning
+from treadle.domains.anomaly import Anomaly as Anomaly
+from treadle.domains.anomaly import AnomalyError as AnomalyError
 from treadle.frontend import random as random
 from treadle.frontend.coerce import tensor as tensor
 from treadle.frontend.control import checkpoint as checkpoint
@@ -178,5 +188,10 @@ from treadle.step.results import EvalResult as EvalResult
 from treadle.step.results import RunResult as RunResult
 from treadle.step.results import StepResult as StepResult
 from treadle.step.train_step import TrainStep as TrainStep
+from treadle.step.watching import Histogram as Histogram
+from treadle.train.accumulator import AccumulationStats as AccumulationStats
+from treadle.train.accumulator import GradientAccumulator as GradientAccumulator
+from treadle.train.checkpoint import Checkpoint as Checkpoint
+from treadle.train.checkpoint import CheckpointManager as CheckpointManager
 
 __version__ = "0.1.0"

@@ -29,6 +29,7 @@ from treadle.ir.graph import Graph, Output, OutputKind, Value
 from treadle.ir.ops.leaves import INPUT
 from treadle.ir.rewrite import inline_into, remove_dead_code
 from treadle.ir.verify import verify
+from treadle.memory.assemble import assemble
 from treadle.memory.plan import plan_buffers
 from treadle.nn.module import Module, Parameter
 from treadle.nn.tracing import Inputs, TracedModel, as_argument, trace_model
@@ -37,10 +38,10 @@ from treadle.optim.optimizer import Optimizer
 from treadle.precision.narrow import apply_precision
 from treadle.runtime.cpu import NativeProgram
 from treadle.runtime.executable import Executable
-from treadle.runtime.native import host
+from treadle.runtime.native import compile_object, host
 from treadle.runtime.oracle import OracleProgram
+from treadle.runtime.processors import default_threads
 from treadle.runtime.session import Session
-from treadle.runtime.threads import default_threads
 from treadle.schedule.schedule import schedule
 
 DEVICES = ("oracle", "cpu")
@@ -51,12 +52,14 @@ class CompileOptions:
     """How to compile.
 
     `on_new_shape="specialise"` compiles for batches of other shapes, at most `max_shapes` of them.
-    `verify=True` checks the IR's invariants after every stage.
+    `verify=True` checks the IR's invariants after every stage. `detect_anomaly=True` looks at what
+    a step gives: at a NaN or an infinity the step is undone, and the node that made it is named.
     """
 
     on_new_shape: str = "error"
     max_shapes: int = 8
     verify: bool = False
+    detect_anomaly: bool = False
 
     def __post_init__(self) -> None:
         if self.on_new_shape not in ("error", "specialise"):
@@ -138,10 +141,10 @@ def load(graph: Graph, device: str) -> Executable:
     """A graph ready to run on a device."""
     if device == "oracle":
         return OracleProgram(graph)
-    program = schedule(graph)
-    plan = plan_buffers(program)
-    source = render_program(program, host().width)
-    return NativeProgram(graph, program, source, plan.offsets, plan.size, default_threads())
+    program = schedule(graph, panel=2 * host().width, in_place=True)
+    plan = assemble(program, plan_buffers(program))
+    objects = [compile_object(render_program(program, host().width))]
+    return NativeProgram(graph, plan, objects, dict(program.constants), default_threads())
 
 
 Backward = Callable[[Any, Any, Any], Any]
@@ -160,6 +163,7 @@ class StepRecipe:
     precision: DType
     options: CompileOptions
     backward: Backward | None = None  # a user's own, in place of differentiation
+    sums: bool = False  # accumulated gradients are added up, not averaged
 
     def trained(self) -> dict[str, Parameter]:
         return {
@@ -238,24 +242,32 @@ def trace_loss(recipe: StepRecipe, plan: UpdatePlan, inputs: Inputs) -> Graph:
         return trace_manual(recipe, plan, inputs)
 
     def finish(trace: Trace, result: Any) -> list[Tensor]:
-        total, weight = loss_terms(recipe.accumulate, result)
-        scaled = total * plan.loss_scale(trace) if plan.scales_loss else total
+        total, weight = loss_terms(recipe, result)
+        # The update divides by the number of calls, which a sum has to make up for.
+        scaled = total * recipe.accumulate if recipe.sums else total
+        scaled = scaled * plan.loss_scale(trace) if plan.scales_loss else scaled
         return [into_scope(t, trace) for t in (scaled, total, weight)]
 
     return trace_model(recipe.model, recipe.loss, inputs, training=True, finish=finish).graph
 
 
-def loss_terms(accumulate: int, result: Any) -> tuple[Tensor, Tensor]:
-    """The total and weight of what a loss returned; without accumulation, its value and 1."""
-    if isinstance(result, Mean) and accumulate > 1:
+def loss_terms(recipe: StepRecipe, result: Any) -> tuple[Tensor, Tensor]:
+    """The total and weight of what a loss returned; where nothing is averaged, its value and 1."""
+    if isinstance(result, Mean) and recipe.accumulate > 1 and not recipe.sums:
         if len(result.terms) == 1:
             return result.terms[0]
         raise GradientError(
             "compile_step",
             f"the loss is a sum of {len(result.terms)} means with different weights, which "
             "cannot be accumulated exactly",
-            "Give the means one weight: td.Mean(total, weight) with a common weight.",
+            "Give the means one weight, as in td.Mean(total, weight), or compile with "
+            'accumulation="sum".',
         )
+    return loss_value(result)
+
+
+def loss_value(result: Any) -> tuple[Tensor, Tensor]:
+    """What a loss returned as one number, and 1."""
     try:
         value = as_tensor(result)
     except (TypeError, ValueError) as error:
@@ -274,13 +286,14 @@ def trace_manual(recipe: StepRecipe, plan: UpdatePlan, inputs: Inputs) -> Graph:
 
     def finish(trace: Trace, result: Any) -> list[Tensor]:
         loss, kept = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
-        total, weight = loss_terms(recipe.accumulate, loss)
+        total, weight = loss_terms(recipe, loss)
         assert recipe.backward is not None
         batch = inputs.structure.rebuild(trace.leaf(INPUT, n, t) for n, t in inputs.types)
         returned = recipe.backward(as_argument(recipe.model), batch, kept)
         for name, g in named_gradients(plan, returned).items():
             # The step divides by the weight; a manual gradient is of the mean already.
-            gradients[name] = into_scope(g * cast(weight, g.dtype), trace)
+            factor = weight * recipe.accumulate if recipe.sums else weight
+            gradients[name] = into_scope(g * cast(factor, g.dtype), trace)
         named = [into_scope(t, trace) for t in (total, total, weight)]
         trace.effects += [Output(OutputKind.GRADIENT, n, g.handle) for n, g in gradients.items()]
         return named
@@ -317,7 +330,7 @@ def build_evaluation(recipe: StepRecipe, inputs: Inputs, eval_params: Graph | No
     def finish(trace: Trace, result: Any) -> list[Tensor]:
         loss = result[0] if recipe.backward is not None and isinstance(result, tuple) else result
         has_weight = isinstance(loss, Mean) and len(loss.terms) == 1
-        total, weight = loss.terms[0] if has_weight else loss_terms(1, loss)
+        total, weight = loss.terms[0] if has_weight else loss_value(loss)
         return [into_scope(t, trace) for t in (total / weight, weight)]
 
     graph = trace_model(recipe.model, recipe.loss, inputs, training=False, finish=finish).graph

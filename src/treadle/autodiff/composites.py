@@ -1,6 +1,6 @@
 """The vjp of composites that have a better one than their definition's.
 
-The others (gelu, conv, pooling) are differentiated through their definition, computed again from
+The others (gelu, average pooling) are differentiated through their definition, computed again from
 the operands: what that needs is views and elementwise work.
 """
 
@@ -14,13 +14,14 @@ from treadle.autodiff.structure import unreduced
 from treadle.frontend.functions.activations import sigmoid, softmax
 from treadle.frontend.functions.arithmetic import exp, rsqrt, where
 from treadle.frontend.functions.indexing import one_hot
-from treadle.frontend.functions.reductions import count_of, mean
+from treadle.frontend.functions.reductions import argmax, count_of, mean
 from treadle.frontend.functions.reductions import sum as sum_of
-from treadle.frontend.functions.shaping import unsqueeze
+from treadle.frontend.functions.shaping import flip, iota, pad, reshape, transpose, unsqueeze
 from treadle.frontend.scopes import bind, bind1
 from treadle.frontend.tensor import Tensor
 from treadle.ir import composites as c
 from treadle.ir.ops.indexing import SCATTER_ADD, ScatterAdd
+from treadle.ir.ops.linear import UNWINDOW, WINDOW, Unwindow, Window
 
 vjp = VJP
 Cts = tuple[Cotangent, ...]
@@ -123,6 +124,43 @@ def attention_vjp(
     if ct is None or ct_lse is not None:
         return tuple(definition_vjp(c.ATTENTION, attributes, cts, operands))
     return bind(c.ATTENTION_GRAD, attributes, ct, *outs, *operands)
+
+
+@vjp(c.CONV)
+def conv_vjp(attributes: c.Conv, ct: Tensor, out: Tensor, x: Tensor, w: Tensor) -> Cts:
+    """dx is a convolution of ct with the kernel turned around, where windows move by one.
+
+    dw sums products of ct and windows, as the definition's does.
+    """
+    padding, kernel = attributes.padding, w.shape[2:]
+    reach = [d * (k - 1) for d, k in zip(attributes.dilations, kernel, strict=True)]
+    is_plain = all(s == 1 for s in attributes.strides) and attributes.groups == 1
+    fits = all(0 <= p <= r for pair, r in zip(padding, reach, strict=True) for p in pair)
+    through = definition_vjp(c.CONV, attributes, (ct,), (x, w))
+    if not (is_plain and fits):
+        return tuple(through)
+    turned = flip(transpose(w, 0, 1), tuple(range(2, w.ndim)))
+    outside = tuple((r - low, r - high) for r, (low, high) in zip(reach, padding, strict=True))
+    back = c.Conv(attributes.strides, outside, attributes.dilations)
+    return bind1(c.CONV, back, ct, turned), through[1]
+
+
+@vjp(c.MAX_POOL)
+def max_pool_vjp(attributes: c.Pool, ct: Tensor, out: Tensor, x: Tensor) -> Cts:
+    """ct goes to the first of the greatest in each window."""
+    lead = x.ndim - len(attributes.sizes)
+    around = (*((0, 0),) * lead, *((p, p) for p in attributes.padding))
+    padded = pad(x, around, -math.inf if x.dtype.is_float else x.dtype.range()[0])
+    axes = tuple(range(lead, x.ndim))
+    window = Window(axes, attributes.sizes, attributes.strides, attributes.dilations)
+    windows = bind1(WINDOW, window, padded)
+    count = math.prod(attributes.sizes)
+    flat = reshape(windows, (*windows.shape[: x.ndim], count))
+    first = argmax(flat, -1, keepdims=True)
+    chosen = where(iota(flat.shape, -1, first.dtype) == first, unsqueeze(ct, -1), 0)
+    spread = bind1(UNWINDOW, Unwindow(window, padded.shape), reshape(chosen, windows.shape))
+    inside = tuple(slice(low, low + n) for (low, _), n in zip(around, x.shape, strict=True))
+    return (spread[inside] if any(attributes.padding) else spread,)
 
 
 @vjp(c.CROSS_ENTROPY)

@@ -78,5 +78,43 @@ class DeviceError(TreadleError, RuntimeError):
     """A device that is not there or cannot do what is asked."""
 
 
+class CacheWarning(UserWarning):
+    """The plan cache cannot be used; everything goes on without it."""
+
+
+class GradientShapeError(ShapeError):
+    """A gradient has another shape than its parameter: see `parameter`, `expected`, `got`."""
+
+    def __init__(
+        self, operation: str, parameter: str, expected: tuple[int, ...], got: tuple[int, ...]
+    ):
+        self.parameter, self.expected, self.got = parameter, expected, got
+        super().__init__(
+            operation,
+            f"the gradient of {parameter} has the shape {got}, expected {expected}",
+            "Gradients have the shape of their parameter.",
+        )
+
+
+class UnknownParameterError(TreadleError, LookupError):
+    """A gradient for a parameter that was not registered."""
+
+
+class NothingAccumulatedError(TreadleError, RuntimeError):
+    """Gradients are asked for before any was accumulated."""
+
+
+class AccumulatorFullError(TreadleError, RuntimeError):
+    """Another micro-batch where an update is due."""
+
+
+class CheckpointError(TreadleError, RuntimeError):
+    """A checkpoint cannot be written, is damaged, does not fit, or is not there."""
+
+
 class UnreachedWarning(UserWarning):
     """A gradient was asked for something that the result does not depend on."""
+
+
+class CheckpointWarning(UserWarning):
+    """A damaged checkpoint was passed over, or the same bits cannot be promised after loading."""

@@ -47,7 +47,7 @@ def evaluate(graph: Graph, inputs: Mapping[str, V], domain: Domain[V]) -> tuple[
         raise ArgumentError(
             "evaluate", f"no value for {', '.join(missing)}", "Give every leaf by its name."
         )
-    last_use = _last_uses(graph)
+    last_use = last_uses(graph)
     known: list[tuple[V, ...]] = []
     for position, node in enumerate(graph.nodes):
         if isinstance(node.attributes, Leaf):
@@ -60,7 +60,7 @@ def evaluate(graph: Graph, inputs: Mapping[str, V], domain: Domain[V]) -> tuple[
     return tuple(known[o.value.node][o.value.output] for o in graph.outputs)
 
 
-def _last_uses(graph: Graph) -> dict[int, list[int]]:
+def last_uses(graph: Graph) -> dict[int, list[int]]:
     """Which nodes are read for the last time by each node."""
     last: dict[int, int] = {}
     for position, node in enumerate(graph.nodes):

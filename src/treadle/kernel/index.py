@@ -6,7 +6,7 @@ so that a reshape that only regroups axes costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 Range = tuple[int, int]  # lowest and highest value, both included
@@ -202,7 +202,7 @@ def flatten(indices: Sequence[Index], shape: Sequence[int]) -> Index:
     flat = Index()
     for index, n in zip(indices, shape, strict=True):
         flat = flat * n + index
-    return flat
+    return recombined(flat)
 
 
 def unflatten(flat: Index, shape: Sequence[int]) -> tuple[Index, ...]:
@@ -230,7 +230,41 @@ def substitute(index: Index, values: Mapping[Var, Index]) -> Index:
             case Bounded(inner, extent):
                 new = bounded(substitute(inner, values), extent)
         result = result + new * factor
+    return recombined(result)
+
+
+def renamed_data(index: Index, rename: Callable[[str], str]) -> Index:
+    """The index with the locals that are data renamed."""
+    if all(isinstance(atom, Var) for atom, _ in index.terms):
+        return index
+    result = constant(index.offset)
+    for atom, factor in index.terms:
+        match atom:
+            case Var():
+                new: Atom = atom
+            case Data(local, extent):
+                new = Data(rename(local), extent)
+            case Quotient(inner, divisor):
+                new = Quotient(renamed_data(inner, rename), divisor)
+            case Remainder(inner, divisor):
+                new = Remainder(renamed_data(inner, rename), divisor)
+            case Bounded(inner, extent):
+                new = Bounded(renamed_data(inner, rename), extent)
+        result = result + Index(((new, factor),))
     return result
+
+
+def recombined(index: Index) -> Index:
+    """The index with d · ⌊x / d⌋ + x mod d written as x."""
+    factors = dict(index.terms)
+    for atom, factor in index.terms:
+        if not isinstance(atom, Remainder) or factors.get(atom) != factor:
+            continue
+        whole = Quotient(atom.index, atom.divisor)
+        if factors.get(whole) == factor * atom.divisor:
+            rest = tuple((a, f) for a, f in index.terms if a not in (atom, whole))
+            return recombined(Index(rest, index.offset) + atom.index * factor)
+    return index
 
 
 def evaluate(index: Index, values: Mapping[str, int]) -> int:
@@ -250,3 +284,17 @@ def evaluate(index: Index, values: Mapping[str, int]) -> int:
                 value = evaluate(inner, values)
         total += factor * value
     return total
+
+
+def data_locals(index: Index) -> list[str]:
+    """Locals that an index uses as data."""
+    found: list[str] = []
+    for atom, _ in index.terms:
+        match atom:
+            case Data(local, _):
+                found.append(local)
+            case Quotient(inner, _) | Remainder(inner, _) | Bounded(inner, _):
+                found += data_locals(inner)
+            case Var():
+                pass
+    return found

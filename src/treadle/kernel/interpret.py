@@ -21,6 +21,8 @@ from treadle.kernel.nodes import (
     Literal,
     Load,
     Local,
+    Matrix,
+    Multiply,
     Position,
     Set,
     Statement,
@@ -37,7 +39,8 @@ Meanings = Mapping[str, Callable[..., object]]
 
 def interpret(kernel: Kernel, memory: Mapping[str, np.ndarray], meanings: Meanings) -> None:
     """Run a kernel on flat arrays by buffer name; outputs are written in place."""
-    machine = _Machine(memory, meanings)
+    own = {b.name: np.zeros(b.size, b.dtype.numpy) for b in kernel.scratch}
+    machine = _Machine({**memory, **own}, meanings)
     with np.errstate(all="ignore"):
         for statement in kernel.body:
             machine.run(statement)
@@ -51,8 +54,8 @@ class _Machine:
 
     def run(self, statement: Statement) -> None:
         match statement:
-            case For(var, _, body):
-                for turn in range(var.extent):
+            case For(var, _, body, stop):
+                for turn in range(var.extent if stop is None else self._place(stop)):
                     self.variables[var.name] = turn
                     for inner in body:
                         self.run(inner)
@@ -73,8 +76,24 @@ class _Machine:
                 self.memory[buffer][place] = self._apply(
                     "add", (old, self.value(value)), value.dtype
                 )
+            case Multiply():
+                self._multiply(statement)
             case _:
                 assert_never(statement)
+
+    def _multiply(self, statement: Multiply) -> None:
+        """In the dtype of the target, in NumPy's order: sums may differ in their last bits."""
+        target, left, right = (self._places(m) for m in statement.matrices)
+        into = self.memory[statement.target.buffer]
+        found = (
+            self.memory[statement.left.buffer][left] @ self.memory[statement.right.buffer][right]
+        )
+        into[target] = into[target] + found if statement.adds else found
+
+    def _places(self, matrix: Matrix) -> np.ndarray:
+        rows = np.array([matrix.rows.at(i) for i in range(matrix.rows.count)], np.int64)
+        columns = np.array([matrix.columns.at(i) for i in range(matrix.columns.count)], np.int64)
+        return self._place(matrix.index) + rows[:, None] + columns[None, :]
 
     def _place(self, index: Index) -> int:
         numbers = {n: int(v) for n, v in self.locals.items() if v.dtype.kind in "iu"}

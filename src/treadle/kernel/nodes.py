@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import pairwise
 
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.base.origin import Origin
 from treadle.ir.literal import Number, number_key
-from treadle.kernel.index import Index, Var
+from treadle.kernel.index import Index, Range, Var
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +128,12 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class For:
-    """The body for each value of a variable."""
+    """The body for each value of a variable: all of them, or those below `stop`."""
 
     var: Var
     role: Role
     body: tuple[Statement, ...]
+    stop: Index | None = None  # never above the variable's extent
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,18 +180,90 @@ class Update:
     value: Value
 
 
-Statement = For | Let | Accumulate | Set | Store | Update
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Places along one axis of a matrix: a number of them at a stride, or listed."""
+
+    count: int
+    stride: int = 1
+    listed: tuple[int, ...] = ()  # in place of the stride
+
+    def at(self, i: int) -> int:
+        return self.listed[i] if self.listed else i * self.stride
+
+    @property
+    def range(self) -> Range:
+        if not self.count:
+            return 0, 0
+        places = self.listed or (0, (self.count - 1) * self.stride)
+        return min(places), max(places)
+
+    def part(self, start: int, count: int) -> Walk:
+        """Some of the places, counted from the first of them; `at(start)` is added elsewhere."""
+        if not self.listed:
+            return Walk(count, self.stride)
+        return walk([p - self.listed[start] for p in self.listed[start : start + count]])
+
+
+def walk(places: Sequence[int]) -> Walk:
+    """A walk over places, by stride where they have one. The first is 0."""
+    steps = {b - a for a, b in pairwise(places)}
+    if len(steps) <= 1:
+        return Walk(len(places), steps.pop() if steps else 1)
+    return Walk(len(places), 0, tuple(places))
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A matrix inside a buffer: element (i, j) is at index + rows.at(i) + columns.at(j)."""
+
+    buffer: str
+    index: Index
+    rows: Walk
+    columns: Walk
+
+    @property
+    def range(self) -> Range:
+        """Lowest and highest place."""
+        ranges = self.index.range, self.rows.range, self.columns.range
+        return sum(r[0] for r in ranges), sum(r[1] for r in ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class Multiply:
+    """target ← left · right, or target + left · right: the template of every matrix product.
+
+    Columns of target and right lie next to each other. Each element is summed along the depth in
+    order, every product and addition rounded once together.
+    """
+
+    target: Matrix
+    left: Matrix
+    right: Matrix
+    adds: bool = False
+
+    @property
+    def matrices(self) -> tuple[Matrix, Matrix, Matrix]:
+        return self.target, self.left, self.right
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.target.rows.count * self.target.columns.count * self.left.columns.count
+
+
+Statement = For | Let | Accumulate | Set | Store | Update | Multiply
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One loop nest over buffers. Equality ignores names and origins."""
+    """Loops over buffers. Equality ignores names and origins."""
 
     name: str = field(compare=False)
     inputs: tuple[Buffer, ...]
     outputs: tuple[Buffer, ...]
     body: tuple[Statement, ...]
     origins: tuple[Origin, ...] = field(default=(), compare=False)
+    scratch: tuple[Buffer, ...] = ()  # a thread's own memory, undefined at first
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:

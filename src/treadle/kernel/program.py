@@ -1,4 +1,4 @@
-"""A program: kernels in order over named buffers, some of them repeated over a leading axis."""
+"""A program: kernels in phases over named buffers, some repeated over a leading axis."""
 
 from __future__ import annotations
 
@@ -29,15 +29,22 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class Phase:
+    """Calls that do not depend on each other: threads share them out in any order."""
+
+    calls: tuple[Call, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Repeat:
-    """Calls for each row of a leading axis, from the first or from the last."""
+    """Phases for each row of a leading axis, from the first or from the last."""
 
     length: int
     reverse: bool
     steps: tuple[Step, ...]
 
 
-Step = Call | Repeat
+Step = Phase | Repeat
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,6 +56,7 @@ class Program:
     buffers: tuple[Buffer, ...]
     steps: tuple[Step, ...]
     outputs: tuple[tuple[Output, str, TensorType], ...]  # what leaves, and the buffer it is in
+    updated: tuple[str, ...] = ()  # leaves that are written in place
 
     def calls(self) -> Iterator[Call]:
         """Every call, those inside repeats once."""
@@ -58,4 +66,11 @@ class Program:
             if isinstance(step, Repeat):
                 pending.extend(reversed(step.steps))
             else:
-                yield step
+                yield from step.calls
+
+    def distinct(self) -> dict[Kernel, int]:
+        """Kernels without repetition, with their numbers."""
+        found: dict[Kernel, int] = {}
+        for call in self.calls():
+            found.setdefault(call.kernel, len(found))
+        return found

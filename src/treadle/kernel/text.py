@@ -15,12 +15,15 @@ from treadle.kernel.nodes import (
     Literal,
     Load,
     Local,
+    Matrix,
+    Multiply,
     Position,
     Set,
     Statement,
     Store,
     Update,
     Value,
+    Walk,
     Within,
 )
 
@@ -30,6 +33,7 @@ def to_text(kernel: Kernel) -> str:
     inputs = ", ".join(map(str, kernel.inputs))
     outputs = ", ".join(map(str, kernel.outputs))
     lines = [f"kernel {kernel.name}({inputs}) -> {outputs} {{"]
+    lines += [f"  scratch {buffer}" for buffer in kernel.scratch]
     for statement in kernel.body:
         lines += _statement(statement, 1)
     return "\n".join([*lines, "}"])
@@ -38,8 +42,9 @@ def to_text(kernel: Kernel) -> str:
 def _statement(statement: Statement, depth: int) -> list[str]:
     pad = "  " * depth
     match statement:
-        case For(var, role, body):
-            lines = [f"{pad}for {var.name} in {var.extent} {role.value}:"]
+        case For(var, role, body, stop):
+            end = var.extent if stop is None else f"{stop} of {var.extent}"
+            lines = [f"{pad}for {var.name} in {end} {role.value}:"]
             for inner in body:
                 lines += _statement(inner, depth + 1)
             return lines
@@ -54,8 +59,22 @@ def _statement(statement: Statement, depth: int) -> list[str]:
             return [f"{pad}{buffer}[{index}] = {value_text(value)}{condition}"]
         case Update(buffer, index, value):
             return [f"{pad}{buffer}[{index}] += {value_text(value)}"]
+        case Multiply(target, left, right, adds):
+            sign = "+=" if adds else "="
+            return [f"{pad}{_matrix(target)} {sign} {_matrix(left)} · {_matrix(right)}"]
         case _:
             assert_never(statement)
+
+
+def _matrix(matrix: Matrix) -> str:
+    rows, columns = _walk(matrix.rows), _walk(matrix.columns)
+    return f"{matrix.buffer}[{matrix.index}: {rows} by {columns}]"
+
+
+def _walk(walk: Walk) -> str:
+    if walk.listed:
+        return f"{walk.count} at {walk.listed[0]}…{walk.listed[-1]}"
+    return f"{walk.count}" if walk.stride == 1 else f"{walk.count} step {walk.stride}"
 
 
 def value_text(value: Value) -> str:

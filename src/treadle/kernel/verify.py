@@ -28,6 +28,8 @@ from treadle.kernel.nodes import (
     Literal,
     Load,
     Local,
+    Matrix,
+    Multiply,
     Position,
     Role,
     Set,
@@ -60,10 +62,11 @@ def verify(kernel: Kernel) -> Kernel:
 class _Checker:
     def __init__(self, kernel: Kernel):
         self.kernel = kernel
-        self.buffers = {b.name: b for b in kernel.buffers}
-        self.written = {b.name for b in kernel.outputs}
+        self.buffers = {b.name: b for b in (*kernel.buffers, *kernel.scratch)}
+        self.own = {b.name for b in kernel.scratch}
+        self.written = {b.name for b in kernel.outputs} | self.own
         self.places: dict[tuple[str, tuple[tuple[Var, Role], ...]], list[Index]] = {}
-        if len(self.buffers) != len(kernel.buffers):
+        if len(self.buffers) != len(kernel.buffers) + len(kernel.scratch):
             raise self.wrong("two buffers have one name")
 
     def wrong(self, cause: str) -> GraphError:
@@ -80,9 +83,13 @@ class _Checker:
 
     def statement(self, statement: Statement, scope: _Scope) -> None:
         match statement:
-            case For(var, role, body):
+            case For(var, role, body, stop):
                 if any(var.name == v.name for v, _ in scope.loops):
                     raise self.wrong(f"the loop variable {var.name} is used twice")
+                if stop is not None:
+                    self.index(stop, scope)
+                    if stop.range[1] > var.extent:
+                        raise self.wrong(f"the loop over {var.name} may pass {var.extent}")
                 self.statements(
                     body, _Scope((*scope.loops, (var, role)), scope.locals, scope.guards)
                 )
@@ -101,8 +108,46 @@ class _Checker:
                     raise self.wrong(f"{buffer} is written but is not an output")
                 self.same(target.dtype, self.value(value, scope), f"a store to {buffer}")
                 self.disjoint(buffer, index, scope)
+            case Multiply():
+                self.multiply(statement, scope)
             case _:
                 assert_never(statement)
+
+    def multiply(self, statement: Multiply, scope: _Scope) -> None:
+        target, left, right = statement.matrices
+        shapes = [(m.rows.count, m.columns.count) for m in statement.matrices]
+        if shapes[0] != (shapes[1][0], shapes[2][1]) or shapes[1][1] != shapes[2][0]:
+            raise self.wrong(f"a product of {shapes[1]} and {shapes[2]} gives no {shapes[0]}")
+        if (target.columns.stride, right.columns.stride) != (1, 1):
+            raise self.wrong("columns of a product are not next to each other")
+        found = {self.matrix(m, scope).dtype for m in statement.matrices}
+        if len(found) != 1 or not found <= {dtypes.float32, dtypes.float64}:
+            raise self.wrong(f"a product of {', '.join(sorted(d.name for d in found))}")
+        if target.buffer not in self.written or target.buffer in (left.buffer, right.buffer):
+            raise self.wrong(f"a product is written to {target.buffer}, which it may not be")
+        self.disjoint_matrix(target, scope)
+
+    def matrix(self, matrix: Matrix, scope: _Scope) -> Buffer:
+        """A matrix whose every element lies inside its buffer."""
+        target = self.buffers.get(matrix.buffer)
+        if target is None:
+            raise self.wrong(f"{matrix.buffer} is not a buffer of the kernel")
+        self.index(matrix.index, scope)
+        low, high = matrix.range
+        if not (low >= 0 and high < target.size):
+            raise self.wrong(f"{matrix.buffer}[{matrix.index}] may be {low} to {high}")
+        return target
+
+    def disjoint_matrix(self, matrix: Matrix, scope: _Scope) -> None:
+        """As for one place, with the matrix's own axes as two loops around it."""
+        index, loops = matrix.index, scope.loops
+        for stem, axis in (("row", matrix.rows), ("column", matrix.columns)):
+            if axis.count > 1:
+                reach = axis.range[1] - axis.range[0] + 1
+                var = Var(f"{stem} of {matrix.buffer}", reach if axis.listed else axis.count)
+                index = index + Index(((var, 1 if axis.listed else axis.stride),))
+                loops = (*loops, (var, Role.UNROLLED))
+        self.disjoint(matrix.buffer, index, _Scope(loops, scope.locals, scope.guards))
 
     def accumulate(self, local: str, op: str, value: Value, scope: _Scope) -> None:
         if local not in scope.locals or op not in ACCUMULATORS:
@@ -193,6 +238,8 @@ class _Checker:
 
         Several stores to one buffer count as one whose lowest digit chooses among them.
         """
+        if buffer in self.own:
+            return  # each thread has its own; a parallel loop inside is one thread's
         place = opened(index)
         others = self.places.setdefault((buffer, scope.loops), [])
         others.append(place)

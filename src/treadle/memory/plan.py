@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from treadle.kernel.nodes import Buffer
-from treadle.kernel.program import Call, Program, Step
+from treadle.kernel.program import Phase, Program, Step
 
 ALIGNMENT = 64  # a cache line, and the widest vector
 
@@ -77,8 +77,8 @@ def lifetimes(program: Program) -> dict[str, Span]:
 
 
 def buffers_of(step: Step) -> set[str]:
-    if isinstance(step, Call):
-        return {a.buffer for a in step.arguments}
+    if isinstance(step, Phase):
+        return {a.buffer for call in step.calls for a in call.arguments}
     return set().union(*(buffers_of(s) for s in step.steps))
 
 

@@ -1,77 +1,192 @@
-"""Native programs on the CPU: buffers, and one call that runs everything."""
+"""Native programs on the CPU: memory, and one call that runs everything."""
 
 from __future__ import annotations
 
+import ctypes
+import itertools
+import math
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from treadle.ir.graph import Graph
-from treadle.ir.types import TensorType
-from treadle.kernel.program import Program
+from treadle.ir.graph import Graph, OutputKind
+from treadle.kernel.plan import Plan, PlannedRepeat, PlannedStep
 from treadle.runtime.native import Library
+from treadle.runtime.script import LINE, WORDS, planned_calls, script_words
 from treadle.runtime.threads import pool
 
 ALIGNMENT = 64
 
 
 class NativeProgram:
-    """A program with its memory. `run` takes leaves by name and gives all outputs."""
+    """A plan with its code and its memory.
+
+    Leaves are read where they are; those that the plan updates are written there. Outputs are
+    copies, which the next run does not change. One call runs at a time.
+    """
 
     def __init__(
         self,
         graph: Graph,
-        program: Program,
-        source: str,
-        offsets: Mapping[str, int],
-        arena_size: int,
+        plan: Plan,
+        objects: Sequence[bytes],
+        constants: Mapping[str, np.ndarray],
         threads: int,
     ):
-        self.graph, self.program, self.threads = graph, program, threads
-        self._library = Library(source)
-        self._run = self._library.address("run")
-        self._arena = aligned(arena_size)
-        self._slots = {b.name: i for i, b in enumerate(program.buffers)}
-        self._table = np.zeros(max(1, len(program.buffers)), np.uint64)
-        self._kept: list[np.ndarray] = []
+        self.graph, self.plan, self.threads = graph, plan, threads
+        self._library = Library(list(objects))
         self._lock = threading.Lock()
-        for name, offset in offsets.items():
-            self._table[self._slots[name]] = self._arena.ctypes.data + offset
-        for name, array in program.constants:
-            self._place(name, aligned_copy(array))
-        self._outputs = [self._output(name, type_) for _, name, type_ in program.outputs]
+        self._arena = aligned(plan.arena)
+        self._table = np.zeros(max(1, len(plan.slots)), np.int64)
+        for i, slot in enumerate(plan.slots):
+            if slot.offset >= 0:
+                self._table[i] = self._arena.ctypes.data + slot.offset
+        self._arrays: dict[int, np.ndarray] = {}  # by slot: constants, leaves, outputs
+        for slot_, name in plan.constants:
+            self._keep(slot_, aligned_copy(constants[name]))
+        leaves = {slot for _, slot, _ in plan.leaves}
+        for output in plan.outputs:
+            if output.slot not in leaves and output.slot not in self._arrays:
+                memory = aligned(output.type.nbytes).view(output.type.dtype.numpy)
+                self._keep(output.slot, memory)
+        self._prepare()
+        self._held: tuple[object, int] = (None, -1)
+        wanted = [i for i, o in enumerate(plan.outputs) if o.kind is not OutputKind.UPDATE]
+        names = [f"{plan.outputs[i].kind.value}:{plan.outputs[i].name}" for i in wanted]
+        self.results = names, wanted  # what is not an update
+        self.prints = [o.name for o in plan.outputs if o.kind is OutputKind.PRINT]
 
-    def _place(self, name: str, array: np.ndarray) -> np.ndarray:
-        self._kept.append(array)
-        self._table[self._slots[name]] = array.ctypes.data
-        return array
+    def _keep(self, slot: int, array: np.ndarray) -> None:
+        self._arrays[slot] = array
+        self._table[slot] = array.ctypes.data
 
-    def _output(self, name: str, type_: TensorType) -> np.ndarray | str:
-        """Memory of an output; the name of the leaf where the output is one."""
-        if any(name == leaf for leaf, _ in self.program.leaves):
-            return name
-        known = self._table[self._slots[name]]
-        for array in self._kept:
-            if array.ctypes.data == known:
-                return array
-        return self._place(name, aligned(type_.nbytes).view(type_.dtype.numpy))
+    def _prepare(self) -> None:
+        """The script, with all that it points to."""
+        symbols = [self._library.address(e.symbol) for e in self.plan.entries]
+        words, self._arguments, calls = script_words(self.plan, self._table, symbols)
+        self._scratch = aligned(self.plan.scratch * self.threads)
+        counters = (2 * calls + 1) * self.threads * LINE
+        self._counters = aligned(counters)
+        head = np.zeros(WORDS, np.int64)
+        head[:4] = (
+            self._scratch.ctypes.data,
+            self.plan.scratch,
+            self._counters.ctypes.data,
+            calls * LINE,
+        )
+        self._script = np.concatenate([head, words])
+        self._address = self._script.ctypes.data
+        self._places: dict[int, np.ndarray] = {}  # by slot: which arguments point to it
+        slots = self._slots_of_arguments()
+        for slot in {s for _, s, _ in self.plan.leaves}:
+            self._places[slot] = np.flatnonzero(slots == slot)
+        self._leaves = {name: (slot, type_) for name, slot, type_ in self.plan.leaves}
+
+    def _slots_of_arguments(self) -> np.ndarray:
+        return np.array([s for c in planned_calls(self.plan.steps) for s in c.slots], np.int64)
 
     def run(self, values: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
-        """All outputs, in order: copies, which the next run does not change. One call at a time."""
+        """All outputs, in order; the values given stay as they are."""
         with self._lock:
-            return self._run_alone(values)
+            self._held = (None, -1)
+            self._bind_copies(values)
+            pool(self.threads).run(self._address)
+            return self._outputs(range(len(self.plan.outputs)))
 
-    def _run_alone(self, values: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
-        inputs: dict[str, np.ndarray] = {}
-        for name, type_ in self.program.leaves:
-            inputs[name] = np.ascontiguousarray(values[name], type_.dtype.numpy)
-            self._table[self._slots[name]] = inputs[name].ctypes.data
-        pool(self.threads).run(self._run, self._table.ctypes.data)
+    def _bind_copies(self, values: Mapping[str, np.ndarray]) -> None:
+        """Leaves as they are given; copies of those that are written."""
+        for name, _, type_ in self.plan.leaves:
+            array = np.ascontiguousarray(values[name], type_.dtype.numpy)
+            self._bind(name, aligned_copy(array) if name in self.plan.updated else array)
+
+    def run_on(
+        self,
+        owner: object,
+        version: int,
+        values: Mapping[str, np.ndarray],
+        inputs: Mapping[str, np.ndarray],
+        wanted: Sequence[int],
+    ) -> tuple[np.ndarray, ...]:
+        """Some outputs; values that the owner holds are updated in place.
+
+        They are bound once for each version of the owner's.
+        """
+        with self._lock:
+            if self._held != (owner, version):
+                for name in self._leaves:
+                    if name not in inputs:
+                        self._bind(name, values[name])
+                self._held = (owner, version)
+            for name, array in inputs.items():
+                if name in self._leaves:
+                    type_ = self._leaves[name][1]
+                    self._bind(name, np.ascontiguousarray(array, type_.dtype.numpy))
+            pool(self.threads).run(self._address)
+            return self._outputs(wanted)
+
+    def profile(self, values: Mapping[str, np.ndarray], repeats: int = 3) -> list[float]:
+        """Seconds that the calls of each entry take in a run, one thread, the best of some runs.
+
+        The values stay as they are. Processor time, so that other processes do not count.
+        """
+        best = [math.inf] * len(self.plan.entries)
+        types = ctypes.c_int64, ctypes.c_int64, *[ctypes.c_void_p] * 2, ctypes.c_int64
+        functions = [
+            ctypes.CFUNCTYPE(None, *types)(self._library.address(e.symbol))
+            for e in self.plan.entries
+        ]
+        with self._lock:
+            for _ in range(repeats):
+                self._bind_copies(values)
+                seconds = [0.0] * len(best)
+                self._walk(self.plan.steps, functions, iter(self._call_places()), 0, seconds)
+                best = [min(pair) for pair in zip(best, seconds, strict=True)]
+            self._held = (None, -1)
+        return best
+
+    def _call_places(self) -> list[int]:
+        """Where the arguments of each call of the plan start."""
+        counts = [len(c.slots) for c in planned_calls(self.plan.steps)]
+        starts = [0, *itertools.accumulate(counts)]
+        return [self._arguments.ctypes.data + 16 * start for start in starts]
+
+    def _walk(
+        self,
+        steps: Sequence[PlannedStep],
+        functions: Sequence[Callable[..., None]],
+        places: Iterator[int],
+        turn: int,
+        seconds: list[float],
+    ) -> None:
+        for step in steps:
+            if isinstance(step, PlannedRepeat):
+                inner = [next(places) for _ in planned_calls(step.steps)]
+                turns = range(step.length)
+                for i in reversed(turns) if step.reverse else turns:
+                    self._walk(step.steps, functions, iter(inner), i, seconds)
+                continue
+            for call in step.calls:
+                turns_ = self.plan.entries[call.entry].turns
+                place = next(places)
+                start = time.thread_time()
+                functions[call.entry](0, turns_, self._scratch.ctypes.data, place, turn)
+                seconds[call.entry] += time.thread_time() - start
+
+    def _bind(self, name: str, array: np.ndarray) -> None:
+        slot = self._leaves[name][0]
+        if self._arrays.get(slot) is array:
+            return
+        self._arrays[slot] = array
+        self._arguments[self._places[slot], 0] = array.ctypes.data
+
+    def _outputs(self, wanted: Sequence[int]) -> tuple[np.ndarray, ...]:
         found = []
-        for output, (_, _, type_) in zip(self._outputs, self.program.outputs, strict=True):
-            array = inputs[output] if isinstance(output, str) else output
-            found.append(array.reshape(-1)[: type_.size].reshape(type_.shape).copy())
+        for i in wanted:
+            output = self.plan.outputs[i]
+            array = self._arrays[output.slot].reshape(-1)[: output.type.size]
+            found.append(array.reshape(output.type.shape).copy())
         return tuple(found)
 
 
@@ -83,7 +198,7 @@ def aligned(nbytes: int) -> np.ndarray:
 
 
 def aligned_copy(array: np.ndarray) -> np.ndarray:
-    flat = np.ascontiguousarray(array).reshape(-1)
-    memory = aligned(flat.nbytes).view(flat.dtype)
-    memory[:] = flat
+    """A copy that starts at a cache line, of the same shape."""
+    memory = aligned(array.nbytes).view(array.dtype).reshape(array.shape)
+    memory[...] = array
     return memory

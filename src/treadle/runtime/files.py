@@ -17,12 +17,9 @@ SCHEMA = 1
 
 def save_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], kind: str) -> None:
     """Write the file aside, flush it to the disk, then rename: a reader sees all of it or none."""
-    from safetensors.numpy import save
-
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    metadata = {"treadle": json.dumps({"schema": SCHEMA, "kind": kind})}
-    data = save({n: np.array(a, order="C") for n, a in arrays.items()}, metadata)
+    data = encode_arrays(arrays, kind)
     handle, aside = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -31,10 +28,18 @@ def save_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], kind: str) -
             os.fsync(file.fileno())
         os.chmod(aside, 0o666 & ~_umask())
         os.replace(aside, target)
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
     except BaseException:
         Path(aside).unlink(missing_ok=True)
         raise
+
+
+def encode_arrays(arrays: Mapping[str, np.ndarray], kind: str) -> bytes:
+    """The bytes of a safetensors file that `load_arrays` reads."""
+    from safetensors.numpy import save
+
+    metadata = {"treadle": json.dumps({"schema": SCHEMA, "kind": kind})}
+    return save({n: np.asarray(a, order="C") for n, a in arrays.items()}, metadata)
 
 
 def _umask() -> int:
@@ -44,8 +49,8 @@ def _umask() -> int:
     return mask
 
 
-def _sync_folder(folder: Path) -> None:
-    """The rename itself reaches the disk."""
+def sync_folder(folder: Path) -> None:
+    """What was made or renamed in a folder reaches the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -24,15 +24,59 @@ def host() -> Target:
     return Target(llvm.get_host_cpu_name(), features.flatten(), width)
 
 
+def compiler_version() -> str:
+    """What object code depends on beside its source and the target."""
+    import llvmlite
+
+    return f"llvmlite {llvmlite.__version__}, LLVM {_llvm().llvm_version_info}"
+
+
+def compile_object(text: str) -> bytes:
+    """Machine code of LLVM text, as an object file."""
+    module = _parsed(text)
+    found: bytes = _machine().emit_object(module)
+    return found
+
+
+def assembly(text: str) -> str:
+    """Machine code of LLVM text, to read."""
+    found: str = _machine().emit_assembly(_parsed(text))
+    return found
+
+
+def _parsed(text: str) -> Any:
+    # A context of its own: several threads may compile at a time.
+    llvm = _llvm()
+    module = llvm.parse_assembly(text, llvm.create_context())
+    module.verify()
+    return module
+
+
 class Library:
     """Compiled functions; the code lives as long as this object."""
 
-    def __init__(self, text: str):
+    def __init__(self, objects: list[bytes]):
         llvm = _llvm()
-        module = llvm.parse_assembly(text)
-        module.verify()
-        target = host()
-        machine = llvm.Target.from_default_triple().create_target_machine(
+        self._engine: Any = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
+        for code in objects:
+            self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        self._engine.finalize_object()
+
+    @classmethod
+    def from_text(cls, text: str) -> Library:
+        return cls([compile_object(text)])
+
+    def address(self, name: str) -> int:
+        found: int = self._engine.get_function_address(name)
+        return found
+
+
+def _machine() -> Any:
+    target = host()
+    return (
+        _llvm()
+        .Target.from_default_triple()
+        .create_target_machine(
             cpu=target.cpu,
             features=target.features,
             opt=2,
@@ -40,12 +84,7 @@ class Library:
             codemodel="default",
             jit=True,
         )
-        self._engine: Any = llvm.create_mcjit_compiler(module, machine)
-        self._engine.finalize_object()
-
-    def address(self, name: str) -> int:
-        found: int = self._engine.get_function_address(name)
-        return found
+    )
 
 
 @functools.cache

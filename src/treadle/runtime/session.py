@@ -12,6 +12,7 @@ from treadle.base.errors import LoadError, ShapeError
 from treadle.ir.graph import Graph, OutputKind
 from treadle.ir.rewrite import remove_dead_code
 from treadle.ir.types import TensorType
+from treadle.runtime.cpu import NativeProgram, aligned_copy
 from treadle.runtime.executable import Executable
 from treadle.runtime.oracle import holding as oracle_holding
 
@@ -23,6 +24,7 @@ class Session:
         self.device = device
         self.types: dict[str, TensorType] = {}
         self.values: dict[str, np.ndarray] = {}
+        self.version = 0  # counts when arrays are replaced, not when they are updated in place
         self.owners = 0  # steps so far: each has a prefix of its own
         self.lock = threading.RLock()  # held by whoever reads and writes values in one go
 
@@ -51,6 +53,7 @@ class Session:
             yield
         except BaseException:
             self.types, self.values, self.owners = before
+            self.version += 1
             raise
 
     def read(self, names: Iterable[str]) -> dict[str, np.ndarray]:
@@ -70,12 +73,15 @@ class Session:
         if wrong:
             raise LoadError("load", f"{len(wrong)} do not fit: {'; '.join(wrong)}")
         self.values |= checked
+        self.version += 1
 
     def run(self, program: Executable, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Run a program on inputs and the session's values, then write its updates.
 
         Outputs come back under "kind:name". A program that fails leaves the values as they were.
         """
+        if isinstance(program, NativeProgram) and self.device != "oracle":
+            return self._run_in_place(program, inputs)
         values = program.run({**self.values, **inputs})
         outputs: dict[str, np.ndarray] = {}
         updates: dict[str, np.ndarray] = {}
@@ -86,16 +92,27 @@ class Session:
                 print(output.name.format(value))
             else:
                 outputs[f"{output.kind.value}:{output.name}"] = value
-        if self.device == "oracle":  # its results may share memory with its inputs
-            updates = {n: self.held(v, self.types[n]) for n, v in updates.items()}
-        self.values |= updates
+        # The oracle's results may share memory with its inputs.
+        self.values |= {n: self.held(v, self.types[n]) for n, v in updates.items()}
+        self.version += 1
+        return outputs
+
+    def _run_in_place(
+        self, program: NativeProgram, inputs: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """A native program updates the session's arrays itself; the rest are copies."""
+        names, wanted = program.results
+        values = program.run_on(self, self.version, self.values, inputs, wanted)
+        outputs = dict(zip(names, values, strict=True))
+        for name in program.prints:
+            print(name.format(outputs.pop(f"print:{name}")))
         return outputs
 
     def held(self, array: np.ndarray, type_: TensorType) -> np.ndarray:
         """A copy as the device holds it: the oracle has float64 for every float."""
         if self.device == "oracle":
             return oracle_holding(array, type_)
-        return np.array(array, dtype=type_.dtype.numpy, copy=True)
+        return aligned_copy(np.asarray(array).astype(type_.dtype.numpy, copy=False))
 
 
 def fitted(value: object, type_: TensorType) -> np.ndarray | str:

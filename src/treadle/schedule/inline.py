@@ -66,7 +66,10 @@ class Reader:
         # What is used again is named, so that an expression never grows beyond its graph.
         key = (value, indices, tuple(self.guards))
         if key not in self.known:
-            self.known[key] = self.named(INLINE[node.op](self, node, indices))
+            found = INLINE[node.op](self, node, indices)
+            if isinstance(found, (Load, Literal, Position, Local)):
+                return found  # it costs nothing to read again
+            self.known[key] = self.named(found)
         return self.known[key]
 
     def operand(self, node: Node, i: int, indices: Indices) -> Value:
@@ -253,6 +256,32 @@ def _window(reader: Reader, node: Node, indices: Indices) -> Value:
     for i, axis in enumerate(a.axes):
         places[axis] = places[axis] * a.strides[i] + indices[rank + i] * a.dilations[i]
     return reader.operand(node, 0, tuple(places))
+
+
+def is_apart(node: Node) -> bool:
+    """Whether the windows that a node adds up do not overlap: it only moves elements."""
+    if not isinstance(node.attributes, linear.Unwindow):
+        return False
+    window = node.attributes.window
+    parts = zip(window.sizes, window.strides, window.dilations, strict=True)
+    return all(size <= stride and (d == 1 or size == 1) for size, stride, d in parts)
+
+
+@INLINE(linear.UNWINDOW)
+def _unwindow(reader: Reader, node: Node, indices: Indices) -> Value:
+    """The element of the one window that an element lies in, if it lies in one."""
+    a: linear.Unwindow = _attributes(node)
+    places, offsets, guards = list(indices), list[Index](), list[Within]()
+    counts = a.window.starts(a.shape)
+    for i, axis in enumerate(a.window.axes):
+        quotient, rest = divide(indices[axis], a.window.strides[i])
+        for index, extent in ((quotient, counts[i]), (rest, a.window.sizes[i])):
+            if index.range[1] >= extent:
+                guards.append(Within(index, 0, extent))
+        places[axis] = bounded(quotient, counts[i])
+        offsets.append(bounded(rest, a.window.sizes[i]))
+    zero = Literal(0, node.types[0].dtype)
+    return reader.under(guards, lambda: reader.operand(node, 0, (*places, *offsets)), zero)
 
 
 @INLINE(indexing.GATHER)

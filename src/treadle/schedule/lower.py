@@ -8,56 +8,124 @@ elementwise work folded in.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from treadle.base.dtypes import DType
 from treadle.base.origin import Origin
 from treadle.ir.control import SCAN, Scan
-from treadle.ir.graph import Graph, Node
+from treadle.ir.graph import Graph, Node, Output, OutputKind
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.literal import ArrayLiteral
-from treadle.ir.op import RuleTable
-from treadle.ir.ops import elementwise as e
-from treadle.ir.ops import linear, shaping
-from treadle.ir.ops.leaves import CONSTANT, IOTA, Constant, Leaf
+from treadle.ir.ops.leaves import CONSTANT, Constant, Leaf
+from treadle.ir.types import TensorType
 from treadle.kernel.index import Index, Var, flatten, variable
 from treadle.kernel.nodes import Buffer, Kernel, Load, Role, Statement, Store
-from treadle.kernel.program import Argument, Call, Program, Repeat, Step
+from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step
 from treadle.kernel.verify import verify
 from treadle.schedule.expand import expand
-from treadle.schedule.inline import INLINE, Reader
-from treadle.schedule.nests import anonymous, axis_vars, merge_loops, nest, with_vector_loop
+from treadle.schedule.finish import finished
+from treadle.schedule.fuse import accesses, localised
+from treadle.schedule.inline import Reader
+from treadle.schedule.keep import ROOTS, is_inline, is_root, kept_values
+from treadle.schedule.nests import anonymous, axis_vars, nest
+from treadle.schedule.order import Order
 
-# What computes ops that are not computed where they are read.
-Root = Callable[["Lowering", int, Node], list[Kernel]]
-ROOTS: RuleTable[Root] = RuleTable("kernel")
+PANEL = 32  # columns of a product's tile, of four bytes: two vectors of the widest kind
 
 
-def lower(graph: Graph, fuse: bool = True) -> Program:
-    """The program of a graph. `fuse=False` keeps every tensor in memory, for debugging."""
-    lowering = Lowering(expand(graph), fuse)
-    steps = lowering.steps()
+def lower(graph: Graph, fuse: bool = True, panel: int = PANEL, in_place: bool = False) -> Program:
+    """The program of a graph. `fuse=False` keeps every tensor in memory, for debugging.
+
+    `in_place` writes updates over the leaves they replace.
+    """
+    lowering = Lowering(expand(graph), fuse, panel)
+    if in_place:
+        lowering.update_in_place()
+    drafts = lowering.drafts()
     leaves = {n: lowering.graph.nodes[i].types[0] for n, i in lowering.graph.leaves.items()}
     outputs = tuple(
-        (o, lowering.names[o.value], lowering.graph.type_of(o.value))
-        for o in lowering.graph.outputs
+        (o, lowering.placed(o), lowering.graph.type_of(o.value)) for o in lowering.graph.outputs
     )
+    outside = {*leaves, *lowering.constants, *(name for _, name, _ in outputs)}
+    steps = tuple(Finisher(drafts, outside, lowering.rows).steps(drafts))
+    used = {a.buffer for s in steps for c in calls_of(s) for a in c.arguments} | outside
     return Program(
         tuple(leaves.items()),
         tuple(lowering.constants.items()),
-        tuple(lowering.buffers.values()),
-        tuple(steps),
+        tuple(b for b in lowering.buffers.values() if b.name in used),
+        steps,
         outputs,
+        tuple(lowering.in_place.values()),
     )
+
+
+@dataclass
+class RepeatDraft:
+    """A repeat whose kernels are not finished."""
+
+    length: int
+    reverse: bool
+    drafts: list[Draft]
+
+
+Draft = list[Kernel] | RepeatDraft
+
+
+def calls_of(step: Step) -> list[Call]:
+    if isinstance(step, Repeat):
+        return [c for s in step.steps for c in calls_of(s)]
+    return list(step.calls)
+
+
+class Finisher:
+    """Kernels as calls: what only one of them touches is its own, equal ones are one."""
+
+    def __init__(self, drafts: list[Draft], outside: set[str], rows: dict[str, Argument]):
+        self.rows, self.known = rows, dict[Kernel, Kernel]()
+        users = Counter(
+            b.name for k in _kernels_in(drafts) for b in {b.name: b for b in k.buffers}.values()
+        )
+        outside = outside | {a.buffer for a in rows.values()} | set(rows)
+        self.own = {n for n, count in users.items() if count == 1 and n not in outside}
+
+    def steps(self, drafts: list[Draft]) -> list[Step]:
+        found: list[Step] = []
+        for draft in drafts:
+            if isinstance(draft, RepeatDraft):
+                found.append(Repeat(draft.length, draft.reverse, tuple(self.steps(draft.drafts))))
+            else:
+                calls = tuple(c for c in map(self.call, draft) if c.kernel.outputs)
+                found += [Phase(calls)] if calls else []
+        return found
+
+    def call(self, kernel: Kernel) -> Call:
+        own = {b.name for b in kernel.outputs} & self.own
+        kernel = localised(kernel, own)
+        arguments = tuple(self.rows.get(b.name, Argument(b.name)) for b in kernel.buffers)
+        # Finishing is dear; kernels that are equal before it are equal after it.
+        nameless = anonymous(kernel)
+        if nameless not in self.known:
+            self.known[nameless] = verify(finished(nameless))
+        done = self.known[nameless]
+        return Call(replace(done, name=kernel.name, origins=kernel.origins), arguments)
+
+
+def _kernels_in(drafts: list[Draft]) -> list[Kernel]:
+    found: list[Kernel] = []
+    for draft in drafts:
+        found += _kernels_in(draft.drafts) if isinstance(draft, RepeatDraft) else draft
+    return found
 
 
 class Lowering:
     """One walk over a graph of primitives; bodies of scans are walks of their own."""
 
-    def __init__(self, graph: Graph, fuse: bool, prefix: str = ""):
-        self.graph, self.fuse, self.prefix = graph, fuse, prefix
+    def __init__(self, graph: Graph, fuse: bool, panel: int = PANEL, prefix: str = ""):
+        self.graph, self.fuse, self.panel, self.prefix = graph, fuse, panel, prefix
         self.kept = kept_values(graph, fuse)
         self.uses = Counter(v for n in graph.nodes for v in n.operands)
         self.names = {v: f"{prefix}b{v.node}.{v.output}" for v in self.kept}
@@ -68,19 +136,57 @@ class Lowering:
             name: Buffer(name, graph.type_of(v).dtype, graph.type_of(v).size)
             for v, name in self.names.items()
         }
+        self.rows: dict[str, Argument] = {}  # buffers that are rows of others
+        self.in_place: dict[TensorValue, str] = {}  # values written over a leaf
+        self.late: dict[str, TensorValue] = {}  # leaves that get a copy at the end
 
-    def steps(self) -> list[Step]:
-        found: list[Step] = []
+    def update_in_place(self) -> None:
+        """Updates take the place of their leaves where nothing reads the leaf afterwards."""
+        last_read: dict[int, int] = {}
+        for position, node in enumerate(self.graph.nodes):
+            for operand in node.operands:
+                last_read[operand.node] = position
+        made: set[TensorValue] = set()
+        for output in self.graph.outputs:
+            leaf = self.graph.leaves.get(output.name)
+            if output.kind is not OutputKind.UPDATE or leaf is None:
+                continue
+            value, node = output.value, self.graph.nodes[output.value.node]
+            is_map = not is_root(node) and is_inline(node) and node.op is not CONSTANT
+            is_last = last_read.get(leaf, -1) <= value.node
+            if is_map and is_last and value not in made and not isinstance(node.attributes, Leaf):
+                made.add(value)
+                self.in_place[value] = output.name
+                self.buffers.pop(self.names[value], None)
+                self.names[value] = output.name
+            else:
+                self.late[output.name] = value
+
+    def placed(self, output: Output) -> str:
+        """The buffer an output is in when the program is done."""
+        if output.kind is OutputKind.UPDATE and (self.in_place or self.late):
+            return output.name
+        return self.names[output.value]
+
+    def drafts(self) -> list[Draft]:
+        """Phases of kernels, and repeats between them."""
+        found: list[Draft] = []
+        order = Order(self.fuse)
         for position, node in enumerate(self.graph.nodes):
             if node.op is SCAN:
-                found += self._scan(position, node)
+                found += order.phases()
+                order = Order(self.fuse)
+                found += self._scan(position, node, order)
             else:
-                found += [self.call(k) for k in self._kernels(position, node)]
-        return found
+                for kernel in self._kernels(position, node):
+                    order.add(kernel)
+        for name, value in self.late.items():
+            order.add(_copy(self.names[value], name, self.buffers[name]))
+        self.finish(order)
+        return found + list(order.phases())
 
-    def call(self, kernel: Kernel) -> Call:
-        """A kernel with names of its own, so that equal kernels are equal."""
-        return Call(verify(anonymous(kernel)), tuple(Argument(b.name) for b in kernel.buffers))
+    def finish(self, order: Order) -> None:
+        """What a scan's turn does at its end."""
 
     def _kernels(self, position: int, node: Node) -> list[Kernel]:
         value = TensorValue(position)
@@ -93,64 +199,25 @@ class Lowering:
             return []
         if all(t.size == 0 for t in node.types):
             return []
-        if node.op in ROOTS:
+        if is_root(node):
             return ROOTS[node.op](self, position, node)
-        return [self.map_kernel(value)] if value in self.kept else []
+        return self.map_kernels(value) if value in self.kept else []
 
-    def _scan(self, position: int, node: Node) -> list[Step]:
-        """The body's program for each row; carries are copied in before and on after each turn."""
+    def _scan(self, position: int, node: Node, order: Order) -> list[Draft]:
+        """The body's program for each row; carries have buffers that a turn changes at its end."""
         attributes: Scan = attributes_of(node)
-        body = expand(attributes.body)
-        inner = Lowering(body, self.fuse, f"{self.prefix}scan{position}:")
-        inputs = [TensorValue(i) for i in body.inputs]
-        split = attributes.constants + attributes.carries
-        steps: list[Step] = []
-        turn: list[Step] = []
-        for value, operand in zip(inputs, node.operands, strict=True):
-            name, source = inner.names[value], self.names[operand]
-            if value in inputs[split:]:
-                turn += _copied(source, name, inner.buffers[name], from_row=True)
-            elif value in inputs[attributes.constants :]:
-                steps += _copied(source, name, inner.buffers[name])
-            else:
-                inner.rename(value, source)
-        turn += inner.steps()
-        carried = [inner.names[v] for v in inputs[attributes.constants : split]]
-        turn += self._after_turn(inner, attributes, position, carried)
+        inner = ScanBody(self, position, attributes, node)
+        before = Order(self.fuse)
+        for kernel in inner.starts:
+            before.add(kernel)
+        turn = inner.drafts()
         self.buffers = inner.buffers | self.buffers
         self.constants |= inner.constants
-        steps.append(Repeat(attributes.length, attributes.reverse, tuple(turn)))
-        for k, name in enumerate(carried):
-            target = self.names[TensorValue(position, k)]
-            steps += _copied(name, target, self.buffers[target])
-        return steps
-
-    def _after_turn(
-        self, inner: Lowering, attributes: Scan, position: int, carried: Sequence[str]
-    ) -> list[Step]:
-        """Stack what a turn gives, then make its carries those of the next."""
-        outputs = [inner.names[o.value] for o in inner.graph.outputs]
-        steps: list[Step] = []
-        for k, name in enumerate(outputs[attributes.carries :]):
-            target = self.names[TensorValue(position, attributes.carries + k)]
-            steps += _copied(name, target, inner.buffers[name], to_row=True)
-        # All new carries are set aside before any old one is overwritten.
-        fresh = []
-        for k, name in enumerate(outputs[: attributes.carries]):
-            aside = f"{inner.prefix}next{k}"
-            buffer = inner.buffers[name]
-            inner.buffers[aside] = Buffer(aside, buffer.dtype, buffer.size)
-            fresh.append(aside)
-            steps += _copied(name, aside, buffer)
-        for aside, name in zip(fresh, carried, strict=True):
-            steps += _copied(aside, name, inner.buffers[name])
-        return steps
-
-    def rename(self, value: TensorValue, name: str) -> None:
-        """A body's input is a buffer of outside."""
-        old = self.buffers.pop(self.names[value])
-        self.names[value] = name
-        self.buffers.setdefault(name, Buffer(name, old.dtype, old.size))
+        self.rows |= inner.rows
+        for kernel in inner.ends:
+            order.add(kernel)
+        repeat = RepeatDraft(attributes.length, attributes.reverse, turn)
+        return [*before.phases(), repeat]
 
     def reader(self, being_made: TensorValue | None = None) -> Reader:
         """Reads elements; the tensor that is being made is computed, not loaded."""
@@ -160,14 +227,29 @@ class Lowering:
 
         return Reader(self.graph, buffer_of, uses=self.uses)
 
-    def map_kernel(self, value: TensorValue) -> Kernel:
+    def map_kernels(self, value: TensorValue) -> list[Kernel]:
         """Each element on its own."""
         type_, reader = self.graph.type_of(value), self.reader(value)
         axes = axis_vars("i", type_.shape)
         element = reader.at(value, tuple(map(variable, axes)))
         place = flatten(tuple(map(variable, axes)), type_.shape)
         body = [*reader.lets, Store(self.names[value], place, element)]
-        return self.kernel(value.node, reader, [value], nest(axes, Role.PARALLEL, body))
+        if value in self.in_place and not _stays(body, self.names[value], place):
+            return self._set_aside(value)
+        return [self.kernel(value.node, reader, [value], nest(axes, Role.PARALLEL, body))]
+
+    def _set_aside(self, value: TensorValue) -> list[Kernel]:
+        """An update that reads other places of its leaf than it writes: copied at the end."""
+        leaf = self.in_place.pop(value)
+        name = f"{self.prefix}b{value.node}.{value.output}"
+        type_ = self.graph.type_of(value)
+        self.names[value] = name
+        self.buffers[name] = Buffer(name, type_.dtype, type_.size)
+        self.late[leaf] = value
+        return self.map_kernels(value)
+
+    def as_type(self, buffer: Buffer) -> TensorType:
+        return TensorType((buffer.size,), buffer.dtype)
 
     def kernel(
         self,
@@ -183,9 +265,8 @@ class Lowering:
         inputs = tuple(Buffer(n, t.dtype, t.size) for n, t in reader.used.items())
         outputs = (*(self.buffer(v) for v in made), *also)
         kept = tuple(b for b in inputs if b.name not in {o.name for o in outputs})
-        shaped = tuple(with_vector_loop(merge_loops(s)) for s in body)
         origins: tuple[Origin, ...] = (node.origin,) if node.origin else ()
-        return Kernel(f"{node.op.name}_{position}{suffix}", kept, outputs, shaped, origins)
+        return Kernel(f"{node.op.name}_{position}{suffix}", kept, outputs, tuple(body), origins)
 
     def buffer(self, value: TensorValue) -> Buffer:
         type_ = self.graph.type_of(value)
@@ -195,132 +276,107 @@ class Lowering:
         return flatten(tuple(indices), self.graph.type_of(value).shape)
 
 
-def _copied(
-    source: str, target: str, like: Buffer, from_row: bool = False, to_row: bool = False
-) -> list[Step]:
-    """A call that copies as much as a buffer holds, from or to the row of this turn."""
-    if like.size == 0:
-        return []
+class ScanBody(Lowering):
+    """The body of a scan: rows are read and written in place, carries copied at a turn's end."""
+
+    def __init__(self, outer: Lowering, position: int, attributes: Scan, node: Node):
+        body = expand(attributes.body)
+        super().__init__(body, outer.fuse, outer.panel, f"{outer.prefix}scan{position}:")
+        self.attributes = attributes
+        self.starts: list[Kernel] = []
+        self.ends: list[Kernel] = []
+        inputs = [TensorValue(i) for i in body.inputs]
+        split = attributes.constants + attributes.carries
+        for value, operand in zip(inputs, node.operands, strict=True):
+            name, source = self.names[value], outer.names[operand]
+            buffer = self.buffers[name]
+            if source in outer.rows:  # a row of a row is not one: it is copied first
+                whole = outer.graph.type_of(operand)
+                copy = f"{name}@whole"
+                self.buffers[copy] = Buffer(copy, whole.dtype, whole.size)
+                self.starts += _copies(source, copy, self.buffers[copy])
+                source = copy
+            if value in inputs[split:]:
+                self.rows[name] = Argument(source, buffer.size)
+            elif value in inputs[attributes.constants :]:
+                self.starts += _copies(source, name, buffer)
+            else:
+                self.rename(value, source)
+        self.carried = [self.names[v] for v in inputs[attributes.constants : split]]
+        for k, name in enumerate(self.carried):
+            target = outer.names[TensorValue(position, k)]
+            self.ends += _copies(name, target, self.buffers[name])
+        self.stacked = [
+            outer.names[TensorValue(position, attributes.carries + k)]
+            for k in range(len(body.outputs) - attributes.carries)
+        ]
+        self._place_rows()
+
+    def _place_rows(self) -> None:
+        """What a turn gives is written to its row at once, where it is made here and only once."""
+        inputs = {self.names[TensorValue(i)] for i in self.graph.inputs}
+        self.copied_rows: list[tuple[str, str]] = []
+        for output, target in zip(
+            self.graph.outputs[self.attributes.carries :], self.stacked, strict=True
+        ):
+            name = self.names[output.value]
+            node = self.graph.nodes[output.value.node]
+            row = Argument(target, self.buffers[name].size)
+            is_made = node.op is not SCAN and not isinstance(node.attributes, Constant)
+            if name in inputs or name in self.rows or not is_made:
+                alias = f"{target}@row"
+                self.rows[alias] = row
+                self.copied_rows.append((name, alias))
+            else:
+                self.rows[name] = row
+
+    def rename(self, value: TensorValue, name: str) -> None:
+        """A body's input is a buffer of outside."""
+        old = self.buffers.pop(self.names[value])
+        self.names[value] = name
+        self.buffers.setdefault(name, Buffer(name, old.dtype, old.size))
+
+    def finish(self, order: Order) -> None:
+        """Rows that are copies, then the carries of the next turn."""
+        for name, alias in self.copied_rows:
+            for kernel in _copies(name, alias, self.buffers[name]):
+                order.add(kernel)
+        made = [self.names[o.value] for o in self.graph.outputs[: self.attributes.carries]]
+        for k, name in enumerate(made):
+            if name in self.carried:  # it may be overwritten before it is copied
+                aside = f"{self.prefix}next{k}"
+                self.buffers[aside] = Buffer(aside, *_of(self.buffers[name]))
+                for kernel in _copies(name, aside, self.buffers[name]):
+                    order.add(kernel)
+                made[k] = aside
+        for name, carried in zip(made, self.carried, strict=True):
+            for kernel in _copies(name, carried, self.buffers[carried]):
+                order.add(kernel)
+
+
+def _of(buffer: Buffer) -> tuple[DType, int]:
+    return buffer.dtype, buffer.size
+
+
+def _stays(body: Sequence[Statement], leaf: str, place: Index) -> bool:
+    """Whether a leaf is read only at the place that is written."""
+    return all(a.index == place for a in accesses(body) if a.buffer == leaf)
+
+
+def _copy(source: str, target: str, like: Buffer) -> Kernel:
     var = Var("i", like.size)
     at = variable(var)
-    kernel = Kernel(
+    store = Store(target, at, Load(source, at, like.dtype))
+    return Kernel(
         "copy",
-        (Buffer("x", like.dtype, like.size),),
-        (Buffer("y", like.dtype, like.size),),
-        nest([var], Role.VECTOR, [Store("y", at, Load("x", at, like.dtype))]),
+        (Buffer(source, like.dtype, like.size),),
+        (Buffer(target, like.dtype, like.size),),
+        nest([var], Role.PARALLEL, [store]),
     )
-    rows = (like.size if is_row else 0 for is_row in (from_row, to_row))
-    arguments = tuple(Argument(n, row) for n, row in zip((source, target), rows, strict=True))
-    return [Call(verify(anonymous(kernel)), arguments)]
 
 
-MAX_DEPTH = 40  # of an expression: what is deeper is kept in memory
-
-
-def kept_values(graph: Graph, fuse: bool) -> dict[TensorValue, None]:
-    """Tensors that are in memory, in order: roots, outputs, and what several kernels read."""
-    readers: dict[TensorValue, set[int]] = {}
-    wanted = {o.value for o in graph.outputs}
-    wanted |= _read_again(graph) | _too_deep(graph)
-    kept: dict[TensorValue, None] = {}
-    # From the end: which kernels an inlined value ends up in is known from its users.
-    homes: dict[int, set[int]] = {}
-    for position in range(len(graph.nodes) - 1, -1, -1):
-        node = graph.nodes[position]
-        values = [TensorValue(position, i) for i in range(len(node.types))]
-        used_by = set().union(*(readers.get(v, set()) for v in values))
-        is_leaf = isinstance(node.attributes, Leaf)
-        if is_leaf:
-            continue
-        is_root = node.op in ROOTS or not _is_inline(node)
-        is_shared = len(used_by) > 1 and node.op not in (CONSTANT, IOTA)
-        if is_root or is_shared or not fuse or any(v in wanted for v in values):
-            kept |= dict.fromkeys(values)
-            homes[position] = {position}
-        else:
-            homes[position] = used_by
-        for operand in node.operands:
-            readers.setdefault(operand, set()).update(homes[position])
-    return dict.fromkeys(sorted(kept))
-
-
-# Ops whose results are dear enough to be kept when their elements are read more than once.
-_COSTLY = frozenset(
-    [e.EXP, e.LOG, e.SQRT, e.RSQRT, e.SIN, e.COS, e.TANH, e.ERF, e.POW, e.DIV, e.MOD]
-)
-_MOVES = frozenset(
-    [
-        CONSTANT,
-        IOTA,
-        e.STOP_GRADIENT,
-        shaping.RESHAPE,
-        shaping.PERMUTE,
-        shaping.BROADCAST,
-        shaping.SLICE,
-        shaping.PAD,
-        shaping.CONCAT,
-        shaping.FLIP,
-        linear.WINDOW,
-    ]
-)
-
-
-def _read_again(graph: Graph) -> set[TensorValue]:
-    """Operands whose elements a consumer reads again and again, and that are not mere moves.
-
-    A product reads each element of an operand once for every row or column of the other.
-    """
-    found: set[TensorValue] = set()
-    costly: list[bool] = []  # whether computing an element anew, operands inlined, is dear
-    for node in graph.nodes:
-        costly.append(node.op in _COSTLY or any(_costs(graph, costly, v) for v in node.operands))
-        found.update(v for v in node.operands if _is_reread(graph, costly, node, v))
-    return found
-
-
-def _too_deep(graph: Graph) -> set[TensorValue]:
-    """Values that cut long chains of inlined ops into pieces."""
-    found: set[TensorValue] = set()
-    depths: list[int] = []
-    for position, node in enumerate(graph.nodes):
-        depth = 1 + max((depths[v.node] for v in node.operands), default=0)
-        is_kept = node.op in ROOTS or isinstance(node.attributes, Leaf)
-        if depth >= MAX_DEPTH and not is_kept:
-            found.update(TensorValue(position, i) for i in range(len(node.types)))
-            is_kept = True
-        depths.append(0 if is_kept else depth)
-    return found
-
-
-def _is_reread(graph: Graph, costly: Sequence[bool], node: Node, operand: TensorValue) -> bool:
-    source = graph.nodes[operand.node]
-    if node.op is linear.CONTRACT:
-        return _has_arithmetic(graph, source)
-    if node.op is linear.WINDOW and source.op in (shaping.PAD, shaping.CONCAT):
-        return True  # guards are dear where windows overlap
-    if node.op in (shaping.BROADCAST, linear.WINDOW):
-        return _costs(graph, costly, operand)
-    return node.op is SCAN
-
-
-def _costs(graph: Graph, costly: Sequence[bool], value: TensorValue) -> bool:
-    node = graph.nodes[value.node]
-    return costly[value.node] and node.op not in ROOTS and not isinstance(node.attributes, Leaf)
-
-
-def _has_arithmetic(graph: Graph, node: Node) -> bool:
-    """Whether an inlined value is computed rather than only moved."""
-    while node.op in _MOVES and node.operands:
-        node = graph.nodes[node.operands[0].node]
-    is_leaf = isinstance(node.attributes, Leaf)
-    return not is_leaf and node.op not in ROOTS and node.op not in _MOVES
-
-
-def _is_inline(node: Node) -> bool:
-    is_array = isinstance(node.attributes, Constant) and isinstance(
-        node.attributes.value, ArrayLiteral
-    )
-    return node.op in INLINE and not is_array
+def _copies(source: str, target: str, like: Buffer) -> list[Kernel]:
+    return [_copy(source, target, like)] if like.size else []
 
 
 def attributes_of(node: Node) -> Any:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from treadle.kernel.index import Index, Var, substitute, variable
+from treadle.kernel.index import Index, Var, renamed_data, substitute, variable
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -17,6 +18,8 @@ from treadle.kernel.nodes import (
     Literal,
     Load,
     Local,
+    Matrix,
+    Multiply,
     Position,
     Role,
     Set,
@@ -52,8 +55,9 @@ def same_name(buffer: str) -> str:
 def map_places(statement: Statement, move: Move, rename: Rename = same_name) -> Statement:
     """The statement with every index, and the name of every buffer, replaced."""
     match statement:
-        case For(var, role, body):
-            return For(var, role, tuple(map_places(s, move, rename) for s in body))
+        case For(var, role, body, stop):
+            inner = tuple(map_places(s, move, rename) for s in body)
+            return For(var, role, inner, None if stop is None else move(stop))
         case Let(local, value):
             return Let(local, map_value(value, move, rename))
         case Set(local, value):
@@ -65,6 +69,12 @@ def map_places(statement: Statement, move: Move, rename: Rename = same_name) -> 
             return Store(rename(buffer), move(index), map_value(value, move, rename), held)
         case Update(buffer, index, value):
             return Update(rename(buffer), move(index), map_value(value, move, rename))
+        case Multiply(target, left, right, adds):
+            a, b, c = (
+                Matrix(rename(m.buffer), move(m.index), m.rows, m.columns)
+                for m in (target, left, right)
+            )
+            return Multiply(a, b, c, adds)
 
 
 def map_value(value: Value, move: Move, rename: Rename = same_name) -> Value:
@@ -100,48 +110,171 @@ def indices_of(statements: Sequence[Statement]) -> list[Index]:
     return found
 
 
-def merge_loops(statement: Statement) -> Statement:
-    """Two loops, one right inside the other, become one where every index walks both in order."""
+Replace = Callable[[str, Index], Index]
+
+
+def map_buffers(statement: Statement, place: Replace) -> Statement:
+    """The statement with the place of every access replaced, by buffer and index."""
+
+    def inner(value: Value) -> Value:
+        return map_loads(value, lambda x: Load(x.buffer, place(x.buffer, x.index), x.dtype))
+
+    match statement:
+        case For(var, role, body, stop):
+            return For(var, role, tuple(map_buffers(s, place) for s in body), stop)
+        case Let(local, value):
+            return Let(local, inner(value))
+        case Set(local, value):
+            return Set(local, inner(value))
+        case Accumulate(local, op, value):
+            return Accumulate(local, op, inner(value))
+        case Store(buffer, index, value, guard):
+            return Store(buffer, place(buffer, index), inner(value), guard)
+        case Update(buffer, index, value):
+            return Update(buffer, place(buffer, index), inner(value))
+        case Multiply(target, left, right, adds):
+            a, b, c = (
+                Matrix(m.buffer, place(m.buffer, m.index), m.rows, m.columns)
+                for m in (target, left, right)
+            )
+            return Multiply(a, b, c, adds)
+
+
+def map_loads(value: Value, replace: Callable[[Load], Value]) -> Value:
+    """The value with every load replaced."""
+    match value:
+        case Load():
+            return replace(value)
+        case Convert(inner, dtype):
+            return Convert(map_loads(inner, replace), dtype)
+        case Apply(op, operands, dtype):
+            return Apply(op, tuple(map_loads(o, replace) for o in operands), dtype)
+        case Guarded(guard, inner, other, dtype):
+            held, rest = map_loads(guard, replace), map_loads(other, replace)
+            return Guarded(held, map_loads(inner, replace), rest, dtype)
+        case Literal() | Local() | Position() | Within():
+            return value
+
+
+def loads_of(statement: Statement) -> list[Load]:
+    """Every load of a statement that is not a loop."""
+    found: list[Load] = []
+
+    def note(load: Load) -> Load:
+        found.append(load)
+        return load
+
+    if isinstance(statement, (Let, Set, Accumulate, Store, Update)):
+        map_loads(statement.value, note)
+    return found
+
+
+def map_locals(statement: Statement, rename: Rename) -> Statement:
+    """The statement with every local renamed, those inside indices too."""
+
+    def at(index: Index) -> Index:
+        return renamed_data(index, rename)
+
+    def value(v: Value) -> Value:
+        match v:
+            case Local(name, dtype):
+                return Local(rename(name), dtype)
+            case Convert(inner, dtype):
+                return Convert(value(inner), dtype)
+            case Apply(op, operands, dtype):
+                return Apply(op, tuple(map(value, operands)), dtype)
+            case Guarded(guard, inner, other, dtype):
+                return Guarded(value(guard), value(inner), value(other), dtype)
+            case _:
+                return v
+
+    moved = map_places(statement, at)
+    match moved:
+        case For(var, role, body, stop):
+            return For(var, role, tuple(map_locals(s, rename) for s in body), stop)
+        case Let(local, v):
+            return Let(rename(local), value(v))
+        case Set(local, v):
+            return Set(rename(local), value(v))
+        case Accumulate(local, op, v):
+            return Accumulate(rename(local), op, value(v))
+        case Store(buffer, index, v, guard):
+            return Store(buffer, index, value(v), guard)
+        case Update(buffer, index, v):
+            return Update(buffer, index, value(v))
+        case Multiply():
+            return moved
+
+
+def names_in(statements: Sequence[Statement]) -> set[str]:
+    """Names of locals that some statements define."""
+    found: set[str] = set()
+    for statement in statements:
+        match statement:
+            case For(_, _, body):
+                found |= names_in(body)
+            case Let(local):
+                found.add(local)
+            case _:
+                pass
+    return found
+
+
+def with_own_names(
+    kernel: Kernel, body: tuple[Statement, ...], other: Kernel, others: tuple[Statement, ...]
+) -> tuple[Kernel, tuple[Statement, ...]]:
+    """A kernel and its statements with names of locals and scratch that another does not use."""
+    taken = names_in(others)
+    names = {n: fresh(n, taken) for n in sorted(names_in(body))}
+    scratches = {b.name for b in other.scratch}
+    own = {b.name: fresh(b.name, scratches) for b in kernel.scratch}
+    moved = tuple(
+        map_places(map_locals(s, lambda n: names.get(n, n)), lambda i: i, lambda b: own.get(b, b))
+        for s in body
+    )
+    scratch = tuple(Buffer(own[b.name], b.dtype, b.size) for b in kernel.scratch)
+    loops = loop_names(others)
+    return replace(kernel, scratch=scratch), tuple(with_own_loops(s, loops) for s in moved)
+
+
+def loop_names(body: Sequence[Statement]) -> set[str]:
+    """Names of all loop variables in some statements."""
+    found: set[str] = set()
+    for statement in body:
+        if isinstance(statement, For):
+            found |= {statement.var.name} | loop_names(statement.body)
+    return found
+
+
+def with_own_loops(statement: Statement, taken: set[str]) -> Statement:
+    """The statement with loop variables whose names are not taken; siblings may share one."""
     if not isinstance(statement, For):
         return statement
-    body = tuple(merge_loops(s) for s in statement.body)
-    outer = For(statement.var, statement.role, body)
-    if len(body) != 1 or not isinstance(body[0], For):
-        return outer
-    inner = body[0]
-    if inner.role is not outer.role or not _walks_together(outer.var, inner):
-        return outer
-    both = Var(f"{outer.var.name}{inner.var.name}", outer.var.extent * inner.var.extent)
-    # Every index has the pair as factor · (outer · extent + inner): the inner one stands for both.
-    values = {outer.var: Index(), inner.var: variable(both)}
-    merged = tuple(map_places(s, lambda i: substitute(i, values)) for s in inner.body)
-    return For(both, outer.role, merged)
+    body = tuple(with_own_loops(s, taken) for s in statement.body)
+    if statement.var.name not in taken:
+        return replace(statement, body=body)
+    name = fresh(statement.var.name, taken | loop_names(body))
+    var = Var(name, statement.var.extent)
+    values = {statement.var: variable(var)}
+    return replace(
+        statement, var=var, body=tuple(map_places(s, lambda i: substitute(i, values)) for s in body)
+    )
 
 
-def _walks_together(outer: Var, inner: For) -> bool:
-    for index in indices_of(inner.body):
-        far, near = index.factor_of(outer), index.factor_of(inner.var)
-        if far is None or near is None or far != near * inner.var.extent:
-            return False
-    return True
-
-
-def with_vector_loop(statement: Statement) -> Statement:
-    """The innermost parallel loop as lanes of vectors; the ones around it stay parallel."""
-    if not isinstance(statement, For) or statement.role is not Role.PARALLEL:
-        return statement
-    if len(statement.body) == 1 and _is_parallel(statement.body[0]):
-        return For(statement.var, Role.PARALLEL, (with_vector_loop(statement.body[0]),))
-    return For(statement.var, Role.VECTOR, statement.body)
-
-
-def _is_parallel(statement: Statement) -> bool:
-    return isinstance(statement, For) and statement.role is Role.PARALLEL
+def fresh(name: str, taken: set[str]) -> str:
+    """A name that is not taken; it is taken now."""
+    stem = name.split("~")[0]
+    found, count = name, 1
+    while found in taken:
+        found, count = f"{stem}~{count}", count + 1
+    taken.add(found)
+    return found
 
 
 def anonymous(kernel: Kernel) -> Kernel:
     """The kernel with its buffers named by position."""
     names = {b.name: f"p{i}" for i, b in enumerate(kernel.buffers)}
+    names |= {b.name: f"s{i}" for i, b in enumerate(kernel.scratch)}
 
     def renamed(buffer: Buffer) -> Buffer:
         return Buffer(names[buffer.name], buffer.dtype, buffer.size)
@@ -152,4 +285,5 @@ def anonymous(kernel: Kernel) -> Kernel:
         tuple(map(renamed, kernel.outputs)),
         tuple(map_places(s, lambda index: index, names.__getitem__) for s in kernel.body),
         kernel.origins,
+        tuple(map(renamed, kernel.scratch)),
     )

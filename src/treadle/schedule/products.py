@@ -1,19 +1,21 @@
-"""Products as loops: rows in tiles, columns in lanes, the right operand laid out for them.
+"""Products as loops around the template: blocks of rows, panels of columns, parts of the depth.
 
-A tile of rows shares each vector of the right operand, which is copied first where its columns do
-not lie next to each other. The left operand is read one element at a time, in any layout.
+A block of rows belongs to one thread at a time: what follows row by row is fused behind it, and
+what comes before it row by row in front of it. The right operand is copied into panels that lie in
+memory as tiles read them, unless it is read too seldom to pay or lies that way already; views
+(windows too) are read where they are.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from treadle.base import dtypes
 from treadle.base.dtypes import DType, accumulator
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
-from treadle.ir.ops.linear import CONTRACT, Contraction
-from treadle.kernel.index import Index, Var, flatten, variable
+from treadle.ir.ops.linear import CONTRACT
+from treadle.kernel.index import Index, Var, bounded, constant, flatten, unflatten, variable
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -24,195 +26,450 @@ from treadle.kernel.nodes import (
     Literal,
     Load,
     Local,
+    Matrix,
+    Multiply,
     Role,
     Statement,
     Store,
     Value,
+    Walk,
+    Within,
+    walk,
 )
 from treadle.schedule.inline import Reader
-from treadle.schedule.lower import ROOTS, Lowering, attributes_of
+from treadle.schedule.keep import ROOTS
+from treadle.schedule.labels import (
+    Digit,
+    Labels,
+    best_divisor,
+    block_rows,
+    cut_depth,
+    labels_of,
+    merged,
+    offsets,
+    plain_load,
+)
+from treadle.schedule.lower import Lowering
 from treadle.schedule.nests import nest
 
-ROW_TILES = (6, 5, 4, 3, 2)  # the largest that divides the rows
-LEAST_LANES = 32  # shorter last axes are passed over for longer ones
-CACHE_ELEMENTS = 1 << 16  # 256 KiB of float32: half of a small second-level cache
-
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """The labels of a product by what they do, the operand with the lanes on the right."""
-
-    left: TensorValue
-    right: TensorValue
-    left_labels: str
-    right_labels: str
-    result: str
-    lanes: (
-        str  # labels next to each other in the result, the right operand's: what vectors run along
-    )
-    sizes: dict[str, int]
-
-    @property
-    def summed(self) -> str:
-        return "".join(c for c in self.left_labels if c not in self.result)
-
-    @property
-    def columns(self) -> str:
-        """The right operand's own, the lanes last."""
-        own = "".join(c for c in self.result if c not in self.left_labels)
-        return "".join(c for c in own if c not in self.lanes) + self.lanes
-
-    @property
-    def rows(self) -> str:
-        return "".join(c for c in self.result if c not in self.right_labels)
-
-    @property
-    def batch(self) -> str:
-        return "".join(c for c in self.result if c in self.left_labels and c in self.right_labels)
-
-
-def _shape_of(lowering: Lowering, node: Node) -> _Shape:
-    """Lanes run along the last axes of the result that are one operand's, or longer ones before."""
-    attributes: Contraction = attributes_of(node)
-    lx, ly, lr = attributes.labels
-    x, y = node.operands
-    sizes: dict[str, int] = {}
-    for operand, labels in ((x, lx), (y, ly)):
-        sizes |= dict(zip(labels, lowering.graph.type_of(operand).shape, strict=True))
-    runs = _runs(lx, ly, lr)
-    lanes = runs[-1] if runs else ""
-    if runs and _extent(lanes, sizes) < LEAST_LANES:
-        lanes = max(runs, key=lambda run: _extent(run, sizes))
-    if lanes and lanes[0] in lx:
-        return _Shape(y, x, ly, lx, lr, lanes, sizes)
-    return _Shape(x, y, lx, ly, lr, lanes, sizes)
-
-
-def _extent(labels: str, sizes: dict[str, int]) -> int:
-    return math.prod(sizes[c] for c in labels)
-
-
-def _runs(x: str, y: str, result: str) -> list[str]:
-    """Longest runs of labels of the result that belong to one operand alone."""
-    found: list[str] = []
-    owner = ""
-    for label in result:
-        now = "x" if label not in y else "y" if label not in x else ""
-        if now and now == owner:
-            found[-1] += label
-        elif now:
-            found.append(label)
-        owner = now
-    return found
+DEPTH = 512  # of a product: the panel of the right operand stays in the second-level cache
+FEW_ROWS = 128  # for so few it does not pay to copy the right operand
+FEW_TASKS = 4
 
 
 @ROOTS(CONTRACT)
 def contract_kernels(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
-    """A copy of the right operand if it needs one, then the product."""
-    shape = _shape_of(lowering, node)
-    if not shape.columns or not all(shape.sizes.values()):
-        return [_product(lowering, position, node, shape, None)]
-    if shape.right_labels.endswith(shape.lanes) and shape.right in lowering.names:
-        return [_product(lowering, position, node, shape, None)]
-    packed = shape.batch + shape.summed + shape.columns
-    return [
-        _pack(lowering, position, shape, packed),
-        _product(lowering, position, node, shape, packed),
+    labels = labels_of(lowering, node)
+    dtype = accumulator(node.types[0].dtype)
+    is_float = dtype in (dtypes.float32, dtypes.float64)
+    if not is_float or not labels.columns or not labels.depth or labels.extent(labels.depth) == 0:
+        return [_plain(lowering, position, node, labels)]
+    return _Product(lowering, position, node, labels, dtype).kernels()
+
+
+@dataclass
+class _Rows:
+    """The rows of a product: loops over blocks, and the rows of one block."""
+
+    outer: list[Var]
+    inner: list[Var]
+    indices: dict[str, Index]
+
+    @property
+    def count(self) -> int:
+        return _count(self.inner)
+
+
+def _count(variables: list[Var]) -> int:
+    found = 1
+    for v in variables:
+        found *= v.extent
+    return found
+
+
+def _blocks(labels: Labels) -> _Rows:
+    """Whole last labels, and part of one before, as the rows of a block."""
+    target = block_rows(labels.extent(labels.rows))
+    rows, size, last = _Rows([], [], {}), 1, ""
+    for label in reversed(labels.rows):
+        n = labels.sizes[label]
+        is_next = not rows.inner or labels.result.index(label) + 1 == labels.result.index(last)
+        part = n if size * n <= target and not rows.outer and is_next else 1
+        if part < n and size < target and not rows.outer and is_next:
+            part = best_divisor(n, target // size, max(1, 8 // size))
+        last = label
+        inner, outer = Var(f"r{label}", part), Var(f"b{label}", n // part)
+        rows.indices[label] = variable(outer) * part + variable(inner)
+        rows.inner = [inner, *rows.inner] if part > 1 else rows.inner
+        rows.outer = [outer, *rows.outer] if outer.extent > 1 else rows.outer
+        size *= part
+    return rows
+
+
+class _Product:
+    """One contraction: the kernels of its operands' copies, of itself, and of its result."""
+
+    def __init__(self, lowering: Lowering, position: int, node: Node, labels: Labels, dtype: DType):
+        self.lowering, self.position, self.node, self.dtype = lowering, position, node, dtype
+        self.value = TensorValue(position)
+        self.panel = lowering.panel * 4 // dtype.itemsize
+        self.is_swapped = False
+        self.labels = labels
+        self.right = self._direct_right()
+        if self.right is None and self._expands(labels, "right"):
+            self._swap()
+        self.rows = _blocks(self.labels)
+        self.outer = {c: Var(f"o{c}", self.labels.sizes[c]) for c in self.labels.outer}
+        self.depth_vars = {c: Var(f"k{c}", self.labels.sizes[c]) for c in self.labels.depth}
+
+    # How the operands are read
+
+    def _swap(self) -> None:
+        """Columns along the other operand: a window is read in place as the left one."""
+        other = self.labels.swapped
+        if other is None or self._expands(other, "right") or other.extent(other.columns) < 8:
+            return
+        if self._at(other, "left") is None:
+            return
+        self.labels, self.is_swapped = other, True
+        self.right = self._direct_right()
+
+    def _expands(self, labels: Labels, side: str) -> bool:
+        """Whether an operand has more elements than the memory it is read from: a window."""
+        load = self._at(labels, side)
+        size = 0 if load is None else self.lowering.buffers[load.buffer].size
+        return load is not None and labels.extent(labels.of(side)) > size
+
+    def _at(self, labels: Labels, side: str) -> Load | None:
+        """The load that an element of an operand is, labels as variables x…"""
+        reader = self.lowering.reader()
+        places = tuple(variable(Var(f"x{c}", labels.sizes[c])) for c in labels.of(side))
+        operand = labels.left if side == "left" else labels.right
+        found = plain_load(reader, reader.at(operand, places))
+        return found if found is not None and found.dtype is self.dtype else None
+
+    def _direct_right(self) -> Load | None:
+        """The right operand where it is, if its columns lie together and copying does not pay."""
+        labels = self.labels
+        load = self._at(labels, "right")
+        if load is None:
+            return None
+        columns = ""
+        for label in reversed(labels.columns):
+            found = offsets(load.index, [Var(f"x{c}", labels.sizes[c]) for c in label + columns])
+            if found is None or found.listed or found.stride != 1:
+                break
+            columns = label + columns
+        is_short = labels.extent(columns) < min(8, labels.extent(labels.columns))
+        expands = labels.extent(labels.of_right) > self.lowering.buffers[load.buffer].size
+        rows = labels.extent(labels.rows)
+        pays = rows > FEW_ROWS and labels.extent(labels.columns) > self.panel and not expands
+        if is_short or pays:
+            return None
+        self.labels = replace(labels, columns=columns)
+        return load
+
+    # Kernels
+
+    def kernels(self) -> list[Kernel]:
+        found: list[Kernel] = []
+        if self.right is None:
+            found.append(self._pack())
+        is_final = not self.is_swapped and self.node.types[0].dtype is self.dtype
+        digits = self._digits()
+        parts = self._parts(digits)
+        if is_final and parts == 1:
+            target = self.lowering.buffer(self.value)
+        else:
+            size = self.node.types[0].size * parts
+            target = self._temporary("sums", size)
+        found += self._multiply(target, digits, parts)
+        if not (is_final and parts == 1):
+            found.append(self._finish(target, parts))
+        return found
+
+    def _temporary(self, name: str, size: int) -> Buffer:
+        full = f"{self.lowering.prefix}b{self.position}.{name}"
+        return self.lowering.buffers.setdefault(full, Buffer(full, self.dtype, size))
+
+    def _pack(self) -> Kernel:
+        """The right operand in panels: outer labels, panel, depth, the panel's columns."""
+        labels, panel = self.labels, self.panel
+        columns = labels.extent(labels.columns)
+        count = -(-columns // panel)
+        outer = {c: Var(f"o{c}", labels.sizes[c]) for c in labels.outer}
+        depth = {c: Var(f"k{c}", labels.sizes[c]) for c in labels.depth}
+        number, lane = Var("panel", count), Var("lane", panel)
+        column = variable(number) * panel + variable(lane)
+        reader = self.lowering.reader()
+        guards = [] if columns % panel == 0 else [Within(column, 0, columns)]
+        places = dict(zip(labels.columns, _split(bounded(column, columns), labels), strict=True))
+        places |= {c: variable(v) for c, v in (outer | depth).items()}
+        element = reader.under(
+            guards,
+            lambda: _as(
+                reader.at(labels.right, tuple(places[c] for c in labels.of_right)), self.dtype
+            ),
+            Literal(0, self.dtype),
+        )
+        loops = [*outer.values(), number, *depth.values(), lane]
+        size = labels.extent(labels.outer) * count * labels.extent(labels.depth) * panel
+        buffer = self._temporary("packed", size)
+        at = flatten([variable(v) for v in loops], [v.extent for v in loops])
+        body = nest(loops, Role.PARALLEL, [*reader.lets, Store(buffer.name, at, element)])
+        return self.lowering.kernel(self.position, reader, [], body, "_pack", (buffer,))
+
+    def _digits(self) -> list[Digit]:
+        """The depth as loops, with how far each moves the operands; () where left is copied."""
+        labels = self.labels
+        left, right = self._at(labels, "left"), self.right
+        inner = labels.extent(labels.depth)
+        found = []
+        for label in labels.depth:
+            n = labels.sizes[label]
+            inner //= n
+            var = Var(f"x{label}", n)
+            to_left = left.index.factor_of(var) if left is not None else None
+            to_right = right.index.factor_of(var) if right is not None else inner * self.panel
+            found.append(Digit(n, _known(to_left, inner * self.rows.count), _known(to_right, 0)))
+        return found
+
+    @property
+    def copies_left(self) -> bool:
+        """Whether a block of the left operand is copied first: what is computed, or far apart."""
+        load = self._at(self.labels, "left")
+        if load is None:
+            return True
+        last = load.index.factor_of(Var(f"x{self.labels.depth[-1]}", self._size(-1)))
+        expands = self._expands(self.labels, "left")
+        panels = self.labels.extent(self.labels.columns) // self.panel
+        return (
+            last != 1
+            and self.labels.extent(self.labels.depth) > 256
+            and panels >= 4
+            and (not expands)
+        )
+
+    def _size(self, i: int) -> int:
+        return self.labels.sizes[self.labels.depth[i]]
+
+    def _parts(self, digits: list[Digit]) -> int:
+        """Sums of parts of the depth, added at the end, where there are too few rows to share."""
+        tasks = self.labels.extent(self.labels.outer) * _count(self.rows.outer)
+        depth = self.labels.extent(self.labels.depth)
+        if tasks >= FEW_TASKS or depth <= 8 * DEPTH or self._by_panels():
+            return 1
+        return best_divisor(digits[0].count, 16)
+
+    def _by_panels(self) -> bool:
+        """Whether threads share panels of columns instead of blocks of rows."""
+        columns = self.labels.extent(self.labels.columns)
+        tasks = self.labels.extent(self.labels.outer) * _count(self.rows.outer)
+        return tasks < FEW_TASKS and columns % self.panel == 0 and columns >= 4 * self.panel
+
+    def _multiply(self, target: Buffer, digits: list[Digit], parts: int) -> list[Kernel]:
+        labels, reader = self.labels, self.lowering.reader()
+        part = Var("part", parts)
+        copied = self._copied_left(reader) if self.copies_left else None
+        if copied is not None:
+            inner = labels.extent(labels.depth)
+            moved = []
+            for d in digits:
+                inner //= d.count
+                moved.append(Digit(d.count, inner * self.rows.count, d.right))
+            digits = moved
+        start = [0, 0]
+        if parts > 1:
+            first = digits[0]
+            share = first.count // parts
+            digits = [Digit(share, first.left, first.right), *digits[1:]]
+            start = [share * first.left, share * first.right]
+        loops, inner_digits = cut_depth(merged(digits), DEPTH)
+        around = [Var(f"d{i}", d.count) for i, d in enumerate(loops)]
+        moves = [
+            sum(
+                (variable(v) * getattr(d, side) for v, d in zip(around, loops, strict=True)),
+                variable(part) * start[i],
+            )
+            for i, side in enumerate(("left", "right"))
+        ]
+        walks = [_walk(inner_digits, side) for side in ("left", "right")]
+        body: list[Statement] = [] if copied is None else [*copied[1]]
+        if around:
+            body += self._cleared(target, part)
+        left = self._left(reader, copied[0] if copied else None, walks[0], moves[0])
+        products = self._panels(reader, target, part, left, walks[1], moves[1], bool(around))
+        shared = self._by_panels()
+        body += nest(around, Role.SEQUENTIAL, products)
+        scratch = (copied[0],) if copied else ()
+        panel = [Var("panel", labels.extent(labels.columns) // self.panel)] if shared else []
+        order = [part, *self.outer.values(), *panel, *self.rows.outer]
+        loops_ = nest(order, Role.PARALLEL, body)
+        made = [self.value] if target == self.lowering.buffer(self.value) else []
+        also = () if made else (target,)
+        kernel = self.lowering.kernel(self.position, reader, made, loops_, "", also)
+        return [replace(kernel, scratch=scratch)]
+
+    def _indices(self) -> dict[str, Index]:
+        """Outer labels and rows as indices; columns and depth are 0."""
+        found = {c: constant(0) for c in self.labels.sizes}
+        found |= {c: variable(v) for c, v in self.outer.items()}
+        return found | self.rows.indices
+
+    def _copied_left(self, reader: Reader) -> tuple[Buffer, list[Statement]]:
+        """A block of the left operand in memory of the thread: depth by depth, rows together."""
+        labels, rows = self.labels, self.rows
+        depth = list(self.depth_vars.values())
+        places = {**self._indices(), **{c: variable(v) for c, v in self.depth_vars.items()}}
+        element = reader.at(labels.left, tuple(places[c] for c in labels.of_left))
+        buffer = Buffer("left.copy", self.dtype, labels.extent(labels.depth) * rows.count)
+        order = [*depth, *rows.inner]
+        at = flatten([variable(v) for v in order], [v.extent for v in order])
+        lets, reader.lets = list(reader.lets), []
+        store = Store(buffer.name, at, _as(element, self.dtype))
+        return buffer, list(nest(order, Role.PARALLEL, [*lets, store]))
+
+    def _left(self, reader: Reader, copied: Buffer | None, depth: Walk, move: Index) -> Matrix:
+        if copied is not None:
+            return Matrix(copied.name, move, Walk(self.rows.count), depth)
+        labels = self.labels
+        places = self._indices()
+        load = plain_load(reader, reader.at(labels.left, tuple(places[c] for c in labels.of_left)))
+        assert load is not None
+        rows = offsets(load.index, self.rows.inner)
+        assert rows is not None
+        return Matrix(load.buffer, _without(load.index, self.rows.inner) + move, rows, depth)
+
+    def _cleared(self, target: Buffer, part: Var) -> list[Statement]:
+        columns = self.labels.extent(self.labels.columns)
+        lanes = Var("z", self.panel if self._by_panels() else columns)
+        at = self._place(part) + variable(lanes)
+        if self._by_panels():
+            at = at + variable(self._panel_var()) * self.panel
+        zero = Store(target.name, at, Literal(0, self.dtype))
+        return list(nest([*self.rows.inner, lanes], Role.PARALLEL, [zero]))
+
+    def _panel_var(self) -> Var:
+        return Var("panel", self.labels.extent(self.labels.columns) // self.panel)
+
+    def _place(self, part: Var) -> Index:
+        """Where a row of the target starts: labels in the order of the (swapped) result."""
+        labels, indices = self.labels, self._indices()
+        shape = labels.shape(labels.result)
+        at = flatten([indices[c] for c in labels.result], shape)
+        return at + variable(part) * self.node.types[0].size
+
+    def _panels(
+        self,
+        reader: Reader,
+        target: Buffer,
+        part: Var,
+        left: Matrix,
+        depth: Walk,
+        move: Index,
+        adds: bool,
+    ) -> list[Statement]:
+        """Whole panels in a loop, then the columns that are left."""
+        labels, panel = self.labels, self.panel
+        columns = labels.extent(labels.columns)
+        place = self._place(part)
+        rows = offsets(place, self.rows.inner)
+        assert rows is not None
+        assert not rows.listed
+        base = _without(place, self.rows.inner)
+        right, step = self._right_base(reader)
+        whole, rest = divmod(columns, panel)
+
+        def product(number: Index, count: int) -> Multiply:
+            into = Matrix(target.name, base + number * panel, rows, Walk(count))
+            source = Matrix(right.buffer, right.index + number * step + move, depth, Walk(count))
+            return Multiply(into, left, source, adds)
+
+        if self._by_panels():
+            return [product(variable(self._panel_var()), panel)]
+        var = Var("p", whole)
+        found: list[Statement] = []
+        if whole:
+            found += nest([var], Role.SEQUENTIAL, [product(variable(var), panel)])
+        if rest:
+            found.append(product(constant(whole), rest))
+        return found
+
+    def _right_base(self, reader: Reader) -> tuple[Load, int]:
+        """Where the right matrix starts, and how far the next panel is."""
+        labels = self.labels
+        if self.right is not None:
+            places = {**self._indices(), **{c: constant(0) for c in labels.columns}}
+            load = reader.at(labels.right, tuple(places[c] for c in labels.of_right))
+            assert isinstance(load, Load)
+            return load, self.panel
+        step = labels.extent(labels.depth) * self.panel
+        count = -(-labels.extent(labels.columns) // self.panel)
+        buffer = self._temporary("packed", 0)
+        reader.used[buffer.name] = self.lowering.as_type(buffer)
+        indices = [variable(v) for v in self.outer.values()]
+        at = flatten(indices, labels.shape(labels.outer)) * (count * step)
+        return Load(buffer.name, at, self.dtype), step
+
+    def _finish(self, sums: Buffer, parts: int) -> Kernel:
+        """The result from sums: parts added, labels in the result's order, in its dtype."""
+        labels, reader = self.labels, self.lowering.reader()
+        result = labels_of(self.lowering, self.node).result
+        axes = {c: Var(f"i{k}", labels.sizes[c]) for k, c in enumerate(result)}
+        part = Var("part", parts)
+        reader.used[sums.name] = self.lowering.as_type(sums)
+        source = flatten([variable(axes[c]) for c in labels.result], labels.shape(labels.result))
+        load = Load(sums.name, source + variable(part) * self.node.types[0].size, self.dtype)
+        place = flatten([variable(axes[c]) for c in result], labels.shape(result))
+        name, body = self.lowering.names[self.value], list[Statement]()
+        found: Value = load
+        if parts > 1:
+            body = [Let("acc", Literal(0, self.dtype))]
+            body += nest([part], Role.SEQUENTIAL, [Accumulate("acc", "add", load)])
+            found = Local("acc", self.dtype)
+        body.append(Store(name, place, _as(found, self.node.types[0].dtype)))
+        loops = nest([axes[c] for c in result], Role.PARALLEL, body)
+        return self.lowering.kernel(self.position, reader, [self.value], loops, "_finish")
+
+
+def _known(factor: int | None, otherwise: int) -> int:
+    return otherwise if factor is None else factor
+
+
+def _walk(digits: list[Digit], side: str) -> Walk:
+    """Where the inner digits take an operand."""
+    places = [0]
+    for d in digits:
+        places = [p + i * getattr(d, side) for p in places for i in range(d.count)]
+    return walk(places)
+
+
+def _without(index: Index, variables: list[Var]) -> Index:
+    """The index where some variables are 0."""
+    return Index(tuple((a, f) for a, f in index.terms if a not in variables), index.offset)
+
+
+def _split(column: Index, labels: Labels) -> list[Index]:
+    return list(unflatten(column, labels.shape(labels.columns)))
+
+
+def _plain(lowering: Lowering, position: int, node: Node, labels: Labels) -> Kernel:
+    """Any product, one element after the other."""
+    value, wide = TensorValue(position), accumulator(lowering.graph.type_of(labels.left).dtype)
+    variables = {c: Var(f"i{k}", n) for k, (c, n) in enumerate(labels.sizes.items())}
+    reader = lowering.reader()
+    operands = [
+        _as(reader.at(v, tuple(variable(variables[c]) for c in of)), wide)
+        for v, of in ((labels.left, labels.of_left), (labels.right, labels.of_right))
     ]
-
-
-def _packed_buffer(lowering: Lowering, position: int, shape: _Shape) -> Buffer:
-    type_ = lowering.graph.type_of(shape.right)
-    name = f"{lowering.prefix}b{position}.packed"
-    return lowering.buffers.setdefault(name, Buffer(name, type_.dtype, type_.size))
-
-
-def _pack(lowering: Lowering, position: int, shape: _Shape, order: str) -> Kernel:
-    """The right operand with its columns side by side."""
-    buffer = _packed_buffer(lowering, position, shape)
-    variables = {c: Var(f"i{k}", shape.sizes[c]) for k, c in enumerate(order)}
-    reader = lowering.reader()
-    element = reader.at(shape.right, tuple(variable(variables[c]) for c in shape.right_labels))
-    place = _place(order, variables, shape.sizes)
-    body = [*reader.lets, Store(buffer.name, place, element)]
-    loops = nest([variables[c] for c in order], Role.PARALLEL, body)
-    return lowering.kernel(position, reader, [], loops, "_pack", (buffer,))
-
-
-def _place(labels: str, variables: dict[str, Var], sizes: dict[str, int]) -> Index:
-    return flatten([variable(variables[c]) for c in labels], [sizes[c] for c in labels])
-
-
-def _product(
-    lowering: Lowering, position: int, node: Node, shape: _Shape, packed: str | None
-) -> Kernel:
-    value, wide = TensorValue(position), accumulator(lowering.graph.type_of(shape.left).dtype)
-    tiled = shape.rows[-1] if shape.rows and shape.columns else ""
-    tile = next((t for t in ROW_TILES if tiled and shape.sizes[tiled] % t == 0), 1)
-    variables = {c: Var(f"i{k}", n) for k, (c, n) in enumerate(shape.sizes.items())}
-    indices = {c: variable(v) for c, v in variables.items()}
-    if tile > 1:
-        outer = Var(f"{variables[tiled].name}t", shape.sizes[tiled] // tile)
-        variables[tiled] = outer
-        indices[tiled] = variable(outer) * tile
-    blocks: list[Var] = []
-    if shape.columns and (width := _column_block(shape)) < shape.sizes[shape.columns[-1]]:
-        last = shape.columns[-1]
-        blocks = [Var("block", shape.sizes[last] // width)]
-        variables[last] = Var(variables[last].name, width)
-        indices[last] = variable(blocks[0]) * width + variable(variables[last])
-    reader = lowering.reader()
-    inner: list[Statement] = []
-    right = _right(lowering, reader, position, shape, packed, indices)
-    inner += [*reader.lets, Let("right", _as(right, wide))]
-    reader.lets.clear()
-    for row in range(tile):
-        place = {**indices, tiled: indices[tiled] + row} if tiled else indices
-        left = reader.at(shape.left, tuple(place[c] for c in shape.left_labels))
-        inner += reader.lets
-        reader.lets.clear()
-        product = Apply("mul", (_as(left, wide), Local("right", wide)), wide)
-        inner.append(Accumulate(f"acc{row}", "add", product))
-    summed = nest([variables[c] for c in shape.summed], Role.SEQUENTIAL, inner)
-    body: list[Statement] = [Let(f"acc{row}", Literal(0, wide)) for row in range(tile)]
-    body += summed
-    for row in range(tile):
-        place = {**indices, tiled: indices[tiled] + row} if tiled else indices
-        at = lowering.place(value, [place[c] for c in shape.result])
-        result = _as(Local(f"acc{row}", wide), node.types[0].dtype)
-        body.append(Store(lowering.names[value], at, result))
-    batch = [variables[c] for c in shape.batch]
-    order = [*batch, *blocks, *(variables[c] for c in shape.rows + shape.columns)]
-    return lowering.kernel(position, reader, [value], nest(order, Role.PARALLEL, body))
-
-
-def _column_block(shape: _Shape) -> int:
-    """How many columns are done for all rows before the next: their part of the right operand
-    stays in the second-level cache."""
-    columns = shape.sizes[shape.columns[-1]]
-    depth = math.prod(shape.sizes[c] for c in shape.summed)
-    rows = math.prod(shape.sizes[c] for c in shape.rows)
-    fitting = CACHE_ELEMENTS // max(1, depth)
-    if len(shape.lanes) > 1 or rows < 16 or columns <= max(fitting, 64):
-        return columns
-    divisors = [n for n in range(32, columns) if columns % n == 0 and n % 32 == 0]
-    return max((n for n in divisors if n <= max(fitting, 64)), default=columns)
-
-
-def _right(
-    lowering: Lowering,
-    reader: Reader,
-    position: int,
-    shape: _Shape,
-    packed: str | None,
-    indices: dict[str, Index],
-) -> Value:
-    if packed is None:
-        return reader.at(shape.right, tuple(indices[c] for c in shape.right_labels))
-    buffer = _packed_buffer(lowering, position, shape)
-    reader.used[buffer.name] = lowering.graph.type_of(shape.right)
-    place = flatten([indices[c] for c in packed], [shape.sizes[c] for c in packed])
-    return Load(buffer.name, place, buffer.dtype)
+    step = Accumulate("acc", "add", Apply("mul", (operands[0], operands[1]), wide))
+    body: list[Statement] = [Let("acc", Literal(0, wide))]
+    body += nest([variables[c] for c in labels.depth], Role.SEQUENTIAL, [*reader.lets, step])
+    at = lowering.place(value, [variable(variables[c]) for c in labels.result])
+    result = _as(Local("acc", wide), node.types[0].dtype)
+    body.append(Store(lowering.names[value], at, result))
+    loops = nest([variables[c] for c in labels.result], Role.PARALLEL, body)
+    return lowering.kernel(position, reader, [value], loops)
 
 
 def _as(value: Value, dtype: DType) -> Value:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from treadle.base import dtypes
-from treadle.base.dtypes import DType, accumulator
+from treadle.base.dtypes import accumulator
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
-from treadle.ir.literal import Number
 from treadle.ir.ops import indexing, linear, reductions
 from treadle.kernel.index import Index, Var, bounded, constant, data, divide, variable
 from treadle.kernel.nodes import (
@@ -29,57 +28,10 @@ from treadle.kernel.nodes import (
     Value,
     Within,
 )
-from treadle.schedule.lower import ROOTS, Lowering, attributes_of
+from treadle.schedule.keep import ROOTS
+from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import axis_vars, nest
-
-_COMBINE = {
-    reductions.REDUCE_SUM: "add",
-    reductions.REDUCE_PROD: "mul",
-    reductions.REDUCE_MAX: "max",
-    reductions.REDUCE_MIN: "min",
-}
-
-
-def identity(op: str, dtype: DType) -> Number:
-    """What accumulating starts from."""
-    if op in ("add", "mul"):
-        return int(op == "mul")
-    if dtype.is_float:
-        return float("-inf") if op == "max" else float("inf")
-    return dtype.range()[op == "min"]
-
-
-@ROOTS(*_COMBINE)
-def _reduce(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
-    axes, value = attributes_of(node).axes, TensorValue(position)
-    source = lowering.graph.type_of(node.operands[0])
-    every = axis_vars("i", source.shape)
-    kept = [v for i, v in enumerate(every) if i not in axes]
-    summed = [every[i] for i in axes]
-    reader = lowering.reader()
-    element = reader.at(node.operands[0], tuple(map(variable, every)))
-    op, wide = _COMBINE[node.op], accumulator(source.dtype)
-    body = _accumulated(op, wide, summed, reader.lets, element)
-    result = (
-        Convert(Local("acc", wide), source.dtype)
-        if wide is not source.dtype
-        else Local("acc", wide)
-    )
-    store = Store(lowering.names[value], lowering.place(value, list(map(variable, kept))), result)
-    return [lowering.kernel(position, reader, [value], nest(kept, Role.PARALLEL, [*body, store]))]
-
-
-def _accumulated(
-    op: str, wide: DType, summed: Sequence[Var], lets: Sequence[Statement], element: Value
-) -> list[Statement]:
-    """acc, combined over some loops."""
-    value = element if element.dtype is wide else Convert(element, wide)
-    inner = nest(summed, Role.SEQUENTIAL, [*lets, Accumulate("acc", op, value)])
-    return [Let("acc", Literal(identity(op, wide), wide)), *inner]
-
-
-def _widened(value: Value, dtype: DType) -> Value:
-    return value if value.dtype is dtype else Convert(value, dtype)
+from treadle.schedule.sums import accumulated, widened
 
 
 @ROOTS(reductions.ARGMAX, reductions.ARGMIN)
@@ -145,10 +97,10 @@ def _cumsum(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     reader = lowering.reader()
     element = reader.at(node.operands[0], tuple(places))
     wide = accumulator(source.dtype)
-    result = _widened(Local("acc", wide), source.dtype)
+    result = widened(Local("acc", wide), source.dtype)
     inner = [
         *reader.lets,
-        Accumulate("acc", "add", _widened(element, wide)),
+        Accumulate("acc", "add", widened(element, wide)),
         Store(lowering.names[value], lowering.place(value, places), result),
     ]
     body = [Let("acc", Literal(0, wide)), *_loop(every[axis], inner)]
@@ -259,8 +211,8 @@ def _unwindow(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
         guards, lambda: reader.at(node.operands[0], indices), Literal(0, source.dtype)
     )
     wide = accumulator(source.dtype)
-    body = _accumulated("add", wide, offsets, reader.lets, element)
-    result = _widened(Local("acc", wide), source.dtype)
+    body = accumulated("add", wide, offsets, reader.lets, element)
+    result = widened(Local("acc", wide), source.dtype)
     store = Store(lowering.names[value], lowering.place(value, list(map(variable, every))), result)
     return [lowering.kernel(position, reader, [value], nest(every, Role.PARALLEL, [*body, store]))]
 

@@ -6,9 +6,16 @@ from treadle.ir.graph import Graph
 from treadle.kernel.program import Program
 from treadle.schedule import products as products
 from treadle.schedule import roots as roots
-from treadle.schedule.lower import lower
+from treadle.schedule import sums as sums
+from treadle.schedule.lower import PANEL, lower
 
 
-def schedule(graph: Graph, fuse: bool = True) -> Program:
-    """The program of a graph. `fuse=False` keeps every tensor in memory, for debugging."""
-    return lower(graph, fuse)
+def schedule(
+    graph: Graph, fuse: bool = True, panel: int = PANEL, in_place: bool = False
+) -> Program:
+    """The program of a graph, its products in panels of that many columns of four bytes.
+
+    `fuse=False` keeps every tensor in memory, for debugging; `in_place` writes updates over the
+    leaves they replace.
+    """
+    return lower(graph, fuse, panel, in_place)

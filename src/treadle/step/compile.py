@@ -34,6 +34,7 @@ def compile_step(
     *,
     device: str = "auto",
     accumulate: int = 1,
+    accumulation: str = "mean",
     clip_norm: float | None = None,
     precision: object = "float32",
     seed: int = 0,
@@ -42,7 +43,8 @@ def compile_step(
 ) -> TrainStep:
     """Compile `loss(model, batch)`, its gradient and the update into one training step.
 
-    `batch` is a tree of specs or of example arrays. `accumulate` micro-batches make one update.
+    `batch` is a tree of specs or of example arrays. `accumulate` micro-batches make one update, by
+    the mean of their gradients (weighted by `td.Mean`) or, with `accumulation="sum"`, their sum.
     `share` is a step or forward whose parameters it acts on.
     """
     return _compile(
@@ -53,6 +55,7 @@ def compile_step(
         batch,
         device,
         accumulate,
+        accumulation,
         clip_norm,
         precision,
         seed,
@@ -70,6 +73,7 @@ def compile_manual_step(
     *,
     device: str = "auto",
     accumulate: int = 1,
+    accumulation: str = "mean",
     clip_norm: float | None = None,
     seed: int = 0,
     share: Any = None,
@@ -89,6 +93,7 @@ def compile_manual_step(
         batch,
         device,
         accumulate,
+        accumulation,
         clip_norm,
         "float32",
         seed,
@@ -105,6 +110,7 @@ def _compile(
     batch: Tree,
     device: str,
     accumulate: int,
+    accumulation: str,
     clip_norm: float | None,
     precision: object,
     seed: int,
@@ -115,6 +121,10 @@ def _compile(
     if not isinstance(accumulate, int) or not 1 <= accumulate <= MAX_MICRO_STEPS:
         raise ArgumentError(
             "compile_step", f"accumulate = {accumulate}", f"1 to {MAX_MICRO_STEPS}."
+        )
+    if accumulation not in ("mean", "sum"):
+        raise ArgumentError(
+            "compile_step", f"accumulation is {accumulation!r}", 'Use "mean" or "sum".'
         )
     if clip_norm is not None:
         clip_norm = check_number("compile_step", "clip_norm", clip_norm, FACTOR)
@@ -131,7 +141,16 @@ def _compile(
         session.owners += 1
         chosen = options or CompileOptions()
         recipe = StepRecipe(
-            module, loss, optimizer, prefix, accumulate, clip_norm, narrow, chosen, backward
+            module,
+            loss,
+            optimizer,
+            prefix,
+            accumulate,
+            clip_norm,
+            narrow,
+            chosen,
+            backward,
+            accumulation == "sum",
         )
         if not recipe.trained():
             raise ArgumentError(

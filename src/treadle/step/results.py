@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from treadle.ir.graph import OutputKind
 from treadle.optim.append import Mode
 from treadle.step.batches import Arrays
+from treadle.step.watching import Histogram
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,7 @@ class StepResult:
     updated: bool
     captures: Arrays = field(default_factory=dict)
     grad_norms: dict[str, float] = field(default_factory=dict)
+    histograms: dict[str, Histogram] = field(default_factory=dict)  # of gradients
     skipped: bool = False  # a gradient overflowed in float16: nothing was updated
 
 
@@ -50,6 +53,7 @@ class EvalResult:
     weight: float
     metrics: dict[str, float]
     weights: dict[str, float]
+    captures: Arrays = field(default_factory=dict)
 
 
 class Means:
@@ -76,6 +80,11 @@ def named(outputs: Mapping[str, np.ndarray], prefix: str) -> dict[str, float]:
     return {k[len(prefix) :]: float(v) for k, v in outputs.items() if k.startswith(prefix)}
 
 
+def arrays_of(outputs: Mapping[str, np.ndarray], kind: OutputKind) -> Arrays:
+    prefix = f"{kind.value}:"
+    return {k[len(prefix) :]: v for k, v in outputs.items() if k.startswith(prefix)}
+
+
 def step_result(outputs: Mapping[str, np.ndarray], mode: Mode) -> StepResult:
     norm = outputs.get("result:grad_norm")
     is_fine = bool(outputs.get("result:updated", True))
@@ -84,7 +93,8 @@ def step_result(outputs: Mapping[str, np.ndarray], mode: Mode) -> StepResult:
         None if norm is None else float(norm),
         named(outputs, "metric:"),
         is_fine and mode is not Mode.ACCUMULATE,
-        {k[len("capture:") :]: v for k, v in outputs.items() if k.startswith("capture:")},
+        arrays_of(outputs, OutputKind.CAPTURE),
         named(outputs, "result:grad_norm:"),
+        {n: Histogram.of(g) for n, g in arrays_of(outputs, OutputKind.GRADIENT).items()},
         not is_fine,
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from treadle.base.dtypes import float32
 from treadle.base.errors import ArgumentError, LoadError
 from treadle.base.trees import Tree
+from treadle.domains.anomaly import Anomaly
 from treadle.domains.float64 import carrier
 from treadle.domains.philox import make_key
 from treadle.frontend.scopes import RANDOM_STATE
@@ -34,7 +35,24 @@ from treadle.runtime.session import Session, select
 from treadle.step.batches import Arrays, ByShape, load_values, write_first_values
 from treadle.step.forward import Forward
 from treadle.step.hyperparameters import Hyperparameters, schedule_value
-from treadle.step.results import EvalResult, Means, RunResult, StepResult, named, step_result
+from treadle.step.results import (
+    EvalResult,
+    Means,
+    RunResult,
+    StepResult,
+    arrays_of,
+    named,
+    step_result,
+)
+from treadle.step.watching import anomaly_of, run_watched
+
+
+class Watched(NamedTuple):
+    """What a call asks for beyond loss and metrics. What is not asked for is not computed."""
+
+    captures: bool = False
+    grad_norms: bool = False
+    histograms: bool = False
 
 
 class _Variants:
@@ -44,15 +62,17 @@ class _Variants:
         self.graphs, self._report = graphs, report
         self._built: dict[tuple[object, ...], Executable] = {}
 
-    def step(self, mode: Mode, captures: bool, grad_norms: bool) -> Executable:
+    def step(self, mode: Mode, watched: Watched) -> Executable:
         kinds = {OutputKind.METRIC, OutputKind.WEIGHT, OutputKind.UPDATE, OutputKind.PRINT}
-        if captures:
+        if watched.captures:
             kinds.add(OutputKind.CAPTURE)
+        if watched.histograms:
+            kinds.add(OutputKind.GRADIENT)
         graph = self.graphs[mode]
         names = ["loss", "weight", "grad_norm", "updated"]
-        if grad_norms:
+        if watched.grad_norms:
             names += [o.name for o in graph.outputs if o.name.startswith("grad_norm:")]
-        return self._program((mode, captures, grad_norms), graph, kinds, names)
+        return self._program((mode, watched), graph, kinds, names)
 
     def gradients(self) -> Executable:
         kinds = {OutputKind.GRADIENT, OutputKind.PRINT}
@@ -66,6 +86,24 @@ class _Variants:
                 self._built[key] = load(select(graph, kinds, names), self._report.device)
             self._report.compiles += 1
         return self._built[key]
+
+
+class _Evaluation:
+    """The programs that evaluate one batch shape: without captures and with them."""
+
+    def __init__(self, graph: Graph, report: CompileReport):
+        self._graph, self._report = graph, report
+        self._built: dict[bool, Executable] = {}
+
+    def program(self, captures: bool) -> Executable:
+        if captures not in self._built:
+            kinds = {OutputKind.METRIC, OutputKind.WEIGHT, OutputKind.PRINT}
+            if captures:
+                kinds.add(OutputKind.CAPTURE)
+            chosen = select(self._graph, kinds, ["loss", "weight"])
+            self._built[captures] = load(chosen, self._report.device)
+            self._report.compiles += 1
+        return self._built[captures]
 
 
 class TrainStep:
@@ -109,12 +147,10 @@ class TrainStep:
         self._own += [n for n in new if n not in self._own]
         self.session.write({n: np.zeros(own[n].shape, own[n].dtype.numpy) for n in new})
 
-    def _build_evaluation(self, inputs: Inputs) -> Executable:
+    def _build_evaluation(self, inputs: Inputs) -> _Evaluation:
         with self.report.stage("evaluation"):
             graph = build_evaluation(self.recipe, inputs, self._eval_params)
-        self.report.compiles += 1
-        kinds = {OutputKind.METRIC, OutputKind.WEIGHT, OutputKind.PRINT}
-        return load(select(graph, kinds, ["loss", "weight"]), self.report.device)
+        return _Evaluation(graph, self.report)
 
     def _start(self) -> None:
         """First values of everything but the model's parameters and states."""
@@ -123,19 +159,35 @@ class TrainStep:
         # The oracle holds floats as float64, so hyperparameters are not rounded.
         scalars = {n: np.array(v, carrier(t.dtype)) for n, (t, v) in self._plan.scalars().items()}
         self.session.write(zeros | scalars)
-        self.session.run(self._init, {})
+        first = self._init.run(self.session.values)
+        self.session.write(
+            {o.name: value for o, value in zip(self._init.graph.outputs, first, strict=True)}
+        )
         self._steps, self._micro = 0, 0
 
-    def __call__(self, batch: Tree, captures: bool = False, grad_norms: bool = False) -> StepResult:
+    def __call__(
+        self,
+        batch: Tree,
+        captures: bool = False,
+        grad_norms: bool = False,
+        histograms: bool = False,
+    ) -> StepResult:
         """One step, or one micro-step of an accumulation. Calls from several threads take turns."""
+        outputs, mode = self._once("step", batch, Watched(captures, grad_norms, histograms))
+        return step_result(outputs, mode)
+
+    def _once(self, operation: str, batch: Tree, watched: Watched) -> tuple[Arrays, Mode]:
         with self.session.lock:
-            variants, arrays = self._programs.get("step", batch)
+            variants, arrays = self._programs.get(operation, batch)
             mode = self._mode()
-            program = variants.step(mode, captures, grad_norms)
-            outputs = self.session.run(program, self._with_key(arrays))
-            result = step_result(outputs, mode)
+            program, inputs = variants.step(mode, watched), self._with_key(arrays)
+            if self.recipe.options.detect_anomaly:
+                graph, skips = variants.graphs[mode], self._plan.scales_loss
+                outputs = run_watched(self.session, program, graph, inputs, skips)
+            else:
+                outputs = self.session.run(program, inputs)
             self._advance(mode)
-            return result
+            return outputs, mode
 
     def _mode(self) -> Mode:
         if self.recipe.accumulate == 1:
@@ -158,11 +210,8 @@ class TrainStep:
         updates, skipped = 0, 0
         means = Means()
         for batch in batches:
-            variants, arrays = self._programs.get("run", batch)
-            mode = self._mode()
-            outputs = self.session.run(variants.step(mode, False, False), self._with_key(arrays))
+            outputs, mode = self._once("run", batch, Watched())
             result = step_result(outputs, mode)
-            self._advance(mode)
             losses.append(result.loss)
             updates += result.updated
             skipped += result.skipped
@@ -174,18 +223,28 @@ class TrainStep:
         """Gradients of the loss on a batch, by parameter; nothing changes."""
         variants, arrays = self._programs.get("gradients", batch)
         outputs = self.session.run(variants.gradients(), self._with_key(arrays))
-        prefix = f"{OutputKind.GRADIENT.value}:"
-        return {k[len(prefix) :]: v for k, v in outputs.items() if k.startswith(prefix)}
+        # Where gradients are summed, the step's are those of the loss times the number of calls.
+        calls = self.recipe.accumulate if self.recipe.sums else 1
+        gradients = arrays_of(outputs, OutputKind.GRADIENT)
+        return {n: np.asarray(g / calls, g.dtype) for n, g in gradients.items()}
 
-    def evaluate(self, batch: Tree) -> EvalResult:
+    def find_anomaly(self, batch: Tree) -> Anomaly | None:
+        """Where the next step on a batch would make its first NaN or infinity; nothing changes."""
+        with self.session.lock:
+            variants, arrays = self._programs.get("find_anomaly", batch)
+            graph = variants.graphs[self._mode()]
+            return anomaly_of(self.session, graph, self._with_key(arrays))
+
+    def evaluate(self, batch: Tree, captures: bool = False) -> EvalResult:
         """Loss and metrics in evaluation mode; other batch sizes are compiled as they come."""
-        program, arrays = self._evaluations.get("evaluate", batch)
-        outputs = self.session.run(program, self._with_key(arrays))
+        evaluation, arrays = self._evaluations.get("evaluate", batch)
+        outputs = self.session.run(evaluation.program(captures), self._with_key(arrays))
         return EvalResult(
             float(outputs["result:loss"]),
             float(outputs["result:weight"]),
             named(outputs, "metric:"),
             named(outputs, "weight:"),
+            arrays_of(outputs, OutputKind.CAPTURE),
         )
 
     def attach(
@@ -285,6 +344,11 @@ class TrainStep:
     def count(self) -> int:
         """Updates done."""
         return int(self.session.values[self._plan.name("count")])
+
+    @property
+    def micro_step(self) -> int:
+        """Micro-batches accumulated since the last update: 0 right after one."""
+        return self._micro
 
     @property
     def learning_rate(self) -> float:

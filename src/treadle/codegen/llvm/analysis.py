@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from treadle.base.dtypes import DType
 from treadle.codegen.llvm.scalars import register_element
 from treadle.ir.literal import to_numpy
-from treadle.kernel.index import Bounded, Data, Index, Quotient, Remainder, Var
 from treadle.kernel.nodes import Accumulate, For, Literal, Set, Statement
 
 
@@ -62,17 +61,3 @@ def identity(op: str, dtype: DType) -> float | int:
     if dtype.is_float:
         return float("-inf") if op == "max" else float("inf")
     return dtype.range()[op == "min"]
-
-
-def data_locals(index: Index) -> list[str]:
-    """Locals that an index uses as data."""
-    found: list[str] = []
-    for atom, _ in index.terms:
-        match atom:
-            case Data(local, _):
-                found.append(local)
-            case Quotient(inner, _) | Remainder(inner, _) | Bounded(inner, _):
-                found += data_locals(inner)
-            case Var():
-                pass
-    return found

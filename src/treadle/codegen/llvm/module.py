@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from treadle.base import dtypes
 from treadle.codegen.llvm import mathematics
 from treadle.codegen.llvm.emitter import Function
+from treadle.codegen.llvm.multiply import Tile, tile_function
 
 
 @dataclass
@@ -17,6 +18,13 @@ class Module:
     functions: list[str] = field(default_factory=list)
     declarations: set[str] = field(default_factory=set)
     _defined: set[str] = field(default_factory=set)
+    _tiles: dict[Tile, str] = field(default_factory=dict)
+    _tables: dict[tuple[int, ...], str] = field(default_factory=dict)
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of a product's tile, as many as leave registers for the vectors it needs beside."""
+        return {16: 8, 8: 6}.get(self.width, 4)
 
     def add(self, function: Function) -> None:
         self.functions.append(function.text())
@@ -33,5 +41,21 @@ class Module:
             self.add(mathematics.define(name, width, dtype))
         return full
 
+    def tile(self, tile: Tile) -> str:
+        """The name of a product's tile function, defined when first asked for."""
+        if tile not in self._tiles:
+            self._tiles[tile] = f"tile.{len(self._tiles)}"
+            self.add(tile_function(tile, self._tiles[tile]))
+        return self._tiles[tile]
+
+    def table(self, numbers: tuple[int, ...]) -> str:
+        """The name of a table of 64-bit numbers."""
+        return self._tables.setdefault(numbers, f"table.{len(self._tables)}")
+
     def text(self) -> str:
-        return "\n".join([*sorted(self.declarations), *self.functions])
+        tables = [
+            f"@{name} = internal constant [{len(numbers)} x i64] "
+            f"[{', '.join(f'i64 {n}' for n in numbers)}], align 64"
+            for numbers, name in self._tables.items()
+        ]
+        return "\n".join([*sorted(self.declarations), *tables, *self.functions])

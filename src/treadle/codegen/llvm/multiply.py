@@ -1,0 +1,166 @@
+"""The template of matrix products: a register tile of rows by vectors, summed along the depth.
+
+A tile's accumulators stay in registers while the depth runs: each turn loads the vectors of the
+right matrix once and spreads one element of the left for every row. Tiles are functions shared by
+all products of a program that have the same shape of tile; strides that cost nothing at run time
+are their arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from treadle.codegen.llvm.emitter import Function, Reg, number, suffix, vector
+
+UNROLL = 4  # turns of the depth written out
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What distinguishes one tile function from another."""
+
+    element: str
+    rows: tuple[int, ...]  # where each row of the left matrix starts, in elements
+    vectors: int
+    width: int
+    left_is_listed: bool  # whether the depth walks by a table instead of a stride
+    right_is_listed: bool
+    is_partial: bool  # whether the last vector has fewer lanes than its width
+    adds: bool
+
+    @property
+    def vector(self) -> str:
+        return vector(self.element, self.width)
+
+    @property
+    def bytes(self) -> int:
+        return 8 if self.element == "double" else 4
+
+
+# left, right, target, bytes between rows of the target, bytes (or the table) between turns of the
+# depth in left and right, the depth, and the lanes of the last vector.
+_PARAMETERS = (
+    "ptr noalias %left",
+    "ptr noalias %right",
+    "ptr noalias %target",
+    "i64 %row",
+)
+
+
+def tile_function(tile: Tile, name: str) -> Function:
+    """The function of a tile."""
+    steps = [
+        Reg("ptr" if is_listed else "i64", f"%{side}_step")
+        for side, is_listed in (("left", tile.left_is_listed), ("right", tile.right_is_listed))
+    ]
+    parameters = [Reg(*p.rsplit(" ", 1)) for p in _PARAMETERS]
+    parameters += [*steps, Reg("i64", "%depth"), Reg("i64", "%lanes")]
+    f = Function(name, parameters, attributes="nounwind noinline")
+    writer = _TileWriter(f, tile)
+    writer.write(steps[0], steps[1])
+    f.do("ret void")
+    return f
+
+
+class _TileWriter:
+    def __init__(self, function: Function, tile: Tile):
+        self.f, self.tile = function, tile
+        self.mask = self._mask() if tile.is_partial else None
+
+    def _mask(self) -> Reg:
+        """Lanes of the last vector that exist."""
+        f, width = self.f, self.tile.width
+        lanes = Reg(vector("i32", width), f"<{', '.join(f'i32 {i}' for i in range(width))}>")
+        count = f.splat(f.convert("trunc", Reg("i64", "%lanes"), "i32"), width)
+        return f.compare("icmp slt", lanes, count)
+
+    def write(self, left_step: Reg, right_step: Reg) -> None:
+        f, tile = self.f, self.tile
+        count = len(tile.rows) * tile.vectors
+        sums: Sequence[Reg] = [number(0.0, tile.vector)] * count
+        whole = f.binary("and", Reg("i64", "%depth"), number(-UNROLL, "i64"))
+        start, left, right = number(0, "i64"), Reg("ptr", "%left"), Reg("ptr", "%right")
+        for stop, unroll in ((whole, UNROLL), (Reg("i64", "%depth"), 1)):
+            carried = [left, right, *sums]
+            with f.loop(start, stop, number(unroll, "i64"), carried) as turn:
+                left, right, *inner = turn.carried
+                for k in range(unroll):
+                    at = (
+                        self._place(left, left_step, turn.counter, k, tile.left_is_listed),
+                        self._place(right, right_step, turn.counter, k, tile.right_is_listed),
+                    )
+                    inner = self._step(*at, inner)
+                    if not tile.left_is_listed:
+                        left = self._moved(left, left_step)
+                    if not tile.right_is_listed:
+                        right = self._moved(right, right_step)
+                turn.next = (left, right, *inner)
+            left, right, *sums = turn.results
+            start = stop
+        self._store(sums)
+
+    def _moved(self, place: Reg, step: Reg) -> Reg:
+        return self.f.value("ptr", f"getelementptr inbounds i8, {place}, {step}")
+
+    def _place(self, base: Reg, step: Reg, turn: Reg, k: int, is_listed: bool) -> Reg:
+        """Where a matrix is at this turn of the depth."""
+        if not is_listed:
+            return base
+        f = self.f
+        entry = f.binary("add", turn, number(k, "i64")) if k else turn
+        place = f.value("ptr", f"getelementptr inbounds i64, {step}, {entry}")
+        return self._moved(base, f.value("i64", f"load i64, {place}, align 8"))
+
+    def _step(self, left: Reg, right: Reg, sums: Sequence[Reg]) -> list[Reg]:
+        f, tile = self.f, self.tile
+        columns = [self._right(right, j) for j in range(tile.vectors)]
+        found = list(sums)
+        for i, offset in enumerate(tile.rows):
+            place = f.value("ptr", f"getelementptr inbounds {tile.element}, {left}, i64 {offset}")
+            scalar = f.value(tile.element, f"load {tile.element}, {place}, align {tile.bytes}")
+            spread = f.splat(scalar, tile.width)
+            for j, column in enumerate(columns):
+                at = i * tile.vectors + j
+                found[at] = f.intrinsic("fma", spread, column, found[at])
+        return found
+
+    def _right(self, base: Reg, j: int) -> Reg:
+        return self._load(self._vector_at(base, j), j)
+
+    def _vector_at(self, base: Reg, j: int) -> Reg:
+        tile = self.tile
+        return self.f.value(
+            "ptr", f"getelementptr inbounds {tile.element}, {base}, i64 {j * tile.width}"
+        )
+
+    def _load(self, place: Reg, j: int) -> Reg:
+        f, tile = self.f, self.tile
+        if self.mask is None or j < tile.vectors - 1:
+            return f.value(tile.vector, f"load {tile.vector}, {place}, align {tile.bytes}")
+        name = f"llvm.masked.load.{suffix(tile.vector)}.p0"
+        types = f"ptr, i32, {self.mask.type}, {tile.vector}"
+        f.declarations.add(f"declare {tile.vector} @{name}({types})")
+        align, zero = Reg("i32", str(tile.bytes)), number(0.0, tile.vector)
+        return f.call(name, tile.vector, place, align, self.mask, zero)
+
+    def _store(self, sums: Sequence[Reg]) -> None:
+        f, tile = self.f, self.tile
+        row = Reg("ptr", "%target")
+        for i in range(len(tile.rows)):
+            for j in range(tile.vectors):
+                place = self._vector_at(row, j)
+                value = sums[i * tile.vectors + j]
+                if tile.adds:
+                    value = f.binary("fadd", self._load(place, j), value)
+                self._put(value, place, j)
+            row = self._moved(row, Reg("i64", "%row"))
+
+    def _put(self, value: Reg, place: Reg, j: int) -> None:
+        f, tile = self.f, self.tile
+        if self.mask is None or j < tile.vectors - 1:
+            f.do(f"store {value}, {place}, align {tile.bytes}")
+            return
+        name = f"llvm.masked.store.{suffix(tile.vector)}.p0"
+        f.declarations.add(f"declare void @{name}({tile.vector}, ptr, i32, {self.mask.type})")
+        f.do(f"call void @{name}({value}, {place}, i32 {tile.bytes}, {self.mask})")

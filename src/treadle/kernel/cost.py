@@ -1,0 +1,107 @@
+"""What a kernel costs, counted: turns, operations, bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from treadle.kernel.nodes import (
+    Accumulate,
+    Apply,
+    Buffer,
+    Convert,
+    For,
+    Guarded,
+    Kernel,
+    Let,
+    Multiply,
+    Role,
+    Set,
+    Statement,
+    Store,
+    Update,
+    Value,
+)
+
+LINE = 64  # bytes
+
+
+def padded(nbytes: int) -> int:
+    """Bytes rounded up to whole lines."""
+    return -(-nbytes // LINE) * LINE
+
+
+def scratch_bytes(kernel: Kernel) -> int:
+    """What a thread needs of its own while it runs a kernel."""
+    return sum(padded(b.nbytes) for b in kernel.scratch)
+
+
+def outermost(kernel: Kernel) -> For | None:
+    """The loop whose turns threads share; None where a kernel has one turn.
+
+    Values may be named before it: every task computes them.
+    """
+    if not kernel.body or not all(isinstance(s, Let) for s in kernel.body[:-1]):
+        return None
+    last = kernel.body[-1]
+    if isinstance(last, For) and last.role in (Role.PARALLEL, Role.VECTOR) and last.stop is None:
+        return last
+    return None
+
+
+def turns(kernel: Kernel) -> int:
+    loop = outermost(kernel)
+    return 1 if loop is None else loop.var.extent
+
+
+def flops(kernel: Kernel) -> int:
+    """Arithmetic of all turns: an elementwise op counts as one, whichever it is."""
+    return _flops(kernel.body)
+
+
+def _flops(body: Sequence[Statement]) -> int:
+    found = 0
+    for statement in body:
+        match statement:
+            case For(var, _, inner):
+                found += var.extent * _flops(inner)
+            case Multiply():
+                found += statement.flops
+            case Accumulate(_, _, value):
+                found += 1 + _operations(value)
+            case Let(_, value) | Set(_, value) | Store(_, _, value) | Update(_, _, value):
+                found += _operations(value)
+    return found
+
+
+def _operations(value: Value) -> int:
+    match value:
+        case Apply(_, operands, _):
+            return 1 + sum(map(_operations, operands))
+        case Convert(inner, _):
+            return 1 + _operations(inner)
+        case Guarded(guard, inner, other, _):
+            return sum(map(_operations, (guard, inner, other)))
+        case _:
+            return 0
+
+
+def traffic(kernel: Kernel) -> int:
+    """Bytes that a kernel must at least move: each of its buffers once."""
+    return sum(b.nbytes for b in kernel.buffers)
+
+
+def largest(buffers: Sequence[Buffer]) -> int:
+    return max((b.size for b in buffers), default=0)
+
+
+def statements(body: Sequence[Statement]) -> int:
+    """How often the innermost statements run: a measure of work."""
+    found = 0
+    for s in body:
+        found += s.var.extent * statements(s.body) if isinstance(s, For) else 1
+    return found
+
+
+def work(kernel: Kernel) -> int:
+    """Operations and statements: about how many lanes' cycles a kernel takes."""
+    return flops(kernel) + statements(kernel.body)

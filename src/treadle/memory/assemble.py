@@ -1,0 +1,91 @@
+"""Program and buffer plan to the plan that a runtime follows: slots, tasks, the script."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from treadle.kernel import cost
+from treadle.kernel.nodes import Kernel, Role
+from treadle.kernel.plan import (
+    Entry,
+    KernelFacts,
+    Plan,
+    PlannedCall,
+    PlannedOutput,
+    PlannedPhase,
+    PlannedRepeat,
+    PlannedStep,
+    Slot,
+)
+from treadle.kernel.program import Call, Phase, Program, Step
+from treadle.memory.plan import BufferPlan
+
+TASK = 1 << 16  # operations of a task: some microseconds
+SERIAL = 1 << 14  # operations below which one thread runs a phase: a barrier costs more
+MOST_TASKS = 128
+
+
+def assemble(program: Program, buffers: BufferPlan) -> Plan:
+    numbers = program.distinct()
+    slots = {b.name: i for i, b in enumerate(program.buffers)}
+    assembler = _Assembler(numbers, slots, {b.name: b.dtype.itemsize for b in program.buffers})
+    return Plan(
+        tuple(_entry(kernel, i) for kernel, i in numbers.items()),
+        tuple(map(assembler.step, program.steps)),
+        tuple(Slot(b.name, b.nbytes, buffers.offsets.get(b.name, -1)) for b in program.buffers),
+        tuple((name, slots[name], type_) for name, type_ in program.leaves),
+        tuple((slots[name], name) for name, _ in program.constants if name in slots),
+        tuple(PlannedOutput(o.kind, o.name, slots[n], t) for o, n, t in program.outputs),
+        program.updated,
+        buffers.size,
+        _facts(program, numbers),
+    )
+
+
+def _entry(kernel: Kernel, number: int) -> Entry:
+    loop = cost.outermost(kernel)
+    is_vector = loop is not None and loop.role is Role.VECTOR
+    return Entry(f"kernel.{number}", cost.turns(kernel), is_vector, cost.scratch_bytes(kernel))
+
+
+def _facts(program: Program, numbers: Mapping[Kernel, int]) -> tuple[KernelFacts, ...]:
+    """One for each distinct kernel, with the lines of all its calls."""
+    names: dict[int, str] = {}
+    counts: dict[int, int] = {}
+    origins: dict[int, dict[str, None]] = {}
+    for call in program.calls():
+        i = numbers[call.kernel]
+        names.setdefault(i, call.kernel.name)
+        counts[i] = counts.get(i, 0) + 1
+        origins.setdefault(i, {}).update(dict.fromkeys(map(str, call.kernel.origins)))
+    return tuple(
+        KernelFacts(names[i], counts[i], cost.flops(k), cost.traffic(k), tuple(origins[i]))
+        for k, i in numbers.items()
+    )
+
+
+class _Assembler:
+    def __init__(
+        self, numbers: Mapping[Kernel, int], slots: Mapping[str, int], itemsize: Mapping[str, int]
+    ):
+        self.numbers, self.slots, self.itemsize = numbers, slots, itemsize
+        self.work = {k: cost.work(k) for k in numbers}
+
+    def step(self, step: Step) -> PlannedStep:
+        if not isinstance(step, Phase):
+            return PlannedRepeat(step.length, step.reverse, tuple(map(self.step, step.steps)))
+        total = sum(self.work[c.kernel] for c in step.calls)
+        is_serial = total < SERIAL or all(cost.turns(c.kernel) == 1 for c in step.calls)
+        is_serial = is_serial and (total < SERIAL or len(step.calls) == 1)
+        # The longest first: what is left at the end is short.
+        ordered = sorted(step.calls, key=lambda c: -self.work[c.kernel])
+        return PlannedPhase(tuple(map(self.call, ordered)), is_serial)
+
+    def call(self, call: Call) -> PlannedCall:
+        tasks = min(cost.turns(call.kernel), MOST_TASKS, self.work[call.kernel] // TASK)
+        return PlannedCall(
+            self.numbers[call.kernel],
+            max(1, tasks),
+            tuple(self.slots[a.buffer] for a in call.arguments),
+            tuple(a.row * self.itemsize[a.buffer] for a in call.arguments),
+        )

@@ -1,0 +1,347 @@
+"""The last shaping of a kernel: values kept in registers, loops merged, lanes chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from treadle.kernel.index import Index, Var, data_locals, substitute, uses, variable
+from treadle.kernel.nodes import (
+    Accumulate,
+    Apply,
+    Convert,
+    For,
+    Guarded,
+    Kernel,
+    Let,
+    Load,
+    Local,
+    Multiply,
+    Position,
+    Role,
+    Set,
+    Statement,
+    Store,
+    Update,
+    Value,
+    Within,
+)
+from treadle.schedule.fuse import accesses
+from treadle.schedule.nests import loads_of, map_loads, map_places, names_in
+
+
+def finished(kernel: Kernel) -> Kernel:
+    """The kernel as it is rendered."""
+    counter = _Names(names_in(kernel.body))
+    body = tuple(_merged(s) for s in forwarded(kernel.body, counter))
+    kernel = without_dead_scratch(replace(kernel, body=body))
+    body = tuple(_vectorised(_merged(s)) for s in kernel.body)
+    return replace(kernel, body=tuple(hoisted(body, counter)))
+
+
+class _Names:
+    def __init__(self, taken: set[str]):
+        self.taken, self.count = taken, 0
+
+    def fresh(self, stem: str) -> str:
+        while True:
+            self.count += 1
+            name = f"{stem}{self.count}"
+            if name not in self.taken:
+                return name
+
+
+def forwarded(body: Sequence[Statement], names: _Names) -> list[Statement]:
+    """What is stored and then loaded from the same place stays in a register."""
+    known: dict[tuple[str, Index], Local] = {}
+    found: list[Statement] = []
+    for statement in body:
+        if isinstance(statement, For):
+            inner = tuple(forwarded(statement.body, names))
+            found.append(replace(statement, body=inner))
+            _forget(known, statement.body)
+            continue
+        statement = _with_known(statement, known)
+        if isinstance(statement, Store) and statement.guard is None:
+            value = statement.value
+            if not isinstance(value, Local):
+                found.append(Let(names.fresh("v"), value))
+                value = Local(f"v{names.count}", value.dtype)
+            _forget(known, [statement])
+            known[statement.buffer, statement.index] = value
+            found.append(replace(statement, value=value))
+            continue
+        _forget(known, [statement])
+        found.append(statement)
+    return found
+
+
+def _forget(known: dict[tuple[str, Index], Local], body: Sequence[Statement]) -> None:
+    """Places that some statements may have changed, and locals that they set."""
+    written = {a.buffer for a in accesses(body) if a.writes}
+    changed = _changed(body)
+    for key in [k for k, v in known.items() if k[0] in written or v.name in changed]:
+        del known[key]
+
+
+def _changed(body: Sequence[Statement]) -> set[str]:
+    found: set[str] = set()
+    for s in body:
+        match s:
+            case For(_, _, inner):
+                found |= _changed(inner)
+            case Let(local) | Set(local) | Accumulate(local):
+                found.add(local)
+            case _:
+                pass
+    return found
+
+
+def _with_known(statement: Statement, known: dict[tuple[str, Index], Local]) -> Statement:
+    if not known or not isinstance(statement, (Let, Set, Accumulate, Store, Update)):
+        return statement
+    value = map_loads(statement.value, lambda load: known.get((load.buffer, load.index), load))
+    return replace(statement, value=value)
+
+
+def without_dead_scratch(kernel: Kernel) -> Kernel:
+    """The kernel without scratch that is written but never read."""
+    read = {a.buffer for a in accesses(kernel.body) if not a.writes}
+    read |= {a.buffer for a in _adding(kernel.body)}
+    dead = {b.name for b in kernel.scratch} - read
+    if not dead:
+        return kernel
+    body = tuple(_without_stores(kernel.body, dead))
+    scratch = tuple(b for b in kernel.scratch if b.name not in dead)
+    return replace(kernel, body=body, scratch=scratch)
+
+
+def _adding(body: Sequence[Statement]) -> list[Update]:
+    found = []
+    for s in body:
+        if isinstance(s, For):
+            found += _adding(s.body)
+        elif isinstance(s, Update):
+            found.append(s)
+    return found
+
+
+def _without_stores(body: Sequence[Statement], dead: set[str]) -> list[Statement]:
+    found: list[Statement] = []
+    for s in body:
+        if isinstance(s, For):
+            inner = tuple(_without_stores(s.body, dead))
+            if inner:
+                found.append(replace(s, body=inner))
+        elif isinstance(s, Multiply):
+            if s.target.buffer not in dead:
+                found.append(s)
+        elif not (isinstance(s, Store) and s.buffer in dead):
+            found.append(s)
+    return found
+
+
+# Loops
+
+
+def _merged(statement: Statement) -> Statement:
+    """Two loops, one right inside the other, become one where every index walks both in order."""
+    if not isinstance(statement, For):
+        return statement
+    body = tuple(_merged(s) for s in statement.body)
+    outer = replace(statement, body=body)
+    if len(body) != 1 or not isinstance(body[0], For):
+        return outer
+    inner = body[0]
+    is_whole = outer.stop is None and inner.stop is None
+    if inner.role is not outer.role or not is_whole or not _walks_together(outer.var, inner):
+        return outer
+    both = Var(f"{outer.var.name}{inner.var.name}", outer.var.extent * inner.var.extent)
+    # Every index has the pair as factor · (outer · extent + inner): the inner one stands for both.
+    values = {outer.var: Index(), inner.var: variable(both)}
+    merged = tuple(map_places(s, lambda i: substitute(i, values)) for s in inner.body)
+    return For(both, outer.role, merged)
+
+
+def _walks_together(outer: Var, inner: For) -> bool:
+    if any(isinstance(s, Multiply) for s in inner.body):
+        return False
+    for index in indices_of(inner.body):
+        far, near = index.factor_of(outer), index.factor_of(inner.var)
+        if far is None or near is None or far != near * inner.var.extent:
+            return False
+    return True
+
+
+def indices_of(statements: Sequence[Statement]) -> list[Index]:
+    """Every index in some statements."""
+    found: list[Index] = []
+
+    def note(index: Index) -> Index:
+        found.append(index)
+        return index
+
+    for statement in statements:
+        map_places(statement, note)
+    return found
+
+
+def _vectorised(statement: Statement) -> Statement:
+    """Loops with roles: lanes along the innermost loop that walks memory in order."""
+    if not isinstance(statement, For):
+        return statement
+    if statement.role is Role.SEQUENTIAL and _sums_in_lanes(statement):
+        return replace(statement, role=Role.VECTOR)
+    if statement.role is Role.PARALLEL and _takes_lanes(statement):
+        return replace(statement, role=Role.VECTOR)
+    return replace(statement, body=tuple(_vectorised(s) for s in statement.body))
+
+
+def _takes_lanes(loop: For) -> bool:
+    """Whether a parallel loop becomes lanes: nothing inside would do better."""
+    if _has(loop.body, Multiply):
+        return False
+    return not any(_has_parallel(s) or _contains_lanes(s) for s in loop.body)
+
+
+def _has(body: Sequence[Statement], kind: type) -> bool:
+    return any(isinstance(s, kind) or (isinstance(s, For) and _has(s.body, kind)) for s in body)
+
+
+def _has_parallel(statement: Statement) -> bool:
+    return isinstance(statement, For) and (
+        statement.role is Role.PARALLEL or any(_has_parallel(s) for s in statement.body)
+    )
+
+
+def _contains_lanes(statement: Statement) -> bool:
+    return isinstance(statement, For) and (
+        _sums_in_lanes(statement) or any(_contains_lanes(s) for s in statement.body)
+    )
+
+
+LEAST_LANES = 8
+
+
+def _sums_in_lanes(loop: For) -> bool:
+    """Whether a loop only accumulates, in order of memory: its turns can be lanes."""
+    if loop.role is not Role.SEQUENTIAL or loop.var.extent < LEAST_LANES:
+        return False
+    inner = names_in(loop.body)
+    has_accumulation = False
+    for s in loop.body:
+        if isinstance(s, Accumulate):
+            has_accumulation = True
+            if s.local in inner:
+                return False
+        elif not isinstance(s, Let):
+            return False
+    accumulated = {s.local for s in loop.body if isinstance(s, Accumulate)}
+    if any(_reads(s, accumulated) for s in loop.body):
+        return False
+    steps = [load.index.factor_of(loop.var) for s in loop.body for load in loads_of(s)]
+    return has_accumulation and 1 in steps and all(step in (0, 1) for step in steps)
+
+
+def _reads(statement: Statement, names: set[str]) -> bool:
+    if not isinstance(statement, (Let, Accumulate)):
+        return False
+    return bool(locals_in(statement.value) & names)
+
+
+def locals_in(value: Value) -> set[str]:
+    match value:
+        case Local(name):
+            return {name}
+        case Convert(inner):
+            return locals_in(inner)
+        case Apply(_, operands):
+            return set().union(*map(locals_in, operands))
+        case Guarded(guard, inner, other):
+            return locals_in(guard) | locals_in(inner) | locals_in(other) | _data(value)
+        case _:
+            return _data(value)
+
+
+def _data(value: Value) -> set[str]:
+    match value:
+        case Load(_, index) | Position(index) | Within(index):
+            return set(data_locals(index))
+        case _:
+            return set()
+
+
+# What does not change inside a loop is computed before it.
+
+
+def hoisted(body: Sequence[Statement], names: _Names) -> list[Statement]:
+    found: list[Statement] = []
+    for statement in body:
+        if not isinstance(statement, For):
+            found.append(statement)
+            continue
+        inner = hoisted(statement.body, names)
+        lifter = _Lifter(statement.var, inner, names)
+        moved = tuple(lifter.statement(s) for s in inner)
+        found += [Let(name, value) for value, name in lifter.lifted.items()]
+        found.append(replace(statement, body=moved))
+    return found
+
+
+class _Lifter:
+    """Finds what a loop computes again and again: the same in each of its turns."""
+
+    def __init__(self, var: Var, body: Sequence[Statement], names: _Names):
+        self.var, self.names = var, names
+        self.variables = {var, *_variables(body)}
+        self.locals = _changed(body)
+        self.written = {a.buffer for a in accesses(body) if a.writes}
+        self.lifted: dict[Value, str] = {}
+
+    def statement(self, statement: Statement) -> Statement:
+        if not isinstance(statement, (Let, Set, Accumulate, Store, Update)):
+            return statement
+        if isinstance(statement, Store) and statement.guard is not None:
+            return statement
+        return replace(statement, value=self.value(statement.value))
+
+    def value(self, value: Value) -> Value:
+        if isinstance(value, (Load, Apply, Convert, Guarded)) and self.is_fixed(value):
+            if value not in self.lifted:
+                self.lifted[value] = self.names.fresh("h")
+            return Local(self.lifted[value], value.dtype)
+        match value:
+            case Convert(inner, dtype):
+                return Convert(self.value(inner), dtype)
+            case Apply(op, operands, dtype):
+                return Apply(op, tuple(map(self.value, operands)), dtype)
+            case _:
+                return value  # what a guard holds back is left where it is
+
+    def is_fixed(self, value: Value) -> bool:
+        if locals_in(value) & self.locals:
+            return False
+        match value:
+            case Load(buffer, index):
+                return buffer not in self.written and self._is_still(index)
+            case Position(index) | Within(index):
+                return self._is_still(index)
+            case Convert(inner):
+                return self.is_fixed(inner)
+            case Apply(_, operands):
+                return all(map(self.is_fixed, operands))
+            case Guarded(guard, inner, other):
+                return all(map(self.is_fixed, (guard, inner, other)))
+            case _:
+                return True
+
+    def _is_still(self, index: Index) -> bool:
+        return not any(uses(atom, v) for atom, _ in index.terms for v in self.variables)
+
+
+def _variables(body: Sequence[Statement]) -> set[Var]:
+    found: set[Var] = set()
+    for s in body:
+        if isinstance(s, For):
+            found |= {s.var} | _variables(s.body)
+    return found

@@ -1,0 +1,292 @@
+"""Kernels that walk the same rows become one: rows are independent, and stay in the cache.
+
+Two kernels are fused at n rows if each runs in parallel over n equal parts and, of every buffer
+that one writes and the other touches, part r is touched in turn r alone. That holds for chains of
+elementwise work, for reductions along rows with what comes before and after, and for products by
+blocks of rows with all of these around them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import mul
+
+from treadle.kernel.index import Index, Var, substitute, unflatten, variable
+from treadle.kernel.nodes import Buffer, For, Kernel, Multiply, Role, Statement, Store, Update
+from treadle.schedule.nests import (
+    fresh,
+    loads_of,
+    loop_names,
+    map_buffers,
+    map_places,
+    with_own_names,
+)
+
+LEAST_ROWS = 8  # of fused kernels that had as many: threads need something to share
+SMALL = 4096  # elements: kernels that are smaller are not worth sharing
+MOST_STATEMENTS = 120
+CACHE = 3 << 20  # bytes that a turn may write: what follows should find them near
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Places that a statement touches: an index, and how far around it."""
+
+    buffer: str
+    index: Index
+    low: int
+    high: int
+    writes: bool
+
+
+def accesses(statements: Sequence[Statement]) -> Iterator[Access]:
+    for statement in statements:
+        match statement:
+            case For(_, _, body):
+                yield from accesses(body)
+                continue
+            case Multiply():
+                for i, m in enumerate(statement.matrices):
+                    low = m.rows.range[0] + m.columns.range[0]
+                    high = m.rows.range[1] + m.columns.range[1]
+                    yield Access(m.buffer, m.index, low, high, i == 0)
+                continue
+            case Store(buffer, index) | Update(buffer, index):
+                yield Access(buffer, index, 0, 0, True)
+            case _:
+                pass
+        for load in loads_of(statement):
+            yield Access(load.buffer, load.index, 0, 0, False)
+
+
+def is_local(access: Access, turn: Index, size: int, turns: int) -> bool:
+    """Whether a place lies in the part of its buffer that belongs to a turn."""
+    if size % turns:
+        return False
+    part = size // turns
+    whole = Index(
+        tuple((a, f // part) for a, f in access.index.terms if f % part == 0),
+        access.index.offset // part,
+    )
+    rest = access.index - whole * part
+    low, high = rest.range
+    return whole == turn and low + access.low >= 0 and high + access.high < part
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A kernel's statements for one of its parts."""
+
+    var: Var
+    body: tuple[Statement, ...]
+
+
+def peeled(kernel: Kernel) -> tuple[list[Var], tuple[Statement, ...]]:
+    """The parallel loops around everything, and what is inside."""
+    variables: list[Var] = []
+    body = kernel.body
+    while len(body) == 1 and isinstance(body[0], For) and body[0].role is Role.PARALLEL:
+        if body[0].stop is not None:
+            break
+        variables.append(body[0].var)
+        body = body[0].body
+    return variables, body
+
+
+def in_rows(kernel: Kernel, turns: int) -> Rows | None:
+    """The kernel as that many parts, if its parallel loops divide so."""
+    variables, body = peeled(kernel)
+    turn = Var("turn", turns)
+    taken = {"turn", *loop_names(body)}
+    digits: list[int] = []
+    inner: list[tuple[Var, Var | None, int]] = []  # the loop, what is left of it, its length
+    left = turns
+    for var in variables:
+        if left % var.extent == 0:
+            digits.append(var.extent)
+            left //= var.extent
+            inner.append((var, None, 1))
+        elif var.extent % left == 0:
+            digits.append(left)
+            length = var.extent // left
+            left = 1
+            inner.append((var, Var(fresh(var.name, taken), length), length))
+        else:
+            return None
+    if left != 1:
+        return None
+    places = unflatten(variable(turn), digits) if digits else ()
+    values: dict[Var, Index] = {}
+    loops: list[Var] = []
+    for (var, rest, length), place in zip(inner, places, strict=True):
+        values[var] = place * length
+        if rest is not None:
+            values[var] = values[var] + variable(rest)
+            loops += [rest] if rest.extent > 1 else []
+    moved = tuple(map_places(s, lambda i: substitute(i, values)) for s in body)
+    for loop in reversed(loops):
+        moved = (For(loop, Role.PARALLEL, moved),)
+    return Rows(turn, moved)
+
+
+def turn_counts(kernel: Kernel) -> list[int]:
+    """Into how many rows a kernel divides: the last axis stays whole, as vectors run along it."""
+    variables, body = peeled(kernel)
+    products = list(accumulate((v.extent for v in variables), mul))
+    has_loops = any(isinstance(s, (For, Multiply)) for s in body)
+    return products if has_loops or len(products) < 2 else products[:-1]
+
+
+def work(kernel: Kernel) -> int:
+    return max((b.size for b in (*kernel.buffers, *kernel.scratch)), default=0)
+
+
+def footprint(first: Kernel, second: Kernel, turns: int) -> int:
+    """Bytes that a turn of both together writes."""
+    outputs = {b.name: b for b in (*first.outputs, *second.outputs)}
+    scratch = sum(b.nbytes for b in first.scratch + second.scratch)
+    return scratch + sum(b.nbytes // turns for b in outputs.values())
+
+
+def statements_in(body: Sequence[Statement]) -> int:
+    return sum(1 + (statements_in(s.body) if isinstance(s, For) else 0) for s in body)
+
+
+def fused(first: Kernel, second: Kernel, is_needed: bool = True) -> Kernel | None:
+    """Both kernels as one, at the most rows at which they can be; None if at none.
+
+    Kernels of which none needs the other are fused only where they read the same rows.
+    """
+    if statements_in(first.body) + statements_in(second.body) > MOST_STATEMENTS:
+        return None
+    counts = [turn_counts(k) for k in (first, second)]
+    both = sorted({*counts[0], *counts[1]}, reverse=True)
+    least = min(LEAST_ROWS, *(max(c, default=1) for c in counts))
+    is_small = work(first) < SMALL and work(second) < SMALL
+    for turns in [*(n for n in both if n >= max(2, least)), *([1] if is_small else [])]:
+        if turns < max(both, default=1) and footprint(first, second, turns) > CACHE:
+            break
+        found = _fused_at(first, second, turns, is_needed)
+        if found is not None:
+            return found
+    return None
+
+
+def _fused_at(first: Kernel, second: Kernel, turns: int, is_needed: bool) -> Kernel | None:
+    a, b = in_rows(first, turns), in_rows(second, turns)
+    if a is None or b is None:
+        return None
+    second, moved = with_own_names(second, b.body, first, a.body)
+    sizes = {k.name: k.size for k in (*first.buffers, *second.buffers)}
+    if not _are_local(a.body, moved, variable(a.var), sizes, turns):
+        return None
+    if not is_needed and not _share_rows(a.body, moved, variable(a.var), sizes, turns):
+        return None
+    body = _joined(a.body, moved, variable(a.var), sizes, turns)
+    loops: tuple[Statement, ...] = (For(a.var, Role.PARALLEL, body),) if turns > 1 else body
+    outputs = {b.name: b for b in (*first.outputs, *second.outputs)}
+    inputs = {b.name: b for b in (*first.inputs, *second.inputs) if b.name not in outputs}
+    origins = tuple(dict.fromkeys((*first.origins, *second.origins)))
+    return Kernel(
+        first.name,
+        tuple(inputs.values()),
+        tuple(outputs.values()),
+        loops,
+        origins,
+        first.scratch + second.scratch,
+    )
+
+
+def _are_local(
+    first: Sequence[Statement],
+    second: Sequence[Statement],
+    turn: Index,
+    sizes: dict[str, int],
+    turns: int,
+) -> bool:
+    """Whether what one writes and the other touches stays within the turn."""
+    sides = list(accesses(first)), list(accesses(second))
+    written = [{a.buffer for a in side if a.writes} for side in sides]
+    touched = [{a.buffer for a in side} for side in sides]
+    shared = (written[0] & touched[1]) | (written[1] & touched[0])
+    return all(
+        is_local(a, turn, sizes[a.buffer], turns)
+        for side in sides
+        for a in side
+        if a.buffer in shared and a.buffer in sizes
+    )
+
+
+def _share_rows(
+    first: Sequence[Statement],
+    second: Sequence[Statement],
+    turn: Index,
+    sizes: dict[str, int],
+    turns: int,
+) -> bool:
+    """Whether both read some buffer, each turn its own part alone."""
+    near: list[set[str]] = []
+    for body in (first, second):
+        found: dict[str, bool] = {}
+        for a in accesses(body):
+            is_near = a.buffer in sizes and is_local(a, turn, sizes[a.buffer], turns)
+            found[a.buffer] = found.get(a.buffer, True) and is_near
+        near.append({b for b, held in found.items() if held})
+    return bool(near[0] & near[1])
+
+
+def _joined(
+    first: tuple[Statement, ...],
+    second: tuple[Statement, ...],
+    turn: Index,
+    sizes: dict[str, int],
+    turns: int,
+) -> tuple[Statement, ...]:
+    """One after the other; two loops that meet become one where their turns stay apart too."""
+    last, following = first[-1] if first else None, second[0] if len(second) == 1 else None
+    if not isinstance(last, For) or not isinstance(following, For):
+        return first + second
+    same = last.role is following.role is Role.PARALLEL and last.stop is following.stop is None
+    if not same or last.var.extent != following.var.extent:
+        return first + second
+    values = {following.var: variable(last.var)}
+    body = tuple(map_places(s, lambda i: substitute(i, values)) for s in following.body)
+    inner, count = turn * last.var.extent + variable(last.var), turns * last.var.extent
+    if not _are_local(last.body, body, inner, sizes, count):
+        return first + second
+    joined = _joined(last.body, body, inner, sizes, count)
+    return (*first[:-1], For(last.var, Role.PARALLEL, joined))
+
+
+def localised(kernel: Kernel, names: set[str]) -> Kernel:
+    """The kernel with some of its outputs, which no other kernel touches, in memory of a thread."""
+    variables, body = peeled(kernel)
+    if not names:
+        return kernel
+    turn = variables[0] if len(variables) >= 1 else Var("turn", 1)
+    if len(variables) > 1:
+        body = kernel.body[0].body if isinstance(kernel.body[0], For) else body
+    every = list(accesses(body))
+    sizes = {b.name: b.size for b in kernel.outputs}
+    own = {
+        n
+        for n in names
+        if all(is_local(a, variable(turn), sizes[n], turn.extent) for a in every if a.buffer == n)
+    }
+    moved = tuple(_shifted(s, turn, {n: sizes[n] // turn.extent for n in own}) for s in body)
+    loops: tuple[Statement, ...] = (For(turn, Role.PARALLEL, moved),) if variables else moved
+    scratch = tuple(
+        Buffer(b.name, b.dtype, b.size // turn.extent) for b in kernel.outputs if b.name in own
+    )
+    outputs = tuple(b for b in kernel.outputs if b.name not in own)
+    return replace(kernel, body=loops, outputs=outputs, scratch=kernel.scratch + scratch)
+
+
+def _shifted(statement: Statement, turn: Var, parts: dict[str, int]) -> Statement:
+    """Places in some buffers counted from the start of the turn's part."""
+    return map_buffers(
+        statement,
+        lambda buffer, index: index - variable(turn) * parts[buffer] if buffer in parts else index,
+    )

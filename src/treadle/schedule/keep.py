@@ -1,0 +1,136 @@
+"""Which tensors are kept in memory, and which are computed where they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from treadle.ir.control import SCAN
+from treadle.ir.graph import Graph, Node
+from treadle.ir.graph import Value as TensorValue
+from treadle.ir.literal import ArrayLiteral
+from treadle.ir.op import RuleTable
+from treadle.ir.ops import elementwise as e
+from treadle.ir.ops import linear, shaping
+from treadle.ir.ops.leaves import CONSTANT, IOTA, Constant, Leaf
+from treadle.kernel.nodes import Kernel
+from treadle.schedule.inline import INLINE, is_apart
+
+# What computes ops that are not computed where they are read, given a `Lowering`.
+Root = Callable[[Any, int, Node], list[Kernel]]
+ROOTS: RuleTable[Root] = RuleTable("kernel")
+
+
+def is_root(node: Node) -> bool:
+    """Whether a node has a kernel of its own."""
+    return node.op in ROOTS and not is_apart(node)
+
+
+MAX_DEPTH = 40  # of an expression: what is deeper is kept in memory
+
+
+def kept_values(graph: Graph, fuse: bool) -> dict[TensorValue, None]:
+    """Tensors that are in memory, in order: roots, outputs, and what several kernels read."""
+    readers: dict[TensorValue, set[int]] = {}
+    wanted = {o.value for o in graph.outputs}
+    wanted |= _read_again(graph) | _too_deep(graph)
+    kept: dict[TensorValue, None] = {}
+    # From the end: which kernels an inlined value ends up in is known from its users.
+    homes: dict[int, set[int]] = {}
+    for position in range(len(graph.nodes) - 1, -1, -1):
+        node = graph.nodes[position]
+        values = [TensorValue(position, i) for i in range(len(node.types))]
+        used_by = set().union(*(readers.get(v, set()) for v in values))
+        is_leaf = isinstance(node.attributes, Leaf)
+        if is_leaf:
+            continue
+        is_made = is_root(node) or not is_inline(node)
+        is_shared = len(used_by) > 1 and node.op not in _VIEWS
+        if is_made or is_shared or not fuse or any(v in wanted for v in values):
+            kept |= dict.fromkeys(values)
+            homes[position] = {position}
+        else:
+            homes[position] = used_by
+        for operand in node.operands:
+            readers.setdefault(operand, set()).update(homes[position])
+    return dict.fromkeys(sorted(kept))
+
+
+# Ops whose results are dear enough to be kept when their elements are read more than once.
+_COSTLY = frozenset(
+    [e.EXP, e.LOG, e.SQRT, e.RSQRT, e.SIN, e.COS, e.TANH, e.ERF, e.POW, e.DIV, e.MOD]
+)
+# Elements in other places: reading through them costs nothing.
+_VIEWS = frozenset(
+    [
+        CONSTANT,
+        IOTA,
+        e.STOP_GRADIENT,
+        shaping.RESHAPE,
+        shaping.PERMUTE,
+        shaping.BROADCAST,
+        shaping.SLICE,
+        shaping.FLIP,
+        linear.WINDOW,
+    ]
+)
+
+
+def _read_again(graph: Graph) -> set[TensorValue]:
+    """Values whose elements a consumer reads again and again, and that are not mere views.
+
+    A product reads each element of an operand once for every row or column of the other.
+    """
+    found: set[TensorValue] = set()
+    costly: list[bool] = []  # whether computing an element anew, operands inlined, is dear
+    for node in graph.nodes:
+        costly.append(node.op in _COSTLY or any(_costs(graph, costly, v) for v in node.operands))
+        for operand in node.operands:
+            if node.op is SCAN:
+                found.add(operand)
+            elif node.op is linear.CONTRACT:
+                found |= _computed(graph, operand)
+            elif node.op is linear.WINDOW and _is_guarded(graph, operand):
+                found.add(operand)  # guards are dear where windows overlap
+            elif node.op in (shaping.BROADCAST, linear.WINDOW) and _costs(graph, costly, operand):
+                found.add(operand)
+    return found
+
+
+def _computed(graph: Graph, value: TensorValue) -> set[TensorValue]:
+    """What is computed behind views of a value: that is kept, and read through the views."""
+    while graph.nodes[value.node].op in _VIEWS and graph.nodes[value.node].operands:
+        value = graph.nodes[value.node].operands[0]
+    node = graph.nodes[value.node]
+    is_there = isinstance(node.attributes, Leaf) or is_root(node) or node.op in _VIEWS
+    return set() if is_there else {value}
+
+
+def _is_guarded(graph: Graph, value: TensorValue) -> bool:
+    return graph.nodes[value.node].op in (shaping.PAD, shaping.CONCAT)
+
+
+def _too_deep(graph: Graph) -> set[TensorValue]:
+    """Values that cut long chains of inlined ops into pieces."""
+    found: set[TensorValue] = set()
+    depths: list[int] = []
+    for position, node in enumerate(graph.nodes):
+        depth = 1 + max((depths[v.node] for v in node.operands), default=0)
+        is_kept = is_root(node) or isinstance(node.attributes, Leaf)
+        if depth >= MAX_DEPTH and not is_kept:
+            found.update(TensorValue(position, i) for i in range(len(node.types)))
+            is_kept = True
+        depths.append(0 if is_kept else depth)
+    return found
+
+
+def _costs(graph: Graph, costly: Sequence[bool], value: TensorValue) -> bool:
+    node = graph.nodes[value.node]
+    return costly[value.node] and not is_root(node) and not isinstance(node.attributes, Leaf)
+
+
+def is_inline(node: Node) -> bool:
+    is_array = isinstance(node.attributes, Constant) and isinstance(
+        node.attributes.value, ArrayLiteral
+    )
+    return node.op in INLINE and not is_array

@@ -1,0 +1,1 @@
+"""Around the step: accumulation on the host, checkpoints."""

@@ -1,0 +1,395 @@
+"""Checkpoints: everything that training depends on, kept so that nothing is lost.
+
+A checkpoint is a directory with a safetensors file for each step and a manifest. It is written
+aside, flushed to the disk and renamed, so that it is there as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from treadle.base.errors import ArgumentError, CheckpointError, CheckpointWarning, LoadError
+from treadle.runtime.files import encode_arrays, load_arrays
+from treadle.step.train_step import TrainStep
+from treadle.train.folder import (
+    FolderLock,
+    delete_entry,
+    delete_leftovers,
+    lock_folder,
+    new_entry,
+    write_file,
+)
+from treadle.train.manifest import (
+    MANIFEST,
+    DamagedError,
+    Manifest,
+    StepRecord,
+    as_json,
+    check_files,
+    differences,
+    finite_metrics,
+    read_manifest,
+    versions,
+)
+
+Steps = TrainStep | Mapping[str, TrainStep]
+State = dict[str, np.ndarray]
+_ENTRY = re.compile(r"(\d{6,})-step-\d+")
+_STEP_NAME = re.compile(r"\w[\w-]*")
+ALONE = "step"  # the name of a step that is saved by itself
+LOOKS = 3  # at a folder whose writer deletes what is being read
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint that is there: where, how far training was, and what was saved beside it."""
+
+    path: Path
+    number: int  # in the order of writing
+    records: Mapping[str, StepRecord]
+    metrics: Mapping[str, float | None]
+    extra: Any
+
+    @property
+    def count(self) -> int:
+        """Updates done; of the first step, where there are several."""
+        return next(iter(self.records.values())).count
+
+    @property
+    def micro_step(self) -> int:
+        """Micro-batches accumulated since the last update."""
+        return next(iter(self.records.values())).micro_step
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the graph, device and precision it was written under."""
+        return next(iter(self.records.values())).fingerprint
+
+    @staticmethod
+    def of(path: Path, manifest: Manifest) -> Checkpoint:
+        found = _ENTRY.fullmatch(path.name)
+        number = int(found[1]) if found else 0
+        return Checkpoint(path, number, manifest.records, manifest.metrics, manifest.extra)
+
+
+class CheckpointManager:
+    """Writes checkpoints of a step to a folder, keeps the last and the best, finds one to go on.
+
+    `keep_last` of them stay (None: all), and beside them the `keep_best` best by `metric`, where
+    `mode` says whether small or large is good. One process writes to a folder: it is locked until
+    `close`, or the end of the process. `read_only=True` reads beside a writer.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        keep_last: int | None = 3,
+        keep_best: int = 1,
+        metric: str = "loss",
+        mode: Literal["min", "max"] = "min",
+        read_only: bool = False,
+    ):
+        if keep_last is not None and keep_last < 1:
+            raise ArgumentError("CheckpointManager", f"keep_last = {keep_last}", "At least 1.")
+        if keep_best < 0 or mode not in ("min", "max"):
+            cause = f"keep_best = {keep_best}, mode = {mode!r}"
+            raise ArgumentError("CheckpointManager", cause, 'Not negative; "min" or "max".')
+        self.folder = Path(folder)
+        self.keep_last, self.keep_best = keep_last, keep_best
+        self.metric, self.mode = metric, mode
+        self._damaged: set[str] = set()  # found to be so while restoring
+        self._lock: FolderLock | None = None if read_only else self._locked()
+
+    def _locked(self) -> FolderLock:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = lock_folder(self.folder)
+            with lock.turn:
+                delete_leftovers(self.folder)
+        except OSError as error:
+            raise CheckpointError(
+                "CheckpointManager",
+                f"{self.folder} cannot be written to: {error.strerror}",
+                "Use another folder, or read_only=True to read from this one.",
+            ) from error
+        return lock
+
+    def close(self) -> None:
+        """Let others write to the folder."""
+        self._lock = None
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def save(
+        self, step: Steps, *, metrics: Mapping[str, float] | None = None, extra: object = None
+    ) -> Checkpoint:
+        """Write a checkpoint of a step, or of several by name; then delete those not kept.
+
+        `extra` is JSON of your own, such as the position in the data. If it fails, the step and
+        the checkpoints before are as they were.
+        """
+        steps = _by_name("save", step)
+        values = finite_metrics(metrics or {})
+        if values and self.keep_best and self.metric not in values:
+            cause = f"metrics has {', '.join(values)}, but the best is by {self.metric!r}"
+            raise ArgumentError("save", cause, "Pass it, or make the manager with another metric.")
+        own = as_json(extra)
+        with self._turn():
+            try:
+                checkpoint = self._write(steps, values, own)
+            except OSError as error:
+                raise CheckpointError(
+                    "save",
+                    f"a checkpoint cannot be written to {self.folder}: {error.strerror}",
+                    "The step and the checkpoints before are as they were.",
+                ) from error
+            self._prune()
+        return checkpoint
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """While this process, and this thread of it, may write."""
+        if self._lock is None:
+            raise CheckpointError("save", "the manager is closed or was made with read_only=True")
+        if not self._lock.is_ours:
+            raise CheckpointError(
+                "save", "this process was forked from the one that writes", "Save there."
+            )
+        with self._lock.turn:
+            yield
+
+    def _write(
+        self, steps: Mapping[str, TrainStep], metrics: dict[str, float | None], extra: object
+    ) -> Checkpoint:
+        with _stopped(steps):
+            records = {name: StepRecord.of(step) for name, step in steps.items()}
+            states = {name: step.state_dict() for name, step in steps.items()}
+        number = max(self._numbers(), default=0) + 1
+        name = f"{number:06d}-step-{next(iter(records.values())).count}"
+        with new_entry(self.folder, name) as aside:
+            files = {}
+            for own, state in states.items():
+                files[_file(own)] = write_file(aside / _file(own), encode_arrays(state, "step"))
+            manifest = Manifest(records, files, metrics, extra, versions())
+            write_file(aside / MANIFEST, manifest.encode())
+        return Checkpoint.of(self.folder / name, manifest)
+
+    def _numbers(self) -> dict[int, Path]:
+        """The entries of the folder, readable or not, in the order of writing."""
+        if not self.folder.is_dir():
+            return {}
+        matches = [(p, _ENTRY.fullmatch(p.name)) for p in self.folder.iterdir()]
+        return dict(sorted((int(m[1]), p) for p, m in matches if m is not None))
+
+    def list(self) -> tuple[Checkpoint, ...]:
+        """The checkpoints that are not known to be damaged, in the order of writing.
+
+        Manifests and the lengths of files are looked at; only `restore` reads every byte.
+        """
+        found = []
+        for path in self._numbers().values():
+            with contextlib.suppress(DamagedError, CheckpointError):
+                if path.name not in self._damaged:
+                    found.append(Checkpoint.of(path, read_manifest(path)))
+        return tuple(found)
+
+    def best(self) -> Checkpoint | None:
+        """The best by the metric, of those that have it."""
+        ranked = self._ranked(self.list())
+        return ranked[0] if ranked else None
+
+    def latest(self) -> Checkpoint | None:
+        """The last that was written."""
+        found = self.list()
+        return found[-1] if found else None
+
+    def _ranked(self, found: tuple[Checkpoint, ...]) -> tuple[Checkpoint, ...]:
+        """Those with the metric, best first; of equals the older."""
+        sign = 1.0 if self.mode == "min" else -1.0
+        values = {c.number: c.metrics.get(self.metric) for c in found}
+        known = [(sign * v, n) for n, v in values.items() if v is not None]
+        by_number = {c.number: c for c in found}
+        return tuple(by_number[n] for _, n in sorted(known))
+
+    def _prune(self) -> None:
+        """Only what can be read is counted, and only that is deleted."""
+        found = self.list()
+        if self.keep_last is None:
+            return
+        kept = {c.number for c in found[-self.keep_last :]}
+        kept |= {c.number for c in self._ranked(found)[: self.keep_best]}
+        for checkpoint in found:
+            if checkpoint.number not in kept:
+                try:
+                    delete_entry(self.folder, checkpoint.path.name)
+                except OSError as error:
+                    cause = f"{checkpoint.path} cannot be deleted: {error.strerror}"
+                    warnings.warn(cause, CheckpointWarning, stacklevel=3)
+
+    def restore(self, step: Steps, which: str | Path = "auto") -> Checkpoint | None:
+        """Continue a step, or several by name, exactly where a checkpoint was written.
+
+        `which` is "auto" (the latest; None if there is none), "latest", "best", or a path or name.
+        A damaged one is passed over with a warning, unless it was asked for by name. If it fails,
+        the step is as it was.
+        """
+        steps = _by_name("restore", step)
+        if which not in ("auto", "latest", "best"):
+            return self._restore_named(steps, Path(which))
+        candidates: tuple[Path, ...] = ()
+        for _ in range(LOOKS):
+            candidates, passed = self._candidates(str(which))
+            for path in candidates:
+                try:
+                    manifest, states = _read(path, steps)
+                except DamagedError as error:
+                    if path.exists():  # else its writer has deleted it since we looked
+                        passed[path.name] = str(error)
+                        self._damaged.add(path.name)
+                    continue
+                checkpoint = _continue(path, manifest, states, steps)
+                _warn_passed(passed, path)
+                return checkpoint
+            if passed:
+                cause = "; ".join(f"{name}: {error}" for name, error in passed.items())
+                raise CheckpointError(
+                    "restore", f"every checkpoint in {self.folder} is damaged: {cause}"
+                )
+        if which == "auto" and not candidates:
+            return None
+        cause = f" with the metric {self.metric!r}" if which == "best" else ""
+        raise CheckpointError("restore", f"there is no checkpoint{cause} in {self.folder}")
+
+    def _candidates(self, which: str) -> tuple[tuple[Path, ...], dict[str, str]]:
+        """Where to look, the wanted one first; and what cannot even be ranked."""
+        paths = tuple(self._numbers().values())
+        if which != "best":
+            return paths[::-1], {}
+        found, passed = [], {}
+        for path in paths:
+            try:
+                found.append(Checkpoint.of(path, read_manifest(path)))
+            except DamagedError as error:
+                passed[path.name] = str(error)
+        return tuple(c.path for c in self._ranked(tuple(found))), passed
+
+    def _restore_named(self, steps: Mapping[str, TrainStep], given: Path) -> Checkpoint:
+        path = given if given.exists() else self.folder / given
+        if not path.exists():
+            raise CheckpointError(
+                "restore",
+                f"there is no checkpoint {str(given)!r} in {self.folder}",
+                'Use "auto", "latest", "best" or the path of one.',
+            )
+        try:
+            manifest, states = _read(path, steps)
+        except DamagedError as error:
+            cause = f"{path} is damaged: {error}"
+            raise CheckpointError("restore", cause, '"latest" finds one that is not.') from error
+        return _continue(path, manifest, states, steps)
+
+
+def _by_name(operation: str, step: Steps) -> dict[str, TrainStep]:
+    steps = {ALONE: step} if isinstance(step, TrainStep) else dict(step)
+    wrong = [n for n, s in steps.items() if not isinstance(s, TrainStep)]
+    wrong += [n for n in steps if not _STEP_NAME.fullmatch(str(n))]
+    if wrong or not steps:
+        cause = f"{', '.join(map(repr, wrong)) or 'nothing'} is not a step by a plain name"
+        raise ArgumentError(operation, cause, "Pass a step, or a dict of steps.")
+    return steps
+
+
+@contextlib.contextmanager
+def _stopped(steps: Mapping[str, TrainStep]) -> Iterator[None]:
+    """While no thread runs one of the steps."""
+    sessions = {id(s.session): s.session for s in steps.values()}
+    with contextlib.ExitStack() as stack:
+        for _, session in sorted(sessions.items()):
+            stack.enter_context(session.lock)
+        yield
+
+
+def _read(path: Path, steps: Mapping[str, TrainStep]) -> tuple[Manifest, dict[str, State]]:
+    """What a checkpoint holds for the steps, every byte of it checked."""
+    manifest = read_manifest(path)
+    check_files(path, manifest)
+    if manifest.records.keys() != steps.keys():
+        raise CheckpointError(
+            "restore",
+            f"{path} is of {_listed(manifest.records)}, not of {_listed(steps)}",
+            "Pass the steps by the names they were saved with.",
+        )
+    try:
+        return manifest, {name: load_arrays(path / _file(name), "step") for name in steps}
+    except LoadError as error:
+        raise DamagedError(error.cause) from error
+
+
+def _file(name: str) -> str:
+    return f"{name}.safetensors"
+
+
+def _listed(names: Mapping[str, object]) -> str:
+    return "one step" if list(names) == [ALONE] else f"the steps {', '.join(names)}"
+
+
+def _continue(
+    path: Path,
+    manifest: Manifest,
+    states: Mapping[str, State],
+    steps: Mapping[str, TrainStep],
+) -> Checkpoint:
+    """Load all states, or none."""
+    with _stopped(steps):
+        before = {name: step.state_dict() for name, step in steps.items()}
+        for name, step in steps.items():
+            try:
+                step.load_state_dict(states[name])
+            except LoadError as error:
+                for own, state in before.items():
+                    steps[own].load_state_dict(state)
+                raise CheckpointError(
+                    "restore",
+                    f"{path} does not fit the step: {error.cause}",
+                    "It is of another model, optimizer or accumulation. Nothing was loaded.",
+                ) from error
+    _warn_of_differences(path, manifest, steps)
+    return Checkpoint.of(path, manifest)
+
+
+def _warn_passed(passed: Mapping[str, str], used: Path) -> None:
+    for name, error in passed.items():
+        cause = f"checkpoint {name} is damaged: {error}; {used.name} is used instead"
+        warnings.warn(cause, CheckpointWarning, stacklevel=3)
+
+
+def _warn_of_differences(path: Path, manifest: Manifest, steps: Mapping[str, TrainStep]) -> None:
+    """The same bits are promised under the same plan and versions only."""
+    found = [
+        f"{'' if name == ALONE else f'{name}: '}{difference}"
+        for name, record in manifest.records.items()
+        for difference in differences(record, StepRecord.of(steps[name]))
+    ]
+    now = versions()
+    found += [
+        f"{name} was {manifest.versions.get(name)}, is {version}"
+        for name, version in now.items()
+        if manifest.versions.get(name) != version
+    ]
+    if found:
+        cause = f"checkpoint {path.name} was written under another plan: {'; '.join(found)}"
+        advice = "training goes on from its values, but not with the same bits as without a stop"
+        warnings.warn(f"{cause}: {advice}", CheckpointWarning, stacklevel=4)

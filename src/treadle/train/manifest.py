@@ -1,0 +1,193 @@
+"""What a checkpoint says about itself: JSON with checksums, read without trust."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from treadle.base.errors import ArgumentError, CheckpointError
+from treadle.ir.graph import Graph
+from treadle.ir.text import to_text
+from treadle.step.train_step import TrainStep
+from treadle.train.folder import Digest, digest_of
+
+MANIFEST = "manifest.json"
+KIND, SCHEMA = "treadle checkpoint", 1
+
+
+class DamagedError(Exception):
+    """A checkpoint that is not what was written; the message says what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """How far a step was, and the plan it ran by."""
+
+    count: int  # updates
+    micro_step: int
+    plan: dict[str, Any]
+
+    @staticmethod
+    def of(step: TrainStep) -> StepRecord:
+        return StepRecord(step.count, step.micro_step, plan_of(step))
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the plan: equal plans give equal bits."""
+        return hashlib.sha256(canonical(self.plan)).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Everything beside the arrays."""
+
+    records: dict[str, StepRecord]
+    files: dict[str, Digest]
+    metrics: dict[str, float | None]
+    extra: Any
+    versions: dict[str, str]
+
+    def encode(self) -> bytes:
+        steps = {n: asdict(r) | {"fingerprint": r.fingerprint} for n, r in self.records.items()}
+        body = {
+            "kind": KIND,
+            "schema": SCHEMA,
+            "versions": self.versions,
+            "steps": steps,
+            "files": {name: asdict(digest) for name, digest in self.files.items()},
+            "metrics": self.metrics,
+            "extra": self.extra,
+        }
+        body["checksum"] = checksum(body)
+        return json.dumps(body, indent=1, allow_nan=False).encode()
+
+
+def plan_of(step: TrainStep) -> dict[str, Any]:
+    """What decides the bits of a step, on one machine and with the same versions."""
+    recipe = step.recipe
+    return {
+        "device": step.report.device,
+        "precision": recipe.precision.name,
+        "accumulate": recipe.accumulate,
+        "graph": _graph_hash(step.graph, recipe.prefix),
+    }
+
+
+@lru_cache(maxsize=4)
+def _graph_hash(graph: Graph, prefix: str) -> str:
+    """Of the graph's text, with the names that any step of this kind has."""
+    text = to_text(graph).replace(f'"{prefix}', '"step:')
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """What else decides the bits."""
+    return {"treadle": sys.modules["treadle"].__version__, "numpy": np.__version__}
+
+
+def canonical(value: object) -> bytes:
+    """The JSON that hashes are of."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def checksum(body: Mapping[str, object]) -> str:
+    """Of a manifest without its own checksum. Every schema has this rule."""
+    rest = {key: value for key, value in body.items() if key != "checksum"}
+    return hashlib.sha256(canonical(rest)).hexdigest()
+
+
+def as_json(extra: object) -> object:
+    """What reading will give back; anything that JSON has no place for is refused."""
+    try:
+        return json.loads(canonical(extra))
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(
+            "save",
+            f"extra is not JSON: {error}",
+            "Use dicts with string keys, lists, strings, finite numbers, True, False and None.",
+        ) from error
+
+
+def finite_metrics(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """Metrics as JSON has them: None where they are not finite."""
+    values = {name: float(value) for name, value in metrics.items()}
+    return {name: v if math.isfinite(v) else None for name, v in values.items()}
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of a checkpoint, whose files are all there with the right length."""
+    body = _body(path)
+    manifest = Manifest(
+        {n: _record(r) for n, r in body["steps"].items()},
+        {n: Digest(d["bytes"], d["sha256"]) for n, d in body["files"].items()},
+        body["metrics"],
+        body["extra"],
+        body["versions"],
+    )
+    for name, digest in manifest.files.items():
+        if Path(name).name != name:
+            raise DamagedError(f"it names the file {name!r}, which is not in it")
+        try:
+            found = (path / name).stat().st_size
+        except OSError as error:
+            raise DamagedError(f"{name} cannot be read: {error.strerror}") from error
+        if found != digest.bytes:
+            raise DamagedError(f"{name} has {found} bytes, not {digest.bytes}")
+    return manifest
+
+
+def _record(given: Mapping[str, Any]) -> StepRecord:
+    return StepRecord(given["count"], given["micro_step"], given["plan"])
+
+
+def _body(path: Path) -> dict[str, Any]:
+    try:
+        body = json.loads((path / MANIFEST).read_bytes())
+        is_object = isinstance(body, dict) and body.get("kind") == KIND
+        expected = checksum(body) if is_object else None
+    except OSError as error:
+        raise DamagedError(f"{MANIFEST} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{MANIFEST} is not JSON: {error}") from error
+    if expected is None:
+        raise DamagedError(f"{MANIFEST} is not a checkpoint's")
+    schema = body.get("schema")
+    if body.get("checksum") != expected:
+        says = f" (and says schema {schema}, not {SCHEMA})" if schema != SCHEMA else ""
+        raise DamagedError(f"{MANIFEST} does not match its checksum{says}")
+    if schema != SCHEMA:
+        raise CheckpointError(
+            "restore",
+            f"{path} has schema {schema}, this version reads {SCHEMA}",
+            "Use the version of Treadle that wrote it, or a newer one.",
+        )
+    return body
+
+
+def check_files(path: Path, manifest: Manifest) -> None:
+    """Every byte against the checksums."""
+    for name, digest in manifest.files.items():
+        try:
+            found = digest_of(path / name)
+        except OSError as error:
+            raise DamagedError(f"{name} cannot be read: {error.strerror}") from error
+        if found != digest:
+            raise DamagedError(f"{name} does not match its checksum")
+
+
+def differences(then: StepRecord, now: StepRecord) -> list[str]:
+    """What is another plan now, in words."""
+    return [
+        "the graph differs" if key == "graph" else f"{key} was {then.plan.get(key)}, is {value}"
+        for key, value in now.plan.items()
+        if then.plan.get(key) != value
+    ]
