@@ -395,6 +395,22 @@ def test_sampled_labels_need_a_cross_entropy() -> None:
         trained(optim.sophia(estimator="gauss_newton"), "oracle")
 
 
+def test_a_new_beta_of_schedule_free_leaves_the_average_alone() -> None:
+    """y is made of z and x by the old β₁; the x that goes on is the same."""
+    step = trained(optim.schedule_free_adamw(0.01), "oracle")
+    before = evaluated(step)
+    step.hyperparameters["beta1"] = 0.5
+    check(evaluated(step), before, "oracle")
+    step.lr_scale = 0.0  # z stays, and x moves to it by its weight only
+    step(batches()[0])
+    z = {n: step.state_dict()[f"step:optimizer:z.{n}"] for n in SHAPES}
+    part = 0.01**2 / (101 * 0.01**2)
+    moved = {n: x + (z[n] - x) * part for n, x in before.items()}
+    check(evaluated(step), moved, "oracle")
+    expected = {n: 0.5 * z[n] + 0.5 * x for n, x in moved.items()}
+    check(step.params, expected, "oracle")
+
+
 # The step around the optimizer
 
 

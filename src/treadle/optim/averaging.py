@@ -153,8 +153,13 @@ def schedule_free_adamw(
     def advance(shared: Shared, hyper: Hyper, rate: Tensor, t: Tensor) -> Shared:
         greatest = maximum(shared["greatest_rate"], warmed(hyper, rate, t))
         total = shared["weights"] + weight({"greatest_rate": greatest}, hyper, t)
-        # β₁ is kept so that x can be found from y and z without the step's numbers.
-        return {"weights": total, "greatest_rate": greatest, "beta1": hyper["beta1"]}
+        # The β₁ that y was made with is kept: x is found from y and z by that one.
+        return {
+            "weights": total,
+            "greatest_rate": greatest,
+            "beta1": hyper["beta1"],
+            "old_beta1": shared["beta1"],
+        }
 
     def rule(one: One) -> New:
         rate, total = warmed(one.hyper, one.rate, one.t), one.shared["weights"]
@@ -167,15 +172,19 @@ def schedule_free_adamw(
         step = one.g / root
         if one.decay is not None:
             step = step + one.p * one.decay
-        z = one.state["z"]
-        y = _toward(one.p, z, part) + step * (rate * (one.hyper["beta1"] * (1 - part) - 1))
-        return y, {"z": z - step * rate, "v": v}
+        x = _averaged(one.p, one.state["z"], one.shared["old_beta1"])
+        z = one.state["z"] - step * rate
+        return _toward(z, _toward(x, z, part), one.hyper["beta1"]), {"z": z, "v": v}
 
     def eval_params(state: Tree, params: Params) -> Params:
-        part = 1 - 1 / state["beta1"]
-        return {n: _toward(y, state["z"][n], part) for n, y in params.items()}
+        return {n: _averaged(y, state["z"][n], state["beta1"]) for n, y in params.items()}
 
     shared = {"weights": 0.0, "greatest_rate": 0.0, "beta1": given.hyper["beta1"]}
     parts = Parts({"z": itself, "v": zeros}, Decay.OWN, shared, advance)
     made = per_parameter(name, lr, given, rule, parts, decay)
     return dataclasses.replace(made, eval_params=eval_params)
+
+
+def _averaged(y: Tensor, z: Tensor, beta: Tensor) -> Tensor:
+    """x of y = (1 − β) z + β x"""
+    return _toward(y, z, 1 - 1 / beta)

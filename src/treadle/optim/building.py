@@ -42,7 +42,7 @@ class One:
     p: Tensor
     g: Tensor
     state: Mapping[str, Tensor]
-    shared: Shared  # scalars that all parameters have in common, already advanced
+    shared: Shared  # scalars that all parameters have in common, advanced; `advance` may add some
     hyper: Hyper
     rate: Tensor
     t: Tensor  # the number of this update, from 1
@@ -131,7 +131,7 @@ def per_parameter(
             after[key], changed = rule(one)
             for slot, value in changed.items():
                 new[slot][key] = value
-        return after, new | dict(common)
+        return after, new | {k: common[k] for k in shared}
 
     return Optimizer(
         name,
