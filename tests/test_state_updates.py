@@ -39,8 +39,9 @@ def shifted(grads, state, params, context):
 
 def old_and_new(grads, state, params, context):
     """The parameter reads a state before and after its update."""
+    between = {n: p + (state["a"][n] - p) * 0.25 for n, p in params.items()}
     new = {n: a - grads[n] * 0.3 for n, a in state["a"].items()}
-    mixed = {n: (p + (state["a"][n] - p) * 0.25 - new[n]) * 0.9 + new[n] for n, p in params.items()}
+    mixed = {n: (between[n] - new[n]) * 0.9 + new[n] for n in params}
     return mixed, {"a": new, "b": state["b"]}
 
 
