@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from treadle.ir.composites import definition_graph
+from treadle.ir.composites import MAX_POOL, definition_graph
 from treadle.ir.control import CALL, Call
 from treadle.ir.graph import Graph, GraphBuilder, Node, Output, Value
 from treadle.ir.ops.leaves import Leaf
+from treadle.ir.ops.reductions import ARGMAX, REDUCE_MAX, ArgReduce, Reduce
 from treadle.ir.rewrite import inline_into, remove_dead_code
 
 
@@ -30,7 +31,8 @@ def expand(graph: Graph) -> Graph:
 def _body(node: Node, builder: GraphBuilder, operands: list[Value]) -> Graph | None:
     if node.op.is_composite:
         types = tuple(builder.type_of(v) for v in operands)
-        return definition_graph(node.op, node.attributes, types)
+        body = definition_graph(node.op, node.attributes, types)
+        return _by_maximum(body) if node.op is MAX_POOL else body
     if node.op is CALL:
         assert isinstance(node.attributes, Call)
         return node.attributes.body
@@ -40,3 +42,17 @@ def _body(node: Node, builder: GraphBuilder, operands: list[Value]) -> Graph | N
 def _leaf_name(node: Node) -> str:
     assert isinstance(node.attributes, Leaf)
     return node.attributes.name
+
+
+def _by_maximum(body: Graph) -> Graph:
+    """A pool's definition takes the first of the greatest; its value is the maximum, no more."""
+    node = next(n for n in body.nodes if n.op is ARGMAX)
+    assert isinstance(node.attributes, ArgReduce)
+    builder = GraphBuilder()
+    moved: list[Value] = []
+    for source in body.nodes[: node.operands[0].node + 1]:
+        moved.append(Value(builder.copy(source, [moved[v.node] for v in source.operands])))
+    windows = moved[node.operands[0].node]
+    (value,) = builder.add(REDUCE_MAX, Reduce((node.attributes.axis,)), (windows,))
+    output = body.outputs[0]
+    return builder.build([Output(output.kind, output.name, value)], body.name)

@@ -97,8 +97,11 @@ def peeled(kernel: Kernel) -> tuple[list[Var], tuple[Statement, ...]]:
 
 def in_rows(kernel: Kernel, turns: int) -> Rows | None:
     """The kernel as that many parts, if its parallel loops divide so."""
-    variables, body = peeled(kernel)
     turn = Var("turn", turns)
+    first = kernel.body[0] if len(kernel.body) == 1 else None
+    if isinstance(first, For) and first.var == turn and first.role is Role.PARALLEL:
+        return Rows(turn, first.body)  # it was fused at as many rows before
+    variables, body = peeled(kernel)
     taken = {"turn", *loop_names(body)}
     digits: list[int] = []
     inner: list[tuple[Var, Var | None, int]] = []  # the loop, what is left of it, its length

@@ -11,18 +11,20 @@ from treadle.ir.graph import Value as TensorValue
 from treadle.ir.literal import ArrayLiteral
 from treadle.ir.op import RuleTable
 from treadle.ir.ops import elementwise as e
-from treadle.ir.ops import linear, shaping
+from treadle.ir.ops import indexing, linear, shaping
 from treadle.ir.ops.leaves import CONSTANT, IOTA, Constant, Leaf
 from treadle.kernel.nodes import Kernel
-from treadle.schedule.inline import INLINE, is_apart
+from treadle.schedule.inline import INLINE, is_apart, is_single
 
 # What computes ops that are not computed where they are read, given a `Lowering`.
 Root = Callable[[Any, int, Node], list[Kernel]]
 ROOTS: RuleTable[Root] = RuleTable("kernel")
 
 
-def is_root(node: Node) -> bool:
+def is_root(graph: Graph, node: Node) -> bool:
     """Whether a node has a kernel of its own."""
+    if node.op is indexing.SCATTER_ADD:
+        return not is_single(node, graph.type_of(node.operands[1]))
     return node.op in ROOTS and not is_apart(node)
 
 
@@ -44,7 +46,7 @@ def kept_values(graph: Graph, fuse: bool) -> dict[TensorValue, None]:
         is_leaf = isinstance(node.attributes, Leaf)
         if is_leaf:
             continue
-        is_made = is_root(node) or not is_inline(node)
+        is_made = is_root(graph, node) or not is_inline(node)
         is_shared = len(used_by) > 1 and node.op not in _VIEWS
         if is_made or is_shared or not fuse or any(v in wanted for v in values):
             kept |= dict.fromkeys(values)
@@ -102,7 +104,7 @@ def _computed(graph: Graph, value: TensorValue) -> set[TensorValue]:
     while graph.nodes[value.node].op in _VIEWS and graph.nodes[value.node].operands:
         value = graph.nodes[value.node].operands[0]
     node = graph.nodes[value.node]
-    is_there = isinstance(node.attributes, Leaf) or is_root(node) or node.op in _VIEWS
+    is_there = isinstance(node.attributes, Leaf) or is_root(graph, node) or node.op in _VIEWS
     return set() if is_there else {value}
 
 
@@ -116,7 +118,7 @@ def _too_deep(graph: Graph) -> set[TensorValue]:
     depths: list[int] = []
     for position, node in enumerate(graph.nodes):
         depth = 1 + max((depths[v.node] for v in node.operands), default=0)
-        is_kept = is_root(node) or isinstance(node.attributes, Leaf)
+        is_kept = is_root(graph, node) or isinstance(node.attributes, Leaf)
         if depth >= MAX_DEPTH and not is_kept:
             found.update(TensorValue(position, i) for i in range(len(node.types)))
             is_kept = True
@@ -126,7 +128,7 @@ def _too_deep(graph: Graph) -> set[TensorValue]:
 
 def _costs(graph: Graph, costly: Sequence[bool], value: TensorValue) -> bool:
     node = graph.nodes[value.node]
-    return costly[value.node] and not is_root(node) and not isinstance(node.attributes, Leaf)
+    return costly[value.node] and not is_root(graph, node) and not isinstance(node.attributes, Leaf)
 
 
 def is_inline(node: Node) -> bool:

@@ -152,7 +152,7 @@ class Lowering:
             if output.kind is not OutputKind.UPDATE or leaf is None:
                 continue
             value, node = output.value, self.graph.nodes[output.value.node]
-            is_map = not is_root(node) and is_inline(node) and node.op is not CONSTANT
+            is_map = not is_root(self.graph, node) and is_inline(node) and node.op is not CONSTANT
             is_last = last_read.get(leaf, -1) <= value.node
             if is_map and is_last and value not in made and not isinstance(node.attributes, Leaf):
                 made.add(value)
@@ -179,11 +179,14 @@ class Lowering:
                 found += self._scan(position, node, order)
             else:
                 for kernel in self._kernels(position, node):
-                    order.add(kernel)
+                    self.place_kernel(kernel, order)
         for name, value in self.late.items():
             order.add(_copy(self.names[value], name, self.buffers[name]))
         self.finish(order)
         return found + list(order.phases())
+
+    def place_kernel(self, kernel: Kernel, order: Order) -> None:
+        order.add(kernel)
 
     def finish(self, order: Order) -> None:
         """What a scan's turn does at its end."""
@@ -199,7 +202,7 @@ class Lowering:
             return []
         if all(t.size == 0 for t in node.types):
             return []
-        if is_root(node):
+        if is_root(self.graph, node):
             return ROOTS[node.op](self, position, node)
         return self.map_kernels(value) if value in self.kept else []
 
@@ -207,10 +210,10 @@ class Lowering:
         """The body's program for each row; carries have buffers that a turn changes at its end."""
         attributes: Scan = attributes_of(node)
         inner = ScanBody(self, position, attributes, node)
+        turn = inner.drafts()
         before = Order(self.fuse)
         for kernel in inner.starts:
             before.add(kernel)
-        turn = inner.drafts()
         self.buffers = inner.buffers | self.buffers
         self.constants |= inner.constants
         self.rows |= inner.rows
@@ -283,6 +286,7 @@ class ScanBody(Lowering):
         body = expand(attributes.body)
         super().__init__(body, outer.fuse, outer.panel, f"{outer.prefix}scan{position}:")
         self.attributes = attributes
+        self.fixed: set[str] = set()  # buffers that no turn changes
         self.starts: list[Kernel] = []
         self.ends: list[Kernel] = []
         inputs = [TensorValue(i) for i in body.inputs]
@@ -302,6 +306,7 @@ class ScanBody(Lowering):
                 self.starts += _copies(source, name, buffer)
             else:
                 self.rename(value, source)
+                self.fixed.add(source)
         self.carried = [self.names[v] for v in inputs[attributes.constants : split]]
         for k, name in enumerate(self.carried):
             target = outer.names[TensorValue(position, k)]
@@ -329,6 +334,16 @@ class ScanBody(Lowering):
                 self.copied_rows.append((name, alias))
             else:
                 self.rows[name] = row
+
+    def place_kernel(self, kernel: Kernel, order: Order) -> None:
+        """What every turn would compute again is computed once, before the first."""
+        made = {b.name for b in kernel.outputs}
+        is_fixed = all(b.name in self.fixed for b in kernel.inputs) and not made & set(self.rows)
+        if is_fixed:
+            self.fixed |= made
+            self.starts.append(kernel)
+        else:
+            order.add(kernel)
 
     def rename(self, value: TensorValue, name: str) -> None:
         """A body's input is a buffer of outside."""

@@ -57,11 +57,11 @@ from treadle.kernel.nodes import (
 )
 
 
-def render(kernel: Kernel, name: str, module: Module) -> None:
+def render(kernel: Kernel, name: str, module: Module, linkage: str = "internal") -> None:
     """Add a kernel to a module."""
     pointers = [Reg("ptr noalias", f"%{_safe(i)}") for i, _ in enumerate(kernel.buffers)]
     bounds = [Reg("i64", "%begin"), Reg("i64", "%end"), Reg("ptr noalias", "%scratch")]
-    function = Function(name, [*bounds, *pointers])
+    function = Function(name, [*bounds, *pointers], linkage=linkage)
     places = {b.name: Reg("ptr", p.text) for b, p in zip(kernel.buffers, pointers, strict=True)}
     offset = 0
     for buffer in kernel.scratch:
