@@ -149,18 +149,18 @@ def test_groups_are_apart(name: str) -> None:
 @every
 def test_a_group_is_frozen_while_it_runs(name: str) -> None:
     step = make(optim.groups(("w", ALL[name]()), ("*", optim.sgd(0.0))))
-    compiles = step.report.compiles
     step.hyperparameters["group0.frozen"] = 1
     before = step.state_dict()
     for i in range(3):
         step(batch(i))
+    compiles = step.report.compiles
     assert changed(before, step.state_dict()) == {"step:count", "step:counters"} | {
         "step:optimizer:1.updates"
     }
     step.hyperparameters["group0.frozen"] = 0
     step(batch(7))
     assert changed({n: before[n] for n in SHAPES}, step.params) == {"w"}
-    assert step.report.compiles == compiles + 1
+    assert step.report.compiles == compiles
     if name not in DRAWS:  # it starts like any other: bias corrections count its own updates
         fresh = make(optim.groups(("w", ALL[name]()), ("*", optim.sgd(0.0))))
         fresh(batch(7))
