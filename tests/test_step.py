@@ -728,7 +728,7 @@ def test_float16_skips_a_step_that_overflows_and_recovers() -> None:
     after = step.state_dict()
     assert after["step:loss_scale"] == before["step:loss_scale"] / 2
     changed = {n for n in before if not np.array_equal(before[n], after[n])}
-    assert changed == {"step:loss_scale", "step:good_steps", "step:counters"}
+    assert changed == {"step:loss_scale", "step:good_steps", "step:skipped", "step:counters"}
     assert step.count == 1
     assert step(np.ones((3, 2))).updated
     assert step.count == 2
@@ -826,7 +826,7 @@ BAD_ARGUMENTS = [
     (lambda: td.compile_step(Net(), lambda m, b: None, optim.sgd(0.1), SPECS), td.GradientError, "the loss returns None"),
     (lambda: td.compile_step({"w": object()}, loss, optim.sgd(0.1), SPECS), td.ArgumentError, "A model is made of"),
     (lambda: make().hyperparameters["nothing"], td.ArgumentError, "there is no 'nothing'"),
-    (lambda: setattr(make(), "lr_scale", float("nan")), td.ArgumentError, "lr_scale: nan"),
+    (lambda: setattr(make(), "lr_scale", float("nan")), td.ArgumentError, "step: lr_scale = nan"),
 ]  # fmt: skip
 
 

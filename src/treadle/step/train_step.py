@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from treadle.base.dtypes import float32
 from treadle.base.errors import ArgumentError, LoadError
 from treadle.base.trees import Tree
 from treadle.domains.anomaly import Anomaly
@@ -19,6 +19,7 @@ from treadle.ir.graph import Graph, OutputKind
 from treadle.loading import KernelView
 from treadle.nn.tracing import Inputs
 from treadle.optim.append import Mode, state_types, trace_eval_params, trace_init
+from treadle.optim.numbers import FACTOR, RATE, check_number, check_rounding
 from treadle.optim.schedules import Schedule
 from treadle.pipeline import (
     CompileOptions,
@@ -56,6 +57,7 @@ class TrainStep:
         self.recipe, self.session, self.report = recipe, session, report
         self._seed, self._steps, self._micro = seed, 0, 0
         self._plan = recipe.plan()
+        self._plan.check_numbers()
         self._own: list[str] = []
         init, _ = trace_init(self._plan)
         self._init = OracleProgram(init)
@@ -70,9 +72,7 @@ class TrainStep:
         session.declare(types)
         self._own += [n for n in types if n not in self._own]
         self._graph = graphs[Mode.UPDATE]
-        self.hyperparameters = Hyperparameters(
-            session, self._plan.name("hyper", ""), self._plan.optimizer.hyper
-        )
+        self.hyperparameters = Hyperparameters(session, self._plan)
         self._start()
         # Compiled now rather than at the first step: errors and seconds belong here.
         self._programs.built(inputs).step(self._mode(), Watched())
@@ -152,16 +152,17 @@ class TrainStep:
     def run(self, batches: Iterable[Tree]) -> RunResult:
         """A step for each batch; metrics are weighted means over all of them."""
         losses: list[float] = []
-        updates = 0
+        updates, skipped = 0, 0
         means = Means()
         for batch in batches:
             outputs, mode = self._once("run", batch, Watched())
             result = step_result(outputs, mode)
             losses.append(result.loss)
             updates += result.updated
+            skipped += result.skipped
             if mode is not Mode.ACCUMULATE:
                 means.add(outputs)
-        return RunResult(np.array(losses), means.values(), updates)
+        return RunResult(np.array(losses), means.values(), updates, skipped)
 
     def gradients(self, batch: Tree) -> Arrays:
         """Gradients of the loss on a batch, by parameter; nothing changes."""
@@ -220,9 +221,14 @@ class TrainStep:
         return self.session.read(self.recipe.model.declarations())
 
     def load_params(self, values: Mapping[str, object], strict: bool = True) -> None:
-        """Replace parameters and states by name; `strict=False` accepts a part."""
+        """Replace parameters and states by name; `strict=False` accepts a part.
+
+        Before the first update the optimizer starts from them: averages begin where training does.
+        """
         names = list(self.recipe.model.declarations())
         load_values(self.session, names, values, strict, "load_params")
+        if self.count == 0:
+            self.session.run(self._init, {})
 
     def state_dict(self) -> Arrays:
         """Everything that the next step depends on: copies, by name."""
@@ -324,9 +330,9 @@ class TrainStep:
 
     @lr_scale.setter
     def lr_scale(self, scale: float) -> None:
-        if not (math.isfinite(scale) and scale >= 0):
-            raise ArgumentError("lr_scale", f"{scale}", "It is a number that is not negative.")
-        self.session.write({self._plan.name("lr_scale"): np.float64(scale)})
+        number = check_number("step", "lr_scale", scale, RATE)
+        check_rounding("step", "lr_scale", number, RATE, float32)
+        self.session.write({self._plan.name("lr_scale"): np.float64(number)})
 
     @property
     def clip_norm(self) -> float | None:
@@ -336,11 +342,22 @@ class TrainStep:
 
     @clip_norm.setter
     def clip_norm(self, bound: float) -> None:
-        if self.recipe.clip_norm is None or not (math.isfinite(bound) and bound > 0):
+        number = check_number("step", "clip_norm", bound, FACTOR)
+        if self.recipe.clip_norm is None:
             raise ArgumentError(
-                "clip_norm", f"{bound}", "Compile with clip_norm=; it is a positive number."
+                "clip_norm", "the step was compiled without one", "Compile with clip_norm=."
             )
-        self.session.write({self._plan.name("clip_norm"): np.float64(bound)})
+        self.session.write({self._plan.name("clip_norm"): np.float64(number)})
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor on the loss before it is differentiated: 1 but for float16."""
+        return float(self.session.values.get(self._plan.name("loss_scale"), 1.0))
+
+    @property
+    def skipped(self) -> int:
+        """Updates that were left out because a gradient overflowed: float16 only."""
+        return int(self.session.values.get(self._plan.name("skipped"), 0))
 
     @property
     def graph(self) -> Graph:
