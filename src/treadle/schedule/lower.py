@@ -48,6 +48,7 @@ def lower(graph: Graph, fuse: bool = True, panel: int = PANEL, in_place: bool = 
         lowering.update_in_place()
     drafts = lowering.drafts()
     leaves = {n: lowering.graph.nodes[i].types[0] for n, i in lowering.graph.leaves.items()}
+    leaves |= lowering.only_written
     outputs = tuple(
         (o, lowering.placed(o), lowering.graph.type_of(o.value)) for o in lowering.graph.outputs
     )
@@ -60,7 +61,7 @@ def lower(graph: Graph, fuse: bool = True, panel: int = PANEL, in_place: bool = 
         tuple(b for b in lowering.buffers.values() if b.name in used),
         steps,
         outputs,
-        tuple(lowering.in_place.values()),
+        (*lowering.in_place.values(), *lowering.late),
     )
 
 
@@ -140,19 +141,29 @@ class Lowering:
         self.rows: dict[str, Argument] = {}  # buffers that are rows of others
         self.in_place: dict[TensorValue, str] = {}  # values written over a leaf
         self.late: dict[str, TensorValue] = {}  # leaves that get a copy at the end
+        self.saved: dict[TensorValue, str] = {}  # leaves that leave as they were: copied first
+        self.only_written: dict[str, TensorType] = {}  # updates of what nothing reads
 
     def update_in_place(self) -> None:
-        """Updates take the place of their leaves where nothing reads the leaf afterwards."""
-        last_read: dict[int, int] = {}
-        for position, node in enumerate(self.graph.nodes):
-            for operand in node.operands:
-                last_read[operand.node] = position
+        """Updates take the place of their leaves where nothing reads the leaf afterwards.
+
+        A leaf that leaves the program as it was, under another name too, is copied first.
+        """
+        last_read = self._last_reads()
+        updated = {o.name for o in self.graph.outputs if o.kind is OutputKind.UPDATE}
         made: set[TensorValue] = set()
         for output in self.graph.outputs:
-            leaf = self.graph.leaves.get(output.name)
-            if output.kind is not OutputKind.UPDATE or leaf is None:
-                continue
             value, node = output.value, self.graph.nodes[output.value.node]
+            if isinstance(node.attributes, Leaf) and node.attributes.name in updated:
+                self._save(value)
+            if output.kind is not OutputKind.UPDATE:
+                continue
+            leaf = self.graph.leaves.get(output.name)
+            if leaf is None:
+                type_ = self.only_written[output.name] = self.graph.type_of(value)
+                self.buffers[output.name] = Buffer(output.name, type_.dtype, type_.size)
+                self.late[output.name] = value
+                continue
             is_map = not is_root(self.graph, node) and is_inline(node) and node.op is not CONSTANT
             is_last = last_read.get(leaf, -1) <= value.node
             if is_map and is_last and value not in made and not isinstance(node.attributes, Leaf):
@@ -163,16 +174,34 @@ class Lowering:
             else:
                 self.late[output.name] = value
 
+    def _last_reads(self) -> dict[int, int]:
+        """The last kernel that reads each node; what is not kept is read where it is used."""
+        last: dict[int, int] = {}
+        for position in range(len(self.graph.nodes) - 1, -1, -1):
+            node = self.graph.nodes[position]
+            is_kept = any(TensorValue(position, i) in self.kept for i in range(len(node.types)))
+            reader = position if is_kept else last.get(position, position)
+            for operand in node.operands:
+                last[operand.node] = max(last.get(operand.node, -1), reader)
+        return last
+
+    def _save(self, value: TensorValue) -> None:
+        name, type_ = f"{self.names[value]}:before", self.graph.type_of(value)
+        self.saved[value] = name
+        self.buffers[name] = Buffer(name, type_.dtype, type_.size)
+
     def placed(self, output: Output) -> str:
         """The buffer an output is in when the program is done."""
         if output.kind is OutputKind.UPDATE and (self.in_place or self.late):
             return output.name
-        return self.names[output.value]
+        return self.saved.get(output.value, self.names[output.value])
 
     def drafts(self) -> list[Draft]:
         """Phases of kernels, and repeats between them."""
         found: list[Draft] = []
         order = Order(self.fuse)
+        for value, name in self.saved.items():
+            order.add(_copy(self.names[value], name, self.buffers[name]))
         for position, node in enumerate(self.graph.nodes):
             if node.op is SCAN:
                 found += order.phases()
@@ -182,7 +211,7 @@ class Lowering:
                 for kernel in self._kernels(position, node):
                     self.place_kernel(kernel, order)
         for name, value in self.late.items():
-            order.add(_copy(self.names[value], name, self.buffers[name]))
+            order.add(_copy(self.saved.get(value, self.names[value]), name, self.buffers[name]))
         self.finish(order)
         return found + list(order.phases())
 
