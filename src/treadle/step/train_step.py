@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from treadle.domains.float64 import carrier
 from treadle.domains.philox import make_key
 from treadle.frontend.scopes import RANDOM_STATE
 from treadle.ir.graph import Graph, OutputKind
-from treadle.loading import KernelView
 from treadle.nn.tracing import Inputs
 from treadle.optim.append import Mode, state_types, trace_eval_params, trace_init
 from treadle.optim.numbers import FACTOR, RATE, check_number, check_rounding
@@ -46,6 +45,9 @@ from treadle.step.results import (
     step_result,
 )
 from treadle.step.watching import anomaly_of, run_watched
+
+if TYPE_CHECKING:
+    from treadle.loading import KernelView
 
 
 class TrainStep:
