@@ -61,7 +61,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "compile_report": VALUES,
     "loading": VALUES | STAGES | {"compile_report"},
     "pipeline": BELOW_PIPELINE | {"verify", "rules", "compile_report", "loading"},
-    "step": BELOW_PIPELINE | {"pipeline", "loading"},
+    "step": BELOW_PIPELINE | {"pipeline", "loading", "compile_report"},
     "interop": BELOW_PIPELINE | {"pipeline"},
     "report": BELOW_PIPELINE | {"pipeline"},
     "train": ALL,

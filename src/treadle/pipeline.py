@@ -19,6 +19,7 @@ from treadle.base.errors import ArgumentError, DeviceError, GradientError, Unrea
 from treadle.base.origin import user_origin
 from treadle.compile_report import CompileOptions as CompileOptions
 from treadle.compile_report import CompileReport as CompileReport
+from treadle.compile_report import Profile
 from treadle.frontend.coerce import as_tensor, cast, constant
 from treadle.frontend.mean import Mean
 from treadle.frontend.scopes import Trace, into_scope, isolated_tracing
@@ -91,6 +92,13 @@ def kernels_of(program: Executable, options: CompileOptions) -> tuple[KernelView
     from treadle import loading
 
     return loading.kernels_of(program, options)
+
+
+def profile(program: Executable, values: Mapping[str, Any]) -> Profile:
+    """The time of each kernel of a native program; nothing for the oracle."""
+    from treadle import loading
+
+    return loading.profile(program, values)
 
 
 Backward = Callable[[Any, Any, Any], Any]
