@@ -223,7 +223,7 @@ def kernels_of(program: Executable, options: CompileOptions) -> tuple[KernelView
     @functools.cache
     def kernels() -> Sequence[Kernel]:
         # A plan from the cache has no kernels: they are scheduled again, which gives the same.
-        return list(_scheduled(native.graph, options).distinct())
+        return _scheduled(native.graph, options).distinct()
 
     def kernel(i: int) -> Kernel:
         return kernels()[i]
