@@ -147,13 +147,14 @@ class Lowering:
         last_read = self._last_reads()
         updated = {o.name for o in self.graph.outputs if o.kind is OutputKind.UPDATE}
         made: set[TensorValue] = set()
+        leaves = self.graph.leaves
         for output in self.graph.outputs:
             value, node = output.value, self.graph.nodes[output.value.node]
             if isinstance(node.attributes, Leaf) and node.attributes.name in updated:
                 self._save(value)
             if output.kind is not OutputKind.UPDATE:
                 continue
-            leaf = self.graph.leaves.get(output.name)
+            leaf = leaves.get(output.name)
             if leaf is None:
                 type_ = self.only_written[output.name] = self.graph.type_of(value)
                 self.buffers[output.name] = Buffer(output.name, type_.dtype, type_.size)

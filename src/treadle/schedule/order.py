@@ -83,6 +83,8 @@ class Order:
         if found == self.groups[position].before:
             return
         self.groups[position].before = found
+        if position == len(self.groups) - 1:
+            return  # nothing comes after a new group
         for group in self.groups:
             if group.before >> position & 1:
                 group.before |= found
