@@ -27,6 +27,7 @@ def _own_folder() -> str | None:
 FOLDER = _own_folder()
 if FOLDER is not None:
     os.environ[VARIABLE] = FOLDER
+    os.environ.pop("TREADLE_CACHE_MB", None)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
