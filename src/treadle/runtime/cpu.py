@@ -96,9 +96,10 @@ class NativeProgram:
             return self._outputs(range(len(self.plan.outputs)))
 
     def _bind_copies(self, values: Mapping[str, np.ndarray]) -> None:
-        """Leaves as they are given; copies of those that are written."""
+        """Leaves as they are given; copies of those that are written, which may be new."""
         for name, _, type_ in self.plan.leaves:
-            array = np.ascontiguousarray(values[name], type_.dtype.numpy)
+            given = values[name] if name in self.graph.leaves else np.zeros(type_.shape)
+            array = np.ascontiguousarray(given, type_.dtype.numpy)
             self._bind(name, aligned_copy(array) if name in self.plan.updated else array)
 
     def run_on(

@@ -47,6 +47,7 @@ def lower(graph: Graph, fuse: bool = True, panel: int = PANEL, in_place: bool = 
         lowering.update_in_place()
     drafts = lowering.drafts()
     leaves = {n: lowering.graph.nodes[i].types[0] for n, i in lowering.graph.leaves.items()}
+    leaves |= lowering.written
     outputs = tuple(
         (o, lowering.placed(o), lowering.graph.type_of(o.value)) for o in lowering.graph.outputs
     )
@@ -59,7 +60,7 @@ def lower(graph: Graph, fuse: bool = True, panel: int = PANEL, in_place: bool = 
         tuple(b for b in lowering.buffers.values() if b.name in used),
         steps,
         outputs,
-        tuple(lowering.in_place.values()),
+        (*lowering.in_place.values(), *lowering.late),
     )
 
 
@@ -139,21 +140,23 @@ class Lowering:
         self.rows: dict[str, Argument] = {}  # buffers that are rows of others
         self.in_place: dict[TensorValue, str] = {}  # values written over a leaf
         self.late: dict[str, TensorValue] = {}  # leaves that get a copy at the end
+        self.written: dict[str, TensorType] = {}  # leaves that are written and never read
+        self.before: dict[TensorValue, str] = {}  # leaves that leave as they were: their copies
 
     def update_in_place(self) -> None:
         """Updates take the place of their leaves where nothing reads the leaf afterwards."""
-        last_read: dict[int, int] = {}
-        for position, node in enumerate(self.graph.nodes):
-            for operand in node.operands:
-                last_read[operand.node] = position
+        last_read = self._last_reads()
         made: set[TensorValue] = set()
-        for output in self.graph.outputs:
-            leaf = self.graph.leaves.get(output.name)
-            if output.kind is not OutputKind.UPDATE or leaf is None:
-                continue
-            value, node = output.value, self.graph.nodes[output.value.node]
+        updates = [o for o in self.graph.outputs if o.kind is OutputKind.UPDATE]
+        for output in updates:
+            leaf, value = self.graph.leaves.get(output.name), output.value
+            if leaf is None:
+                self._declare(output)
+            elif value == TensorValue(leaf):
+                continue  # it stays as it is
+            node = self.graph.nodes[value.node]
             is_map = not is_root(self.graph, node) and is_inline(node) and node.op is not CONSTANT
-            is_last = last_read.get(leaf, -1) <= value.node
+            is_last = leaf is None or last_read.get(leaf, -1) <= value.node
             if is_map and is_last and value not in made and not isinstance(node.attributes, Leaf):
                 made.add(value)
                 self.in_place[value] = output.name
@@ -161,17 +164,47 @@ class Lowering:
                 self.names[value] = output.name
             else:
                 self.late[output.name] = value
+        self._set_leaves_aside({*self.in_place.values(), *self.late})
+
+    def _last_reads(self) -> dict[int, int]:
+        """The node in whose kernel each node's value is read last: what is inlined reads there."""
+        found: dict[int, int] = {}
+        for position in range(len(self.graph.nodes) - 1, -1, -1):
+            is_kept = TensorValue(position) in self.kept
+            at = position if is_kept else found.get(position, position)
+            for operand in self.graph.nodes[position].operands:
+                found[operand.node] = max(found.get(operand.node, -1), at)
+        return found
+
+    def _declare(self, output: Output) -> None:
+        """Room for a leaf that is written and never read."""
+        type_ = self.graph.type_of(output.value)
+        self.written[output.name] = type_
+        self.buffers[output.name] = Buffer(output.name, type_.dtype, type_.size)
+
+    def _set_leaves_aside(self, changed: set[str]) -> None:
+        """Leaves that are outputs as they are, and that an update changes, are copied first."""
+        for output in self.graph.outputs:
+            value = output.value
+            is_leaf = isinstance(self.graph.nodes[value.node].attributes, Leaf)
+            stays = output.kind is OutputKind.UPDATE and output.name == self.names[value]
+            if is_leaf and self.names[value] in changed and not stays:
+                name = f"{self.prefix}b{value.node}.before"
+                self.before[value] = name
+                self.buffers[name] = Buffer(name, *_of(self.buffers[self.names[value]]))
 
     def placed(self, output: Output) -> str:
         """The buffer an output is in when the program is done."""
         if output.kind is OutputKind.UPDATE and (self.in_place or self.late):
             return output.name
-        return self.names[output.value]
+        return self.before.get(output.value, self.names[output.value])
 
     def drafts(self) -> list[Draft]:
         """Phases of kernels, and repeats between them."""
         found: list[Draft] = []
         order = Order(self.fuse)
+        for value, copy in self.before.items():
+            order.add(_copy(self.names[value], copy, self.buffers[copy]))
         for position, node in enumerate(self.graph.nodes):
             if node.op is SCAN:
                 found += order.phases()
@@ -181,7 +214,8 @@ class Lowering:
                 for kernel in self._kernels(position, node):
                     self.place_kernel(kernel, order)
         for name, value in self.late.items():
-            order.add(_copy(self.names[value], name, self.buffers[name]))
+            source = self.before.get(value, self.names[value])
+            order.add(_copy(source, name, self.buffers[name]))
         self.finish(order)
         return found + list(order.phases())
 
