@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from treadle.base.errors import ArgumentError
 from treadle.base.trees import Tree
-from treadle.frontend.functions.arithmetic import eq, maximum, pow, sqrt, where
+from treadle.frontend.functions.arithmetic import eq, log, maximum, sqrt, tanh, where
 from treadle.frontend.functions.shaping import zeros_like
 from treadle.frontend.tensor import Tensor
 from treadle.optim.optimizer import Context, Optimizer, Params, Selector, check_selects, selects
@@ -150,4 +150,10 @@ def _adam(
 def _bias_corrections(context: Context) -> Mapping[str, Tensor]:
     """1 − βᵗ, t the number of this update counted from 1."""
     t = context.count + 1
-    return {beta: 1 - pow(context.hyper[beta], t) for beta in ("beta1", "beta2")}
+    return {beta: _bias_correction(context.hyper[beta], t) for beta in ("beta1", "beta2")}
+
+
+def _bias_correction(beta: Tensor, t: Tensor) -> Tensor:
+    """1 − βᵗ, without the digits that the difference would lose: −expm1(t log β) by tanh."""
+    half = tanh(t * log(beta) * -0.5)
+    return 2 * half / (1 + half)
