@@ -29,6 +29,8 @@ def is_root(graph: Graph, node: Node) -> bool:
 
 
 MAX_DEPTH = 40  # of an expression: what is deeper is kept in memory
+# What a choice between places adds to the depth: indices grow with each, and all is behind guards.
+CHOICE_DEPTH = 13
 
 
 def kept_values(graph: Graph, fuse: bool) -> dict[TensorValue, None]:
@@ -78,6 +80,10 @@ _VIEWS = frozenset(
 )
 
 
+# Elements of one operand or another, or none, by where they are.
+_CHOICES = frozenset([shaping.PAD, shaping.CONCAT, shaping.DYNAMIC_UPDATE, linear.UNWINDOW])
+
+
 def _read_again(graph: Graph) -> set[TensorValue]:
     """Values whose elements a consumer reads again and again, and that are not mere views.
 
@@ -117,7 +123,8 @@ def _too_deep(graph: Graph) -> set[TensorValue]:
     found: set[TensorValue] = set()
     depths: list[int] = []
     for position, node in enumerate(graph.nodes):
-        depth = 1 + max((depths[v.node] for v in node.operands), default=0)
+        own = CHOICE_DEPTH if node.op in _CHOICES else 1
+        depth = own + max((depths[v.node] for v in node.operands), default=0)
         is_kept = is_root(graph, node) or isinstance(node.attributes, Leaf)
         if depth >= MAX_DEPTH and not is_kept:
             found.update(TensorValue(position, i) for i in range(len(node.types)))
