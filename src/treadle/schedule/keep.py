@@ -38,6 +38,7 @@ def kept_values(graph: Graph, fuse: bool) -> dict[TensorValue, None]:
     readers: dict[TensorValue, set[int]] = {}
     wanted = {o.value for o in graph.outputs}
     wanted |= _read_again(graph) | _too_deep(graph)
+    scalars = _cheap_scalars(graph)
     kept: dict[TensorValue, None] = {}
     # From the end: which kernels an inlined value ends up in is known from its users.
     homes: dict[int, set[int]] = {}
@@ -49,7 +50,7 @@ def kept_values(graph: Graph, fuse: bool) -> dict[TensorValue, None]:
         if is_leaf:
             continue
         is_made = is_root(graph, node) or not is_inline(node)
-        is_shared = len(used_by) > 1 and node.op not in _VIEWS
+        is_shared = len(used_by) > 1 and node.op not in _VIEWS and position not in scalars
         if is_made or is_shared or not fuse or any(v in wanted for v in values):
             kept |= dict.fromkeys(values)
             homes[position] = {position}
@@ -103,6 +104,20 @@ def _read_again(graph: Graph) -> set[TensorValue]:
             elif node.op in (shaping.BROADCAST, linear.WINDOW) and _costs(graph, costly, operand):
                 found.add(operand)
     return found
+
+
+def _cheap_scalars(graph: Graph) -> set[int]:
+    """Single numbers that cost less to compute again than to wait for: 1 − β, rate · decay."""
+    found: set[int] = set()
+    for position, node in enumerate(graph.nodes):
+        is_cheap = node.op in INLINE and node.op not in _COSTLY and node.types[0].size == 1
+        if is_cheap and all(_is_there(graph, v) or v.node in found for v in node.operands):
+            found.add(position)
+    return found
+
+
+def _is_there(graph: Graph, value: TensorValue) -> bool:
+    return isinstance(graph.nodes[value.node].attributes, (Leaf, Constant))
 
 
 def _computed(graph: Graph, value: TensorValue) -> set[TensorValue]:
