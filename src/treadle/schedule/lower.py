@@ -145,11 +145,11 @@ class Lowering:
 
     def update_in_place(self) -> None:
         """Updates take the place of their leaves where nothing reads the leaf afterwards."""
-        last_read = self._last_reads()
+        last_read, leaves = self._last_reads(), self.graph.leaves
         made: set[TensorValue] = set()
         updates = [o for o in self.graph.outputs if o.kind is OutputKind.UPDATE]
         for output in updates:
-            leaf, value = self.graph.leaves.get(output.name), output.value
+            leaf, value = leaves.get(output.name), output.value
             if leaf is None:
                 self._declare(output)
             elif value == TensorValue(leaf):
