@@ -102,8 +102,9 @@ class NativeProgram:
 
     def _bind_copies(self, values: Mapping[str, np.ndarray]) -> None:
         """Leaves as they are given; copies of those that are written, which may be new."""
+        read = self.graph.leaves
         for name, _, type_ in self.plan.leaves:
-            given = values[name] if name in self.graph.leaves else np.zeros(type_.shape)
+            given = values[name] if name in read else np.zeros(type_.shape)
             array = np.ascontiguousarray(given, type_.dtype.numpy)
             self._bind(name, aligned_copy(array) if name in self.plan.updated else array)
 

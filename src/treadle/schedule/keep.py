@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from treadle.ir.composites import ATTENTION, ATTENTION_GRAD
@@ -36,9 +36,14 @@ CHOICE_DEPTH = 13
 
 def kept_values(graph: Graph, fuse: bool) -> dict[TensorValue, None]:
     """Tensors that are in memory, in order: roots, outputs, and what several kernels read."""
+    wanted = {o.value for o in graph.outputs} | _read_again(graph)
+    kept = _kept(graph, fuse, wanted)
+    deep = _too_deep(graph, kept)
+    return _kept(graph, fuse, wanted | deep) if deep else kept
+
+
+def _kept(graph: Graph, fuse: bool, wanted: set[TensorValue]) -> dict[TensorValue, None]:
     readers: dict[TensorValue, set[int]] = {}
-    wanted = {o.value for o in graph.outputs}
-    wanted |= _read_again(graph) | _too_deep(graph)
     scalars = _cheap_scalars(graph)
     kept: dict[TensorValue, None] = {}
     shared: dict[TensorValue, None] = {}  # those that are kept only because several read them
@@ -185,14 +190,14 @@ def _is_guarded(graph: Graph, value: TensorValue) -> bool:
     return graph.nodes[value.node].op in (shaping.PAD, shaping.CONCAT)
 
 
-def _too_deep(graph: Graph) -> set[TensorValue]:
+def _too_deep(graph: Graph, kept: Mapping[TensorValue, None]) -> set[TensorValue]:
     """Values that cut long chains of inlined ops into pieces."""
     found: set[TensorValue] = set()
     depths: list[int] = []
     for position, node in enumerate(graph.nodes):
         own = CHOICE_DEPTH if node.op in _CHOICES else 1
         depth = own + max((depths[v.node] for v in node.operands), default=0)
-        is_kept = is_root(graph, node) or isinstance(node.attributes, Leaf)
+        is_kept = TensorValue(position) in kept or isinstance(node.attributes, Leaf)
         if depth >= MAX_DEPTH and not is_kept:
             found.update(TensorValue(position, i) for i in range(len(node.types)))
             is_kept = True

@@ -141,7 +141,7 @@ class Lowering:
 
     def update_in_place(self) -> None:
         """Updates take the place of their leaves where nothing reads the leaf afterwards."""
-        last_read = self._last_reads()
+        last_read, leaves = self._last_reads(), self.graph.leaves
         made: set[TensorValue] = set()
         updates = [o for o in self.graph.outputs if o.kind is OutputKind.UPDATE]
         leaves = self.graph.leaves
