@@ -151,7 +151,7 @@ class CSVLogger:
         if not self._file.is_open or new:
             self._widen(new)
         cells = ["" if n not in values else repr(values[n]) for n in self._columns]
-        self._file.append(_csv_text([[str(step), *cells]]))
+        self._file.append(csv_text([[str(step), *cells]]))
 
     def _widen(self, new: list[str]) -> None:
         """More columns: the rows so far get empty cells."""
@@ -160,7 +160,7 @@ class CSVLogger:
         rows = _csv_rows(self._file.lines())[1:] if self._file.is_open else []
         columns = [*self._columns, *new]
         padded = [row + [""] * (len(columns) + 1 - len(row)) for row in rows]
-        self._file.begin(_csv_text([[STEP, *columns], *padded]))
+        self._file.begin(csv_text([[STEP, *columns], *padded]))
         self._columns = columns
 
     def resume(self, step: int) -> None:
@@ -176,7 +176,7 @@ class CSVLogger:
             if int(row[0]) <= step:
                 kept.append(row)
         self._columns = header[1:]
-        self._file.begin(_csv_text([header, *kept]))
+        self._file.begin(csv_text([header, *kept]))
 
     def close(self) -> None:
         """Close the file."""
@@ -191,7 +191,7 @@ def _foreign(logger: str, path: Path, line: int) -> LoadError:
     )
 
 
-def _csv_text(rows: list[list[str]]) -> bytes:
+def csv_text(rows: list[list[str]]) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode()
@@ -217,7 +217,7 @@ class JSONLLogger:
             raise ArgumentError("JSONLLogger", f"a value is named {STEP!r}", "Rename it.")
         if not self._file.is_open:
             self._file.begin()
-        row = {STEP: step} | {name: _json_number(value) for name, value in values.items()}
+        row = {STEP: step} | {name: json_number(value) for name, value in values.items()}
         self._file.append(f"{json.dumps(row, allow_nan=False)}\n".encode())
 
     def resume(self, step: int) -> None:
@@ -240,7 +240,7 @@ class JSONLLogger:
         self._file.close()
 
 
-def _json_number(value: float) -> float | str:
+def json_number(value: float) -> float | str:
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
