@@ -60,7 +60,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 # heavy and so may also be imported inside a function.
 EVERYWHERE = frozenset({"ml_dtypes", "numpy"})
 THIRD_PARTY = {"cli": EVERYWHERE | {"rich"}}
-LATE = frozenset("cuda llvmlite matplotlib mlflow onnx rich safetensors torch wandb wgpu z3".split())
+LATE = frozenset(
+    "cuda llvmlite matplotlib mlflow onnx rich safetensors torch wandb wgpu z3".split()
+)
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 70

@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol, TextIO, runtime_checkable
 
 from treadle.base.errors import ArgumentError, LoadError
 from treadle.train.events import record, restart_event, scalars_event, version_event
@@ -22,6 +22,7 @@ from treadle.train.log_files import LogFile
 
 MOST_FAILURES = 3  # in a row; then a logger is left alone
 STEP = "step"
+ALL = sys.maxsize  # rows
 
 
 class LoggerWarning(UserWarning):
@@ -44,6 +45,15 @@ class Logger(Protocol):
         ...
 
 
+@runtime_checkable
+class RowLogger(Protocol):
+    """A logger that can also drop some of the rows of a step."""
+
+    def resume_rows(self, step: int, rows: int) -> None:
+        """Go on after so many rows of a step: those beyond are dropped."""
+        ...
+
+
 class Loggers:
     """Several loggers as one, of which none can stop training.
 
@@ -56,10 +66,12 @@ class Loggers:
         self._loggers = tuple(loggers)
         self._failures = [0] * len(self._loggers)
         self._warned: set[int] = set()
+        self._at, self._rows = 0, 0  # the last step, and how many rows it has
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """To all of them."""
         kept = scalars(values)
+        self._at, self._rows = step, self.rows_at(step) + 1
         for i, logger in enumerate(self._loggers):
             if self._failures[i] >= MOST_FAILURES:
                 continue
@@ -70,10 +82,18 @@ class Loggers:
                 self._failures[i] += 1
                 self._warn(i, error)
 
-    def resume(self, step: int) -> None:
-        """All of them go on after a step."""
+    def rows_at(self, step: int) -> int:
+        """How many rows were logged at a step, the last one or a later one."""
+        return self._rows if self._at == step else 0
+
+    def resume(self, step: int, rows: int | None = None) -> None:
+        """All of them go on after a step; or after so many rows of it, where they can."""
         for logger in self._loggers:
-            logger.resume(step)
+            if rows is not None and isinstance(logger, RowLogger):
+                logger.resume_rows(step, rows)
+            else:
+                logger.resume(step)
+        self._at, self._rows = step, rows or 0
 
     def close(self) -> None:
         """All of them, also if one fails."""
@@ -165,22 +185,30 @@ class CSVLogger:
 
     def resume(self, step: int) -> None:
         """Keep the rows up to a step and append to them."""
-        rows = _csv_rows(self._file.lines())
-        header, body = (rows[0], rows[1:]) if rows else ([STEP], [])
+        self.resume_rows(step, ALL)
+
+    def resume_rows(self, step: int, rows: int) -> None:
+        """Keep the rows before a step and so many of it, and append to them."""
+        found = _csv_rows(self._file.lines())
+        header, body = (found[0], found[1:]) if found else ([STEP], [])
         if header[0] != STEP:
             raise _foreign("CSVLogger", self._file.path, 1)
-        kept = []
         for number, row in enumerate(body, 2):
             if len(row) != len(header) or not row[0].isdecimal():
                 raise _foreign("CSVLogger", self._file.path, number)
-            if int(row[0]) <= step:
-                kept.append(row)
+        kept = [body[i] for i in _kept([int(row[0]) for row in body], step, rows)]
         self._columns = header[1:]
         self._file.begin(csv_text([header, *kept]))
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _kept(steps: list[int], step: int, rows: int) -> list[int]:
+    """Places of the rows before a step, and of so many of that step itself."""
+    own = [i for i, at in enumerate(steps) if at == step][:rows]
+    return sorted([i for i, at in enumerate(steps) if at < step] + own)
 
 
 def _foreign(logger: str, path: Path, line: int) -> LoadError:
@@ -222,8 +250,13 @@ class JSONLLogger:
 
     def resume(self, step: int) -> None:
         """Keep the rows up to a step and append to them."""
+        self.resume_rows(step, ALL)
+
+    def resume_rows(self, step: int, rows: int) -> None:
+        """Keep the rows before a step and so many of it, and append to them."""
         lines = self._file.lines()
-        kept = [line for i, line in enumerate(lines, 1) if self._step_of(line, i) <= step]
+        steps = [self._step_of(line, i) for i, line in enumerate(lines, 1)]
+        kept = [lines[i] for i in _kept(steps, step, rows)]
         self._file.begin("".join(f"{line}\n" for line in kept).encode())
 
     def _step_of(self, line: str, number: int) -> int:

@@ -58,6 +58,7 @@ class Loop:
         self._callbacks, self._loggers, self._display = callbacks, loggers, display
         self._group, self.interrupts = group, interrupts
         self.position: State = plan.loader.state_dict()
+        self._held_out_position = self._next_pass()
         # Overflow is a matter of the loss scale there, and such steps are skipped.
         self._skips = run.step.recipe.precision is dtypes.float16
 
@@ -102,6 +103,8 @@ class Loop:
             batch = next(batches, END)
             if batch is not END:
                 self._between()
+                if self._is_over():
+                    return
         self._end_epoch()
 
     def _step(self, batch: Tree) -> None:
@@ -112,8 +115,7 @@ class Loop:
         run.out = out
         run.batches += 1
         run.epoch_batches += 1
-        if self.folder is not None:
-            self.position = self.plan.loader.state_dict()
+        self.position = self.plan.loader.state_dict()
         if run.is_updated:
             run.steps += 1
             values = step_values(out)
@@ -151,7 +153,8 @@ class Loop:
         run = self.run
         if self._is_due(self.plan.validate_every):
             self._validate()
-        if self._is_due(self.plan.save_every) or run.wants_checkpoint:
+        is_due = self._is_due(self.plan.save_every) or run.wants_checkpoint
+        if is_due and not self._is_over():
             self.save()
 
     def _end_epoch(self) -> None:
@@ -166,7 +169,8 @@ class Loop:
         run.epoch, run.epoch_batches = run.epoch + 1, 0
         self.position = self.plan.loader.state_dict()
         is_due = self.plan.save_every is None or self._is_due(self.plan.save_every)
-        if is_due or run.wants_checkpoint:
+        is_last = self._is_over() or self._has_all_epochs()  # then _finish has the last word
+        if (is_due or run.wants_checkpoint) and not is_last:
             self.save()
 
     def _validate(self) -> None:
@@ -178,11 +182,16 @@ class Loop:
         values = evaluate(run.step, self._stoppable(data), self._group, self.plan.most_validation)
         run.evaluation = {f"{VALIDATION}{name}": value for name, value in values.items()}
         run.evaluated_at = run.steps
+        self._held_out_position = self._next_pass()
         run.log(run.evaluation | self._rate())
         self._callbacks.call("on_eval_end", run)
         if self.folder is not None:
             self.folder.check_metric(run)
         self._display.evaluated(run)
+
+    def _next_pass(self) -> State | None:
+        """Where the next validation begins; one that is left begins again."""
+        return None if self.plan.validation is None else self.plan.validation.state_dict()
 
     def _stoppable(self, batches: Iterable[Tree]) -> Iterator[Tree]:
         """An evaluation changes nothing, so that it can be left at any batch."""
@@ -199,7 +208,7 @@ class Loop:
         run = self.run
         run.wants_checkpoint = False
         if self.folder is not None and not self.folder.is_saved(run):
-            self.folder.save(run, self.position, self.plan.validation, is_rescue)
+            self.folder.save(run, self.position, self._held_out_position, is_rescue)
 
     def _finish(self) -> None:
         """The last numbers and the last checkpoint."""

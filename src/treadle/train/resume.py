@@ -83,6 +83,11 @@ class RunFolder:
         self.saved_at, self.last = (run.batches, run.epoch), found
         return found
 
+    @property
+    def logged(self) -> int:
+        """Rows that loggers had of the step of the checkpoint that was loaded."""
+        return 0 if self.last is None else int(self.last.extra["logged"])
+
     def _read_history(self, upto: int) -> History:
         try:
             history = self._file.read(upto)
@@ -115,7 +120,7 @@ class RunFolder:
         return self.saved_at == (run.batches, run.epoch)
 
     def save(
-        self, run: Run, position: State, validation: Loader | None, is_rescue: bool = False
+        self, run: Run, position: State, validation: State | None, is_rescue: bool = False
     ) -> Checkpoint | None:
         """Write a checkpoint; None, and a warning, where that fails: training goes on.
 
@@ -130,8 +135,9 @@ class RunFolder:
             "kind": KIND,
             "version": VERSION,
             "loader": position,
-            "validation": None if validation is None else validation.state_dict(),
+            "validation": validation,
             "callbacks": states,
+            "logged": run.logged,
         }
         values = scalars(run.values)
         metrics = values if self.manager.metric in values else {}

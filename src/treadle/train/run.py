@@ -42,6 +42,11 @@ class Run:
         self._loggers = loggers
 
     @property
+    def logged(self) -> int:
+        """Rows that the loggers have of the current step."""
+        return self._loggers.rows_at(self.steps)
+
+    @property
     def is_updated(self) -> bool:
         """Whether the last call completed a step."""
         return self.step.micro_step == 0

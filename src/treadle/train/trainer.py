@@ -12,7 +12,7 @@ from typing import Any
 
 from treadle.base.errors import ArgumentError, CheckpointWarning, NotFiniteError
 from treadle.base.trees import Tree
-from treadle.data.loaders import IterableLoader, Loader, as_loader
+from treadle.data.loaders import IterableLoader, Loader, State, as_loader
 from treadle.metrics.metric import Group
 from treadle.step.train_step import TrainStep
 from treadle.train.callback import Callback, Callbacks
@@ -58,6 +58,7 @@ class Trainer:
         self._run = Run(step, self._loggers)
         self._folder: Path | None = None  # that this run has written to
         self._data: tuple[object, Loader] | None = None  # what was trained on last
+        self._position: State | None = None  # and how far
 
     @property
     def history(self) -> History:
@@ -127,8 +128,8 @@ class Trainer:
         """The data as a loader; the one of the last fit, if the data is the same, goes on."""
         if self._data is not None and self._data[0] is data:
             loader = self._data[1]
-            if goes_on and self._run.epoch_batches:
-                loader.load_state_dict(loader.state_dict())
+            if goes_on and self._run.epoch_batches and self._position is not None:
+                loader.load_state_dict(self._position)
             return loader
         self._run.epoch_batches = 0
         loader = as_loader(data)
@@ -184,7 +185,7 @@ class Trainer:
         if found is None:
             self._loggers.resume(0)
             return ""
-        self._loggers.resume(run.steps)
+        self._loggers.resume(run.steps, folder.logged)
         self._callbacks.call("on_load", run)
         return f"resumed at step {run.steps} from {found.path}"
 
@@ -192,7 +193,10 @@ class Trainer:
         """Whatever ends training early, what was done so far is saved, unless it is broken."""
         run, folder = self._run, loop.folder
         try:
-            loop.train()
+            try:
+                loop.train()
+            finally:
+                self._position = loop.position
         except BaseException as error:
             for problem in self._callbacks.exception(run, error):
                 warnings.warn(f"on_exception: {problem}", RuntimeWarning, stacklevel=4)
