@@ -15,6 +15,7 @@ Series = tuple[np.ndarray, np.ndarray]
 WIDTH, HEIGHT = 640, 360
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 16, 40  # margins
 MOST_POINTS = 600  # of a curve: about as many as there are pixels
+NARROW, TINY = 1e-12, 1e-200  # ranges below are drawn as one value
 COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#57606a")
 
 
@@ -75,8 +76,9 @@ class _Axis:
     def of(arrays: list[np.ndarray], log: bool, pixels: tuple[int, int]) -> _Axis:
         low = min(float(a.min()) for a in arrays)
         high = max(float(a.max()) for a in arrays)
-        if low == high:
-            low, high = (low / 2, high * 2) if log else (low - 0.5, high + 0.5)
+        if high - low <= max(NARROW * max(abs(low), abs(high)), TINY):
+            pad = 0.5 * max(abs(high), 1.0)
+            low, high = (low / 2, high * 2) if log else (low - pad, high + pad)
         return _Axis(low, high, log, pixels)
 
     def at(self, values: np.ndarray) -> np.ndarray:
