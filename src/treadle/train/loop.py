@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from treadle.base import dtypes
 from treadle.base.errors import ArgumentError, NotFiniteError
@@ -25,8 +24,7 @@ END = object()
 VALIDATION = "val/"
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """What one call of `fit` was asked for."""
 
     loader: Loader

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,8 +20,7 @@ SMOOTHING = 0.9
 BLOWN_UP = 4.0  # times the best loss: the search is over
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RateSearch:
+class RateSearch(NamedTuple):
     """Rates that were tried, the smoothed loss at each, and a rate to start from."""
 
     rates: np.ndarray

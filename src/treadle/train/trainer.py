@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -280,7 +279,7 @@ def _counted_on(plan: Plan, run: Run) -> Plan:
     """Epochs and steps from here on, as those of the whole run."""
     epochs = None if plan.epochs is None else plan.epochs + run.epoch
     steps = None if plan.steps is None else plan.steps + run.steps
-    return replace(plan, epochs=epochs, steps=steps)
+    return plan._replace(epochs=epochs, steps=steps)
 
 
 def _keep(loop: Loop, error: BaseException) -> bool:
