@@ -275,6 +275,8 @@ class Benchmark:
 
 
 def geomeans(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Of each ratio, over the rows that are not rough if there are any."""
+    rows = [row for row in rows if not row["is_rough"]] or rows
     keys = dict.fromkeys(k for row in rows for k in row["ratios"])
     each = {k: [r["ratios"][k]["median"] for r in rows if k in r["ratios"]] for k in keys}
     return {k: statistics.geometric_mean(v) for k, v in each.items()}

@@ -81,7 +81,7 @@ def fit(step: td.TrainStep, folder: Path, seconds: float = 0.0) -> td.History:
     held_out = data.ArrayLoader(arrays(13, 1), 5)
     callbacks = [
         td.callbacks.EMA(0.9, every=2),
-        td.callbacks.ReduceOnPlateau(patience=1, factor=0.7),
+        td.callbacks.ReduceOnPlateau(patience=0, factor=0.7),
         td.callbacks.EarlyStopping({"val/loss": "min", "val/accuracy": "max"}, patience=9),
         td.callbacks.GradientMonitor(every=4),
         *([Slow(seconds)] if seconds else []),

@@ -26,7 +26,19 @@ MODELS = TRACED | {"autodiff"}
 LIBRARY = MODELS | {"nn", "losses", "metrics", "optim"}
 STAGES = frozenset({"precision", "egraph", "schedule", "memory", "codegen", "runtime"})
 BELOW_PIPELINE = LIBRARY | VALUES | STAGES
-TOP = frozenset({"verify", "pipeline", "step", "interop", "report", "rules", "__init__"})
+TOP = frozenset(
+    {
+        "verify",
+        "compile_report",
+        "loading",
+        "pipeline",
+        "step",
+        "interop",
+        "report",
+        "rules",
+        "__init__",
+    }
+)
 ALL = BELOW_PIPELINE | TOP | {"data"}
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
@@ -46,8 +58,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "runtime": VALUES | {"domains"},  # the oracle is a device
     "verify": BELOW_PIPELINE,
     "rules": BELOW_PIPELINE,  # fills the tables
-    "pipeline": BELOW_PIPELINE | {"verify", "rules"},
-    "step": BELOW_PIPELINE | {"pipeline"},
+    "compile_report": VALUES,
+    "loading": VALUES | STAGES | {"compile_report"},
+    "pipeline": BELOW_PIPELINE | {"verify", "rules", "compile_report", "loading"},
+    "step": BELOW_PIPELINE | {"pipeline", "loading"},
     "interop": BELOW_PIPELINE | {"pipeline"},
     "report": BELOW_PIPELINE | {"pipeline"},
     "train": ALL,

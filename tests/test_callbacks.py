@@ -119,17 +119,33 @@ def test_the_best_parameters_are_restored() -> None:
 
 
 def test_plateaus_lower_the_rate() -> None:
-    plateau = callbacks.ReduceOnPlateau(patience=2, factor=0.1, min_scale=0.005)
-    scales = []
+    plateau = callbacks.ReduceOnPlateau(patience=1, factor=0.1, min_scale=0.005)
+    other, scales, expected = make(), [], []
+    by_hand = optim.ReduceOnPlateau(other, patience=1, factor=0.1, min_scale=0.005)
     run, _ = told(plateau, [])
-    for value in (3, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1):
-        run.evaluation = {"val/loss": value}
-        run.evaluated_at = run.steps
+    for value in (3, 2, 2, 2, 2, 2, np.nan, 2, 1, 1, 1, 1):
+        run.evaluation, run.evaluated_at = {"val/loss": value}, run.steps
         plateau.on_eval_end(run)
-        scales.append(round(run.step.lr_scale, 4))
-    assert scales == [1, 1, 1, 0.1, 0.1, 0.01, 0.01, 0.01, 0.01, 0.005, 0.005]
-    with pytest.raises(td.ArgumentError, match="factor = 1"):
-        callbacks.ReduceOnPlateau(factor=1)
+        by_hand.update(value)
+        scales.append(run.step.lr_scale)
+        expected.append(other.lr_scale)
+        state = json.loads(json.dumps(plateau.state_dict()))
+        plateau.on_fit_start(run)  # as after a restart
+        plateau.load_state_dict(state)
+    assert scales == expected
+    assert scales[-1] < 0.1
+    for wrong in ({"factor": 1}, {"mode": "least"}, {"coolness": 1}):
+        with pytest.raises((td.ArgumentError, TypeError)):
+            callbacks.ReduceOnPlateau(**wrong)
+
+
+def test_plateaus_of_the_training_loss() -> None:
+    step = make(optim.sgd(1e-9))
+    plateau = callbacks.ReduceOnPlateau("loss", patience=0, threshold=1e9, threshold_mode="abs")
+    trainer(step, plateau).fit(loader(), epochs=3)
+    assert np.isclose(step.lr_scale, 0.01)
+    with pytest.raises(td.CallbackError, match="there is none"):
+        trainer(step, callbacks.ReduceOnPlateau()).fit(loader(), epochs=3)
 
 
 def test_ema_by_hand() -> None:
@@ -228,38 +244,23 @@ def test_profiler(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("rate", [0.05, optim.warmup_cosine(0.05, 3, 50)])
-def test_finding_a_rate_leaves_everything_as_it_was(rate, accumulate: int) -> None:
-    step, batches = make(optim.sgd(rate), accumulate=accumulate), loader()
-    before, position = step.state_dict(), batches.state_dict()
-    search = callbacks.find_rate(step, batches, low=1e-4, high=10, steps=30)
-    assert all(np.array_equal(before[n], v) for n, v in step.state_dict().items())
-    assert batches.state_dict() == position
-    assert 1e-4 <= search.suggestion <= 10
-    assert len(search.rates) == len(search.losses) <= 30
-    assert "<svg" in search.plot().svg()
-    for wrong in ({"low": 0}, {"low": 2, "high": 1}, {"steps": 3}):
-        with pytest.raises(td.ArgumentError, match="0 < low < high"):
-            callbacks.find_rate(step, batches, **wrong)
+def test_rate_finder_starts_with_what_it_found(rate, accumulate: int) -> None:
+    finder, seen = callbacks.RateFinder(low=1e-4, high=1, count=20), []
 
+    def note(run):
+        first = run.batch["x"].tolist()
+        seen.append((run.step.learning_rate, first, run.step.params["weight"].tolist()))
 
-def test_the_found_rate_is_that_of_the_steepest_fall() -> None:
-    """On a quadratic the loss falls fastest just below the rate at which it diverges."""
-    spec = td.Spec((1,))
-    step = td.compile_step(
-        {"w": np.full(1, 3.0)}, lambda m, b: (m["w"] * b).sum() ** 2, optim.sgd(1e-3), spec
-    )
-    search = callbacks.find_rate(step, [np.ones(1)], low=1e-4, high=10, steps=200)
-    assert 0.01 < search.suggestion < 1  # it diverges above 1
-    assert search.rates[-1] < 10
-
-
-def test_rate_finder_starts_with_what_it_found() -> None:
-    finder, seen = callbacks.RateFinder(low=1e-4, high=1, steps=20), []
-    note = callbacks.Lambda(on_step_start=lambda run: seen.append(run.step.learning_rate))
-    history = trainer(make(), finder, note).fit(loader(), steps=3)
-    assert finder.search is not None
-    assert np.allclose(seen, finder.search.suggestion)
+    step = make(optim.sgd(rate), accumulate=accumulate)
+    start = step.params["weight"].tolist()
+    history = trainer(step, finder, callbacks.Lambda(on_step_start=note)).fit(loader(), steps=3)
+    assert finder.test is not None
+    assert np.isclose(seen[0][0], finder.test.suggestion)
+    assert seen[0][1:] == (next(iter(loader()))["x"].tolist(), start)
     assert len(history) == 3
+    worse = callbacks.RateFinder(low=5, high=10, count=4)
+    with pytest.raises(td.CallbackError, match="the loss fell at no rate from 5 to 10"):
+        trainer(make(), worse).fit([rows(4)], steps=1)
 
 
 def test_lambda_takes_hooks_only() -> None:

@@ -135,7 +135,9 @@ def test_pictures(tmp_path: Path) -> None:
 
 
 @given(
-    values=st.lists(st.floats(-1e100, 1e100, allow_subnormal=False) | st.just(math.nan), min_size=1, max_size=40),
+    values=st.lists(
+        st.floats(-1e100, 1e100, allow_subnormal=False) | st.just(math.nan), min_size=1, max_size=40
+    ),
     log=st.booleans(),
 )
 def test_any_curve_can_be_drawn(values: list[float], log: bool) -> None:

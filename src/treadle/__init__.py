@@ -45,6 +45,7 @@ from treadle.base.errors import TraceError as TraceError
 from treadle.base.errors import TreadleError as TreadleError
 from treadle.base.errors import UnknownParameterError as UnknownParameterError
 from treadle.base.errors import UnreachedWarning as UnreachedWarning
+from treadle.base.version import __version__ as __version__
 from treadle.domains.anomaly import Anomaly as Anomaly
 from treadle.domains.anomaly import AnomalyError as AnomalyError
 from treadle.frontend import random as random
@@ -199,5 +200,3 @@ from treadle.train.checkpoint import Checkpoint as Checkpoint
 from treadle.train.checkpoint import CheckpointManager as CheckpointManager
 from treadle.train.history import History as History
 from treadle.train.trainer import Trainer as Trainer
-
-__version__ = "0.1.0"

@@ -7,11 +7,9 @@ Each stage is a function from graph to graph, a section of the report, and text.
 
 from __future__ import annotations
 
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from treadle.autodiff.backward import Differentiated, active_values, differentiate
@@ -19,7 +17,8 @@ from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.base.errors import ArgumentError, DeviceError, GradientError, UnreachedWarning
 from treadle.base.origin import user_origin
-from treadle.codegen.llvm.driver import render_program
+from treadle.compile_report import CompileOptions as CompileOptions
+from treadle.compile_report import CompileReport as CompileReport
 from treadle.frontend.coerce import as_tensor, cast, constant
 from treadle.frontend.mean import Mean
 from treadle.frontend.scopes import Trace, into_scope, isolated_tracing
@@ -29,79 +28,16 @@ from treadle.ir.graph import Graph, Output, OutputKind, Value
 from treadle.ir.ops.leaves import INPUT
 from treadle.ir.rewrite import inline_into, remove_dead_code
 from treadle.ir.verify import verify
-from treadle.memory.assemble import assemble
-from treadle.memory.plan import plan_buffers
+from treadle.loading import kernels_of as kernels_of
+from treadle.loading import load as load
 from treadle.nn.module import Module, Parameter
 from treadle.nn.tracing import Inputs, TracedModel, as_argument, trace_model
 from treadle.optim.append import Mode, UpdatePlan, append_updates
 from treadle.optim.optimizer import Optimizer
 from treadle.precision.narrow import apply_precision
-from treadle.runtime.cpu import NativeProgram
-from treadle.runtime.executable import Executable
-from treadle.runtime.native import compile_object, host
-from treadle.runtime.oracle import OracleProgram
-from treadle.runtime.processors import default_threads
 from treadle.runtime.session import Session
-from treadle.schedule.schedule import schedule
 
 DEVICES = ("oracle", "cpu")
-
-
-@dataclass(frozen=True, slots=True)
-class CompileOptions:
-    """How to compile.
-
-    `on_new_shape="specialise"` compiles for batches of other shapes, at most `max_shapes` of them.
-    `verify=True` checks the IR's invariants after every stage. `detect_anomaly=True` looks at what
-    a step gives: at a NaN or an infinity the step is undone, and the node that made it is named.
-    """
-
-    on_new_shape: str = "error"
-    max_shapes: int = 8
-    verify: bool = False
-    detect_anomaly: bool = False
-
-    def __post_init__(self) -> None:
-        if self.on_new_shape not in ("error", "specialise"):
-            raise ArgumentError(
-                "CompileOptions",
-                f"on_new_shape is {self.on_new_shape!r}",
-                'Use "error" or "specialise".',
-            )
-        if self.max_shapes < 1:
-            raise ArgumentError("CompileOptions", f"max_shapes = {self.max_shapes}", "At least 1.")
-
-
-@dataclass(slots=True)
-class CompileReport:
-    """What was built and how long it took. It grows when more programs are built."""
-
-    device: str
-    precision: str
-    parameters: int = 0
-    compiles: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
-    nodes: dict[str, int] = field(default_factory=dict)
-    unreached: tuple[str, ...] = ()
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-
-    def __str__(self) -> str:
-        lines = [
-            f"device {self.device}, precision {self.precision}, {self.parameters:,} parameters, "
-            f"{self.compiles} program{'' if self.compiles == 1 else 's'}",
-            f"{'stage':<18}{'seconds':>9}{'nodes':>8}",
-        ]
-        for name, seconds in self.seconds.items():
-            count = self.nodes.get(name)
-            lines.append(f"{name:<18}{seconds:>9.4f}{'' if count is None else count:>8}".rstrip())
-        if self.unreached:
-            lines.append(f"the loss does not reach: {', '.join(self.unreached)}")
-        return "\n".join(lines)
 
 
 def choose_device(device: str) -> str:
@@ -135,16 +71,6 @@ def open_session(device: str, share: Any) -> Session:
             "share", f"the values are on {session.device!r}, the program on {device!r}", "Use one."
         )
     return session
-
-
-def load(graph: Graph, device: str) -> Executable:
-    """A graph ready to run on a device."""
-    if device == "oracle":
-        return OracleProgram(graph)
-    program = schedule(graph, panel=2 * host().width, in_place=True)
-    plan = assemble(program, plan_buffers(program))
-    objects = [compile_object(render_program(program, host().width))]
-    return NativeProgram(graph, plan, objects, dict(program.constants), default_threads())
 
 
 Backward = Callable[[Any, Any, Any], Any]

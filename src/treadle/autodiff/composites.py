@@ -1,6 +1,6 @@
 """The vjp of composites that have a better one than their definition's.
 
-The others (gelu, average pooling) are differentiated through their definition, computed again from
+The others (gelu, pooling) are differentiated through their definition, computed again from
 the operands: what that needs is views and elementwise work.
 """
 
@@ -14,14 +14,13 @@ from treadle.autodiff.structure import unreduced
 from treadle.frontend.functions.activations import sigmoid, softmax
 from treadle.frontend.functions.arithmetic import exp, rsqrt, where
 from treadle.frontend.functions.indexing import one_hot
-from treadle.frontend.functions.reductions import argmax, count_of, mean
+from treadle.frontend.functions.reductions import count_of, mean
 from treadle.frontend.functions.reductions import sum as sum_of
-from treadle.frontend.functions.shaping import flip, iota, pad, reshape, transpose, unsqueeze
+from treadle.frontend.functions.shaping import flip, transpose, unsqueeze
 from treadle.frontend.scopes import bind, bind1
 from treadle.frontend.tensor import Tensor
 from treadle.ir import composites as c
 from treadle.ir.ops.indexing import SCATTER_ADD, ScatterAdd
-from treadle.ir.ops.linear import UNWINDOW, WINDOW, Unwindow, Window
 
 vjp = VJP
 Cts = tuple[Cotangent, ...]
@@ -143,24 +142,6 @@ def conv_vjp(attributes: c.Conv, ct: Tensor, out: Tensor, x: Tensor, w: Tensor) 
     outside = tuple((r - low, r - high) for r, (low, high) in zip(reach, padding, strict=True))
     back = c.Conv(attributes.strides, outside, attributes.dilations)
     return bind1(c.CONV, back, ct, turned), through[1]
-
-
-@vjp(c.MAX_POOL)
-def max_pool_vjp(attributes: c.Pool, ct: Tensor, out: Tensor, x: Tensor) -> Cts:
-    """ct goes to the first of the greatest in each window."""
-    lead = x.ndim - len(attributes.sizes)
-    around = (*((0, 0),) * lead, *((p, p) for p in attributes.padding))
-    padded = pad(x, around, -math.inf if x.dtype.is_float else x.dtype.range()[0])
-    axes = tuple(range(lead, x.ndim))
-    window = Window(axes, attributes.sizes, attributes.strides, attributes.dilations)
-    windows = bind1(WINDOW, window, padded)
-    count = math.prod(attributes.sizes)
-    flat = reshape(windows, (*windows.shape[: x.ndim], count))
-    first = argmax(flat, -1, keepdims=True)
-    chosen = where(iota(flat.shape, -1, first.dtype) == first, unsqueeze(ct, -1), 0)
-    spread = bind1(UNWINDOW, Unwindow(window, padded.shape), reshape(chosen, windows.shape))
-    inside = tuple(slice(low, low + n) for (low, _), n in zip(around, x.shape, strict=True))
-    return (spread[inside] if any(attributes.padding) else spread,)
 
 
 @vjp(c.CROSS_ENTROPY)

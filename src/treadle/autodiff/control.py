@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from string import ascii_letters
 
 from treadle.autodiff.backward import (
     VJP,
@@ -17,14 +18,16 @@ from treadle.autodiff.backward import (
 )
 from treadle.domains.domain import input_names
 from treadle.frontend.functions.shaping import zeros_like
-from treadle.frontend.scopes import bind, isolated_tracing
+from treadle.frontend.scopes import bind, bind1, isolated_tracing
 from treadle.frontend.tensor import Tensor
 from treadle.frontend.tracing import emit
 from treadle.ir.control import CALL, SCAN, Call, Scan
-from treadle.ir.graph import Graph, Output, OutputKind, Value
-from treadle.ir.ops.elementwise import CAST
+from treadle.ir.graph import Graph, Node, Output, OutputKind, Value
+from treadle.ir.ops.elementwise import ADD, CAST
 from treadle.ir.ops.indexing import RANDOM_BITS
 from treadle.ir.ops.leaves import CONSTANT, IOTA, Leaf
+from treadle.ir.ops.linear import CONTRACT, Contraction, canonical_spec
+from treadle.ir.ops.reductions import REDUCE_SUM, Reduce
 from treadle.ir.ops.shaping import BROADCAST, PERMUTE, RESHAPE
 from treadle.ir.rewrite import cut, inline_into
 
@@ -80,12 +83,19 @@ class _StepBackward:
     slices: tuple[int, ...]  # those with a cotangent
     stacked: tuple[int, ...]  # outputs of the body with a cotangent that are not carries
 
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """Whose cotangents they are, as operand positions."""
+        return (*self.carries, *self.constants, *self.slices)
+
 
 @VJP(SCAN)
 def scan_vjp(pull: Pull) -> Sequence[Cotangent]:
     """A scan in the other direction over what the forward kept.
 
-    The forward scan is replaced by one that also stacks what the backward uses.
+    The forward scan is replaced by one that also stacks what the backward uses. A constant's
+    cotangent is a running sum; where each step adds a product or a sum, its operands are stacked
+    instead and the steps summed at once: one large product for many small ones.
     """
     attributes: Scan = pull.attributes
     step = _step_backward(attributes, pull)
@@ -93,14 +103,21 @@ def scan_vjp(pull: Pull) -> Sequence[Cotangent]:
     stacks = _keep(attributes, step, kept, pull)
     names = step.names
     kept_name = fresh_prefix(step.graph, "kept")
+    later = {} if attributes.recompute else _summed_later(step, attributes)
+    running = [i for i in step.constants if i not in later]
     carried = [f"{step.ct}{i - attributes.constants}" for i in step.carries]
-    carried += [f"{step.sum}{i}" for i in step.constants]
+    carried += [f"{step.sum}{i}" for i in running]
     places = step.graph.leaves
     inputs = [(n, Value(places[n])) for n in (*names[: attributes.constants], *carried)]
     inputs += [(f"{kept_name}{i}", v) for i, v in enumerate(kept)]
     read = [*(names[i] for i in rows), *(f"{step.ct}{i}" for i in step.stacked)]
     inputs += [(n, Value(places[n])) for n in read]
-    results = [Output(OutputKind.RESULT, str(i), o.value) for i, o in enumerate(step.cotangents)]
+    stacked = [*stacks, *(pull.operands[i] for i in rows)]
+    stacked += [ct for i in step.stacked if (ct := pull.cts[i]) is not None]
+    known = dict(zip((v for _, v in inputs[-len(stacked) :] if stacked), stacked, strict=True))
+    extra = {v: None for node in later.values() for v in node.operands if v not in known}
+    wanted = [o.value for o, i in zip(step.cotangents, step.sources, strict=True) if i not in later]
+    results = [Output(OutputKind.RESULT, str(i), v) for i, v in enumerate((*wanted, *extra))]
     body = cut(step.graph, inputs, results, f"{attributes.body.name}.vjp")
     scan = Scan(
         body,
@@ -112,12 +129,42 @@ def scan_vjp(pull: Pull) -> Sequence[Cotangent]:
     )
     operands = [*pull.operands[: attributes.constants]]
     operands += [_carry_seed(pull, i - attributes.constants) for i in step.carries]
-    operands += [zeros_like(pull.operands[i]) for i in step.constants]
-    operands += [*stacks, *(pull.operands[i] for i in rows)]
-    operands += [ct for i in step.stacked if (ct := pull.cts[i]) is not None]
-    values = bind(SCAN, scan, *operands)
-    found = dict(zip((*step.carries, *step.constants, *step.slices), values, strict=True))
+    operands += [zeros_like(pull.operands[i]) for i in running]
+    values = bind(SCAN, scan, *operands, *stacked)
+    found = dict(zip((i for i in step.sources if i not in later), values, strict=False))
+    known |= dict(zip(extra, values[len(wanted) :], strict=True))
+    found |= {i: _over_steps(node, known) for i, node in later.items()}
     return [found.get(i) for i in range(len(pull.operands))]
+
+
+def _summed_later(step: _StepBackward, attributes: Scan) -> dict[int, Node]:
+    """Constants whose cotangent every step adds a product or a sum to, and that node."""
+    graph, places = step.graph, step.graph.leaves
+    varying = {n for n in places if n.startswith(step.ct)} | {*step.names[attributes.constants :]}
+    moving = _reached(graph, {places[n] for n in varying})
+    found: dict[int, Node] = {}
+    for output, i in zip(step.cotangents, step.sources, strict=True):
+        if i not in step.constants:
+            continue
+        total = graph.nodes[output.value.node]
+        added = graph.nodes[total.operands[1].node]
+        is_sum = added.op in (CONTRACT, REDUCE_SUM) and total.op is ADD
+        if is_sum and all(v.node in moving for v in added.operands):
+            found[i] = added
+    return found
+
+
+def _over_steps(node: Node, stacks: Mapping[Value, Tensor]) -> Tensor:
+    """What a node gives, summed over all steps, from the stacks of its operands."""
+    operands = [stacks[v] for v in node.operands]
+    if isinstance(node.attributes, Contraction):
+        x, y, result = node.attributes.labels
+        step = next(c for c in ascii_letters if c not in x + y)
+        spec = canonical_spec(step + x, step + y, result)
+        return bind1(CONTRACT, Contraction(spec, node.attributes.dtype), *operands)
+    assert isinstance(node.attributes, Reduce)
+    axes = (0, *(a + 1 for a in node.attributes.axes))
+    return bind1(REDUCE_SUM, Reduce(axes), *operands)
 
 
 def _carry_seed(pull: Pull, carry: int) -> Tensor:

@@ -23,6 +23,7 @@ from treadle.frontend.functions.arithmetic import (
 from treadle.frontend.functions.arithmetic import rsqrt as rsqrt_of
 from treadle.frontend.functions.indexing import take_along_axis
 from treadle.frontend.functions.linear import contract
+from treadle.frontend.functions.reductions import argmax as argmax_of
 from treadle.frontend.functions.reductions import count_of, kept_shape
 from treadle.frontend.functions.reductions import max as max_of
 from treadle.frontend.functions.reductions import sum as sum_of
@@ -289,7 +290,9 @@ def _least(dtype: DType) -> float:
 
 @definition(c.MAX_POOL)
 def max_pool(attributes: c.Pool, x: Tensor) -> Tensor:
-    return max_of(_pool_windows(attributes, x, _least(x.dtype)), -1)
+    windows = _pool_windows(attributes, x, _least(x.dtype))
+    first = argmax_of(windows, -1, keepdims=True)
+    return reshape(take_along_axis(windows, first, -1), windows.shape[:-1])
 
 
 @definition(c.AVG_POOL)

@@ -176,6 +176,11 @@ class Trace:
         self._sites += 1
         return self._sites - 1
 
+    def skip_sites(self, count: int) -> None:
+        """Leave the first call sites to a graph that is inlined here and has them already."""
+        assert self._enclosing is None, "sites are counted by the outermost trace"
+        self._sites = max(self._sites, count)
+
     def random_key(self) -> Tensor:
         """The key for random bits in this trace; `make_key` derives it from the enclosing one."""
         if self._key is None:

@@ -80,6 +80,10 @@ class Index:
     def __add__(self, other: Index | int) -> Index:
         if isinstance(other, int):
             return Index(self.terms, self.offset + other)
+        if not other.terms:
+            return Index(self.terms, self.offset + other.offset) if other.offset else self
+        if not self.terms:
+            return Index(other.terms, self.offset + other.offset) if self.offset else other
         factors = dict(self.terms)
         for atom, factor in other.terms:
             factors[atom] = factors.get(atom, 0) + factor
@@ -89,6 +93,8 @@ class Index:
     def __mul__(self, factor: int) -> Index:
         if factor == 0:
             return Index()
+        if factor == 1:
+            return self
         return Index(tuple((a, f * factor) for a, f in self.terms), self.offset * factor)
 
     def __sub__(self, other: Index | int) -> Index:
@@ -216,6 +222,8 @@ def unflatten(flat: Index, shape: Sequence[int]) -> tuple[Index, ...]:
 
 def substitute(index: Index, values: Mapping[Var, Index]) -> Index:
     """The index with variables replaced, simplified again."""
+    if all(isinstance(atom, Var) and atom not in values for atom, _ in index.terms):
+        return index
     result = constant(index.offset)
     for atom, factor in index.terms:
         match atom:

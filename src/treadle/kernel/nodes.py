@@ -264,6 +264,7 @@ class Kernel:
     body: tuple[Statement, ...]
     origins: tuple[Origin, ...] = field(default=(), compare=False)
     scratch: tuple[Buffer, ...] = ()  # a thread's own memory, undefined at first
+    is_whole: bool = field(default=False, compare=False)  # a template that stays by itself
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:

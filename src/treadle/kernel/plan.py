@@ -82,6 +82,15 @@ class KernelFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexCheck:
+    """An index that is data: the op that uses it, and how many places there are."""
+
+    op: str
+    extent: int
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A program's memory, its script, and what goes in and out."""
 

@@ -15,7 +15,20 @@ from typing import assert_never
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.base.errors import GraphError
-from treadle.kernel.index import Bounded, Data, Index, Quotient, Remainder, Var, atom_range, opened
+from treadle.kernel.access import accesses, is_local
+from treadle.kernel.cost import outermost
+from treadle.kernel.index import (
+    Atom,
+    Bounded,
+    Data,
+    Index,
+    Quotient,
+    Remainder,
+    Var,
+    atom_range,
+    opened,
+    variable,
+)
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -74,6 +87,22 @@ class _Checker:
 
     def check(self) -> None:
         self.statements(self.kernel.body, _Scope((), {}, ()))
+        self.apart()
+
+    def apart(self) -> None:
+        """What a turn of the outermost loop reads of an output, no other turn writes."""
+        loop = outermost(self.kernel)
+        if loop is None or loop.var.extent < 2:
+            return
+        every = list(accesses(loop.body))
+        read = {a.buffer for a in every if not a.writes}
+        for buffer in self.kernel.outputs:
+            touching = [a for a in every if a.buffer == buffer.name]
+            if buffer.name not in read:
+                continue
+            for a in touching:
+                if not is_local(a, variable(loop.var), buffer.size, loop.var.extent):
+                    raise self.wrong(f"turns of {loop.var.name} meet in {a.buffer}[{a.index}]")
 
     def statements(self, body: tuple[Statement, ...], scope: _Scope) -> None:
         known = dict(scope.locals)
@@ -246,25 +275,43 @@ class _Checker:
         if any(o.terms != place.terms for o in others):
             raise self.wrong(f"stores to {buffer} walk it differently: {others[0]} and {place}")
         independent = {v for v, role in scope.loops if role in INDEPENDENT and v.extent > 1}
-        parts: list[tuple[int, int, Var | None]] = [_choice(others)]
+        parts: list[tuple[int, int, Atom | None]] = [_choice(others)]
         for atom, factor in place.terms:
             low, high = atom_range(atom)
-            parts.append((abs(factor), high - low, atom if isinstance(atom, Var) else None))
+            is_data = isinstance(atom, (Data, Bounded))
+            parts.append((abs(factor), high - low, None if is_data else atom))
         reach = 0
-        found: set[Var] = set()
-        for factor, steps, var in sorted(parts, key=lambda part: part[0]):
-            if var is not None and factor > reach:
-                found.add(var)
-            if var is None and 0 < factor <= reach:
+        digits: set[Atom] = set()
+        for factor, steps, digit in sorted(parts, key=lambda part: part[0]):
+            if digit is not None and factor > reach:
+                digits.add(digit)
+            if digit is None and 0 < factor <= reach:
                 break  # digits overlap here: nothing above is known to be distinct
             reach += factor * steps
+        found = _determined(digits)
         missing = independent - found
         if missing:
             names = ", ".join(sorted(v.name for v in missing))
             raise self.wrong(f"turns of {names} may write one place: {buffer}[{index}]")
 
 
-def _choice(places: Sequence[Index]) -> tuple[int, int, Var | None]:
+def _determined(digits: set[Atom]) -> set[Var]:
+    """Variables that some digits make known: quotient and remainder give what was divided."""
+    known = set(digits)
+    pending = list(digits)
+    while pending:
+        atom = pending.pop()
+        if not isinstance(atom, (Quotient, Remainder)):
+            continue
+        pair = Quotient(atom.index, atom.divisor), Remainder(atom.index, atom.divisor)
+        terms = atom.index.terms
+        if known.issuperset(pair) and len(terms) == 1 and terms[0][0] not in known:
+            known.add(terms[0][0])
+            pending.append(terms[0][0])
+    return {a for a in known if isinstance(a, Var)}
+
+
+def _choice(places: Sequence[Index]) -> tuple[int, int, Atom | None]:
     """Which of several stores, as a digit: the step between their offsets and how many steps."""
     least = min(p.offset for p in places)
     step = math.gcd(*(p.offset - least for p in places))

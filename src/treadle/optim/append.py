@@ -11,7 +11,14 @@ from treadle.base import dtypes, trees
 from treadle.base.errors import ArgumentError, GradientError
 from treadle.base.trees import Structure
 from treadle.frontend.coerce import as_tensor, cast
-from treadle.frontend.functions.arithmetic import eq, ge, isfinite, where
+from treadle.frontend.functions.arithmetic import (
+    eq,
+    ge,
+    isfinite,
+    logical_and,
+    maximum,
+    where,
+)
 from treadle.frontend.functions.shaping import zeros_like
 from treadle.frontend.scopes import Trace, isolated_tracing
 from treadle.frontend.tensor import Tensor
@@ -21,11 +28,14 @@ from treadle.ir.ops.leaves import PARAMETER, STATE, Leaf
 from treadle.ir.rewrite import inline_into, remove_dead_code
 from treadle.ir.types import TensorType
 from treadle.optim.clipping import global_norm, scaled_to_norm
+from treadle.optim.labels import free_site, with_sampled_labels
 from treadle.optim.optimizer import Context, Optimizer, Params
 
 SCALAR = TensorType(())
 COUNT = TensorType((), dtypes.int32)
 FIRST_LOSS_SCALE, GROWTH_INTERVAL = 65536.0, 2000
+LEAST_LOSS_SCALE = 2.0**-14  # a loss that is never finite must not halve it to zero
+Written = dict[str, tuple[Tensor, Tensor]]  # old and new values, by name
 
 
 class Mode(Enum):
@@ -61,7 +71,13 @@ class UpdatePlan:
         if self.scales_loss:
             found[self.name("loss_scale")] = (SCALAR, FIRST_LOSS_SCALE)
             found[self.name("good_steps")] = (COUNT, 0)
+            found[self.name("skipped")] = (COUNT, 0)
         return found
+
+    def check_numbers(self) -> None:
+        """The optimizer's numbers, also as the step will hold them."""
+        for key, value in self.optimizer.hyper.items():
+            self.optimizer.check(key, value, self.parameters)
 
     def loss_scale(self, trace: Trace) -> Tensor:
         return trace.leaf(STATE, self.name("loss_scale"), SCALAR)
@@ -118,6 +134,8 @@ class _Appending:
             if o.kind is OutputKind.PRINT
         ]
         self.outputs: list[Output] = []
+        self.asked_elsewhere = False  # whether the optimizer took other gradients
+        trace.skip_sites(free_site(graph))
 
     def run(self) -> Graph:
         if self.plan.scales_loss:
@@ -180,18 +198,32 @@ class _Appending:
         for name, g in means.items():
             self._put(OutputKind.GRADIENT, name, g)
             self._result(f"grad_norm:{name}", global_norm([g]))
-        clipped = means
-        if self.plan.clip_norm is not None:
-            clipped = scaled_to_norm(means, norm, self._state("clip_norm", SCALAR))
-        written = self._optimizer(clipped)
-        count = self._state("count", COUNT)
-        written[self.plan.name("count")] = (count, count + 1)
+        written = self._optimizer(self._clipped(means))
         if self.plan.scales_loss:
-            written = self._skipping(written, isfinite(norm))
+            written = self._skipping(written, self._is_fine(norm, written))
+        else:
+            written |= self._counted()
         for name, (_, new) in written.items():
             self._put(OutputKind.UPDATE, name, new)
 
-    def _optimizer(self, gradients: Params) -> dict[str, tuple[Tensor, Tensor]]:
+    def _clipped(self, gradients: Params) -> Params:
+        if self.plan.clip_norm is None:
+            return gradients
+        limit = self._state("clip_norm", SCALAR)
+        return scaled_to_norm(gradients, global_norm(gradients.values()), limit)
+
+    def _counted(self) -> Written:
+        count = self._state("count", COUNT)
+        return {self.plan.name("count"): (count, count + 1)}
+
+    def _is_fine(self, norm: Tensor, written: Written) -> Tensor:
+        """Whether nothing overflowed: gradients, and what other gradients have led to."""
+        if not self.asked_elsewhere:
+            return isfinite(norm)
+        after = [new for _, new in written.values() if new.dtype.is_float]
+        return logical_and(isfinite(norm), isfinite(global_norm(after)))
+
+    def _optimizer(self, gradients: Params) -> Written:
         """Old and new values of parameters and optimizer state, by name."""
         plan = self.plan
         params = {n: self.trace.leaf(PARAMETER, n, t) for n, t in plan.parameters.items()}
@@ -221,42 +253,63 @@ class _Appending:
 
     def _context(self) -> Context:
         hyper = {k: self._state(f"hyper:{k}", SCALAR) for k in self.plan.optimizer.hyper}
+        count = cast(self._state("count", COUNT), dtypes.float32)
         return Context(
-            cast(self._state("count", COUNT), dtypes.float32),
+            count,
+            count,
             hyper,
             self._state("lr_scale", SCALAR),
             self.plan.decays,
             self.metrics,
-            self._gradients_at,
+            lambda params: self._gradients_of(self._loss(), params),
+            self._sampled_gradients_at,
+            self._clipped,
         )
 
-    def _gradients_at(self, params: Params) -> Params:
-        """Gradients of the same loss on the same batch, other parameters."""
+    def _loss(self) -> Graph:
         if self.loss is None:
             raise GradientError(
-                "grad_at", "the step has a backward of the user's own, which is for one place only"
+                "grad_at",
+                "the step has a backward of the user's own, which is for one place only",
+                "Use td.compile_step, or an optimizer that needs no other gradient.",
             )
-        graph = differentiate(self.loss, list(self.gradients)).graph
-        values = emit(graph, params, self.trace.origin)
+        return self.loss
+
+    def _sampled_gradients_at(self, params: Params) -> tuple[Params, int]:
+        """Gradients for labels that the model draws, and how many there are."""
+        sampled, drawn = with_sampled_labels(self._loss(), self.trace.next_site)
+        return self._gradients_of(sampled, params), drawn
+
+    def _gradients_of(self, loss: Graph, params: Params) -> Params:
+        """Gradients of a loss on the same batch at other parameters, in the current scope."""
+        self.asked_elsewhere = True
+        graph = differentiate(loss, [n for n in self.gradients if n in loss.leaves]).graph
+        # Leaves are bound one by one: the scope may be a trace inside this one.
+        nodes = {name: graph.nodes[i] for name, i in graph.leaves.items()}
+        bound = {n: self.trace.leaf(node.op, n, node.types[0]) for n, node in nodes.items()}
+        bound |= {n: cast(p, bound[n].dtype) for n, p in params.items() if n in bound}
+        values = emit(graph, bound, self.trace.origin)
         found = zip(graph.outputs, values, strict=True)
         gradients = {o.name: v for o, v in found if o.kind is OutputKind.GRADIENT}
         weight = values[2]
-        scale = self.plan.loss_scale(self.trace) * weight if self.plan.scales_loss else weight
+        scale = weight * self.plan.loss_scale(self.trace) if self.plan.scales_loss else weight
         return {n: g / cast(scale, g.dtype) for n, g in gradients.items()}
 
-    def _skipping(
-        self, written: dict[str, tuple[Tensor, Tensor]], is_fine: Tensor
-    ) -> dict[str, tuple[Tensor, Tensor]]:
+    def _skipping(self, written: Written, is_fine: Tensor) -> Written:
         """Nothing changes when a gradient overflowed, but the loss scale: it halves.
 
         After a number of good steps in a row it doubles.
         """
+        written = written | self._counted()
         kept = {n: (old, where(is_fine, new, old)) for n, (old, new) in written.items()}
         scale, good = self.plan.loss_scale(self.trace), self._state("good_steps", COUNT)
         grows = ge(good + 1, GROWTH_INTERVAL)
         larger = where(grows, scale * 2, scale)
-        kept[self.plan.name("loss_scale")] = (scale, where(is_fine, larger, scale * 0.5))
+        smaller = maximum(scale * 0.5, LEAST_LOSS_SCALE)
+        kept[self.plan.name("loss_scale")] = (scale, where(is_fine, larger, smaller))
         kept[self.plan.name("good_steps")] = (good, where(is_fine, where(grows, 0, good + 1), 0))
+        skipped = self._state("skipped", COUNT)
+        kept[self.plan.name("skipped")] = (skipped, where(is_fine, skipped, skipped + 1))
         self._result("updated", is_fine)
         return kept
 

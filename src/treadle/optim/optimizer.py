@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
+from treadle.base import dtypes
+from treadle.base.dtypes import DType
 from treadle.base.errors import ArgumentError
 from treadle.base.trees import Tree
 from treadle.frontend.tensor import Tensor
+from treadle.ir.types import TensorType
+from treadle.optim.numbers import NOT_NEGATIVE, Domain, Numbers, check_number, check_rounding
 from treadle.optim.schedules import Schedule
 
 Params = dict[str, Tensor]
-Selector = str | Callable[[str], bool]
+Init = Callable[[Params], Tree]
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What an update may know besides gradients, state and parameters."""
+    """What an update may know besides gradients, state and parameters.
 
-    count: Tensor  # updates done before this one, a float scalar
+    Gradients at other parameters are of the same loss on the same batch; parameters that are not
+    given stay as they are.
+    """
+
+    count: Tensor  # updates done before this one, a float scalar: what schedules follow
+    updates: Tensor  # those that this optimizer did: fewer where its group was frozen
     hyper: Mapping[str, Tensor]
     lr_scale: Tensor
     decays: Mapping[str, bool]  # which parameters allow weight decay
     metrics: Mapping[str, Tensor]
-    grad_at: Callable[[Params], Params]  # gradients of the same loss at other parameters
+    grad_at: Callable[[Params], Params]
+    sampled_grad_at: Callable[[Params], tuple[Params, int]]  # labels drawn from the model; how many
+    clip: Callable[[Params], Params]  # the step's own clipping, for gradients of grad_at
 
     def rate(self, schedule: Schedule) -> Tensor:
         """The learning rate in force."""
@@ -38,6 +48,9 @@ class Context:
         return dataclasses.replace(self, hyper=own)
 
 
+Update = Callable[[Params, Tree, Params, Context], tuple[Params, Tree]]
+
+
 def keep_params(state: Tree, params: Params) -> Params:
     """Evaluation uses the parameters that are trained."""
     return params
@@ -47,16 +60,30 @@ def keep_params(state: Tree, params: Params) -> Params:
 class Optimizer:
     """`init(params) -> state` and `update(grads, state, params, context) -> (params, state)`.
 
-    States are trees of tensors. `hyper` are named numbers that become scalar state of the step.
+    States are trees of tensors. `hyper` are named numbers that become scalar state of the step;
+    `domains` say where they may lie, by default anywhere from 0.
     """
 
     name: str
-    init: Callable[[Params], Tree]
-    update: Callable[[Params, Tree, Params, Context], tuple[Params, Tree]]
+    init: Init
+    update: Update
     hyper: Mapping[str, float]
     schedules: Mapping[str, Schedule]  # by the prefix of their hyperparameters
     eval_params: Callable[[Tree, Params], Params] = keep_params
     trains: Callable[[str], bool] = lambda name: True
+    domains: Mapping[str, Domain] = field(default_factory=dict)
+    acts_on: Callable[[str, str], bool] = lambda key, name: True  # which number on which parameter
+
+    def check(self, key: str, value: object, types: Mapping[str, TensorType]) -> float:
+        """A number for `key`, also after rounding to the dtype of the parameters it acts on."""
+        domain = self.domains.get(key, NOT_NEGATIVE)
+        number = check_number(self.name, key, value, domain)
+        narrowest: DType = dtypes.float32
+        for name, type_ in types.items():
+            if type_.dtype.bits < narrowest.bits and self.acts_on(key, name):
+                narrowest = type_.dtype
+        check_rounding(self.name, key, number, domain, narrowest)
+        return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +91,19 @@ class Transform:
     """Gradients to gradients: `init(params)`, `update(grads, state, params, context)`."""
 
     name: str
-    init: Callable[[Params], Tree]
-    update: Callable[[Params, Tree, Params, Context], tuple[Params, Tree]]
+    init: Init
+    update: Update
     hyper: Mapping[str, float]
+    domains: Mapping[str, Domain] = field(default_factory=dict)
+
+
+def stateless(name: str, given: Numbers, changed: Callable[..., Params]) -> Transform:
+    """A transform without state: `changed(grads, params, context)`."""
+
+    def update(grads: Params, state: Tree, params: Params, context: Context) -> tuple[Params, Tree]:
+        return changed(grads, params, context), state
+
+    return Transform(name, lambda params: {}, update, given.hyper, given.domains)
 
 
 def chain(*parts: Transform | Optimizer) -> Optimizer:
@@ -79,7 +116,8 @@ def chain(*parts: Transform | Optimizer) -> Optimizer:
     transforms: list[Transform] = []
     for i, part in enumerate(parts[:-1]):
         if not isinstance(part, Transform):
-            cause = f"part {i} ({part.name}) is not a transform of gradients"
+            shown = getattr(part, "name", repr(part))
+            cause = f"part {i} ({shown}) is not a transform of gradients"
             raise ArgumentError("chain", cause, "Only the last part is an optimizer.")
         transforms.append(part)
     # An inner chain has numbered its own transforms; these are counted on.
@@ -97,115 +135,47 @@ def chain(*parts: Transform | Optimizer) -> Optimizer:
         params, new = last.update(grads, state["optimizer"], params, context)
         return params, {"transforms": after, "optimizer": new}
 
-    hyper = {
-        f"{p}{k}": v for p, t in zip(prefixes, transforms, strict=True) for k, v in t.hyper.items()
-    }
+    named = list(zip(prefixes, transforms, strict=True))
     return dataclasses.replace(
         last,
         name="chain",
         init=init,
         update=update,
-        hyper=hyper | dict(last.hyper),
+        hyper={f"{p}{k}": v for p, t in named for k, v in t.hyper.items()} | dict(last.hyper),
+        domains={f"{p}{k}": d for p, t in named for k, d in t.domains.items()} | dict(last.domains),
         eval_params=lambda state, params: last.eval_params(state["optimizer"], params),
     )
 
 
-def freeze() -> Optimizer:
-    """Leaves its parameters as they are; their gradients are not even computed."""
-    return Optimizer(
-        "freeze",
-        lambda params: {},
-        lambda grads, state, params, context: (params, state),
-        {},
-        {},
-        trains=lambda name: False,
-    )
+def wrap(
+    inner: Optimizer,
+    name: str,
+    given: Numbers,
+    init: Init,
+    update: Update,
+    eval_params: Callable[[Tree, Params], Params] | None = None,
+) -> Optimizer:
+    """An optimizer around another, whose state is under "inner".
 
-
-def groups(*members: tuple[Selector, Optimizer]) -> Optimizer:
-    """An optimizer for each group of parameters; a parameter belongs to the first that selects it.
-
-    A selector is a pattern of names ("*.bias", "encoder.*") or a function of the name.
+    The numbers of its own have its name in front: "ema.decay".
     """
-    if not members:
-        raise ArgumentError("groups", "there are no groups", 'Pass ("*", optimizer).')
-    prefixes = [f"group{i}." for i in range(len(members))]
-
-    def split(params: Params) -> list[Params]:
-        parts: list[Params] = [{} for _ in members]
-        for name, value in params.items():
-            parts[_member(members, name)][name] = value
-        return parts
-
-    def init(params: Params) -> Tree:
-        parts = split(params)
-        for (selector, optimizer), part in zip(members, parts, strict=True):
-            if optimizer.name != "freeze" and not part:
-                check_selects("groups", selector, params)
-        return [o.init(part) for (_, o), part in zip(members, parts, strict=True)]
-
-    def update(grads: Params, state: Tree, params: Params, context: Context) -> tuple[Params, Tree]:
-        after, states = dict(params), []
-        parts = zip(members, prefixes, split(params), state, strict=True)
-        for (_, optimizer), prefix, part, own in parts:
-            own_grads = {n: grads[n] for n in part if n in grads}
-            new, kept = optimizer.update(own_grads, own, part, context.inside(prefix))
-            after |= new
-            states.append(kept)
-        return after, states
-
-    def eval_params(state: Tree, params: Params) -> Params:
-        after = dict(params)
-        for (_, optimizer), part, own in zip(members, split(params), state, strict=True):
-            after |= optimizer.eval_params(own, part)
-        return after
-
-    optimizers = [o for _, o in members]
-    return Optimizer(
-        "groups",
-        init,
-        update,
-        {
-            f"{p}{k}": v
-            for p, o in zip(prefixes, optimizers, strict=True)
-            for k, v in o.hyper.items()
-        },
-        {
-            f"{p}{k}": s
-            for p, o in zip(prefixes, optimizers, strict=True)
-            for k, s in o.schedules.items()
-        },
-        eval_params,
-        lambda name: members[_member(members, name)][1].trains(name),
+    own = {f"{name}.{k}": v for k, v in given.hyper.items()}
+    if own.keys() & inner.hyper.keys():
+        raise ArgumentError(name, f"there is {name} inside it already", "Use it once.")
+    return dataclasses.replace(
+        inner,
+        name=name,
+        init=init,
+        update=update,
+        hyper=dict(inner.hyper) | own,
+        domains=dict(inner.domains) | {f"{name}.{k}": d for k, d in given.domains.items()},
+        eval_params=eval_params
+        or (lambda state, params: inner.eval_params(state["inner"], params)),
     )
 
 
-def _member(members: Sequence[tuple[Selector, Optimizer]], name: str) -> int:
-    for i, (selector, _) in enumerate(members):
-        if selects(selector, name):
-            return i
-    shown = ", ".join(s if isinstance(s, str) else "a function" for s, _ in members)
-    raise ArgumentError(
-        "groups", f"no group selects {name!r} (selectors: {shown})", 'End with ("*", optimizer).'
-    )
-
-
-def selects(selector: Selector, name: str) -> bool:
-    if isinstance(selector, str):
-        return fnmatch.fnmatchcase(name, selector)
-    return bool(selector(name))
-
-
-def check_selects(operation: str, selector: Selector | None, params: Params) -> None:
-    """A pattern that selects nothing is a typing error."""
-    if not isinstance(selector, str) or selector == "*":
-        return
-    if not any(selects(selector, n) for n in params):
+def check_inner(name: str, inner: object) -> None:
+    if not isinstance(inner, Optimizer):
         raise ArgumentError(
-            operation, f"{selector!r} selects no parameter", f"There are: {', '.join(params)}."
+            name, f"it is around {inner!r}", "Pass an optimizer first: optim.adamw(1e-3)."
         )
-
-
-def only(selector: Selector, optimizer: Optimizer) -> Optimizer:
-    """Train what a selector names, freeze the rest."""
-    return groups((selector, optimizer), ("*", freeze()))

@@ -1,33 +1,18 @@
-"""SGD, Adam and AdamW: PyTorch's formulas and defaults."""
+"""SGD, Adam, AdamW, AdaGrad, RMSProp and AdaDelta: PyTorch's formulas and defaults."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from treadle.base.errors import ArgumentError
-from treadle.base.trees import Tree
-from treadle.frontend.functions.arithmetic import eq, maximum, pow, sqrt, where
-from treadle.frontend.functions.shaping import zeros_like
+from treadle.frontend.functions.arithmetic import maximum, sqrt, where
 from treadle.frontend.tensor import Tensor
-from treadle.optim.optimizer import Context, Optimizer, Params, Selector, check_selects, selects
-from treadle.optim.schedules import Schedule, as_schedule, check_rate
+from treadle.optim.building import Decay, One, Parts, Rate, filled, per_parameter, zeros
+from treadle.optim.grouping import Selector
+from treadle.optim.numbers import FRACTION, NOT_NEGATIVE, check_betas, check_flag, numbers
+from treadle.optim.optimizer import Optimizer
 
-Rate = float | Schedule
-
-
-def _check_unit(operation: str, **values: float) -> None:
-    for name, value in values.items():
-        if not 0 <= value < 1:
-            raise ArgumentError(operation, f"{name} = {value}", "It lies in [0, 1).")
-
-
-def _zeros(params: Params) -> Params:
-    return {name: zeros_like(p) for name, p in params.items()}
-
-
-def _decays(decay: Selector | None, context: Context, name: str) -> bool:
-    """Whether weight decay applies: the parameter allows it, and the filter if there is one."""
-    return context.decays.get(name, True) and (decay is None or selects(decay, name))
+New = tuple[Tensor, Mapping[str, Tensor]]
 
 
 def sgd(
@@ -42,34 +27,33 @@ def sgd(
 
     `decay` selects the parameters that weight decay applies to.
     """
-    schedule = as_schedule(lr)
-    check_rate("sgd", momentum=momentum, weight_decay=weight_decay)
+    given = numbers(
+        "sgd",
+        momentum=(momentum, NOT_NEGATIVE),
+        dampening=(dampening, NOT_NEGATIVE),
+        weight_decay=(weight_decay, NOT_NEGATIVE),
+    )
+    check_flag("sgd", nesterov=nesterov)
     if nesterov and (momentum <= 0 or dampening != 0):
-        raise ArgumentError("sgd", "nesterov without momentum, or with dampening")
+        raise ArgumentError(
+            "sgd",
+            f"nesterov with momentum = {momentum} and dampening = {dampening}",
+            "Nesterov's step needs a positive momentum and no dampening.",
+        )
     has_momentum = momentum != 0
 
-    def init(params: Params) -> Tree:
-        check_selects("sgd", decay, params)
-        return {"momentum": _zeros(params)} if has_momentum else {}
+    def rule(one: One) -> New:
+        if not has_momentum:
+            return one.p - one.g * one.rate, {}
+        hyper = one.hyper
+        running = one.state["momentum"] * hyper["momentum"] + one.g * (1 - hyper["dampening"])
+        # The first buffer is the gradient itself, without dampening.
+        buffer = where(one.is_first, one.g, running)
+        step = one.g + buffer * hyper["momentum"] if nesterov else buffer
+        return one.p - step * one.rate, {"momentum": buffer}
 
-    def update(grads: Params, state: Tree, params: Params, context: Context) -> tuple[Params, Tree]:
-        rate, hyper = context.rate(schedule), context.hyper
-        is_first = eq(context.count, 0)
-        after, buffers = dict(params), dict(state.get("momentum", {}))
-        for name, g in grads.items():
-            p = params[name]
-            if _decays(decay, context, name):
-                g = g + p * hyper["weight_decay"]
-            if has_momentum:
-                # The first buffer is the gradient itself, without dampening.
-                running = buffers[name] * hyper["momentum"] + g * (1 - hyper["dampening"])
-                buffers[name] = buffer = where(is_first, g, running)
-                g = g + buffer * hyper["momentum"] if nesterov else buffer
-            after[name] = p - g * rate
-        return after, {"momentum": buffers} if has_momentum else {}
-
-    hyper = {"momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
-    return Optimizer("sgd", init, update, dict(schedule.hyper) | hyper, {"": schedule})
+    slots = {"momentum": zeros} if has_momentum else {}
+    return per_parameter("sgd", lr, given, rule, Parts(slots, Decay.COUPLED), decay)
 
 
 def adam(
@@ -81,11 +65,7 @@ def adam(
     decay: Selector | None = None,
 ) -> Optimizer:
     """Adam, as torch.optim.Adam: weight decay is added to the gradient."""
-
-    def coupled(p: Tensor, g: Tensor, amount: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
-        return p, g + p * amount
-
-    return _adam("adam", lr, betas, eps, weight_decay, amsgrad, decay, coupled)
+    return _adam("adam", lr, betas, eps, weight_decay, amsgrad, decay, Decay.COUPLED)
 
 
 def adamw(
@@ -97,14 +77,7 @@ def adamw(
     decay: Selector | None = None,
 ) -> Optimizer:
     """Adam with decoupled weight decay, as torch.optim.AdamW."""
-
-    def decoupled(p: Tensor, g: Tensor, amount: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
-        return p * (1 - rate * amount), g
-
-    return _adam("adamw", lr, betas, eps, weight_decay, amsgrad, decay, decoupled)
-
-
-Decay = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    return _adam("adamw", lr, betas, eps, weight_decay, amsgrad, decay, Decay.DECOUPLED)
 
 
 def _adam(
@@ -115,39 +88,122 @@ def _adam(
     weight_decay: float,
     amsgrad: bool,
     decay: Selector | None,
-    decayed: Decay,
+    how: Decay,
 ) -> Optimizer:
-    schedule = as_schedule(lr)
-    check_rate(name, eps=eps, weight_decay=weight_decay)
-    _check_unit(name, beta1=betas[0], beta2=betas[1])
-    moments = ("m", "v", "v_max") if amsgrad else ("m", "v")
+    given = numbers(
+        name,
+        **check_betas(name, betas),
+        eps=(eps, NOT_NEGATIVE),
+        weight_decay=(weight_decay, NOT_NEGATIVE),
+    )
+    check_flag(name, amsgrad=amsgrad)
+    slots = dict.fromkeys(("m", "v", "v_max") if amsgrad else ("m", "v"), zeros)
 
-    def init(params: Params) -> Tree:
-        check_selects(name, decay, params)
-        return {moment: _zeros(params) for moment in moments}
+    def rule(one: One) -> New:
+        m, v = moments(one)
+        new = {"m": m, "v": v}
+        if amsgrad:
+            v = new["v_max"] = maximum(one.state["v_max"], v)
+        step = m / (corrected_root(one, v) + one.hyper["eps"])
+        return one.p - step * (one.rate / one.correction("beta1")), new
 
-    def update(grads: Params, state: Tree, params: Params, context: Context) -> tuple[Params, Tree]:
-        rate, hyper = context.rate(schedule), context.hyper
-        correction = _bias_corrections(context)
-        after, new = dict(params), {moment: dict(state[moment]) for moment in moments}
-        for key, g in grads.items():
-            p = params[key]
-            if _decays(decay, context, key):
-                p, g = decayed(p, g, hyper["weight_decay"], rate)
-            m = state["m"][key] * hyper["beta1"] + g * (1 - hyper["beta1"])
-            v = state["v"][key] * hyper["beta2"] + g * g * (1 - hyper["beta2"])
-            new["m"][key], new["v"][key] = m, v
-            if amsgrad:
-                v = new["v_max"][key] = maximum(state["v_max"][key], v)
-            root = sqrt(v) / sqrt(correction["beta2"]) + hyper["eps"]
-            after[key] = p - m / root * (rate / correction["beta1"])
-        return after, new
-
-    hyper = {"beta1": betas[0], "beta2": betas[1], "eps": eps, "weight_decay": weight_decay}
-    return Optimizer(name, init, update, dict(schedule.hyper) | hyper, {"": schedule})
+    return per_parameter(name, lr, given, rule, Parts(slots, how), decay)
 
 
-def _bias_corrections(context: Context) -> Mapping[str, Tensor]:
-    """1 − βᵗ, t the number of this update counted from 1."""
-    t = context.count + 1
-    return {beta: 1 - pow(context.hyper[beta], t) for beta in ("beta1", "beta2")}
+def moments(one: One) -> tuple[Tensor, Tensor]:
+    """Moving averages of the gradient and of its square."""
+    return one.average("m", one.g, "beta1"), one.average("v", one.g * one.g, "beta2")
+
+
+def corrected_root(one: One, v: Tensor) -> Tensor:
+    """√(v / (1 − β₂ᵗ))"""
+    return sqrt(v) / sqrt(one.correction("beta2"))
+
+
+def adagrad(
+    lr: Rate = 1e-2,
+    lr_decay: float = 0.0,
+    weight_decay: float = 0.0,
+    initial_accumulator_value: float = 0.0,
+    eps: float = 1e-10,
+    decay: Selector | None = None,
+) -> Optimizer:
+    """Steps divided by the root of all squares so far, as torch.optim.Adagrad."""
+    given = numbers(
+        "adagrad",
+        lr_decay=(lr_decay, NOT_NEGATIVE),
+        weight_decay=(weight_decay, NOT_NEGATIVE),
+        eps=(eps, NOT_NEGATIVE),
+    )
+    first = numbers("adagrad", initial_accumulator_value=(initial_accumulator_value, NOT_NEGATIVE))
+
+    def rule(one: One) -> New:
+        total = one.state["sum"] + one.g * one.g
+        rate = one.rate / (1 + (one.t - 1) * one.hyper["lr_decay"])
+        return one.p - one.g / (sqrt(total) + one.hyper["eps"]) * rate, {"sum": total}
+
+    slots = {"sum": filled(first.hyper["initial_accumulator_value"])}
+    return per_parameter("adagrad", lr, given, rule, Parts(slots, Decay.COUPLED), decay)
+
+
+def rmsprop(
+    lr: Rate = 1e-2,
+    alpha: float = 0.99,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    momentum: float = 0.0,
+    centered: bool = False,
+    decay: Selector | None = None,
+) -> Optimizer:
+    """Steps divided by the root of a mean of squares, as torch.optim.RMSprop."""
+    given = numbers(
+        "rmsprop",
+        alpha=(alpha, FRACTION),
+        eps=(eps, NOT_NEGATIVE),
+        weight_decay=(weight_decay, NOT_NEGATIVE),
+        momentum=(momentum, NOT_NEGATIVE),
+    )
+    check_flag("rmsprop", centered=centered)
+    slots = {"v": zeros}
+    if centered:
+        slots["mean"] = zeros
+    if momentum > 0:
+        slots["momentum"] = zeros
+
+    def rule(one: One) -> New:
+        v = one.average("v", one.g * one.g, "alpha")
+        new = {"v": v}
+        if centered:
+            mean = new["mean"] = one.average("mean", one.g, "alpha")
+            v = maximum(v - mean * mean, 0.0)  # rounding may pass zero
+        step = one.g / (sqrt(v) + one.hyper["eps"])
+        if momentum > 0:
+            step = new["momentum"] = one.state["momentum"] * one.hyper["momentum"] + step
+        return one.p - step * one.rate, new
+
+    return per_parameter("rmsprop", lr, given, rule, Parts(slots, Decay.COUPLED), decay)
+
+
+def adadelta(
+    lr: Rate = 1.0,
+    rho: float = 0.9,
+    eps: float = 1e-6,
+    weight_decay: float = 0.0,
+    decay: Selector | None = None,
+) -> Optimizer:
+    """Steps as large as those before, relative to gradients, as torch.optim.Adadelta."""
+    given = numbers(
+        "adadelta",
+        rho=(rho, FRACTION),
+        eps=(eps, NOT_NEGATIVE),
+        weight_decay=(weight_decay, NOT_NEGATIVE),
+    )
+
+    def rule(one: One) -> New:
+        eps = one.hyper["eps"]
+        v = one.average("v", one.g * one.g, "rho")
+        step = sqrt(one.state["steps"] + eps) / sqrt(v + eps) * one.g
+        return one.p - step * one.rate, {"v": v, "steps": one.average("steps", step * step, "rho")}
+
+    parts = Parts({"v": zeros, "steps": zeros}, Decay.COUPLED)
+    return per_parameter("adadelta", lr, given, rule, parts, decay)

@@ -2,35 +2,72 @@
 
 from __future__ import annotations
 
-from treadle.ir.composites import definition_graph
+from treadle.base.dtypes import float32
+from treadle.ir.composites import (
+    ATTENTION,
+    ATTENTION_GRAD,
+    MAX_POOL,
+    Attention,
+    definition_graph,
+)
 from treadle.ir.control import CALL, Call
 from treadle.ir.graph import Graph, GraphBuilder, Node, Output, Value
 from treadle.ir.ops.leaves import Leaf
+from treadle.ir.ops.reductions import ARGMAX, REDUCE_MAX, ArgReduce, Reduce
 from treadle.ir.rewrite import inline_into, remove_dead_code
+from treadle.ir.types import TensorType
 
 
-def expand(graph: Graph) -> Graph:
-    """The same graph in primitives. Nothing recurses: definitions are expanded as they come."""
+def expand(graph: Graph, templates: bool = False) -> Graph:
+    """The same graph in primitives, but for composites that have a template, where asked for."""
     builder = GraphBuilder()
     moved: list[tuple[Value, ...]] = []
     for node in graph.nodes:
         operands = [moved[v.node][v.output] for v in node.operands]
-        body = _body(node, builder, operands)
+        types = tuple(builder.type_of(v) for v in operands)
+        body = None if templates and has_template(node, types) else _body(node, types)
         if body is None:
             position = builder.copy(node, operands)
             moved.append(tuple(Value(position, i) for i in range(len(node.types))))
         else:
             names = (_leaf_name(body.nodes[i]) for i in body.inputs)
             leaves = dict(zip(names, operands, strict=True))
-            moved.append(tuple(inline_into(builder, expand(body), leaves, node.origin)))
+            inner = expand(body, templates)
+            moved.append(tuple(inline_into(builder, inner, leaves, node.origin)))
     outputs = [Output(o.kind, o.name, moved[o.value.node][o.value.output]) for o in graph.outputs]
     return remove_dead_code(builder.build(outputs, graph.name))
 
 
-def _body(node: Node, builder: GraphBuilder, operands: list[Value]) -> Graph | None:
+LARGEST_BLOCK = 64
+
+
+def attention_block(length: int) -> int:
+    """Positions of a block of queries or keys: 0 where none divides the length well."""
+    if length <= LARGEST_BLOCK:
+        return length
+    found = max((n for n in range(1, LARGEST_BLOCK + 1) if length % n == 0), default=0)
+    return found if found >= 16 else 0
+
+
+def has_template(node: Node, types: tuple[TensorType, ...]) -> bool:
+    """Whether a composite is computed by kernels of its own: attention without a bias."""
+    if node.op not in (ATTENTION, ATTENTION_GRAD):
+        return False
+    assert isinstance(node.attributes, Attention)
+    if len(types) != (3 if node.op is ATTENTION else 6):
+        return False  # a bias
+    q, k = types[-3], types[-2]
+    if any(t.dtype is not float32 or not t.size for t in types):
+        return False
+    blocks = attention_block(q.shape[2]), attention_block(k.shape[2])
+    is_square = q.shape[2] == k.shape[2]
+    return all(blocks) and (is_square or not node.attributes.causal)
+
+
+def _body(node: Node, types: tuple[TensorType, ...]) -> Graph | None:
     if node.op.is_composite:
-        types = tuple(builder.type_of(v) for v in operands)
-        return definition_graph(node.op, node.attributes, types)
+        body = definition_graph(node.op, node.attributes, types)
+        return _by_maximum(body) if node.op is MAX_POOL else body
     if node.op is CALL:
         assert isinstance(node.attributes, Call)
         return node.attributes.body
@@ -40,3 +77,17 @@ def _body(node: Node, builder: GraphBuilder, operands: list[Value]) -> Graph | N
 def _leaf_name(node: Node) -> str:
     assert isinstance(node.attributes, Leaf)
     return node.attributes.name
+
+
+def _by_maximum(body: Graph) -> Graph:
+    """A pool's definition takes the first of the greatest; its value is the maximum, no more."""
+    node = next(n for n in body.nodes if n.op is ARGMAX)
+    assert isinstance(node.attributes, ArgReduce)
+    builder = GraphBuilder()
+    moved: list[Value] = []
+    for source in body.nodes[: node.operands[0].node + 1]:
+        moved.append(Value(builder.copy(source, [moved[v.node] for v in source.operands])))
+    windows = moved[node.operands[0].node]
+    (value,) = builder.add(REDUCE_MAX, Reduce((node.attributes.axis,)), (windows,))
+    output = body.outputs[0]
+    return builder.build([Output(output.kind, output.name, value)], body.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from treadle.kernel.access import accesses, loads_of, map_loads
 from treadle.kernel.index import Index, Var, data_locals, substitute, uses, variable
 from treadle.kernel.nodes import (
     Accumulate,
@@ -26,8 +27,7 @@ from treadle.kernel.nodes import (
     Value,
     Within,
 )
-from treadle.schedule.fuse import accesses
-from treadle.schedule.nests import loads_of, map_loads, map_places, names_in
+from treadle.schedule.nests import map_places, names_in
 
 
 def finished(kernel: Kernel) -> Kernel:

@@ -8,16 +8,16 @@ blocks of rows with all of these around them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
 
+from treadle.kernel.access import accesses, is_local
 from treadle.kernel.index import Index, Var, substitute, unflatten, variable
-from treadle.kernel.nodes import Buffer, For, Kernel, Multiply, Role, Statement, Store, Update
+from treadle.kernel.nodes import Buffer, For, Kernel, Multiply, Role, Statement
 from treadle.schedule.nests import (
     fresh,
-    loads_of,
     loop_names,
     map_buffers,
     map_places,
@@ -27,52 +27,8 @@ from treadle.schedule.nests import (
 LEAST_ROWS = 8  # of fused kernels that had as many: threads need something to share
 SMALL = 4096  # elements: kernels that are smaller are not worth sharing
 MOST_STATEMENTS = 120
+TURNS = 32  # that a kernel should have for threads to share
 CACHE = 3 << 20  # bytes that a turn may write: what follows should find them near
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Places that a statement touches: an index, and how far around it."""
-
-    buffer: str
-    index: Index
-    low: int
-    high: int
-    writes: bool
-
-
-def accesses(statements: Sequence[Statement]) -> Iterator[Access]:
-    for statement in statements:
-        match statement:
-            case For(_, _, body):
-                yield from accesses(body)
-                continue
-            case Multiply():
-                for i, m in enumerate(statement.matrices):
-                    low = m.rows.range[0] + m.columns.range[0]
-                    high = m.rows.range[1] + m.columns.range[1]
-                    yield Access(m.buffer, m.index, low, high, i == 0)
-                continue
-            case Store(buffer, index) | Update(buffer, index):
-                yield Access(buffer, index, 0, 0, True)
-            case _:
-                pass
-        for load in loads_of(statement):
-            yield Access(load.buffer, load.index, 0, 0, False)
-
-
-def is_local(access: Access, turn: Index, size: int, turns: int) -> bool:
-    """Whether a place lies in the part of its buffer that belongs to a turn."""
-    if size % turns:
-        return False
-    part = size // turns
-    whole = Index(
-        tuple((a, f // part) for a, f in access.index.terms if f % part == 0),
-        access.index.offset // part,
-    )
-    rest = access.index - whole * part
-    low, high = rest.range
-    return whole == turn and low + access.low >= 0 and high + access.high < part
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +53,11 @@ def peeled(kernel: Kernel) -> tuple[list[Var], tuple[Statement, ...]]:
 
 def in_rows(kernel: Kernel, turns: int) -> Rows | None:
     """The kernel as that many parts, if its parallel loops divide so."""
-    variables, body = peeled(kernel)
     turn = Var("turn", turns)
+    first = kernel.body[0] if len(kernel.body) == 1 else None
+    if isinstance(first, For) and first.var == turn and first.role is Role.PARALLEL:
+        return Rows(turn, first.body)  # it was fused at as many rows before
+    variables, body = peeled(kernel)
     taken = {"turn", *loop_names(body)}
     digits: list[int] = []
     inner: list[tuple[Var, Var | None, int]] = []  # the loop, what is left of it, its length
@@ -139,6 +98,18 @@ def turn_counts(kernel: Kernel) -> list[int]:
     return products if has_loops or len(products) < 2 else products[:-1]
 
 
+def spread(kernel: Kernel) -> Kernel:
+    """The kernel with its parallel loops as one, as far as threads need turns to share."""
+    counts = turn_counts(kernel)
+    if len(counts) < 2 or counts[0] >= TURNS:
+        return kernel
+    turns = next((n for n in counts if n >= TURNS), counts[-1])
+    rows = in_rows(kernel, turns)
+    if rows is None or turns == counts[0]:
+        return kernel
+    return replace(kernel, body=(For(rows.var, Role.PARALLEL, rows.body),))
+
+
 def work(kernel: Kernel) -> int:
     return max((b.size for b in (*kernel.buffers, *kernel.scratch)), default=0)
 
@@ -154,8 +125,11 @@ def statements_in(body: Sequence[Statement]) -> int:
     return sum(1 + (statements_in(s.body) if isinstance(s, For) else 0) for s in body)
 
 
-def fused(first: Kernel, second: Kernel) -> Kernel | None:
-    """Both kernels as one, at the most rows at which they can be; None if at none."""
+def fused(first: Kernel, second: Kernel, is_needed: bool = True) -> Kernel | None:
+    """Both kernels as one, at the most rows at which they can be; None if at none.
+
+    Kernels of which none needs the other are fused only where they read the same rows.
+    """
     if statements_in(first.body) + statements_in(second.body) > MOST_STATEMENTS:
         return None
     counts = [turn_counts(k) for k in (first, second)]
@@ -165,19 +139,21 @@ def fused(first: Kernel, second: Kernel) -> Kernel | None:
     for turns in [*(n for n in both if n >= max(2, least)), *([1] if is_small else [])]:
         if turns < max(both, default=1) and footprint(first, second, turns) > CACHE:
             break
-        found = _fused_at(first, second, turns)
+        found = _fused_at(first, second, turns, is_needed)
         if found is not None:
             return found
     return None
 
 
-def _fused_at(first: Kernel, second: Kernel, turns: int) -> Kernel | None:
+def _fused_at(first: Kernel, second: Kernel, turns: int, is_needed: bool) -> Kernel | None:
     a, b = in_rows(first, turns), in_rows(second, turns)
     if a is None or b is None:
         return None
     second, moved = with_own_names(second, b.body, first, a.body)
     sizes = {k.name: k.size for k in (*first.buffers, *second.buffers)}
     if not _are_local(a.body, moved, variable(a.var), sizes, turns):
+        return None
+    if not is_needed and not _share_rows(a.body, moved, variable(a.var), sizes, turns):
         return None
     body = _joined(a.body, moved, variable(a.var), sizes, turns)
     loops: tuple[Statement, ...] = (For(a.var, Role.PARALLEL, body),) if turns > 1 else body
@@ -212,6 +188,24 @@ def _are_local(
         for a in side
         if a.buffer in shared and a.buffer in sizes
     )
+
+
+def _share_rows(
+    first: Sequence[Statement],
+    second: Sequence[Statement],
+    turn: Index,
+    sizes: dict[str, int],
+    turns: int,
+) -> bool:
+    """Whether both read some buffer, each turn its own part alone."""
+    near: list[set[str]] = []
+    for body in (first, second):
+        found: dict[str, bool] = {}
+        for a in accesses(body):
+            is_near = a.buffer in sizes and is_local(a, turn, sizes[a.buffer], turns)
+            found[a.buffer] = found.get(a.buffer, True) and is_near
+        near.append({b for b, held in found.items() if held})
+    return bool(near[0] & near[1])
 
 
 def _joined(

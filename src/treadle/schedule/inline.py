@@ -6,6 +6,7 @@ its operands' elements. Rules are entries of a table, one for each op that can b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,7 +67,10 @@ class Reader:
         # What is used again is named, so that an expression never grows beyond its graph.
         key = (value, indices, tuple(self.guards))
         if key not in self.known:
-            self.known[key] = self.named(INLINE[node.op](self, node, indices))
+            found = INLINE[node.op](self, node, indices)
+            if isinstance(found, (Load, Literal, Position, Local)):
+                return found  # it costs nothing to read again
+            self.known[key] = self.named(found)
         return self.known[key]
 
     def operand(self, node: Node, i: int, indices: Indices) -> Value:
@@ -279,6 +283,26 @@ def _unwindow(reader: Reader, node: Node, indices: Indices) -> Value:
         offsets.append(bounded(rest, a.window.sizes[i]))
     zero = Literal(0, node.types[0].dtype)
     return reader.under(guards, lambda: reader.operand(node, 0, (*places, *offsets)), zero)
+
+
+def is_single(node: Node, indices: TensorType) -> bool:
+    """Whether a scatter moves one element each: a choice, not a sum."""
+    if not isinstance(node.attributes, indexing.ScatterAdd):
+        return False
+    return math.prod(indices.shape[node.attributes.batch :]) == 1
+
+
+@INLINE(indexing.SCATTER_ADD)
+def _scatter_single(reader: Reader, node: Node, indices: Indices) -> Value:
+    """The update where the index points here, else 0."""
+    a: indexing.ScatterAdd = _attributes(node)
+    chosen = reader.operand_type(node, 1).rank - a.batch
+    zeros = (constant(0),) * chosen
+    index = Convert(reader.operand(node, 1, (*indices[: a.batch], *zeros)), dtypes.int64)
+    here = Apply("eq", (Position(indices[a.axis], dtypes.int64), index), dtypes.bool_)
+    place = (*indices[: a.axis], *zeros, *indices[a.axis + 1 :])
+    dtype = node.types[0].dtype
+    return Apply("where", (here, reader.operand(node, 0, place), Literal(0, dtype)), dtype)
 
 
 @INLINE(indexing.GATHER)

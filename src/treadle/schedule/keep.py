@@ -5,24 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from treadle.ir.composites import ATTENTION, ATTENTION_GRAD
 from treadle.ir.control import SCAN
 from treadle.ir.graph import Graph, Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.literal import ArrayLiteral
 from treadle.ir.op import RuleTable
 from treadle.ir.ops import elementwise as e
-from treadle.ir.ops import linear, shaping
+from treadle.ir.ops import indexing, linear, shaping
 from treadle.ir.ops.leaves import CONSTANT, IOTA, Constant, Leaf
 from treadle.kernel.nodes import Kernel
-from treadle.schedule.inline import INLINE, is_apart
+from treadle.schedule.inline import INLINE, is_apart, is_single
 
 # What computes ops that are not computed where they are read, given a `Lowering`.
 Root = Callable[[Any, int, Node], list[Kernel]]
 ROOTS: RuleTable[Root] = RuleTable("kernel")
 
 
-def is_root(node: Node) -> bool:
+def is_root(graph: Graph, node: Node) -> bool:
     """Whether a node has a kernel of its own."""
+    if node.op is indexing.SCATTER_ADD:
+        return not is_single(node, graph.type_of(node.operands[1]))
     return node.op in ROOTS and not is_apart(node)
 
 
@@ -44,7 +47,7 @@ def kept_values(graph: Graph, fuse: bool) -> dict[TensorValue, None]:
         is_leaf = isinstance(node.attributes, Leaf)
         if is_leaf:
             continue
-        is_made = is_root(node) or not is_inline(node)
+        is_made = is_root(graph, node) or not is_inline(node)
         is_shared = len(used_by) > 1 and node.op not in _VIEWS
         if is_made or is_shared or not fuse or any(v in wanted for v in values):
             kept |= dict.fromkeys(values)
@@ -74,11 +77,10 @@ _VIEWS = frozenset(
         linear.WINDOW,
     ]
 )
-_MOVES = _VIEWS | frozenset([shaping.PAD, shaping.CONCAT])
 
 
 def _read_again(graph: Graph) -> set[TensorValue]:
-    """Operands whose elements a consumer reads again and again, and that are not mere moves.
+    """Values whose elements a consumer reads again and again, and that are not mere views.
 
     A product reads each element of an operand once for every row or column of the other.
     """
@@ -86,8 +88,29 @@ def _read_again(graph: Graph) -> set[TensorValue]:
     costly: list[bool] = []  # whether computing an element anew, operands inlined, is dear
     for node in graph.nodes:
         costly.append(node.op in _COSTLY or any(_costs(graph, costly, v) for v in node.operands))
-        found.update(v for v in node.operands if _is_reread(graph, costly, node, v))
+        for operand in node.operands:
+            if node.op is SCAN:
+                found.add(operand)
+            elif node.op in (linear.CONTRACT, ATTENTION, ATTENTION_GRAD):
+                found |= _computed(graph, operand)
+            elif node.op is linear.WINDOW and _is_guarded(graph, operand):
+                found.add(operand)  # guards are dear where windows overlap
+            elif node.op in (shaping.BROADCAST, linear.WINDOW) and _costs(graph, costly, operand):
+                found.add(operand)
     return found
+
+
+def _computed(graph: Graph, value: TensorValue) -> set[TensorValue]:
+    """What is computed behind views of a value: that is kept, and read through the views."""
+    while graph.nodes[value.node].op in _VIEWS and graph.nodes[value.node].operands:
+        value = graph.nodes[value.node].operands[0]
+    node = graph.nodes[value.node]
+    is_there = isinstance(node.attributes, Leaf) or is_root(graph, node) or node.op in _VIEWS
+    return set() if is_there else {value}
+
+
+def _is_guarded(graph: Graph, value: TensorValue) -> bool:
+    return graph.nodes[value.node].op in (shaping.PAD, shaping.CONCAT)
 
 
 def _too_deep(graph: Graph) -> set[TensorValue]:
@@ -96,7 +119,7 @@ def _too_deep(graph: Graph) -> set[TensorValue]:
     depths: list[int] = []
     for position, node in enumerate(graph.nodes):
         depth = 1 + max((depths[v.node] for v in node.operands), default=0)
-        is_kept = is_root(node) or isinstance(node.attributes, Leaf)
+        is_kept = is_root(graph, node) or isinstance(node.attributes, Leaf)
         if depth >= MAX_DEPTH and not is_kept:
             found.update(TensorValue(position, i) for i in range(len(node.types)))
             is_kept = True
@@ -104,28 +127,9 @@ def _too_deep(graph: Graph) -> set[TensorValue]:
     return found
 
 
-def _is_reread(graph: Graph, costly: Sequence[bool], node: Node, operand: TensorValue) -> bool:
-    source = graph.nodes[operand.node]
-    if node.op is linear.CONTRACT:
-        return _has_arithmetic(graph, source)
-    if node.op is linear.WINDOW and source.op in (shaping.PAD, shaping.CONCAT):
-        return True  # guards are dear where windows overlap
-    if node.op in (shaping.BROADCAST, linear.WINDOW):
-        return _costs(graph, costly, operand)
-    return node.op is SCAN
-
-
 def _costs(graph: Graph, costly: Sequence[bool], value: TensorValue) -> bool:
     node = graph.nodes[value.node]
-    return costly[value.node] and not is_root(node) and not isinstance(node.attributes, Leaf)
-
-
-def _has_arithmetic(graph: Graph, node: Node) -> bool:
-    """Whether an inlined value is computed rather than only moved."""
-    while node.op in _MOVES and node.operands:
-        node = graph.nodes[node.operands[0].node]
-    is_leaf = isinstance(node.attributes, Leaf)
-    return not is_leaf and not is_root(node) and node.op not in _MOVES
+    return costly[value.node] and not is_root(graph, node) and not isinstance(node.attributes, Leaf)
 
 
 def is_inline(node: Node) -> bool:

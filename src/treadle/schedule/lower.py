@@ -22,13 +22,14 @@ from treadle.ir.graph import Value as TensorValue
 from treadle.ir.literal import ArrayLiteral
 from treadle.ir.ops.leaves import CONSTANT, Constant, Leaf
 from treadle.ir.types import TensorType
+from treadle.kernel.access import accesses
 from treadle.kernel.index import Index, Var, flatten, variable
 from treadle.kernel.nodes import Buffer, Kernel, Load, Role, Statement, Store
 from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step
 from treadle.kernel.verify import verify
 from treadle.schedule.expand import expand
 from treadle.schedule.finish import finished
-from treadle.schedule.fuse import accesses, localised
+from treadle.schedule.fuse import localised, spread
 from treadle.schedule.inline import Reader
 from treadle.schedule.keep import ROOTS, is_inline, is_root, kept_values
 from treadle.schedule.nests import anonymous, axis_vars, nest
@@ -42,11 +43,12 @@ def lower(graph: Graph, fuse: bool = True, panel: int = PANEL, in_place: bool = 
 
     `in_place` writes updates over the leaves they replace.
     """
-    lowering = Lowering(expand(graph), fuse, panel)
+    lowering = Lowering(expand(graph, fuse), fuse, panel)
     if in_place:
         lowering.update_in_place()
     drafts = lowering.drafts()
     leaves = {n: lowering.graph.nodes[i].types[0] for n, i in lowering.graph.leaves.items()}
+    leaves |= lowering.only_written
     outputs = tuple(
         (o, lowering.placed(o), lowering.graph.type_of(o.value)) for o in lowering.graph.outputs
     )
@@ -59,7 +61,7 @@ def lower(graph: Graph, fuse: bool = True, panel: int = PANEL, in_place: bool = 
         tuple(b for b in lowering.buffers.values() if b.name in used),
         steps,
         outputs,
-        tuple(lowering.in_place.values()),
+        (*lowering.in_place.values(), *lowering.late),
     )
 
 
@@ -104,7 +106,7 @@ class Finisher:
 
     def call(self, kernel: Kernel) -> Call:
         own = {b.name for b in kernel.outputs} & self.own
-        kernel = localised(kernel, own)
+        kernel = localised(spread(kernel), own)
         arguments = tuple(self.rows.get(b.name, Argument(b.name)) for b in kernel.buffers)
         # Finishing is dear; kernels that are equal before it are equal after it.
         nameless = anonymous(kernel)
@@ -139,20 +141,30 @@ class Lowering:
         self.rows: dict[str, Argument] = {}  # buffers that are rows of others
         self.in_place: dict[TensorValue, str] = {}  # values written over a leaf
         self.late: dict[str, TensorValue] = {}  # leaves that get a copy at the end
+        self.saved: dict[TensorValue, str] = {}  # leaves that leave as they were: copied first
+        self.only_written: dict[str, TensorType] = {}  # updates of what nothing reads
 
     def update_in_place(self) -> None:
-        """Updates take the place of their leaves where nothing reads the leaf afterwards."""
-        last_read: dict[int, int] = {}
-        for position, node in enumerate(self.graph.nodes):
-            for operand in node.operands:
-                last_read[operand.node] = position
+        """Updates take the place of their leaves where nothing reads the leaf afterwards.
+
+        A leaf that leaves the program as it was, under another name too, is copied first.
+        """
+        last_read = self._last_reads()
+        updated = {o.name for o in self.graph.outputs if o.kind is OutputKind.UPDATE}
         made: set[TensorValue] = set()
         for output in self.graph.outputs:
-            leaf = self.graph.leaves.get(output.name)
-            if output.kind is not OutputKind.UPDATE or leaf is None:
-                continue
             value, node = output.value, self.graph.nodes[output.value.node]
-            is_map = not is_root(node) and is_inline(node) and node.op is not CONSTANT
+            if isinstance(node.attributes, Leaf) and node.attributes.name in updated:
+                self._save(value)
+            if output.kind is not OutputKind.UPDATE:
+                continue
+            leaf = self.graph.leaves.get(output.name)
+            if leaf is None:
+                type_ = self.only_written[output.name] = self.graph.type_of(value)
+                self.buffers[output.name] = Buffer(output.name, type_.dtype, type_.size)
+                self.late[output.name] = value
+                continue
+            is_map = not is_root(self.graph, node) and is_inline(node) and node.op is not CONSTANT
             is_last = last_read.get(leaf, -1) <= value.node
             if is_map and is_last and value not in made and not isinstance(node.attributes, Leaf):
                 made.add(value)
@@ -162,16 +174,34 @@ class Lowering:
             else:
                 self.late[output.name] = value
 
+    def _last_reads(self) -> dict[int, int]:
+        """The last kernel that reads each node; what is not kept is read where it is used."""
+        last: dict[int, int] = {}
+        for position in range(len(self.graph.nodes) - 1, -1, -1):
+            node = self.graph.nodes[position]
+            is_kept = any(TensorValue(position, i) in self.kept for i in range(len(node.types)))
+            reader = position if is_kept else last.get(position, position)
+            for operand in node.operands:
+                last[operand.node] = max(last.get(operand.node, -1), reader)
+        return last
+
+    def _save(self, value: TensorValue) -> None:
+        name, type_ = f"{self.names[value]}:before", self.graph.type_of(value)
+        self.saved[value] = name
+        self.buffers[name] = Buffer(name, type_.dtype, type_.size)
+
     def placed(self, output: Output) -> str:
         """The buffer an output is in when the program is done."""
         if output.kind is OutputKind.UPDATE and (self.in_place or self.late):
             return output.name
-        return self.names[output.value]
+        return self.saved.get(output.value, self.names[output.value])
 
     def drafts(self) -> list[Draft]:
         """Phases of kernels, and repeats between them."""
         found: list[Draft] = []
         order = Order(self.fuse)
+        for value, name in self.saved.items():
+            order.add(_copy(self.names[value], name, self.buffers[name]))
         for position, node in enumerate(self.graph.nodes):
             if node.op is SCAN:
                 found += order.phases()
@@ -179,11 +209,14 @@ class Lowering:
                 found += self._scan(position, node, order)
             else:
                 for kernel in self._kernels(position, node):
-                    order.add(kernel)
+                    self.place_kernel(kernel, order)
         for name, value in self.late.items():
-            order.add(_copy(self.names[value], name, self.buffers[name]))
+            order.add(_copy(self.saved.get(value, self.names[value]), name, self.buffers[name]))
         self.finish(order)
         return found + list(order.phases())
+
+    def place_kernel(self, kernel: Kernel, order: Order) -> None:
+        order.add(kernel)
 
     def finish(self, order: Order) -> None:
         """What a scan's turn does at its end."""
@@ -199,7 +232,7 @@ class Lowering:
             return []
         if all(t.size == 0 for t in node.types):
             return []
-        if is_root(node):
+        if is_root(self.graph, node):
             return ROOTS[node.op](self, position, node)
         return self.map_kernels(value) if value in self.kept else []
 
@@ -207,10 +240,10 @@ class Lowering:
         """The body's program for each row; carries have buffers that a turn changes at its end."""
         attributes: Scan = attributes_of(node)
         inner = ScanBody(self, position, attributes, node)
+        turn = inner.drafts()
         before = Order(self.fuse)
         for kernel in inner.starts:
             before.add(kernel)
-        turn = inner.drafts()
         self.buffers = inner.buffers | self.buffers
         self.constants |= inner.constants
         self.rows |= inner.rows
@@ -280,9 +313,10 @@ class ScanBody(Lowering):
     """The body of a scan: rows are read and written in place, carries copied at a turn's end."""
 
     def __init__(self, outer: Lowering, position: int, attributes: Scan, node: Node):
-        body = expand(attributes.body)
+        body = expand(attributes.body, outer.fuse)
         super().__init__(body, outer.fuse, outer.panel, f"{outer.prefix}scan{position}:")
         self.attributes = attributes
+        self.fixed: set[str] = set()  # buffers that no turn changes
         self.starts: list[Kernel] = []
         self.ends: list[Kernel] = []
         inputs = [TensorValue(i) for i in body.inputs]
@@ -302,6 +336,7 @@ class ScanBody(Lowering):
                 self.starts += _copies(source, name, buffer)
             else:
                 self.rename(value, source)
+                self.fixed.add(source)
         self.carried = [self.names[v] for v in inputs[attributes.constants : split]]
         for k, name in enumerate(self.carried):
             target = outer.names[TensorValue(position, k)]
@@ -329,6 +364,16 @@ class ScanBody(Lowering):
                 self.copied_rows.append((name, alias))
             else:
                 self.rows[name] = row
+
+    def place_kernel(self, kernel: Kernel, order: Order) -> None:
+        """What every turn would compute again is computed once, before the first."""
+        made = {b.name for b in kernel.outputs}
+        is_fixed = all(b.name in self.fixed for b in kernel.inputs) and not made & set(self.rows)
+        if is_fixed:
+            self.fixed |= made
+            self.starts.append(kernel)
+        else:
+            order.add(kernel)
 
     def rename(self, value: TensorValue, name: str) -> None:
         """A body's input is a buffer of outside."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from treadle.kernel.access import map_loads
 from treadle.kernel.index import Index, Var, renamed_data, substitute, variable
 from treadle.kernel.nodes import (
     Accumulate,
@@ -138,35 +139,6 @@ def map_buffers(statement: Statement, place: Replace) -> Statement:
                 for m in (target, left, right)
             )
             return Multiply(a, b, c, adds)
-
-
-def map_loads(value: Value, replace: Callable[[Load], Value]) -> Value:
-    """The value with every load replaced."""
-    match value:
-        case Load():
-            return replace(value)
-        case Convert(inner, dtype):
-            return Convert(map_loads(inner, replace), dtype)
-        case Apply(op, operands, dtype):
-            return Apply(op, tuple(map_loads(o, replace) for o in operands), dtype)
-        case Guarded(guard, inner, other, dtype):
-            held, rest = map_loads(guard, replace), map_loads(other, replace)
-            return Guarded(held, map_loads(inner, replace), rest, dtype)
-        case Literal() | Local() | Position() | Within():
-            return value
-
-
-def loads_of(statement: Statement) -> list[Load]:
-    """Every load of a statement that is not a loop."""
-    found: list[Load] = []
-
-    def note(load: Load) -> Load:
-        found.append(load)
-        return load
-
-    if isinstance(statement, (Let, Set, Accumulate, Store, Update)):
-        map_loads(statement.value, note)
-    return found
 
 
 def map_locals(statement: Statement, rename: Rename) -> Statement:

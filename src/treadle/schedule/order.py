@@ -29,7 +29,7 @@ class Order:
 
     def add(self, kernel: Kernel) -> None:
         direct = self._direct(kernel)
-        joined = self._join(kernel, direct) if self.fuses else None
+        joined = self._join(kernel, direct) if self.fuses and not kernel.is_whole else None
         if joined is None:
             joined = len(self.groups)
             self.groups.append(Group(kernel))
@@ -50,13 +50,15 @@ class Order:
         near = {g for b in kernel.inputs for g in self.readers.get(b.name, ()) if b.size > 64}
         for position in sorted(direct | near, reverse=True):
             group = self.groups[position]
-            if any(self.groups[d].before >> position & 1 for d in direct if d != position):
+            if group.kernel.is_whole or any(
+                self.groups[d].before >> position & 1 for d in direct if d != position
+            ):
                 continue
             if position not in direct and (
                 has_product(kernel.body) or has_product(group.kernel.body)
             ):
                 continue  # what only reads the same does not gain from a product between
-            found = fused(group.kernel, kernel)
+            found = fused(group.kernel, kernel, position in direct)
             if found is not None:
                 group.kernel = found
                 return position

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from treadle.ir.graph import Graph
 from treadle.kernel.program import Program
+from treadle.schedule import attention as attention
 from treadle.schedule import products as products
 from treadle.schedule import roots as roots
 from treadle.schedule import sums as sums

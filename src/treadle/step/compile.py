@@ -8,6 +8,7 @@ from typing import Any
 from treadle.base.errors import ArgumentError
 from treadle.base.trees import Tree
 from treadle.nn.tracing import as_module
+from treadle.optim.numbers import FACTOR, check_number
 from treadle.optim.optimizer import Optimizer
 from treadle.pipeline import (
     Backward,
@@ -125,8 +126,8 @@ def _compile(
         raise ArgumentError(
             "compile_step", f"accumulation is {accumulation!r}", 'Use "mean" or "sum".'
         )
-    if clip_norm is not None and not clip_norm > 0:
-        raise ArgumentError("compile_step", f"clip_norm = {clip_norm}", "It must be positive.")
+    if clip_norm is not None:
+        clip_norm = check_number("compile_step", "clip_norm", clip_norm, FACTOR)
     if not isinstance(optimizer, Optimizer):
         raise ArgumentError(
             "compile_step", f"the optimizer is {optimizer!r}", "Use one of td.optim."

@@ -47,7 +47,7 @@ class Forward:
     ):
         self.model, self.session, self.report = model, session, report
         self._forward, self._precision, self._training = forward, precision, training
-        self._eval_params = eval_params
+        self._eval_params, self._options = eval_params, options
         self._seed, self._calls = seed, 0
         fixed = Inputs.of(inputs)
         self._programs = ByShape(self._build, options, fixed)
@@ -65,7 +65,7 @@ class Forward:
             )
         self.report.compiles += 1
         self.report.nodes["forward"] = len(traced.graph.nodes)
-        return load(traced.graph, self.report.device), traced
+        return load(traced.graph, self.report, self._options, "forward"), traced
 
     def __call__(self, batch: Tree) -> Tree:
         """The function's result for a batch, as arrays."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from treadle.frontend.coerce import cast
 from treadle.frontend.scopes import isolated_tracing
 from treadle.ir.graph import Output, OutputKind
 from treadle.ir.ops.leaves import STATE
-from treadle.optim.append import COUNT, SCALAR
+from treadle.optim.append import COUNT, SCALAR, UpdatePlan
 from treadle.optim.schedules import Schedule
 from treadle.runtime.oracle import OracleProgram
 from treadle.runtime.session import Session
@@ -22,25 +21,22 @@ from treadle.runtime.session import Session
 class Hyperparameters(MutableMapping[str, float]):
     """The optimizer's numbers by name. Setting one takes effect at the next step, uncompiled."""
 
-    def __init__(self, session: Session, prefix: str, names: Iterable[str]):
-        self._session, self._prefix, self._names = session, prefix, tuple(names)
+    def __init__(self, session: Session, plan: UpdatePlan):
+        self._session, self._plan, self._names = session, plan, tuple(plan.optimizer.hyper)
 
     def _name(self, key: str) -> str:
         if key not in self._names:
             known = ", ".join(self._names)
             raise ArgumentError("hyperparameters", f"there is no {key!r}", f"There are: {known}.")
-        return f"{self._prefix}{key}"
+        return self._plan.name("hyper", key)
 
     def __getitem__(self, key: str) -> float:
         return float(self._session.values[self._name(key)])
 
     def __setitem__(self, key: str, value: float) -> None:
         name = self._name(key)
-        if not (math.isfinite(value) and value >= 0):
-            raise ArgumentError(
-                "hyperparameters", f"{key} = {value}", "It is a finite number, not negative."
-            )
-        self._session.write({name: np.float64(value)})
+        number = self._plan.optimizer.check(key, value, self._plan.parameters)
+        self._session.write({name: np.float64(number)})
 
     def __delitem__(self, key: str) -> None:
         raise ArgumentError("hyperparameters", f"{key!r} cannot be removed")

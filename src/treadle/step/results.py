@@ -28,6 +28,7 @@ class StepResult:
     captures: Arrays = field(default_factory=dict)
     grad_norms: dict[str, float] = field(default_factory=dict)
     histograms: dict[str, Histogram] = field(default_factory=dict)  # of gradients
+    skipped: bool = False  # a gradient overflowed in float16: nothing was updated
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class RunResult:
     losses: np.ndarray
     metrics: dict[str, float]
     updates: int
+    skipped: int = 0  # updates left out because a gradient overflowed
 
     @property
     def loss(self) -> float:
@@ -85,13 +87,14 @@ def arrays_of(outputs: Mapping[str, np.ndarray], kind: OutputKind) -> Arrays:
 
 def step_result(outputs: Mapping[str, np.ndarray], mode: Mode) -> StepResult:
     norm = outputs.get("result:grad_norm")
-    updated = mode is not Mode.ACCUMULATE and bool(outputs.get("result:updated", True))
+    is_fine = bool(outputs.get("result:updated", True))
     return StepResult(
         float(outputs["result:loss"]),
         None if norm is None else float(norm),
         named(outputs, "metric:"),
-        updated,
+        is_fine and mode is not Mode.ACCUMULATE,
         arrays_of(outputs, OutputKind.CAPTURE),
         named(outputs, "result:grad_norm:"),
         {n: Histogram.of(g) for n, g in arrays_of(outputs, OutputKind.GRADIENT).items()},
+        not is_fine,
     )

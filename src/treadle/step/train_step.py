@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from treadle.base.dtypes import float32
 from treadle.base.errors import ArgumentError, LoadError
 from treadle.base.trees import Tree
 from treadle.domains.anomaly import Anomaly
@@ -16,8 +16,10 @@ from treadle.domains.float64 import carrier
 from treadle.domains.philox import make_key
 from treadle.frontend.scopes import RANDOM_STATE
 from treadle.ir.graph import Graph, OutputKind
+from treadle.loading import KernelView
 from treadle.nn.tracing import Inputs
 from treadle.optim.append import Mode, state_types, trace_eval_params, trace_init
+from treadle.optim.numbers import FACTOR, RATE, check_number, check_rounding
 from treadle.optim.schedules import Schedule
 from treadle.pipeline import (
     CompileOptions,
@@ -25,15 +27,15 @@ from treadle.pipeline import (
     StepRecipe,
     build_evaluation,
     build_step,
-    load,
+    kernels_of,
 )
-from treadle.runtime.executable import Executable
 from treadle.runtime.files import load_arrays, save_arrays
 from treadle.runtime.oracle import OracleProgram
-from treadle.runtime.session import Session, select
+from treadle.runtime.session import Session
 from treadle.step.batches import Arrays, ByShape, load_values, write_first_values
 from treadle.step.forward import Forward
 from treadle.step.hyperparameters import Hyperparameters, schedule_value
+from treadle.step.programs import Evaluation, Variants, Watched
 from treadle.step.results import (
     EvalResult,
     Means,
@@ -46,65 +48,6 @@ from treadle.step.results import (
 from treadle.step.watching import anomaly_of, run_watched
 
 
-class Watched(NamedTuple):
-    """What a call asks for beyond loss and metrics. What is not asked for is not computed."""
-
-    captures: bool = False
-    grad_norms: bool = False
-    histograms: bool = False
-
-
-class _Variants:
-    """The programs of one batch shape, each built when first asked for."""
-
-    def __init__(self, graphs: Mapping[Mode, Graph], report: CompileReport):
-        self.graphs, self._report = graphs, report
-        self._built: dict[tuple[object, ...], Executable] = {}
-
-    def step(self, mode: Mode, watched: Watched) -> Executable:
-        kinds = {OutputKind.METRIC, OutputKind.WEIGHT, OutputKind.UPDATE, OutputKind.PRINT}
-        if watched.captures:
-            kinds.add(OutputKind.CAPTURE)
-        if watched.histograms:
-            kinds.add(OutputKind.GRADIENT)
-        graph = self.graphs[mode]
-        names = ["loss", "weight", "grad_norm", "updated"]
-        if watched.grad_norms:
-            names += [o.name for o in graph.outputs if o.name.startswith("grad_norm:")]
-        return self._program((mode, watched), graph, kinds, names)
-
-    def gradients(self) -> Executable:
-        kinds = {OutputKind.GRADIENT, OutputKind.PRINT}
-        return self._program(("gradients",), self.graphs[Mode.UPDATE], kinds, ["loss"])
-
-    def _program(
-        self, key: tuple[object, ...], graph: Graph, kinds: set[OutputKind], names: list[str]
-    ) -> Executable:
-        if key not in self._built:
-            with self._report.stage("load"):
-                self._built[key] = load(select(graph, kinds, names), self._report.device)
-            self._report.compiles += 1
-        return self._built[key]
-
-
-class _Evaluation:
-    """The programs that evaluate one batch shape: without captures and with them."""
-
-    def __init__(self, graph: Graph, report: CompileReport):
-        self._graph, self._report = graph, report
-        self._built: dict[bool, Executable] = {}
-
-    def program(self, captures: bool) -> Executable:
-        if captures not in self._built:
-            kinds = {OutputKind.METRIC, OutputKind.WEIGHT, OutputKind.PRINT}
-            if captures:
-                kinds.add(OutputKind.CAPTURE)
-            chosen = select(self._graph, kinds, ["loss", "weight"])
-            self._built[captures] = load(chosen, self._report.device)
-            self._report.compiles += 1
-        return self._built[captures]
-
-
 class TrainStep:
     """One training step as a program over values that it (or a shared session) owns."""
 
@@ -114,11 +57,12 @@ class TrainStep:
         self.recipe, self.session, self.report = recipe, session, report
         self._seed, self._steps, self._micro = seed, 0, 0
         self._plan = recipe.plan()
+        self._plan.check_numbers()
         self._own: list[str] = []
         init, _ = trace_init(self._plan)
         self._init = OracleProgram(init)
         self._eval_params = trace_eval_params(self._plan)
-        inputs = Inputs.of(batch)
+        self._inputs = inputs = Inputs.of(batch)
         self._programs = ByShape(self._build, recipe.options, inputs)
         specialise = CompileOptions("specialise", max(2, recipe.options.max_shapes))
         self._evaluations = ByShape(self._build_evaluation, specialise, inputs)
@@ -128,16 +72,17 @@ class TrainStep:
         session.declare(types)
         self._own += [n for n in types if n not in self._own]
         self._graph = graphs[Mode.UPDATE]
-        self.hyperparameters = Hyperparameters(
-            session, self._plan.name("hyper", ""), self._plan.optimizer.hyper
-        )
+        self.hyperparameters = Hyperparameters(session, self._plan)
         self._start()
+        # Compiled now rather than at the first step: errors and seconds belong here.
+        self._programs.built(inputs).step(self._mode(), Watched())
+        report.state_bytes = sum(v.nbytes for v in session.values.values())
         self._is_ready = True
 
-    def _build(self, inputs: Inputs) -> _Variants:
+    def _build(self, inputs: Inputs) -> Variants:
         graphs = build_step(self.recipe, self._plan, inputs, self.report)
         self._declare(graphs)
-        return _Variants(graphs, self.report)
+        return Variants(graphs, self.report, self.recipe.options)
 
     def _declare(self, graphs: Mapping[Mode, Graph]) -> None:
         """Room for state that a new shape brings with it: accumulators of its metrics."""
@@ -147,10 +92,10 @@ class TrainStep:
         self._own += [n for n in new if n not in self._own]
         self.session.write({n: np.zeros(own[n].shape, own[n].dtype.numpy) for n in new})
 
-    def _build_evaluation(self, inputs: Inputs) -> _Evaluation:
+    def _build_evaluation(self, inputs: Inputs) -> Evaluation:
         with self.report.stage("evaluation"):
             graph = build_evaluation(self.recipe, inputs, self._eval_params)
-        return _Evaluation(graph, self.report)
+        return Evaluation(graph, self.report, self.recipe.options)
 
     def _start(self) -> None:
         """First values of everything but the model's parameters and states."""
@@ -207,16 +152,17 @@ class TrainStep:
     def run(self, batches: Iterable[Tree]) -> RunResult:
         """A step for each batch; metrics are weighted means over all of them."""
         losses: list[float] = []
-        updates = 0
+        updates, skipped = 0, 0
         means = Means()
         for batch in batches:
             outputs, mode = self._once("run", batch, Watched())
             result = step_result(outputs, mode)
             losses.append(result.loss)
             updates += result.updated
+            skipped += result.skipped
             if mode is not Mode.ACCUMULATE:
                 means.add(outputs)
-        return RunResult(np.array(losses), means.values(), updates)
+        return RunResult(np.array(losses), means.values(), updates, skipped)
 
     def gradients(self, batch: Tree) -> Arrays:
         """Gradients of the loss on a batch, by parameter; nothing changes."""
@@ -275,9 +221,14 @@ class TrainStep:
         return self.session.read(self.recipe.model.declarations())
 
     def load_params(self, values: Mapping[str, object], strict: bool = True) -> None:
-        """Replace parameters and states by name; `strict=False` accepts a part."""
+        """Replace parameters and states by name; `strict=False` accepts a part.
+
+        Before the first update the optimizer starts from them: averages begin where training does.
+        """
         names = list(self.recipe.model.declarations())
         load_values(self.session, names, values, strict, "load_params")
+        if self.count == 0:
+            self.session.run(self._init, {})
 
     def state_dict(self) -> Arrays:
         """Everything that the next step depends on: copies, by name."""
@@ -379,9 +330,9 @@ class TrainStep:
 
     @lr_scale.setter
     def lr_scale(self, scale: float) -> None:
-        if not (math.isfinite(scale) and scale >= 0):
-            raise ArgumentError("lr_scale", f"{scale}", "It is a number that is not negative.")
-        self.session.write({self._plan.name("lr_scale"): np.float64(scale)})
+        number = check_number("step", "lr_scale", scale, RATE)
+        check_rounding("step", "lr_scale", number, RATE, float32)
+        self.session.write({self._plan.name("lr_scale"): np.float64(number)})
 
     @property
     def clip_norm(self) -> float | None:
@@ -391,11 +342,22 @@ class TrainStep:
 
     @clip_norm.setter
     def clip_norm(self, bound: float) -> None:
-        if self.recipe.clip_norm is None or not (math.isfinite(bound) and bound > 0):
+        number = check_number("step", "clip_norm", bound, FACTOR)
+        if self.recipe.clip_norm is None:
             raise ArgumentError(
-                "clip_norm", f"{bound}", "Compile with clip_norm=; it is a positive number."
+                "clip_norm", "the step was compiled without one", "Compile with clip_norm=."
             )
-        self.session.write({self._plan.name("clip_norm"): np.float64(bound)})
+        self.session.write({self._plan.name("clip_norm"): np.float64(number)})
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor on the loss before it is differentiated: 1 but for float16."""
+        return float(self.session.values.get(self._plan.name("loss_scale"), 1.0))
+
+    @property
+    def skipped(self) -> int:
+        """Updates that were left out because a gradient overflowed: float16 only."""
+        return int(self.session.values.get(self._plan.name("skipped"), 0))
 
     @property
     def graph(self) -> Graph:
@@ -403,9 +365,10 @@ class TrainStep:
         return self._graph
 
     @property
-    def kernels(self) -> tuple[object, ...]:
-        """Native kernels, to look at: not shown yet."""
-        return ()
+    def kernels(self) -> tuple[KernelView, ...]:
+        """The step's distinct kernels: name, text, llvm, assembly, lines. The oracle has none."""
+        program = self._programs.built(self._inputs).step(self._mode(), Watched())
+        return kernels_of(program, self.recipe.options)
 
 
 def _renamed(name: str, prefix: str) -> str:

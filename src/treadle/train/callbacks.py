@@ -9,8 +9,6 @@ from treadle.train.monitors import HistogramRecord as HistogramRecord
 from treadle.train.monitors import Histograms as Histograms
 from treadle.train.monitors import Profiler as Profiler
 from treadle.train.rates import RateFinder as RateFinder
-from treadle.train.rates import RateSearch as RateSearch
-from treadle.train.rates import find_rate as find_rate
 from treadle.train.run import Run as Run
 from treadle.train.stopping import EarlyStopping as EarlyStopping
 from treadle.train.stopping import ReduceOnPlateau as ReduceOnPlateau

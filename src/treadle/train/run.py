@@ -7,8 +7,9 @@ from typing import Any
 
 from treadle.base.trees import Tree
 from treadle.data.loaders import Loader
+from treadle.step.programs import Watched
 from treadle.step.results import StepResult
-from treadle.step.train_step import TrainStep, Watched
+from treadle.step.train_step import TrainStep
 from treadle.train.history import History
 from treadle.train.loggers import Loggers, scalars
 

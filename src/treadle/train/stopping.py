@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from treadle import optim
 from treadle.base.errors import ArgumentError
 from treadle.train.callback import Callback
 from treadle.train.run import Run
@@ -42,8 +44,8 @@ class Improvement:
                 "Pass validation= to fit, or watch a number of training such as 'loss'.",
             )
 
-    def look(self, run: Run) -> bool:
-        """Whether one of the numbers is better than ever. NaN is never better."""
+    def found(self, run: Run) -> dict[str, float]:
+        """The numbers after the current step."""
         values = run.values
         missing = [n for n in self.modes if n not in values]
         if missing:
@@ -52,9 +54,14 @@ class Improvement:
                 f"there is no {', '.join(missing)}",
                 f"There are: {', '.join(values)}.",
             )
-        improved = [n for n in self.modes if self._is_better(n, float(values[n]))]
+        return {n: float(values[n]) for n in self.modes}
+
+    def look(self, run: Run) -> bool:
+        """Whether one of the numbers is better than ever. NaN is never better."""
+        values = self.found(run)
+        improved = [n for n in self.modes if self._is_better(n, values[n])]
         for name in improved:
-            self.best[name] = float(values[name])
+            self.best[name] = values[name]
         self.waited = 0 if improved else self.waited + 1
         return bool(improved)
 
@@ -150,25 +157,52 @@ class EarlyStopping(Watcher):
         self._params = dict(arrays)
 
 
-class ReduceOnPlateau(Watcher):
-    """Multiplies the learning rate when a metric did not improve for `patience` validations."""
+class ReduceOnPlateau(Callback):
+    """Multiplies the learning rate when a metric has not improved for `patience` validations.
+
+    The rules and the other options are those of `optim.ReduceOnPlateau`.
+    """
 
     def __init__(
         self,
-        metrics: Metrics = "val/loss",
+        metric: str = "val/loss",
         mode: str = "min",
-        factor: float = 0.5,
+        factor: float = 0.1,
         patience: int = 2,
-        min_delta: float = 0.0,
-        min_scale: float = 1e-4,
+        **options: Any,
     ):
-        super().__init__(metrics, mode, min_delta, patience)
-        if not 0 < factor < 1:
-            raise ArgumentError("ReduceOnPlateau", f"factor = {factor}", "Between 0 and 1.")
-        self._factor, self._least = factor, min_scale
+        self._metric = Improvement("ReduceOnPlateau", metric, mode, 0.0)
+        self._options = {"mode": mode, "factor": factor, "patience": patience, **options}
+        self._plateau: optim.ReduceOnPlateau | None = None
+        optim.ReduceOnPlateau(_Nothing(), **self._options)  # what is wrong is an error here
 
-    def looked(self, run: Run, is_better: bool) -> None:
-        scale = run.step.lr_scale
-        if self.improvement.waited >= self.patience and scale > self._least:
-            run.step.lr_scale = max(scale * self._factor, self._least)
-            self.improvement.waited = 0
+    def on_fit_start(self, run: Run) -> None:
+        self._metric.check(run)
+        self._plateau = optim.ReduceOnPlateau(run.step, **self._options)
+
+    def on_eval_end(self, run: Run) -> None:
+        assert self._plateau is not None
+        (value,) = self._metric.found(run).values()
+        self._plateau.update(value)
+
+    def on_epoch_end(self, run: Run) -> None:
+        if not run.validates:
+            self.on_eval_end(run)
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._plateau is None:
+            return {}
+        state: dict[str, Any] = dict(self._plateau.state_dict())
+        state["best"] = state["best"] if math.isfinite(state["best"]) else None
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        assert self._plateau is not None
+        best = self._plateau.best if state["best"] is None else state["best"]
+        self._plateau.load_state_dict({**state, "best": best})
+
+
+class _Nothing:
+    """Stands for a step where options are only looked at."""
+
+    lr_scale = 1.0

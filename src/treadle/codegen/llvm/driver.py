@@ -9,6 +9,7 @@ from __future__ import annotations
 from treadle.codegen.llvm.emitter import Function, Reg, number
 from treadle.codegen.llvm.module import Module
 from treadle.codegen.llvm.render import render
+from treadle.kernel.nodes import Kernel
 from treadle.kernel.program import Program
 
 
@@ -18,6 +19,13 @@ def render_program(program: Program, width: int) -> str:
     for kernel, i in program.distinct().items():
         render(kernel, f"body.{i}", module)
         module.add(_entry(i, len(kernel.buffers)))
+    return module.text()
+
+
+def render_kernel(kernel: Kernel, width: int) -> str:
+    """The text of one kernel, with what it calls."""
+    module = Module(width)
+    render(kernel, kernel.name, module, linkage="")
     return module.text()
 
 

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from treadle.base import dtypes
-from treadle.base.dtypes import DType
 from treadle.codegen.llvm.analysis import (
     accumulated_dtype,
     accumulation,
@@ -30,10 +29,11 @@ from treadle.codegen.llvm.emitter import (
     width_of,
 )
 from treadle.codegen.llvm.module import Module
+from treadle.codegen.llvm.places import Places
 from treadle.codegen.llvm.products import ProductWriter
-from treadle.codegen.llvm.scalars import Scalars, register_element
+from treadle.codegen.llvm.scalars import register_element
 from treadle.kernel.cost import outermost, padded
-from treadle.kernel.index import Bounded, Data, Index, Quotient, Remainder, Var, data_locals
+from treadle.kernel.index import Index
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -57,11 +57,11 @@ from treadle.kernel.nodes import (
 )
 
 
-def render(kernel: Kernel, name: str, module: Module) -> None:
+def render(kernel: Kernel, name: str, module: Module, linkage: str = "internal") -> None:
     """Add a kernel to a module."""
     pointers = [Reg("ptr noalias", f"%{_safe(i)}") for i, _ in enumerate(kernel.buffers)]
     bounds = [Reg("i64", "%begin"), Reg("i64", "%end"), Reg("ptr noalias", "%scratch")]
-    function = Function(name, [*bounds, *pointers])
+    function = Function(name, [*bounds, *pointers], linkage=linkage)
     places = {b.name: Reg("ptr", p.text) for b, p in zip(kernel.buffers, pointers, strict=True)}
     offset = 0
     for buffer in kernel.scratch:
@@ -82,20 +82,11 @@ def _safe(i: int) -> str:
 _FUSED = (dtypes.float32, dtypes.float64)
 # Vectors of a loop that sums inside: as many sums at a time as hide an addition's latency.
 SUMMING_VECTORS = 2
+ACCUMULATING_VECTORS = 4  # of a loop that is itself a sum
 
 
-class _Writer:
+class _Writer(Places):
     """Writes statements. A local is a register; loops carry those that they change."""
-
-    def __init__(
-        self, function: Function, module: Module, places: dict[str, Reg], types: dict[str, DType]
-    ):
-        self.f, self.module, self.places, self.types = function, module, places, types
-        self.scalars = Scalars(function, module.elementary)
-        self.variables: dict[Var, Reg] = {}  # the first lane's value
-        self.lanes: Var | None = None  # the variable that lanes count
-        self.width = 1
-        self.locals: dict[str, Reg] = {}
 
     def outermost(self, kernel: Kernel) -> None:
         loop = outermost(kernel)
@@ -173,23 +164,45 @@ class _Writer:
             del self.locals[name]
 
     def vector_loop(self, loop: For, start: Reg, stop: Reg) -> None:
-        """Lanes of turns, then the rest one by one."""
+        """Lanes of turns, then the rest one by one.
+
+        Where the number of turns is known, narrower vectors take what wide ones leave.
+        """
+        widths = self._widths(loop)
+        if not (start.text == "0" and stop.text.isdigit()):
+            for width in widths:
+                start = self.lanes_loop(loop, start, self._whole_vectors(start, stop, width), width)
+            self.loop(loop, start, stop)
+            return
+        at, end = 0, int(stop.text)
+        narrower = [w for w in (self.module.width // 2, self.module.width // 4) if w >= 4]
+        self.is_aligned = True
+        for width in (*widths, *narrower):
+            whole = at + (end - at) // width * width
+            if whole > at:
+                self.lanes_loop(loop, number(at, "i64"), number(whole, "i64"), width)
+                at = whole
+        self.is_aligned = False
+        if at < end:
+            self.loop(loop, number(at, "i64"), stop)
+
+    def _widths(self, loop: For) -> list[int]:
+        """Several vectors at a time where sums would wait for each other."""
         width = self.module.width
-        if width > 1:
-            names = changed_locals(loop.body, self.locals)
-            if not names and any(isinstance(s, For) for s in loop.body):
-                start = self.lanes_loop(loop, start, stop, width * SUMMING_VECTORS)
-            start = self.lanes_loop(loop, start, stop, width)
-        self.loop(loop, start, stop)
+        if width == 1:
+            return []
+        if changed_locals(loop.body, self.locals):
+            return [width * ACCUMULATING_VECTORS, width]
+        sums_inside = any(isinstance(s, For) for s in loop.body)
+        return [width * SUMMING_VECTORS, width] if sums_inside else [width]
 
     def lanes_loop(self, loop: For, start: Reg, stop: Reg, width: int) -> Reg:
-        """Turns in vectors of a width, as far as they go; where they end."""
+        """Turns in whole vectors of a width; where they end."""
         f = self.f
         names = changed_locals(loop.body, self.locals)
-        whole = self._whole_vectors(start, stop, width)
         spread = [self._spread_start(loop.body, n, width) for n in names]
         scalars = [self.locals[n] for n in names]
-        with f.loop(start, whole, number(width, "i64"), spread) as turn:
+        with f.loop(start, stop, number(width, "i64"), spread) as turn:
             self.lanes, self.width = loop.var, width
             self.variables[loop.var] = turn.counter
             self.locals |= dict(zip(names, turn.carried, strict=True))
@@ -200,7 +213,7 @@ class _Writer:
             self.lanes, self.width = None, 1
         for name, scalar, lanes in zip(names, scalars, turn.results, strict=True):
             self.locals[name] = self._folded(loop.body, name, scalar, lanes)
-        return whole
+        return stop
 
     def _whole_vectors(self, start: Reg, stop: Reg, width: int) -> Reg:
         """Where the last whole vector ends."""
@@ -277,14 +290,6 @@ class _Writer:
             result = self._guarded_lane(self.f.extract(mask, lane), result, inner, lane)
         return result
 
-    def _is_uniform(self, index: Index) -> bool:
-        assert self.lanes is not None
-        return index.factor_of(self.lanes) == 0 and not self._has_lane_data(index)
-
-    def _is_contiguous(self, index: Index) -> bool:
-        assert self.lanes is not None
-        return index.factor_of(self.lanes) == 1 and not self._has_lane_data(index)
-
     def _condition(self, guard: Value) -> Reg:
         """A guard on which all lanes agree, as one bit."""
         found = self.value(guard)
@@ -345,59 +350,7 @@ class _Writer:
         self.variables[var] = base
         return result
 
-    # Memory
-
-    def load(self, buffer: str, index: Index, dtype: DType) -> Reg:
-        step = 0 if self.lanes is None else index.factor_of(self.lanes)
-        if step is not None and self._has_lane_data(index):
-            step = None
-        if self.lanes is None or step == 1:
-            return self._loaded(self._address(buffer, self.index(index), dtype), dtype, self.width)
-        if step == 0:
-            scalar = self._loaded(self._address(buffer, self.index(index), dtype), dtype, 1)
-            return self.f.splat(scalar, self.width)
-        result = Reg(vector(register_element(dtype), self.width), "poison")
-        for lane in range(self.width):
-            place = self._lane_index(index, lane)
-            element = self._loaded(self._address(buffer, place, dtype), dtype, 1)
-            result = self.f.insert(result, element, lane)
-        return result
-
-    def _has_lane_data(self, index: Index) -> bool:
-        """Whether the index uses a local that differs from lane to lane."""
-        return any(width_of(self.locals[name].type) > 1 for name in data_locals(index))
-
-    def _address(self, buffer: str, place: Reg, dtype: DType) -> Reg:
-        memory = memory_element(dtype)
-        return self.f.value(
-            "ptr", f"getelementptr inbounds {memory}, {self.places[buffer]}, {place}"
-        )
-
-    def _loaded(self, address: Reg, dtype: DType, width: int) -> Reg:
-        f = self.f
-        memory = vector(memory_element(dtype), width)
-        found = f.value(memory, f"load {memory}, {address}, align {dtype.itemsize}")
-        if dtype is dtypes.bool_:
-            return f.compare("icmp ne", found, number(0, memory))
-        if dtype is dtypes.float16:
-            return f.convert("fpext", found, vector("float", width))
-        if dtype is dtypes.bfloat16:
-            wide = f.convert("zext", found, vector("i32", width))
-            shifted = f.binary("shl", wide, number(16, wide.type))
-            return f.convert("bitcast", shifted, vector("float", width))
-        return found
-
-    def _stored(self, value: Reg, address: Reg, dtype: DType) -> None:
-        f, width = self.f, width_of(value.type)
-        if dtype is dtypes.bool_:
-            value = f.convert("zext", value, vector("i8", width))
-        elif dtype is dtypes.float16:
-            value = f.convert("fptrunc", value, vector("half", width))
-        elif dtype is dtypes.bfloat16:
-            bits = f.convert("bitcast", value, vector("i32", width))
-            high = f.binary("lshr", bits, number(16, bits.type))
-            value = f.convert("trunc", high, vector("i16", width))
-        f.do(f"store {value}, {address}, align {dtype.itemsize}")
+    # Stores
 
     def store(self, buffer: str, index: Index, value: Value, guard: Within | None) -> None:
         dtype = self.types[buffer]
@@ -435,60 +388,3 @@ class _Writer:
             address = self._address(buffer, self._lane_index(index, lane), dtype)
             old = self._loaded(address, dtype, 1)
             self._stored(self.scalars.apply("add", [old, element], dtype, dtype), address, dtype)
-
-    # Indices
-
-    def index(self, index: Index) -> Reg:
-        """The index of the first lane."""
-        return self._lane_index(index, 0)
-
-    def index_lanes(self, index: Index) -> Reg:
-        """The index of every lane."""
-        if self.lanes is None:
-            return self.index(index)
-        step = index.factor_of(self.lanes)
-        wide = vector("i64", self.width)
-        if step is not None and not self._has_lane_data(index):
-            first = self.f.splat(self.index(index), self.width)
-            if step == 0:
-                return first
-            lanes = ", ".join(f"i64 {step * lane}" for lane in range(self.width))
-            return self.f.binary("add", first, Reg(wide, f"<{lanes}>"))
-        result = Reg(wide, "poison")
-        for lane in range(self.width):
-            result = self.f.insert(result, self._lane_index(index, lane), lane)
-        return result
-
-    def _lane_index(self, index: Index, lane: int) -> Reg:
-        """The index of one lane, a number of 64 bits."""
-        f = self.f
-        total: Reg | None = None
-        for atom, factor in index.terms:
-            value = self._atom(atom, lane)
-            if factor != 1:
-                value = f.binary("mul", value, number(factor, "i64"))
-            total = value if total is None else f.binary("add", total, value)
-        if total is None:
-            return number(index.offset, "i64")
-        return f.binary("add", total, number(index.offset, "i64")) if index.offset else total
-
-    def _atom(self, atom: Var | Data | Quotient | Remainder | Bounded, lane: int) -> Reg:
-        f = self.f
-        match atom:
-            case Var():
-                value = self.variables[atom]
-                is_lane = lane and atom == self.lanes
-                return f.binary("add", value, number(lane, "i64")) if is_lane else value
-            case Data(local, extent):
-                value = self.locals[local]
-                value = value if width_of(value.type) == 1 else f.extract(value, lane)
-                if value.type != "i64":
-                    value = f.convert("sext", value, "i64")
-                low = f.intrinsic("smax", value, number(0, "i64"))
-                return f.intrinsic("smin", low, number(max(0, extent - 1), "i64"))
-            case Quotient(inner, divisor):
-                return f.binary("udiv", self._lane_index(inner, lane), number(divisor, "i64"))
-            case Remainder(inner, divisor):
-                return f.binary("urem", self._lane_index(inner, lane), number(divisor, "i64"))
-            case Bounded(inner, _):
-                return self._lane_index(inner, lane)

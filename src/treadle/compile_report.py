@@ -1,0 +1,138 @@
+"""How to compile, and what was compiled: `CompileOptions` and `CompileReport`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from treadle.base.errors import ArgumentError
+from treadle.kernel.plan import KernelFacts
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    """How to compile.
+
+    `on_new_shape="specialise"` compiles for batches of other shapes, at most `max_shapes` of them.
+    `verify=True` checks the IR's invariants after every stage. `detect_anomaly=True` looks at what
+    a step gives: at a NaN or an infinity the step is undone, and the node that made it is named.
+    `optimize=False` keeps every tensor in memory, one kernel each, to look at. `debug=True` makes
+    an index out of range an error; otherwise it is held inside.
+    """
+
+    on_new_shape: str = "error"
+    max_shapes: int = 8
+    verify: bool = False
+    detect_anomaly: bool = False
+    optimize: bool = True
+    debug: bool = False
+
+    def __post_init__(self) -> None:
+        if self.on_new_shape not in ("error", "specialise"):
+            raise ArgumentError(
+                "CompileOptions",
+                f"on_new_shape is {self.on_new_shape!r}",
+                'Use "error" or "specialise".',
+            )
+        if self.max_shapes < 1:
+            raise ArgumentError("CompileOptions", f"max_shapes = {self.max_shapes}", "At least 1.")
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramFacts:
+    """A native program in numbers. Bytes are those it holds beside the session's values."""
+
+    name: str
+    kernels: tuple[KernelFacts, ...]
+    arena: int
+    scratch: int
+    outside: int  # constants and outputs
+    from_cache: bool
+
+    @property
+    def calls(self) -> int:
+        return sum(k.calls for k in self.kernels)
+
+    @property
+    def flops(self) -> int:
+        return sum(k.calls * k.flops for k in self.kernels)
+
+    @property
+    def traffic(self) -> int:
+        """Bytes that the kernels must at least move."""
+        return sum(k.calls * k.nbytes for k in self.kernels)
+
+    @property
+    def nbytes(self) -> int:
+        return self.arena + self.scratch + self.outside
+
+
+@dataclass(slots=True)
+class CompileReport:
+    """What was built and how long it took. It grows when more programs are built."""
+
+    device: str
+    precision: str
+    parameters: int = 0
+    compiles: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    nodes: dict[str, int] = field(default_factory=dict)
+    unreached: tuple[str, ...] = ()
+    programs: list[ProgramFacts] = field(default_factory=list)
+    state_bytes: int = 0  # of the session: parameters, optimizer, counters
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    @property
+    def kernels(self) -> tuple[KernelFacts, ...]:
+        """Distinct kernels of the first program, the step's."""
+        return self.programs[0].kernels if self.programs else ()
+
+    @property
+    def flops(self) -> int:
+        return self.programs[0].flops if self.programs else 0
+
+    @property
+    def bytes(self) -> int:
+        return self.programs[0].traffic if self.programs else 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """A forecast of the memory that values and programs take."""
+        return self.state_bytes + sum(p.nbytes for p in self.programs)
+
+    @property
+    def cache_hits(self) -> int:
+        return sum(p.from_cache for p in self.programs)
+
+    def __str__(self) -> str:
+        lines = [
+            f"device {self.device}, precision {self.precision}, {self.parameters:,} parameters, "
+            f"{self.compiles} program{'' if self.compiles == 1 else 's'}",
+            f"{'stage':<18}{'seconds':>9}{'nodes':>8}",
+        ]
+        for name, seconds in self.seconds.items():
+            count = self.nodes.get(name)
+            lines.append(f"{name:<18}{seconds:>9.4f}{'' if count is None else count:>8}".rstrip())
+        if self.programs:
+            heads = ("program", "calls", "kernels", "GFLOP", "MB moved", "MB held", "cached")
+            lines.append(f"{heads[0]:<18}" + "".join(f"{h:>9}" for h in heads[1:]))
+        for p in self.programs:
+            numbers = (p.calls, len(p.kernels), p.flops / 1e9, p.traffic / 1e6, p.nbytes / 1e6)
+            shown = "".join(f"{n:>9,}" if isinstance(n, int) else f"{n:>9.2f}" for n in numbers)
+            lines.append(f"{p.name:<18}{shown}{'yes' if p.from_cache else 'no':>9}")
+        if self.state_bytes:
+            lines.append(
+                f"memory forecast {self.peak_bytes / 1e6:,.1f} MB: values "
+                f"{self.state_bytes / 1e6:,.1f}, programs "
+                f"{(self.peak_bytes - self.state_bytes) / 1e6:,.1f}"
+            )
+        if self.unreached:
+            lines.append(f"the loss does not reach: {', '.join(self.unreached)}")
+        return "\n".join(lines)

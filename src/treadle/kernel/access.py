@@ -1,0 +1,101 @@
+"""What statements touch: loads, and the places of every access."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from treadle.kernel.index import Index
+from treadle.kernel.nodes import (
+    Accumulate,
+    Apply,
+    Convert,
+    For,
+    Guarded,
+    Let,
+    Literal,
+    Load,
+    Local,
+    Multiply,
+    Position,
+    Set,
+    Statement,
+    Store,
+    Update,
+    Value,
+    Within,
+)
+
+
+def map_loads(value: Value, replace: Callable[[Load], Value]) -> Value:
+    """The value with every load replaced."""
+    match value:
+        case Load():
+            return replace(value)
+        case Convert(inner, dtype):
+            return Convert(map_loads(inner, replace), dtype)
+        case Apply(op, operands, dtype):
+            return Apply(op, tuple(map_loads(o, replace) for o in operands), dtype)
+        case Guarded(guard, inner, other, dtype):
+            held, rest = map_loads(guard, replace), map_loads(other, replace)
+            return Guarded(held, map_loads(inner, replace), rest, dtype)
+        case Literal() | Local() | Position() | Within():
+            return value
+
+
+def loads_of(statement: Statement) -> list[Load]:
+    """Every load of a statement that is not a loop."""
+    found: list[Load] = []
+
+    def note(load: Load) -> Load:
+        found.append(load)
+        return load
+
+    if isinstance(statement, (Let, Set, Accumulate, Store, Update)):
+        map_loads(statement.value, note)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Places that a statement touches: an index, and how far around it."""
+
+    buffer: str
+    index: Index
+    low: int
+    high: int
+    writes: bool
+
+
+def accesses(statements: Sequence[Statement]) -> Iterator[Access]:
+    for statement in statements:
+        match statement:
+            case For(_, _, body):
+                yield from accesses(body)
+                continue
+            case Multiply():
+                for i, m in enumerate(statement.matrices):
+                    low = m.rows.range[0] + m.columns.range[0]
+                    high = m.rows.range[1] + m.columns.range[1]
+                    yield Access(m.buffer, m.index, low, high, i == 0)
+                continue
+            case Store(buffer, index) | Update(buffer, index):
+                yield Access(buffer, index, 0, 0, True)
+            case _:
+                pass
+        for load in loads_of(statement):
+            yield Access(load.buffer, load.index, 0, 0, False)
+
+
+def is_local(access: Access, turn: Index, size: int, turns: int) -> bool:
+    """Whether a place lies in the part of its buffer that belongs to a turn."""
+    if size % turns:
+        return False
+    part = size // turns
+    whole = Index(
+        tuple((a, f // part) for a, f in access.index.terms if f % part == 0),
+        access.index.offset // part,
+    )
+    rest = access.index - whole * part
+    low, high = rest.range
+    return whole == turn and low + access.low >= 0 and high + access.high < part

@@ -1,0 +1,212 @@
+"""The last stages: schedule → plan_buffers → render → load, or at once from the plan cache."""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from treadle.base.version import __version__
+from treadle.codegen.llvm.driver import render_kernel, render_program
+from treadle.compile_report import CompileOptions, CompileReport, ProgramFacts
+from treadle.ir.graph import Graph
+from treadle.ir.text import to_text
+from treadle.kernel.nodes import Kernel
+from treadle.kernel.plan import KernelFacts, Plan, plan_from_json
+from treadle.kernel.program import Program
+from treadle.kernel.text import to_text as kernel_text
+from treadle.memory.assemble import assemble
+from treadle.memory.plan import plan_buffers
+from treadle.runtime.cache import fingerprint, plan_cache
+from treadle.runtime.checked import CheckedProgram
+from treadle.runtime.cpu import NativeProgram
+from treadle.runtime.executable import Executable
+from treadle.runtime.native import assembly, compile_object, compiler_version, host
+from treadle.runtime.oracle import OracleProgram
+from treadle.runtime.processors import default_threads
+from treadle.schedule.checks import with_index_checks
+from treadle.schedule.schedule import schedule
+
+
+def load(
+    graph: Graph, report: CompileReport, options: CompileOptions, name: str = "step"
+) -> Executable:
+    """A graph ready to run on the report's device."""
+    if report.device == "oracle":
+        return OracleProgram(graph)
+    if options.debug:
+        checked, checks = with_index_checks(graph)
+        return CheckedProgram(graph, _native(checked, report, options, name), checks)
+    return _native(graph, report, options, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """Everything that a native program is made of."""
+
+    plan: Plan
+    objects: tuple[bytes, ...]
+    constants: Mapping[str, np.ndarray]
+
+
+def _native(
+    graph: Graph, report: CompileReport, options: CompileOptions, name: str
+) -> NativeProgram:
+    cache = plan_cache()
+    key = None if cache is None else _key(graph, options)
+    found = None
+    if cache is not None and key is not None:
+        with report.stage("cache"):
+            found = _unpacked(cache.get(key))
+    is_hit = found is not None
+    if found is None:
+        found = _build(graph, report, options)
+        if cache is not None and key is not None:
+            with report.stage("cache"):
+                cache.put(key, _packed(found))
+    with report.stage("load"):
+        threads = default_threads()
+        native = NativeProgram(graph, found.plan, found.objects, found.constants, threads)
+    report.programs.append(_facts(name, found, threads, is_hit))
+    return native
+
+
+def _scheduled(graph: Graph, options: CompileOptions) -> Program:
+    in_place = not options.debug
+    return schedule(graph, options.optimize, 2 * host().width, in_place)
+
+
+def _build(graph: Graph, report: CompileReport, options: CompileOptions) -> Built:
+    with report.stage("schedule"):
+        program = _scheduled(graph, options)
+    with report.stage("plan_buffers"):
+        plan = assemble(program, plan_buffers(program))
+    with report.stage("render"):
+        source = render_program(program, host().width)
+    with report.stage("compile"):
+        objects = (compile_object(source),)
+    return Built(plan, objects, dict(program.constants))
+
+
+def _facts(name: str, built: Built, threads: int, is_hit: bool) -> ProgramFacts:
+    plan = built.plan
+    outside = sum(a.nbytes for a in built.constants.values())
+    outside += sum(o.type.nbytes for o in plan.outputs if o.name not in plan.updated)
+    return ProgramFacts(name, plan.kernels, plan.arena, plan.scratch * threads, outside, is_hit)
+
+
+# The cache
+
+
+def _key(graph: Graph, options: CompileOptions) -> str:
+    """A hash of all that the code depends on."""
+    target = host()
+    how = f"optimize={options.optimize} debug={options.debug}"
+    versions = f"{__version__} {compiler_version()} {_own_sources()}"
+    return fingerprint(
+        [to_text(graph), how, target.cpu, target.features, str(target.width), versions]
+    )
+
+
+@functools.cache
+def _own_sources() -> str:
+    """The compiler's own files by size and time, so that a changed compiler has its own plans."""
+    root = Path(__file__).parent
+    folders = ("ir", "kernel", "schedule", "memory", "codegen", "runtime", "frontend")
+    files = sorted(p for folder in folders for p in (root / folder).rglob("*.py"))
+    stats = ((p.relative_to(root), p.stat()) for p in files)
+    return fingerprint(f"{p} {s.st_size} {s.st_mtime_ns}" for p, s in stats)
+
+
+def _packed(built: Built) -> dict[str, bytes]:
+    parts = {"plan": built.plan.to_json().encode()}
+    parts |= {f"object {i}": code for i, code in enumerate(built.objects)}
+    for name, array in built.constants.items():
+        file = io.BytesIO()
+        np.save(file, array.view(np.uint8) if array.dtype.name == "bfloat16" else array)
+        parts[f"constant {name}"] = file.getvalue()
+    return parts
+
+
+def _unpacked(parts: Mapping[str, bytes] | None) -> Built | None:
+    """What was packed; None for anything else. Nothing is unpickled."""
+    if parts is None:
+        return None
+    try:
+        plan = plan_from_json(parts["plan"].decode())
+        count = sum(n.startswith("object ") for n in parts)
+        objects = tuple(parts[f"object {i}"] for i in range(count))
+        constants = {
+            n.removeprefix("constant "): np.load(io.BytesIO(data), allow_pickle=False)
+            for n, data in parts.items()
+            if n.startswith("constant ")
+        }
+    except (KeyError, TypeError, ValueError, IndexError):
+        return None
+    return Built(plan, objects, constants)
+
+
+# Looking at kernels
+
+
+@dataclass(frozen=True)
+class KernelView:
+    """One compiled kernel, to look at: what it is called, computes and costs.
+
+    `text` is its loops, `llvm` its LLVM IR, `assembly` the machine's instructions, `lines` the
+    lines of the model it computes, `calls` how often a step calls it.
+    """
+
+    facts: KernelFacts
+    _kernel: Callable[[], Kernel]
+
+    @property
+    def name(self) -> str:
+        return self.facts.name
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return self.facts.origins
+
+    @property
+    def calls(self) -> int:
+        return self.facts.calls
+
+    @property
+    def text(self) -> str:
+        return kernel_text(self._kernel())
+
+    @property
+    def llvm(self) -> str:
+        return render_kernel(self._kernel(), host().width)
+
+    @property
+    def assembly(self) -> str:
+        return assembly(self.llvm)
+
+    def __repr__(self) -> str:
+        return f"Kernel({self.name}, {self.calls} calls, {self.facts.flops:,} flops)"
+
+
+def kernels_of(program: Executable, options: CompileOptions) -> tuple[KernelView, ...]:
+    """The distinct kernels of a native program; none for the oracle, which has no kernels."""
+    native = program.program if isinstance(program, CheckedProgram) else program
+    if not isinstance(native, NativeProgram):
+        return ()
+
+    @functools.cache
+    def kernels() -> Sequence[Kernel]:
+        # A plan from the cache has no kernels: they are scheduled again, which gives the same.
+        return list(_scheduled(native.graph, options).distinct())
+
+    def kernel(i: int) -> Kernel:
+        return kernels()[i]
+
+    return tuple(
+        KernelView(facts, functools.partial(kernel, i))
+        for i, facts in enumerate(native.plan.kernels)
+    )

@@ -1,0 +1,140 @@
+"""Numbers of optimizers and schedules: what they may be, as given and after rounding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+
+import numpy as np
+
+from treadle.base import dtypes
+from treadle.base.dtypes import DType
+from treadle.base.errors import ArgumentError
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """Where a number may lie; infinities and NaN are in no domain.
+
+    `is_working` says that it meets the optimizer's state, which may be held in a narrow dtype: it
+    must mean the same after rounding to that. Counts and rates are float32 throughout.
+    """
+
+    text: str
+    low: float = 0.0
+    high: float = math.inf
+    excludes_low: bool = False
+    excludes_high: bool = False
+    is_working: bool = True
+
+    def holds(self, value: float) -> bool:
+        above = value > self.low if self.excludes_low else value >= self.low
+        below = value < self.high if self.excludes_high else value <= self.high
+        return above and below and math.isfinite(value)
+
+
+FINITE = Domain("a finite number", low=-math.inf)
+NOT_NEGATIVE = Domain("a finite number, not negative")
+POSITIVE = Domain("a positive number", excludes_low=True)
+UNIT = Domain("a number in [0, 1)", high=1.0, excludes_high=True)
+INNER_UNIT = Domain("a number in (0, 1)", high=1.0, excludes_low=True, excludes_high=True)
+FRACTION = Domain("a number from 0 to 1", high=1.0)
+RATE = Domain("a number that is not negative", is_working=False)
+FACTOR = Domain("a positive number", excludes_low=True, is_working=False)
+PART = Domain("a number from 0 to 1", high=1.0, is_working=False)
+STEPS = Domain("a number of at least 1", low=1.0, is_working=False)
+COUNT = Domain("a count, not negative", is_working=False)
+
+Given = tuple[object, Domain]
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """Named numbers that were checked, and where each may lie."""
+
+    hyper: dict[str, float] = field(default_factory=dict)
+    domains: dict[str, Domain] = field(default_factory=dict)
+
+
+def numbers(operation: str, **given: Given) -> Numbers:
+    """Check named numbers: each comes with its domain."""
+    hyper = {k: check_number(operation, k, value, domain) for k, (value, domain) in given.items()}
+    return Numbers(hyper, {k: domain for k, (_, domain) in given.items()})
+
+
+def check_number(operation: str, name: str, value: object, domain: Domain) -> float:
+    """The number as a float; a string, a bool or an array is not one."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
+        raise ArgumentError(
+            operation,
+            f"{name} = {value!r} is a {type(value).__name__}, not a number",
+            f"It is {domain.text}.",
+        )
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of more than 308 digits
+        number = math.inf
+    if not domain.holds(number):
+        raise ArgumentError(operation, f"{name} = {value}", f"It is {domain.text}.")
+    return number
+
+
+def check_pair(operation: str, name: str, value: object) -> tuple[object, object]:
+    """Two things in a tuple or list; what they are is checked as numbers."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise ArgumentError(operation, f"{name} = {value!r}", "Give two numbers: (0.9, 0.999).")
+    return value[0], value[1]
+
+
+def check_betas(
+    operation: str, betas: object, first: Domain = UNIT, second: Domain = UNIT
+) -> dict[str, Given]:
+    """Both betas by name, to be checked with the other numbers."""
+    beta1, beta2 = check_pair(operation, "betas", betas)
+    return {"beta1": (beta1, first), "beta2": (beta2, second)}
+
+
+def check_flag(operation: str, **flags: object) -> None:
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise ArgumentError(operation, f"{name} = {value!r}", "It is True or False.")
+
+
+def check_whole(operation: str, name: str, value: object, least: int = 1) -> int:
+    """A whole number that decides what is compiled."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise ArgumentError(
+            operation, f"{name} = {value!r}", f"It is a whole number of at least {least}."
+        )
+    return int(value)
+
+
+def check_choice(operation: str, name: str, value: object, choices: Sequence[str]) -> None:
+    if value not in choices:
+        shown = ", ".join(f'"{c}"' for c in choices)
+        raise ArgumentError(operation, f"{name} = {value!r}", f"It is one of {shown}.")
+
+
+def rounded(value: float, dtype: DType) -> float:
+    with np.errstate(all="ignore"):
+        return float(np.float64(value).astype(dtype.numpy))
+
+
+def check_rounding(operation: str, name: str, value: float, domain: Domain, dtype: DType) -> None:
+    """What a number becomes in a dtype must still be allowed, finite, and zero only if it was.
+
+    An eps that becomes zero guards nothing; a beta that becomes 1 forgets nothing.
+    """
+    chosen = dtype if domain.is_working else dtypes.float32
+    after = rounded(value, chosen)
+    if domain.holds(after) and (after != 0 or value == 0):
+        return
+    remedy = f"{name} must stay {domain.text} there, and not become zero."
+    if chosen.is_narrow:
+        remedy += (
+            " The optimizer's state has the dtype of the parameters: declare them float32, which "
+            f'precision="{chosen}" computes with as well.'
+        )
+    raise ArgumentError(operation, f"{name} = {value} becomes {after:g} in {chosen}", remedy)

@@ -1,0 +1,74 @@
+"""The programs of a training step, each built when first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from treadle.ir.graph import Graph, OutputKind
+from treadle.optim.append import Mode
+from treadle.pipeline import CompileOptions, CompileReport, load
+from treadle.runtime.executable import Executable
+from treadle.runtime.session import select
+
+
+class Watched(NamedTuple):
+    """What a call asks for beyond loss and metrics. What is not asked for is not computed."""
+
+    captures: bool = False
+    grad_norms: bool = False
+    histograms: bool = False
+
+
+class Variants:
+    """The programs of one batch shape, each built when first asked for."""
+
+    def __init__(
+        self, graphs: Mapping[Mode, Graph], report: CompileReport, options: CompileOptions
+    ):
+        self.graphs, self._report, self._options = graphs, report, options
+        self._built: dict[tuple[object, ...], Executable] = {}
+
+    def step(self, mode: Mode, watched: Watched) -> Executable:
+        kinds = {OutputKind.METRIC, OutputKind.WEIGHT, OutputKind.UPDATE, OutputKind.PRINT}
+        if watched.captures:
+            kinds.add(OutputKind.CAPTURE)
+        if watched.histograms:
+            kinds.add(OutputKind.GRADIENT)
+        graph = self.graphs[mode]
+        names = ["loss", "weight", "grad_norm", "updated"]
+        if watched.grad_norms:
+            names += [o.name for o in graph.outputs if o.name.startswith("grad_norm:")]
+        return self._program((mode, watched), graph, kinds, names)
+
+    def gradients(self) -> Executable:
+        kinds = {OutputKind.GRADIENT, OutputKind.PRINT}
+        return self._program(("gradients",), self.graphs[Mode.UPDATE], kinds, ["loss"])
+
+    def _program(
+        self, key: tuple[object, ...], graph: Graph, kinds: set[OutputKind], names: list[str]
+    ) -> Executable:
+        if key not in self._built:
+            name = "gradients" if key == ("gradients",) else "step"
+            chosen = select(graph, kinds, names)
+            self._built[key] = load(chosen, self._report, self._options, name)
+            self._report.compiles += 1
+        return self._built[key]
+
+
+class Evaluation:
+    """The programs that evaluate one batch shape: without captures and with them."""
+
+    def __init__(self, graph: Graph, report: CompileReport, options: CompileOptions):
+        self._graph, self._report, self._options = graph, report, options
+        self._built: dict[bool, Executable] = {}
+
+    def program(self, captures: bool) -> Executable:
+        if captures not in self._built:
+            kinds = {OutputKind.METRIC, OutputKind.WEIGHT, OutputKind.PRINT}
+            if captures:
+                kinds.add(OutputKind.CAPTURE)
+            chosen = select(self._graph, kinds, ["loss", "weight"])
+            self._built[captures] = load(chosen, self._report, self._options, "evaluate")
+            self._report.compiles += 1
+        return self._built[captures]
