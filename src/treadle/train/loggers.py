@@ -70,8 +70,10 @@ class Loggers:
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """To all of them."""
-        kept = scalars(values)
         self._at, self._rows = step, self.rows_at(step) + 1
+        if not self._loggers:
+            return
+        kept = scalars(values)
         for i, logger in enumerate(self._loggers):
             if self._failures[i] >= MOST_FAILURES:
                 continue

@@ -114,7 +114,7 @@ class Loop:
         run.batches += 1
         run.epoch_batches += 1
         self.position = self.plan.loader.state_dict()
-        if run.is_updated:
+        if run.step.micro_step == 0:
             run.steps += 1
             values = step_values(out)
             run.history.record(run.steps, values)
