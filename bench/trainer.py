@@ -4,10 +4,10 @@
     python bench/trainer.py --rounds 15 --steps 4000
 
 Both train the same step on the same loader, `for batch in loader: step(batch)` and
-`Trainer(step).fit(loader, steps=...)`, taking turns; what is compared is the processor time of this
-process and its wall time, each as a median over rounds of one round's ratio. The trainer has what it
-has by default: history, a check for NaN, progress (as lines, and as a bar drawn into a file), and
-once a callback and a CSV logger too.
+`Trainer(step).fit(loader, steps=...)`, taking turns; what is compared is the processor time of
+this process and its wall time, each as a median over rounds of one round's ratio. The trainer has
+what it has by default: history, a check for NaN, progress (as lines, and as a bar drawn into a
+file), and once a callback and a CSV logger too.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from models import WORKLOADS, loss
 
 import treadle as td
+from models import WORKLOADS, loss
 from treadle import data, optim
 
 ROWS = 12_800  # 100 batches a pass
@@ -52,7 +52,9 @@ def bare(step: td.TrainStep, loader: data.ArrayLoader, steps: int) -> None:
                 return
 
 
-def trained(*callbacks: td.callbacks.Callback, progress: str, folder: Path | None = None) -> Callable:
+def trained(
+    *callbacks: td.callbacks.Callback, progress: str, folder: Path | None = None
+) -> Callable:
     def run(step: td.TrainStep, loader: data.ArrayLoader, steps: int) -> None:
         loggers = [] if folder is None else [td.loggers.CSVLogger(folder / "log.csv")]
         trainer = td.Trainer(step, callbacks, loggers, progress=progress)
