@@ -556,7 +556,7 @@ def test_what_is_counted() -> None:
         ({"x": 3.0}, "samples", 1),
     ):
         meter = progress.Meter(run, None, None)
-        meter.count(batch)
+        meter.add(batch)
         assert (meter.unit, meter.units) == (unit, count)
     assert [progress.clock(s) for s in (0.4, 61, 3723)] == ["0:00", "1:01", "1:02:03"]
 

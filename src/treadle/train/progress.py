@@ -69,9 +69,14 @@ class Meter:
     def __init__(self, run: Run, epochs: int | None, steps: int | None):
         self.epochs, self.steps, self.units, self.unit = epochs, steps, 0, "samples"
         self._looks: deque[tuple[float, int, int]] = deque(maxlen=WINDOW)
-        self.look(run)
 
-    def count(self, batch: Tree) -> None:
+    def count(self, run: Run) -> None:
+        """After a step. The first one may compile, so that the clock starts when it is done."""
+        self.add(run.batch)
+        if not self._looks:
+            self.look(run)
+
+    def add(self, batch: Tree) -> None:
         """Samples are rows of the first array; integers in rows (N, T) are tokens."""
         leaf = batch
         while isinstance(leaf, (Mapping, tuple, list)) and leaf:
@@ -96,7 +101,8 @@ class Meter:
         self.look(run)
         (start, units, steps), (now, last_units, last_steps) = self._looks[0], self._looks[-1]
         seconds = max(now - start, 1e-9)
-        parts = [f"{(last_units - units) / seconds:,.0f} {self.unit}/s"]
+        is_known = last_units > units
+        parts = [f"{(last_units - units) / seconds:,.0f} {self.unit}/s"] if is_known else []
         memory = memory_in_use()
         if memory:
             parts.append(f"{memory / 1e6:,.0f} MB")
@@ -153,7 +159,7 @@ class Lines:
         self._printed_at = run.steps
 
     def step(self, run: Run) -> None:
-        self._meter.count(run.batch)
+        self._meter.count(run)
         if time.perf_counter() >= self._next:
             self._line(run, numbers(run))
 
@@ -191,7 +197,7 @@ class Bar:
         self._bar.start()
 
     def step(self, run: Run) -> None:
-        self._meter.count(run.batch)
+        self._meter.count(run)
         if time.perf_counter() >= self._next:
             self._draw(run)
 
