@@ -56,7 +56,7 @@ def points(seed: int):
 
 
 def train(steps: int = 4000, lr: float = 5e-3, width: int = 48):
-    schedule = optim.warmup_cosine(lr, warmup=steps // 40, steps=steps)
+    schedule = optim.warmup_cosine(lr, warmup=max(1, steps // 40), steps=steps)
     step = td.compile_step(Field(width), loss, optim.adam(schedule), points(0), device="cpu")
     trainer = td.Trainer(step)
     trainer.fit((points(i) for i in range(steps)), steps=steps)
