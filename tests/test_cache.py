@@ -10,6 +10,8 @@ import random
 import socket
 import stat
 import struct
+import subprocess
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -617,3 +619,13 @@ def test_where_owners_cannot_be_checked_there_is_none(monkeypatch: pytest.Monkey
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(os, "name", "nt")
         assert plan_cache({"TREADLE_CACHE": "/x"}) is None
+
+
+def test_the_suite_has_a_cache_of_its_own() -> None:
+    """conftest.py moves it, here and in every process that tests start."""
+    named = "from treadle.runtime.cache import plan_cache; print(plan_cache().folder)"
+    started = subprocess.run([sys.executable, "-c", named], capture_output=True, text=True)
+    found = plan_cache()
+    assert found is not None
+    assert found.folder.name.startswith("treadle-tests-")
+    assert started.stdout.strip() == str(found.folder)

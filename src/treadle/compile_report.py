@@ -69,6 +69,43 @@ class ProgramFacts:
         return self.arena + self.scratch + self.outside
 
 
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """What a kernel took in one step on one thread, and how near that is to the processor's best.
+
+    `ceiling` is the larger of the shares of arithmetic and memory that it reached.
+    """
+
+    kernel: KernelFacts
+    seconds: float
+    ceiling: float
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Kernels of a step by the time they take; one thread, processor time."""
+
+    kernels: tuple[KernelTime, ...]
+
+    @property
+    def seconds(self) -> float:
+        return sum(k.seconds for k in self.kernels)
+
+    def __str__(self) -> str:
+        heads = ("ms", "share", "calls", "GFLOP/s", "GB/s", "ceiling")
+        lines = [f"{'kernel':<28}" + "".join(f"{h:>9}" for h in heads)]
+        for k in self.kernels:
+            flops, nbytes = k.kernel.calls * k.kernel.flops, k.kernel.calls * k.kernel.nbytes
+            time_ = max(k.seconds, 1e-12)
+            lines.append(
+                f"{k.kernel.name:<28}{k.seconds * 1e3:>9.3f}{k.seconds / self.seconds:>9.1%}"
+                f"{k.kernel.calls:>9}{flops / time_ / 1e9:>9.1f}{nbytes / time_ / 1e9:>9.1f}"
+                f"{k.ceiling:>9.0%}"
+            )
+        lines.append(f"{'all':<28}{self.seconds * 1e3:>9.3f}")
+        return "\n".join(lines)
+
+
 @dataclass(slots=True)
 class CompileReport:
     """What was built and how long it took. It grows when more programs are built."""

@@ -12,7 +12,13 @@ import numpy as np
 
 from treadle.base.version import __version__
 from treadle.codegen.llvm.driver import render_kernel, render_program
-from treadle.compile_report import CompileOptions, CompileReport, ProgramFacts
+from treadle.compile_report import (
+    CompileOptions,
+    CompileReport,
+    KernelTime,
+    Profile,
+    ProgramFacts,
+)
 from treadle.ir.graph import Graph
 from treadle.ir.text import to_text
 from treadle.kernel.nodes import Kernel
@@ -22,6 +28,7 @@ from treadle.kernel.text import to_text as kernel_text
 from treadle.memory.assemble import assemble
 from treadle.memory.plan import plan_buffers
 from treadle.runtime.cache import fingerprint, plan_cache
+from treadle.runtime.ceilings import ceilings
 from treadle.runtime.checked import CheckedProgram
 from treadle.runtime.cpu import NativeProgram
 from treadle.runtime.executable import Executable
@@ -153,6 +160,21 @@ def _unpacked(parts: Mapping[str, bytes] | None) -> Built | None:
 # Looking at kernels
 
 
+def profile(program: Executable, values: Mapping[str, np.ndarray]) -> Profile:
+    """The time of each kernel of a native program on some values, which stay as they are."""
+    native = program.program if isinstance(program, CheckedProgram) else program
+    if not isinstance(native, NativeProgram):
+        return Profile(())
+    best = ceilings()
+    found = []
+    for facts, seconds in zip(native.plan.kernels, native.profile(values), strict=True):
+        time_ = max(seconds, 1e-12)
+        rates = facts.calls * facts.flops / time_, facts.calls * facts.nbytes / time_
+        share = max(rates[0] / best.flops, rates[1] / best.nbytes)
+        found.append(KernelTime(facts, seconds, share))
+    return Profile(tuple(sorted(found, key=lambda k: -k.seconds)))
+
+
 @dataclass(frozen=True)
 class KernelView:
     """One compiled kernel, to look at: what it is called, computes and costs.
@@ -201,7 +223,7 @@ def kernels_of(program: Executable, options: CompileOptions) -> tuple[KernelView
     @functools.cache
     def kernels() -> Sequence[Kernel]:
         # A plan from the cache has no kernels: they are scheduled again, which gives the same.
-        return list(_scheduled(native.graph, options).distinct())
+        return _scheduled(native.graph, options).distinct()
 
     def kernel(i: int) -> Kernel:
         return kernels()[i]

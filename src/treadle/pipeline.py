@@ -1,6 +1,6 @@
 """The pipeline: a model and a loss become the programs of a training step.
 
-    trace → apply_precision → differentiate → append_updates → load → run
+    trace → apply_precision → recognise → differentiate → append_updates → optimize → load → run
 
 Each stage is a function from graph to graph, a section of the report, and text.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treadle.autodiff.backward import Differentiated, active_values, differentiate
 from treadle.base import dtypes
@@ -19,30 +19,35 @@ from treadle.base.errors import ArgumentError, DeviceError, GradientError, Unrea
 from treadle.base.origin import user_origin
 from treadle.compile_report import CompileOptions as CompileOptions
 from treadle.compile_report import CompileReport as CompileReport
+from treadle.compile_report import Profile
 from treadle.frontend.coerce import as_tensor, cast, constant
 from treadle.frontend.mean import Mean
 from treadle.frontend.scopes import Trace, into_scope, isolated_tracing
 from treadle.frontend.tensor import Tensor
 from treadle.frontend.tracing import emit
+from treadle.ir.canonical import canonicalise
 from treadle.ir.graph import Graph, Output, OutputKind, Value
 from treadle.ir.ops.leaves import INPUT
 from treadle.ir.rewrite import inline_into, remove_dead_code
 from treadle.ir.verify import verify
-from treadle.loading import kernels_of as kernels_of
-from treadle.loading import load as load
 from treadle.nn.module import Module, Parameter
 from treadle.nn.tracing import Inputs, TracedModel, as_argument, trace_model
 from treadle.optim.append import Mode, UpdatePlan, append_updates
 from treadle.optim.optimizer import Optimizer
 from treadle.precision.narrow import apply_precision
+from treadle.runtime.executable import Executable
 from treadle.runtime.session import Session
+
+if TYPE_CHECKING:
+    from treadle.loading import KernelView
 
 DEVICES = ("oracle", "cpu")
 
 
 def choose_device(device: str) -> str:
+    """A device by its name. `"auto"` is what trains; the oracle is asked for by name."""
     if device == "auto":
-        return DEVICES[0]
+        return "cpu"
     if device not in DEVICES:
         raise DeviceError(
             "device", f"{device!r} is not available", f'Use "auto" or one of: {", ".join(DEVICES)}.'
@@ -71,6 +76,30 @@ def open_session(device: str, share: Any) -> Session:
             "share", f"the values are on {session.device!r}, the program on {device!r}", "Use one."
         )
     return session
+
+
+def load(
+    graph: Graph, report: CompileReport, options: CompileOptions, name: str = "step"
+) -> Executable:
+    """A graph ready to run on the report's device."""
+    # The back half is imported when something is compiled: importing Treadle stays light.
+    from treadle import loading
+
+    return loading.load(graph, report, options, name)
+
+
+def kernels_of(program: Executable, options: CompileOptions) -> tuple[KernelView, ...]:
+    """The distinct kernels of a native program; none for the oracle, which has no kernels."""
+    from treadle import loading
+
+    return loading.kernels_of(program, options)
+
+
+def profile(program: Executable, values: Mapping[str, Any]) -> Profile:
+    """The time of each kernel of a native program; nothing for the oracle."""
+    from treadle import loading
+
+    return loading.profile(program, values)
 
 
 Backward = Callable[[Any, Any, Any], Any]
@@ -118,7 +147,9 @@ def build_step(
     with report.stage("trace"):
         traced = trace_loss(recipe, plan, inputs)
     with report.stage("apply_precision"):
-        narrowed = apply_precision(traced, recipe.precision)
+        with_casts = apply_precision(traced, recipe.precision)
+    with report.stage("recognise"):
+        narrowed = recognise(with_casts)
     _refuse_trained_weight(recipe, narrowed, plan)
     with report.stage("differentiate"):
         graph = narrowed if recipe.backward else _differentiated(narrowed, plan, report).graph
@@ -128,13 +159,26 @@ def build_step(
     with report.stage("append_updates"):
         loss = None if recipe.backward else narrowed
         graphs = {mode: append_updates(graph, loss, plan, mode) for mode in modes}
-    stages = (traced, narrowed, graph, graphs[Mode.UPDATE])
-    names = ("trace", "apply_precision", "differentiate", "append_updates")
+    appended = graphs[Mode.UPDATE]
+    with report.stage("optimize"):
+        graphs = {mode: optimize(graph) for mode, graph in graphs.items()}
+    stages = (traced, with_casts, narrowed, graph, appended, graphs[Mode.UPDATE])
+    names = ("trace", "apply_precision", "recognise", "differentiate", "append_updates", "optimize")
     report.nodes |= {name: len(g.nodes) for name, g in zip(names, stages, strict=True)}
     if recipe.options.verify:
         for built in (*stages, *graphs.values()):
             verify(built)
     return graphs
+
+
+def recognise(graph: Graph) -> Graph:
+    """Before differentiation: canonical, so that equal things look equal."""
+    return canonicalise(graph)
+
+
+def optimize(graph: Graph) -> Graph:
+    """The whole step, or a forward program: canonical."""
+    return canonicalise(graph)
 
 
 def _refuse_trained_weight(recipe: StepRecipe, graph: Graph, plan: UpdatePlan) -> None:
@@ -263,7 +307,7 @@ def build_evaluation(recipe: StepRecipe, inputs: Inputs, eval_params: Graph | No
     graph = with_eval_params(apply_precision(graph, recipe.precision), eval_params)
     named = zip(("loss", "weight"), graph.outputs, strict=False)
     results = [Output(OutputKind.RESULT, name, o.value) for name, o in named]
-    return Graph(graph.nodes, (*results, *graph.outputs[2:]), graph.name)
+    return optimize(Graph(graph.nodes, (*results, *graph.outputs[2:]), graph.name))
 
 
 def build_forward(
@@ -277,7 +321,7 @@ def build_forward(
     """A forward program: no gradient, no optimizer."""
     traced = trace_model(model, forward, inputs, training)
     graph = with_eval_params(apply_precision(traced.graph, precision), eval_params)
-    return TracedModel(graph, traced.structure)
+    return TracedModel(optimize(graph), traced.structure)
 
 
 def with_eval_params(graph: Graph, eval_params: Graph | None) -> Graph:

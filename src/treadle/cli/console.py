@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
+from rich.text import Text
 
 
 @dataclass(slots=True)
@@ -22,8 +23,12 @@ class Sections:
         self.sections += 1
         self.console.print(f"\n[bold]{self.sections}. {title}[/bold]", soft_wrap=True)
 
-    def say(self, text: str) -> None:
-        self.console.print(text, markup=False, soft_wrap=True)
+    def say(self, text: str | Text, style: str | None = None) -> None:
+        self.console.print(text, style=style, markup=False, soft_wrap=True)
+
+    def figure(self, text: str) -> None:
+        """A line with a number that was measured here, set off on a terminal."""
+        self.say(text, "bold cyan")
 
     def code(self, source: str) -> None:
         """Python with line numbers, coloured on a terminal."""

@@ -60,7 +60,7 @@ def run_tour(steps: int = 30, seed: int = 0, full: bool = False) -> int:
     show_forward_mode(tour, graph, problem, gradients, seed)
     show_finite_field(tour)
     show_descent(tour, model, problem, steps)
-    tour.say("\nAll of this ran in the float64 oracle. Native code is not generated yet.")
+    tour.say("\nAll of this ran in the float64 oracle. `treadle demo` trains natively.")
     return 1 if tour.failed else 0
 
 

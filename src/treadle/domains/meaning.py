@@ -77,7 +77,13 @@ meaning(e.WHERE)(np.where)
 
 @meaning(e.CAST)
 def _cast(attributes: e.Cast, x: Array) -> Array:
-    return x.astype(carrier(attributes.dtype))
+    dtype = attributes.dtype
+    if not dtype.is_integer or x.dtype.kind != "f":
+        return x.astype(carrier(dtype))
+    low, high = dtype.range()
+    # NumPy leaves what does not fit to the processor.
+    inside = np.where((x > low) & (x < high), x, 0).astype(carrier(dtype))
+    return np.where(x >= high, high, np.where(x <= low, low, inside)).astype(carrier(dtype))
 
 
 @meaning(reductions.REDUCE_SUM)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from treadle.base.origin import Origin
 from treadle.ir.graph import Output
 from treadle.ir.types import TensorType
 from treadle.kernel.nodes import Buffer, Kernel
@@ -26,6 +27,7 @@ class Call:
 
     kernel: Kernel
     arguments: tuple[Argument, ...]
+    origins: tuple[Origin, ...] = ()  # lines of the model that this call computes
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +70,7 @@ class Program:
             else:
                 yield from step.calls
 
-    def distinct(self) -> dict[Kernel, int]:
-        """Kernels without repetition, with their numbers."""
-        found: dict[Kernel, int] = {}
-        for call in self.calls():
-            found.setdefault(call.kernel, len(found))
-        return found
+    def distinct(self) -> list[Kernel]:
+        """Kernels without repetition. Equal ones are one object, so that none is compared."""
+        found = {id(call.kernel): call.kernel for call in self.calls()}
+        return list(found.values())

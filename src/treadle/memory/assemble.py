@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from treadle.kernel import cost
 from treadle.kernel.nodes import Kernel, Role
@@ -26,11 +26,14 @@ MOST_TASKS = 128
 
 
 def assemble(program: Program, buffers: BufferPlan) -> Plan:
-    numbers = program.distinct()
+    kernels = program.distinct()
+    numbers = {id(k): i for i, k in enumerate(kernels)}
     slots = {b.name: i for i, b in enumerate(program.buffers)}
-    assembler = _Assembler(numbers, slots, {b.name: b.dtype.itemsize for b in program.buffers})
+    assembler = _Assembler(
+        kernels, numbers, slots, {b.name: b.dtype.itemsize for b in program.buffers}
+    )
     return Plan(
-        tuple(_entry(kernel, i) for kernel, i in numbers.items()),
+        tuple(_entry(kernel, i) for i, kernel in enumerate(kernels)),
         tuple(map(assembler.step, program.steps)),
         tuple(Slot(b.name, b.nbytes, buffers.offsets.get(b.name, -1)) for b in program.buffers),
         tuple((name, slots[name], type_) for name, type_ in program.leaves),
@@ -38,7 +41,7 @@ def assemble(program: Program, buffers: BufferPlan) -> Plan:
         tuple(PlannedOutput(o.kind, o.name, slots[n], t) for o, n, t in program.outputs),
         program.updated,
         buffers.size,
-        _facts(program, numbers),
+        _facts(program, kernels, numbers),
     )
 
 
@@ -48,43 +51,47 @@ def _entry(kernel: Kernel, number: int) -> Entry:
     return Entry(f"kernel.{number}", cost.turns(kernel), is_vector, cost.scratch_bytes(kernel))
 
 
-def _facts(program: Program, numbers: Mapping[Kernel, int]) -> tuple[KernelFacts, ...]:
+def _facts(
+    program: Program, kernels: Sequence[Kernel], numbers: Mapping[int, int]
+) -> tuple[KernelFacts, ...]:
     """One for each distinct kernel, with the lines of all its calls."""
-    names: dict[int, str] = {}
     counts: dict[int, int] = {}
     origins: dict[int, dict[str, None]] = {}
     for call in program.calls():
-        i = numbers[call.kernel]
-        names.setdefault(i, call.kernel.name)
+        i = numbers[id(call.kernel)]
         counts[i] = counts.get(i, 0) + 1
-        origins.setdefault(i, {}).update(dict.fromkeys(map(str, call.kernel.origins)))
+        origins.setdefault(i, {}).update(dict.fromkeys(map(str, call.origins)))
     return tuple(
-        KernelFacts(names[i], counts[i], cost.flops(k), cost.traffic(k), tuple(origins[i]))
-        for k, i in numbers.items()
+        KernelFacts(k.name, counts[i], cost.flops(k), cost.traffic(k), tuple(origins[i]))
+        for i, k in enumerate(kernels)
     )
 
 
 class _Assembler:
     def __init__(
-        self, numbers: Mapping[Kernel, int], slots: Mapping[str, int], itemsize: Mapping[str, int]
+        self,
+        kernels: Sequence[Kernel],
+        numbers: Mapping[int, int],
+        slots: Mapping[str, int],
+        itemsize: Mapping[str, int],
     ):
         self.numbers, self.slots, self.itemsize = numbers, slots, itemsize
-        self.work = {k: cost.work(k) for k in numbers}
+        self.work = {id(k): cost.work(k) for k in kernels}
 
     def step(self, step: Step) -> PlannedStep:
         if not isinstance(step, Phase):
             return PlannedRepeat(step.length, step.reverse, tuple(map(self.step, step.steps)))
-        total = sum(self.work[c.kernel] for c in step.calls)
+        total = sum(self.work[id(c.kernel)] for c in step.calls)
         is_serial = total < SERIAL or all(cost.turns(c.kernel) == 1 for c in step.calls)
         is_serial = is_serial and (total < SERIAL or len(step.calls) == 1)
         # The longest first: what is left at the end is short.
-        ordered = sorted(step.calls, key=lambda c: -self.work[c.kernel])
+        ordered = sorted(step.calls, key=lambda c: -self.work[id(c.kernel)])
         return PlannedPhase(tuple(map(self.call, ordered)), is_serial)
 
     def call(self, call: Call) -> PlannedCall:
-        tasks = min(cost.turns(call.kernel), MOST_TASKS, self.work[call.kernel] // TASK)
+        tasks = min(cost.turns(call.kernel), MOST_TASKS, self.work[id(call.kernel)] // TASK)
         return PlannedCall(
-            self.numbers[call.kernel],
+            self.numbers[id(call.kernel)],
             max(1, tasks),
             tuple(self.slots[a.buffer] for a in call.arguments),
             tuple(a.row * self.itemsize[a.buffer] for a in call.arguments),

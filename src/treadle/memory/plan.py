@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from treadle.kernel.nodes import Buffer
 from treadle.kernel.program import Phase, Program, Step
 
@@ -39,13 +41,16 @@ def plan_buffers(program: Program) -> BufferPlan:
         b for b in program.buffers if b.name in spans and b.name not in outside and b.nbytes
     ]
     offsets: dict[str, int] = {}
-    placed: list[tuple[int, int, Span]] = []
-    for buffer in sorted(temporary, key=lambda b: (-b.nbytes, spans[b.name].first)):
-        span = spans[buffer.name]
-        offset = _lowest(padded(buffer), sorted(p[:2] for p in placed if p[2].meets(span)))
+    # Of those placed so far: first and last step, start and end.
+    placed = np.zeros((4, len(temporary)), np.int64)
+    ordered = sorted(temporary, key=lambda b: (-b.nbytes, spans[b.name].first))
+    for i, buffer in enumerate(ordered):
+        span, known = spans[buffer.name], placed[:, :i]
+        meets = (known[0] <= span.last) & (known[1] >= span.first)
+        offset = _lowest(padded(buffer), known[2:, meets])
         offsets[buffer.name] = offset
-        placed.append((offset, offset + padded(buffer), span))
-    size = max((end for _, end, _ in placed), default=0)
+        placed[:, i] = span.first, span.last, offset, offset + padded(buffer)
+    size = int(placed[3].max(initial=0))
     plan = BufferPlan(offsets, spans, size)
     check_plan(plan, {b.name: b for b in temporary})
     return plan
@@ -56,14 +61,13 @@ def padded(buffer: Buffer) -> int:
     return -(-buffer.nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def _lowest(size: int, taken: list[tuple[int, int]]) -> int:
-    """The lowest place of a size between intervals sorted by their start."""
-    offset = 0
-    for start, end in taken:
-        if offset + size <= start:
-            break
-        offset = max(offset, end)
-    return offset
+def _lowest(size: int, taken: np.ndarray) -> int:
+    """The lowest place of a size between intervals, given by their starts and ends."""
+    order = np.argsort(taken[0])
+    starts, ends = taken[0][order], np.maximum.accumulate(taken[1][order])
+    before = np.concatenate([[0], ends])
+    after = np.concatenate([starts, [np.iinfo(np.int64).max]])
+    return int(before[np.argmax(after - before >= size)])
 
 
 def lifetimes(program: Program) -> dict[str, Span]:

@@ -50,7 +50,7 @@ class NativeProgram:
         for output in plan.outputs:
             if output.slot not in leaves and output.slot not in self._arrays:
                 memory = aligned(output.type.nbytes).view(output.type.dtype.numpy)
-                self._keep(output.slot, memory)
+                self._keep(output.slot, memory.reshape(output.type.shape))
         self._prepare()
         self._held: tuple[object, int] = (None, -1)
         wanted = [i for i, o in enumerate(plan.outputs) if o.kind is not OutputKind.UPDATE]
@@ -121,8 +121,10 @@ class NativeProgram:
                 self._held = (owner, version)
             for name, array in inputs.items():
                 if name in self._leaves:
-                    type_ = self._leaves[name][1]
-                    self._bind(name, np.ascontiguousarray(array, type_.dtype.numpy))
+                    dtype = self._leaves[name][1].dtype.numpy
+                    if array.dtype != dtype or not array.flags.c_contiguous:
+                        array = np.ascontiguousarray(array, dtype)
+                    self._bind(name, array)
             pool(self.threads).run(self._address)
             return self._outputs(wanted)
 
@@ -179,14 +181,16 @@ class NativeProgram:
         if self._arrays.get(slot) is array:
             return
         self._arrays[slot] = array
-        self._arguments[self._places[slot], 0] = array.ctypes.data
+        self._arguments[self._places[slot], 0] = array.__array_interface__["data"][0]
 
     def _outputs(self, wanted: Sequence[int]) -> tuple[np.ndarray, ...]:
         found = []
         for i in wanted:
             output = self.plan.outputs[i]
-            array = self._arrays[output.slot].reshape(-1)[: output.type.size]
-            found.append(array.reshape(output.type.shape).copy())
+            array = self._arrays[output.slot]
+            if array.shape != output.type.shape:
+                array = array.reshape(-1)[: output.type.size].reshape(output.type.shape)
+            found.append(array.copy())
         return tuple(found)
 
 

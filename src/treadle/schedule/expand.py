@@ -12,6 +12,8 @@ from treadle.ir.composites import (
 )
 from treadle.ir.control import CALL, Call
 from treadle.ir.graph import Graph, GraphBuilder, Node, Output, Value
+from treadle.ir.op import NoAttributes
+from treadle.ir.ops.elementwise import STOP_GRADIENT
 from treadle.ir.ops.leaves import Leaf
 from treadle.ir.ops.reductions import ARGMAX, REDUCE_MAX, ArgReduce, Reduce
 from treadle.ir.rewrite import inline_into, remove_dead_code
@@ -30,6 +32,9 @@ def expand(graph: Graph, templates: bool = False) -> Graph:
             position = builder.copy(node, operands)
             moved.append(tuple(Value(position, i) for i in range(len(node.types))))
         else:
+            if _is_recomputed(node):
+                # Another name for each operand: what is computed again is not what was computed.
+                operands = [builder.add(STOP_GRADIENT, NoAttributes(), (v,))[0] for v in operands]
             names = (_leaf_name(body.nodes[i]) for i in body.inputs)
             leaves = dict(zip(names, operands, strict=True))
             inner = expand(body, templates)
@@ -72,6 +77,12 @@ def _body(node: Node, types: tuple[TensorType, ...]) -> Graph | None:
         assert isinstance(node.attributes, Call)
         return node.attributes.body
     return None
+
+
+def _is_recomputed(node: Node) -> bool:
+    """Whether a call is the backward of one that keeps nothing: `td.checkpoint`."""
+    call = node.attributes
+    return isinstance(call, Call) and call.recompute and call.name.endswith(".vjp")
 
 
 def _leaf_name(node: Node) -> str:

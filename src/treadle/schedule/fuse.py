@@ -27,6 +27,7 @@ from treadle.schedule.nests import (
 LEAST_ROWS = 8  # of fused kernels that had as many: threads need something to share
 SMALL = 4096  # elements: kernels that are smaller are not worth sharing
 MOST_STATEMENTS = 120
+MOST_SMALL_STATEMENTS = 40  # of kernels that one thread runs: they are fused for their number
 TURNS = 32  # that a kernel should have for threads to share
 CACHE = 3 << 20  # bytes that a turn may write: what follows should find them near
 
@@ -136,6 +137,7 @@ def fused(first: Kernel, second: Kernel, is_needed: bool = True) -> Kernel | Non
     both = sorted({*counts[0], *counts[1]}, reverse=True)
     least = min(LEAST_ROWS, *(max(c, default=1) for c in counts))
     is_small = work(first) < SMALL and work(second) < SMALL
+    is_small = is_small and statements_in(first.body) < MOST_SMALL_STATEMENTS
     for turns in [*(n for n in both if n >= max(2, least)), *([1] if is_small else [])]:
         if turns < max(both, default=1) and footprint(first, second, turns) > CACHE:
             break

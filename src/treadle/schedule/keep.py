@@ -38,6 +38,7 @@ def kept_values(graph: Graph, fuse: bool) -> dict[TensorValue, None]:
     wanted = {o.value for o in graph.outputs}
     wanted |= _read_again(graph) | _too_deep(graph)
     kept: dict[TensorValue, None] = {}
+    shared: dict[TensorValue, None] = {}  # those that are kept only because several read them
     # From the end: which kernels an inlined value ends up in is known from its users.
     homes: dict[int, set[int]] = {}
     for position in range(len(graph.nodes) - 1, -1, -1):
@@ -52,11 +53,61 @@ def kept_values(graph: Graph, fuse: bool) -> dict[TensorValue, None]:
         if is_made or is_shared or not fuse or any(v in wanted for v in values):
             kept |= dict.fromkeys(values)
             homes[position] = {position}
+            if not is_made and fuse and not any(v in wanted for v in values):
+                shared |= dict.fromkeys(values)
         else:
             homes[position] = used_by
         for operand in node.operands:
             readers.setdefault(operand, set()).update(homes[position])
+    for value in sorted(shared):
+        if _is_cheap_again(graph, value, kept, shared):
+            del kept[value]
     return dict.fromkeys(sorted(kept))
+
+
+MOST_OPERATIONS = 16  # to compute a value again rather than keep it
+
+
+def _is_cheap_again(
+    graph: Graph,
+    value: TensorValue,
+    kept: dict[TensorValue, None],
+    shared: dict[TensorValue, None],
+) -> bool:
+    """Whether a value is better computed again wherever it is read.
+
+    It is if it takes little arithmetic on one large tensor that several kernels read anyway.
+    """
+    type_ = graph.type_of(value)
+    pending, seen, large, count = [value], {value}, set[TensorValue](), 0
+    while pending:
+        current = pending.pop()
+        node = graph.nodes[current.node]
+        is_there = current != value and (current in kept or isinstance(node.attributes, Leaf))
+        if is_there:
+            if graph.type_of(current).size * 8 > type_.size:
+                large.add(current)
+            continue
+        if node.op not in _AGAIN and node.op not in _VIEWS:
+            return False
+        count += _AGAIN.get(node.op, 0)
+        if count > MOST_OPERATIONS:
+            return False
+        pending += [v for v in node.operands if v not in seen]
+        seen.update(node.operands)
+    if len(large) != 1:
+        return False
+    (source,) = large
+    is_leaf = isinstance(graph.nodes[source.node].attributes, Leaf)
+    fits = type_.dtype.itemsize >= graph.type_of(source).dtype.itemsize
+    return fits and (is_leaf or source in shared)
+
+
+# What computing an op again costs: memory is dear, and an exponential not much dearer.
+_AGAIN = dict.fromkeys(
+    [e.NEG, e.ABS, e.ADD, e.SUB, e.MUL, e.MAX, e.MIN, e.CAST, e.WHERE, e.LT, e.LE, e.EQ], 1
+)
+_AGAIN |= dict.fromkeys([e.AND, e.OR, e.NOT], 1) | dict.fromkeys([e.EXP, e.TANH, e.ERF, e.DIV], 6)
 
 
 # Ops whose results are dear enough to be kept when their elements are read more than once.

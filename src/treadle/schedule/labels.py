@@ -133,6 +133,8 @@ def offsets(index: Index, variables: Sequence[Var]) -> Walk | None:
     factors = [index.factor_of(v) for v in variables]
     if any(f is None for f in factors):
         return None
+    if len(variables) == 1:
+        return Walk(variables[0].extent, factors[0] or 0)
     turns = product(*(range(v.extent) for v in variables))
     return walk([sum((f or 0) * i for f, i in zip(factors, t, strict=True)) for t in turns])
 

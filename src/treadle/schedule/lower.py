@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,13 +26,11 @@ from treadle.kernel.access import accesses
 from treadle.kernel.index import Index, Var, flatten, variable
 from treadle.kernel.nodes import Buffer, Kernel, Load, Role, Statement, Store
 from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step
-from treadle.kernel.verify import verify
+from treadle.schedule.bound import Bound, Memo
 from treadle.schedule.expand import expand
-from treadle.schedule.finish import finished
-from treadle.schedule.fuse import localised, spread
 from treadle.schedule.inline import Reader
 from treadle.schedule.keep import ROOTS, is_inline, is_root, kept_values
-from treadle.schedule.nests import anonymous, axis_vars, nest
+from treadle.schedule.nests import axis_vars, nest
 from treadle.schedule.order import Order
 
 PANEL = 32  # columns of a product's tile, of four bytes: two vectors of the widest kind
@@ -53,7 +51,7 @@ def lower(graph: Graph, fuse: bool = True, panel: int = PANEL, in_place: bool = 
         (o, lowering.placed(o), lowering.graph.type_of(o.value)) for o in lowering.graph.outputs
     )
     outside = {*leaves, *lowering.constants, *(name for _, name, _ in outputs)}
-    steps = tuple(Finisher(drafts, outside, lowering.rows).steps(drafts))
+    steps = tuple(Finisher(drafts, outside, lowering.rows, lowering.memo).steps(drafts))
     used = {a.buffer for s in steps for c in calls_of(s) for a in c.arguments} | outside
     return Program(
         tuple(leaves.items()),
@@ -74,7 +72,7 @@ class RepeatDraft:
     drafts: list[Draft]
 
 
-Draft = list[Kernel] | RepeatDraft
+Draft = list[Bound] | RepeatDraft
 
 
 def calls_of(step: Step) -> list[Call]:
@@ -86,13 +84,13 @@ def calls_of(step: Step) -> list[Call]:
 class Finisher:
     """Kernels as calls: what only one of them touches is its own, equal ones are one."""
 
-    def __init__(self, drafts: list[Draft], outside: set[str], rows: dict[str, Argument]):
-        self.rows, self.known = rows, dict[Kernel, Kernel]()
-        users = Counter(
-            b.name for k in _kernels_in(drafts) for b in {b.name: b for b in k.buffers}.values()
-        )
+    def __init__(
+        self, drafts: list[Draft], outside: set[str], rows: dict[str, Argument], memo: Memo
+    ):
+        self.rows, self.memo = rows, memo
+        users = Counter(n for bound in _bounds_in(drafts) for n in set(bound.names))
         outside = outside | {a.buffer for a in rows.values()} | set(rows)
-        self.own = {n for n, count in users.items() if count == 1 and n not in outside}
+        self.own = frozenset(n for n, count in users.items() if count == 1 and n not in outside)
 
     def steps(self, drafts: list[Draft]) -> list[Step]:
         found: list[Step] = []
@@ -104,30 +102,27 @@ class Finisher:
                 found += [Phase(calls)] if calls else []
         return found
 
-    def call(self, kernel: Kernel) -> Call:
-        own = {b.name for b in kernel.outputs} & self.own
-        kernel = localised(spread(kernel), own)
-        arguments = tuple(self.rows.get(b.name, Argument(b.name)) for b in kernel.buffers)
-        # Finishing is dear; kernels that are equal before it are equal after it.
-        nameless = anonymous(kernel)
-        if nameless not in self.known:
-            self.known[nameless] = verify(finished(nameless))
-        done = self.known[nameless]
-        return Call(replace(done, name=kernel.name, origins=kernel.origins), arguments)
+    def call(self, bound: Bound) -> Call:
+        kernel, names = self.memo.finished(bound, self.own)
+        arguments = tuple(self.rows.get(n, Argument(n)) for n in names)
+        return Call(kernel, arguments, bound.origins)
 
 
-def _kernels_in(drafts: list[Draft]) -> list[Kernel]:
-    found: list[Kernel] = []
+def _bounds_in(drafts: list[Draft]) -> list[Bound]:
+    found: list[Bound] = []
     for draft in drafts:
-        found += _kernels_in(draft.drafts) if isinstance(draft, RepeatDraft) else draft
+        found += _bounds_in(draft.drafts) if isinstance(draft, RepeatDraft) else draft
     return found
 
 
 class Lowering:
     """One walk over a graph of primitives; bodies of scans are walks of their own."""
 
-    def __init__(self, graph: Graph, fuse: bool, panel: int = PANEL, prefix: str = ""):
+    def __init__(
+        self, graph: Graph, fuse: bool, panel: int, memo: Memo | None = None, prefix: str = ""
+    ):
         self.graph, self.fuse, self.panel, self.prefix = graph, fuse, panel, prefix
+        self.memo = memo or Memo()
         self.kept = kept_values(graph, fuse)
         self.uses = Counter(v for n in graph.nodes for v in n.operands)
         self.names = {v: f"{prefix}b{v.node}.{v.output}" for v in self.kept}
@@ -152,13 +147,14 @@ class Lowering:
         last_read = self._last_reads()
         updated = {o.name for o in self.graph.outputs if o.kind is OutputKind.UPDATE}
         made: set[TensorValue] = set()
+        leaves = self.graph.leaves
         for output in self.graph.outputs:
             value, node = output.value, self.graph.nodes[output.value.node]
             if isinstance(node.attributes, Leaf) and node.attributes.name in updated:
                 self._save(value)
             if output.kind is not OutputKind.UPDATE:
                 continue
-            leaf = self.graph.leaves.get(output.name)
+            leaf = leaves.get(output.name)
             if leaf is None:
                 type_ = self.only_written[output.name] = self.graph.type_of(value)
                 self.buffers[output.name] = Buffer(output.name, type_.dtype, type_.size)
@@ -199,13 +195,13 @@ class Lowering:
     def drafts(self) -> list[Draft]:
         """Phases of kernels, and repeats between them."""
         found: list[Draft] = []
-        order = Order(self.fuse)
+        order = Order(self.fuse, self.memo)
         for value, name in self.saved.items():
             order.add(_copy(self.names[value], name, self.buffers[name]))
         for position, node in enumerate(self.graph.nodes):
             if node.op is SCAN:
                 found += order.phases()
-                order = Order(self.fuse)
+                order = Order(self.fuse, self.memo)
                 found += self._scan(position, node, order)
             else:
                 for kernel in self._kernels(position, node):
@@ -241,7 +237,7 @@ class Lowering:
         attributes: Scan = attributes_of(node)
         inner = ScanBody(self, position, attributes, node)
         turn = inner.drafts()
-        before = Order(self.fuse)
+        before = Order(self.fuse, self.memo)
         for kernel in inner.starts:
             before.add(kernel)
         self.buffers = inner.buffers | self.buffers
@@ -314,7 +310,8 @@ class ScanBody(Lowering):
 
     def __init__(self, outer: Lowering, position: int, attributes: Scan, node: Node):
         body = expand(attributes.body, outer.fuse)
-        super().__init__(body, outer.fuse, outer.panel, f"{outer.prefix}scan{position}:")
+        prefix = f"{outer.prefix}scan{position}:"
+        super().__init__(body, outer.fuse, outer.panel, outer.memo, prefix)
         self.attributes = attributes
         self.fixed: set[str] = set()  # buffers that no turn changes
         self.starts: list[Kernel] = []

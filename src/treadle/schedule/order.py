@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from treadle.kernel.nodes import For, Kernel, Multiply, Statement
-from treadle.schedule.fuse import fused
+from treadle.schedule.bound import Bound, Memo
 
 
 @dataclass
 class Group:
     """A kernel in the making, and the groups that must come before it, as bits of an integer."""
 
-    kernel: Kernel
+    bound: Bound
     before: int = 0
     direct: set[int] = field(default_factory=set)
 
@@ -23,52 +23,56 @@ class Order:
     """Groups as kernels are added. Positions are kept: a group that was fused away is empty."""
 
     fuses: bool
+    memo: Memo
     groups: list[Group] = field(default_factory=list)
     writers: dict[str, list[int]] = field(default_factory=dict)
     readers: dict[str, list[int]] = field(default_factory=dict)
 
     def add(self, kernel: Kernel) -> None:
-        direct = self._direct(kernel)
-        joined = self._join(kernel, direct) if self.fuses and not kernel.is_whole else None
+        bound = self.memo.bound(kernel)
+        direct = self._direct(bound)
+        joined = self._join(bound, direct) if self.fuses and not kernel.is_whole else None
         if joined is None:
             joined = len(self.groups)
-            self.groups.append(Group(kernel))
-        self._note(joined, kernel)
+            self.groups.append(Group(bound))
+        self._note(joined, bound)
         self._put_before(joined, direct - {joined})
 
-    def _direct(self, kernel: Kernel) -> set[int]:
+    def _direct(self, bound: Bound) -> set[int]:
         """Groups that this kernel must follow."""
         found: set[int] = set()
-        for buffer in kernel.buffers:
-            found.update(self.writers.get(buffer.name, ()))
-        for buffer in kernel.outputs:
-            found.update(self.readers.get(buffer.name, ()))
+        for name in bound.names:
+            found.update(self.writers.get(name, ()))
+        for name in bound.outputs:
+            found.update(self.readers.get(name, ()))
         return found
 
-    def _join(self, kernel: Kernel, direct: set[int]) -> int | None:
+    def _join(self, bound: Bound, direct: set[int]) -> int | None:
         """The group that the kernel was fused into, the latest that takes it."""
-        near = {g for b in kernel.inputs for g in self.readers.get(b.name, ()) if b.size > 64}
+        kernel = bound.kernel
+        large = (n for n, b in zip(bound.inputs, kernel.inputs, strict=True) if b.size > 64)
+        near = {g for n in large for g in self.readers.get(n, ())}
         for position in sorted(direct | near, reverse=True):
             group = self.groups[position]
-            if group.kernel.is_whole or any(
+            if group.bound.kernel.is_whole or any(
                 self.groups[d].before >> position & 1 for d in direct if d != position
             ):
                 continue
             if position not in direct and (
-                has_product(kernel.body) or has_product(group.kernel.body)
+                has_product(kernel.body) or has_product(group.bound.kernel.body)
             ):
                 continue  # what only reads the same does not gain from a product between
-            found = fused(group.kernel, kernel, position in direct)
+            found = self.memo.fused(group.bound, bound, position in direct)
             if found is not None:
-                group.kernel = found
+                group.bound = found
                 return position
         return None
 
-    def _note(self, position: int, kernel: Kernel) -> None:
-        for buffer in kernel.inputs:
-            self.readers.setdefault(buffer.name, []).append(position)
-        for buffer in kernel.outputs:
-            self.writers.setdefault(buffer.name, []).append(position)
+    def _note(self, position: int, bound: Bound) -> None:
+        for name in bound.inputs:
+            self.readers.setdefault(name, []).append(position)
+        for name in bound.outputs:
+            self.writers.setdefault(name, []).append(position)
 
     def _put_before(self, position: int, direct: set[int]) -> None:
         """New groups before one, and before all that come after it."""
@@ -79,11 +83,13 @@ class Order:
         if found == self.groups[position].before:
             return
         self.groups[position].before = found
+        if position == len(self.groups) - 1:
+            return  # nothing comes after a new group
         for group in self.groups:
             if group.before >> position & 1:
                 group.before |= found
 
-    def phases(self) -> list[list[Kernel]]:
+    def phases(self) -> list[list[Bound]]:
         """Kernels by when they can run; those that wait for nothing run as late as they may."""
         count = len(self.groups)
         level = [0] * count
@@ -96,9 +102,9 @@ class Order:
         for i in first_use:
             if not self.groups[i].direct:
                 level[i] = first_use[i] - 1
-        found: list[list[Kernel]] = [[] for _ in range(max(level, default=-1) + 1)]
+        found: list[list[Bound]] = [[] for _ in range(max(level, default=-1) + 1)]
         for i in sorted(range(count), key=lambda i: (level[i], i)):
-            found[level[i]].append(self.groups[i].kernel)
+            found[level[i]].append(self.groups[i].bound)
         return [phase for phase in found if phase]
 
 

@@ -58,16 +58,36 @@ class ByShape(Generic[Built]):
     def __init__(self, build: Callable[[Inputs], Built], options: CompileOptions, fixed: Inputs):
         self._build, self._options, self._fixed = build, options, fixed
         self._built: OrderedDict[Inputs, Built] = OrderedDict()
+        self._plain = _plain_leaves(fixed)
+        self._usual: Built | None = None  # what was built for the declared shapes
 
     def get(self, operation: str, batch: Tree) -> tuple[Built, Arrays]:
         """What to run and the checked arrays of the batch."""
+        if self._usual is not None and len(self._built) == 1:
+            exact = self._exact(batch)
+            if exact is not None:
+                return self._usual, exact
         inputs = self._inputs_for(operation, batch)
         arrays = check_batch(operation, inputs, batch)
         return self.built(inputs), arrays
 
+    def _exact(self, batch: Tree) -> Arrays | None:
+        """The arrays of a flat batch that fits as it is: the usual case, in little time."""
+        if type(batch) is not dict or self._plain is None or len(batch) != len(self._plain):
+            return None
+        arrays: Arrays = {}
+        for key, name, shape, dtype in self._plain:
+            array = batch.get(key)
+            if type(array) is not np.ndarray or array.shape != shape or array.dtype != dtype:
+                return None
+            arrays[name] = array
+        return arrays
+
     def built(self, inputs: Inputs) -> Built:
         if inputs not in self._built:
             self._built[inputs] = self._build(inputs)
+            if inputs == self._fixed:
+                self._usual = self._built[inputs]
             while len(self._built) > self._options.max_shapes:
                 self._built.popitem(last=False)
         self._built.move_to_end(inputs)
@@ -91,6 +111,21 @@ class ByShape(Generic[Built]):
             f"the batch has other shapes: {changes}",
             'Drop incomplete batches, or compile with CompileOptions(on_new_shape="specialise").',
         )
+
+
+Plain = tuple[str, str, tuple[int, ...], np.dtype[np.generic]]
+
+
+def _plain_leaves(inputs: Inputs) -> list[Plain] | None:
+    """Keys, names, shapes and dtypes of the inputs, if they are a flat dictionary."""
+    paths = [name[len(INPUT_PREFIX) :] for name, _ in inputs.types]
+    probe = inputs.structure.rebuild(paths)
+    if type(probe) is not dict or any(probe.get(p) != p for p in paths):
+        return None
+    return [
+        (path, name, type_.shape, type_.dtype.numpy)
+        for path, (name, type_) in zip(paths, inputs.types, strict=True)
+    ]
 
 
 def _resized(fixed: Inputs, batch: Tree) -> Inputs | None:

@@ -30,6 +30,9 @@ class Variants:
         self._built: dict[tuple[object, ...], Executable] = {}
 
     def step(self, mode: Mode, watched: Watched) -> Executable:
+        known = self._built.get((mode, watched))
+        if known is not None:
+            return known
         kinds = {OutputKind.METRIC, OutputKind.WEIGHT, OutputKind.UPDATE, OutputKind.PRINT}
         if watched.captures:
             kinds.add(OutputKind.CAPTURE)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from treadle.base.dtypes import float32
 from treadle.base.errors import ArgumentError, LoadError
 from treadle.base.trees import Tree
+from treadle.compile_report import Profile
 from treadle.domains.anomaly import Anomaly
 from treadle.domains.float64 import carrier
 from treadle.domains.philox import make_key
 from treadle.frontend.scopes import RANDOM_STATE
 from treadle.ir.graph import Graph, OutputKind
-from treadle.loading import KernelView
 from treadle.nn.tracing import Inputs
 from treadle.optim.append import Mode, state_types, trace_eval_params, trace_init
 from treadle.optim.numbers import FACTOR, RATE, check_number, check_rounding
@@ -28,6 +28,7 @@ from treadle.pipeline import (
     build_evaluation,
     build_step,
     kernels_of,
+    profile,
 )
 from treadle.runtime.files import load_arrays, save_arrays
 from treadle.runtime.oracle import OracleProgram
@@ -46,6 +47,9 @@ from treadle.step.results import (
     step_result,
 )
 from treadle.step.watching import anomaly_of, run_watched
+
+if TYPE_CHECKING:
+    from treadle.loading import KernelView
 
 
 class TrainStep:
@@ -363,6 +367,13 @@ class TrainStep:
     def graph(self) -> Graph:
         """The whole step as a graph."""
         return self._graph
+
+    def profile(self, batch: Tree) -> Profile:
+        """What each kernel of a step takes on a batch, one thread; nothing changes."""
+        with self.session.lock:
+            variants, arrays = self._programs.get("profile", batch)
+            program = variants.step(self._mode(), Watched())
+            return profile(program, self.session.values | self._with_key(arrays))
 
     @property
     def kernels(self) -> tuple[KernelView, ...]:

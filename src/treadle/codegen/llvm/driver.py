@@ -16,7 +16,7 @@ from treadle.kernel.program import Program
 def render_program(program: Program, width: int) -> str:
     """The text of a program's kernels, numbered as `Program.distinct` numbers them."""
     module = Module(width)
-    for kernel, i in program.distinct().items():
+    for i, kernel in enumerate(program.distinct()):
         render(kernel, f"body.{i}", module)
         module.add(_entry(i, len(kernel.buffers)))
     return module.text()

@@ -212,7 +212,8 @@ CAST = declare(
         Precision.FOLLOW,
         Contract(
             Ulps(0.5),
-            "floats round to nearest even; float to integer truncates, where the result fits",
+            "floats round to nearest even; float to integer truncates, ends at the least and "
+            "greatest integer, and makes NaN 0",
             "between floats: the cotangent is cast back; zero through integers and bool",
             Determinism.EVERYWHERE,
         ),

@@ -1,0 +1,113 @@
+"""Kernels apart from the buffers they are used on, so that equal work is done once.
+
+A model's layers give the same kernels again and again on other buffers. What is done to a kernel
+(fusing, finishing, checking) depends on the kernel alone, and on which buffers two kernels share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from treadle.base.origin import Origin
+from treadle.kernel.nodes import Buffer, Kernel
+from treadle.kernel.verify import verify
+from treadle.schedule.finish import finished
+from treadle.schedule.fuse import fused, localised, spread
+from treadle.schedule.nests import anonymous, map_places
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A kernel, and the buffers it is used on in the order of its own."""
+
+    kernel: Kernel
+    names: tuple[str, ...]
+    origins: tuple[Origin, ...]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return self.names[: len(self.kernel.inputs)]
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return self.names[len(self.kernel.inputs) :]
+
+
+Fused = tuple[Kernel, tuple[int, ...]]
+
+
+@dataclass
+class Memo:
+    """What was done before. Kernels are known by identity: equal ones are made one first."""
+
+    kernels: dict[Kernel, Kernel] = field(default_factory=dict)
+    pairs: dict[tuple[int, int, tuple[int, ...], bool], Fused | None] = field(default_factory=dict)
+    calls: dict[tuple[int, tuple[int, ...]], Fused] = field(default_factory=dict)
+
+    def bound(self, kernel: Kernel) -> Bound:
+        plain = anonymous(kernel)
+        known = self.kernels.setdefault(plain, plain)
+        # Equality ignores whether a kernel stays by itself.
+        if known.is_whole != plain.is_whole:
+            known = plain
+        return Bound(known, tuple(b.name for b in kernel.buffers), kernel.origins)
+
+    def fused(self, first: Bound, second: Bound, is_needed: bool) -> Bound | None:
+        places = {n: i for i, n in enumerate(first.names)}
+        shared = tuple(places.get(n, -1) for n in second.names)
+        key = (id(first.kernel), id(second.kernel), shared, is_needed)
+        if key not in self.pairs:
+            self.pairs[key] = _fused(first.kernel, second.kernel, shared, is_needed)
+        found = self.pairs[key]
+        if found is None:
+            return None
+        every = first.names + second.names
+        origins = tuple(dict.fromkeys((*first.origins, *second.origins)))
+        return Bound(found[0], tuple(every[i] for i in found[1]), origins)
+
+    def finished(self, bound: Bound, own: frozenset[str]) -> tuple[Kernel, tuple[str, ...]]:
+        """The kernel as it is rendered, outputs of its own inside; and its buffers."""
+        places = tuple(i for i, n in enumerate(bound.names) if n in own)
+        key = (id(bound.kernel), places)
+        if key not in self.calls:
+            names = {bound.kernel.buffers[i].name for i in places}
+            outputs = {b.name for b in bound.kernel.outputs}
+            kernel = localised(spread(bound.kernel), names & outputs)
+            order = {b.name: i for i, b in enumerate(bound.kernel.buffers)}
+            done = verify(finished(anonymous(kernel)))
+            known = self.kernels.setdefault(done, done)
+            self.calls[key] = known, tuple(order[b.name] for b in kernel.buffers)
+        done, order_ = self.calls[key]
+        return done, tuple(bound.names[i] for i in order_)
+
+
+def _fused(first: Kernel, second: Kernel, shared: tuple[int, ...], is_needed: bool) -> Fused | None:
+    """Both kernels as one, and where each of its buffers is among the buffers of both."""
+    count = len(first.buffers)
+    names = {
+        b.name: first.buffers[at].name if at >= 0 else f"q{count + i}"
+        for i, (b, at) in enumerate(zip(second.buffers, shared, strict=True))
+    }
+    found = fused(first, _renamed(second, names), is_needed)
+    if found is None:
+        return None
+    places = {b.name: i for i, b in enumerate(first.buffers)}
+    for i, b in enumerate(second.buffers):
+        places.setdefault(names[b.name], count + i)
+    # Names that the next fusing cannot meet again.
+    plain = anonymous(found)
+    return plain, tuple(places[b.name] for b in found.buffers)
+
+
+def _renamed(kernel: Kernel, names: dict[str, str]) -> Kernel:
+    def renamed(buffer: Buffer) -> Buffer:
+        return Buffer(names[buffer.name], buffer.dtype, buffer.size)
+
+    return replace(
+        kernel,
+        inputs=tuple(map(renamed, kernel.inputs)),
+        outputs=tuple(map(renamed, kernel.outputs)),
+        body=tuple(
+            map_places(s, lambda index: index, lambda n: names.get(n, n)) for s in kernel.body
+        ),
+    )

@@ -1,0 +1,35 @@
+"""What the whole suite runs under: a plan cache of its own, gone when the suite is.
+
+A plan that an earlier version of the source left in the user's cache would hide what the source
+does now, and tests have no business filling that cache. The environment is set while this file is
+imported, before any test module is, so that subprocesses have it too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+VARIABLE, PREFIX = "TREADLE_CACHE", "treadle-tests-"
+
+
+def _own_folder() -> str | None:
+    """A new folder, or None in a worker of pytest-xdist, which has that of its controller."""
+    if Path(os.environ.get(VARIABLE, "")).name.startswith(PREFIX):
+        return None
+    return tempfile.mkdtemp(prefix=PREFIX)
+
+
+FOLDER = _own_folder()
+if FOLDER is not None:
+    os.environ[VARIABLE] = FOLDER
+    os.environ.pop("TREADLE_CACHE_MB", None)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if FOLDER is not None:
+        shutil.rmtree(FOLDER, ignore_errors=True)
