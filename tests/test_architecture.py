@@ -74,7 +74,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 # heavy and so may also be imported inside a function.
 EVERYWHERE = frozenset({"ml_dtypes", "numpy"})
 THIRD_PARTY = {"cli": EVERYWHERE | {"rich"}}
-LATE = frozenset("cuda llvmlite matplotlib mlflow onnx safetensors torch wandb wgpu z3".split())
+LATE = frozenset(
+    "cuda llvmlite matplotlib mlflow onnx rich safetensors torch wandb wgpu z3".split()
+)
 
 LATE_OWN = frozenset(["treadle.loading"])  # the compiler's back half: a third of the import time
 

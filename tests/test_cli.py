@@ -304,10 +304,14 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"treadle {td.__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["tour", "--help"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["demo"], ["tour"], ["train"], ["bench"], ["info"]],
+    ids=lambda a: " ".join(a),
+)
 def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
-        main(arguments)
+        main([*arguments, "--help"])
     assert exit_.value.code == 0
     assert "Exit codes: 0" in capsys.readouterr().out
 
@@ -316,7 +320,10 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "message"),
     [
         ([], "the following arguments are required: COMMAND"),
-        (["train"], "invalid choice: 'train'"),
+        (["trian"], "invalid choice: 'trian'"),
+        (["train"], "the following arguments are required: FILE.py"),
+        (["bench", "gpu"], "'gpu' is not one of: mlp, cnn, transformer"),
+        (["bench", "--seconds", "-1"], "'-1' is not a number of seconds"),
         (["demo", "--steps", "-1"], "'-1' is not a whole number of at least 0"),
         (["demo", "--seed", "two"], "'two' is not a whole number of at least 0"),
         (["demo", "extra"], "unrecognized arguments: extra"),

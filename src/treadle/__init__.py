@@ -26,6 +26,7 @@ from treadle.base.errors import AccumulatorFullError as AccumulatorFullError
 from treadle.base.errors import ArgumentError as ArgumentError
 from treadle.base.errors import AxisError as AxisError
 from treadle.base.errors import BatchError as BatchError
+from treadle.base.errors import CallbackError as CallbackError
 from treadle.base.errors import CheckpointError as CheckpointError
 from treadle.base.errors import CheckpointWarning as CheckpointWarning
 from treadle.base.errors import DeviceError as DeviceError
@@ -36,6 +37,7 @@ from treadle.base.errors import GraphError as GraphError
 from treadle.base.errors import IndexRangeError as IndexRangeError
 from treadle.base.errors import LoadError as LoadError
 from treadle.base.errors import NameTakenError as NameTakenError
+from treadle.base.errors import NotFiniteError as NotFiniteError
 from treadle.base.errors import NothingAccumulatedError as NothingAccumulatedError
 from treadle.base.errors import ParseError as ParseError
 from treadle.base.errors import ShapeError as ShapeError
@@ -190,7 +192,11 @@ from treadle.step.results import RunResult as RunResult
 from treadle.step.results import StepResult as StepResult
 from treadle.step.train_step import TrainStep as TrainStep
 from treadle.step.watching import Histogram as Histogram
+from treadle.train import callbacks as callbacks
+from treadle.train import loggers as loggers
 from treadle.train.accumulator import AccumulationStats as AccumulationStats
 from treadle.train.accumulator import GradientAccumulator as GradientAccumulator
 from treadle.train.checkpoint import Checkpoint as Checkpoint
 from treadle.train.checkpoint import CheckpointManager as CheckpointManager
+from treadle.train.history import History as History
+from treadle.train.trainer import Trainer as Trainer

@@ -112,6 +112,23 @@ class CheckpointError(TreadleError, RuntimeError):
     """A checkpoint cannot be written, is damaged, does not fit, or is not there."""
 
 
+class CallbackError(TreadleError, RuntimeError):
+    """A callback raised an error, which is the cause: see `callback`, `hook` and `__cause__`."""
+
+    def __init__(self, callback: object, hook: str, error: BaseException, place: str, remedy: str):
+        self.callback, self.hook = callback, hook
+        name = type(callback).__name__
+        super().__init__("fit", f"the callback {name} raised {error!r} in {hook}, {place}", remedy)
+
+
+class NotFiniteError(TreadleError, ArithmeticError):
+    """The loss of a run became NaN or infinite: see `step`, `loss` and `checkpoint`, a path."""
+
+    def __init__(self, cause: str, remedy: str, step: int, loss: float, checkpoint: object):
+        self.step, self.loss, self.checkpoint = step, loss, checkpoint
+        super().__init__("fit", cause, remedy)
+
+
 class UnreachedWarning(UserWarning):
     """A gradient was asked for something that the result does not depend on."""
 

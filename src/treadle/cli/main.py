@@ -6,10 +6,15 @@ import argparse
 from collections.abc import Sequence
 
 import treadle as td
+from treadle.cli.bench import WORKLOADS, run_bench
 from treadle.cli.demo import STEPS, TARGET, run_demo
+from treadle.cli.environment import run_info
 from treadle.cli.tour import run_tour
+from treadle.cli.train import FUNCTION, run_train
+from treadle.pipeline import DEVICES
 
 EPILOG = "Exit codes: 0 all is well, 1 a check failed, 2 wrong usage."
+TRAIN_EPILOG = "Exit codes: 0 all is well, 1 training failed, 2 wrong usage, 130 Ctrl-C."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -17,6 +22,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     if options.command == "tour":
         return run_tour(steps=options.steps, seed=options.seed, full=options.full)
+    if options.command == "train":
+        return run_train(options.file, options.set, options.resume, options.settings)
+    if options.command == "bench":
+        return run_bench(options.workload, options.device, options.seconds, options.json)
+    if options.command == "info":
+        return run_info(options.json)
     return run_demo(steps=options.steps, seed=options.seed)
 
 
@@ -29,8 +40,78 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"treadle {td.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_demo(commands)
+    _add_train(commands)
+    _add_bench(commands)
+    _add_info(commands)
     _add_tour(commands)
     return parser
+
+
+def _add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    train = commands.add_parser(
+        "train",
+        help="run the training that a Python file describes",
+        description=f"Call the function {FUNCTION!r} of a Python file. Its arguments are the "
+        "settings, which --set changes: treadle train net.py --set lr=1e-3 --set epochs=5",
+        epilog=TRAIN_EPILOG,
+    )
+    train.add_argument("file", metavar="FILE.py", help=f"has a function {FUNCTION!r}")
+    train.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an argument of the function; may be given several times",
+    )
+    train.add_argument(
+        "--resume", action="store_true", help='go on with a run that was stopped: resume="auto"'
+    )
+    train.add_argument(
+        "--settings", action="store_true", help="show what can be set, and do not train"
+    )
+
+
+def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    bench = commands.add_parser(
+        "bench",
+        help="how fast small training steps are on this machine",
+        description="Train small models for a few seconds each and say how long a step takes.",
+        epilog=EPILOG,
+    )
+    bench.add_argument(
+        "workload", nargs="*", type=_workload, help=f"of {', '.join(WORKLOADS)} (default: all)"
+    )
+    bench.add_argument("--device", choices=("auto", *DEVICES), default="auto")
+    bench.add_argument(
+        "--seconds", type=_seconds, default=2.0, metavar="S", help="for each (default: %(default)s)"
+    )
+    bench.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _workload(text: str) -> str:
+    if text not in WORKLOADS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of: {', '.join(WORKLOADS)}")
+    return text
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return seconds
+
+
+def _add_info(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    info = commands.add_parser(
+        "info",
+        help="versions, devices, threads, the plan cache",
+        description="What this installation has and uses.",
+        epilog=EPILOG,
+    )
+    info.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -1,1 +1,1 @@
-"""Around the step: accumulation on the host, checkpoints."""
+"""Around the step: the trainer and its callbacks, accumulation, checkpoints, loggers."""

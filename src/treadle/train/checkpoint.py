@@ -17,7 +17,6 @@ from typing import Any, Literal
 import numpy as np
 
 from treadle.base.errors import ArgumentError, CheckpointError, CheckpointWarning, LoadError
-from treadle.runtime.files import encode_arrays, load_arrays
 from treadle.step.train_step import TrainStep
 from treadle.train.folder import (
     FolderLock,
@@ -39,6 +38,7 @@ from treadle.train.manifest import (
     read_manifest,
     versions,
 )
+from treadle.train.packing import ARRAYS, file_name, pack, unpack
 
 Steps = TrainStep | Mapping[str, TrainStep]
 State = dict[str, np.ndarray]
@@ -57,6 +57,11 @@ class Checkpoint:
     records: Mapping[str, StepRecord]
     metrics: Mapping[str, float | None]
     extra: Any
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays that were saved beside the steps."""
+        names = read_manifest(self.path).files
+        return unpack(self.path, ARRAYS, names) if _has(names, ARRAYS) else {}
 
     @property
     def count(self) -> int:
@@ -84,8 +89,9 @@ class CheckpointManager:
     """Writes checkpoints of a step to a folder, keeps the last and the best, finds one to go on.
 
     `keep_last` of them stay (None: all), and beside them the `keep_best` best by `metric`, where
-    `mode` says whether small or large is good. One process writes to a folder: it is locked until
-    `close`, or the end of the process. `read_only=True` reads beside a writer.
+    `mode` says whether small or large is good. `compress=True` writes gzip files, which takes
+    longer. One process writes to a folder: it is locked until `close`, or the end of the process.
+    `read_only=True` reads beside a writer.
     """
 
     def __init__(
@@ -96,6 +102,7 @@ class CheckpointManager:
         keep_best: int = 1,
         metric: str = "loss",
         mode: Literal["min", "max"] = "min",
+        compress: bool = False,
         read_only: bool = False,
     ):
         if keep_last is not None and keep_last < 1:
@@ -105,7 +112,7 @@ class CheckpointManager:
             raise ArgumentError("CheckpointManager", cause, 'Not negative; "min" or "max".')
         self.folder = Path(folder)
         self.keep_last, self.keep_best = keep_last, keep_best
-        self.metric, self.mode = metric, mode
+        self.metric, self.mode, self.compress = metric, mode, compress
         self._damaged: set[str] = set()  # found to be so while restoring
         self._lock: FolderLock | None = None if read_only else self._locked()
 
@@ -134,12 +141,17 @@ class CheckpointManager:
         self.close()
 
     def save(
-        self, step: Steps, *, metrics: Mapping[str, float] | None = None, extra: object = None
+        self,
+        step: Steps,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        extra: object = None,
+        arrays: Mapping[str, np.ndarray] | None = None,
     ) -> Checkpoint:
         """Write a checkpoint of a step, or of several by name; then delete those not kept.
 
-        `extra` is JSON of your own, such as the position in the data. If it fails, the step and
-        the checkpoints before are as they were.
+        `extra` is JSON of your own, such as the position in the data, and `arrays` are arrays of
+        your own. If it fails, the step and the checkpoints before are as they were.
         """
         steps = _by_name("save", step)
         values = finite_metrics(metrics or {})
@@ -149,7 +161,7 @@ class CheckpointManager:
         own = as_json(extra)
         with self._turn():
             try:
-                checkpoint = self._write(steps, values, own)
+                checkpoint = self._write(steps, values, own, arrays or {})
             except OSError as error:
                 raise CheckpointError(
                     "save",
@@ -172,17 +184,24 @@ class CheckpointManager:
             yield
 
     def _write(
-        self, steps: Mapping[str, TrainStep], metrics: dict[str, float | None], extra: object
+        self,
+        steps: Mapping[str, TrainStep],
+        metrics: dict[str, float | None],
+        extra: object,
+        arrays: Mapping[str, np.ndarray],
     ) -> Checkpoint:
         with _stopped(steps):
             records = {name: StepRecord.of(step) for name, step in steps.items()}
             states = {name: step.state_dict() for name, step in steps.items()}
+        if arrays:
+            states[ARRAYS] = dict(arrays)
         number = max(self._numbers(), default=0) + 1
         name = f"{number:06d}-step-{next(iter(records.values())).count}"
         with new_entry(self.folder, name) as aside:
             files = {}
             for own, state in states.items():
-                files[_file(own)] = write_file(aside / _file(own), encode_arrays(state, "step"))
+                file = file_name(own, self.compress)
+                files[file] = write_file(aside / file, pack(own, state, self.compress))
             manifest = Manifest(records, files, metrics, extra, versions())
             write_file(aside / MANIFEST, manifest.encode())
         return Checkpoint.of(self.folder / name, manifest)
@@ -333,13 +352,13 @@ def _read(path: Path, steps: Mapping[str, TrainStep]) -> tuple[Manifest, dict[st
             "Pass the steps by the names they were saved with.",
         )
     try:
-        return manifest, {name: load_arrays(path / _file(name), "step") for name in steps}
+        return manifest, {name: unpack(path, name, manifest.files) for name in steps}
     except LoadError as error:
         raise DamagedError(error.cause) from error
 
 
-def _file(name: str) -> str:
-    return f"{name}.safetensors"
+def _has(files: Mapping[str, object], name: str) -> bool:
+    return any(file_name(name, packed) in files for packed in (False, True))
 
 
 def _listed(names: Mapping[str, object]) -> str:

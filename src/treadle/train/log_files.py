@@ -62,6 +62,11 @@ class LogFile:
             raise
         self._end += len(content)
 
+    def sync(self) -> None:
+        """What was appended reaches the disk."""
+        if self._handle is not None:
+            os.fsync(self._handle)
+
     def _mend(self, handle: int) -> None:
         os.ftruncate(handle, self._end)
         self._is_torn = False

@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol, TextIO, runtime_checkable
 
 from treadle.base.errors import ArgumentError, LoadError
 from treadle.train.events import record, restart_event, scalars_event, version_event
@@ -22,6 +22,7 @@ from treadle.train.log_files import LogFile
 
 MOST_FAILURES = 3  # in a row; then a logger is left alone
 STEP = "step"
+ALL = sys.maxsize  # rows
 
 
 class LoggerWarning(UserWarning):
@@ -44,6 +45,15 @@ class Logger(Protocol):
         ...
 
 
+@runtime_checkable
+class RowLogger(Protocol):
+    """A logger that can also drop some of the rows of a step."""
+
+    def resume_rows(self, step: int, rows: int) -> None:
+        """Go on after so many rows of a step: those beyond are dropped."""
+        ...
+
+
 class Loggers:
     """Several loggers as one, of which none can stop training.
 
@@ -56,9 +66,13 @@ class Loggers:
         self._loggers = tuple(loggers)
         self._failures = [0] * len(self._loggers)
         self._warned: set[int] = set()
+        self._at, self._rows = 0, 0  # the last step, and how many rows it has
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """To all of them."""
+        self._at, self._rows = step, self.rows_at(step) + 1
+        if not self._loggers:
+            return
         kept = scalars(values)
         for i, logger in enumerate(self._loggers):
             if self._failures[i] >= MOST_FAILURES:
@@ -70,10 +84,18 @@ class Loggers:
                 self._failures[i] += 1
                 self._warn(i, error)
 
-    def resume(self, step: int) -> None:
-        """All of them go on after a step."""
+    def rows_at(self, step: int) -> int:
+        """How many rows were logged at a step, the last one or a later one."""
+        return self._rows if self._at == step else 0
+
+    def resume(self, step: int, rows: int | None = None) -> None:
+        """All of them go on after a step; or after so many rows of it, where they can."""
         for logger in self._loggers:
-            logger.resume(step)
+            if rows is not None and isinstance(logger, RowLogger):
+                logger.resume_rows(step, rows)
+            else:
+                logger.resume(step)
+        self._at, self._rows = step, rows or 0
 
     def close(self) -> None:
         """All of them, also if one fails."""
@@ -151,7 +173,7 @@ class CSVLogger:
         if not self._file.is_open or new:
             self._widen(new)
         cells = ["" if n not in values else repr(values[n]) for n in self._columns]
-        self._file.append(_csv_text([[str(step), *cells]]))
+        self._file.append(csv_text([[str(step), *cells]]))
 
     def _widen(self, new: list[str]) -> None:
         """More columns: the rows so far get empty cells."""
@@ -160,27 +182,35 @@ class CSVLogger:
         rows = _csv_rows(self._file.lines())[1:] if self._file.is_open else []
         columns = [*self._columns, *new]
         padded = [row + [""] * (len(columns) + 1 - len(row)) for row in rows]
-        self._file.begin(_csv_text([[STEP, *columns], *padded]))
+        self._file.begin(csv_text([[STEP, *columns], *padded]))
         self._columns = columns
 
     def resume(self, step: int) -> None:
         """Keep the rows up to a step and append to them."""
-        rows = _csv_rows(self._file.lines())
-        header, body = (rows[0], rows[1:]) if rows else ([STEP], [])
+        self.resume_rows(step, ALL)
+
+    def resume_rows(self, step: int, rows: int) -> None:
+        """Keep the rows before a step and so many of it, and append to them."""
+        found = _csv_rows(self._file.lines())
+        header, body = (found[0], found[1:]) if found else ([STEP], [])
         if header[0] != STEP:
             raise _foreign("CSVLogger", self._file.path, 1)
-        kept = []
         for number, row in enumerate(body, 2):
             if len(row) != len(header) or not row[0].isdecimal():
                 raise _foreign("CSVLogger", self._file.path, number)
-            if int(row[0]) <= step:
-                kept.append(row)
+        kept = [body[i] for i in _kept([int(row[0]) for row in body], step, rows)]
         self._columns = header[1:]
-        self._file.begin(_csv_text([header, *kept]))
+        self._file.begin(csv_text([header, *kept]))
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _kept(steps: list[int], step: int, rows: int) -> list[int]:
+    """Places of the rows before a step, and of so many of that step itself."""
+    own = [i for i, at in enumerate(steps) if at == step][:rows]
+    return sorted([i for i, at in enumerate(steps) if at < step] + own)
 
 
 def _foreign(logger: str, path: Path, line: int) -> LoadError:
@@ -191,7 +221,7 @@ def _foreign(logger: str, path: Path, line: int) -> LoadError:
     )
 
 
-def _csv_text(rows: list[list[str]]) -> bytes:
+def csv_text(rows: list[list[str]]) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode()
@@ -217,13 +247,18 @@ class JSONLLogger:
             raise ArgumentError("JSONLLogger", f"a value is named {STEP!r}", "Rename it.")
         if not self._file.is_open:
             self._file.begin()
-        row = {STEP: step} | {name: _json_number(value) for name, value in values.items()}
+        row = {STEP: step} | {name: json_number(value) for name, value in values.items()}
         self._file.append(f"{json.dumps(row, allow_nan=False)}\n".encode())
 
     def resume(self, step: int) -> None:
         """Keep the rows up to a step and append to them."""
+        self.resume_rows(step, ALL)
+
+    def resume_rows(self, step: int, rows: int) -> None:
+        """Keep the rows before a step and so many of it, and append to them."""
         lines = self._file.lines()
-        kept = [line for i, line in enumerate(lines, 1) if self._step_of(line, i) <= step]
+        steps = [self._step_of(line, i) for i, line in enumerate(lines, 1)]
+        kept = [lines[i] for i in _kept(steps, step, rows)]
         self._file.begin("".join(f"{line}\n" for line in kept).encode())
 
     def _step_of(self, line: str, number: int) -> int:
@@ -240,7 +275,7 @@ class JSONLLogger:
         self._file.close()
 
 
-def _json_number(value: float) -> float | str:
+def json_number(value: float) -> float | str:
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

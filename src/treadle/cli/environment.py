@@ -1,0 +1,90 @@
+"""`treadle info`: versions, devices, threads and the plan cache."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from importlib import metadata
+from typing import Any
+
+import treadle as td
+from treadle.pipeline import DEVICES, choose_device
+from treadle.runtime.cache import plan_cache
+from treadle.runtime.native import compiler_version, host
+from treadle.runtime.processors import default_threads
+
+NEEDED = ("llvmlite", "ml_dtypes", "numpy", "rich", "safetensors")
+OPTIONAL = ("matplotlib", "mlflow", "tensorboard", "torch", "wandb")
+
+
+def run_info(as_json: bool = False) -> int:
+    """Print it."""
+    facts = gathered()
+    print(json.dumps(facts, indent=2) if as_json else shown(facts))
+    return 0
+
+
+def gathered() -> dict[str, Any]:
+    """Everything, as JSON has it."""
+    target = host()
+    return {
+        "treadle": td.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "executable": sys.executable,
+        "devices": list(DEVICES),
+        "default device": choose_device("auto"),
+        "cpu": {"name": target.cpu, "float32 lanes": target.width, "threads": default_threads()},
+        "compiler": compiler_version(),
+        "packages": {name: version(name) for name in NEEDED},
+        "optional packages": {name: version(name) for name in OPTIONAL},
+        "plan cache": _cache(),
+    }
+
+
+def version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cache() -> dict[str, Any] | None:
+    cache = plan_cache()
+    if cache is None:
+        return None
+    contents = cache.info()
+    return {
+        "folder": str(contents.folder),
+        "entries": contents.entries,
+        "bytes": contents.bytes,
+        "limit": cache.limit,
+    }
+
+
+def shown(facts: dict[str, Any]) -> str:
+    """As lines of a name and what it is."""
+    cpu, cache = facts["cpu"], facts["plan cache"]
+    packages = facts["packages"] | facts["optional packages"]
+    there = ", ".join(f"{name} {v}" for name, v in packages.items() if v is not None)
+    missing = ", ".join(name for name, v in packages.items() if v is None)
+    devices = ", ".join(
+        f"{name} (default)" if name == facts["default device"] else name
+        for name in facts["devices"]
+    )
+    rows = {
+        "treadle": facts["treadle"],
+        "python": f"{facts['python']} on {facts['platform']}",
+        "devices": devices,
+        "cpu": f"{cpu['name']}, vectors of {cpu['float32 lanes']} float32, "
+        f"{cpu['threads']} threads (TREADLE_THREADS)",
+        "compiler": facts["compiler"],
+        "packages": there,
+        "not installed": missing or "nothing",
+        "plan cache": "off"
+        if cache is None
+        else f"{cache['folder']}: {cache['entries']} entries, {cache['bytes'] / 1e6:.1f} of "
+        f"{cache['limit'] / 1e6:.0f} MB (TREADLE_CACHE, TREADLE_CACHE_MB)",
+    }
+    return "\n".join(f"{name:<15}{value}" for name, value in rows.items())

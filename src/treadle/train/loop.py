@@ -1,0 +1,228 @@
+"""The loop of `Trainer.fit`. Everything in it can be done by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from treadle.base import dtypes
+from treadle.base.errors import ArgumentError, NotFiniteError
+from treadle.base.trees import Tree
+from treadle.data.loaders import Loader, State
+from treadle.metrics.metric import Group
+from treadle.train.callback import Callbacks
+from treadle.train.evaluation import evaluate
+from treadle.train.interrupts import Interrupts
+from treadle.train.loggers import Loggers
+from treadle.train.progress import Display, rate_of
+from treadle.train.resume import RunFolder
+from treadle.train.run import NOTHING, Run, step_values
+
+END = object()
+VALIDATION = "val/"
+
+
+class Plan(NamedTuple):
+    """What one call of `fit` was asked for."""
+
+    loader: Loader
+    validation: Loader | None
+    epochs: int | None  # until so many are finished
+    steps: int | None  # until so many are made
+    validate_every: int | None  # steps; None: at the end of each epoch
+    save_every: int | None  # steps; None: at the end of each epoch
+    most_validation: int | None = None  # batches
+    stop_on_nan: bool = True
+    log_every: int = 1
+
+
+class Loop:
+    """One call of `fit`. `position` is that of the data after the last step that was made."""
+
+    def __init__(
+        self,
+        run: Run,
+        plan: Plan,
+        callbacks: Callbacks,
+        loggers: Loggers,
+        display: Display,
+        folder: RunFolder | None,
+        group: Group | None,
+        interrupts: Interrupts,
+    ):
+        self.run, self.plan, self.folder = run, plan, folder
+        self._callbacks, self._loggers, self._display = callbacks, loggers, display
+        self._group, self.interrupts = group, interrupts
+        self.position: State = plan.loader.state_dict()
+        self._held_out_position = self._next_pass()
+        # Overflow is a matter of the loss scale there, and such steps are skipped.
+        self._skips = run.step.recipe.precision is dtypes.float16
+
+    def train(self) -> None:
+        """Passes over the data until what was asked for is done."""
+        self._catch_up()
+        while not self._is_over() and not self._has_all_epochs():
+            self._pass()
+        self._finish()
+
+    def _catch_up(self) -> None:
+        """A run that was stopped while it validated does so first, and keeps it."""
+        run = self.run
+        before = run.evaluated_at
+        if run.epoch_batches and self._is_due(self.plan.validate_every):
+            self._validate()
+        if run.evaluated_at != before and self.folder is not None:
+            self.folder.saved_at = None
+            self.save()
+
+    def _is_over(self) -> bool:
+        run, limit = self.run, self.plan.steps
+        return run.stop_reason is not None or (limit is not None and run.steps >= limit)
+
+    def _has_all_epochs(self) -> bool:
+        return self.plan.epochs is not None and self.run.epoch >= self.plan.epochs
+
+    def _pass(self) -> None:
+        """The rest of a pass over the data; it is left where training is over."""
+        run = self.run
+        if not run.epoch_batches:
+            self._callbacks.call("on_epoch_start", run)
+        batches = iter(self.plan.loader)
+        batch: Tree = next(batches, END)
+        while batch is not END:
+            self._step(batch)
+            if self._is_over():
+                return
+            # The next batch tells whether this was the last: what is done at the end of an epoch
+            # belongs to its last step, and a checkpoint comes after all that belongs to a step.
+            self.interrupts.raise_if_asked()
+            batch = next(batches, END)
+            if batch is not END:
+                self._between()
+                if self._is_over():
+                    return
+        self._end_epoch()
+
+    def _step(self, batch: Tree) -> None:
+        run = self.run
+        run.batch, run.watched = batch, NOTHING
+        self._callbacks.call("on_step_start", run)
+        out = run.step(batch, *run.watched)
+        run.out = out
+        run.batches += 1
+        run.epoch_batches += 1
+        self.position = self.plan.loader.state_dict()
+        if run.step.micro_step == 0:
+            run.steps += 1
+            values = step_values(out)
+            run.history.record(run.steps, values)
+            if run.steps % self.plan.log_every == 0:
+                self._loggers.log(run.steps, {"epoch": run.epoch, **values})
+        if not math.isfinite(out.loss) and self.plan.stop_on_nan:
+            self._refuse(out.loss, out.updated)
+        self._callbacks.call("on_step_end", run)
+        self._display.step(run)
+
+    def _refuse(self, loss: float, updated: bool) -> None:
+        """A loss that is no number ends training, before a checkpoint of it can be written."""
+        if self._skips and not updated:
+            return
+        run = self.run
+        at = run.steps if run.is_updated else run.steps + 1
+        last = None if self.folder is None else self.folder.manager.latest()
+        saved = "There is no checkpoint." if last is None else f"The last good one is {last.path}."
+        raise NotFiniteError(
+            f"the loss is {loss} at step {at} (epoch {run.epoch}, batch {run.epoch_batches})",
+            f"{saved} Compile with CompileOptions(detect_anomaly=True) to see where it comes from, "
+            "or lower the learning rate.",
+            at,
+            loss,
+            None if last is None else last.path,
+        )
+
+    def _is_due(self, every: int | None) -> bool:
+        run = self.run
+        return every is not None and run.is_updated and run.steps > 0 and run.steps % every == 0
+
+    def _between(self) -> None:
+        """What comes after some steps inside a pass."""
+        run = self.run
+        if self._is_due(self.plan.validate_every):
+            self._validate()
+        is_due = self._is_due(self.plan.save_every) or run.wants_checkpoint
+        if is_due and not self._is_over():
+            self.save()
+
+    def _end_epoch(self) -> None:
+        run = self.run
+        if not run.epoch_batches:
+            raise ArgumentError("fit", f"epoch {run.epoch} has no batches", "The data is empty.")
+        if self.plan.validate_every is None or self._is_due(self.plan.validate_every):
+            self._validate()
+        if self.plan.validation is None:
+            run.log(self._rate())
+        self._callbacks.call("on_epoch_end", run)
+        run.epoch, run.epoch_batches = run.epoch + 1, 0
+        self.position = self.plan.loader.state_dict()
+        is_due = self.plan.save_every is None or self._is_due(self.plan.save_every)
+        is_last = self._is_over() or self._has_all_epochs()  # then _finish has the last word
+        if (is_due or run.wants_checkpoint) and not is_last:
+            self.save()
+
+    def _validate(self) -> None:
+        """Once at a step, however often it is asked for."""
+        run, data = self.run, self.plan.validation
+        if data is None or run.evaluated_at == run.steps:
+            return
+        self._callbacks.call("on_eval_start", run)
+        values = evaluate(run.step, self._stoppable(data), self._group, self.plan.most_validation)
+        run.evaluation = {f"{VALIDATION}{name}": value for name, value in values.items()}
+        run.evaluated_at = run.steps
+        self._held_out_position = self._next_pass()
+        run.log(run.evaluation | self._rate())
+        self._callbacks.call("on_eval_end", run)
+        if self.folder is not None:
+            self.folder.check_metric(run)
+        self._display.evaluated(run)
+
+    def _next_pass(self) -> State | None:
+        """Where the next validation begins; one that is left begins again."""
+        return None if self.plan.validation is None else self.plan.validation.state_dict()
+
+    def _stoppable(self, batches: Iterable[Tree]) -> Iterator[Tree]:
+        """An evaluation changes nothing, so that it can be left at any batch."""
+        for batch in batches:
+            self.interrupts.raise_if_asked()
+            yield batch
+
+    def _rate(self) -> dict[str, float]:
+        rate = rate_of(self.run)
+        return {} if rate is None else {"lr": rate}
+
+    def save(self, is_rescue: bool = False) -> None:
+        """A checkpoint of what was done so far, unless there is one."""
+        run = self.run
+        run.wants_checkpoint = False
+        if self.folder is not None and not self.folder.is_saved(run):
+            self.folder.save(run, self.position, self._held_out_position, is_rescue)
+
+    def _finish(self) -> None:
+        """The last numbers and the last checkpoint."""
+        run = self.run
+        if run.steps:
+            self._validate()
+        self.save()
+        run.history.stopped = run.stop_reason
+        self._callbacks.call("on_fit_end", run)
+
+
+def totals(plan: Plan, accumulate: int) -> int | None:
+    """How many steps there will be, where that is known."""
+    known: list[int] = [] if plan.steps is None else [plan.steps]
+    length: Any = getattr(plan.loader, "__len__", None)
+    if plan.epochs is not None and length is not None:
+        with suppress(TypeError):  # a Prefetch of something without a length
+            known.append(plan.epochs * int(length()) // accumulate)
+    return min(known, default=None)

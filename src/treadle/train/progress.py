@@ -1,0 +1,219 @@
+"""Progress: a bar on a terminal, plain lines elsewhere, nothing when asked."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from treadle.base.errors import ArgumentError
+from treadle.base.trees import Tree
+from treadle.train.loggers import scalars, shown
+from treadle.train.run import Run
+
+PROGRESS = ("auto", "bar", "lines", "off")
+PAUSE = 10.0  # seconds between lines
+REFRESH = 0.25  # seconds between pictures of the bar: drawing one takes a millisecond or two
+WINDOW = 20  # looks that the speed is measured over
+
+
+class Display(Protocol):
+    """What shows how training goes."""
+
+    def start(self, run: Run, epochs: int | None, steps: int | None) -> None: ...
+
+    def step(self, run: Run) -> None: ...
+
+    def evaluated(self, run: Run) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def close(self, run: Run) -> None: ...
+
+
+def make_display(progress: str | bool) -> Display:
+    """By name; True is "auto" and False is "off"."""
+    kind = ("auto" if progress else "off") if isinstance(progress, bool) else progress
+    if kind not in PROGRESS:
+        raise ArgumentError("Trainer", f"progress = {progress!r}", f"Use one of {PROGRESS}.")
+    if kind == "auto":
+        kind = "bar" if sys.stdout.isatty() else "lines"
+    return Quiet() if kind == "off" else Lines() if kind == "lines" else Bar()
+
+
+class Quiet:
+    """Shows nothing."""
+
+    def start(self, run: Run, epochs: int | None, steps: int | None) -> None:
+        pass
+
+    def step(self, run: Run) -> None:
+        pass
+
+    def evaluated(self, run: Run) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+    def close(self, run: Run) -> None:
+        pass
+
+
+class Meter:
+    """How far and how fast, in words."""
+
+    def __init__(self, run: Run, epochs: int | None, steps: int | None):
+        self.epochs, self.steps, self.units, self.unit = epochs, steps, 0, "samples"
+        self._looks: deque[tuple[float, int, int]] = deque(maxlen=WINDOW)
+
+    def count(self, run: Run) -> None:
+        """After a step. The first one may compile, so that the clock starts when it is done."""
+        self.add(run.batch)
+        if not self._looks:
+            self.look(run)
+
+    def add(self, batch: Tree) -> None:
+        """Samples are rows of the first array; integers in rows (N, T) are tokens."""
+        leaf = batch
+        while isinstance(leaf, (Mapping, tuple, list)) and leaf:
+            leaf = next(iter(leaf.values())) if isinstance(leaf, Mapping) else leaf[0]
+        shape: tuple[int, ...] = getattr(leaf, "shape", ())
+        if len(shape) == 2 and leaf.dtype.kind == "i":
+            self.unit, self.units = "tokens", self.units + shape[0] * shape[1]
+        else:
+            self.units += shape[0] if shape else 1
+
+    def look(self, run: Run) -> None:
+        self._looks.append((time.perf_counter(), self.units, run.steps))
+
+    def place(self, run: Run) -> str:
+        epoch = min(run.epoch + 1, self.epochs) if self.epochs else run.epoch + 1
+        of_epochs = f"/{self.epochs}" if self.epochs else ""
+        of_steps = f"/{self.steps}" if self.steps else ""
+        return f"epoch {epoch}{of_epochs}  step {run.steps}{of_steps}"
+
+    def speed(self, run: Run) -> list[str]:
+        """Units a second, memory, time left."""
+        self.look(run)
+        (start, units, steps), (now, last_units, last_steps) = self._looks[0], self._looks[-1]
+        seconds = max(now - start, 1e-9)
+        is_known = last_units > units
+        parts = [f"{(last_units - units) / seconds:,.0f} {self.unit}/s"] if is_known else []
+        memory = memory_in_use()
+        if memory:
+            parts.append(f"{memory / 1e6:,.0f} MB")
+        if self.steps and last_steps > steps:
+            left = (self.steps - last_steps) * seconds / (last_steps - steps)
+            parts.append(f"{clock(left)} left")
+        return parts
+
+
+def numbers(run: Run) -> list[str]:
+    """Loss, metrics and the learning rate of the last step."""
+    out = run.out
+    values: dict[str, Any] = {} if out is None else {"loss": out.loss, **out.metrics}
+    rate = rate_of(run)
+    if rate is not None:
+        values["lr"] = rate
+    return [f"{name} {shown(value)}" for name, value in values.items()]
+
+
+def rate_of(run: Run) -> float | None:
+    """The learning rate; None where groups have rates of their own."""
+    try:
+        return run.step.learning_rate
+    except ArgumentError:
+        return None
+
+
+def clock(seconds: float) -> str:
+    minutes, seconds = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def memory_in_use() -> int:
+    """Bytes of this process that are in memory; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            pages = int(file.read().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _evaluated(run: Run) -> list[str]:
+    return [f"{name} {shown(value)}" for name, value in scalars(run.evaluation).items()]
+
+
+class Lines:
+    """A line now and then, and one for each validation."""
+
+    def start(self, run: Run, epochs: int | None, steps: int | None) -> None:
+        self._meter = Meter(run, epochs, steps)
+        self._next = time.perf_counter() + PAUSE
+        self._printed_at = run.steps
+
+    def step(self, run: Run) -> None:
+        self._meter.count(run)
+        if time.perf_counter() >= self._next:
+            self._line(run, numbers(run))
+
+    def evaluated(self, run: Run) -> None:
+        self._line(run, [*numbers(run), *_evaluated(run)])
+
+    def _line(self, run: Run, parts: list[str]) -> None:
+        self.note("  ".join([self._meter.place(run), *parts, *self._meter.speed(run)]))
+        self._next = time.perf_counter() + PAUSE
+        self._printed_at = run.steps
+
+    def note(self, text: str) -> None:
+        print(text, flush=True)
+
+    def close(self, run: Run) -> None:
+        if run.steps > self._printed_at:
+            self._line(run, numbers(run))
+
+
+class Bar:
+    """A bar at the bottom of a terminal; validations are lines above it."""
+
+    def start(self, run: Run, epochs: int | None, steps: int | None) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self._meter = Meter(run, epochs, steps)
+        self._next = 0.0
+        self._bar = Progress(
+            TextColumn("{task.fields[place]}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[said]}"),
+            auto_refresh=False,  # a thread that draws would take turns with the step
+        )
+        self._task = self._bar.add_task("", total=steps, completed=run.steps, place="", said="")
+        self._bar.start()
+
+    def step(self, run: Run) -> None:
+        self._meter.count(run)
+        if time.perf_counter() >= self._next:
+            self._draw(run)
+
+    def _draw(self, run: Run) -> None:
+        said = "  ".join([*numbers(run), *self._meter.speed(run)])
+        place = self._meter.place(run)
+        self._bar.update(self._task, completed=run.steps, place=place, said=said)
+        self._bar.refresh()
+        self._next = time.perf_counter() + REFRESH
+
+    def evaluated(self, run: Run) -> None:
+        self.note("  ".join([self._meter.place(run), *numbers(run), *_evaluated(run)]))
+
+    def note(self, text: str) -> None:
+        self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self, run: Run) -> None:
+        self._draw(run)
+        self._bar.stop()

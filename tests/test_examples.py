@@ -1,0 +1,96 @@
+"""Every example runs, briefly: what it needs hours or minutes for is measured elsewhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from treadle.cli.main import main
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+MAX_LINES = 150
+
+# The settings that make a run short, and something it prints at its end.
+BRIEF: dict[str, tuple[list[str], str]] = {
+    "accumulate_and_resume": (["steps=4"], "the same bits: True; the same log: True; 4 updates"),
+    "custom_vjp": (["epochs=1", "hidden=16"], "with weights of one bit; the first layer: 128 B"),
+    "digits_cnn": (["epochs=1", "width=4"], "of 359 digits are read right"),
+    "dqn": (["steps=600", "episodes=2"], "mean return of 2 episodes: "),
+    "gan": (["steps=20", "out={folder}/gan.png"], "gan.png: digits that no one wrote"),
+    "gpt": (
+        ["steps=2", "batch=4", "width=16", "layers=1", "letters=40000", "sampled=5"],
+        "the network has ",
+    ),
+    "pinn": (["steps=5", "width=8"], "largest error at 4096 points: "),
+    "plain_loop": (["epochs=2", "folder={folder}/run"], "'000001-step-22', '000002-step-44']"),
+    "vae": (["epochs=1", "out={folder}/vae.png"], "vae.png: digits of the data"),
+}
+
+
+def test_every_example_is_here() -> None:
+    assert sorted(BRIEF) == [path.stem for path in EXAMPLES]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_examples_are_short(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) < MAX_LINES
+    assert f"python examples/{path.name}" in text  # how it is run
+    assert text.rstrip().endswith('if __name__ == "__main__":\n    train()')
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_examples_run(
+    path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Through the command, in this process: starting another takes longer than training."""
+    settings, said = BRIEF[path.stem]
+    given = [part for s in settings for part in ("--set", s.format(folder=tmp_path))]
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("TREADLE_THREADS", "1")
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", str(path), *given]) == 0, capsys.readouterr().err
+    assert said in capsys.readouterr().out
+
+
+def _environment() -> dict[str, str]:
+    """One thread: steps this small are slower with two where other programs run beside them."""
+    return os.environ | {"TREADLE_THREADS": "1"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "key", "least", "most"),
+    [("pinn", "largest error at 4096 points: ", 0.0, 0.01), ("dqn", "episodes: ", 195.0, 200.0)],
+)
+def test_examples_reach_their_aim(
+    name: str, key: str, least: float, most: float, tmp_path: Path
+) -> None:
+    path = ROOT / "examples" / f"{name}.py"
+    command = [sys.executable, str(path)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, encoding="utf-8", cwd=tmp_path, env=_environment()
+    )
+    assert done.returncode == 0, done.stderr
+    value = float(done.stdout.rpartition(key)[2].split()[0])
+    assert least <= value <= most
+
+
+@pytest.mark.slow
+def test_the_gpt_beats_pairs(tmp_path: Path) -> None:
+    path = ROOT / "examples" / "gpt.py"
+    done = subprocess.run(
+        [sys.executable, str(path)], capture_output=True, text=True, encoding="utf-8", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    words = done.stdout.partition("the network has ")[2].split()
+    network, pairs = float(words[0]), float(words[words.index("pairs") + 1])
+    assert network < pairs
