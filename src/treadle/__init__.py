@@ -26,6 +26,7 @@ from treadle.base.errors import AccumulatorFullError as AccumulatorFullError
 from treadle.base.errors import ArgumentError as ArgumentError
 from treadle.base.errors import AxisError as AxisError
 from treadle.base.errors import BatchError as BatchError
+from treadle.base.errors import CacheWarning as CacheWarning
 from treadle.base.errors import CallbackError as CallbackError
 from treadle.base.errors import CheckpointError as CheckpointError
 from treadle.base.errors import CheckpointWarning as CheckpointWarning
