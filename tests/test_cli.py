@@ -113,7 +113,7 @@ def test_a_missed_target_is_an_exit_code(steps: int, capsys: pytest.CaptureFixtu
     printed = capsys.readouterr().out
     assert "FAILED: " in printed
     assert _held_out(printed) < 98
-    assert len(re.findall(r"^step ", printed, re.MULTILINE)) == steps
+    assert len(re.findall(r"^step \d", printed, re.MULTILINE)) == steps
 
 
 def test_demo_reaches_the_target_from_another_seed(capsys: pytest.CaptureFixture[str]) -> None:

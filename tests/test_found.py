@@ -224,6 +224,31 @@ def test_steps_and_programs_may_be_called_from_several_threads() -> None:
     assert step.count == 160
 
 
+@pytest.mark.parametrize("optimizer", [lambda: optim.sgd(0.1), lambda: optim.adamw(3e-3)])
+@pytest.mark.parametrize("sizes", [(64, 64, 64), (64, 64, 128), (32, 100, 50)])
+def test_layers_of_ordinary_sizes_train_as_the_oracle_does(sizes, optimizer) -> None:
+    """These sizes once trained wrongly on the CPU, while every smaller model was right."""
+    rows, inputs, hidden = sizes
+    rng = np.random.default_rng(0)
+    batch = {"x": rng.normal(size=(rows, inputs)), "y": rng.integers(0, 10, rows)}
+    found = []
+    for device in ("oracle", "cpu"):
+        net = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+        specs = {"x": Spec((rows, inputs)), "y": Spec((rows,), td.int32)}
+        step = td.compile_step(
+            net,
+            lambda m, b: losses.cross_entropy(m(b["x"]), b["y"]),
+            optimizer(),
+            specs,
+            device=device,
+        )
+        found.append(([step(batch).loss for _ in range(3)], step.params))
+    (exact, expected), (native, params) = found
+    assert native == pytest.approx(exact, rel=1e-5)
+    for name, value in expected.items():
+        np.testing.assert_allclose(params[name], value, atol=1e-5, err_msg=name)
+
+
 # Kindness
 
 

@@ -203,7 +203,7 @@ def test_the_orthogonal_penalty_makes_rows_orthonormal() -> None:
     for _ in range(200):
         step(np.ones((3, 5)))
     w = step.params["w"]
-    np.testing.assert_allclose(w @ w.T, np.eye(3), atol=1e-6)
+    np.testing.assert_allclose(w @ w.T, np.eye(3), atol=1e-5)
 
 
 def test_max_norm_bounds_units() -> None:
@@ -220,11 +220,11 @@ def test_max_norm_bounds_units() -> None:
     for n in ("w", "k"):
         for row, unbound in zip(step.params[n], free[n], strict=True):
             length = np.linalg.norm(unbound)
-            np.testing.assert_allclose(row, unbound * min(1.0, 2.0 / length), rtol=1e-12)
+            np.testing.assert_allclose(row, unbound * min(1.0, 2.0 / length), rtol=1e-5, atol=1e-6)
     lengths = np.linalg.norm(free["w"], axis=1)
     assert (lengths > 2).any()
     for n in ("b", "s"):
-        np.testing.assert_allclose(step.params[n], free[n], rtol=1e-12)
+        np.testing.assert_allclose(step.params[n], free[n], rtol=1e-5, atol=1e-6)
     step.hyperparameters["max_norm.limit"] = 0.5
     step(g)
     assert np.linalg.norm(step.params["w"], axis=1).max() == pytest.approx(0.5)

@@ -161,6 +161,7 @@ def test_muon_steps_are_nearly_orthogonal() -> None:
         lambda m, c: (m["w"] * c).sum(),  # the gradient is the batch
         optim.muon(1.0, weight_decay=0.0, momentum=0.0, nesterov=False),
         td.Spec((6, 4)),
+        device="oracle",
     )
     g = np.random.default_rng(5).normal(size=(6, 4))
     before = step.params["w"]
@@ -276,6 +277,7 @@ def test_wide_and_tall_matrices_in_galore() -> None:
             lambda m, c: (m["w"] * c).sum(),
             optim.galore(0.1, 2, 5),
             td.Spec(shape),
+            device="oracle",
         )
         for x in g:
             step(x.T if turned else x)
@@ -295,6 +297,7 @@ def test_the_subspace_of_galore_is_that_of_the_svd() -> None:
         lambda m, c: (m["w"] * c).sum(),
         optim.galore(0.1, 2, 1, iterations=3),
         td.Spec((6, 9)),
+        device="oracle",
     )
     for _ in range(5):
         step(g)

@@ -163,7 +163,7 @@ class CompileReport:
         for p in self.programs:
             numbers = (p.calls, len(p.kernels), p.flops / 1e9, p.traffic / 1e6, p.nbytes / 1e6)
             shown = "".join(f"{n:>9,}" if isinstance(n, int) else f"{n:>9.2f}" for n in numbers)
-            lines.append(f"{p.name:<18}{shown}{'yes' if p.from_cache else 'no':>9}")
+            lines.append(f"  {p.name:<16}{shown}{'yes' if p.from_cache else 'no':>9}")
         if self.state_bytes:
             lines.append(
                 f"memory forecast {self.peak_bytes / 1e6:,.1f} MB: values "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from treadle.compile_report import (
 )
 from treadle.ir.graph import Graph
 from treadle.ir.text import to_text
+from treadle.kernel.fitting import fits
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.plan import KernelFacts, Plan, plan_from_json
 from treadle.kernel.program import Program
@@ -32,7 +32,7 @@ from treadle.runtime.ceilings import ceilings
 from treadle.runtime.checked import CheckedProgram
 from treadle.runtime.cpu import NativeProgram
 from treadle.runtime.executable import Executable
-from treadle.runtime.native import assembly, compile_object, compiler_version, host
+from treadle.runtime.native import assembly, compile_object, compiler_version, host, is_object
 from treadle.runtime.oracle import OracleProgram
 from treadle.runtime.processors import default_threads
 from treadle.schedule.checks import with_index_checks
@@ -65,21 +65,34 @@ def _native(
 ) -> NativeProgram:
     cache = plan_cache()
     key = None if cache is None else _key(graph, options)
-    found = None
+    found, native = None, None
     if cache is not None and key is not None:
         with report.stage("cache"):
-            found = _unpacked(cache.get(key))
-    is_hit = found is not None
-    if found is None:
+            found = _unpacked(cache.get(key), graph)
+        native = None if found is None else _loaded_again(graph, found, report)
+    is_hit = native is not None
+    if found is None or native is None:
         found = _build(graph, report, options)
+        native = _loaded(graph, found, report)
         if cache is not None and key is not None:
             with report.stage("cache"):
                 cache.put(key, _packed(found))
+    report.programs.append(_facts(name, found, native.threads, is_hit))
+    return native
+
+
+def _loaded(graph: Graph, built: Built, report: CompileReport) -> NativeProgram:
     with report.stage("load"):
         threads = default_threads()
-        native = NativeProgram(graph, found.plan, found.objects, found.constants, threads)
-    report.programs.append(_facts(name, found, threads, is_hit))
-    return native
+        return NativeProgram(graph, built.plan, built.objects, built.constants, threads)
+
+
+def _loaded_again(graph: Graph, built: Built, report: CompileReport) -> NativeProgram | None:
+    """What the cache gave, loaded; None where it is not what was put there: it is built again."""
+    try:
+        return _loaded(graph, built, report)
+    except (RuntimeError, LookupError, ValueError, TypeError):
+        return None
 
 
 def _scheduled(graph: Graph, options: CompileOptions) -> Program:
@@ -132,15 +145,12 @@ def _own_sources() -> str:
 def _packed(built: Built) -> dict[str, bytes]:
     parts = {"plan": built.plan.to_json().encode()}
     parts |= {f"object {i}": code for i, code in enumerate(built.objects)}
-    for name, array in built.constants.items():
-        file = io.BytesIO()
-        np.save(file, array.view(np.uint8) if array.dtype.name == "bfloat16" else array)
-        parts[f"constant {name}"] = file.getvalue()
+    parts |= {f"constant {name}": array.tobytes() for name, array in built.constants.items()}
     return parts
 
 
-def _unpacked(parts: Mapping[str, bytes] | None) -> Built | None:
-    """What was packed; None for anything else. Nothing is unpickled."""
+def _unpacked(parts: Mapping[str, bytes] | None, graph: Graph) -> Built | None:
+    """What was packed for a graph; None for anything else. Constants come back as their bytes."""
     if parts is None:
         return None
     try:
@@ -148,13 +158,14 @@ def _unpacked(parts: Mapping[str, bytes] | None) -> Built | None:
         count = sum(n.startswith("object ") for n in parts)
         objects = tuple(parts[f"object {i}"] for i in range(count))
         constants = {
-            n.removeprefix("constant "): np.load(io.BytesIO(data), allow_pickle=False)
+            n.removeprefix("constant "): np.array(memoryview(data), np.uint8)
             for n, data in parts.items()
             if n.startswith("constant ")
         }
-    except (KeyError, TypeError, ValueError, IndexError):
+    except (LookupError, TypeError, ValueError, RecursionError):
         return None
-    return Built(plan, objects, constants)
+    is_whole = all(map(is_object, objects)) and fits(plan, graph, constants)
+    return Built(plan, objects, constants) if is_whole else None
 
 
 # Looking at kernels

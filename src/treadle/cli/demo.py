@@ -132,13 +132,13 @@ def compile_network(device: str, steps: int, seed: int) -> td.TrainStep:
 
 
 def show_compiling(show: Sections, trained_on: Digits, steps: int, seed: int) -> td.TrainStep:
-    """The step, ready to run: its program is compiled when it is first called."""
+    """The step, called once so that nothing is left to compile, with its first values again."""
     show.section("Compiling: forward, loss, backward and update as one native program")
     start = time.perf_counter()
     step = compile_network("cpu", steps, seed)
     step(trained_on.take(np.arange(BATCH)))
     seconds = time.perf_counter() - start
-    step.reset()  # the first values again
+    step.reset()
     threads = default_threads()
     show.figure(f"{seconds:.2f} s from the model to its first step")
     show.say(f"For the CPU, {threads} thread{'' if threads == 1 else 's'}.")

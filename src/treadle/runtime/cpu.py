@@ -14,7 +14,7 @@ import numpy as np
 from treadle.ir.graph import Graph, OutputKind
 from treadle.kernel.plan import Plan, PlannedRepeat, PlannedStep
 from treadle.runtime.native import Library
-from treadle.runtime.script import LINE, WORDS, planned_calls, script_words
+from treadle.runtime.script import LINE, RUNS, WORDS, planned_calls, script_words
 from treadle.runtime.threads import pool
 
 ALIGNMENT = 64
@@ -87,6 +87,11 @@ class NativeProgram:
     def _slots_of_arguments(self) -> np.ndarray:
         return np.array([s for c in planned_calls(self.plan.steps) for s in c.slots], np.int64)
 
+    @property
+    def runs(self) -> int:
+        """How often it ran to its end: counted by the machine code itself, whatever interrupts."""
+        return int(self._script[RUNS])
+
     def run(self, values: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
         """All outputs, in order; the values given stay as they are."""
         with self._lock:
@@ -96,9 +101,11 @@ class NativeProgram:
             return self._outputs(range(len(self.plan.outputs)))
 
     def _bind_copies(self, values: Mapping[str, np.ndarray]) -> None:
-        """Leaves as they are given; copies of those that are written."""
+        """Leaves as they are given; copies of those that are written, which may be new."""
+        read = self.graph.leaves
         for name, _, type_ in self.plan.leaves:
-            array = np.ascontiguousarray(values[name], type_.dtype.numpy)
+            given = values[name] if name in read else np.zeros(type_.shape)
+            array = np.ascontiguousarray(given, type_.dtype.numpy)
             self._bind(name, aligned_copy(array) if name in self.plan.updated else array)
 
     def run_on(

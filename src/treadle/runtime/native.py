@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +69,29 @@ class Library:
 
     def address(self, name: str) -> int:
         found: int = self._engine.get_function_address(name)
+        if not found:
+            raise LookupError(f"no function {name} in the compiled code")
         return found
+
+
+def is_object(code: bytes) -> bool:
+    """Whether bytes are whole object code: ELF with its table of sections, or Mach-O.
+
+    LLVM does not ask: it crashes on what is none.
+    """
+    if code[:4] == b"\xcf\xfa\xed\xfe":
+        return True
+    if code[:5] != b"\x7fELF\x02" or len(code) < _ELF.size:
+        return False
+    header = _ELF.unpack_from(code)
+    start, size, count = header[6], header[11], header[12]
+    return start > 0 and size == _SECTION and count > 0 and start + size * count <= len(code)
+
+
+_ELF = struct.Struct(
+    "<16sHHIQQQIHHHHHH"
+)  # the header of 64 bits: start, size and count of sections
+_SECTION = 64
 
 
 def _machine() -> Any:

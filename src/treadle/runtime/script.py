@@ -1,10 +1,10 @@
 """What every thread of a pool executes: it follows a program's script, word by word.
 
 A script is an array of 64-bit words. Its first eight: the threads' scratch and the bytes of each,
-the counters of tasks and the bytes of a set of them, then unused. Instructions of eight words
-follow. A call's tasks are shared out first by number, so that a thread meets its own rows again in
-the next phase, then taken from whoever is behind: a busy processor delays a program by a task, not
-by its share.
+the counters of tasks and the bytes of a set of them, how often it was followed to its end, then
+unused. Instructions of eight words follow. A call's tasks are shared out first by number, so that a
+thread meets its own rows again in the next phase, then taken from whoever is behind: a busy
+processor delays a program by a task, not by its share.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from treadle.kernel.plan import Plan, PlannedCall, PlannedPhase, PlannedRepeat, 
 LINE = 128  # bytes between what two threads write: no false sharing
 SPINS = 2000  # at a barrier, before the processor is offered to others
 WORDS = 8  # of an instruction, and of the head
+RUNS = 4  # the word that counts runs
 END, PHASE, CALL, REPEAT, AGAIN = range(5)
 DEEPEST = 8  # repeats inside repeats
 

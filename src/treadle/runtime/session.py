@@ -57,8 +57,9 @@ class Session:
             raise
 
     def read(self, names: Iterable[str]) -> dict[str, np.ndarray]:
-        """Copies, so that what is read stays as it was."""
-        return {n: self.values[n].copy() for n in names}
+        """Copies, so that what is read stays as it was; never in the middle of a step."""
+        with self.lock:
+            return {n: self.values[n].copy() for n in names}
 
     def write(self, values: Mapping[str, object]) -> None:
         """Copies in; nothing is written unless everything fits."""
@@ -72,16 +73,28 @@ class Session:
                 checked[name] = self.held(found, self.types[name])
         if wrong:
             raise LoadError("load", f"{len(wrong)} do not fit: {'; '.join(wrong)}")
-        self.values |= checked
-        self.version += 1
+        with self.lock:
+            self.values |= checked
+            self.version += 1
+
+    def progress(self, program: Executable) -> tuple[int, int]:
+        """Changes exactly when a program has written its updates."""
+        return self.version, program.runs if isinstance(program, NativeProgram) else 0
 
     def run(self, program: Executable, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Run a program on inputs and the session's values, then write its updates.
 
         Outputs come back under "kind:name". A program that fails leaves the values as they were.
         """
-        if isinstance(program, NativeProgram) and self.device != "oracle":
-            return self._run_in_place(program, inputs)
+        with self.lock:
+            if isinstance(program, NativeProgram) and self.device != "oracle":
+                return self._run_in_place(program, inputs)
+            return self._run_aside(program, inputs)
+
+    def _run_aside(
+        self, program: Executable, inputs: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """Updates are written when all is computed."""
         values = program.run({**self.values, **inputs})
         outputs: dict[str, np.ndarray] = {}
         updates: dict[str, np.ndarray] = {}

@@ -9,7 +9,7 @@ import threading
 import numpy as np
 
 from treadle.runtime.native import Library
-from treadle.runtime.script import LINE, follower_source, pause_call
+from treadle.runtime.script import LINE, RUNS, follower_source, pause_call
 
 # The control block's first line has words of 8 bytes: how many programs were launched, the script,
 # the number of threads. Then a line for each thread: how many barriers it has come to, and the last
@@ -94,6 +94,10 @@ arrived:
   %after = add i64 %tid, 1
   br label %next
 done:
+  %runs_at = getelementptr inbounds i64, ptr %script, i64 {runs}
+  %runs = load i64, ptr %runs_at, align 8
+  %one_more = add i64 %runs, 1
+  store i64 %one_more, ptr %runs_at, align 8
   ret void
 }}
 """
@@ -107,7 +111,11 @@ class Pool:
         self.threads = threads
         self._lock = threading.Lock()
         worker = _WORKER.format(
-            line=LINE, pause=pause_call(), idle_spins=IDLE_SPINS, spins=IDLE_SPINS // 100
+            line=LINE,
+            pause=pause_call(),
+            idle_spins=IDLE_SPINS,
+            spins=IDLE_SPINS // 100,
+            runs=RUNS,
         )
         self._library = Library.from_text(follower_source() + worker)
         words = (threads + 2) * LINE // 8
@@ -128,7 +136,8 @@ class Pool:
     def run(self, script: int) -> None:
         """A program on all threads; returns when all are done.
 
-        An interrupt (Ctrl-C) is delivered when the program has ended: its step is whole.
+        An interrupt (Ctrl-C) is delivered when the program has ended: its step is whole, and the
+        script's own count of runs says that it was.
         """
         with self._lock:
             self._launch(self._control, script, self.threads)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from treadle.ir.composites import ATTENTION, ATTENTION_GRAD
@@ -30,13 +30,21 @@ def is_root(graph: Graph, node: Node) -> bool:
 
 
 MAX_DEPTH = 40  # of an expression: what is deeper is kept in memory
+# What a choice between places adds to the depth: indices grow with each, and all is behind guards.
+CHOICE_DEPTH = 13
 
 
 def kept_values(graph: Graph, fuse: bool) -> dict[TensorValue, None]:
     """Tensors that are in memory, in order: roots, outputs, and what several kernels read."""
+    wanted = {o.value for o in graph.outputs} | _read_again(graph)
+    kept = _kept(graph, fuse, wanted)
+    deep = _too_deep(graph, kept)
+    return _kept(graph, fuse, wanted | deep) if deep else kept
+
+
+def _kept(graph: Graph, fuse: bool, wanted: set[TensorValue]) -> dict[TensorValue, None]:
     readers: dict[TensorValue, set[int]] = {}
-    wanted = {o.value for o in graph.outputs}
-    wanted |= _read_again(graph) | _too_deep(graph)
+    scalars = _cheap_scalars(graph)
     kept: dict[TensorValue, None] = {}
     shared: dict[TensorValue, None] = {}  # those that are kept only because several read them
     # From the end: which kernels an inlined value ends up in is known from its users.
@@ -49,7 +57,7 @@ def kept_values(graph: Graph, fuse: bool) -> dict[TensorValue, None]:
         if is_leaf:
             continue
         is_made = is_root(graph, node) or not is_inline(node)
-        is_shared = len(used_by) > 1 and node.op not in _VIEWS
+        is_shared = len(used_by) > 1 and node.op not in _VIEWS and position not in scalars
         if is_made or is_shared or not fuse or any(v in wanted for v in values):
             kept |= dict.fromkeys(values)
             homes[position] = {position}
@@ -130,6 +138,10 @@ _VIEWS = frozenset(
 )
 
 
+# Elements of one operand or another, or none, by where they are.
+_CHOICES = frozenset([shaping.PAD, shaping.CONCAT, shaping.DYNAMIC_UPDATE, linear.UNWINDOW])
+
+
 def _read_again(graph: Graph) -> set[TensorValue]:
     """Values whose elements a consumer reads again and again, and that are not mere views.
 
@@ -151,6 +163,20 @@ def _read_again(graph: Graph) -> set[TensorValue]:
     return found
 
 
+def _cheap_scalars(graph: Graph) -> set[int]:
+    """Single numbers that cost less to compute again than to wait for: 1 − β, rate · decay."""
+    found: set[int] = set()
+    for position, node in enumerate(graph.nodes):
+        is_cheap = node.op in INLINE and node.op not in _COSTLY and node.types[0].size == 1
+        if is_cheap and all(_is_there(graph, v) or v.node in found for v in node.operands):
+            found.add(position)
+    return found
+
+
+def _is_there(graph: Graph, value: TensorValue) -> bool:
+    return isinstance(graph.nodes[value.node].attributes, (Leaf, Constant))
+
+
 def _computed(graph: Graph, value: TensorValue) -> set[TensorValue]:
     """What is computed behind views of a value: that is kept, and read through the views."""
     while graph.nodes[value.node].op in _VIEWS and graph.nodes[value.node].operands:
@@ -164,13 +190,14 @@ def _is_guarded(graph: Graph, value: TensorValue) -> bool:
     return graph.nodes[value.node].op in (shaping.PAD, shaping.CONCAT)
 
 
-def _too_deep(graph: Graph) -> set[TensorValue]:
+def _too_deep(graph: Graph, kept: Mapping[TensorValue, None]) -> set[TensorValue]:
     """Values that cut long chains of inlined ops into pieces."""
     found: set[TensorValue] = set()
     depths: list[int] = []
     for position, node in enumerate(graph.nodes):
-        depth = 1 + max((depths[v.node] for v in node.operands), default=0)
-        is_kept = is_root(graph, node) or isinstance(node.attributes, Leaf)
+        own = CHOICE_DEPTH if node.op in _CHOICES else 1
+        depth = own + max((depths[v.node] for v in node.operands), default=0)
+        is_kept = TensorValue(position) in kept or isinstance(node.attributes, Leaf)
         if depth >= MAX_DEPTH and not is_kept:
             found.update(TensorValue(position, i) for i in range(len(node.types)))
             is_kept = True

@@ -46,7 +46,7 @@ def lower(graph: Graph, fuse: bool = True, panel: int = PANEL, in_place: bool = 
         lowering.update_in_place()
     drafts = lowering.drafts()
     leaves = {n: lowering.graph.nodes[i].types[0] for n, i in lowering.graph.leaves.items()}
-    leaves |= lowering.only_written
+    leaves |= lowering.written
     outputs = tuple(
         (o, lowering.placed(o), lowering.graph.type_of(o.value)) for o in lowering.graph.outputs
     )
@@ -136,32 +136,24 @@ class Lowering:
         self.rows: dict[str, Argument] = {}  # buffers that are rows of others
         self.in_place: dict[TensorValue, str] = {}  # values written over a leaf
         self.late: dict[str, TensorValue] = {}  # leaves that get a copy at the end
-        self.saved: dict[TensorValue, str] = {}  # leaves that leave as they were: copied first
-        self.only_written: dict[str, TensorType] = {}  # updates of what nothing reads
+        self.written: dict[str, TensorType] = {}  # leaves that are written and never read
+        self.before: dict[TensorValue, str] = {}  # leaves that leave as they were: their copies
 
     def update_in_place(self) -> None:
-        """Updates take the place of their leaves where nothing reads the leaf afterwards.
-
-        A leaf that leaves the program as it was, under another name too, is copied first.
-        """
-        last_read = self._last_reads()
-        updated = {o.name for o in self.graph.outputs if o.kind is OutputKind.UPDATE}
+        """Updates take the place of their leaves where nothing reads the leaf afterwards."""
+        last_read, leaves = self._last_reads(), self.graph.leaves
         made: set[TensorValue] = set()
+        updates = [o for o in self.graph.outputs if o.kind is OutputKind.UPDATE]
         leaves = self.graph.leaves
-        for output in self.graph.outputs:
-            value, node = output.value, self.graph.nodes[output.value.node]
-            if isinstance(node.attributes, Leaf) and node.attributes.name in updated:
-                self._save(value)
-            if output.kind is not OutputKind.UPDATE:
-                continue
-            leaf = leaves.get(output.name)
+        for output in updates:
+            leaf, value = leaves.get(output.name), output.value
             if leaf is None:
-                type_ = self.only_written[output.name] = self.graph.type_of(value)
-                self.buffers[output.name] = Buffer(output.name, type_.dtype, type_.size)
-                self.late[output.name] = value
-                continue
+                self._declare(output)
+            elif value == TensorValue(leaf):
+                continue  # it stays as it is
+            node = self.graph.nodes[value.node]
             is_map = not is_root(self.graph, node) and is_inline(node) and node.op is not CONSTANT
-            is_last = last_read.get(leaf, -1) <= value.node
+            is_last = leaf is None or last_read.get(leaf, -1) <= value.node
             if is_map and is_last and value not in made and not isinstance(node.attributes, Leaf):
                 made.add(value)
                 self.in_place[value] = output.name
@@ -169,35 +161,47 @@ class Lowering:
                 self.names[value] = output.name
             else:
                 self.late[output.name] = value
+        self._set_leaves_aside({*self.in_place.values(), *self.late})
 
     def _last_reads(self) -> dict[int, int]:
-        """The last kernel that reads each node; what is not kept is read where it is used."""
-        last: dict[int, int] = {}
+        """The node in whose kernel each node's value is read last: what is inlined reads there."""
+        found: dict[int, int] = {}
         for position in range(len(self.graph.nodes) - 1, -1, -1):
-            node = self.graph.nodes[position]
-            is_kept = any(TensorValue(position, i) in self.kept for i in range(len(node.types)))
-            reader = position if is_kept else last.get(position, position)
-            for operand in node.operands:
-                last[operand.node] = max(last.get(operand.node, -1), reader)
-        return last
+            is_kept = TensorValue(position) in self.kept
+            at = position if is_kept else found.get(position, position)
+            for operand in self.graph.nodes[position].operands:
+                found[operand.node] = max(found.get(operand.node, -1), at)
+        return found
 
-    def _save(self, value: TensorValue) -> None:
-        name, type_ = f"{self.names[value]}:before", self.graph.type_of(value)
-        self.saved[value] = name
-        self.buffers[name] = Buffer(name, type_.dtype, type_.size)
+    def _declare(self, output: Output) -> None:
+        """Room for a leaf that is written and never read."""
+        type_ = self.graph.type_of(output.value)
+        self.written[output.name] = type_
+        self.buffers[output.name] = Buffer(output.name, type_.dtype, type_.size)
+
+    def _set_leaves_aside(self, changed: set[str]) -> None:
+        """Leaves that are outputs as they are, and that an update changes, are copied first."""
+        for output in self.graph.outputs:
+            value = output.value
+            is_leaf = isinstance(self.graph.nodes[value.node].attributes, Leaf)
+            stays = output.kind is OutputKind.UPDATE and output.name == self.names[value]
+            if is_leaf and self.names[value] in changed and not stays:
+                name = f"{self.prefix}b{value.node}.before"
+                self.before[value] = name
+                self.buffers[name] = Buffer(name, *_of(self.buffers[self.names[value]]))
 
     def placed(self, output: Output) -> str:
         """The buffer an output is in when the program is done."""
         if output.kind is OutputKind.UPDATE and (self.in_place or self.late):
             return output.name
-        return self.saved.get(output.value, self.names[output.value])
+        return self.before.get(output.value, self.names[output.value])
 
     def drafts(self) -> list[Draft]:
         """Phases of kernels, and repeats between them."""
         found: list[Draft] = []
         order = Order(self.fuse, self.memo)
-        for value, name in self.saved.items():
-            order.add(_copy(self.names[value], name, self.buffers[name]))
+        for value, copy in self.before.items():
+            order.add(_copy(self.names[value], copy, self.buffers[copy]))
         for position, node in enumerate(self.graph.nodes):
             if node.op is SCAN:
                 found += order.phases()
@@ -207,7 +211,8 @@ class Lowering:
                 for kernel in self._kernels(position, node):
                     self.place_kernel(kernel, order)
         for name, value in self.late.items():
-            order.add(_copy(self.saved.get(value, self.names[value]), name, self.buffers[name]))
+            source = self.before.get(value, self.names[value])
+            order.add(_copy(source, name, self.buffers[name]))
         self.finish(order)
         return found + list(order.phases())
 

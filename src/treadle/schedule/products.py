@@ -455,7 +455,9 @@ def _split(column: Index, labels: Labels) -> list[Index]:
 
 def _plain(lowering: Lowering, position: int, node: Node, labels: Labels) -> Kernel:
     """Any product, one element after the other."""
-    value, wide = TensorValue(position), accumulator(lowering.graph.type_of(labels.left).dtype)
+    value, of_operands = TensorValue(position), lowering.graph.type_of(labels.left).dtype
+    # Floats are summed as wide as the result; integers wrap as their operands do.
+    wide = accumulator(node.types[0].dtype) if of_operands.is_float else of_operands
     variables = {c: Var(f"i{k}", n) for k, (c, n) in enumerate(labels.sizes.items())}
     reader = lowering.reader()
     operands = [

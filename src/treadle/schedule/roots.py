@@ -9,15 +9,17 @@ from treadle.base.dtypes import accumulator
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops import indexing, linear, reductions
-from treadle.kernel.index import Index, Var, bounded, constant, data, divide, variable
+from treadle.kernel.index import Index, Var, bounded, constant, data, divide, flatten, variable
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
+    Buffer,
     Convert,
     Guarded,
     Kernel,
     Let,
     Literal,
+    Load,
     Local,
     Position,
     Role,
@@ -219,40 +221,59 @@ def _unwindow(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
 
 @ROOTS(indexing.SCATTER_ADD)
 def _scatter_add(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
-    """Zeros, then the updates in order; axes beside the scattered one run in parallel."""
+    """Zeros, then the updates in order; axes beside the scattered one run in parallel.
+
+    Narrow floats are summed in float32 and rounded at the end.
+    """
     attributes: indexing.ScatterAdd = attributes_of(node)
     value, axis, batch = TensorValue(position), attributes.axis, attributes.batch
-    result = node.types[0]
+    result, wide = node.types[0], accumulator(node.types[0].dtype)
+    sums = lowering.buffer(value)
+    if wide is not result.dtype:
+        sums = Buffer(f"{lowering.prefix}b{position}.sums", wide, result.size)
+        lowering.buffers[sums.name] = sums
     updates, indices = (lowering.graph.type_of(v) for v in node.operands)
     chosen = indices.rank - batch
     every = axis_vars("i", updates.shape)
     own = tuple(map(variable, every))
     reader = lowering.reader()
     index = reader.at(node.operands[1], (*own[:batch], *own[axis : axis + chosen]))
-    element = reader.at(node.operands[0], own)
+    element = widened(reader.at(node.operands[0], own), wide)
     at = Local("at", dtypes.int64)
     inside = Apply("and", (_not_less(at, 0), _less(at, attributes.size)), dtypes.bool_)
-    kept = Guarded(inside, element, Literal(0, result.dtype), result.dtype)
+    kept = Guarded(inside, element, Literal(0, wide), wide)
     place = data("at", attributes.size)
     target = lowering.place(value, [*own[:axis], place, *own[axis + chosen :]])
     body: list[Statement] = [
         *reader.lets,
         Let("at", Convert(index, dtypes.int64)),
-        Update(lowering.names[value], target, kept),
+        Update(sums.name, target, kept),
     ]
     free = [*every[:axis], *every[axis + chosen :]]
     scattered = nest(free, Role.PARALLEL, nest(every[axis : axis + chosen], Role.SEQUENTIAL, body))
-    fill = _filled(lowering, value, Literal(0, result.dtype))
-    clearing = lowering.kernel(position, lowering.reader(), [value], fill, "_zero")
-    if attributes.size == 0:
-        return [clearing]
-    return [clearing, lowering.kernel(position, reader, [value], scattered)]
+    fill = _filled(sums, result.shape, Literal(0, wide))
+    found = [lowering.kernel(position, lowering.reader(), [], fill, "_zero", (sums,))]
+    if attributes.size:
+        found.append(lowering.kernel(position, reader, [], scattered, "", (sums,)))
+    return found if wide is result.dtype else [*found, _rounded(lowering, value, sums)]
 
 
-def _filled(lowering: Lowering, value: TensorValue, element: Value) -> tuple[Statement, ...]:
-    axes = axis_vars("i", lowering.graph.type_of(value).shape)
-    place = lowering.place(value, list(map(variable, axes)))
-    return nest(axes, Role.PARALLEL, [Store(lowering.names[value], place, element)])
+def _filled(target: Buffer, shape: Sequence[int], element: Value) -> tuple[Statement, ...]:
+    axes = axis_vars("i", shape)
+    place = flatten(tuple(map(variable, axes)), tuple(shape))
+    return nest(axes, Role.PARALLEL, [Store(target.name, place, element)])
+
+
+def _rounded(lowering: Lowering, value: TensorValue, sums: Buffer) -> Kernel:
+    """Sums in the dtype of the result."""
+    reader, type_ = lowering.reader(), lowering.graph.type_of(value)
+    reader.used[sums.name] = lowering.as_type(sums)
+    axes = axis_vars("i", type_.shape)
+    place = flatten(tuple(map(variable, axes)), type_.shape)
+    element = Convert(Load(sums.name, place, sums.dtype), type_.dtype)
+    store = Store(lowering.names[value], place, element)
+    loops = nest(axes, Role.PARALLEL, [store])
+    return lowering.kernel(value.node, reader, [value], loops, "_rounded")
 
 
 def _less(a: Value, bound: int) -> Value:

@@ -130,11 +130,18 @@ class TrainStep:
             variants, arrays = self._programs.get(operation, batch)
             mode = self._mode()
             program, inputs = variants.step(mode, watched), self._with_key(arrays)
-            if self.recipe.options.detect_anomaly:
-                graph, skips = variants.graphs[mode], self._plan.scales_loss
-                outputs = run_watched(self.session, program, graph, inputs, skips)
-            else:
-                outputs = self.session.run(program, inputs)
+            before = self.session.progress(program)
+            try:
+                if self.recipe.options.detect_anomaly:
+                    graph, skips = variants.graphs[mode], self._plan.scales_loss
+                    outputs = run_watched(self.session, program, graph, inputs, skips)
+                else:
+                    outputs = self.session.run(program, inputs)
+            except KeyboardInterrupt:
+                # It arrives when native code returns: the values are then those of a whole step.
+                if self.session.progress(program) != before:
+                    self._advance(mode)
+                raise
             self._advance(mode)
             return outputs, mode
 

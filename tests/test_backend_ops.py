@@ -1,0 +1,273 @@
+"""Every op and composite compiled: in every dtype it takes, on any number of threads, fused or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import treadle as td
+from backend import (
+    AGREE,
+    THREADS,
+    assert_within,
+    build,
+    draw,
+    merged,
+    merged_arrays,
+    rounded_inputs,
+    same_bits,
+)
+from treadle.base import dtypes
+from treadle.base.dtypes import DType
+from treadle.base.errors import TreadleError
+from treadle.frontend.functions.activations import cross_entropy_rows
+from treadle.ir.contract import DefinitionError
+from treadle.ir.control import CALL, SCAN, Call, Scan
+from treadle.ir.graph import Graph
+from treadle.ir.literal import ArrayLiteral
+from treadle.ir.op import OPS, Op, infer_types
+from treadle.ir.ops import elementwise as e
+from treadle.ir.ops import indexing, leaves
+from treadle.ir.types import TensorType
+from treadle.verify.samples import samples_of
+from treadle.verify.sampling import Sample, sample_graph
+
+COMPUTED = [op for op in OPS.values() if op not in leaves.NAMED_LEAVES]
+
+
+# Samples in other dtypes
+
+
+def swapped(type_: TensorType, dtype: DType) -> TensorType:
+    """A sample's float32 as another float, its int32 as another integer."""
+    if type_ == indexing.KEY_TYPE:
+        return type_
+    is_float = type_.dtype is dtypes.float32 and dtype.is_float
+    is_integer = type_.dtype is dtypes.int32 and dtype.is_integer
+    return type_.with_dtype(dtype) if is_float or is_integer else type_
+
+
+def retyped_body(body: Graph, dtype: DType) -> Graph:
+    """A body of elementwise ops on inputs of another dtype."""
+    types = [swapped(body.nodes[i].types[0], dtype) for i in body.inputs]
+    if len(types) == 2:
+        return td.trace(lambda x, y: (td.tanh(x) * y, x + y), *types)
+
+    def turn(w, h, x):
+        new = td.tanh(h * w + x)
+        return new, new * h
+
+    return td.trace(turn, *types)
+
+
+def retyped(op: Op, sample: Sample, dtype: DType) -> Sample | None:
+    """The sample in another dtype; None where the op does not take it."""
+    operands = tuple(replace(d, type=swapped(d.type, dtype)) for d in sample.operands)
+    attributes = sample.attributes
+    if isinstance(attributes, leaves.Constant):
+        type_, value = swapped(attributes.type, dtype), attributes.value
+        if isinstance(value, ArrayLiteral):
+            value = ArrayLiteral(np.clip(value.array, -1e4, 1e4).astype(type_.dtype.numpy))
+        attributes = leaves.Constant(value, type_)
+    elif isinstance(attributes, (Call, Scan)):
+        attributes = replace(attributes, body=retyped_body(attributes.body, dtype))
+    elif op is not e.CAST and "dtype" in {f.name for f in fields(attributes)}:
+        found = swapped(TensorType((), attributes.dtype), dtype).dtype
+        attributes = replace(attributes, dtype=found)
+    try:
+        infer_types(op, attributes, tuple(d.type for d in operands))
+    except TreadleError:
+        return None
+    return Sample(attributes, operands)
+
+
+def samples_in(op: Op, dtype: DType) -> list[Sample]:
+    """The samples that change with the dtype, or all of them in the dtypes they are written in."""
+    is_own = dtype in (dtypes.float32, dtypes.int32)
+    found = []
+    for sample in samples_of(op):
+        other = retyped(op, sample, dtype)
+        if other is not None and (is_own or other != sample):
+            found.append(other)
+    return found
+
+
+def cases() -> Iterator[object]:
+    for op in COMPUTED:
+        for dtype in dtypes.ALL:
+            if dtype is not dtypes.int32 and samples_in(op, dtype):
+                yield pytest.param(op, dtype, id=f"{op.name}-{dtype}")
+
+
+def prepared(op: Op, dtype: DType, seed: int) -> tuple[Graph, dict[str, np.ndarray]]:
+    samples = samples_in(op, dtype)
+    graph = merged([sample_graph(op, s) for s in samples])
+    arrays = merged_arrays([s.arrays(seed) for s in samples])
+    return graph, rounded_inputs(graph, arrays)
+
+
+def agreement(op: Op) -> float:
+    """A primitive has the error of its own contract, to the last bit."""
+    return AGREE if isinstance(op.contract.error, DefinitionError) else 1.0
+
+
+CASES = list(cases())
+
+
+@pytest.mark.parametrize(("op", "dtype"), CASES)
+def test_every_op_in_every_dtype_on_any_number_of_threads(op: Op, dtype: DType) -> None:
+    graph, arrays = prepared(op, dtype, seed=4)
+    built = build(graph, shared=True)
+    found = built.on(1).run(arrays)
+    assert_within(graph, arrays, found, agreement(op))
+    for threads in THREADS[1:]:
+        assert same_bits(built.on(threads).run(arrays), found), threads
+
+
+@pytest.mark.parametrize("op", COMPUTED, ids=lambda op: op.name)
+def test_every_op_kept_in_memory(op: Op) -> None:
+    graph, arrays = prepared(op, dtypes.float32, seed=5)
+    built = build(graph, fuse=False, shared=True)
+    found = built.on(1).run(arrays)
+    assert_within(graph, arrays, found, agreement(op))
+    assert same_bits(built.on(3).run(arrays), found)
+
+
+def test_floats_and_integers_are_all_covered() -> None:
+    """The cases above are as many as the op table's type rules allow."""
+    covered = {(p.values[0], p.values[1]) for p in CASES}
+    every_float = set(dtypes.FLOATS)
+    for op in COMPUTED:
+        taken = {d for o, d in covered if o is op}
+        has_floats = any(d.type.is_float for s in samples_of(op) for d in s.operands)
+        if has_floats and op is not e.CAST:
+            assert every_float <= taken, op
+    assert {(e.ADD, d) for d in dtypes.INTEGERS if d is not dtypes.int32} <= covered
+    assert (CALL, dtypes.bfloat16) in covered
+    assert (SCAN, dtypes.float16) in covered
+
+
+# Conversions between all dtypes
+
+
+@pytest.mark.parametrize("source", dtypes.ALL, ids=str)
+def test_every_conversion(source: DType) -> None:
+    values = np.array([0, 1, -1, 2.5, -2.5, 3.5, 100, 127, 0.1, -0.0, 1e-3])
+    if not source.is_float:
+        values = np.trunc(values[np.isfinite(values)])
+    if source.kind == "uint":
+        values = np.abs(values)
+    type_ = TensorType(values.shape, source)
+
+    def convert(x):
+        signed = [d for d in dtypes.ALL if d.kind != "uint"]
+        # A negative number has no meaning in an unsigned dtype.
+        unsigned = [d for d in dtypes.ALL if d.kind == "uint"]
+        return [td.cast(x, d) for d in signed] + [td.cast(td.abs(x), d) for d in unsigned]
+
+    def of_bool(x):
+        return [td.cast(x, d) for d in dtypes.ALL]
+
+    graph = td.trace(of_bool if source is dtypes.bool_ else convert, type_)
+    arrays = rounded_inputs(graph, {"x": values})
+    assert_within(graph, arrays, build(graph).on(1).run(arrays), 1.0)
+
+
+@pytest.mark.parametrize("dtype", dtypes.INTEGERS, ids=str)
+def test_integers_wrap_and_divide_as_the_oracle(dtype: DType) -> None:
+    low, high = dtype.range()
+    edges = [low, low + 1, 0, 1, 2, 3, high - 1, high] + ([-1, -2, -3] if low else [])
+    x, y = (a.reshape(-1) for a in np.meshgrid(edges, edges))
+    type_ = TensorType(x.shape, dtype)
+
+    def all_of_them(x, y):
+        found = [x + y, x - y, x * y, td.floor_divide(x, y), td.remainder(x, y), -x, td.abs(x)]
+        found += [td.maximum(x, y), td.minimum(x, y), x < y, td.eq(x, y), td.sign(x)]
+        return [*found, td.bitwise_and(x, y), td.bitwise_xor(x, y), td.bitwise_not(x)]
+
+    graph = td.trace(all_of_them, type_, type_)
+    arrays = {"x": x.astype(dtype.numpy), "y": y.astype(dtype.numpy)}
+    assert_within(graph, arrays, build(graph).on(1).run(arrays))
+
+
+@pytest.mark.parametrize("dtype", dtypes.FLOATS, ids=str)
+def test_floats_flow_as_ieee(dtype: DType) -> None:
+    """NaN, infinities, zeros of both signs and denormals through what is exact."""
+    least = 2.0 ** -{"float64": 1074, "float32": 149, "bfloat16": 133, "float16": 24}[dtype.name]
+    edges = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, least, -least, 1.0, -1.5, 65504.0])
+    x, y = (a.reshape(-1).astype(dtype.numpy) for a in np.meshgrid(edges, edges))
+    type_ = TensorType(x.shape, dtype)
+
+    def all_of_them(x, y):
+        found = [
+            td.maximum(x, y),
+            td.minimum(x, y),
+            x < y,
+            x <= y,
+            td.eq(x, y),
+            td.where(x > 0, x, y),
+        ]
+        found += [td.abs(x), -x, td.sign(x), td.floor(x), td.relu(x), td.isnan(x), td.isfinite(x)]
+        square = x.reshape(10, 10)
+        found += [td.max(square, 1), td.min(square, 0), td.argmax(square, 1), td.argmin(square, 0)]
+        return [
+            *found,
+            *td.sort(square, 1),
+            *td.sort(square, 0, descending=True),
+            *td.topk(square, 3),
+        ]
+
+    graph = td.trace(all_of_them, type_, type_)
+    arrays = {"x": x, "y": y}
+    found = build(graph).on(1).run(arrays)
+    assert_within(graph, arrays, found, 1.0)
+    negated = found[7]
+    assert np.signbit(negated).tolist() == (~np.signbit(x)).tolist(), "zeros keep their sign"
+
+
+# Sizes that fill no vector, and empty ones
+
+
+SIZES = st.sampled_from([0, 1, 2, 3, 5, 7, 8, 13, 15, 16, 17, 31, 33, 64, 67])
+
+
+def shaped(x, y):
+    """Reductions, norms, order and moves over both axes of a matrix."""
+    found = [td.tanh(x) * y + 1, x.sum(0), x.sum(1), (x * y).sum(), td.mean(x + 1, (0,))]
+    found += [td.cumsum(x, 0), td.cumsum(x, 1, reverse=True), x.T.reshape(-1), td.flip(x, (0, 1))]
+    found += [td.concat([x, y], 0), td.pad(x, [(1, 2), (0, 1)], interior=[1, 0]), x @ y.T, x.T @ y]
+    if x.shape[1]:
+        found += [td.softmax(x), td.layer_norm(x, y[0] if x.shape[0] else None), td.max(x, 1)]
+        found += [*td.sort(x, 1), td.argmax(x, 1), td.logsumexp(x, 1), *td.topk(x, 1)]
+    if x.shape[0]:
+        found += [td.softmax(x, 0), td.var(x, 0, correction=0), *td.sort(x, 0), td.min(x, 0)]
+    if 0 not in x.shape:
+        rows = td.cast(td.argmax(x, 1), td.int32)
+        found += [
+            cross_entropy_rows(x, rows),
+            td.embedding(rows, y.T),
+            td.max_pool(x[None], (1, 1)),
+        ]
+        square = td.expand(y[:, 0], x.shape[0], x.shape[0])
+        found += [
+            td.scatter_add(x.T, rows, square, 0),
+            td.conv(x[None, None], y[:1, :1][None, None]),
+        ]
+    return found
+
+
+@given(SIZES, SIZES, st.sampled_from(dtypes.FLOATS), st.sampled_from(THREADS[1:]))
+@settings(max_examples=20, deadline=None)
+def test_odd_and_empty_sizes(rows: int, columns: int, dtype: DType, threads: int) -> None:
+    type_ = TensorType((rows, columns), dtype)
+    graph = td.trace(shaped, type_, type_)
+    arrays = draw(graph, rows * 100 + columns)
+    built = build(graph, shared=True)
+    found = built.on(1).run(arrays)
+    assert_within(graph, arrays, found)
+    assert same_bits(built.on(threads).run(arrays), found)

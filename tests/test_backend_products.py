@@ -1,0 +1,280 @@
+"""Products and convolutions compiled: any labels, sizes, layouts and dtypes, with their gradients."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import treadle as td
+from backend import AGREE, Built, assert_within, build, draw, same_bits
+from treadle.autodiff.backward import differentiate
+from treadle.base import dtypes
+from treadle.base.dtypes import DType
+from treadle.frontend.functions.linear import contract
+from treadle.ir.graph import Graph
+from treadle.ir.types import TensorType
+from treadle.kernel.nodes import For, Multiply, Statement
+from treadle.schedule.schedule import schedule
+
+NUMBERS = [1, 2, 3, 4, 5, 7, 8, 11, 13, 16, 17, 19, 31, 32, 33, 37, 47, 64, 65, 70]
+MOST = 1 << 18  # multiplications of an example
+
+
+def checked(graph: Graph, seed: int, agree: float = AGREE, threads: int = 3) -> Built:
+    """A graph compiled, within its contracts of the oracle, the same on several threads."""
+    arrays = draw(graph, seed)
+    built = build(graph, shared=True)
+    found = built.on(1).run(arrays)
+    assert_within(graph, arrays, found, agree)
+    assert same_bits(built.on(threads).run(arrays), found)
+    return built
+
+
+# Contractions
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A contraction: labels of both operands and of the result, and their sizes."""
+
+    left: str
+    right: str
+    result: str
+    sizes: dict[str, int]
+
+    @property
+    def text(self) -> str:
+        return f"{self.left},{self.right}->{self.result}"
+
+    def shape(self, labels: str) -> tuple[int, ...]:
+        return tuple(self.sizes[c] for c in labels)
+
+
+@st.composite
+def specs(draw_) -> Spec:
+    """Batch, row, column and summed labels, in any order everywhere."""
+    names = iter("abcdefgh")
+    kinds = {
+        kind: "".join(next(names) for _ in range(draw_(st.integers(0, 2))))
+        for kind in ("batch", "rows", "columns", "depth")
+    }
+    sizes: dict[str, int] = {}
+    left = MOST
+    for label in draw_(st.permutations("".join(kinds.values()))):
+        fitting = [n for n in NUMBERS if n <= left]
+        sizes[label] = draw_(st.sampled_from(fitting))
+        left //= sizes[label]
+
+    def mixed(*parts: str) -> str:
+        return "".join(draw_(st.permutations("".join(kinds[p] for p in parts))))
+
+    return Spec(
+        mixed("batch", "rows", "depth"),
+        mixed("batch", "depth", "columns"),
+        mixed("batch", "rows", "columns"),
+        sizes,
+    )
+
+
+@given(specs(), st.sampled_from(dtypes.FLOATS), st.integers(2, 8))
+@settings(max_examples=60, deadline=None)
+def test_any_contraction(spec: Spec, dtype: DType, threads: int) -> None:
+    operands = [TensorType(spec.shape(labels), dtype) for labels in (spec.left, spec.right)]
+    graph = td.trace(lambda x, y: td.einsum(spec.text, x, y), *operands)
+    checked(graph, len(spec.text), 1.0, threads)
+
+
+VIEWS = {
+    "as it is": lambda x: x,
+    "computed": lambda x: td.tanh(x) * 0.5,
+    "narrow": lambda x: td.cast(td.cast(x, td.bfloat16), td.float32),
+    "turned over": lambda x: td.flip(x, -1),
+    "every other": lambda x: td.concat([x, x + 1], -1)[..., ::2],
+    "padded": lambda x: td.pad(x[..., 1:], [(0, 0)] * (x.ndim - 1) + [(1, 0)]),
+    "chosen": lambda x: td.take(x, [0] * x.shape[0], 0),
+    "broadcast": lambda x: td.expand(x[:1], *x.shape),
+    "reshaped": lambda x: x.reshape(-1).reshape(*x.shape) * 1.0,
+    "moved": lambda x: td.pad(x, [(0, 0)] * (x.ndim - 1) + [(1, 0)])[..., :-1],
+}
+
+
+@given(
+    st.sampled_from(["ab,bc->ac", "ba,bc->ac", "ab,cb->ac", "dab,dbc->dac", "abd,cbd->cad"]),
+    st.lists(st.sampled_from(NUMBERS[:16]), min_size=4, max_size=4),
+    st.sampled_from(sorted(VIEWS)),
+    st.sampled_from(sorted(VIEWS)),
+)
+@settings(max_examples=40, deadline=None)
+def test_products_of_views_with_gradients(
+    text: str, numbers: list[int], first: str, second: str
+) -> None:
+    sizes = dict(zip("abcd", numbers, strict=True))
+    sizes["d"] = min(sizes["d"], 5)
+    left, right = text.split("->")[0].split(",")
+    types = [TensorType(tuple(sizes[c] for c in labels)) for labels in (left, right)]
+
+    def loss(x, y):
+        return (td.einsum(text, VIEWS[first](x), VIEWS[second](y)) ** 2).mean()
+
+    checked(differentiate(td.trace(loss, *types), ["x", "y"]).graph, sum(numbers))
+
+
+# Shapes that take each way through the templates: packed or direct on the right, copied on the
+# left, rows or panels shared, the depth in parts.
+WAYS = {
+    "few rows": ("ab,bc->ac", (5, 40, 37)),
+    "packed": ("ab,bc->ac", (160, 33, 67)),
+    "panels shared": ("ab,bc->ac", (12, 64, 256)),
+    "depth in parts": ("ab,bc->ac", (3, 8448, 5)),
+    "long depth": ("ab,bc->ac", (131, 1100, 34)),
+    "left copied": ("ba,bc->ac", (70, 300, 130)),
+    "both turned": ("ba,cb->ac", (40, 70, 50)),
+    "a prime of everything": ("ab,bc->ac", (131, 137, 139)),
+    "batched": ("dab,dbc->dac", (20, 17, 40, 6)),
+    "batch inside": ("adb,bdc->adc", (20, 17, 40, 6)),
+    "columns apart": ("abd,cd->abc", (7, 9, 11, 33)),
+    "a row": ("b,bc->c", (0, 65, 70)),
+    "a column": ("ab,b->a", (65, 70)),
+    "a number": ("b,b->", (0, 1000)),
+    "an outer product": ("a,c->ac", (17, 0, 65)),
+}
+
+
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64, dtypes.bfloat16], ids=str)
+@pytest.mark.parametrize("name", WAYS)
+def test_every_way_through_the_template(name: str, dtype: DType) -> None:
+    text, numbers = WAYS[name]
+    sizes = dict(zip("abcd", numbers, strict=False))
+    left, right = text.split("->")[0].split(",")
+    types = [TensorType(tuple(sizes[c] for c in labels), dtype) for labels in (left, right)]
+    checked(td.trace(lambda x, y: td.einsum(text, x, y), *types), 1, 1.0)
+
+
+def multiplies(body: tuple[Statement, ...]) -> int:
+    inner = sum(multiplies(s.body) for s in body if isinstance(s, For))
+    return inner + sum(isinstance(s, Multiply) for s in body)
+
+
+@pytest.mark.parametrize("name", [n for n in WAYS if n not in ("a column", "a number")])
+def test_products_go_through_the_template(name: str) -> None:
+    text, numbers = WAYS[name]
+    sizes = dict(zip("abcd", numbers, strict=False))
+    types = [TensorType(tuple(sizes[c] for c in s)) for s in text.split("->")[0].split(",")]
+    program = schedule(td.trace(lambda x, y: td.einsum(text, x, y), *types))
+    has_depth = "b" in text.split("->")[0] and "b" not in text.split("->")[1]
+    found = sum(multiplies(c.kernel.body) for c in program.calls())
+    assert (found > 0) == (has_depth or text.startswith("abd")), name
+
+
+@pytest.mark.parametrize("spec", ["ab,bc->ac", "a,a->"])
+def test_a_wider_result_is_summed_wide(spec: str) -> None:
+    """float32 operands with a float64 result: products and sums are float64's."""
+    sizes = {"a": 5000 if spec == "a,a->" else 3, "b": 5000, "c": 4}
+    labels = (*spec.split("->")[0].split(","), spec.split("->")[1])
+    types = [TensorType(tuple(sizes[c] for c in part)) for part in labels[:2]]
+    graph = td.trace(lambda x, y: contract(x, y, labels, td.float64), *types)
+    arrays = draw(graph, 0)
+    wide = [a.astype(np.float64) for a in arrays.values()]
+    found = build(graph).on(1).run(arrays)[0]
+    np.testing.assert_allclose(found, np.einsum(spec, *wide), rtol=1e-10, atol=1e-10)
+
+
+def test_bits_of_a_product_do_not_depend_on_its_rows() -> None:
+    """An element is summed in one order, whichever tile it falls into."""
+    rng = np.random.default_rng(0)
+    y = rng.normal(size=(90, 70)).astype(np.float32)
+    x = rng.normal(size=(67, 90)).astype(np.float32)
+    whole = build(td.trace(lambda x, y: x @ y, td.Spec((67, 90)), td.Spec((90, 70))))
+    (expected,) = whole.on(2).run({"x": x, "y": y})
+    for rows in (1, 2, 3, 5, 8, 31):
+        part = build(td.trace(lambda x, y: x @ y, td.Spec((rows, 90)), td.Spec((90, 70))))
+        (found,) = part.on(1).run({"x": x[:rows], "y": y})
+        assert found.tobytes() == expected[:rows].tobytes(), rows
+
+
+# Convolutions
+
+
+@dataclass(frozen=True)
+class Convolution:
+    x: tuple[int, ...]
+    weight: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+
+@st.composite
+def convolutions(draw_) -> Convolution:
+    dims = draw_(st.integers(1, 3))
+
+    def each(low: int, high: int) -> tuple[int, ...]:
+        return tuple(draw_(st.integers(low, high)) for _ in range(dims))
+
+    groups = draw_(st.sampled_from([1, 1, 1, 2, 3]))
+    inputs, outputs = (groups * draw_(st.sampled_from(n)) for n in ([1, 2, 5], [1, 3, 4]))
+    kernel, stride, padding, dilation = each(1, 3), each(1, 3), each(0, 2), each(1, 2)
+    parts = zip(kernel, padding, dilation, each(0, 6 if dims < 3 else 3), strict=True)
+    spatial = tuple(max(1, (k - 1) * d + 1 - 2 * p) + extra for k, p, d, extra in parts)
+    batch = draw_(st.integers(1, 3))
+    return Convolution(
+        (batch, inputs, *spatial),
+        (outputs, inputs // groups, *kernel),
+        stride,
+        padding,
+        dilation,
+        groups,
+    )
+
+
+def convolved(c: Convolution, dtype: DType) -> Graph:
+    """A convolution with a bias, and the gradients of its square."""
+
+    def loss(x, w, b):
+        y = td.conv(x, w, b, c.stride, c.padding, c.dilation, c.groups)
+        td.capture("y", y)
+        return (y * y).mean()
+
+    types = [TensorType(s, dtype) for s in (c.x, c.weight, c.weight[:1])]
+    return differentiate(td.trace(loss, *types), ["x", "w", "b"]).graph
+
+
+@given(convolutions(), st.sampled_from([dtypes.float32, dtypes.float32, *dtypes.FLOATS]))
+@settings(max_examples=35, deadline=None)
+def test_any_convolution_with_gradients(c: Convolution, dtype: DType) -> None:
+    checked(convolved(c, dtype), math.prod(c.x))
+
+
+LAYERS = {
+    "3×3 of many channels": Convolution((3, 16, 14, 14), (32, 16, 3, 3), (1, 1), (1, 1), (1, 1), 1),
+    "from one channel": Convolution((4, 1, 20, 20), (16, 1, 3, 3), (1, 1), (1, 1), (1, 1), 1),
+    "patches": Convolution((2, 3, 16, 16), (24, 3, 4, 4), (4, 4), (0, 0), (1, 1), 1),
+    "depthwise": Convolution((2, 24, 9, 9), (24, 1, 3, 3), (1, 1), (1, 1), (1, 1), 24),
+    "1×1": Convolution((2, 24, 7, 7), (40, 24, 1, 1), (1, 1), (0, 0), (1, 1), 1),
+    "a long signal": Convolution((2, 4, 301), (8, 4, 7), (3,), (3,), (2,), 1),
+    "video": Convolution((1, 3, 5, 8, 8), (8, 3, 2, 3, 3), (1, 2, 2), (0, 1, 1), (1, 1, 1), 1),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_convolutions_of_layers(name: str) -> None:
+    checked(convolved(LAYERS[name], dtypes.float32), 7)
+
+
+@pytest.mark.parametrize("kernel", [(2,), (3, 2), (2, 2, 2)])
+@pytest.mark.parametrize("pool", ["max_pool", "avg_pool"])
+def test_pools_with_gradients(pool: str, kernel: tuple[int, ...]) -> None:
+    def loss(x):
+        total = 0.0
+        for stride, padding in ((None, 0), (1, 1), (2, 1), (3, 0)):
+            total = total + (getattr(td, pool)(x, kernel, stride, padding) ** 2).mean()
+        return total
+
+    shape = (2, 3, *(7 + i for i in range(len(kernel))))
+    checked(differentiate(td.trace(loss, td.Spec(shape)), ["x"]).graph, len(kernel))
