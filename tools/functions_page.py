@@ -197,7 +197,7 @@ _ACCUMULATOR = "What `td.GradientAccumulator(steps, normalize=True, max_grad_nor
 _MANAGER = "What `td.CheckpointManager(folder)` gives; see [checkpoints](checkpoints.md)."
 _TRAINER = "What `td.Trainer(step)` gives; see [the trainer](trainer.md)."
 _HISTORY = "What `trainer.fit` gives; `history[name]` is a column as an array."
-_RUN = "What every hook of a callback gets; see [callbacks](callbacks.md#the-run) for its attributes."
+_RUN = "What every hook of a callback gets; its attributes are [there](callbacks.md#the-run)."
 _MODULE = "What `nn.Module` gives to your own."
 _ERRORS = "Each error has `operation`, `cause`, `remedy` and `origin`, the user's line."
 
