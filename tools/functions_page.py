@@ -55,6 +55,12 @@ FAMILIES = (
         ("Mean",),
     ),
     Family(
+        "Training",
+        (),
+        "See [the trainer](trainer.md), [callbacks](callbacks.md) and [logging](logging.md).",
+        ("Trainer", "History"),
+    ),
+    Family(
         "Around the step",
         (),
         "See [accumulation](accumulation.md), [checkpoints](checkpoints.md) and "
@@ -90,6 +96,8 @@ FOLDERS = {
     "optim": ("Optimizers: td.optim", "See [optimizers](optimizers.md)."),
     "data": ("Data: td.data", "See [data](data.md)."),
     "metrics": ("Metrics: td.metrics", "See [metrics](metrics.md)."),
+    "callbacks": ("Callbacks: td.callbacks", "See [callbacks](callbacks.md)."),
+    "loggers": ("Loggers: td.loggers", "See [logging](logging.md)."),
 }
 OPERATORS = "`+ - * / // % ** @ & | ^ ~ == != < <= > >= abs(x) len(x) x[...]`"
 
@@ -120,6 +128,9 @@ def page() -> str:
     parts.append(
         _members("Methods of a checkpoint manager", "checkpoints", td.CheckpointManager, _MANAGER)
     )
+    parts.append(_members("Methods of a trainer", "trainer", td.Trainer, _TRAINER))
+    parts.append(_members("Methods of a history", "history", td.History, _HISTORY))
+    parts.append(_members("Members of a run", "run", td.callbacks.Run, _RUN))
     parts.append(_members("Methods of a module", "model", td.nn.Module, _MODULE))
     parts += [_folder(name, *FOLDERS[name]) for name in FOLDERS]
     parts.append(_own_functions("Initialisers: td.nn.init", "nn.init", td.nn.init))
@@ -152,12 +163,18 @@ def _folder(name: str, title: str, note: str) -> str:
     """The classes and functions that a folder gives away."""
     folder: ModuleType = getattr(td, name)
     rows = []
-    for member_name, member in sorted(vars(folder).items(), key=lambda m: m[0].lower()):
-        if member_name.startswith("_") or inspect.ismodule(member):
+    members = {n: m for n, m in vars(folder).items() if not n.startswith("_")}
+    # A module that defines its classes has names beside them that are not for users.
+    own = {n: m for n, m in members.items() if getattr(m, "__module__", "") == folder.__name__}
+    classes = {n: m for n, m in own.items() if inspect.isclass(m)}
+    for member_name, member in sorted((classes or members).items(), key=lambda m: m[0].lower()):
+        if inspect.ismodule(member):
             continue
         label = f"{name}.{member_name}"
         # Made by functions, by hand as its page shows, or not at all.
-        if is_dataclass(member) or inspect.isabstract(member) or is_protocol(member):
+        is_warning = inspect.isclass(member) and issubclass(member, Warning)
+        is_made = is_dataclass(member) or inspect.isabstract(member) or is_protocol(member)
+        if is_made or is_warning:
             rows.append(f"| `{label}` | {_first_line(member)} |")
         else:
             rows.append(_row(label, member))
@@ -178,6 +195,9 @@ _FORWARD = (
 )
 _ACCUMULATOR = "What `td.GradientAccumulator(steps, normalize=True, max_grad_norm=None)` gives."
 _MANAGER = "What `td.CheckpointManager(folder)` gives; see [checkpoints](checkpoints.md)."
+_TRAINER = "What `td.Trainer(step)` gives; see [the trainer](trainer.md)."
+_HISTORY = "What `trainer.fit` gives; `history[name]` is a column as an array."
+_RUN = "What every hook of a callback gets; its attributes are [there](callbacks.md#the-run)."
 _MODULE = "What `nn.Module` gives to your own."
 _ERRORS = "Each error has `operation`, `cause`, `remedy` and `origin`, the user's line."
 

@@ -258,4 +258,5 @@ def anonymous(kernel: Kernel) -> Kernel:
         tuple(map_places(s, lambda index: index, names.__getitem__) for s in kernel.body),
         kernel.origins,
         tuple(map(renamed, kernel.scratch)),
+        kernel.is_whole,
     )

@@ -17,8 +17,10 @@ NOTHING = Watched()
 
 
 class Run:
-    """How far training is. `run.step` is the compiled step: what is read of it is true at that
-    moment, and what is written (parameters, rates) takes effect at the next call.
+    """How far training is, and what callbacks may ask for.
+
+    `run.step` is the compiled step: what is read of it is true at that moment, and what is written
+    (parameters, rates) takes effect at the next call.
 
     A step is an update. Under accumulation several batches make one, and the hooks around a step
     are called for each batch; `run.is_updated` tells the one that completed it.
