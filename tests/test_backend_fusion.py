@@ -130,7 +130,7 @@ def test_expressions_do_not_explode(size: int) -> None:
     """The gradient of a product of many factors is a tree of choices inside choices."""
     graph = td.trace(lambda x: td.prod(x, 1).sum(), td.Spec((size, size)))
     program = schedule(differentiate(graph, ["x"]).graph)
-    assert sum(len(to_text(k)) for k in program.distinct()) < 20_000
+    assert sum(len(to_text(k)) for k in program.distinct()) < 40_000
 
 
 # Updates

@@ -61,10 +61,19 @@ def _facts(
         i = numbers[id(call.kernel)]
         counts[i] = counts.get(i, 0) + 1
         origins.setdefault(i, {}).update(dict.fromkeys(map(str, call.origins)))
+    names = _distinct_names(kernels)
     return tuple(
-        KernelFacts(k.name, counts[i], cost.flops(k), cost.traffic(k), tuple(origins[i]))
+        KernelFacts(names[i], counts[i], cost.flops(k), cost.traffic(k), tuple(origins[i]))
         for i, k in enumerate(kernels)
     )
+
+
+def _distinct_names(kernels: Sequence[Kernel]) -> list[str]:
+    """Names of kernels, numbered where several were fused from the same one."""
+    found: list[str] = []
+    for i, kernel in enumerate(kernels):
+        found.append(f"{kernel.name}.{i}" if kernel.name in found else kernel.name)
+    return found
 
 
 class _Assembler:
