@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -237,7 +237,7 @@ def kernels_of(program: Executable, options: CompileOptions) -> tuple[KernelView
         return _scheduled(native.graph, options).distinct()
 
     def kernel(i: int) -> Kernel:
-        return kernels()[i]
+        return replace(kernels()[i], name=native.plan.kernels[i].name)
 
     return tuple(
         KernelView(facts, functools.partial(kernel, i))
