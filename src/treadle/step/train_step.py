@@ -29,6 +29,7 @@ from treadle.pipeline import (
     kernels_of,
 )
 from treadle.runtime.files import load_arrays, save_arrays
+from treadle.runtime.native import give_back_memory
 from treadle.runtime.oracle import OracleProgram
 from treadle.runtime.session import Session
 from treadle.step.batches import Arrays, ByShape, load_values, write_first_values
@@ -77,6 +78,7 @@ class TrainStep:
         # Compiled now rather than at the first step: errors and seconds belong here.
         self._programs.built(inputs).step(self._mode(), Watched())
         report.state_bytes = sum(v.nbytes for v in session.values.values())
+        give_back_memory()
         self._is_ready = True
 
     def _build(self, inputs: Inputs) -> Variants:
