@@ -31,6 +31,7 @@ from treadle.pipeline import (
     profile,
 )
 from treadle.runtime.files import load_arrays, save_arrays
+from treadle.runtime.native import give_back_memory
 from treadle.runtime.oracle import OracleProgram
 from treadle.runtime.session import Session
 from treadle.step.batches import Arrays, ByShape, load_values, write_first_values
@@ -81,6 +82,7 @@ class TrainStep:
         # Compiled now rather than at the first step: errors and seconds belong here.
         self._programs.built(inputs).step(self._mode(), Watched())
         report.state_bytes = sum(v.nbytes for v in session.values.values())
+        give_back_memory()
         self._is_ready = True
 
     def _build(self, inputs: Inputs) -> Variants:
@@ -94,7 +96,8 @@ class TrainStep:
         own = {n: t for n, t in found.items() if n.startswith(self.recipe.prefix)}
         new = self.session.declare(own)
         self._own += [n for n in new if n not in self._own]
-        self.session.write({n: np.zeros(own[n].shape, own[n].dtype.numpy) for n in new})
+        if "_is_ready" in self.__dict__:  # until then `_start` gives everything its first value
+            self.session.write({n: np.zeros(own[n].shape, own[n].dtype.numpy) for n in new})
 
     def _build_evaluation(self, inputs: Inputs) -> Evaluation:
         with self.report.stage("evaluation"):
@@ -103,8 +106,9 @@ class TrainStep:
 
     def _start(self) -> None:
         """First values of everything but the model's parameters and states."""
-        types = self.session.types
-        zeros = {n: np.zeros(types[n].shape, types[n].dtype.numpy) for n in self._own}
+        types, made = self.session.types, {o.name for o in self._init.graph.outputs}
+        rest = (n for n in self._own if n not in made)
+        zeros = {n: np.zeros(types[n].shape, types[n].dtype.numpy) for n in rest}
         # The oracle holds floats as float64, so hyperparameters are not rounded.
         scalars = {n: np.array(v, carrier(t.dtype)) for n, (t, v) in self._plan.scalars().items()}
         self.session.write(zeros | scalars)
