@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from treadle.kernel.access import Access, accesses
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -86,8 +87,30 @@ def _operations(value: Value) -> int:
 
 
 def traffic(kernel: Kernel) -> int:
-    """Bytes that a kernel must at least move: each of its buffers once."""
-    return sum(b.nbytes for b in kernel.buffers)
+    """Bytes that a kernel must at least move: what it reads of each buffer and what it writes.
+
+    A buffer that is updated in place is both; what a kernel reads back after writing it is near.
+    """
+    sizes = {b.name: b for b in kernel.buffers}
+    spans: dict[tuple[Buffer, bool], tuple[int, int]] = {}
+    for access in _in_order(kernel.body):
+        buffer = sizes.get(access.buffer)  # None for scratch
+        if buffer is None or (not access.writes and (buffer, True) in spans):
+            continue
+        low, high = access.index.range
+        low, high = low + access.low, high + access.high
+        least, most = spans.get((buffer, access.writes), (low, high))
+        spans[buffer, access.writes] = min(least, low), max(most, high)
+    return sum((high - low + 1) * b.dtype.itemsize for (b, _), (low, high) in spans.items())
+
+
+def _in_order(body: Sequence[Statement]) -> Iterator[Access]:
+    """Accesses as they happen: a statement reads before it writes."""
+    for statement in body:
+        if isinstance(statement, For):
+            yield from _in_order(statement.body)
+        else:
+            yield from sorted(accesses([statement]), key=lambda a: a.writes)
 
 
 def largest(buffers: Sequence[Buffer]) -> int:

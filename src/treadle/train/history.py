@@ -32,13 +32,6 @@ class _Column:
     def __init__(self) -> None:
         self.rows, self.values = array("q"), array("d")
 
-    def put(self, row: int, value: float) -> None:
-        if self.rows and self.rows[-1] == row:
-            self.values[-1] = value
-        else:
-            self.rows.append(row)
-            self.values.append(value)
-
 
 class History:
     """Rows by step, a column for each name.
@@ -54,19 +47,27 @@ class History:
 
     def record(self, step: int, values: Mapping[str, float]) -> None:
         """Add values at a step: the last one that has a row, or a later one."""
-        if not self._steps or self._steps[-1] != step:
-            if self._steps and self._steps[-1] > step:
-                cause = f"step {step} comes after step {self._steps[-1]}"
-                raise ArgumentError("History", cause, "Steps do not decrease.")
-            self._steps.append(step)
-        row = len(self._steps) - 1
+        steps = self._steps
+        last = steps[-1] if steps else -1
+        if step < last:
+            cause = f"step {step} comes after step {last}"
+            raise ArgumentError("History", cause, "Steps do not decrease.")
+        if step > last:
+            steps.append(step)
+        row = len(steps) - 1
         for name, value in values.items():
-            column = self._columns.get(name)
-            if column is None:
-                if name == STEP:
-                    raise ArgumentError("History", f"a value is named {STEP!r}", "Rename it.")
-                column = self._columns[name] = _Column()
-            column.put(row, value)
+            column = self._columns.get(name) or self._new_column(name)
+            if column.rows and column.rows[-1] == row:
+                column.values[-1] = value
+            else:
+                column.rows.append(row)
+                column.values.append(value)
+
+    def _new_column(self, name: str) -> _Column:
+        if name == STEP:
+            raise ArgumentError("History", f"a value is named {STEP!r}", "Rename it.")
+        column = self._columns[name] = _Column()
+        return column
 
     def __len__(self) -> int:
         """Rows."""

@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 from treadle.base.errors import ArgumentError
@@ -79,8 +78,8 @@ class Meter:
     def add(self, batch: Tree) -> None:
         """Samples are rows of the first array; integers in rows (N, T) are tokens."""
         leaf = batch
-        while isinstance(leaf, (Mapping, tuple, list)) and leaf:
-            leaf = next(iter(leaf.values())) if isinstance(leaf, Mapping) else leaf[0]
+        while isinstance(leaf, (dict, tuple, list)) and leaf:
+            leaf = next(iter(leaf.values())) if isinstance(leaf, dict) else leaf[0]
         shape: tuple[int, ...] = getattr(leaf, "shape", ())
         if len(shape) == 2 and leaf.dtype.kind == "i":
             self.unit, self.units = "tokens", self.units + shape[0] * shape[1]
