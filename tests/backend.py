@@ -146,7 +146,7 @@ class Noisy(Float64):
 
     def __init__(self, turn: int):
         super().__init__()
-        self.rng = np.random.default_rng(turn)
+        self.rng, self.turn = np.random.default_rng(turn), turn
         self.is_alike = turn % 2 == 1  # equal elements are rounded alike: all of a tensor one way
 
     def apply(
@@ -163,7 +163,10 @@ class Noisy(Float64):
         ]
 
     def signs(self, result: np.ndarray) -> np.ndarray:
-        return self.rng.choice((-1.0, 1.0), () if self.is_alike else result.shape)
+        """Either way; after the first turn by not quite the whole, as equal errors may cancel."""
+        shape = () if self.is_alike else result.shape
+        part = self.rng.uniform(0.6, 1.0, shape) if self.turn else 1.0
+        return self.rng.choice((-1.0, 1.0), shape) * part
 
     def error(
         self,
@@ -182,8 +185,9 @@ class Noisy(Float64):
             u = accumulator(operands[0].type.dtype).unit_roundoff
             own = bound.factor * terms(op, attributes, operands) * u * total
             return own + 0.5 * ulp(result, dtype)
-        is_rounded = op is leaves.CONSTANT  # once, to its dtype
-        return 0.5 * ulp(result, dtype) if is_rounded else np.zeros_like(result)
+        if op is leaves.CONSTANT:  # rounded once, to its dtype
+            return np.abs(result.astype(dtype.numpy).astype(np.float64) - result)
+        return np.zeros_like(result)
 
 
 def allowed(graph: Graph, inputs: Arrays, agree: float) -> list[np.ndarray]:

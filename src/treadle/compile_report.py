@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -122,8 +123,14 @@ class CompileReport:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
+        start, collects = time.perf_counter(), gc.isenabled()
+        # A compiler makes many objects and next to no cycles: looking for them costs a tenth.
+        gc.disable()
+        try:
+            yield
+        finally:
+            if collects:
+                gc.enable()
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     @property

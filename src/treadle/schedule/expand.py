@@ -24,6 +24,7 @@ def expand(graph: Graph, templates: bool = False) -> Graph:
     """The same graph in primitives, but for composites that have a template, where asked for."""
     builder = GraphBuilder()
     moved: list[tuple[Value, ...]] = []
+    expanded: dict[int, Graph] = {}  # bodies by identity: layers share them
     for node in graph.nodes:
         operands = [moved[v.node][v.output] for v in node.operands]
         types = tuple(builder.type_of(v) for v in operands)
@@ -37,7 +38,8 @@ def expand(graph: Graph, templates: bool = False) -> Graph:
                 operands = [builder.add(STOP_GRADIENT, NoAttributes(), (v,))[0] for v in operands]
             names = (_leaf_name(body.nodes[i]) for i in body.inputs)
             leaves = dict(zip(names, operands, strict=True))
-            inner = expand(body, templates)
+            inner = expanded.get(id(body)) or expand(body, templates)
+            expanded[id(body)] = inner
             moved.append(tuple(inline_into(builder, inner, leaves, node.origin)))
     outputs = [Output(o.kind, o.name, moved[o.value.node][o.value.output]) for o in graph.outputs]
     return remove_dead_code(builder.build(outputs, graph.name))
