@@ -35,7 +35,7 @@ Arrays = Mapping[str, np.ndarray]
 THREADS = (1, 2, 3, 8)
 TURNS = 6  # noisy evaluations
 # Noise of random sign is not the worst there is: errors of a program of several ops may agree.
-AGREE = 4.0
+AGREE = 8.0
 
 
 @dataclass(frozen=True)
