@@ -190,7 +190,7 @@ class Noisy(Float64):
         return np.zeros_like(result)
 
 
-def allowed(graph: Graph, inputs: Arrays, agree: float) -> list[np.ndarray]:
+def allowed(graph: Graph, inputs: Arrays, agree: float = AGREE) -> list[np.ndarray]:
     """How far from the oracle each element of each output may be."""
     lifted = {n: lift(inputs[n], graph.nodes[i].types[0]) for n, i in graph.leaves.items()}
     exact = evaluate(graph, lifted, Float64())
@@ -213,11 +213,15 @@ def allowed(graph: Graph, inputs: Arrays, agree: float) -> list[np.ndarray]:
 
 
 def assert_within(
-    graph: Graph, inputs: Arrays, found: Sequence[np.ndarray], agree: float = AGREE
+    graph: Graph,
+    inputs: Arrays,
+    found: Sequence[np.ndarray],
+    agree: float = AGREE,
+    bounds: Sequence[np.ndarray] | None = None,
 ) -> None:
     """Every output of the graph's type, and as near to the oracle as its contracts promise."""
     expected = evaluate_float64(graph, inputs)
-    bounds = allowed(graph, inputs, agree)
+    bounds = allowed(graph, inputs, agree) if bounds is None else bounds
     outputs = zip(graph.outputs, found, expected, graph.output_types, bounds, strict=True)
     for output, ours, theirs, type_, bound in outputs:
         assert ours.shape == type_.shape, output.name
