@@ -1,7 +1,7 @@
 """The vjp of composites that have a better one than their definition's.
 
-The others (gelu, pooling) are differentiated through their definition, computed again from
-the operands: what that needs is views and elementwise work.
+The others (pooling) are differentiated through their definition, computed again from the operands:
+what that needs is views and elementwise work.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from fractions import Fraction
 from treadle.autodiff.backward import VJP, Cotangent, definition_vjp, no_gradient
 from treadle.autodiff.structure import unreduced
 from treadle.frontend.functions.activations import sigmoid, softmax
-from treadle.frontend.functions.arithmetic import exp, rsqrt, where
+from treadle.frontend.functions.arithmetic import erf, exp, rsqrt, tanh, where
 from treadle.frontend.functions.indexing import one_hot
 from treadle.frontend.functions.reductions import count_of, mean
 from treadle.frontend.functions.reductions import sum as sum_of
@@ -44,6 +44,20 @@ def silu_vjp(ct: Tensor, out: Tensor, x: Tensor) -> Cts:
     """dx = ct · s (1 + x (1 − s))"""
     s = sigmoid(x)
     return (ct * (s * (1 + x * (1 - s))),)
+
+
+@vjp(c.GELU)
+def gelu_vjp(attributes: c.Gelu, ct: Tensor, out: Tensor, x: Tensor) -> Cts:
+    """dx = ct · (Φ(x) + x φ(x)), one factor; numbers stay apart, so that it is exact in a field."""
+    if attributes.approximate == "tanh":
+        scale = math.sqrt(2 / math.pi)
+        value = tanh((x + x * x * x * 0.044715) * scale)
+        slope = (1 - value * value) * ((1 + x * x * 0.044715 * 3) * scale)
+    else:
+        u = x * math.sqrt(0.5)
+        value = erf(u)
+        slope = exp(-(u * u)) * (2 / math.sqrt(math.pi)) * math.sqrt(0.5)
+    return (ct * ((1 + value) * 0.5 + x * 0.5 * slope),)
 
 
 @vjp(c.SOFTPLUS)
