@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from treadle.base.dtypes import float32
-from treadle.base.errors import ArgumentError, LoadError
+from treadle.base.errors import ArgumentError, LoadError, TreadleError
 from treadle.base.trees import Tree
 from treadle.compile_report import Profile
 from treadle.domains.anomaly import Anomaly
@@ -30,6 +31,7 @@ from treadle.pipeline import (
     kernels_of,
     profile,
 )
+from treadle.runtime.cpu import NativeProgram
 from treadle.runtime.files import load_arrays, save_arrays
 from treadle.runtime.native import give_back_memory
 from treadle.runtime.oracle import OracleProgram
@@ -51,6 +53,10 @@ from treadle.step.watching import anomaly_of, run_watched
 
 if TYPE_CHECKING:
     from treadle.loading import KernelView
+
+
+MOST_IN_A_CALL = 64  # steps
+LONGEST_CALL = 0.1  # seconds
 
 
 class TrainStep:
@@ -165,12 +171,15 @@ class TrainStep:
             self._steps, self._micro = self._steps + 1, 0
 
     def run(self, batches: Iterable[Tree]) -> RunResult:
-        """A step for each batch; metrics are weighted means over all of them."""
+        """A step for each batch; metrics are weighted means over all of them.
+
+        A list or tuple of batches stays in native code for many steps at a time. What another
+        iterable yields is used before the next is asked for, as it may be the same memory.
+        """
         losses: list[float] = []
         updates, skipped = 0, 0
         means = Means()
-        for batch in batches:
-            outputs, mode = self._once("run", batch, Watched())
+        for outputs, mode in self._several(batches):
             result = step_result(outputs, mode)
             losses.append(result.loss)
             updates += result.updated
@@ -178,6 +187,49 @@ class TrainStep:
             if mode is not Mode.ACCUMULATE:
                 means.add(outputs)
         return RunResult(np.array(losses), means.values(), updates, skipped)
+
+    def _several(self, batches: Iterable[Tree]) -> Iterator[tuple[Arrays, Mode]]:
+        """Outputs of a step for each batch."""
+        done = 0
+        if isinstance(batches, (list, tuple)) and self._stays_native():
+            size = 1  # steps of the next call: so many that Ctrl-C is not kept waiting
+            while done < len(batches):
+                start = time.perf_counter()
+                found = self._in_one_call(batches[done : done + size])
+                if not found:
+                    break
+                yield from found
+                done += len(found)
+                each = (time.perf_counter() - start) / len(found)
+                size = max(1, min(MOST_IN_A_CALL, int(LONGEST_CALL / each)))
+        for batch in batches[done:] if isinstance(batches, (list, tuple)) else batches:
+            yield self._once("run", batch, Watched())
+
+    def _stays_native(self) -> bool:
+        return self.recipe.accumulate == 1 and not self.recipe.options.detect_anomaly
+
+    def _in_one_call(self, batches: Sequence[Tree]) -> list[tuple[Arrays, Mode]]:
+        """Steps on the first of some batches, those that fit one program; none if that cannot."""
+        with self.session.lock:
+            variants, first = self._programs.get("run", batches[0])
+            program = variants.step(Mode.UPDATE, Watched())
+            if not isinstance(program, NativeProgram) or not program.can_repeat:
+                return []
+            rows = [self._with_key(first)]
+            for i, batch in enumerate(batches[1:], 1):
+                try:
+                    others, arrays = self._programs.get("run", batch)
+                except TreadleError:
+                    break  # it is refused when its turn comes
+                if others is not variants:
+                    break
+                rows.append(arrays | {RANDOM_STATE: make_key(self._seed, self._steps + i, 0)})
+            before = program.runs
+            try:
+                found = self.session.run_several(program, rows)
+            finally:
+                self._steps += program.runs - before
+            return [(outputs, Mode.UPDATE) for outputs in found]
 
     def gradients(self, batch: Tree) -> Arrays:
         """Gradients of the loss on a batch, by parameter; nothing changes."""
