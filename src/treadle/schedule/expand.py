@@ -46,7 +46,6 @@ def expand(graph: Graph, templates: bool = False) -> Graph:
 
 
 LARGEST_BLOCK = 64
-SMALLEST = 4  # lengths and widths below which the definition is as good
 
 
 def attention_block(length: int) -> int:
@@ -66,8 +65,6 @@ def has_template(node: Node, types: tuple[TensorType, ...]) -> bool:
         return False  # a bias
     q, k = types[-3], types[-2]
     if any(t.dtype is not float32 or not t.size for t in types):
-        return False
-    if min(*q.shape[2:], *k.shape[2:], types[-1].shape[3]) < SMALLEST:
         return False
     blocks = attention_block(q.shape[2]), attention_block(k.shape[2])
     is_square = q.shape[2] == k.shape[2]
