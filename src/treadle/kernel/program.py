@@ -29,6 +29,10 @@ class Call:
     arguments: tuple[Argument, ...]
     origins: tuple[Origin, ...] = ()  # lines of the model that this call computes
 
+    @property
+    def written(self) -> tuple[Argument, ...]:
+        return self.arguments[len(self.kernel.inputs) :]
+
 
 @dataclass(frozen=True, slots=True)
 class Phase:

@@ -25,6 +25,7 @@ from treadle.ir.types import TensorType
 from treadle.kernel.access import accesses
 from treadle.kernel.index import Index, Var, flatten, variable
 from treadle.kernel.nodes import Buffer, Kernel, Load, Role, Statement, Store
+from treadle.kernel.phases import calls_in
 from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step
 from treadle.schedule.bound import Bound, Memo
 from treadle.schedule.expand import expand
@@ -52,7 +53,7 @@ def lower(graph: Graph, fuse: bool = True, panel: int = PANEL, in_place: bool = 
     )
     outside = {*leaves, *lowering.constants, *(name for _, name, _ in outputs)}
     steps = tuple(Finisher(drafts, outside, lowering.rows, lowering.memo).steps(drafts))
-    used = {a.buffer for s in steps for c in calls_of(s) for a in c.arguments} | outside
+    used = {a.buffer for s in steps for c in calls_in(s) for a in c.arguments} | outside
     return Program(
         tuple(leaves.items()),
         tuple(lowering.constants.items()),
@@ -73,12 +74,6 @@ class RepeatDraft:
 
 
 Draft = list[Bound] | RepeatDraft
-
-
-def calls_of(step: Step) -> list[Call]:
-    if isinstance(step, Repeat):
-        return [c for s in step.steps for c in calls_of(s)]
-    return list(step.calls)
 
 
 class Finisher:
