@@ -42,31 +42,35 @@ def kept_values(graph: Graph, fuse: bool) -> dict[TensorValue, None]:
     return _kept(graph, fuse, wanted | deep) if deep else kept
 
 
+_NOBODY: set[int] = set()
+
+
 def _kept(graph: Graph, fuse: bool, wanted: set[TensorValue]) -> dict[TensorValue, None]:
     readers: dict[TensorValue, set[int]] = {}
     scalars = _cheap_scalars(graph)
     kept: dict[TensorValue, None] = {}
     shared: dict[TensorValue, None] = {}  # those that are kept only because several read them
     # From the end: which kernels an inlined value ends up in is known from its users.
-    homes: dict[int, set[int]] = {}
     for position in range(len(graph.nodes) - 1, -1, -1):
         node = graph.nodes[position]
-        values = [TensorValue(position, i) for i in range(len(node.types))]
-        used_by = set().union(*(readers.get(v, set()) for v in values))
-        is_leaf = isinstance(node.attributes, Leaf)
-        if is_leaf:
+        if isinstance(node.attributes, Leaf):
             continue
+        values = [TensorValue(position, i) for i in range(len(node.types))]
+        used_by = readers.get(values[0], _NOBODY)
+        for value in values[1:]:
+            used_by = used_by | readers.get(value, _NOBODY)
         is_made = is_root(graph, node) or not is_inline(node)
         is_shared = len(used_by) > 1 and node.op not in _VIEWS and position not in scalars
         if is_made or is_shared or not fuse or any(v in wanted for v in values):
             kept |= dict.fromkeys(values)
-            homes[position] = {position}
+            home = {position}
             if not is_made and fuse and not any(v in wanted for v in values):
                 shared |= dict.fromkeys(values)
         else:
-            homes[position] = used_by
+            home = used_by
         for operand in node.operands:
-            readers.setdefault(operand, set()).update(homes[position])
+            known = readers.get(operand)
+            readers[operand] = home if known is None or known is home else known | home
     for value in sorted(shared):
         if _is_cheap_again(graph, value, kept, shared):
             del kept[value]
