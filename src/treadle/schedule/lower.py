@@ -33,6 +33,7 @@ from treadle.schedule.inline import Reader
 from treadle.schedule.keep import ROOTS, is_inline, is_root, kept_values
 from treadle.schedule.nests import axis_vars, nest
 from treadle.schedule.order import Order
+from treadle.schedule.signature import signature
 
 PANEL = 32  # columns of a product's tile, of four bytes: two vectors of the widest kind
 
@@ -112,6 +113,8 @@ def _bounds_in(drafts: list[Draft]) -> list[Bound]:
 
 class Lowering:
     """One walk over a graph of primitives; bodies of scans are walks of their own."""
+
+    uses_again = True  # kernels of equal ops
 
     def __init__(
         self, graph: Graph, fuse: bool, panel: int, memo: Memo | None = None, prefix: str = ""
@@ -203,13 +206,33 @@ class Lowering:
                 order = Order(self.fuse, self.memo)
                 found += self._scan(position, node, order)
             else:
-                for kernel in self._kernels(position, node):
-                    self.place_kernel(kernel, order)
+                self._place(position, node, order)
         for name, value in self.late.items():
             source = self.before.get(value, self.names[value])
             order.add(_copy(source, name, self.buffers[name]))
         self.finish(order)
         return found + list(order.phases())
+
+    def _place(self, position: int, node: Node, order: Order) -> None:
+        """The kernels of a node into an order; one made for another layer is used again."""
+        value = TensorValue(position)
+        is_map = value in self.kept and not is_root(self.graph, node) and is_inline(node)
+        if not (is_map and self.uses_again and node.types[0].size):
+            for kernel in self._kernels(position, node):
+                self.place_kernel(kernel, order)
+            return
+        key, names = signature(self.graph, value, self.names.get, self.uses)
+        if key in self.memo.maps:
+            known, places = self.memo.maps[key]
+            origins = (node.origin,) if node.origin else ()
+            order.add_bound(Bound(known, tuple(names[i] for i in places), origins))
+            return
+        for kernel in self._kernels(position, node):
+            bound = self.memo.bound(kernel)
+            order.add_bound(bound)
+            if value not in self.late.values():
+                spots = tuple(names.index(n) for n in bound.names)
+                self.memo.maps[key] = bound.kernel, spots
 
     def place_kernel(self, kernel: Kernel, order: Order) -> None:
         order.add(kernel)
@@ -307,6 +330,8 @@ class Lowering:
 
 class ScanBody(Lowering):
     """The body of a scan: rows are read and written in place, carries copied at a turn's end."""
+
+    uses_again = False  # where a kernel goes depends on what it reads
 
     def __init__(self, outer: Lowering, position: int, attributes: Scan, node: Node):
         body = expand(attributes.body, outer.fuse)
