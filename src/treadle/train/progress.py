@@ -9,13 +9,14 @@ from collections import deque
 from typing import Any, Protocol
 
 from treadle.base.errors import ArgumentError
+from treadle.base.terminal import Line, Terminal
 from treadle.base.trees import Tree
 from treadle.train.loggers import scalars, shown
 from treadle.train.run import Run
 
 PROGRESS = ("auto", "bar", "lines", "off")
 PAUSE = 10.0  # seconds between lines
-REFRESH = 0.25  # seconds between pictures of the bar: drawing one takes a millisecond or two
+REFRESH = 0.1  # seconds between pictures of the bar
 WINDOW = 20  # looks that the speed is measured over
 
 
@@ -182,18 +183,10 @@ class Bar:
     """A bar at the bottom of a terminal; validations are lines above it."""
 
     def start(self, run: Run, epochs: int | None, steps: int | None) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn
-
         self._meter = Meter(run, epochs, steps)
         self._next = 0.0
-        self._bar = Progress(
-            TextColumn("{task.fields[place]}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[said]}"),
-            auto_refresh=False,  # a thread that draws would take turns with the step
-        )
-        self._task = self._bar.add_task("", total=steps, completed=run.steps, place="", said="")
-        self._bar.start()
+        self._line = Line(Terminal())
+        self._line.start()
 
     def step(self, run: Run) -> None:
         self._meter.count(run)
@@ -202,17 +195,16 @@ class Bar:
 
     def _draw(self, run: Run) -> None:
         said = "  ".join([*numbers(run), *self._meter.speed(run)])
-        place = self._meter.place(run)
-        self._bar.update(self._task, completed=run.steps, place=place, said=said)
-        self._bar.refresh()
+        share = run.steps / self._meter.steps if self._meter.steps else None
+        self._line.draw(self._meter.place(run), share, said)
         self._next = time.perf_counter() + REFRESH
 
     def evaluated(self, run: Run) -> None:
         self.note("  ".join([self._meter.place(run), *numbers(run), *_evaluated(run)]))
 
     def note(self, text: str) -> None:
-        self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._line.say(text)
 
     def close(self, run: Run) -> None:
         self._draw(run)
-        self._bar.stop()
+        self._line.stop()
