@@ -219,6 +219,8 @@ class Loop:
             self._validate()
         self.save()
         run.history.stopped = run.stop_reason
+        if run.stop_reason is not None:
+            self._display.note(f"stopped after step {run.steps}: {run.stop_reason}")
         self._callbacks.call("on_fit_end", run)
 
 

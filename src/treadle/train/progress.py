@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections import deque
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from treadle.base.errors import ArgumentError
 from treadle.base.terminal import Line, Terminal
@@ -63,18 +63,33 @@ class Quiet:
         pass
 
 
+class Look(NamedTuple):
+    """What the meter saw at a time."""
+
+    time: float
+    away: float  # seconds of validations
+    units: int
+    steps: int
+
+
 class Meter:
     """How far and how fast, in words."""
 
     def __init__(self, run: Run, epochs: int | None, steps: int | None):
         self.epochs, self.steps, self.units, self.unit = epochs, steps, 0, "samples"
-        self._looks: deque[tuple[float, int, int]] = deque(maxlen=WINDOW)
+        self._looks: deque[Look] = deque(maxlen=WINDOW)
+        self._stepped_at = self._away = 0.0
 
     def count(self, run: Run) -> None:
         """After a step. The first one may compile, so that the clock starts when it is done."""
         self.add(run.batch)
+        self._stepped_at = time.perf_counter()
         if not self._looks:
             self.look(run)
+
+    def evaluated(self) -> None:
+        """After a validation, whose time is not the steps'."""
+        self._away += time.perf_counter() - self._stepped_at
 
     def add(self, batch: Tree) -> None:
         """Samples are rows of the first array; integers in rows (N, T) are tokens."""
@@ -88,7 +103,7 @@ class Meter:
             self.units += shape[0] if shape else 1
 
     def look(self, run: Run) -> None:
-        self._looks.append((time.perf_counter(), self.units, run.steps))
+        self._looks.append(Look(time.perf_counter(), self._away, self.units, run.steps))
 
     def place(self, run: Run) -> str:
         epoch = min(run.epoch + 1, self.epochs) if self.epochs else run.epoch + 1
@@ -99,15 +114,16 @@ class Meter:
     def speed(self, run: Run) -> list[str]:
         """Units a second, memory, time left."""
         self.look(run)
-        (start, units, steps), (now, last_units, last_steps) = self._looks[0], self._looks[-1]
-        seconds = max(now - start, 1e-9)
-        is_known = last_units > units
-        parts = [f"{(last_units - units) / seconds:,.0f} {self.unit}/s"] if is_known else []
+        first, last = self._looks[0], self._looks[-1]
+        seconds = max(last.time - first.time, 1e-9)
+        busy = max(seconds - (last.away - first.away), 1e-9)
+        units, steps = last.units - first.units, last.steps - first.steps
+        parts = [f"{units / busy:,.0f} {self.unit}/s"] if units else []
         memory = memory_in_use()
         if memory:
             parts.append(f"{memory / 1e6:,.0f} MB")
-        if self.steps and last_steps > steps:
-            left = (self.steps - last_steps) * seconds / (last_steps - steps)
+        if self.steps and steps:
+            left = (self.steps - last.steps) * seconds / steps
             parts.append(f"{clock(left)} left")
         return parts
 
@@ -164,6 +180,7 @@ class Lines:
             self._line(run, numbers(run))
 
     def evaluated(self, run: Run) -> None:
+        self._meter.evaluated()
         self._line(run, [*numbers(run), *_evaluated(run)])
 
     def _line(self, run: Run, parts: list[str]) -> None:
@@ -200,6 +217,7 @@ class Bar:
         self._next = time.perf_counter() + REFRESH
 
     def evaluated(self, run: Run) -> None:
+        self._meter.evaluated()
         self.note("  ".join([self._meter.place(run), *numbers(run), *_evaluated(run)]))
 
     def note(self, text: str) -> None:
