@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import pytest
 
 import treadle as td
 from treadle import callbacks, data, losses, nn, optim
+from treadle.cli import main as command
+from treadle.cli.main import main
 from treadle.train import progress
 
 BATCH = {"x": np.ones((4, 3), np.float32), "y": np.zeros(4, np.int32)}
@@ -122,3 +126,32 @@ def test_validations_do_not_make_steps_look_slow(monkeypatch: pytest.MonkeyPatch
     rate, *_, left = meter.speed(run)
     assert rate == "4 samples/s"
     assert left == f"{progress.clock(97 * 62 / 2)} left"
+
+
+def test_commands_say_what_is_wrong_without_a_stack(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TREADLE_THREADS", "many")
+    assert main(["info"]) == 1
+    written = capsys.readouterr()
+    assert written.err.startswith("ArgumentError: threads: TREADLE_THREADS is 'many'")
+    assert "Traceback" not in written.err
+    assert written.out == ""
+
+
+def test_a_command_can_be_stopped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: object, **__: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "run_demo", stopped)
+    assert main(["demo"]) == 130
+    assert capsys.readouterr().err == "stopped\n"
+
+
+def test_a_reader_that_has_seen_enough() -> None:
+    script = f"{sys.executable} -m treadle tour | head -n 1"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("Treadle ")
+    assert done.stderr == ""
