@@ -232,6 +232,17 @@ def test_navigation_lists_every_page() -> None:
     assert sorted(listed) == sorted(str(p.relative_to(DOCS)) for p in DOCS.rglob("*.md"))
 
 
+def test_the_site_is_built(tmp_path: Path) -> None:
+    """Strictly: a link, an anchor or a page of the navigation that is not there is an error."""
+    if importlib.util.find_spec("material") is None:
+        pytest.skip("mkdocs-material is not installed")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    for page in ("index.html", "tutorial/index.html", "images/vae.png"):
+        assert (tmp_path / page).is_file()
+
+
 if __name__ == "__main__":
     path = Path(sys.argv[1])
     problems = failures_of(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
