@@ -80,12 +80,13 @@ class Meter:
         self._looks: deque[Look] = deque(maxlen=WINDOW)
         self._stepped_at = self._away = 0.0
 
-    def count(self, run: Run) -> None:
-        """After a step. The first one may compile, so that the clock starts when it is done."""
+    def count(self, run: Run) -> float:
+        """After a step: the time. The first step may compile, so the clock starts when it is done."""
         self.add(run.batch)
-        self._stepped_at = time.perf_counter()
+        self._stepped_at = now = time.perf_counter()
         if not self._looks:
             self.look(run)
+        return now
 
     def evaluated(self) -> None:
         """After a validation, whose time is not the steps'."""
@@ -175,8 +176,7 @@ class Lines:
         self._printed_at = run.steps
 
     def step(self, run: Run) -> None:
-        self._meter.count(run)
-        if time.perf_counter() >= self._next:
+        if self._meter.count(run) >= self._next:
             self._line(run, numbers(run))
 
     def evaluated(self, run: Run) -> None:
@@ -206,8 +206,7 @@ class Bar:
         self._line.start()
 
     def step(self, run: Run) -> None:
-        self._meter.count(run)
-        if time.perf_counter() >= self._next:
+        if self._meter.count(run) >= self._next:
             self._draw(run)
 
     def _draw(self, run: Run) -> None:
