@@ -81,7 +81,7 @@ class Meter:
         self._stepped_at = self._away = 0.0
 
     def count(self, run: Run) -> float:
-        """After a step: the time. The first step may compile, so the clock starts when it is done."""
+        """After a step: the time. The first may compile, so that the clock starts after it."""
         self.add(run.batch)
         self._stepped_at = now = time.perf_counter()
         if not self._looks:
