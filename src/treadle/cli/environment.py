@@ -14,7 +14,7 @@ from treadle.runtime.cache import plan_cache
 from treadle.runtime.native import compiler_version, host
 from treadle.runtime.processors import default_threads
 
-NEEDED = ("llvmlite", "ml_dtypes", "numpy", "rich", "safetensors")
+NEEDED = ("llvmlite", "ml_dtypes", "numpy", "safetensors")
 OPTIONAL = ("matplotlib", "mlflow", "tensorboard", "torch", "wandb")
 
 
