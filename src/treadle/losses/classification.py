@@ -75,9 +75,7 @@ def nll(
 ) -> Tensor | Mean:
     """−input at the target: the loss of log-probabilities. Arguments as in `cross_entropy`."""
     log_p, classes, _ = _classes_last("nll", input, axis)
-    index, kept = class_indices(
-        "nll", log_p.shape[:-1], classes, as_tensor(target), ignore_index
-    )
+    index, kept = class_indices("nll", log_p.shape[:-1], classes, as_tensor(target), ignore_index)
     rows = -squeeze(take_along_axis(log_p, unsqueeze(index, -1), -1), -1)
     if weight is None:
         return masked("nll", rows, kept, None, reduction)
