@@ -8,7 +8,6 @@ from treadle.kernel.nodes import (
     Accumulate,
     Apply,
     Buffer,
-    For,
     Kernel,
     Let,
     Literal,
@@ -21,7 +20,6 @@ from treadle.kernel.nodes import (
     Statement,
     Store,
     Update,
-    Value,
     Walk,
 )
 from treadle.schedule.chunks import Chunk
@@ -49,7 +47,8 @@ class Gradients:
         head = self.head
         scores, at, _ = self.chunk.scores(band)
         writes = [scores]
-        body: list[Statement] = [self._slopes(band, scores, at, ct)]
+        factors = Buffer("factors", F32, self.chunk.size)
+        body = self._slopes(band, scores, at, ct, factors)
         if 2 in head.wanted:
             writes.append(head.result(2))
             body += self._weight_products(band, scores, at)
@@ -59,7 +58,7 @@ class Gradients:
         reads = [self.chunk.x.buffer, self.chunk.targets.buffer, ct.buffer, self.chunk.logs]
         reads.append(self.chunk.kept(band, "shift"))
         loops = nest([band.block], Role.PARALLEL, body)
-        return head.kernel("d_weight", reads, writes, loops)
+        return head.kernel("d_weight", reads, writes, loops, (factors,))
 
     def _weight_products(self, band: Band, scores: Buffer, at: Index) -> list[Statement]:
         width, size = self.head.width, self.chunk.size
@@ -89,33 +88,28 @@ class Gradients:
         ]
         return [*nest([band.inner], Role.SEQUENTIAL, summed)]
 
-    def _slopes(self, band: Band, scores: Buffer, at: Index, ct: Place) -> Statement:
+    def _slopes(
+        self, band: Band, scores: Buffer, at: Index, ct: Place, factors: Buffer
+    ) -> list[Statement]:
         """ct (p − target): the exponentials by one factor for each token and block."""
-        head, i, s = self.head, self.chunk.i, band.inner
-        place = at + variable(s) * self.chunk.size + variable(i)
-        log = Load(self.chunk.logs.name, variable(i), F32)
-        power = Apply("exp", (sub(self.chunk.stat(band), log),), F32)
+        head, chunk, i, s = self.head, self.chunk, self.chunk.i, band.inner
+        log = Load(chunk.logs.name, variable(i), F32)
+        power = Apply("exp", (sub(chunk.stat(band), log),), F32)
+        upstream = ct.load(variable(i))
+        factor = Store(factors.name, variable(i), mul(power, upstream))
+        place = at + variable(s) * chunk.size + variable(i)
         score = Load(scores.name, place, F32)
-        which = Position(band.start + variable(s), I32)
-        is_own = Apply("eq", (which, Local("target", I32)), dtypes.bool_)
         # Where all exponentials are 0 the factor may be infinite.
-        share = choose(equals(score, 0.0), 0.0, mul(score, Local("factor", F32)))
-        taken: Value = choose(is_own, Local("whole", F32), 0.0)
+        share = mul(score, Load(factors.name, variable(i), F32))
+        share = choose(equals(score, 0.0), 0.0, share)
+        which = Position(band.start + variable(s), I32)
+        is_own = Apply("eq", (which, chunk.targets.load(variable(i))), dtypes.bool_)
+        whole = mul(upstream, Literal(1 - head.smoothing, F32)) if head.smoothing else upstream
+        taken = choose(is_own, whole, 0.0)
         if head.smoothing:
-            taken = add(taken, Local("part", F32))
-        ct_row = Local("ct", F32)
-        return For(
-            i,
-            Role.PARALLEL,
-            (
-                Let("target", self.chunk.targets.load(variable(i))),
-                Let("ct", ct.load(variable(i))),
-                Let("factor", mul(power, ct_row)),
-                Let("whole", mul(ct_row, Literal(1 - head.smoothing, F32))),
-                Let("part", mul(ct_row, Literal(head.smoothing / head.classes, F32))),
-                *nest([s], Role.SEQUENTIAL, [Store(scores.name, place, sub(share, taken))]),
-            ),
-        )
+            taken = add(taken, mul(upstream, Literal(head.smoothing / head.classes, F32)))
+        slope = Store(scores.name, place, sub(share, taken))
+        return [*nest([i], Role.PARALLEL, [factor]), *nest([s, i], Role.PARALLEL, [slope])]
 
     def _input_gradient(self) -> list[Kernel]:
         """Groups of columns, each summed over all classes."""
