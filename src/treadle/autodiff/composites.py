@@ -9,7 +9,13 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from treadle.autodiff.backward import VJP, Cotangent, definition_vjp, no_gradient
+from treadle.autodiff.backward import (
+    VJP,
+    Cotangent,
+    definition_vjp,
+    no_gradient,
+    waits_for,
+)
 from treadle.autodiff.structure import unreduced
 from treadle.frontend.functions.activations import sigmoid, softmax
 from treadle.frontend.functions.arithmetic import erf, exp, rsqrt, tanh, where
@@ -17,7 +23,7 @@ from treadle.frontend.functions.indexing import one_hot
 from treadle.frontend.functions.reductions import count_of, mean
 from treadle.frontend.functions.reductions import sum as sum_of
 from treadle.frontend.functions.shaping import flip, transpose, unsqueeze
-from treadle.frontend.scopes import bind, bind1
+from treadle.frontend.scopes import Trace, bind, bind1
 from treadle.frontend.tensor import Tensor
 from treadle.ir import composites as c
 from treadle.ir.ops.indexing import SCATTER_ADD, ScatterAdd
@@ -168,6 +174,22 @@ def cross_entropy_vjp(
     if smoothing:
         target = target * (1 - smoothing) + smoothing / classes
     return unsqueeze(ct, -1) * (softmax(logits, -1) - target), None
+
+
+@vjp(c.LINEAR_CROSS_ENTROPY)
+def linear_cross_entropy_vjp(
+    attributes: c.CrossEntropy, ct: Tensor, out: Tensor, *operands: Tensor
+) -> Cts:
+    """One composite gives the rows and their gradients: logits are computed once.
+
+    It takes the place of the forward one where the cotangent does not wait for the rows.
+    """
+    rows, d_x, d_weight, *d_bias = bind(c.LINEAR_CROSS_ENTROPY_GRAD, attributes, ct, *operands)
+    scope = out.scope
+    assert isinstance(scope, Trace)
+    if not waits_for(scope, ct, out):
+        scope.replacements[out.handle] = rows.handle
+    return d_x, d_weight, None, *d_bias
 
 
 @vjp(c.EMBEDDING)

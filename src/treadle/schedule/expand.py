@@ -6,6 +6,8 @@ from treadle.base.dtypes import float32
 from treadle.ir.composites import (
     ATTENTION,
     ATTENTION_GRAD,
+    LINEAR_CROSS_ENTROPY,
+    LINEAR_CROSS_ENTROPY_GRAD,
     MAX_POOL,
     Attention,
     definition_graph,
@@ -20,15 +22,19 @@ from treadle.ir.rewrite import inline_into, remove_dead_code
 from treadle.ir.types import TensorType
 
 
-def expand(graph: Graph, templates: bool = False) -> Graph:
-    """The same graph in primitives, but for composites that have a template, where asked for."""
+def expand(graph: Graph, templates: bool = False, streams: bool = True) -> Graph:
+    """The same graph in primitives, but for composites that have a template, where asked for.
+
+    Templates that are streams are left out where `streams` is false.
+    """
     builder = GraphBuilder()
     moved: list[tuple[Value, ...]] = []
     expanded: dict[int, Graph] = {}  # bodies by identity: layers share them
     for node in graph.nodes:
         operands = [moved[v.node][v.output] for v in node.operands]
         types = tuple(builder.type_of(v) for v in operands)
-        body = None if templates and has_template(node, types) else _body(node, types)
+        is_kept = has_template(node, types) or (streams and is_stream(node, types))
+        body = None if templates and is_kept else _body(node, types)
         if body is None:
             position = builder.copy(node, operands)
             moved.append(tuple(Value(position, i) for i in range(len(node.types))))
@@ -38,7 +44,7 @@ def expand(graph: Graph, templates: bool = False) -> Graph:
                 operands = [builder.add(STOP_GRADIENT, NoAttributes(), (v,))[0] for v in operands]
             names = (_leaf_name(body.nodes[i]) for i in body.inputs)
             leaves = dict(zip(names, operands, strict=True))
-            inner = expanded.get(id(body)) or expand(body, templates)
+            inner = expanded.get(id(body)) or expand(body, templates, streams)
             expanded[id(body)] = inner
             moved.append(tuple(inline_into(builder, inner, leaves, node.origin)))
     outputs = [Output(o.kind, o.name, moved[o.value.node][o.value.output]) for o in graph.outputs]
@@ -69,6 +75,23 @@ def has_template(node: Node, types: tuple[TensorType, ...]) -> bool:
     blocks = attention_block(q.shape[2]), attention_block(k.shape[2])
     is_square = q.shape[2] == k.shape[2]
     return all(blocks) and (is_square or not node.attributes.causal)
+
+
+LEAST_CLASSES = 512  # below which logits are small
+
+
+def is_stream(node: Node, types: tuple[TensorType, ...]) -> bool:
+    """Whether a composite is computed by phases that are repeated over rows."""
+    if node.op is LINEAR_CROSS_ENTROPY:
+        x, weight, _, *bias = types
+        floats = [x, weight, *bias]
+    elif node.op is LINEAR_CROSS_ENTROPY_GRAD:
+        ct, x, weight, _, *bias = types
+        floats = [ct, x, weight, *bias]
+    else:
+        return False
+    is_float32 = all(t.dtype is float32 and t.size for t in floats)
+    return is_float32 and weight.shape[0] >= LEAST_CLASSES
 
 
 def _body(node: Node, types: tuple[TensorType, ...]) -> Graph | None:

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from treadle.ir.composites import ATTENTION, ATTENTION_GRAD
+from treadle.ir.composites import (
+    ATTENTION,
+    ATTENTION_GRAD,
+    LINEAR_CROSS_ENTROPY,
+    LINEAR_CROSS_ENTROPY_GRAD,
+)
 from treadle.ir.control import SCAN
 from treadle.ir.graph import Graph, Node
 from treadle.ir.graph import Value as TensorValue
@@ -20,13 +25,16 @@ from treadle.schedule.inline import INLINE, is_apart, is_single
 # What computes ops that are not computed where they are read, given a `Lowering`.
 Root = Callable[[Any, int, Node], list[Kernel]]
 ROOTS: RuleTable[Root] = RuleTable("kernel")
+# What computes ops by phases that are repeated: drafts instead of kernels.
+Stream = Callable[[Any, int, Node], list[Any]]
+STREAMS: RuleTable[Stream] = RuleTable("stream")
 
 
 def is_root(graph: Graph, node: Node) -> bool:
     """Whether a node has a kernel of its own."""
     if node.op is indexing.SCATTER_ADD:
         return not is_single(node, graph.type_of(node.operands[1]))
-    return node.op in ROOTS and not is_apart(node)
+    return node.op in STREAMS or (node.op in ROOTS and not is_apart(node))
 
 
 MAX_DEPTH = 40  # of an expression: what is deeper is kept in memory
@@ -146,6 +154,17 @@ _VIEWS = frozenset(
 _CHOICES = frozenset([shaping.PAD, shaping.CONCAT, shaping.DYNAMIC_UPDATE, linear.UNWINDOW])
 
 
+_PRODUCTS = frozenset(
+    [
+        linear.CONTRACT,
+        ATTENTION,
+        ATTENTION_GRAD,
+        LINEAR_CROSS_ENTROPY,
+        LINEAR_CROSS_ENTROPY_GRAD,
+    ]
+)
+
+
 def _read_again(graph: Graph) -> set[TensorValue]:
     """Values whose elements a consumer reads again and again, and that are not mere views.
 
@@ -158,7 +177,7 @@ def _read_again(graph: Graph) -> set[TensorValue]:
         for operand in node.operands:
             if node.op is SCAN:
                 found.add(operand)
-            elif node.op in (linear.CONTRACT, ATTENTION, ATTENTION_GRAD):
+            elif node.op in _PRODUCTS:
                 found |= _computed(graph, operand)
             elif node.op is linear.WINDOW and _is_guarded(graph, operand):
                 found.add(operand)  # guards are dear where windows overlap

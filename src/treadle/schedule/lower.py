@@ -30,7 +30,7 @@ from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step
 from treadle.schedule.bound import Bound, Memo
 from treadle.schedule.expand import expand
 from treadle.schedule.inline import Reader
-from treadle.schedule.keep import ROOTS, is_inline, is_root, kept_values
+from treadle.schedule.keep import ROOTS, STREAMS, is_inline, is_root, kept_values
 from treadle.schedule.nests import axis_vars, nest
 from treadle.schedule.order import Order
 from treadle.schedule.signature import signature
@@ -205,6 +205,9 @@ class Lowering:
                 found += order.phases()
                 order = Order(self.fuse, self.memo)
                 found += self._scan(position, node, order)
+            elif node.op in STREAMS:
+                found += [*order.phases(), *STREAMS[node.op](self, position, node)]
+                order = Order(self.fuse, self.memo)
             else:
                 self._place(position, node, order)
         for name, value in self.late.items():
@@ -334,7 +337,8 @@ class ScanBody(Lowering):
     uses_again = False  # where a kernel goes depends on what it reads
 
     def __init__(self, outer: Lowering, position: int, attributes: Scan, node: Node):
-        body = expand(attributes.body, outer.fuse)
+        # A stream is a repeat over rows of buffers, which a row of this scan's is not.
+        body = expand(attributes.body, outer.fuse, streams=False)
         prefix = f"{outer.prefix}scan{position}:"
         super().__init__(body, outer.fuse, outer.panel, outer.memo, prefix)
         self.attributes = attributes
