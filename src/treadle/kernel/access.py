@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from treadle.kernel.index import Index
+from treadle.kernel.index import Index, data_locals
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -99,3 +99,26 @@ def is_local(access: Access, turn: Index, size: int, turns: int) -> bool:
     rest = access.index - whole * part
     low, high = rest.range
     return whole == turn and low + access.low >= 0 and high + access.high < part
+
+
+def locals_in(value: Value) -> set[str]:
+    """Locals that a value reads, those inside indices too."""
+    match value:
+        case Local(name):
+            return {name}
+        case Convert(inner):
+            return locals_in(inner)
+        case Apply(_, operands):
+            return set().union(*map(locals_in, operands))
+        case Guarded(guard, inner, other):
+            return locals_in(guard) | locals_in(inner) | locals_in(other) | _data(value)
+        case _:
+            return _data(value)
+
+
+def _data(value: Value) -> set[str]:
+    match value:
+        case Load(_, index) | Position(index) | Within(index):
+            return set(data_locals(index))
+        case _:
+            return set()

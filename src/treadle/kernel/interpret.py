@@ -85,9 +85,9 @@ class _Machine:
         """In the dtype of the target, in NumPy's order: sums may differ in their last bits."""
         target, left, right = (self._places(m) for m in statement.matrices)
         into = self.memory[statement.target.buffer]
-        found = (
-            self.memory[statement.left.buffer][left] @ self.memory[statement.right.buffer][right]
-        )
+        wide = np.result_type(into.dtype, np.float32)  # of narrow floats too
+        a, b = self.memory[statement.left.buffer], self.memory[statement.right.buffer]
+        found = a[left].astype(wide) @ b[right].astype(wide)
         into[target] = into[target] + found if statement.adds else found
 
     def _places(self, matrix: Matrix) -> np.ndarray:

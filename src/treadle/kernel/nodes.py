@@ -233,8 +233,10 @@ class Matrix:
 class Multiply:
     """target ← left · right, or target + left · right: the template of every matrix product.
 
-    Columns of target and right lie next to each other. Each element is summed along the depth in
-    order, every product and addition rounded once together.
+    Columns of target and right lie next to each other, unless the product is a kernel of its own.
+    There operands may be narrow: they are summed as floats of 32 bits, rounded once at the end. Each
+    element is summed along the depth in order, every product and addition rounded once together; a
+    library that computes a whole product may sum in another order.
     """
 
     target: Matrix
@@ -269,3 +271,18 @@ class Kernel:
     @property
     def buffers(self) -> tuple[Buffer, ...]:
         return self.inputs + self.outputs
+
+
+def whole_product(kernel: Kernel) -> tuple[tuple[Var, ...], Multiply] | None:
+    """The product that a kernel is, and the loops over batches around it; None for any other."""
+    loops: list[Var] = []
+    body = kernel.body
+    while kernel.is_whole and len(body) == 1:
+        (only,) = body
+        if isinstance(only, Multiply):
+            return tuple(loops), only
+        if not isinstance(only, For) or only.role is not Role.PARALLEL or only.stop is not None:
+            break
+        loops.append(only.var)
+        body = only.body
+    return None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from treadle.base import dtypes
-from treadle.base.dtypes import DType
+from treadle.base.dtypes import DType, accumulator
 from treadle.base.errors import GraphError
 from treadle.kernel.access import accesses, is_local
 from treadle.kernel.cost import outermost
@@ -51,6 +51,7 @@ from treadle.kernel.nodes import (
     Update,
     Value,
     Within,
+    whole_product,
 )
 
 INDEPENDENT = (Role.PARALLEL, Role.VECTOR)
@@ -147,11 +148,14 @@ class _Checker:
         shapes = [(m.rows.count, m.columns.count) for m in statement.matrices]
         if shapes[0] != (shapes[1][0], shapes[2][1]) or shapes[1][1] != shapes[2][0]:
             raise self.wrong(f"a product of {shapes[1]} and {shapes[2]} gives no {shapes[0]}")
-        if (target.columns.stride, right.columns.stride) != (1, 1):
+        is_whole = whole_product(self.kernel) is not None
+        if not is_whole and (target.columns.stride, right.columns.stride) != (1, 1):
             raise self.wrong("columns of a product are not next to each other")
-        found = {self.matrix(m, scope).dtype for m in statement.matrices}
-        if len(found) != 1 or not found <= {dtypes.float32, dtypes.float64}:
-            raise self.wrong(f"a product of {', '.join(sorted(d.name for d in found))}")
+        into, *found = (self.matrix(m, scope).dtype for m in statement.matrices)
+        is_plain = into is found[0] and into in (dtypes.float32, dtypes.float64)
+        is_narrow = is_whole and into.is_float and into in (found[0], accumulator(found[0]))
+        if found[0] is not found[1] or not (is_plain or is_narrow):
+            raise self.wrong(f"a product of {found[0]} and {found[1]} into {into}")
         if target.buffer not in self.written or target.buffer in (left.buffer, right.buffer):
             raise self.wrong(f"a product is written to {target.buffer}, which it may not be")
         self.disjoint_matrix(target, scope)

@@ -18,16 +18,17 @@ from treadle.ir.ops.leaves import Leaf
 from treadle.ir.ops.reductions import ARGMAX, REDUCE_MAX, ArgReduce, Reduce
 from treadle.ir.rewrite import inline_into, remove_dead_code
 from treadle.ir.types import TensorType
+from treadle.schedule.target import CPU, Target
 
 
-def expand(graph: Graph, templates: bool = False) -> Graph:
+def expand(graph: Graph, templates: bool = False, target: Target = CPU) -> Graph:
     """The same graph in primitives, but for composites that have a template, where asked for."""
     builder = GraphBuilder()
     moved: list[tuple[Value, ...]] = []
     for node in graph.nodes:
         operands = [moved[v.node][v.output] for v in node.operands]
         types = tuple(builder.type_of(v) for v in operands)
-        body = None if templates and has_template(node, types) else _body(node, types)
+        body = None if templates and has_template(node, types, target) else _body(node, types)
         if body is None:
             position = builder.copy(node, operands)
             moved.append(tuple(Value(position, i) for i in range(len(node.types))))
@@ -37,7 +38,7 @@ def expand(graph: Graph, templates: bool = False) -> Graph:
                 operands = [builder.add(STOP_GRADIENT, NoAttributes(), (v,))[0] for v in operands]
             names = (_leaf_name(body.nodes[i]) for i in body.inputs)
             leaves = dict(zip(names, operands, strict=True))
-            inner = expand(body, templates)
+            inner = expand(body, templates, target)
             moved.append(tuple(inline_into(builder, inner, leaves, node.origin)))
     outputs = [Output(o.kind, o.name, moved[o.value.node][o.value.output]) for o in graph.outputs]
     return remove_dead_code(builder.build(outputs, graph.name))
@@ -55,9 +56,9 @@ def attention_block(length: int) -> int:
     return found if found >= 16 else 0
 
 
-def has_template(node: Node, types: tuple[TensorType, ...]) -> bool:
+def has_template(node: Node, types: tuple[TensorType, ...], target: Target = CPU) -> bool:
     """Whether a composite is computed by kernels of its own: attention without a bias."""
-    if node.op not in (ATTENTION, ATTENTION_GRAD):
+    if node.op not in (ATTENTION, ATTENTION_GRAD) or target.is_gpu:
         return False
     assert isinstance(node.attributes, Attention)
     if len(types) != (3 if node.op is ATTENTION else 6):

@@ -32,16 +32,23 @@ from treadle.schedule.inline import Reader
 from treadle.schedule.keep import ROOTS, is_inline, is_root, kept_values
 from treadle.schedule.nests import axis_vars, nest
 from treadle.schedule.order import Order
+from treadle.schedule.target import CPU, Target
 
 PANEL = 32  # columns of a product's tile, of four bytes: two vectors of the widest kind
 
 
-def lower(graph: Graph, fuse: bool = True, panel: int = PANEL, in_place: bool = False) -> Program:
+def lower(
+    graph: Graph,
+    fuse: bool = True,
+    panel: int = PANEL,
+    in_place: bool = False,
+    target: Target = CPU,
+) -> Program:
     """The program of a graph. `fuse=False` keeps every tensor in memory, for debugging.
 
     `in_place` writes updates over the leaves they replace.
     """
-    lowering = Lowering(expand(graph, fuse), fuse, panel)
+    lowering = Lowering(expand(graph, fuse, target), fuse, panel, Memo(target))
     if in_place:
         lowering.update_in_place()
     drafts = lowering.drafts()
@@ -123,6 +130,7 @@ class Lowering:
     ):
         self.graph, self.fuse, self.panel, self.prefix = graph, fuse, panel, prefix
         self.memo = memo or Memo()
+        self.target = self.memo.target
         self.kept = kept_values(graph, fuse)
         self.uses = Counter(v for n in graph.nodes for v in n.operands)
         self.names = {v: f"{prefix}b{v.node}.{v.output}" for v in self.kept}
@@ -314,7 +322,7 @@ class ScanBody(Lowering):
     """The body of a scan: rows are read and written in place, carries copied at a turn's end."""
 
     def __init__(self, outer: Lowering, position: int, attributes: Scan, node: Node):
-        body = expand(attributes.body, outer.fuse)
+        body = expand(attributes.body, outer.fuse, outer.target)
         prefix = f"{outer.prefix}scan{position}:"
         super().__init__(body, outer.fuse, outer.panel, outer.memo, prefix)
         self.attributes = attributes

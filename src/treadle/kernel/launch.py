@@ -1,0 +1,97 @@
+"""How a GPU runs the entries of a plan: the shape of each launch, and products that a library has.
+
+Plain data that can be stored beside a plan.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from treadle.kernel.nodes import Kernel, Matrix, Walk, whole_product
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixFacts:
+    """A matrix of a batch: elements between rows, columns and matrices, and the first's place."""
+
+    dtype: str
+    rows: int
+    columns: int
+    batch: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """target (m, n) ← left (m, k) · right (k, n), for each of a batch."""
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    target: MatrixFacts
+    left: MatrixFacts
+    right: MatrixFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """An entry's grid and block; `calls` is how many calls one launch takes at most."""
+
+    symbol: str
+    grid: int
+    block: int
+    shared: int = 0
+    calls: int = 1
+    product: Product | None = None
+
+
+def product_of(kernel: Kernel) -> Product | None:
+    """A kernel that is a batch of products at one stride; None for any other."""
+    found = whole_product(kernel)
+    if found is None or len(found[0]) > 1:
+        return None
+    loops, statement = found
+    dtypes = {b.name: b.dtype.name for b in kernel.buffers}
+
+    def facts(matrix: Matrix) -> MatrixFacts:
+        step = matrix.index.factor_of(loops[0]) if loops else 0
+        assert step is not None
+        return MatrixFacts(
+            dtypes[matrix.buffer],
+            matrix.rows.stride,
+            matrix.columns.stride,
+            step,
+            matrix.index.offset,
+        )
+
+    if any(_is_listed(m.rows) or _is_listed(m.columns) for m in statement.matrices):
+        return None
+    target, left, right = map(facts, statement.matrices)
+    m, n = statement.target.rows.count, statement.target.columns.count
+    batch = loops[0].extent if loops else 1
+    return Product(m, n, statement.left.columns.count, batch, target, left, right)
+
+
+def _is_listed(walk: Walk) -> bool:
+    return bool(walk.listed)
+
+
+def launches_to_json(launches: tuple[Launch, ...]) -> str:
+    return json.dumps([asdict(launch) for launch in launches], separators=(",", ":"))
+
+
+def launches_from_json(text: str) -> tuple[Launch, ...]:
+    """What was written; KeyError, TypeError or ValueError if it is none."""
+    found: list[dict[str, Any]] = json.loads(text)
+    return tuple(_launch(item) for item in found)
+
+
+def _launch(item: dict[str, Any]) -> Launch:
+    product = item.pop("product")
+    if product is not None:
+        matrices = {n: MatrixFacts(**product.pop(n)) for n in ("target", "left", "right")}
+        product = Product(**product, **matrices)
+    return Launch(**item, product=product)
