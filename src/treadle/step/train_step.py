@@ -45,7 +45,6 @@ from treadle.step.results import (
     StepResult,
     arrays_of,
     named,
-    step_result,
 )
 from treadle.step.watching import anomaly_of, run_watched
 
@@ -81,7 +80,7 @@ class TrainStep:
         self._start()
         # Compiled now rather than at the first step: errors and seconds belong here.
         self._programs.built(inputs).step(self._mode(), Watched())
-        report.state_bytes = sum(v.nbytes for v in session.values.values())
+        report.state_bytes = sum(t.nbytes for t in session.types.values())
         give_back_memory()
         self._is_ready = True
 
@@ -127,7 +126,7 @@ class TrainStep:
     ) -> StepResult:
         """One step, or one micro-step of an accumulation. Calls from several threads take turns."""
         outputs, mode = self._once("step", batch, Watched(captures, grad_norms, histograms))
-        return step_result(outputs, mode)
+        return StepResult(outputs, mode)
 
     def _once(self, operation: str, batch: Tree, watched: Watched) -> tuple[Arrays, Mode]:
         with self.session.lock:
@@ -171,7 +170,7 @@ class TrainStep:
         means = Means()
         for batch in batches:
             outputs, mode = self._once("run", batch, Watched())
-            result = step_result(outputs, mode)
+            result = StepResult(outputs, mode)
             losses.append(result.loss)
             updates += result.updated
             skipped += result.skipped
@@ -186,7 +185,8 @@ class TrainStep:
         # Where gradients are summed, the step's are those of the loss times the number of calls.
         calls = self.recipe.accumulate if self.recipe.sums else 1
         gradients = arrays_of(outputs, OutputKind.GRADIENT)
-        return {n: np.asarray(g / calls, g.dtype) for n, g in gradients.items()}
+        wide = {n: np.asarray(g) for n, g in gradients.items()}
+        return {n: np.asarray(g / calls, g.dtype) for n, g in wide.items()}
 
     def find_anomaly(self, batch: Tree) -> Anomaly | None:
         """Where the next step on a batch would make its first NaN or infinity; nothing changes."""
