@@ -163,9 +163,14 @@ def _module_key(name: str, modules: Modules, otherwise: str | None = None) -> st
 
 
 def dynamic_imports(modules: Modules) -> list[str]:
-    """Calls that import by a computed name, which no table can see."""
+    """Calls that import by a computed name, which no table can see.
+
+    The package itself may: its names for training and data are imported when they are first used.
+    """
     found = []
     for name, tree in modules.items():
+        if name == "treadle.__init__":
+            continue
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func)

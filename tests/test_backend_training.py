@@ -200,3 +200,27 @@ def test_unfused_and_fused_steps_agree() -> None:
         for batch in data:
             assert plain(batch).loss == pytest.approx(fused(batch).loss, rel=1e-5)
         assert sum(k.calls for k in plain.kernels) > sum(k.calls for k in fused.kernels)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        self.embed, self.lstm = nn.Embedding(65, 64), nn.LSTM(64, 64)
+        self.head = nn.Linear(64, 65)
+
+    def __call__(self, tokens):
+        return self.head(self.lstm(self.embed(tokens))[0])
+
+
+def test_updates_that_were_fused_into_products_wait_for_their_scalars() -> None:
+    """The scalars' kernel takes more in after the products have come to wait for it."""
+    tokens = td.Spec((2, 2), td.int32)
+    batch = {k: np.array([[3, 60], [7, 21]], np.int32) for k in "xy"}
+    after = {}
+    for device in ("oracle", "cpu"):
+        step = td.compile_step(
+            Recurrent(), loss, optim.adamw(1e-3), {"x": tokens, "y": tokens}, device=device
+        )
+        step(batch)
+        after[device] = {n: np.asarray(a) for n, a in step.params.items()}
+    for name, expected in after["oracle"].items():
+        np.testing.assert_allclose(after["cpu"][name], expected, atol=2e-5, err_msg=name)

@@ -28,7 +28,8 @@ from treadle.kernel.index import (
 )
 from treadle.kernel.interpret import interpret
 from treadle.kernel.nodes import Buffer, For, Kernel, Let, Literal, Load, Local, Role, Store, Within
-from treadle.kernel.program import Program, Repeat
+from treadle.kernel.phases import check_phases
+from treadle.kernel.program import Phase, Program, Repeat
 from treadle.kernel.text import to_text
 from treadle.kernel.verify import verify
 from treadle.schedule import roots as roots
@@ -285,3 +286,15 @@ def test_text_of_a_kernel() -> None:
 def test_index_text() -> None:
     assert str(Index()) == "0"
     assert str(variable(I4) * 3 - 2) == "3*i - 2"
+
+
+def test_phases_are_checked() -> None:
+    """Calls of one phase may come in any order: none reads or writes what another writes."""
+    graph = td.trace(lambda x: td.sum(x * x) * x, td.Spec((300, 300)))
+    program = schedule(graph, fuse=False)
+    phases = [s for s in program.steps if isinstance(s, Phase)]
+    assert len(phases) > 1
+    together = Phase(tuple(c for p in phases for c in p.calls))
+    for wrong in ((together,), tuple(reversed(phases)), (phases[0], Phase(phases[1].calls * 2))):
+        with pytest.raises(AssertionError, match=r"phase|before"):
+            check_phases(replace(program, steps=wrong))

@@ -106,7 +106,7 @@ def public_names() -> list[str]:
     """What `treadle/__init__.py` gives away, without the folders it is made of."""
     folders = {path.name for path in Path(td.__file__).parent.iterdir() if path.is_dir()}
     hidden = folders - FOLDERS.keys()
-    return sorted(n for n in vars(td) if not n.startswith("_") and n not in hidden)
+    return sorted(n for n in dir(td) if not n.startswith("_") and n not in hidden)
 
 
 def page() -> str:

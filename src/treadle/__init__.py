@@ -1,9 +1,10 @@
 """Treadle: a neural network's whole training step as one checked native program."""
 
+import importlib as _importlib
+import typing as _typing
+
 # Fills the rule tables, which gives ops their meaning and gradients.
-from treadle import data as data
 from treadle import losses as losses
-from treadle import metrics as metrics
 from treadle import nn as nn
 from treadle import optim as optim
 from treadle import rules as rules
@@ -193,11 +194,42 @@ from treadle.step.results import RunResult as RunResult
 from treadle.step.results import StepResult as StepResult
 from treadle.step.train_step import TrainStep as TrainStep
 from treadle.step.watching import Histogram as Histogram
-from treadle.train import callbacks as callbacks
-from treadle.train import loggers as loggers
-from treadle.train.accumulator import AccumulationStats as AccumulationStats
-from treadle.train.accumulator import GradientAccumulator as GradientAccumulator
-from treadle.train.checkpoint import Checkpoint as Checkpoint
-from treadle.train.checkpoint import CheckpointManager as CheckpointManager
-from treadle.train.history import History as History
-from treadle.train.trainer import Trainer as Trainer
+
+if _typing.TYPE_CHECKING:
+    from treadle import data as data
+    from treadle import metrics as metrics
+    from treadle.train import callbacks as callbacks
+    from treadle.train import loggers as loggers
+    from treadle.train.accumulator import AccumulationStats as AccumulationStats
+    from treadle.train.accumulator import GradientAccumulator as GradientAccumulator
+    from treadle.train.checkpoint import Checkpoint as Checkpoint
+    from treadle.train.checkpoint import CheckpointManager as CheckpointManager
+    from treadle.train.history import History as History
+    from treadle.train.trainer import Trainer as Trainer
+
+# Names whose modules are imported when they are first used, so that importing Treadle stays quick.
+_LATER = {
+    "data": "data",
+    "metrics": "metrics",
+    "callbacks": "train.callbacks",
+    "loggers": "train.loggers",
+    "AccumulationStats": "train.accumulator",
+    "GradientAccumulator": "train.accumulator",
+    "Checkpoint": "train.checkpoint",
+    "CheckpointManager": "train.checkpoint",
+    "History": "train.history",
+    "Trainer": "train.trainer",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = _importlib.import_module(f"{__name__}.{_LATER[name]}")
+    found = module if _LATER[name].endswith(name) else getattr(module, name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

@@ -39,6 +39,7 @@ from treadle.runtime.cuda.blas import blas_version
 from treadle.runtime.cuda.compiler import compile_parts, is_cubin
 from treadle.runtime.cuda.compiler import compiler_version as nvrtc_version
 from treadle.runtime.cuda.device import device as gpu
+from treadle.runtime.cuda.dnn import dnn_version, has_dnn
 from treadle.runtime.cuda.program import CudaProgram
 from treadle.runtime.executable import Executable
 from treadle.runtime.native import assembly, compile_object, compiler_version, host, is_object
@@ -152,11 +153,12 @@ def _on_gpu(
     if cache is not None and key is not None:
         with report.stage("cache"):
             found = _unpacked_for_gpu(cache.get(key), graph)
-        program = None if found is None else _on_device(graph, found, report, again=True)
+        if found is not None:
+            program = _on_device(graph, found, report, options, again=True)
     is_hit = program is not None
     if found is None or program is None:
         found = _build_for_gpu(graph, report, options)
-        program = _on_device(graph, found, report)
+        program = _on_device(graph, found, report, options)
         assert program is not None
         found = replace(found, algorithms=program.algorithms)
         if cache is not None and key is not None:
@@ -168,7 +170,11 @@ def _on_gpu(
 
 
 def _on_device(
-    graph: Graph, built: BuiltForGpu, report: CompileReport, again: bool = False
+    graph: Graph,
+    built: BuiltForGpu,
+    report: CompileReport,
+    options: CompileOptions,
+    again: bool = False,
 ) -> CudaProgram | None:
     """The program on the device; None where what a cache gave cannot be loaded."""
     with report.stage("load"):
@@ -180,6 +186,7 @@ def _on_device(
                 built.cubins,
                 built.constants,
                 built.algorithms,
+                options.deterministic,
             )
         except (LookupError, ValueError, TypeError):
             if again:
@@ -189,7 +196,7 @@ def _on_device(
 
 def _build_for_gpu(graph: Graph, report: CompileReport, options: CompileOptions) -> BuiltForGpu:
     with report.stage("schedule"):
-        program = _scheduled(graph, options, GPU)
+        program = _scheduled(graph, options, _gpu_target())
     with report.stage("plan_buffers"):
         plan = assemble(program, plan_buffers(program))
     with report.stage("render"):
@@ -199,11 +206,16 @@ def _build_for_gpu(graph: Graph, report: CompileReport, options: CompileOptions)
     return BuiltForGpu(plan, source.launches, cubins, dict(program.constants), {})
 
 
+def _gpu_target() -> Target:
+    """What the device and the libraries that are installed can do."""
+    return replace(GPU, has_attention=has_dnn())
+
+
 def _gpu_key(graph: Graph, options: CompileOptions) -> str:
     """A hash of all that the code and the choice of algorithms depend on."""
     target = gpu()
     how = f"optimize={options.optimize} debug={options.debug}"
-    versions = f"{__version__} {nvrtc_version()} {blas_version()} {_own_sources()}"
+    versions = f"{__version__} {nvrtc_version()} {blas_version()} {dnn_version()} {_own_sources()}"
     return fingerprint([to_text(graph), how, target.name, target.architecture, versions])
 
 
@@ -348,7 +360,7 @@ def kernels_of(program: Executable, options: CompileOptions) -> tuple[KernelView
     native = program.program if isinstance(program, CheckedProgram) else program
     if not isinstance(native, (NativeProgram, CudaProgram)):
         return ()
-    target = GPU if isinstance(native, CudaProgram) else CPU
+    target = _gpu_target() if isinstance(native, CudaProgram) else CPU
 
     @functools.cache
     def kernels() -> Sequence[Kernel]:

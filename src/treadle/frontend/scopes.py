@@ -245,6 +245,20 @@ def resumed(trace: Trace) -> Iterator[None]:
         _active.traces.pop()
 
 
+@contextmanager
+def at_one_line() -> Iterator[None]:
+    """Everything traced inside comes from the line that is being run: looking once is quicker."""
+    trace = current_trace()
+    if trace is None or trace.origin is not None:
+        yield
+        return
+    trace.origin = user_origin()
+    try:
+        yield
+    finally:
+        trace.origin = None
+
+
 def current_scope() -> Trace | Eager:
     return _active.traces[-1] if _active.traces else EAGER
 

@@ -13,6 +13,7 @@ from treadle.kernel.nodes import (
     For,
     Guarded,
     Let,
+    Library,
     Literal,
     Load,
     Local,
@@ -78,6 +79,11 @@ def accesses(statements: Sequence[Statement]) -> Iterator[Access]:
                     low = m.rows.range[0] + m.columns.range[0]
                     high = m.rows.range[1] + m.columns.range[1]
                     yield Access(m.buffer, m.index, low, high, i == 0)
+                continue
+            case Library(_, results, operands):
+                for view in (*results, *operands):
+                    low, high = view.range
+                    yield Access(view.buffer, Index(), low, high, view in results)
                 continue
             case Store(buffer, index) | Update(buffer, index):
                 yield Access(buffer, index, 0, 0, True)

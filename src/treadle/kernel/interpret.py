@@ -18,6 +18,7 @@ from treadle.kernel.nodes import (
     Guarded,
     Kernel,
     Let,
+    Library,
     Literal,
     Load,
     Local,
@@ -78,6 +79,8 @@ class _Machine:
                 )
             case Multiply():
                 self._multiply(statement)
+            case Library(name):
+                raise AssertionError(f"{name} is a library's: look at its definition")
             case _:
                 assert_never(statement)
 

@@ -9,7 +9,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from treadle.kernel.nodes import Kernel, Matrix, Walk, whole_product
+from treadle.kernel.nodes import Kernel, Matrix, View, Walk, library_call, whole_product
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,27 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor that a library reads or writes, in the buffer of a call by its number."""
+
+    argument: int
+    dtype: str
+    start: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryCall:
+    """What a library computes, by name."""
+
+    name: str
+    results: tuple[Tensor, ...]
+    operands: tuple[Tensor, ...]
+    numbers: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """An entry's grid and block; `calls` is how many calls one launch takes at most."""
 
@@ -46,6 +67,23 @@ class Launch:
     shared: int = 0
     calls: int = 1
     product: Product | None = None
+    library: LibraryCall | None = None
+
+
+def call_of(kernel: Kernel) -> LibraryCall | None:
+    """A kernel that is a library's, with its tensors by argument; None for any other."""
+    found = library_call(kernel)
+    if found is None:
+        return None
+    places = {b.name: i for i, b in enumerate(kernel.buffers)}
+
+    def tensor(view: View) -> Tensor:
+        at = places[view.buffer]
+        dtype = kernel.buffers[at].dtype.name
+        return Tensor(at, dtype, view.start, view.shape, view.strides)
+
+    made, given = (tuple(map(tensor, v)) for v in (found.results, found.operands))
+    return LibraryCall(found.name, made, given, found.numbers)
 
 
 def product_of(kernel: Kernel) -> Product | None:
@@ -90,8 +128,19 @@ def launches_from_json(text: str) -> tuple[Launch, ...]:
 
 
 def _launch(item: dict[str, Any]) -> Launch:
+    library = item.pop("library")
+    if library is not None:
+        tensors = {
+            n: tuple(
+                Tensor(t["argument"], t["dtype"], t["start"], tuple(t["shape"]), tuple(t["strides"]))
+                for t in library[n]
+            )
+            for n in ("results", "operands")
+        }
+        numbers = tuple((str(n), float(x)) for n, x in library["numbers"])
+        library = LibraryCall(library["name"], numbers=numbers, **tensors)
     product = item.pop("product")
     if product is not None:
         matrices = {n: MatrixFacts(**product.pop(n)) for n in ("target", "left", "right")}
         product = Product(**product, **matrices)
-    return Launch(**item, product=product)
+    return Launch(**item, product=product, library=library)

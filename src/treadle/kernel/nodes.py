@@ -253,7 +253,34 @@ class Multiply:
         return 2 * self.target.rows.count * self.target.columns.count * self.left.columns.count
 
 
-Statement = For | Let | Accumulate | Set | Store | Update | Multiply
+@dataclass(frozen=True, slots=True)
+class View:
+    """A tensor inside a buffer: where its first element is, and steps along its axes."""
+
+    buffer: str
+    start: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def range(self) -> Range:
+        steps = [(n - 1) * s for n, s in zip(self.shape, self.strides, strict=True) if n > 1]
+        low, high = sum(min(0, s) for s in steps), sum(max(0, s) for s in steps)
+        return self.start + low, self.start + high
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """What a library computes on whole tensors, by the name of the composite that it is."""
+
+    name: str
+    results: tuple[View, ...]
+    operands: tuple[View, ...]
+    numbers: tuple[tuple[str, float], ...]
+    flops: int
+
+
+Statement = For | Let | Accumulate | Set | Store | Update | Multiply | Library
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,3 +313,9 @@ def whole_product(kernel: Kernel) -> tuple[tuple[Var, ...], Multiply] | None:
         loops.append(only.var)
         body = only.body
     return None
+
+
+def library_call(kernel: Kernel) -> Library | None:
+    """What a kernel asks of a library; None where it is code of our own."""
+    only = kernel.body[0] if len(kernel.body) == 1 else None
+    return only if isinstance(only, Library) else None

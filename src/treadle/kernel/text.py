@@ -12,6 +12,7 @@ from treadle.kernel.nodes import (
     Guarded,
     Kernel,
     Let,
+    Library,
     Literal,
     Load,
     Local,
@@ -23,6 +24,7 @@ from treadle.kernel.nodes import (
     Store,
     Update,
     Value,
+    View,
     Walk,
     Within,
 )
@@ -62,8 +64,16 @@ def _statement(statement: Statement, depth: int) -> list[str]:
         case Multiply(target, left, right, adds):
             sign = "+=" if adds else "="
             return [f"{pad}{_matrix(target)} {sign} {_matrix(left)} · {_matrix(right)}"]
+        case Library(name, results, operands):
+            made, given = (", ".join(map(_view, views)) for views in (results, operands))
+            return [f"{pad}{made} = {name}({given})"]
         case _:
             assert_never(statement)
+
+
+def _view(view: View) -> str:
+    steps = ", ".join(f"{n} step {s}" for n, s in zip(view.shape, view.strides, strict=True))
+    return f"{view.buffer}[{view.start}: {steps}]"
 
 
 def _matrix(matrix: Matrix) -> str:

@@ -38,6 +38,7 @@ from treadle.kernel.nodes import (
     Guarded,
     Kernel,
     Let,
+    Library,
     Literal,
     Load,
     Local,
@@ -140,8 +141,24 @@ class _Checker:
                 self.disjoint(buffer, index, scope)
             case Multiply():
                 self.multiply(statement, scope)
+            case Library():
+                self.library(statement, scope)
             case _:
                 assert_never(statement)
+
+    def library(self, statement: Library, scope: _Scope) -> None:
+        """Every view inside its buffer, results apart from operands, and nothing around it."""
+        if scope.loops:
+            raise self.wrong(f"{statement.name} is inside a loop")
+        given = {v.buffer for v in statement.operands}
+        for view in (*statement.results, *statement.operands):
+            target = self.buffers.get(view.buffer)
+            low, high = view.range
+            if target is None or low < 0 or high >= target.size:
+                raise self.wrong(f"{statement.name} may touch {view.buffer} from {low} to {high}")
+        for view in statement.results:
+            if view.buffer not in self.written or view.buffer in given:
+                raise self.wrong(f"{statement.name} may not write {view.buffer}")
 
     def multiply(self, statement: Multiply, scope: _Scope) -> None:
         target, left, right = statement.matrices

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import heapq
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,15 +90,19 @@ def buffers_of(step: Step) -> set[str]:
 
 def check_plan(plan: BufferPlan, buffers: dict[str, Buffer]) -> None:
     """No two buffers that live at one time share a byte."""
-    events = sorted(plan.offsets, key=lambda n: plan.spans[n].first)
-    live: list[str] = []
-    for name in events:
+    ends: list[tuple[int, str]] = []  # a heap: who is gone first
+    live: list[tuple[int, str]] = []  # by offset; apart from each other, so neighbours tell all
+    for name in sorted(plan.offsets, key=lambda n: plan.spans[n].first):
         span, start = plan.spans[name], plan.offsets[name]
-        live = [n for n in live if plan.spans[n].last >= span.first]
-        for other in live:
-            begin = plan.offsets[other]
-            is_apart = (
-                start + buffers[name].nbytes <= begin or begin + buffers[other].nbytes <= start
-            )
-            assert is_apart, f"{name} and {other} overlap"
-        live.append(name)
+        while ends and ends[0][0] < span.first:
+            _, gone = heapq.heappop(ends)
+            del live[bisect.bisect_left(live, (plan.offsets[gone], gone))]
+        at = bisect.bisect_left(live, (start, name))
+        if at:
+            begin, other = live[at - 1]
+            assert begin + buffers[other].nbytes <= start, f"{name} and {other} overlap"
+        if at < len(live):
+            begin, other = live[at]
+            assert start + buffers[name].nbytes <= begin, f"{name} and {other} overlap"
+        live.insert(at, (start, name))
+        heapq.heappush(ends, (span.last, name))

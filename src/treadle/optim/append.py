@@ -20,7 +20,7 @@ from treadle.frontend.functions.arithmetic import (
     where,
 )
 from treadle.frontend.functions.shaping import zeros_like
-from treadle.frontend.scopes import Trace, isolated_tracing
+from treadle.frontend.scopes import Trace, at_one_line, isolated_tracing
 from treadle.frontend.tensor import Tensor
 from treadle.frontend.tracing import emit
 from treadle.ir.graph import Graph, Output, OutputKind, Value
@@ -193,11 +193,12 @@ class _Appending:
 
     def _update(self) -> None:
         means = {n: g / cast(self.weight, g.dtype) for n, g in self.gradients.items()}
-        norm = global_norm(means.values())
-        self._result("grad_norm", norm)
-        for name, g in means.items():
-            self._put(OutputKind.GRADIENT, name, g)
-            self._result(f"grad_norm:{name}", global_norm([g]))
+        with at_one_line():
+            norm = global_norm(means.values())
+            self._result("grad_norm", norm)
+            for name, g in means.items():
+                self._put(OutputKind.GRADIENT, name, g)
+                self._result(f"grad_norm:{name}", global_norm([g]))
         written = self._optimizer(self._clipped(means))
         if self.plan.scales_loss:
             written = self._skipping(written, self._is_fine(norm, written))

@@ -14,6 +14,7 @@ from treadle.base.errors import ArgumentError
 from treadle.base.trees import Tree
 from treadle.frontend.coerce import as_tensor, constant
 from treadle.frontend.functions.arithmetic import eq, log, tanh
+from treadle.frontend.scopes import at_one_line
 from treadle.frontend.tensor import Tensor
 from treadle.optim.grouping import Selector, check_selector, check_selects, decays
 from treadle.optim.numbers import Numbers
@@ -48,6 +49,7 @@ class One:
     t: Tensor  # the number of this update, from 1
     decay: Tensor | None  # λ where the rule applies it; None where the parameter is exempt
     extra: Tensor | None  # what `extra` made for this parameter
+    corrections: dict[str, Tensor]  # those made so far, by β
 
     @property
     def is_first(self) -> Tensor:
@@ -58,7 +60,10 @@ class One:
         return self.state[slot] * self.hyper[beta] + value * (1 - self.hyper[beta])
 
     def correction(self, beta: str) -> Tensor:
-        return bias_correction(self.hyper[beta], self.t)
+        """1 − βᵗ, which is the same for all parameters."""
+        if beta not in self.corrections:
+            self.corrections[beta] = bias_correction(self.hyper[beta], self.t)
+        return self.corrections[beta]
 
 
 def bias_correction(beta: Tensor, t: Tensor) -> Tensor:
@@ -119,18 +124,21 @@ def per_parameter(
             common = parts.advance(common, hyper, rate, t)
         extra = {} if parts.extra is None else parts.extra(grads, params, context)
         after, new = dict(params), {slot: dict(state[slot]) for slot in parts.slots}
-        for key, g in grads.items():
-            p = params[key]
-            amount = hyper["weight_decay"] if decays(selector, context, key) else None
-            if amount is not None and parts.decay is Decay.COUPLED:
-                g = g + p * amount
-            elif amount is not None and parts.decay is Decay.DECOUPLED:
-                p = p * (1 - rate * amount)
-            own = {slot: state[slot][key] for slot in parts.slots if key in state[slot]}
-            one = One(key, p, g, own, common, hyper, rate, t, amount, extra.get(key))
-            after[key], changed = rule(one)
-            for slot, value in changed.items():
-                new[slot][key] = value
+        corrections: dict[str, Tensor] = {}
+        decayed = {n for n in grads if decays(selector, context, n)}
+        with at_one_line():
+            for key, g in grads.items():
+                p, amount = params[key], hyper["weight_decay"] if key in decayed else None
+                if amount is not None and parts.decay is Decay.COUPLED:
+                    g = g + p * amount
+                elif amount is not None and parts.decay is Decay.DECOUPLED:
+                    p = p * (1 - rate * amount)
+                own = {slot: state[slot][key] for slot in parts.slots if key in state[slot]}
+                more = extra.get(key)
+                one = One(key, p, g, own, common, hyper, rate, t, amount, more, corrections)
+                after[key], changed = rule(one)
+                for slot, value in changed.items():
+                    new[slot][key] = value
         return after, new | {k: common[k] for k in shared}
 
     return Optimizer(

@@ -25,6 +25,7 @@ def expand(graph: Graph, templates: bool = False, target: Target = CPU) -> Graph
     """The same graph in primitives, but for composites that have a template, where asked for."""
     builder = GraphBuilder()
     moved: list[tuple[Value, ...]] = []
+    expanded: dict[int, Graph] = {}  # bodies by identity: layers share them
     for node in graph.nodes:
         operands = [moved[v.node][v.output] for v in node.operands]
         types = tuple(builder.type_of(v) for v in operands)
@@ -38,7 +39,12 @@ def expand(graph: Graph, templates: bool = False, target: Target = CPU) -> Graph
                 operands = [builder.add(STOP_GRADIENT, NoAttributes(), (v,))[0] for v in operands]
             names = (_leaf_name(body.nodes[i]) for i in body.inputs)
             leaves = dict(zip(names, operands, strict=True))
+<<<<<<< HEAD
             inner = expand(body, templates, target)
+=======
+            inner = expanded.get(id(body)) or expand(body, templates)
+            expanded[id(body)] = inner
+>>>>>>> main
             moved.append(tuple(inline_into(builder, inner, leaves, node.origin)))
     outputs = [Output(o.kind, o.name, moved[o.value.node][o.value.output]) for o in graph.outputs]
     return remove_dead_code(builder.build(outputs, graph.name))
@@ -58,8 +64,10 @@ def attention_block(length: int) -> int:
 
 def has_template(node: Node, types: tuple[TensorType, ...], target: Target = CPU) -> bool:
     """Whether a composite is computed by kernels of its own: attention without a bias."""
-    if node.op not in (ATTENTION, ATTENTION_GRAD) or target.is_gpu:
+    if node.op not in (ATTENTION, ATTENTION_GRAD):
         return False
+    if target.is_gpu:
+        return target.has_attention and is_for_library(node, types)
     assert isinstance(node.attributes, Attention)
     if len(types) != (3 if node.op is ATTENTION else 6):
         return False  # a bias
@@ -71,6 +79,21 @@ def has_template(node: Node, types: tuple[TensorType, ...], target: Target = CPU
     blocks = attention_block(q.shape[2]), attention_block(k.shape[2])
     is_square = q.shape[2] == k.shape[2]
     return all(blocks) and (is_square or not node.attributes.causal)
+
+
+def is_for_library(node: Node, types: tuple[TensorType, ...]) -> bool:
+    """Whether a library takes attention as it is: narrow floats, heads of whole packs, no bias."""
+    assert isinstance(node.attributes, Attention)
+    if len(types) != (3 if node.op is ATTENTION else 6):
+        return False
+    q, k, v = types[-3:]
+    narrow = [types[0], types[1], q, k, v] if node.op is ATTENTION_GRAD else [q, k, v]
+    if any(t.dtype is not q.dtype or not t.dtype.is_narrow or not t.size for t in narrow):
+        return False
+    depth = q.shape[3]
+    is_square = q.shape[2] == k.shape[2]
+    fits = depth == v.shape[3] and depth % 8 == 0 and 16 <= depth <= 128
+    return fits and min(q.shape[2], k.shape[2]) >= 16 and (is_square or not node.attributes.causal)
 
 
 def _body(node: Node, types: tuple[TensorType, ...]) -> Graph | None:

@@ -34,15 +34,17 @@ MAX_DEPTH = 40  # of an expression: what is deeper is kept in memory
 CHOICE_DEPTH = 13
 
 
-def kept_values(graph: Graph, fuse: bool) -> dict[TensorValue, None]:
+def kept_values(graph: Graph, fuse: bool, is_gpu: bool = False) -> dict[TensorValue, None]:
     """Tensors that are in memory, in order: roots, outputs, and what several kernels read."""
     wanted = {o.value for o in graph.outputs} | _read_again(graph)
-    kept = _kept(graph, fuse, wanted)
+    kept = _kept(graph, fuse, wanted, is_gpu)
     deep = _too_deep(graph, kept)
-    return _kept(graph, fuse, wanted | deep) if deep else kept
+    return _kept(graph, fuse, wanted | deep, is_gpu) if deep else kept
 
 
-def _kept(graph: Graph, fuse: bool, wanted: set[TensorValue]) -> dict[TensorValue, None]:
+def _kept(
+    graph: Graph, fuse: bool, wanted: set[TensorValue], is_gpu: bool
+) -> dict[TensorValue, None]:
     readers: dict[TensorValue, set[int]] = {}
     scalars = _cheap_scalars(graph)
     kept: dict[TensorValue, None] = {}
@@ -58,6 +60,7 @@ def _kept(graph: Graph, fuse: bool, wanted: set[TensorValue]) -> dict[TensorValu
             continue
         is_made = is_root(graph, node) or not is_inline(node)
         is_shared = len(used_by) > 1 and node.op not in _VIEWS and position not in scalars
+        is_shared = is_shared and not (is_gpu and _widens(graph, node))
         if is_made or is_shared or not fuse or any(v in wanted for v in values):
             kept |= dict.fromkeys(values)
             homes[position] = {position}
@@ -71,6 +74,29 @@ def _kept(graph: Graph, fuse: bool, wanted: set[TensorValue]) -> dict[TensorValu
         if _is_cheap_again(graph, value, kept, shared):
             del kept[value]
     return dict.fromkeys(sorted(kept))
+
+
+def heads_last(
+    graph: Graph, kept: Mapping[TensorValue, None]
+) -> dict[TensorValue, tuple[int, ...]]:
+    """Attention's results (B, H, T, D) as (B, T, H, D) in memory: products read them as rows."""
+    outside = {o.value for o in graph.outputs}
+    outside |= {v for n in graph.nodes if n.op is SCAN for v in n.operands}
+    return {
+        v: (0, 2, 1, 3)
+        for v in kept
+        if graph.nodes[v.node].op in (ATTENTION, ATTENTION_GRAD)
+        and len(graph.type_of(v).shape) == 4
+        and v not in outside
+    }
+
+
+def _widens(graph: Graph, node: Node) -> bool:
+    """Whether a node is a cast to more bytes: reading the fewer again costs less than keeping it."""
+    if node.op is not e.CAST:
+        return False
+    source = graph.type_of(node.operands[0]).dtype
+    return source.itemsize < node.types[0].dtype.itemsize
 
 
 MOST_OPERATIONS = 16  # to compute a value again rather than keep it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -152,6 +153,7 @@ def block_rows(rows: int) -> int:
     return 64 if rows >= 512 else 32 if rows >= 256 else 16
 
 
+@functools.cache
 def best_divisor(n: int, target: int, least: int = 1) -> int:
     """The divisor of n nearest below a target, or the smallest above; at least `least`."""
     divisors = [d for d in range(1, n + 1) if n % d == 0] if n < 1 << 14 else _divisors(n)

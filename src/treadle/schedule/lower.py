@@ -28,8 +28,8 @@ from treadle.kernel.nodes import Buffer, Kernel, Load, Role, Statement, Store
 from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step
 from treadle.schedule.bound import Bound, Memo
 from treadle.schedule.expand import expand
-from treadle.schedule.inline import Reader
-from treadle.schedule.keep import ROOTS, is_inline, is_root, kept_values
+from treadle.schedule.inline import Reader, laid_out
+from treadle.schedule.keep import ROOTS, heads_last, is_inline, is_root, kept_values
 from treadle.schedule.nests import axis_vars, nest
 from treadle.schedule.order import Order
 from treadle.schedule.target import CPU, Target
@@ -131,7 +131,7 @@ class Lowering:
         self.graph, self.fuse, self.panel, self.prefix = graph, fuse, panel, prefix
         self.memo = memo or Memo()
         self.target = self.memo.target
-        self.kept = kept_values(graph, fuse)
+        self.kept = kept_values(graph, fuse, self.target.is_gpu)
         self.uses = Counter(v for n in graph.nodes for v in n.operands)
         self.names = {v: f"{prefix}b{v.node}.{v.output}" for v in self.kept}
         for name, position in graph.leaves.items():
@@ -141,6 +141,8 @@ class Lowering:
             name: Buffer(name, graph.type_of(v).dtype, graph.type_of(v).size)
             for v, name in self.names.items()
         }
+        # Tensors whose axes lie in memory in another order than they are counted.
+        self.layouts = heads_last(graph, self.kept) if self.target.is_gpu else {}
         self.rows: dict[str, Argument] = {}  # buffers that are rows of others
         self.in_place: dict[TensorValue, str] = {}  # values written over a leaf
         self.late: dict[str, TensorValue] = {}  # leaves that get a copy at the end
@@ -267,7 +269,7 @@ class Lowering:
         def buffer_of(value: TensorValue) -> str | None:
             return None if value == being_made else self.names.get(value)
 
-        return Reader(self.graph, buffer_of, uses=self.uses)
+        return Reader(self.graph, buffer_of, uses=self.uses, layouts=self.layouts)
 
     def map_kernels(self, value: TensorValue) -> list[Kernel]:
         """Each element on its own."""
@@ -315,7 +317,8 @@ class Lowering:
         return Buffer(self.names[value], type_.dtype, type_.size)
 
     def place(self, value: TensorValue, indices: Sequence[Index]) -> Index:
-        return flatten(tuple(indices), self.graph.type_of(value).shape)
+        shape = self.graph.type_of(value).shape
+        return laid_out(tuple(indices), shape, self.layouts.get(value))
 
 
 class ScanBody(Lowering):

@@ -16,6 +16,7 @@ from treadle.kernel.nodes import (
     Guarded,
     Kernel,
     Let,
+    Library,
     Literal,
     Load,
     Local,
@@ -76,6 +77,12 @@ def map_places(statement: Statement, move: Move, rename: Rename = same_name) -> 
                 for m in (target, left, right)
             )
             return Multiply(a, b, c, adds)
+        case Library(name, results, operands, numbers, flops):
+            made, given = (
+                tuple(replace(v, buffer=rename(v.buffer)) for v in views)
+                for views in (results, operands)
+            )
+            return Library(name, made, given, numbers, flops)
 
 
 def map_value(value: Value, move: Move, rename: Rename = same_name) -> Value:
@@ -139,6 +146,8 @@ def map_buffers(statement: Statement, place: Replace) -> Statement:
                 for m in (target, left, right)
             )
             return Multiply(a, b, c, adds)
+        case Library():
+            return statement
 
 
 def map_locals(statement: Statement, rename: Rename) -> Statement:
@@ -174,7 +183,7 @@ def map_locals(statement: Statement, rename: Rename) -> Statement:
             return Store(buffer, index, value(v), guard)
         case Update(buffer, index, v):
             return Update(buffer, index, value(v))
-        case Multiply():
+        case Multiply() | Library():
             return moved
 
 

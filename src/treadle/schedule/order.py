@@ -32,11 +32,12 @@ class Order:
         bound = self.memo.bound(kernel)
         direct = self._direct(bound)
         joined = self._join(bound, direct) if self.fuses and not kernel.is_whole else None
+        is_new = joined is None
         if joined is None:
             joined = len(self.groups)
             self.groups.append(Group(bound))
         self._note(joined, bound)
-        self._put_before(joined, direct - {joined})
+        self._put_before(joined, direct - {joined}, is_new)
 
     def _direct(self, bound: Bound) -> set[int]:
         """Groups that this kernel must follow."""
@@ -74,8 +75,11 @@ class Order:
         for name in bound.outputs:
             self.writers.setdefault(name, []).append(position)
 
-    def _put_before(self, position: int, direct: set[int]) -> None:
-        """New groups before one, and before all that come after it."""
+    def _put_before(self, position: int, direct: set[int], is_new: bool) -> None:
+        """New groups before one, and before all that come after it: none, if it is new.
+
+        Positions do not tell what comes after what: a kernel may have joined an earlier group.
+        """
         self.groups[position].direct |= direct
         found = self.groups[position].before
         for d in direct:
@@ -83,8 +87,8 @@ class Order:
         if found == self.groups[position].before:
             return
         self.groups[position].before = found
-        if position == len(self.groups) - 1:
-            return  # nothing comes after a new group
+        if is_new:
+            return
         for group in self.groups:
             if group.before >> position & 1:
                 group.before |= found

@@ -8,6 +8,7 @@ memory as tiles read them, unless it is read too seldom to pay or lies that way 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 from treadle.base import dtypes
@@ -443,9 +444,15 @@ def _known(factor: int | None, otherwise: int) -> int:
 
 def _walk(digits: list[Digit], side: str) -> Walk:
     """Where the inner digits take an operand."""
+    return _walked(tuple((getattr(d, side), d.count) for d in digits))
+
+
+@functools.lru_cache(maxsize=256)
+def _walked(digits: tuple[tuple[int, int], ...]) -> Walk:
+    """By strides and counts."""
     places = [0]
-    for d in digits:
-        places = [p + i * getattr(d, side) for p in places for i in range(d.count)]
+    for stride, count in digits:
+        places = [p + i * stride for p in places for i in range(count)]
     return walk(places)
 
 

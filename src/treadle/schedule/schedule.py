@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from treadle.ir.graph import Graph
+from treadle.kernel.phases import check_phases
 from treadle.kernel.program import Program
 from treadle.schedule import attention as attention
 from treadle.schedule import products as products
@@ -26,4 +27,4 @@ def schedule(
     `fuse=False` keeps every tensor in memory, for debugging; `in_place` writes updates over the
     leaves they replace.
     """
-    return lower(graph, fuse, panel, in_place, target)
+    return check_phases(lower(graph, fuse, panel, in_place, target))

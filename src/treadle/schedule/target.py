@@ -19,6 +19,7 @@ class Target:
     most_buffers: int = 1 << 20  # of a kernel
     keeps_serial_apart: bool = False  # loops in order stay in kernels of their own
     is_gpu: bool = False
+    has_attention: bool = False  # whether a library computes attention
 
 
 CPU = Target("cpu", 8, 4096, 120, 40, 3 << 20, 1 << 14)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from treadle.codegen.cuda.prelude import PRELUDE
 from treadle.codegen.cuda.products import THREADS, render_product
 from treadle.codegen.cuda.render import render, shared_bytes
-from treadle.kernel.launch import Launch, product_of
+from treadle.codegen.cuda.scatter import SCATTER_THREADS, is_scatter, render_scatter
+from treadle.kernel.launch import Launch, call_of, product_of
 from treadle.kernel.nodes import Kernel, whole_product
 from treadle.kernel.program import Phase, Program, Step
 
@@ -37,10 +38,17 @@ def render_program(program: Program, library: bool = True, per_part: int = 24) -
         count = max(1, len(kernel.buffers))
         calls = max(1, min(most[id(kernel)], MOST_ARGUMENTS // (8 * count)))
         product = product_of(kernel)
+        called = call_of(kernel)
+        if called is not None:
+            launches.append(Launch(symbol, 0, 0, library=called))
+            continue
         if product is not None and library:
             launches.append(Launch(symbol, 0, 0, product=product))
             continue
-        if whole_product(kernel) is not None:
+        if is_scatter(kernel):
+            text, grid, shared = render_scatter(kernel, symbol, calls)
+            launches.append(Launch(symbol, grid, SCATTER_THREADS, shared, calls))
+        elif whole_product(kernel) is not None:
             text, grid = render_product(kernel, symbol, calls)
             launches.append(Launch(symbol, grid, THREADS, 0, calls, product))
         else:
@@ -54,6 +62,10 @@ def render_program(program: Program, library: bool = True, per_part: int = 24) -
 
 def render_kernel(kernel: Kernel) -> str:
     """One kernel's source, with what it calls."""
+    if call_of(kernel) is not None:
+        return f"// {kernel.name} is a library's"
+    if is_scatter(kernel):
+        return "\n".join([PRELUDE, render_scatter(kernel, kernel.name, 1)[0]])
     if whole_product(kernel) is not None:
         return "\n".join([PRELUDE, render_product(kernel, kernel.name, 1)[0]])
     return "\n".join([PRELUDE, render(kernel, kernel.name, 1)[0]])

@@ -57,6 +57,9 @@ def changed_in(body: Sequence[Statement]) -> set[str]:
     return found
 
 
+Guards = tuple[Value, ...]
+
+
 class Lanes:
     """Lines of a function, and what names stand for where they are written."""
 
@@ -171,16 +174,38 @@ class Lanes:
     def packed(self, *values: Value) -> Iterator[None]:
         """Loads of some values that lie together, made at once before the lanes are walked."""
         before = dict(self.packs)
-        for load in dict.fromkeys(x for v in values for x in _plain_loads(v)):
+        for load, guards in dict(x for v in values for x in self._loads(v, ())).items():
             if load in self.packs or not self.is_pack(load.index):
                 continue
             name, type_ = self.new("pack"), scalars.register(load.dtype)
             self.add(f"{type_} {name}[{self.width}];")
             place = f"{self.places[load.buffer]} + {self.index(load.index)}"
-            self.add(f"load<{self.width}>({place}, {name});")
+            held = f"if ({' && '.join(map(self.value, guards))}) " if guards else ""
+            self.add(f"{held}load<{self.width}>({place}, {name});")
             self.packs[load] = name
         yield
         self.packs = before
+
+    def _loads(self, value: Value, guards: tuple[Value, ...]) -> Iterator[tuple[Load, Guards]]:
+        """Loads, and the guards around them, on which all lanes of a pack agree."""
+        match value:
+            case Load():
+                yield value, guards
+            case Convert(inner):
+                yield from self._loads(inner, guards)
+            case Apply(_, operands):
+                for o in operands:
+                    yield from self._loads(o, guards)
+            case Guarded(Within() as guard, inner, _) if self._agrees(guard):
+                yield from self._loads(inner, (*guards, guard))
+            case _:
+                pass
+
+    def _agrees(self, guard: Within) -> bool:
+        if not self.index_differs(guard.index):
+            return True
+        is_even = guard.low % self.width == 0 and guard.high % self.width == 0
+        return is_even and self.is_pack(guard.index)
 
     def unrolled(self, line: str, width: int | None = None, start: int = 0) -> None:
         self.add("#pragma unroll")
@@ -322,20 +347,6 @@ class Lanes:
                 return f"({self.index_type})({rest})"
             case Bounded(inner, _):
                 return f"({self.index(inner)})"
-
-
-def _plain_loads(value: Value) -> Iterator[Load]:
-    """Loads that no guard holds back."""
-    match value:
-        case Load():
-            yield value
-        case Convert(inner):
-            yield from _plain_loads(inner)
-        case Apply(_, operands):
-            for o in operands:
-                yield from _plain_loads(o)
-        case _:
-            pass
 
 
 def _safe(name: str) -> str:

@@ -29,6 +29,7 @@ from treadle.kernel.nodes import (
     For,
     Kernel,
     Let,
+    Library,
     Literal,
     Multiply,
     Role,
@@ -156,7 +157,7 @@ class _Writer(Lanes):
             case Let() | Set() | Accumulate():
                 self._meet(statement)
                 self.thread(statement)
-            case Multiply():
+            case Multiply() | Library():
                 raise AssertionError("products are kernels of their own")
             case _:
                 assert_never(statement)
@@ -275,7 +276,7 @@ class _Writer(Lanes):
                 self.store(buffer, index, value, guard)
             case Update(buffer, index, value):
                 self.update(buffer, index, value)
-            case Multiply():
+            case Multiply() | Library():
                 raise AssertionError("products are kernels of their own")
             case _:
                 assert_never(statement)

@@ -179,8 +179,10 @@ def _is_better_flat(
     last = turns[-1]
     loads = [x for s in inner for t in nested(s, Role.SEQUENTIAL)[1] for x in loads_of(t)]
     summed = [nested(s, Role.SEQUENTIAL)[0][-1] for s in inner]
-    across = sum(x.index.factor_of(last) == 1 for x in loads)
-    along = sum(x.index.factor_of(v) == 1 for x in loads for v in summed)
+    both = [x.index for x in loads if x.index.factor_of(last) != 0]
+    both = [i for i in both if any(i.factor_of(v) != 0 for v in summed)]  # what is large
+    across = sum(i.factor_of(last) == 1 for i in both)
+    along = sum(i.factor_of(v) == 1 for i in both for v in summed)
     return across > along and last.extent >= WARP
 
 

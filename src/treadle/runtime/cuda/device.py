@@ -135,8 +135,10 @@ class Block:
             self.address = int(checked(found, "cuda"))
 
     def __del__(self) -> None:
-        if self.__dict__.get("address"):
-            self.device.driver.cuMemFree(self.address)
+        # At the interpreter's end the driver's interface may be gone, and the memory with it.
+        free = getattr(self.device.driver, "cuMemFree", None) if self.__dict__ else None
+        if self.__dict__.get("address") and free is not None:
+            free(self.address)
 
     def write(self, array: np.ndarray, offset: int = 0) -> None:
         """Copy in; the array may change afterwards."""
@@ -178,8 +180,9 @@ class Pinned:
         self.array = np.ctypeslib.as_array(memory)
 
     def __del__(self) -> None:
-        if self.__dict__.get("address"):
-            self.device.driver.cuMemFreeHost(self.address)
+        free = getattr(self.device.driver, "cuMemFreeHost", None) if self.__dict__ else None
+        if self.__dict__.get("address") and free is not None:
+            free(self.address)
 
 
 class Event:

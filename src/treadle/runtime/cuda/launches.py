@@ -9,7 +9,8 @@ from typing import Any
 from treadle.kernel.launch import Launch
 from treadle.kernel.plan import Plan, PlannedCall, PlannedPhase, PlannedStep
 from treadle.runtime.cuda.blas import Matmul
-from treadle.runtime.cuda.device import checked, device
+from treadle.runtime.cuda.device import Block, checked, device
+from treadle.runtime.cuda.dnn import Attention
 
 MOST_SHARED = 48 << 10  # bytes of shared memory that a block may have without being asked
 
@@ -49,8 +50,11 @@ class Runner:
         launches: Sequence[Launch],
         code: Code,
         products: Mapping[int, Matmul],
+        attentions: Mapping[int, Attention],
     ):
         self.plan, self.launches, self.code, self.products = plan, launches, code, products
+        self.attentions = attentions
+        self.workspace = Block(max((a.workspace for a in attentions.values()), default=0))
 
     def enqueue(self, table: Sequence[int]) -> int:
         """Everything, in order; how many launches that were."""
@@ -80,6 +84,10 @@ class Runner:
         if entry in self.products:
             for left_to_target in rows:
                 self._multiply(entry, left_to_target)
+            return len(rows)
+        if entry in self.attentions:
+            for addresses in rows:
+                self.attentions[entry].run(addresses, self.workspace.address)
             return len(rows)
         if not launch.grid:
             return 0

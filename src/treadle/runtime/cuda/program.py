@@ -19,6 +19,7 @@ from treadle.kernel.launch import Launch
 from treadle.kernel.plan import Plan
 from treadle.runtime.cuda.blas import Matmul, workspace
 from treadle.runtime.cuda.device import Block, Event, Pinned, checked, device, out_of_memory, padded
+from treadle.runtime.cuda.dnn import Attention
 from treadle.runtime.cuda.launches import Code, Runner
 from treadle.runtime.cuda.values import DeviceValues
 
@@ -40,6 +41,7 @@ class CudaProgram:
         cubins: Sequence[bytes],
         constants: Mapping[str, np.ndarray],
         algorithms: Algorithms,
+        is_deterministic: bool = False,
     ):
         self.graph, self.plan, self.launches = graph, plan, tuple(launches)
         self._device = device()
@@ -59,7 +61,12 @@ class CudaProgram:
         self._code = Code(cubins, launches)
         self.algorithms = dict(algorithms)
         self._products = self._chosen_products()
-        self._runner = Runner(plan, self.launches, self._code, self._products)
+        attentions = {
+            i: Attention(launch.library, is_deterministic)
+            for i, launch in enumerate(self.launches)
+            if launch.library is not None
+        }
+        self._runner = Runner(plan, self.launches, self._code, self._products, attentions)
         self._inputs: _Inputs | None = None
         self._bound: tuple[object, ...] = ()
         self._exec: Any = None
