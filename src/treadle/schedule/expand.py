@@ -39,12 +39,8 @@ def expand(graph: Graph, templates: bool = False, target: Target = CPU) -> Graph
                 operands = [builder.add(STOP_GRADIENT, NoAttributes(), (v,))[0] for v in operands]
             names = (_leaf_name(body.nodes[i]) for i in body.inputs)
             leaves = dict(zip(names, operands, strict=True))
-<<<<<<< HEAD
-            inner = expand(body, templates, target)
-=======
-            inner = expanded.get(id(body)) or expand(body, templates)
+            inner = expanded.get(id(body)) or expand(body, templates, target)
             expanded[id(body)] = inner
->>>>>>> main
             moved.append(tuple(inline_into(builder, inner, leaves, node.origin)))
     outputs = [Output(o.kind, o.name, moved[o.value.node][o.value.output]) for o in graph.outputs]
     return remove_dead_code(builder.build(outputs, graph.name))

@@ -170,7 +170,13 @@ def fused(
     least = min(target.least_rows, *(max(c, default=1) for c in counts))
     is_small = work(first) < target.small and work(second) < target.small
     is_small = is_small and statements_in(first.body) < target.most_small_statements
-    for turns in [*(n for n in both if n >= max(2, least)), *([1] if is_small else [])]:
+    wanted = [n for n in both if n >= max(2, least)]
+    if target.is_gpu:
+        # A row that was a block's or a thread's stays one: fewer rows would leave most idle.
+        most = max(both, default=1)
+        is_enough = most >= target.least_rows or max(work(first), work(second)) <= target.few
+        wanted = [most] if most > 1 and is_enough else []
+    for turns in [*wanted, *([1] if is_small else [])]:
         if turns < max(both, default=1) and footprint(first, second, turns) > target.cache:
             break
         found = _fused_at(first, second, turns, is_needed)

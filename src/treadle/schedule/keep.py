@@ -71,7 +71,7 @@ def _kept(
         for operand in node.operands:
             readers.setdefault(operand, set()).update(homes[position])
     for value in sorted(shared):
-        if _is_cheap_again(graph, value, kept, shared):
+        if _is_cheap_again(graph, value, kept, kept if is_gpu else shared):
             del kept[value]
     return dict.fromkeys(sorted(kept))
 
@@ -110,7 +110,8 @@ def _is_cheap_again(
 ) -> bool:
     """Whether a value is better computed again wherever it is read.
 
-    It is if it takes little arithmetic on one large tensor that several kernels read anyway.
+    It is if it takes little arithmetic on one large tensor that several kernels read anyway; on a
+    GPU, where arithmetic costs next to nothing, on one that is in memory.
     """
     type_ = graph.type_of(value)
     pending, seen, large, count = [value], {value}, set[TensorValue](), 0
