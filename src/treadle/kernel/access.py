@@ -79,6 +79,9 @@ def accesses(statements: Sequence[Statement]) -> Iterator[Access]:
                     low = m.rows.range[0] + m.columns.range[0]
                     high = m.rows.range[1] + m.columns.range[1]
                     yield Access(m.buffer, m.index, low, high, i == 0)
+                if statement.bias is not None:
+                    last = statement.target.columns.count - 1
+                    yield Access(statement.bias, Index(), 0, last, False)
                 continue
             case Library(_, results, operands):
                 for view in (*results, *operands):

@@ -91,6 +91,8 @@ class _Machine:
         wide = np.result_type(into.dtype, np.float32)  # of narrow floats too
         a, b = self.memory[statement.left.buffer], self.memory[statement.right.buffer]
         found = a[left].astype(wide) @ b[right].astype(wide)
+        if statement.bias is not None:
+            found = found + self.memory[statement.bias][: found.shape[1]].astype(wide)
         into[target] = into[target] + found if statement.adds else found
 
     def _places(self, matrix: Matrix) -> np.ndarray:

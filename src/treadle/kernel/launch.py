@@ -34,6 +34,7 @@ class Product:
     target: MatrixFacts
     left: MatrixFacts
     right: MatrixFacts
+    bias: int = -1  # the argument that has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,9 @@ def product_of(kernel: Kernel) -> Product | None:
     target, left, right = map(facts, statement.matrices)
     m, n = statement.target.rows.count, statement.target.columns.count
     batch = loops[0].extent if loops else 1
-    return Product(m, n, statement.left.columns.count, batch, target, left, right)
+    names = [b.name for b in kernel.buffers]
+    bias = -1 if statement.bias is None else names.index(statement.bias)
+    return Product(m, n, statement.left.columns.count, batch, target, left, right, bias)
 
 
 def _is_listed(walk: Walk) -> bool:

@@ -243,6 +243,7 @@ class Multiply:
     left: Matrix
     right: Matrix
     adds: bool = False
+    bias: str | None = None  # a buffer with what is added to each column, of a whole product
 
     @property
     def matrices(self) -> tuple[Matrix, Matrix, Matrix]:

@@ -61,9 +61,9 @@ def _statement(statement: Statement, depth: int) -> list[str]:
             return [f"{pad}{buffer}[{index}] = {value_text(value)}{condition}"]
         case Update(buffer, index, value):
             return [f"{pad}{buffer}[{index}] += {value_text(value)}"]
-        case Multiply(target, left, right, adds):
-            sign = "+=" if adds else "="
-            return [f"{pad}{_matrix(target)} {sign} {_matrix(left)} · {_matrix(right)}"]
+        case Multiply(target, left, right, adds, bias):
+            sign, more = "+=" if adds else "=", "" if bias is None else f" + {bias}"
+            return [f"{pad}{_matrix(target)} {sign} {_matrix(left)} · {_matrix(right)}{more}"]
         case Library(name, results, operands):
             made, given = (", ".join(map(_view, views)) for views in (results, operands))
             return [f"{pad}{made} = {name}({given})"]

@@ -166,6 +166,10 @@ class _Checker:
         if shapes[0] != (shapes[1][0], shapes[2][1]) or shapes[1][1] != shapes[2][0]:
             raise self.wrong(f"a product of {shapes[1]} and {shapes[2]} gives no {shapes[0]}")
         is_whole = whole_product(self.kernel) is not None
+        if statement.bias is not None:
+            bias = self.buffers.get(statement.bias)
+            if not is_whole or bias is None or bias.size < target.columns.count:
+                raise self.wrong(f"{statement.bias} is no bias of this product")
         if not is_whole and (target.columns.stride, right.columns.stride) != (1, 1):
             raise self.wrong("columns of a product are not next to each other")
         into, *found = (self.matrix(m, scope).dtype for m in statement.matrices)

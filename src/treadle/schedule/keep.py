@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from treadle.ir.composites import ATTENTION, ATTENTION_GRAD
@@ -34,9 +34,11 @@ MAX_DEPTH = 40  # of an expression: what is deeper is kept in memory
 CHOICE_DEPTH = 13
 
 
-def kept_values(graph: Graph, fuse: bool, is_gpu: bool = False) -> dict[TensorValue, None]:
+def kept_values(
+    graph: Graph, fuse: bool, is_gpu: bool = False, also: Collection[TensorValue] = ()
+) -> dict[TensorValue, None]:
     """Tensors that are in memory, in order: roots, outputs, and what several kernels read."""
-    wanted = {o.value for o in graph.outputs} | _read_again(graph)
+    wanted = {o.value for o in graph.outputs} | _read_again(graph) | set(also)
     kept = _kept(graph, fuse, wanted, is_gpu)
     deep = _too_deep(graph, kept)
     return _kept(graph, fuse, wanted | deep, is_gpu) if deep else kept

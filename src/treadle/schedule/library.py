@@ -29,7 +29,9 @@ def library_attention(lowering: Lowering, position: int, node: Node) -> list[Ker
     reader = lowering.reader()
     for view in operands:
         reader.used[view.buffer] = lowering.as_type(lowering.buffers[view.buffer])
-    made = [TensorValue(position, i) for i in range(len(node.types))]
+    every = [TensorValue(position, i) for i in range(len(node.types))]
+    parts = {lowering.parts[v].whole: None for v in every if v in lowering.parts}
+    made = [*(v for v in every if v not in lowering.parts), *parts]
     body = [Library(node.op.name, results, operands, numbers, flops)]
     kernel = lowering.kernel(position, reader, made, body)
     return [*writer.copies, replace(kernel, is_whole=True)]
@@ -43,6 +45,12 @@ class _Views:
     def result(self, value: TensorValue) -> View:
         shape = self.lowering.graph.type_of(value).shape
         axes = [Var(f"x{i}", n) for i, n in enumerate(shape)]
+        part = self.lowering.parts.get(value)
+        if part is not None:
+            length, depth = shape[2:]
+            row = self.lowering.graph.type_of(part.whole).shape[-1]
+            name = self.lowering.names[part.whole]
+            return View(name, part.start, shape, (length * row, depth, row, 1))
         index = self.lowering.place(value, [variable(v) for v in axes])
         steps = tuple(index.factor_of(v) or 0 for v in axes)
         return View(self.lowering.names[value], 0, shape, _whole(shape, steps))

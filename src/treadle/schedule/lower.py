@@ -21,6 +21,7 @@ from treadle.ir.graph import Graph, Node, Output, OutputKind
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.literal import ArrayLiteral
 from treadle.ir.ops.leaves import CONSTANT, Constant, Leaf
+from treadle.ir.ops.linear import CONTRACT
 from treadle.ir.types import TensorType
 from treadle.kernel.access import accesses
 from treadle.kernel.index import Index, Var, flatten, variable
@@ -29,6 +30,7 @@ from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step
 from treadle.schedule.bound import Bound, Memo
 from treadle.schedule.expand import expand
 from treadle.schedule.inline import Reader, laid_out
+from treadle.schedule.joins import biased_products, gathered_parts
 from treadle.schedule.keep import ROOTS, heads_last, is_inline, is_root, kept_values
 from treadle.schedule.nests import axis_vars, nest
 from treadle.schedule.order import Order
@@ -131,7 +133,9 @@ class Lowering:
         self.graph, self.fuse, self.panel, self.prefix = graph, fuse, panel, prefix
         self.memo = memo or Memo()
         self.target = self.memo.target
-        self.kept = kept_values(graph, fuse, self.target.is_gpu)
+        self.biased = biased_products(graph) if self.target.is_gpu and fuse else {}
+        biases = {b.bias for b in self.biased.values()} | {b.sum for b in self.biased.values()}
+        self.kept = kept_values(graph, fuse, self.target.is_gpu, biases)
         self.uses = Counter(v for n in graph.nodes for v in n.operands)
         self.names = {v: f"{prefix}b{v.node}.{v.output}" for v in self.kept}
         for name, position in graph.leaves.items():
@@ -143,6 +147,12 @@ class Lowering:
         }
         # Tensors whose axes lie in memory in another order than they are counted.
         self.layouts = heads_last(graph, self.kept) if self.target.is_gpu else {}
+        self.parts = gathered_parts(graph, self.layouts) if self.target.is_gpu and fuse else {}
+        self.parts = {v: p for v, p in self.parts.items() if p.whole in self.kept}
+        self.done = {p.whole for p in self.parts.values()}  # what has nothing left to do
+        self.sums = {b.sum: product for product, b in self.biased.items()}
+        for value in [*self.parts, *self.biased]:
+            self.buffers.pop(self.names.pop(value))
         self.rows: dict[str, Argument] = {}  # buffers that are rows of others
         self.in_place: dict[TensorValue, str] = {}  # values written over a leaf
         self.late: dict[str, TensorValue] = {}  # leaves that get a copy at the end
@@ -243,9 +253,15 @@ class Lowering:
             return []
         if all(t.size == 0 for t in node.types):
             return []
+        if value in self.biased:
+            return []  # it is made where its bias is known
+        if value in self.sums:
+            product = self.sums[value].node
+            return ROOTS[CONTRACT](self, product, self.graph.nodes[product])
         if is_root(self.graph, node):
             return ROOTS[node.op](self, position, node)
-        return self.map_kernels(value) if value in self.kept else []
+        is_made = value in self.kept and value not in self.done
+        return self.map_kernels(value) if is_made else []
 
     def _scan(self, position: int, node: Node, order: Order) -> list[Draft]:
         """The body's program for each row; carries have buffers that a turn changes at its end."""

@@ -71,12 +71,12 @@ def map_places(statement: Statement, move: Move, rename: Rename = same_name) -> 
             return Store(rename(buffer), move(index), map_value(value, move, rename), held)
         case Update(buffer, index, value):
             return Update(rename(buffer), move(index), map_value(value, move, rename))
-        case Multiply(target, left, right, adds):
+        case Multiply(target, left, right, adds, bias):
             a, b, c = (
                 Matrix(rename(m.buffer), move(m.index), m.rows, m.columns)
                 for m in (target, left, right)
             )
-            return Multiply(a, b, c, adds)
+            return Multiply(a, b, c, adds, None if bias is None else rename(bias))
         case Library(name, results, operands, numbers, flops):
             made, given = (
                 tuple(replace(v, buffer=rename(v.buffer)) for v in views)
@@ -140,12 +140,12 @@ def map_buffers(statement: Statement, place: Replace) -> Statement:
             return Store(buffer, place(buffer, index), inner(value), guard)
         case Update(buffer, index, value):
             return Update(buffer, place(buffer, index), inner(value))
-        case Multiply(target, left, right, adds):
+        case Multiply(target, left, right, adds, bias):
             a, b, c = (
                 Matrix(m.buffer, place(m.buffer, m.index), m.rows, m.columns)
                 for m in (target, left, right)
             )
-            return Multiply(a, b, c, adds)
+            return Multiply(a, b, c, adds, bias)
         case Library():
             return statement
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from treadle.base.dtypes import DType, accumulator
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
-from treadle.ir.ops.linear import Contraction
 from treadle.kernel.index import Index, Var, flatten, variable
 from treadle.kernel.nodes import (
     Accumulate,
@@ -33,54 +32,17 @@ from treadle.kernel.nodes import (
     Value,
     Walk,
 )
+from treadle.schedule.groups import Groups, groups_of
 from treadle.schedule.labels import Labels, plain_load
 from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import nest
 
-LEAST_FLOPS = 1 << 16  # below which threads that sum one element each are as fast
-LEAST_DEPTH = 4
-
-
 def whole_product(lowering: Lowering, position: int, node: Node) -> list[Kernel] | None:
     """A product of matrices and what moves its operands and result; None where it is none."""
-    groups = _groups(lowering, node)
-    if groups is None:
-        return None
-    sizes = groups.sizes
-    flops = 2 * math.prod(sizes.values())
-    depth = math.prod(sizes[c] for c in groups.depth)
-    if flops < LEAST_FLOPS or depth < LEAST_DEPTH:
+    groups = groups_of(lowering.graph, node)
+    if groups is None or not groups.is_large:
         return None
     return _Whole(lowering, position, node, groups).kernels()
-
-
-@dataclass(frozen=True)
-class _Groups:
-    """Labels of a product by what they do."""
-
-    batch: str
-    rows: str
-    columns: str
-    depth: str
-    sizes: dict[str, int]
-
-
-def _groups(lowering: Lowering, node: Node) -> _Groups | None:
-    attributes: Contraction = attributes_of(node)
-    lx, ly, lr = attributes.labels
-    sizes: dict[str, int] = {}
-    for operand, labels in zip(node.operands, (lx, ly), strict=True):
-        type_ = lowering.graph.type_of(operand)
-        if not type_.is_float:
-            return None
-        sizes |= dict(zip(labels, type_.shape, strict=True))
-    depth = "".join(c for c in lx if c not in lr)
-    if set(depth) != {c for c in ly if c not in lr} or set(depth) - set(ly):
-        return None
-    batch = "".join(c for c in lr if c in lx and c in ly)
-    rows = "".join(c for c in lr if c in lx and c not in ly)
-    columns = "".join(c for c in lr if c in ly and c not in lx)
-    return _Groups(batch, rows, columns, depth, sizes)
 
 
 @dataclass(frozen=True)
@@ -95,7 +57,7 @@ class _Place:
 
 
 class _Whole:
-    def __init__(self, lowering: Lowering, position: int, node: Node, groups: _Groups):
+    def __init__(self, lowering: Lowering, position: int, node: Node, groups: Groups):
         self.lowering, self.position, self.node, self.groups = lowering, position, node, groups
         self.vars = {c: Var(f"x{c}", n) for c, n in groups.sizes.items()}
         self.used: dict[str, Buffer] = {}
@@ -112,7 +74,10 @@ class _Whole:
         dtype = dtype if dtype is other else accumulator(self.node.types[0].dtype)
         left = self.operand(0, lx, g.rows, g.depth, dtype)
         right = self.operand(1, ly, g.depth, g.columns, dtype)
-        value = TensorValue(self.position)
+        value, bias = TensorValue(self.position), None
+        joined = self.lowering.biased.get(value)
+        if joined is not None:
+            value, bias = joined.sum, self.lowering.names[joined.bias]
         target = self.place(self.result_index(lr), self.lowering.names[value], g.rows, g.columns)
         made, finish = [value], list[Kernel]()
         if target is None:
@@ -125,9 +90,9 @@ class _Whole:
             self.matrix(place, batch, *shape)
             for place, shape in zip((target, left, right), shapes, strict=True)
         ]
-        body = nest([batch], Role.PARALLEL, [Multiply(matrices[0], matrices[1], matrices[2])])
+        body = nest([batch], Role.PARALLEL, [Multiply(*matrices, bias=bias)])
         reader = self.lowering.reader()
-        for name in (left.buffer, right.buffer):
+        for name in (left.buffer, right.buffer, *([] if bias is None else [bias])):
             reader.used[name] = self.lowering.as_type(self.lowering.buffers[name])
         also = () if made else (self.lowering.buffers[target.buffer],)
         kernel = self.lowering.kernel(self.position, reader, made, body, "", also)

@@ -32,12 +32,15 @@ from treadle.kernel.nodes import (
     For,
     Guarded,
     Kernel,
+    Let,
     Literal,
     Load,
     Local,
     Position,
     Set,
     Statement,
+    Store,
+    Update,
     Value,
     Within,
 )
@@ -60,6 +63,48 @@ def changed_in(body: Sequence[Statement]) -> set[str]:
 Guards = tuple[Value, ...]
 
 
+def loose_locals(body: Sequence[Statement]) -> set[str]:
+    """Locals of narrow floats that only smooth arithmetic and stores use: they stay unrounded."""
+    named: set[str] = set()
+    strict = changed_in(body)
+
+    def look(value: Value, loose: bool) -> None:
+        match value:
+            case Local(name):
+                if not loose:
+                    strict.add(name)
+            case Apply(op, operands):
+                for i, o in enumerate(operands):
+                    look(o, op in scalars.SMOOTH or (loose and op == "where" and i > 0))
+            case Convert(inner):
+                look(inner, False)
+            case Guarded(guard, inner, other):
+                for part in (guard, inner, other):
+                    look(part, False)
+            case _:
+                pass
+
+    def walk(statements: Sequence[Statement]) -> None:
+        for s in statements:
+            match s:
+                case For(_, _, inner):
+                    walk(inner)
+                case Let(local, value):
+                    if value.dtype.is_narrow:
+                        named.add(local)
+                    # Whether this one is loose is not known yet: its parts must be for both.
+                    look(value, False)
+                case Store(_, _, value):
+                    look(value, True)
+                case Set(_, value) | Accumulate(_, _, value) | Update(_, _, value):
+                    look(value, False)
+                case _:
+                    pass
+
+    walk(body)
+    return named - strict
+
+
 class Lanes:
     """Lines of a function, and what names stand for where they are written."""
 
@@ -78,6 +123,7 @@ class Lanes:
         self.changing: set[str] = set()  # those that must be, whatever they start from
         self.unrolling = False
         self.packs: dict[Load, str] = {}
+        self.loose = loose_locals(kernel.body)
 
     def add(self, line: str) -> None:
         self.lines.append("  " * self.depth + line)
@@ -223,15 +269,16 @@ class Lanes:
     def let(self, local: str, value: Value) -> None:
         name, type_ = self.new(_safe(local)), scalars.register(value.dtype)
         is_array = self.lane is not None and (self.differs(value) or local in self.changing)
+        loose = local in self.loose
         if not is_array:
-            text = self.value(value)
+            text = self.value(value, loose)
             self.names[local] = name
             self.spread.discard(local)
             self.add(f"{type_} {name} = {text};")
             return
         self.add(f"{type_} {name}[{self.width}];")
         with self.packed(value):
-            self.each(lambda: f"{name}[u] = {self.value(value)};")
+            self.each(lambda: f"{name}[u] = {self.value(value, loose)};")
         self.names[local] = name
         self.spread = self.spread | {local}
 
@@ -271,11 +318,11 @@ class Lanes:
             return self.names[value.name]
         name = self.new("lane")
         self.add(f"{scalars.register(value.dtype)} {name}[{self.width}];")
-        self.each(lambda: f"{name}[u] = {self.value(value)};")
+        self.each(lambda: f"{name}[u] = {self.value(value, True)};")
         return name
 
     def _typed(self, value: Value) -> str:
-        return f"({scalars.register(value.dtype)})({self.value(value)})"
+        return f"({scalars.register(value.dtype)})({self.value(value, True)})"
 
     def update(self, buffer: str, index: Index, value: Value) -> None:
         place, dtype = self.places[buffer], self.types[buffer]
@@ -293,7 +340,8 @@ class Lanes:
 
     # Values
 
-    def value(self, value: Value) -> str:
+    def value(self, value: Value, loose: bool = False) -> str:
+        """A value; a loose one, which only smooth arithmetic uses, is not rounded to its dtype."""
         match value:
             case Literal():
                 return scalars.literal(value)
@@ -306,8 +354,12 @@ class Lanes:
             case Position(index, dtype):
                 return scalars.convert(f"(i64)({self.index(index)})", dtypes.int64, dtype)
             case Apply(op, operands, dtype):
-                given = [self.value(o) for o in operands]
-                return scalars.apply(op, given, operands[-1].dtype, dtype)
+                inside = op in scalars.SMOOTH
+                given = [
+                    self.value(o, inside or (loose and op == "where" and i > 0))
+                    for i, o in enumerate(operands)
+                ]
+                return scalars.apply(op, given, operands[-1].dtype, dtype, loose)
             case Convert(inner, dtype):
                 return scalars.convert(self.value(inner), inner.dtype, dtype)
             case Within(index, low, high):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from treadle.base.dtypes import DType
 from treadle.codegen.cuda import scalars
 from treadle.codegen.cuda.render import function
 from treadle.kernel.index import Index, Var
-from treadle.kernel.nodes import Kernel, Matrix, whole_product
+from treadle.kernel.nodes import Kernel, Matrix, Multiply, whole_product
 
 TILE, DEPTH, EACH = 64, 16, 4  # rows and columns of a block's tile, its depth, a thread's square
 THREADS = (TILE // EACH) ** 2
@@ -37,15 +36,17 @@ def render_product(kernel: Kernel, symbol: str, calls: int) -> tuple[str, int]:
         tiles=down * across, across=across, decode=_decoded(loops),
         left=at(product.left, "row", "at"), right=at(product.right, "at", "column"),
         target=at(product.target, "row", "column"),
-        sum=_sum(product.adds, at(product.target, "row", "column"), wide),
+        sum=_sum(product, at(product.target, "row", "column"), wide, places),
     )  # fmt: skip
     lines = text.strip("\n").split("\n")
     return function(kernel, symbol, calls, THREADS, lines), down * across * batch
 
 
-def _sum(adds: bool, target: str, wide: str) -> str:
+def _sum(product: Multiply, target: str, wide: str, places: dict[str, str]) -> str:
     found = "sums[i][j]"
-    return f"({wide})(get({target}) + {found})" if adds else f"({wide}){found}"
+    if product.bias is not None:
+        found = f"({found} + get({places[product.bias]}[column]))"
+    return f"({wide})(get({target}) + {found})" if product.adds else f"({wide}){found}"
 
 
 def _place(index: Index, loops: tuple[Var, ...]) -> str:
@@ -59,13 +60,6 @@ def _decoded(loops: tuple[Var, ...]) -> str:
         lines.append(f"  const int b{i} = {rest} % {loops[i].extent};")
         rest = f"({rest} / {loops[i].extent})"
     return "\n".join(lines)
-
-
-def product_dtype(kernel: Kernel) -> DType:
-    """The dtype of a product's operands."""
-    found = whole_product(kernel)
-    assert found is not None
-    return next(b.dtype for b in kernel.buffers if b.name == found[1].left.buffer)
 
 
 _BODY = """

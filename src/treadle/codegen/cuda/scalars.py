@@ -61,21 +61,29 @@ def rounded(text: str, dtype: DType) -> str:
     return f"round_{memory(dtype)}({text})" if dtype.is_narrow else text
 
 
-_FLOAT = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+_FLOAT = {"add": "+", "sub": "-", "mul": "*"}
 _COMPARE = {"eq": "==", "lt": "<", "le": "<="}
 _NAMED = frozenset(
-    "abs sign floor sqrt rsqrt exp log sin cos tanh erf pow max min".split()
+    "abs sign floor sqrt rsqrt exp log sin cos tanh erf pow max min div".split()
 )
 _WRAPPING = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^"}
 _LOGIC = {"and": "&&", "or": "||", "xor": "!=", "eq": "=="}
 
 
-def apply(op: str, x: list[str], operand: DType, dtype: DType) -> str:
-    """One op on expressions; `operand` is the dtype of the last of them."""
+# What a small change of an operand changes little: inside it, narrow floats need no rounding.
+SMOOTH = frozenset("add sub mul div neg abs sqrt rsqrt exp log sin cos tanh erf pow".split())
+
+
+def apply(op: str, x: list[str], operand: DType, dtype: DType, loose: bool = False) -> str:
+    """One op on expressions; `operand` is the dtype of the last of them.
+
+    A loose result is left as exact as it is computed.
+    """
     if op == "where":
         return f"({x[0]} ? {x[1]} : {x[2]})"
     if operand.is_float:
-        return rounded(_float(op, x, operand), dtype)
+        found = _float(op, x, operand)
+        return found if loose else rounded(found, dtype)
     if operand is dtypes.bool_:
         return f"(!{x[0]})" if op == "not" else f"({x[0]} {_LOGIC[op]} {x[1]})"
     return _integer(op, x, operand)

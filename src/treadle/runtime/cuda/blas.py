@@ -22,6 +22,7 @@ REPEATS = 4
 _TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
 _COMPUTE = {"float64": 70}  # otherwise 68: sums of float32
 _TRANSPOSE_A, _TRANSPOSE_B = 3, 4  # attributes of a product
+_EPILOGUE, _BIAS_ADDRESS, _BIAS = 7, 8, 4
 _BATCH, _STRIDE = 5, 6  # attributes of a matrix
 _MOST_WORKSPACE = 1  # attribute of a preference
 
@@ -116,6 +117,11 @@ class Matmul:
                 attribute,
                 ctypes.c_int32(int(turned)),
             )
+        if product.bias >= 0:
+            assert self.is_swapped, "a bias is of columns that lie together"
+            self._set(
+                lt.cublasLtMatmulDescSetAttribute, self._handle, _EPILOGUE, ctypes.c_uint32(_BIAS)
+            )
         self._a = self._layout(first, facts[0])
         self._b = self._layout(second, facts[1])
         self._d = self._layout(target, product.target)
@@ -143,9 +149,18 @@ class Matmul:
             self._set(setter, found, _STRIDE, ctypes.c_int64(facts.batch))
         return found
 
-    def run(self, target: int, left: int, right: int, algorithm: Any = None) -> int:
+    def run(
+        self, target: int, left: int, right: int, bias: int = 0, algorithm: Any = None
+    ) -> int:
         """Put the product into the stream; addresses are those of the buffers."""
         p = self.product
+        if p.bias >= 0:
+            self._set(
+                library().cublasLtMatmulDescSetAttribute,
+                self._handle,
+                _BIAS_ADDRESS,
+                ctypes.c_void_p(bias),
+            )
         places = {
             "left": left + p.left.start * _itemsize(p.left.dtype),
             "right": right + p.right.start * _itemsize(p.right.dtype),
@@ -181,18 +196,18 @@ class Matmul:
         _checked(code, f"product {self.product}")
         return [found[i].algorithm for i in range(count.value)]
 
-    def choose(self, target: int, left: int, right: int) -> None:
+    def choose(self, target: int, left: int, right: int, bias: int = 0) -> None:
         """The fastest of the candidates, timed on some memory."""
         best: tuple[float, Any] | None = None
         start, end = Event(timed=True), Event(timed=True)
         for algorithm in self.candidates():
-            if self.run(target, left, right, algorithm):
+            if self.run(target, left, right, bias, algorithm):
                 continue
             times = []
             for _ in range(2):
                 start.record()
                 for _ in range(REPEATS):
-                    self.run(target, left, right, algorithm)
+                    self.run(target, left, right, bias, algorithm)
                 end.record()
                 end.wait()
                 times.append(end.milliseconds_since(start))

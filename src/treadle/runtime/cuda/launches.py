@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from treadle.kernel.launch import Launch
+from treadle.kernel.launch import Launch, Product
 from treadle.kernel.plan import Plan, PlannedCall, PlannedPhase, PlannedStep
 from treadle.runtime.cuda.blas import Matmul
 from treadle.runtime.cuda.device import Block, checked, device
@@ -109,10 +109,17 @@ class Runner:
 
     def _multiply(self, entry: int, addresses: list[int]) -> None:
         matmul = self.products[entry]
-        left, right, target = addresses[0], addresses[-2], addresses[-1]
-        code = matmul.run(target, left, right)
+        code = matmul.run(*matrices(matmul.product, addresses))
         if code:
             raise AssertionError(f"cuBLASLt says {code} for {matmul.product}")
+
+
+def matrices(product: Product, addresses: Sequence[int]) -> tuple[int, int, int, int]:
+    """Target, left, right and bias among a call's arguments: left first, then right, the bias."""
+    if product.bias < 0:
+        return addresses[-1], addresses[0], addresses[-2], 0
+    right = addresses[min(1, product.bias - 1)]
+    return addresses[-1], addresses[0], right, addresses[product.bias]
 
 
 def _addresses(call: PlannedCall, table: Sequence[int], turn: int) -> list[int]:

@@ -20,7 +20,7 @@ from treadle.kernel.plan import Plan
 from treadle.runtime.cuda.blas import Matmul, workspace
 from treadle.runtime.cuda.device import Block, Event, Pinned, checked, device, out_of_memory, padded
 from treadle.runtime.cuda.dnn import Attention
-from treadle.runtime.cuda.launches import Code, Runner
+from treadle.runtime.cuda.launches import Code, Runner, matrices
 from treadle.runtime.cuda.values import DeviceValues
 
 TURNS = 3  # of pinned inputs: the host may be that many steps ahead
@@ -107,12 +107,13 @@ class CudaProgram:
             matmul.use(self.algorithms[key])
         return found
 
-    def _somewhere(self, entry: int) -> tuple[int, int, int]:
+    def _somewhere(self, entry: int) -> tuple[int, int, int, int]:
         """Memory to time a product on: that of one of its calls, or new where it is outside."""
         call = next(c for c in _calls(self.plan) if c.entry == entry)
         self._spare = [Block(self.plan.slots[s].nbytes) for s in call.slots]
-        left, right, target = self._spare[0], self._spare[-2], self._spare[-1]
-        return target.address, left.address, right.address
+        product = self.launches[entry].product
+        assert product is not None
+        return matrices(product, [b.address for b in self._spare])
 
     # Addresses
 
