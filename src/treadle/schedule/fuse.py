@@ -34,7 +34,7 @@ from treadle.schedule.nests import (
     with_own_names,
 )
 from treadle.schedule.target import CPU, Target
-from treadle.schedule.twins import twins
+from treadle.schedule.twins import fed, twins
 
 TURNS = 32  # that a kernel should have for threads to share
 
@@ -166,8 +166,8 @@ def fused(
         return None
     if len({b.name for b in (*first.buffers, *second.buffers)}) > target.most_buffers:
         return None
-    if target.is_gpu and not is_needed:
-        found = twins(first, second)
+    if target.is_gpu:
+        found = fed(first, second) if is_needed else twins(first, second)
         if found is not None:
             return found
     counts = [turn_counts(k) for k in (first, second)]

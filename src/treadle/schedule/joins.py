@@ -36,12 +36,19 @@ class Part:
     start: int
 
 
-def biased_products(graph: Graph) -> dict[TensorValue, Biased]:
-    """Products of narrow floats to which one vector is added, and that nothing else uses."""
+def biased_products(
+    graph: Graph, kept: Mapping[TensorValue, None]
+) -> dict[TensorValue, Biased]:
+    """Products of narrow floats to which one vector is added, and that nothing else uses.
+
+    Only where the sum is kept: elsewhere it costs nothing to add the vector where it is read.
+    """
     uses = _uses(graph)
     found: dict[TensorValue, Biased] = {}
     for position, node in enumerate(graph.nodes):
-        if node.op is not e.ADD or not node.types[0].dtype.is_narrow:
+        if node.op is not e.ADD or TensorValue(position) not in kept:
+            continue
+        if not node.types[0].dtype.is_narrow:
             continue
         for product, other in (node.operands, node.operands[::-1]):
             made, spread = graph.nodes[product.node], graph.nodes[other.node]

@@ -133,9 +133,11 @@ class Lowering:
         self.graph, self.fuse, self.panel, self.prefix = graph, fuse, panel, prefix
         self.memo = memo or Memo()
         self.target = self.memo.target
-        self.biased = biased_products(graph) if self.target.is_gpu and fuse else {}
-        biases = {b.bias for b in self.biased.values()} | {b.sum for b in self.biased.values()}
-        self.kept = kept_values(graph, fuse, self.target.is_gpu, biases)
+        self.kept = kept_values(graph, fuse, self.target.is_gpu)
+        self.biased = biased_products(graph, self.kept) if self.target.is_gpu and fuse else {}
+        if self.biased:
+            biases = {b.bias for b in self.biased.values()}
+            self.kept = kept_values(graph, fuse, self.target.is_gpu, biases)
         self.uses = Counter(v for n in graph.nodes for v in n.operands)
         self.names = {v: f"{prefix}b{v.node}.{v.output}" for v in self.kept}
         for name, position in graph.leaves.items():

@@ -66,7 +66,7 @@ def function(kernel: Kernel, symbol: str, calls: int, block: int, body: Sequence
         for i, b in enumerate(kernel.buffers)
         for qualifier in ("const " if i < len(kernel.inputs) else "",)
     ]
-    return "\n".join([*head, *body, "}"])
+    return "\n".join([*head, "  begin();", *body, "}"])
 
 
 def shared_bytes(kernel: Kernel, shape: Shape) -> int:
@@ -211,6 +211,8 @@ class _Writer(Lanes):
             count *= v.extent
         q, team, type_ = self.new("q"), self.shape.team, self.index_type
         start = "tid" if lanes == 1 else f"tid * {lanes}"
+        if count >= 8 * team * lanes:
+            self.add("#pragma unroll 2")
         head = f"for ({type_} {q} = {start}; {q} < {count}; {q} += {team * lanes})"
         return self.decoded_block(head, q, loops)
 

@@ -100,7 +100,8 @@ def _float(op: str, x: list[str], operand: DType) -> str:
         name = "f_div" if op == "floordiv" else "f_mod"
         return f"{name}<{register(operand)}>({x[0]}, {x[1]})"
     assert op in _NAMED, op
-    return f"t_{op}({', '.join(x)})"
+    prefix = "n" if operand.is_narrow and op in ("exp", "tanh", "erf") else "t"
+    return f"{prefix}_{op}({', '.join(x)})"
 
 
 def _integer(op: str, x: list[str], operand: DType) -> str:

@@ -12,6 +12,7 @@ from treadle.runtime.cuda.blas import Matmul
 from treadle.runtime.cuda.device import Block, checked, device
 from treadle.runtime.cuda.dnn import Attention
 
+EARLY_LAUNCH = 90  # chips that launch a kernel before the one ahead of it is done
 MOST_SHARED = 48 << 10  # bytes of shared memory that a block may have without being asked
 
 
@@ -99,13 +100,26 @@ class Runner:
             size = launch.calls * max(1, len(rows[0]))
             arguments = (ctypes.c_uint64 * size)(*words)
             pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
-            found = driver.cuLaunchKernel(
-                function, launch.grid, len(some), 1, launch.block, 1, 1, launch.shared,
-                device().stream, ctypes.addressof(pointers), 0,
-            )  # fmt: skip
+            config = self._config(launch, len(some))
+            found = driver.cuLaunchKernelEx(config, function, ctypes.addressof(pointers), 0)
             checked(found, launch.symbol)
             count += 1
         return count
+
+    def _config(self, launch: Launch, calls: int) -> Any:
+        """A launch that may be made ready while the one before still runs: it waits by itself."""
+        driver = device().driver
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid, calls, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block, 1, 1
+        config.sharedMemBytes, config.hStream = launch.shared, device().stream
+        if device().chip >= EARLY_LAUNCH:
+            early = driver.CUlaunchAttribute()
+            kinds = driver.CUlaunchAttributeID
+            early.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            early.value.programmaticStreamSerializationAllowed = 1
+            config.attrs, config.numAttrs = [early], 1
+        return config
 
     def _multiply(self, entry: int, addresses: list[int]) -> None:
         matmul = self.products[entry]
