@@ -25,4 +25,4 @@ class Target:
 
 CPU = Target("cpu", 8, 4096, 120, 40, 3 << 20, 1 << 14)
 # A block walks a row in shared memory; a product is a library's, so nothing is fused around it.
-GPU = Target("gpu", 512, 2048, 120, 40, 1 << 15, 1 << 16, 1 << 16, 60, True, True)
+GPU = Target("gpu", 512, 2048, 120, 40, 1 << 15, 1 << 14, 1 << 16, 60, True, True)

@@ -22,6 +22,7 @@ from treadle.kernel.index import (
     Quotient,
     Remainder,
     Var,
+    atom_range,
     data_locals,
     uses,
 )
@@ -110,6 +111,7 @@ class Lanes:
 
     def __init__(self, kernel: Kernel, is_wide: bool):
         self.kernel = kernel
+        # Of what counts turns; places are as wide as each of them needs.
         self.index_type, self.unsigned = ("i64", "u64") if is_wide else ("int", "unsigned")
         self.lines: list[str] = []
         self.depth, self.count = 1, 0
@@ -147,7 +149,7 @@ class Lanes:
         name = self.new(_safe(loop.var.name))
         end = str(loop.var.extent) if loop.stop is None else self.index(loop.stop)
         self.vars[loop.var] = name
-        with self.block(f"for ({self.index_type} {name} = 0; {name} < {end}; ++{name})"):
+        with self.block(f"for (int {name} = 0; {name} < {end}; ++{name})"):
             yield
 
     @contextmanager
@@ -162,10 +164,10 @@ class Lanes:
         for i, var in enumerate(reversed(loops)):
             name = self.vars[var] = self.new(_safe(var.name))
             if i == len(loops) - 1:
-                self.add(f"const {type_} {name} = {rest};")
+                self.add(f"const int {name} = (int){rest};")
                 break
-            here = f"({type_})(({self.unsigned}){rest} % {var.extent}u)"
-            self.add(f"const {type_} {name} = {here};")
+            here = f"(int)(({self.unsigned}){rest} % {var.extent}u)"
+            self.add(f"const int {name} = {here};")
             after = self.new("rest")
             self.add(f"const {type_} {after} = ({type_})(({self.unsigned}){rest} / {var.extent}u);")
             rest = after
@@ -352,7 +354,8 @@ class Lanes:
             case Local(name):
                 return self._local(name)
             case Position(index, dtype):
-                return scalars.convert(f"(i64)({self.index(index)})", dtypes.int64, dtype)
+                own = dtypes.int32 if is_narrow(index) else dtypes.int64
+                return scalars.convert(f"({self.index(index)})", own, dtype)
             case Apply(op, operands, dtype):
                 inside = op in scalars.SMOOTH
                 given = [
@@ -364,7 +367,8 @@ class Lanes:
                 return scalars.convert(self.value(inner), inner.dtype, dtype)
             case Within(index, low, high):
                 moved = f"({self.index(index)} - {low})" if low else f"({self.index(index)})"
-                return f"(({self.unsigned}){moved} < {max(0, high - low)}u)"
+                unsigned = "unsigned" if is_narrow(index) else "u64"
+                return f"(({unsigned}){moved} < {max(0, high - low)}u)"
             case Guarded(guard, inner, other):
                 return f"({self.value(guard)} ? {self.value(inner)} : {self.value(other)})"
             case _:
@@ -376,9 +380,10 @@ class Lanes:
 
     def index(self, index: Index) -> str:
         """A place; of the first lane, or of the lane at hand while lanes are walked."""
+        wide = "" if is_narrow(index) else "(i64)"
         parts = []
         for atom, factor in index.terms:
-            text = self._atom(atom)
+            text = f"{wide}{self._atom(atom)}"
             parts.append(text if factor == 1 else f"{text} * {factor}")
         if index.offset or not parts:
             parts.append(str(index.offset))
@@ -390,15 +395,31 @@ class Lanes:
                 name = self.vars[atom]
                 return f"({name} + u)" if self.unrolling and atom == self.lane else name
             case Data(local, extent):
-                return f"held<{self.index_type}>({self._local(local)}, {extent})"
+                return f"held<i64>({self._local(local)}, {extent})"
             case Quotient(inner, divisor):
-                whole = f"({self.unsigned})({self.index(inner)}) / {divisor}u"
-                return f"({self.index_type})({whole})"
+                return self._divided(inner, "/", divisor)
             case Remainder(inner, divisor):
-                rest = f"({self.unsigned})({self.index(inner)}) % {divisor}u"
-                return f"({self.index_type})({rest})"
+                return self._divided(inner, "%", divisor)
             case Bounded(inner, _):
                 return f"({self.index(inner)})"
+
+    def _divided(self, inner: Index, sign: str, divisor: int) -> str:
+        signed, unsigned = ("int", "unsigned") if is_narrow(inner) else ("i64", "u64")
+        return f"({signed})(({unsigned})({self.index(inner)}) {sign} {divisor}u)"
+
+
+def is_narrow(index: Index) -> bool:
+    """Whether 32 bits hold an index and whatever it is the sum of."""
+    reach = abs(index.offset)
+    for atom, factor in index.terms:
+        low, high = _reach(atom)
+        reach += abs(factor) * max(abs(low), abs(high))
+    return reach < 1 << 31
+
+
+def _reach(atom: Atom) -> tuple[int, int]:
+    """What an atom may be, also where no guard holds it."""
+    return atom.index.range if isinstance(atom, Bounded) else atom_range(atom)
 
 
 def _safe(name: str) -> str:

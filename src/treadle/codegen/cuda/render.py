@@ -60,13 +60,14 @@ def function(kernel: Kernel, symbol: str, calls: int, block: int, body: Sequence
         f'extern "C" __global__ void __launch_bounds__({block}) '
         f"{symbol}(const __grid_constant__ {symbol}_args a) {{",
     ]
+    head += ["  begin();"]
     head += [
         f"  {qualifier}{scalars.memory(b.dtype)} *__restrict__ p{i} = "
-        f"({qualifier}{scalars.memory(b.dtype)} *)a.p[blockIdx.y][{i}];"
+        f"({qualifier}{scalars.memory(b.dtype)} *)now(a.p[blockIdx.y][{i}]);"
         for i, b in enumerate(kernel.buffers)
         for qualifier in ("const " if i < len(kernel.inputs) else "",)
     ]
-    return "\n".join([*head, "  begin();", *body, "}"])
+    return "\n".join([*head, *body, "}"])
 
 
 def shared_bytes(kernel: Kernel, shape: Shape) -> int:
@@ -211,8 +212,6 @@ class _Writer(Lanes):
             count *= v.extent
         q, team, type_ = self.new("q"), self.shape.team, self.index_type
         start = "tid" if lanes == 1 else f"tid * {lanes}"
-        if count >= 8 * team * lanes:
-            self.add("#pragma unroll 2")
         head = f"for ({type_} {q} = {start}; {q} < {count}; {q} += {team * lanes})"
         return self.decoded_block(head, q, loops)
 
@@ -310,8 +309,7 @@ def identity(s: Accumulate) -> float | int:
 
 
 def _wide(kernel: Kernel, shape: Shape) -> bool:
-    """Whether places need 64 bits."""
-    most = max((b.size for b in (*kernel.buffers, *kernel.scratch)), default=0)
-    return max(most, shape.count + shape.block * shape.lanes) * 2 >= 1 << 31
-
-
+    """Whether turns need 64 bits to count."""
+    inner = max((b.size for b in (*kernel.buffers, *kernel.scratch)), default=0)
+    inner = inner if shape.count == 1 else 0  # one turn may walk a whole buffer
+    return max(inner, shape.count) + 4 * shape.block * shape.lanes >= 1 << 31

@@ -20,8 +20,8 @@ from treadle.kernel.nodes import For, Kernel, Let, Load, Role, Statement, Update
 
 SCATTER_THREADS = 256
 EACH = 4  # indices that a thread looks at in one go
-MOST_ROWS = 8
-MOST_BYTES = 32 << 10
+MOST_ROWS = 32
+MOST_BYTES = 96 << 10
 LEAST = 1 << 12  # updates times columns: fewer are one thread's each
 
 
@@ -104,7 +104,7 @@ def render_scatter(kernel: Kernel, symbol: str, calls: int) -> tuple[str, int, i
     assert found is not None
     dtype = next(b.dtype for b in kernel.buffers if b.name == found.update.buffer)
     rows, width = found.rows(dtype.itemsize), found.width
-    w = Lanes(kernel, max(b.size for b in kernel.buffers) * 2 >= 1 << 31)
+    w = Lanes(kernel, found.count + SCATTER_THREADS * EACH >= 1 << 31)
     wide, span = scalars.register(dtype), SCATTER_THREADS * EACH
     place, target = w.places[found.update.buffer], found.update.index
     w.add("extern __shared__ __align__(16) unsigned char shared[];")

@@ -13,7 +13,7 @@ from treadle.runtime.cuda.device import Block, checked, device
 from treadle.runtime.cuda.dnn import Attention
 
 EARLY_LAUNCH = 90  # chips that launch a kernel before the one ahead of it is done
-MOST_SHARED = 48 << 10  # bytes of shared memory that a block may have without being asked
+MOST_SHARED = 32 << 10  # bytes of shared memory that a block may have without being asked
 
 
 class Code:

@@ -13,6 +13,7 @@ class DeviceValues(MutableMapping[str, np.ndarray]):
     """Arrays by name. Writing one that is there keeps its address: programs stay bound to it."""
 
     def __init__(self) -> None:
+        self.layout = 0  # counts when addresses change
         self._blocks: dict[str, Block] = {}
         self._like: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
 
@@ -27,6 +28,7 @@ class DeviceValues(MutableMapping[str, np.ndarray]):
         known = self._blocks.get(name)
         if known is None or known.nbytes != array.nbytes:
             self._blocks[name] = Block(array.nbytes)
+            self.layout += 1
         else:
             device().wait()
         self._like[name] = array.shape, array.dtype
@@ -34,6 +36,7 @@ class DeviceValues(MutableMapping[str, np.ndarray]):
 
     def __delitem__(self, name: str) -> None:
         del self._blocks[name], self._like[name]
+        self.layout += 1
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._blocks)
@@ -43,6 +46,12 @@ class DeviceValues(MutableMapping[str, np.ndarray]):
 
     def block(self, name: str) -> Block:
         return self._blocks[name]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
 
     def restore(self, values: Mapping[str, np.ndarray]) -> None:
         """What there was before, and nothing else."""
