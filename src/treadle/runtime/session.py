@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -133,6 +133,15 @@ class Session:
         for name in program.prints:
             print(name.format(np.asarray(outputs.pop(f"print:{name}"))))
         return outputs
+
+    def run_many(
+        self, program: CudaProgram, batches: Sequence[Mapping[str, np.ndarray]]
+    ) -> list[dict[str, np.ndarray]]:
+        """Several steps in one launch of a GPU; outputs of each."""
+        names, wanted = program.results
+        with self.lock:
+            found = program.run_many(self.values, batches, wanted)
+        return [dict(zip(names, values, strict=True)) for values in found]
 
     def held(self, array: np.ndarray, type_: TensorType) -> np.ndarray:
         """A copy as the device holds it: the oracle has float64 for every float."""

@@ -139,7 +139,7 @@ class Order:
                 level[i] = limit
 
 
-LIGHT = 4 << 20  # bytes that may live longer
+LIGHT = 8 << 20  # bytes that may live longer
 
 
 def has_product(body: Sequence[Statement]) -> bool:

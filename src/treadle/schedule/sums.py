@@ -75,7 +75,7 @@ def _reduce(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
 
 
 BLOCKS = 1024  # of a reduction: enough for every multiprocessor
-THREADS = 1 << 20  # of a reduction that keeps columns, several of which are one thread's
+THREADS = 1 << 21  # of a reduction that keeps columns, several of which are one thread's
 
 
 def _shared_out(
@@ -88,7 +88,7 @@ def _shared_out(
         is_columns = bool(kept) and kept[-1] is every[-1]
         wanted = (THREADS if is_columns else BLOCKS) // columns
         split = dict(places)
-        parts, inner = _in_parts(summed, min(wanted, rows // 32), split)
+        parts, inner = _in_parts(summed, min(wanted, rows // 16), split)
         if math.prod(v.extent for v in parts) >= FEWEST:
             return reduction.in_two(every, split, parts, inner, kept)
     return [reduction.at_once(every, places, kept, summed)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -55,8 +55,15 @@ def shown(name: str) -> str:
 class ByShape(Generic[Built]):
     """What was built for each set of input types; the least recently used of too many goes."""
 
-    def __init__(self, build: Callable[[Inputs], Built], options: CompileOptions, fixed: Inputs):
+    def __init__(
+        self,
+        build: Callable[[Inputs], Built],
+        options: CompileOptions,
+        fixed: Inputs,
+        on_device: bool = False,  # whether arrays on a GPU are taken as they are
+    ):
         self._build, self._options, self._fixed = build, options, fixed
+        self._on_device = on_device
         self._built: OrderedDict[Inputs, Built] = OrderedDict()
         self._plain = _plain_leaves(fixed)
         self._usual: Built | None = None  # what was built for the declared shapes
@@ -77,8 +84,11 @@ class ByShape(Generic[Built]):
             return None
         arrays: Arrays = {}
         for key, name, shape, dtype in self._plain:
-            array = batch.get(key)
-            if type(array) is not np.ndarray or array.shape != shape or array.dtype != dtype:
+            array: Any = batch.get(key)
+            if type(array) is not np.ndarray:
+                if not self._on_device or not _is_there(array, shape, dtype):
+                    return None
+            elif array.shape != shape or array.dtype != dtype:
                 return None
             arrays[name] = array
         return arrays
@@ -111,6 +121,14 @@ class ByShape(Generic[Built]):
             f"the batch has other shapes: {changes}",
             'Drop incomplete batches, or compile with CompileOptions(on_new_shape="specialise").',
         )
+
+
+def _is_there(array: object, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> bool:
+    """Whether an array is on a GPU as it is wanted: of this shape and dtype, without gaps."""
+    interface = getattr(array, "__cuda_array_interface__", None)
+    if interface is None or interface.get("strides") is not None:
+        return False
+    return tuple(interface["shape"]) == shape and np.dtype(interface["typestr"]) == dtype
 
 
 Plain = tuple[str, str, tuple[int, ...], np.dtype[np.generic]]

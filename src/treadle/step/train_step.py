@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from treadle.pipeline import (
     kernels_of,
     profile,
 )
+from treadle.runtime.cuda.program import CudaProgram
 from treadle.runtime.files import load_arrays, save_arrays
 from treadle.runtime.native import give_back_memory
 from treadle.runtime.oracle import OracleProgram
@@ -52,6 +54,9 @@ if TYPE_CHECKING:
     from treadle.loading import KernelView
 
 
+TOGETHER = 16  # steps that `run` gives a GPU in one launch
+
+
 class TrainStep:
     """One training step as a program over values that it (or a shared session) owns."""
 
@@ -67,7 +72,8 @@ class TrainStep:
         self._init = OracleProgram(init)
         self._eval_params = trace_eval_params(self._plan)
         self._inputs = inputs = Inputs.of(batch)
-        self._programs = ByShape(self._build, recipe.options, inputs)
+        on_device = session.device == "cuda"
+        self._programs = ByShape(self._build, recipe.options, inputs, on_device)
         specialise = CompileOptions("specialise", max(2, recipe.options.max_shapes))
         self._evaluations = ByShape(self._build_evaluation, specialise, inputs)
         graphs = self._programs.built(inputs).graphs
@@ -165,18 +171,40 @@ class TrainStep:
 
     def run(self, batches: Iterable[Tree]) -> RunResult:
         """A step for each batch; metrics are weighted means over all of them."""
-        losses: list[float] = []
-        updates, skipped = 0, 0
+        results: list[StepResult] = []
         means = Means()
-        for batch in batches:
-            outputs, mode = self._once("run", batch, Watched())
-            result = StepResult(outputs, mode)
-            losses.append(result.loss)
-            updates += result.updated
-            skipped += result.skipped
-            if mode is not Mode.ACCUMULATE:
-                means.add(outputs)
-        return RunResult(np.array(losses), means.values(), updates, skipped)
+        pending = iter(batches)
+        while some := list(itertools.islice(pending, TOGETHER)):
+            found = self._together(some) if len(some) > 1 else None
+            if found is None:
+                found = [self._once("run", batch, Watched()) for batch in some]
+            for outputs, mode in found:
+                results.append(StepResult(outputs, mode))
+                if mode is not Mode.ACCUMULATE:
+                    means.add(outputs)
+        losses = np.array([r.loss for r in results])
+        skipped = sum(r.skipped for r in results)
+        return RunResult(losses, means.values(), sum(r.updated for r in results), skipped)
+
+    def _together(self, batches: Sequence[Tree]) -> list[tuple[Arrays, Mode]] | None:
+        """Steps in one launch, where the device can; None where they run one by one."""
+        is_plain = self.recipe.accumulate == 1 and not self.recipe.options.detect_anomaly
+        if self.session.device != "cuda" or not is_plain:
+            return None
+        with self.session.lock:
+            found = [self._programs.get("run", batch) for batch in batches]
+            program = found[0][0].step(Mode.UPDATE, Watched())
+            can = isinstance(program, CudaProgram) and not program.prints
+            if any(v is not found[0][0] for v, _ in found) or not can:
+                return None
+            assert isinstance(program, CudaProgram)
+            if not program.can_run_many(program.results[1]):
+                return None
+            inputs = []
+            for _, arrays in found:
+                inputs.append(self._with_key(arrays))
+                self._advance(Mode.UPDATE)
+            return [(o, Mode.UPDATE) for o in self.session.run_many(program, inputs)]
 
     def gradients(self, batch: Tree) -> Arrays:
         """Gradients of the loss on a batch, by parameter; nothing changes."""

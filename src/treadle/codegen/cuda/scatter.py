@@ -111,12 +111,14 @@ def render_scatter(kernel: Kernel, symbol: str, calls: int) -> tuple[str, int, i
     w.add(f"{wide} *sums = ({wide} *)shared;")
     w.add(f"__shared__ int hits[{span}], owners[{span}], totals[{SCATTER_THREADS // 32}];")
     w.add(f"const i64 first = (i64)blockIdx.x * {rows};")
+    last = f"{found.place.extent} - first"
+    w.add(f"const int owned = (int)t_min<i64>({rows}, {last}) * {width};")
 
     def over_rows(line: str) -> None:
-        head = f"for (int q = threadIdx.x; q < {rows * width}; q += {SCATTER_THREADS})"
+        w.add("#pragma unroll 8")
+        head = f"for (int q = threadIdx.x; q < owned; q += {SCATTER_THREADS})"
         with w.block(head):
             w.add(f"const i64 row = first + q / {width};")
-            w.add(f"if (row >= {found.place.extent}) break;")
             w.add(f"{w.index_type} column = q % {width};")
             w.decode("column", found.columns)
             w.names[found.place.local] = "row"

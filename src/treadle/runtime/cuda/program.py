@@ -71,6 +71,7 @@ class CudaProgram:
         self._bound: tuple[object, ...] = ()
         self._held: tuple[object, int] = (None, -1)
         self._exec: Any = None
+        self._many: _Many | None = None
         self._ring: _Ring | None = None
         wanted = [i for i, o in enumerate(plan.outputs) if o.kind is not OutputKind.UPDATE]
         names = [f"{plan.outputs[i].kind.value}:{plan.outputs[i].name}" for i in wanted]
@@ -201,6 +202,61 @@ class CudaProgram:
         checked(driver.cuGraphDestroy(captured), "capture")
         self._bound = bound
 
+    def run_many(
+        self,
+        values: Mapping[str, np.ndarray],
+        batches: Sequence[Mapping[str, Any]],
+        wanted: Sequence[int],
+    ) -> list[list[np.ndarray]]:
+        """Several steps in one launch, each on inputs of its own; outputs of each."""
+        assert isinstance(values, DeviceValues)
+        with self._lock:
+            self._device.enter()
+            if self._inputs is None:
+                types = {n: t for n, (_, t) in self._leaves.items() if n in batches[0]}
+                self._inputs = _Inputs(types)
+            many = self._many
+            held = (values, values.layout, len(batches))
+            if many is None or many.held != held:
+                many = self._many = _Many(self._inputs.types, len(batches), self._results_size)
+                many.held = held
+                many.exec = self._captured_many(values, many)
+            many.copy(batches)
+            driver = self._device.driver
+            checked(driver.cuGraphLaunch(many.exec, self._device.stream), "run")
+            self.runs += len(batches)
+            rows = many.read()
+            outputs = [self.plan.outputs[i] for i in wanted]
+            return [
+                [_array(row, self._result_offsets[o.slot], o.type) for o in outputs] for row in rows
+            ]
+
+    def can_run_many(self, wanted: Sequence[int]) -> bool:
+        """Whether several steps fit one launch: their results are small and not leaves."""
+        outputs = [self.plan.outputs[i] for i in wanted]
+        return self._results_size <= SMALL and all(o.slot in self._result_offsets for o in outputs)
+
+    def _captured_many(self, values: DeviceValues, many: _Many) -> Any:
+        driver, stream = self._device.driver, self._device.stream
+        self._device.wait()
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        checked(driver.cuStreamBeginCapture(stream, mode), "capture")
+        try:
+            for turn in range(many.count):
+                own = many.addresses(turn)
+                leaves = {n: own[n] if n in own else values.block(n).address for n in self._leaves}
+                self._runner.enqueue(self._table(leaves))
+                target = many.results.address + turn * many.results_size
+                found = driver.cuMemcpyDtoDAsync(
+                    target, self._results.address, many.results_size, stream
+                )
+                checked(found, "capture")
+        finally:
+            captured = checked(driver.cuStreamEndCapture(stream), "capture")
+        made = checked(driver.cuGraphInstantiate(captured, 0), "capture")
+        checked(driver.cuGraphDestroy(captured), "capture")
+        return made
+
     def _outputs(self, wanted: Sequence[int]) -> Sequence[Any]:
         outputs = [self.plan.outputs[i] for i in wanted]
         if self._results_size > SMALL or any(o.slot not in self._result_offsets for o in outputs):
@@ -225,8 +281,8 @@ def _calls(plan: Plan) -> Iterator[Any]:
 class _Inputs:
     """A program's inputs at fixed addresses, and pinned memory that they come through in turns."""
 
-    def __init__(self, types: Mapping[str, TensorType]):
-        self.types = dict(types)
+    def __init__(self, types: Mapping[str, TensorType], turns: int = TURNS):
+        self.types, self.turns = dict(types), turns
         self.offsets: dict[str, int] = {}
         size = 0
         for name, type_ in types.items():
@@ -235,9 +291,9 @@ class _Inputs:
         self.size = size
         self.block = Block(size)
         self.addresses = {n: self.block.address + o for n, o in self.offsets.items()}
-        self.pinned = [Pinned(size) for _ in range(TURNS)]
-        self.events = [Event() for _ in range(TURNS)]
-        self.used = [False] * TURNS
+        self.pinned = [Pinned(size) for _ in range(turns)]
+        self.events = [Event() for _ in range(turns)]
+        self.used = [False] * turns
         self.turn = 0
         self.views = [
             {
@@ -280,7 +336,37 @@ class _Inputs:
         if self.size:
             self.events[self.turn].record()
             self.used[self.turn] = True
-            self.turn = (self.turn + 1) % TURNS
+            self.turn = (self.turn + 1) % self.turns
+
+
+class _Many:
+    """Inputs and results of several steps."""
+
+    def __init__(self, types: Mapping[str, TensorType], count: int, results_size: int):
+        self.inputs = [_Inputs(types, turns=1) for _ in range(count)]
+        self.count, self.results_size = count, max(1, results_size)
+        self.results = Block(self.results_size * count)
+        self.pinned = Pinned(self.results_size * count)
+        self.held: tuple[object, ...] = ()
+        self.exec: Any = None
+
+    def addresses(self, turn: int) -> dict[str, int]:
+        return self.inputs[turn].addresses
+
+    def copy(self, batches: Sequence[Mapping[str, Any]]) -> None:
+        for own, batch in zip(self.inputs, batches, strict=True):
+            own.copy(batch)
+            own.done()
+
+    def read(self) -> list[np.ndarray]:
+        driver, stream = device().driver, device().stream
+        found = driver.cuMemcpyDtoHAsync(
+            self.pinned.address, self.results.address, self.results.nbytes, stream
+        )
+        checked(found, "results")
+        device().wait()
+        rows = self.pinned.array[: self.results.nbytes].copy()
+        return list(rows.reshape(self.count, self.results_size))
 
 
 class _Pending:
@@ -329,6 +415,12 @@ class _Ring:
         return new
 
 
+def _array(memory: np.ndarray, offset: int, type_: TensorType) -> np.ndarray:
+    """A tensor inside some bytes, copied out."""
+    part = memory[offset : offset + type_.nbytes]
+    return part.view(type_.dtype.numpy).reshape(type_.shape).copy()
+
+
 class Later:
     """An output that is waited for when it is looked at."""
 
@@ -336,9 +428,7 @@ class Later:
         self._pending, self._offset, self._type = pending, offset, type_
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        type_ = self._type
-        part = self._pending.bytes()[self._offset : self._offset + type_.nbytes]
-        array = part.view(type_.dtype.numpy).reshape(type_.shape).copy()
+        array = _array(self._pending.bytes(), self._offset, self._type)
         return array if dtype is None else array.astype(dtype)
 
     def __float__(self) -> float:
