@@ -366,9 +366,10 @@ class Lanes:
             case Convert(inner, dtype):
                 return scalars.convert(self.value(inner), inner.dtype, dtype)
             case Within(index, low, high):
-                moved = f"({self.index(index)} - {low})" if low else f"({self.index(index)})"
-                unsigned = "unsigned" if is_narrow(index) else "u64"
-                return f"(({unsigned}){moved} < {max(0, high - low)}u)"
+                place, (least, most) = self.index(index), index.range
+                bounds = [f"({place}) >= {low}"] if least < low else []
+                bounds += [f"({place}) < {high}"] if most >= high else []
+                return f"({' && '.join(bounds) or 'true'})"
             case Guarded(guard, inner, other):
                 return f"({self.value(guard)} ? {self.value(inner)} : {self.value(other)})"
             case _:
@@ -380,7 +381,7 @@ class Lanes:
 
     def index(self, index: Index) -> str:
         """A place; of the first lane, or of the lane at hand while lanes are walked."""
-        wide = "" if is_narrow(index) else "(i64)"
+        wide = "(int)" if is_narrow(index) else "(i64)"
         parts = []
         for atom, factor in index.terms:
             text = f"{wide}{self._atom(atom)}"

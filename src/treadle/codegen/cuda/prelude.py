@@ -95,7 +95,8 @@ DEV void begin() {  // what the kernel before wrote is there; the next one may b
 #endif
 }
 // A pointer that is known from here on: nothing is read through it before the kernel has begun.
-DEV void *now(void *p) { asm volatile("" : "+l"(p)::"memory"); return p; }
+DEV void *now(void *p) {
+  asm volatile("" : "+l"(p)::"memory"); __builtin_assume(__isGlobal(p)); return p; }
 DEV f64 t_div(f64 x, f64 y) { return x / y; }
 DEV f32 c_mod(f32 x, f32 y) { return fmodf(x, y); }
 DEV f64 c_mod(f64 x, f64 y) { return fmod(x, y); }
@@ -126,8 +127,10 @@ template <class T> DEV T i_mod(T x, T y) {
 DEV i64 to_i64(f64 x) { return x != x ? 0 : x >= 9.2233720368547758e18 ? 0x7fffffffffffffffll
   : x <= -9.2233720368547758e18 ? (i64)0x8000000000000000ull : (i64)x; }
 DEV u64 cut(f64 x, i64 low, i64 high) { i64 v = to_i64(x); return (u64)(v < low ? low : v > high ? high : v); }
+// Unsigned, and no minimum of a maximum: with those ptxas 13.0 (-O1 and up) took 0 and 1 for equal.
 template <class I> DEV I held(i64 x, I extent) {
-  i64 most = extent > 0 ? (i64)extent - 1 : 0; return (I)(x < 0 ? 0 : x > most ? most : x); }
+  u64 n = extent > 0 ? (u64)extent : 1ull;
+  return (u64)x < n ? (I)x : x < 0 ? (I)0 : (I)(n - 1ull); }
 
 template <class T> DEV T shuffled(T x, int m) { return (T)__shfl_xor_sync(0xffffffffu, (int)x, m); }
 DEV f32 shuffled(f32 x, int m) { return __shfl_xor_sync(0xffffffffu, x, m); }

@@ -278,6 +278,14 @@ def _calls(plan: Plan) -> Iterator[Any]:
             pending += step.steps
 
 
+def _address(array: Any) -> int | None:
+    """Where an array on the device is; None for one that is not there."""
+    if getattr(array, "is_cuda", False):
+        return int(array.data_ptr())
+    interface = getattr(array, "__cuda_array_interface__", None)
+    return None if interface is None else int(interface["data"][0])
+
+
 class _Inputs:
     """A program's inputs at fixed addresses, and pinned memory that they come through in turns."""
 
@@ -316,10 +324,11 @@ class _Inputs:
         low, high = self.size, 0
         for name, offset in self.offsets.items():
             given = inputs[name]
-            interface = getattr(given, "__cuda_array_interface__", None)
-            if interface is not None:
-                here.append((name, int(interface["data"][0])))
-                continue
+            if type(given) is not np.ndarray:
+                address = _address(given)
+                if address is not None:
+                    here.append((name, address))
+                    continue
             views[name][...] = given
             low, high = min(low, offset), max(high, offset + self.types[name].nbytes)
         if high > low:

@@ -1,6 +1,6 @@
 """The GPU's benchmarks: Treadle and its peers in turns, in one process, on a hot device.
 
-    python bench/cuda.py gpt2_b32 gpt2_b4 gpt_6x384 mlp --json out.json
+    python bench/gpu.py gpt2_b32 gpt2_b4 gpt_6x384 mlp --json out.json
 
 All start from the same values; embeddings are drawn as GPT-2's are (σ = 0.02), so that losses are
 of the size that training has. Each contender warms up, the device is heated for two seconds, then
