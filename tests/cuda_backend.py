@@ -7,6 +7,7 @@ import importlib.util
 
 import pytest
 
+from treadle.base.errors import DeviceError
 from treadle.codegen.cuda.driver import CudaSource, render_program
 from treadle.ir.graph import Graph
 from treadle.kernel.program import Program
@@ -15,7 +16,6 @@ from treadle.memory.plan import plan_buffers
 from treadle.runtime.cuda.compiler import compile_parts, compiler_version
 from treadle.runtime.cuda.device import device, why_not
 from treadle.runtime.cuda.program import CudaProgram
-from treadle.base.errors import DeviceError
 from treadle.schedule.schedule import GPU, schedule
 
 

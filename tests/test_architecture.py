@@ -75,7 +75,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 EVERYWHERE = frozenset({"ml_dtypes", "numpy"})
 THIRD_PARTY = {"cli": EVERYWHERE | {"rich"}}
 LATE = frozenset(
-    "cuda llvmlite matplotlib mlflow onnx rich safetensors torch wandb wgpu z3".split()
+    "cuda cudnn llvmlite matplotlib mlflow onnx rich safetensors torch wandb wgpu z3".split()
 )
 
 LATE_OWN = frozenset(["treadle.loading"])  # the compiler's back half: a third of the import time
@@ -84,7 +84,7 @@ MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 70
 EMPTY_WORDS = frozenset(["util", "utils", "helper", "helpers", "manager", "handler", "info"])
 
-NOT_AT_START = ["cuda", "jax", "llvmlite", "matplotlib", "rich", "scipy", "torch", "wgpu"]
+NOT_AT_START = ["cuda", "cudnn", "jax", "llvmlite", "matplotlib", "rich", "scipy", "torch", "wgpu"]
 MAX_IMPORT_SECONDS = 0.25
 IMPORT_RUNS = 5
 

@@ -16,8 +16,8 @@ from treadle.ir.graph import Graph
 from treadle.kernel.nodes import For, Kernel, Multiply, Statement
 from treadle.kernel.program import Phase, Program
 from treadle.kernel.text import to_text
-from treadle.schedule.target import CPU
 from treadle.schedule.schedule import schedule
+from treadle.schedule.target import CPU
 
 SHAPES = [(64, 128), (7, 13), (4, 2, 16, 17), (3, 1), (1, 9)]
 

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 import treadle as td
-from backend import assert_within, rounded_inputs, same_bits
+from backend import assert_within, draw, rounded_inputs, same_bits
 from cuda_backend import needs_gpu, on_gpu
 from programs import GREATEST, random_training
 from test_backend_ops import CASES, COMPUTED, SIZES, agreement, prepared, shaped
@@ -18,7 +18,6 @@ from treadle.base.dtypes import DType
 from treadle.domains.float64 import evaluate_float64
 from treadle.ir.op import Op
 from treadle.ir.types import TensorType
-from backend import draw
 
 pytestmark = needs_gpu
 
@@ -125,7 +124,10 @@ def trained(device: str, precision: str = "float32", steps: int = 12) -> list[fl
     )
     rng = np.random.default_rng(0)
     batches = [
-        {"x": rng.normal(size=(32, 20)).astype(np.float32), "y": rng.integers(0, 5, 32).astype(np.int32)}
+        {
+            "x": rng.normal(size=(32, 20)).astype(np.float32),
+            "y": rng.integers(0, 5, 32).astype(np.int32),
+        }
         for _ in range(steps)
     ]
     results = [step(b) for b in batches]  # none is looked at before all are on their way

@@ -144,9 +144,7 @@ class BuiltForGpu:
     algorithms: dict[str, list[int]]
 
 
-def _on_gpu(
-    graph: Graph, report: CompileReport, options: CompileOptions, name: str
-) -> CudaProgram:
+def _on_gpu(graph: Graph, report: CompileReport, options: CompileOptions, name: str) -> CudaProgram:
     cache = plan_cache()
     key = None if cache is None else _gpu_key(graph, options)
     found, program = None, None
@@ -232,7 +230,9 @@ def _unpacked_for_gpu(parts: Mapping[str, bytes] | None, graph: Graph) -> BuiltF
         return None
     try:
         launches = launches_from_json(parts["launches"].decode())
-        algorithms = {str(k): [int(w) for w in v] for k, v in json.loads(parts["algorithms"]).items()}
+        algorithms = {
+            str(k): [int(w) for w in v] for k, v in json.loads(parts["algorithms"]).items()
+        }
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
         return None
     is_whole = len(launches) == len(found.plan.entries) and all(
@@ -317,7 +317,7 @@ class KernelView:
     """One compiled kernel, to look at: what it is called, computes and costs.
 
     `text` is its loops, `llvm` its LLVM IR, `assembly` the machine's instructions, `lines` the
-    lines of the model it computes, `calls` how often a step calls it. `cuda` is its source on a GPU.
+    lines of the model it computes, `calls` how often a step calls it; `cuda` its source on a GPU.
     """
 
     facts: KernelFacts

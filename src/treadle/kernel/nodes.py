@@ -234,9 +234,9 @@ class Multiply:
     """target ← left · right, or target + left · right: the template of every matrix product.
 
     Columns of target and right lie next to each other, unless the product is a kernel of its own.
-    There operands may be narrow: they are summed as floats of 32 bits, rounded once at the end. Each
-    element is summed along the depth in order, every product and addition rounded once together; a
-    library that computes a whole product may sum in another order.
+    There operands may be narrow: they are summed as floats of 32 bits, rounded once at the end.
+    Each element is summed along the depth in order, every product and addition rounded once
+    together; a library that computes a whole product may sum in another order.
     """
 
     target: Matrix

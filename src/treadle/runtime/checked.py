@@ -16,7 +16,9 @@ from treadle.runtime.cuda.program import CudaProgram
 class CheckedProgram:
     """A program that raises where an index was out of range; its results are then dropped."""
 
-    def __init__(self, graph: Graph, program: NativeProgram | CudaProgram, checks: Sequence[IndexCheck]):
+    def __init__(
+        self, graph: Graph, program: NativeProgram | CudaProgram, checks: Sequence[IndexCheck]
+    ):
         self.graph, self.program, self.checks = graph, program, checks
 
     def run(self, values: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:

@@ -27,9 +27,7 @@ class Session:
     def __init__(self, device: str = "oracle") -> None:
         self.device = device
         self.types: dict[str, TensorType] = {}
-        self.values: MutableMapping[str, np.ndarray] = (
-            DeviceValues() if device == "cuda" else {}
-        )
+        self.values: MutableMapping[str, np.ndarray] = DeviceValues() if device == "cuda" else {}
         self.version = 0  # counts when arrays are replaced, not when they are updated in place
         self.owners = 0  # steps so far: each has a prefix of its own
         self.lock = threading.RLock()  # held by whoever reads and writes values in one go

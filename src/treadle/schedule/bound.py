@@ -59,9 +59,7 @@ class Memo:
         shared = tuple(places.get(n, -1) for n in second.names)
         key = (id(first.kernel), id(second.kernel), shared, is_needed)
         if key not in self.pairs:
-            self.pairs[key] = _fused(
-                first.kernel, second.kernel, shared, is_needed, self.target
-            )
+            self.pairs[key] = _fused(first.kernel, second.kernel, shared, is_needed, self.target)
         found = self.pairs[key]
         if found is None:
             return None

@@ -1,4 +1,4 @@
-"""Results that a library writes where they are wanted: with a bias, or as a part of a larger tensor.
+"""Results that a library writes where they are wanted: with a bias, or as part of a tensor.
 
 Both are found in the graph before anything is lowered; what would have added or moved them then has
 nothing to do.
@@ -36,9 +36,7 @@ class Part:
     start: int
 
 
-def biased_products(
-    graph: Graph, kept: Mapping[TensorValue, None]
-) -> dict[TensorValue, Biased]:
+def biased_products(graph: Graph, kept: Mapping[TensorValue, None]) -> dict[TensorValue, Biased]:
     """Products of narrow floats to which one vector is added, and that nothing else uses.
 
     Only where the sum is kept: elsewhere it costs nothing to add the vector where it is read.
@@ -153,9 +151,7 @@ def _part(
     return source, Part(whole, int(attributes.low[-1])), inner[-1]
 
 
-def _source(
-    graph: Graph, value: TensorValue, uses: Counter[TensorValue]
-) -> TensorValue | None:
+def _source(graph: Graph, value: TensorValue, uses: Counter[TensorValue]) -> TensorValue | None:
     """The gradient of attention that reshape(permute(…)) puts heads side by side."""
     shape = graph.nodes[value.node]
     if shape.op is not shaping.RESHAPE or uses[value] != 1:

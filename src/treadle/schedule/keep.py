@@ -94,7 +94,7 @@ def heads_last(
 
 
 def _widens(graph: Graph, node: Node) -> bool:
-    """Whether a node is a cast to more bytes: reading the fewer again costs less than keeping it."""
+    """Whether a node is a cast to more bytes: the fewer are read again rather than kept."""
     if node.op is not e.CAST:
         return False
     source = graph.type_of(node.operands[0]).dtype

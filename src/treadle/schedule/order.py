@@ -115,7 +115,6 @@ class Order:
             found[level[i]].append(self.groups[i].bound)
         return [phase for phase in found if phase]
 
-
     def _put_off(self, level: list[int], ordered: Sequence[int]) -> None:
         """Later, where nothing large lives longer for it: equal kernels then meet in one phase."""
         users: dict[int, list[int]] = {}
@@ -132,9 +131,7 @@ class Order:
                 for n, b in zip(bound.inputs, bound.kernel.inputs, strict=True)
                 if b.nbytes > LIGHT and n in self.writers
             ]
-            is_kept = all(
-                any(level[r] >= limit for r in self.readers[n] if r != i) for n in large
-            )
+            is_kept = all(any(level[r] >= limit for r in self.readers[n] if r != i) for n in large)
             if limit > level[i] and is_kept:
                 level[i] = limit
 

@@ -19,9 +19,7 @@ from treadle.ir.ops.linear import CONTRACT
 from treadle.kernel.index import Index, Var, bounded, constant, flatten, unflatten, variable
 from treadle.kernel.nodes import (
     Accumulate,
-    Apply,
     Buffer,
-    Convert,
     Kernel,
     Let,
     Literal,

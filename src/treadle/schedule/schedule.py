@@ -12,7 +12,7 @@ from treadle.schedule import sums as sums
 from treadle.schedule.lower import PANEL, lower
 from treadle.schedule.target import CPU as CPU
 from treadle.schedule.target import GPU as GPU
-from treadle.schedule.target import Target
+from treadle.schedule.target import Target as Target
 
 
 def schedule(

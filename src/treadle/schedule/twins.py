@@ -31,7 +31,8 @@ def _sum(kernel: Kernel) -> _Sum | None:
     if len(places) != 1 or not turns or kernel.scratch:
         return None
     at = places[0]
-    loops, inner = list[Var](), (body[at],)
+    loops = list[Var]()
+    inner: tuple[Statement, ...] = (body[at],)
     while len(inner) == 1 and isinstance(inner[0], For) and inner[0].role is Role.SEQUENTIAL:
         loops.append(inner[0].var)
         inner = inner[0].body

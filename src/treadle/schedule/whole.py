@@ -7,7 +7,6 @@ would not is moved into place afterwards.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from treadle.base.dtypes import DType, accumulator
@@ -36,6 +35,7 @@ from treadle.schedule.groups import Groups, groups_of
 from treadle.schedule.labels import Labels, plain_load
 from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import nest
+
 
 def whole_product(lowering: Lowering, position: int, node: Node) -> list[Kernel] | None:
     """A product of matrices and what moves its operands and result; None where it is none."""
@@ -86,11 +86,11 @@ class _Whole:
             made = []
         batch = Var("batch", self.count(g.batch))
         shapes = (g.rows, g.columns), (g.rows, g.depth), (g.depth, g.columns)
-        matrices = [
+        into, a, b = (
             self.matrix(place, batch, *shape)
             for place, shape in zip((target, left, right), shapes, strict=True)
-        ]
-        body = nest([batch], Role.PARALLEL, [Multiply(*matrices, bias=bias)])
+        )
+        body = nest([batch], Role.PARALLEL, [Multiply(into, a, b, bias=bias)])
         reader = self.lowering.reader()
         for name in (left.buffer, right.buffer, *([] if bias is None else [bias])):
             reader.used[name] = self.lowering.as_type(self.lowering.buffers[name])
@@ -114,9 +114,7 @@ class _Whole:
         """Where an operand is, as matrices; a copy of it where it is not."""
         reader = self.lowering.reader()
         value = self.node.operands[i]
-        load = plain_load(
-            reader, reader.at(value, tuple(variable(self.vars[c]) for c in labels))
-        )
+        load = plain_load(reader, reader.at(value, tuple(variable(self.vars[c]) for c in labels)))
         if load is not None and load.dtype is dtype:
             found = self.place(load.index, load.buffer, rows, columns)
             if found is not None:
@@ -182,7 +180,9 @@ class _Whole:
         source = flatten([variable(v) for v in order], [v.extent for v in order])
         value = TensorValue(self.position)
         store = Store(
-            self.lowering.names[value], self.result_index(labels), Load(sums.name, source, sums.dtype)
+            self.lowering.names[value],
+            self.result_index(labels),
+            Load(sums.name, source, sums.dtype),
         )
         body = nest([self.vars[c] for c in labels], Role.PARALLEL, [store])
         return self.lowering.kernel(self.position, reader, [value], body, "_moved")

@@ -126,12 +126,10 @@ class ByShape(Generic[Built]):
 def _is_there(array: object, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> bool:
     """Whether an array is on a GPU as it is wanted: of this shape and dtype, without gaps."""
     address = getattr(array, "data_ptr", None)
-    if address is not None and getattr(array, "is_cuda", False):  # PyTorch's, whose other way is slow
-        return (
-            tuple(array.shape) == shape  # type: ignore[attr-defined]
-            and str(array.dtype).split(".")[-1] == dtype.name  # type: ignore[attr-defined]
-            and array.is_contiguous()  # type: ignore[attr-defined]
-        )
+    if address is not None and getattr(array, "is_cuda", False):
+        given: Any = array
+        is_same = str(given.dtype).split(".")[-1] == dtype.name
+        return is_same and tuple(given.shape) == shape and bool(given.is_contiguous())
     interface = getattr(array, "__cuda_array_interface__", None)
     if interface is None or interface.get("strides") is not None:
         return False

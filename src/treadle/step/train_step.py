@@ -412,7 +412,7 @@ class TrainStep:
         with self.session.lock:
             variants, arrays = self._programs.get("profile", batch)
             program = variants.step(self._mode(), Watched())
-            return profile(program, self.session.values | self._with_key(arrays))
+            return profile(program, {**self.session.values, **self._with_key(arrays)})
 
     @property
     def kernels(self) -> tuple[KernelView, ...]:

@@ -10,7 +10,8 @@ from treadle.codegen.cuda.prelude import PRELUDE
 from treadle.codegen.cuda.products import THREADS, render_product
 from treadle.codegen.cuda.render import render, shared_bytes
 from treadle.codegen.cuda.scatter import SCATTER_THREADS, is_scatter, render_scatter
-from treadle.kernel.launch import Launch, call_of, product_of
+from treadle.kernel.calls import call_of, product_of
+from treadle.kernel.launch import Launch
 from treadle.kernel.nodes import Kernel, whole_product
 from treadle.kernel.program import Phase, Program, Step
 

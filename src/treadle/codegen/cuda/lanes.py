@@ -425,5 +425,3 @@ def _reach(atom: Atom) -> tuple[int, int]:
 
 def _safe(name: str) -> str:
     return "v" + re.sub(r"\W", "_", name)
-
-

@@ -19,7 +19,8 @@ DEV unsigned short to_bf16(f32 x) {
 DEV unsigned short to_f16(f32 x) {
   unsigned short r; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(x)); return r; }
 DEV f32 of_bf16(unsigned short b) { return __uint_as_float((u32)b << 16); }
-DEV f32 of_f16(unsigned short b) { f32 r; asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(b)); return r; }
+DEV f32 of_f16(unsigned short b) {
+  f32 r; asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(b)); return r; }
 DEV f32 round_bf16(f32 x) { return of_bf16(to_bf16(x)); }
 DEV f32 round_f16(f32 x) { return of_f16(to_f16(x)); }
 
@@ -32,7 +33,8 @@ DEV void put(f16 &m, f32 x) { m.b = to_f16(x); }
 DEV void put(b1 &m, bool x) { m.b = x; }
 template <class T> DEV void put(T &m, T x) { m = x; }
 
-template <class T, int V> struct __align__(sizeof(T) * V > 16 ? 16 : sizeof(T) * V) Pack { T v[V]; };
+template <class T, int V>
+struct __align__(sizeof(T) * V > 16 ? 16 : sizeof(T) * V) Pack { T v[V]; };
 template <int V, class T, class R> DEV void load(const T *p, R (&r)[V]) {
   Pack<T, V> m = *(const Pack<T, V> *)p;
 #pragma unroll
@@ -43,8 +45,10 @@ template <int V, class T, class R> DEV void store(T *p, const R (&r)[V]) {
   for (int u = 0; u < V; ++u) put(m.v[u], r[u]);
   *(Pack<T, V> *)p = m; }
 
-DEV f32 t_max(f32 a, f32 b) { f32 r; asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
-DEV f32 t_min(f32 a, f32 b) { f32 r; asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
+DEV f32 t_max(f32 a, f32 b) {
+  f32 r; asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
+DEV f32 t_min(f32 a, f32 b) {
+  f32 r; asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
 DEV f64 t_max(f64 a, f64 b) {
   if (a != a) return a;
   if (b != b) return b;
@@ -126,7 +130,8 @@ template <class T> DEV T i_mod(T x, T y) {
 // Floats to integers: cut off, held inside the range, 0 for NaN.
 DEV i64 to_i64(f64 x) { return x != x ? 0 : x >= 9.2233720368547758e18 ? 0x7fffffffffffffffll
   : x <= -9.2233720368547758e18 ? (i64)0x8000000000000000ull : (i64)x; }
-DEV u64 cut(f64 x, i64 low, i64 high) { i64 v = to_i64(x); return (u64)(v < low ? low : v > high ? high : v); }
+DEV u64 cut(f64 x, i64 low, i64 high) {
+  i64 v = to_i64(x); return (u64)(v < low ? low : v > high ? high : v); }
 // Unsigned, and no minimum of a maximum: with those ptxas 13.0 (-O1 and up) took 0 and 1 for equal.
 template <class I> DEV I held(i64 x, I extent) {
   u64 n = extent > 0 ? (u64)extent : 1ull;
@@ -136,10 +141,14 @@ template <class T> DEV T shuffled(T x, int m) { return (T)__shfl_xor_sync(0xffff
 DEV f32 shuffled(f32 x, int m) { return __shfl_xor_sync(0xffffffffu, x, m); }
 DEV f64 shuffled(f64 x, int m) { return __shfl_xor_sync(0xffffffffu, x, m); }
 DEV i64 shuffled(i64 x, int m) { return __shfl_xor_sync(0xffffffffu, x, m); }
-struct Add { template <class T> static __device__ __forceinline__ T of(T a, T b) { return a + b; } };
-struct Mul { template <class T> static __device__ __forceinline__ T of(T a, T b) { return a * b; } };
-struct Max { template <class T> static __device__ __forceinline__ T of(T a, T b) { return t_max(a, b); } };
-struct Min { template <class T> static __device__ __forceinline__ T of(T a, T b) { return t_min(a, b); } };
+struct Add {
+  template <class T> static __device__ __forceinline__ T of(T a, T b) { return a + b; } };
+struct Mul {
+  template <class T> static __device__ __forceinline__ T of(T a, T b) { return a * b; } };
+struct Max {
+  template <class T> static __device__ __forceinline__ T of(T a, T b) { return t_max(a, b); } };
+struct Min {
+  template <class T> static __device__ __forceinline__ T of(T a, T b) { return t_min(a, b); } };
 template <class Op, class T> DEV T in_warp(T x) {
 #pragma unroll
   for (int m = 16; m; m >>= 1) x = Op::of(x, shuffled(x, m));

@@ -1,4 +1,4 @@
-"""A product as a kernel of its own, for where no library computes it: tiles through shared memory."""
+"""A product as a kernel of its own, where no library computes it: tiles in shared memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def render_product(kernel: Kernel, symbol: str, calls: int) -> tuple[str, int]:
     def at(matrix: Matrix, row: str, column: str) -> str:
         base = _place(matrix.index, loops)
         rows, columns = matrix.rows.stride, matrix.columns.stride
-        return f"{places[matrix.buffer]}[{base} + (i64)({row}) * {rows} + (i64)({column}) * {columns}]"
+        return (
+            f"{places[matrix.buffer]}[{base} + (i64)({row}) * {rows} + (i64)({column}) * {columns}]"
+        )
 
     text = _BODY.format(
         tile=TILE, depth=DEPTH, each=EACH, threads=THREADS, m=m, n=n, k=k, wide=wide,
@@ -68,7 +70,8 @@ _BODY = """
   const int first_row = tile / {across} * {tile}, first_column = tile % {across} * {tile};
   __shared__ {wide} lefts[{depth}][{tile} + 1], rights[{depth}][{tile} + 1];
   {wide} sums[{each}][{each}] = {{}};
-  const int r = threadIdx.x / ({tile} / {each}) * {each}, c = threadIdx.x % ({tile} / {each}) * {each};
+  const int r = threadIdx.x / ({tile} / {each}) * {each};
+  const int c = threadIdx.x % ({tile} / {each}) * {each};
   for (int start = 0; start < {k}; start += {depth}) {{
     for (int q = threadIdx.x; q < {tile} * {depth}; q += {threads}) {{
       const int i = q / {depth}, d = q % {depth}, row = first_row + i, at = start + d;

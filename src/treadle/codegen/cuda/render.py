@@ -7,10 +7,11 @@ stands wherever one thread may read what another wrote.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import assert_never
 
 from treadle.codegen.cuda import scalars
-from treadle.codegen.cuda.lanes import Lanes, changed_in
+from treadle.codegen.cuda.lanes import Lanes
 from treadle.codegen.cuda.shape import (
     WARP,
     Shape,
@@ -21,7 +22,7 @@ from treadle.codegen.cuda.shape import (
 )
 from treadle.kernel.access import accesses
 from treadle.kernel.cost import padded
-from treadle.kernel.index import Index, Var
+from treadle.kernel.index import Var
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -164,7 +165,7 @@ class _Writer(Lanes):
                 assert_never(statement)
 
     def _meet(self, statement: Statement) -> None:
-        """A barrier, if the statement touches what other threads wrote, or writes what they read."""
+        """A barrier, if the statement touches what others wrote, or writes what they read."""
         every = list(accesses([statement]))
         read = {a.buffer for a in every}
         written = {a.buffer for a in every if a.writes}
@@ -206,7 +207,7 @@ class _Writer(Lanes):
             else:
                 self.thread_all(body)
 
-    def _strided(self, loops: Sequence[Var], lanes: int):  # type: ignore[no-untyped-def]
+    def _strided(self, loops: Sequence[Var], lanes: int) -> AbstractContextManager[None]:
         count = 1
         for v in loops:
             count *= v.extent

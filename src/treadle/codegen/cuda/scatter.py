@@ -148,7 +148,7 @@ def render_scatter(kernel: Kernel, symbol: str, calls: int) -> tuple[str, int, i
 def _look(w: Lanes, found: _Scatter, rows: int) -> None:
     """Which of the next indices are this block's: their numbers in order, and their rows."""
     needed = {found.place.local}
-    lets = []
+    lets = list[Let]()
     for let in reversed(found.lets):
         if let.local in needed:
             needed |= locals_in(let.value)

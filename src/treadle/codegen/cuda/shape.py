@@ -119,9 +119,7 @@ def is_sum(statement: Statement) -> bool:
     summed = {s.local for s in body if isinstance(s, Accumulate)}
     if any(not isinstance(s, (Let, Accumulate)) for s in body) or own & summed:
         return False
-    return not any(
-        summed & locals_in(s.value) for s in body if isinstance(s, (Let, Accumulate))
-    )
+    return not any(summed & locals_in(s.value) for s in body if isinstance(s, (Let, Accumulate)))
 
 
 def nested(loop: For, role: Role) -> tuple[list[Var], tuple[Statement, ...]]:
@@ -253,4 +251,3 @@ def lane_step(index: Index, var: Var, lanes: int) -> tuple[int | None, bool]:
             case Data():
                 return None, False
     return step, aligned
-

@@ -107,9 +107,7 @@ class Matmul:
         compute = _COMPUTE.get(product.left.dtype, 68)
         scale = 1 if product.left.dtype == "float64" else 0
         lt, self._handle = library(), ctypes.c_void_p()
-        _checked(
-            lt.cublasLtMatmulDescCreate(ctypes.byref(self._handle), compute, scale), "product"
-        )
+        _checked(lt.cublasLtMatmulDescCreate(ctypes.byref(self._handle), compute, scale), "product")
         for attribute, turned in zip((_TRANSPOSE_A, _TRANSPOSE_B), turns, strict=True):
             self._set(
                 lt.cublasLtMatmulDescSetAttribute,
@@ -149,9 +147,7 @@ class Matmul:
             self._set(setter, found, _STRIDE, ctypes.c_int64(facts.batch))
         return found
 
-    def run(
-        self, target: int, left: int, right: int, bias: int = 0, algorithm: Any = None
-    ) -> int:
+    def run(self, target: int, left: int, right: int, bias: int = 0, algorithm: Any = None) -> int:
         """Put the product into the stream; addresses are those of the buffers."""
         p = self.product
         if p.bias >= 0:
@@ -168,7 +164,7 @@ class Matmul:
         order = ("right", "left") if self.is_swapped else ("left", "right")
         a, b = (ctypes.c_void_p(places[n]) for n in order)
         d = ctypes.c_void_p(target + p.target.start * _itemsize(p.target.dtype))
-        chosen = self.algorithm if algorithm is None else algorithm
+        chosen: Any = self.algorithm if algorithm is None else algorithm
         code: int = library().cublasLtMatmul(
             _handle(), self._handle, ctypes.byref(self._one), a, self._a, b, self._b,
             ctypes.byref(self._zero), d, self._d, d, self._d, ctypes.byref(chosen),

@@ -62,9 +62,7 @@ class Attention:
         options = {"attn_scale": numbers["scale"], "use_causal_mask": bool(numbers["causal"])}
         is_forward = len(call.operands) == len(FORWARD)
         names = FORWARD if is_forward else BACKWARD
-        self.operands = {
-            n: self._tensor(n, t) for n, t in zip(names, call.operands, strict=True)
-        }
+        self.operands = {n: self._tensor(n, t) for n, t in zip(names, call.operands, strict=True)}
         if is_forward:
             self.results = self.graph.sdpa(
                 name="attention", **self.operands, generate_stats=True, **options
