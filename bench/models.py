@@ -133,6 +133,18 @@ WORKLOADS = {
         "GPT 6 layers, width 384, context 256, batch 4",
         "gpt", (65, 256, 384, 6, 6), (4, 256), (4, 256), 65, True, 1.0,
     ),
+    "gpt_6x384": Workload(
+        "GPT 6 layers, width 384, context 256, batch 32, vocabulary 50304",
+        "gpt", (50304, 256, 384, 6, 6), (32, 256), (32, 256), 50304, True, 1.0,
+    ),
+    "gpt2_b4": Workload(
+        "GPT-2 124M, context 1024, batch 4",
+        "gpt", (50304, 1024, 768, 12, 12), (4, 1024), (4, 1024), 50304, True, 1.0,
+    ),
+    "gpt2_b32": Workload(
+        "GPT-2 124M, context 1024, batch 32",
+        "gpt", (50304, 1024, 768, 12, 12), (32, 1024), (32, 1024), 50304, True, 1.0,
+    ),
     "lstm": Workload(
         "LSTM 2 layers, width 256, 64 steps, batch 32",
         "lstm", (65, 256, 2), (64, 32), (64, 32), 65, True,

@@ -100,7 +100,7 @@ def torch_gpt(vocabulary: int, t: int, d: int, heads: int, layers: int) -> Any:
             self.ln_f = nn.LayerNorm(d)
 
         def forward(self, tokens: Any) -> Any:
-            x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1]))
+            x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
             for block in self.blocks:
                 x = block(x)
             return F.linear(self.ln_f(x), self.wte.weight)

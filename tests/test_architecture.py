@@ -74,7 +74,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 # heavy and so may also be imported inside a function.
 EVERYWHERE = frozenset({"ml_dtypes", "numpy"})
 THIRD_PARTY: dict[str, frozenset[str]] = {}  # folders that may import more than EVERYWHERE
-LATE = frozenset("cuda llvmlite matplotlib mlflow onnx safetensors torch wandb wgpu z3".split())
+LATE = frozenset(
+    "cuda cudnn llvmlite matplotlib mlflow onnx safetensors torch wandb wgpu z3".split()
+)
 
 LATE_OWN = frozenset(["treadle.loading"])  # the compiler's back half: a third of the import time
 
@@ -82,7 +84,7 @@ MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 70
 EMPTY_WORDS = frozenset(["util", "utils", "helper", "helpers", "manager", "handler", "info"])
 
-NOT_AT_START = ["cuda", "jax", "llvmlite", "matplotlib", "rich", "scipy", "torch", "wgpu"]
+NOT_AT_START = ["cuda", "cudnn", "jax", "llvmlite", "matplotlib", "rich", "scipy", "torch", "wgpu"]
 MAX_IMPORT_SECONDS = 0.25
 IMPORT_RUNS = 5
 

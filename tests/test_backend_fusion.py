@@ -16,8 +16,8 @@ from treadle.ir.graph import Graph
 from treadle.kernel.nodes import For, Kernel, Multiply, Statement
 from treadle.kernel.program import Phase, Program
 from treadle.kernel.text import to_text
-from treadle.schedule.fuse import SMALL
 from treadle.schedule.schedule import schedule
+from treadle.schedule.target import CPU
 
 SHAPES = [(64, 128), (7, 13), (4, 2, 16, 17), (3, 1), (1, 9)]
 
@@ -172,7 +172,7 @@ def test_all_large_parameters_are_updated_in_one_phase() -> None:
     sizes = {n: graph.nodes[i].types[0].size for n, i in graph.leaves.items()}
     found = writers(program)
     assert all(len(places) == 1 for places in found.values()), "each is written once"
-    large = {n: places[0] for n, places in found.items() if sizes[n] >= SMALL}
+    large = {n: places[0] for n, places in found.items() if sizes[n] >= CPU.small}
     assert len(large) > 20
     assert len({phase for phase, _ in large.values()}) == 1
     for name in [n for n in large if ":" not in n]:

@@ -20,7 +20,8 @@ class CompileOptions:
     `verify=True` checks the IR's invariants after every stage. `detect_anomaly=True` looks at what
     a step gives: at a NaN or an infinity the step is undone, and the node that made it is named.
     `optimize=False` keeps every tensor in memory, one kernel each, to look at. `debug=True` makes
-    an index out of range an error; otherwise it is held inside.
+    an index out of range an error; otherwise it is held inside. `deterministic=True` gives the same
+    bits in every run on a GPU too, where the fastest attention does not; a CPU always does.
     """
 
     on_new_shape: str = "error"
@@ -29,6 +30,7 @@ class CompileOptions:
     detect_anomaly: bool = False
     optimize: bool = True
     debug: bool = False
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         if self.on_new_shape not in ("error", "specialise"):

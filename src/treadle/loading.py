@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from treadle.base.version import __version__
+from treadle.codegen.cuda.driver import render_kernel as render_cuda_kernel
+from treadle.codegen.cuda.driver import render_program as render_cuda
 from treadle.codegen.llvm.driver import render_kernel, render_program
 from treadle.compile_report import (
     CompileOptions,
@@ -21,6 +24,7 @@ from treadle.compile_report import (
 from treadle.ir.graph import Graph
 from treadle.ir.text import to_text
 from treadle.kernel.fitting import fits
+from treadle.kernel.launch import Launch, launches_from_json, launches_to_json
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.plan import KernelFacts, Plan, plan_from_json
 from treadle.kernel.program import Program
@@ -31,12 +35,18 @@ from treadle.runtime.cache import fingerprint, plan_cache
 from treadle.runtime.ceilings import ceilings
 from treadle.runtime.checked import CheckedProgram
 from treadle.runtime.cpu import NativeProgram
+from treadle.runtime.cuda.blas import blas_version
+from treadle.runtime.cuda.compiler import compile_parts, is_cubin
+from treadle.runtime.cuda.compiler import compiler_version as nvrtc_version
+from treadle.runtime.cuda.device import device as gpu
+from treadle.runtime.cuda.dnn import dnn_version, has_dnn
+from treadle.runtime.cuda.program import CudaProgram
 from treadle.runtime.executable import Executable
 from treadle.runtime.native import assembly, compile_object, compiler_version, host, is_object
 from treadle.runtime.oracle import OracleProgram
 from treadle.runtime.processors import default_threads
 from treadle.schedule.checks import with_index_checks
-from treadle.schedule.schedule import schedule
+from treadle.schedule.schedule import CPU, GPU, Target, schedule
 
 
 def load(
@@ -45,10 +55,11 @@ def load(
     """A graph ready to run on the report's device."""
     if report.device == "oracle":
         return OracleProgram(graph)
+    build = _on_gpu if report.device == "cuda" else _native
     if options.debug:
         checked, checks = with_index_checks(graph)
-        return CheckedProgram(graph, _native(checked, report, options, name), checks)
-    return _native(graph, report, options, name)
+        return CheckedProgram(graph, build(checked, report, options, name), checks)
+    return build(graph, report, options, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +106,9 @@ def _loaded_again(graph: Graph, built: Built, report: CompileReport) -> NativePr
         return None
 
 
-def _scheduled(graph: Graph, options: CompileOptions) -> Program:
+def _scheduled(graph: Graph, options: CompileOptions, target: Target = CPU) -> Program:
     in_place = not options.debug
-    return schedule(graph, options.optimize, 2 * host().width, in_place)
+    return schedule(graph, options.optimize, 2 * host().width, in_place, target)
 
 
 def _build(graph: Graph, report: CompileReport, options: CompileOptions) -> Built:
@@ -117,6 +128,119 @@ def _facts(name: str, built: Built, threads: int, is_hit: bool) -> ProgramFacts:
     outside = sum(a.nbytes for a in built.constants.values())
     outside += sum(o.type.nbytes for o in plan.outputs if o.name not in plan.updated)
     return ProgramFacts(name, plan.kernels, plan.arena, plan.scratch * threads, outside, is_hit)
+
+
+# GPUs
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltForGpu:
+    """Everything that a GPU's program is made of."""
+
+    plan: Plan
+    launches: tuple[Launch, ...]
+    cubins: tuple[bytes, ...]
+    constants: Mapping[str, np.ndarray]
+    algorithms: dict[str, list[int]]
+
+
+def _on_gpu(graph: Graph, report: CompileReport, options: CompileOptions, name: str) -> CudaProgram:
+    cache = plan_cache()
+    key = None if cache is None else _gpu_key(graph, options)
+    found, program = None, None
+    if cache is not None and key is not None:
+        with report.stage("cache"):
+            found = _unpacked_for_gpu(cache.get(key), graph)
+        if found is not None:
+            program = _on_device(graph, found, report, options, again=True)
+    is_hit = program is not None
+    if found is None or program is None:
+        found = _build_for_gpu(graph, report, options)
+        program = _on_device(graph, found, report, options)
+        assert program is not None
+        found = replace(found, algorithms=program.algorithms)
+        if cache is not None and key is not None:
+            with report.stage("cache"):
+                cache.put(key, _packed_for_gpu(found))
+    built = Built(found.plan, found.cubins, found.constants)
+    report.programs.append(_facts(name, built, 0, is_hit))
+    return program
+
+
+def _on_device(
+    graph: Graph,
+    built: BuiltForGpu,
+    report: CompileReport,
+    options: CompileOptions,
+    again: bool = False,
+) -> CudaProgram | None:
+    """The program on the device; None where what a cache gave cannot be loaded."""
+    with report.stage("load"):
+        try:
+            return CudaProgram(
+                graph,
+                built.plan,
+                built.launches,
+                built.cubins,
+                built.constants,
+                built.algorithms,
+                options.deterministic,
+            )
+        except (LookupError, ValueError, TypeError):
+            if again:
+                return None
+            raise
+
+
+def _build_for_gpu(graph: Graph, report: CompileReport, options: CompileOptions) -> BuiltForGpu:
+    with report.stage("schedule"):
+        program = _scheduled(graph, options, _gpu_target())
+    with report.stage("plan_buffers"):
+        plan = assemble(program, plan_buffers(program))
+    with report.stage("render"):
+        source = render_cuda(program)
+    with report.stage("compile"):
+        cubins = compile_parts(source.parts, gpu().architecture)
+    return BuiltForGpu(plan, source.launches, cubins, dict(program.constants), {})
+
+
+def _gpu_target() -> Target:
+    """What the device and the libraries that are installed can do."""
+    return replace(GPU, has_attention=has_dnn())
+
+
+def _gpu_key(graph: Graph, options: CompileOptions) -> str:
+    """A hash of all that the code and the choice of algorithms depend on."""
+    target = gpu()
+    how = f"optimize={options.optimize} debug={options.debug}"
+    versions = f"{__version__} {nvrtc_version()} {blas_version()} {dnn_version()} {_own_sources()}"
+    return fingerprint([to_text(graph), how, target.name, target.architecture, versions])
+
+
+def _packed_for_gpu(built: BuiltForGpu) -> dict[str, bytes]:
+    parts = _packed(Built(built.plan, built.cubins, built.constants))
+    parts["launches"] = launches_to_json(built.launches).encode()
+    parts["algorithms"] = json.dumps(built.algorithms).encode()
+    return parts
+
+
+def _unpacked_for_gpu(parts: Mapping[str, bytes] | None, graph: Graph) -> BuiltForGpu | None:
+    found = _unpacked(parts, graph, is_cubin)
+    if found is None or parts is None:
+        return None
+    try:
+        launches = launches_from_json(parts["launches"].decode())
+        algorithms = {
+            str(k): [int(w) for w in v] for k, v in json.loads(parts["algorithms"]).items()
+        }
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
+        return None
+    is_whole = len(launches) == len(found.plan.entries) and all(
+        len(words) == 8 for words in algorithms.values()
+    )
+    if not is_whole:
+        return None
+    return BuiltForGpu(found.plan, launches, found.objects, found.constants, algorithms)
 
 
 # The cache
@@ -149,7 +273,9 @@ def _packed(built: Built) -> dict[str, bytes]:
     return parts
 
 
-def _unpacked(parts: Mapping[str, bytes] | None, graph: Graph) -> Built | None:
+def _unpacked(
+    parts: Mapping[str, bytes] | None, graph: Graph, is_code: Callable[[bytes], bool] = is_object
+) -> Built | None:
     """What was packed for a graph; None for anything else. Constants come back as their bytes."""
     if parts is None:
         return None
@@ -164,7 +290,7 @@ def _unpacked(parts: Mapping[str, bytes] | None, graph: Graph) -> Built | None:
         }
     except (LookupError, TypeError, ValueError, RecursionError):
         return None
-    is_whole = all(map(is_object, objects)) and fits(plan, graph, constants)
+    is_whole = all(map(is_code, objects)) and fits(plan, graph, constants)
     return Built(plan, objects, constants) if is_whole else None
 
 
@@ -191,7 +317,7 @@ class KernelView:
     """One compiled kernel, to look at: what it is called, computes and costs.
 
     `text` is its loops, `llvm` its LLVM IR, `assembly` the machine's instructions, `lines` the
-    lines of the model it computes, `calls` how often a step calls it.
+    lines of the model it computes, `calls` how often a step calls it; `cuda` its source on a GPU.
     """
 
     facts: KernelFacts
@@ -221,6 +347,10 @@ class KernelView:
     def assembly(self) -> str:
         return assembly(self.llvm)
 
+    @property
+    def cuda(self) -> str:
+        return render_cuda_kernel(self._kernel())
+
     def __repr__(self) -> str:
         return f"Kernel({self.name}, {self.calls} calls, {self.facts.flops:,} flops)"
 
@@ -228,13 +358,14 @@ class KernelView:
 def kernels_of(program: Executable, options: CompileOptions) -> tuple[KernelView, ...]:
     """The distinct kernels of a native program; none for the oracle, which has no kernels."""
     native = program.program if isinstance(program, CheckedProgram) else program
-    if not isinstance(native, NativeProgram):
+    if not isinstance(native, (NativeProgram, CudaProgram)):
         return ()
+    target = _gpu_target() if isinstance(native, CudaProgram) else CPU
 
     @functools.cache
     def kernels() -> Sequence[Kernel]:
         # A plan from the cache has no kernels: they are scheduled again, which gives the same.
-        return _scheduled(native.graph, options).distinct()
+        return _scheduled(native.graph, options, target).distinct()
 
     def kernel(i: int) -> Kernel:
         return replace(kernels()[i], name=native.plan.kernels[i].name)

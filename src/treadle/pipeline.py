@@ -35,23 +35,30 @@ from treadle.nn.tracing import Inputs, TracedModel, as_argument, trace_model
 from treadle.optim.append import Mode, UpdatePlan, append_updates
 from treadle.optim.optimizer import Optimizer
 from treadle.precision.narrow import apply_precision
+from treadle.runtime.cuda.device import device as gpu
+from treadle.runtime.cuda.device import why_not
 from treadle.runtime.executable import Executable
 from treadle.runtime.session import Session
 
 if TYPE_CHECKING:
     from treadle.loading import KernelView
 
-DEVICES = ("oracle", "cpu")
+DEVICES = ("oracle", "cpu", "cuda")
 
 
 def choose_device(device: str) -> str:
-    """A device by its name. `"auto"` is what trains; the oracle is asked for by name."""
+    """A device by its name. `"auto"` is what trains fastest here; the oracle is asked for by name.
+
+    The report says which it is.
+    """
     if device == "auto":
-        return "cpu"
+        return "cpu" if why_not() else "cuda"
     if device not in DEVICES:
         raise DeviceError(
             "device", f"{device!r} is not available", f'Use "auto" or one of: {", ".join(DEVICES)}.'
         )
+    if device == "cuda":
+        gpu()  # raises where there is none
     return device
 
 

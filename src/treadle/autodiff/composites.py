@@ -17,10 +17,12 @@ from treadle.autodiff.backward import (
     waits_for,
 )
 from treadle.autodiff.structure import unreduced
+from treadle.frontend.definitions import finite
 from treadle.frontend.functions.activations import sigmoid, softmax
-from treadle.frontend.functions.arithmetic import erf, exp, rsqrt, tanh, where
+from treadle.frontend.functions.arithmetic import erf, exp, rsqrt, stop_gradient, tanh, where
 from treadle.frontend.functions.indexing import one_hot
 from treadle.frontend.functions.reductions import count_of, mean
+from treadle.frontend.functions.reductions import max as max_of
 from treadle.frontend.functions.reductions import sum as sum_of
 from treadle.frontend.functions.shaping import flip, transpose, unsqueeze
 from treadle.frontend.scopes import Trace, bind, bind1
@@ -173,7 +175,10 @@ def cross_entropy_vjp(
     target = one_hot(targets, classes, logits.dtype)
     if smoothing:
         target = target * (1 - smoothing) + smoothing / classes
-    return unsqueeze(ct, -1) * (softmax(logits, -1) - target), None
+    # The softmax, shifted as the forward's logsumexp is: rows are summed once for both.
+    weights = exp(logits - finite(stop_gradient(max_of(logits, -1, keepdims=True))))
+    shares = weights / sum_of(weights, -1, keepdims=True)
+    return unsqueeze(ct, -1) * (shares - target), None
 
 
 @vjp(c.LINEAR_CROSS_ENTROPY)

@@ -119,7 +119,7 @@ def var(attributes: c.Variance, x: Tensor) -> Tensor:
 def logsumexp(attributes: c.Axes, x: Tensor) -> Tensor:
     axes = attributes.axes
     top = stop_gradient(max_of(x, axes, keepdims=True))
-    shift = _finite(top)
+    shift = finite(top)
     total = sum_of(exp(x - shift), axes)
     return log(total) + reshape(shift, total.shape)
 
@@ -187,7 +187,7 @@ def masked(values: Tensor, seen: Tensor | None, other: float = 0) -> Tensor:
     return values if seen is None else where(seen, values, other)
 
 
-def _finite(x: Tensor) -> Tensor:
+def finite(x: Tensor) -> Tensor:
     """Zero in place of infinities: what a row of −∞ is shifted by."""
     return where(eq(x, -math.inf), 0, where(eq(x, math.inf), 0, x))
 
@@ -201,12 +201,12 @@ def attention(
         attributes, grouped(q, k.shape[1]), k, bias[0] if bias else None
     )
     lowest = finite_lowest(scores.dtype)
-    top = _finite(stop_gradient(max_of(masked(scores, seen, lowest), -1, keepdims=True)))
+    top = finite(stop_gradient(max_of(masked(scores, seen, lowest), -1, keepdims=True)))
     weights = masked(exp(scores - top), seen)
     total = sum_of(weights, -1, keepdims=True)
     # By the logarithm of the sum, so that a row that sees nothing gives zeros, as PyTorch's does.
     lse = log(total) + top
-    probabilities = cast(masked(exp(scores - _finite(lse)), seen), v.dtype)
+    probabilities = cast(masked(exp(scores - finite(lse)), seen), v.dtype)
     mixed = contract(probabilities, v, ("bgrts", "bgsd", "bgrtd"), accumulator(v.dtype))
     result = cast(reshape(mixed, (*q.shape[:3], v.shape[3])), q.dtype)
     return result, reshape(lse, q.shape[:3])
@@ -229,7 +229,7 @@ def attention_grad(
     queries, upstream = grouped(q, groups), grouped(ct, groups)
     scores, seen = attention_scores(attributes, queries, k, bias[0] if bias else None)
     kept = (*scores.shape[:-1], 1)
-    probabilities = masked(exp(scores - _finite(reshape(lse, kept))), seen)
+    probabilities = masked(exp(scores - finite(reshape(lse, kept))), seen)
     d_v = contract(cast(probabilities, v.dtype), upstream, ("bgrts", "bgrtd", "bgsd"), wide)
     d_probabilities = contract(upstream, v, ("bgrtd", "bgsd", "bgrts"), wide)
     # Σ over s of p · dp is the row's ct · out.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from treadle.kernel.index import Index
+from treadle.kernel.index import Index, data_locals
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -13,6 +13,7 @@ from treadle.kernel.nodes import (
     For,
     Guarded,
     Let,
+    Library,
     Literal,
     Load,
     Local,
@@ -78,6 +79,14 @@ def accesses(statements: Sequence[Statement]) -> Iterator[Access]:
                     low = m.rows.range[0] + m.columns.range[0]
                     high = m.rows.range[1] + m.columns.range[1]
                     yield Access(m.buffer, m.index, low, high, i == 0)
+                if statement.bias is not None:
+                    last = statement.target.columns.count - 1
+                    yield Access(statement.bias, Index(), 0, last, False)
+                continue
+            case Library(_, results, operands):
+                for view in (*results, *operands):
+                    low, high = view.range
+                    yield Access(view.buffer, Index(), low, high, view in results)
                 continue
             case Store(buffer, index) | Update(buffer, index):
                 yield Access(buffer, index, 0, 0, True)
@@ -99,3 +108,26 @@ def is_local(access: Access, turn: Index, size: int, turns: int) -> bool:
     rest = access.index - whole * part
     low, high = rest.range
     return whole == turn and low + access.low >= 0 and high + access.high < part
+
+
+def locals_in(value: Value) -> set[str]:
+    """Locals that a value reads, those inside indices too."""
+    match value:
+        case Local(name):
+            return {name}
+        case Convert(inner):
+            return locals_in(inner)
+        case Apply(_, operands):
+            return set().union(*map(locals_in, operands))
+        case Guarded(guard, inner, other):
+            return locals_in(guard) | locals_in(inner) | locals_in(other) | _data(value)
+        case _:
+            return _data(value)
+
+
+def _data(value: Value) -> set[str]:
+    match value:
+        case Load(_, index) | Position(index) | Within(index):
+            return set(data_locals(index))
+        case _:
+            return set()

@@ -14,6 +14,7 @@ from treadle.kernel.nodes import (
     Guarded,
     Kernel,
     Let,
+    Library,
     Multiply,
     Role,
     Set,
@@ -65,7 +66,7 @@ def _flops(body: Sequence[Statement]) -> int:
         match statement:
             case For(var, _, inner):
                 found += var.extent * _flops(inner)
-            case Multiply():
+            case Multiply() | Library():
                 found += statement.flops
             case Accumulate(_, _, value):
                 found += 1 + _operations(value)

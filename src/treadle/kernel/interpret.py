@@ -18,6 +18,7 @@ from treadle.kernel.nodes import (
     Guarded,
     Kernel,
     Let,
+    Library,
     Literal,
     Load,
     Local,
@@ -78,6 +79,8 @@ class _Machine:
                 )
             case Multiply():
                 self._multiply(statement)
+            case Library(name):
+                raise AssertionError(f"{name} is a library's: look at its definition")
             case _:
                 assert_never(statement)
 
@@ -85,9 +88,11 @@ class _Machine:
         """In the dtype of the target, in NumPy's order: sums may differ in their last bits."""
         target, left, right = (self._places(m) for m in statement.matrices)
         into = self.memory[statement.target.buffer]
-        found = (
-            self.memory[statement.left.buffer][left] @ self.memory[statement.right.buffer][right]
-        )
+        wide = np.result_type(into.dtype, np.float32)  # of narrow floats too
+        a, b = self.memory[statement.left.buffer], self.memory[statement.right.buffer]
+        found = a[left].astype(wide) @ b[right].astype(wide)
+        if statement.bias is not None:
+            found = found + self.memory[statement.bias][: found.shape[1]].astype(wide)
         into[target] = into[target] + found if statement.adds else found
 
     def _places(self, matrix: Matrix) -> np.ndarray:

@@ -233,14 +233,17 @@ class Matrix:
 class Multiply:
     """target ← left · right, or target + left · right: the template of every matrix product.
 
-    Columns of target and right lie next to each other. Each element is summed along the depth in
-    order, every product and addition rounded once together.
+    Columns of target and right lie next to each other, unless the product is a kernel of its own.
+    There operands may be narrow: they are summed as floats of 32 bits, rounded once at the end.
+    Each element is summed along the depth in order, every product and addition rounded once
+    together; a library that computes a whole product may sum in another order.
     """
 
     target: Matrix
     left: Matrix
     right: Matrix
     adds: bool = False
+    bias: str | None = None  # a buffer with what is added to each column, of a whole product
 
     @property
     def matrices(self) -> tuple[Matrix, Matrix, Matrix]:
@@ -251,7 +254,34 @@ class Multiply:
         return 2 * self.target.rows.count * self.target.columns.count * self.left.columns.count
 
 
-Statement = For | Let | Accumulate | Set | Store | Update | Multiply
+@dataclass(frozen=True, slots=True)
+class View:
+    """A tensor inside a buffer: where its first element is, and steps along its axes."""
+
+    buffer: str
+    start: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def range(self) -> Range:
+        steps = [(n - 1) * s for n, s in zip(self.shape, self.strides, strict=True) if n > 1]
+        low, high = sum(min(0, s) for s in steps), sum(max(0, s) for s in steps)
+        return self.start + low, self.start + high
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """What a library computes on whole tensors, by the name of the composite that it is."""
+
+    name: str
+    results: tuple[View, ...]
+    operands: tuple[View, ...]
+    numbers: tuple[tuple[str, float], ...]
+    flops: int
+
+
+Statement = For | Let | Accumulate | Set | Store | Update | Multiply | Library
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,3 +299,24 @@ class Kernel:
     @property
     def buffers(self) -> tuple[Buffer, ...]:
         return self.inputs + self.outputs
+
+
+def whole_product(kernel: Kernel) -> tuple[tuple[Var, ...], Multiply] | None:
+    """The product that a kernel is, and the loops over batches around it; None for any other."""
+    loops: list[Var] = []
+    body = kernel.body
+    while kernel.is_whole and len(body) == 1:
+        (only,) = body
+        if isinstance(only, Multiply):
+            return tuple(loops), only
+        if not isinstance(only, For) or only.role is not Role.PARALLEL or only.stop is not None:
+            break
+        loops.append(only.var)
+        body = only.body
+    return None
+
+
+def library_call(kernel: Kernel) -> Library | None:
+    """What a kernel asks of a library; None where it is code of our own."""
+    only = kernel.body[0] if len(kernel.body) == 1 else None
+    return only if isinstance(only, Library) else None

@@ -12,6 +12,7 @@ from treadle.kernel.nodes import (
     Guarded,
     Kernel,
     Let,
+    Library,
     Literal,
     Load,
     Local,
@@ -23,6 +24,7 @@ from treadle.kernel.nodes import (
     Store,
     Update,
     Value,
+    View,
     Walk,
     Within,
 )
@@ -59,11 +61,19 @@ def _statement(statement: Statement, depth: int) -> list[str]:
             return [f"{pad}{buffer}[{index}] = {value_text(value)}{condition}"]
         case Update(buffer, index, value):
             return [f"{pad}{buffer}[{index}] += {value_text(value)}"]
-        case Multiply(target, left, right, adds):
-            sign = "+=" if adds else "="
-            return [f"{pad}{_matrix(target)} {sign} {_matrix(left)} · {_matrix(right)}"]
+        case Multiply(target, left, right, adds, bias):
+            sign, more = "+=" if adds else "=", "" if bias is None else f" + {bias}"
+            return [f"{pad}{_matrix(target)} {sign} {_matrix(left)} · {_matrix(right)}{more}"]
+        case Library(name, results, operands):
+            made, given = (", ".join(map(_view, views)) for views in (results, operands))
+            return [f"{pad}{made} = {name}({given})"]
         case _:
             assert_never(statement)
+
+
+def _view(view: View) -> str:
+    steps = ", ".join(f"{n} step {s}" for n, s in zip(view.shape, view.strides, strict=True))
+    return f"{view.buffer}[{view.start}: {steps}]"
 
 
 def _matrix(matrix: Matrix) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from treadle.base import dtypes
-from treadle.base.dtypes import DType
+from treadle.base.dtypes import DType, accumulator
 from treadle.base.errors import GraphError
 from treadle.kernel.access import accesses, is_local
 from treadle.kernel.cost import outermost
@@ -38,6 +38,7 @@ from treadle.kernel.nodes import (
     Guarded,
     Kernel,
     Let,
+    Library,
     Literal,
     Load,
     Local,
@@ -51,6 +52,7 @@ from treadle.kernel.nodes import (
     Update,
     Value,
     Within,
+    whole_product,
 )
 
 INDEPENDENT = (Role.PARALLEL, Role.VECTOR)
@@ -139,19 +141,42 @@ class _Checker:
                 self.disjoint(buffer, index, scope)
             case Multiply():
                 self.multiply(statement, scope)
+            case Library():
+                self.library(statement, scope)
             case _:
                 assert_never(statement)
+
+    def library(self, statement: Library, scope: _Scope) -> None:
+        """Every view inside its buffer, results apart from operands, and nothing around it."""
+        if scope.loops:
+            raise self.wrong(f"{statement.name} is inside a loop")
+        given = {v.buffer for v in statement.operands}
+        for view in (*statement.results, *statement.operands):
+            target = self.buffers.get(view.buffer)
+            low, high = view.range
+            if target is None or low < 0 or high >= target.size:
+                raise self.wrong(f"{statement.name} may touch {view.buffer} from {low} to {high}")
+        for view in statement.results:
+            if view.buffer not in self.written or view.buffer in given:
+                raise self.wrong(f"{statement.name} may not write {view.buffer}")
 
     def multiply(self, statement: Multiply, scope: _Scope) -> None:
         target, left, right = statement.matrices
         shapes = [(m.rows.count, m.columns.count) for m in statement.matrices]
         if shapes[0] != (shapes[1][0], shapes[2][1]) or shapes[1][1] != shapes[2][0]:
             raise self.wrong(f"a product of {shapes[1]} and {shapes[2]} gives no {shapes[0]}")
-        if (target.columns.stride, right.columns.stride) != (1, 1):
+        is_whole = whole_product(self.kernel) is not None
+        if statement.bias is not None:
+            bias = self.buffers.get(statement.bias)
+            if not is_whole or bias is None or bias.size < target.columns.count:
+                raise self.wrong(f"{statement.bias} is no bias of this product")
+        if not is_whole and (target.columns.stride, right.columns.stride) != (1, 1):
             raise self.wrong("columns of a product are not next to each other")
-        found = {self.matrix(m, scope).dtype for m in statement.matrices}
-        if len(found) != 1 or not found <= {dtypes.float32, dtypes.float64}:
-            raise self.wrong(f"a product of {', '.join(sorted(d.name for d in found))}")
+        into, *found = (self.matrix(m, scope).dtype for m in statement.matrices)
+        is_plain = into is found[0] and into in (dtypes.float32, dtypes.float64)
+        is_narrow = is_whole and into.is_float and into in (found[0], accumulator(found[0]))
+        if found[0] is not found[1] or not (is_plain or is_narrow):
+            raise self.wrong(f"a product of {found[0]} and {found[1]} into {into}")
         if target.buffer not in self.written or target.buffer in (left.buffer, right.buffer):
             raise self.wrong(f"a product is written to {target.buffer}, which it may not be")
         self.disjoint_matrix(target, scope)

@@ -10,12 +10,15 @@ from treadle.base.errors import IndexRangeError
 from treadle.ir.graph import Graph
 from treadle.kernel.plan import IndexCheck
 from treadle.runtime.cpu import NativeProgram
+from treadle.runtime.cuda.program import CudaProgram
 
 
 class CheckedProgram:
     """A program that raises where an index was out of range; its results are then dropped."""
 
-    def __init__(self, graph: Graph, program: NativeProgram, checks: Sequence[IndexCheck]):
+    def __init__(
+        self, graph: Graph, program: NativeProgram | CudaProgram, checks: Sequence[IndexCheck]
+    ):
         self.graph, self.program, self.checks = graph, program, checks
 
     def run(self, values: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:

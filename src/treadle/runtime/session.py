@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -13,8 +13,12 @@ from treadle.ir.graph import Graph, OutputKind
 from treadle.ir.rewrite import remove_dead_code
 from treadle.ir.types import TensorType
 from treadle.runtime.cpu import NativeProgram, aligned_copy
+from treadle.runtime.cuda.program import CudaProgram
+from treadle.runtime.cuda.values import DeviceValues
 from treadle.runtime.executable import Executable
 from treadle.runtime.oracle import holding as oracle_holding
+
+IN_PLACE = (NativeProgram, CudaProgram)  # programs that update values themselves
 
 
 class Session:
@@ -23,7 +27,7 @@ class Session:
     def __init__(self, device: str = "oracle") -> None:
         self.device = device
         self.types: dict[str, TensorType] = {}
-        self.values: dict[str, np.ndarray] = {}
+        self.values: MutableMapping[str, np.ndarray] = DeviceValues() if device == "cuda" else {}
         self.version = 0  # counts when arrays are replaced, not when they are updated in place
         self.owners = 0  # steps so far: each has a prefix of its own
         self.lock = threading.RLock()  # held by whoever reads and writes values in one go
@@ -52,7 +56,11 @@ class Session:
         try:
             yield
         except BaseException:
-            self.types, self.values, self.owners = before
+            self.types, values, self.owners = before
+            if isinstance(self.values, DeviceValues):
+                self.values.restore(values)
+            else:
+                self.values = values
             self.version += 1
             raise
 
@@ -74,12 +82,12 @@ class Session:
         if wrong:
             raise LoadError("load", f"{len(wrong)} do not fit: {'; '.join(wrong)}")
         with self.lock:
-            self.values |= checked
+            self.values.update(checked)
             self.version += 1
 
     def progress(self, program: Executable) -> tuple[int, int]:
         """Changes exactly when a program has written its updates."""
-        return self.version, program.runs if isinstance(program, NativeProgram) else 0
+        return self.version, program.runs if isinstance(program, IN_PLACE) else 0
 
     def run(self, program: Executable, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Run a program on inputs and the session's values, then write its updates.
@@ -87,7 +95,7 @@ class Session:
         Outputs come back under "kind:name". A program that fails leaves the values as they were.
         """
         with self.lock:
-            if isinstance(program, NativeProgram) and self.device != "oracle":
+            if isinstance(program, IN_PLACE) and self.device != "oracle":
                 return self._run_in_place(program, inputs)
             return self._run_aside(program, inputs)
 
@@ -106,23 +114,26 @@ class Session:
             else:
                 outputs[f"{output.kind.value}:{output.name}"] = value
         # The oracle's results may share memory with its inputs.
-        self.values |= {n: self.held(v, self.types[n]) for n, v in updates.items()}
+        self.values.update({n: self.held(v, self.types[n]) for n, v in updates.items()})
         self.version += 1
         return outputs
 
     def _run_in_place(
-        self, program: NativeProgram, inputs: Mapping[str, np.ndarray]
+        self, program: NativeProgram | CudaProgram, inputs: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """A native program updates the session's arrays itself; the rest are copies."""
+        """A native program updates the session's arrays itself; the rest are copies.
+
+        A GPU's results are waited for when they are looked at.
+        """
         names, wanted = program.results
         values = program.run_on(self, self.version, self.values, inputs, wanted)
         outputs = dict(zip(names, values, strict=True))
         for name in program.prints:
-            print(name.format(outputs.pop(f"print:{name}")))
+            print(name.format(np.asarray(outputs.pop(f"print:{name}"))))
         return outputs
 
     def run_several(
-        self, program: NativeProgram, rows: Sequence[Mapping[str, np.ndarray]]
+        self, program: NativeProgram | CudaProgram, rows: Sequence[Mapping[str, np.ndarray]]
     ) -> list[dict[str, np.ndarray]]:
         """`run` for each row of inputs, in one native call; for programs that print nothing."""
         with self.lock:

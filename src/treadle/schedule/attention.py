@@ -40,6 +40,7 @@ from treadle.schedule.expand import attention_block
 from treadle.schedule.inline import Reader
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.labels import plain_load
+from treadle.schedule.library import library_attention
 from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import nest
 
@@ -174,6 +175,8 @@ def _mul(a: Value, b: Value) -> Value:
 
 @ROOTS(c.ATTENTION)
 def attention_kernels(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
+    if lowering.target.is_gpu:
+        return library_attention(lowering, position, node)
     attributes: c.Attention = attributes_of(node)
     w = _Writer(lowering, position, node)
     q, k, v = node.operands
@@ -285,6 +288,8 @@ def _scaled(h: _Heads, out: _Rows, shares: Buffer) -> Statement:
 
 @ROOTS(c.ATTENTION_GRAD)
 def attention_grad_kernels(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
+    if lowering.target.is_gpu:
+        return library_attention(lowering, position, node)
     attributes: c.Attention = attributes_of(node)
     ct, out, lse, q, k, v = node.operands
     types = [lowering.graph.type_of(x) for x in (q, k, v)]

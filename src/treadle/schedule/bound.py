@@ -12,9 +12,10 @@ from treadle.base.origin import Origin
 from treadle.kernel.nodes import Buffer, Kernel
 from treadle.kernel.verify import verify
 from treadle.schedule.finish import finished
-from treadle.schedule.fuse import fused, localised, spread
+from treadle.schedule.fuse import fused, is_serial, localised, outer_turns, spread
 from treadle.schedule.nests import anonymous, map_places
 from treadle.schedule.signature import Signature
+from treadle.schedule.target import CPU, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ Fused = tuple[Kernel, tuple[int, ...]]
 class Memo:
     """What was done before. Kernels are known by identity: equal ones are made one first."""
 
+    target: Target = CPU
     kernels: dict[Kernel, Kernel] = field(default_factory=dict)
     pairs: dict[tuple[int, int, tuple[int, ...], bool], Fused | None] = field(default_factory=dict)
     calls: dict[tuple[int, tuple[int, ...]], Fused] = field(default_factory=dict)
@@ -59,7 +61,7 @@ class Memo:
         shared = tuple(places.get(n, -1) for n in second.names)
         key = (id(first.kernel), id(second.kernel), shared, is_needed)
         if key not in self.pairs:
-            self.pairs[key] = _fused(first.kernel, second.kernel, shared, is_needed)
+            self.pairs[key] = _fused(first.kernel, second.kernel, shared, is_needed, self.target)
         found = self.pairs[key]
         if found is None:
             return None
@@ -74,23 +76,42 @@ class Memo:
         if key not in self.calls:
             names = {bound.kernel.buffers[i].name for i in places}
             outputs = {b.name for b in bound.kernel.outputs}
-            kernel = localised(spread(bound.kernel), names & outputs)
+            kernel = self._localised(bound.kernel, names & outputs)
             order = {b.name: i for i, b in enumerate(bound.kernel.buffers)}
-            done = verify(finished(anonymous(kernel)))
+            done = verify(finished(anonymous(kernel), not self.target.is_gpu))
             known = self.kernels.setdefault(done, done)
             self.calls[key] = known, tuple(order[b.name] for b in kernel.buffers)
         done, order_ = self.calls[key]
         return done, tuple(bound.names[i] for i in order_)
 
+    def _localised(self, kernel: Kernel, names: set[str]) -> Kernel:
+        """Outputs of its own inside: a thread's memory, or what a block's shared memory holds."""
+        if not self.target.is_gpu:
+            return localised(spread(kernel), names)
+        if is_serial(kernel) or kernel.is_whole:
+            return kernel
+        turns = outer_turns(kernel)
+        room, kept = SHARED, set[str]()
+        for buffer in sorted(kernel.outputs, key=lambda b: b.nbytes):
+            if buffer.name in names and buffer.nbytes // turns <= room:
+                kept.add(buffer.name)
+                room -= buffer.nbytes // turns
+        return localised(kernel, kept)
 
-def _fused(first: Kernel, second: Kernel, shared: tuple[int, ...], is_needed: bool) -> Fused | None:
+
+SHARED = 32 << 10  # bytes of shared memory that a block's own buffers may take
+
+
+def _fused(
+    first: Kernel, second: Kernel, shared: tuple[int, ...], is_needed: bool, target: Target
+) -> Fused | None:
     """Both kernels as one, and where each of its buffers is among the buffers of both."""
     count = len(first.buffers)
     names = {
         b.name: first.buffers[at].name if at >= 0 else f"q{count + i}"
         for i, (b, at) in enumerate(zip(second.buffers, shared, strict=True))
     }
-    found = fused(first, _renamed(second, names), is_needed)
+    found = fused(first, _renamed(second, names), is_needed, target)
     if found is None:
         return None
     places = {b.name: i for i, b in enumerate(first.buffers)}

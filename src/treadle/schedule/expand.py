@@ -20,9 +20,12 @@ from treadle.ir.ops.leaves import Leaf
 from treadle.ir.ops.reductions import ARGMAX, REDUCE_MAX, ArgReduce, Reduce
 from treadle.ir.rewrite import inline_into, remove_dead_code
 from treadle.ir.types import TensorType
+from treadle.schedule.target import CPU, Target
 
 
-def expand(graph: Graph, templates: bool = False, streams: bool = True) -> Graph:
+def expand(
+    graph: Graph, templates: bool = False, target: Target = CPU, streams: bool = True
+) -> Graph:
     """The same graph in primitives, but for composites that have a template, where asked for.
 
     Templates that are streams are left out where `streams` is false.
@@ -33,7 +36,8 @@ def expand(graph: Graph, templates: bool = False, streams: bool = True) -> Graph
     for node in graph.nodes:
         operands = [moved[v.node][v.output] for v in node.operands]
         types = tuple(builder.type_of(v) for v in operands)
-        is_kept = has_template(node, types) or (streams and is_stream(node, types))
+        is_streamed = streams and not target.is_gpu and is_stream(node, types)
+        is_kept = has_template(node, types, target) or is_streamed
         body = None if templates and is_kept else _body(node, types)
         if body is None:
             position = builder.copy(node, operands)
@@ -44,7 +48,7 @@ def expand(graph: Graph, templates: bool = False, streams: bool = True) -> Graph
                 operands = [builder.add(STOP_GRADIENT, NoAttributes(), (v,))[0] for v in operands]
             names = (_leaf_name(body.nodes[i]) for i in body.inputs)
             leaves = dict(zip(names, operands, strict=True))
-            inner = expanded.get(id(body)) or expand(body, templates, streams)
+            inner = expanded.get(id(body)) or expand(body, templates, target, streams)
             expanded[id(body)] = inner
             moved.append(tuple(inline_into(builder, inner, leaves, node.origin)))
     outputs = [Output(o.kind, o.name, moved[o.value.node][o.value.output]) for o in graph.outputs]
@@ -62,10 +66,12 @@ def attention_block(length: int) -> int:
     return found if found >= 16 else 0
 
 
-def has_template(node: Node, types: tuple[TensorType, ...]) -> bool:
+def has_template(node: Node, types: tuple[TensorType, ...], target: Target = CPU) -> bool:
     """Whether a composite is computed by kernels of its own: attention without a bias."""
     if node.op not in (ATTENTION, ATTENTION_GRAD):
         return False
+    if target.is_gpu:
+        return target.has_attention and is_for_library(node, types)
     assert isinstance(node.attributes, Attention)
     if len(types) != (3 if node.op is ATTENTION else 6):
         return False  # a bias
@@ -92,6 +98,21 @@ def is_stream(node: Node, types: tuple[TensorType, ...]) -> bool:
         return False
     is_float32 = all(t.dtype is float32 and t.size for t in floats)
     return is_float32 and weight.shape[0] >= LEAST_CLASSES
+
+
+def is_for_library(node: Node, types: tuple[TensorType, ...]) -> bool:
+    """Whether a library takes attention as it is: narrow floats, heads of whole packs, no bias."""
+    assert isinstance(node.attributes, Attention)
+    if len(types) != (3 if node.op is ATTENTION else 6):
+        return False
+    q, k, v = types[-3:]
+    narrow = [types[0], types[1], q, k, v] if node.op is ATTENTION_GRAD else [q, k, v]
+    if any(t.dtype is not q.dtype or not t.dtype.is_narrow or not t.size for t in narrow):
+        return False
+    depth = q.shape[3]
+    is_square = q.shape[2] == k.shape[2]
+    fits = depth == v.shape[3] and depth % 8 == 0 and 16 <= depth <= 128
+    return fits and min(q.shape[2], k.shape[2]) >= 16 and (is_square or not node.attributes.causal)
 
 
 def _body(node: Node, types: tuple[TensorType, ...]) -> Graph | None:

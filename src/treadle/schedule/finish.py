@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from treadle.kernel.access import accesses, loads_of, map_loads
-from treadle.kernel.index import Index, Var, data_locals, substitute, uses, variable
+from treadle.kernel.access import accesses, loads_of, locals_in, map_loads
+from treadle.kernel.index import Index, Var, substitute, uses, variable
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -31,12 +31,14 @@ from treadle.schedule.nests import indices_of, loop_names, map_places, names_in
 from treadle.schedule.split import split
 
 
-def finished(kernel: Kernel) -> Kernel:
-    """The kernel as it is rendered."""
+def finished(kernel: Kernel, lanes: bool = True) -> Kernel:
+    """The kernel as it is rendered; without lanes, loops keep the roles they have."""
     counter = _Names(names_in(kernel.body))
     body = tuple(_merged(s) for s in forwarded(kernel.body, counter))
     kernel = without_dead_scratch(replace(kernel, body=body))
     merged = [_merged(s) for s in kernel.body]
+    if not lanes:
+        return replace(kernel, body=tuple(merged))
     body = tuple(map(_vectorised, split(merged, names_in(merged) | loop_names(merged))))
     return replace(kernel, body=tuple(hoisted(body, counter)))
 
@@ -236,28 +238,6 @@ def _reads(statement: Statement, names: set[str]) -> bool:
     if not isinstance(statement, (Let, Accumulate)):
         return False
     return bool(locals_in(statement.value) & names)
-
-
-def locals_in(value: Value) -> set[str]:
-    match value:
-        case Local(name):
-            return {name}
-        case Convert(inner):
-            return locals_in(inner)
-        case Apply(_, operands):
-            return set().union(*map(locals_in, operands))
-        case Guarded(guard, inner, other):
-            return locals_in(guard) | locals_in(inner) | locals_in(other) | _data(value)
-        case _:
-            return _data(value)
-
-
-def _data(value: Value) -> set[str]:
-    match value:
-        case Load(_, index) | Position(index) | Within(index):
-            return set(data_locals(index))
-        case _:
-            return set()
 
 
 # What does not change inside a loop is computed before it.

@@ -15,7 +15,17 @@ from operator import mul
 
 from treadle.kernel.access import accesses, is_local
 from treadle.kernel.index import Index, Var, substitute, unflatten, variable
-from treadle.kernel.nodes import Buffer, For, Kernel, Multiply, Role, Statement
+from treadle.kernel.nodes import (
+    Buffer,
+    For,
+    Kernel,
+    Multiply,
+    Role,
+    Set,
+    Statement,
+    Store,
+    Update,
+)
 from treadle.schedule.nests import (
     fresh,
     loop_names,
@@ -23,13 +33,10 @@ from treadle.schedule.nests import (
     map_places,
     with_own_names,
 )
+from treadle.schedule.target import CPU, Target
+from treadle.schedule.twins import fed, twins
 
-LEAST_ROWS = 8  # of fused kernels that had as many: threads need something to share
-SMALL = 4096  # elements: kernels that are smaller are not worth sharing
-MOST_STATEMENTS = 120
-MOST_SMALL_STATEMENTS = 40  # of kernels that one thread runs: they are fused for their number
 TURNS = 32  # that a kernel should have for threads to share
-CACHE = 3 << 20  # bytes that a turn may write: what follows should find them near
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +106,12 @@ def turn_counts(kernel: Kernel) -> list[int]:
     return products if has_loops or len(products) < 2 else products[:-1]
 
 
+def outer_turns(kernel: Kernel) -> int:
+    """Turns of the outermost parallel loop, at which outputs are made a turn's own."""
+    variables, _ = peeled(kernel)
+    return variables[0].extent if variables else 1
+
+
 def spread(kernel: Kernel) -> Kernel:
     """The kernel with its parallel loops as one, as far as threads need turns to share."""
     counts = turn_counts(kernel)
@@ -122,24 +135,54 @@ def footprint(first: Kernel, second: Kernel, turns: int) -> int:
     return scratch + sum(b.nbytes // turns for b in outputs.values())
 
 
+def is_serial(kernel: Kernel) -> bool:
+    """Whether some loop's turns depend on each other otherwise than by a sum."""
+    return any(_is_serial(s) for s in kernel.body)
+
+
+def _is_serial(statement: Statement) -> bool:
+    if not isinstance(statement, For):
+        return False
+    is_ordered = statement.role is Role.SEQUENTIAL and any(
+        isinstance(s, (Set, Store, Update)) for s in statement.body
+    )
+    return is_ordered or any(_is_serial(s) for s in statement.body)
+
+
 def statements_in(body: Sequence[Statement]) -> int:
     return sum(1 + (statements_in(s.body) if isinstance(s, For) else 0) for s in body)
 
 
-def fused(first: Kernel, second: Kernel, is_needed: bool = True) -> Kernel | None:
+def fused(
+    first: Kernel, second: Kernel, is_needed: bool = True, target: Target = CPU
+) -> Kernel | None:
     """Both kernels as one, at the most rows at which they can be; None if at none.
 
     Kernels of which none needs the other are fused only where they read the same rows.
     """
-    if statements_in(first.body) + statements_in(second.body) > MOST_STATEMENTS:
+    if statements_in(first.body) + statements_in(second.body) > target.most_statements:
         return None
+    if target.keeps_serial_apart and (is_serial(first) or is_serial(second)):
+        return None
+    if len({b.name for b in (*first.buffers, *second.buffers)}) > target.most_buffers:
+        return None
+    if target.is_gpu:
+        found = fed(first, second) if is_needed else twins(first, second)
+        if found is not None:
+            return found
     counts = [turn_counts(k) for k in (first, second)]
     both = sorted({*counts[0], *counts[1]}, reverse=True)
-    least = min(LEAST_ROWS, *(max(c, default=1) for c in counts))
-    is_small = work(first) < SMALL and work(second) < SMALL
-    is_small = is_small and statements_in(first.body) < MOST_SMALL_STATEMENTS
-    for turns in [*(n for n in both if n >= max(2, least)), *([1] if is_small else [])]:
-        if turns < max(both, default=1) and footprint(first, second, turns) > CACHE:
+    least = min(target.least_rows, *(max(c, default=1) for c in counts))
+    is_small = work(first) < target.small and work(second) < target.small
+    is_small = is_small and statements_in(first.body) < target.most_small_statements
+    wanted = [n for n in both if n >= max(2, least)]
+    if target.is_gpu:
+        # A row that was a block's or a thread's stays one: fewer rows would leave most idle.
+        most = max(both, default=1)
+        is_enough = most >= target.least_rows or max(work(first), work(second)) <= target.few
+        wanted = [most] if most > 1 and is_enough else []
+    for turns in [*wanted, *([1] if is_small else [])]:
+        if turns < max(both, default=1) and footprint(first, second, turns) > target.cache:
             break
         found = _fused_at(first, second, turns, is_needed)
         if found is not None:

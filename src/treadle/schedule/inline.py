@@ -48,6 +48,7 @@ class Reader:
     guards: list[Within] = field(default_factory=list)  # that hold where elements are read now
     count: int = 0
     uses: Mapping[TensorValue, int] = field(default_factory=dict)
+    layouts: Mapping[TensorValue, tuple[int, ...]] = field(default_factory=dict)
     known: dict[tuple[TensorValue, Indices, tuple[Within, ...]], Local] = field(
         default_factory=dict
     )
@@ -60,7 +61,8 @@ class Reader:
             return Literal(0, type_.dtype)  # there is no element that could be read
         if name is not None:
             self.used[name] = type_
-            return Load(name, flatten(indices, type_.shape), type_.dtype)
+            order = self.layouts.get(value)
+            return Load(name, laid_out(indices, type_.shape, order), type_.dtype)
         node = self.graph.nodes[value.node]
         if self.uses.get(value, 0) < 2 or not node.operands:
             return INLINE[node.op](self, node, indices)
@@ -97,6 +99,13 @@ class Reader:
         for guard in reversed(guards):
             value = Guarded(guard, value, other, other.dtype)
         return value
+
+
+def laid_out(indices: Indices, shape: Sequence[int], order: Sequence[int] | None) -> Index:
+    """The place of an element of a tensor whose axes lie in memory in some order."""
+    if order is None:
+        return flatten(indices, shape)
+    return flatten([indices[i] for i in order], [shape[i] for i in order])
 
 
 Rule = Callable[[Reader, Node, Indices], Value]

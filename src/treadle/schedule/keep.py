@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from treadle.ir.composites import (
@@ -42,18 +42,22 @@ MAX_DEPTH = 40  # of an expression: what is deeper is kept in memory
 CHOICE_DEPTH = 13
 
 
-def kept_values(graph: Graph, fuse: bool) -> dict[TensorValue, None]:
+def kept_values(
+    graph: Graph, fuse: bool, is_gpu: bool = False, also: Collection[TensorValue] = ()
+) -> dict[TensorValue, None]:
     """Tensors that are in memory, in order: roots, outputs, and what several kernels read."""
-    wanted = {o.value for o in graph.outputs} | _read_again(graph)
-    kept = _kept(graph, fuse, wanted)
+    wanted = {o.value for o in graph.outputs} | _read_again(graph) | set(also)
+    kept = _kept(graph, fuse, wanted, is_gpu)
     deep = _too_deep(graph, kept)
-    return _kept(graph, fuse, wanted | deep) if deep else kept
+    return _kept(graph, fuse, wanted | deep, is_gpu) if deep else kept
 
 
 _NOBODY: set[int] = set()
 
 
-def _kept(graph: Graph, fuse: bool, wanted: set[TensorValue]) -> dict[TensorValue, None]:
+def _kept(
+    graph: Graph, fuse: bool, wanted: set[TensorValue], is_gpu: bool
+) -> dict[TensorValue, None]:
     readers: dict[TensorValue, set[int]] = {}
     scalars = _cheap_scalars(graph)
     kept: dict[TensorValue, None] = {}
@@ -69,6 +73,7 @@ def _kept(graph: Graph, fuse: bool, wanted: set[TensorValue]) -> dict[TensorValu
             used_by = used_by | readers.get(value, _NOBODY)
         is_made = is_root(graph, node) or not is_inline(node)
         is_shared = len(used_by) > 1 and node.op not in _VIEWS and position not in scalars
+        is_shared = is_shared and not (is_gpu and _widens(graph, node))
         if is_made or is_shared or not fuse or any(v in wanted for v in values):
             kept |= dict.fromkeys(values)
             home = {position}
@@ -80,9 +85,32 @@ def _kept(graph: Graph, fuse: bool, wanted: set[TensorValue]) -> dict[TensorValu
             known = readers.get(operand)
             readers[operand] = home if known is None or known is home else known | home
     for value in sorted(shared):
-        if _is_cheap_again(graph, value, kept, shared):
+        if _is_cheap_again(graph, value, kept, kept if is_gpu else shared):
             del kept[value]
     return dict.fromkeys(sorted(kept))
+
+
+def heads_last(
+    graph: Graph, kept: Mapping[TensorValue, None]
+) -> dict[TensorValue, tuple[int, ...]]:
+    """Attention's results (B, H, T, D) as (B, T, H, D) in memory: products read them as rows."""
+    outside = {o.value for o in graph.outputs}
+    outside |= {v for n in graph.nodes if n.op is SCAN for v in n.operands}
+    return {
+        v: (0, 2, 1, 3)
+        for v in kept
+        if graph.nodes[v.node].op in (ATTENTION, ATTENTION_GRAD)
+        and len(graph.type_of(v).shape) == 4
+        and v not in outside
+    }
+
+
+def _widens(graph: Graph, node: Node) -> bool:
+    """Whether a node is a cast to more bytes: the fewer are read again rather than kept."""
+    if node.op is not e.CAST:
+        return False
+    source = graph.type_of(node.operands[0]).dtype
+    return source.itemsize < node.types[0].dtype.itemsize
 
 
 MOST_OPERATIONS = 16  # to compute a value again rather than keep it
@@ -96,7 +124,8 @@ def _is_cheap_again(
 ) -> bool:
     """Whether a value is better computed again wherever it is read.
 
-    It is if it takes little arithmetic on one large tensor that several kernels read anyway.
+    It is if it takes little arithmetic on one large tensor that several kernels read anyway; on a
+    GPU, where arithmetic costs next to nothing, on one that is in memory.
     """
     type_ = graph.type_of(value)
     pending, seen, large, count = [value], {value}, set[TensorValue](), 0

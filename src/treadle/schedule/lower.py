@@ -21,6 +21,7 @@ from treadle.ir.graph import Graph, Node, Output, OutputKind
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.literal import ArrayLiteral
 from treadle.ir.ops.leaves import CONSTANT, Constant, Leaf
+from treadle.ir.ops.linear import CONTRACT
 from treadle.ir.types import TensorType
 from treadle.kernel.access import accesses
 from treadle.kernel.index import Index, Var, flatten, variable
@@ -29,21 +30,29 @@ from treadle.kernel.phases import calls_in
 from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step
 from treadle.schedule.bound import Bound, Memo
 from treadle.schedule.expand import expand
-from treadle.schedule.inline import Reader
-from treadle.schedule.keep import ROOTS, STREAMS, is_inline, is_root, kept_values
+from treadle.schedule.inline import Reader, laid_out
+from treadle.schedule.joins import biased_products, gathered_parts
+from treadle.schedule.keep import ROOTS, STREAMS, heads_last, is_inline, is_root, kept_values
 from treadle.schedule.nests import axis_vars, nest
 from treadle.schedule.order import Order
 from treadle.schedule.signature import signature
+from treadle.schedule.target import CPU, Target
 
 PANEL = 32  # columns of a product's tile, of four bytes: two vectors of the widest kind
 
 
-def lower(graph: Graph, fuse: bool = True, panel: int = PANEL, in_place: bool = False) -> Program:
+def lower(
+    graph: Graph,
+    fuse: bool = True,
+    panel: int = PANEL,
+    in_place: bool = False,
+    target: Target = CPU,
+) -> Program:
     """The program of a graph. `fuse=False` keeps every tensor in memory, for debugging.
 
     `in_place` writes updates over the leaves they replace.
     """
-    lowering = Lowering(expand(graph, fuse), fuse, panel)
+    lowering = Lowering(expand(graph, fuse, target), fuse, panel, Memo(target))
     if in_place:
         lowering.update_in_place()
     drafts = lowering.drafts()
@@ -121,7 +130,12 @@ class Lowering:
     ):
         self.graph, self.fuse, self.panel, self.prefix = graph, fuse, panel, prefix
         self.memo = memo or Memo()
-        self.kept = kept_values(graph, fuse)
+        self.target = self.memo.target
+        self.kept = kept_values(graph, fuse, self.target.is_gpu)
+        self.biased = biased_products(graph, self.kept) if self.target.is_gpu and fuse else {}
+        if self.biased:
+            biases = {b.bias for b in self.biased.values()}
+            self.kept = kept_values(graph, fuse, self.target.is_gpu, biases)
         self.uses = Counter(v for n in graph.nodes for v in n.operands)
         self.names = {v: f"{prefix}b{v.node}.{v.output}" for v in self.kept}
         for name, position in graph.leaves.items():
@@ -131,6 +145,14 @@ class Lowering:
             name: Buffer(name, graph.type_of(v).dtype, graph.type_of(v).size)
             for v, name in self.names.items()
         }
+        # Tensors whose axes lie in memory in another order than they are counted.
+        self.layouts = heads_last(graph, self.kept) if self.target.is_gpu else {}
+        self.parts = gathered_parts(graph, self.layouts) if self.target.is_gpu and fuse else {}
+        self.parts = {v: p for v, p in self.parts.items() if p.whole in self.kept}
+        self.done = {p.whole for p in self.parts.values()}  # what has nothing left to do
+        self.sums = {b.sum: product for product, b in self.biased.items()}
+        for value in [*self.parts, *self.biased]:
+            self.buffers.pop(self.names.pop(value))
         self.rows: dict[str, Argument] = {}  # buffers that are rows of others
         self.in_place: dict[TensorValue, str] = {}  # values written over a leaf
         self.late: dict[str, TensorValue] = {}  # leaves that get a copy at the end
@@ -220,7 +242,8 @@ class Lowering:
         """The kernels of a node into an order; one made for another layer is used again."""
         value = TensorValue(position)
         is_map = value in self.kept and not is_root(self.graph, node) and is_inline(node)
-        if not (is_map and self.uses_again and node.types[0].size):
+        can_share = self.uses_again and not self.target.is_gpu  # layouts differ there
+        if not (is_map and can_share and node.types[0].size):
             for kernel in self._kernels(position, node):
                 self.place_kernel(kernel, order)
             return
@@ -254,9 +277,15 @@ class Lowering:
             return []
         if all(t.size == 0 for t in node.types):
             return []
+        if value in self.biased:
+            return []  # it is made where its bias is known
+        if value in self.sums:
+            product = self.sums[value].node
+            return ROOTS[CONTRACT](self, product, self.graph.nodes[product])
         if is_root(self.graph, node):
             return ROOTS[node.op](self, position, node)
-        return self.map_kernels(value) if value in self.kept else []
+        is_made = value in self.kept and value not in self.done
+        return self.map_kernels(value) if is_made else []
 
     def _scan(self, position: int, node: Node, order: Order) -> list[Draft]:
         """The body's program for each row; carries have buffers that a turn changes at its end."""
@@ -280,7 +309,7 @@ class Lowering:
         def buffer_of(value: TensorValue) -> str | None:
             return None if value == being_made else self.names.get(value)
 
-        return Reader(self.graph, buffer_of, uses=self.uses)
+        return Reader(self.graph, buffer_of, uses=self.uses, layouts=self.layouts)
 
     def map_kernels(self, value: TensorValue) -> list[Kernel]:
         """Each element on its own."""
@@ -328,7 +357,8 @@ class Lowering:
         return Buffer(self.names[value], type_.dtype, type_.size)
 
     def place(self, value: TensorValue, indices: Sequence[Index]) -> Index:
-        return flatten(tuple(indices), self.graph.type_of(value).shape)
+        shape = self.graph.type_of(value).shape
+        return laid_out(tuple(indices), shape, self.layouts.get(value))
 
 
 class ScanBody(Lowering):
@@ -338,7 +368,7 @@ class ScanBody(Lowering):
 
     def __init__(self, outer: Lowering, position: int, attributes: Scan, node: Node):
         # A stream is a repeat over rows of buffers, which a row of this scan's is not.
-        body = expand(attributes.body, outer.fuse, streams=False)
+        body = expand(attributes.body, outer.fuse, outer.target, streams=False)
         prefix = f"{outer.prefix}scan{position}:"
         super().__init__(body, outer.fuse, outer.panel, outer.memo, prefix)
         self.attributes = attributes

@@ -16,6 +16,7 @@ from treadle.kernel.nodes import (
     Guarded,
     Kernel,
     Let,
+    Library,
     Literal,
     Load,
     Local,
@@ -70,12 +71,18 @@ def map_places(statement: Statement, move: Move, rename: Rename = same_name) -> 
             return Store(rename(buffer), move(index), map_value(value, move, rename), held)
         case Update(buffer, index, value):
             return Update(rename(buffer), move(index), map_value(value, move, rename))
-        case Multiply(target, left, right, adds):
+        case Multiply(target, left, right, adds, bias):
             a, b, c = (
                 Matrix(rename(m.buffer), move(m.index), m.rows, m.columns)
                 for m in (target, left, right)
             )
-            return Multiply(a, b, c, adds)
+            return Multiply(a, b, c, adds, None if bias is None else rename(bias))
+        case Library(name, results, operands, numbers, flops):
+            made, given = (
+                tuple(replace(v, buffer=rename(v.buffer)) for v in views)
+                for views in (results, operands)
+            )
+            return Library(name, made, given, numbers, flops)
 
 
 def map_value(value: Value, move: Move, rename: Rename = same_name) -> Value:
@@ -133,12 +140,14 @@ def map_buffers(statement: Statement, place: Replace) -> Statement:
             return Store(buffer, place(buffer, index), inner(value), guard)
         case Update(buffer, index, value):
             return Update(buffer, place(buffer, index), inner(value))
-        case Multiply(target, left, right, adds):
+        case Multiply(target, left, right, adds, bias):
             a, b, c = (
                 Matrix(m.buffer, place(m.buffer, m.index), m.rows, m.columns)
                 for m in (target, left, right)
             )
-            return Multiply(a, b, c, adds)
+            return Multiply(a, b, c, adds, bias)
+        case Library():
+            return statement
 
 
 def map_locals(statement: Statement, rename: Rename) -> Statement:
@@ -174,7 +183,7 @@ def map_locals(statement: Statement, rename: Rename) -> Statement:
             return Store(buffer, index, value(v), guard)
         case Update(buffer, index, v):
             return Update(buffer, index, value(v))
-        case Multiply():
+        case Multiply() | Library():
             return moved
 
 

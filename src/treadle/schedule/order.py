@@ -106,12 +106,39 @@ class Order:
             for j in self.groups[i].direct:
                 first_use[j] = min(level[i], first_use.get(j, level[i]))
         for i in first_use:
-            if not self.groups[i].direct:
+            # A GPU runs equal kernels of one phase together: what only reads leaves comes first.
+            is_first = self.memo.target.is_gpu and self.groups[i].bound.inputs
+            if not self.groups[i].direct and not is_first:
                 level[i] = first_use[i] - 1
+        if self.memo.target.is_gpu:
+            self._put_off(level, ordered)
         found: list[list[Bound]] = [[] for _ in range(max(level, default=-1) + 1)]
         for i in sorted(range(count), key=lambda i: (level[i], i)):
             found[level[i]].append(self.groups[i].bound)
         return [phase for phase in found if phase]
+
+    def _put_off(self, level: list[int], ordered: Sequence[int]) -> None:
+        """Later, where nothing large lives longer for it: equal kernels then meet in one phase."""
+        users: dict[int, list[int]] = {}
+        for i in ordered:
+            for j in self.groups[i].direct:
+                users.setdefault(j, []).append(i)
+        for i in reversed(ordered):
+            bound = self.groups[i].bound
+            if i not in users or not self.groups[i].direct or bound.kernel.is_whole:
+                continue
+            limit = min(level[u] for u in users[i]) - 1
+            large = [
+                n
+                for n, b in zip(bound.inputs, bound.kernel.inputs, strict=True)
+                if b.nbytes > LIGHT and n in self.writers
+            ]
+            is_kept = all(any(level[r] >= limit for r in self.readers[n] if r != i) for n in large)
+            if limit > level[i] and is_kept:
+                level[i] = limit
+
+
+LIGHT = 8 << 20  # bytes that may live longer
 
 
 def has_product(body: Sequence[Statement]) -> bool:

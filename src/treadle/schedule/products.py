@@ -27,9 +27,7 @@ from treadle.kernel.index import (
 )
 from treadle.kernel.nodes import (
     Accumulate,
-    Apply,
     Buffer,
-    Convert,
     Kernel,
     Let,
     Literal,
@@ -62,6 +60,7 @@ from treadle.schedule.labels import (
 )
 from treadle.schedule.lower import Lowering
 from treadle.schedule.nests import nest
+from treadle.schedule.whole import as_dtype, plain_product, whole_product
 
 DEPTH = 512  # of a product: the panel of the right operand stays in the second-level cache
 FEW_ROWS = 128  # for so few it does not pay to copy the right operand
@@ -71,10 +70,14 @@ FEW_TASKS = 4
 @ROOTS(CONTRACT)
 def contract_kernels(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     labels = labels_of(lowering, node)
+    if lowering.target.is_gpu:
+        return whole_product(lowering, position, node) or [
+            plain_product(lowering, position, node, labels)
+        ]
     dtype = accumulator(node.types[0].dtype)
     is_float = dtype in (dtypes.float32, dtypes.float64)
     if not is_float or not labels.columns or not labels.depth or labels.extent(labels.depth) == 0:
-        return [_plain(lowering, position, node, labels)]
+        return [plain_product(lowering, position, node, labels)]
     return _Product(lowering, position, node, labels, dtype).kernels()
 
 
@@ -218,7 +221,7 @@ class _Product:
         places |= {c: variable(v) for c, v in (outer | depth).items()}
         element = reader.under(
             guards,
-            lambda: _as(
+            lambda: as_dtype(
                 reader.at(labels.right, tuple(places[c] for c in labels.of_right)), self.dtype
             ),
             Literal(0, self.dtype),
@@ -339,7 +342,7 @@ class _Product:
         order = [*depth, *rows.inner]
         at = flatten([variable(v) for v in order], [v.extent for v in order])
         lets, reader.lets = list(reader.lets), []
-        store = Store(buffer.name, at, _as(element, self.dtype))
+        store = Store(buffer.name, at, as_dtype(element, self.dtype))
         return buffer, list(nest(order, Role.PARALLEL, [*lets, store]))
 
     def _left(self, reader: Reader, copied: Buffer | None, depth: Walk, move: Index) -> Matrix:
@@ -440,7 +443,7 @@ class _Product:
             body = [Let("acc", Literal(0, self.dtype))]
             body += nest([part], Role.SEQUENTIAL, [Accumulate("acc", "add", load)])
             found = Local("acc", self.dtype)
-        body.append(Store(name, place, _as(found, self.node.types[0].dtype)))
+        body.append(Store(name, place, as_dtype(found, self.node.types[0].dtype)))
         loops = nest([axes[c] for c in result], Role.PARALLEL, body)
         return self.lowering.kernel(self.position, reader, [self.value], loops, "_finish")
 
@@ -470,28 +473,3 @@ def _without(index: Index, variables: list[Var]) -> Index:
 
 def _split(column: Index, labels: Labels) -> list[Index]:
     return list(unflatten(column, labels.shape(labels.columns)))
-
-
-def _plain(lowering: Lowering, position: int, node: Node, labels: Labels) -> Kernel:
-    """Any product, one element after the other."""
-    value, of_operands = TensorValue(position), lowering.graph.type_of(labels.left).dtype
-    # Floats are summed as wide as the result; integers wrap as their operands do.
-    wide = accumulator(node.types[0].dtype) if of_operands.is_float else of_operands
-    variables = {c: Var(f"i{k}", n) for k, (c, n) in enumerate(labels.sizes.items())}
-    reader = lowering.reader()
-    operands = [
-        _as(reader.at(v, tuple(variable(variables[c]) for c in of)), wide)
-        for v, of in ((labels.left, labels.of_left), (labels.right, labels.of_right))
-    ]
-    step = Accumulate("acc", "add", Apply("mul", (operands[0], operands[1]), wide))
-    body: list[Statement] = [Let("acc", Literal(0, wide))]
-    body += nest([variables[c] for c in labels.depth], Role.SEQUENTIAL, [*reader.lets, step])
-    at = lowering.place(value, [variable(variables[c]) for c in labels.result])
-    result = _as(Local("acc", wide), node.types[0].dtype)
-    body.append(Store(lowering.names[value], at, result))
-    loops = nest([variables[c] for c in labels.result], Role.PARALLEL, body)
-    return lowering.kernel(position, reader, [value], loops)
-
-
-def _as(value: Value, dtype: DType) -> Value:
-    return value if value.dtype is dtype else Convert(value, dtype)

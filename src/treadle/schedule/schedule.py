@@ -11,14 +11,21 @@ from treadle.schedule import roots as roots
 from treadle.schedule import streams as streams
 from treadle.schedule import sums as sums
 from treadle.schedule.lower import PANEL, lower
+from treadle.schedule.target import CPU as CPU
+from treadle.schedule.target import GPU as GPU
+from treadle.schedule.target import Target as Target
 
 
 def schedule(
-    graph: Graph, fuse: bool = True, panel: int = PANEL, in_place: bool = False
+    graph: Graph,
+    fuse: bool = True,
+    panel: int = PANEL,
+    in_place: bool = False,
+    target: Target = CPU,
 ) -> Program:
     """The program of a graph, its products in panels of that many columns of four bytes.
 
     `fuse=False` keeps every tensor in memory, for debugging; `in_place` writes updates over the
     leaves they replace.
     """
-    return check_phases(lower(graph, fuse, panel, in_place))
+    return check_phases(lower(graph, fuse, panel, in_place, target))

@@ -48,7 +48,6 @@ def identity(op: str, dtype: DType) -> Number:
     return dtype.range()[op == "min"]
 
 
-PARTS = 1 << 14  # elements from which a reduction is worth sharing out
 FEWEST = 8
 
 
@@ -61,9 +60,11 @@ def _reduce(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     every = axis_vars("i", source.shape)
     summed, others = [every[i] for i in axes], [every[i] for i in kept]
     places = {v: variable(v) for v in every}
+    if lowering.target.is_gpu:
+        return _shared_out(reduction, every, summed, others)
     rows = math.prod(v.extent for v in summed)
     columns = math.prod(v.extent for v in others)
-    is_split = rows * columns >= PARTS and columns and rows > 1
+    is_split = rows * columns >= lowering.target.parts and columns and rows > 1
     if is_split and (not kept or (columns >= FEWEST and min(kept) > max(axes))):
         # Along whole rows where nothing is kept, by blocks of rows where columns are.
         split = dict(places)
@@ -71,6 +72,49 @@ def _reduce(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
         if math.prod(v.extent for v in parts) >= FEWEST:
             return reduction.in_two(every, split, parts, inner, others)
     return [reduction.at_once(every, places, others, summed)]
+
+
+BLOCKS = 1024  # of a reduction: enough for every multiprocessor
+THREADS = 1 << 21  # of a reduction that keeps columns, several of which are one thread's
+
+
+def _shared_out(
+    reduction: _Reduction, every: Sequence[Var], summed: list[Var], kept: list[Var]
+) -> list[Kernel]:
+    """For a GPU: parts as many as fill it, where what is kept does not fill it alone."""
+    places = {v: variable(v) for v in every}
+    rows, columns = (math.prod(v.extent for v in vs) for vs in (summed, kept))
+    if columns and rows * columns >= reduction.lowering.target.parts:
+        is_columns = bool(kept) and kept[-1] is every[-1]
+        wanted = (THREADS if is_columns else BLOCKS) // columns
+        split = dict(places)
+        parts, inner = _in_parts(summed, min(wanted, rows // 16), split)
+        if math.prod(v.extent for v in parts) >= FEWEST:
+            return reduction.in_two(every, split, parts, inner, kept)
+    return [reduction.at_once(every, places, kept, summed)]
+
+
+def _in_parts(
+    summed: Sequence[Var], wanted: int, places: dict[Var, Index]
+) -> tuple[list[Var], list[Var]]:
+    """Loops over about as many parts as wanted, and loops inside a part."""
+    parts: list[Var] = []
+    inner: list[Var] = []
+    for var in summed:
+        if wanted <= 1:
+            inner.append(var)
+        elif var.extent <= wanted:
+            parts.append(var)
+            wanted //= var.extent
+        else:
+            count = best_divisor(var.extent, wanted)
+            count = count if count <= 2 * wanted else 1
+            outer, rest = Var(f"{var.name}b", count), Var(f"{var.name}r", var.extent // count)
+            places[var] = variable(outer) * rest.extent + variable(rest)
+            parts.append(outer)
+            inner.append(rest)
+            wanted = 1
+    return parts, inner
 
 
 def _cut(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -75,8 +75,15 @@ def shown(name: str) -> str:
 class ByShape(Generic[Built]):
     """What was built for each set of input types; the least recently used of too many goes."""
 
-    def __init__(self, build: Callable[[Inputs], Built], options: CompileOptions, fixed: Inputs):
+    def __init__(
+        self,
+        build: Callable[[Inputs], Built],
+        options: CompileOptions,
+        fixed: Inputs,
+        on_device: bool = False,  # whether arrays on a GPU are taken as they are
+    ):
         self._build, self._options, self._fixed = build, options, fixed
+        self._on_device = on_device
         self._built: OrderedDict[Inputs, Built] = OrderedDict()
         self._plain = _plain_leaves(fixed)
         self._usual: Built | None = None  # what was built for the declared shapes
@@ -97,8 +104,11 @@ class ByShape(Generic[Built]):
             return None
         arrays: Arrays = {}
         for key, name, shape, dtype in self._plain:
-            array = batch.get(key)
-            if type(array) is not np.ndarray or array.shape != shape or array.dtype != dtype:
+            array: Any = batch.get(key)
+            if type(array) is not np.ndarray:
+                if not self._on_device or not _is_there(array, shape, dtype):
+                    return None
+            elif array.shape != shape or array.dtype != dtype:
                 return None
             arrays[name] = array
         return arrays
@@ -134,6 +144,19 @@ class ByShape(Generic[Built]):
             f"{'Drop incomplete batches' if only_rows else 'Pass rows of the same size'}, or "
             'compile with CompileOptions(on_new_shape="specialise").',
         )
+
+
+def _is_there(array: object, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> bool:
+    """Whether an array is on a GPU as it is wanted: of this shape and dtype, without gaps."""
+    address = getattr(array, "data_ptr", None)
+    if address is not None and getattr(array, "is_cuda", False):
+        given: Any = array
+        is_same = str(given.dtype).split(".")[-1] == dtype.name
+        return is_same and tuple(given.shape) == shape and bool(given.is_contiguous())
+    interface = getattr(array, "__cuda_array_interface__", None)
+    if interface is None or interface.get("strides") is not None:
+        return False
+    return tuple(interface["shape"]) == shape and np.dtype(interface["typestr"]) == dtype
 
 
 Plain = tuple[str, str, tuple[int, ...], np.dtype[np.generic]]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from treadle.base import dtypes
 from treadle.base.trees import Tree
 from treadle.domains.philox import make_key
@@ -74,7 +76,7 @@ class Forward:
         arrays[RANDOM_STATE] = make_key(self._seed, self._calls)
         outputs = self.session.run(program, arrays)
         self._calls += 1
-        results = [outputs[f"result:{i}"] for i in range(traced.structure.leaves)]
+        results = [np.asarray(outputs[f"result:{i}"]) for i in range(traced.structure.leaves)]
         return traced.structure.rebuild(results)
 
     @property

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -14,21 +16,55 @@ from treadle.step.batches import Arrays
 from treadle.step.watching import Histogram
 
 
-@dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one call of a step tells.
+    """What one call of a step tells; a GPU is waited for when something is looked at.
 
     With accumulation, loss and metrics are means over the micro-steps since the last update.
     """
 
-    loss: float
-    grad_norm: float | None  # of the mean gradient, before clipping; None without an update
-    metrics: dict[str, float]
-    updated: bool
-    captures: Arrays = field(default_factory=dict)
-    grad_norms: dict[str, float] = field(default_factory=dict)
-    histograms: dict[str, Histogram] = field(default_factory=dict)  # of gradients
-    skipped: bool = False  # a gradient overflowed in float16: nothing was updated
+    def __init__(self, outputs: Mapping[str, Any], mode: Mode):
+        self._outputs, self._mode = outputs, mode
+
+    @cached_property
+    def loss(self) -> float:
+        return float(self._outputs["result:loss"])
+
+    @cached_property
+    def grad_norm(self) -> float | None:
+        """Of the mean gradient, before clipping; None without an update."""
+        norm = self._outputs.get("result:grad_norm")
+        return None if norm is None else float(norm)
+
+    @cached_property
+    def metrics(self) -> dict[str, float]:
+        return named(self._outputs, "metric:")
+
+    @cached_property
+    def skipped(self) -> bool:
+        """Whether a gradient overflowed in float16: nothing was updated."""
+        return not bool(self._outputs.get("result:updated", True))
+
+    @property
+    def updated(self) -> bool:
+        return self._mode is not Mode.ACCUMULATE and not self.skipped
+
+    @cached_property
+    def captures(self) -> Arrays:
+        return arrays_of(self._outputs, OutputKind.CAPTURE)
+
+    @cached_property
+    def grad_norms(self) -> dict[str, float]:
+        return named(self._outputs, "result:grad_norm:")
+
+    @cached_property
+    def histograms(self) -> dict[str, Histogram]:
+        """Of gradients."""
+        gradients = arrays_of(self._outputs, OutputKind.GRADIENT)
+        return {n: Histogram.of(g) for n, g in gradients.items()}
+
+    def __repr__(self) -> str:
+        names = ("loss", "grad_norm", "metrics", "updated")
+        return f"StepResult({', '.join(f'{n}={getattr(self, n)!r}' for n in names)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +118,4 @@ def named(outputs: Mapping[str, np.ndarray], prefix: str) -> dict[str, float]:
 
 def arrays_of(outputs: Mapping[str, np.ndarray], kind: OutputKind) -> Arrays:
     prefix = f"{kind.value}:"
-    return {k[len(prefix) :]: v for k, v in outputs.items() if k.startswith(prefix)}
-
-
-def step_result(outputs: Mapping[str, np.ndarray], mode: Mode) -> StepResult:
-    norm = outputs.get("result:grad_norm")
-    is_fine = bool(outputs.get("result:updated", True))
-    return StepResult(
-        float(outputs["result:loss"]),
-        None if norm is None else float(norm),
-        named(outputs, "metric:"),
-        is_fine and mode is not Mode.ACCUMULATE,
-        arrays_of(outputs, OutputKind.CAPTURE),
-        named(outputs, "result:grad_norm:"),
-        {n: Histogram.of(g) for n, g in arrays_of(outputs, OutputKind.GRADIENT).items()},
-        not is_fine,
-    )
+    return {k[len(prefix) :]: np.asarray(v) for k, v in outputs.items() if k.startswith(prefix)}

@@ -32,6 +32,7 @@ from treadle.pipeline import (
     profile,
 )
 from treadle.runtime.cpu import NativeProgram
+from treadle.runtime.cuda.program import CudaProgram
 from treadle.runtime.files import load_arrays, save_arrays
 from treadle.runtime.native import give_back_memory
 from treadle.runtime.oracle import OracleProgram
@@ -47,7 +48,6 @@ from treadle.step.results import (
     StepResult,
     arrays_of,
     named,
-    step_result,
 )
 from treadle.step.watching import anomaly_of, run_watched
 
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
 MOST_IN_A_CALL = 64  # steps
 LONGEST_CALL = 0.1  # seconds
+IN_A_LAUNCH = 16  # steps that a GPU gets at once
 
 
 class TrainStep:
@@ -74,7 +75,8 @@ class TrainStep:
         self._init = OracleProgram(init)
         self._eval_params = trace_eval_params(self._plan)
         self._inputs = inputs = Inputs.of(batch)
-        self._programs = ByShape(self._build, recipe.options, inputs)
+        on_device = session.device == "cuda"
+        self._programs = ByShape(self._build, recipe.options, inputs, on_device)
         specialise = CompileOptions("specialise", max(2, recipe.options.max_shapes))
         self._evaluations = ByShape(self._build_evaluation, specialise, inputs)
         graphs = self._programs.built(inputs).graphs
@@ -87,7 +89,7 @@ class TrainStep:
         self._start()
         # Compiled now rather than at the first step: errors and seconds belong here.
         self._programs.built(inputs).step(self._mode(), Watched())
-        report.state_bytes = sum(v.nbytes for v in session.values.values())
+        report.state_bytes = sum(t.nbytes for t in session.types.values())
         give_back_memory()
         self._is_ready = True
 
@@ -133,7 +135,7 @@ class TrainStep:
     ) -> StepResult:
         """One step, or one micro-step of an accumulation. Calls from several threads take turns."""
         outputs, mode = self._once("step", batch, Watched(captures, grad_norms, histograms))
-        return step_result(outputs, mode)
+        return StepResult(outputs, mode)
 
     def _once(self, operation: str, batch: Tree, watched: Watched) -> tuple[Arrays, Mode]:
         with self.session.lock:
@@ -176,23 +178,22 @@ class TrainStep:
         A list or tuple of batches stays in native code for many steps at a time. What another
         iterable yields is used before the next is asked for, as it may be the same memory.
         """
-        losses: list[float] = []
-        updates, skipped = 0, 0
+        results: list[StepResult] = []
         means = Means()
         for outputs, mode in self._several(batches):
-            result = step_result(outputs, mode)
-            losses.append(result.loss)
-            updates += result.updated
-            skipped += result.skipped
+            results.append(StepResult(outputs, mode))
             if mode is not Mode.ACCUMULATE:
                 means.add(outputs)
-        return RunResult(np.array(losses), means.values(), updates, skipped)
+        losses = np.array([r.loss for r in results])
+        skipped = sum(r.skipped for r in results)
+        return RunResult(losses, means.values(), sum(r.updated for r in results), skipped)
 
     def _several(self, batches: Iterable[Tree]) -> Iterator[tuple[Arrays, Mode]]:
         """Outputs of a step for each batch."""
         done = 0
         if isinstance(batches, (list, tuple)) and self._stays_native():
-            size = 1  # steps of the next call: so many that Ctrl-C is not kept waiting
+            is_gpu = self.session.device == "cuda"
+            size = IN_A_LAUNCH if is_gpu else 1
             while done < len(batches):
                 start = time.perf_counter()
                 found = self._in_one_call(batches[done : done + size])
@@ -201,7 +202,8 @@ class TrainStep:
                 yield from found
                 done += len(found)
                 each = (time.perf_counter() - start) / len(found)
-                size = max(1, min(MOST_IN_A_CALL, int(LONGEST_CALL / each)))
+                if not is_gpu:  # so many that Ctrl-C is not kept waiting
+                    size = max(1, min(MOST_IN_A_CALL, int(LONGEST_CALL / each)))
         for batch in batches[done:] if isinstance(batches, (list, tuple)) else batches:
             yield self._once("run", batch, Watched())
 
@@ -213,8 +215,10 @@ class TrainStep:
         with self.session.lock:
             variants, first = self._programs.get("run", batches[0])
             program = variants.step(Mode.UPDATE, Watched())
-            if not isinstance(program, NativeProgram) or not program.can_repeat:
+            if not isinstance(program, (NativeProgram, CudaProgram)) or not program.can_repeat:
                 return []
+            if isinstance(program, CudaProgram) and len(batches) != IN_A_LAUNCH:
+                return []  # a launch is captured for a number of steps
             rows = [self._with_key(first)]
             for i, batch in enumerate(batches[1:], 1):
                 try:
@@ -238,7 +242,8 @@ class TrainStep:
         # Where gradients are summed, the step's are those of the loss times the number of calls.
         calls = self.recipe.accumulate if self.recipe.sums else 1
         gradients = arrays_of(outputs, OutputKind.GRADIENT)
-        return {n: np.asarray(g / calls, g.dtype) for n, g in gradients.items()}
+        wide = {n: np.asarray(g) for n, g in gradients.items()}
+        return {n: np.asarray(g / calls, g.dtype) for n, g in wide.items()}
 
     def find_anomaly(self, batch: Tree) -> Anomaly | None:
         """Where the next step on a batch would make its first NaN or infinity; nothing changes."""
@@ -436,7 +441,7 @@ class TrainStep:
         with self.session.lock:
             variants, arrays = self._programs.get("profile", batch)
             program = variants.step(self._mode(), Watched())
-            return profile(program, self.session.values | self._with_key(arrays))
+            return profile(program, {**self.session.values, **self._with_key(arrays)})
 
     @property
     def kernels(self) -> tuple[KernelView, ...]:

@@ -88,7 +88,9 @@ def run_watched(
     raise AnomalyError(f"{wrong[0]}: {anomaly}", "Nothing was updated.", anomaly)
 
 
-def _problem(output: Output, outputs: Arrays, before: Arrays, after: Arrays) -> str | None:
+def _problem(
+    output: Output, outputs: Arrays, before: Arrays, after: Mapping[str, np.ndarray]
+) -> str | None:
     """What is not finite and should be; what was infinite, a best loss say, may stay so."""
     name = output.name
     if output.kind is OutputKind.RESULT:

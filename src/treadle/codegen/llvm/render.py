@@ -44,6 +44,7 @@ from treadle.kernel.nodes import (
     Guarded,
     Kernel,
     Let,
+    Library,
     Literal,
     Load,
     Local,
@@ -132,6 +133,8 @@ class _Writer(Places):
                 self.update(buffer, index, value)
             case Multiply():
                 self.multiply(statement)
+            case Library(name):
+                raise AssertionError(f"there is no library for {name} here")
             case _:
                 assert_never(statement)
 

@@ -1,0 +1,1 @@
+"""Kernels as CUDA C++ text, and how each is launched."""

@@ -1,0 +1,427 @@
+"""Values and places as C++ text, one at a time or for all lanes that a thread takes at once.
+
+A local that differs from lane to lane is an array; accesses that lie together are packs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import assert_never
+
+from treadle.base import dtypes
+from treadle.codegen.cuda import scalars
+from treadle.codegen.cuda.shape import lane_step
+from treadle.kernel.access import locals_in
+from treadle.kernel.index import (
+    Atom,
+    Bounded,
+    Data,
+    Index,
+    Quotient,
+    Remainder,
+    Var,
+    atom_range,
+    data_locals,
+    uses,
+)
+from treadle.kernel.nodes import (
+    Accumulate,
+    Apply,
+    Convert,
+    For,
+    Guarded,
+    Kernel,
+    Let,
+    Literal,
+    Load,
+    Local,
+    Position,
+    Set,
+    Statement,
+    Store,
+    Update,
+    Value,
+    Within,
+)
+
+
+def changed_in(body: Sequence[Statement]) -> set[str]:
+    """Locals that some statements accumulate into or set."""
+    found: set[str] = set()
+    for s in body:
+        match s:
+            case For(_, _, inner):
+                found |= changed_in(inner)
+            case Accumulate(local) | Set(local):
+                found.add(local)
+            case _:
+                pass
+    return found
+
+
+Guards = tuple[Value, ...]
+
+
+def loose_locals(body: Sequence[Statement]) -> set[str]:
+    """Locals of narrow floats that only smooth arithmetic and stores use: they stay unrounded."""
+    named: set[str] = set()
+    strict = changed_in(body)
+
+    def look(value: Value, loose: bool) -> None:
+        match value:
+            case Local(name):
+                if not loose:
+                    strict.add(name)
+            case Apply(op, operands):
+                for i, o in enumerate(operands):
+                    look(o, op in scalars.SMOOTH or (loose and op == "where" and i > 0))
+            case Convert(inner):
+                look(inner, False)
+            case Guarded(guard, inner, other):
+                for part in (guard, inner, other):
+                    look(part, False)
+            case _:
+                pass
+
+    def walk(statements: Sequence[Statement]) -> None:
+        for s in statements:
+            match s:
+                case For(_, _, inner):
+                    walk(inner)
+                case Let(local, value):
+                    if value.dtype.is_narrow:
+                        named.add(local)
+                    # Whether this one is loose is not known yet: its parts must be for both.
+                    look(value, False)
+                case Store(_, _, value):
+                    look(value, True)
+                case Set(_, value) | Accumulate(_, _, value) | Update(_, _, value):
+                    look(value, False)
+                case _:
+                    pass
+
+    walk(body)
+    return named - strict
+
+
+class Lanes:
+    """Lines of a function, and what names stand for where they are written."""
+
+    def __init__(self, kernel: Kernel, is_wide: bool):
+        self.kernel = kernel
+        # Of what counts turns; places are as wide as each of them needs.
+        self.index_type, self.unsigned = ("i64", "u64") if is_wide else ("int", "unsigned")
+        self.lines: list[str] = []
+        self.depth, self.count = 1, 0
+        self.places = {b.name: f"p{i}" for i, b in enumerate(kernel.buffers)}
+        self.types = {b.name: b.dtype for b in (*kernel.buffers, *kernel.scratch)}
+        self.names: dict[str, str] = {}  # of locals
+        self.vars: dict[Var, str] = {}
+        self.lane: Var | None = None
+        self.width = 1
+        self.spread: set[str] = set()  # locals that are arrays of lanes
+        self.changing: set[str] = set()  # those that must be, whatever they start from
+        self.unrolling = False
+        self.packs: dict[Load, str] = {}
+        self.loose = loose_locals(kernel.body)
+
+    def add(self, line: str) -> None:
+        self.lines.append("  " * self.depth + line)
+
+    def new(self, stem: str) -> str:
+        self.count += 1
+        return f"{stem}_{self.count}"
+
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        self.add(f"{head} {{")
+        self.depth += 1
+        names, spread = dict(self.names), set(self.spread)
+        yield
+        self.names, self.spread = names, spread
+        self.depth -= 1
+        self.add("}")
+
+    @contextmanager
+    def loop(self, loop: For) -> Iterator[None]:
+        name = self.new(_safe(loop.var.name))
+        end = str(loop.var.extent) if loop.stop is None else self.index(loop.stop)
+        self.vars[loop.var] = name
+        with self.block(f"for (int {name} = 0; {name} < {end}; ++{name})"):
+            yield
+
+    @contextmanager
+    def decoded_block(self, head: str, flat: str, loops: Sequence[Var]) -> Iterator[None]:
+        with self.block(head):
+            self.decode(flat, loops)
+            yield
+
+    def decode(self, flat: str, loops: Sequence[Var]) -> None:
+        """Variables from one number that counts them all, the last the fastest."""
+        rest, type_ = flat, self.index_type
+        for i, var in enumerate(reversed(loops)):
+            name = self.vars[var] = self.new(_safe(var.name))
+            if i == len(loops) - 1:
+                self.add(f"const int {name} = (int){rest};")
+                break
+            here = f"(int)(({self.unsigned}){rest} % {var.extent}u)"
+            self.add(f"const int {name} = {here};")
+            after = self.new("rest")
+            self.add(f"const {type_} {after} = ({type_})(({self.unsigned}){rest} / {var.extent}u);")
+            rest = after
+
+    def name(self, local: str) -> str:
+        return self.names[local]
+
+    # Lanes
+
+    @contextmanager
+    def in_lanes(
+        self, var: Var, width: int, body: Sequence[Statement], sums: set[str] | None = None
+    ) -> Iterator[None]:
+        before = self.lane, self.width, self.spread, self.changing
+        self.lane, self.width = var, width
+        self.spread = self.spread | (sums or set())
+        self.changing = changed_in(body)
+        yield
+        self.lane, self.width, self.spread, self.changing = before
+
+    def differs(self, value: Value) -> bool:
+        """Whether a value is another one in each lane."""
+        if self.lane is None:
+            return False
+        if locals_in(value) & self.spread:
+            return True
+        match value:
+            case Load(_, index) | Position(index) | Within(index):
+                return self.index_differs(index)
+            case Convert(inner):
+                return self.differs(inner)
+            case Apply(_, operands):
+                return any(map(self.differs, operands))
+            case Guarded(guard, inner, other):
+                return any(map(self.differs, (guard, inner, other)))
+            case _:
+                return False
+
+    def index_differs(self, index: Index) -> bool:
+        if self.lane is None:
+            return False
+        by_data = set(data_locals(index)) & self.spread
+        return bool(by_data) or any(uses(atom, self.lane) for atom, _ in index.terms)
+
+    def is_pack(self, index: Index) -> bool:
+        """Whether the lanes' places lie together, the first at a whole pack."""
+        if self.lane is None or set(data_locals(index)) & self.spread:
+            return False
+        return lane_step(index, self.lane, self.width) == (1, True)
+
+    @contextmanager
+    def packed(self, *values: Value) -> Iterator[None]:
+        """Loads of some values that lie together, made at once before the lanes are walked."""
+        before = dict(self.packs)
+        for load, guards in dict(x for v in values for x in self._loads(v, ())).items():
+            if load in self.packs or not self.is_pack(load.index):
+                continue
+            name, type_ = self.new("pack"), scalars.register(load.dtype)
+            self.add(f"{type_} {name}[{self.width}];")
+            place = f"{self.places[load.buffer]} + {self.index(load.index)}"
+            held = f"if ({' && '.join(map(self.value, guards))}) " if guards else ""
+            self.add(f"{held}load<{self.width}>({place}, {name});")
+            self.packs[load] = name
+        yield
+        self.packs = before
+
+    def _loads(self, value: Value, guards: tuple[Value, ...]) -> Iterator[tuple[Load, Guards]]:
+        """Loads, and the guards around them, on which all lanes of a pack agree."""
+        match value:
+            case Load():
+                yield value, guards
+            case Convert(inner):
+                yield from self._loads(inner, guards)
+            case Apply(_, operands):
+                for o in operands:
+                    yield from self._loads(o, guards)
+            case Guarded(Within() as guard, inner, _) if self._agrees(guard):
+                yield from self._loads(inner, (*guards, guard))
+            case _:
+                pass
+
+    def _agrees(self, guard: Within) -> bool:
+        if not self.index_differs(guard.index):
+            return True
+        is_even = guard.low % self.width == 0 and guard.high % self.width == 0
+        return is_even and self.is_pack(guard.index)
+
+    def unrolled(self, line: str, width: int | None = None, start: int = 0) -> None:
+        self.add("#pragma unroll")
+        self.add(f"for (int u = {start}; u < {width or self.width}; ++u) {line}")
+
+    def each(self, line: Callable[[], str]) -> None:
+        """A line for every lane."""
+        self.unrolling = True
+        text = line()
+        self.unrolling = False
+        self.unrolled(text)
+
+    # Statements
+
+    def let(self, local: str, value: Value) -> None:
+        name, type_ = self.new(_safe(local)), scalars.register(value.dtype)
+        is_array = self.lane is not None and (self.differs(value) or local in self.changing)
+        loose = local in self.loose
+        if not is_array:
+            text = self.value(value, loose)
+            self.names[local] = name
+            self.spread.discard(local)
+            self.add(f"{type_} {name} = {text};")
+            return
+        self.add(f"{type_} {name}[{self.width}];")
+        with self.packed(value):
+            self.each(lambda: f"{name}[u] = {self.value(value, loose)};")
+        self.names[local] = name
+        self.spread = self.spread | {local}
+
+    def assign(self, local: str, value: Value) -> None:
+        self.change(local, self.names[local], value, lambda _: self.value(value))
+
+    def change(self, local: str, name: str, value: Value, to: Callable[[str], str]) -> None:
+        """A local becomes what a function makes of it."""
+        if local in self.spread:
+            with self.packed(value):
+                self.each(lambda: f"{name}[u] = {to(f'{name}[u]')};")
+        else:
+            self.add(f"{name} = {to(name)};")
+
+    def store(self, buffer: str, index: Index, value: Value, guard: Within | None) -> None:
+        place = self.places[buffer]
+        is_same = not self.index_differs(index) and not self.differs(value)
+        if self.lane is None or is_same:
+            text = f"put({place}[{self.index(index)}], {self._typed(value)});"
+            self.add(text if guard is None else f"if ({self.value(guard)}) {text}")
+            return
+        with self.packed(value):
+            if guard is None and self.is_pack(index):
+                array = self._array(value)
+                self.add(f"store<{self.width}>({place} + {self.index(index)}, {array});")
+                return
+
+            def line() -> str:
+                text = f"put({place}[{self.index(index)}], {self._typed(value)});"
+                return text if guard is None else f"if ({self.value(guard)}) {text}"
+
+            self.each(line)
+
+    def _array(self, value: Value) -> str:
+        """A value of all lanes as an array."""
+        if isinstance(value, Local) and value.name in self.spread:
+            return self.names[value.name]
+        name = self.new("lane")
+        self.add(f"{scalars.register(value.dtype)} {name}[{self.width}];")
+        self.each(lambda: f"{name}[u] = {self.value(value, True)};")
+        return name
+
+    def _typed(self, value: Value) -> str:
+        return f"({scalars.register(value.dtype)})({self.value(value, True)})"
+
+    def update(self, buffer: str, index: Index, value: Value) -> None:
+        place, dtype = self.places[buffer], self.types[buffer]
+
+        def line() -> str:
+            at = f"{place}[{self.index(index)}]"
+            found = scalars.apply("add", [f"get({at})", self.value(value)], dtype, dtype)
+            return f"put({at}, ({scalars.register(dtype)})({found}));"
+
+        if self.lane is None:
+            self.add(line())
+            return
+        with self.packed(value):
+            self.each(line)
+
+    # Values
+
+    def value(self, value: Value, loose: bool = False) -> str:
+        """A value; a loose one, which only smooth arithmetic uses, is not rounded to its dtype."""
+        match value:
+            case Literal():
+                return scalars.literal(value)
+            case Load(buffer, index):
+                if self.unrolling and value in self.packs:
+                    return f"{self.packs[value]}[u]"
+                return f"get({self.places[buffer]}[{self.index(index)}])"
+            case Local(name):
+                return self._local(name)
+            case Position(index, dtype):
+                own = dtypes.int32 if is_narrow(index) else dtypes.int64
+                return scalars.convert(f"({self.index(index)})", own, dtype)
+            case Apply(op, operands, dtype):
+                inside = op in scalars.SMOOTH
+                given = [
+                    self.value(o, inside or (loose and op == "where" and i > 0))
+                    for i, o in enumerate(operands)
+                ]
+                return scalars.apply(op, given, operands[-1].dtype, dtype, loose)
+            case Convert(inner, dtype):
+                return scalars.convert(self.value(inner), inner.dtype, dtype)
+            case Within(index, low, high):
+                place, (least, most) = self.index(index), index.range
+                bounds = [f"({place}) >= {low}"] if least < low else []
+                bounds += [f"({place}) < {high}"] if most >= high else []
+                return f"({' && '.join(bounds) or 'true'})"
+            case Guarded(guard, inner, other):
+                return f"({self.value(guard)} ? {self.value(inner)} : {self.value(other)})"
+            case _:
+                assert_never(value)
+
+    def _local(self, name: str) -> str:
+        is_array = self.unrolling and name in self.spread
+        return f"{self.names[name]}[u]" if is_array else self.names[name]
+
+    def index(self, index: Index) -> str:
+        """A place; of the first lane, or of the lane at hand while lanes are walked."""
+        wide = "(int)" if is_narrow(index) else "(i64)"
+        parts = []
+        for atom, factor in index.terms:
+            text = f"{wide}{self._atom(atom)}"
+            parts.append(text if factor == 1 else f"{text} * {factor}")
+        if index.offset or not parts:
+            parts.append(str(index.offset))
+        return " + ".join(parts)
+
+    def _atom(self, atom: Atom) -> str:
+        match atom:
+            case Var():
+                name = self.vars[atom]
+                return f"({name} + u)" if self.unrolling and atom == self.lane else name
+            case Data(local, extent):
+                return f"held<i64>({self._local(local)}, {extent})"
+            case Quotient(inner, divisor):
+                return self._divided(inner, "/", divisor)
+            case Remainder(inner, divisor):
+                return self._divided(inner, "%", divisor)
+            case Bounded(inner, _):
+                return f"({self.index(inner)})"
+
+    def _divided(self, inner: Index, sign: str, divisor: int) -> str:
+        signed, unsigned = ("int", "unsigned") if is_narrow(inner) else ("i64", "u64")
+        return f"({signed})(({unsigned})({self.index(inner)}) {sign} {divisor}u)"
+
+
+def is_narrow(index: Index) -> bool:
+    """Whether 32 bits hold an index and whatever it is the sum of."""
+    reach = abs(index.offset)
+    for atom, factor in index.terms:
+        low, high = _reach(atom)
+        reach += abs(factor) * max(abs(low), abs(high))
+    return reach < 1 << 31
+
+
+def _reach(atom: Atom) -> tuple[int, int]:
+    """What an atom may be, also where no guard holds it."""
+    return atom.index.range if isinstance(atom, Bounded) else atom_range(atom)
+
+
+def _safe(name: str) -> str:
+    return "v" + re.sub(r"\W", "_", name)

@@ -1,0 +1,173 @@
+"""What every CUDA source starts with: types in memory, conversions, and functions of one number.
+
+Nothing is included, so that NVRTC needs no header files. Narrow floats are held as float in
+registers and rounded after every op, as on the CPU.
+"""
+
+from __future__ import annotations
+
+PRELUDE = r"""
+typedef signed char i8; typedef unsigned char u8; typedef int i32; typedef unsigned int u32;
+typedef long long i64; typedef unsigned long long u64; typedef float f32; typedef double f64;
+struct b1 { u8 b; }; struct f16 { unsigned short b; }; struct bf16 { unsigned short b; };
+#define DEV static __device__ __forceinline__
+DEV f32 bits32(u32 b) { return __uint_as_float(b); }
+DEV f64 bits64(u64 b) { return __longlong_as_double((i64)b); }
+
+DEV unsigned short to_bf16(f32 x) {
+  unsigned short r; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(x)); return r; }
+DEV unsigned short to_f16(f32 x) {
+  unsigned short r; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(x)); return r; }
+DEV f32 of_bf16(unsigned short b) { return __uint_as_float((u32)b << 16); }
+DEV f32 of_f16(unsigned short b) {
+  f32 r; asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(b)); return r; }
+DEV f32 round_bf16(f32 x) { return of_bf16(to_bf16(x)); }
+DEV f32 round_f16(f32 x) { return of_f16(to_f16(x)); }
+
+DEV f32 get(bf16 x) { return of_bf16(x.b); }
+DEV f32 get(f16 x) { return of_f16(x.b); }
+DEV bool get(b1 x) { return x.b != 0; }
+template <class T> DEV T get(T x) { return x; }
+DEV void put(bf16 &m, f32 x) { m.b = to_bf16(x); }
+DEV void put(f16 &m, f32 x) { m.b = to_f16(x); }
+DEV void put(b1 &m, bool x) { m.b = x; }
+template <class T> DEV void put(T &m, T x) { m = x; }
+
+template <class T, int V>
+struct __align__(sizeof(T) * V > 16 ? 16 : sizeof(T) * V) Pack { T v[V]; };
+template <int V, class T, class R> DEV void load(const T *p, R (&r)[V]) {
+  Pack<T, V> m = *(const Pack<T, V> *)p;
+#pragma unroll
+  for (int u = 0; u < V; ++u) r[u] = get(m.v[u]); }
+template <int V, class T, class R> DEV void store(T *p, const R (&r)[V]) {
+  Pack<T, V> m;
+#pragma unroll
+  for (int u = 0; u < V; ++u) put(m.v[u], r[u]);
+  *(Pack<T, V> *)p = m; }
+
+DEV f32 t_max(f32 a, f32 b) {
+  f32 r; asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
+DEV f32 t_min(f32 a, f32 b) {
+  f32 r; asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
+DEV f64 t_max(f64 a, f64 b) {
+  if (a != a) return a;
+  if (b != b) return b;
+  if (a == b) return bits64((u64)__double_as_longlong(a) & (u64)__double_as_longlong(b));
+  return a > b ? a : b; }
+DEV f64 t_min(f64 a, f64 b) {
+  if (a != a) return a;
+  if (b != b) return b;
+  if (a == b) return bits64((u64)__double_as_longlong(a) | (u64)__double_as_longlong(b));
+  return a < b ? a : b; }
+template <class T> DEV T t_max(T a, T b) { return a > b ? a : b; }
+template <class T> DEV T t_min(T a, T b) { return a < b ? a : b; }
+DEV f32 t_abs(f32 x) { return fabsf(x); }
+DEV f64 t_abs(f64 x) { return fabs(x); }
+template <class T> DEV T t_abs(T x) { return x < (T)0 ? (T)-x : x; }
+DEV i32 t_abs(i32 x) { return x < 0 ? (i32)(0u - (u32)x) : x; }
+DEV i64 t_abs(i64 x) { return x < 0 ? (i64)(0ull - (u64)x) : x; }
+DEV f32 t_sign(f32 x) { return x < 0 || x > 0 ? copysignf(1.0f, x) : x; }
+DEV f64 t_sign(f64 x) { return x < 0 || x > 0 ? copysign(1.0, x) : x; }
+template <class T> DEV T t_sign(T x) { return (T)((x > (T)0) - (x < (T)0)); }
+
+DEV f32 t_floor(f32 x) { return floorf(x); }   DEV f64 t_floor(f64 x) { return floor(x); }
+DEV f32 t_sqrt(f32 x) { return sqrtf(x); }     DEV f64 t_sqrt(f64 x) { return sqrt(x); }
+DEV f32 t_rsqrt(f32 x) { return rsqrtf(x); }   DEV f64 t_rsqrt(f64 x) { return 1.0 / sqrt(x); }
+DEV f32 t_exp(f32 x) { return expf(x); }       DEV f64 t_exp(f64 x) { return exp(x); }
+DEV f32 t_log(f32 x) { return logf(x); }       DEV f64 t_log(f64 x) { return log(x); }
+DEV f32 t_sin(f32 x) { return sinf(x); }       DEV f64 t_sin(f64 x) { return sin(x); }
+DEV f32 t_cos(f32 x) { return cosf(x); }       DEV f64 t_cos(f64 x) { return cos(x); }
+DEV f32 t_tanh(f32 x) { return tanhf(x); }     DEV f64 t_tanh(f64 x) { return tanh(x); }
+DEV f32 t_erf(f32 x) { return erff(x); }       DEV f64 t_erf(f64 x) { return erf(x); }
+DEV f32 t_pow(f32 x, f32 y) { return powf(x, y); }
+DEV f64 t_pow(f64 x, f64 y) { return pow(x, y); }
+DEV f32 t_fma(f32 a, f32 b, f32 c) { return fmaf(a, b, c); }
+DEV f64 t_fma(f64 a, f64 b, f64 c) { return fma(a, b, c); }
+// Within an ulp, without the slow path that the compiler's division takes for tiny numbers.
+DEV f32 t_div(f32 x, f32 y) {
+  f32 r; asm("rcp.approx.f32 %0, %1;" : "=f"(r) : "f"(y));
+  f32 q = x * r; q = fmaf(fmaf(-q, y, x), r, q);
+  return fabsf(q) < bits32(0x7f800000u) ? q : x / y; }
+// For narrow floats, far within what they can tell apart.
+DEV f32 n_exp(f32 x) { return __expf(x); }
+DEV f32 n_tanh(f32 x) { f32 r; asm("tanh.approx.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
+DEV f32 n_erf(f32 x) { return n_tanh(x * fmaf(x * x, 0.10140218f, 1.1283792f)); }
+DEV void begin() {  // what the kernel before wrote is there; the next one may be made ready
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// A pointer that is known from here on: nothing is read through it before the kernel has begun.
+DEV void *now(void *p) {
+  asm volatile("" : "+l"(p)::"memory"); __builtin_assume(__isGlobal(p)); return p; }
+DEV f64 t_div(f64 x, f64 y) { return x / y; }
+DEV f32 c_mod(f32 x, f32 y) { return fmodf(x, y); }
+DEV f64 c_mod(f64 x, f64 y) { return fmod(x, y); }
+
+// Rounded down, the rest of the divisor's sign; as NumPy's.
+template <class T> DEV T f_mod(T x, T y) {
+  T exact = c_mod(x, y);
+  if (exact != exact) return exact;
+  if (exact == (T)0) return (T)copysign((f64)0, (f64)y);
+  return (exact < (T)0) != (y < (T)0) ? exact + y : exact; }
+template <class T> DEV T f_div(T x, T y) {
+  if (y == (T)0) return x / y;
+  T exact = c_mod(x, y), whole = (x - exact) / y;
+  if (exact != (T)0 && (exact < (T)0) != (y < (T)0)) whole -= (T)1;
+  T down = t_floor(whole);
+  return whole - down > (T)0.5 ? down + (T)1 : down; }
+template <class T> DEV T i_div(T x, T y) {
+  if (y == (T)0) return (T)0;
+  if ((T)-1 < (T)0 && y == (T)-1) return (T)(0ull - (u64)x);
+  T q = x / y, r = x % y;
+  return r != (T)0 && ((r < (T)0) != (y < (T)0)) ? (T)(q - 1) : q; }
+template <class T> DEV T i_mod(T x, T y) {
+  if (y == (T)0 || ((T)-1 < (T)0 && y == (T)-1)) return (T)0;
+  T r = x % y;
+  return r != (T)0 && ((r < (T)0) != (y < (T)0)) ? (T)(r + y) : r; }
+
+// Floats to integers: cut off, held inside the range, 0 for NaN.
+DEV i64 to_i64(f64 x) { return x != x ? 0 : x >= 9.2233720368547758e18 ? 0x7fffffffffffffffll
+  : x <= -9.2233720368547758e18 ? (i64)0x8000000000000000ull : (i64)x; }
+DEV u64 cut(f64 x, i64 low, i64 high) {
+  i64 v = to_i64(x); return (u64)(v < low ? low : v > high ? high : v); }
+// Unsigned, and no minimum of a maximum: with those ptxas 13.0 (-O1 and up) took 0 and 1 for equal.
+template <class I> DEV I held(i64 x, I extent) {
+  u64 n = extent > 0 ? (u64)extent : 1ull;
+  return (u64)x < n ? (I)x : x < 0 ? (I)0 : (I)(n - 1ull); }
+
+template <class T> DEV T shuffled(T x, int m) { return (T)__shfl_xor_sync(0xffffffffu, (int)x, m); }
+DEV f32 shuffled(f32 x, int m) { return __shfl_xor_sync(0xffffffffu, x, m); }
+DEV f64 shuffled(f64 x, int m) { return __shfl_xor_sync(0xffffffffu, x, m); }
+DEV i64 shuffled(i64 x, int m) { return __shfl_xor_sync(0xffffffffu, x, m); }
+struct Add {
+  template <class T> static __device__ __forceinline__ T of(T a, T b) { return a + b; } };
+struct Mul {
+  template <class T> static __device__ __forceinline__ T of(T a, T b) { return a * b; } };
+struct Max {
+  template <class T> static __device__ __forceinline__ T of(T a, T b) { return t_max(a, b); } };
+struct Min {
+  template <class T> static __device__ __forceinline__ T of(T a, T b) { return t_min(a, b); } };
+template <class Op, class T> DEV T in_warp(T x) {
+#pragma unroll
+  for (int m = 16; m; m >>= 1) x = Op::of(x, shuffled(x, m));
+  return x; }
+// What the lanes before this one have together.
+DEV int in_warp_before(int x) {
+  int all = x;
+#pragma unroll
+  for (int m = 1; m < 32; m <<= 1) {
+    int y = __shfl_up_sync(0xffffffffu, all, m);
+    if ((threadIdx.x & 31) >= m) all += y; }
+  return all - x; }
+// All threads of a block get the same bits: warps first, then their results in the same order.
+template <class Op, int WARPS, class T> DEV T in_block(T x, T none) {
+  __shared__ T parts[32];
+  x = in_warp<Op>(x);
+  __syncthreads();
+  if ((threadIdx.x & 31) == 0) parts[threadIdx.x >> 5] = x;
+  __syncthreads();
+  T y = (threadIdx.x & 31) < WARPS ? parts[threadIdx.x & 31] : none;
+  return in_warp<Op>(y); }
+"""

@@ -1,0 +1,316 @@
+"""Kernels as CUDA functions: a turn is a thread's or a team's, loops inside it are shared out.
+
+In a team every thread names the same values; stores outside loops are the first thread's; a barrier
+stands wherever one thread may read what another wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import assert_never
+
+from treadle.codegen.cuda import scalars
+from treadle.codegen.cuda.lanes import Lanes
+from treadle.codegen.cuda.shape import (
+    WARP,
+    Shape,
+    is_sum,
+    lanes_for,
+    nested,
+    shape_of,
+)
+from treadle.kernel.access import accesses
+from treadle.kernel.cost import padded
+from treadle.kernel.index import Var
+from treadle.kernel.nodes import (
+    Accumulate,
+    Apply,
+    Buffer,
+    For,
+    Kernel,
+    Let,
+    Library,
+    Literal,
+    Multiply,
+    Role,
+    Set,
+    Statement,
+    Store,
+    Update,
+    Value,
+)
+
+_OPS = {"add": "Add", "mul": "Mul", "max": "Max", "min": "Min"}
+
+
+def render(kernel: Kernel, symbol: str, calls: int, is_aligned: bool = True) -> tuple[str, Shape]:
+    """A kernel's function, which takes pointers for up to `calls` calls, and its shape."""
+    shape = shape_of(kernel, is_aligned)
+    writer = _Writer(kernel, shape, is_aligned)
+    writer.begin()
+    writer.whole()
+    return function(kernel, symbol, calls, shape.block, writer.lines), shape
+
+
+def function(kernel: Kernel, symbol: str, calls: int, block: int, body: Sequence[str]) -> str:
+    """The function around some lines: pointers from its one argument, by the call's number."""
+    count = max(1, len(kernel.buffers))
+    head = [
+        f"struct {symbol}_args {{ void *p[{calls}][{count}]; }};",
+        f'extern "C" __global__ void __launch_bounds__({block}) '
+        f"{symbol}(const __grid_constant__ {symbol}_args a) {{",
+    ]
+    head += ["  begin();"]
+    head += [
+        f"  {qualifier}{scalars.memory(b.dtype)} *__restrict__ p{i} = "
+        f"({qualifier}{scalars.memory(b.dtype)} *)now(a.p[blockIdx.y][{i}]);"
+        for i, b in enumerate(kernel.buffers)
+        for qualifier in ("const " if i < len(kernel.inputs) else "",)
+    ]
+    return "\n".join([*head, *body, "}"])
+
+
+def shared_bytes(kernel: Kernel, shape: Shape) -> int:
+    """Shared memory that a block of a kernel needs for its teams' own buffers."""
+    if shape.team == 1:
+        return 0
+    return shape.teams * sum(padded(b.nbytes) for b in kernel.scratch)
+
+
+class _Writer(Lanes):
+    """Writes a kernel's statements, a team's or a thread's."""
+
+    def __init__(self, kernel: Kernel, shape: Shape, is_aligned: bool):
+        super().__init__(kernel, _wide(kernel, shape))
+        self.shape, self.is_aligned = shape, is_aligned
+        self.fresh, self.touched = set[str](), set[str]()  # written and read since the barrier
+
+    def begin(self) -> None:
+        """Which turn this is, and where its own memory lies."""
+        shape, type_ = self.shape, self.index_type
+        if shape.team == 1:
+            for i, b in enumerate(self.kernel.scratch):
+                self.add(f"{scalars.memory(b.dtype)} {self._own(b, i)}[{max(1, b.size)}];")
+            count = shape.count // shape.lanes
+            self.add(f"{type_} turn = ({type_})blockIdx.x * {shape.block} + threadIdx.x;")
+            self.add(f"if (turn >= {count}) return;")
+            if shape.lanes > 1:
+                self.add(f"turn *= {shape.lanes};")
+        else:
+            self.add(f"const int tid = threadIdx.x % {shape.team};")
+            self.add(
+                f"const {type_} turn = ({type_})blockIdx.x * {shape.teams} + "
+                f"threadIdx.x / {shape.team};"
+            )
+            if shape.count % shape.teams:
+                self.add(f"if (turn >= {shape.count}) return;")
+            self._scratch()
+        self.decode("turn", shape.turns)
+
+    def _own(self, buffer: Buffer, i: int) -> str:
+        self.places[buffer.name] = f"s{i}"
+        return f"s{i}"
+
+    def _scratch(self) -> None:
+        if not self.kernel.scratch:
+            return
+        self.add("extern __shared__ __align__(16) unsigned char shared[];")
+        each = sum(padded(b.nbytes) for b in self.kernel.scratch)
+        offset = 0
+        for i, b in enumerate(self.kernel.scratch):
+            type_ = scalars.memory(b.dtype)
+            at = f"shared + {offset} + threadIdx.x / {self.shape.team} * {each}"
+            self.add(f"{type_} *{self._own(b, i)} = ({type_} *)({at});")
+            offset += padded(b.nbytes)
+
+    def whole(self) -> None:
+        for s in self.shape.lets:
+            self.thread(s)
+        if self.shape.team == 1:
+            if self.shape.lanes > 1:
+                with self.in_lanes(self.shape.turns[-1], self.shape.lanes, self.shape.body):
+                    self.thread_all(self.shape.body)
+            else:
+                self.thread_all(self.shape.body)
+            return
+        self.team_all(self.shape.body)
+
+    # A team's statements
+
+    def team_all(self, body: Sequence[Statement]) -> None:
+        for s in body:
+            self.team(s)
+
+    def team(self, statement: Statement) -> None:
+        match statement:
+            case For(_, Role.SEQUENTIAL, _) if not is_sum(statement):
+                self._ordered(statement)
+            case For():
+                self._meet(statement)
+                if statement.role is Role.SEQUENTIAL:
+                    self._sum(statement)
+                else:
+                    self._spread(statement)
+            case Store() | Update():
+                self._meet(statement)
+                with self.block("if (tid == 0)"):
+                    self.thread(statement)
+            case Let() | Set() | Accumulate():
+                self._meet(statement)
+                self.thread(statement)
+            case Multiply() | Library():
+                raise AssertionError("products are kernels of their own")
+            case _:
+                assert_never(statement)
+
+    def _meet(self, statement: Statement) -> None:
+        """A barrier, if the statement touches what others wrote, or writes what they read."""
+        every = list(accesses([statement]))
+        read = {a.buffer for a in every}
+        written = {a.buffer for a in every if a.writes}
+        if read & self.fresh or written & self.touched:
+            self.barrier()
+        self.touched |= read
+        self.fresh |= written
+
+    def barrier(self) -> None:
+        self.add("__syncwarp();" if self.shape.team == WARP else "__syncthreads();")
+        self.fresh, self.touched = set(), set()
+
+    def _ordered(self, loop: For) -> None:
+        """Turns one after the other, each the whole team's."""
+        if self.fresh or self.touched:
+            self.barrier()
+        with self.loop(loop):
+            self.team_all(loop.body)
+            if self.fresh or self.touched:
+                self.barrier()
+
+    def _inner(self, loop: For) -> tuple[list[Var], tuple[Statement, ...], int]:
+        loops, body = nested(loop, loop.role)
+        lanes = lanes_for(self.kernel, loops[-1], body) if self.is_aligned else 1
+        count = 1
+        for v in loops:
+            count *= v.extent
+        while lanes > 1 and count // lanes < self.shape.team:
+            lanes //= 2
+        return loops, body, lanes
+
+    def _spread(self, loop: For) -> None:
+        """Independent turns, some of them each thread's."""
+        loops, body, lanes = self._inner(loop)
+        with self._strided(loops, lanes):
+            if lanes > 1:
+                with self.in_lanes(loops[-1], lanes, body):
+                    self.thread_all(body)
+            else:
+                self.thread_all(body)
+
+    def _strided(self, loops: Sequence[Var], lanes: int) -> AbstractContextManager[None]:
+        count = 1
+        for v in loops:
+            count *= v.extent
+        q, team, type_ = self.new("q"), self.shape.team, self.index_type
+        start = "tid" if lanes == 1 else f"tid * {lanes}"
+        head = f"for ({type_} {q} = {start}; {q} < {count}; {q} += {team * lanes})"
+        return self.decoded_block(head, q, loops)
+
+    def _sum(self, loop: For) -> None:
+        """Each thread sums some of the turns, then the team adds up: always in the same order."""
+        loops, body, lanes = self._inner(loop)
+        sums = {s.local: s for s in body if isinstance(s, Accumulate)}
+        before = dict(self.names)
+        parts: dict[str, str] = {}
+        for local, s in sums.items():
+            type_ = scalars.register(s.value.dtype)
+            part = parts[local] = self.new("part")
+            none = scalars.literal(Literal(identity(s), s.value.dtype))
+            if lanes > 1:
+                self.add(f"{type_} {part}[{lanes}];")
+                self.unrolled(f"{part}[u] = {none};", lanes)
+            else:
+                self.add(f"{type_} {part} = {none};")
+            self.names[local] = part
+        with self._strided(loops, lanes):
+            if lanes > 1:
+                with self.in_lanes(loops[-1], lanes, body, set(sums)):
+                    self.thread_all(body)
+            else:
+                self.thread_all(body)
+        self.names = before
+        for local, s in sums.items():
+            self._combine(self.name(local), parts[local], s, lanes)
+
+    def _combine(self, local: str, part: str, s: Accumulate, lanes: int) -> None:
+        dtype = s.value.dtype
+        type_, op = scalars.register(dtype), _OPS[s.op]
+        found = part
+        if lanes > 1:
+            found = self.new("lane")
+            self.add(f"{type_} {found} = {part}[0];")
+            self.unrolled(f"{found} = {op}::of({found}, {part}[u]);", lanes, 1)
+        if self.shape.team == WARP:
+            whole = f"in_warp<{op}>({found})"
+        else:
+            none = scalars.literal(Literal(identity(s), dtype))
+            whole = f"in_block<{op}, {self.shape.team // WARP}, {type_}>({found}, {none})"
+        self.add(f"{local} = {op}::of({local}, {whole});")
+
+    # A thread's statements
+
+    def thread_all(self, body: Sequence[Statement]) -> None:
+        for s in body:
+            self.thread(s)
+
+    def thread(self, statement: Statement) -> None:
+        match statement:
+            case For():
+                with self.loop(statement):
+                    self.thread_all(statement.body)
+            case Let(local, value):
+                self.let(local, value)
+            case Set(local, value):
+                self.assign(local, value)
+            case Accumulate(local, op, value):
+                self.accumulate(local, op, value)
+            case Store(buffer, index, value, guard):
+                self.store(buffer, index, value, guard)
+            case Update(buffer, index, value):
+                self.update(buffer, index, value)
+            case Multiply() | Library():
+                raise AssertionError("products are kernels of their own")
+            case _:
+                assert_never(statement)
+
+    def accumulate(self, local: str, op: str, value: Value) -> None:
+        """A product that is added is rounded once."""
+        name, dtype = self.name(local), value.dtype
+        is_fused = op == "add" and isinstance(value, Apply) and value.op == "mul"
+        if is_fused and isinstance(value, Apply) and dtype.is_float and not dtype.is_narrow:
+            a, b = value.operands
+
+            def fused(at: str) -> str:
+                return f"t_fma({self.value(a)}, {self.value(b)}, {at})"
+
+            self.change(local, name, value, fused)
+            return
+        self.change(
+            local, name, value, lambda at: scalars.apply(op, [at, self.value(value)], dtype, dtype)
+        )
+
+
+def identity(s: Accumulate) -> float | int:
+    """What a sum starts from."""
+    if s.op in ("add", "mul"):
+        return int(s.op == "mul")
+    if s.value.dtype.is_float:
+        return float("-inf") if s.op == "max" else float("inf")
+    return s.value.dtype.range()[s.op == "min"]
+
+
+def _wide(kernel: Kernel, shape: Shape) -> bool:
+    """Whether turns need 64 bits to count."""
+    inner = max((b.size for b in (*kernel.buffers, *kernel.scratch)), default=0)
+    inner = inner if shape.count == 1 else 0  # one turn may walk a whole buffer
+    return max(inner, shape.count) + 4 * shape.block * shape.lanes >= 1 << 31

@@ -1,0 +1,55 @@
+"""Kernels that a library computes, as plain facts for a runtime."""
+
+from __future__ import annotations
+
+from treadle.kernel.launch import LibraryCall, MatrixFacts, Product, Tensor
+from treadle.kernel.nodes import Kernel, Matrix, View, Walk, library_call, whole_product
+
+
+def call_of(kernel: Kernel) -> LibraryCall | None:
+    """A kernel that is a library's, with its tensors by argument; None for any other."""
+    found = library_call(kernel)
+    if found is None:
+        return None
+    places = {b.name: i for i, b in enumerate(kernel.buffers)}
+
+    def tensor(view: View) -> Tensor:
+        at = places[view.buffer]
+        dtype = kernel.buffers[at].dtype.name
+        return Tensor(at, dtype, view.start, view.shape, view.strides)
+
+    made, given = (tuple(map(tensor, v)) for v in (found.results, found.operands))
+    return LibraryCall(found.name, made, given, found.numbers)
+
+
+def product_of(kernel: Kernel) -> Product | None:
+    """A kernel that is a batch of products at one stride; None for any other."""
+    found = whole_product(kernel)
+    if found is None or len(found[0]) > 1:
+        return None
+    loops, statement = found
+    dtypes = {b.name: b.dtype.name for b in kernel.buffers}
+
+    def facts(matrix: Matrix) -> MatrixFacts:
+        step = matrix.index.factor_of(loops[0]) if loops else 0
+        assert step is not None
+        return MatrixFacts(
+            dtypes[matrix.buffer],
+            matrix.rows.stride,
+            matrix.columns.stride,
+            step,
+            matrix.index.offset,
+        )
+
+    if any(_is_listed(m.rows) or _is_listed(m.columns) for m in statement.matrices):
+        return None
+    target, left, right = map(facts, statement.matrices)
+    m, n = statement.target.rows.count, statement.target.columns.count
+    batch = loops[0].extent if loops else 1
+    names = [b.name for b in kernel.buffers]
+    bias = -1 if statement.bias is None else names.index(statement.bias)
+    return Product(m, n, statement.left.columns.count, batch, target, left, right, bias)
+
+
+def _is_listed(walk: Walk) -> bool:
+    return bool(walk.listed)

@@ -1,0 +1,100 @@
+"""How a GPU runs the entries of a plan: the shape of each launch, and products that a library has.
+
+Plain data that can be stored beside a plan.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixFacts:
+    """A matrix of a batch: elements between rows, columns and matrices, and the first's place."""
+
+    dtype: str
+    rows: int
+    columns: int
+    batch: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """target (m, n) ← left (m, k) · right (k, n), for each of a batch."""
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    target: MatrixFacts
+    left: MatrixFacts
+    right: MatrixFacts
+    bias: int = -1  # the argument that has it
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor that a library reads or writes, in the buffer of a call by its number."""
+
+    argument: int
+    dtype: str
+    start: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryCall:
+    """What a library computes, by name."""
+
+    name: str
+    results: tuple[Tensor, ...]
+    operands: tuple[Tensor, ...]
+    numbers: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """An entry's grid and block; `calls` is how many calls one launch takes at most."""
+
+    symbol: str
+    grid: int
+    block: int
+    shared: int = 0
+    calls: int = 1
+    product: Product | None = None
+    library: LibraryCall | None = None
+
+
+def launches_to_json(launches: tuple[Launch, ...]) -> str:
+    return json.dumps([asdict(launch) for launch in launches], separators=(",", ":"))
+
+
+def launches_from_json(text: str) -> tuple[Launch, ...]:
+    """What was written; KeyError, TypeError or ValueError if it is none."""
+    found: list[dict[str, Any]] = json.loads(text)
+    return tuple(_launch(item) for item in found)
+
+
+def _launch(item: dict[str, Any]) -> Launch:
+    library = item.pop("library")
+    if library is not None:
+        tensors = {
+            n: tuple(
+                Tensor(
+                    t["argument"], t["dtype"], t["start"], tuple(t["shape"]), tuple(t["strides"])
+                )
+                for t in library[n]
+            )
+            for n in ("results", "operands")
+        }
+        numbers = tuple((str(n), float(x)) for n, x in library["numbers"])
+        library = LibraryCall(library["name"], numbers=numbers, **tensors)
+    product = item.pop("product")
+    if product is not None:
+        target, left, right = (MatrixFacts(**product.pop(n)) for n in ("target", "left", "right"))
+        product = Product(**product, target=target, left=left, right=right)
+    return Launch(**item, product=product, library=library)

@@ -1,0 +1,227 @@
+"""Products through cuBLASLt: which algorithm is found by timing some, and remembered.
+
+The library thinks in columns: a product of rows is the product of the transposes, turned around.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from treadle.base.errors import DeviceError
+from treadle.kernel.launch import MatrixFacts, Product
+from treadle.runtime.cuda.device import INSTALL, Block, Event, device
+
+WORKSPACE = 64 << 20  # bytes
+CANDIDATES = 16
+REPEATS = 4
+
+_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
+_COMPUTE = {"float64": 70}  # otherwise 68: sums of float32
+_TRANSPOSE_A, _TRANSPOSE_B = 3, 4  # attributes of a product
+_EPILOGUE, _BIAS_ADDRESS, _BIAS = 7, 8, 4
+_BATCH, _STRIDE = 5, 6  # attributes of a matrix
+_MOST_WORKSPACE = 1  # attribute of a preference
+
+
+class _Heuristic(ctypes.Structure):
+    _fields_ = (
+        ("algorithm", ctypes.c_uint64 * 8),
+        ("workspace", ctypes.c_size_t),
+        ("state", ctypes.c_int),
+        ("waves", ctypes.c_float),
+        ("reserved", ctypes.c_int * 4),
+    )
+
+
+@functools.cache
+def library() -> Any:
+    """cuBLASLt; a DeviceError where it is not installed."""
+    try:
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        path = load_nvidia_dynamic_lib("cublasLt").abs_path
+    except (ImportError, RuntimeError, OSError) as error:
+        raise DeviceError("cuda", "cuBLASLt is not installed", INSTALL) from error
+    return ctypes.CDLL(path)
+
+
+@functools.cache
+def blas_version() -> str:
+    find = library().cublasLtGetVersion
+    find.restype = ctypes.c_size_t
+    return f"cuBLASLt {find()}"
+
+
+def _checked(code: int, operation: str) -> None:
+    if code:
+        raise DeviceError(operation, f"cuBLASLt says {code}")
+
+
+@functools.cache
+def _handle() -> ctypes.c_void_p:
+    found = ctypes.c_void_p()
+    _checked(library().cublasLtCreate(ctypes.byref(found)), "cublasLtCreate")
+    return found
+
+
+@functools.cache
+def workspace() -> Block:
+    """Memory that products use while they run, one after the other."""
+    return Block(WORKSPACE)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """A matrix as columns: rows and columns in memory, the step between columns, a turn."""
+
+    rows: int
+    columns: int
+    step: int
+    is_turned: bool
+
+
+def _side(facts: MatrixFacts, m: int, n: int) -> _Side:
+    """A matrix (m, n) of the product in columns; turned where its rows lie together."""
+    if facts.rows == 1 and (n == 1 or facts.columns >= m):
+        return _Side(m, n, max(m, facts.columns), False)
+    return _Side(n, m, max(n, facts.rows), True)
+
+
+class Matmul:
+    """One shape of a product, ready to be run on any addresses."""
+
+    def __init__(self, product: Product):
+        self.product = product
+        m, n, k = product.m, product.n, product.k
+        target = _side(product.target, m, n)
+        left, right = _side(product.left, m, k), _side(product.right, k, n)
+        # A target whose rows lie together is computed turned around: right before left.
+        self.is_swapped = target.is_turned
+        first, second = (right, left) if self.is_swapped else (left, right)
+        facts = (product.right, product.left) if self.is_swapped else (product.left, product.right)
+        turns = [s.is_turned != self.is_swapped for s in (first, second)]
+        compute = _COMPUTE.get(product.left.dtype, 68)
+        scale = 1 if product.left.dtype == "float64" else 0
+        lt, self._handle = library(), ctypes.c_void_p()
+        _checked(lt.cublasLtMatmulDescCreate(ctypes.byref(self._handle), compute, scale), "product")
+        for attribute, turned in zip((_TRANSPOSE_A, _TRANSPOSE_B), turns, strict=True):
+            self._set(
+                lt.cublasLtMatmulDescSetAttribute,
+                self._handle,
+                attribute,
+                ctypes.c_int32(int(turned)),
+            )
+        if product.bias >= 0:
+            assert self.is_swapped, "a bias is of columns that lie together"
+            self._set(
+                lt.cublasLtMatmulDescSetAttribute, self._handle, _EPILOGUE, ctypes.c_uint32(_BIAS)
+            )
+        self._a = self._layout(first, facts[0])
+        self._b = self._layout(second, facts[1])
+        self._d = self._layout(target, product.target)
+        number = ctypes.c_double if scale else ctypes.c_float
+        self._one, self._zero = number(1.0), number(0.0)
+        self.algorithm: ctypes.Array[ctypes.c_uint64] | None = None
+
+    def _set(self, setter: Any, target: Any, attribute: int, value: Any) -> None:
+        code = setter(target, attribute, ctypes.byref(value), ctypes.sizeof(value))
+        _checked(code, "product")
+
+    def _layout(self, side: _Side, facts: MatrixFacts) -> ctypes.c_void_p:
+        lt, found = library(), ctypes.c_void_p()
+        code = lt.cublasLtMatrixLayoutCreate(
+            ctypes.byref(found),
+            _TYPES[facts.dtype],
+            ctypes.c_uint64(side.rows),
+            ctypes.c_uint64(side.columns),
+            ctypes.c_int64(side.step),
+        )
+        _checked(code, "product")
+        if self.product.batch > 1:
+            setter = lt.cublasLtMatrixLayoutSetAttribute
+            self._set(setter, found, _BATCH, ctypes.c_int32(self.product.batch))
+            self._set(setter, found, _STRIDE, ctypes.c_int64(facts.batch))
+        return found
+
+    def run(self, target: int, left: int, right: int, bias: int = 0, algorithm: Any = None) -> int:
+        """Put the product into the stream; addresses are those of the buffers."""
+        p = self.product
+        if p.bias >= 0:
+            self._set(
+                library().cublasLtMatmulDescSetAttribute,
+                self._handle,
+                _BIAS_ADDRESS,
+                ctypes.c_void_p(bias),
+            )
+        places = {
+            "left": left + p.left.start * _itemsize(p.left.dtype),
+            "right": right + p.right.start * _itemsize(p.right.dtype),
+        }
+        order = ("right", "left") if self.is_swapped else ("left", "right")
+        a, b = (ctypes.c_void_p(places[n]) for n in order)
+        d = ctypes.c_void_p(target + p.target.start * _itemsize(p.target.dtype))
+        chosen: Any = self.algorithm if algorithm is None else algorithm
+        code: int = library().cublasLtMatmul(
+            _handle(), self._handle, ctypes.byref(self._one), a, self._a, b, self._b,
+            ctypes.byref(self._zero), d, self._d, d, self._d, ctypes.byref(chosen),
+            ctypes.c_void_p(workspace().address), ctypes.c_size_t(WORKSPACE),
+            ctypes.c_void_p(int(device().stream)),
+        )  # fmt: skip
+        return code
+
+    def candidates(self) -> list[Any]:
+        """Algorithms that the library thinks are fast, its best first."""
+        lt, preference = library(), ctypes.c_void_p()
+        _checked(lt.cublasLtMatmulPreferenceCreate(ctypes.byref(preference)), "product")
+        self._set(
+            lt.cublasLtMatmulPreferenceSetAttribute,
+            preference,
+            _MOST_WORKSPACE,
+            ctypes.c_uint64(WORKSPACE),
+        )
+        found, count = (_Heuristic * CANDIDATES)(), ctypes.c_int()
+        code = lt.cublasLtMatmulAlgoGetHeuristic(
+            _handle(), self._handle, self._a, self._b, self._d, self._d, preference,
+            CANDIDATES, found, ctypes.byref(count),
+        )  # fmt: skip
+        lt.cublasLtMatmulPreferenceDestroy(preference)
+        _checked(code, f"product {self.product}")
+        return [found[i].algorithm for i in range(count.value)]
+
+    def choose(self, target: int, left: int, right: int, bias: int = 0) -> None:
+        """The fastest of the candidates, timed on some memory."""
+        best: tuple[float, Any] | None = None
+        start, end = Event(timed=True), Event(timed=True)
+        for algorithm in self.candidates():
+            if self.run(target, left, right, bias, algorithm):
+                continue
+            times = []
+            for _ in range(2):
+                start.record()
+                for _ in range(REPEATS):
+                    self.run(target, left, right, bias, algorithm)
+                end.record()
+                end.wait()
+                times.append(end.milliseconds_since(start))
+            if best is None or min(times) < best[0]:
+                best = min(times), algorithm
+        if best is None:
+            raise DeviceError("product", f"cuBLASLt has no algorithm for {self.product}")
+        self.use(list(best[1]))
+
+    def use(self, words: Sequence[int]) -> None:
+        """An algorithm that was chosen before."""
+        self.algorithm = (ctypes.c_uint64 * 8)(*words)
+
+    @property
+    def words(self) -> list[int]:
+        assert self.algorithm is not None
+        return list(self.algorithm)
+
+
+def _itemsize(dtype: str) -> int:
+    return {"float64": 8, "float32": 4}.get(dtype, 2)

@@ -1,0 +1,48 @@
+"""A contraction as a product of matrices: its labels by what they do."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from treadle.ir.graph import Graph, Node
+
+LEAST_FLOPS = 1 << 16  # below which threads that sum one element each are as fast
+LEAST_DEPTH = 4
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Labels of both operands and the result, of one and the result, and of what is summed."""
+
+    batch: str
+    rows: str
+    columns: str
+    depth: str
+    sizes: dict[str, int]
+
+    @property
+    def is_large(self) -> bool:
+        """Whether a library is worth asking."""
+        flops = 2 * math.prod(self.sizes.values())
+        return flops >= LEAST_FLOPS and math.prod(self.sizes[c] for c in self.depth) >= LEAST_DEPTH
+
+
+def groups_of(graph: Graph, node: Node) -> Groups | None:
+    """The labels of a product of floats; None where an operand is summed by itself."""
+    attributes: Any = node.attributes
+    lx, ly, lr = attributes.labels
+    sizes: dict[str, int] = {}
+    for operand, labels in zip(node.operands, (lx, ly), strict=True):
+        type_ = graph.type_of(operand)
+        if not type_.is_float:
+            return None
+        sizes |= dict(zip(labels, type_.shape, strict=True))
+    depth = "".join(c for c in lx if c not in lr)
+    if set(depth) != {c for c in ly if c not in lr}:
+        return None
+    batch = "".join(c for c in lr if c in lx and c in ly)
+    rows = "".join(c for c in lr if c in lx and c not in ly)
+    columns = "".join(c for c in lr if c in ly and c not in lx)
+    return Groups(batch, rows, columns, depth, sizes)

@@ -1,0 +1,28 @@
+"""What a schedule must know of the machine it is for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Sizes at which kernels are fused and cut. A processor's caches, or a GPU's many blocks."""
+
+    name: str
+    least_rows: int  # of fused kernels that had as many: something to share
+    small: int  # elements: kernels that are smaller are not worth sharing
+    most_statements: int
+    most_small_statements: int  # of kernels that one thread (or block) runs
+    cache: int  # bytes that a turn may write: what follows should find them near
+    parts: int  # elements from which a reduction is worth sharing out
+    few: int = 0  # elements, up to which kernels of few rows are fused on a GPU
+    most_buffers: int = 1 << 20  # of a kernel
+    keeps_serial_apart: bool = False  # loops in order stay in kernels of their own
+    is_gpu: bool = False
+    has_attention: bool = False  # whether a library computes attention
+
+
+CPU = Target("cpu", 8, 4096, 120, 40, 3 << 20, 1 << 14)
+# A block walks a row in shared memory; a product is a library's, so nothing is fused around it.
+GPU = Target("gpu", 512, 2048, 120, 40, 1 << 15, 1 << 14, 1 << 16, 60, True, True)

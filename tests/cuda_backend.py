@@ -1,0 +1,54 @@
+"""What the tests of the CUDA backend share: graphs compiled for a GPU, and why they cannot be."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+
+import pytest
+
+from treadle.base.errors import DeviceError
+from treadle.codegen.cuda.driver import CudaSource, render_program
+from treadle.ir.graph import Graph
+from treadle.kernel.program import Program
+from treadle.memory.assemble import assemble
+from treadle.memory.plan import plan_buffers
+from treadle.runtime.cuda.compiler import compile_parts, compiler_version
+from treadle.runtime.cuda.device import device, why_not
+from treadle.runtime.cuda.program import CudaProgram
+from treadle.schedule.schedule import GPU, schedule
+
+
+@functools.cache
+def no_compiler() -> str | None:
+    """Why NVRTC cannot be used; None where it can."""
+    if importlib.util.find_spec("cuda") is None:
+        return "cuda-bindings is not installed"
+    try:
+        compiler_version()
+    except DeviceError as error:
+        return error.cause
+    return None
+
+
+needs_gpu = pytest.mark.skipif(why_not() is not None, reason=f"no GPU: {why_not()}")
+needs_compiler = pytest.mark.skipif(no_compiler() is not None, reason=f"{no_compiler()}")
+
+
+def scheduled(graph: Graph, fuse: bool = True, in_place: bool = False) -> Program:
+    return schedule(graph, fuse, in_place=in_place, target=GPU)
+
+
+def rendered(graph: Graph, fuse: bool = True, library: bool = True) -> CudaSource:
+    return render_program(scheduled(graph, fuse), library)
+
+
+def on_gpu(
+    graph: Graph, fuse: bool = True, in_place: bool = False, library: bool = True
+) -> CudaProgram:
+    """A graph on the device; `library=False` has generated kernels for products too."""
+    program = scheduled(graph, fuse, in_place)
+    source = render_program(program, library)
+    cubins = compile_parts(source.parts, device().architecture)
+    plan = assemble(program, plan_buffers(program))
+    return CudaProgram(graph, plan, source.launches, cubins, dict(program.constants), {})

@@ -1,0 +1,170 @@
+"""The CUDA backend on a GPU: every op within its contract, training as exact as the ops promise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import strategies as st
+
+import treadle as td
+from backend import assert_within, draw, rounded_inputs, same_bits
+from cuda_backend import needs_gpu, on_gpu
+from programs import GREATEST, random_training
+from test_backend_ops import CASES, COMPUTED, SIZES, agreement, prepared, shaped
+from treadle import losses, nn, optim
+from treadle.base import dtypes
+from treadle.base.dtypes import DType
+from treadle.domains.float64 import evaluate_float64
+from treadle.ir.op import Op
+from treadle.ir.types import TensorType
+
+pytestmark = needs_gpu
+
+
+@pytest.mark.parametrize(("op", "dtype"), CASES)
+def test_every_op_in_every_dtype(op: Op, dtype: DType) -> None:
+    graph, arrays = prepared(op, dtype, seed=4)
+    program = on_gpu(graph)
+    found = program.run(arrays)
+    assert_within(graph, arrays, found, agreement(op))
+    assert same_bits(program.run(arrays), found)
+
+
+@pytest.mark.parametrize("op", COMPUTED, ids=lambda op: op.name)
+def test_every_op_kept_in_memory(op: Op) -> None:
+    graph, arrays = prepared(op, dtypes.float32, seed=5)
+    assert_within(graph, arrays, on_gpu(graph, fuse=False).run(arrays), agreement(op))
+
+
+@given(SIZES, SIZES, st.sampled_from(dtypes.FLOATS))
+@settings(max_examples=20, deadline=None)
+def test_odd_and_empty_sizes(rows: int, columns: int, dtype: DType) -> None:
+    type_ = TensorType((rows, columns), dtype)
+    graph = td.trace(shaped, type_, type_)
+    arrays = draw(graph, rows * 100 + columns)
+    assert_within(graph, arrays, on_gpu(graph).run(arrays))
+
+
+@pytest.mark.parametrize("library", [True, False])
+@pytest.mark.parametrize("dtype", dtypes.FLOATS, ids=str)
+def test_products_of_all_layouts(dtype: DType, library: bool) -> None:
+    def products(x, y):
+        return [x @ y.T, x.T @ y, td.einsum("ij,kj->ki", x, y), x[:, :64] @ y[:64, :]]
+
+    graph = td.trace(products, TensorType((96, 160), dtype), TensorType((96, 160), dtype))
+    arrays = draw(graph, 3)
+    assert_within(graph, arrays, on_gpu(graph, library=library).run(arrays))
+
+
+@pytest.mark.parametrize("library", [True, False])
+def test_batched_products(library: bool) -> None:
+    def products(x, y):
+        return [td.einsum("bhid,bhjd->bhij", x, y), td.einsum("bhid,bhjd->bihj", x, y)]
+
+    type_ = TensorType((3, 4, 40, 32), dtypes.bfloat16)
+    graph = td.trace(products, type_, type_)
+    arrays = draw(graph, 4)
+    assert_within(graph, arrays, on_gpu(graph, library=library).run(arrays))
+
+
+def big(x, y):
+    """Shapes that take whole blocks, packs and parts."""
+    return [
+        td.softmax(x),
+        td.layer_norm(x, y[0], y[1]),
+        x.sum(0),
+        x.sum(1),
+        x.sum(),
+        td.gelu(x) * y,
+        td.max(x, 0),
+        (x * y).sum((0, 1)),
+        x.T.reshape(-1),
+        td.mean(x.reshape(64, 32, -1), (0, 2)),
+        td.cumsum(x[:64], 1),
+    ]
+
+
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.bfloat16], ids=str)
+@pytest.mark.parametrize("columns", [768, 1000, 33])
+def test_large_reductions(dtype: DType, columns: int) -> None:
+    type_ = TensorType((2048, columns), dtype)
+    graph = td.trace(big, type_, type_)
+    arrays = draw(graph, columns)
+    program = on_gpu(graph)
+    found = program.run(arrays)
+    assert_within(graph, arrays, found)
+    assert same_bits(program.run(arrays), found)
+
+
+@given(st.integers(0, 2**40), st.integers(1, 6))
+@settings(
+    max_examples=200,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+)
+def test_random_training_programs(seed: int, steps: int) -> None:
+    training = random_training(seed, steps)
+    values = rounded_inputs(training.graph, training.values)
+    exact = evaluate_float64(training.graph, values)
+    assume(all(np.abs(x).max(initial=0) < GREATEST for x in exact))
+    assert_within(training.graph, values, on_gpu(training.graph, in_place=True).run(values))
+
+
+def trained(device: str, precision: str = "float32", steps: int = 12) -> list[float]:
+    model = nn.Sequential(nn.Linear(20, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 5))
+    specs = {"x": td.Spec((32, 20)), "y": td.Spec((32,), td.int32)}
+
+    def loss(m, batch):
+        return losses.cross_entropy(m(batch["x"]), batch["y"])
+
+    step = td.compile_step(
+        model, loss, optim.adamw(1e-2), specs, device=device, precision=precision, clip_norm=1.0
+    )
+    rng = np.random.default_rng(0)
+    batches = [
+        {
+            "x": rng.normal(size=(32, 20)).astype(np.float32),
+            "y": rng.integers(0, 5, 32).astype(np.int32),
+        }
+        for _ in range(steps)
+    ]
+    results = [step(b) for b in batches]  # none is looked at before all are on their way
+    return [r.loss for r in results]
+
+
+def test_training_follows_the_oracle() -> None:
+    np.testing.assert_allclose(trained("cuda"), trained("oracle"), rtol=2e-5)
+
+
+def test_training_in_bfloat16_follows_the_oracle() -> None:
+    ours, exact = trained("cuda", "bfloat16"), trained("oracle", "bfloat16")
+    np.testing.assert_allclose(ours, exact, rtol=0.05)
+
+
+def test_training_is_the_same_every_time() -> None:
+    assert trained("cuda") == trained("cuda")
+
+
+def test_state_goes_in_and_out() -> None:
+    model = nn.Linear(6, 3)
+
+    def loss(m, batch):
+        return (m(batch) ** 2).mean()
+
+    step = td.compile_step(model, loss, optim.adam(1e-2), td.Spec((4, 6)), device="cuda")
+    forward = step.attach(lambda m, x: m(x), td.Spec((4, 6)))
+    x = np.ones((4, 6), np.float32)
+    before = step.params
+    step(x)
+    state = step.state_dict()
+    after = forward(x)
+    np.testing.assert_allclose(
+        after, x @ step.params["weight"].T + step.params["bias"], rtol=1e-5, atol=1e-6
+    )
+    step.load_params(before)
+    assert same_bits([step.params["weight"]], [before["weight"]])
+    step.load_state_dict(state)
+    np.testing.assert_array_equal(forward(x), after)
+    assert step.count == 1
