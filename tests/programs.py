@@ -10,7 +10,7 @@ import numpy as np
 import treadle as td
 from treadle import nn, optim
 from treadle.domains.philox import make_key
-from treadle.frontend.functions.activations import cross_entropy_rows
+from treadle.frontend.functions.activations import cross_entropy_rows, linear_cross_entropy_rows
 from treadle.frontend.scopes import RANDOM_STATE
 from treadle.ir.graph import Graph
 
@@ -153,6 +153,7 @@ class Steps:
             lambda: td.gelu(x) - td.gelu(y, approximate="tanh"),
             lambda: td.sigmoid(x) * td.softplus(y),
             lambda: cross_entropy_rows(m, self.y, label_smoothing=0.1),
+            lambda: linear_cross_entropy_rows(m, other, self.y, other[0], 0.1),
             lambda: td.one_hot(self.y, n) * m,
             lambda: td.attention(m[None, None], other[None, None], m[None, None], causal=True)[
                 0, 0

@@ -188,6 +188,9 @@ class Pool:
         follow = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(
             self._library.address("worker")
         )
+        # Workers look at the pool's memory until the process is gone, when Python has long begun to
+        # take objects apart: this one it must leave alone.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
         for tid in range(1, threads):
             threading.Thread(
                 target=follow, args=(self._control, tid), name=f"treadle-{tid}", daemon=True

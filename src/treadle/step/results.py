@@ -62,6 +62,16 @@ class StepResult:
         gradients = arrays_of(self._outputs, OutputKind.GRADIENT)
         return {n: Histogram.of(g) for n, g in gradients.items()}
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, StepResult):
+            return NotImplemented
+        if self._mode != other._mode or self._outputs.keys() != other._outputs.keys():
+            return False
+        pairs = ((v, other._outputs[k]) for k, v in self._outputs.items())
+        return all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in pairs)
+
+    __hash__ = None  # type: ignore[assignment]  # as of anything that holds arrays
+
     def __repr__(self) -> str:
         names = ("loss", "grad_norm", "metrics", "updated")
         return f"StepResult({', '.join(f'{n}={getattr(self, n)!r}' for n in names)})"
