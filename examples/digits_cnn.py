@@ -9,7 +9,7 @@ from treadle import callbacks, data, losses, metrics, nn, optim
 
 
 class Net(nn.Module):
-    def __init__(self, width: int = 16):
+    def __init__(self, width: int = 32):
         self.conv1 = nn.Conv2d(1, width, 3, padding=1)
         self.conv2 = nn.Conv2d(width, 2 * width, 3, padding=1)
         self.fc = nn.Linear(2 * width * 4, 10)
@@ -30,7 +30,7 @@ def loss(model, batch):
     return losses.cross_entropy(scores, batch["y"])
 
 
-def train(epochs: int = 20, lr: float = 3e-3, width: int = 16, batch: int = 32, seed: int = 0):
+def train(epochs: int = 20, lr: float = 3e-3, width: int = 32, batch: int = 32, seed: int = 0):
     images, labels = data.load_digits()  # (1797, 8, 8), 0 to 1
     arrays = {"x": images[:, None], "y": labels}
     rows, held_out = data.split(arrays, (0.8, 0.2), seed=seed, stratify=labels)

@@ -53,7 +53,7 @@ def train(epochs: int = 15, lr: float = 3e-3, folder: str = ""):
 
     predict = step.attach(lambda model, x: td.softmax(model(x)), td.Spec((1, 64)))
     chance = predict(held_out["x"][:1])
-    print(f"a {held_out['y'][0]} is taken for a {chance.argmax()} with {chance.max():.0%}")
+    print(f"a {held_out['y'][0]} is read as a {chance.argmax()}, to {chance.max():.0%}")
     print(f"checkpoints: {sorted(p.name for p in Path(place).glob('0*'))}")
     return best.metrics["accuracy"]
 

@@ -317,6 +317,19 @@ def _cross_entropy(a, logits, targets):
     return loss.reshape(targets.shape)
 
 
+@reference("linear_cross_entropy")
+def _linear_cross_entropy(a, x, weight, targets, *bias):
+    return _cross_entropy(a, F.linear(x, weight, *bias), targets)
+
+
+@reference("linear_cross_entropy_grad")
+def _linear_cross_entropy_grad(a, ct, x, weight, targets, *bias):
+    leaves = [t.clone().requires_grad_() for t in (x, weight, *bias)]
+    rows = _linear_cross_entropy(a, *leaves[:2], targets, *leaves[2:])
+    rows.backward(ct)
+    return (rows.detach(), *(t.grad for t in leaves))
+
+
 @reference("conv")
 def _conv(a, x, w):
     amounts = [n for pair in reversed(a.padding) for n in pair]

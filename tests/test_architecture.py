@@ -73,9 +73,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 # Third-party packages a folder may import at the top of a module, and those that are optional or
 # heavy and so may also be imported inside a function.
 EVERYWHERE = frozenset({"ml_dtypes", "numpy"})
-THIRD_PARTY = {"cli": EVERYWHERE | {"rich"}}
+THIRD_PARTY: dict[str, frozenset[str]] = {}  # folders that may import more than EVERYWHERE
 LATE = frozenset(
-    "cuda cudnn llvmlite matplotlib mlflow onnx rich safetensors torch wandb wgpu z3".split()
+    "cuda cudnn llvmlite matplotlib mlflow onnx safetensors torch wandb wgpu z3".split()
 )
 
 LATE_OWN = frozenset(["treadle.loading"])  # the compiler's back half: a third of the import time
@@ -357,7 +357,7 @@ def test_what_is_allowed_passes() -> None:
             "base.a": "import json\nimport numpy as np",
             "ir.b": "from treadle.base import a\nfrom treadle.base.a import x",
             "runtime.c": "def load():\n    import cuda.bindings",
-            "cli.d": "import rich.console\nimport treadle as td",
+            "cli.d": "import treadle as td",
             "__init__": "from treadle.ir.b import x as x",
             "__main__": "from treadle.cli.d import main",
         }

@@ -278,3 +278,29 @@ def test_pools_with_gradients(pool: str, kernel: tuple[int, ...]) -> None:
 
     shape = (2, 3, *(7 + i for i in range(len(kernel))))
     checked(differentiate(td.trace(loss, td.Spec(shape)), ["x"]).graph, len(kernel))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "sizes",  # batch, heads, key heads, length, depth, width
+    [
+        (1, 1, 1, 1, 1, 1),
+        (2, 3, 3, 1, 8, 8),
+        (1, 2, 1, 2, 1, 1),
+        (2, 4, 2, 3, 5, 1),
+        (1, 1, 1, 64, 1, 9),
+    ],
+)
+def test_attention_of_any_size_with_gradients(sizes: tuple[int, ...], causal: bool) -> None:
+    """A loop of one turn vanishes, with all that is in it."""
+    b, heads, groups, length, depth, width = sizes
+    types = [
+        TensorType((b, heads, length, depth)),
+        TensorType((b, groups, length, depth)),
+        TensorType((b, groups, length, width)),
+    ]
+
+    def loss(q, k, v):
+        return (td.attention(q, k, v, causal=causal) ** 2).sum()
+
+    checked(differentiate(td.trace(loss, *types), ["q", "k", "v"]).graph, length + depth)

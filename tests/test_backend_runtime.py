@@ -18,6 +18,7 @@ import pytest
 import treadle as td
 from backend import build
 from treadle import losses, nn, optim
+from treadle.runtime.cpu import NativeProgram
 
 TESTS = str(Path(__file__).parent)
 PATIENCE = 120  # seconds for a process that should take two
@@ -170,6 +171,59 @@ def test_a_forked_child_trains_on() -> None:
     assert theirs == ours
 
 
+# Many steps in one call
+
+
+def test_a_list_of_batches_gives_the_same_bits_as_steps() -> None:
+    together, alone, iterated = make(), make(), make()
+    given = [batch(i) for i in range(100)]
+    ran = together.run(given)
+    losses_ = [alone(b).loss for b in given]
+    assert ran.losses.tolist() == losses_
+    assert iterated.run(iter(given)).losses.tolist() == losses_
+    assert bits(together) == bits(alone) == bits(iterated)
+    assert together.count == 100
+    # What follows goes on from there, whichever way.
+    assert together(batch(7)).loss == alone.run([batch(7)]).loss
+    assert together.run([]).updates == 0
+
+
+def test_many_calls_go_to_native_code_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, calls = make(), []
+    several = NativeProgram.run_several_on
+
+    def counted(program, *arguments):
+        calls.append(len(arguments[3]))
+        return several(program, *arguments)
+
+    monkeypatch.setattr(NativeProgram, "run_several_on", counted)
+    step.run([batch(i) for i in range(40)])
+    assert sum(calls) == 40
+    assert len(calls) < 40
+
+
+def test_batches_of_other_shapes_and_kinds_among_many() -> None:
+    options = td.CompileOptions(on_new_shape="specialise")
+    together, alone = make(options=options), make(options=options)
+    given = [batch(i, rows=8 if i % 5 == 3 else 16) for i in range(12)]
+    given[6]["y"] = given[6]["y"].astype(np.int64)
+    given[7]["x"] = np.asfortranarray(given[7]["x"])
+    assert together.run(given).losses.tolist() == [alone(b).loss for b in given]
+    assert bits(together) == bits(alone)
+
+
+def test_a_bad_batch_among_many_is_refused_when_its_turn_comes() -> None:
+    together, alone = make(), make()
+    given = [batch(i) for i in range(6)]
+    given[4] = {"x": given[4]["x"]}
+    with pytest.raises(td.BatchError, match="missing"):
+        together.run(given)
+    for b in given[:4]:
+        alone(b)
+    assert bits(together) == bits(alone)
+    assert together.count == 4
+
+
 # Interrupts
 
 
@@ -200,9 +254,11 @@ print(json.dumps([arrived, apart, same, count]))
 """
 
 
-def test_an_interrupt_arrives_between_steps() -> None:
+@pytest.mark.parametrize("batches", ["itertools.repeat(data)", "[data] * 2000"])
+def test_an_interrupt_arrives_between_steps(batches: str) -> None:
     """The state is that of a whole number of steps, and goes on bit for bit."""
-    arrived, apart, is_same, count = json.loads(output_of(INTERRUPTED))
+    script = INTERRUPTED.replace("itertools.repeat(data)", batches)
+    arrived, apart, is_same, count = json.loads(output_of(script))
     assert arrived == 25
     assert apart == 0, "counters of the host and of the program agree"
     assert is_same

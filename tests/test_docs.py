@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import SkipTest
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -230,6 +231,17 @@ def test_every_public_name_is_in_the_docs() -> None:
 def test_navigation_lists_every_page() -> None:
     listed = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(str(p.relative_to(DOCS)) for p in DOCS.rglob("*.md"))
+
+
+def test_the_site_is_built(tmp_path: Path) -> None:
+    """Strictly: a link, an anchor or a page of the navigation that is not there is an error."""
+    if importlib.util.find_spec("material") is None:
+        raise SkipTest("mkdocs-material is not installed")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    for page in ("index.html", "tutorial/index.html", "images/vae.png"):
+        assert (tmp_path / page).is_file()
 
 
 if __name__ == "__main__":

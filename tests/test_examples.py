@@ -18,6 +18,7 @@ MAX_LINES = 150
 # The settings that make a run short, and something it prints at its end.
 BRIEF: dict[str, tuple[list[str], str]] = {
     "accumulate_and_resume": (["steps=4"], "the same bits: True; the same log: True; 4 updates"),
+    "csv_table": (["epochs=1", "folder={folder}/table"], "row 5: "),
     "custom_vjp": (["epochs=1", "hidden=16"], "with weights of one bit; the first layer: 128 B"),
     "digits_cnn": (["epochs=1", "width=4"], "of 359 digits are read right"),
     "dqn": (["steps=600", "episodes=2"], "mean return of 2 episodes: "),

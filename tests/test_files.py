@@ -397,6 +397,6 @@ def test_damaged_files_are_read_or_refused(
 @pytest.mark.parametrize("read", [data.read_csv, data.read_npy, data.read_idx, data.read_raw])
 def test_no_file(read: Callable[..., Any], tmp_path: Path) -> None:
     arguments = ("u1",) if read is data.read_raw else ()
-    for path in (tmp_path / "none", tmp_path):
-        with pytest.raises(td.LoadError, match="there is no file"):
+    for path, cause in ((tmp_path / "none", "there is no file"), (tmp_path, "is a folder")):
+        with pytest.raises(td.LoadError, match=cause):
             read(path, *arguments)

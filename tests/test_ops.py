@@ -85,7 +85,8 @@ def test_every_op_of_the_design_is_there() -> None:
     assert {op.name for op in primitives()} == set(expected)
     composites = """
         softmax log_softmax logsumexp layer_norm rms_norm gelu silu sigmoid softplus relu attention
-        attention_grad cross_entropy conv max_pool avg_pool mean var one_hot embedding
+        attention_grad cross_entropy linear_cross_entropy linear_cross_entropy_grad conv max_pool
+        avg_pool mean var one_hot embedding
     """.split()
     assert {op.name for op in all_composites()} == set(composites)
 
@@ -288,7 +289,8 @@ def check_adjoint(graph: Graph, inputs: dict[str, Residues], trial: int) -> tupl
 # Ops that are polynomials, or that only choose and move: both lanes must hold.
 RATIONAL = {op.name for op in OPS.values()} - set(
     """exp log sqrt rsqrt sin cos tanh erf pow gelu silu sigmoid softplus softmax log_softmax
-           logsumexp layer_norm rms_norm attention attention_grad cross_entropy call scan""".split()
+           logsumexp layer_norm rms_norm attention attention_grad cross_entropy linear_cross_entropy
+           linear_cross_entropy_grad call scan""".split()
 )
 
 

@@ -113,6 +113,27 @@ def _pull(
     return rule(*given, upstream[0], results[0], *operands)
 
 
+def waits_for(trace: Trace, ct: Tensor, out: Tensor) -> bool:
+    """Whether a cotangent depends on a forward result, or on something given after it.
+
+    Cotangents of a scan's step are given so: what the forward computes must not depend on them.
+    """
+    pending, seen = [ct.handle], set[Value]()
+    while pending:
+        value = pending.pop()
+        while value in trace.replacements:
+            value = trace.replacements[value]
+        if value in seen:
+            continue
+        seen.add(value)
+        node = trace.builder.nodes[value.node]
+        is_late = isinstance(node.attributes, Leaf) and value.node > out.handle.node
+        if is_late or value.node == out.handle.node:
+            return True
+        pending.extend(node.operands)
+    return False
+
+
 def definition_vjp(
     op: Op, attributes: Attributes, cts: Sequence[Cotangent], operands: Sequence[Tensor]
 ) -> Sequence[Cotangent]:

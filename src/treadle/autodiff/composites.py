@@ -1,7 +1,7 @@
 """The vjp of composites that have a better one than their definition's.
 
-The others (gelu, pooling) are differentiated through their definition, computed again from
-the operands: what that needs is views and elementwise work.
+The others (pooling) are differentiated through their definition, computed again from the operands:
+what that needs is views and elementwise work.
 """
 
 from __future__ import annotations
@@ -9,17 +9,23 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from treadle.autodiff.backward import VJP, Cotangent, definition_vjp, no_gradient
+from treadle.autodiff.backward import (
+    VJP,
+    Cotangent,
+    definition_vjp,
+    no_gradient,
+    waits_for,
+)
 from treadle.autodiff.structure import unreduced
 from treadle.frontend.definitions import finite
 from treadle.frontend.functions.activations import sigmoid, softmax
-from treadle.frontend.functions.arithmetic import exp, rsqrt, stop_gradient, where
+from treadle.frontend.functions.arithmetic import erf, exp, rsqrt, stop_gradient, tanh, where
 from treadle.frontend.functions.indexing import one_hot
 from treadle.frontend.functions.reductions import count_of, mean
 from treadle.frontend.functions.reductions import max as max_of
 from treadle.frontend.functions.reductions import sum as sum_of
 from treadle.frontend.functions.shaping import flip, transpose, unsqueeze
-from treadle.frontend.scopes import bind, bind1
+from treadle.frontend.scopes import Trace, bind, bind1
 from treadle.frontend.tensor import Tensor
 from treadle.ir import composites as c
 from treadle.ir.ops.indexing import SCATTER_ADD, ScatterAdd
@@ -46,6 +52,20 @@ def silu_vjp(ct: Tensor, out: Tensor, x: Tensor) -> Cts:
     """dx = ct · s (1 + x (1 − s))"""
     s = sigmoid(x)
     return (ct * (s * (1 + x * (1 - s))),)
+
+
+@vjp(c.GELU)
+def gelu_vjp(attributes: c.Gelu, ct: Tensor, out: Tensor, x: Tensor) -> Cts:
+    """dx = ct · (Φ(x) + x φ(x)), one factor; numbers stay apart, so that it is exact in a field."""
+    if attributes.approximate == "tanh":
+        scale = math.sqrt(2 / math.pi)
+        value = tanh((x + x * x * x * 0.044715) * scale)
+        slope = (1 - value * value) * ((1 + x * x * 0.044715 * 3) * scale)
+    else:
+        u = x * math.sqrt(0.5)
+        value = erf(u)
+        slope = exp(-(u * u)) * (2 / math.sqrt(math.pi)) * math.sqrt(0.5)
+    return (ct * ((1 + value) * 0.5 + x * 0.5 * slope),)
 
 
 @vjp(c.SOFTPLUS)
@@ -159,6 +179,22 @@ def cross_entropy_vjp(
     weights = exp(logits - finite(stop_gradient(max_of(logits, -1, keepdims=True))))
     shares = weights / sum_of(weights, -1, keepdims=True)
     return unsqueeze(ct, -1) * (shares - target), None
+
+
+@vjp(c.LINEAR_CROSS_ENTROPY)
+def linear_cross_entropy_vjp(
+    attributes: c.CrossEntropy, ct: Tensor, out: Tensor, *operands: Tensor
+) -> Cts:
+    """One composite gives the rows and their gradients: logits are computed once.
+
+    It takes the place of the forward one where the cotangent does not wait for the rows.
+    """
+    rows, d_x, d_weight, *d_bias = bind(c.LINEAR_CROSS_ENTROPY_GRAD, attributes, ct, *operands)
+    scope = out.scope
+    assert isinstance(scope, Trace)
+    if not waits_for(scope, ct, out):
+        scope.replacements[out.handle] = rows.handle
+    return d_x, d_weight, None, *d_bias
 
 
 @vjp(c.EMBEDDING)

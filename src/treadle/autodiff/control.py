@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from string import ascii_letters
 
@@ -23,7 +24,23 @@ from treadle.frontend.tensor import Tensor
 from treadle.frontend.tracing import emit
 from treadle.ir.control import CALL, SCAN, Call, Scan
 from treadle.ir.graph import Graph, Node, Output, OutputKind, Value
-from treadle.ir.ops.elementwise import ADD, CAST
+from treadle.ir.ops.elementwise import (
+    ABS,
+    ADD,
+    AND,
+    CAST,
+    EQ,
+    LE,
+    LT,
+    MAX,
+    MIN,
+    MUL,
+    NEG,
+    NOT,
+    OR,
+    SUB,
+    WHERE,
+)
 from treadle.ir.ops.indexing import RANDOM_BITS
 from treadle.ir.ops.leaves import CONSTANT, IOTA, Leaf
 from treadle.ir.ops.linear import CONTRACT, Contraction, canonical_spec
@@ -32,6 +49,7 @@ from treadle.ir.ops.shaping import BROADCAST, PERMUTE, RESHAPE
 from treadle.ir.rewrite import cut, inline_into
 
 # Cheaper to compute again than to keep: what only moves or spreads, and random bits.
+MOST_RECOMPUTED = 4  # operations rather than a value that is kept
 _RECOMPUTED = frozenset([CONSTANT, IOTA, BROADCAST, RESHAPE, PERMUTE, CAST, RANDOM_BITS])
 
 
@@ -115,8 +133,11 @@ def scan_vjp(pull: Pull) -> Sequence[Cotangent]:
     stacked = [*stacks, *(pull.operands[i] for i in rows)]
     stacked += [ct for i in step.stacked if (ct := pull.cts[i]) is not None]
     known = dict(zip((v for _, v in inputs[-len(stacked) :] if stacked), stacked, strict=True))
-    extra = {v: None for node in later.values() for v in node.operands if v not in known}
     wanted = [o.value for o, i in zip(step.cotangents, step.sources, strict=True) if i not in later]
+    rows_of = wanted[len(wanted) - len(step.slices) :]
+    nodes = [step.graph.nodes[v.node] for v in later.values() if v not in rows_of]
+    extra = {v: None for n in nodes if _is_sum(n) for v in n.operands if v not in known}
+    extra = {v: None for v in extra if v not in rows_of}
     results = [Output(OutputKind.RESULT, str(i), v) for i, v in enumerate((*wanted, *extra))]
     body = cut(step.graph, inputs, results, f"{attributes.body.name}.vjp")
     scan = Scan(
@@ -132,30 +153,47 @@ def scan_vjp(pull: Pull) -> Sequence[Cotangent]:
     operands += [zeros_like(pull.operands[i]) for i in running]
     values = bind(SCAN, scan, *operands, *stacked)
     found = dict(zip((i for i in step.sources if i not in later), values, strict=False))
-    known |= dict(zip(extra, values[len(wanted) :], strict=True))
-    found |= {i: _over_steps(node, known) for i, node in later.items()}
+    stacks_after = values[len(wanted) - len(step.slices) :]
+    known |= dict(zip((*rows_of, *extra), stacks_after, strict=True))
+    found |= {i: _over_steps(step.graph, value, known) for i, value in later.items()}
     return [found.get(i) for i in range(len(pull.operands))]
 
 
-def _summed_later(step: _StepBackward, attributes: Scan) -> dict[int, Node]:
-    """Constants whose cotangent every step adds a product or a sum to, and that node."""
+def _summed_later(step: _StepBackward, attributes: Scan) -> dict[int, Value]:
+    """Constants whose cotangents are summed after the scan, and the value that each step adds.
+
+    It is a product or a sum, whose operands are stacked instead, or it is stacked anyway.
+    """
     graph, places = step.graph, step.graph.leaves
     varying = {n for n in places if n.startswith(step.ct)} | {*step.names[attributes.constants :]}
     moving = _reached(graph, {places[n] for n in varying})
-    found: dict[int, Node] = {}
+    found: dict[int, Value] = {}
+    plain: dict[int, Value] = {}
+    stacked: set[Value] = set()
     for output, i in zip(step.cotangents, step.sources, strict=True):
-        if i not in step.constants:
-            continue
+        if i in step.slices:
+            stacked.add(output.value)
         total = graph.nodes[output.value.node]
+        if i not in step.constants or total.op is not ADD:
+            continue
         added = graph.nodes[total.operands[1].node]
-        is_sum = added.op in (CONTRACT, REDUCE_SUM) and total.op is ADD
-        if is_sum and all(v.node in moving for v in added.operands):
-            found[i] = added
-    return found
+        if _is_sum(added) and all(v.node in moving for v in added.operands):
+            found[i] = total.operands[1]
+            stacked.update(added.operands)
+        else:
+            plain[i] = total.operands[1]
+    return found | {i: v for i, v in plain.items() if v in stacked}
 
 
-def _over_steps(node: Node, stacks: Mapping[Value, Tensor]) -> Tensor:
-    """What a node gives, summed over all steps, from the stacks of its operands."""
+def _is_sum(node: Node) -> bool:
+    return node.op in (CONTRACT, REDUCE_SUM)
+
+
+def _over_steps(graph: Graph, value: Value, stacks: Mapping[Value, Tensor]) -> Tensor:
+    """A value summed over all steps, from its stack or from those of its node's operands."""
+    if value in stacks:
+        return bind1(REDUCE_SUM, Reduce((0,)), stacks[value])
+    node = graph.nodes[value.node]
     operands = [stacks[v] for v in node.operands]
     if isinstance(node.attributes, Contraction):
         x, y, result = node.attributes.labels
@@ -260,7 +298,28 @@ def _residuals(attributes: Scan, step: _StepBackward) -> tuple[list[Value], list
             pending.extend(node.operands)
         else:
             kept[value] = None
+    there = {Value(places[n]) for n in step.names[: attributes.constants]}
+    there |= {Value(node) for node, i in sliced.items() if i in rows}
+    for value in sorted(kept, reverse=True):
+        if _is_cheap(graph, value, (there | kept.keys()) - {value}):
+            del kept[value]
     return sorted(kept), sorted(rows)
+
+
+# Arithmetic that costs less than keeping its result for each step.
+_CHEAP = frozenset([NEG, ABS, ADD, SUB, MUL, MAX, MIN, NOT, AND, OR, EQ, LT, LE, WHERE])
+
+
+def _is_cheap(graph: Graph, value: Value, there: AbstractSet[Value]) -> bool:
+    """Whether a little arithmetic on what is there anyway gives the value."""
+    pending, count = [value], 0
+    while pending:
+        node = graph.nodes[pending.pop().node]
+        count += node.op in _CHEAP
+        if count > MOST_RECOMPUTED or not (node.op in _CHEAP or node.op in _RECOMPUTED):
+            return False
+        pending += [v for v in node.operands if v not in there]
+    return True
 
 
 def _reached(graph: Graph, sources: set[int]) -> set[int]:

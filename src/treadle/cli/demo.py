@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
 import treadle as td
 from treadle import losses, nn, optim
+from treadle.base.terminal import Line, Terminal, grey
 from treadle.cli.console import Sections
 from treadle.data.digits import load_digits
 from treadle.runtime.processors import default_threads
@@ -27,6 +25,7 @@ TARGET = 0.98
 ORACLE_STEPS = 6  # enough for a median; each takes as long as many native ones
 TOLERANCE = 1e-3  # between their losses, which float32 moves by far less
 LINES = 8  # printed while training
+REFRESH = 0.1  # seconds between pictures of the bar
 DRAWN = 4  # images that are not recognised
 INK = " .:-=+*#%@"
 
@@ -115,7 +114,7 @@ def run_demo(steps: int = STEPS, seed: int = 0) -> int:
     step = show_compiling(show, trained_on, steps, seed)
     show.section(f"Training: cross-entropy, AdamW, {steps} steps of {BATCH} images")
     calls = Calls()
-    with Display(show.console, steps) as display:
+    with Display(show.terminal, steps) as display:
         for batch in batches(trained_on, steps, seed):
             display.advance(calls.of(step, batch))
     show_held_out(show, step, held_out)
@@ -157,7 +156,7 @@ def show_held_out(show: Sections, step: td.TrainStep, held_out: Digits) -> None:
     if len(wrong):
         show.say("Some that it takes for another:")
         captions = [f"{held_out.y[i]} taken for {guesses[i]}" for i in wrong]
-        draw = shaded if show.console.color_system else drawn
+        draw = shaded if show.terminal.has_colours else drawn
         show.say(draw(held_out.x[wrong], captions))
 
 
@@ -197,17 +196,14 @@ def drawn(images: np.ndarray, captions: list[str]) -> str:
     return "\n".join([*lines, _side_by_side(captions)])
 
 
-def shaded(images: np.ndarray, captions: list[str]) -> Text:
+def shaded(images: np.ndarray, captions: list[str]) -> str:
     """The same in shades of grey, for a terminal that has colours."""
-    shades = np.rint(images.reshape(-1, SIDE, SIDE) * 255).astype(int)
-    text = Text()
-    for row in range(SIDE):
-        for image in shades:
-            for v in image[row]:
-                text.append("  ", f"on rgb({v},{v},{v})")
-            text.append("  ")
-        text.append("\n")
-    return text.append(_side_by_side(captions))
+    shades = images.reshape(-1, SIDE, SIDE)
+    lines = [
+        "  ".join("".join(grey(float(v)) for v in image[row]) for image in shades)
+        for row in range(SIDE)
+    ]
+    return "\n".join([*lines, _side_by_side(captions)])
 
 
 def _side_by_side(captions: list[str]) -> str:
@@ -217,23 +213,15 @@ def _side_by_side(captions: list[str]) -> str:
 class Display:
     """A progress bar on a terminal, and a few lines in any case."""
 
-    def __init__(self, console: Console, steps: int):
-        self.console, self.steps, self.count = console, steps, 0
+    def __init__(self, terminal: Terminal, steps: int):
+        self.line, self.steps, self.count = Line(terminal), steps, 0
         self.start = time.perf_counter()
+        self.next = self.start if terminal.is_live else float("inf")  # when the bar is drawn
         self.milestones = {round(i * steps / LINES) for i in range(1, LINES + 1)}
         self.recent: list[td.StepResult] = []  # since the last line
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self.task = self.bar.add_task("", total=steps)
 
     def __enter__(self) -> Display:
-        self.bar.start()
+        self.line.start()
         return self
 
     def __exit__(
@@ -242,17 +230,20 @@ class Display:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.bar.stop()
+        self.line.stop(keep=False)
 
     def advance(self, out: td.StepResult) -> None:
         """Take note of one step."""
         self.count += 1
         self.recent.append(out)
         if self.count in self.milestones:
-            self.console.print(self._line(), markup=False, soft_wrap=True)
+            self.line.say(self._line())
             self.recent.clear()
-        described = self._described([out], self._rate())
-        self.bar.update(self.task, completed=self.count, description=described)
+        now = time.perf_counter()
+        if now >= self.next:
+            self.next = now + REFRESH
+            described = self._described([out], self._rate())
+            self.line.draw(f"{self.count}/{self.steps}", self.count / self.steps, described)
 
     def _line(self) -> str:
         rate = self._rate()

@@ -16,7 +16,7 @@ from treadle.runtime.cuda.dnn import dnn_version
 from treadle.runtime.native import compiler_version, host
 from treadle.runtime.processors import default_threads
 
-NEEDED = ("llvmlite", "ml_dtypes", "numpy", "rich", "safetensors")
+NEEDED = ("llvmlite", "ml_dtypes", "numpy", "safetensors")
 OPTIONAL = (
     "cuda-bindings",
     "matplotlib",

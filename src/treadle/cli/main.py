@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Sequence
 
 import treadle as td
+from treadle.base.errors import TreadleError
 from treadle.cli.bench import WORKLOADS, run_bench
 from treadle.cli.demo import STEPS, TARGET, run_demo
 from treadle.cli.environment import run_info
 from treadle.cli.tour import run_tour
-from treadle.cli.train import FUNCTION, run_train
+from treadle.cli.train import FAILED, FUNCTION, report, run_train
 from treadle.pipeline import DEVICES
 
-EPILOG = "Exit codes: 0 all is well, 1 a check failed, 2 wrong usage."
+EPILOG = "Exit codes: 0 all is well, 1 a check or the command failed, 2 wrong usage, 130 Ctrl-C."
 TRAIN_EPILOG = "Exit codes: 0 all is well, 1 training failed, 2 wrong usage, 130 Ctrl-C."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Wrong usage exits with 2, as argparse does."""
     options = build_parser().parse_args(arguments)
+    try:
+        return _run(options)
+    except BrokenPipeError:  # a pager or `head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except (TreadleError, KeyboardInterrupt) as error:
+        return report(error)
+
+
+def _run(options: argparse.Namespace) -> int:
     if options.command == "tour":
         return run_tour(steps=options.steps, seed=options.seed, full=options.full)
     if options.command == "train":

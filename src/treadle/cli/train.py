@@ -46,7 +46,7 @@ def run_train(
         print(f"treadle train: {error}", file=sys.stderr)
         return USAGE
     except (KeyboardInterrupt, Exception) as error:
-        return _told(error)
+        return report(error)
     return _called(train, values)
 
 
@@ -54,11 +54,11 @@ def _called(train: Callable[..., object], values: Mapping[str, object]) -> int:
     try:
         train(**values)
     except (KeyboardInterrupt, Exception) as error:
-        return _told(error)
+        return report(error)
     return 0
 
 
-def _told(error: BaseException) -> int:
+def report(error: BaseException) -> int:
     """An error in words: the user's mistakes without the frames of the package."""
     if isinstance(error, KeyboardInterrupt):
         print("\n".join([str(error) or "stopped", *notes(error)]), file=sys.stderr)

@@ -61,6 +61,7 @@ class Standardiser:
             raise ShapeError(
                 f"Standardiser.{operation}",
                 f"rows of shape {array.shape[1:]}, fitted to {self.mean.shape}",
+                "Pass the same columns in the same order.",
             )
         return array
 
@@ -115,16 +116,19 @@ class LabelEncoder:
 
     def transform(self, values: object) -> np.ndarray:
         """The number of each value's class, int32."""
-        array, known = _names("LabelEncoder.transform", values), np.array(self.classes)
+        return self._numbers("LabelEncoder.transform", values)
+
+    def _numbers(self, operation: str, values: object) -> np.ndarray:
+        array, known = _names(operation, values), np.array(self.classes)
         if (array.dtype.kind == "U") != (known.dtype.kind == "U"):
             kinds = f"{array.dtype} among classes of {known.dtype}"
-            raise ArgumentError("LabelEncoder.transform", kinds, "Use values of the same kind.")
+            raise ArgumentError(operation, kinds, "Use values of the same kind.")
         index = np.searchsorted(known, array).clip(0, len(known) - 1)
         is_new = known[index] != array
         if is_new.any():
             place = tuple(int(i) for i in np.argwhere(is_new)[0])
             raise ArgumentError(
-                "LabelEncoder.transform",
+                operation,
                 f"{array[place].item()!r} (at {', '.join(map(str, place))}) is none of the "
                 f"{len(known)} classes, such as {self.classes[0]!r}",
                 "Fit on all the data, or drop such rows.",
@@ -187,7 +191,8 @@ class OneHotEncoder:
 
     def transform(self, values: object) -> np.ndarray:
         """float32, with one axis more than the values."""
-        return np.eye(len(self.labels), dtype=np.float32)[self.labels.transform(values)]
+        numbers = self.labels._numbers("OneHotEncoder.transform", values)
+        return np.eye(len(self.labels), dtype=np.float32)[numbers]
 
     def inverse_transform(self, rows: np.ndarray) -> np.ndarray:
         """The class of the greatest in each row."""

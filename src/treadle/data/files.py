@@ -18,11 +18,19 @@ CHUNK = 1 << 20
 IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
+def missing(operation: str, source: Path) -> LoadError:
+    """Why a path cannot be read, and where it was looked for."""
+    if source.is_dir():
+        return LoadError(operation, f"{source} is a folder", "Name a file in it.")
+    place = "" if source.is_absolute() else f"It was looked for from {Path.cwd()}."
+    return LoadError(operation, f"there is no file {source}", place)
+
+
 def open_bytes(operation: str, path: str | Path) -> IO[bytes]:
     """A file for reading; unpacked on the way if it is gzip, whatever its name."""
     source = Path(path)
     if not source.is_file():
-        raise LoadError(operation, f"there is no file {source}")
+        raise missing(operation, source)
     with source.open("rb") as file:
         is_packed = file.read(len(GZIP)) == GZIP
     return cast(IO[bytes], gzip.open(source, "rb") if is_packed else source.open("rb"))
@@ -50,7 +58,7 @@ def read_npy(path: str | Path, *, memory_map: bool = False) -> np.ndarray:
 
 def _plain(source: Path) -> IO[bytes]:
     if not source.is_file():
-        raise LoadError("read_npy", f"there is no file {source}")
+        raise missing("read_npy", source)
     return source.open("rb")
 
 
@@ -149,7 +157,7 @@ def read_raw(path: str | Path, dtype: object, columns: int | None = None) -> np.
     if columns is not None and columns < 1:
         raise ArgumentError("read_raw", f"columns = {columns}", "At least 1.")
     if not source.is_file():
-        raise LoadError("read_raw", f"there is no file {source}")
+        raise missing("read_raw", source)
     size, row = source.stat().st_size, number.itemsize * (columns or 1)
     if size == 0 or size % row:
         what = str(number) if columns is None else f"{columns} × {number}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -82,6 +83,7 @@ class ArrayLoader:
             yield batch
         self._epoch, self._batch, self._start = epoch + 1, 0, 0
 
+    @cached_property
     def _identity(self) -> State:
         """What must be the same for a position to mean the same batches."""
         return {
@@ -94,11 +96,11 @@ class ArrayLoader:
 
     def state_dict(self) -> State:
         """The position after the last batch that was handed over, and what it depends on."""
-        return {"epoch": self._epoch, "batch": self._batch, **self._identity()}
+        return {"epoch": self._epoch, "batch": self._batch, **self._identity}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """The next pass continues there."""
-        epoch, batch = checked_position("ArrayLoader", state, self._identity())
+        epoch, batch = checked_position("ArrayLoader", state, self._identity)
         if batch > len(self):
             raise LoadError("ArrayLoader", f"the state is at batch {batch}, a pass has {len(self)}")
         self._epoch, self._batch, self._start = epoch, batch, batch

@@ -17,6 +17,7 @@ from treadle.data.files import open_bytes
 
 ROWS = 1 << 12  # rows that are text at a time
 MISSING = frozenset(["", "na", "n/a", "nan", "null", "none", "?"])  # in lower case
+OTHER_DELIMITERS = (";", "\t", "|")
 _INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*")
 
 Table = dict[str, np.ndarray]
@@ -95,6 +96,12 @@ def _rows(reader: Iterator[list[str]], name: str) -> Iterator[tuple[int, list[st
                 f"{name}, {where}: {error}",
                 "Check quotes and the delimiter there.",
             ) from error
+        if "\0" in "".join(row):
+            raise LoadError(
+                "read_csv",
+                f"{name}, line {line}: there is a zero byte",
+                'Is it UTF-16? Then pass encoding="utf-16".',
+            )
         if row:
             yield line, row
 
@@ -204,6 +211,7 @@ def _header(
         line, row = next(rows, (1, []))
         names = [n.strip() for n in row]
         _check_names(names, file, line)
+        _check_delimiter(names, file, line)
     elif header is False:
         raise ArgumentError(
             "read_csv", "header=False leaves columns without names", 'Pass header=["x", "y", …].'
@@ -236,6 +244,17 @@ def _check_names(names: list[str], file: str, line: int) -> None:
         if not name or name in names[:i]:
             what = f"the name {name!r} occurs twice" if name else "there is no name"
             raise LoadError("read_csv", f"{where}, column {i + 1}: {what}", "Name every column.")
+
+
+def _check_delimiter(names: list[str], file: str, line: int) -> None:
+    """One name with what usually parts names in it: the file has another delimiter."""
+    other = next((d for d in OTHER_DELIMITERS if d in names[0]), None)
+    if len(names) == 1 and other is not None:
+        raise LoadError(
+            "read_csv",
+            f"{file}, line {line}: the header is one name, {names[0]!r}",
+            f"If {other!r} parts the columns, pass delimiter={other!r}.",
+        )
 
 
 def _read(rows: Iterator[tuple[int, list[str]]], columns: list[_Column], file: str) -> None:

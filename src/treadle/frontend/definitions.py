@@ -254,6 +254,45 @@ def cross_entropy(attributes: c.CrossEntropy, logits: Tensor, targets: Tensor) -
     return total - chosen * (1 - smoothing) - average * smoothing
 
 
+@definition(c.LINEAR_CROSS_ENTROPY)
+def linear_cross_entropy(
+    attributes: c.CrossEntropy, x: Tensor, weight: Tensor, targets: Tensor, *bias: Tensor
+) -> Tensor:
+    """Cross-entropy of each row of x (N, D) through a weight (V, D)."""
+    return cross_entropy(attributes, _logits(x, weight, bias), targets)
+
+
+def _logits(x: Tensor, weight: Tensor, bias: tuple[Tensor, ...]) -> Tensor:
+    wide = accumulator(x.dtype)
+    logits = contract(x, weight, ("nd", "vd", "nv"), wide)
+    return logits + cast(bias[0], wide) if bias else logits
+
+
+@definition(c.LINEAR_CROSS_ENTROPY_GRAD)
+def linear_cross_entropy_grad(
+    attributes: c.CrossEntropy,
+    ct: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *bias: Tensor,
+) -> tuple[Tensor, ...]:
+    """The rows again, and the gradients of x, weight and bias for the cotangents of the rows."""
+    logits = _logits(x, weight, bias)
+    wide, classes = logits.dtype, weight.shape[0]
+    rows = cross_entropy(attributes, logits, targets)
+    smoothing = Fraction(attributes.label_smoothing)
+    target = one_hot(c.OneHot(classes, wide), targets)
+    if smoothing:
+        target = target * (1 - smoothing) + smoothing / classes
+    slope = unsqueeze(ct, -1) * (softmax(c.Axis(1), logits) - target)
+    narrow = cast(slope, x.dtype)
+    d_x = contract(narrow, weight, ("nv", "vd", "nd"), wide)
+    d_weight = contract(narrow, x, ("nv", "nd", "vd"), wide)
+    results = [rows, cast(d_x, x.dtype), cast(d_weight, weight.dtype)]
+    return (*results, *(cast(sum_of(slope, 0), b.dtype) for b in bias))
+
+
 @definition(c.CONV)
 def conv(attributes: c.Conv, x: Tensor, w: Tensor) -> Tensor:
     n, channels = x.shape[:2]

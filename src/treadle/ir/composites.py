@@ -151,6 +151,18 @@ ATTENTION_GRAD = _composite("attention_grad", Attention, _NARROW, _SMOOTH)
 CROSS_ENTROPY = _composite(
     "cross_entropy", CrossEntropy, _WIDEN, Contract(DefinitionError(), "targets in 0 … classes − 1")
 )
+LINEAR_CROSS_ENTROPY = _composite(
+    "linear_cross_entropy",
+    CrossEntropy,
+    _NARROW,
+    Contract(DefinitionError(), "targets in 0 … classes − 1"),
+)
+LINEAR_CROSS_ENTROPY_GRAD = _composite(
+    "linear_cross_entropy_grad",
+    CrossEntropy,
+    _NARROW,
+    Contract(DefinitionError(), "targets in 0 … classes − 1"),
+)
 CONV = _composite("conv", Conv, _NARROW, _SMOOTH)
 MAX_POOL = _composite(
     "max_pool", Pool, _FOLLOW, Contract(Exact(), "NaN wins", "to the first of equals")

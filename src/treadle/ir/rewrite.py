@@ -4,15 +4,35 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from treadle.base.origin import Origin
-from treadle.ir.graph import Graph, GraphBuilder, Output, Value
+from treadle.ir.graph import Graph, GraphBuilder, Node, Output, Value
 from treadle.ir.ops.leaves import INPUT, Leaf
 
 
 def remove_dead_code(graph: Graph) -> Graph:
     """Only what the outputs need, and every input: inputs are the interface."""
-    return replace_values(graph, {})
+    needed = bytearray(len(graph.nodes))
+    for i in (*graph.inputs, *(o.value.node for o in graph.outputs)):
+        needed[i] = True
+    for i in range(len(graph.nodes) - 1, -1, -1):
+        if needed[i]:
+            for v in graph.nodes[i].operands:
+                needed[v.node] = True
+    if all(needed):
+        return graph
+    places: list[int] = []
+    nodes: list[Node] = []
+    for i, node in enumerate(graph.nodes):
+        places.append(len(nodes))
+        if needed[i]:
+            operands = tuple(Value(places[v.node], v.output) for v in node.operands)
+            is_same = operands == node.operands
+            nodes.append(node if is_same else replace(node, operands=operands))
+    outputs = (Output(o.kind, o.name, Value(places[o.value.node], o.value.output))
+               for o in graph.outputs)  # fmt: skip
+    return Graph(tuple(nodes), tuple(outputs), graph.name)
 
 
 def replace_values(graph: Graph, replacements: Mapping[Value, Value]) -> Graph:

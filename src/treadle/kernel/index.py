@@ -199,6 +199,13 @@ def divide(index: Index, divisor: int) -> tuple[Index, Index]:
     if low < 0:
         # Only the whole index is known not to be negative.
         return Index(((Quotient(index, divisor), 1),)), Index(((Remainder(index, divisor), 1),))
+    for factor in sorted({f for _, f in rest.terms if f > 1 and divisor % f == 0}):
+        # factor · x + y, y below the factor: only x meets the divisor.
+        less = Index(tuple((a, f) for a, f in rest.terms if f % factor), rest.offset % factor)
+        if less.range[0] >= 0 and less.range[1] < factor:
+            more = tuple((a, f // factor) for a, f in rest.terms if f % factor == 0)
+            far, near = divide(Index(more, rest.offset // factor), divisor // factor)
+            return whole + far, near * factor + less
     quotient = whole + Index(((Quotient(rest, divisor), 1),))
     return quotient, Index(((Remainder(rest, divisor), 1),))
 

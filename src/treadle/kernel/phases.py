@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from treadle.kernel.program import Phase, Program, Repeat, Step
+from treadle.kernel.program import Call, Phase, Program, Repeat, Step
 
 
 def check_phases(program: Program) -> Program:
@@ -13,6 +13,12 @@ def check_phases(program: Program) -> Program:
     there |= {b.name for b in program.buffers if b.size == 0}
     _check_steps(program.steps, there)
     return program
+
+
+def calls_in(step: Step) -> list[Call]:
+    if isinstance(step, Repeat):
+        return [c for s in step.steps for c in calls_in(s)]
+    return list(step.calls)
 
 
 def _check_steps(steps: Sequence[Step], written: set[str]) -> None:
@@ -26,7 +32,7 @@ def _check_steps(steps: Sequence[Step], written: set[str]) -> None:
 def _check_phase(phase: Phase, written: set[str]) -> None:
     writers: dict[str, int] = {}
     for position, call in enumerate(phase.calls):
-        for argument in call.arguments[len(call.kernel.inputs) :]:
+        for argument in call.written:
             other = writers.setdefault(argument.buffer, position)
             assert other == position, f"two calls of a phase write {argument.buffer}"
     for position, call in enumerate(phase.calls):

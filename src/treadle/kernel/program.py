@@ -29,6 +29,10 @@ class Call:
     arguments: tuple[Argument, ...]
     origins: tuple[Origin, ...] = ()  # lines of the model that this call computes
 
+    @property
+    def written(self) -> tuple[Argument, ...]:
+        return self.arguments[len(self.kernel.inputs) :]
+
 
 @dataclass(frozen=True, slots=True)
 class Phase:
@@ -62,13 +66,17 @@ class Program:
 
     def calls(self) -> Iterator[Call]:
         """Every call, those inside repeats once."""
-        pending = list(reversed(self.steps))
+        return (call for call, _ in self.counted_calls())
+
+    def counted_calls(self) -> Iterator[tuple[Call, int]]:
+        """Every call, and how often it is made."""
+        pending = [(step, 1) for step in reversed(self.steps)]
         while pending:
-            step = pending.pop()
+            step, times = pending.pop()
             if isinstance(step, Repeat):
-                pending.extend(reversed(step.steps))
+                pending += [(s, times * step.length) for s in reversed(step.steps)]
             else:
-                yield from step.calls
+                yield from ((call, times) for call in step.calls)
 
     def distinct(self) -> list[Kernel]:
         """Kernels without repetition. Equal ones are one object, so that none is compared."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from treadle.base.dtypes import int32, promote
+from treadle.base.dtypes import DType, int32, promote
 from treadle.base.errors import ArgumentError, DTypeError, ShapeError
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.coerce import cast as cast_to
@@ -50,11 +50,11 @@ def cross_entropy(
                 "It is for class indices; rows of zeros count for nothing in a sum.",
             )
         return _dense(logits, y, axis, weight, reduction, label_smoothing)
-    index, kept = _indices("cross_entropy", logits, y, ignore_index)
+    index, kept = class_indices("cross_entropy", logits.shape[:-1], classes, y, ignore_index)
     if weight is None:
         rows = cross_entropy_rows(logits, index, label_smoothing)
-        return _masked("cross_entropy", rows, kept, None, reduction)
-    scale = _class_weights("cross_entropy", weight, classes, logits)
+        return masked("cross_entropy", rows, kept, None, reduction)
+    scale = class_weights("cross_entropy", weight, classes, logits.dtype)
     log_p = log_softmax(logits, -1)
     own = take(scale, index)
     smoothing = Fraction(label_smoothing)
@@ -62,7 +62,7 @@ def cross_entropy(
     rows = -(chosen * own) * (1 - smoothing)
     if smoothing:
         rows = rows - sum_of(log_p * scale, -1) * (smoothing / classes)
-    return _masked("cross_entropy", rows, kept, own, reduction)
+    return masked("cross_entropy", rows, kept, own, reduction)
 
 
 def nll(
@@ -75,12 +75,12 @@ def nll(
 ) -> Tensor | Mean:
     """−input at the target: the loss of log-probabilities. Arguments as in `cross_entropy`."""
     log_p, classes, _ = _classes_last("nll", input, axis)
-    index, kept = _indices("nll", log_p, as_tensor(target), ignore_index)
+    index, kept = class_indices("nll", log_p.shape[:-1], classes, as_tensor(target), ignore_index)
     rows = -squeeze(take_along_axis(log_p, unsqueeze(index, -1), -1), -1)
     if weight is None:
-        return _masked("nll", rows, kept, None, reduction)
-    own = take(_class_weights("nll", weight, classes, log_p), index)
-    return _masked("nll", rows * own, kept, own, reduction)
+        return masked("nll", rows, kept, None, reduction)
+    own = take(class_weights("nll", weight, classes, log_p.dtype), index)
+    return masked("nll", rows * own, kept, own, reduction)
 
 
 def _classes_last(name: str, input: Operand, axis: int | None) -> tuple[Tensor, int, int]:
@@ -94,16 +94,18 @@ def _classes_last(name: str, input: Operand, axis: int | None) -> tuple[Tensor, 
     return moved, moved.shape[-1], at
 
 
-def _indices(name: str, logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+def class_indices(
+    name: str, rows: tuple[int, ...], classes: int, target: Tensor, ignore_index: int
+) -> tuple[Tensor, Tensor]:
     """Class indices, 0 for those that are ignored, and which are not."""
     if not target.dtype.is_integer:
         raise DTypeError(
             name, f"targets {target.type} are not class indices", "Cast them to int32."
         )
-    if target.shape != logits.shape[:-1]:
+    if target.shape != rows:
         raise ShapeError(
             name,
-            f"targets are {target.type} for rows {logits.shape[:-1]} of {logits.shape[-1]} classes",
+            f"targets are {target.type} for rows {rows} of {classes} classes",
             "Targets are one class index per row, or probabilities of the input's shape. "
             "Classes lie along axis 1; axis=-1 takes the last.",
         )
@@ -113,8 +115,8 @@ def _indices(name: str, logits: Tensor, target: Tensor, ignore_index: int) -> tu
     return where(kept, index, 0), kept
 
 
-def _class_weights(name: str, weight: Operand, classes: int, logits: Tensor) -> Tensor:
-    scale = cast_to(as_tensor(weight), logits.dtype)
+def class_weights(name: str, weight: Operand, classes: int, dtype: DType) -> Tensor:
+    scale = cast_to(as_tensor(weight), dtype)
     if scale.shape != (classes,):
         raise ShapeError(
             name, f"the weight is {scale.type}", f"It has one entry for each of {classes} classes."
@@ -122,7 +124,7 @@ def _class_weights(name: str, weight: Operand, classes: int, logits: Tensor) -> 
     return scale
 
 
-def _masked(
+def masked(
     name: str, rows: Tensor, kept: Tensor, own: Tensor | None, reduction: str
 ) -> Tensor | Mean:
     values = where(kept, rows, 0)
@@ -153,7 +155,7 @@ def _dense(
         probabilities = probabilities * (1 - part) + part / classes
     terms = log_softmax(logits, -1) * probabilities
     if weight is not None:
-        terms = terms * _class_weights("cross_entropy", weight, classes, logits)
+        terms = terms * class_weights("cross_entropy", weight, classes, logits.dtype)
     return reduced("cross_entropy", -sum_of(terms, -1), reduction)
 
 

@@ -57,9 +57,9 @@ def _facts(
     """One for each distinct kernel, with the lines of all its calls."""
     counts: dict[int, int] = {}
     origins: dict[int, dict[str, None]] = {}
-    for call in program.calls():
+    for call, times in program.counted_calls():
         i = numbers[id(call.kernel)]
-        counts[i] = counts.get(i, 0) + 1
+        counts[i] = counts.get(i, 0) + times
         origins.setdefault(i, {}).update(dict.fromkeys(map(str, call.origins)))
     names = _distinct_names(kernels)
     return tuple(

@@ -44,11 +44,10 @@ def _part(path: str, leaf: object) -> object:
         return leaf
     array = np.asarray(leaf)
     if array.dtype.kind in "OSUMmc":
-        raise ArgumentError(
-            "model",
-            f"{path or 'it'} is {leaf!r}",
-            "A model is made of modules, parameters or arrays.",
-        )
+        remedy = "A model is made of modules, parameters or arrays."
+        if isinstance(leaf, type) and issubclass(leaf, Module):
+            remedy = f"That is a class. Make one: {leaf.__name__}(...)."
+        raise ArgumentError("model", f"{path or 'it'} is {leaf!r}", remedy)
     dtype = spec_of(leaf).dtype
     return Parameter(array.shape, literal(array), requires_grad=dtype.is_float, dtype=dtype)
 

@@ -32,7 +32,8 @@ def compiler_version() -> str:
     """What object code depends on beside its source and the target."""
     import llvmlite
 
-    return f"llvmlite {llvmlite.__version__}, LLVM {_llvm().llvm_version_info}"
+    llvm = ".".join(map(str, _llvm().llvm_version_info))
+    return f"llvmlite {llvmlite.__version__}, LLVM {llvm}"
 
 
 def compile_object(text: str) -> bytes:

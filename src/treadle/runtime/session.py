@@ -132,14 +132,14 @@ class Session:
             print(name.format(np.asarray(outputs.pop(f"print:{name}"))))
         return outputs
 
-    def run_many(
-        self, program: CudaProgram, batches: Sequence[Mapping[str, np.ndarray]]
+    def run_several(
+        self, program: NativeProgram | CudaProgram, rows: Sequence[Mapping[str, np.ndarray]]
     ) -> list[dict[str, np.ndarray]]:
-        """Several steps in one launch of a GPU; outputs of each."""
-        names, wanted = program.results
+        """`run` for each row of inputs, in one native call; for programs that print nothing."""
         with self.lock:
-            found = program.run_many(self.values, batches, wanted)
-        return [dict(zip(names, values, strict=True)) for values in found]
+            names, wanted = program.results
+            found = program.run_several_on(self, self.version, self.values, rows, wanted)
+            return [dict(zip(names, values, strict=True)) for values in found]
 
     def held(self, array: np.ndarray, type_: TensorType) -> np.ndarray:
         """A copy as the device holds it: the oracle has float64 for every float."""

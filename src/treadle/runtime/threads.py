@@ -101,6 +101,62 @@ done:
   ret void
 }}
 """
+# Several runs in one call: before each, words are set from a row of their values; after it, results
+# are copied away to a row of their own. A result is three words: from, to, and its bytes.
+_SEVERAL = """
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+
+define void @several(ptr %control, ptr %script, i64 %threads, i64 %runs,
+    ptr %places, ptr %values, i64 %count, ptr %results, i64 %kinds, i64 %row) nounwind {{
+entry:
+  br label %next
+next:
+  %run = phi i64 [ 0, %entry ], [ %run_after, %copied ]
+  %is_run = icmp slt i64 %run, %runs
+  br i1 %is_run, label %begin, label %done
+begin:
+  %first = mul i64 %run, %count
+  br label %set
+set:
+  %i = phi i64 [ 0, %begin ], [ %i_after, %put ]
+  %is_word = icmp slt i64 %i, %count
+  br i1 %is_word, label %put, label %go
+put:
+  %place_at = getelementptr inbounds i64, ptr %places, i64 %i
+  %place = load ptr, ptr %place_at, align 8
+  %number = add i64 %first, %i
+  %value_at = getelementptr inbounds i64, ptr %values, i64 %number
+  %value = load i64, ptr %value_at, align 8
+  store i64 %value, ptr %place, align 8
+  %i_after = add i64 %i, 1
+  br label %set
+go:
+  call void @launch(ptr %control, ptr %script, i64 %threads)
+  %offset = mul i64 %run, %row
+  br label %look
+look:
+  %k = phi i64 [ 0, %go ], [ %k_after, %copy ]
+  %is_result = icmp slt i64 %k, %kinds
+  br i1 %is_result, label %copy, label %copied
+copy:
+  %word = mul i64 %k, 3
+  %from_at = getelementptr inbounds i64, ptr %results, i64 %word
+  %from = load ptr, ptr %from_at, align 8
+  %to_at = getelementptr inbounds i64, ptr %from_at, i64 1
+  %to_first = load ptr, ptr %to_at, align 8
+  %to = getelementptr inbounds i8, ptr %to_first, i64 %offset
+  %bytes_at = getelementptr inbounds i64, ptr %from_at, i64 2
+  %bytes = load i64, ptr %bytes_at, align 8
+  call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %from, i64 %bytes, i1 false)
+  %k_after = add i64 %k, 1
+  br label %look
+copied:
+  %run_after = add i64 %run, 1
+  br label %next
+done:
+  ret void
+}}
+"""
 IDLE_SPINS = 200_000  # some milliseconds
 
 
@@ -110,7 +166,7 @@ class Pool:
     def __init__(self, threads: int):
         self.threads = threads
         self._lock = threading.Lock()
-        worker = _WORKER.format(
+        worker = (_WORKER + _SEVERAL).format(
             line=LINE,
             pause=pause_call(),
             idle_spins=IDLE_SPINS,
@@ -125,6 +181,10 @@ class Pool:
         self._launch = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 2, ctypes.c_int64)(
             self._library.address("launch")
         )
+        word, place = ctypes.c_int64, ctypes.c_void_p
+        self._several = ctypes.CFUNCTYPE(
+            None, place, place, word, word, place, place, word, place, word, word
+        )(self._library.address("several"))
         follow = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(
             self._library.address("worker")
         )
@@ -141,6 +201,28 @@ class Pool:
         """
         with self._lock:
             self._launch(self._control, script, self.threads)
+
+    def run_several(
+        self, script: int, places: np.ndarray, values: np.ndarray, results: np.ndarray, row: int
+    ) -> None:
+        """A program once for each row of values, which are put in their places before it.
+
+        `results` are triples of an address, where a copy of it goes for the first run (for the
+        next ones that many bytes further each), and its bytes.
+        """
+        with self._lock:
+            self._several(
+                self._control,
+                script,
+                self.threads,
+                len(values),
+                places.ctypes.data,
+                values.ctypes.data,
+                len(places),
+                results.ctypes.data,
+                len(results),
+                row,
+            )
 
 
 _pools: dict[int, Pool] = {}

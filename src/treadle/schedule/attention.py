@@ -373,7 +373,7 @@ class _Backward:
         return [
             Multiply(square[0], of_keys, turned),
             Multiply(square[1], of_values, turned_ct),
-            self._scores(),
+            *self._scores(),
             Multiply(
                 _matrix(self.d_v, keys, h.width), square[0], _matrix(self.ct, block, h.width), True
             ),
@@ -383,7 +383,7 @@ class _Backward:
             Multiply(_matrix(self.d_q, block, h.depth), across, of_keys, True),
         ]
 
-    def _scores(self) -> Statement:
+    def _scores(self) -> tuple[Statement, ...]:
         h = self.h
         s = Var("s", h.key_block)
         at = variable(s) * h.block + variable(h.i)
@@ -397,7 +397,7 @@ class _Backward:
             Store(self.ds.name, at, _mul(_mul(Local("weight", F32), change), scale)),
             Store(self.p.name, at, Local("weight", F32)),
         ]
-        return nest([s, h.i], Role.PARALLEL, body)[0]
+        return nest([s, h.i], Role.PARALLEL, body)
 
 
 def _cleared(rows: _Rows, count: int, width: int) -> Statement:

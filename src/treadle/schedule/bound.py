@@ -14,6 +14,7 @@ from treadle.kernel.verify import verify
 from treadle.schedule.finish import finished
 from treadle.schedule.fuse import fused, is_serial, localised, outer_turns, spread
 from treadle.schedule.nests import anonymous, map_places
+from treadle.schedule.signature import Signature
 from treadle.schedule.target import CPU, Target
 
 
@@ -45,6 +46,7 @@ class Memo:
     kernels: dict[Kernel, Kernel] = field(default_factory=dict)
     pairs: dict[tuple[int, int, tuple[int, ...], bool], Fused | None] = field(default_factory=dict)
     calls: dict[tuple[int, tuple[int, ...]], Fused] = field(default_factory=dict)
+    maps: dict[Signature, Fused] = field(default_factory=dict)  # and where its buffers are in it
 
     def bound(self, kernel: Kernel) -> Bound:
         plain = anonymous(kernel)

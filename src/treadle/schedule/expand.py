@@ -6,6 +6,8 @@ from treadle.base.dtypes import float32
 from treadle.ir.composites import (
     ATTENTION,
     ATTENTION_GRAD,
+    LINEAR_CROSS_ENTROPY,
+    LINEAR_CROSS_ENTROPY_GRAD,
     MAX_POOL,
     Attention,
     definition_graph,
@@ -21,15 +23,23 @@ from treadle.ir.types import TensorType
 from treadle.schedule.target import CPU, Target
 
 
-def expand(graph: Graph, templates: bool = False, target: Target = CPU) -> Graph:
-    """The same graph in primitives, but for composites that have a template, where asked for."""
+def expand(
+    graph: Graph, templates: bool = False, streams: bool = True, target: Target = CPU
+) -> Graph:
+    """The same graph in primitives, but for composites that have a template, where asked for.
+
+    Templates that are streams are left out where `streams` is false, and on a GPU.
+    """
     builder = GraphBuilder()
     moved: list[tuple[Value, ...]] = []
     expanded: dict[int, Graph] = {}  # bodies by identity: layers share them
     for node in graph.nodes:
         operands = [moved[v.node][v.output] for v in node.operands]
         types = tuple(builder.type_of(v) for v in operands)
-        body = None if templates and has_template(node, types, target) else _body(node, types)
+        is_kept = has_template(node, types, target) or (
+            streams and not target.is_gpu and is_stream(node, types)
+        )
+        body = None if templates and is_kept else _body(node, types)
         if body is None:
             position = builder.copy(node, operands)
             moved.append(tuple(Value(position, i) for i in range(len(node.types))))
@@ -39,7 +49,7 @@ def expand(graph: Graph, templates: bool = False, target: Target = CPU) -> Graph
                 operands = [builder.add(STOP_GRADIENT, NoAttributes(), (v,))[0] for v in operands]
             names = (_leaf_name(body.nodes[i]) for i in body.inputs)
             leaves = dict(zip(names, operands, strict=True))
-            inner = expanded.get(id(body)) or expand(body, templates, target)
+            inner = expanded.get(id(body)) or expand(body, templates, streams, target)
             expanded[id(body)] = inner
             moved.append(tuple(inline_into(builder, inner, leaves, node.origin)))
     outputs = [Output(o.kind, o.name, moved[o.value.node][o.value.output]) for o in graph.outputs]
@@ -47,7 +57,6 @@ def expand(graph: Graph, templates: bool = False, target: Target = CPU) -> Graph
 
 
 LARGEST_BLOCK = 64
-SMALLEST = 4  # lengths and widths below which the definition is as good
 
 
 def attention_block(length: int) -> int:
@@ -70,8 +79,6 @@ def has_template(node: Node, types: tuple[TensorType, ...], target: Target = CPU
     q, k = types[-3], types[-2]
     if any(t.dtype is not float32 or not t.size for t in types):
         return False
-    if min(*q.shape[2:], *k.shape[2:], types[-1].shape[3]) < SMALLEST:
-        return False
     blocks = attention_block(q.shape[2]), attention_block(k.shape[2])
     is_square = q.shape[2] == k.shape[2]
     return all(blocks) and (is_square or not node.attributes.causal)
@@ -90,6 +97,23 @@ def is_for_library(node: Node, types: tuple[TensorType, ...]) -> bool:
     is_square = q.shape[2] == k.shape[2]
     fits = depth == v.shape[3] and depth % 8 == 0 and 16 <= depth <= 128
     return fits and min(q.shape[2], k.shape[2]) >= 16 and (is_square or not node.attributes.causal)
+
+
+LEAST_CLASSES = 512  # below which logits are small
+
+
+def is_stream(node: Node, types: tuple[TensorType, ...]) -> bool:
+    """Whether a composite is computed by phases that are repeated over rows."""
+    if node.op is LINEAR_CROSS_ENTROPY:
+        x, weight, _, *bias = types
+        floats = [x, weight, *bias]
+    elif node.op is LINEAR_CROSS_ENTROPY_GRAD:
+        ct, x, weight, _, *bias = types
+        floats = [ct, x, weight, *bias]
+    else:
+        return False
+    is_float32 = all(t.dtype is float32 and t.size for t in floats)
+    return is_float32 and weight.shape[0] >= LEAST_CLASSES
 
 
 def _body(node: Node, types: tuple[TensorType, ...]) -> Graph | None:

@@ -27,7 +27,8 @@ from treadle.kernel.nodes import (
     Value,
     Within,
 )
-from treadle.schedule.nests import map_places, names_in
+from treadle.schedule.nests import indices_of, loop_names, map_places, names_in
+from treadle.schedule.split import split
 
 
 def finished(kernel: Kernel, lanes: bool = True) -> Kernel:
@@ -35,9 +36,10 @@ def finished(kernel: Kernel, lanes: bool = True) -> Kernel:
     counter = _Names(names_in(kernel.body))
     body = tuple(_merged(s) for s in forwarded(kernel.body, counter))
     kernel = without_dead_scratch(replace(kernel, body=body))
+    merged = [_merged(s) for s in kernel.body]
     if not lanes:
-        return replace(kernel, body=tuple(_merged(s) for s in kernel.body))
-    body = tuple(_vectorised(_merged(s)) for s in kernel.body)
+        return replace(kernel, body=tuple(merged))
+    body = tuple(map(_vectorised, split(merged, names_in(merged) | loop_names(merged))))
     return replace(kernel, body=tuple(hoisted(body, counter)))
 
 
@@ -173,19 +175,6 @@ def _walks_together(outer: Var, inner: For) -> bool:
         if far is None or near is None or far != near * inner.var.extent:
             return False
     return True
-
-
-def indices_of(statements: Sequence[Statement]) -> list[Index]:
-    """Every index in some statements."""
-    found: list[Index] = []
-
-    def note(index: Index) -> Index:
-        found.append(index)
-        return index
-
-    for statement in statements:
-        map_places(statement, note)
-    return found
 
 
 def _vectorised(statement: Statement) -> Statement:

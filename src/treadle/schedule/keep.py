@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from treadle.ir.composites import ATTENTION, ATTENTION_GRAD
+from treadle.ir.composites import (
+    ATTENTION,
+    ATTENTION_GRAD,
+    LINEAR_CROSS_ENTROPY,
+    LINEAR_CROSS_ENTROPY_GRAD,
+)
 from treadle.ir.control import SCAN
 from treadle.ir.graph import Graph, Node
 from treadle.ir.graph import Value as TensorValue
@@ -20,13 +25,16 @@ from treadle.schedule.inline import INLINE, is_apart, is_single
 # What computes ops that are not computed where they are read, given a `Lowering`.
 Root = Callable[[Any, int, Node], list[Kernel]]
 ROOTS: RuleTable[Root] = RuleTable("kernel")
+# What computes ops by phases that are repeated: drafts instead of kernels.
+Stream = Callable[[Any, int, Node], list[Any]]
+STREAMS: RuleTable[Stream] = RuleTable("stream")
 
 
 def is_root(graph: Graph, node: Node) -> bool:
     """Whether a node has a kernel of its own."""
     if node.op is indexing.SCATTER_ADD:
         return not is_single(node, graph.type_of(node.operands[1]))
-    return node.op in ROOTS and not is_apart(node)
+    return node.op in STREAMS or (node.op in ROOTS and not is_apart(node))
 
 
 MAX_DEPTH = 40  # of an expression: what is deeper is kept in memory
@@ -44,6 +52,9 @@ def kept_values(
     return _kept(graph, fuse, wanted | deep, is_gpu) if deep else kept
 
 
+_NOBODY: set[int] = set()
+
+
 def _kept(
     graph: Graph, fuse: bool, wanted: set[TensorValue], is_gpu: bool
 ) -> dict[TensorValue, None]:
@@ -52,26 +63,27 @@ def _kept(
     kept: dict[TensorValue, None] = {}
     shared: dict[TensorValue, None] = {}  # those that are kept only because several read them
     # From the end: which kernels an inlined value ends up in is known from its users.
-    homes: dict[int, set[int]] = {}
     for position in range(len(graph.nodes) - 1, -1, -1):
         node = graph.nodes[position]
-        values = [TensorValue(position, i) for i in range(len(node.types))]
-        used_by = set().union(*(readers.get(v, set()) for v in values))
-        is_leaf = isinstance(node.attributes, Leaf)
-        if is_leaf:
+        if isinstance(node.attributes, Leaf):
             continue
+        values = [TensorValue(position, i) for i in range(len(node.types))]
+        used_by = readers.get(values[0], _NOBODY)
+        for value in values[1:]:
+            used_by = used_by | readers.get(value, _NOBODY)
         is_made = is_root(graph, node) or not is_inline(node)
         is_shared = len(used_by) > 1 and node.op not in _VIEWS and position not in scalars
         is_shared = is_shared and not (is_gpu and _widens(graph, node))
         if is_made or is_shared or not fuse or any(v in wanted for v in values):
             kept |= dict.fromkeys(values)
-            homes[position] = {position}
+            home = {position}
             if not is_made and fuse and not any(v in wanted for v in values):
                 shared |= dict.fromkeys(values)
         else:
-            homes[position] = used_by
+            home = used_by
         for operand in node.operands:
-            readers.setdefault(operand, set()).update(homes[position])
+            known = readers.get(operand)
+            readers[operand] = home if known is None or known is home else known | home
     for value in sorted(shared):
         if _is_cheap_again(graph, value, kept, kept if is_gpu else shared):
             del kept[value]
@@ -171,6 +183,17 @@ _VIEWS = frozenset(
 _CHOICES = frozenset([shaping.PAD, shaping.CONCAT, shaping.DYNAMIC_UPDATE, linear.UNWINDOW])
 
 
+_PRODUCTS = frozenset(
+    [
+        linear.CONTRACT,
+        ATTENTION,
+        ATTENTION_GRAD,
+        LINEAR_CROSS_ENTROPY,
+        LINEAR_CROSS_ENTROPY_GRAD,
+    ]
+)
+
+
 def _read_again(graph: Graph) -> set[TensorValue]:
     """Values whose elements a consumer reads again and again, and that are not mere views.
 
@@ -183,7 +206,7 @@ def _read_again(graph: Graph) -> set[TensorValue]:
         for operand in node.operands:
             if node.op is SCAN:
                 found.add(operand)
-            elif node.op in (linear.CONTRACT, ATTENTION, ATTENTION_GRAD):
+            elif node.op in _PRODUCTS:
                 found |= _computed(graph, operand)
             elif node.op is linear.WINDOW and _is_guarded(graph, operand):
                 found.add(operand)  # guards are dear where windows overlap

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops.linear import Contraction
-from treadle.kernel.index import Index, Var
+from treadle.kernel.index import Index, Var, substitute, variable
 from treadle.kernel.nodes import Load, Value, Walk, walk
 from treadle.schedule.inline import Reader
 from treadle.schedule.lower import Lowering, attributes_of
@@ -165,3 +165,17 @@ def best_divisor(n: int, target: int, least: int = 1) -> int:
 def _divisors(n: int) -> list[int]:
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return sorted({*small, *(n // d for d in small)})
+
+
+def is_turned(load: Load, loops: list[Var]) -> bool:
+    """Whether a copy reads along the depth: it is turned over in squares."""
+    return load.index.factor_of(loops[-2]) == 1 and loops[-2].extent % 16 == 0
+
+
+def in_blocks(loops: list[Var], load: Load) -> tuple[list[Var], Load]:
+    """The depth of a copy in blocks: enough of them for many threads."""
+    depth = loops[-2]
+    size = best_divisor(depth.extent, 64, 16)
+    block, inner = Var(f"{depth.name}_block", depth.extent // size), Var(depth.name, size)
+    index = substitute(load.index, {depth: variable(block) * size + variable(inner)})
+    return [*loops[:-2], block, inner, loops[-1]], replace(load, index=index)

@@ -26,14 +26,16 @@ from treadle.ir.types import TensorType
 from treadle.kernel.access import accesses
 from treadle.kernel.index import Index, Var, flatten, variable
 from treadle.kernel.nodes import Buffer, Kernel, Load, Role, Statement, Store
+from treadle.kernel.phases import calls_in
 from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step
 from treadle.schedule.bound import Bound, Memo
 from treadle.schedule.expand import expand
 from treadle.schedule.inline import Reader, laid_out
 from treadle.schedule.joins import biased_products, gathered_parts
-from treadle.schedule.keep import ROOTS, heads_last, is_inline, is_root, kept_values
+from treadle.schedule.keep import ROOTS, STREAMS, heads_last, is_inline, is_root, kept_values
 from treadle.schedule.nests import axis_vars, nest
 from treadle.schedule.order import Order
+from treadle.schedule.signature import signature
 from treadle.schedule.target import CPU, Target
 
 PANEL = 32  # columns of a product's tile, of four bytes: two vectors of the widest kind
@@ -50,7 +52,7 @@ def lower(
 
     `in_place` writes updates over the leaves they replace.
     """
-    lowering = Lowering(expand(graph, fuse, target), fuse, panel, Memo(target))
+    lowering = Lowering(expand(graph, fuse, True, target), fuse, panel, Memo(target))
     if in_place:
         lowering.update_in_place()
     drafts = lowering.drafts()
@@ -61,7 +63,7 @@ def lower(
     )
     outside = {*leaves, *lowering.constants, *(name for _, name, _ in outputs)}
     steps = tuple(Finisher(drafts, outside, lowering.rows, lowering.memo).steps(drafts))
-    used = {a.buffer for s in steps for c in calls_of(s) for a in c.arguments} | outside
+    used = {a.buffer for s in steps for c in calls_in(s) for a in c.arguments} | outside
     return Program(
         tuple(leaves.items()),
         tuple(lowering.constants.items()),
@@ -82,12 +84,6 @@ class RepeatDraft:
 
 
 Draft = list[Bound] | RepeatDraft
-
-
-def calls_of(step: Step) -> list[Call]:
-    if isinstance(step, Repeat):
-        return [c for s in step.steps for c in calls_of(s)]
-    return list(step.calls)
 
 
 class Finisher:
@@ -126,6 +122,8 @@ def _bounds_in(drafts: list[Draft]) -> list[Bound]:
 
 class Lowering:
     """One walk over a graph of primitives; bodies of scans are walks of their own."""
+
+    uses_again = True  # kernels of equal ops
 
     def __init__(
         self, graph: Graph, fuse: bool, panel: int, memo: Memo | None = None, prefix: str = ""
@@ -229,14 +227,38 @@ class Lowering:
                 found += order.phases()
                 order = Order(self.fuse, self.memo)
                 found += self._scan(position, node, order)
+            elif node.op in STREAMS:
+                found += [*order.phases(), *STREAMS[node.op](self, position, node)]
+                order = Order(self.fuse, self.memo)
             else:
-                for kernel in self._kernels(position, node):
-                    self.place_kernel(kernel, order)
+                self._place(position, node, order)
         for name, value in self.late.items():
             source = self.before.get(value, self.names[value])
             order.add(_copy(source, name, self.buffers[name]))
         self.finish(order)
         return found + list(order.phases())
+
+    def _place(self, position: int, node: Node, order: Order) -> None:
+        """The kernels of a node into an order; one made for another layer is used again."""
+        value = TensorValue(position)
+        is_map = value in self.kept and not is_root(self.graph, node) and is_inline(node)
+        is_again = is_map and self.uses_again and not self.target.is_gpu
+        if not (is_again and node.types[0].size):
+            for kernel in self._kernels(position, node):
+                self.place_kernel(kernel, order)
+            return
+        key, names = signature(self.graph, value, self.names.get, self.uses)
+        if key in self.memo.maps:
+            known, places = self.memo.maps[key]
+            origins = (node.origin,) if node.origin else ()
+            order.add_bound(Bound(known, tuple(names[i] for i in places), origins))
+            return
+        for kernel in self._kernels(position, node):
+            bound = self.memo.bound(kernel)
+            order.add_bound(bound)
+            if value not in self.late.values():
+                spots = tuple(names.index(n) for n in bound.names)
+                self.memo.maps[key] = bound.kernel, spots
 
     def place_kernel(self, kernel: Kernel, order: Order) -> None:
         order.add(kernel)
@@ -342,8 +364,11 @@ class Lowering:
 class ScanBody(Lowering):
     """The body of a scan: rows are read and written in place, carries copied at a turn's end."""
 
+    uses_again = False  # where a kernel goes depends on what it reads
+
     def __init__(self, outer: Lowering, position: int, attributes: Scan, node: Node):
-        body = expand(attributes.body, outer.fuse, outer.target)
+        # A stream is a repeat over rows of buffers, which a row of this scan's is not.
+        body = expand(attributes.body, outer.fuse, False, outer.target)
         prefix = f"{outer.prefix}scan{position}:"
         super().__init__(body, outer.fuse, outer.panel, outer.memo, prefix)
         self.attributes = attributes

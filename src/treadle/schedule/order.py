@@ -29,9 +29,11 @@ class Order:
     readers: dict[str, list[int]] = field(default_factory=dict)
 
     def add(self, kernel: Kernel) -> None:
-        bound = self.memo.bound(kernel)
+        self.add_bound(self.memo.bound(kernel))
+
+    def add_bound(self, bound: Bound) -> None:
         direct = self._direct(bound)
-        joined = self._join(bound, direct) if self.fuses and not kernel.is_whole else None
+        joined = self._join(bound, direct) if self.fuses and not bound.kernel.is_whole else None
         is_new = joined is None
         if joined is None:
             joined = len(self.groups)

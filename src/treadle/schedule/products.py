@@ -16,7 +16,15 @@ from treadle.base.dtypes import DType, accumulator
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops.linear import CONTRACT
-from treadle.kernel.index import Index, Var, bounded, constant, flatten, unflatten, variable
+from treadle.kernel.index import (
+    Index,
+    Var,
+    bounded,
+    constant,
+    flatten,
+    unflatten,
+    variable,
+)
 from treadle.kernel.nodes import (
     Accumulate,
     Buffer,
@@ -43,6 +51,8 @@ from treadle.schedule.labels import (
     best_divisor,
     block_rows,
     cut_depth,
+    in_blocks,
+    is_turned,
     labels_of,
     merged,
     offsets,
@@ -217,6 +227,8 @@ class _Product:
             Literal(0, self.dtype),
         )
         loops = [*outer.values(), number, *depth.values(), lane]
+        if isinstance(element, Load) and is_turned(element, loops):
+            loops, element = in_blocks(loops, element)
         size = labels.extent(labels.outer) * count * labels.extent(labels.depth) * panel
         buffer = self._temporary("packed", size)
         at = flatten([variable(v) for v in loops], [v.extent for v in loops])

@@ -8,6 +8,7 @@ from treadle.kernel.program import Program
 from treadle.schedule import attention as attention
 from treadle.schedule import products as products
 from treadle.schedule import roots as roots
+from treadle.schedule import streams as streams
 from treadle.schedule import sums as sums
 from treadle.schedule.lower import PANEL, lower
 from treadle.schedule.target import CPU as CPU

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
@@ -9,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from treadle.base import trees
-from treadle.base.errors import BatchError, LoadError
+from treadle.base.errors import ArgumentError, BatchError, LoadError
 from treadle.base.trees import Tree
 from treadle.ir.types import TensorType
 from treadle.nn.module import Declaration, Module
@@ -20,6 +21,25 @@ from treadle.runtime.session import Session, fitted
 MOST_SHOWN = 6  # problems that one message lists
 Built = TypeVar("Built")
 Arrays = dict[str, np.ndarray]
+
+
+def check_arguments(operation: str, what: str, function: Callable[..., object]) -> None:
+    """A function is called with a model and a batch, and must take them."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # not a function, or one that does not say what it takes
+        signature = None
+    if not callable(function):
+        raise ArgumentError(operation, f"{what} is {function!r}", "Pass a function.")
+    try:
+        if signature is not None:
+            signature.bind(None, None)
+    except TypeError as error:
+        raise ArgumentError(
+            operation,
+            f"{what} takes {signature}, and is called with a model and a batch",
+            "Write it as a function of (model, batch).",
+        ) from error
 
 
 def check_batch(operation: str, inputs: Inputs, batch: Tree) -> Arrays:
@@ -111,15 +131,18 @@ class ByShape(Generic[Built]):
             return fixed
         if self._options.on_new_shape == "specialise":
             return resized
+        pairs = zip(fixed.types, resized.types, strict=True)
+        changed = [(n, old.shape, new.shape) for (n, old), (_, new) in pairs if old != new]
         changes = "; ".join(
-            f"{shown(n[len(INPUT_PREFIX) :])} is {new.shape}, compiled for {old.shape}"
-            for (n, old), (_, new) in zip(fixed.types, resized.types, strict=True)
-            if old != new
+            f"{shown(n[len(INPUT_PREFIX) :])} is {new}, compiled for {old}"
+            for n, old, new in changed
         )
+        only_rows = all(old[1:] == new[1:] for _, old, new in changed)
         raise BatchError(
             operation,
             f"the batch has other shapes: {changes}",
-            'Drop incomplete batches, or compile with CompileOptions(on_new_shape="specialise").',
+            f"{'Drop incomplete batches' if only_rows else 'Pass rows of the same size'}, or "
+            'compile with CompileOptions(on_new_shape="specialise").',
         )
 
 

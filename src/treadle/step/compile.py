@@ -7,6 +7,7 @@ from typing import Any
 
 from treadle.base.errors import ArgumentError
 from treadle.base.trees import Tree
+from treadle.frontend.tracing import function_name
 from treadle.nn.tracing import as_module
 from treadle.optim.numbers import FACTOR, check_number
 from treadle.optim.optimizer import Optimizer
@@ -20,7 +21,7 @@ from treadle.pipeline import (
     count_parameters,
     open_session,
 )
-from treadle.step.batches import declare_model
+from treadle.step.batches import check_arguments, declare_model
 from treadle.step.train_step import TrainStep
 
 MAX_MICRO_STEPS = 2**16
@@ -129,9 +130,13 @@ def _compile(
     if clip_norm is not None:
         clip_norm = check_number("compile_step", "clip_norm", clip_norm, FACTOR)
     if not isinstance(optimizer, Optimizer):
+        is_function = callable(optimizer)
         raise ArgumentError(
-            "compile_step", f"the optimizer is {optimizer!r}", "Use one of td.optim."
+            "compile_step",
+            f"the optimizer is {function_name(optimizer) if is_function else repr(optimizer)}",
+            "Call it: optim.adamw(1e-3)." if is_function else "Use one of td.optim.",
         )
+    check_arguments("compile_step", "the loss" if backward is None else "the forward", loss)
     module, narrow = as_module(model), choose_precision(precision)
     report = CompileReport(choose_device(device), narrow.name, count_parameters(module))
     session = open_session(report.device, share)

@@ -27,7 +27,7 @@ from treadle.pipeline import (
 )
 from treadle.runtime.executable import Executable
 from treadle.runtime.session import Session
-from treadle.step.batches import Arrays, ByShape, declare_model, load_values
+from treadle.step.batches import Arrays, ByShape, check_arguments, declare_model, load_values
 
 
 class Forward:
@@ -47,6 +47,7 @@ class Forward:
         seed: int = 0,
         eval_params: Graph | None = None,
     ):
+        check_arguments("compile", "the forward", forward)
         self.model, self.session, self.report = model, session, report
         self._forward, self._precision, self._training = forward, precision, training
         self._eval_params, self._options = eval_params, options

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from treadle.base.dtypes import float32
-from treadle.base.errors import ArgumentError, LoadError
+from treadle.base.errors import ArgumentError, LoadError, TreadleError
 from treadle.base.trees import Tree
 from treadle.compile_report import Profile
 from treadle.domains.anomaly import Anomaly
@@ -31,11 +31,10 @@ from treadle.pipeline import (
     kernels_of,
     profile,
 )
-from treadle.runtime.cuda.program import CudaProgram
 from treadle.runtime.files import load_arrays, save_arrays
 from treadle.runtime.native import give_back_memory
 from treadle.runtime.oracle import OracleProgram
-from treadle.runtime.session import Session
+from treadle.runtime.session import IN_PLACE, Session
 from treadle.step.batches import Arrays, ByShape, load_values, write_first_values
 from treadle.step.forward import Forward
 from treadle.step.hyperparameters import Hyperparameters, schedule_value
@@ -54,7 +53,8 @@ if TYPE_CHECKING:
     from treadle.loading import KernelView
 
 
-TOGETHER = 16  # steps that `run` gives a GPU in one launch
+MOST_IN_A_CALL = 64  # steps
+LONGEST_CALL = 0.1  # seconds
 
 
 class TrainStep:
@@ -170,41 +170,65 @@ class TrainStep:
             self._steps, self._micro = self._steps + 1, 0
 
     def run(self, batches: Iterable[Tree]) -> RunResult:
-        """A step for each batch; metrics are weighted means over all of them."""
-        results: list[StepResult] = []
-        means = Means()
-        pending = iter(batches)
-        while some := list(itertools.islice(pending, TOGETHER)):
-            found = self._together(some) if len(some) > 1 else None
-            if found is None:
-                found = [self._once("run", batch, Watched()) for batch in some]
-            for outputs, mode in found:
-                results.append(StepResult(outputs, mode))
-                if mode is not Mode.ACCUMULATE:
-                    means.add(outputs)
-        losses = np.array([r.loss for r in results])
-        skipped = sum(r.skipped for r in results)
-        return RunResult(losses, means.values(), sum(r.updated for r in results), skipped)
+        """A step for each batch; metrics are weighted means over all of them.
 
-    def _together(self, batches: Sequence[Tree]) -> list[tuple[Arrays, Mode]] | None:
-        """Steps in one launch, where the device can; None where they run one by one."""
-        is_plain = self.recipe.accumulate == 1 and not self.recipe.options.detect_anomaly
-        if self.session.device != "cuda" or not is_plain:
-            return None
+        A list or tuple of batches stays in native code for many steps at a time. What another
+        iterable yields is used before the next is asked for, as it may be the same memory.
+        """
+        losses: list[float] = []
+        updates, skipped = 0, 0
+        means = Means()
+        for outputs, mode in self._several(batches):
+            result = StepResult(outputs, mode)
+            losses.append(result.loss)
+            updates += result.updated
+            skipped += result.skipped
+            if mode is not Mode.ACCUMULATE:
+                means.add(outputs)
+        return RunResult(np.array(losses), means.values(), updates, skipped)
+
+    def _several(self, batches: Iterable[Tree]) -> Iterator[tuple[Arrays, Mode]]:
+        """Outputs of a step for each batch."""
+        done = 0
+        if isinstance(batches, (list, tuple)) and self._stays_native():
+            size = 1  # steps of the next call: so many that Ctrl-C is not kept waiting
+            while done < len(batches):
+                start = time.perf_counter()
+                found = self._in_one_call(batches[done : done + size])
+                if not found:
+                    break
+                yield from found
+                done += len(found)
+                each = (time.perf_counter() - start) / len(found)
+                size = max(1, min(MOST_IN_A_CALL, int(LONGEST_CALL / each)))
+        for batch in batches[done:] if isinstance(batches, (list, tuple)) else batches:
+            yield self._once("run", batch, Watched())
+
+    def _stays_native(self) -> bool:
+        return self.recipe.accumulate == 1 and not self.recipe.options.detect_anomaly
+
+    def _in_one_call(self, batches: Sequence[Tree]) -> list[tuple[Arrays, Mode]]:
+        """Steps on the first of some batches, those that fit one program; none if that cannot."""
         with self.session.lock:
-            found = [self._programs.get("run", batch) for batch in batches]
-            program = found[0][0].step(Mode.UPDATE, Watched())
-            can = isinstance(program, CudaProgram) and not program.prints
-            if any(v is not found[0][0] for v, _ in found) or not can:
-                return None
-            assert isinstance(program, CudaProgram)
-            if not program.can_run_many(program.results[1]):
-                return None
-            inputs = []
-            for _, arrays in found:
-                inputs.append(self._with_key(arrays))
-                self._advance(Mode.UPDATE)
-            return [(o, Mode.UPDATE) for o in self.session.run_many(program, inputs)]
+            variants, first = self._programs.get("run", batches[0])
+            program = variants.step(Mode.UPDATE, Watched())
+            if not isinstance(program, IN_PLACE) or not program.can_repeat:
+                return []
+            rows = [self._with_key(first)]
+            for i, batch in enumerate(batches[1:], 1):
+                try:
+                    others, arrays = self._programs.get("run", batch)
+                except TreadleError:
+                    break  # it is refused when its turn comes
+                if others is not variants:
+                    break
+                rows.append(arrays | {RANDOM_STATE: make_key(self._seed, self._steps + i, 0)})
+            before = program.runs
+            try:
+                found = self.session.run_several(program, rows)
+            finally:
+                self._steps += program.runs - before
+            return [(outputs, Mode.UPDATE) for outputs in found]
 
     def gradients(self, batch: Tree) -> Arrays:
         """Gradients of the loss on a batch, by parameter; nothing changes."""

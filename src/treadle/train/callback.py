@@ -95,6 +95,9 @@ class Callbacks:
     """Callbacks as one. For each hook only those that have it are called."""
 
     def __init__(self, callbacks: Iterable[Callback] = ()):
+        if isinstance(callbacks, Callback):
+            cause = f"callbacks is one {type(callbacks).__name__}"
+            raise ArgumentError("Trainer", cause, "Pass a list of them: [...].")
         self.all = tuple(callbacks)
         wrong = [c for c in self.all if not isinstance(c, Callback)]
         if wrong:

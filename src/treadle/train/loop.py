@@ -14,6 +14,7 @@ from treadle.data.loaders import Loader, State
 from treadle.metrics.metric import Group
 from treadle.train.callback import Callbacks
 from treadle.train.evaluation import evaluate
+from treadle.train.indices import IndexRanges
 from treadle.train.interrupts import Interrupts
 from treadle.train.loggers import Loggers
 from treadle.train.progress import Display, rate_of
@@ -55,6 +56,7 @@ class Loop:
         self.run, self.plan, self.folder = run, plan, folder
         self._callbacks, self._loggers, self._display = callbacks, loggers, display
         self._group, self.interrupts = group, interrupts
+        self._indices = IndexRanges(run.step.graph)
         self.position: State = plan.loader.state_dict()
         self._held_out_position = self._next_pass()
         # Overflow is a matter of the loss scale there, and such steps are skipped.
@@ -109,6 +111,7 @@ class Loop:
         run = self.run
         run.batch, run.watched = batch, NOTHING
         self._callbacks.call("on_step_start", run)
+        self._indices.check("fit", batch)
         out = run.step(batch, *run.watched)
         run.out = out
         run.batches += 1
@@ -195,6 +198,7 @@ class Loop:
         """An evaluation changes nothing, so that it can be left at any batch."""
         for batch in batches:
             self.interrupts.raise_if_asked()
+            self._indices.check("validation", batch)
             yield batch
 
     def _rate(self) -> dict[str, float]:
@@ -215,6 +219,8 @@ class Loop:
             self._validate()
         self.save()
         run.history.stopped = run.stop_reason
+        if run.stop_reason is not None:
+            self._display.note(f"stopped after step {run.steps}: {run.stop_reason}")
         self._callbacks.call("on_fit_end", run)
 
 

@@ -6,16 +6,17 @@ import os
 import sys
 import time
 from collections import deque
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from treadle.base.errors import ArgumentError
+from treadle.base.terminal import Line, Terminal
 from treadle.base.trees import Tree
 from treadle.train.loggers import scalars, shown
 from treadle.train.run import Run
 
 PROGRESS = ("auto", "bar", "lines", "off")
 PAUSE = 10.0  # seconds between lines
-REFRESH = 0.25  # seconds between pictures of the bar: drawing one takes a millisecond or two
+REFRESH = 0.1  # seconds between pictures of the bar
 WINDOW = 20  # looks that the speed is measured over
 
 
@@ -62,18 +63,34 @@ class Quiet:
         pass
 
 
+class Look(NamedTuple):
+    """What the meter saw at a time."""
+
+    time: float
+    away: float  # seconds of validations
+    units: int
+    steps: int
+
+
 class Meter:
     """How far and how fast, in words."""
 
     def __init__(self, run: Run, epochs: int | None, steps: int | None):
         self.epochs, self.steps, self.units, self.unit = epochs, steps, 0, "samples"
-        self._looks: deque[tuple[float, int, int]] = deque(maxlen=WINDOW)
+        self._looks: deque[Look] = deque(maxlen=WINDOW)
+        self._stepped_at = self._away = 0.0
 
-    def count(self, run: Run) -> None:
-        """After a step. The first one may compile, so that the clock starts when it is done."""
+    def count(self, run: Run) -> float:
+        """After a step: the time. The first may compile, so that the clock starts after it."""
         self.add(run.batch)
+        self._stepped_at = now = time.perf_counter()
         if not self._looks:
             self.look(run)
+        return now
+
+    def evaluated(self) -> None:
+        """After a validation, whose time is not the steps'."""
+        self._away += time.perf_counter() - self._stepped_at
 
     def add(self, batch: Tree) -> None:
         """Samples are rows of the first array; integers in rows (N, T) are tokens."""
@@ -87,7 +104,7 @@ class Meter:
             self.units += shape[0] if shape else 1
 
     def look(self, run: Run) -> None:
-        self._looks.append((time.perf_counter(), self.units, run.steps))
+        self._looks.append(Look(time.perf_counter(), self._away, self.units, run.steps))
 
     def place(self, run: Run) -> str:
         epoch = min(run.epoch + 1, self.epochs) if self.epochs else run.epoch + 1
@@ -98,15 +115,16 @@ class Meter:
     def speed(self, run: Run) -> list[str]:
         """Units a second, memory, time left."""
         self.look(run)
-        (start, units, steps), (now, last_units, last_steps) = self._looks[0], self._looks[-1]
-        seconds = max(now - start, 1e-9)
-        is_known = last_units > units
-        parts = [f"{(last_units - units) / seconds:,.0f} {self.unit}/s"] if is_known else []
+        first, last = self._looks[0], self._looks[-1]
+        seconds = max(last.time - first.time, 1e-9)
+        busy = max(seconds - (last.away - first.away), 1e-9)
+        units, steps = last.units - first.units, last.steps - first.steps
+        parts = [f"{units / busy:,.0f} {self.unit}/s"] if units else []
         memory = memory_in_use()
         if memory:
             parts.append(f"{memory / 1e6:,.0f} MB")
-        if self.steps and last_steps > steps:
-            left = (self.steps - last_steps) * seconds / (last_steps - steps)
+        if self.steps and steps:
+            left = (self.steps - last.steps) * seconds / steps
             parts.append(f"{clock(left)} left")
         return parts
 
@@ -158,11 +176,11 @@ class Lines:
         self._printed_at = run.steps
 
     def step(self, run: Run) -> None:
-        self._meter.count(run)
-        if time.perf_counter() >= self._next:
+        if self._meter.count(run) >= self._next:
             self._line(run, numbers(run))
 
     def evaluated(self, run: Run) -> None:
+        self._meter.evaluated()
         self._line(run, [*numbers(run), *_evaluated(run)])
 
     def _line(self, run: Run, parts: list[str]) -> None:
@@ -182,37 +200,28 @@ class Bar:
     """A bar at the bottom of a terminal; validations are lines above it."""
 
     def start(self, run: Run, epochs: int | None, steps: int | None) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn
-
         self._meter = Meter(run, epochs, steps)
         self._next = 0.0
-        self._bar = Progress(
-            TextColumn("{task.fields[place]}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[said]}"),
-            auto_refresh=False,  # a thread that draws would take turns with the step
-        )
-        self._task = self._bar.add_task("", total=steps, completed=run.steps, place="", said="")
-        self._bar.start()
+        self._line = Line(Terminal())
+        self._line.start()
 
     def step(self, run: Run) -> None:
-        self._meter.count(run)
-        if time.perf_counter() >= self._next:
+        if self._meter.count(run) >= self._next:
             self._draw(run)
 
     def _draw(self, run: Run) -> None:
         said = "  ".join([*numbers(run), *self._meter.speed(run)])
-        place = self._meter.place(run)
-        self._bar.update(self._task, completed=run.steps, place=place, said=said)
-        self._bar.refresh()
+        share = run.steps / self._meter.steps if self._meter.steps else None
+        self._line.draw(self._meter.place(run), share, said)
         self._next = time.perf_counter() + REFRESH
 
     def evaluated(self, run: Run) -> None:
+        self._meter.evaluated()
         self.note("  ".join([self._meter.place(run), *numbers(run), *_evaluated(run)]))
 
     def note(self, text: str) -> None:
-        self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._line.say(text)
 
     def close(self, run: Run) -> None:
         self._draw(run)
-        self._bar.stop()
+        self._line.stop()

@@ -411,6 +411,25 @@ def _cross_entropy() -> Samples:
         yield Sample(c.CrossEntropy(smoothing), (real(2, 3, 5), integer(2, 3, low=0, high=4)))
 
 
+def _head_draws() -> Iterable[tuple[c.CrossEntropy, tuple[Draw, ...]]]:
+    for n, d, classes, smoothing, has_bias in ((4, 3, 5, 0.0, False), (3, 2, 6, 0.1, True)):
+        operands = (real(n, d), real(classes, d), integer(n, low=0, high=classes - 1))
+        yield c.CrossEntropy(smoothing), (*operands, *([real(classes)] if has_bias else []))
+
+
+@SAMPLES(c.LINEAR_CROSS_ENTROPY)
+def _linear_cross_entropy() -> Samples:
+    for attributes, operands in _head_draws():
+        yield Sample(attributes, operands)
+
+
+@SAMPLES(c.LINEAR_CROSS_ENTROPY_GRAD)
+def _linear_cross_entropy_grad() -> Samples:
+    for attributes, operands in _head_draws():
+        rows = operands[0].type.shape[:1]
+        yield Sample(attributes, (real(*rows), *operands))
+
+
 @SAMPLES(c.CONV)
 def _conv() -> Samples:
     yield Sample(c.Conv((1,), ((0, 0),), (1,)), (real(2, 3, 6), real(4, 3, 3)))

@@ -32,6 +32,8 @@ from treadle.codegen.llvm.module import Module
 from treadle.codegen.llvm.places import Places
 from treadle.codegen.llvm.products import ProductWriter
 from treadle.codegen.llvm.scalars import register_element
+from treadle.codegen.llvm.transpose import transposition
+from treadle.codegen.llvm.transpose import write as write_transposed
 from treadle.kernel.cost import outermost, padded
 from treadle.kernel.index import Index
 from treadle.kernel.nodes import (
@@ -114,7 +116,10 @@ class _Writer(Places):
             case For(var, role, _, end):
                 start = number(0, "i64")
                 stop = number(var.extent, "i64") if end is None else self.index(end)
-                if role is Role.VECTOR and self.width == 1:
+                move = transposition(statement, self.module.width) if self.width == 1 else None
+                if move is not None:
+                    write_transposed(self.f, move, self.variables, self.module.width, self._at)
+                elif role is Role.VECTOR and self.width == 1:
                     self.vector_loop(statement, start, stop)
                 else:
                     self.loop(statement, start, stop)
@@ -132,6 +137,9 @@ class _Writer(Places):
                 raise AssertionError(f"there is no library for {name} here")
             case _:
                 assert_never(statement)
+
+    def _at(self, buffer: str, index: Index) -> Reg:
+        return self._address(buffer, self.index(index), self.types[buffer])
 
     def multiply(self, product: Multiply) -> None:
         dtype = self.types[product.target.buffer]

@@ -6,7 +6,7 @@ from treadle.base.errors import ArgumentError, DTypeError, ShapeError
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.coerce import cast as cast_to
 from treadle.frontend.functions.arithmetic import exp, where
-from treadle.frontend.functions.shaping import axis_of, chunk
+from treadle.frontend.functions.shaping import axis_of, chunk, reshape
 from treadle.frontend.scopes import bind1
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.ir import composites as c
@@ -154,3 +154,14 @@ def cross_entropy_rows(logits: Operand, targets: Operand, label_smoothing: float
             "Targets are one class index per row.",
         )
     return bind1(c.CROSS_ENTROPY, c.CrossEntropy(float(label_smoothing)), x, index)
+
+
+def linear_cross_entropy_rows(
+    x: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, label_smoothing: float
+) -> Tensor:
+    """`cross_entropy_rows` of `linear(x, weight, bias)`, for x (…, D), weight (classes, D)."""
+    flat = reshape(x, (targets.size, x.shape[-1]))
+    operands = [flat, weight, reshape(targets, (targets.size,))]
+    operands += [] if bias is None else [bias]
+    attributes = c.CrossEntropy(float(label_smoothing))
+    return reshape(bind1(c.LINEAR_CROSS_ENTROPY, attributes, *operands), targets.shape)

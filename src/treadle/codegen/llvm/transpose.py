@@ -1,0 +1,102 @@
+"""Loops that only move elements from columns to rows: squares turned over in registers.
+
+Element by element, each line of the source is read once for every lane; where lines are a power of
+two apart they also push each other out of the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from treadle.base import dtypes
+from treadle.codegen.llvm.emitter import Function, Reg, number, vector
+from treadle.kernel.index import Index, Var
+from treadle.kernel.nodes import For, Let, Load, Local, Role, Statement, Store
+
+Address = Callable[[str, Index], Reg]  # of an element, loop variables as they stand
+
+
+@dataclass(frozen=True, slots=True)
+class Transposition:
+    """Read in order of the outer variable, written in order of the inner one."""
+
+    outer: Var
+    inner: Var
+    source: Load
+    target: Store
+
+
+def transposition(loop: For, width: int) -> Transposition | None:
+    """The move that two loops, one right inside the other, make in whole squares."""
+    match loop.body:
+        case (For(inner, Role.VECTOR, body, None),) if loop.stop is None:
+            pass
+        case _:
+            return None
+    found = _moved(body)
+    if found is None or width < 4 or loop.var.extent % width or inner.extent % width:
+        return None
+    load, store = found
+    is_turned = load.index.factor_of(loop.var) == 1 and store.index.factor_of(inner) == 1
+    steps = load.index.factor_of(inner), store.index.factor_of(loop.var)
+    if not is_turned or None in steps or load.dtype is not dtypes.float32:
+        return None
+    return Transposition(loop.var, inner, load, store)
+
+
+def _moved(body: tuple[Statement, ...]) -> tuple[Load, Store] | None:
+    """What is loaded and where it is stored, if that is all that happens."""
+    match body:
+        case (Store(_, _, Load() as load, None) as store,):
+            return load, store
+        case (Let(name, Load() as load), Store(_, _, Local(used), None) as store) if used == name:
+            return load, store
+        case _:
+            return None
+
+
+def write(
+    f: Function, move: Transposition, variables: dict[Var, Reg], width: int, at: Address
+) -> None:
+    """Squares in order of the target."""
+    step, zero = number(width, "i64"), number(0, "i64")
+    with f.loop(zero, number(move.outer.extent, "i64"), step) as turn:
+        variables[move.outer] = turn.counter
+        with f.loop(zero, number(move.inner.extent, "i64"), step) as lane:
+            variables[move.inner] = lane.counter
+            _square(f, move, width, at)
+            lane.next = ()
+        turn.next = ()
+    del variables[move.outer], variables[move.inner]
+
+
+def _square(f: Function, move: Transposition, width: int, at: Address) -> None:
+    type_ = vector("float", width)
+    far = move.source.index.factor_of(move.inner) or 0
+    apart = move.target.index.factor_of(move.outer) or 0
+    rows: list[Reg] = []
+    for i in range(width):
+        place = at(move.source.buffer, move.source.index + far * i)
+        rows.append(f.value(type_, f"load {type_}, {place}, align 4"))
+    for i, row in enumerate(turned(f, rows)):
+        place = at(move.target.buffer, move.target.index + apart * i)
+        f.do(f"store {row}, {place}, align 4")
+
+
+def turned(f: Function, rows: list[Reg]) -> list[Reg]:
+    """As many vectors as each has lanes, turned over: halves are interleaved until all are."""
+    width = len(rows)
+    for _ in range(width.bit_length() - 1):
+        pairs = zip(rows[: width // 2], rows[width // 2 :], strict=True)
+        rows = [_interleaved(f, a, b, half) for a, b in pairs for half in (0, 1)]
+    return rows
+
+
+def _interleaved(f: Function, a: Reg, b: Reg, half: int) -> Reg:
+    """Lanes of two vectors by turns: those of the lower halves, or of the upper ones."""
+    width = int(a.type[1 : a.type.index(" ")])
+    first = half * width // 2
+    lanes = [first + i // 2 + (i % 2) * width for i in range(width)]
+    mask = ", ".join(f"i32 {i}" for i in lanes)
+    return f.value(a.type, f"shufflevector {a}, {b}, <{width} x i32> <{mask}>")
