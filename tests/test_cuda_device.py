@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import treadle as td
-from backend import assert_within, draw, rounded_inputs, same_bits
+from backend import assert_within, draw, same_bits
 from cuda_backend import needs_gpu, on_gpu
-from programs import GREATEST, random_training
 from test_backend_ops import CASES, COMPUTED, SIZES, agreement, prepared, shaped
+from test_backend_programs import prepared as random_program
 from treadle import losses, nn, optim
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
-from treadle.domains.float64 import evaluate_float64
 from treadle.ir.op import Op
 from treadle.ir.types import TensorType
 
@@ -105,11 +104,9 @@ def test_large_reductions(dtype: DType, columns: int) -> None:
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
 )
 def test_random_training_programs(seed: int, steps: int) -> None:
-    training = random_training(seed, steps)
-    values = rounded_inputs(training.graph, training.values)
-    exact = evaluate_float64(training.graph, values)
-    assume(all(np.abs(x).max(initial=0) < GREATEST for x in exact))
-    assert_within(training.graph, values, on_gpu(training.graph, in_place=True).run(values))
+    training, values, bounds = random_program(seed, steps)
+    found = on_gpu(training.graph, in_place=True).run(values)
+    assert_within(training.graph, values, found, bounds=bounds)
 
 
 def trained(device: str, precision: str = "float32", steps: int = 12) -> list[float]:

@@ -11,11 +11,21 @@ from typing import Any
 import treadle as td
 from treadle.pipeline import DEVICES, choose_device
 from treadle.runtime.cache import plan_cache
+from treadle.runtime.cuda.device import device, why_not
+from treadle.runtime.cuda.dnn import dnn_version
 from treadle.runtime.native import compiler_version, host
 from treadle.runtime.processors import default_threads
 
 NEEDED = ("llvmlite", "ml_dtypes", "numpy", "safetensors")
-OPTIONAL = ("matplotlib", "mlflow", "tensorboard", "torch", "wandb")
+OPTIONAL = (
+    "cuda-bindings",
+    "matplotlib",
+    "mlflow",
+    "nvidia-cudnn-frontend",
+    "tensorboard",
+    "torch",
+    "wandb",
+)
 
 
 def run_info(as_json: bool = False) -> int:
@@ -36,10 +46,28 @@ def gathered() -> dict[str, Any]:
         "devices": list(DEVICES),
         "default device": choose_device("auto"),
         "cpu": {"name": target.cpu, "float32 lanes": target.width, "threads": default_threads()},
+        "gpu": gpu(),
         "compiler": compiler_version(),
         "packages": {name: version(name) for name in NEEDED},
         "optional packages": {name: version(name) for name in OPTIONAL},
         "plan cache": _cache(),
+    }
+
+
+def gpu() -> dict[str, Any]:
+    """The GPU that would be used, or why there is none."""
+    cause = why_not()
+    if cause is not None:
+        return {"usable": False, "why not": cause}
+    found = device()
+    free, total = found.memory()
+    return {
+        "usable": True,
+        "name": found.name,
+        "architecture": found.architecture,
+        "free bytes": free,
+        "bytes": total,
+        "attention": dnn_version(),
     }
 
 
@@ -79,6 +107,7 @@ def shown(facts: dict[str, Any]) -> str:
         "devices": devices,
         "cpu": f"{cpu['name']}, vectors of {cpu['float32 lanes']} float32, "
         f"{cpu['threads']} threads (TREADLE_THREADS)",
+        "gpu": _gpu_line(facts["gpu"]),
         "compiler": facts["compiler"],
         "packages": there,
         "not installed": missing or "nothing",
@@ -88,3 +117,10 @@ def shown(facts: dict[str, Any]) -> str:
         f"{cache['limit'] / 1e6:.0f} MB (TREADLE_CACHE, TREADLE_CACHE_MB)",
     }
     return "\n".join(f"{name:<15}{value}" for name, value in rows.items())
+
+
+def _gpu_line(facts: dict[str, Any]) -> str:
+    if not facts["usable"]:
+        return f"none: {facts['why not']}"
+    free, total = facts["free bytes"] / 2**30, facts["bytes"] / 2**30
+    return f"{facts['name']} ({facts['architecture']}), {free:.1f} of {total:.1f} GiB free"

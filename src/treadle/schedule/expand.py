@@ -24,11 +24,11 @@ from treadle.schedule.target import CPU, Target
 
 
 def expand(
-    graph: Graph, templates: bool = False, target: Target = CPU, streams: bool = True
+    graph: Graph, templates: bool = False, streams: bool = True, target: Target = CPU
 ) -> Graph:
     """The same graph in primitives, but for composites that have a template, where asked for.
 
-    Templates that are streams are left out where `streams` is false.
+    Templates that are streams are left out where `streams` is false, and on a GPU.
     """
     builder = GraphBuilder()
     moved: list[tuple[Value, ...]] = []
@@ -36,8 +36,9 @@ def expand(
     for node in graph.nodes:
         operands = [moved[v.node][v.output] for v in node.operands]
         types = tuple(builder.type_of(v) for v in operands)
-        is_streamed = streams and not target.is_gpu and is_stream(node, types)
-        is_kept = has_template(node, types, target) or is_streamed
+        is_kept = has_template(node, types, target) or (
+            streams and not target.is_gpu and is_stream(node, types)
+        )
         body = None if templates and is_kept else _body(node, types)
         if body is None:
             position = builder.copy(node, operands)
@@ -48,7 +49,7 @@ def expand(
                 operands = [builder.add(STOP_GRADIENT, NoAttributes(), (v,))[0] for v in operands]
             names = (_leaf_name(body.nodes[i]) for i in body.inputs)
             leaves = dict(zip(names, operands, strict=True))
-            inner = expanded.get(id(body)) or expand(body, templates, target, streams)
+            inner = expanded.get(id(body)) or expand(body, templates, streams, target)
             expanded[id(body)] = inner
             moved.append(tuple(inline_into(builder, inner, leaves, node.origin)))
     outputs = [Output(o.kind, o.name, moved[o.value.node][o.value.output]) for o in graph.outputs]
@@ -83,6 +84,21 @@ def has_template(node: Node, types: tuple[TensorType, ...], target: Target = CPU
     return all(blocks) and (is_square or not node.attributes.causal)
 
 
+def is_for_library(node: Node, types: tuple[TensorType, ...]) -> bool:
+    """Whether a library takes attention as it is: narrow floats, heads of whole packs, no bias."""
+    assert isinstance(node.attributes, Attention)
+    if len(types) != (3 if node.op is ATTENTION else 6):
+        return False
+    q, k, v = types[-3:]
+    narrow = [types[0], types[1], q, k, v] if node.op is ATTENTION_GRAD else [q, k, v]
+    if any(t.dtype is not q.dtype or not t.dtype.is_narrow or not t.size for t in narrow):
+        return False
+    depth = q.shape[3]
+    is_square = q.shape[2] == k.shape[2]
+    fits = depth == v.shape[3] and depth % 8 == 0 and 16 <= depth <= 128
+    return fits and min(q.shape[2], k.shape[2]) >= 16 and (is_square or not node.attributes.causal)
+
+
 LEAST_CLASSES = 512  # below which logits are small
 
 
@@ -98,21 +114,6 @@ def is_stream(node: Node, types: tuple[TensorType, ...]) -> bool:
         return False
     is_float32 = all(t.dtype is float32 and t.size for t in floats)
     return is_float32 and weight.shape[0] >= LEAST_CLASSES
-
-
-def is_for_library(node: Node, types: tuple[TensorType, ...]) -> bool:
-    """Whether a library takes attention as it is: narrow floats, heads of whole packs, no bias."""
-    assert isinstance(node.attributes, Attention)
-    if len(types) != (3 if node.op is ATTENTION else 6):
-        return False
-    q, k, v = types[-3:]
-    narrow = [types[0], types[1], q, k, v] if node.op is ATTENTION_GRAD else [q, k, v]
-    if any(t.dtype is not q.dtype or not t.dtype.is_narrow or not t.size for t in narrow):
-        return False
-    depth = q.shape[3]
-    is_square = q.shape[2] == k.shape[2]
-    fits = depth == v.shape[3] and depth % 8 == 0 and 16 <= depth <= 128
-    return fits and min(q.shape[2], k.shape[2]) >= 16 and (is_square or not node.attributes.causal)
 
 
 def _body(node: Node, types: tuple[TensorType, ...]) -> Graph | None:

@@ -52,7 +52,7 @@ def lower(
 
     `in_place` writes updates over the leaves they replace.
     """
-    lowering = Lowering(expand(graph, fuse, target), fuse, panel, Memo(target))
+    lowering = Lowering(expand(graph, fuse, True, target), fuse, panel, Memo(target))
     if in_place:
         lowering.update_in_place()
     drafts = lowering.drafts()
@@ -242,8 +242,8 @@ class Lowering:
         """The kernels of a node into an order; one made for another layer is used again."""
         value = TensorValue(position)
         is_map = value in self.kept and not is_root(self.graph, node) and is_inline(node)
-        can_share = self.uses_again and not self.target.is_gpu  # layouts differ there
-        if not (is_map and can_share and node.types[0].size):
+        is_again = is_map and self.uses_again and not self.target.is_gpu
+        if not (is_again and node.types[0].size):
             for kernel in self._kernels(position, node):
                 self.place_kernel(kernel, order)
             return
@@ -368,7 +368,7 @@ class ScanBody(Lowering):
 
     def __init__(self, outer: Lowering, position: int, attributes: Scan, node: Node):
         # A stream is a repeat over rows of buffers, which a row of this scan's is not.
-        body = expand(attributes.body, outer.fuse, outer.target, streams=False)
+        body = expand(attributes.body, outer.fuse, False, outer.target)
         prefix = f"{outer.prefix}scan{position}:"
         super().__init__(body, outer.fuse, outer.panel, outer.memo, prefix)
         self.attributes = attributes

@@ -31,12 +31,10 @@ from treadle.pipeline import (
     kernels_of,
     profile,
 )
-from treadle.runtime.cpu import NativeProgram
-from treadle.runtime.cuda.program import CudaProgram
 from treadle.runtime.files import load_arrays, save_arrays
 from treadle.runtime.native import give_back_memory
 from treadle.runtime.oracle import OracleProgram
-from treadle.runtime.session import Session
+from treadle.runtime.session import IN_PLACE, Session
 from treadle.step.batches import Arrays, ByShape, load_values, write_first_values
 from treadle.step.forward import Forward
 from treadle.step.hyperparameters import Hyperparameters, schedule_value
@@ -57,7 +55,6 @@ if TYPE_CHECKING:
 
 MOST_IN_A_CALL = 64  # steps
 LONGEST_CALL = 0.1  # seconds
-IN_A_LAUNCH = 16  # steps that a GPU gets at once
 
 
 class TrainStep:
@@ -178,22 +175,24 @@ class TrainStep:
         A list or tuple of batches stays in native code for many steps at a time. What another
         iterable yields is used before the next is asked for, as it may be the same memory.
         """
-        results: list[StepResult] = []
+        losses: list[float] = []
+        updates, skipped = 0, 0
         means = Means()
         for outputs, mode in self._several(batches):
-            results.append(StepResult(outputs, mode))
+            result = StepResult(outputs, mode)
+            losses.append(result.loss)
+            updates += result.updated
+            skipped += result.skipped
             if mode is not Mode.ACCUMULATE:
                 means.add(outputs)
-        losses = np.array([r.loss for r in results])
-        skipped = sum(r.skipped for r in results)
-        return RunResult(losses, means.values(), sum(r.updated for r in results), skipped)
+        return RunResult(np.array(losses), means.values(), updates, skipped)
 
     def _several(self, batches: Iterable[Tree]) -> Iterator[tuple[Arrays, Mode]]:
         """Outputs of a step for each batch."""
         done = 0
         if isinstance(batches, (list, tuple)) and self._stays_native():
-            is_gpu = self.session.device == "cuda"
-            size = IN_A_LAUNCH if is_gpu else 1
+            is_gpu = self.session.device == "cuda"  # whose launches are of a fixed number of steps
+            size = MOST_IN_A_CALL if is_gpu else 1
             while done < len(batches):
                 start = time.perf_counter()
                 found = self._in_one_call(batches[done : done + size])
@@ -215,10 +214,8 @@ class TrainStep:
         with self.session.lock:
             variants, first = self._programs.get("run", batches[0])
             program = variants.step(Mode.UPDATE, Watched())
-            if not isinstance(program, (NativeProgram, CudaProgram)) or not program.can_repeat:
+            if not isinstance(program, IN_PLACE) or not program.can_repeat:
                 return []
-            if isinstance(program, CudaProgram) and len(batches) != IN_A_LAUNCH:
-                return []  # a launch is captured for a number of steps
             rows = [self._with_key(first)]
             for i, batch in enumerate(batches[1:], 1):
                 try:

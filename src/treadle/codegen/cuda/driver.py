@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from treadle.codegen.cuda.prelude import PRELUDE
 from treadle.codegen.cuda.products import THREADS, render_product
 from treadle.codegen.cuda.render import render, shared_bytes
+from treadle.codegen.cuda.rounding import may_be_loose
 from treadle.codegen.cuda.scatter import SCATTER_THREADS, is_scatter, render_scatter
 from treadle.kernel.calls import call_of, product_of
 from treadle.kernel.launch import Launch
@@ -31,7 +32,7 @@ def render_program(program: Program, library: bool = True, per_part: int = 24) -
     """Kernels numbered as `Program.distinct` numbers them; whole products are a library's."""
     kernels = program.distinct()
     odd = _unaligned(program.steps, {b.name: b.dtype.itemsize for b in program.buffers})
-    most = _most_calls(program.steps)
+    most, is_loose = _most_calls(program.steps), may_be_loose(kernels)
     texts: list[str] = []
     launches: list[Launch] = []
     for i, kernel in enumerate(kernels):
@@ -53,7 +54,7 @@ def render_program(program: Program, library: bool = True, per_part: int = 24) -
             text, grid = render_product(kernel, symbol, calls)
             launches.append(Launch(symbol, grid, THREADS, 0, calls, product))
         else:
-            text, shape = render(kernel, symbol, calls, id(kernel) not in odd)
+            text, shape = render(kernel, symbol, calls, id(kernel) not in odd, is_loose)
             shared = shared_bytes(kernel, shape)
             launches.append(Launch(symbol, shape.grid, shape.block, shared, calls))
         texts.append(text)

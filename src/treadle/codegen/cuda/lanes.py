@@ -109,8 +109,8 @@ def loose_locals(body: Sequence[Statement]) -> set[str]:
 class Lanes:
     """Lines of a function, and what names stand for where they are written."""
 
-    def __init__(self, kernel: Kernel, is_wide: bool):
-        self.kernel = kernel
+    def __init__(self, kernel: Kernel, is_wide: bool, is_loose: bool = False):
+        self.kernel, self.is_loose = kernel, is_loose
         # Of what counts turns; places are as wide as each of them needs.
         self.index_type, self.unsigned = ("i64", "u64") if is_wide else ("int", "unsigned")
         self.lines: list[str] = []
@@ -344,6 +344,7 @@ class Lanes:
 
     def value(self, value: Value, loose: bool = False) -> str:
         """A value; a loose one, which only smooth arithmetic uses, is not rounded to its dtype."""
+        loose = loose and self.is_loose
         match value:
             case Literal():
                 return scalars.literal(value)
@@ -357,7 +358,7 @@ class Lanes:
                 own = dtypes.int32 if is_narrow(index) else dtypes.int64
                 return scalars.convert(f"({self.index(index)})", own, dtype)
             case Apply(op, operands, dtype):
-                inside = op in scalars.SMOOTH
+                inside = self.is_loose and op in scalars.SMOOTH
                 given = [
                     self.value(o, inside or (loose and op == "where" and i > 0))
                     for i, o in enumerate(operands)

@@ -44,10 +44,12 @@ from treadle.kernel.nodes import (
 _OPS = {"add": "Add", "mul": "Mul", "max": "Max", "min": "Min"}
 
 
-def render(kernel: Kernel, symbol: str, calls: int, is_aligned: bool = True) -> tuple[str, Shape]:
+def render(
+    kernel: Kernel, symbol: str, calls: int, is_aligned: bool = True, is_loose: bool = False
+) -> tuple[str, Shape]:
     """A kernel's function, which takes pointers for up to `calls` calls, and its shape."""
     shape = shape_of(kernel, is_aligned)
-    writer = _Writer(kernel, shape, is_aligned)
+    writer = _Writer(kernel, shape, is_aligned, is_loose)
     writer.begin()
     writer.whole()
     return function(kernel, symbol, calls, shape.block, writer.lines), shape
@@ -81,8 +83,8 @@ def shared_bytes(kernel: Kernel, shape: Shape) -> int:
 class _Writer(Lanes):
     """Writes a kernel's statements, a team's or a thread's."""
 
-    def __init__(self, kernel: Kernel, shape: Shape, is_aligned: bool):
-        super().__init__(kernel, _wide(kernel, shape))
+    def __init__(self, kernel: Kernel, shape: Shape, is_aligned: bool, is_loose: bool):
+        super().__init__(kernel, _wide(kernel, shape), is_loose)
         self.shape, self.is_aligned = shape, is_aligned
         self.fresh, self.touched = set[str](), set[str]()  # written and read since the barrier
 

@@ -25,6 +25,7 @@ from treadle.runtime.cuda.values import DeviceValues
 
 TURNS = 3  # of pinned inputs: the host may be that many steps ahead
 RESULTS = 32  # of pinned results
+TOGETHER = 16  # steps in one launch
 SMALL = 1 << 16  # bytes of results that come back by themselves
 
 Algorithms = dict[str, list[int]]
@@ -202,15 +203,39 @@ class CudaProgram:
         checked(driver.cuGraphDestroy(captured), "capture")
         self._bound = bound
 
+    @property
+    def can_repeat(self) -> bool:
+        """Whether several steps fit one launch: nothing is printed, and results are small."""
+        outputs = [self.plan.outputs[i] for i in self.results[1]]
+        is_small = self._results_size <= SMALL
+        return is_small and not self.prints and all(o.slot in self._result_offsets for o in outputs)
+
     def run_several_on(
         self,
         owner: object,
         version: int,
         values: Mapping[str, np.ndarray],
+        rows: Sequence[Mapping[str, np.ndarray]],
+        wanted: Sequence[int],
+    ) -> list[list[np.ndarray]]:
+        """A step for each row of inputs, many of them in one launch; outputs of each."""
+        found: list[list[np.ndarray]] = []
+        for start in range(0, len(rows), TOGETHER):
+            some = rows[start : start + TOGETHER]
+            if len(some) == TOGETHER:
+                found += self._run_many(values, some, wanted)
+                continue
+            single = [self.run_on(owner, version, values, row, wanted) for row in some]
+            found += [[np.asarray(x) for x in outputs] for outputs in single]
+        return found
+
+    def _run_many(
+        self,
+        values: Mapping[str, np.ndarray],
         batches: Sequence[Mapping[str, Any]],
         wanted: Sequence[int],
     ) -> list[list[np.ndarray]]:
-        """Several steps in one launch, each on inputs of its own; outputs of each."""
+        """Steps in one launch, each on inputs of its own."""
         assert isinstance(values, DeviceValues)
         with self._lock:
             self._device.enter()
@@ -218,7 +243,7 @@ class CudaProgram:
                 types = {n: t for n, (_, t) in self._leaves.items() if n in batches[0]}
                 self._inputs = _Inputs(types)
             many = self._many
-            held = (values, values.layout, len(batches))
+            held = (values, values.layout)
             if many is None or many.held != held:
                 many = self._many = _Many(self._inputs.types, len(batches), self._results_size)
                 many.held = held
@@ -227,18 +252,12 @@ class CudaProgram:
             driver = self._device.driver
             checked(driver.cuGraphLaunch(many.exec, self._device.stream), "run")
             self.runs += len(batches)
-            rows = many.read()
+            memory = many.read()
             outputs = [self.plan.outputs[i] for i in wanted]
             return [
-                [_array(row, self._result_offsets[o.slot], o.type) for o in outputs] for row in rows
+                [_array(row, self._result_offsets[o.slot], o.type) for o in outputs]
+                for row in memory
             ]
-
-    @property
-    def can_repeat(self) -> bool:
-        """Whether several steps fit one launch: results are small and its own, nothing prints."""
-        outputs = [self.plan.outputs[i] for i in self.results[1]]
-        are_own = all(o.slot in self._result_offsets for o in outputs)
-        return are_own and self._results_size <= SMALL and not self.prints
 
     def _captured_many(self, values: DeviceValues, many: _Many) -> Any:
         driver, stream = self._device.driver, self._device.stream

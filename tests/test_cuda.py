@@ -1,0 +1,307 @@
+"""The CUDA backend without a GPU: schedules, text, compiled code, plans and errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import treadle as td
+from backend import assert_within, draw
+from cuda_backend import needs_compiler, rendered, scheduled
+from test_backend_ops import CASES, agreement, prepared
+from test_backend_programs import SEEDS, SETTINGS, st
+from test_backend_programs import prepared as random_program
+from test_kernels import run as interpreted
+from treadle import losses, nn, optim
+from treadle.base import dtypes
+from treadle.base.dtypes import DType
+from treadle.base.errors import DeviceError
+from treadle.codegen.cuda.driver import render_kernel, render_program
+from treadle.codegen.cuda.rounding import may_be_loose
+from treadle.codegen.cuda.scatter import is_scatter
+from treadle.codegen.cuda.shape import lane_step, shape_of
+from treadle.ir.graph import Graph
+from treadle.ir.op import Op
+from treadle.ir.types import TensorType
+from treadle.kernel.calls import call_of, product_of
+from treadle.kernel.index import Var, constant, divide, variable
+from treadle.kernel.launch import launches_from_json, launches_to_json
+from treadle.kernel.nodes import Multiply, whole_product
+from treadle.kernel.program import Program
+from treadle.memory.assemble import assemble
+from treadle.memory.plan import plan_buffers
+from treadle.runtime.cuda import device as devices
+from treadle.runtime.cuda.compiler import compile_source, is_cubin
+from treadle.schedule.schedule import GPU, schedule
+
+ARCHITECTURES = ("sm_80", "sm_90a")
+WITH_ATTENTION = dataclasses.replace(GPU, has_attention=True)
+
+
+# The loop IR serves a GPU: what is scheduled for one means what the oracle says
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype"), [c for c in CASES if c.values[1] in (dtypes.float32, dtypes.bfloat16)]
+)
+def test_every_op_scheduled_for_a_gpu(op: Op, dtype: DType) -> None:
+    graph, arrays = prepared(op, dtype, seed=6)
+    assert_within(graph, arrays, interpreted(scheduled(graph), arrays), max(2.0, agreement(op)))
+
+
+@given(SEEDS, st.integers(1, 5))
+@settings(max_examples=25, **SETTINGS)
+def test_random_programs_scheduled_for_a_gpu(seed: int, steps: int) -> None:
+    training, values, bounds = random_program(seed, steps)
+    program = scheduled(training.graph, in_place=True)
+    every = {n: np.zeros(t.shape) for n, t in program.leaves}
+    found = interpreted(program, {**every, **values})
+    assert_within(training.graph, values, found, bounds=bounds)
+
+
+# Text
+
+
+def test_every_op_has_a_text() -> None:
+    for case in CASES[::5]:
+        source = rendered(prepared(*case.values, seed=4)[0], library=False)
+        assert len(source.launches) > 0
+        for part in source.parts:
+            assert part.count("{") == part.count("}")
+
+
+@needs_compiler
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("op", "dtype"), CASES[::40])
+def test_texts_compile(op: Op, dtype: DType, architecture: str) -> None:
+    source = rendered(prepared(op, dtype, seed=4)[0], library=False)
+    for part in source.parts:
+        assert is_cubin(compile_source(part, architecture))
+
+
+def rows(x, y):
+    return [td.layer_norm(x + y, y[0], y[1]), x.sum(0), td.softmax(x), td.gelu(x) * y]
+
+
+def program_of(function, dtype: DType = dtypes.bfloat16, shape=(4096, 768)) -> Program:
+    type_ = TensorType(shape, dtype)
+    return scheduled(td.trace(function, type_, type_))
+
+
+def test_rows_are_warps_and_accesses_are_packs() -> None:
+    program = program_of(rows)
+    shapes = {k.name.split("_")[0]: shape_of(k) for k in program.distinct()}
+    assert 32 in {s.team for s in shapes.values()}, "a norm's row is a warp's"
+    text = "\n".join(render_kernel(k) for k in program.distinct())
+    assert "load<8>" in text, "sixteen bytes of bfloat16 at a time"
+    assert "store<8>" in text
+    assert "in_warp<Add>" in text
+
+
+def test_sums_of_columns_are_threads_side_by_side() -> None:
+    program = program_of(lambda x, y: [(x * y).sum(0)], dtypes.float32)
+    parts = next(k for k in program.distinct() if k.name.endswith("_parts"))
+    shape = shape_of(parts)
+    assert shape.team == 1
+    assert shape.lanes == 4
+
+
+def test_lanes_lie_together_where_a_place_says_so() -> None:
+    i = Var("i", 64)
+    row, column = divide(variable(i), 16)
+    assert lane_step(variable(i), i, 4) == (1, True)
+    assert lane_step(column + row * 32, i, 4) == (1, True)
+    assert lane_step(variable(i) + 1, i, 4) == (1, False)
+    assert lane_step(variable(i) * 2, i, 4)[0] == 2
+    assert lane_step(row, i, 8)[0] == 0
+    assert lane_step(divide(variable(i), 3)[0], i, 4) == (None, False)
+    assert lane_step(constant(8), i, 4) == (0, True)
+
+
+def test_scattered_sums_have_owners() -> None:
+    def scatter(x, y):
+        return [td.scatter_add(x, td.cast(td.argmax(y, 1), td.int32), y, 0)]
+
+    program = program_of(scatter, dtypes.float32, (512, 256))
+    assert any(is_scatter(k) for k in program.distinct())
+
+
+# Rounding
+
+
+def test_narrow_floats_stay_exact_only_where_nothing_is_compared() -> None:
+    smooth = program_of(lambda x, y: [td.gelu(x) * y]).distinct()
+    compared = program_of(lambda x, y: [td.relu(x * y)]).distinct()
+    assert may_be_loose(smooth)
+    assert not may_be_loose(compared)
+    assert may_be_loose(program_of(lambda x, y: [td.max(x, 1)]).distinct()), (
+        "what is loaded is exact"
+    )
+    assert not may_be_loose(program_of(lambda x, y: [td.max(x * y, 1)]).distinct())
+
+
+# Products and attention
+
+
+class Block(nn.Module):
+    def __init__(self, d: int, heads: int):
+        self.heads = heads
+        self.ln = nn.LayerNorm(d)
+        self.qkv, self.proj = nn.Linear(d, 3 * d), nn.Linear(d, d)
+
+    def forward(self, x):
+        b, t, d = x.shape
+        parts = td.chunk(self.qkv(self.ln(x)), 3, -1)
+        q, k, v = (p.reshape(b, t, self.heads, -1).permute(0, 2, 1, 3) for p in parts)
+        mixed = td.attention(q, k, v, causal=True).permute(0, 2, 1, 3).reshape(b, t, d)
+        return x + self.proj(mixed)
+
+
+def step_graph(model: nn.Module, loss, specs, precision: str = "bfloat16") -> Graph:
+    step = td.compile_step(
+        model, loss, optim.adamw(1e-3), specs, device="oracle", precision=precision, clip_norm=1.0
+    )
+    return step._programs.built(step._inputs).step(step._mode(), (False, False, False)).graph
+
+
+def attention_program() -> Program:
+    graph = step_graph(Block(64, 4), lambda m, x: (m(x) ** 2).mean(), td.Spec((4, 32, 64)))
+    return schedule(graph, in_place=True, target=WITH_ATTENTION)
+
+
+def test_attention_is_a_library_s_and_lies_as_products_read_it() -> None:
+    program = attention_program()
+    calls = {c.name: c for k in program.distinct() if (c := call_of(k)) is not None}
+    assert set(calls) == {"attention", "attention_grad"}
+    forward, backward = calls["attention"], calls["attention_grad"]
+    assert forward.results[0].strides == (32 * 64, 16, 64, 1), "heads side by side"
+    # The three gradients are parts of one tensor: nothing has to lay them side by side.
+    assert len({t.argument for t in backward.results}) == 1
+    assert [t.start for t in backward.results] == [0, 64, 128]
+
+
+def test_a_bias_that_would_be_added_by_itself_is_the_product_s() -> None:
+    biased = [
+        found[1]
+        for k in attention_program().distinct()
+        if (found := whole_product(k)) is not None and found[1].bias is not None
+    ]
+    assert [m.target.columns.count for m in biased] == [192], "that of q, k and v alone"
+
+
+def test_products_are_whole_and_their_facts_are_stored() -> None:
+    program = attention_program()
+    assert plan_buffers(program).size > 0
+    source = render_program(program)
+    products = [launch.product for launch in source.launches if launch.product is not None]
+    assert products
+    assert all(p.left.dtype == "bfloat16" for p in products)
+    assert launches_from_json(launches_to_json(source.launches)) == source.launches
+    plan = assemble(program, plan_buffers(program))
+    assert len(plan.entries) == len(source.launches)
+
+
+def test_a_product_with_a_bias_means_what_it_says() -> None:
+    def linear(x, y):
+        return [td.linear(x, y, y[:, 0]).reshape(-1)[:5], td.linear(x, y, y[:, 0]) @ y]
+
+    type_ = TensorType((64, 64), dtypes.bfloat16)
+    graph = td.trace(linear, type_, type_)
+    arrays = draw(graph, 8)
+    assert_within(graph, arrays, interpreted(scheduled(graph), arrays))
+
+
+def test_operands_that_are_no_matrices_are_copied() -> None:
+    def product(x, y):
+        return [td.einsum("bihd,bjhd->bhij", x, y)]
+
+    type_ = TensorType((3, 40, 4, 32), dtypes.float32)
+    program = scheduled(td.trace(product, type_, type_))
+    names = [k.name for k in program.distinct()]
+    assert sum("_matrix" in n for n in names) == 2, "batches at two strides are none"
+    assert sum(isinstance(s, Multiply) for k in program.distinct() for s in _inner(k.body)) == 1
+    assert [product_of(k).batch for k in program.distinct() if product_of(k)] == [12]
+
+
+def _inner(body):
+    for s in body:
+        yield s
+        yield from _inner(getattr(s, "body", ()))
+
+
+# The order of a step
+
+
+def test_equal_updates_are_one_launch() -> None:
+    def loss(m, batch):
+        return losses.cross_entropy(m(batch["x"]), batch["y"])
+
+    model = nn.Sequential(*(nn.Linear(128, 128) for _ in range(6)))
+    specs = {"x": td.Spec((64, 128)), "y": td.Spec((64,), td.int32)}
+    program = schedule(step_graph(model, loss, specs, "float32"), in_place=True, target=GPU)
+    counts = Counter(id(c.kernel) for c in program.steps[-1].calls)
+    assert 6 in counts.values(), "all weights together"
+    source = render_program(program)
+    assert max(launch.calls for launch in source.launches) >= 6
+
+
+# Errors
+
+
+def test_without_bindings_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "cuda.bindings", None)
+    with pytest.raises(DeviceError, match=r"cuda-bindings is not installed.*treadle\[cuda\]"):
+        devices.bindings()
+
+
+class _Driver:
+    """A driver that answers as it is told."""
+
+    def __init__(self, **answers: object):
+        self.answers = answers
+
+    def __getattr__(self, name: str):
+        if name not in self.answers:
+            raise AttributeError(name)
+        return lambda *_: self.answers[name]
+
+
+@pytest.mark.parametrize(
+    ("answers", "cause"),
+    [
+        ({"cuInit": (100,)}, "100"),
+        ({"cuInit": (0,), "cuDriverGetVersion": (0, 11080)}, r"knows CUDA 11\.8.*12\.0 or later"),
+        (
+            {"cuInit": (0,), "cuDriverGetVersion": (0, 13000), "cuDeviceGetCount": (0, 0)},
+            'sees no GPU.*device="cpu"',
+        ),
+    ],
+)
+def test_drivers_that_will_not_do(
+    monkeypatch: pytest.MonkeyPatch, answers: dict[str, tuple[int, ...]], cause: str
+) -> None:
+    monkeypatch.setattr(devices, "bindings", lambda: _Driver(**answers))
+    with pytest.raises(DeviceError, match=cause):
+        devices.Device()
+
+
+def test_a_gpu_is_asked_for_by_name_and_missed_by_name() -> None:
+    if devices.why_not() is None:
+        pytest.skip("there is a GPU")
+    assert td.compile(lambda x: x + 1, td.Spec((2,))).report.device == "cpu"
+    with pytest.raises(DeviceError, match="cuda"):
+        td.compile(lambda x: x + 1, td.Spec((2,)), device="cuda")
+
+
+def test_kernels_begin_before_they_read() -> None:
+    """What a kernel reads early would be what was there before the last one wrote."""
+    for kernel in program_of(rows).distinct():
+        text = render_kernel(kernel)
+        body = text[text.index("__global__") :]
+        assert body.index("begin();") < body.index("now(a.p")
+        assert not re.search(r"=\s*\([^)]*\)a\.p\[", body), "every pointer goes through now()"
