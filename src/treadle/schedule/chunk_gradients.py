@@ -26,8 +26,10 @@ from treadle.schedule.chunks import Chunk
 from treadle.schedule.head import F32, I32, Band, Place, add, choose, cut, equals, mul, sub
 from treadle.schedule.nests import nest
 
-DEPTH = 384  # classes summed at a time into the gradient of a chunk
-GROUPS = 8  # of columns of that gradient, for threads to share
+DEPTH = 96  # classes summed at a time into the gradient of a chunk
+GROUPS = (
+    4  # of columns of that gradient, for threads to share: wide, so that rows are read in order
+)
 
 
 class Gradients:
