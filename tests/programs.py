@@ -10,7 +10,7 @@ import numpy as np
 import treadle as td
 from treadle import losses, nn, optim
 from treadle.domains.philox import make_key
-from treadle.frontend.functions.activations import cross_entropy_rows, linear_cross_entropy_rows
+from treadle.frontend.functions.activations import cross_entropy_rows
 from treadle.frontend.scopes import RANDOM_STATE
 from treadle.ir.graph import Graph
 
