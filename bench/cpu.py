@@ -46,7 +46,7 @@ from turns import (
     watched,
 )
 
-from models import WORKLOADS
+from models import FOR_GPUS, WORKLOADS
 
 PEERS = {"eager": "torch eager", "compile": "torch.compile", "jax": "JAX jit"}
 TITLES = {"treadle": "Treadle", **PEERS}
@@ -260,7 +260,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
-    options.workloads = options.workloads or list(WORKLOADS)
+    options.workloads = options.workloads or [n for n in WORKLOADS if n not in FOR_GPUS]
     options.peers = [p for p in options.peers.split(",") if p]
     for given, known in ((options.workloads, WORKLOADS), (options.peers, PEERS)):
         unknown = [g for g in given if g not in known]

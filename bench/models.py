@@ -150,3 +150,5 @@ WORKLOADS = {
         "lstm", (65, 256, 2), (64, 32), (64, 32), 65, True,
     ),
 }  # fmt: skip
+
+FOR_GPUS = frozenset(["gpt_6x384", "gpt2_b4", "gpt2_b32"])  # too large for a few processors
