@@ -25,21 +25,21 @@ class StepResult:
     def __init__(self, outputs: Mapping[str, Any], mode: Mode):
         self._outputs, self._mode = outputs, mode
 
-    @cached_property
+    @property
     def loss(self) -> float:
         return float(self._outputs["result:loss"])
 
-    @cached_property
+    @property
     def grad_norm(self) -> float | None:
         """Of the mean gradient, before clipping; None without an update."""
         norm = self._outputs.get("result:grad_norm")
         return None if norm is None else float(norm)
 
-    @cached_property
+    @property
     def metrics(self) -> dict[str, float]:
         return named(self._outputs, "metric:")
 
-    @cached_property
+    @property
     def skipped(self) -> bool:
         """Whether a gradient overflowed in float16: nothing was updated."""
         return not bool(self._outputs.get("result:updated", True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,14 @@ MOST_IN_A_CALL = 64  # steps
 LONGEST_CALL = 0.1  # seconds
 
 
+@dataclass(slots=True)
+class _Done:
+    """Updates, and micro-steps since the last one."""
+
+    steps: int = 0
+    micro: int = 0
+
+
 class TrainStep:
     """One training step as a program over values that it (or a shared session) owns."""
 
@@ -64,7 +73,7 @@ class TrainStep:
         self, recipe: StepRecipe, batch: Tree, session: Session, report: CompileReport, seed: int
     ):
         self.recipe, self.session, self.report = recipe, session, report
-        self._seed, self._steps, self._micro = seed, 0, 0
+        self._seed, self._done = seed, _Done()
         self._plan = recipe.plan()
         self._plan.check_numbers()
         self._own: list[str] = []
@@ -121,7 +130,7 @@ class TrainStep:
         self.session.write(
             {o.name: value for o, value in zip(self._init.graph.outputs, first, strict=True)}
         )
-        self._steps, self._micro = 0, 0
+        self._done.steps, self._done.micro = 0, 0
 
     def __call__(
         self,
@@ -157,17 +166,18 @@ class TrainStep:
     def _mode(self) -> Mode:
         if self.recipe.accumulate == 1:
             return Mode.UPDATE
-        is_last = self._micro == self.recipe.accumulate - 1
+        is_last = self._done.micro == self.recipe.accumulate - 1
         return Mode.ACCUMULATE_AND_UPDATE if is_last else Mode.ACCUMULATE
 
     def _with_key(self, arrays: Arrays) -> Arrays:
-        return arrays | {RANDOM_STATE: make_key(self._seed, self._steps, self._micro)}
+        done = self._done
+        return arrays | {RANDOM_STATE: make_key(self._seed, done.steps, done.micro)}
 
     def _advance(self, mode: Mode) -> None:
         if mode is Mode.ACCUMULATE:
-            self._micro += 1
+            self._done.micro += 1
         else:
-            self._steps, self._micro = self._steps + 1, 0
+            self._done.steps, self._done.micro = self._done.steps + 1, 0
 
     def run(self, batches: Iterable[Tree]) -> RunResult:
         """A step for each batch; metrics are weighted means over all of them.
@@ -224,12 +234,12 @@ class TrainStep:
                     break  # it is refused when its turn comes
                 if others is not variants:
                     break
-                rows.append(arrays | {RANDOM_STATE: make_key(self._seed, self._steps + i, 0)})
+                rows.append(arrays | {RANDOM_STATE: make_key(self._seed, self._done.steps + i, 0)})
             before = program.runs
             try:
                 found = self.session.run_several(program, rows)
             finally:
-                self._steps += program.runs - before
+                self._done.steps += program.runs - before
             return [(outputs, Mode.UPDATE) for outputs in found]
 
     def gradients(self, batch: Tree) -> Arrays:
@@ -304,7 +314,7 @@ class TrainStep:
         prefix = self.recipe.prefix
         own = {f"step:{n[len(prefix) :]}": a for n, a in self.session.read(self._own).items()}
         seed = self._seed % 2**64
-        counters = [seed & 0xFFFFFFFF, seed >> 32, self._steps, self._micro]
+        counters = [seed & 0xFFFFFFFF, seed >> 32, self._done.steps, self._done.micro]
         return self.params | own | {"step:counters": np.array(counters, np.int64)}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
@@ -324,7 +334,7 @@ class TrainStep:
             )
         names = [*self.recipe.model.declarations(), *self._own]
         load_values(self.session, names, given, True, "load_state_dict")
-        self._seed, self._steps, self._micro = low + (high << 32), steps, micro
+        self._seed, self._done.steps, self._done.micro = low + (high << 32), steps, micro
 
     def save(self, path: str | Path) -> None:
         """Write `state_dict` to a safetensors file, aside and renamed."""
@@ -362,7 +372,7 @@ class TrainStep:
     @property
     def micro_step(self) -> int:
         """Micro-batches accumulated since the last update: 0 right after one."""
-        return self._micro
+        return self._done.micro
 
     @property
     def learning_rate(self) -> float:

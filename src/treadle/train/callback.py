@@ -106,6 +106,10 @@ class Callbacks:
             raise ArgumentError("Trainer", f"{wrong[0]!r} is not a callback", remedy)
         self._by_hook = {hook: [c for c in self.all if _has(c, hook)] for hook in HOOKS}
 
+    def has(self, hook: str) -> bool:
+        """Whether anything is called there."""
+        return bool(self._by_hook[hook])
+
     def call(self, hook: str, run: Run) -> None:
         """Call a hook of all. Where one fails the others are called too, and then it is named."""
         failed: list[tuple[Callback, Exception]] = []

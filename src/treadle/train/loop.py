@@ -57,6 +57,10 @@ class Loop:
         self._callbacks, self._loggers, self._display = callbacks, loggers, display
         self._group, self.interrupts = group, interrupts
         self._indices = IndexRanges(run.step.graph)
+        self._has_start, self._has_end = (
+            callbacks.has("on_step_start"),
+            callbacks.has("on_step_end"),
+        )
         self.position: State = plan.loader.state_dict()
         self._held_out_position = self._next_pass()
         # Overflow is a matter of the loss scale there, and such steps are skipped.
@@ -108,11 +112,12 @@ class Loop:
         self._end_epoch()
 
     def _step(self, batch: Tree) -> None:
-        run = self.run
+        run, calls = self.run, self._callbacks.call
         run.batch, run.watched = batch, NOTHING
-        self._callbacks.call("on_step_start", run)
+        if self._has_start:
+            calls("on_step_start", run)
         self._indices.check("fit", batch)
-        out = run.step(batch, *run.watched)
+        out = run.step(batch) if run.watched is NOTHING else run.step(batch, *run.watched)
         run.out = out
         run.batches += 1
         run.epoch_batches += 1
@@ -125,7 +130,8 @@ class Loop:
                 self._loggers.log(run.steps, {"epoch": run.epoch, **values})
         if not math.isfinite(out.loss) and self.plan.stop_on_nan:
             self._refuse(out.loss, out.updated)
-        self._callbacks.call("on_step_end", run)
+        if self._has_end:
+            calls("on_step_end", run)
         self._display.step(run)
 
     def _refuse(self, loss: float, updated: bool) -> None:
