@@ -79,6 +79,8 @@ class Meter:
         self.epochs, self.steps, self.units, self.unit = epochs, steps, 0, "samples"
         self._looks: deque[Look] = deque(maxlen=WINDOW)
         self._stepped_at = self._away = 0.0
+        self._shape: tuple[int, ...] | None = None
+        self._each = 1  # units of a batch of that shape
 
     def count(self, run: Run) -> float:
         """After a step: the time. The first may compile, so that the clock starts after it."""
@@ -96,12 +98,14 @@ class Meter:
         """Samples are rows of the first array; integers in rows (N, T) are tokens."""
         leaf = batch
         while isinstance(leaf, (dict, tuple, list)) and leaf:
-            leaf = next(iter(leaf.values())) if isinstance(leaf, dict) else leaf[0]
+            leaf = next(iter(leaf.values())) if type(leaf) is dict else next(iter(leaf))
         shape: tuple[int, ...] = getattr(leaf, "shape", ())
-        if len(shape) == 2 and leaf.dtype.kind == "i":
-            self.unit, self.units = "tokens", self.units + shape[0] * shape[1]
-        else:
-            self.units += shape[0] if shape else 1
+        if shape != self._shape:
+            is_tokens = len(shape) == 2 and leaf.dtype.kind == "i"
+            self.unit = "tokens" if is_tokens else self.unit
+            self._shape = shape
+            self._each = shape[0] * shape[1] if is_tokens else shape[0] if shape else 1
+        self.units += self._each
 
     def look(self, run: Run) -> None:
         self._looks.append(Look(time.perf_counter(), self._away, self.units, run.steps))
