@@ -120,6 +120,7 @@ def test_validations_do_not_make_steps_look_slow(monkeypatch: pytest.MonkeyPatch
     run.batch = BATCH
     for is_followed in (False, True, False):
         run.steps += 1
+        run.batches += 1
         meter.count(run)
         if is_followed:
             meter.evaluated()

@@ -556,7 +556,8 @@ def test_what_is_counted() -> None:
         ({"x": 3.0}, "samples", 1),
     ):
         meter = progress.Meter(run, None, None)
-        meter.add(batch)
+        run.batch, run.batches = batch, run.batches + 1
+        meter.look(run)
         assert (meter.unit, meter.units) == (unit, count)
     assert [progress.clock(s) for s in (0.4, 61, 3723)] == ["0:00", "1:01", "1:02:03"]
 

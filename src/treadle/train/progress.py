@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, Protocol
 
 from treadle.base.errors import ArgumentError
 from treadle.base.terminal import Line, Terminal
-from treadle.base.trees import Tree
 from treadle.train.loggers import scalars, shown
 from treadle.train.run import Run
 
@@ -79,12 +78,10 @@ class Meter:
         self.epochs, self.steps, self.units, self.unit = epochs, steps, 0, "samples"
         self._looks: deque[Look] = deque(maxlen=WINDOW)
         self._stepped_at = self._away = 0.0
-        self._shape: tuple[int, ...] | None = None
-        self._each = 1  # units of a batch of that shape
+        self._batches = run.batches
 
     def count(self, run: Run) -> float:
         """After a step: the time. The first may compile, so that the clock starts after it."""
-        self.add(run.batch)
         self._stepped_at = now = time.perf_counter()
         if not self._looks:
             self.look(run)
@@ -94,20 +91,23 @@ class Meter:
         """After a validation, whose time is not the steps'."""
         self._away += time.perf_counter() - self._stepped_at
 
-    def add(self, batch: Tree) -> None:
-        """Samples are rows of the first array; integers in rows (N, T) are tokens."""
-        leaf = batch
+    def _add(self, run: Run) -> None:
+        """Units of the batches since the last look, as many in each as in the last one.
+
+        Samples are rows of the first array; integers in rows (N, T) are tokens.
+        """
+        leaf = run.batch
         while isinstance(leaf, (dict, tuple, list)) and leaf:
-            leaf = next(iter(leaf.values())) if type(leaf) is dict else next(iter(leaf))
+            leaf = next(iter(leaf.values())) if isinstance(leaf, dict) else leaf[0]
         shape: tuple[int, ...] = getattr(leaf, "shape", ())
-        if shape != self._shape:
-            is_tokens = len(shape) == 2 and leaf.dtype.kind == "i"
-            self.unit = "tokens" if is_tokens else self.unit
-            self._shape = shape
-            self._each = shape[0] * shape[1] if is_tokens else shape[0] if shape else 1
-        self.units += self._each
+        is_tokens = len(shape) == 2 and leaf.dtype.kind == "i"
+        self.unit = "tokens" if is_tokens else self.unit
+        each = shape[0] * shape[1] if is_tokens else shape[0] if shape else 1
+        self.units += each * (run.batches - self._batches)
+        self._batches = run.batches
 
     def look(self, run: Run) -> None:
+        self._add(run)
         self._looks.append(Look(time.perf_counter(), self._away, self.units, run.steps))
 
     def place(self, run: Run) -> str:
