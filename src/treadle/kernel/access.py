@@ -110,6 +110,20 @@ def is_local(access: Access, turn: Index, size: int, turns: int) -> bool:
     return whole == turn and low + access.low >= 0 and high + access.high < part
 
 
+def changed_in(body: Sequence[Statement]) -> set[str]:
+    """Locals that some statements accumulate into or set."""
+    found: set[str] = set()
+    for s in body:
+        match s:
+            case For(_, _, inner):
+                found |= changed_in(inner)
+            case Accumulate(local) | Set(local):
+                found.add(local)
+            case _:
+                pass
+    return found
+
+
 def locals_in(value: Value) -> set[str]:
     """Locals that a value reads, those inside indices too."""
     match value:

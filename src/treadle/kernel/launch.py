@@ -66,7 +66,7 @@ class Launch:
     shared: int = 0
     calls: int = 1
     product: Product | None = None
-    library: LibraryCall | None = None
+    routine: LibraryCall | None = None
 
 
 def launches_to_json(launches: tuple[Launch, ...]) -> str:
@@ -80,21 +80,21 @@ def launches_from_json(text: str) -> tuple[Launch, ...]:
 
 
 def _launch(item: dict[str, Any]) -> Launch:
-    library = item.pop("library")
-    if library is not None:
+    routine = item.pop("routine")
+    if routine is not None:
         tensors = {
             n: tuple(
                 Tensor(
                     t["argument"], t["dtype"], t["start"], tuple(t["shape"]), tuple(t["strides"])
                 )
-                for t in library[n]
+                for t in routine[n]
             )
             for n in ("results", "operands")
         }
-        numbers = tuple((str(n), float(x)) for n, x in library["numbers"])
-        library = LibraryCall(library["name"], numbers=numbers, **tensors)
+        numbers = tuple((str(n), float(x)) for n, x in routine["numbers"])
+        routine = LibraryCall(routine["name"], numbers=numbers, **tensors)
     product = item.pop("product")
     if product is not None:
         target, left, right = (MatrixFacts(**product.pop(n)) for n in ("target", "left", "right"))
         product = Product(**product, target=target, left=left, right=right)
-    return Launch(**item, product=product, library=library)
+    return Launch(**item, product=product, routine=routine)

@@ -142,11 +142,11 @@ class _Checker:
             case Multiply():
                 self.multiply(statement, scope)
             case Library():
-                self.library(statement, scope)
+                self.routine(statement, scope)
             case _:
                 assert_never(statement)
 
-    def library(self, statement: Library, scope: _Scope) -> None:
+    def routine(self, statement: Library, scope: _Scope) -> None:
         """Every view inside its buffer, results apart from operands, and nothing around it."""
         if scope.loops:
             raise self.wrong(f"{statement.name} is inside a loop")

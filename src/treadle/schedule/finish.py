@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from treadle.kernel.access import accesses, loads_of, locals_in, map_loads
+from treadle.kernel.access import accesses, changed_in, loads_of, locals_in, map_loads
 from treadle.kernel.index import Index, Var, substitute, uses, variable
 from treadle.kernel.nodes import (
     Accumulate,
@@ -83,22 +83,9 @@ def forwarded(body: Sequence[Statement], names: _Names) -> list[Statement]:
 def _forget(known: dict[tuple[str, Index], Local], body: Sequence[Statement]) -> None:
     """Places that some statements may have changed, and locals that they set."""
     written = {a.buffer for a in accesses(body) if a.writes}
-    changed = _changed(body)
+    changed = changed_in(body) | names_in(body)
     for key in [k for k, v in known.items() if k[0] in written or v.name in changed]:
         del known[key]
-
-
-def _changed(body: Sequence[Statement]) -> set[str]:
-    found: set[str] = set()
-    for s in body:
-        match s:
-            case For(_, _, inner):
-                found |= _changed(inner)
-            case Let(local) | Set(local) | Accumulate(local):
-                found.add(local)
-            case _:
-                pass
-    return found
 
 
 def _with_known(statement: Statement, known: dict[tuple[str, Index], Local]) -> Statement:
@@ -263,7 +250,7 @@ class _Lifter:
     def __init__(self, var: Var, body: Sequence[Statement], names: _Names):
         self.var, self.names = var, names
         self.variables = {var, *_variables(body)}
-        self.locals = _changed(body)
+        self.locals = changed_in(body) | names_in(body)
         self.written = {a.buffer for a in accesses(body) if a.writes}
         self.lifted: dict[Value, str] = {}
 

@@ -42,7 +42,7 @@ def render_program(program: Program, library: bool = True, per_part: int = 24) -
         product = product_of(kernel)
         called = call_of(kernel)
         if called is not None:
-            launches.append(Launch(symbol, 0, 0, library=called))
+            launches.append(Launch(symbol, 0, 0, routine=called))
             continue
         if product is not None and library:
             launches.append(Launch(symbol, 0, 0, product=product))

@@ -13,7 +13,7 @@ from typing import assert_never
 from treadle.base import dtypes
 from treadle.codegen.cuda import scalars
 from treadle.codegen.cuda.shape import lane_step
-from treadle.kernel.access import locals_in
+from treadle.kernel.access import changed_in, locals_in
 from treadle.kernel.index import (
     Atom,
     Bounded,
@@ -45,21 +45,6 @@ from treadle.kernel.nodes import (
     Value,
     Within,
 )
-
-
-def changed_in(body: Sequence[Statement]) -> set[str]:
-    """Locals that some statements accumulate into or set."""
-    found: set[str] = set()
-    for s in body:
-        match s:
-            case For(_, _, inner):
-                found |= changed_in(inner)
-            case Accumulate(local) | Set(local):
-                found.add(local)
-            case _:
-                pass
-    return found
-
 
 Guards = tuple[Value, ...]
 

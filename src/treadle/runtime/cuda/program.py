@@ -63,9 +63,9 @@ class CudaProgram:
         self.algorithms = dict(algorithms)
         self._products = self._chosen_products()
         attentions = {
-            i: Attention(launch.library, is_deterministic)
+            i: Attention(launch.routine, is_deterministic)
             for i, launch in enumerate(self.launches)
-            if launch.library is not None
+            if launch.routine is not None
         }
         self._runner = Runner(plan, self.launches, self._code, self._products, attentions)
         self._inputs: _Inputs | None = None
