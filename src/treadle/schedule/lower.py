@@ -242,12 +242,12 @@ class Lowering:
         """The kernels of a node into an order; one made for another layer is used again."""
         value = TensorValue(position)
         is_map = value in self.kept and not is_root(self.graph, node) and is_inline(node)
-        is_again = is_map and self.uses_again and not self.target.is_gpu
+        is_again = is_map and node.operands and self.uses_again and not self.target.is_gpu
         if not (is_again and node.types[0].size):
             for kernel in self._kernels(position, node):
                 self.place_kernel(kernel, order)
             return
-        key, names = signature(self.graph, value, self.names.get, self.uses)
+        key, names = signature(self.graph, value, self.source, self.uses)
         if key in self.memo.maps:
             known, places = self.memo.maps[key]
             origins = (node.origin,) if node.origin else ()
@@ -303,11 +303,17 @@ class Lowering:
         repeat = RepeatDraft(attributes.length, attributes.reverse, turn)
         return [*before.phases(), repeat]
 
+    def source(self, value: TensorValue) -> str | None:
+        """The buffer a tensor is read from; a number is written where it is read."""
+        node = self.graph.nodes[value.node]
+        is_number = not self.target.is_gpu and isinstance(node.attributes, Constant)
+        return None if is_number and is_inline(node) else self.names.get(value)
+
     def reader(self, being_made: TensorValue | None = None) -> Reader:
         """Reads elements; the tensor that is being made is computed, not loaded."""
 
         def buffer_of(value: TensorValue) -> str | None:
-            return None if value == being_made else self.names.get(value)
+            return None if value == being_made else self.source(value)
 
         return Reader(self.graph, buffer_of, uses=self.uses, layouts=self.layouts)
 

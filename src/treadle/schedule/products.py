@@ -9,6 +9,7 @@ memory as tiles read them, unless it is read too seldom to pay or lies that way 
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass, replace
 
 from treadle.base import dtypes
@@ -65,6 +66,7 @@ from treadle.schedule.whole import as_dtype, plain_product, whole_product
 DEPTH = 512  # of a product: the panel of the right operand stays in the second-level cache
 FEW_ROWS = 128  # for so few it does not pay to copy the right operand
 FEW_TASKS = 4
+LEAST_SHARED = 1 << 19  # operations from which threads share a product of few rows
 
 
 @ROOTS(CONTRACT)
@@ -281,7 +283,9 @@ class _Product:
         """Whether threads share panels of columns instead of blocks of rows."""
         columns = self.labels.extent(self.labels.columns)
         tasks = self.labels.extent(self.labels.outer) * _count(self.rows.outer)
-        return tasks < FEW_TASKS and columns % self.panel == 0 and columns >= 4 * self.panel
+        is_wide = columns % self.panel == 0 and columns >= 4 * self.panel
+        is_worth = 2 * math.prod(self.labels.sizes.values()) >= LEAST_SHARED
+        return tasks < FEW_TASKS and is_wide and is_worth
 
     def _multiply(self, target: Buffer, digits: list[Digit], parts: int) -> list[Kernel]:
         labels, reader = self.labels, self.lowering.reader()
