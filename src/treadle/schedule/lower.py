@@ -32,7 +32,15 @@ from treadle.schedule.bound import Bound, Memo
 from treadle.schedule.expand import expand
 from treadle.schedule.inline import Reader, laid_out
 from treadle.schedule.joins import biased_products, gathered_parts
-from treadle.schedule.keep import ROOTS, STREAMS, heads_last, is_inline, is_root, kept_values
+from treadle.schedule.keep import (
+    ROOTS,
+    STREAMS,
+    computed_again,
+    heads_last,
+    is_inline,
+    is_root,
+    kept_values,
+)
 from treadle.schedule.nests import axis_vars, nest
 from treadle.schedule.order import Order
 from treadle.schedule.signature import signature
@@ -136,6 +144,8 @@ class Lowering:
         if self.biased:
             biases = {b.bias for b in self.biased.values()}
             self.kept = kept_values(graph, fuse, self.target.is_gpu, biases)
+        is_copied = fuse and not self.target.is_gpu  # products copy operands into panels
+        self.again = computed_again(graph, self.kept) if is_copied else {}
         self.uses = Counter(v for n in graph.nodes for v in n.operands)
         self.names = {v: f"{prefix}b{v.node}.{v.output}" for v in self.kept}
         for name, position in graph.leaves.items():
@@ -186,9 +196,10 @@ class Lowering:
     def _last_reads(self) -> dict[int, int]:
         """The node in whose kernel each node's value is read last: what is inlined reads there."""
         found: dict[int, int] = {}
+        again = {v.node: position for position, v in self.again.items()}
         for position in range(len(self.graph.nodes) - 1, -1, -1):
             is_kept = TensorValue(position) in self.kept
-            at = position if is_kept else found.get(position, position)
+            at = again.get(position, position) if is_kept else found.get(position, position)
             for operand in self.graph.nodes[position].operands:
                 found[operand.node] = max(found.get(operand.node, -1), at)
         return found

@@ -130,15 +130,18 @@ class Order:
             is_first = self.memo.target.is_gpu and self.groups[i].bound.inputs
             if not self.groups[i].direct and not is_first:
                 level[i] = first_use[i] - 1
-        if self.memo.target.is_gpu:
-            self._put_off(level, ordered)
+        self._put_off(level, ordered)
         found: list[list[Bound]] = [[] for _ in range(max(level, default=-1) + 1)]
         for i in sorted(range(count), key=lambda i: (level[i], i)):
             found[level[i]].append(self.groups[i].bound)
         return [phase for phase in found if phase]
 
     def _put_off(self, level: list[int], ordered: Sequence[int]) -> None:
-        """Later, where nothing large lives longer for it: equal kernels then meet in one phase."""
+        """Later, where nothing large lives longer for it.
+
+        On a GPU equal kernels then meet in one phase; elsewhere what is large lives shorter.
+        """
+        is_gpu = self.memo.target.is_gpu
         users: dict[int, list[int]] = {}
         for i in ordered:
             for j in self.groups[i].direct:
@@ -147,11 +150,15 @@ class Order:
             bound = self.groups[i].bound
             if i not in users or not self.groups[i].direct or bound.kernel.is_whole:
                 continue
+            made = max(b.nbytes for b in bound.kernel.outputs)
+            if not is_gpu and made < WORTH:
+                continue
             limit = min(level[u] for u in users[i]) - 1
+            light = LIGHT if is_gpu else made // 8
             large = [
                 n
                 for n, b in zip(bound.inputs, bound.kernel.inputs, strict=True)
-                if b.nbytes > LIGHT and n in self.writers
+                if b.nbytes > light and n in self.writers
             ]
             is_kept = all(any(level[r] >= limit for r in self.readers[n] if r != i) for n in large)
             if limit > level[i] and is_kept:
@@ -159,6 +166,7 @@ class Order:
 
 
 LIGHT = 8 << 20  # bytes that may live longer
+WORTH = 1 << 18  # bytes that should live shorter
 
 
 def has_product(body: Sequence[Statement]) -> bool:

@@ -158,11 +158,16 @@ class _Product:
 
     def _at(self, labels: Labels, side: str) -> Load | None:
         """The load that an element of an operand is, labels as variables x…"""
-        reader = self.lowering.reader()
+        reader = self._reader(side)
         places = tuple(variable(Var(f"x{c}", labels.sizes[c])) for c in labels.of(side))
         operand = labels.left if side == "left" else labels.right
         found = plain_load(reader, reader.at(operand, places))
         return found if found is not None and found.dtype is self.dtype else None
+
+    def _reader(self, side: str) -> Reader:
+        """Reads an operand; the right one may be computed anew rather than have been kept."""
+        again = self.lowering.again.get(self.position) if side == "right" else None
+        return self.lowering.reader(again)
 
     def _direct_right(self) -> Load | None:
         """The right operand where it is, if its columns lie together and copying does not pay."""
@@ -217,7 +222,7 @@ class _Product:
         depth = {c: Var(f"k{c}", labels.sizes[c]) for c in labels.depth}
         number, lane = Var("panel", count), Var("lane", panel)
         column = variable(number) * panel + variable(lane)
-        reader = self.lowering.reader()
+        reader = self._reader("right")
         guards = [] if columns % panel == 0 else [Within(column, 0, columns)]
         places = dict(zip(labels.columns, _split(bounded(column, columns), labels), strict=True))
         places |= {c: variable(v) for c, v in (outer | depth).items()}
