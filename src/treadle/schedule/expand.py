@@ -28,7 +28,7 @@ def expand(
 ) -> Graph:
     """The same graph in primitives, but for composites that have a template, where asked for.
 
-    Templates that are streams are left out where `streams` is false, and on a GPU.
+    Templates that are streams are left out where `streams` is false.
     """
     builder = GraphBuilder()
     moved: list[tuple[Value, ...]] = []
@@ -36,9 +36,7 @@ def expand(
     for node in graph.nodes:
         operands = [moved[v.node][v.output] for v in node.operands]
         types = tuple(builder.type_of(v) for v in operands)
-        is_kept = has_template(node, types, target) or (
-            streams and not target.is_gpu and is_stream(node, types)
-        )
+        is_kept = has_template(node, types, target) or (streams and is_stream(node, types, target))
         body = None if templates and is_kept else _body(node, types)
         if body is None:
             position = builder.copy(node, operands)
@@ -102,7 +100,7 @@ def is_for_library(node: Node, types: tuple[TensorType, ...]) -> bool:
 LEAST_CLASSES = 512  # below which logits are small
 
 
-def is_stream(node: Node, types: tuple[TensorType, ...]) -> bool:
+def is_stream(node: Node, types: tuple[TensorType, ...], target: Target = CPU) -> bool:
     """Whether a composite is computed by phases that are repeated over rows."""
     if node.op is LINEAR_CROSS_ENTROPY:
         x, weight, _, *bias = types
@@ -112,6 +110,12 @@ def is_stream(node: Node, types: tuple[TensorType, ...]) -> bool:
         floats = [ct, x, weight, *bias]
     else:
         return False
+    if target.is_gpu:
+        is_even = x.dtype is weight.dtype and x.dtype.itemsize <= 4
+        is_large = x.shape[0] * weight.shape[0] >= target.least_logits
+        # Sums of a bias's gradient are of slopes that were not rounded, which nothing keeps.
+        is_exact = not bias or x.dtype is float32
+        return is_even and is_large and is_exact and all(t.size for t in floats)
     is_float32 = all(t.dtype is float32 and t.size for t in floats)
     return is_float32 and weight.shape[0] >= LEAST_CLASSES
 

@@ -229,7 +229,8 @@ def _scatter_add(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     value, axis, batch = TensorValue(position), attributes.axis, attributes.batch
     result, wide = node.types[0], accumulator(node.types[0].dtype)
     sums = lowering.buffer(value)
-    if wide is not result.dtype:
+    is_rounded = sums.dtype is not wide
+    if is_rounded:
         sums = Buffer(f"{lowering.prefix}b{position}.sums", wide, result.size)
         lowering.buffers[sums.name] = sums
     updates, indices = (lowering.graph.type_of(v) for v in node.operands)
@@ -255,7 +256,7 @@ def _scatter_add(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     found = [lowering.kernel(position, lowering.reader(), [], fill, "_zero", (sums,))]
     if attributes.size:
         found.append(lowering.kernel(position, reader, [], scattered, "", (sums,)))
-    return found if wide is result.dtype else [*found, _rounded(lowering, value, sums)]
+    return [*found, _rounded(lowering, value, sums)] if is_rounded else found
 
 
 def _filled(target: Buffer, shape: Sequence[int], element: Value) -> tuple[Statement, ...]:

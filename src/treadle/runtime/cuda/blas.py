@@ -124,7 +124,7 @@ class Matmul:
         self._b = self._layout(second, facts[1])
         self._d = self._layout(target, product.target)
         number = ctypes.c_double if scale else ctypes.c_float
-        self._one, self._zero = number(1.0), number(0.0)
+        self._one, self._kept = number(1.0), number(float(product.adds))
         self.algorithm: ctypes.Array[ctypes.c_uint64] | None = None
 
     def _set(self, setter: Any, target: Any, attribute: int, value: Any) -> None:
@@ -167,7 +167,7 @@ class Matmul:
         chosen: Any = self.algorithm if algorithm is None else algorithm
         code: int = library().cublasLtMatmul(
             _handle(), self._handle, ctypes.byref(self._one), a, self._a, b, self._b,
-            ctypes.byref(self._zero), d, self._d, d, self._d, ctypes.byref(chosen),
+            ctypes.byref(self._kept), d, self._d, d, self._d, ctypes.byref(chosen),
             ctypes.c_void_p(workspace().address), ctypes.c_size_t(WORKSPACE),
             ctypes.c_void_p(int(device().stream)),
         )  # fmt: skip
