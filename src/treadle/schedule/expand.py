@@ -16,7 +16,8 @@ from treadle.ir.control import CALL, Call
 from treadle.ir.graph import Graph, GraphBuilder, Node, Output, Value
 from treadle.ir.op import NoAttributes
 from treadle.ir.ops.elementwise import STOP_GRADIENT
-from treadle.ir.ops.leaves import Leaf
+from treadle.ir.ops.indexing import ScatterAdd
+from treadle.ir.ops.leaves import IOTA, Leaf
 from treadle.ir.ops.reductions import ARGMAX, REDUCE_MAX, ArgReduce, Reduce
 from treadle.ir.rewrite import inline_into, remove_dead_code
 from treadle.ir.types import TensorType
@@ -38,7 +39,9 @@ def expand(
         types = tuple(builder.type_of(v) for v in operands)
         is_kept = has_template(node, types, target) or (streams and is_stream(node, types, target))
         body = None if templates and is_kept else _body(node, types)
-        if body is None:
+        if target.is_gpu and _scatters_in_order(builder, node, operands):
+            moved.append((operands[0],))
+        elif body is None:
             position = builder.copy(node, operands)
             moved.append(tuple(Value(position, i) for i in range(len(node.types))))
         else:
@@ -52,6 +55,15 @@ def expand(
             moved.append(tuple(inline_into(builder, inner, leaves, node.origin)))
     outputs = [Output(o.kind, o.name, moved[o.value.node][o.value.output]) for o in graph.outputs]
     return remove_dead_code(builder.build(outputs, graph.name))
+
+
+def _scatters_in_order(builder: GraphBuilder, node: Node, operands: list[Value]) -> bool:
+    """Whether rows are added to zeros each at its own number: the result is what is added."""
+    if not isinstance(node.attributes, ScatterAdd) or node.attributes.axis or node.attributes.batch:
+        return False
+    indices = builder.nodes[operands[1].node]
+    is_counted = indices.op is IOTA and len(indices.types[0].shape) == 1
+    return is_counted and builder.type_of(operands[0]) == node.types[0]
 
 
 LARGEST_BLOCK = 64

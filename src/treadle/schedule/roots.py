@@ -30,6 +30,7 @@ from treadle.kernel.nodes import (
     Value,
     Within,
 )
+from treadle.kernel.scatter import is_scatter
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import axis_vars, nest
@@ -251,7 +252,16 @@ def _scatter_add(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
         Update(sums.name, target, kept),
     ]
     free = [*every[:axis], *every[axis + chosen :]]
-    scattered = nest(free, Role.PARALLEL, nest(every[axis : axis + chosen], Role.SEQUENTIAL, body))
+    added = nest(every[axis : axis + chosen], Role.SEQUENTIAL, body)
+    if lowering.target.is_gpu and attributes.size > 1:
+        row = Var("row", attributes.size)
+        cleared = lowering.place(value, [*own[:axis], variable(row), *own[axis + chosen :]])
+        zeros = nest([row], Role.SEQUENTIAL, [Store(sums.name, cleared, Literal(0, wide))])
+        whole = nest(free, Role.PARALLEL, [*zeros, *added])
+        kernel = lowering.kernel(position, reader, [], whole, "", (sums,))
+        if is_scatter(kernel):
+            return [kernel, _rounded(lowering, value, sums)] if is_rounded else [kernel]
+    scattered = nest(free, Role.PARALLEL, added)
     fill = _filled(sums, result.shape, Literal(0, wide))
     found = [lowering.kernel(position, lowering.reader(), [], fill, "_zero", (sums,))]
     if attributes.size:
