@@ -75,9 +75,7 @@ def scatter_of(kernel: Kernel) -> Scatter | None:
     return found if is_small and not _by_column(found) else None
 
 
-def _peeled(
-    body: tuple[Statement, ...], role: Role
-) -> tuple[list[Var], tuple[Statement, ...]]:
+def _peeled(body: tuple[Statement, ...], role: Role) -> tuple[list[Var], tuple[Statement, ...]]:
     """Loops of a role, each around all that follows, and what is inside."""
     found: list[Var] = []
     while len(body) == 1 and isinstance(body[0], For) and body[0].role is role:
@@ -95,8 +93,10 @@ def _is_filling(statement: Statement, index: Index, buffer: str, place: Data) ->
     *named, store = statement.body
     if not isinstance(store, Store) or store.buffer != buffer or store.guard is not None:
         return False
-    values = {Local(s.local, s.value.dtype): s.value for s in named if isinstance(s, Let)}
-    value = values.get(store.value, store.value) if values else store.value
+    values = {s.local: s.value for s in named if isinstance(s, Let)}
+    value = store.value
+    if isinstance(value, Local):
+        value = values.get(value.name, value)
     is_zero = isinstance(value, Literal) and value.value == 0 and len(values) == len(named)
     terms = tuple((statement.var if a == place else a, f) for a, f in index.terms)
     same = dict(terms) == dict(store.index.terms) and index.offset == store.index.offset

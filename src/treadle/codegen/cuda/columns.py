@@ -15,6 +15,7 @@ from treadle.kernel.nodes import Accumulate, For, Kernel, Let, Literal, Role, St
 
 MOST_ROWS = 8  # warps of a block; where there are few blocks, as many as there can be
 FEW_BLOCKS = 64
+MOST_SHARED = 40 << 10  # bytes of the warps' sums
 EACH = 2  # rows that a thread should have at least
 
 
@@ -46,7 +47,9 @@ def columns_of(kernel: Kernel) -> Shape | None:
     if not across or not all(across):
         return None
     blocks = math.prod(v.extent for v in turns) // lanes // WARP
-    most, count = (MOST_ROWS if blocks >= FEW_BLOCKS else WARP), 2
+    sums = [s for s in statements if isinstance(s, Accumulate)]
+    row = WARP * lanes * sum(max(4, s.value.dtype.itemsize) for s in sums)
+    most, count = min(MOST_ROWS if blocks >= FEW_BLOCKS else WARP, MOST_SHARED // row), 2
     while 2 * count <= min(most, rows // EACH):
         count *= 2
     return Shape(lets, turns, body, 1, WARP * count, lanes, count)
@@ -91,4 +94,3 @@ def _is_apart(index: Index, loops: Sequence[Var]) -> bool:
             return False
         reach += abs(factor) * (atom.extent - 1)
     return all(v in known for v in loops if v.extent > 1)
-

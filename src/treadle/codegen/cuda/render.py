@@ -195,7 +195,7 @@ class _Writer(Lanes):
         self.team_all(self.shape.body)
 
     def _columns(self) -> None:
-        """Each warp's rows, then the warps' sums in their order; the first warp has what follows."""
+        """Each warp's rows, then the warps' sums in order; the first warp has what follows."""
         at = next(i for i, s in enumerate(self.shape.body) if isinstance(s, For))
         loop = self.shape.body[at]
         assert isinstance(loop, For)

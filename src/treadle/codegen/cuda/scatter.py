@@ -101,9 +101,7 @@ def _look(w: Lanes, found: Scatter, rows: int, part: int) -> None:
         w.add("#pragma unroll")
         with w.block(f"for (int j = 0; j < {EACH}; ++j)"):
             w.add("const unsigned every = __ballot_sync(0xffffffffu, near[j] >= 0);")
-            w.add(
-                f"const int spot = warp * {ROOM} + count + __popc(every & ((1u << lane) - 1u));"
-            )
+            w.add(f"const int spot = warp * {ROOM} + count + __popc(every & ((1u << lane) - 1u));")
             turn = f"warp * {part} + from + j * 32 + lane"
             w.add(f"if (near[j] >= 0) {{ turns[spot] = {turn}; owners[spot] = near[j]; }}")
             w.add("count += __popc(every);")
@@ -132,19 +130,19 @@ def _add_up(w: Lanes, found: Scatter, wide: str) -> None:
     """What one warp noted, added in order by the threads that have the columns."""
     width = found.width
     w.add("const int total = totals[owner];")
-    with w.block(f"for (int h = 0; h < total; h += {TOGETHER})"):
-        with w.block(f"for (int c = threadIdx.x; c < {width}; c += {SCATTER_THREADS})"):
-            w.add(f"{wide} terms[{TOGETHER}];")
-            w.add("#pragma unroll")
-            with w.block(f"for (int k = 0; k < {TOGETHER}; ++k)"):
-                near = f"owner * {ROOM} + t_min(h + k, total - 1)"
-                w.add(f"const {w.index_type} turn = turns[{near}];")
-                w.decode("turn", found.updates)
-                w.decode("c", found.columns)
-                for let in found.lets:
-                    w.let(let.local, let.value)
-                w.add(f"terms[k] = {w.value(found.update.value)};")
-            w.add("#pragma unroll")
-            with w.block(f"for (int k = 0; k < {TOGETHER}; ++k)"):
-                own = f"owners[owner * {ROOM} + h + k] * {width} + c"
-                w.add(f"if (h + k < total) sums[{own}] += terms[k];")
+    columns = f"for (int c = threadIdx.x; c < {width}; c += {SCATTER_THREADS})"
+    with w.block(f"for (int h = 0; h < total; h += {TOGETHER})"), w.block(columns):
+        w.add(f"{wide} terms[{TOGETHER}];")
+        w.add("#pragma unroll")
+        with w.block(f"for (int k = 0; k < {TOGETHER}; ++k)"):
+            near = f"owner * {ROOM} + t_min(h + k, total - 1)"
+            w.add(f"const {w.index_type} turn = turns[{near}];")
+            w.decode("turn", found.updates)
+            w.decode("c", found.columns)
+            for let in found.lets:
+                w.let(let.local, let.value)
+            w.add(f"terms[k] = {w.value(found.update.value)};")
+        w.add("#pragma unroll")
+        with w.block(f"for (int k = 0; k < {TOGETHER}; ++k)"):
+            own = f"owners[owner * {ROOM} + h + k] * {width} + c"
+            w.add(f"if (h + k < total) sums[{own}] += terms[k];")

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from treadle.base.errors import DeviceError
 from treadle.kernel.launch import MatrixFacts, Product
 from treadle.runtime.cuda.device import INSTALL, Block, Event, device
@@ -18,6 +20,7 @@ from treadle.runtime.cuda.device import INSTALL, Block, Event, device
 WORKSPACE = 64 << 20  # bytes
 CANDIDATES = 16
 REPEATS = 4
+NOISE = 8 << 20  # bytes
 
 _TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
 _COMPUTE = {"float64": 70}  # otherwise 68: sums of float32
@@ -72,6 +75,16 @@ def _handle() -> ctypes.c_void_p:
 def workspace() -> Block:
     """Memory that products use while they run, one after the other."""
     return Block(WORKSPACE)
+
+
+@functools.cache
+def noise() -> Block:
+    """Numbers to time products on, as narrow floats see them: zeros would be faster."""
+    found = Block(NOISE)
+    drawn = np.random.default_rng(0).standard_normal(NOISE // 4).astype(np.float32)
+    halves = (drawn.view(np.uint32) >> 16).astype(np.uint16)
+    found.write(np.stack([halves, halves[::-1]]))
+    return found
 
 
 @dataclass(frozen=True)

@@ -149,6 +149,15 @@ class Block:
             )
             checked(found, "cuda")
 
+    def fill(self, source: Block) -> None:
+        """Copies of another block's bytes, one after the other, into the stream."""
+        for start in range(0, self.nbytes, source.nbytes):
+            size = min(source.nbytes, self.nbytes - start)
+            found = self.device.driver.cuMemcpyDtoDAsync(
+                self.address + start, source.address, size, self.device.stream
+            )
+            checked(found, "cuda")
+
     def read(self, array: np.ndarray, offset: int = 0) -> np.ndarray:
         """Copy out into a contiguous array, when all work before is done."""
         self.device.wait()
