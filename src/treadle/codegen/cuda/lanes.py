@@ -102,6 +102,7 @@ class Lanes:
         self.lines: list[str] = []
         self.depth, self.count = 1, 0
         self.places = {b.name: f"p{i}" for i, b in enumerate(kernel.buffers)}
+        self.constant = {b.name for b in kernel.inputs}  # what the kernel does not write
         self.types = {b.name: b.dtype for b in (*kernel.buffers, *kernel.scratch)}
         self.names: dict[str, str] = {}  # of locals
         self.vars: dict[Var, str] = {}
@@ -221,7 +222,8 @@ class Lanes:
             place = f"{self.places[load.buffer]} + {self.index(load.index)}"
             held = f"if ({' && '.join(map(self.value, guards))}) " if guards else ""
             if not self._from_stage(load, place, name, bool(guards)):
-                self.add(f"{held}load<{self.width}>({place}, {name});")
+                verb = "fetch" if load.buffer in self.constant else "load"
+                self.add(f"{held}{verb}<{self.width}>({place}, {name});")
             self.packs[load] = name
         yield
         self.packs = before
@@ -235,7 +237,10 @@ class Lanes:
         at = f"{stage.name}[{self.stage_place}]"
         if not stage.is_there:
             type_ = f"Pack<{scalars.memory(load.dtype)}, {self.width}>"
-            self.add(f"{at} = *(const {type_} *)({place});")
+            read = f"*(const {type_} *)({place})"
+            if load.buffer in self.constant:
+                read = f"fetched<{self.width}>({place})"
+            self.add(f"{at} = {read};")
             stage.is_there = True
         self.add(f"unpacked<{self.width}>({at}, {name});")
         return True

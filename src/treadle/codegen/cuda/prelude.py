@@ -35,7 +35,8 @@ template <class T> DEV void put(T &m, T x) { m = x; }
 
 template <class T, int V>
 struct __align__(sizeof(T) * V > 16 ? 16 : sizeof(T) * V) Pack { T v[V]; };
-template <int V, class T, class R> DEV void unpacked(const Pack<T, V> &m, R (&r)[V]) {
+// Packs go by value: members that are read one by one are loaded one by one.
+template <int V, class T, class R> DEV void unpacked(Pack<T, V> m, R (&r)[V]) {
 #pragma unroll
   for (int u = 0; u < V; ++u) r[u] = get(m.v[u]); }
 template <int V, class T, class R> DEV void packed(Pack<T, V> &m, const R (&r)[V]) {
@@ -49,6 +50,18 @@ template <int V, class R> DEV void packed(Pack<bf16, V> &m, const R (&r)[V]) {
   if (V % 2) put(m.v[V - 1], r[V - 1]); }
 template <int V, class T, class R> DEV void load(const T *p, R (&r)[V]) {
   unpacked<V>(*(const Pack<T, V> *)p, r); }
+// Of memory that the kernel does not write: such loads may be made before stores that come first.
+template <int V, class T> DEV Pack<T, V> fetched(const T *p) {
+  Pack<T, V> m;
+  if constexpr (sizeof(m) % 16 == 0) {
+#pragma unroll
+    for (int i = 0; i < sizeof(m) / 16; ++i) ((uint4 *)&m)[i] = __ldg((const uint4 *)p + i);
+  } else if constexpr (sizeof(m) == 8) *(uint2 *)&m = __ldg((const uint2 *)p);
+  else if constexpr (sizeof(m) == 4) *(u32 *)&m = __ldg((const u32 *)p);
+  else m = *(const Pack<T, V> *)p;
+  return m; }
+template <int V, class T, class R> DEV void fetch(const T *p, R (&r)[V]) {
+  unpacked<V>(fetched<V>(p), r); }
 template <int V, class T, class R> DEV void store(T *p, const R (&r)[V]) {
   Pack<T, V> m; packed<V>(m, r); *(Pack<T, V> *)p = m; }
 
