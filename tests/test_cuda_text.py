@@ -273,4 +273,3 @@ def test_a_head_s_logits_are_never_whole() -> None:
     assert plan_buffers(program).size < 512 * 600 * 2
     adding = [p for k in program.distinct() if (p := product_of(k)) is not None and p.adds]
     assert [(p.m, p.n, p.k) for p in adding] == [(600, 16, 64)]
-

@@ -9,6 +9,7 @@ from treadle.kernel.access import locals_in
 from treadle.kernel.index import Data, Index, Var, uses
 from treadle.kernel.nodes import (
     For,
+    Guarded,
     Kernel,
     Let,
     Literal,
@@ -36,6 +37,21 @@ class Scatter:
     update: Update
     place: Data
     is_filled: bool  # with zeros first
+
+    @property
+    def held(self) -> Value | None:
+        """A condition without which nothing is added, if it is the place's alone."""
+        value = self.update.value
+        if not isinstance(value, Guarded) or not isinstance(value.other, Literal):
+            return None
+        is_place = locals_in(value.guard) <= {self.place.local}
+        return value.guard if is_place and value.other.value == 0 else None
+
+    @property
+    def value(self) -> Value:
+        """What is added where the condition holds."""
+        value = self.update.value
+        return value.value if self.held is not None and isinstance(value, Guarded) else value
 
     @property
     def width(self) -> int:

@@ -7,6 +7,8 @@ the bits that one thread would give them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from treadle.codegen.cuda import scalars
 from treadle.codegen.cuda.lanes import Lanes
 from treadle.codegen.cuda.render import function
@@ -19,7 +21,7 @@ SCATTER_THREADS = 512
 WARPS = SCATTER_THREADS // 32
 ROOM = 384  # numbers that a warp can note at a time, and that all have together
 EACH = 8  # indices that a thread looks at in one go
-TOGETHER = 4  # updates that are loaded before the first of them is added
+MOST_TERMS = 8  # numbers that a thread loads before it adds the first
 
 
 def render_scatter(kernel: Kernel, symbol: str, calls: int) -> tuple[str, int, int]:
@@ -78,12 +80,7 @@ def render_scatter(kernel: Kernel, symbol: str, calls: int) -> tuple[str, int, i
 def _look(w: Lanes, found: Scatter, rows: int, part: int) -> None:
     """Which of a warp's indices are this block's: their numbers and rows, in order, while there is
     room to note them."""
-    needed = {found.place.local}
-    lets = list[Let]()
-    for let in reversed(found.lets):
-        if let.local in needed:
-            needed |= locals_in(let.value)
-            lets.insert(0, let)
+    lets = _needed(found, {found.place.local})
     w.add("int count = 0;")
     head = f"for (; from < {part} && count <= {ROOM - 32 * EACH}; from += {32 * EACH})"
     with w.block(head):
@@ -97,7 +94,8 @@ def _look(w: Lanes, found: Scatter, rows: int, part: int) -> None:
                 for let in lets:
                     w.let(let.local, let.value)
                 w.add(f"const i64 at = (i64)({w.index(Index(((found.place, 1),)))}) - first;")
-                w.add(f"if (at >= 0 && at < {rows}) near[j] = (int)at;")
+                held = "" if found.held is None else f" && {w.value(found.held)}"
+                w.add(f"if (at >= 0 && at < {rows}{held}) near[j] = (int)at;")
         w.add("#pragma unroll")
         with w.block(f"for (int j = 0; j < {EACH}; ++j)"):
             w.add("const unsigned every = __ballot_sync(0xffffffffu, near[j] >= 0);")
@@ -128,21 +126,48 @@ def _put_together(w: Lanes, part: int) -> None:
 
 def _add_up(w: Lanes, found: Scatter, wide: str) -> None:
     """What one warp noted, added in order by the threads that have the columns."""
-    width = found.width
+    width, each = found.width, -(-found.width // SCATTER_THREADS)
+    lets = _needed(found, locals_in(found.value))
+    together = max(1, MOST_TERMS // each)
+
+    def every(line: Callable[[], None]) -> None:
+        """For some updates at once, and all columns of a thread."""
+        w.add("#pragma unroll")
+        with w.block(f"for (int k = 0; k < {together}; ++k)"):
+            w.add("#pragma unroll")
+            with w.block(f"for (int v = 0; v < {each}; ++v)"):
+                w.add(f"const int c = threadIdx.x + v * {SCATTER_THREADS};")
+                if width % SCATTER_THREADS:
+                    with w.block(f"if (c < {width})"):
+                        line()
+                else:
+                    line()
+
+    def load() -> None:
+        near = f"owner * {ROOM} + t_min(h + k, total - 1)"
+        w.add(f"const {w.index_type} turn = turns[{near}];")
+        w.decode("turn", found.updates)
+        w.decode("c", found.columns)
+        for let in lets:
+            w.let(let.local, let.value)
+        w.add(f"terms[k][v] = {w.value(found.value)};")
+
+    def add() -> None:
+        own = f"owners[owner * {ROOM} + h + k] * {width} + c"
+        w.add(f"if (h + k < total) sums[{own}] += terms[k][v];")
+
     w.add("const int total = totals[owner];")
-    columns = f"for (int c = threadIdx.x; c < {width}; c += {SCATTER_THREADS})"
-    with w.block(f"for (int h = 0; h < total; h += {TOGETHER})"), w.block(columns):
-        w.add(f"{wide} terms[{TOGETHER}];")
-        w.add("#pragma unroll")
-        with w.block(f"for (int k = 0; k < {TOGETHER}; ++k)"):
-            near = f"owner * {ROOM} + t_min(h + k, total - 1)"
-            w.add(f"const {w.index_type} turn = turns[{near}];")
-            w.decode("turn", found.updates)
-            w.decode("c", found.columns)
-            for let in found.lets:
-                w.let(let.local, let.value)
-            w.add(f"terms[k] = {w.value(found.update.value)};")
-        w.add("#pragma unroll")
-        with w.block(f"for (int k = 0; k < {TOGETHER}; ++k)"):
-            own = f"owners[owner * {ROOM} + h + k] * {width} + c"
-            w.add(f"if (h + k < total) sums[{own}] += terms[k];")
+    with w.block(f"for (int h = 0; h < total; h += {together})"):
+        w.add(f"{wide} terms[{together}][{each}];")
+        every(load)
+        every(add)
+
+
+def _needed(found: Scatter, locals_: set[str]) -> list[Let]:
+    """The values that some locals depend on, in order."""
+    needed, lets = set(locals_), list[Let]()
+    for let in reversed(found.lets):
+        if let.local in needed:
+            needed |= locals_in(let.value)
+            lets.insert(0, let)
+    return lets

@@ -18,8 +18,8 @@ from treadle.kernel.launch import MatrixFacts, Product
 from treadle.runtime.cuda.device import INSTALL, Block, Event, device
 
 WORKSPACE = 64 << 20  # bytes
-CANDIDATES = 16
-REPEATS = 4
+CANDIDATES = 32
+FINALISTS, ROUNDS, REPEATS = 4, 3, 4
 NOISE = 8 << 20  # bytes
 
 _TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
@@ -206,25 +206,25 @@ class Matmul:
         return [found[i].algorithm for i in range(count.value)]
 
     def choose(self, target: int, left: int, right: int, bias: int = 0) -> None:
-        """The fastest of the candidates, timed on some memory."""
-        best: tuple[float, Any] | None = None
+        """The fastest of the candidates on some memory: each once, then the best in turns."""
         start, end = Event(timed=True), Event(timed=True)
-        for algorithm in self.candidates():
-            if self.run(target, left, right, bias, algorithm):
-                continue
-            times = []
-            for _ in range(2):
-                start.record()
-                for _ in range(REPEATS):
-                    self.run(target, left, right, bias, algorithm)
-                end.record()
-                end.wait()
-                times.append(end.milliseconds_since(start))
-            if best is None or min(times) < best[0]:
-                best = min(times), algorithm
-        if best is None:
+        places = target, left, right, bias
+
+        def timed(algorithm: Any, repeats: int) -> float:
+            start.record()
+            for _ in range(repeats):
+                self.run(*places, algorithm)
+            end.record()
+            end.wait()
+            return end.milliseconds_since(start)
+
+        able = [a for a in self.candidates() if not self.run(*places, a)]
+        if not able:
             raise DeviceError("product", f"cuBLASLt has no algorithm for {self.product}")
-        self.use(list(best[1]))
+        best = sorted(able, key=lambda a: timed(a, 2))[:FINALISTS]
+        times = [[timed(a, REPEATS) for a in best] for _ in range(ROUNDS)]
+        totals = [sorted(t)[ROUNDS // 2] for t in zip(*times, strict=True)]
+        self.use(list(best[totals.index(min(totals))]))
 
     def use(self, words: Sequence[int]) -> None:
         """An algorithm that was chosen before."""
