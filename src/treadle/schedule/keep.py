@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from treadle.base.dtypes import DType, accumulator
 from treadle.ir.composites import (
     ATTENTION,
     ATTENTION_GRAD,
@@ -20,7 +21,7 @@ from treadle.ir.ops import elementwise as e
 from treadle.ir.ops import indexing, linear, shaping
 from treadle.ir.ops.leaves import CONSTANT, IOTA, Constant, Leaf
 from treadle.kernel.nodes import Kernel
-from treadle.schedule.inline import INLINE, is_apart, is_single
+from treadle.schedule.inline import ELEMENTWISE, INLINE, is_apart, is_single
 
 # What computes ops that are not computed where they are read, given a `Lowering`.
 Root = Callable[[Any, int, Node], list[Kernel]]
@@ -103,6 +104,27 @@ def heads_last(
         and len(graph.type_of(v).shape) == 4
         and v not in outside
     }
+
+
+def wider_values(graph: Graph, kept: Mapping[TensorValue, None]) -> dict[TensorValue, DType]:
+    """Narrow sums that stay in memory as they were summed: who reads them rounds them.
+
+    Only where elementwise work reads them; a kernel that rounds them first would cost more.
+    """
+    found: dict[TensorValue, DType] = {}
+    for v in kept:
+        node, dtype = graph.nodes[v.node], graph.type_of(v).dtype
+        is_sum = node.op is indexing.SCATTER_ADD and is_root(graph, node)
+        is_sum = is_sum or (node.op is LINEAR_CROSS_ENTROPY_GRAD and v.output > 1)
+        if is_sum and dtype.is_narrow:
+            found[v] = accumulator(dtype)
+    for o in graph.outputs:
+        found.pop(o.value, None)
+    for node in graph.nodes if found else ():
+        if node.op not in ELEMENTWISE:
+            for v in node.operands:
+                found.pop(v, None)
+    return found
 
 
 def _widens(graph: Graph, node: Node) -> bool:
