@@ -210,6 +210,20 @@ def computed_again(graph: Graph, kept: Collection[TensorValue]) -> dict[int, Ten
     return found if total > ROOM else {}
 
 
+def last_reads(
+    graph: Graph, kept: Collection[TensorValue], again: Mapping[int, TensorValue]
+) -> dict[int, int]:
+    """The node in whose kernel each node's value is read last: what is inlined reads there."""
+    found: dict[int, int] = {}
+    late = {v.node: position for position, v in again.items()}
+    for position in range(len(graph.nodes) - 1, -1, -1):
+        is_kept = TensorValue(position) in kept
+        at = late.get(position, position) if is_kept else found.get(position, position)
+        for operand in graph.nodes[position].operands:
+            found[operand.node] = max(found.get(operand.node, -1), at)
+    return found
+
+
 def _homes(graph: Graph, kept: Collection[TensorValue]) -> dict[TensorValue, set[int]]:
     """The nodes whose kernels read a value: what is not kept is read where its users are."""
     found: dict[TensorValue, set[int]] = {}

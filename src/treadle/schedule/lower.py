@@ -40,6 +40,7 @@ from treadle.schedule.keep import (
     is_inline,
     is_root,
     kept_values,
+    last_reads,
     wider_values,
 )
 from treadle.schedule.nests import axis_vars, nest
@@ -171,7 +172,8 @@ class Lowering:
 
     def update_in_place(self) -> None:
         """Updates take the place of their leaves where nothing reads the leaf afterwards."""
-        last_read, leaves = self._last_reads(), self.graph.leaves
+        last_read = last_reads(self.graph, self.kept, self.again)
+        leaves = self.graph.leaves
         made: set[TensorValue] = set()
         updates = [o for o in self.graph.outputs if o.kind is OutputKind.UPDATE]
         leaves = self.graph.leaves
@@ -192,17 +194,6 @@ class Lowering:
             else:
                 self.late[output.name] = value
         self._set_leaves_aside({*self.in_place.values(), *self.late})
-
-    def _last_reads(self) -> dict[int, int]:
-        """The node in whose kernel each node's value is read last: what is inlined reads there."""
-        found: dict[int, int] = {}
-        again = {v.node: position for position, v in self.again.items()}
-        for position in range(len(self.graph.nodes) - 1, -1, -1):
-            is_kept = TensorValue(position) in self.kept
-            at = again.get(position, position) if is_kept else found.get(position, position)
-            for operand in self.graph.nodes[position].operands:
-                found[operand.node] = max(found.get(operand.node, -1), at)
-        return found
 
     def _declare(self, output: Output) -> None:
         """Room for a leaf that is written and never read."""
