@@ -9,7 +9,7 @@ blocks of rows with all of these around them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
@@ -166,16 +166,40 @@ def _is_serial(statement: Statement) -> bool:
     return is_ordered or any(_is_serial(s) for s in statement.body)
 
 
+def panels(first: Kernel, second: Kernel) -> int:
+    """Bytes of right operands that every block of rows reads, if both kernels have products."""
+    found: list[dict[str, int]] = []
+    for kernel in (first, second):
+        sizes = {b.name: b.nbytes for b in kernel.inputs}
+        names = {m.right.buffer for m in _products(kernel.body)}
+        found.append({n: sizes[n] for n in names if n in sizes})
+    return sum((found[0] | found[1]).values()) if all(found) else 0
+
+
+def _products(body: Sequence[Statement]) -> Iterator[Multiply]:
+    for s in body:
+        if isinstance(s, Multiply):
+            yield s
+        elif isinstance(s, For):
+            yield from _products(s.body)
+
+
 def statements_in(body: Sequence[Statement]) -> int:
     return sum(1 + (statements_in(s.body) if isinstance(s, For) else 0) for s in body)
 
 
 def fused(
-    first: Kernel, second: Kernel, is_needed: bool = True, target: Target = CPU
+    first: Kernel,
+    second: Kernel,
+    is_needed: bool = True,
+    is_single: bool = False,
+    target: Target = CPU,
 ) -> Kernel | None:
     """Both kernels as one, at the most rows at which they can be; None if at none.
 
     Kernels of which none needs the other are fused only where they read the same rows.
+    `is_single` fuses small ones as a single turn instead; a GPU, whose launches cost more than its
+    waiting, takes either at once.
     """
     if statements_in(first.body) + statements_in(second.body) > target.most_statements:
         return None
@@ -183,6 +207,8 @@ def fused(
         whole = _with_row_sums(first, second, is_needed)
         if whole is not None:
             return whole
+    if panels(first, second) > target.panels:
+        return None
     if target.keeps_serial_apart and (is_serial(first) or is_serial(second)):
         return None
     if len({b.name for b in (*first.buffers, *second.buffers)}) > target.most_buffers:
@@ -194,7 +220,8 @@ def fused(
     counts = [turn_counts(k) for k in (first, second)]
     both = sorted({*counts[0], *counts[1]}, reverse=True)
     least = min(target.least_rows, *(max(c, default=1) for c in counts))
-    is_small = work(first) < target.small and work(second) < target.small
+    is_alone = max(counts[0], default=1) == 1 and not target.is_gpu  # a single turn already
+    is_small = (is_alone or work(first) < target.small) and work(second) < target.small
     is_small = is_small and statements_in(first.body) < target.most_small_statements
     wanted = [n for n in both if n >= max(2, least)]
     if target.is_gpu:
@@ -205,7 +232,11 @@ def fused(
         sizes = {_elements(k) for k in (first, second)}
         if len(sizes) == 1 and (size := sizes.pop()) > most:
             wanted = [*wanted, size]  # elementwise work of one size, element by element
-    for turns in [*wanted, *([1] if is_small else [])]:
+    if is_single:
+        wanted = []
+    if is_small and (is_single or target.is_gpu):
+        wanted = [*wanted, 1]
+    for turns in wanted:
         if turns < max(both, default=1) and footprint(first, second, turns) > target.cache:
             break
         found = _fused_at(first, second, turns, is_needed)

@@ -35,10 +35,12 @@ from treadle.schedule.joins import biased_products, gathered_parts
 from treadle.schedule.keep import (
     ROOTS,
     STREAMS,
+    computed_again,
     heads_last,
     is_inline,
     is_root,
     kept_values,
+    last_reads,
     wider_values,
 )
 from treadle.schedule.nests import axis_vars, nest
@@ -144,6 +146,8 @@ class Lowering:
         if self.biased:
             biases = {b.bias for b in self.biased.values()}
             self.kept = kept_values(graph, fuse, self.target.is_gpu, biases)
+        is_copied = fuse and not self.target.is_gpu  # products copy operands into panels
+        self.again = computed_again(graph, self.kept) if is_copied else {}
         self.uses = Counter(v for n in graph.nodes for v in n.operands)
         self.names = {v: f"{prefix}b{v.node}.{v.output}" for v in self.kept}
         for name, position in graph.leaves.items():
@@ -168,7 +172,8 @@ class Lowering:
 
     def update_in_place(self) -> None:
         """Updates take the place of their leaves where nothing reads the leaf afterwards."""
-        last_read, leaves = self._last_reads(), self.graph.leaves
+        last_read = last_reads(self.graph, self.kept, self.again)
+        leaves = self.graph.leaves
         made: set[TensorValue] = set()
         updates = [o for o in self.graph.outputs if o.kind is OutputKind.UPDATE]
         leaves = self.graph.leaves
@@ -189,16 +194,6 @@ class Lowering:
             else:
                 self.late[output.name] = value
         self._set_leaves_aside({*self.in_place.values(), *self.late})
-
-    def _last_reads(self) -> dict[int, int]:
-        """The node in whose kernel each node's value is read last: what is inlined reads there."""
-        found: dict[int, int] = {}
-        for position in range(len(self.graph.nodes) - 1, -1, -1):
-            is_kept = TensorValue(position) in self.kept
-            at = position if is_kept else found.get(position, position)
-            for operand in self.graph.nodes[position].operands:
-                found[operand.node] = max(found.get(operand.node, -1), at)
-        return found
 
     def _declare(self, output: Output) -> None:
         """Room for a leaf that is written and never read."""
@@ -252,12 +247,12 @@ class Lowering:
         """The kernels of a node into an order; one made for another layer is used again."""
         value = TensorValue(position)
         is_map = value in self.kept and not is_root(self.graph, node) and is_inline(node)
-        is_again = is_map and self.uses_again and not self.target.is_gpu
+        is_again = is_map and node.operands and self.uses_again and not self.target.is_gpu
         if not (is_again and node.types[0].size):
             for kernel in self._kernels(position, node):
                 self.place_kernel(kernel, order)
             return
-        key, names = signature(self.graph, value, self.names.get, self.uses)
+        key, names = signature(self.graph, value, self.source, self.uses)
         if key in self.memo.maps:
             known, places = self.memo.maps[key]
             origins = (node.origin,) if node.origin else ()
@@ -313,11 +308,17 @@ class Lowering:
         repeat = RepeatDraft(attributes.length, attributes.reverse, turn)
         return [*before.phases(), repeat]
 
+    def source(self, value: TensorValue) -> str | None:
+        """The buffer a tensor is read from; a number is written where it is read."""
+        node = self.graph.nodes[value.node]
+        is_number = not self.target.is_gpu and isinstance(node.attributes, Constant)
+        return None if is_number and is_inline(node) else self.names.get(value)
+
     def reader(self, being_made: TensorValue | None = None) -> Reader:
         """Reads elements; the tensor that is being made is computed, not loaded."""
 
         def buffer_of(value: TensorValue) -> str | None:
-            return None if value == being_made else self.names.get(value)
+            return None if value == being_made else self.source(value)
 
         return Reader(self.graph, buffer_of, uses=self.uses, layouts=self.layouts, wider=self.wider)
 
