@@ -400,8 +400,9 @@ class Lanes:
                     self.value(o, inside or (loose and op == "where" and i > 0))
                     for i, o in enumerate(operands)
                 ]
-                if op == "exp" and dtype is dtypes.float32 and self._is_of_narrow(value):
-                    return f"n_exp({given[0]})"
+                is_fast = op == "exp" and dtype is dtypes.float32 and self.differs(value)
+                if is_fast and self._is_of_narrow(value):
+                    return self._fast_exp(operands[0], given[0])
                 return scalars.apply(op, given, operands[-1].dtype, dtype, loose)
             case Convert(inner, dtype):
                 if loose and dtype.is_narrow and inner.dtype is dtypes.float32:
@@ -416,6 +417,14 @@ class Lanes:
                 return f"({self.value(guard)} ? {self.value(inner)} : {self.value(other)})"
             case _:
                 assert_never(value)
+
+    def _fast_exp(self, value: Value, text: str) -> str:
+        """A fast exponential; what is taken off in all lanes alike is taken off in one go."""
+        match value:
+            case Apply("sub", (a, b)) if self.lane is not None and not self.differs(b):
+                return f"n_exp({self.value(a)}, {self.value(b)})"
+            case _:
+                return f"n_exp({text})"
 
     def _is_of_narrow(self, value: Value) -> bool:
         """Whether what differs from lane to lane comes from narrow floats, which tell far less
