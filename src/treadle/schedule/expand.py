@@ -67,10 +67,16 @@ def _scatters_in_order(builder: GraphBuilder, node: Node, operands: list[Value])
 
 
 LARGEST_BLOCK = 64
+CAUSAL_BLOCK = 32
 
 
-def attention_block(length: int) -> int:
-    """Positions of a block of queries or keys: 0 where none divides the length well."""
+def attention_block(length: int, causal: bool = False) -> int:
+    """Positions of a block of queries or keys: 0 where none divides the length well.
+
+    Small blocks leave out more of the keys that come after a query.
+    """
+    if causal and length % CAUSAL_BLOCK == 0:
+        return CAUSAL_BLOCK
     if length <= LARGEST_BLOCK:
         return length
     found = max((n for n in range(1, LARGEST_BLOCK + 1) if length % n == 0), default=0)
