@@ -117,6 +117,7 @@ class Lanes:
         self.staged: dict[Key, Stage] = {}  # packs that the team keeps, in the loop at hand
         self.unread: set[Key] = set()  # those of them that no later loop reads
         self.stage_place = ""
+        self.held: dict[str, str] = {}  # buffers of which a thread has its own columns
         self.loose = loose_locals(kernel.body)
 
     def add(self, line: str) -> None:
@@ -215,7 +216,7 @@ class Lanes:
         """Loads of some values that lie together, made at once before the lanes are walked."""
         before = dict(self.packs)
         for load, guards in dict(x for v in values for x in self._loads(v, ())).items():
-            if load in self.packs or not self.is_pack(load.index):
+            if load in self.packs or load.buffer in self.held or not self.is_pack(load.index):
                 continue
             name, type_ = self.new("pack"), scalars.register(load.dtype)
             self.add(f"{type_} {name}[{self.width}];")
@@ -309,13 +310,18 @@ class Lanes:
             self.add(f"{name} = {to(name)};")
 
     def store(self, buffer: str, index: Index, value: Value, guard: Within | None) -> None:
-        place = self.places[buffer]
+        place = self.places.get(buffer, "")
         is_same = not self.index_differs(index) and not self.differs(value)
+        is_same = is_same and buffer not in self.held
         if self.lane is None or is_same:
             text = f"put({place}[{self.index(index)}], {self._typed(value)});"
             self.add(text if guard is None else f"if ({self.value(guard)}) {text}")
             return
         with self.packed(value):
+            if buffer in self.held:
+                own = f"{self.held[buffer]}[{self.stage_place}][u]"
+                self.each(lambda: f"{own} = {self._typed(value)};")
+                return
             if guard is None and self.is_pack(index):
                 array, at = self._array(value), f"{place} + {self.index(index)}"
                 key = key_of(buffer, index, self.lane)
@@ -348,7 +354,13 @@ class Lanes:
         return f"({scalars.register(value.dtype)})({self.value(value, True)})"
 
     def update(self, buffer: str, index: Index, value: Value) -> None:
-        place, dtype = self.places[buffer], self.types[buffer]
+        dtype = self.types[buffer]
+        if buffer in self.held:
+            own = f"{self.held[buffer]}[{self.stage_place}][u]"
+            with self.packed(value):
+                self.each(lambda: f"{own} = {own} + {self.value(value)};")
+            return
+        place = self.places[buffer]
 
         def line() -> str:
             at = f"{place}[{self.index(index)}]"
@@ -372,6 +384,8 @@ class Lanes:
             case Load(buffer, index):
                 if buffer in self.numbers:
                     return self.numbers[buffer]
+                if buffer in self.held:
+                    return f"{self.held[buffer]}[{self.stage_place}][u]"
                 if self.unrolling and value in self.packs:
                     return f"{self.packs[value]}[u]"
                 return f"get({self.places[buffer]}[{self.index(index)}])"
@@ -386,8 +400,9 @@ class Lanes:
                     self.value(o, inside or (loose and op == "where" and i > 0))
                     for i, o in enumerate(operands)
                 ]
-                if op == "exp" and dtype is dtypes.float32 and self._is_of_narrow(value):
-                    return f"n_exp({given[0]})"
+                is_fast = op == "exp" and dtype is dtypes.float32 and self.differs(value)
+                if is_fast and self._is_of_narrow(value):
+                    return self._fast_exp(operands[0], given[0])
                 return scalars.apply(op, given, operands[-1].dtype, dtype, loose)
             case Convert(inner, dtype):
                 if loose and dtype.is_narrow and inner.dtype is dtypes.float32:
@@ -402,6 +417,14 @@ class Lanes:
                 return f"({self.value(guard)} ? {self.value(inner)} : {self.value(other)})"
             case _:
                 assert_never(value)
+
+    def _fast_exp(self, value: Value, text: str) -> str:
+        """A fast exponential; what is taken off in all lanes alike is taken off in one go."""
+        match value:
+            case Apply("sub", (a, b)) if self.lane is not None and not self.differs(b):
+                return f"n_exp({self.value(a)}, {self.value(b)})"
+            case _:
+                return f"n_exp({text})"
 
     def _is_of_narrow(self, value: Value) -> bool:
         """Whether what differs from lane to lane comes from narrow floats, which tell far less

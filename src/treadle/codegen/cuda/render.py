@@ -14,6 +14,7 @@ from typing import assert_never
 from treadle.codegen.cuda import scalars
 from treadle.codegen.cuda.columns import columns_of, identity
 from treadle.codegen.cuda.lanes import Lanes
+from treadle.codegen.cuda.rows import rows_of, sums_of
 from treadle.codegen.cuda.shape import (
     WARP,
     Shape,
@@ -21,8 +22,8 @@ from treadle.codegen.cuda.shape import (
     nested,
     shape_of,
 )
-from treadle.codegen.cuda.stages import Stages, lanes_of, stages_of
-from treadle.kernel.access import accesses, loads_of
+from treadle.codegen.cuda.stages import COMMON, Stages, lanes_of, own_numbers, stages_of
+from treadle.kernel.access import accesses
 from treadle.kernel.cost import padded
 from treadle.kernel.index import Index, Var
 from treadle.kernel.launch import Launch
@@ -43,6 +44,7 @@ from treadle.kernel.nodes import (
     Update,
     Value,
 )
+from treadle.kernel.rowsums import RowSums
 
 _OPS = {"add": "Add", "mul": "Mul", "max": "Max", "min": "Min"}
 
@@ -51,6 +53,13 @@ def render(
     kernel: Kernel, symbol: str, calls: int, is_aligned: bool = True, is_loose: bool = False
 ) -> tuple[str, Launch]:
     """A kernel's function, which takes pointers for up to `calls` calls, and how it is launched."""
+    parts = rows_of(kernel) if is_aligned else None
+    if parts is not None:
+        rows, shape, stages = parts
+        writer = _Writer(kernel, shape, stages, is_aligned, is_loose)
+        writer.by_parts(rows)
+        text = function(kernel, symbol, calls, shape.block, writer.lines, 2)
+        return text, Launch(symbol, shape.grid, shape.block, 0, calls)
     shape = (columns_of(kernel) if is_aligned else None) or shape_of(kernel, is_aligned)
     stages = stages_of(kernel, shape, is_aligned)
     writer = _Writer(kernel, shape, stages, is_aligned, is_loose)
@@ -91,25 +100,6 @@ def shared_bytes(kernel: Kernel, shape: Shape, stages: Stages) -> int:
     return shape.teams * (scratch + stages.shared)
 
 
-def own_numbers(shape: Shape) -> set[str]:
-    """Buffers of which a team sets one number, outside loops, and reads nothing but that after it.
-
-    Every thread knows the number: none has to read it.
-    """
-    found: dict[str, Index] = {}
-    other: set[str] = set()
-    for s in shape.body if shape.team > 1 else ():
-        read = {x.buffer for x in loads_of(s)}
-        for a in accesses([s]):
-            is_set = isinstance(s, Store) and s.guard is None and a.writes
-            is_set = is_set and a.buffer not in read
-            if is_set and a.buffer not in found:
-                found[a.buffer] = a.index
-            elif a.writes or a.index != found.get(a.buffer):
-                other.add(a.buffer)
-    return found.keys() - other
-
-
 class _Writer(Lanes):
     """Writes a kernel's statements, a team's or a thread's."""
 
@@ -118,7 +108,7 @@ class _Writer(Lanes):
     ):
         super().__init__(kernel, _wide(kernel, shape), is_loose)
         self.shape, self.stages, self.is_aligned = shape, stages, is_aligned
-        self.own = own_numbers(shape)
+        self.own, self.is_held = own_numbers(shape), False
         self.fresh, self.touched = set[str](), set[str]()  # written and read since the barrier
 
     def begin(self) -> None:
@@ -161,6 +151,7 @@ class _Writer(Lanes):
 
     def _scratch(self) -> None:
         scratch = [b for b in self.kernel.scratch if b.name not in self.own]
+        scratch = [] if self.shape.rows > 1 else scratch
         each = sum(padded(b.nbytes) for b in scratch) + self.stages.shared
         if each:
             self.add("extern __shared__ __align__(16) unsigned char shared[];")
@@ -224,6 +215,58 @@ class _Writer(Lanes):
             with self.block(f"for (int y = 0; y < {rows - 1}; ++y)"):
                 self.unrolled(f"{name}[u] = {op}::of({name}[u], {shared[local]}[y][u][lane]);")
         self.thread_all(self.shape.body[at + 1 :])
+
+    def by_parts(self, rows: RowSums) -> None:
+        """Rows of a part, each a warp's, with sums of columns; the first warp has what follows."""
+        width, turns, lanes = self.shape.rows, self.stages.turns, self.stages.lanes
+        self.add(f"const int tid = threadIdx.x % {WARP}, warp = threadIdx.x / {WARP};")
+        self.add(f"const {self.index_type} turn = blockIdx.x;")
+        self._scratch()
+        self.decode("turn", self.shape.turns)
+        for i, b in enumerate(sums_of(self.kernel)):
+            self.held[b.name] = f"sums{i}"
+            self.add(f"{scalars.register(b.dtype)} sums{i}[{turns}][{lanes}];")
+        self.team_all(rows.before)
+        r = self.vars[rows.row] = self.new("row")
+        head = f"for (int {r} = warp; {r} < {rows.row.extent}; {r} += {width})"
+        with self.block(head):
+            self._load_ahead()
+            self.team_all(rows.body)
+            if self.fresh or self.touched:
+                self.barrier()
+        self.add(f"__shared__ f32 others[{width - 1}][{turns * lanes}][{WARP}];")
+        for own in self.held.values():
+            for who, line in (
+                ("if (warp)", f"others[warp - 1][k * {lanes} + u][tid] = {own}[k][u];"),
+                (
+                    f"if (!warp) for (int y = 0; y < {width - 1}; ++y)",
+                    f"{own}[k][u] += others[y][k * {lanes} + u][tid];",
+                ),
+            ):
+                self.add("__syncthreads();")
+                with self.block(who):
+                    self.add("#pragma unroll")
+                    with self.block(f"for (int k = 0; k < {turns}; ++k)"):
+                        self.unrolled(line, lanes)
+        self.add("if (warp) return;")
+        self.team_all(rows.after)
+
+    def _load_ahead(self) -> None:
+        """All of a row that is kept, before anything waits for it."""
+        lanes, turns = self.stages.lanes, self.stages.turns
+        every = {s.name: (k, s) for found in self.stages.loops.values() for k, s in found.items()}
+        for (buffer, index), stage in every.values():
+            if buffer not in self.constant:
+                continue
+            var = next(a for a, _ in index.terms if isinstance(a, Var) and a.name == COMMON)
+            self.add("#pragma unroll")
+            with self.block(f"for (int k = 0; k < {turns}; ++k)"):
+                q = self.vars[var] = self.new("q")
+                self.add(f"const int {q} = (k * {WARP} + tid) * {lanes};")
+                held = f"if ({q} < {var.extent}) " if var.extent % (WARP * lanes) else ""
+                place = f"{self.places[buffer]} + {self.index(index)}"
+                self.add(f"{held}{stage.name}[k] = fetched<{lanes}>({place});")
+            stage.is_there = True
 
     # A team's statements
 
@@ -290,6 +333,8 @@ class _Writer(Lanes):
     def _inner(self, loop: For) -> tuple[list[Var], tuple[Statement, ...], int]:
         if not self.is_aligned:
             return *nested(loop, loop.role), 1
+        if self._has_held(loop):
+            return *nested(loop, loop.role), self.stages.lanes
         return lanes_of(self.kernel, loop, self.shape.team)
 
     def _spread(self, loop: For) -> None:
@@ -307,9 +352,14 @@ class _Writer(Lanes):
         """Every turn of some loops, the team's threads side by side."""
         self.staged = self.stages.loops.get(id(loop), {})
         self.unread = {k for k in self.staged if (id(loop), k) in self.stages.last}
+        self.is_held = self._has_held(loop)
         with self._walked(loops, lanes):
             yield
-        self.staged, self.unread = {}, set()
+        self.staged, self.unread, self.is_held = {}, set(), False
+
+    def _has_held(self, loop: For) -> bool:
+        """Whether a loop touches sums that threads have in registers."""
+        return bool(self.held) and any(a.buffer in self.held for a in accesses([loop]))
 
     def _walked(self, loops: Sequence[Var], lanes: int) -> AbstractContextManager[None]:
         count = 1
@@ -318,7 +368,7 @@ class _Writer(Lanes):
         q, team, type_ = self.new("q"), self.shape.team, self.index_type
         start = "tid" if lanes == 1 else f"tid * {lanes}"
         head = f"for ({type_} {q} = {start}; {q} < {count}; {q} += {team * lanes})"
-        if self.staged and self.stages.in_registers:
+        if self.is_held or (self.staged and self.stages.in_registers):
             self.stage_place = self.new("k")
             return self._written_out(q, start, count, team * lanes, loops)
         if self.staged:
