@@ -13,6 +13,7 @@ from treadle.kernel.nodes import Buffer, Kernel
 from treadle.kernel.verify import verify
 from treadle.schedule.finish import finished
 from treadle.schedule.fuse import fused, is_serial, localised, outer_turns, spread
+from treadle.schedule.near import kept_near
 from treadle.schedule.nests import anonymous, map_places
 from treadle.schedule.signature import Signature
 from treadle.schedule.target import CPU, Target
@@ -96,7 +97,7 @@ class Memo:
             if buffer.name in names and buffer.nbytes // turns <= room:
                 kept.add(buffer.name)
                 room -= buffer.nbytes // turns
-        return localised(kernel, kept)
+        return kept_near(localised(kernel, kept), room)
 
 
 SHARED = 32 << 10  # bytes of shared memory that a block's own buffers may take

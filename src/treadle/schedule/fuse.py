@@ -14,6 +14,7 @@ from itertools import accumulate
 from operator import mul
 
 from treadle.kernel.access import accesses, is_local
+from treadle.kernel.cost import flops
 from treadle.kernel.index import Index, Var, substitute, unflatten, variable
 from treadle.kernel.nodes import (
     Buffer,
@@ -37,6 +38,7 @@ from treadle.schedule.target import CPU, Target
 from treadle.schedule.twins import fed, twins
 
 TURNS = 32  # that a kernel should have for threads to share
+ROW, BLOCK = 1 << 13, 1 << 12  # operations of a row, of all rows that are one block's
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +183,11 @@ def fused(
         most = max(both, default=1)
         is_enough = most >= target.least_rows or max(work(first), work(second)) <= target.few
         wanted = [most] if most > 1 and is_enough else []
+    if target.is_small:
+        # Unless a row takes less than a launch: then the one that follows is spared.
+        cost = flops(first) + flops(second)
+        wanted += [n for n in both if 1 < n < most and cost <= n * ROW]
+        is_small = is_small and cost <= BLOCK
     for turns in [*wanted, *([1] if is_small else [])]:
         if turns < max(both, default=1) and footprint(first, second, turns) > target.cache:
             break

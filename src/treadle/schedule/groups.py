@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from treadle.ir.graph import Graph, Node
+from treadle.ir.ops.linear import CONTRACT
 
 LEAST_FLOPS = 1 << 16  # below which threads that sum one element each are as fast
 LEAST_DEPTH = 4
+FEW_FLOPS = 1 << 26  # of a product that takes no longer than a launch or two
+ALL_FLOPS = 1 << 28  # of a graph whose launches cost more than its arithmetic
 
 
 @dataclass(frozen=True)
@@ -23,10 +26,14 @@ class Groups:
     sizes: dict[str, int]
 
     @property
+    def flops(self) -> int:
+        return 2 * math.prod(self.sizes.values())
+
+    @property
     def is_large(self) -> bool:
         """Whether a library is worth asking."""
-        flops = 2 * math.prod(self.sizes.values())
-        return flops >= LEAST_FLOPS and math.prod(self.sizes[c] for c in self.depth) >= LEAST_DEPTH
+        is_deep = math.prod(self.sizes[c] for c in self.depth) >= LEAST_DEPTH
+        return self.flops >= LEAST_FLOPS and is_deep
 
 
 def groups_of(graph: Graph, node: Node) -> Groups | None:
@@ -46,3 +53,21 @@ def groups_of(graph: Graph, node: Node) -> Groups | None:
     rows = "".join(c for c in lr if c in lx and c not in ly)
     columns = "".join(c for c in lr if c in ly and c not in lx)
     return Groups(batch, rows, columns, depth, sizes)
+
+
+def is_small(graph: Graph) -> bool:
+    """Whether launches would cost more than the products of a graph, which loops then compute.
+
+    What is around a loop can be fused into it, what is around a library's product cannot. Only wide
+    floats are counted: narrow ones are for units that a library drives better.
+    """
+    total = 0
+    for node in graph.nodes:
+        if node.op is CONTRACT:
+            groups = groups_of(graph, node)
+            if groups is None:
+                continue
+            if node.types[0].dtype.is_narrow or groups.flops > FEW_FLOPS:
+                return False
+            total += groups.flops
+    return total <= ALL_FLOPS

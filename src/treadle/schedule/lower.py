@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from treadle.kernel.phases import calls_in
 from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step
 from treadle.schedule.bound import Bound, Memo
 from treadle.schedule.expand import expand
+from treadle.schedule.groups import is_small
 from treadle.schedule.inline import Reader, laid_out
 from treadle.schedule.joins import biased_products, gathered_parts
 from treadle.schedule.keep import ROOTS, STREAMS, heads_last, is_inline, is_root, kept_values
@@ -52,7 +53,10 @@ def lower(
 
     `in_place` writes updates over the leaves they replace.
     """
-    lowering = Lowering(expand(graph, fuse, True, target), fuse, panel, Memo(target))
+    expanded = expand(graph, fuse, True, target)
+    if target.is_gpu and fuse and is_small(expanded):
+        target = replace(target, is_small=True, parts=4 * target.parts)
+    lowering = Lowering(expanded, fuse, panel, Memo(target))
     if in_place:
         lowering.update_in_place()
     drafts = lowering.drafts()

@@ -21,6 +21,7 @@ class Target:
     keeps_serial_apart: bool = False  # loops in order stay in kernels of their own
     is_gpu: bool = False
     has_attention: bool = False  # whether a library computes attention
+    is_small: bool = False  # launches cost more than the arithmetic: loops compute products too
 
 
 CPU = Target("cpu", 8, 4096, 120, 40, 3 << 20, 1 << 14)

@@ -289,7 +289,7 @@ class Lanes:
             return
         with self.packed(value):
             if guard is None and self.is_pack(index):
-                array = self._array(value)
+                array = self.array(value)
                 self.add(f"store<{self.width}>({place} + {self.index(index)}, {array});")
                 return
 
@@ -299,7 +299,7 @@ class Lanes:
 
             self.each(line)
 
-    def _array(self, value: Value) -> str:
+    def array(self, value: Value) -> str:
         """A value of all lanes as an array."""
         if isinstance(value, Local) and value.name in self.spread:
             return self.names[value.name]

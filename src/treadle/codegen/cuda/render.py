@@ -6,8 +6,10 @@ stands wherever one thread may read what another wrote.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import assert_never
 
 from treadle.codegen.cuda import scalars
@@ -44,15 +46,15 @@ from treadle.kernel.nodes import (
 _OPS = {"add": "Add", "mul": "Mul", "max": "Max", "min": "Min"}
 
 
-def render(
-    kernel: Kernel, symbol: str, calls: int, is_aligned: bool = True, is_loose: bool = False
-) -> tuple[str, Shape]:
-    """A kernel's function, which takes pointers for up to `calls` calls, and its shape."""
-    shape = shape_of(kernel, is_aligned)
-    writer = _Writer(kernel, shape, is_aligned, is_loose)
+def written(
+    kernel: Kernel, is_aligned: bool, is_loose: bool, block: int = 0
+) -> tuple[list[str], Shape]:
+    """A kernel's lines for one of its blocks, and its shape; blocks are as large as asked for."""
+    shape = shape_of(kernel, is_aligned, block)
+    writer = Writer(kernel, shape, is_aligned, is_loose)
     writer.begin()
     writer.whole()
-    return function(kernel, symbol, calls, shape.block, writer.lines), shape
+    return writer.lines, shape
 
 
 def function(kernel: Kernel, symbol: str, calls: int, block: int, body: Sequence[str]) -> str:
@@ -63,13 +65,25 @@ def function(kernel: Kernel, symbol: str, calls: int, block: int, body: Sequence
         f'extern "C" __global__ void __launch_bounds__({block}) '
         f"{symbol}(const __grid_constant__ {symbol}_args a) {{",
     ]
-    head += ["  begin();"]
+    head += ["  begin();", "  const int block = blockIdx.x;"]
     head += [
         f"  {qualifier}{scalars.memory(b.dtype)} *__restrict__ p{i} = "
         f"({qualifier}{scalars.memory(b.dtype)} *)now(a.p[blockIdx.y][{i}]);"
         for i, b in enumerate(kernel.buffers)
         for qualifier in ("const " if i < len(kernel.inputs) else "",)
     ]
+    return "\n".join([*head, *body, "}"])
+
+
+def part(kernel: Kernel, symbol: str, body: Sequence[str]) -> str:
+    """The function as part of another, which says what block it is and where the pointers are.
+
+    What it reads may have been written a moment ago: pointers promise nothing.
+    """
+    head = [f"DEV void {symbol}(const int block, void *const *p) {{"]
+    for i, b in enumerate(kernel.buffers):
+        type_ = scalars.memory(b.dtype)
+        head.append(f"  {type_} *p{i} = ({type_} *)now(p[{i}]);")
     return "\n".join([*head, *body, "}"])
 
 
@@ -80,12 +94,12 @@ def shared_bytes(kernel: Kernel, shape: Shape) -> int:
     return shape.teams * sum(padded(b.nbytes) for b in kernel.scratch)
 
 
-class _Writer(Lanes):
+class Writer(Lanes):
     """Writes a kernel's statements, a team's or a thread's."""
 
     def __init__(self, kernel: Kernel, shape: Shape, is_aligned: bool, is_loose: bool):
         super().__init__(kernel, _wide(kernel, shape), is_loose)
-        self.shape, self.is_aligned = shape, is_aligned
+        self.shape, self.is_aligned, self.tid = shape, is_aligned, "tid"
         self.fresh, self.touched = set[str](), set[str]()  # written and read since the barrier
 
     def begin(self) -> None:
@@ -95,15 +109,14 @@ class _Writer(Lanes):
             for i, b in enumerate(self.kernel.scratch):
                 self.add(f"{scalars.memory(b.dtype)} {self._own(b, i)}[{max(1, b.size)}];")
             count = shape.count // shape.lanes
-            self.add(f"{type_} turn = ({type_})blockIdx.x * {shape.block} + threadIdx.x;")
+            self.add(f"{type_} turn = ({type_})block * {shape.block} + threadIdx.x;")
             self.add(f"if (turn >= {count}) return;")
             if shape.lanes > 1:
                 self.add(f"turn *= {shape.lanes};")
         else:
             self.add(f"const int tid = threadIdx.x % {shape.team};")
             self.add(
-                f"const {type_} turn = ({type_})blockIdx.x * {shape.teams} + "
-                f"threadIdx.x / {shape.team};"
+                f"const {type_} turn = ({type_})block * {shape.teams} + threadIdx.x / {shape.team};"
             )
             if shape.count % shape.teams:
                 self.add(f"if (turn >= {shape.count}) return;")
@@ -200,8 +213,11 @@ class _Writer(Lanes):
         return loops, body, lanes
 
     def _spread(self, loop: For) -> None:
-        """Independent turns, some of them each thread's."""
+        """Independent turns, some of them each thread's; each warp's if they are few and long."""
         loops, body, lanes = self._inner(loop)
+        if self._is_for_warps(loops, body):
+            self._by_warps(loops, body)
+            return
         with self._strided(loops, lanes):
             if lanes > 1:
                 with self.in_lanes(loops[-1], lanes, body):
@@ -209,12 +225,41 @@ class _Writer(Lanes):
             else:
                 self.thread_all(body)
 
+    def _is_for_warps(self, loops: Sequence[Var], body: Sequence[Statement]) -> bool:
+        """Whether turns are fewer than threads, and all each does is one sum worth sharing."""
+        inner = [s for s in body if isinstance(s, For)]
+        if self.shape.team == WARP or len(inner) != 1 or not is_sum(inner[0]):
+            return False
+        if any(isinstance(s, (Update, Accumulate)) for s in body):
+            return False
+        count = math.prod(v.extent for v in loops)
+        depth = math.prod(v.extent for v in nested(inner[0], Role.SEQUENTIAL)[0])
+        return 2 * count <= self.shape.team and depth >= WARP
+
+    def _by_warps(self, loops: Sequence[Var], body: Sequence[Statement]) -> None:
+        count = math.prod(v.extent for v in loops)
+        warps, q, type_ = self.shape.team // WARP, self.new("q"), self.index_type
+        head = f"for ({type_} {q} = tid / {WARP}; {q} < {count}; {q} += {warps})"
+        with self.decoded_block(head, q, loops):
+            own, self.shape = self.shape, replace(self.shape, team=WARP)
+            self.add(f"const int lane = tid % {WARP};")
+            before, self.tid = self.tid, "lane"
+            for s in body:
+                if isinstance(s, For):
+                    self._sum(s)
+                elif isinstance(s, Store):
+                    with self.block("if (lane == 0)"):
+                        self.thread(s)
+                else:
+                    self.thread(s)
+            self.shape, self.tid = own, before
+
     def _strided(self, loops: Sequence[Var], lanes: int) -> AbstractContextManager[None]:
         count = 1
         for v in loops:
             count *= v.extent
         q, team, type_ = self.new("q"), self.shape.team, self.index_type
-        start = "tid" if lanes == 1 else f"tid * {lanes}"
+        start = self.tid if lanes == 1 else f"{self.tid} * {lanes}"
         head = f"for ({type_} {q} = {start}; {q} < {count}; {q} += {team * lanes})"
         return self.decoded_block(head, q, loops)
 

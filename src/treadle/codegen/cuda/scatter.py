@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from treadle.codegen.cuda import scalars
 from treadle.codegen.cuda.lanes import Lanes
-from treadle.codegen.cuda.render import function
 from treadle.codegen.cuda.shape import nested, peeled
 from treadle.kernel.access import locals_in
 from treadle.kernel.index import Data, Index, Var, uses
@@ -98,8 +97,8 @@ def _uses(value: Value, var: Var) -> bool:
     return is_here or any(_uses(p, var) for p in parts if not isinstance(p, (int, float)))
 
 
-def render_scatter(kernel: Kernel, symbol: str, calls: int) -> tuple[str, int, int]:
-    """The function, how many blocks it takes, and the bytes of shared memory of each."""
+def scatter_lines(kernel: Kernel) -> tuple[list[str], int, int]:
+    """Lines of the function, how many blocks it takes, and the bytes of shared memory of each."""
     found = _scatter(kernel)
     assert found is not None
     dtype = next(b.dtype for b in kernel.buffers if b.name == found.update.buffer)
@@ -110,7 +109,7 @@ def render_scatter(kernel: Kernel, symbol: str, calls: int) -> tuple[str, int, i
     w.add("extern __shared__ __align__(16) unsigned char shared[];")
     w.add(f"{wide} *sums = ({wide} *)shared;")
     w.add(f"__shared__ int hits[{span}], owners[{span}], totals[{SCATTER_THREADS // 32}];")
-    w.add(f"const i64 first = (i64)blockIdx.x * {rows};")
+    w.add(f"const i64 first = (i64)block * {rows};")
     last = f"{found.place.extent} - first"
     w.add(f"const int owned = (int)t_min<i64>({rows}, {last}) * {width};")
 
@@ -141,8 +140,7 @@ def render_scatter(kernel: Kernel, symbol: str, calls: int) -> tuple[str, int, i
         w.add("__syncthreads();")
     over_rows(f"put({place}[{{at}}], sums[q]);")
     grid = -(-found.place.extent // rows)
-    text = function(kernel, symbol, calls, SCATTER_THREADS, w.lines)
-    return text, grid, rows * width * dtype.itemsize
+    return w.lines, grid, rows * width * dtype.itemsize
 
 
 def _look(w: Lanes, found: _Scatter, rows: int) -> None:

@@ -82,6 +82,7 @@ class Device:
                 f"{self.name} has compute capability {self.chip / 10}, without bfloat16",
                 'At least 8.0 is needed: use device="cpu".',
             )
+        self.multiprocessors = self._fact(kinds.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
         self.context = checked(driver.cuDevicePrimaryCtxRetain(self.handle), "cuda")
         self.enter()
         self.stream = checked(driver.cuStreamCreate(0), "cuda")

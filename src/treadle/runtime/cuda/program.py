@@ -15,7 +15,7 @@ import numpy as np
 
 from treadle.ir.graph import Graph, OutputKind
 from treadle.ir.types import TensorType
-from treadle.kernel.launch import Launch
+from treadle.kernel.launch import Bundle, Launch
 from treadle.kernel.plan import Plan
 from treadle.runtime.cuda.blas import Matmul, workspace
 from treadle.runtime.cuda.device import Block, Event, Pinned, checked, device, out_of_memory, padded
@@ -43,6 +43,7 @@ class CudaProgram:
         constants: Mapping[str, np.ndarray],
         algorithms: Algorithms,
         is_deterministic: bool = False,
+        bundles: Sequence[Bundle] = (),
     ):
         self.graph, self.plan, self.launches = graph, plan, tuple(launches)
         self._device = device()
@@ -59,7 +60,7 @@ class CudaProgram:
         self._constants = [(slot, Block(constants[n].nbytes)) for slot, n in plan.constants]
         for (_, block), (_, name) in zip(self._constants, plan.constants, strict=True):
             block.write(constants[name])
-        self._code = Code(cubins, launches)
+        self._code = Code(cubins, launches, bundles)
         self.algorithms = dict(algorithms)
         self._products = self._chosen_products()
         attentions = {
@@ -67,7 +68,7 @@ class CudaProgram:
             for i, launch in enumerate(self.launches)
             if launch.routine is not None
         }
-        self._runner = Runner(plan, self.launches, self._code, self._products, attentions)
+        self._runner = Runner(plan, self.launches, self._code, self._products, attentions, bundles)
         self._inputs: _Inputs | None = None
         self._bound: tuple[object, ...] = ()
         self._held: tuple[object, int] = (None, -1)
