@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -68,6 +69,21 @@ class Session:
         """Copies, so that what is read stays as it was; never in the middle of a step."""
         with self.lock:
             return {n: self.values[n].copy() for n in names}
+
+    def shared(self, names: Iterable[str]) -> dict[str, Any]:
+        """The memory itself, which programs go on to change."""
+        with self.lock:
+            if isinstance(self.values, DeviceValues):
+                return {n: self.values.shared(n) for n in names}
+            views = {n: self.values[n].view() for n in names}
+            for view in views.values():
+                view.flags.writeable = False
+            return views
+
+    def note_checkpoint(self, told: str) -> None:
+        """What an error says if the device is lost."""
+        if isinstance(self.values, DeviceValues):
+            self.values.note_checkpoint(told)
 
     def write(self, values: Mapping[str, object]) -> None:
         """Copies in; nothing is written unless everything fits."""

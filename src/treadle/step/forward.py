@@ -53,7 +53,7 @@ class Forward:
         self._eval_params, self._options = eval_params, options
         self._seed, self._calls = seed, 0
         fixed = Inputs.of(inputs)
-        self._programs = ByShape(self._build, options, fixed)
+        self._programs = ByShape(self._build, options, fixed, session.device == "cuda")
         self.graph = self._programs.built(fixed)[0].graph
 
     def _build(self, inputs: Inputs) -> tuple[Executable, TracedModel]:
