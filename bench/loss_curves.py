@@ -44,10 +44,10 @@ def batches(shape: tuple[int, ...], steps: int) -> list[dict[str, np.ndarray]]:
 
 def treadle_losses(steps: int) -> tuple[list[float], dict[str, np.ndarray]]:
     from gpu import first_values
-    from models import WORKLOADS, loss
     from peers import BETAS, DECAY, EPSILON, RATE
 
     import treadle as td
+    from models import WORKLOADS, loss
     from treadle import optim
 
     work = WORKLOADS[WORKLOAD]
@@ -64,8 +64,9 @@ def treadle_losses(steps: int) -> tuple[list[float], dict[str, np.ndarray]]:
 def torch_losses(steps: int, values: dict[str, np.ndarray]) -> list[float]:
     import torch
     import torch.nn.functional as F
-    from models import WORKLOADS
     from peers import BETAS, DECAY, EPSILON, RATE, TORCH
+
+    from models import WORKLOADS
 
     work = WORKLOADS[WORKLOAD]
     model = TORCH[work.architecture](*work.sizes).cuda()
@@ -142,7 +143,8 @@ def main() -> None:
     theirs = torch_losses(STEPS, values)
     apart = np.abs(np.array(ours) - theirs)
     print(
-        f"last {ours[-1]:.4f} and {theirs[-1]:.4f}, apart {apart.mean():.4f}, most {apart.max():.4f}"
+        f"last {ours[-1]:.4f} and {theirs[-1]:.4f}, "
+        f"apart {apart.mean():.4f}, at most {apart.max():.4f}"
     )
     rounded = {"Treadle": ours, "PyTorch": theirs}
     given.json.write_text(json.dumps({n: [round(v, 4) for v in c] for n, c in rounded.items()}))
