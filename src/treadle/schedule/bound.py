@@ -97,7 +97,8 @@ class Memo:
             if buffer.name in names and buffer.nbytes // turns <= room:
                 kept.add(buffer.name)
                 room -= buffer.nbytes // turns
-        return kept_near(localised(kernel, kept), room)
+        found = localised(kernel, kept)
+        return kept_near(found, room) if self.target.is_small else found
 
 
 SHARED = 32 << 10  # bytes of shared memory that a block's own buffers may take
