@@ -21,11 +21,12 @@ from treadle import losses, nn, optim
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.base.errors import DeviceError
+from treadle.codegen.cuda.contractions import LEAST_WORK, contraction_of
 from treadle.codegen.cuda.driver import render_kernel, render_program
 from treadle.codegen.cuda.rounding import may_be_loose
 from treadle.codegen.cuda.scatter import is_scatter
 from treadle.codegen.cuda.shape import lane_step, shape_of
-from treadle.codegen.cuda.tiles import LEAST_WORK, best_tile, contraction_of
+from treadle.codegen.cuda.tiles import best_tile
 from treadle.ir.graph import Graph
 from treadle.ir.op import Op
 from treadle.ir.types import TensorType
@@ -298,6 +299,39 @@ def test_rows_between_two_products_are_one_kernel() -> None:
 def test_what_is_large_is_launched_by_itself() -> None:
     assert not render_program(mlp_program(4096, 512)).bundles
     assert not render_program(attention_program()).bundles, "a library's products are launches"
+
+
+def lone_calls(program: Program, source) -> list[int]:
+    """Kernels of phases that no bundle has."""
+    numbers = {id(k): i for i, k in enumerate(program.distinct())}
+    starts = {(b.path, b.first): len(b.phases) for b in source.bundles}
+
+    def walk(steps, path):
+        skipped = 0
+        for i, step in enumerate(steps):
+            skipped = starts.get((path, i), skipped)
+            if skipped:
+                skipped -= 1
+            elif hasattr(step, "calls"):
+                yield from (numbers[id(c.kernel)] for c in step.calls)
+            else:
+                yield from walk(step.steps, (*path, i))
+
+    return list(walk(program.steps, ()))
+
+
+def test_what_is_launched_together_and_by_itself_can_be_both() -> None:
+    """A scan copies its carry before the first turn, and again at the end of each."""
+    cases = [c.values for c in CASES if c.values[0].name == "scan"]
+    programs = [scheduled(prepared(*c, seed=4)[0], fuse) for c in cases for fuse in (True, False)]
+    alone = 0
+    for program in programs:
+        source = render_program(program)
+        assert source.bundles
+        for i in lone_calls(program, source):
+            alone += 1
+            assert source.launches[i].block, "it has a function of its own"
+    assert alone
 
 
 def test_tiles_fit_any_sizes() -> None:

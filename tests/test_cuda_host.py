@@ -11,7 +11,7 @@ import treadle as td
 from fake_cuda import FakeDriver, fake_gpu
 from treadle import losses, nn, optim
 from treadle.base.errors import BatchError, DeviceError
-from treadle.runtime.cuda.arrays import DeviceArray, found, is_there
+from treadle.runtime.cuda.arrays import DeviceArray, found
 from treadle.runtime.cuda.device import Block
 
 SPECS = {"x": td.Spec((8, 20)), "y": td.Spec((8,), td.int32)}
@@ -195,8 +195,8 @@ def test_dlpack_capsules_hold_memory_until_they_are_gone() -> None:
         assert there is not None
         assert there.address == address
         assert len(_kept) == 1
-        assert not is_there(array, (3, 2), np.dtype(np.float32))
-        assert not is_there(array, (2, 3), np.dtype(np.int32))
+        assert found(array, (3, 2), np.dtype(np.float32)) is None
+        assert found(array, (2, 3), np.dtype(np.int32)) is None
         del array, block
         gc.collect()
         assert address in driver.memory, "the capsule still needs it"

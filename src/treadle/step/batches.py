@@ -16,7 +16,7 @@ from treadle.ir.types import TensorType
 from treadle.nn.module import Declaration, Module
 from treadle.nn.tracing import INPUT_PREFIX, Inputs
 from treadle.pipeline import CompileOptions
-from treadle.runtime.cuda.arrays import is_on_device, is_there
+from treadle.runtime.cuda.arrays import found, is_on_device
 from treadle.runtime.session import Session, fitted
 
 MOST_SHOWN = 6  # problems that one message lists
@@ -55,11 +55,11 @@ def check_batch(operation: str, inputs: Inputs, batch: Tree, on_device: bool = F
     arrays: Arrays = {}
     for name, type_ in expected.items():
         if name in given:
-            found = _taken(given[name], type_, on_device)
-            if isinstance(found, str):
-                wrong.append(f"{shown(name)} {found}")
+            taken = _taken(given[name], type_, on_device)
+            if isinstance(taken, str):
+                wrong.append(f"{shown(name)} {taken}")
             else:
-                arrays[f"{INPUT_PREFIX}{name}"] = found
+                arrays[f"{INPUT_PREFIX}{name}"] = taken
     if wrong:
         if len(wrong) > MOST_SHOWN:
             wrong = [*wrong[:MOST_SHOWN], f"and {len(wrong) - MOST_SHOWN} more"]
@@ -78,8 +78,9 @@ def _taken(value: Any, type_: TensorType, on_device: bool) -> Any:
         return fitted(value, type_)
     if not on_device:
         return "is on a GPU, where this program is not"
-    if is_there(value, type_.shape, type_.dtype.numpy):
-        return value
+    there = found(value, type_.shape, type_.dtype.numpy)
+    if there is not None:
+        return there
     return f"is on the device as {_described(value)}, not as {type_} without gaps"
 
 
@@ -128,7 +129,8 @@ class ByShape(Generic[Built]):
         for key, name, shape, dtype in self._plain:
             array: Any = batch.get(key)
             if type(array) is not np.ndarray:
-                if not self._on_device or not is_there(array, shape, dtype):
+                array = found(array, shape, dtype) if self._on_device else None
+                if array is None:
                     return None
             elif array.shape != shape or array.dtype != dtype:
                 return None
@@ -223,9 +225,9 @@ def load_values(
     wrong: list[str] = []
     for name in names:
         if name in values:
-            found = fitted(values[name], session.types[name])
-            if isinstance(found, str):
-                wrong.append(f"{name} {found}")
+            misfit = fitted(values[name], session.types[name])
+            if isinstance(misfit, str):
+                wrong.append(f"{name} {misfit}")
     if missing or unexpected or wrong:
         parts = [
             f"missing: {', '.join(missing)}" if missing else "",

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from treadle.codegen.cuda.contractions import contraction_of
 from treadle.codegen.cuda.products import THREADS, product_lines
 from treadle.codegen.cuda.render import part, shared_bytes, written
 from treadle.codegen.cuda.scatter import SCATTER_THREADS, is_scatter, scatter_lines
-from treadle.codegen.cuda.tiles import BLOCKS, contraction_of, share_of, tiled
+from treadle.codegen.cuda.tiles import BLOCKS, share_of, tiled
 from treadle.codegen.cuda.tiles import THREADS as TILE_THREADS
 from treadle.kernel import cost
 from treadle.kernel.calls import call_of

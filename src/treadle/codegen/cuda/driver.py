@@ -43,6 +43,8 @@ def render_program(program: Program, library: bool = True, per_part: int = 24) -
     most, is_loose = _most_calls(program.steps), may_be_loose(kernels)
     found = bundles(program) if library else ()
     together = shares(found, kernels)
+    every = Counter(id(call.kernel) for call in program.calls())
+    bundled = sum((Counter(dict(p)) for b in found for p in b.phases), Counter[int]())
     parts, launches = dict[int, Written](), list[Launch]()
     texts: list[str] = []
     for i, kernel in enumerate(kernels):
@@ -56,8 +58,9 @@ def render_program(program: Program, library: bool = True, per_part: int = 24) -
         if i in together:
             is_even = id(kernel) not in odd
             parts[i] = lines_of(kernel, is_even, is_loose, TOGETHER, together[i])
-            launches.append(Launch(symbol, 0, 0))
-            continue
+            if every[id(kernel)] == bundled[i]:
+                launches.append(Launch(symbol, 0, 0))
+                continue
         count = max(1, len(kernel.buffers))
         calls = max(1, min(most[id(kernel)], MOST_ARGUMENTS // (8 * count)))
         own = lines_of(kernel, id(kernel) not in odd, is_loose)

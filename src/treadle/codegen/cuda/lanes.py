@@ -110,6 +110,7 @@ class Lanes:
         self.changing: set[str] = set()  # those that must be, whatever they start from
         self.unrolling = False
         self.packs: dict[Load, str] = {}
+        self.held: dict[Load, str] = {}  # loads that were made early, the same in every lane
         self.loose = loose_locals(kernel.body)
 
     def add(self, line: str) -> None:
@@ -218,6 +219,39 @@ class Lanes:
             self.packs[load] = name
         yield
         self.packs = before
+
+    def early(self, body: Sequence[Statement], guard: str = "") -> None:
+        """Loads of some statements made before all of them, where no store comes between.
+
+        Where a guard is given they are made only if it holds, as the statements are.
+        The compiler does not know that buffers lie apart: a load after a store waits for it.
+        """
+        written: set[str] = set()
+        for s in body:
+            if isinstance(s, For):
+                return
+            if not isinstance(s, Store) or s.guard is None:
+                for load in _plain_loads(s):
+                    if load.buffer not in written:
+                        self._hold(load, guard)
+            if isinstance(s, (Store, Update)):
+                written.add(s.buffer)
+
+    def _hold(self, load: Load, guard: str) -> None:
+        if load in self.packs or load in self.held or data_locals(load.index):
+            return
+        type_ = scalars.register(load.dtype)
+        if not self.index_differs(load.index):
+            name = self.held[load] = self.new("held")
+            place = f"get({self.places[load.buffer]}[{self.index(load.index)}])"
+            found = f"{guard} ? {place} : ({type_})0" if guard else place
+            self.add(f"const {type_} {name} = {found};")
+        elif self.is_pack(load.index):
+            name = self.packs[load] = self.new("pack")
+            place = f"{self.places[load.buffer]} + {self.index(load.index)}"
+            self.add(f"{type_} {name}[{self.width}];")
+            held = f"if ({guard}) " if guard else ""
+            self.add(f"{held}load<{self.width}>({place}, {name});")
 
     def _loads(self, value: Value, guards: tuple[Value, ...]) -> Iterator[tuple[Load, Guards]]:
         """Loads, and the guards around them, on which all lanes of a pack agree."""
@@ -336,6 +370,8 @@ class Lanes:
             case Load(buffer, index):
                 if self.unrolling and value in self.packs:
                     return f"{self.packs[value]}[u]"
+                if value in self.held:
+                    return self.held[value]
                 return f"get({self.places[buffer]}[{self.index(index)}])"
             case Local(name):
                 return self._local(name)
@@ -393,6 +429,21 @@ class Lanes:
     def _divided(self, inner: Index, sign: str, divisor: int) -> str:
         signed, unsigned = ("int", "unsigned") if is_narrow(inner) else ("i64", "u64")
         return f"({signed})(({unsigned})({self.index(inner)}) {sign} {divisor}u)"
+
+
+def _plain_loads(statement: Statement) -> Iterator[Load]:
+    """Loads that a statement makes whatever it finds: none behind a guard."""
+    pending = [statement.value] if isinstance(statement, (Let, Set, Accumulate, Store)) else []
+    while pending:
+        match pending.pop():
+            case Load() as load:
+                yield load
+            case Convert(inner):
+                pending.append(inner)
+            case Apply(_, operands):
+                pending += operands
+            case _:
+                pass
 
 
 def is_narrow(index: Index) -> bool:

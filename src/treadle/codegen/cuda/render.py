@@ -52,6 +52,7 @@ def written(
     """A kernel's lines for one of its blocks, and its shape; blocks are as large as asked for."""
     shape = shape_of(kernel, is_aligned, block)
     writer = Writer(kernel, shape, is_aligned, is_loose)
+    writer.hoists = bool(block)
     writer.begin()
     writer.whole()
     return writer.lines, shape
@@ -100,6 +101,7 @@ class Writer(Lanes):
     def __init__(self, kernel: Kernel, shape: Shape, is_aligned: bool, is_loose: bool):
         super().__init__(kernel, _wide(kernel, shape), is_loose)
         self.shape, self.is_aligned, self.tid = shape, is_aligned, "tid"
+        self.hoists = False  # whether loads come before stores that do not concern them
         self.fresh, self.touched = set[str](), set[str]()  # written and read since the barrier
 
     def begin(self) -> None:
@@ -266,6 +268,14 @@ class Writer(Lanes):
     def _sum(self, loop: For) -> None:
         """Each thread sums some of the turns, then the team adds up: always in the same order."""
         loops, body, lanes = self._inner(loop)
+        count = math.prod(v.extent for v in loops)
+        if self.hoists and self.shape.team > WARP and count <= 2 * WARP:
+            # So few that each warp sums all of them: nobody waits for the others.
+            own, tid = self.shape, self.tid
+            self.shape, self.tid = replace(own, team=WARP), f"({tid} % {WARP})"
+            self._sum(loop)
+            self.shape, self.tid = own, tid
+            return
         sums = {s.local: s for s in body if isinstance(s, Accumulate)}
         before = dict(self.names)
         parts: dict[str, str] = {}
@@ -307,8 +317,12 @@ class Writer(Lanes):
     # A thread's statements
 
     def thread_all(self, body: Sequence[Statement]) -> None:
+        before = dict(self.packs), dict(self.held)
+        if self.hoists:
+            self.early(body)
         for s in body:
             self.thread(s)
+        self.packs, self.held = before
 
     def thread(self, statement: Statement) -> None:
         match statement:

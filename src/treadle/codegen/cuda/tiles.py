@@ -8,189 +8,21 @@ among neighbours in a warp, so that small results keep many threads busy.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from treadle.base.dtypes import DType
 from treadle.codegen.cuda import scalars
+from treadle.codegen.cuda.contractions import Contraction, load_of
 from treadle.codegen.cuda.render import Writer
-from treadle.codegen.cuda.shape import Shape, is_sum, lane_step, nested, peeled
-from treadle.kernel.access import loads_of
-from treadle.kernel.index import (
-    Data,
-    Index,
-    Quotient,
-    Remainder,
-    Var,
-    flatten,
-    substitute,
-    uses,
-    variable,
-)
-from treadle.kernel.nodes import (
-    Accumulate,
-    Apply,
-    Convert,
-    For,
-    Kernel,
-    Let,
-    Literal,
-    Load,
-    Role,
-    Set,
-    Statement,
-    Store,
-    Value,
-)
-from treadle.kernel.places import map_places
+from treadle.codegen.cuda.shape import Shape, lane_step
+from treadle.kernel.index import Var
+from treadle.kernel.nodes import Kernel, Value
 
 THREADS = 256
-LEAST_DEPTH, LEAST_SIDE, LEAST_WORK = 16, 4, 1 << 14
 SHARED = 96 << 10  # bytes of both operands that a block holds at a time
+MOST_HELD = 96  # numbers that a thread holds on their way to shared memory
 BLOCKS = 128  # that run at a time
 FEWEST = 8  # that a product gets beside larger ones
-
-
-@dataclass(frozen=True, slots=True)
-class Contraction:
-    """A kernel as a product: loops of both operands, of each alone, and of the depth."""
-
-    lets: tuple[Statement, ...]
-    batch: tuple[Var, ...]
-    rows: tuple[Var, ...]
-    columns: tuple[Var, ...]
-    depth: tuple[Var, ...]
-    left: Value  # along the rows
-    right: Value
-    local: str
-    wide: DType
-    after: tuple[Statement, ...]
-
-    @property
-    def sizes(self) -> tuple[int, int, int, int]:
-        groups = self.batch, self.rows, self.columns, self.depth
-        b, m, n, k = (math.prod(v.extent for v in g) for g in groups)
-        return b, m, n, k
-
-
-def contraction_of(kernel: Kernel) -> Contraction | None:
-    """The product that a kernel is; None where it is none, or too small to hold in tiles."""
-    if kernel.scratch:
-        return None
-    lets, turns, body = peeled(kernel)
-    if len(turns) == 1:
-        turns, body = _split(turns[0], body)
-    loops = [i for i, s in enumerate(body) if isinstance(s, For)]
-    if not turns or len(loops) != 1:
-        return None
-    loop = body[loops[0]]
-    assert isinstance(loop, For)
-    before, after = body[: loops[0]], body[loops[0] + 1 :]
-    if not is_sum(loop) or not all(isinstance(s, (Let, Set, Store)) for s in after):
-        return None
-    depth, inner = nested(loop, Role.SEQUENTIAL)
-    if len(inner) != 1 or not isinstance(inner[0], Accumulate) or loop.stop is not None:
-        return None
-    operands = _operands(inner[0], before)
-    if operands is None:
-        return None
-    return _sorted_out(lets, turns, depth, operands, inner[0], after)
-
-
-def _operands(step: Accumulate, before: tuple[Statement, ...]) -> tuple[Value, Value] | None:
-    """The two factors that are summed up from nothing."""
-    start = before[0] if len(before) == 1 else None
-    if not isinstance(start, Let) or start.local != step.local:
-        return None
-    is_none = isinstance(start.value, Literal) and start.value.value == 0
-    product = step.value
-    if not is_none or step.op != "add" or not isinstance(product, Apply) or product.op != "mul":
-        return None
-    if not product.dtype.is_float or product.dtype.is_narrow:
-        return None
-    first, second = product.operands
-    return (first, second) if _is_load(first) and _is_load(second) else None
-
-
-def _sorted_out(
-    lets: tuple[Statement, ...],
-    turns: tuple[Var, ...],
-    depth: list[Var],
-    operands: tuple[Value, Value],
-    step: Accumulate,
-    after: tuple[Statement, ...],
-) -> Contraction | None:
-    used = [{v for v in turns if _walks(o, v)} for o in operands]
-    is_second = turns[-1] in used[1]  # columns are along the last loop: results lie together
-    left, right = (0, 1) if is_second else (1, 0)
-    both = used[0] & used[1]
-    if turns[-1] in both or not (used[left] - both):
-        return None
-    found = Contraction(
-        lets,
-        tuple(v for v in turns if v in both or v not in used[0] | used[1]),
-        tuple(v for v in turns if v in used[left] - both),
-        tuple(v for v in turns if v in used[right] - both),
-        tuple(depth),
-        operands[left],
-        operands[right],
-        step.local,
-        step.value.dtype,
-        after,
-    )
-    batch, m, n, k = found.sizes
-    is_worth = k >= LEAST_DEPTH and min(m, n) >= LEAST_SIDE and batch * m * n * k >= LEAST_WORK
-    return found if turns[-1] in found.columns and is_worth else None
-
-
-def _split(turn: Var, body: tuple[Statement, ...]) -> tuple[tuple[Var, ...], tuple[Statement, ...]]:
-    """One loop as the several that its quotients and remainders speak of."""
-    divisors = sorted({d for i in _indices(body) for d in _divisors(i, turn)}, reverse=True)
-    extents, left = list[int](), turn.extent
-    for d in divisors:
-        if left % d or turn.extent % d:
-            return (turn,), body
-        extents.append(left // d)
-        left = d
-    if not divisors:
-        return (turn,), body
-    parts = tuple(Var(f"{turn.name}.{i}", n) for i, n in enumerate([*extents, left]))
-    whole = flatten([variable(v) for v in parts], [v.extent for v in parts])
-    return parts, tuple(map_places(s, lambda i: substitute(i, {turn: whole})) for s in body)
-
-
-def _indices(body: tuple[Statement, ...]) -> Iterator[Index]:
-    for s in body:
-        if isinstance(s, For):
-            yield from _indices(s.body)
-            continue
-        if isinstance(s, Store):
-            yield s.index
-        yield from (x.index for x in loads_of(s))
-
-
-def _divisors(index: Index, turn: Var) -> Iterator[int]:
-    for atom, _ in index.terms:
-        if isinstance(atom, (Quotient, Remainder)):
-            if atom.index == variable(turn):
-                yield atom.divisor
-            else:
-                yield from _divisors(atom.index, turn)
-
-
-def _is_load(value: Value) -> bool:
-    inner = value.value if isinstance(value, Convert) else value
-    return isinstance(inner, Load) and not any(isinstance(a, Data) for a, _ in inner.index.terms)
-
-
-def _load(value: Value) -> Load:
-    inner = value.value if isinstance(value, Convert) else value
-    assert isinstance(inner, Load)
-    return inner
-
-
-def _walks(value: Value, var: Var) -> bool:
-    return any(uses(a, var) for a, _ in _load(value).index.terms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,11 +92,13 @@ class _Side:
     ):
         self.w, self.name, self.value, self.loops, self.depth_loops = w, name, value, loops, depth
         self.length, self.depth = held
+        self.first = "first_row" if name == "lefts" else "first_column"
+        self.count, self.whole = (math.prod(v.extent for v in vs) for vs in (loops, depth))
         shares, packs = wanted
-        load = _load(value)
+        load = load_of(value)
         self.by_depth = load.index.factor_of(depth[-1]) == 1
         along = depth[-1] if self.by_depth else loops[-1]
-        count = self.depth if self.by_depth else self.length
+        count = self.filled if self.by_depth else self.length
         self.lanes, most = 1, 16 // load.dtype.itemsize if packs else 1
         while self.lanes < most:
             wide = 2 * self.lanes
@@ -274,48 +108,86 @@ class _Side:
                 break
             self.lanes = wide
         self.along = along
+        # Neighbours that share a depth read other banks: one after the other along the depth, or
+        # packs of rows, of which eight lanes read at a time.
         if self.by_depth:
-            pad = max(4, shares) % 32
-            self.step = self.depth + (pad - self.depth) % 32
+            pad, length = max(4, shares) % 32, self.depth
         else:
-            self.step = -(-self.length // 4) * 4
+            pad, length = (0 if shares == 1 else max(4, 32 // shares)), self.length
+        self.step = length + (pad - length) % 32
 
     @property
     def size(self) -> int:
         return self.step * (self.length if self.by_depth else self.depth)
 
-    def fill(self, first: str, count: int, start: str, depth: int) -> None:
-        """Copies of what the block needs, nothing where there is none."""
-        w, v = self.w, self.lanes
-        fast = (self.depth if self.by_depth else self.length) // v
-        slow = self.length if self.by_depth else self.depth
-        total = fast * slow
-        w.add(f"#pragma unroll {max(1, min(10, -(-total // THREADS)))}")
-        with w.block(f"for (int q = threadIdx.x; q < {total}; q += {THREADS})"):
-            w.add(f"const int far = q / {fast}, near = q % {fast} * {v};")
+    @property
+    def turns(self) -> int:
+        """How often each thread copies a pack until all of it is there."""
+        return -(-self.size_of_packs // THREADS)
+
+    @property
+    def filled(self) -> int:
+        """Places along the depth that there are, of one part of it."""
+        return min(self.depth, self.whole)
+
+    @property
+    def size_of_packs(self) -> int:
+        return self.length * self.filled // self.lanes
+
+    def _each(self, begin: int, count: int) -> AbstractContextManager[None]:
+        """A fixed number of turns, written out: loads of all of them are on their way at once."""
+        w = self.w
+        w.add("#pragma unroll")
+        return w.block(f"for (int e = {begin}; e < {begin + count}; ++e)")
+
+    def _place(self) -> list[str]:
+        """Which pack this is, and the condition under which there is one."""
+        w, fast = self.w, (self.filled if self.by_depth else self.length) // self.lanes
+        w.add(f"const int q = threadIdx.x + e * {THREADS};")
+        w.add(f"const int far = q / {fast}, near = q % {fast} * {self.lanes};")
+        last = self.size_of_packs // THREADS
+        return [f"(e < {last} || q < {self.size_of_packs})"] if self.size_of_packs % THREADS else []
+
+    def load(self, begin: int, count: int) -> None:
+        """Some packs of what the block needs, zeros where there is nothing."""
+        w, v, got = self.w, self.lanes, f"{self.name}_{begin}"
+        wide = scalars.register(self.value.dtype)
+        before = dict(w.vars)
+        w.add(f"{wide} {got}[{count}][{v}];")
+        with self._each(begin, count):
+            limits = self._place()
             i, d = ("far", "near") if self.by_depth else ("near", "far")
-            w.add(f"const int at = {first} + {i}, turn = {start} + {d};")
+            w.add(f"const int at = {self.first} + {i}, turn = start + {d};")
             w.decode("at", self.loops)
             w.decode("turn", self.depth_loops)
-            place = f"{self.name} + far * {self.step} + near"
-            limits = [f"at < {count}"] if count % self.length or count < self.length else []
-            limits += [f"turn < {depth}"] if depth % self.depth else []
-            if not limits:
-                self._copy(place)
-                return
-            with w.block(f"if ({' && '.join(limits)})"):
-                self._copy(place)
-            with w.block("else"):
-                w.add("#pragma unroll")
-                w.add(f"for (int u = 0; u < {v}; ++u) ({place})[u] = 0;")
+            limits += [f"at < {self.count}"] if self.count % self.length else []
+            limits += [f"turn < {self.whole}"] if self.whole % self.filled else []
+            load = load_of(self.value)
+            place = f"{w.places[load.buffer]} + {w.index(load.index)}"
+            w.add(f"{scalars.register(load.dtype)} pack[{v}] = {{}};")
+            w.add(f"if ({' && '.join(limits) or 'true'}) load<{v}>({place}, pack);")
+            w.unrolled(f"{got}[e - {begin}][u] = ({wide})pack[u];", v)
+        w.vars = before
 
-    def _copy(self, place: str) -> None:
-        w = self.w
-        if self.lanes == 1:
-            w.add(f"*({place}) = {w.value(self.value)};")
+    def store(self, begin: int, count: int) -> None:
+        w, got = self.w, f"{self.name}_{begin}"
+        with self._each(begin, count):
+            limits = self._place()
+            place = f"{self.name} + far * {self.step} + near"
+            text = f"store<{self.lanes}>({place}, {got}[e - {begin}]);"
+            w.add(f"if ({limits[0]}) {text}" if limits else text)
+
+    def clear(self) -> None:
+        """Zeros where the depth was made even."""
+        more = self.depth - self.filled
+        if more <= 0:
             return
-        with w.in_lanes(self.along, self.lanes, ()), w.packed(self.value):
-            w.add(f"store<{self.lanes}>({place}, {w.array(self.value)});")
+        w = self.w
+        with w.block(f"for (int q = threadIdx.x; q < {more * self.length}; q += {THREADS})"):
+            far, near = (f"q / {more}", f"{self.filled} + q % {more}")
+            if not self.by_depth:
+                far, near = f"{self.filled} + q / {self.length}", f"q % {self.length}"
+            w.add(f"{self.name}[({far}) * {self.step} + {near}] = 0;")
 
     def read(self, into: str, at: str, count: int) -> None:
         """A thread's elements at one place of the depth."""
@@ -335,8 +207,9 @@ def tiled(
     blocks = tile.blocks(batch, m, n)
     shape = Shape((), (Var("block", blocks),), (), THREADS, THREADS)
     w = Writer(kernel, shape, is_aligned, is_loose)
+    w.hoists = True
     size, wide = found.wide.itemsize, scalars.register(found.wide)
-    depth = k
+    depth = -(-k // tile.shares) * tile.shares  # the rest is zeros
     if (tile.rows + tile.columns) * (k + 32) * size > SHARED:
         depth = SHARED // ((tile.rows + tile.columns) * size) // 32 * 32 - 32
     sides = [
@@ -360,6 +233,7 @@ def tiled(
     wide_groups = tile.columns // tile.across
     w.add(f"const int r = group / {wide_groups} * {tile.down};")
     w.add(f"const int c = group % {wide_groups} * {tile.across};")
+    is_mine = _before(w, found, tile) if tile.down <= tile.shares else ""
     if depth < k:
         with w.block(f"for (int start = 0; start < {k}; start += {depth})"):
             _part(w, found, tile, sides, depth)
@@ -367,20 +241,32 @@ def tiled(
     else:
         w.add("const int start = 0;")
         _part(w, found, tile, sides, depth)
-    _finish(w, found, tile)
+    _finish(w, found, tile, is_mine)
     shared = (-(-sides[0].size // 4) * 4 + sides[1].size) * size
     return w.lines, shape, shared
 
 
 def _part(w: Writer, found: Contraction, tile: Tile, sides: list[_Side], depth: int) -> None:
     """A part of the depth: into shared memory, then each thread's share of it."""
-    _, m, n, k = found.sizes
-    sides[1].fill("first_column", n, "start", k)
-    sides[0].fill("first_row", m, "start", k)
+    if sum(side.turns * side.lanes for side in sides) <= MOST_HELD:
+        for side in sides:
+            side.load(0, side.turns)
+        for side in sides:
+            side.store(0, side.turns)
+    else:
+        for side in sides:
+            most = max(1, MOST_HELD // side.lanes)
+            for begin in range(0, side.turns, most):
+                count = min(most, side.turns - begin)
+                side.load(begin, count)
+                side.store(begin, count)
+    for side in sides:
+        side.clear()
     w.add("__syncthreads();")
     wide = scalars.register(found.wide)
     w.add(f"#pragma unroll {max(1, min(8, depth // tile.shares))}")
-    with w.block(f"for (int d = share; d < {depth}; d += {tile.shares})"):
+    with w.block(f"for (int e = 0; e < {depth // tile.shares}; ++e)"):
+        w.add(f"const int d = share + e * {tile.shares};")
         w.add(f"{wide} a[{tile.down}], b[{tile.across}];")
         sides[0].read("a", "r", tile.down)
         sides[1].read("b", "c", tile.across)
@@ -391,13 +277,32 @@ def _part(w: Writer, found: Contraction, tile: Tile, sides: list[_Side], depth: 
         w.add("    sums[i][j] = t_fma(a[i], b[j], sums[i][j]);")
 
 
-def _finish(w: Writer, found: Contraction, tile: Tile) -> None:
-    """Shares are added up, always in the same order; then what follows each element."""
+def _place(w: Writer, found: Contraction, tile: Tile, turn: str) -> str:
+    """Which row and columns of the result are a thread's, and whether there are such."""
     _, m, n, _ = found.sizes
-    wide, (down, across, shares) = (
-        scalars.register(found.wide),
-        (tile.down, tile.across, tile.shares),
-    )
+    w.add(f"const int i = {turn} * {tile.shares} + share;")
+    w.add("const int row = first_row + r + i, column = first_column + c;")
+    limits = [f"i < {tile.down}"] if tile.down % tile.shares else []
+    limits += [f"row < {m}"] if m % tile.rows else []
+    limits += [f"column < {n}"] if n % tile.columns else []
+    w.decode("row", found.rows)
+    w.decode("column", found.columns)
+    return " && ".join(limits) or "true"
+
+
+def _before(w: Writer, found: Contraction, tile: Tile) -> str:
+    """What follows needs values that can be on their way while the product is computed."""
+    limits = _place(w, found, tile, "0")
+    w.add(f"const bool is_mine = {limits};")
+    if tile.across > 1:
+        with w.in_lanes(found.columns[-1], tile.across, found.after, {found.local}):
+            w.early(found.after, "is_mine")
+    return "is_mine"
+
+
+def _finish(w: Writer, found: Contraction, tile: Tile, is_mine: str) -> None:
+    """Shares are added up, always in the same order; then what follows each element."""
+    down, across, shares = tile.down, tile.across, tile.shares
     if shares > 1:
         w.add("#pragma unroll")
         with w.block(f"for (int far = {shares // 2}; far; far >>= 1)"):
@@ -405,27 +310,30 @@ def _finish(w: Writer, found: Contraction, tile: Tile) -> None:
             w.add(f"for (int i = 0; i < {down * across}; ++i)")
             w.add(f"  sums[i / {across}][i % {across}] += ")
             w.add(f"    shuffled(sums[i / {across}][i % {across}], far);")
+    if is_mine:
+        with w.block(f"if ({is_mine})"):
+            _after(w, found, tile)
+        return
     w.add("#pragma unroll")
     with w.block(f"for (int turn = 0; turn < {-(-down // shares)}; ++turn)"):
-        w.add(f"const int i = turn * {shares} + share;")
-        w.add("const int row = first_row + r + i, column = first_column + c;")
-        limits = [f"i < {down}"] if down % shares else []
-        limits += [f"row < {m}"] if m % tile.rows else []
-        limits += [f"column < {n}"] if n % tile.columns else []
-        with w.block(f"if ({' && '.join(limits) or 'true'})"):
-            w.add(f"{wide} sum[{across}];")
-            w.add("#pragma unroll")
-            with w.block(f"for (int j = 0; j < {across}; ++j)"):
-                w.add("sum[j] = sums[0][j];")
-                w.add("#pragma unroll")
-                w.add(f"for (int e = 1; e < {down}; ++e) if (e == i) sum[j] = sums[e][j];")
-            w.decode("row", found.rows)
-            w.decode("column", found.columns)
-            if across == 1:
-                w.add(f"{wide} total = sum[0];")
-                w.names[found.local] = "total"
-                w.thread_all(found.after)
-            else:
-                w.names[found.local] = "sum"
-                with w.in_lanes(found.columns[-1], across, found.after, {found.local}):
-                    w.thread_all(found.after)
+        limits = _place(w, found, tile, "turn")
+        with w.block(f"if ({limits})"):
+            _after(w, found, tile)
+
+
+def _after(w: Writer, found: Contraction, tile: Tile) -> None:
+    wide, across = scalars.register(found.wide), tile.across
+    w.add(f"{wide} sum[{across}];")
+    w.add("#pragma unroll")
+    with w.block(f"for (int j = 0; j < {across}; ++j)"):
+        w.add("sum[j] = sums[0][j];")
+        w.add("#pragma unroll")
+        w.add(f"for (int e = 1; e < {tile.down}; ++e) if (e == i) sum[j] = sums[e][j];")
+    if across == 1:
+        w.add(f"{wide} total = sum[0];")
+        w.names[found.local] = "total"
+        w.thread_all(found.after)
+        return
+    w.names[found.local] = "sum"
+    with w.in_lanes(found.columns[-1], across, found.after, {found.local}):
+        w.thread_all(found.after)

@@ -7,7 +7,7 @@ wait for unless they are told otherwise; an array with a stream says which; DLPa
 from __future__ import annotations
 
 import ctypes
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,15 +16,27 @@ from treadle.runtime.cuda.device import Block, checked, device
 CUDA = 2  # DLPack's number for such a device
 _LEGACY = 1  # the stream that others wait for
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool"}
-_NAMES: dict[Any, str] = {}  # of PyTorch's dtypes
+_SAME: dict[tuple[Any, Any], bool] = {}  # whether PyTorch's dtypes are NumPy's
 _CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
 
 
-class Found(NamedTuple):
+class Found:
     """Where an array is, and what must live as long as it is used."""
 
-    address: int
-    holder: object
+    __slots__ = ("address", "dtype", "holder", "shape")
+
+    def __init__(self, address: int, holder: object, shape: tuple[int, ...], dtype: np.dtype[Any]):
+        self.address, self.holder, self.shape, self.dtype = address, holder, shape, dtype
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """A copy on the host, for whoever computes there."""
+        device().enter()
+        device().wait()
+        array = np.empty(self.shape, self.dtype)
+        if array.nbytes:
+            read = device().driver.cuMemcpyDtoH(array.ctypes.data, self.address, array.nbytes)
+            checked(read, "inputs")
+        return array if dtype is None else array.astype(dtype)
 
 
 class _Device(ctypes.Structure):
@@ -78,28 +90,20 @@ def is_on_device(array: object) -> bool:
     return where is not None and int(where()[0]) == CUDA
 
 
-def is_there(array: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
-    """Whether an array is on a GPU as it is wanted: of this shape and dtype, without gaps."""
-    if getattr(array, "is_cuda", False):
-        return _is_torch_s(array, shape, dtype)
-    if getattr(array, "__cuda_array_interface__", None) is None and not is_on_device(array):
-        return False
-    return found(array, shape, dtype) is not None
-
-
 def _is_torch_s(array: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
-    kind = array.dtype
-    name = _NAMES.get(kind)
-    if name is None:
-        name = _NAMES[kind] = str(kind).rpartition(".")[2]
-    return bool(name == dtype.name and array.shape == shape and array.is_contiguous())
+    """Whether one of PyTorch's tensors has this type, and no gaps."""
+    pair = array.dtype, dtype
+    is_same = _SAME.get(pair)
+    if is_same is None:
+        is_same = _SAME[pair] = str(pair[0]).rpartition(".")[2] == dtype.name
+    return bool(is_same and array.shape == shape and array.is_contiguous())
 
 
 def found(array: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Found | None:
-    """Where an array on the device is; None if it has another type, or gaps."""
+    """Where an array on the device is; None if it is not there, has another type, or gaps."""
     if getattr(array, "is_cuda", False):
         is_whole = _is_torch_s(array, shape, dtype)
-        return Found(array.data_ptr(), array) if is_whole else None
+        return Found(array.data_ptr(), array, shape, dtype) if is_whole else None
     interface = getattr(array, "__cuda_array_interface__", None)
     if interface is not None:
         return _by_interface(array, interface, shape, dtype)
@@ -117,7 +121,7 @@ def _by_interface(
     stream = interface.get("stream")
     if stream is not None and stream != _LEGACY:
         checked(device().driver.cuStreamSynchronize(stream), "inputs")
-    return Found(int(interface["data"][0]), array)
+    return Found(int(interface["data"][0]), array, shape, dtype)
 
 
 def _by_dlpack(capsule: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Found | None:
@@ -129,7 +133,7 @@ def _by_dlpack(capsule: object, shape: tuple[int, ...], dtype: np.dtype[Any]) ->
         return None
     if tensor.strides and _gaps([tensor.strides[i] for i in range(tensor.rank)], shape, 1):
         return None
-    return Found(int(tensor.data or 0) + tensor.offset, capsule)
+    return Found(int(tensor.data or 0) + tensor.offset, capsule, shape, dtype)
 
 
 def _gaps(strides: Any, shape: tuple[int, ...], step: int) -> bool:

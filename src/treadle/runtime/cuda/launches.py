@@ -149,7 +149,7 @@ class Runner:
             attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
             attribute.value.cooperative = 1
             attributes.append(attribute)
-        elif device().chip >= EARLY_LAUNCH:
+        if device().chip >= EARLY_LAUNCH:
             attribute = driver.CUlaunchAttribute()
             attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from treadle.ir.types import TensorType
-from treadle.runtime.cuda.arrays import Found, found
+from treadle.runtime.cuda.arrays import Found
 from treadle.runtime.cuda.device import Block, Event, Pinned, checked, device, padded
 
 TURNS = 3  # slots: the host may be that many launches ahead
@@ -144,13 +144,12 @@ class Traffic:
                     view[...] = given
                     sources.append(0)
                     continue
-                there = _there(given, self.types[name])
-                if there is None:
+                if type(given) is Found:
+                    holders.append(given.holder)
+                    sources.append(given.address)
+                else:
                     view[...] = given
                     sources.append(0)
-                else:
-                    holders.append(there.holder)
-                    sources.append(there.address)
         slot.holders = holders
         wanted = tuple(sources)
         return wanted if not holders else self._direct(slot, wanted)
@@ -208,7 +207,3 @@ class Traffic:
         for slot in self.slots:
             slot.wait()
             slot.forget()
-
-
-def _there(given: Any, type_: TensorType) -> Found | None:
-    return found(given, type_.shape, type_.dtype.numpy)
