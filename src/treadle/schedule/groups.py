@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from treadle.ir.control import SCAN
 from treadle.ir.graph import Graph, Node
 from treadle.ir.ops.linear import CONTRACT
 
@@ -61,13 +62,18 @@ def is_small(graph: Graph) -> bool:
     What is around a loop can be fused into it, what is around a library's product cannot. Only wide
     floats are counted: narrow ones are for units that a library drives better.
     """
-    total = 0
+    return _wide_flops(graph) <= ALL_FLOPS
+
+
+def _wide_flops(graph: Graph) -> float:
+    """Operations of all products, those of loops as often as they run; infinite if one is large."""
+    total = 0.0
     for node in graph.nodes:
-        if node.op is CONTRACT:
-            groups = groups_of(graph, node)
-            if groups is None:
-                continue
+        if node.op is SCAN:
+            attributes: Any = node.attributes
+            total += attributes.length * _wide_flops(attributes.body)
+        elif node.op is CONTRACT and (groups := groups_of(graph, node)) is not None:
             if node.types[0].dtype.is_narrow or groups.flops > FEW_FLOPS:
-                return False
+                return math.inf
             total += groups.flops
-    return total <= ALL_FLOPS
+    return total
