@@ -12,11 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import sysconfig
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from treadle.train.curves import Plot
 
 WORKLOAD = "gpt_6x384"
 STEPS, LETTERS = 200, 1 << 20
@@ -88,56 +89,14 @@ def torch_losses(steps: int, values: dict[str, np.ndarray]) -> list[float]:
     return [float(v) for v in losses]
 
 
-WIDTH, HEIGHT, EDGE = 640, 360, 48
-
-
-def plotted(curves: dict[str, Sequence[float]]) -> str:
-    """The curves as an SVG, one over the other."""
-    most = max(max(c) for c in curves.values())
-    count = max(map(len, curves.values()))
-
-    def place(i: float, value: float) -> str:
-        x = EDGE + i / (count - 1) * (WIDTH - 2 * EDGE)
-        y = HEIGHT - EDGE - value / most * (HEIGHT - 2 * EDGE)
-        return f"{x:.1f},{y:.1f}"
-
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        'font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-    ]
-    for value in range(0, int(most) + 1, 2):
-        x, y = place(0, value).split(",")
-        lines.append(f'<path d="M{x} {y}H{WIDTH - EDGE}" stroke="#ddd"/>')
-        lines.append(f'<text x="{EDGE - 8}" y="{float(y) + 4}" text-anchor="end">{value}</text>')
-    for i in range(0, count + 1, 50):
-        x = place(min(i, count - 1), 0).split(",")[0]
-        lines.append(f'<text x="{x}" y="{HEIGHT - EDGE + 18}" text-anchor="middle">{i}</text>')
-    styles = [("#c60", 4, "0.5"), ("#036", 1.5, "1")]
-    for k, ((name, curve), (colour, width, opacity)) in enumerate(
-        zip(reversed(curves.items()), styles, strict=True)
-    ):
-        points = " ".join(place(i, v) for i, v in enumerate(curve))
-        look = f'stroke="{colour}" stroke-width="{width}" opacity="{opacity}"'
-        lines.append(f'<polyline points="{points}" fill="none" {look}/>')
-        y = EDGE + 20 * k
-        lines.append(f'<path d="M{WIDTH - 200} {y}h30" {look}/>')
-        lines.append(f'<text x="{WIDTH - 160}" y="{y + 4}">{name}</text>')
-    bottom = HEIGHT - 10
-    lines.append(f'<text x="{WIDTH / 2}" y="{bottom}" text-anchor="middle">step</text>')
-    lines.append(
-        f'<text x="12" y="{HEIGHT / 2}" transform="rotate(-90 12 {HEIGHT / 2})">loss</text>'
-    )
-    return "\n".join([*lines, "</svg>", ""])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--plot", type=Path)
     given = parser.parse_args()
     if given.plot is not None:
-        given.plot.write_text(plotted(json.loads(given.json.read_text())))
+        curves = json.loads(given.json.read_text())
+        Plot({n: (np.arange(len(c)), np.array(c)) for n, c in curves.items()}).save(given.plot)
         return
     ours, values = treadle_losses(STEPS)
     theirs = torch_losses(STEPS, values)

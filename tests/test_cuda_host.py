@@ -170,6 +170,23 @@ def test_parameters_are_handed_out_where_they_are() -> None:
         assert array.__dlpack_device__() == (2, 0)
 
 
+def test_results_can_stay_on_the_device() -> None:
+    with fake_gpu() as driver:
+        step = compiled()
+        forward = step.attach(lambda m, x: (m(x), x), td.Spec((8, 20)))
+        x = OnDevice(np.full((8, 20), 3, np.float32))
+        for _ in range(5):  # copied at first, then read where it is
+            before = driver.calls["cuStreamSynchronize"]
+            made, same = forward(x, on_device=True)
+            assert driver.calls["cuStreamSynchronize"] == before
+            assert isinstance(made, DeviceArray)
+            assert (made.shape, made.dtype) == ((8, 4), np.dtype(np.float32))
+            np.testing.assert_array_equal(np.asarray(same), x.array)
+        first = same.__cuda_array_interface__["data"][0]
+        assert first != x.block.address, "it is memory of its own"
+        np.testing.assert_array_equal(forward(x)[1], x.array)
+
+
 class ByDlpack:
     """An array that only DLPack shows."""
 

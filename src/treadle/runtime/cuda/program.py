@@ -15,11 +15,12 @@ from treadle.ir.graph import Graph, OutputKind
 from treadle.ir.types import TensorType
 from treadle.kernel.launch import Bundle, Launch
 from treadle.kernel.plan import Plan
+from treadle.runtime.cuda.arrays import DeviceArray
 from treadle.runtime.cuda.blas import Matmul, workspace
 from treadle.runtime.cuda.device import Block, checked, device, out_of_memory, padded
 from treadle.runtime.cuda.dnn import Attention
 from treadle.runtime.cuda.launches import Code, Runner, matrices
-from treadle.runtime.cuda.transfers import Later, Pending, Slot, Sources, Traffic
+from treadle.runtime.cuda.transfers import Captured, Later, Pending, Slot, Sources, Traffic
 from treadle.runtime.cuda.values import DeviceValues
 
 TOGETHER = 16  # steps in one launch
@@ -166,6 +167,22 @@ class CudaProgram:
         """Some outputs, which are waited for when they are looked at; values stay on the device."""
         return self._launched(values, (inputs,), wanted)[0]
 
+    def kept_on(
+        self, values: Mapping[str, np.ndarray], inputs: Mapping[str, Any], wanted: Sequence[int]
+    ) -> list[DeviceArray]:
+        """Some outputs as arrays of their own on the device; nothing is waited for."""
+        driver, stream, found = self._device.driver, self._device.stream, list[DeviceArray]()
+        with self._lock:
+            self._launch(values, (inputs,))
+            for output in (self.plan.outputs[i] for i in wanted):
+                type_, source = output.type, self._now[output.slot]
+                block = Block(max(1, type_.nbytes))
+                if type_.nbytes:
+                    copied = driver.cuMemcpyDtoDAsync(block.address, source, type_.nbytes, stream)
+                    checked(copied, "results")
+                found.append(DeviceArray(block, type_.shape, type_.dtype.numpy))
+        return found
+
     @property
     def can_repeat(self) -> bool:
         """Whether several steps fit one launch: nothing is printed, and results are small."""
@@ -204,25 +221,30 @@ class CudaProgram:
         wanted: Sequence[int],
     ) -> list[Sequence[Any]]:
         """One launch: a step for each row of inputs."""
-        assert isinstance(values, DeviceValues)
         with self._lock:
-            self._device.enter()
-            count = len(rows)
-            traffic = self._traffic.get(count)
-            if traffic is None:
-                types = {n: t for n, (_, t) in self._leaves.items() if n in rows[0]}
-                traffic = self._traffic[count] = Traffic(types, count, self._results_size)
-            if self._held != (values, values.layout):
-                self._rebind(values, set(traffic.types))
-            slot = traffic.next()
-            sources = traffic.fill(slot, rows)
-            graph = slot.graphs.get(sources)
-            if graph is None:
-                graph = slot.graphs[sources] = self._captured(values, traffic, slot, sources)
-            checked(self._device.driver.cuGraphLaunch(graph, self._device.stream), "step")
-            pending = slot.done()
-            self.runs += count
-            return self._outputs(pending, count, wanted)
+            return self._outputs(self._launch(values, rows), len(rows), wanted)
+
+    def _launch(
+        self, values: Mapping[str, np.ndarray], rows: Sequence[Mapping[str, Any]]
+    ) -> Pending:
+        assert isinstance(values, DeviceValues)
+        self._device.enter()
+        count = len(rows)
+        traffic = self._traffic.get(count)
+        if traffic is None:
+            types = {n: t for n, (_, t) in self._leaves.items() if n in rows[0]}
+            traffic = self._traffic[count] = Traffic(types, count, self._results_size)
+        if self._held != (values, values.layout):
+            self._rebind(values, set(traffic.types))
+        slot = traffic.next()
+        sources = traffic.fill(slot, rows)
+        graph = slot.graphs.get(sources)
+        if graph is None:
+            graph = slot.graphs[sources] = self._captured(values, traffic, slot, sources)
+        self._now = graph.table
+        checked(self._device.driver.cuGraphLaunch(graph.handle, self._device.stream), "step")
+        self.runs += count
+        return slot.done()
 
     def _rebind(self, values: DeviceValues, inputs: set[str]) -> None:
         """Graphs are captured again if the values have moved."""
@@ -235,26 +257,27 @@ class CudaProgram:
 
     def _captured(
         self, values: DeviceValues, traffic: Traffic, slot: Slot, sources: Sources
-    ) -> Any:
+    ) -> Captured:
         """The graph of some steps, from the copy of the inputs to that of the results."""
         driver, stream = self._device.driver, self._device.stream
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         checked(driver.cuStreamBeginCapture(stream, mode), "capture")
+        table: list[int] = []
         try:
             traffic.copy_in(slot, sources)
             for step in range(traffic.count):
                 own = traffic.addresses(step, sources)
                 leaves = {n: own[n] if n in own else values.block(n).address for n in self._leaves}
                 results = traffic.results.address + step * self._results_size
-                self._now = self._table(leaves, results)
-                self.graph_launches = self._runner.enqueue(self._now)
+                table = self._table(leaves, results)
+                self.graph_launches = self._runner.enqueue(table)
             if self._results_size <= SMALL:
                 traffic.copy_out(slot)
         finally:
             captured = checked(driver.cuStreamEndCapture(stream), "capture")
         made = checked(driver.cuGraphInstantiate(captured, 0), "capture")
         checked(driver.cuGraphDestroy(captured), "capture")
-        return made
+        return Captured(made, table)
 
     def _outputs(self, pending: Pending, count: int, wanted: Sequence[int]) -> list[Sequence[Any]]:
         places = self._usual if wanted is self.results[1] else self._offsets(wanted)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,6 +63,13 @@ class Later:
         return bool(self.__array__())
 
 
+class Captured(NamedTuple):
+    """A graph that can be launched, and where its (last) step has each buffer."""
+
+    handle: Any
+    table: list[int]
+
+
 class Slot:
     """Pinned memory and graphs of one turn."""
 
@@ -71,7 +78,7 @@ class Slot:
         self.results = Pinned(traffic.results_size)
         self.event = Event()
         self.is_used = False
-        self.graphs: dict[Sources, Any] = {}
+        self.graphs: dict[Sources, Captured] = {}
         self.holders: list[object] = []  # arrays of others that the launch reads
         self.pending: weakref.ref[Pending] | None = None
         self.views = [
@@ -102,7 +109,7 @@ class Slot:
     def forget(self) -> None:
         """Graphs are of addresses that are no longer so."""
         for graph in self.graphs.values():
-            checked(device().driver.cuGraphExecDestroy(graph), "capture")
+            checked(device().driver.cuGraphExecDestroy(graph.handle), "capture")
         self.graphs.clear()
 
 
