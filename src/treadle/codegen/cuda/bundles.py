@@ -165,6 +165,6 @@ def bundle_text(bundle: Bundle, kernels: Sequence[Kernel], parts: Mapping[int, W
         f'extern "C" __global__ void __launch_bounds__({TOGETHER}) '
         f"{symbol}(const __grid_constant__ {symbol}_args a) {{",
         "  begin();",
-        "  u64 until = 0;",
+        f"  u64 until = first_meeting(&{symbol}_met);",
     ]
     return "\n".join([*texts, *head, *body, "}"])
