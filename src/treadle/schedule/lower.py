@@ -24,8 +24,8 @@ from treadle.ir.ops.leaves import CONSTANT, Constant, Leaf
 from treadle.ir.ops.linear import CONTRACT
 from treadle.ir.types import TensorType
 from treadle.kernel.access import accesses
-from treadle.kernel.index import Index, Var, flatten, variable
-from treadle.kernel.nodes import Buffer, Kernel, Load, Role, Statement, Store
+from treadle.kernel.index import Index, flatten, variable
+from treadle.kernel.nodes import Buffer, Kernel, Role, Statement, Store
 from treadle.kernel.phases import calls_in
 from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step
 from treadle.schedule.bound import Bound, Memo
@@ -33,8 +33,16 @@ from treadle.schedule.expand import expand
 from treadle.schedule.groups import is_small
 from treadle.schedule.inline import Reader, laid_out
 from treadle.schedule.joins import biased_products, gathered_parts
-from treadle.schedule.keep import ROOTS, STREAMS, heads_last, is_inline, is_root, kept_values
-from treadle.schedule.nests import axis_vars, nest
+from treadle.schedule.keep import (
+    ROOTS,
+    STREAMS,
+    computed_again,
+    heads_last,
+    is_inline,
+    is_root,
+    kept_values,
+)
+from treadle.schedule.nests import axis_vars, copy_kernel, nest
 from treadle.schedule.order import Order
 from treadle.schedule.signature import signature
 from treadle.schedule.target import CPU, Target
@@ -140,6 +148,8 @@ class Lowering:
         if self.biased:
             biases = {b.bias for b in self.biased.values()}
             self.kept = kept_values(graph, fuse, self.target.is_gpu, biases)
+        is_copied = fuse and not self.target.is_gpu  # products copy operands into panels
+        self.again = computed_again(graph, self.kept) if is_copied else {}
         self.uses = Counter(v for n in graph.nodes for v in n.operands)
         self.names = {v: f"{prefix}b{v.node}.{v.output}" for v in self.kept}
         for name, position in graph.leaves.items():
@@ -190,9 +200,10 @@ class Lowering:
     def _last_reads(self) -> dict[int, int]:
         """The node in whose kernel each node's value is read last: what is inlined reads there."""
         found: dict[int, int] = {}
+        again = {v.node: position for position, v in self.again.items()}
         for position in range(len(self.graph.nodes) - 1, -1, -1):
             is_kept = TensorValue(position) in self.kept
-            at = position if is_kept else found.get(position, position)
+            at = again.get(position, position) if is_kept else found.get(position, position)
             for operand in self.graph.nodes[position].operands:
                 found[operand.node] = max(found.get(operand.node, -1), at)
         return found
@@ -225,7 +236,7 @@ class Lowering:
         found: list[Draft] = []
         order = Order(self.fuse, self.memo)
         for value, copy in self.before.items():
-            order.add(_copy(self.names[value], copy, self.buffers[copy]))
+            order.add(copy_kernel(self.names[value], copy, self.buffers[copy]))
         for position, node in enumerate(self.graph.nodes):
             if node.op is SCAN:
                 found += order.phases()
@@ -238,7 +249,7 @@ class Lowering:
                 self._place(position, node, order)
         for name, value in self.late.items():
             source = self.before.get(value, self.names[value])
-            order.add(_copy(source, name, self.buffers[name]))
+            order.add(copy_kernel(source, name, self.buffers[name]))
         self.finish(order)
         return found + list(order.phases())
 
@@ -246,12 +257,12 @@ class Lowering:
         """The kernels of a node into an order; one made for another layer is used again."""
         value = TensorValue(position)
         is_map = value in self.kept and not is_root(self.graph, node) and is_inline(node)
-        is_again = is_map and self.uses_again and not self.target.is_gpu
+        is_again = is_map and node.operands and self.uses_again and not self.target.is_gpu
         if not (is_again and node.types[0].size):
             for kernel in self._kernels(position, node):
                 self.place_kernel(kernel, order)
             return
-        key, names = signature(self.graph, value, self.names.get, self.uses)
+        key, names = signature(self.graph, value, self.source, self.uses)
         if key in self.memo.maps:
             known, places = self.memo.maps[key]
             origins = (node.origin,) if node.origin else ()
@@ -307,11 +318,17 @@ class Lowering:
         repeat = RepeatDraft(attributes.length, attributes.reverse, turn)
         return [*before.phases(), repeat]
 
+    def source(self, value: TensorValue) -> str | None:
+        """The buffer a tensor is read from; a number is written where it is read."""
+        node = self.graph.nodes[value.node]
+        is_number = not self.target.is_gpu and isinstance(node.attributes, Constant)
+        return None if is_number and is_inline(node) else self.names.get(value)
+
     def reader(self, being_made: TensorValue | None = None) -> Reader:
         """Reads elements; the tensor that is being made is computed, not loaded."""
 
         def buffer_of(value: TensorValue) -> str | None:
-            return None if value == being_made else self.names.get(value)
+            return None if value == being_made else self.source(value)
 
         return Reader(self.graph, buffer_of, uses=self.uses, layouts=self.layouts)
 
@@ -468,20 +485,8 @@ def _stays(body: Sequence[Statement], leaf: str, place: Index) -> bool:
     return all(a.index == place for a in accesses(body) if a.buffer == leaf)
 
 
-def _copy(source: str, target: str, like: Buffer) -> Kernel:
-    var = Var("i", like.size)
-    at = variable(var)
-    store = Store(target, at, Load(source, at, like.dtype))
-    return Kernel(
-        "copy",
-        (Buffer(source, like.dtype, like.size),),
-        (Buffer(target, like.dtype, like.size),),
-        nest([var], Role.PARALLEL, [store]),
-    )
-
-
 def _copies(source: str, target: str, like: Buffer) -> list[Kernel]:
-    return [_copy(source, target, like)] if like.size else []
+    return [copy_kernel(source, target, like)] if like.size else []
 
 
 def attributes_of(node: Node) -> Any:
