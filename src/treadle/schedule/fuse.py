@@ -8,7 +8,7 @@ blocks of rows with all of these around them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
@@ -151,6 +151,24 @@ def _is_serial(statement: Statement) -> bool:
     return is_ordered or any(_is_serial(s) for s in statement.body)
 
 
+def panels(first: Kernel, second: Kernel) -> int:
+    """Bytes of right operands that every block of rows reads, if both kernels have products."""
+    found: list[dict[str, int]] = []
+    for kernel in (first, second):
+        sizes = {b.name: b.nbytes for b in kernel.inputs}
+        names = {m.right.buffer for m in _products(kernel.body)}
+        found.append({n: sizes[n] for n in names if n in sizes})
+    return sum((found[0] | found[1]).values()) if all(found) else 0
+
+
+def _products(body: Sequence[Statement]) -> Iterator[Multiply]:
+    for s in body:
+        if isinstance(s, Multiply):
+            yield s
+        elif isinstance(s, For):
+            yield from _products(s.body)
+
+
 def statements_in(body: Sequence[Statement]) -> int:
     return sum(1 + (statements_in(s.body) if isinstance(s, For) else 0) for s in body)
 
@@ -169,6 +187,8 @@ def fused(
     waiting, takes either at once.
     """
     if statements_in(first.body) + statements_in(second.body) > target.most_statements:
+        return None
+    if panels(first, second) > target.panels:
         return None
     if target.keeps_serial_apart and (is_serial(first) or is_serial(second)):
         return None

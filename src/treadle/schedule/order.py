@@ -213,7 +213,7 @@ class Order:
                 users.setdefault(j, []).append(i)
         for i in reversed(ordered):
             bound = self.groups[i].bound
-            if i not in users or not self.groups[i].direct or bound.kernel.is_whole:
+            if i not in users or not self.groups[i].direct or (is_gpu and bound.kernel.is_whole):
                 continue
             made = max(b.nbytes for b in bound.kernel.outputs)
             if not is_gpu and made < WORTH:
