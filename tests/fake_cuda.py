@@ -86,6 +86,19 @@ class FakeDriver:
     def _copied(self, target: int, source: int, nbytes: int, *_: object) -> tuple[Code]:
         return self._do(lambda: ctypes.memmove(int(target), int(source), nbytes) and None)
 
+    def _set(self, address: int, value: int, count: int, size: int) -> tuple[Code]:
+        word = (int(value) & (1 << 8 * size) - 1).to_bytes(size, "little")
+        return self._do(lambda: ctypes.memmove(int(address), word * count, size * count) and None)
+
+    def cuMemsetD8(self, address: int, value: int, count: int) -> tuple[Code]:
+        return self._set(address, value, count, 1)
+
+    def cuMemsetD16(self, address: int, value: int, count: int) -> tuple[Code]:
+        return self._set(address, value, count, 2)
+
+    def cuMemsetD32(self, address: int, value: int, count: int) -> tuple[Code]:
+        return self._set(address, value, count, 4)
+
     # What is asked of the driver
 
     def cuInit(self, flags: int) -> tuple[Code]:

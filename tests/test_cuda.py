@@ -24,7 +24,6 @@ from treadle.base.errors import DeviceError
 from treadle.codegen.cuda.contractions import LEAST_WORK, contraction_of
 from treadle.codegen.cuda.driver import render_kernel, render_program
 from treadle.codegen.cuda.rounding import may_be_loose
-from treadle.codegen.cuda.scatter import is_scatter
 from treadle.codegen.cuda.shape import lane_step, shape_of
 from treadle.codegen.cuda.tiles import best_tile
 from treadle.ir.graph import Graph
@@ -40,6 +39,7 @@ from treadle.kernel.launch import (
 )
 from treadle.kernel.nodes import Multiply, whole_product
 from treadle.kernel.program import Program
+from treadle.kernel.scatter import is_scatter
 from treadle.memory.assemble import assemble
 from treadle.memory.plan import plan_buffers
 from treadle.runtime.cuda import device as devices

@@ -8,6 +8,7 @@ blocks of rows with all of these around them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -126,6 +127,13 @@ def spread(kernel: Kernel) -> Kernel:
     return replace(kernel, body=(For(rows.var, Role.PARALLEL, rows.body),))
 
 
+def _elements(kernel: Kernel) -> int:
+    """How many elements a kernel computes each by itself; 0 if it has other loops."""
+    variables, body = peeled(kernel)
+    is_map = not any(isinstance(s, (For, Multiply)) for s in body)
+    return math.prod(v.extent for v in variables) if is_map else 0
+
+
 def work(kernel: Kernel) -> int:
     return max((b.size for b in (*kernel.buffers, *kernel.scratch)), default=0)
 
@@ -210,6 +218,9 @@ def fused(
         most = max(both, default=1)
         is_enough = most >= target.least_rows or max(work(first), work(second)) <= target.few
         wanted = [most] if most > 1 and is_enough else []
+        sizes = {_elements(k) for k in (first, second)}
+        if len(sizes) == 1 and (size := sizes.pop()) > most:
+            wanted = [*wanted, size]  # elementwise work of one size, element by element
     if target.is_small:
         # Unless a row takes less than a launch: then the one that follows is spared.
         cost = flops(first) + flops(second)

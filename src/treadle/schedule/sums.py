@@ -75,7 +75,7 @@ def _reduce(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
 
 
 BLOCKS = 1024  # of a reduction: enough for every multiprocessor
-THREADS = 1 << 21  # of a reduction that keeps columns, several of which are one thread's
+THREADS = 1 << 19  # of a reduction that keeps columns: as many as a device has at a time
 
 
 def _shared_out(

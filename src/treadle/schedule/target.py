@@ -21,6 +21,7 @@ class Target:
     most_buffers: int = 1 << 20  # of a kernel
     keeps_serial_apart: bool = False  # loops in order stay in kernels of their own
     is_gpu: bool = False
+    least_logits: int = 1 << 20  # elements from which a head's logits are computed by chunks
     has_attention: bool = False  # whether a library computes attention
     is_small: bool = False  # launches cost more than the arithmetic: loops compute products too
 

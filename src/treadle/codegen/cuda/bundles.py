@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from treadle.codegen.cuda.contractions import contraction_of
 from treadle.codegen.cuda.products import THREADS, product_lines
 from treadle.codegen.cuda.render import part, shared_bytes, written
-from treadle.codegen.cuda.scatter import SCATTER_THREADS, is_scatter, scatter_lines
+from treadle.codegen.cuda.scatter import SCATTER_THREADS, scatter_lines
 from treadle.codegen.cuda.tiles import BLOCKS, share_of, tiled
 from treadle.codegen.cuda.tiles import THREADS as TILE_THREADS
 from treadle.kernel import cost
@@ -21,6 +21,7 @@ from treadle.kernel.calls import call_of
 from treadle.kernel.launch import Bundle
 from treadle.kernel.nodes import Kernel, whole_product
 from treadle.kernel.program import Phase, Program, Step
+from treadle.kernel.scatter import is_scatter
 
 TOGETHER = 256  # threads of a block
 LIGHT = 1 << 27  # operations of a phase that still takes about as long as a launch
@@ -36,6 +37,7 @@ class Written:
     grid: int
     block: int
     shared: int
+    fewest: int = 1  # blocks that a multiprocessor should have room for
 
 
 def lines_of(
@@ -55,8 +57,9 @@ def lines_of(
     if found is not None:
         lines, shape, shared = tiled(kernel, found, is_aligned, is_loose, beside)
         return Written(lines, shape.grid, TILE_THREADS, shared)
-    lines, shape = written(kernel, is_aligned, is_loose, block)
-    return Written(lines, shape.grid, shape.block, shared_bytes(kernel, shape))
+    lines, shape, stages = written(kernel, is_aligned, is_loose, block)
+    shared = shared_bytes(kernel, shape, stages)
+    return Written(lines, shape.grid, shape.block, shared, 2 if stages.shared else 1)
 
 
 def bundles(program: Program) -> tuple[Bundle, ...]:
@@ -105,6 +108,8 @@ def _runs(
         for call in sorted(step.calls, key=lambda c: -cost.work(c.kernel)):
             calls[numbers[id(call.kernel)]] = calls.get(numbers[id(call.kernel)], 0) + 1
         wanted = sum(len(call.arguments) for call in step.calls)
+        if any(is_scatter(call.kernel) for call in step.calls):  # whose blocks are larger
+            wanted = MOST_POINTERS + 1
         is_full = pointers + wanted > MOST_POINTERS
         if is_full or sum(map(len, run)) + len(calls) > MOST_PARTS:
             yield from done()

@@ -65,7 +65,7 @@ def render_program(program: Program, library: bool = True, per_part: int = 24) -
         calls = max(1, min(most[id(kernel)], MOST_ARGUMENTS // (8 * count)))
         own = lines_of(kernel, id(kernel) not in odd, is_loose)
         launches.append(Launch(symbol, own.grid, own.block, own.shared, calls, product))
-        texts.append(function(kernel, symbol, calls, own.block, own.lines))
+        texts.append(function(kernel, symbol, calls, own.block, own.lines, own.fewest))
     for bundle in found:
         texts.append(bundle_text(bundle, kernels, parts))
     found = tuple(sized(b, parts) for b in found)

@@ -43,6 +43,7 @@ class Shape:
     team: int  # threads of a turn: 1, a warp, or more
     block: int  # threads of a block
     lanes: int = 1  # turns that one thread takes at once, along the last variable
+    rows: int = 1  # threads that share the sum of a turn, one in each warp of the block
 
     @property
     def count(self) -> int:
@@ -51,7 +52,7 @@ class Shape:
     @property
     def teams(self) -> int:
         """Turns that a block has at a time."""
-        return self.block // self.team
+        return self.block // self.team // self.rows
 
     @property
     def grid(self) -> int:

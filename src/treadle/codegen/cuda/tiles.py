@@ -15,6 +15,7 @@ from treadle.codegen.cuda import scalars
 from treadle.codegen.cuda.contractions import Contraction, load_of
 from treadle.codegen.cuda.render import Writer
 from treadle.codegen.cuda.shape import Shape, lane_step
+from treadle.codegen.cuda.stages import Stages
 from treadle.kernel.index import Var
 from treadle.kernel.nodes import Kernel, Value
 
@@ -206,8 +207,8 @@ def tiled(
     tile = best_tile(found, is_aligned, beside)
     blocks = tile.blocks(batch, m, n)
     shape = Shape((), (Var("block", blocks),), (), THREADS, THREADS)
-    w = Writer(kernel, shape, is_aligned, is_loose)
-    w.hoists = True
+    w = Writer(kernel, shape, Stages(), is_aligned, is_loose)
+    w.hoists, w.constant = True, set()
     size, wide = found.wide.itemsize, scalars.register(found.wide)
     depth = -(-k // tile.shares) * tile.shares  # the rest is zeros
     if (tile.rows + tile.columns) * (k + 32) * size > SHARED:

@@ -16,7 +16,7 @@ from treadle.ir.types import TensorType
 from treadle.kernel.launch import Bundle, Launch
 from treadle.kernel.plan import Plan
 from treadle.runtime.cuda.arrays import DeviceArray
-from treadle.runtime.cuda.blas import Matmul, workspace
+from treadle.runtime.cuda.blas import Matmul, noise, workspace
 from treadle.runtime.cuda.device import Block, checked, device, out_of_memory, padded
 from treadle.runtime.cuda.dnn import Attention
 from treadle.runtime.cuda.launches import Code, Runner, matrices
@@ -107,12 +107,20 @@ class CudaProgram:
                 matmul.choose(*self._somewhere(i))
                 self.algorithms[key] = matmul.words
             matmul.use(self.algorithms[key])
+        self._spare: list[Block] = []
         return found
+
+    @property
+    def workspace(self) -> int:
+        """Bytes that libraries use while they run; products of all programs share theirs."""
+        return self._runner.workspace.nbytes + (workspace().nbytes if self._products else 0)
 
     def _somewhere(self, entry: int) -> tuple[int, int, int, int]:
         """Memory to time a product on: that of one of its calls, or new where it is outside."""
         call = next(c for c in _calls(self.plan) if c.entry == entry)
         self._spare = [Block(self.plan.slots[s].nbytes) for s in call.slots]
+        for block in self._spare:
+            block.fill(noise())
         product = self.launches[entry].product
         assert product is not None
         return matrices(product, [b.address for b in self._spare])
