@@ -51,7 +51,9 @@ def on_gpu(
     source = render_program(program, library)
     cubins = compile_parts(source.parts, device().architecture)
     plan = assemble(program, plan_buffers(program))
-    return CudaProgram(graph, plan, source.launches, cubins, dict(program.constants), {})
+    return CudaProgram(
+        graph, plan, source.launches, cubins, dict(program.constants), {}, bundles=source.bundles
+    )
 
 
 def ptx_of(text: str) -> str:

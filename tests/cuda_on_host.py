@@ -19,7 +19,7 @@ import numpy as np
 from test_kernels import MEANINGS
 from treadle.codegen.cuda.driver import CudaSource, render_program
 from treadle.kernel.interpret import interpret
-from treadle.kernel.launch import Launch
+from treadle.kernel.launch import Bundle, Launch
 from treadle.kernel.program import Call, Program, Repeat, Step
 
 HEAD = r"""
@@ -29,7 +29,7 @@ HEAD = r"""
 #include <cstdlib>
 #include <cstring>
 struct Dim { int x, y, z; };
-static Dim threadIdx, blockIdx;
+static Dim threadIdx, blockIdx, gridDim = {1, 1, 1};
 #define __global__
 #define __device__
 #define __forceinline__ inline
@@ -137,6 +137,9 @@ INSTRUCTIONS = [
     (r'asm\("ex2\.approx.*?"=f"\(r\)\s*: "f"\((.*?)\)\); return', r"r = exp2f(\1); return"),
     (r'asm\("tanh\.approx.*?"f"\(x\)\);', "r = tanhf(x);"),
     (r'asm volatile\("" :.*?\);', ""),
+    (r'asm volatile\("ld\.relaxed\.gpu.*?\);', "here = 0;"),  # one block meets nobody
+    (r'asm volatile\("red\.release.*?\);', ""),
+    (r'asm volatile\("ld\.acquire.*?\);', "here = until;"),
     (r"extern __shared__ .*?;", ""),
     (r"const __grid_constant__ ", ""),
 ]
@@ -160,7 +163,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 @functools.cache
 def _compiled(part: str) -> ctypes.CDLL:
-    names = re.findall(r"__global__ void .*?\b(kernel_\d+)\(", part)
+    names = re.findall(r"__global__ void .*?\b((?:kernel|bundle)_\d+)\(", part)
     calls = [
         f'extern "C" void run_{n}(void *a, int grid, int threads) '
         f"{{ launch<{n}_args>({n}, a, grid, threads); }}"
@@ -184,24 +187,47 @@ class _Host:
         self.libraries = {
             name: _compiled(part)
             for part in source.parts
-            for name in re.findall(r"\b(kernel_\d+)_args \{", part)
+            for name in re.findall(r"\b((?:kernel|bundle)_\d+)_args \{", part)
         }
+        self.bundles = {(b.path, b.first): b for b in source.bundles}
 
-    def steps(self, steps: tuple[Step, ...], turn: int) -> None:
-        for step in steps:
-            if isinstance(step, Repeat):
+    def steps(self, steps: tuple[Step, ...], turn: int, path: tuple[int, ...] = ()) -> None:
+        skipped = 0
+        for i, step in enumerate(steps):
+            bundle = self.bundles.get((path, i))
+            if bundle is not None:
+                self.together(bundle, steps[i : i + len(bundle.phases)], turn)
+                skipped = len(bundle.phases)
+            if skipped:
+                skipped -= 1
+            elif isinstance(step, Repeat):
                 turns = range(step.length)
-                for i in reversed(turns) if step.reverse else turns:
-                    self.steps(step.steps, i)
-                continue
-            for call in step.calls:
-                self.call(call, turn)
+                for j in reversed(turns) if step.reverse else turns:
+                    self.steps(step.steps, j, (*path, i))
+            else:
+                for call in step.calls:
+                    self.call(call, turn)
 
-    def call(self, call: Call, turn: int) -> None:
+    def views(self, call: Call, turn: int) -> dict[str, np.ndarray]:
         pairs = zip(call.kernel.buffers, call.arguments, strict=True)
-        views = {
+        return {
             b.name: self.memory[a.buffer][a.row * turn : a.row * turn + b.size] for b, a in pairs
         }
+
+    def together(self, bundle: Bundle, steps: tuple[Step, ...], turn: int) -> None:
+        """Phases as one launch, of a single block that takes all blocks of each in turn."""
+        places: list[int] = []
+        for phase, step in zip(bundle.phases, steps, strict=True):
+            for entry, count in phase:
+                calls = [c for c in step.calls if self.numbers[id(c.kernel)] == entry]
+                assert len(calls) == count
+                places += [v.ctypes.data for c in calls for v in self.views(c, turn).values()]
+        given = (ctypes.c_void_p * max(1, len(places)))(*places)
+        run = getattr(self.libraries[bundle.symbol], f"run_{bundle.symbol}")
+        run(ctypes.byref(given), 1, bundle.block)
+
+    def call(self, call: Call, turn: int) -> None:
+        views = self.views(call, turn)
         launch: Launch = self.launches[self.numbers[id(call.kernel)]]
         if launch.product is not None or launch.routine is not None:
             interpret(call.kernel, views, MEANINGS)

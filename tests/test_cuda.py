@@ -21,15 +21,22 @@ from treadle import losses, nn, optim
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.base.errors import DeviceError
+from treadle.codegen.cuda.contractions import LEAST_WORK, contraction_of
 from treadle.codegen.cuda.driver import render_kernel, render_program
 from treadle.codegen.cuda.rounding import may_be_loose
 from treadle.codegen.cuda.shape import lane_step, shape_of
+from treadle.codegen.cuda.tiles import best_tile
 from treadle.ir.graph import Graph
 from treadle.ir.op import Op
 from treadle.ir.types import TensorType
 from treadle.kernel.calls import call_of, product_of
 from treadle.kernel.index import Var, constant, divide, variable
-from treadle.kernel.launch import launches_from_json, launches_to_json
+from treadle.kernel.launch import (
+    bundles_from_json,
+    bundles_to_json,
+    launches_from_json,
+    launches_to_json,
+)
 from treadle.kernel.nodes import Multiply, whole_product
 from treadle.kernel.program import Program
 from treadle.kernel.scatter import is_scatter
@@ -220,7 +227,7 @@ def test_operands_that_are_no_matrices_are_copied() -> None:
     def product(x, y):
         return [td.einsum("bihd,bjhd->bhij", x, y)]
 
-    type_ = TensorType((3, 40, 4, 32), dtypes.float32)
+    type_ = TensorType((3, 40, 4, 32), dtypes.bfloat16)
     program = scheduled(td.trace(product, type_, type_))
     names = [k.name for k in program.distinct()]
     assert sum("_matrix" in n for n in names) == 2, "batches at two strides are none"
@@ -246,8 +253,115 @@ def test_equal_updates_are_one_launch() -> None:
     program = schedule(step_graph(model, loss, specs, "float32"), in_place=True, target=GPU)
     counts = Counter(id(c.kernel) for c in program.steps[-1].calls)
     assert 6 in counts.values(), "all weights together"
+    assert max(launch.calls for launch in render_program(program, library=False).launches) >= 6
+
+
+# Small programs
+
+
+def mlp_program(rows: int = 128, width: int = 128) -> Program:
+    def loss(m, batch):
+        return losses.cross_entropy(m(batch["x"]), batch["y"])
+
+    model = nn.Sequential(nn.Linear(784, width), nn.ReLU(), nn.Linear(width, 10))
+    specs = {"x": td.Spec((rows, 784)), "y": td.Spec((rows,), td.int32)}
+    step = td.compile_step(model, loss, optim.adamw(1e-3), specs, device="oracle")
+    graph = step._programs.built(step._inputs).step(step._mode(), (False, False, False)).graph
+    return schedule(graph, in_place=True, target=GPU)
+
+
+def test_a_small_step_is_one_launch_of_a_few_phases() -> None:
+    program = mlp_program()
     source = render_program(program)
-    assert max(launch.calls for launch in source.launches) >= 6
+    (bundle,) = source.bundles
+    assert len(bundle.phases) == len(program.steps) <= 5
+    assert not any(launch.product or launch.block for launch in source.launches)
+    assert "".join(source.parts).count("__global__") == 1
+    assert bundles_from_json(bundles_to_json(source.bundles)) == source.bundles
+    products = [c for k in program.distinct() if (c := contraction_of(k)) is not None]
+    assert [c.sizes for c in products] == [
+        (1, 128, 128, 784),
+        (1, 10, 128, 128),
+        (1, 128, 784, 128),
+    ]
+    # The update is done where the gradient is made: the weight is written by the product's kernel.
+    assert len(products[-1].after) > 3
+
+
+def test_rows_between_two_products_are_one_kernel() -> None:
+    """The head, the loss of each row and the gradient before the head."""
+    program = mlp_program()
+    (call,) = program.steps[1].calls
+    assert call.kernel.body[0].var.extent == 128
+    assert sum(b.size for b in call.kernel.scratch) == 20, "logits and their gradients, near"
+
+
+def test_what_is_large_is_launched_by_itself() -> None:
+    assert not render_program(mlp_program(4096, 512)).bundles
+    assert not render_program(attention_program()).bundles, "a library's products are launches"
+
+
+def lone_calls(program: Program, source) -> list[int]:
+    """Kernels of phases that no bundle has."""
+    numbers = {id(k): i for i, k in enumerate(program.distinct())}
+    starts = {(b.path, b.first): len(b.phases) for b in source.bundles}
+
+    def walk(steps, path):
+        skipped = 0
+        for i, step in enumerate(steps):
+            skipped = starts.get((path, i), skipped)
+            if skipped:
+                skipped -= 1
+            elif hasattr(step, "calls"):
+                yield from (numbers[id(c.kernel)] for c in step.calls)
+            else:
+                yield from walk(step.steps, (*path, i))
+
+    return list(walk(program.steps, ()))
+
+
+def test_what_is_launched_together_and_by_itself_can_be_both() -> None:
+    """A scan copies its carry before the first turn, and again at the end of each."""
+    cases = [c.values for c in CASES if c.values[0].name == "scan"]
+    programs = [scheduled(prepared(*c, seed=4)[0], fuse) for c in cases for fuse in (True, False)]
+    alone = 0
+    for program in programs:
+        source = render_program(program)
+        assert source.bundles
+        for i in lone_calls(program, source):
+            alone += 1
+            assert source.launches[i].block, "it has a function of its own"
+    assert alone
+
+
+def test_tiles_fit_any_sizes() -> None:
+    for sizes in ((4, 4, 16), (5, 7, 33), (128, 10, 128), (10, 128, 4000), (1000, 300, 20)):
+        m, n, k = sizes
+        types = TensorType((m, k), dtypes.float32), TensorType((k, n), dtypes.float32)
+        program = scheduled(td.trace(lambda x, y: [td.relu(x @ y + 1.0)], *types))
+        found = contraction_of(program.distinct()[0])
+        if 2 * m * n * k < 2 * LEAST_WORK:
+            assert found is None
+            continue
+        assert found.sizes == (1, m, n, k)
+        for blocks in (128, 8):
+            tile = best_tile(found, True, blocks)
+            assert tile.rows // tile.down * (tile.columns // tile.across) * tile.shares == 256
+            assert n % tile.across == 0
+
+
+@needs_compiler
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("sizes", [(33, 47, 65), (40, 12, 3000)])
+def test_small_products_compile(sizes: tuple[int, int, int], architecture: str) -> None:
+    def products(x, y):
+        return [td.relu(x @ y + y[0]), (x @ x.T).sum(0), td.softmax(x @ y)]
+
+    m, n, k = sizes
+    types = TensorType((m, k), dtypes.float32), TensorType((k, n), dtypes.float32)
+    source = render_program(scheduled(td.trace(products, *types)))
+    assert source.bundles
+    assert is_cubin(compile_source(source.parts[0], architecture))
 
 
 # Errors

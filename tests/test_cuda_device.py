@@ -56,6 +56,25 @@ def test_products_of_all_layouts(dtype: DType, library: bool) -> None:
     assert_within(graph, arrays, on_gpu(graph, library=library).run(arrays))
 
 
+@given(st.integers(1, 70), st.integers(1, 70), st.integers(1, 900), st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_small_products_of_any_size(m: int, n: int, k: int, turned: bool) -> None:
+    def products(x, y):
+        right = y.T if turned else y
+        return [td.relu(x @ right + 1.0), td.softmax(x @ right), (x @ x.T).sum(0), x @ right]
+
+    types = (
+        TensorType((m, k), dtypes.float32),
+        TensorType((n, k) if turned else (k, n), dtypes.float32),
+    )
+    graph = td.trace(products, *types)
+    arrays = draw(graph, m * n + k)
+    program = on_gpu(graph)
+    found = program.run(arrays)
+    assert_within(graph, arrays, found)
+    assert same_bits(program.run(arrays), found)
+
+
 @pytest.mark.parametrize("library", [True, False])
 def test_batched_products(library: bool) -> None:
     def products(x, y):
@@ -142,6 +161,28 @@ def test_training_in_bfloat16_follows_the_oracle() -> None:
 
 def test_training_is_the_same_every_time() -> None:
     assert trained("cuda") == trained("cuda")
+
+
+def test_steps_together_are_single_steps() -> None:
+    def losses_of(together: bool) -> list[float]:
+        step = td.compile_step(
+            nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 5)),
+            lambda m, b: losses.cross_entropy(m(b["x"]), b["y"]),
+            optim.adamw(1e-2),
+            {"x": td.Spec((32, 20)), "y": td.Spec((32,), td.int32)},
+            device="cuda",
+        )
+        rng = np.random.default_rng(0)
+        batches = [
+            {
+                "x": rng.normal(size=(32, 20)).astype(np.float32),
+                "y": rng.integers(0, 5, 32).astype(np.int32),
+            }
+            for _ in range(35)
+        ]
+        return list(step.run(batches).losses) if together else [step(b).loss for b in batches]
+
+    assert losses_of(True) == losses_of(False)
 
 
 def test_state_goes_in_and_out() -> None:

@@ -24,7 +24,14 @@ from treadle.compile_report import (
 from treadle.ir.graph import Graph
 from treadle.ir.text import to_text
 from treadle.kernel.fitting import fits
-from treadle.kernel.launch import Launch, launches_from_json, launches_to_json
+from treadle.kernel.launch import (
+    Bundle,
+    Launch,
+    bundles_from_json,
+    bundles_to_json,
+    launches_from_json,
+    launches_to_json,
+)
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.plan import KernelFacts, Plan, plan_from_json
 from treadle.kernel.program import Program
@@ -142,6 +149,7 @@ class BuiltForGpu:
     cubins: tuple[bytes, ...]
     constants: Mapping[str, np.ndarray]
     algorithms: dict[str, list[int]]
+    bundles: tuple[Bundle, ...] = ()
 
 
 def _on_gpu(graph: Graph, report: CompileReport, options: CompileOptions, name: str) -> CudaProgram:
@@ -186,6 +194,7 @@ def _on_device(
                 built.constants,
                 built.algorithms,
                 options.deterministic,
+                built.bundles,
             )
         except (LookupError, ValueError, TypeError):
             if again:
@@ -202,7 +211,8 @@ def _build_for_gpu(graph: Graph, report: CompileReport, options: CompileOptions)
         source = render_cuda(program)
     with report.stage("compile"):
         cubins = compile_parts(source.parts, gpu().architecture)
-    return BuiltForGpu(plan, source.launches, cubins, dict(program.constants), {})
+    constants = dict(program.constants)
+    return BuiltForGpu(plan, source.launches, cubins, constants, {}, source.bundles)
 
 
 def _gpu_target() -> Target:
@@ -221,6 +231,7 @@ def _gpu_key(graph: Graph, options: CompileOptions) -> str:
 def _packed_for_gpu(built: BuiltForGpu) -> dict[str, bytes]:
     parts = _packed(Built(built.plan, built.cubins, built.constants))
     parts["launches"] = launches_to_json(built.launches).encode()
+    parts["bundles"] = bundles_to_json(built.bundles).encode()
     parts["algorithms"] = json.dumps(built.algorithms).encode()
     return parts
 
@@ -231,6 +242,7 @@ def _unpacked_for_gpu(parts: Mapping[str, bytes] | None, graph: Graph) -> BuiltF
         return None
     try:
         launches = launches_from_json(parts["launches"].decode())
+        bundles = bundles_from_json(parts["bundles"].decode())
         algorithms = {
             str(k): [int(w) for w in v] for k, v in json.loads(parts["algorithms"]).items()
         }
@@ -241,7 +253,7 @@ def _unpacked_for_gpu(parts: Mapping[str, bytes] | None, graph: Graph) -> BuiltF
     )
     if not is_whole:
         return None
-    return BuiltForGpu(found.plan, launches, found.objects, found.constants, algorithms)
+    return BuiltForGpu(found.plan, launches, found.objects, found.constants, algorithms, bundles)
 
 
 # The cache

@@ -70,6 +70,41 @@ class Launch:
     routine: LibraryCall | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Phases that are one launch: where they start among the steps of a plan, and their entries.
+
+    The path names the repeats around them. A phase lists its entries and how often it calls each.
+    """
+
+    symbol: str
+    path: tuple[int, ...]
+    first: int
+    phases: tuple[tuple[tuple[int, int], ...], ...]
+    grid: int = 0
+    block: int = 0
+    shared: int = 0
+
+
+def bundles_to_json(bundles: tuple[Bundle, ...]) -> str:
+    return json.dumps([asdict(b) for b in bundles], separators=(",", ":"))
+
+
+def bundles_from_json(text: str) -> tuple[Bundle, ...]:
+    """What was written; KeyError, TypeError or ValueError if it is none."""
+    found: list[dict[str, Any]] = json.loads(text)
+    return tuple(
+        Bundle(
+            **item
+            | {
+                "path": tuple(int(i) for i in item["path"]),
+                "phases": tuple(tuple((int(i), int(n)) for i, n in p) for p in item["phases"]),
+            }
+        )
+        for item in found
+    )
+
+
 def launches_to_json(launches: tuple[Launch, ...]) -> str:
     return json.dumps([asdict(launch) for launch in launches], separators=(",", ":"))
 

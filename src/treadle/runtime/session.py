@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -69,6 +70,21 @@ class Session:
         with self.lock:
             return {n: self.values[n].copy() for n in names}
 
+    def shared(self, names: Iterable[str]) -> dict[str, Any]:
+        """The memory itself, which programs go on to change."""
+        with self.lock:
+            if isinstance(self.values, DeviceValues):
+                return {n: self.values.shared(n) for n in names}
+            views = {n: self.values[n].view() for n in names}
+            for view in views.values():
+                view.flags.writeable = False
+            return views
+
+    def note_checkpoint(self, told: str) -> None:
+        """What an error says if the device is lost."""
+        if isinstance(self.values, DeviceValues):
+            self.values.note_checkpoint(told)
+
     def write(self, values: Mapping[str, object]) -> None:
         """Copies in; nothing is written unless everything fits."""
         wrong: list[str] = []
@@ -131,6 +147,18 @@ class Session:
         for name in program.prints:
             print(name.format(np.asarray(outputs.pop(f"print:{name}"))))
         return outputs
+
+    def run_there(self, program: Executable, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """`run`, with outputs left on the device where there is one."""
+        if not isinstance(program, CudaProgram):
+            return self.run(program, inputs)
+        with self.lock:
+            names, wanted = program.results
+            values = program.kept_on(self.values, inputs, wanted)
+            outputs: dict[str, Any] = dict(zip(names, values, strict=True))
+            for name in program.prints:
+                print(name.format(np.asarray(outputs.pop(f"print:{name}"))))
+            return outputs
 
     def run_several(
         self, program: NativeProgram | CudaProgram, rows: Sequence[Mapping[str, np.ndarray]]

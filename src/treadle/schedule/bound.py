@@ -14,6 +14,7 @@ from treadle.kernel.rowsums import row_sums_of
 from treadle.kernel.verify import verify
 from treadle.schedule.finish import finished
 from treadle.schedule.fuse import fused, is_serial, localised, outer_turns, spread
+from treadle.schedule.near import kept_near
 from treadle.schedule.nests import anonymous, map_places
 from treadle.schedule.rowsums import with_own_numbers
 from treadle.schedule.signature import Signature
@@ -105,7 +106,8 @@ class Memo:
             if buffer.name in names and buffer.nbytes // turns <= room:
                 kept.add(buffer.name)
                 room -= buffer.nbytes // turns
-        return localised(kernel, kept)
+        found = localised(kernel, kept)
+        return kept_near(found, room) if self.target.is_small else found
 
 
 SHARED = 32 << 10  # bytes of shared memory that a block's own buffers may take

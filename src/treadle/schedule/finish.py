@@ -34,7 +34,8 @@ from treadle.schedule.split import split
 def finished(kernel: Kernel, lanes: bool = True) -> Kernel:
     """The kernel as it is rendered; without lanes, loops keep the roles they have."""
     counter = _Names(names_in(kernel.body))
-    body = tuple(_merged(s) for s in forwarded(kernel.body, counter))
+    # Loops that become lanes read what is stored; others take it from the registers it is in.
+    body = tuple(_merged(s) for s in forwarded(kernel.body, counter, {}, not lanes))
     kernel = without_dead_scratch(replace(kernel, body=body))
     merged = [_merged(s) for s in kernel.body]
     if not lanes:
@@ -55,15 +56,22 @@ class _Names:
                 return name
 
 
-def forwarded(body: Sequence[Statement], names: _Names) -> list[Statement]:
-    """What is stored and then loaded from the same place stays in a register."""
-    known: dict[tuple[str, Index], Local] = {}
+Known = dict[tuple[str, Index], Local]
+
+
+def forwarded(
+    body: Sequence[Statement], names: _Names, known: Known, inside: bool = False
+) -> list[Statement]:
+    """What is stored and then loaded from the same place stays in a register.
+
+    What is known already may be used; inside loops too, if that is asked for.
+    """
     found: list[Statement] = []
     for statement in body:
         if isinstance(statement, For):
-            inner = tuple(forwarded(statement.body, names))
-            found.append(replace(statement, body=inner))
             _forget(known, statement.body)
+            inner = tuple(forwarded(statement.body, names, dict(known) if inside else {}, inside))
+            found.append(replace(statement, body=inner))
             continue
         statement = _with_known(statement, known)
         if isinstance(statement, Store) and statement.guard is None:
@@ -80,7 +88,7 @@ def forwarded(body: Sequence[Statement], names: _Names) -> list[Statement]:
     return found
 
 
-def _forget(known: dict[tuple[str, Index], Local], body: Sequence[Statement]) -> None:
+def _forget(known: Known, body: Sequence[Statement]) -> None:
     """Places that some statements may have changed, and locals that they set."""
     written = {a.buffer for a in accesses(body) if a.writes}
     changed = changed_in(body) | names_in(body)
@@ -88,7 +96,7 @@ def _forget(known: dict[tuple[str, Index], Local], body: Sequence[Statement]) ->
         del known[key]
 
 
-def _with_known(statement: Statement, known: dict[tuple[str, Index], Local]) -> Statement:
+def _with_known(statement: Statement, known: Known) -> Statement:
     if not known or not isinstance(statement, (Let, Set, Accumulate, Store, Update)):
         return statement
     value = map_loads(statement.value, lambda load: known.get((load.buffer, load.index), load))

@@ -15,6 +15,7 @@ from itertools import accumulate
 from operator import mul
 
 from treadle.kernel.access import accesses, is_local
+from treadle.kernel.cost import flops
 from treadle.kernel.index import Index, Var, substitute, unflatten, variable
 from treadle.kernel.nodes import (
     Buffer,
@@ -47,6 +48,7 @@ from treadle.schedule.target import CPU, Target
 from treadle.schedule.twins import fed, sum_of, twins
 
 TURNS = 32  # that a kernel should have for threads to share
+ROW, BLOCK = 1 << 13, 1 << 12  # operations of a row, of all rows that are one block's
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +234,11 @@ def fused(
         sizes = {_elements(k) for k in (first, second)}
         if len(sizes) == 1 and (size := sizes.pop()) > most:
             wanted = [*wanted, size]  # elementwise work of one size, element by element
+    if target.is_small:
+        # Unless a row takes less than a launch: then the one that follows is spared.
+        cost = flops(first) + flops(second)
+        wanted += [n for n in both if 1 < n < most and cost <= n * ROW]
+        is_small = is_small and cost <= BLOCK
     if is_single:
         wanted = []
     if is_small and (is_single or target.is_gpu):

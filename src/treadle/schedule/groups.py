@@ -6,10 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from treadle.ir.control import SCAN
 from treadle.ir.graph import Graph, Node
+from treadle.ir.ops.linear import CONTRACT
 
 LEAST_FLOPS = 1 << 16  # below which threads that sum one element each are as fast
 LEAST_DEPTH = 4
+FEW_FLOPS = 1 << 26  # of a product that takes no longer than a launch or two
+ALL_FLOPS = 1 << 28  # of a graph whose launches cost more than its arithmetic
 
 
 @dataclass(frozen=True)
@@ -23,10 +27,14 @@ class Groups:
     sizes: dict[str, int]
 
     @property
+    def flops(self) -> int:
+        return 2 * math.prod(self.sizes.values())
+
+    @property
     def is_large(self) -> bool:
         """Whether a library is worth asking."""
-        flops = 2 * math.prod(self.sizes.values())
-        return flops >= LEAST_FLOPS and math.prod(self.sizes[c] for c in self.depth) >= LEAST_DEPTH
+        is_deep = math.prod(self.sizes[c] for c in self.depth) >= LEAST_DEPTH
+        return self.flops >= LEAST_FLOPS and is_deep
 
 
 def groups_of(graph: Graph, node: Node) -> Groups | None:
@@ -46,3 +54,26 @@ def groups_of(graph: Graph, node: Node) -> Groups | None:
     rows = "".join(c for c in lr if c in lx and c not in ly)
     columns = "".join(c for c in lr if c in ly and c not in lx)
     return Groups(batch, rows, columns, depth, sizes)
+
+
+def is_small(graph: Graph) -> bool:
+    """Whether launches would cost more than the products of a graph, which loops then compute.
+
+    What is around a loop can be fused into it, what is around a library's product cannot. Only wide
+    floats are counted: narrow ones are for units that a library drives better.
+    """
+    return _wide_flops(graph) <= ALL_FLOPS
+
+
+def _wide_flops(graph: Graph) -> float:
+    """Operations of all products, those of loops as often as they run; infinite if one is large."""
+    total = 0.0
+    for node in graph.nodes:
+        if node.op is SCAN:
+            attributes: Any = node.attributes
+            total += attributes.length * _wide_flops(attributes.body)
+        elif node.op is CONTRACT and (groups := groups_of(graph, node)) is not None:
+            if node.types[0].dtype.is_narrow or groups.flops > FEW_FLOPS:
+                return math.inf
+            total += groups.flops
+    return total

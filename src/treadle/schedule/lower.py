@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,12 +24,13 @@ from treadle.ir.ops.leaves import CONSTANT, Constant, Leaf
 from treadle.ir.ops.linear import CONTRACT
 from treadle.ir.types import TensorType
 from treadle.kernel.access import accesses
-from treadle.kernel.index import Index, Var, flatten, variable
-from treadle.kernel.nodes import Buffer, Kernel, Load, Role, Statement, Store
+from treadle.kernel.index import Index, flatten, variable
+from treadle.kernel.nodes import Buffer, Kernel, Role, Statement, Store
 from treadle.kernel.phases import calls_in
 from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step
 from treadle.schedule.bound import Bound, Memo
 from treadle.schedule.expand import expand
+from treadle.schedule.groups import is_small
 from treadle.schedule.inline import Reader, laid_out
 from treadle.schedule.joins import biased_products, gathered_parts
 from treadle.schedule.keep import (
@@ -43,7 +44,7 @@ from treadle.schedule.keep import (
     last_reads,
     wider_values,
 )
-from treadle.schedule.nests import axis_vars, nest
+from treadle.schedule.nests import axis_vars, copy_kernel, nest
 from treadle.schedule.order import Order
 from treadle.schedule.signature import signature
 from treadle.schedule.target import CPU, Target
@@ -62,7 +63,10 @@ def lower(
 
     `in_place` writes updates over the leaves they replace.
     """
-    lowering = Lowering(expand(graph, fuse, True, target), fuse, panel, Memo(target))
+    expanded = expand(graph, fuse, True, target)
+    if target.is_gpu and fuse and is_small(expanded):
+        target = replace(target, is_small=True, parts=4 * target.parts)
+    lowering = Lowering(expanded, fuse, panel, Memo(target))
     if in_place:
         lowering.update_in_place()
     drafts = lowering.drafts()
@@ -223,7 +227,7 @@ class Lowering:
         found: list[Draft] = []
         order = Order(self.fuse, self.memo)
         for value, copy in self.before.items():
-            order.add(_copy(self.names[value], copy, self.buffers[copy]))
+            order.add(copy_kernel(self.names[value], copy, self.buffers[copy]))
         for position, node in enumerate(self.graph.nodes):
             if node.op is SCAN:
                 found += order.phases()
@@ -239,7 +243,7 @@ class Lowering:
                 self._place(position, node, order)
         for name, value in self.late.items():
             source = self.before.get(value, self.names[value])
-            order.add(_copy(source, name, self.buffers[name]))
+            order.add(copy_kernel(source, name, self.buffers[name]))
         self.finish(order)
         return found + list(order.phases())
 
@@ -475,20 +479,8 @@ def _stays(body: Sequence[Statement], leaf: str, place: Index) -> bool:
     return all(a.index == place for a in accesses(body) if a.buffer == leaf)
 
 
-def _copy(source: str, target: str, like: Buffer) -> Kernel:
-    var = Var("i", like.size)
-    at = variable(var)
-    store = Store(target, at, Load(source, at, like.dtype))
-    return Kernel(
-        "copy",
-        (Buffer(source, like.dtype, like.size),),
-        (Buffer(target, like.dtype, like.size),),
-        nest([var], Role.PARALLEL, [store]),
-    )
-
-
 def _copies(source: str, target: str, like: Buffer) -> list[Kernel]:
-    return [_copy(source, target, like)] if like.size else []
+    return [copy_kernel(source, target, like)] if like.size else []
 
 
 def attributes_of(node: Node) -> Any:

@@ -17,20 +17,21 @@ from treadle.kernel.nodes import (
     Kernel,
     Let,
     Library,
-    Literal,
     Load,
     Local,
     Matrix,
     Multiply,
-    Position,
     Role,
     Set,
     Statement,
     Store,
     Update,
     Value,
-    Within,
 )
+from treadle.kernel.places import Rename
+from treadle.kernel.places import indices_of as indices_of
+from treadle.kernel.places import map_places as map_places
+from treadle.kernel.places import map_value as map_value
 
 
 def axis_vars(stem: str, shape: Sequence[int]) -> tuple[Var, ...]:
@@ -46,76 +47,17 @@ def nest(variables: Sequence[Var], role: Role, body: Sequence[Statement]) -> tup
     return inner
 
 
-Move = Callable[[Index], Index]
-Rename = Callable[[str], str]
-
-
-def same_name(buffer: str) -> str:
-    return buffer
-
-
-def map_places(statement: Statement, move: Move, rename: Rename = same_name) -> Statement:
-    """The statement with every index, and the name of every buffer, replaced."""
-    match statement:
-        case For(var, role, body, stop):
-            inner = tuple(map_places(s, move, rename) for s in body)
-            return For(var, role, inner, None if stop is None else move(stop))
-        case Let(local, value):
-            return Let(local, map_value(value, move, rename))
-        case Set(local, value):
-            return Set(local, map_value(value, move, rename))
-        case Accumulate(local, op, value):
-            return Accumulate(local, op, map_value(value, move, rename))
-        case Store(buffer, index, value, guard):
-            held = None if guard is None else Within(move(guard.index), guard.low, guard.high)
-            return Store(rename(buffer), move(index), map_value(value, move, rename), held)
-        case Update(buffer, index, value):
-            return Update(rename(buffer), move(index), map_value(value, move, rename))
-        case Multiply(target, left, right, adds, bias):
-            a, b, c = (
-                Matrix(rename(m.buffer), move(m.index), m.rows, m.columns)
-                for m in (target, left, right)
-            )
-            return Multiply(a, b, c, adds, None if bias is None else rename(bias))
-        case Library(name, results, operands, numbers, flops):
-            made, given = (
-                tuple(replace(v, buffer=rename(v.buffer)) for v in views)
-                for views in (results, operands)
-            )
-            return Library(name, made, given, numbers, flops)
-
-
-def map_value(value: Value, move: Move, rename: Rename = same_name) -> Value:
-    """The value with every index, and the name of every buffer, replaced."""
-    match value:
-        case Literal() | Local():
-            return value
-        case Load(buffer, index, dtype):
-            return Load(rename(buffer), move(index), dtype)
-        case Position(index, dtype):
-            return Position(move(index), dtype)
-        case Within(index, low, high):
-            return Within(move(index), low, high)
-        case Convert(inner, dtype):
-            return Convert(map_value(inner, move, rename), dtype)
-        case Apply(op, operands, dtype):
-            return Apply(op, tuple(map_value(o, move, rename) for o in operands), dtype)
-        case Guarded(guard, inner, other, dtype):
-            held, rest = (map_value(v, move, rename) for v in (guard, other))
-            return Guarded(held, map_value(inner, move, rename), rest, dtype)
-
-
-def indices_of(statements: Sequence[Statement]) -> list[Index]:
-    """Every index in some statements."""
-    found: list[Index] = []
-
-    def note(index: Index) -> Index:
-        found.append(index)
-        return index
-
-    for statement in statements:
-        map_places(statement, note)
-    return found
+def copy_kernel(source: str, target: str, like: Buffer) -> Kernel:
+    """A buffer as it is, in another."""
+    var = Var("i", like.size)
+    at = variable(var)
+    store = Store(target, at, Load(source, at, like.dtype))
+    return Kernel(
+        "copy",
+        (Buffer(source, like.dtype, like.size),),
+        (Buffer(target, like.dtype, like.size),),
+        nest([var], Role.PARALLEL, [store]),
+    )
 
 
 Replace = Callable[[str, Index], Index]
@@ -169,10 +111,12 @@ def map_locals(statement: Statement, rename: Rename) -> Statement:
             case _:
                 return v
 
+    if isinstance(statement, For):  # inside it each name is replaced once, not again and again
+        stop = None if statement.stop is None else at(statement.stop)
+        body = tuple(map_locals(s, rename) for s in statement.body)
+        return For(statement.var, statement.role, body, stop)
     moved = map_places(statement, at)
     match moved:
-        case For(var, role, body, stop):
-            return For(var, role, tuple(map_locals(s, rename) for s in body), stop)
         case Let(local, v):
             return Let(rename(local), value(v))
         case Set(local, v):
@@ -183,7 +127,7 @@ def map_locals(statement: Statement, rename: Rename) -> Statement:
             return Store(buffer, index, value(v), guard)
         case Update(buffer, index, v):
             return Update(buffer, index, value(v))
-        case Multiply() | Library():
+        case For() | Multiply() | Library():
             return moved
 
 
@@ -231,10 +175,12 @@ def with_own_loops(statement: Statement, taken: set[str]) -> Statement:
     """The statement with loop variables whose names are not taken; siblings may share one."""
     if not isinstance(statement, For):
         return statement
-    body = tuple(with_own_loops(s, taken) for s in statement.body)
-    if statement.var.name not in taken:
+    name = statement.var.name
+    if name not in taken:  # it stays, so that no loop inside may be called the same
+        body = tuple(with_own_loops(s, taken | {name}) for s in statement.body)
         return replace(statement, body=body)
-    name = fresh(statement.var.name, taken | loop_names(body))
+    body = tuple(with_own_loops(s, taken) for s in statement.body)
+    name = fresh(name, taken | loop_names(body))
     var = Var(name, statement.var.extent)
     values = {statement.var: variable(var)}
     return replace(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from treadle.kernel.nodes import For, Kernel, Multiply, Statement
 from treadle.schedule.bound import Bound, Memo
+from treadle.schedule.fuse import outer_turns
 
 
 @dataclass
@@ -17,6 +18,7 @@ class Group:
     before: int = 0
     direct: set[int] = field(default_factory=set)
     level: int = 0  # kernels in a row that it waits for, as far as known
+    is_gone: bool = False  # fused into another
 
 
 @dataclass
@@ -59,13 +61,15 @@ class Order:
         candidates = [
             p for p in sorted(direct | near, reverse=True) if self._may_join(p, kernel, direct)
         ]
+        if self.memo.target.is_small:  # what is needed before what only reads the same
+            candidates.sort(key=lambda p: p not in direct)
         for is_single in (False,) if self.memo.target.is_gpu else (False, True):
             for position in candidates:
                 group = self.groups[position]
                 if is_single and self._delays(position, direct):
                     continue
                 found = self.memo.fused(group.bound, bound, position in direct, is_single)
-                if found is not None:
+                if found is not None and not self._holds_up(found, position, direct):
                     group.bound = found
                     return position
         return None
@@ -78,6 +82,14 @@ class Order:
         group = self.groups[position]
         others = max((self.groups[d].level for d in direct if d != position), default=-1)
         return others >= group.level or (position not in direct and group.level > others + 1)
+
+    def _holds_up(self, found: Bound, position: int, direct: set[int]) -> bool:
+        """Whether a block's small work would wait for more than it did: others may need it soon."""
+        if not self.memo.target.is_small or outer_turns(found.kernel) > 1:
+            return False
+        before = self.groups[position].before
+        others = [d for d in direct if d != position and not before >> d & 1]
+        return any(self.groups[d].direct for d in others)
 
     def _may_join(self, position: int, kernel: Kernel, direct: set[int]) -> bool:
         group = self.groups[position]
@@ -115,11 +127,63 @@ class Order:
             if other.before >> position & 1:
                 other.before |= found
 
+    def _merge(self) -> None:
+        """Groups that need each other become one, where kernels that came later made it possible.
+
+        Only while no third group must run between them.
+        """
+        pairs = [(a, b) for b, g in enumerate(self.groups) for a in g.direct]
+        while pairs:
+            a, b = pairs.pop()
+            first, second = self.groups[a], self.groups[b]
+            if first.is_gone or second.is_gone or a not in second.direct:
+                continue
+            between = (d for d in second.direct if d != a)
+            if first.bound.kernel.is_whole or second.bound.kernel.is_whole:
+                continue
+            if any(self.groups[d].before >> a & 1 for d in between):
+                continue
+            found = self.memo.fused(first.bound, second.bound, True, False)
+            if found is not None and self._is_sooner(found, a, b):
+                second.bound, second.direct = found, (second.direct | first.direct) - {a}
+                second.before = (second.before | first.before) & ~(1 << a)
+                first.is_gone = True
+                self._replace(a, b)
+                pairs += [(d, b) for d in second.direct]
+                pairs += [(b, i) for i, g in enumerate(self.groups) if b in g.direct]
+
+    def _is_sooner(self, found: Bound, a: int, b: int) -> bool:
+        """Whether two groups as one are done sooner: rows; a block's work, if all wait for it."""
+        if outer_turns(found.kernel) > 1:
+            return True
+        others = {d for d in self.groups[b].direct if d != a}
+        is_free = not any(a in g.direct for i, g in enumerate(self.groups) if i != b)
+        if is_free and self._level(a) > max(map(self._level, others), default=-1):
+            return True
+        return not self._holds_up(found, a, self.groups[b].direct)
+
+    def _level(self, position: int) -> int:
+        return 1 + max(map(self._level, self.groups[position].direct), default=-1)
+
+    def _replace(self, old: int, new: int) -> None:
+        """Whatever came after one group comes after another, and after all before that."""
+        for group in self.groups:
+            if old in group.direct:
+                group.direct = (group.direct - {old}) | {new}
+            if group is not self.groups[new] and group.before >> old & 1:
+                group.before |= self.groups[new].before | 1 << new
+                group.before &= ~(1 << old)
+        for users in (*self.readers.values(), *self.writers.values()):
+            users[:] = [new if i == old else i for i in users]
+
     def phases(self) -> list[list[Bound]]:
         """Kernels by when they can run; those that wait for nothing run as late as they may."""
+        if self.memo.target.is_small and self.fuses:
+            self._merge()
         count = len(self.groups)
         level = [0] * count
-        ordered = sorted(range(count), key=lambda i: self.groups[i].before.bit_count())
+        there = [i for i in range(count) if not self.groups[i].is_gone]
+        ordered = sorted(there, key=lambda i: self.groups[i].before.bit_count())
         first_use: dict[int, int] = {}
         for i in ordered:
             level[i] = 1 + max((level[j] for j in self.groups[i].direct), default=-1)
@@ -130,9 +194,10 @@ class Order:
             is_first = self.memo.target.is_gpu and self.groups[i].bound.inputs
             if not self.groups[i].direct and not is_first:
                 level[i] = first_use[i] - 1
-        self._put_off(level, ordered)
+        if not self.memo.target.is_small:
+            self._put_off(level, ordered)
         found: list[list[Bound]] = [[] for _ in range(max(level, default=-1) + 1)]
-        for i in sorted(range(count), key=lambda i: (level[i], i)):
+        for i in sorted(there, key=lambda i: (level[i], i)):
             found[level[i]].append(self.groups[i].bound)
         return [phase for phase in found if phase]
 

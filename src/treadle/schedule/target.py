@@ -23,6 +23,7 @@ class Target:
     is_gpu: bool = False
     least_logits: int = 1 << 20  # elements from which a head's logits are computed by chunks
     has_attention: bool = False  # whether a library computes attention
+    is_small: bool = False  # launches cost more than the arithmetic: loops compute products too
 
 
 CPU = Target("cpu", 8, 4096, 120, 40, 3 << 20, 1 << 14)

@@ -40,7 +40,7 @@ from treadle.schedule.nests import nest
 def whole_product(lowering: Lowering, position: int, node: Node) -> list[Kernel] | None:
     """A product of matrices and what moves its operands and result; None where it is none."""
     groups = groups_of(lowering.graph, node)
-    if groups is None or not groups.is_large:
+    if groups is None or not groups.is_large or lowering.target.is_small:
         return None
     return _Whole(lowering, position, node, groups).kernels()
 

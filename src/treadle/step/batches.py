@@ -18,6 +18,7 @@ from treadle.ir.types import TensorType
 from treadle.nn.module import Declaration, Module
 from treadle.nn.tracing import INPUT_PREFIX, Inputs
 from treadle.pipeline import CompileOptions
+from treadle.runtime.cuda.arrays import found, is_on_device
 from treadle.runtime.session import Session, fitted
 
 MOST_SHOWN = 6  # problems that one message lists
@@ -44,8 +45,11 @@ def check_arguments(operation: str, what: str, function: Callable[..., object]) 
         ) from error
 
 
-def check_batch(operation: str, inputs: Inputs, batch: Tree) -> Arrays:
-    """The batch's arrays by leaf name, or one error that names everything that is wrong."""
+def check_batch(operation: str, inputs: Inputs, batch: Tree, on_device: bool = False) -> Arrays:
+    """The batch's arrays by leaf name, or one error that names everything that is wrong.
+
+    Arrays on a GPU are taken as they are where that is asked for.
+    """
     given = dict(zip(trees.paths(batch), trees.flatten(batch)[0], strict=True))
     expected = {name[len(INPUT_PREFIX) :]: type_ for name, type_ in inputs.types}
     wrong = [f"{shown(n)} is missing" for n in expected if n not in given]
@@ -53,11 +57,11 @@ def check_batch(operation: str, inputs: Inputs, batch: Tree) -> Arrays:
     arrays: Arrays = {}
     for name, type_ in expected.items():
         if name in given:
-            found = fitted(given[name], type_)
-            if isinstance(found, str):
-                wrong.append(f"{shown(name)} {found}")
+            taken = _taken(given[name], type_, on_device)
+            if isinstance(taken, str):
+                wrong.append(f"{shown(name)} {taken}")
             else:
-                arrays[f"{INPUT_PREFIX}{name}"] = found
+                arrays[f"{INPUT_PREFIX}{name}"] = taken
     if wrong:
         if len(wrong) > MOST_SHOWN:
             wrong = [*wrong[:MOST_SHOWN], f"and {len(wrong) - MOST_SHOWN} more"]
@@ -68,6 +72,25 @@ def check_batch(operation: str, inputs: Inputs, batch: Tree) -> Arrays:
             operation, f"the batch does not fit: {'; '.join(wrong)}", f"Expected {types}."
         )
     return arrays
+
+
+def _taken(value: Any, type_: TensorType, on_device: bool) -> Any:
+    """The array as a program takes it, or what is wrong with it."""
+    if type(value) is np.ndarray or not is_on_device(value):
+        return fitted(value, type_)
+    if not on_device:
+        return "is on a GPU, where this program is not"
+    there = found(value, type_.shape, type_.dtype.numpy)
+    if there is not None:
+        return there
+    return f"is on the device as {_described(value)}, not as {type_} without gaps"
+
+
+def _described(value: Any) -> str:
+    interface = getattr(value, "__cuda_array_interface__", {})
+    shape = getattr(value, "shape", None) or interface.get("shape", ())
+    dtype = getattr(value, "dtype", None) or interface.get("typestr", "")
+    return f"{str(dtype).rpartition('.')[2]}{tuple(shape)}"
 
 
 def shown(name: str) -> str:
@@ -97,7 +120,7 @@ class ByShape(Generic[Built]):
             if exact is not None:
                 return self._usual, exact
         inputs = self._inputs_for(operation, batch)
-        arrays = check_batch(operation, inputs, batch)
+        arrays = check_batch(operation, inputs, batch, self._on_device)
         return self.built(inputs), arrays
 
     def _exact(self, batch: Tree) -> Arrays | None:
@@ -108,7 +131,8 @@ class ByShape(Generic[Built]):
         for key, name, shape, dtype in self._plain:
             array: Any = batch.get(key)
             if type(array) is not np.ndarray:
-                if not self._on_device or not _is_there(array, shape, dtype):
+                array = found(array, shape, dtype) if self._on_device else None
+                if array is None:
                     return None
             elif array.shape != shape or array.dtype != dtype:
                 return None
@@ -148,19 +172,6 @@ class ByShape(Generic[Built]):
         )
 
 
-def _is_there(array: object, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> bool:
-    """Whether an array is on a GPU as it is wanted: of this shape and dtype, without gaps."""
-    address = getattr(array, "data_ptr", None)
-    if address is not None and getattr(array, "is_cuda", False):
-        given: Any = array
-        is_same = str(given.dtype).split(".")[-1] == dtype.name
-        return is_same and tuple(given.shape) == shape and bool(given.is_contiguous())
-    interface = getattr(array, "__cuda_array_interface__", None)
-    if interface is None or interface.get("strides") is not None:
-        return False
-    return tuple(interface["shape"]) == shape and np.dtype(interface["typestr"]) == dtype
-
-
 Plain = tuple[str, str, tuple[int, ...], np.dtype[np.generic]]
 
 
@@ -182,11 +193,16 @@ def _resized(fixed: Inputs, batch: Tree) -> Inputs | None:
     types: list[tuple[str, TensorType]] = []
     for name, type_ in fixed.types:
         path = name[len(INPUT_PREFIX) :]
-        shape = np.shape(given[path]) if path in given else None
+        shape = _shape(given[path]) if path in given else None
         if shape is None or len(shape) != type_.rank:
             return None
         types.append((name, type_.with_shape(shape)))
     return Inputs(tuple(types), fixed.structure) if len(given) == len(types) else None
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    interface = getattr(value, "__cuda_array_interface__", None)
+    return tuple(np.shape(value) if interface is None else interface["shape"])
 
 
 def declare_model(session: Session, model: Module, seed: int) -> None:
@@ -225,9 +241,9 @@ def load_values(
     wrong: list[str] = []
     for name in names:
         if name in values:
-            found = fitted(values[name], session.types[name])
-            if isinstance(found, str):
-                wrong.append(f"{name} {found}")
+            misfit = fitted(values[name], session.types[name])
+            if isinstance(misfit, str):
+                wrong.append(f"{name} {misfit}")
     if missing or unexpected or wrong:
         parts = [
             f"missing: {', '.join(missing)}" if missing else "",

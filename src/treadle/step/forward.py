@@ -53,7 +53,7 @@ class Forward:
         self._eval_params, self._options = eval_params, options
         self._seed, self._calls = seed, 0
         fixed = Inputs.of(inputs)
-        self._programs = ByShape(self._build, options, fixed)
+        self._programs = ByShape(self._build, options, fixed, session.device == "cuda")
         self.graph = self._programs.built(fixed)[0].graph
 
     def _build(self, inputs: Inputs) -> tuple[Executable, TracedModel]:
@@ -70,14 +70,19 @@ class Forward:
         self.report.nodes["forward"] = len(traced.graph.nodes)
         return load(traced.graph, self.report, self._options, "forward"), traced
 
-    def __call__(self, batch: Tree) -> Tree:
-        """The function's result for a batch, as arrays."""
+    def __call__(self, batch: Tree, on_device: bool = False) -> Tree:
+        """The function's result for a batch, as arrays.
+
+        With `on_device` a GPU's stay there, for others to take: see `TrainStep.device_params`.
+        """
         (program, traced), arrays = self._programs.get(function_name(self._forward), batch)
         arrays[RANDOM_STATE] = make_key(self._seed, self._calls)
-        outputs = self.session.run(program, arrays)
+        run = self.session.run_there if on_device else self.session.run
+        outputs = run(program, arrays)
         self._calls += 1
-        results = [np.asarray(outputs[f"result:{i}"]) for i in range(traced.structure.leaves)]
-        return traced.structure.rebuild(results)
+        results = [outputs[f"result:{i}"] for i in range(traced.structure.leaves)]
+        is_there = on_device and self.session.device == "cuda"
+        return traced.structure.rebuild(results if is_there else list(map(np.asarray, results)))
 
     @property
     def params(self) -> Arrays:

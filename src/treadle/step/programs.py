@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from treadle.frontend.scopes import RANDOM_STATE
 from treadle.ir.graph import Graph, OutputKind
 from treadle.optim.append import Mode
 from treadle.pipeline import CompileOptions, CompileReport, load
@@ -28,6 +29,7 @@ class Variants:
     ):
         self.graphs, self._report, self._options = graphs, report, options
         self._built: dict[tuple[object, ...], Executable] = {}
+        self.is_random = any(RANDOM_STATE in g.leaves for g in graphs.values())
 
     def step(self, mode: Mode, watched: Watched) -> Executable:
         known = self._built.get((mode, watched))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,8 @@ from treadle.ir.graph import OutputKind
 from treadle.optim.append import Mode
 from treadle.step.batches import Arrays
 from treadle.step.watching import Histogram
+
+WAITING = 64  # steps of a run whose results may still be on their way
 
 
 class StepResult:
@@ -77,18 +79,62 @@ class StepResult:
         return f"StepResult({', '.join(f'{n}={getattr(self, n)!r}' for n in names)})"
 
 
-@dataclass(frozen=True, slots=True)
 class RunResult:
-    """What several steps tell: a loss each, metrics over all of them."""
+    """What several steps tell: a loss each, metrics over all of them; a GPU's wait to be looked at.
 
-    losses: np.ndarray
-    metrics: dict[str, float]
-    updates: int
-    skipped: int = 0  # updates left out because a gradient overflowed
+    `losses` is an array, `skipped` counts updates left out because a gradient overflowed.
+    """
+
+    def __init__(self, steps: Iterable[tuple[Mapping[str, Any], Mode]]):
+        self._losses: list[float] = []
+        self._means = Means()
+        self._updates, self._skipped = 0, 0
+        self._pending: list[tuple[Mapping[str, Any], Mode]] = []
+        for step in steps:
+            self._pending.append(step)
+            if len(self._pending) >= 2 * WAITING:
+                self._count(WAITING)
+
+    def _count(self, most: int | None = None) -> None:
+        """Look at the first of the steps that nobody has looked at."""
+        some = self._pending[:most]
+        del self._pending[: len(some)]
+        for outputs, mode in some:
+            result = StepResult(outputs, mode)
+            self._losses.append(result.loss)
+            self._updates += result.updated
+            self._skipped += result.skipped
+            if mode is not Mode.ACCUMULATE:
+                self._means.add(outputs)
+
+    @property
+    def losses(self) -> np.ndarray:
+        self._count()
+        return np.array(self._losses)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        self._count()
+        return self._means.values()
+
+    @property
+    def updates(self) -> int:
+        self._count()
+        return self._updates
+
+    @property
+    def skipped(self) -> int:
+        self._count()
+        return self._skipped
 
     @property
     def loss(self) -> float:
-        return float(self.losses.mean()) if len(self.losses) else math.nan
+        losses = self.losses
+        return float(losses.mean()) if len(losses) else math.nan
+
+    def __repr__(self) -> str:
+        names = ("losses", "metrics", "updates", "skipped")
+        return f"RunResult({', '.join(f'{n}={getattr(self, n)!r}' for n in names)})"
 
 
 @dataclass(frozen=True, slots=True)

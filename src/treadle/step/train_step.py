@@ -42,7 +42,6 @@ from treadle.step.hyperparameters import Hyperparameters, schedule_value
 from treadle.step.programs import Evaluation, Variants, Watched
 from treadle.step.results import (
     EvalResult,
-    Means,
     RunResult,
     StepResult,
     arrays_of,
@@ -84,7 +83,7 @@ class TrainStep:
         on_device = session.device == "cuda"
         self._programs = ByShape(self._build, recipe.options, inputs, on_device)
         specialise = CompileOptions("specialise", max(2, recipe.options.max_shapes))
-        self._evaluations = ByShape(self._build_evaluation, specialise, inputs)
+        self._evaluations = ByShape(self._build_evaluation, specialise, inputs, on_device)
         graphs = self._programs.built(inputs).graphs
         types = dict(zip((o.name for o in init.outputs), init.output_types, strict=True))
         types |= {n: t for n, (t, _) in self._plan.scalars().items()}
@@ -147,7 +146,8 @@ class TrainStep:
         with self.session.lock:
             variants, arrays = self._programs.get(operation, batch)
             mode = self._mode()
-            program, inputs = variants.step(mode, watched), self._with_key(arrays)
+            program = variants.step(mode, watched)
+            inputs = self._with_key(arrays) if variants.is_random else arrays
             before = self.session.progress(program)
             try:
                 if self.recipe.options.detect_anomaly:
@@ -185,17 +185,7 @@ class TrainStep:
         A list or tuple of batches stays in native code for many steps at a time. What another
         iterable yields is used before the next is asked for, as it may be the same memory.
         """
-        losses: list[float] = []
-        updates, skipped = 0, 0
-        means = Means()
-        for outputs, mode in self._several(batches):
-            result = StepResult(outputs, mode)
-            losses.append(result.loss)
-            updates += result.updated
-            skipped += result.skipped
-            if mode is not Mode.ACCUMULATE:
-                means.add(outputs)
-        return RunResult(np.array(losses), means.values(), updates, skipped)
+        return RunResult(self._several(batches))
 
     def _several(self, batches: Iterable[Tree]) -> Iterator[tuple[Arrays, Mode]]:
         """Outputs of a step for each batch."""
@@ -226,7 +216,7 @@ class TrainStep:
             program = variants.step(Mode.UPDATE, Watched())
             if not isinstance(program, IN_PLACE) or not program.can_repeat:
                 return []
-            rows = [self._with_key(first)]
+            rows = [self._with_key(first) if variants.is_random else first]
             for i, batch in enumerate(batches[1:], 1):
                 try:
                     others, arrays = self._programs.get("run", batch)
@@ -234,7 +224,10 @@ class TrainStep:
                     break  # it is refused when its turn comes
                 if others is not variants:
                     break
-                rows.append(arrays | {RANDOM_STATE: make_key(self._seed, self._done.steps + i, 0)})
+                if variants.is_random:
+                    key = make_key(self._seed, self._done.steps + i, 0)
+                    arrays = arrays | {RANDOM_STATE: key}
+                rows.append(arrays)
             before = program.runs
             try:
                 found = self.session.run_several(program, rows)
@@ -295,6 +288,15 @@ class TrainStep:
         )
 
     @property
+    def device_params(self) -> dict[str, Any]:
+        """The parameters and states themselves, for other frameworks to read without a copy.
+
+        On a GPU arrays with DLPack and `__cuda_array_interface__`, otherwise NumPy's. The next step
+        changes them; `load_params` writes them.
+        """
+        return self.session.shared(self.recipe.model.declarations())
+
+    @property
     def params(self) -> Arrays:
         """Copies of the parameters and states, under PyTorch's names."""
         return self.session.read(self.recipe.model.declarations())
@@ -339,6 +341,7 @@ class TrainStep:
     def save(self, path: str | Path) -> None:
         """Write `state_dict` to a safetensors file, aside and renamed."""
         save_arrays(path, self.state_dict(), "step")
+        self.session.note_checkpoint(f"{path}, written after {self._done.steps} updates")
 
     def load(self, path: str | Path) -> None:
         """Continue from a file that `save` wrote."""

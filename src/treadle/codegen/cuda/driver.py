@@ -6,16 +6,22 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from treadle.codegen.cuda.bundles import (
+    TOGETHER,
+    Written,
+    bundle_text,
+    bundles,
+    lines_of,
+    shares,
+    sized,
+)
 from treadle.codegen.cuda.prelude import PRELUDE
-from treadle.codegen.cuda.products import THREADS, render_product
-from treadle.codegen.cuda.render import render
+from treadle.codegen.cuda.render import function
 from treadle.codegen.cuda.rounding import may_be_loose
-from treadle.codegen.cuda.scatter import SCATTER_THREADS, render_scatter
 from treadle.kernel.calls import call_of, product_of
-from treadle.kernel.launch import Launch
-from treadle.kernel.nodes import Kernel, whole_product
+from treadle.kernel.launch import Bundle, Launch
+from treadle.kernel.nodes import Kernel
 from treadle.kernel.program import Phase, Program, Step
-from treadle.kernel.scatter import is_scatter
 
 PACK = 16  # bytes of the widest access
 MOST_ARGUMENTS = 3840  # bytes: a launch takes 4 KB
@@ -27,6 +33,7 @@ class CudaSource:
 
     parts: tuple[str, ...]
     launches: tuple[Launch, ...]
+    bundles: tuple[Bundle, ...] = ()
 
 
 def render_program(program: Program, library: bool = True, per_part: int = 24) -> CudaSource:
@@ -34,43 +41,45 @@ def render_program(program: Program, library: bool = True, per_part: int = 24) -
     kernels = program.distinct()
     odd = _unaligned(program.steps, {b.name: b.dtype.itemsize for b in program.buffers})
     most, is_loose = _most_calls(program.steps), may_be_loose(kernels)
+    found = bundles(program) if library else ()
+    together = shares(found, kernels)
+    every = Counter(id(call.kernel) for call in program.calls())
+    bundled = sum((Counter(dict(p)) for b in found for p in b.phases), Counter[int]())
+    parts, launches = dict[int, Written](), list[Launch]()
     texts: list[str] = []
-    launches: list[Launch] = []
     for i, kernel in enumerate(kernels):
-        symbol = f"kernel_{i}"
-        count = max(1, len(kernel.buffers))
-        calls = max(1, min(most[id(kernel)], MOST_ARGUMENTS // (8 * count)))
-        product = product_of(kernel)
-        called = call_of(kernel)
+        symbol, product, called = f"kernel_{i}", product_of(kernel), call_of(kernel)
         if called is not None:
             launches.append(Launch(symbol, 0, 0, routine=called))
             continue
         if product is not None and library:
             launches.append(Launch(symbol, 0, 0, product=product))
             continue
-        if is_scatter(kernel):
-            text, grid, shared = render_scatter(kernel, symbol, calls)
-            launches.append(Launch(symbol, grid, SCATTER_THREADS, shared, calls))
-        elif whole_product(kernel) is not None:
-            text, grid = render_product(kernel, symbol, calls)
-            launches.append(Launch(symbol, grid, THREADS, 0, calls, product))
-        else:
-            text, launch = render(kernel, symbol, calls, id(kernel) not in odd, is_loose)
-            launches.append(launch)
-        texts.append(text)
-    parts = [texts[i : i + per_part] for i in range(0, len(texts), per_part)]
-    return CudaSource(tuple("\n".join([PRELUDE, *p]) for p in parts), tuple(launches))
+        if i in together:
+            is_even = id(kernel) not in odd
+            parts[i] = lines_of(kernel, is_even, is_loose, TOGETHER, together[i])
+            if every[id(kernel)] == bundled[i]:
+                launches.append(Launch(symbol, 0, 0))
+                continue
+        count = max(1, len(kernel.buffers))
+        calls = max(1, min(most[id(kernel)], MOST_ARGUMENTS // (8 * count)))
+        own = lines_of(kernel, id(kernel) not in odd, is_loose)
+        launches.append(Launch(symbol, own.grid, own.block, own.shared, calls, product))
+        texts.append(function(kernel, symbol, calls, own.block, own.lines, own.fewest))
+    for bundle in found:
+        texts.append(bundle_text(bundle, kernels, parts))
+    found = tuple(sized(b, parts) for b in found)
+    groups = [texts[i : i + per_part] for i in range(0, len(texts), per_part)]
+    sources = tuple("\n".join([PRELUDE, *p]) for p in groups)
+    return CudaSource(sources, tuple(launches), found)
 
 
 def render_kernel(kernel: Kernel) -> str:
     """One kernel's source, with what it calls."""
     if call_of(kernel) is not None:
         return f"// {kernel.name} is a library's"
-    if is_scatter(kernel):
-        return "\n".join([PRELUDE, render_scatter(kernel, kernel.name, 1)[0]])
-    if whole_product(kernel) is not None:
-        return "\n".join([PRELUDE, render_product(kernel, kernel.name, 1)[0]])
-    return "\n".join([PRELUDE, render(kernel, kernel.name, 1)[0]])
+    own = lines_of(kernel, True, False)
+    return "\n".join([PRELUDE, function(kernel, kernel.name, 1, own.block, own.lines)])
 
 
 def _most_calls(steps: Sequence[Step]) -> Counter[int]:

@@ -12,6 +12,7 @@ from typing import assert_never
 
 from treadle.base import dtypes
 from treadle.codegen.cuda import scalars
+from treadle.codegen.cuda.rounding import loose_locals
 from treadle.codegen.cuda.shape import lane_step
 from treadle.codegen.cuda.stages import Key, Stage, key_of
 from treadle.kernel.access import changed_in, locals_in
@@ -50,48 +51,6 @@ from treadle.kernel.nodes import (
 Guards = tuple[Value, ...]
 
 
-def loose_locals(body: Sequence[Statement]) -> set[str]:
-    """Locals of narrow floats that only smooth arithmetic and stores use: they stay unrounded."""
-    named: set[str] = set()
-    strict = changed_in(body)
-
-    def look(value: Value, loose: bool) -> None:
-        match value:
-            case Local(name):
-                if not loose:
-                    strict.add(name)
-            case Apply(op, operands):
-                for i, o in enumerate(operands):
-                    look(o, op in scalars.SMOOTH or (loose and op == "where" and i > 0))
-            case Convert(inner):
-                look(inner, False)
-            case Guarded(guard, inner, other):
-                for part in (guard, inner, other):
-                    look(part, False)
-            case _:
-                pass
-
-    def walk(statements: Sequence[Statement]) -> None:
-        for s in statements:
-            match s:
-                case For(_, _, inner):
-                    walk(inner)
-                case Let(local, value):
-                    if value.dtype.is_narrow:
-                        named.add(local)
-                    # Whether this one is loose is not known yet: its parts must be for both.
-                    look(value, False)
-                case Store(_, _, value):
-                    look(value, True)
-                case Set(_, value) | Accumulate(_, _, value) | Update(_, _, value):
-                    look(value, False)
-                case _:
-                    pass
-
-    walk(body)
-    return named - strict
-
-
 class Lanes:
     """Lines of a function, and what names stand for where they are written."""
 
@@ -114,6 +73,7 @@ class Lanes:
         self.narrow: set[str] = set()  # locals of lanes that come from narrow floats alone
         self.numbers: dict[str, str] = {}  # buffers of which a turn has one number, by its name
         self.packs: dict[Load, str] = {}
+        self.loaded: dict[Load, str] = {}  # loads that were made early, the same in every lane
         self.staged: dict[Key, Stage] = {}  # packs that the team keeps, in the loop at hand
         self.unread: set[Key] = set()  # those of them that no later loop reads
         self.stage_place = ""
@@ -229,6 +189,41 @@ class Lanes:
         yield
         self.packs = before
 
+    def early(self, body: Sequence[Statement], guard: str = "") -> None:
+        """Loads of some statements made before all of them, where no store comes between.
+
+        Where a guard is given they are made only if it holds, as the statements are.
+        The compiler does not know that buffers lie apart: a load after a store waits for it.
+        """
+        written: set[str] = set()
+        for s in body:
+            if isinstance(s, For):
+                return
+            if not isinstance(s, Store) or s.guard is None:
+                for load in _plain_loads(s):
+                    if load.buffer not in written:
+                        self._hold(load, guard)
+            if isinstance(s, (Store, Update)):
+                written.add(s.buffer)
+
+    def _hold(self, load: Load, guard: str) -> None:
+        if load in self.packs or load in self.loaded or data_locals(load.index):
+            return
+        if load.buffer in self.numbers:
+            return
+        type_ = scalars.register(load.dtype)
+        if not self.index_differs(load.index):
+            name = self.loaded[load] = self.new("held")
+            place = f"get({self.places[load.buffer]}[{self.index(load.index)}])"
+            found = f"{guard} ? {place} : ({type_})0" if guard else place
+            self.add(f"const {type_} {name} = {found};")
+        elif self.is_pack(load.index):
+            name = self.packs[load] = self.new("pack")
+            place = f"{self.places[load.buffer]} + {self.index(load.index)}"
+            self.add(f"{type_} {name}[{self.width}];")
+            held = f"if ({guard}) " if guard else ""
+            self.add(f"{held}load<{self.width}>({place}, {name});")
+
     def _from_stage(self, load: Load, place: str, name: str, is_guarded: bool) -> bool:
         """A pack from where the team keeps it, put there first if it is not there yet."""
         assert self.lane is not None
@@ -323,7 +318,7 @@ class Lanes:
                 self.each(lambda: f"{own} = {self._typed(value)};")
                 return
             if guard is None and self.is_pack(index):
-                array, at = self._array(value), f"{place} + {self.index(index)}"
+                array, at = self.array(value), f"{place} + {self.index(index)}"
                 key = key_of(buffer, index, self.lane)
                 stage = self.staged.get(key)
                 if stage is None or key in self.unread:
@@ -341,7 +336,7 @@ class Lanes:
 
             self.each(line)
 
-    def _array(self, value: Value) -> str:
+    def array(self, value: Value) -> str:
         """A value of all lanes as an array."""
         if isinstance(value, Local) and value.name in self.spread:
             return self.names[value.name]
@@ -388,6 +383,8 @@ class Lanes:
                     return f"{self.held[buffer]}[{self.stage_place}][u]"
                 if self.unrolling and value in self.packs:
                     return f"{self.packs[value]}[u]"
+                if value in self.loaded:
+                    return self.loaded[value]
                 return f"get({self.places[buffer]}[{self.index(index)}])"
             case Local(name):
                 return self._local(name)
@@ -475,6 +472,21 @@ class Lanes:
     def _divided(self, inner: Index, sign: str, divisor: int) -> str:
         signed, unsigned = ("int", "unsigned") if is_narrow(inner) else ("i64", "u64")
         return f"({signed})(({unsigned})({self.index(inner)}) {sign} {divisor}u)"
+
+
+def _plain_loads(statement: Statement) -> Iterator[Load]:
+    """Loads that a statement makes whatever it finds: none behind a guard."""
+    pending = [statement.value] if isinstance(statement, (Let, Set, Accumulate, Store)) else []
+    while pending:
+        match pending.pop():
+            case Load() as load:
+                yield load
+            case Convert(inner):
+                pending.append(inner)
+            case Apply(_, operands):
+                pending += operands
+            case _:
+                pass
 
 
 def is_narrow(index: Index) -> bool:

@@ -126,6 +126,25 @@ DEV void begin() {  // what the kernel before wrote is there; the next one may b
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
+// Blocks of a launch, all of which run at once, wait for each other: each counts itself, and all
+// wait for the next multiple of their number, which is known from the start. What was written
+// before is seen afterwards.
+DEV u64 first_meeting(const u64 *met) {
+  u64 here = 0;
+  if (threadIdx.x == 0)
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(here) : "l"(met) : "memory");
+  return (here / gridDim.x + 1) * gridDim.x; }
+DEV void meet(u64 *met, u64 &until) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    asm volatile("red.release.gpu.global.add.u64 [%0], 1;" :: "l"(met) : "memory");
+    u64 here;
+    do {
+      asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(here) : "l"(met) : "memory");
+    } while (here < until);
+  }
+  until += gridDim.x;
+  __syncthreads(); }
 // A pointer that is known from here on: nothing is read through it before the kernel has begun.
 DEV void *now(void *p) {
   asm volatile("" : "+l"(p)::"memory"); __builtin_assume(__isGlobal(p)); return p; }

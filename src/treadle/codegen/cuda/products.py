@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from treadle.codegen.cuda import scalars
-from treadle.codegen.cuda.render import function
 from treadle.kernel.index import Index, Var
 from treadle.kernel.nodes import Kernel, Matrix, Multiply, whole_product
 
@@ -11,8 +10,8 @@ TILE, DEPTH, EACH = 64, 16, 4  # rows and columns of a block's tile, its depth, 
 THREADS = (TILE // EACH) ** 2
 
 
-def render_product(kernel: Kernel, symbol: str, calls: int) -> tuple[str, int]:
-    """The function of a whole product, and how many blocks it takes."""
+def product_lines(kernel: Kernel) -> tuple[list[str], int]:
+    """Lines of the function of a whole product, and how many blocks it takes."""
     found = whole_product(kernel)
     assert found is not None
     loops, product = found
@@ -40,8 +39,7 @@ def render_product(kernel: Kernel, symbol: str, calls: int) -> tuple[str, int]:
         target=at(product.target, "row", "column"),
         sum=_sum(product, at(product.target, "row", "column"), wide, places),
     )  # fmt: skip
-    lines = text.strip("\n").split("\n")
-    return function(kernel, symbol, calls, THREADS, lines), down * across * batch
+    return text.strip("\n").split("\n"), down * across * batch
 
 
 def _sum(product: Multiply, target: str, wide: str, places: dict[str, str]) -> str:
@@ -65,7 +63,7 @@ def _decoded(loops: tuple[Var, ...]) -> str:
 
 
 _BODY = """
-  const int batch = blockIdx.x / {tiles}, tile = blockIdx.x % {tiles};
+  const int batch = block / {tiles}, tile = block % {tiles};
 {decode}
   const int first_row = tile / {across} * {tile}, first_column = tile % {across} * {tile};
   __shared__ {wide} lefts[{depth}][{tile} + 1], rights[{depth}][{tile} + 1];

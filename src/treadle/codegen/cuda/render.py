@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import assert_never
 
 from treadle.codegen.cuda import scalars
@@ -26,7 +27,6 @@ from treadle.codegen.cuda.stages import COMMON, Stages, lanes_of, own_numbers, s
 from treadle.kernel.access import accesses
 from treadle.kernel.cost import padded
 from treadle.kernel.index import Index, Var
-from treadle.kernel.launch import Launch
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -49,26 +49,31 @@ from treadle.kernel.rowsums import RowSums
 _OPS = {"add": "Add", "mul": "Mul", "max": "Max", "min": "Min"}
 
 
-def render(
-    kernel: Kernel, symbol: str, calls: int, is_aligned: bool = True, is_loose: bool = False
-) -> tuple[str, Launch]:
-    """A kernel's function, which takes pointers for up to `calls` calls, and how it is launched."""
-    parts = rows_of(kernel) if is_aligned else None
+def written(
+    kernel: Kernel, is_aligned: bool, is_loose: bool, block: int = 0
+) -> tuple[list[str], Shape, Stages]:
+    """A kernel's lines for one of its blocks, its shape, and what its teams keep on the chip.
+
+    Blocks are as large as asked for, beside others in one launch: what these wrote a moment ago is
+    not read as if it had been there from the start.
+    """
+    parts = rows_of(kernel) if is_aligned and not block else None
     if parts is not None:
         rows, shape, stages = parts
-        writer = _Writer(kernel, shape, stages, is_aligned, is_loose)
+        writer = Writer(kernel, shape, stages, is_aligned, is_loose)
         writer.by_parts(rows)
-        text = function(kernel, symbol, calls, shape.block, writer.lines, 2)
-        return text, Launch(symbol, shape.grid, shape.block, 0, calls)
-    shape = (columns_of(kernel) if is_aligned else None) or shape_of(kernel, is_aligned)
-    stages = stages_of(kernel, shape, is_aligned)
-    writer = _Writer(kernel, shape, stages, is_aligned, is_loose)
+        return writer.lines, shape, stages
+    if block:
+        shape, stages = shape_of(kernel, is_aligned, block), Stages()
+    else:
+        shape = (columns_of(kernel) if is_aligned else None) or shape_of(kernel, is_aligned)
+        stages = stages_of(kernel, shape, is_aligned)
+    writer = Writer(kernel, shape, stages, is_aligned, is_loose)
+    if block:
+        writer.hoists, writer.constant = True, set()
     writer.begin()
     writer.whole()
-    fewest = 2 if stages.shared else 1
-    text = function(kernel, symbol, calls, shape.block, writer.lines, fewest)
-    shared = shared_bytes(kernel, shape, stages)
-    return text, Launch(symbol, shape.grid, shape.block, shared, calls)
+    return writer.lines, shape, stages
 
 
 def function(
@@ -81,13 +86,25 @@ def function(
         f'extern "C" __global__ void __launch_bounds__({block}{f", {fewest}" * (fewest > 1)}) '
         f"{symbol}(const __grid_constant__ {symbol}_args a) {{",
     ]
-    head += ["  begin();"]
+    head += ["  begin();", "  const int block = blockIdx.x;"]
     head += [
         f"  {qualifier}{scalars.memory(b.dtype)} *__restrict__ p{i} = "
         f"({qualifier}{scalars.memory(b.dtype)} *)now(a.p[blockIdx.y][{i}]);"
         for i, b in enumerate(kernel.buffers)
         for qualifier in ("const " if i < len(kernel.inputs) else "",)
     ]
+    return "\n".join([*head, *body, "}"])
+
+
+def part(kernel: Kernel, symbol: str, body: Sequence[str]) -> str:
+    """The function as part of another, which says what block it is and where the pointers are.
+
+    What it reads may have been written a moment ago: pointers promise nothing.
+    """
+    head = [f"DEV void {symbol}(const int block, void *const *p) {{"]
+    for i, b in enumerate(kernel.buffers):
+        type_ = scalars.memory(b.dtype)
+        head.append(f"  {type_} *p{i} = ({type_} *)now(p[{i}]);")
     return "\n".join([*head, *body, "}"])
 
 
@@ -100,7 +117,7 @@ def shared_bytes(kernel: Kernel, shape: Shape, stages: Stages) -> int:
     return shape.teams * (scratch + stages.shared)
 
 
-class _Writer(Lanes):
+class Writer(Lanes):
     """Writes a kernel's statements, a team's or a thread's."""
 
     def __init__(
@@ -108,7 +125,9 @@ class _Writer(Lanes):
     ):
         super().__init__(kernel, _wide(kernel, shape), is_loose)
         self.shape, self.stages, self.is_aligned = shape, stages, is_aligned
-        self.own, self.is_held = own_numbers(shape), False
+        self.own, self.tid = own_numbers(shape), "tid"
+        self.is_held = False  # whether the loop at hand has columns that threads hold
+        self.hoists = False  # whether loads come before stores that do not concern them
         self.fresh, self.touched = set[str](), set[str]()  # written and read since the barrier
 
     def begin(self) -> None:
@@ -121,15 +140,14 @@ class _Writer(Lanes):
             if shape.rows > 1:
                 self._begin_columns(count)
                 return
-            self.add(f"{type_} turn = ({type_})blockIdx.x * {shape.block} + threadIdx.x;")
+            self.add(f"{type_} turn = ({type_})block * {shape.block} + threadIdx.x;")
             self.add(f"if (turn >= {count}) return;")
             if shape.lanes > 1:
                 self.add(f"turn *= {shape.lanes};")
         else:
             self.add(f"const int tid = threadIdx.x % {shape.team};")
             self.add(
-                f"const {type_} turn = ({type_})blockIdx.x * {shape.teams} + "
-                f"threadIdx.x / {shape.team};"
+                f"const {type_} turn = ({type_})block * {shape.teams} + threadIdx.x / {shape.team};"
             )
             if shape.count % shape.teams:
                 self.add(f"if (turn >= {shape.count}) return;")
@@ -140,7 +158,7 @@ class _Writer(Lanes):
         """Which columns are this thread's, and which rows; too many threads have no rows."""
         type_, shape = self.index_type, self.shape
         self.add(f"const int row = threadIdx.x / {WARP}, lane = threadIdx.x % {WARP};")
-        self.add(f"{type_} turn = ({type_})blockIdx.x * {WARP} + lane;")
+        self.add(f"{type_} turn = ({type_})block * {WARP} + lane;")
         self.add(f"const bool is_in = {f'turn < {count}' if count % WARP else 'true'};")
         self.add(f"turn = is_in ? turn * {shape.lanes} : 0;")
         self.decode("turn", shape.turns)
@@ -338,14 +356,46 @@ class _Writer(Lanes):
         return lanes_of(self.kernel, loop, self.shape.team)
 
     def _spread(self, loop: For) -> None:
-        """Independent turns, some of them each thread's."""
+        """Independent turns, some of them each thread's; each warp's if they are few and long."""
         loops, body, lanes = self._inner(loop)
+        if self.hoists and self._is_for_warps(loops, body):
+            self._by_warps(loops, body)
+            return
         with self._strided(loop, loops, lanes):
             if lanes > 1:
                 with self.in_lanes(loops[-1], lanes, body):
                     self.thread_all(body)
             else:
                 self.thread_all(body)
+
+    def _is_for_warps(self, loops: Sequence[Var], body: Sequence[Statement]) -> bool:
+        """Whether turns are fewer than threads, and all each does is one sum worth sharing."""
+        inner = [s for s in body if isinstance(s, For)]
+        if self.shape.team == WARP or len(inner) != 1 or not is_sum(inner[0]):
+            return False
+        if any(isinstance(s, (Update, Accumulate)) for s in body):
+            return False
+        count = math.prod(v.extent for v in loops)
+        depth = math.prod(v.extent for v in nested(inner[0], Role.SEQUENTIAL)[0])
+        return 2 * count <= self.shape.team and depth >= WARP
+
+    def _by_warps(self, loops: Sequence[Var], body: Sequence[Statement]) -> None:
+        count = math.prod(v.extent for v in loops)
+        warps, q, type_ = self.shape.team // WARP, self.new("q"), self.index_type
+        head = f"for ({type_} {q} = tid / {WARP}; {q} < {count}; {q} += {warps})"
+        with self.decoded_block(head, q, loops):
+            own, self.shape = self.shape, replace(self.shape, team=WARP)
+            self.add(f"const int lane = tid % {WARP};")
+            before, self.tid = self.tid, "lane"
+            for s in body:
+                if isinstance(s, For):
+                    self._sum(s)
+                elif isinstance(s, Store):
+                    with self.block("if (lane == 0)"):
+                        self.thread(s)
+                else:
+                    self.thread(s)
+            self.shape, self.tid = own, before
 
     @contextmanager
     def _strided(self, loop: For, loops: Sequence[Var], lanes: int) -> Iterator[None]:
@@ -366,7 +416,7 @@ class _Writer(Lanes):
         for v in loops:
             count *= v.extent
         q, team, type_ = self.new("q"), self.shape.team, self.index_type
-        start = "tid" if lanes == 1 else f"tid * {lanes}"
+        start = self.tid if lanes == 1 else f"{self.tid} * {lanes}"
         head = f"for ({type_} {q} = {start}; {q} < {count}; {q} += {team * lanes})"
         if self.is_held or (self.staged and self.stages.in_registers):
             self.stage_place = self.new("k")
@@ -395,6 +445,14 @@ class _Writer(Lanes):
     def _sum(self, loop: For) -> None:
         """Each thread sums some of the turns, then the team adds up: always in the same order."""
         loops, body, lanes = self._inner(loop)
+        count = math.prod(v.extent for v in loops)
+        if self.hoists and self.shape.team > WARP and count <= 2 * WARP:
+            # So few that each warp sums all of them: nobody waits for the others.
+            own, tid = self.shape, self.tid
+            self.shape, self.tid = replace(own, team=WARP), f"({tid} % {WARP})"
+            self._sum(loop)
+            self.shape, self.tid = own, tid
+            return
         sums = {s.local: s for s in body if isinstance(s, Accumulate)}
         before = dict(self.names)
         parts: dict[str, str] = {}
@@ -436,8 +494,12 @@ class _Writer(Lanes):
     # A thread's statements
 
     def thread_all(self, body: Sequence[Statement]) -> None:
+        before = dict(self.packs), dict(self.loaded)
+        if self.hoists:
+            self.early(body)
         for s in body:
             self.thread(s)
+        self.packs, self.loaded = before
 
     def thread(self, statement: Statement) -> None:
         match statement:

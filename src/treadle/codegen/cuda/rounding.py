@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from treadle.codegen.cuda.scalars import SMOOTH
+from treadle.kernel.access import changed_in
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -86,3 +87,45 @@ def _is_computed(value: Value, known: dict[str, Value]) -> bool:
             return _is_computed(inner, known) or _is_computed(other, known)
         case _:
             return False
+
+
+def loose_locals(body: Sequence[Statement]) -> set[str]:
+    """Locals of narrow floats that only smooth arithmetic and stores use: they stay unrounded."""
+    named: set[str] = set()
+    strict = changed_in(body)
+
+    def look(value: Value, loose: bool) -> None:
+        match value:
+            case Local(name):
+                if not loose:
+                    strict.add(name)
+            case Apply(op, operands):
+                for i, o in enumerate(operands):
+                    look(o, op in SMOOTH or (loose and op == "where" and i > 0))
+            case Convert(inner):
+                look(inner, False)
+            case Guarded(guard, inner, other):
+                for part in (guard, inner, other):
+                    look(part, False)
+            case _:
+                pass
+
+    def walk(statements: Sequence[Statement]) -> None:
+        for s in statements:
+            match s:
+                case For(_, _, inner):
+                    walk(inner)
+                case Let(local, value):
+                    if value.dtype.is_narrow:
+                        named.add(local)
+                    # Whether this one is loose is not known yet: its parts must be for both.
+                    look(value, False)
+                case Store(_, _, value):
+                    look(value, True)
+                case Set(_, value) | Accumulate(_, _, value) | Update(_, _, value):
+                    look(value, False)
+                case _:
+                    pass
+
+    walk(body)
+    return named - strict

@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 from treadle.codegen.cuda import scalars
 from treadle.codegen.cuda.lanes import Lanes
-from treadle.codegen.cuda.render import function
 from treadle.kernel.access import locals_in
 from treadle.kernel.index import Index
 from treadle.kernel.nodes import Kernel, Let
@@ -24,8 +23,8 @@ EACH = 8  # indices that a thread looks at in one go
 MOST_TERMS = 8  # numbers that a thread loads before it adds the first
 
 
-def render_scatter(kernel: Kernel, symbol: str, calls: int) -> tuple[str, int, int]:
-    """The function, how many blocks it takes, and the bytes of shared memory of each."""
+def scatter_lines(kernel: Kernel) -> tuple[list[str], int, int]:
+    """Lines of the function, how many blocks it takes, and the bytes of shared memory of each."""
     found = scatter_of(kernel)
     assert found is not None
     dtype = next(b.dtype for b in kernel.buffers if b.name == found.update.buffer)
@@ -41,7 +40,7 @@ def render_scatter(kernel: Kernel, symbol: str, calls: int) -> tuple[str, int, i
     w.add(f"unsigned char *owners = shared + {size + 4 * lists};")
     w.add(f"__shared__ int totals[{WARPS + 1}], resumed[{WARPS}];")
     w.add("const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;")
-    w.add(f"const i64 first = (i64)blockIdx.x * {rows};")
+    w.add(f"const i64 first = (i64)block * {rows};")
     last = f"{found.place.extent} - first"
     w.add(f"const int owned = (int)t_min<i64>({rows}, {last}) * {width};")
 
@@ -73,8 +72,7 @@ def render_scatter(kernel: Kernel, symbol: str, calls: int) -> tuple[str, int, i
         w.add("is_mine = warp == owner;")
     over_rows(f"put({place}[{{at}}], sums[q]);")
     grid = -(-found.place.extent // rows)
-    text = function(kernel, symbol, calls, SCATTER_THREADS, w.lines)
-    return text, grid, size + 5 * lists
+    return w.lines, grid, size + 5 * lists
 
 
 def _look(w: Lanes, found: Scatter, rows: int, part: int) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from treadle.kernel.access import accesses, loads_of, locals_in
+from treadle.kernel.cost import flops
 from treadle.kernel.index import Bounded, Data, Index, Quotient, Remainder, Var, uses
 from treadle.kernel.nodes import (
     Accumulate,
@@ -28,6 +29,7 @@ WARP = 32
 FLAT_THREADS = 256
 FILLS = 1 << 15  # threads that keep a device busy
 MOST_LANES = 8
+ROW = 512  # operations of a turn that is a warp's where all blocks are of one size
 OWN_BYTES = 512  # scratch that a thread may have by itself
 
 
@@ -57,7 +59,8 @@ class Shape:
         return -(-(self.count // self.lanes) // self.teams)
 
 
-def shape_of(kernel: Kernel, is_aligned: bool = True) -> Shape:
+def shape_of(kernel: Kernel, is_aligned: bool = True, block: int = 0) -> Shape:
+    """How a kernel is spread; over blocks of as many threads as asked for, if that is said."""
     lets, turns, body = peeled(kernel)
     inner = [s for s in body if isinstance(s, For)]
     count = math.prod(v.extent for v in turns)
@@ -69,6 +72,9 @@ def shape_of(kernel: Kernel, is_aligned: bool = True) -> Shape:
         return _flat(kernel, lets, turns, body, is_aligned)
     longest = max((_extent(s) for s in _shared(body)), default=1)
     team = _team(longest, count)
+    if block:
+        team = WARP if flops(kernel) <= ROW * count else block
+        return Shape(lets, turns, body, team, block)
     return Shape(lets, turns, body, team, max(team, 4 * WARP) if team == WARP else team)
 
 

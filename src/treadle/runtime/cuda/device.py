@@ -28,11 +28,28 @@ def bindings() -> Any:
     return driver
 
 
+LESS_MEMORY = (
+    'Use a smaller batch, accumulate=…, precision="bfloat16", or td.checkpoint around parts.'
+)
+# Errors after which the driver refuses everything that this process asks of the device.
+_FATAL = frozenset(
+    [
+        "ILLEGAL_ADDRESS", "LAUNCH_FAILED", "LAUNCH_TIMEOUT", "ILLEGAL_INSTRUCTION",
+        "MISALIGNED_ADDRESS", "INVALID_ADDRESS_SPACE", "INVALID_PC", "HARDWARE_STACK_ERROR",
+        "ASSERT", "ECC_UNCORRECTABLE", "CONTEXT_IS_DESTROYED", "DEVICE_UNAVAILABLE",
+        "NVLINK_UNCORRECTABLE", "EXTERNAL_DEVICE", "MPS_CONNECTION_FAILED",
+    ]
+)  # fmt: skip
+
+
 def checked(found: tuple[Any, ...], operation: str) -> Any:
     """The results of a driver's call; a DeviceError that names what failed."""
     code = int(found[0])
     if code:
         name = getattr(found[0], "name", str(code)).removeprefix("CUDA_ERROR_")
+        if name in _FATAL and device.cache_info().currsize:  # it was there
+            device().lose(f"{name} ({code})")
+            raise device().lost_error(operation)
         raise DeviceError(operation, f"the CUDA driver says {name} ({code})", _remedy(name))
     return found[1] if len(found) == 2 else found[1:]
 
@@ -40,11 +57,9 @@ def checked(found: tuple[Any, ...], operation: str) -> Any:
 def _remedy(name: str) -> str:
     match name:
         case "OUT_OF_MEMORY":
-            return 'Use a smaller batch, accumulate=…, or precision="bfloat16".'
+            return LESS_MEMORY
         case "NO_DEVICE":
             return 'There is no GPU that this process may use: use device="cpu".'
-        case "ILLEGAL_ADDRESS" | "LAUNCH_FAILED" | "ECC_UNCORRECTABLE" | "DEVICE_UNAVAILABLE":
-            return "The device is lost to this process: start again from the last checkpoint."
         case _:
             return ""
 
@@ -82,6 +97,9 @@ class Device:
                 f"{self.name} has compute capability {self.chip / 10}, without bfloat16",
                 'At least 8.0 is needed: use device="cpu".',
             )
+        self.multiprocessors = self._fact(kinds.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+        self.lost = ""  # what the driver said when it gave the device up
+        self.checkpoint = ""  # the last that was written, and when
         self.context = checked(driver.cuDevicePrimaryCtxRetain(self.handle), "cuda")
         self.enter()
         self.stream = checked(driver.cuStreamCreate(0), "cuda")
@@ -94,8 +112,23 @@ class Device:
         """What the compiler is asked for: with the chip's own instructions from 9.0 on."""
         return f"sm_{self.chip}a" if self.chip >= 90 else f"sm_{self.chip}"
 
+    def lose(self, cause: str) -> None:
+        """From now on nothing on the device can be read, computed or written."""
+        self.lost = self.lost or cause
+
+    def lost_error(self, operation: str) -> DeviceError:
+        """Values on the device are gone; what was read or written to files before is not."""
+        kept = f"the last is {self.checkpoint}" if self.checkpoint else "there is no checkpoint yet"
+        return DeviceError(
+            operation,
+            f"the device is lost to this process: the CUDA driver says {self.lost}",
+            f"Start a new process from a checkpoint: {kept}.",
+        )
+
     def enter(self) -> None:
         """The context is a thread's: whoever calls makes it its own."""
+        if self.lost:
+            raise self.lost_error("cuda")
         checked(self.driver.cuCtxSetCurrent(self.context), "cuda")
 
     def memory(self) -> tuple[int, int]:
@@ -177,14 +210,19 @@ class Block:
         return array
 
 
-def out_of_memory(needed: int) -> DeviceError:
+def out_of_memory(needed: int, what: str = "an array") -> DeviceError:
+    """How much is needed, what there is, and what helps."""
     free, total = device().memory()
     return DeviceError(
         "cuda",
-        f"{needed / 2**30:.2f} GiB are needed at once, {free / 2**30:.2f} of "
-        f"{total / 2**30:.2f} GiB are free",
-        'Use a smaller batch, accumulate=…, or precision="bfloat16".',
+        f"{what} needs {_amount(needed)} at once; of {_amount(total)} on {device().name}, "
+        f"{_amount(free)} are free",
+        LESS_MEMORY,
     )
+
+
+def _amount(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 1 << 30 else f"{nbytes / 2**20:.1f} MiB"
 
 
 class Pinned:

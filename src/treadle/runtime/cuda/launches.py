@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from treadle.kernel.launch import Launch, Product
+from treadle.kernel.launch import Bundle, Launch, Product
 from treadle.kernel.plan import Plan, PlannedCall, PlannedPhase, PlannedStep
 from treadle.runtime.cuda.blas import Matmul
 from treadle.runtime.cuda.device import Block, checked, device
@@ -19,15 +19,18 @@ MOST_SHARED = 32 << 10  # bytes of shared memory that a block may have without b
 class Code:
     """Machine code on the device: the functions of a program's kernels."""
 
-    def __init__(self, cubins: Sequence[bytes], launches: Sequence[Launch]):
+    def __init__(
+        self, cubins: Sequence[bytes], launches: Sequence[Launch], bundles: Sequence[Bundle] = ()
+    ):
         driver = device().driver
         self.modules = [checked(driver.cuModuleLoadData(c), "load") for c in cubins]
         self.functions: dict[str, Any] = {}
-        for launch in launches:
+        every: list[Launch | Bundle] = [*launches, *bundles]
+        for launch in every:
             if launch.block:
                 self.functions[launch.symbol] = self._function(launch)
 
-    def _function(self, launch: Launch) -> Any:
+    def _function(self, launch: Launch | Bundle) -> Any:
         driver = device().driver
         for module in self.modules:
             found = driver.cuModuleGetFunction(module, launch.symbol.encode())
@@ -52,32 +55,53 @@ class Runner:
         code: Code,
         products: Mapping[int, Matmul],
         attentions: Mapping[int, Attention],
+        bundles: Sequence[Bundle] = (),
     ):
         self.plan, self.launches, self.code, self.products = plan, launches, code, products
+        self.bundles = {(b.path, b.first): b for b in bundles}
         self.attentions = attentions
         self.workspace = Block(max((a.workspace for a in attentions.values()), default=0))
 
     def enqueue(self, table: Sequence[int]) -> int:
         """Everything, in order; how many launches that were."""
-        count = 0
-        for entry, rows in self._in_order(self.plan.steps, table, 0):
-            count += self.launch(entry, rows)
+        return self._steps(self.plan.steps, (), table, 0)
+
+    def _steps(
+        self, steps: Sequence[PlannedStep], path: tuple[int, ...], table: Sequence[int], turn: int
+    ) -> int:
+        count, skipped = 0, 0
+        for i, step in enumerate(steps):
+            bundle = self.bundles.get((path, i))
+            if bundle is not None:
+                count += self._together(bundle, steps[i : i + len(bundle.phases)], table, turn)
+                skipped = len(bundle.phases)
+            if skipped:
+                skipped -= 1
+            elif isinstance(step, PlannedPhase):
+                for entry, rows in _by_entry(step, table, turn).items():
+                    count += self.launch(entry, rows)
+            else:
+                turns = range(step.length)
+                for j in reversed(turns) if step.reverse else turns:
+                    count += self._steps(step.steps, (*path, i), table, j)
         return count
 
-    def _in_order(
-        self, steps: Sequence[PlannedStep], table: Sequence[int], turn: int
-    ) -> Iterator[tuple[int, list[list[int]]]]:
-        """Entries, and the addresses of the calls that each has in a phase."""
-        for step in steps:
-            if isinstance(step, PlannedPhase):
-                found: dict[int, list[list[int]]] = {}
-                for call in step.calls:
-                    found.setdefault(call.entry, []).append(_addresses(call, table, turn))
-                yield from found.items()
-                continue
-            turns = range(step.length)
-            for i in reversed(turns) if step.reverse else turns:
-                yield from self._in_order(step.steps, table, i)
+    def _together(
+        self, bundle: Bundle, steps: Sequence[PlannedStep], table: Sequence[int], turn: int
+    ) -> int:
+        """Phases of small kernels as one launch."""
+        words: list[int] = []
+        for phase, step in zip(bundle.phases, steps, strict=True):
+            assert isinstance(step, PlannedPhase)
+            found = _by_entry(step, table, turn)
+            for entry, calls in phase:
+                assert len(found[entry]) == calls
+                words += [a for row in found[entry] for a in row]
+        # All blocks must run at once: they wait for each other.
+        grid = min(bundle.grid, device().multiprocessors)
+        config = self._config((grid, 1), bundle.block, bundle.shared, len(bundle.phases) > 1)
+        self._launch(bundle.symbol, words or [0], config)
+        return 1
 
     def launch(self, entry: int, rows: list[list[int]]) -> int:
         """Calls of one kernel that do not depend on each other."""
@@ -92,33 +116,46 @@ class Runner:
             return len(rows)
         if not launch.grid:
             return 0
-        driver, function = device().driver, self.code.functions[launch.symbol]
         count = 0
         for start in range(0, len(rows), launch.calls):
             some = rows[start : start + launch.calls]
             words = [a for row in some for a in row] or [0]
-            size = launch.calls * max(1, len(rows[0]))
-            arguments = (ctypes.c_uint64 * size)(*words)
-            pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
-            config = self._config(launch, len(some))
-            found = driver.cuLaunchKernelEx(config, function, ctypes.addressof(pointers), 0)
-            checked(found, launch.symbol)
+            words += [0] * (launch.calls * max(1, len(rows[0])) - len(words))
+            config = self._config((launch.grid, len(some)), launch.block, launch.shared)
+            self._launch(launch.symbol, words, config)
             count += 1
         return count
 
-    def _config(self, launch: Launch, calls: int) -> Any:
-        """A launch that may be made ready while the one before still runs: it waits by itself."""
+    def _launch(self, symbol: str, words: Sequence[int], config: Any) -> None:
+        arguments = (ctypes.c_uint64 * len(words))(*words)
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+        function = self.code.functions[symbol]
+        found = device().driver.cuLaunchKernelEx(config, function, ctypes.addressof(pointers), 0)
+        checked(found, symbol)
+
+    def _config(self, grid: tuple[int, int], block: int, shared: int, meets: bool = False) -> Any:
+        """A launch that may be made ready while the one before still runs: it waits by itself.
+
+        One whose blocks meet is said to, so that none starts unless all do.
+        """
         driver = device().driver
         config = driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid, calls, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block, 1, 1
-        config.sharedMemBytes, config.hStream = launch.shared, device().stream
+        config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
+        config.sharedMemBytes, config.hStream = shared, device().stream
+        kinds, attributes = driver.CUlaunchAttributeID, list[Any]()
+        if meets:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            attribute.value.cooperative = 1
+            attributes.append(attribute)
         if device().chip >= EARLY_LAUNCH:
-            early = driver.CUlaunchAttribute()
-            kinds = driver.CUlaunchAttributeID
-            early.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            early.value.programmaticStreamSerializationAllowed = 1
-            config.attrs, config.numAttrs = [early], 1
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            attributes.append(attribute)
+        if attributes:
+            config.attrs, config.numAttrs = attributes, len(attributes)
         return config
 
     def _multiply(self, entry: int, addresses: list[int]) -> None:
@@ -134,6 +171,14 @@ def matrices(product: Product, addresses: Sequence[int]) -> tuple[int, int, int,
         return addresses[-1], addresses[0], addresses[-2], 0
     right = addresses[min(1, product.bias - 1)]
     return addresses[-1], addresses[0], right, addresses[product.bias]
+
+
+def _by_entry(step: PlannedPhase, table: Sequence[int], turn: int) -> dict[int, list[list[int]]]:
+    """Addresses of the calls that each entry has in a phase."""
+    found: dict[int, list[list[int]]] = {}
+    for call in step.calls:
+        found.setdefault(call.entry, []).append(_addresses(call, table, turn))
+    return found
 
 
 def _addresses(call: PlannedCall, table: Sequence[int], turn: int) -> list[int]:

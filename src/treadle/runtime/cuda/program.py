@@ -1,13 +1,11 @@
 """Programs on the GPU: one arena, and the whole step as one captured graph, launched once a step.
 
-Inputs go through pinned memory that is used in turns; results come back into pinned memory and are
-waited for when they are looked at.
+Results come back into pinned memory and are waited for when they are looked at.
 """
 
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,18 +13,19 @@ import numpy as np
 
 from treadle.ir.graph import Graph, OutputKind
 from treadle.ir.types import TensorType
-from treadle.kernel.launch import Launch
+from treadle.kernel.launch import Bundle, Launch
 from treadle.kernel.plan import Plan
+from treadle.runtime.cuda.arrays import DeviceArray
 from treadle.runtime.cuda.blas import Matmul, noise, workspace
-from treadle.runtime.cuda.device import Block, Event, Pinned, checked, device, out_of_memory, padded
+from treadle.runtime.cuda.device import Block, checked, device, out_of_memory, padded
 from treadle.runtime.cuda.dnn import Attention
 from treadle.runtime.cuda.launches import Code, Runner, matrices
+from treadle.runtime.cuda.transfers import Captured, Later, Pending, Slot, Sources, Traffic
 from treadle.runtime.cuda.values import DeviceValues
 
-TURNS = 3  # of pinned inputs: the host may be that many steps ahead
-RESULTS = 32  # of pinned results
 TOGETHER = 16  # steps in one launch
 SMALL = 1 << 16  # bytes of results that come back by themselves
+MOST_INPUTS = 64 << 20  # bytes of inputs of steps that are launched together
 
 Algorithms = dict[str, list[int]]
 
@@ -43,6 +42,7 @@ class CudaProgram:
         constants: Mapping[str, np.ndarray],
         algorithms: Algorithms,
         is_deterministic: bool = False,
+        bundles: Sequence[Bundle] = (),
     ):
         self.graph, self.plan, self.launches = graph, plan, tuple(launches)
         self._device = device()
@@ -53,13 +53,13 @@ class CudaProgram:
         needed = plan.arena + self._results_size + self._inputs_size
         needed += sum(a.nbytes for a in constants.values())
         if needed > self._device.memory()[0]:
-            raise out_of_memory(needed)
+            raise out_of_memory(needed, "the program, beside its parameters and state,")
         self._arena = Block(plan.arena)
         self._results = Block(self._results_size)
         self._constants = [(slot, Block(constants[n].nbytes)) for slot, n in plan.constants]
         for (_, block), (_, name) in zip(self._constants, plan.constants, strict=True):
             block.write(constants[name])
-        self._code = Code(cubins, launches)
+        self._code = Code(cubins, launches, bundles)
         self.algorithms = dict(algorithms)
         self._products = self._chosen_products()
         attentions = {
@@ -67,17 +67,16 @@ class CudaProgram:
             for i, launch in enumerate(self.launches)
             if launch.routine is not None
         }
-        self._runner = Runner(plan, self.launches, self._code, self._products, attentions)
-        self._inputs: _Inputs | None = None
+        self._runner = Runner(plan, self.launches, self._code, self._products, attentions, bundles)
+        self._traffic: dict[int, Traffic] = {}  # by how many steps are launched together
         self._bound: tuple[object, ...] = ()
         self._held: tuple[object, int] = (None, -1)
-        self._exec: Any = None
-        self._many: _Many | None = None
-        self._ring: _Ring | None = None
+        self._now: list[int] = []
         wanted = [i for i, o in enumerate(plan.outputs) if o.kind is not OutputKind.UPDATE]
         names = [f"{plan.outputs[i].kind.value}:{plan.outputs[i].name}" for i in wanted]
         self.results = names, wanted  # what is not an update
         self.prints = [o.name for o in plan.outputs if o.kind is OutputKind.PRINT]
+        self._usual = self._offsets(wanted)
 
     def _places(self) -> None:
         """Where outputs that are no leaves lie in one block."""
@@ -128,7 +127,7 @@ class CudaProgram:
 
     # Addresses
 
-    def _table(self, leaves: Mapping[str, int]) -> list[int]:
+    def _table(self, leaves: Mapping[str, int], results: int) -> list[int]:
         table = [0] * len(self.plan.slots)
         for i, slot in enumerate(self.plan.slots):
             if slot.offset >= 0:
@@ -136,7 +135,7 @@ class CudaProgram:
         for slot_, block in self._constants:
             table[slot_] = block.address
         for slot_, offset in self._result_offsets.items():
-            table[slot_] = self._results.address + offset
+            table[slot_] = results + offset
         for name, (slot_, _) in self._leaves.items():
             table[slot_] = leaves[name]
         return table
@@ -151,7 +150,8 @@ class CudaProgram:
                 array = np.ascontiguousarray(given, type_.dtype.numpy)
                 blocks[name] = Block(max(1, array.nbytes))
                 blocks[name].write(array)
-            table = self._table({n: b.address for n, b in blocks.items()})
+            addresses = {n: b.address for n, b in blocks.items()}
+            table = self._table(addresses, self._results.address)
             self._runner.enqueue(table)
             self._device.wait()
             return tuple(self._read(o.slot, o.type, table) for o in self.plan.outputs)
@@ -173,50 +173,36 @@ class CudaProgram:
         wanted: Sequence[int],
     ) -> Sequence[Any]:
         """Some outputs, which are waited for when they are looked at; values stay on the device."""
-        assert isinstance(values, DeviceValues)
-        with self._lock:
-            self._device.enter()
-            if self._inputs is None:
-                types = {n: t for n, (_, t) in self._leaves.items() if n in inputs}
-                self._inputs = _Inputs(types)
-            self._bind(values)
-            self._inputs.copy(inputs)
-            driver = self._device.driver
-            checked(driver.cuGraphLaunch(self._exec, self._device.stream), "step")
-            self._inputs.done()
-            self.runs += 1
-            return self._outputs(wanted)
+        return self._launched(values, (inputs,), wanted)[0]
 
-    def _bind(self, values: DeviceValues) -> None:
-        """Capture the step, unless it was captured on these addresses."""
-        assert self._inputs is not None
-        if self._held == (values, values.layout):
-            return
-        own = self._inputs.addresses
-        leaves = {n: own[n] if n in own else values.block(n).address for n in self._leaves}
-        bound = tuple(leaves.values())
-        self._held = (values, values.layout)
-        if bound == self._bound:
-            return
-        driver, stream = self._device.driver, self._device.stream
-        self._device.wait()
-        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        checked(driver.cuStreamBeginCapture(stream, mode), "capture")
-        self._now = self._table(leaves)
-        try:
-            self.graph_launches = self._runner.enqueue(self._now)
-        finally:
-            captured = checked(driver.cuStreamEndCapture(stream), "capture")
-        self._exec = checked(driver.cuGraphInstantiate(captured, 0), "capture")
-        checked(driver.cuGraphDestroy(captured), "capture")
-        self._bound = bound
+    def kept_on(
+        self, values: Mapping[str, np.ndarray], inputs: Mapping[str, Any], wanted: Sequence[int]
+    ) -> list[DeviceArray]:
+        """Some outputs as arrays of their own on the device; nothing is waited for."""
+        driver, stream, found = self._device.driver, self._device.stream, list[DeviceArray]()
+        with self._lock:
+            self._launch(values, (inputs,))
+            for output in (self.plan.outputs[i] for i in wanted):
+                type_, source = output.type, self._now[output.slot]
+                block = Block(max(1, type_.nbytes))
+                if type_.nbytes:
+                    copied = driver.cuMemcpyDtoDAsync(block.address, source, type_.nbytes, stream)
+                    checked(copied, "results")
+                found.append(DeviceArray(block, type_.shape, type_.dtype.numpy))
+        return found
 
     @property
     def can_repeat(self) -> bool:
         """Whether several steps fit one launch: nothing is printed, and results are small."""
-        outputs = [self.plan.outputs[i] for i in self.results[1]]
-        is_small = self._results_size <= SMALL
-        return is_small and not self.prints and all(o.slot in self._result_offsets for o in outputs)
+        return not self.prints and self._usual is not None
+
+    def _offsets(self, wanted: Sequence[int]) -> list[tuple[int, TensorType]] | None:
+        """Where outputs lie in what comes back; None if it is too large to come by itself."""
+        outputs = [self.plan.outputs[i] for i in wanted]
+        is_there = all(o.slot in self._result_offsets for o in outputs)
+        if not is_there or self._results_size > SMALL:
+            return None
+        return [(self._result_offsets[o.slot], o.type) for o in outputs]
 
     def run_several_on(
         self,
@@ -225,78 +211,93 @@ class CudaProgram:
         values: Mapping[str, np.ndarray],
         rows: Sequence[Mapping[str, np.ndarray]],
         wanted: Sequence[int],
-    ) -> list[list[np.ndarray]]:
+    ) -> list[Sequence[Any]]:
         """A step for each row of inputs, many of them in one launch; outputs of each."""
-        found: list[list[np.ndarray]] = []
-        for start in range(0, len(rows), TOGETHER):
-            some = rows[start : start + TOGETHER]
-            if len(some) == TOGETHER:
-                found += self._run_many(values, some, wanted)
-                continue
-            single = [self.run_on(owner, version, values, row, wanted) for row in some]
-            found += [[np.asarray(x) for x in outputs] for outputs in single]
+        size = sum(t.nbytes for n, (_, t) in self._leaves.items() if n in rows[0])
+        together = TOGETHER if size * TOGETHER <= MOST_INPUTS else 1
+        found: list[Sequence[Any]] = []
+        for start in range(0, len(rows), together):
+            some = rows[start : start + together]
+            for part in [some] if len(some) == together else [[row] for row in some]:
+                found += self._launched(values, part, wanted)
         return found
 
-    def _run_many(
+    def _launched(
         self,
         values: Mapping[str, np.ndarray],
-        batches: Sequence[Mapping[str, Any]],
+        rows: Sequence[Mapping[str, Any]],
         wanted: Sequence[int],
-    ) -> list[list[np.ndarray]]:
-        """Steps in one launch, each on inputs of its own."""
-        assert isinstance(values, DeviceValues)
+    ) -> list[Sequence[Any]]:
+        """One launch: a step for each row of inputs."""
         with self._lock:
-            self._device.enter()
-            if self._inputs is None:
-                types = {n: t for n, (_, t) in self._leaves.items() if n in batches[0]}
-                self._inputs = _Inputs(types)
-            many = self._many
-            held = (values, values.layout)
-            if many is None or many.held != held:
-                many = self._many = _Many(self._inputs.types, len(batches), self._results_size)
-                many.held = held
-                many.exec = self._captured_many(values, many)
-            many.copy(batches)
-            driver = self._device.driver
-            checked(driver.cuGraphLaunch(many.exec, self._device.stream), "run")
-            self.runs += len(batches)
-            memory = many.read()
-            outputs = [self.plan.outputs[i] for i in wanted]
-            return [
-                [_array(row, self._result_offsets[o.slot], o.type) for o in outputs]
-                for row in memory
-            ]
+            return self._outputs(self._launch(values, rows), len(rows), wanted)
 
-    def _captured_many(self, values: DeviceValues, many: _Many) -> Any:
+    def _launch(
+        self, values: Mapping[str, np.ndarray], rows: Sequence[Mapping[str, Any]]
+    ) -> Pending:
+        assert isinstance(values, DeviceValues)
+        self._device.enter()
+        count = len(rows)
+        traffic = self._traffic.get(count)
+        if traffic is None:
+            types = {n: t for n, (_, t) in self._leaves.items() if n in rows[0]}
+            traffic = self._traffic[count] = Traffic(types, count, self._results_size)
+        if self._held != (values, values.layout):
+            self._rebind(values, set(traffic.types))
+        slot = traffic.next()
+        sources = traffic.fill(slot, rows)
+        graph = slot.graphs.get(sources)
+        if graph is None:
+            graph = slot.graphs[sources] = self._captured(values, traffic, slot, sources)
+        self._now = graph.table
+        checked(self._device.driver.cuGraphLaunch(graph.handle, self._device.stream), "step")
+        self.runs += count
+        return slot.done()
+
+    def _rebind(self, values: DeviceValues, inputs: set[str]) -> None:
+        """Graphs are captured again if the values have moved."""
+        self._held = (values, values.layout)
+        bound = tuple(values.block(n).address for n in self._leaves if n not in inputs)
+        if bound != self._bound:
+            for traffic in self._traffic.values():
+                traffic.forget()
+            self._bound = bound
+
+    def _captured(
+        self, values: DeviceValues, traffic: Traffic, slot: Slot, sources: Sources
+    ) -> Captured:
+        """The graph of some steps, from the copy of the inputs to that of the results."""
         driver, stream = self._device.driver, self._device.stream
-        self._device.wait()
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         checked(driver.cuStreamBeginCapture(stream, mode), "capture")
+        table: list[int] = []
         try:
-            for turn in range(many.count):
-                own = many.addresses(turn)
+            traffic.copy_in(slot, sources)
+            for step in range(traffic.count):
+                own = traffic.addresses(step, sources)
                 leaves = {n: own[n] if n in own else values.block(n).address for n in self._leaves}
-                self._runner.enqueue(self._table(leaves))
-                target = many.results.address + turn * many.results_size
-                found = driver.cuMemcpyDtoDAsync(
-                    target, self._results.address, many.results_size, stream
-                )
-                checked(found, "capture")
+                results = traffic.results.address + step * self._results_size
+                table = self._table(leaves, results)
+                self.graph_launches = self._runner.enqueue(table)
+            if self._results_size <= SMALL:
+                traffic.copy_out(slot)
         finally:
             captured = checked(driver.cuStreamEndCapture(stream), "capture")
         made = checked(driver.cuGraphInstantiate(captured, 0), "capture")
         checked(driver.cuGraphDestroy(captured), "capture")
-        return made
+        return Captured(made, table)
 
-    def _outputs(self, wanted: Sequence[int]) -> Sequence[Any]:
-        outputs = [self.plan.outputs[i] for i in wanted]
-        if self._results_size > SMALL or any(o.slot not in self._result_offsets for o in outputs):
+    def _outputs(self, pending: Pending, count: int, wanted: Sequence[int]) -> list[Sequence[Any]]:
+        places = self._usual if wanted is self.results[1] else self._offsets(wanted)
+        if places is None:
+            assert count == 1
             self._device.wait()
-            return [self._read(o.slot, o.type, self._now) for o in outputs]
-        if self._ring is None:
-            self._ring = _Ring(self._results)
-        pending = self._ring.next()
-        return [Later(pending, self._result_offsets[o.slot], o.type) for o in outputs]
+            outputs = [self.plan.outputs[i] for i in wanted]
+            return [[self._read(o.slot, o.type, self._now) for o in outputs]]
+        return [
+            [Later(pending, step * self._results_size + at, type_) for at, type_ in places]
+            for step in range(count)
+        ]
 
 
 def _calls(plan: Plan) -> Iterator[Any]:
@@ -307,172 +308,3 @@ def _calls(plan: Plan) -> Iterator[Any]:
             yield from step.calls
         else:
             pending += step.steps
-
-
-def _address(array: Any) -> int | None:
-    """Where an array on the device is; None for one that is not there."""
-    if getattr(array, "is_cuda", False):
-        return int(array.data_ptr())
-    interface = getattr(array, "__cuda_array_interface__", None)
-    return None if interface is None else int(interface["data"][0])
-
-
-class _Inputs:
-    """A program's inputs at fixed addresses, and pinned memory that they come through in turns."""
-
-    def __init__(self, types: Mapping[str, TensorType], turns: int = TURNS):
-        self.types, self.turns = dict(types), turns
-        self.offsets: dict[str, int] = {}
-        size = 0
-        for name, type_ in types.items():
-            self.offsets[name] = size
-            size += padded(max(1, type_.nbytes))
-        self.size = size
-        self.block = Block(size)
-        self.addresses = {n: self.block.address + o for n, o in self.offsets.items()}
-        self.pinned = [Pinned(size) for _ in range(turns)]
-        self.events = [Event() for _ in range(turns)]
-        self.used = [False] * turns
-        self.turn = 0
-        self.views = [
-            {
-                n: p.array[o : o + types[n].nbytes]
-                .view(types[n].dtype.numpy)
-                .reshape(types[n].shape)
-                for n, o in self.offsets.items()
-            }
-            for p in self.pinned
-        ]
-
-    def copy(self, inputs: Mapping[str, Any]) -> None:
-        """Into the stream: one copy from pinned memory, and one of each array on the device."""
-        if not self.size:
-            return
-        at, driver, stream = self.turn, device().driver, device().stream
-        if self.used[at]:
-            self.events[at].wait()
-        views, here = self.views[at], list[tuple[str, int]]()
-        low, high = self.size, 0
-        for name, offset in self.offsets.items():
-            given = inputs[name]
-            if type(given) is not np.ndarray:
-                address = _address(given)
-                if address is not None:
-                    here.append((name, address))
-                    continue
-            views[name][...] = given
-            low, high = min(low, offset), max(high, offset + self.types[name].nbytes)
-        if high > low:
-            source = self.pinned[at].address + low
-            target = self.block.address + low
-            checked(driver.cuMemcpyHtoDAsync(target, source, high - low, stream), "inputs")
-        for name, address in here:
-            size = self.types[name].nbytes
-            found = driver.cuMemcpyDtoDAsync(self.addresses[name], address, size, stream)
-            checked(found, "inputs")
-
-    def done(self) -> None:
-        """The stream is past the copy: this turn's memory may be used again when that is so."""
-        if self.size:
-            self.events[self.turn].record()
-            self.used[self.turn] = True
-            self.turn = (self.turn + 1) % self.turns
-
-
-class _Many:
-    """Inputs and results of several steps."""
-
-    def __init__(self, types: Mapping[str, TensorType], count: int, results_size: int):
-        self.inputs = [_Inputs(types, turns=1) for _ in range(count)]
-        self.count, self.results_size = count, max(1, results_size)
-        self.results = Block(self.results_size * count)
-        self.pinned = Pinned(self.results_size * count)
-        self.held: tuple[object, ...] = ()
-        self.exec: Any = None
-
-    def addresses(self, turn: int) -> dict[str, int]:
-        return self.inputs[turn].addresses
-
-    def copy(self, batches: Sequence[Mapping[str, Any]]) -> None:
-        for own, batch in zip(self.inputs, batches, strict=True):
-            own.copy(batch)
-            own.done()
-
-    def read(self) -> list[np.ndarray]:
-        driver, stream = device().driver, device().stream
-        found = driver.cuMemcpyDtoHAsync(
-            self.pinned.address, self.results.address, self.results.nbytes, stream
-        )
-        checked(found, "results")
-        device().wait()
-        rows = self.pinned.array[: self.results.nbytes].copy()
-        return list(rows.reshape(self.count, self.results_size))
-
-
-class _Pending:
-    """Results of one step on their way back."""
-
-    def __init__(self, event: Event, array: np.ndarray):
-        self._event, self._array = event, array
-        self._kept: np.ndarray | None = None
-        self._lock = threading.Lock()
-
-    def bytes(self) -> np.ndarray:
-        with self._lock:
-            if self._kept is None:
-                device().enter()
-                self._event.wait()
-                self._kept = self._array.copy()
-            return self._kept
-
-
-class _Ring:
-    """Pinned memory for results. One that is still waited for is kept before it is written over."""
-
-    def __init__(self, source: Block):
-        self.source = source
-        self.pinned = [Pinned(source.nbytes) for _ in range(RESULTS)]
-        self.events = [Event() for _ in range(RESULTS)]
-        self.pending: list[weakref.ref[_Pending] | None] = [None] * RESULTS
-        self.turn = 0
-
-    def next(self) -> _Pending:
-        at = self.turn
-        self.turn = (at + 1) % RESULTS
-        before = self.pending[at]
-        old = None if before is None else before()
-        if old is not None:
-            old.bytes()
-        driver, stream = device().driver, device().stream
-        pinned = self.pinned[at]
-        found = driver.cuMemcpyDtoHAsync(
-            pinned.address, self.source.address, self.source.nbytes, stream
-        )
-        checked(found, "results")
-        self.events[at].record()
-        new = _Pending(self.events[at], pinned.array)
-        self.pending[at] = weakref.ref(new)
-        return new
-
-
-def _array(memory: np.ndarray, offset: int, type_: TensorType) -> np.ndarray:
-    """A tensor inside some bytes, copied out."""
-    part = memory[offset : offset + type_.nbytes]
-    return part.view(type_.dtype.numpy).reshape(type_.shape).copy()
-
-
-class Later:
-    """An output that is waited for when it is looked at."""
-
-    def __init__(self, pending: _Pending, offset: int, type_: TensorType):
-        self._pending, self._offset, self._type = pending, offset, type_
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        array = _array(self._pending.bytes(), self._offset, self._type)
-        return array if dtype is None else array.astype(dtype)
-
-    def __float__(self) -> float:
-        return float(self.__array__())
-
-    def __bool__(self) -> bool:
-        return bool(self.__array__())

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 
 import numpy as np
 
+from treadle.runtime.cuda.arrays import DeviceArray
 from treadle.runtime.cuda.device import Block, device
 
 
@@ -61,6 +62,13 @@ class DeviceValues(MutableMapping[str, np.ndarray]):
 
     def block(self, name: str) -> Block:
         return self._blocks[name]
+
+    def shared(self, name: str) -> DeviceArray:
+        """The memory itself, for others."""
+        return DeviceArray(self._blocks[name], *self._like[name])
+
+    def note_checkpoint(self, told: str) -> None:
+        device().checkpoint = told
 
     def __eq__(self, other: object) -> bool:
         return self is other

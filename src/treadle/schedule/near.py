@@ -1,0 +1,84 @@
+"""Results that a row's turn reads again are kept near as well: in memory that its threads share.
+
+What leaves a kernel goes to the device's memory. Other threads of the block that computed it would
+wait long to read it back from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from treadle.kernel.access import Access, accesses, is_local
+from treadle.kernel.index import Index, Var, variable
+from treadle.kernel.nodes import Buffer, For, Kernel, Let, Local, Role, Statement, Store, Update
+from treadle.schedule.nests import fresh, map_buffers, map_places, names_in
+
+
+def kept_near(kernel: Kernel, room: int) -> Kernel:
+    """The kernel with copies, of some bytes at most, of what one loop writes and others read."""
+    loop = kernel.body[0] if len(kernel.body) == 1 else None
+    if not isinstance(loop, For) or loop.role is not Role.PARALLEL or loop.stop is not None:
+        return kernel
+    turn, own = loop.var, dict[str, Buffer]()
+    for buffer in sorted(kernel.outputs, key=lambda b: b.nbytes):
+        part = buffer.size // turn.extent
+        nbytes = part * buffer.dtype.itemsize
+        if part > 1 and nbytes <= room and _is_read_again(loop.body, buffer, turn):
+            own[buffer.name] = Buffer(f"{buffer.name}.near", buffer.dtype, part)
+            room -= nbytes
+    if not own:
+        return kernel
+    taken = names_in(loop.body)
+    body = tuple(s for x in loop.body for s in _copied(x, own, turn, taken))
+    scratch = (*kernel.scratch, *own.values())
+    return replace(kernel, body=(replace(loop, body=body),), scratch=scratch)
+
+
+def _is_read_again(body: Sequence[Statement], buffer: Buffer, turn: Var) -> bool:
+    """Whether only this turn's part is touched, first by one statement's stores, then by others."""
+    every = [[a for a in accesses([s]) if a.buffer == buffer.name] for s in body]
+    touching = [found for found in every if found]
+    if not touching or any(not a.writes for a in touching[0]):
+        return False
+    if not any(not a.writes for found in touching[1:] for a in found):
+        return False
+    writers = [s for s in _writers(body) if s.buffer == buffer.name]
+    is_plain = all(isinstance(s, Store) and s.guard is None for s in writers)
+    return is_plain and all(_is_own(a, buffer, turn) for found in touching for a in found)
+
+
+def _is_own(access: Access, buffer: Buffer, turn: Var) -> bool:
+    return is_local(access, variable(turn), buffer.size, turn.extent)
+
+
+def _writers(body: Sequence[Statement]) -> Iterator[Store | Update]:
+    for s in body:
+        if isinstance(s, For):
+            yield from _writers(s.body)
+        elif isinstance(s, (Store, Update)):
+            yield s
+
+
+def _copied(
+    statement: Statement, own: dict[str, Buffer], turn: Var, taken: set[str]
+) -> tuple[Statement, ...]:
+    """The statement, reading what is near; a store twice."""
+    if isinstance(statement, For):
+        body = tuple(s for x in statement.body for s in _copied(x, own, turn, taken))
+        return (replace(statement, body=body),)
+
+    def at(buffer: str, index: Index) -> Index:
+        return index - variable(turn) * own[buffer].size if buffer in own else index
+
+    def name_of(buffer: str) -> str:
+        return own[buffer].name if buffer in own else buffer
+
+    moved = map_places(map_buffers(statement, at), lambda index: index, name_of)
+    if not isinstance(statement, Store) or statement.buffer not in own:
+        return (moved,)
+    assert isinstance(moved, Store)
+    name = fresh("near", taken)
+    value = Local(name, moved.value.dtype)
+    far = replace(statement, value=value)
+    return Let(name, moved.value), far, replace(moved, value=value)
