@@ -8,6 +8,9 @@ from typing import Any
 from treadle.ir.composites import (
     ATTENTION,
     ATTENTION_GRAD,
+    CONV,
+    CONV_GRAD_W,
+    CONV_GRAD_X,
     LINEAR_CROSS_ENTROPY,
     LINEAR_CROSS_ENTROPY_GRAD,
 )
@@ -188,6 +191,9 @@ _PRODUCTS = frozenset(
         linear.CONTRACT,
         ATTENTION,
         ATTENTION_GRAD,
+        CONV,
+        CONV_GRAD_X,
+        CONV_GRAD_W,
         LINEAR_CROSS_ENTROPY,
         LINEAR_CROSS_ENTROPY_GRAD,
     ]

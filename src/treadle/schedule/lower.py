@@ -24,11 +24,12 @@ from treadle.ir.ops.leaves import CONSTANT, Constant, Leaf
 from treadle.ir.ops.linear import CONTRACT
 from treadle.ir.types import TensorType
 from treadle.kernel.access import accesses
-from treadle.kernel.index import Index, Var, flatten, variable
+from treadle.kernel.index import Index, Var, variable
 from treadle.kernel.nodes import Buffer, Kernel, Load, Role, Statement, Store
 from treadle.kernel.phases import calls_in
 from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step
 from treadle.schedule.bound import Bound, Memo
+from treadle.schedule.channels import channels_last, images, walked
 from treadle.schedule.expand import expand
 from treadle.schedule.inline import Reader, laid_out
 from treadle.schedule.joins import biased_products, gathered_parts
@@ -146,7 +147,9 @@ class Lowering:
             for v, name in self.names.items()
         }
         # Tensors whose axes lie in memory in another order than they are counted.
-        self.layouts = heads_last(graph, self.kept) if self.target.is_gpu else {}
+        self.images = images(graph) if self.target.has_conv else frozenset()
+        self.layouts = channels_last(graph, self.kept, self.images)
+        self.layouts |= heads_last(graph, self.kept) if self.target.is_gpu else {}
         self.parts = gathered_parts(graph, self.layouts) if self.target.is_gpu and fuse else {}
         self.parts = {v: p for v, p in self.parts.items() if p.whole in self.kept}
         self.done = {p.whole for p in self.parts.values()}  # what has nothing left to do
@@ -316,11 +319,12 @@ class Lowering:
         type_, reader = self.graph.type_of(value), self.reader(value)
         axes = axis_vars("i", type_.shape)
         element = reader.at(value, tuple(map(variable, axes)))
-        place = flatten(tuple(map(variable, axes)), type_.shape)
+        place = self.place(value, list(map(variable, axes)))
+        loops = self.walked(value, axes) if value in self.layouts else axes
         body = [*reader.lets, Store(self.names[value], place, element)]
         if value in self.in_place and not _stays(body, self.names[value], place):
             return self._set_aside(value)
-        return [self.kernel(value.node, reader, [value], nest(axes, Role.PARALLEL, body))]
+        return [self.kernel(value.node, reader, [value], nest(loops, Role.PARALLEL, body))]
 
     def _set_aside(self, value: TensorValue) -> list[Kernel]:
         """An update that reads other places of its leaf than it writes: copied at the end."""
@@ -355,6 +359,10 @@ class Lowering:
     def buffer(self, value: TensorValue) -> Buffer:
         type_ = self.graph.type_of(value)
         return Buffer(self.names[value], type_.dtype, type_.size)
+
+    def walked(self, value: TensorValue, variables: Sequence[Var]) -> list[Var]:
+        """Loops over a tensor's axes in the order in which it lies, or would lie."""
+        return walked(value, variables, self.images)
 
     def place(self, value: TensorValue, indices: Sequence[Index]) -> Index:
         shape = self.graph.type_of(value).shape

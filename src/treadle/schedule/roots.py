@@ -61,13 +61,14 @@ def _arg(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
         Set("at", Apply("where", (takes, here_at, at), dtypes.int32)),
         Set("best", Apply("where", (is_first, here, combined), source.dtype)),
     ]
+    loops = [v for v in lowering.walked(node.operands[0], every) if v is not every[axis]]
     body: list[Statement] = [
         Let("best", Literal(0, source.dtype)),
         Let("at", Literal(0, dtypes.int32)),
         *_loop(every[axis], inner),
         Store(lowering.names[value], lowering.place(value, list(map(variable, kept))), at),
     ]
-    return [lowering.kernel(position, reader, [value], nest(kept, Role.PARALLEL, body))]
+    return [lowering.kernel(position, reader, [value], nest(loops, Role.PARALLEL, body))]
 
 
 def _loop(var: Var, body: Sequence[Statement]) -> tuple[Statement, ...]:
@@ -216,7 +217,8 @@ def _unwindow(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     body = accumulated("add", wide, offsets, reader.lets, element)
     result = widened(Local("acc", wide), source.dtype)
     store = Store(lowering.names[value], lowering.place(value, list(map(variable, every))), result)
-    return [lowering.kernel(position, reader, [value], nest(every, Role.PARALLEL, [*body, store]))]
+    loops = nest(lowering.walked(value, every), Role.PARALLEL, [*body, store])
+    return [lowering.kernel(position, reader, [value], loops)]
 
 
 @ROOTS(indexing.SCATTER_ADD)

@@ -61,7 +61,9 @@ def _reduce(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     summed, others = [every[i] for i in axes], [every[i] for i in kept]
     places = {v: variable(v) for v in every}
     if lowering.target.is_gpu:
-        return _shared_out(reduction, every, summed, others)
+        loops = lowering.walked(node.operands[0], every)
+        summed, others = ([v for v in loops if v in vs] for vs in (summed, others))
+        return _shared_out(reduction, every, loops[-1:], summed, others)
     rows = math.prod(v.extent for v in summed)
     columns = math.prod(v.extent for v in others)
     is_split = rows * columns >= lowering.target.parts and columns and rows > 1
@@ -79,13 +81,17 @@ THREADS = 1 << 21  # of a reduction that keeps columns, several of which are one
 
 
 def _shared_out(
-    reduction: _Reduction, every: Sequence[Var], summed: list[Var], kept: list[Var]
+    reduction: _Reduction,
+    every: Sequence[Var],
+    last: Sequence[Var],
+    summed: list[Var],
+    kept: list[Var],
 ) -> list[Kernel]:
     """For a GPU: parts as many as fill it, where what is kept does not fill it alone."""
     places = {v: variable(v) for v in every}
     rows, columns = (math.prod(v.extent for v in vs) for vs in (summed, kept))
     if columns and rows * columns >= reduction.lowering.target.parts:
-        is_columns = bool(kept) and kept[-1] is every[-1]
+        is_columns = bool(kept) and kept[-1] is last[-1]
         wanted = (THREADS if is_columns else BLOCKS) // columns
         split = dict(places)
         parts, inner = _in_parts(summed, min(wanted, rows // 16), split)
@@ -162,7 +168,7 @@ class _Reduction:
         element = reader.at(self.node.operands[0], tuple(places[v] for v in every))
         body = accumulated(self.op, self.wide, summed, reader.lets, element)
         result = widened(Local("acc", self.wide), self.dtype)
-        at = lowering.place(value, [places[v] for v in kept])
+        at = lowering.place(value, [places[v] for v in every if v in kept])
         body.append(Store(lowering.names[value], at, result))
         loops = nest(kept, Role.PARALLEL, body)
         return lowering.kernel(self.position, reader, [value], loops)
@@ -192,7 +198,7 @@ class _Reduction:
         reader.used[name] = lowering.as_type(buffer)
         body = accumulated(self.op, self.wide, parts, [], Load(name, at, self.wide))
         result = widened(Local("acc", self.wide), self.dtype)
-        place = lowering.place(value, list(map(variable, kept)))
+        place = lowering.place(value, [variable(v) for v in every if v in kept])
         body.append(Store(lowering.names[value], place, result))
         second = lowering.kernel(self.position, reader, [value], nest(kept, Role.PARALLEL, body))
         return [first, second]

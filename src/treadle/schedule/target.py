@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class Target:
     keeps_serial_apart: bool = False  # loops in order stay in kernels of their own
     is_gpu: bool = False
     has_attention: bool = False  # whether a library computes attention
+    has_conv: bool = False  # whether one computes convolutions
+    without: frozenset[Any] = frozenset()  # routines that it said it has not
 
 
 CPU = Target("cpu", 8, 4096, 120, 40, 3 << 20, 1 << 14)

@@ -9,6 +9,7 @@ from typing import Any
 from treadle.kernel.launch import Launch, Product
 from treadle.kernel.plan import Plan, PlannedCall, PlannedPhase, PlannedStep
 from treadle.runtime.cuda.blas import Matmul
+from treadle.runtime.cuda.conv import Convolution
 from treadle.runtime.cuda.device import Block, checked, device
 from treadle.runtime.cuda.dnn import Attention
 
@@ -51,11 +52,11 @@ class Runner:
         launches: Sequence[Launch],
         code: Code,
         products: Mapping[int, Matmul],
-        attentions: Mapping[int, Attention],
+        routines: Mapping[int, Attention | Convolution],
     ):
         self.plan, self.launches, self.code, self.products = plan, launches, code, products
-        self.attentions = attentions
-        self.workspace = Block(max((a.workspace for a in attentions.values()), default=0))
+        self.routines = routines
+        self.workspace = Block(max((a.workspace for a in routines.values()), default=0))
 
     def enqueue(self, table: Sequence[int]) -> int:
         """Everything, in order; how many launches that were."""
@@ -86,9 +87,9 @@ class Runner:
             for left_to_target in rows:
                 self._multiply(entry, left_to_target)
             return len(rows)
-        if entry in self.attentions:
+        if entry in self.routines:
             for addresses in rows:
-                self.attentions[entry].run(addresses, self.workspace.address)
+                self.routines[entry].run(addresses, self.workspace.address)
             return len(rows)
         if not launch.grid:
             return 0

@@ -19,8 +19,8 @@ from treadle.kernel.launch import Launch
 from treadle.kernel.plan import Plan
 from treadle.runtime.cuda.blas import Matmul, workspace
 from treadle.runtime.cuda.device import Block, Event, Pinned, checked, device, out_of_memory, padded
-from treadle.runtime.cuda.dnn import Attention
 from treadle.runtime.cuda.launches import Code, Runner, matrices
+from treadle.runtime.cuda.routines import chosen_routines
 from treadle.runtime.cuda.values import DeviceValues
 
 TURNS = 3  # of pinned inputs: the host may be that many steps ahead
@@ -49,6 +49,7 @@ class CudaProgram:
         self._device.enter()
         self._lock = threading.Lock()
         self.runs, self.graph_launches = 0, 0
+        self.without: frozenset[Any] = frozenset()  # routines that no library has
         self._places()
         needed = plan.arena + self._results_size + self._inputs_size
         needed += sum(a.nbytes for a in constants.values())
@@ -62,12 +63,10 @@ class CudaProgram:
         self._code = Code(cubins, launches)
         self.algorithms = dict(algorithms)
         self._products = self._chosen_products()
-        attentions = {
-            i: Attention(launch.routine, is_deterministic)
-            for i, launch in enumerate(self.launches)
-            if launch.routine is not None
-        }
-        self._runner = Runner(plan, self.launches, self._code, self._products, attentions)
+        routines = chosen_routines(
+            self.launches, self.algorithms, is_deterministic, self._addresses
+        )
+        self._runner = Runner(plan, self.launches, self._code, self._products, routines)
         self._inputs: _Inputs | None = None
         self._bound: tuple[object, ...] = ()
         self._held: tuple[object, int] = (None, -1)
@@ -111,12 +110,15 @@ class CudaProgram:
         return found
 
     def _somewhere(self, entry: int) -> tuple[int, int, int, int]:
-        """Memory to time a product on: that of one of its calls, or new where it is outside."""
-        call = next(c for c in _calls(self.plan) if c.entry == entry)
-        self._spare = [Block(self.plan.slots[s].nbytes) for s in call.slots]
         product = self.launches[entry].product
         assert product is not None
-        return matrices(product, [b.address for b in self._spare])
+        return matrices(product, self._addresses(entry))
+
+    def _addresses(self, entry: int) -> list[int]:
+        """Memory to time a routine on, as large as that of one of its calls."""
+        call = next(c for c in _calls(self.plan) if c.entry == entry)
+        self._spare = [Block(self.plan.slots[s].nbytes) for s in call.slots]
+        return [b.address for b in self._spare]
 
     # Addresses
 
