@@ -16,6 +16,7 @@ import numpy as np
 
 from treadle.base.dtypes import DType
 from treadle.base.origin import Origin
+from treadle.ir.canonical import canonicalise
 from treadle.ir.control import SCAN, Scan
 from treadle.ir.graph import Graph, Node, Output, OutputKind
 from treadle.ir.graph import Value as TensorValue
@@ -53,7 +54,10 @@ def lower(
 
     `in_place` writes updates over the leaves they replace.
     """
-    lowering = Lowering(expand(graph, fuse, True, target), fuse, panel, Memo(target))
+    expanded = expand(graph, fuse, True, target)
+    if target.is_gpu:
+        expanded = canonicalise(expanded)  # definitions and their gradients look alike again
+    lowering = Lowering(expanded, fuse, panel, Memo(target))
     if in_place:
         lowering.update_in_place()
     drafts = lowering.drafts()

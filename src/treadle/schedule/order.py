@@ -123,11 +123,12 @@ class Order:
         for i in ordered:
             for j in self.groups[i].direct:
                 users.setdefault(j, []).append(i)
+        last = max(level, default=0)
         for i in reversed(ordered):
             bound = self.groups[i].bound
-            if i not in users or not self.groups[i].direct or bound.kernel.is_whole:
+            if not self.groups[i].direct or bound.kernel.is_whole:
                 continue
-            limit = min(level[u] for u in users[i]) - 1
+            limit = min((level[u] - 1 for u in users.get(i, ())), default=last)
             large = [
                 n
                 for n, b in zip(bound.inputs, bound.kernel.inputs, strict=True)
