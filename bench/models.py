@@ -248,4 +248,6 @@ WORKLOADS = {
     ),
 }  # fmt: skip
 
-FOR_GPUS = frozenset(["gpt_6x384", "gpt2_b4", "gpt2_b32", "smollm2", "resnet50"])  # too large for a few processors
+FOR_GPUS = frozenset(
+    ["gpt_6x384", "gpt2_b4", "gpt2_b32", "smollm2", "resnet50"]
+)  # too large for a few processors

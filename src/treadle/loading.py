@@ -39,7 +39,7 @@ from treadle.runtime.cpu import NativeProgram
 from treadle.runtime.cuda.blas import blas_version
 from treadle.runtime.cuda.compiler import compile_parts, is_cubin
 from treadle.runtime.cuda.compiler import compiler_version as nvrtc_version
-from treadle.runtime.cuda.conv import NoRoutine
+from treadle.runtime.cuda.conv import NoRoutineError
 from treadle.runtime.cuda.device import device as gpu
 from treadle.runtime.cuda.dnn import dnn_version, has_dnn
 from treadle.runtime.cuda.program import CudaProgram
@@ -179,7 +179,7 @@ def _built_on_device(
         built = _build_for_gpu(graph, report, options, without)
         try:
             program = _on_device(graph, built, report, options)
-        except NoRoutine as missing:
+        except NoRoutineError as missing:
             call = missing.call
             operands = tuple((t.shape, t.dtype) for t in call.operands)
             without = without | {(call.name, operands, call.numbers)}
@@ -208,7 +208,7 @@ def _on_device(
                 built.algorithms,
                 options.deterministic,
             )
-        except (LookupError, ValueError, TypeError, NoRoutine):
+        except (LookupError, ValueError, TypeError, NoRoutineError):
             if again:
                 return None
             raise

@@ -343,9 +343,13 @@ def conv_grad_x(attributes: c.ConvGrad, ct: Tensor, w: Tensor) -> Tensor:
     a, shape, kernel = attributes.conv, attributes.shape, w.shape[2:]
     reach = [d * (k - 1) for d, k in zip(a.dilations, kernel, strict=True)]
     is_plain = all(s == 1 for s in a.strides) and a.groups == 1
-    if is_plain and all(0 <= p <= r for pair, r in zip(a.padding, reach, strict=True) for p in pair):
+    if is_plain and all(
+        0 <= p <= r for pair, r in zip(a.padding, reach, strict=True) for p in pair
+    ):
         turned = flip(transpose(w, 0, 1), tuple(range(2, w.ndim)))
-        outside = tuple((r - low, r - high) for r, (low, high) in zip(reach, a.padding, strict=True))
+        outside = tuple(
+            (r - low, r - high) for r, (low, high) in zip(reach, a.padding, strict=True)
+        )
         return conv(c.Conv(a.strides, outside, a.dilations), ct, turned)
     lx, ly, lr = _conv_labels(len(kernel))
     n, outputs, *spatial = ct.shape

@@ -124,9 +124,7 @@ def last_order(rank: int) -> tuple[int, ...]:
     return (0, 2, 3, 1, *range(4, rank))
 
 
-def walked(
-    value: TensorValue, variables: Sequence[Var], of: Collection[TensorValue]
-) -> list[Var]:
+def walked(value: TensorValue, variables: Sequence[Var], of: Collection[TensorValue]) -> list[Var]:
     """The loops over a tensor, in the order in which images lie."""
     is_image = value in of and len(variables) >= 4
     return [variables[i] for i in last_order(len(variables))] if is_image else list(variables)

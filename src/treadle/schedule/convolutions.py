@@ -102,6 +102,4 @@ class _Images:
 
 def _is_last(axes: tuple[Var, ...], steps: list[int | None], shape: tuple[int, ...]) -> bool:
     wanted = last_strides(shape)
-    return all(
-        s == w for v, s, w in zip(axes, steps, wanted, strict=True) if v.extent > 1
-    )
+    return all(s == w for v, s, w in zip(axes, steps, wanted, strict=True) if v.extent > 1)

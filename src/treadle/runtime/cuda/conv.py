@@ -24,7 +24,7 @@ _OPERANDS = {
 _BUILDERS = {"conv": "conv_fprop", "conv_grad_x": "conv_dgrad", "conv_grad_w": "conv_wgrad"}
 
 
-class NoRoutine(Exception):
+class NoRoutineError(Exception):
     """A library has no plan for a call."""
 
     def __init__(self, call: LibraryCall, cause: str):
@@ -51,7 +51,7 @@ class Convolution:
                 self.graph.deselect_numeric_notes(unwanted)
             self.graph.check_support()
         except Exception as error:  # the frontend raises errors of its own
-            raise NoRoutine(call, str(error)) from error
+            raise NoRoutineError(call, str(error)) from error
         self.workspace, self.chosen = 0, -1
 
     def _describe(self, call: LibraryCall) -> None:
@@ -68,7 +68,8 @@ class Convolution:
         self.operands = {n: self._tensor(n, t) for n, t in zip(names, call.operands, strict=True)}
         numbers = dict(call.numbers)
         low, high, stride, dilation = (
-            [int(numbers[f"{n}{i}"]) for i in range(2)] for n in ("low", "high", "stride", "dilation")
+            [int(numbers[f"{n}{i}"]) for i in range(2)]
+            for n in ("low", "high", "stride", "dilation")
         )
         build = getattr(self.graph, _BUILDERS[call.name])
         self.result = build(
@@ -90,7 +91,7 @@ class Convolution:
         try:
             self.graph.build_plan_at_index(words[0])
         except Exception as error:
-            raise NoRoutine(self.call, str(error)) from error
+            raise NoRoutineError(self.call, str(error)) from error
         self.chosen = words[0]
         self.workspace = int(self.graph.get_workspace_size())
 
@@ -116,7 +117,7 @@ class Convolution:
             if best is None or taken < best[0]:
                 best = taken, i
         if best is None:
-            raise NoRoutine(self.call, f"none of {count} plans runs")
+            raise NoRoutineError(self.call, f"none of {count} plans runs")
         self.use([best[1]])
 
     def _time(self, addresses: Sequence[int], workspace: int, best: Any) -> float:
