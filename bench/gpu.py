@@ -84,14 +84,14 @@ def treadle_contender(name: str, work: Workload, values: dict[str, np.ndarray]) 
     )  # fmt: skip
     step.load_params(values)
     last: list[Any] = [None]
-    batch: Any = work.batch()
-    if name == "mlp":
-        import torch
+    import torch
 
-        arrays = {n: torch.tensor(a, device="cuda") for n, a in batch.items()}
+    batch = {n: torch.tensor(a, device="cuda") for n, a in work.batch().items()}
+    torch.cuda.synchronize()
+    if name == "mlp":
 
         def many() -> None:
-            last[0] = step.run([arrays] * TOGETHER)
+            last[0] = step.run([batch] * TOGETHER)
 
         made = Contender("treadle", many, lambda: last[0].loss, TOGETHER)
     else:
