@@ -6,8 +6,9 @@ stands wherever one thread may read what another wrote.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import assert_never
 
 from treadle.codegen.cuda import scalars
@@ -18,6 +19,7 @@ from treadle.codegen.cuda.shape import (
     is_sum,
     lanes_for,
     nested,
+    nothing,
     shape_of,
 )
 from treadle.kernel.access import accesses
@@ -91,7 +93,12 @@ class _Writer(Lanes):
     def begin(self) -> None:
         """Which turn this is, and where its own memory lies."""
         shape, type_ = self.shape, self.index_type
-        if shape.team == 1:
+        if shape.tall > 1:
+            teams = shape.teams
+            self.add(f"const int tx = threadIdx.x % {teams}, ty = threadIdx.x / {teams};")
+            scale = "" if shape.lanes == 1 else f" * {shape.lanes}"
+            self.add(f"const {type_} turn = (({type_})blockIdx.x * {teams} + tx){scale};")
+        elif shape.team == 1:
             for i, b in enumerate(self.kernel.scratch):
                 self.add(f"{scalars.memory(b.dtype)} {self._own(b, i)}[{max(1, b.size)}];")
             count = shape.count // shape.lanes
@@ -129,6 +136,11 @@ class _Writer(Lanes):
     def whole(self) -> None:
         for s in self.shape.lets:
             self.thread(s)
+        if self.shape.tall > 1:
+            lanes, last = self.shape.lanes, self.shape.turns[-1]
+            with self.in_lanes(last, lanes, self.shape.body) if lanes > 1 else nullcontext():
+                self._tall()
+            return
         if self.shape.team == 1:
             if self.shape.lanes > 1:
                 with self.in_lanes(self.shape.turns[-1], self.shape.lanes, self.shape.body):
@@ -137,6 +149,47 @@ class _Writer(Lanes):
                 self.thread_all(self.shape.body)
             return
         self.team_all(self.shape.body)
+
+    def _tall(self) -> None:
+        """Sums of columns: rows of threads each sum some of the rows, then the first adds up."""
+        body, tall = list(self.shape.body), self.shape.tall
+        at = next(i for i, s in enumerate(body) if isinstance(s, For))
+        loop = body[at]
+        assert isinstance(loop, For)
+        loops, inner = nested(loop, Role.SEQUENTIAL)
+        self.thread_all(body[:at])
+        count = math.prod(v.extent for v in loops)
+        q, type_ = self.new("q"), self.index_type
+        head = f"for ({type_} {q} = ty; {q} < {count}; {q} += {tall})"
+        with self.decoded_block(head, q, loops):
+            self.thread_all(inner)
+        sums = {s.local: s for s in inner if isinstance(s, Accumulate)}
+        places = {local: self.new("tall") for local in sums}
+        for local, s in sums.items():
+            width = self.width if local in self.spread else 1
+            type_, place = scalars.register(s.value.dtype), places[local]
+            self.add(f"__shared__ {type_} {place}[{tall}][{self.shape.teams * width}];")
+            self._column(local, f"{place}[ty][AT] = NAME;")
+        self.add("__syncthreads();")
+        with self.block(f"for (int h = {tall // 2}; h > 0; h >>= 1)"):
+            with self.block("if (ty < h)"):
+                for local, s in sums.items():
+                    own, other = (f"{places[local]}[{row}][AT]" for row in ("ty", "ty + h"))
+                    self._column(local, f"{own} = {_OPS[s.op]}::of({own}, {other});")
+            self.add("__syncthreads();")
+        self.add("if (ty != 0) return;")
+        for local, place in places.items():
+            self._column(local, f"NAME = {place}[0][AT];")
+        self.thread_all(body[at + 1 :])
+
+    def _column(self, local: str, line: str) -> None:
+        """A line for the sum of each lane: AT is its place among the block's, NAME its name."""
+        name = self.name(local)
+        if local not in self.spread:
+            self.add(line.replace("AT", "tx").replace("NAME", name))
+            return
+        line = line.replace("AT", f"u * {self.shape.teams} + tx").replace("NAME", f"{name}[u]")
+        self.unrolled(line, self.width)
 
     # A team's statements
 
@@ -227,7 +280,7 @@ class _Writer(Lanes):
         for local, s in sums.items():
             type_ = scalars.register(s.value.dtype)
             part = parts[local] = self.new("part")
-            none = scalars.literal(Literal(identity(s), s.value.dtype))
+            none = scalars.literal(Literal(nothing(s), s.value.dtype))
             if lanes > 1:
                 self.add(f"{type_} {part}[{lanes}];")
                 self.unrolled(f"{part}[u] = {none};", lanes)
@@ -255,7 +308,7 @@ class _Writer(Lanes):
         if self.shape.team == WARP:
             whole = f"in_warp<{op}>({found})"
         else:
-            none = scalars.literal(Literal(identity(s), dtype))
+            none = scalars.literal(Literal(nothing(s), dtype))
             whole = f"in_block<{op}, {self.shape.team // WARP}, {type_}>({found}, {none})"
         self.add(f"{local} = {op}::of({local}, {whole});")
 
@@ -300,15 +353,6 @@ class _Writer(Lanes):
         self.change(
             local, name, value, lambda at: scalars.apply(op, [at, self.value(value)], dtype, dtype)
         )
-
-
-def identity(s: Accumulate) -> float | int:
-    """What a sum starts from."""
-    if s.op in ("add", "mul"):
-        return int(s.op == "mul")
-    if s.value.dtype.is_float:
-        return float("-inf") if s.op == "max" else float("inf")
-    return s.value.dtype.range()[s.op == "min"]
 
 
 def _wide(kernel: Kernel, shape: Shape) -> bool:

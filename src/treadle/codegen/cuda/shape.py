@@ -18,9 +18,11 @@ from treadle.kernel.nodes import (
     For,
     Kernel,
     Let,
+    Literal,
     Role,
     Set,
     Statement,
+    Store,
     Update,
 )
 
@@ -41,6 +43,7 @@ class Shape:
     team: int  # threads of a turn: 1, a warp, or more
     block: int  # threads of a block
     lanes: int = 1  # turns that one thread takes at once, along the last variable
+    tall: int = 1  # threads that share the sum of one turn, their neighbours other turns
 
     @property
     def count(self) -> int:
@@ -49,7 +52,7 @@ class Shape:
     @property
     def teams(self) -> int:
         """Turns that a block has at a time."""
-        return self.block // self.team
+        return self.block // (self.team * self.tall)
 
     @property
     def grid(self) -> int:
@@ -58,6 +61,9 @@ class Shape:
 
 def shape_of(kernel: Kernel, is_aligned: bool = True) -> Shape:
     lets, turns, body = peeled(kernel)
+    columns = _columns(kernel, lets, turns, body, is_aligned)
+    if columns is not None:
+        return columns
     inner = [s for s in body if isinstance(s, For)]
     count = math.prod(v.extent for v in turns)
     if any(is_serial(s) for s in inner) or not any(is_shared(s) for s in inner):
@@ -174,6 +180,11 @@ def _is_better_flat(
         return True
     if not turns or count < 4096:
         return False
+    return _lies_across(turns, inner) and turns[-1].extent >= WARP
+
+
+def _lies_across(turns: Sequence[Var], inner: Sequence[For]) -> bool:
+    """Whether neighbours of what is summed belong to other sums."""
     last = turns[-1]
     loads = [x for s in inner for t in nested(s, Role.SEQUENTIAL)[1] for x in loads_of(t)]
     summed = [nested(s, Role.SEQUENTIAL)[0][-1] for s in inner]
@@ -181,7 +192,74 @@ def _is_better_flat(
     both = [i for i in both if any(i.factor_of(v) != 0 for v in summed)]  # what is large
     across = sum(i.factor_of(last) == 1 for i in both)
     along = sum(i.factor_of(v) == 1 for i in both for v in summed)
-    return across > along and last.extent >= WARP
+    return across > along
+
+
+TALLEST = 32
+FULL = 1 << 18  # threads beyond which a sum is not shared out
+SHARED = 32 << 10  # bytes of shared memory for sums of threads
+
+
+def _columns(
+    kernel: Kernel,
+    lets: tuple[Statement, ...],
+    turns: tuple[Var, ...],
+    body: tuple[Statement, ...],
+    is_aligned: bool,
+) -> Shape | None:
+    """Sums of columns: neighbouring threads take neighbouring columns, others more of the rows."""
+    loops = [s for s in body if isinstance(s, For)]
+    if len(loops) != 1 or not turns or kernel.scratch or not is_sum_of_columns(body, loops[0]):
+        return None
+    if not _lies_across(turns, loops):
+        return None
+    rows, count = _extent(loops[0]), math.prod(v.extent for v in turns)
+    sums = [s for s in nested(loops[0], Role.SEQUENTIAL)[1] if isinstance(s, Accumulate)]
+    room = sum(s.value.dtype.itemsize for s in sums) * FLAT_THREADS
+    lanes = lanes_for(kernel, turns[-1], body) if is_aligned else 1
+    while lanes > 1 and (count // lanes * TALLEST < FILLS // 4 or room * lanes > SHARED):
+        lanes //= 2
+    tall = TALLEST
+    while tall > 1:
+        is_even = count // lanes % (FLAT_THREADS // tall) == 0
+        if is_even and 4 * tall <= rows and count // lanes * tall <= FULL:
+            return Shape(lets, turns, body, 1, FLAT_THREADS, lanes, tall)
+        tall //= 2
+    return None
+
+
+def is_sum_of_columns(body: Sequence[Statement], loop: For) -> bool:
+    """Whether a loop only accumulates from nothing, and perhaps keeps what it adds."""
+    loops, inner = nested(loop, Role.SEQUENTIAL)
+    if loop.role is not Role.SEQUENTIAL or loop.stop is not None or not loops:
+        return False
+    at = list(body).index(loop)
+    if any(not isinstance(s, (Let, Store)) for s in (*body[:at], *body[at + 1 :])):
+        return False
+    if any(isinstance(s, Store) for s in body[:at]):
+        return False
+    kept = [s for s in inner if isinstance(s, Store)]
+    if any(s.guard is not None for s in kept):
+        return False
+    plain = tuple(s for s in inner if not isinstance(s, Store))
+    sums = {s.local: s for s in plain if isinstance(s, Accumulate)}
+    first = {s.local: s.value for s in body[:at] if isinstance(s, Let)}
+    starts = [first.get(n) for n in sums]
+    if not is_sum(For(loop.var, Role.SEQUENTIAL, plain)) or not all(
+        isinstance(v, Literal) and v.value == nothing(s)
+        for v, s in zip(starts, sums.values(), strict=True)
+    ):
+        return False
+    return not any(set(sums) & locals_in(s.value) for s in kept)
+
+
+def nothing(s: Accumulate) -> float | int:
+    """What a sum starts from."""
+    if s.op in ("add", "mul"):
+        return int(s.op == "mul")
+    if s.value.dtype.is_float:
+        return float("-inf") if s.op == "max" else float("inf")
+    return s.value.dtype.range()[s.op == "min"]
 
 
 def _flat(
