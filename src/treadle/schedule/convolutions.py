@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
-from treadle.ir.composites import CONV_GRAD_W
+from treadle.ir.composites import CONV, CONV_GRAD_W, Conv, ConvGrad
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
-from treadle.kernel.index import Var, flatten, variable
-from treadle.kernel.nodes import Buffer, Kernel, Library, Load, Role, Store, View
+from treadle.ir.types import TensorType
+from treadle.kernel.index import Var, constant, flatten, variable
+from treadle.kernel.nodes import (
+    Buffer,
+    Kernel,
+    Library,
+    Load,
+    Matrix,
+    Multiply,
+    Role,
+    Statement,
+    Store,
+    View,
+    Walk,
+)
 from treadle.schedule.channels import (
     CONVOLUTIONS,
     conv_numbers,
@@ -38,9 +52,44 @@ def _conv(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     for view in operands:
         reader.used[view.buffer] = lowering.as_type(lowering.buffers[view.buffer])
     result = View(target.name, 0, type_.shape, strides)
-    body = [Library(node.op.name, (result,), operands, conv_numbers(node), _flops(lowering, node))]
+    body: list[Statement] = [
+        _product(node, result, *operands)
+        if is_pointwise(node, [lowering.graph.type_of(v) for v in node.operands])
+        else Library(node.op.name, (result,), operands, conv_numbers(node), _flops(lowering, node))
+    ]
     kernel = lowering.kernel(position, reader, [], body, "", (target,))
     return [*writer.copies, replace(kernel, is_whole=True), *moved]
+
+
+def is_pointwise(node: Node, types: Sequence[TensorType]) -> bool:
+    """Whether a convolution takes each place by itself: a product of places and channels.
+
+    Channels are whole packs, so that rows of matrices are aligned.
+    """
+    weight = node.types[0] if node.op is CONV_GRAD_W else types[1]
+    given = node.attributes
+    conv = given.conv if isinstance(given, ConvGrad) else given
+    assert isinstance(conv, Conv)
+    is_still = all(s == 1 for s in conv.strides) and not any(map(any, conv.padding))
+    is_aligned = all(n % 8 == 0 for n in weight.shape[:2])
+    return weight.shape[2:] == (1, 1) and conv.groups == 1 and is_still and is_aligned
+
+
+def _product(node: Node, result: View, left: View, right: View) -> Multiply:
+    """Places are rows and channels columns; a weight's rows are its outputs."""
+
+    def rows(view: View) -> Matrix:
+        n, channels, h, w = view.shape
+        walks = Walk(n * h * w, channels), Walk(channels, 1)
+        return Matrix(view.buffer, constant(view.start), *walks)
+
+    def turned(matrix: Matrix) -> Matrix:
+        return Matrix(matrix.buffer, matrix.index, matrix.columns, matrix.rows)
+
+    if node.op is CONV_GRAD_W:
+        return Multiply(rows(result), turned(rows(left)), rows(right))
+    weight = rows(right)
+    return Multiply(rows(result), rows(left), turned(weight) if node.op is CONV else weight)
 
 
 def _flops(lowering: Lowering, node: Node) -> int:
