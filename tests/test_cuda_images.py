@@ -262,6 +262,23 @@ def test_a_network_s_kernels_compile(large: Program) -> None:
         assert is_cubin(compile_source(part, "sm_90a"))
 
 
+@pytest.mark.parametrize("offset", [0.0, 100.0])
+def test_a_mean_and_a_spread_are_read_once(offset: float) -> None:
+    def both(x):
+        return [td.mean(x, 0), td.var(x, 0), x - td.mean(x, 0)]
+
+    graph = td.trace(both, TensorType((2048, 8), dtypes.float32))
+    program = scheduled(graph)
+    (parts,) = (k for k in program.distinct() if k.name.endswith("_parts"))
+    assert len(parts.outputs) == 2
+    x = np.random.default_rng(0).normal(size=(2048, 8)).astype(np.float32) + np.float32(offset)
+    x[0] += 50  # a first row far from the others
+    (name,) = graph.leaves
+    mean, spread, _ = run(program, {name: x})
+    np.testing.assert_allclose(mean, x.astype(np.float64).mean(0), rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(spread, x.astype(np.float64).var(0, ddof=1), rtol=1e-5)
+
+
 def test_batch_norm_is_as_narrow_as_its_images() -> None:
     x, w = TensorType((4, 3, 5, 5), dtypes.bfloat16), TensorType((3,), dtypes.float32)
     (found,) = infer_types(c.BATCH_NORM, c.BatchNorm(1e-5), (x, w, w))
