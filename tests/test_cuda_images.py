@@ -15,7 +15,7 @@ from test_kernels import MEANINGS, run
 from treadle import losses, nn, optim
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
-from treadle.codegen.cuda.driver import render_program
+from treadle.codegen.cuda.driver import render_kernel, render_program
 from treadle.codegen.cuda.shape import shape_of
 from treadle.domains.float64 import evaluate_float64
 from treadle.frontend.scopes import bind1
@@ -26,7 +26,7 @@ from treadle.ir.op import Op, infer_types
 from treadle.ir.types import TensorType
 from treadle.kernel.calls import call_of, product_of
 from treadle.kernel.launch import launches_from_json, launches_to_json
-from treadle.kernel.nodes import Kernel, whole_product
+from treadle.kernel.nodes import For, Kernel, whole_product
 from treadle.kernel.phases import calls_in
 from treadle.kernel.program import Program
 from treadle.loading import _routine
@@ -250,6 +250,33 @@ def test_kernels_on_images_take_packs_of_channels(large: Program) -> None:
     shapes = [shape_of(k) for k in touching(large, size) if "argmax" not in k.name]
     assert all(s.team == 1 for s in shapes), "neighbours are channels: no thread waits for others"
     assert all(s.lanes >= 2 for s in shapes)
+
+
+def test_rows_of_threads_share_sums_of_columns(large: Program) -> None:
+    size = 32 * 64 * 16 * 16
+    sums = [k for k in touching(large, size) if any(b.dtype is dtypes.float32 for b in k.outputs)]
+    assert sums
+    for kernel in sums:
+        shape = shape_of(kernel)
+        assert shape.tall > 1
+        assert shape.grid * shape.block >= 1 << 14
+        text = render_kernel(kernel)
+        assert "__syncthreads();" in text
+        assert "if (ty != 0) return;" in text
+
+
+def test_both_moments_of_a_norm_are_finished_in_one_kernel(large: Program) -> None:
+    """Stores between the sums wait for the end: another thread may still read what they change."""
+    own = filter(is_own, large.distinct())
+    found = [k for k in own if shape_of(k).tall > 1 and len(loops_of(k)) == 2]
+    assert found, "mean, spread and both running statistics"
+    for kernel in found:
+        text = render_kernel(kernel)
+        assert text.index("if (ty != 0) return;") < text.index("put(p")
+
+
+def loops_of(kernel: Kernel) -> list[For]:
+    return [s for s in shape_of(kernel).body if isinstance(s, For)]
 
 
 @needs_compiler

@@ -152,14 +152,21 @@ class _Writer(Lanes):
 
     def _tall(self) -> None:
         """Sums of columns: rows of threads each sum some of the rows, then the first adds up."""
-        body, tall = list(self.shape.body), self.shape.tall
-        at = next(i for i, s in enumerate(body) if isinstance(s, For))
-        loop = body[at]
-        assert isinstance(loop, For)
+        body = self.shape.body
+        last = max(i for i, s in enumerate(body) if isinstance(s, For))
+        early = [s for s in body[:last] if isinstance(s, Store)]
+        for i, s in enumerate(body[: last + 1]):
+            if isinstance(s, For):
+                self._tall_sum(s, i == last)
+            elif isinstance(s, Let):
+                self.thread(s)
+        self.thread_all([*early, *body[last + 1 :]])
+
+    def _tall_sum(self, loop: For, is_last: bool) -> None:
+        """One of the sums; all threads have it, unless it is the last."""
+        tall, type_ = self.shape.tall, self.index_type
         loops, inner = nested(loop, Role.SEQUENTIAL)
-        self.thread_all(body[:at])
-        count = math.prod(v.extent for v in loops)
-        q, type_ = self.new("q"), self.index_type
+        count, q = math.prod(v.extent for v in loops), self.new("q")
         head = f"for ({type_} {q} = ty; {q} < {count}; {q} += {tall})"
         with self.decoded_block(head, q, loops):
             self.thread_all(inner)
@@ -177,10 +184,10 @@ class _Writer(Lanes):
                     own, other = (f"{places[local]}[{row}][AT]" for row in ("ty", "ty + h"))
                     self._column(local, f"{own} = {_OPS[s.op]}::of({own}, {other});")
             self.add("__syncthreads();")
-        self.add("if (ty != 0) return;")
+        if is_last:
+            self.add("if (ty != 0) return;")
         for local, place in places.items():
             self._column(local, f"NAME = {place}[0][AT];")
-        self.thread_all(body[at + 1 :])
 
     def _column(self, local: str, line: str) -> None:
         """A line for the sum of each lane: AT is its place among the block's, NAME its name."""

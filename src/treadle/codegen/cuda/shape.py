@@ -209,13 +209,13 @@ def _columns(
 ) -> Shape | None:
     """Sums of columns: neighbouring threads take neighbouring columns, others more of the rows."""
     loops = [s for s in body if isinstance(s, For)]
-    if len(loops) != 1 or not turns or kernel.scratch or not is_sum_of_columns(body, loops[0]):
+    if not loops or not turns or kernel.scratch or not are_sums_of_columns(body):
         return None
     if not _lies_across(turns, loops):
         return None
-    rows, count = _extent(loops[0]), math.prod(v.extent for v in turns)
-    sums = [s for s in nested(loops[0], Role.SEQUENTIAL)[1] if isinstance(s, Accumulate)]
-    room = sum(s.value.dtype.itemsize for s in sums) * FLAT_THREADS
+    rows, count = min(map(_extent, loops)), math.prod(v.extent for v in turns)
+    inner = [s for loop in loops for s in nested(loop, Role.SEQUENTIAL)[1]]
+    room = sum(s.value.dtype.itemsize for s in inner if isinstance(s, Accumulate)) * FLAT_THREADS
     lanes = lanes_for(kernel, turns[-1], body) if is_aligned else 1
     while lanes > 1 and (count // lanes * TALLEST < FILLS // 4 or room * lanes > SHARED):
         lanes //= 2
@@ -228,29 +228,38 @@ def _columns(
     return None
 
 
-def is_sum_of_columns(body: Sequence[Statement], loop: For) -> bool:
+def are_sums_of_columns(body: Sequence[Statement]) -> bool:
+    """Whether all loops accumulate, and what is stored between them is not read afterwards.
+
+    Such stores can wait for the end.
+    """
+    loops = [i for i, s in enumerate(body) if isinstance(s, For)]
+    if any(not isinstance(s, (For, Let, Store)) for s in body):
+        return False
+    for i, s in enumerate(body[: loops[-1]]):
+        rest = accesses(body[i + 1 :])
+        if isinstance(s, Store) and any(a.buffer == s.buffer and not a.writes for a in rest):
+            return False
+    return all(_is_sum_of_columns(body[:i], body[i]) for i in loops)
+
+
+def _is_sum_of_columns(before: Sequence[Statement], loop: Statement) -> bool:
     """Whether a loop only accumulates from nothing, and perhaps keeps what it adds."""
-    loops, inner = nested(loop, Role.SEQUENTIAL)
-    if loop.role is not Role.SEQUENTIAL or loop.stop is not None or not loops:
-        return False
-    at = list(body).index(loop)
-    if any(not isinstance(s, (Let, Store)) for s in (*body[:at], *body[at + 1 :])):
-        return False
-    if any(isinstance(s, Store) for s in body[:at]):
+    assert isinstance(loop, For)
+    inner = nested(loop, Role.SEQUENTIAL)[1]
+    if loop.role is not Role.SEQUENTIAL or loop.stop is not None:
         return False
     kept = [s for s in inner if isinstance(s, Store)]
-    if any(s.guard is not None for s in kept):
-        return False
     plain = tuple(s for s in inner if not isinstance(s, Store))
     sums = {s.local: s for s in plain if isinstance(s, Accumulate)}
-    first = {s.local: s.value for s in body[:at] if isinstance(s, Let)}
-    starts = [first.get(n) for n in sums]
-    if not is_sum(For(loop.var, Role.SEQUENTIAL, plain)) or not all(
-        isinstance(v, Literal) and v.value == nothing(s)
-        for v, s in zip(starts, sums.values(), strict=True)
-    ):
-        return False
-    return not any(set(sums) & locals_in(s.value) for s in kept)
+    first = {s.local: s.value for s in before if isinstance(s, Let)}
+    for name, s in sums.items():
+        start = first.get(name)
+        if not isinstance(start, Literal) or start.value != nothing(s):
+            return False
+    is_plain = is_sum(For(loop.var, Role.SEQUENTIAL, plain))
+    is_free = not any(s.guard or set(sums) & locals_in(s.value) for s in kept)
+    return is_plain and is_free
 
 
 def nothing(s: Accumulate) -> float | int:
