@@ -38,7 +38,7 @@ def dnn_version() -> str:
 def handle() -> Any:
     import cudnn
 
-    return cudnn.createhandle()
+    return cudnn.create_handle()
 
 
 @functools.cache
