@@ -22,9 +22,9 @@ from treadle.codegen.cuda.shape import (
     nothing,
     shape_of,
 )
-from treadle.kernel.access import accesses
+from treadle.kernel.access import accesses, loads_of
 from treadle.kernel.cost import padded
-from treadle.kernel.index import Var
+from treadle.kernel.index import Var, uses
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -43,6 +43,7 @@ from treadle.kernel.nodes import (
     Value,
 )
 
+AHEAD = 8  # packs that a thread asks for before it adds up
 _OPS = {"add": "Add", "mul": "Mul", "max": "Max", "min": "Min"}
 
 
@@ -168,6 +169,9 @@ class _Writer(Lanes):
         loops, inner = nested(loop, Role.SEQUENTIAL)
         count, q = math.prod(v.extent for v in loops), self.new("q")
         head = f"for ({type_} {q} = ty; {q} < {count}; {q} += {tall})"
+        read = {x for s in inner for x in loads_of(s)}
+        read = {x for x in read if any(uses(a, v) for a, _ in x.index.terms for v in loops)}
+        self.add(f"#pragma unroll {max(1, AHEAD // max(1, len(read)))}")
         with self.decoded_block(head, q, loops):
             self.thread_all(inner)
         sums = {s.local: s for s in inner if isinstance(s, Accumulate)}
