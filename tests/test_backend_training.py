@@ -14,6 +14,7 @@ from backend import THREADS
 from test_trajectories import CASES
 from treadle import losses, nn, optim
 from treadle.memory import assemble as assembling
+from treadle.schedule import keep
 
 # The keys' bias moves all scores of a row alike: its gradient is 0, and Adam makes whole steps of
 # what rounding leaves of it.
@@ -224,3 +225,33 @@ def test_updates_that_were_fused_into_products_wait_for_their_scalars() -> None:
         after[device] = {n: np.asarray(a) for n, a in step.params.items()}
     for name, expected in after["oracle"].items():
         np.testing.assert_allclose(after["cpu"][name], expected, atol=2e-5, err_msg=name)
+
+
+def deep(width: int = 64, layers: int = 6) -> nn.Module:
+    parts: list[nn.Module] = [nn.Embedding(65, width)]
+    for _ in range(layers):
+        parts += [nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU()]
+        parts += [nn.Linear(4 * width, width)]
+    return nn.Sequential(*parts, nn.Linear(width, 65))
+
+
+def test_activations_that_are_computed_again_for_gradients_are_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Norms' weights change in the same step: they are read before."""
+    tokens = td.Spec((4, 64), td.int32)
+    rng = np.random.default_rng(0)
+    data = [{k: rng.integers(0, 65, (4, 64)).astype(np.int32) for k in "xy"} for _ in range(3)]
+    found, arenas = {}, {}
+    for room in (0, 1 << 40):
+        monkeypatch.setattr(keep, "ROOM", room)
+        step = td.compile_step(
+            deep(), loss, optim.adamw(1e-2), {"x": tokens, "y": tokens}, device="cpu"
+        )
+        losses_ = [step(batch).loss for batch in data]
+        found[room] = losses_, {n: np.asarray(a) for n, a in step.params.items()}
+        arenas[room] = step.report.peak_bytes - step.report.state_bytes
+    (again, params), (kept, others) = found.values()
+    assert again == kept
+    assert all(np.array_equal(params[n], others[n]) for n in others)
+    assert arenas[0] < 0.9 * arenas[1 << 40]

@@ -117,7 +117,7 @@ def moments(one: One) -> tuple[Tensor, Tensor]:
 
 def corrected_root(one: One, v: Tensor) -> Tensor:
     """√(v / (1 − β₂ᵗ))"""
-    return sqrt(v) / sqrt(one.correction("beta2"))
+    return sqrt(v) * (1.0 / sqrt(one.correction("beta2")))
 
 
 def adagrad(

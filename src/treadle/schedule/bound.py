@@ -44,7 +44,9 @@ class Memo:
 
     target: Target = CPU
     kernels: dict[Kernel, Kernel] = field(default_factory=dict)
-    pairs: dict[tuple[int, int, tuple[int, ...], bool], Fused | None] = field(default_factory=dict)
+    pairs: dict[tuple[int, int, tuple[int, ...], bool, bool], Fused | None] = field(
+        default_factory=dict
+    )
     calls: dict[tuple[int, tuple[int, ...]], Fused] = field(default_factory=dict)
     maps: dict[Signature, Fused] = field(default_factory=dict)  # and where its buffers are in it
 
@@ -56,12 +58,15 @@ class Memo:
             known = plain
         return Bound(known, tuple(b.name for b in kernel.buffers), kernel.origins)
 
-    def fused(self, first: Bound, second: Bound, is_needed: bool) -> Bound | None:
+    def fused(self, first: Bound, second: Bound, is_needed: bool, is_single: bool) -> Bound | None:
+        """Both as one, if that pays. `is_single`: as one turn."""
         places = {n: i for i, n in enumerate(first.names)}
         shared = tuple(places.get(n, -1) for n in second.names)
-        key = (id(first.kernel), id(second.kernel), shared, is_needed)
+        key = (id(first.kernel), id(second.kernel), shared, is_needed, is_single)
         if key not in self.pairs:
-            self.pairs[key] = _fused(first.kernel, second.kernel, shared, is_needed, self.target)
+            self.pairs[key] = _fused(
+                first.kernel, second.kernel, shared, is_needed, is_single, self.target
+            )
         found = self.pairs[key]
         if found is None:
             return None
@@ -103,7 +108,12 @@ SHARED = 32 << 10  # bytes of shared memory that a block's own buffers may take
 
 
 def _fused(
-    first: Kernel, second: Kernel, shared: tuple[int, ...], is_needed: bool, target: Target
+    first: Kernel,
+    second: Kernel,
+    shared: tuple[int, ...],
+    is_needed: bool,
+    is_single: bool,
+    target: Target,
 ) -> Fused | None:
     """Both kernels as one, and where each of its buffers is among the buffers of both."""
     count = len(first.buffers)
@@ -111,7 +121,7 @@ def _fused(
         b.name: first.buffers[at].name if at >= 0 else f"q{count + i}"
         for i, (b, at) in enumerate(zip(second.buffers, shared, strict=True))
     }
-    found = fused(first, _renamed(second, names), is_needed, target)
+    found = fused(first, _renamed(second, names), is_needed, is_single, target)
     if found is None:
         return None
     places = {b.name: i for i, b in enumerate(first.buffers)}

@@ -154,11 +154,17 @@ def statements_in(body: Sequence[Statement]) -> int:
 
 
 def fused(
-    first: Kernel, second: Kernel, is_needed: bool = True, target: Target = CPU
+    first: Kernel,
+    second: Kernel,
+    is_needed: bool = True,
+    is_single: bool = False,
+    target: Target = CPU,
 ) -> Kernel | None:
     """Both kernels as one, at the most rows at which they can be; None if at none.
 
     Kernels of which none needs the other are fused only where they read the same rows.
+    `is_single` fuses small ones as a single turn instead; a GPU, whose launches cost more than its
+    waiting, takes either at once.
     """
     if statements_in(first.body) + statements_in(second.body) > target.most_statements:
         return None
@@ -173,7 +179,8 @@ def fused(
     counts = [turn_counts(k) for k in (first, second)]
     both = sorted({*counts[0], *counts[1]}, reverse=True)
     least = min(target.least_rows, *(max(c, default=1) for c in counts))
-    is_small = work(first) < target.small and work(second) < target.small
+    is_alone = max(counts[0], default=1) == 1 and not target.is_gpu  # a single turn already
+    is_small = (is_alone or work(first) < target.small) and work(second) < target.small
     is_small = is_small and statements_in(first.body) < target.most_small_statements
     wanted = [n for n in both if n >= max(2, least)]
     if target.is_gpu:
@@ -183,7 +190,11 @@ def fused(
         # What is as many elements as there are rows waits for nothing but its row.
         is_enough = is_enough or (max(counts[0], default=1) == work(second) == most)
         wanted = [most] if most > 1 and is_enough else []
-    for turns in [*wanted, *([1] if is_small else [])]:
+    if is_single:
+        wanted = []
+    if is_small and (is_single or target.is_gpu):
+        wanted = [*wanted, 1]
+    for turns in wanted:
         if turns < max(both, default=1) and footprint(first, second, turns) > target.cache:
             break
         found = _fused_at(first, second, turns, is_needed)

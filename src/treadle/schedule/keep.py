@@ -116,6 +116,7 @@ def _widens(graph: Graph, node: Node) -> bool:
     return source.itemsize < node.types[0].dtype.itemsize
 
 
+ROOM = 16 << 20  # bytes of activations that may wait for the backward pass
 MOST_OPERATIONS = 16  # to compute a value again rather than keep it
 
 
@@ -131,28 +132,75 @@ def _is_cheap_again(
     GPU, where arithmetic costs next to nothing, on one that is in memory.
     """
     type_ = graph.type_of(value)
+    large = _sources(graph, value, kept)
+    if large is None or len(large) != 1:
+        return False
+    (source,) = large
+    is_leaf = isinstance(graph.nodes[source.node].attributes, Leaf)
+    fits = type_.dtype.itemsize >= graph.type_of(source).dtype.itemsize
+    return fits and (is_leaf or source in shared)
+
+
+def _sources(
+    graph: Graph, value: TensorValue, kept: Collection[TensorValue]
+) -> set[TensorValue] | None:
+    """What computing a value again reads, without what is small; None if it takes too much."""
+    size = graph.type_of(value).size
     pending, seen, large, count = [value], {value}, set[TensorValue](), 0
     while pending:
         current = pending.pop()
         node = graph.nodes[current.node]
         is_there = current != value and (current in kept or isinstance(node.attributes, Leaf))
         if is_there:
-            if graph.type_of(current).size * 8 > type_.size:
+            if graph.type_of(current).size * 8 > size:
                 large.add(current)
             continue
         if node.op not in _AGAIN and node.op not in _VIEWS:
-            return False
+            return None
         count += _AGAIN.get(node.op, 0)
         if count > MOST_OPERATIONS:
-            return False
+            return None
         pending += [v for v in node.operands if v not in seen]
         seen.update(node.operands)
-    if len(large) != 1:
-        return False
-    (source,) = large
-    is_leaf = isinstance(graph.nodes[source.node].attributes, Leaf)
-    fits = type_.dtype.itemsize >= graph.type_of(source).dtype.itemsize
-    return fits and (is_leaf or source in shared)
+    return large
+
+
+def computed_again(graph: Graph, kept: Collection[TensorValue]) -> dict[int, TensorValue]:
+    """Products that compute an operand anew while they copy it, by position.
+
+    An activation is read in the forward pass, and much later by the product of a weight's
+    gradient. If what it is made of stays in memory until then, it need not stay too; little of it
+    stays, as a cache holds it.
+    """
+    homes = _homes(graph, kept)
+    found: dict[int, TensorValue] = {}
+    for position, node in enumerate(graph.nodes):
+        if node.op is not linear.CONTRACT:
+            continue
+        for operand in node.operands:
+            value = _behind_views(graph, operand)
+            others = homes.get(value, _NOBODY) - {position}
+            if value not in kept or not others or max(others) > position:
+                continue
+            if is_root(graph, graph.nodes[value.node]):
+                continue
+            large = _sources(graph, value, kept)
+            if large and all(max(homes[v]) >= position for v in large):
+                found[position] = value
+    total = sum(graph.type_of(v).nbytes for v in found.values())
+    return found if total > ROOM else {}
+
+
+def _homes(graph: Graph, kept: Collection[TensorValue]) -> dict[TensorValue, set[int]]:
+    """The nodes whose kernels read a value: what is not kept is read where its users are."""
+    found: dict[TensorValue, set[int]] = {}
+    for position in range(len(graph.nodes) - 1, -1, -1):
+        value = TensorValue(position)
+        home = {position} if value in kept else found.get(value, {position})
+        for operand in graph.nodes[position].operands:
+            known = found.get(operand)
+            found[operand] = home if known is None or known is home else known | home
+    return found
 
 
 # What computing an op again costs: memory is dear, and an exponential not much dearer.
@@ -237,11 +285,16 @@ def _is_there(graph: Graph, value: TensorValue) -> bool:
 
 def _computed(graph: Graph, value: TensorValue) -> set[TensorValue]:
     """What is computed behind views of a value: that is kept, and read through the views."""
-    while graph.nodes[value.node].op in _VIEWS and graph.nodes[value.node].operands:
-        value = graph.nodes[value.node].operands[0]
+    value = _behind_views(graph, value)
     node = graph.nodes[value.node]
     is_there = isinstance(node.attributes, Leaf) or is_root(graph, node) or node.op in _VIEWS
     return set() if is_there else {value}
+
+
+def _behind_views(graph: Graph, value: TensorValue) -> TensorValue:
+    while graph.nodes[value.node].op in _VIEWS and graph.nodes[value.node].operands:
+        value = graph.nodes[value.node].operands[0]
+    return value
 
 
 def _is_guarded(graph: Graph, value: TensorValue) -> bool:

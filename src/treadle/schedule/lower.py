@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.dtypes import DType
 from treadle.base.origin import Origin
 from treadle.ir.canonical import canonicalise
 from treadle.ir.control import SCAN, Scan
@@ -24,17 +23,25 @@ from treadle.ir.literal import ArrayLiteral
 from treadle.ir.ops.leaves import CONSTANT, Constant, Leaf
 from treadle.ir.ops.linear import CONTRACT
 from treadle.ir.types import TensorType
-from treadle.kernel.access import accesses
 from treadle.kernel.index import Index, Var, variable
-from treadle.kernel.nodes import Buffer, Kernel, Load, Role, Statement, Store
+from treadle.kernel.nodes import Buffer, Kernel, Role, Statement, Store
 from treadle.kernel.phases import calls_in
 from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step
 from treadle.schedule.bound import Bound, Memo
 from treadle.schedule.channels import channels_last, images, walked
+from treadle.schedule.copies import kind_of, stays, whole_copies, whole_copy
 from treadle.schedule.expand import expand
 from treadle.schedule.inline import Reader, laid_out
 from treadle.schedule.joins import biased_products, gathered_parts
-from treadle.schedule.keep import ROOTS, STREAMS, heads_last, is_inline, is_root, kept_values
+from treadle.schedule.keep import (
+    ROOTS,
+    STREAMS,
+    computed_again,
+    heads_last,
+    is_inline,
+    is_root,
+    kept_values,
+)
 from treadle.schedule.nests import axis_vars, nest
 from treadle.schedule.order import Order
 from treadle.schedule.signature import signature
@@ -141,6 +148,8 @@ class Lowering:
         if self.biased:
             biases = {b.bias for b in self.biased.values()}
             self.kept = kept_values(graph, fuse, self.target.is_gpu, biases)
+        is_copied = fuse and not self.target.is_gpu  # products copy operands into panels
+        self.again = computed_again(graph, self.kept) if is_copied else {}
         self.uses = Counter(v for n in graph.nodes for v in n.operands)
         self.names = {v: f"{prefix}b{v.node}.{v.output}" for v in self.kept}
         for name, position in graph.leaves.items():
@@ -193,9 +202,10 @@ class Lowering:
     def _last_reads(self) -> dict[int, int]:
         """The node in whose kernel each node's value is read last: what is inlined reads there."""
         found: dict[int, int] = {}
+        again = {v.node: position for position, v in self.again.items()}
         for position in range(len(self.graph.nodes) - 1, -1, -1):
             is_kept = TensorValue(position) in self.kept
-            at = position if is_kept else found.get(position, position)
+            at = again.get(position, position) if is_kept else found.get(position, position)
             for operand in self.graph.nodes[position].operands:
                 found[operand.node] = max(found.get(operand.node, -1), at)
         return found
@@ -215,7 +225,7 @@ class Lowering:
             if is_leaf and self.names[value] in changed and not stays:
                 name = f"{self.prefix}b{value.node}.before"
                 self.before[value] = name
-                self.buffers[name] = Buffer(name, *_of(self.buffers[self.names[value]]))
+                self.buffers[name] = Buffer(name, *kind_of(self.buffers[self.names[value]]))
 
     def placed(self, output: Output) -> str:
         """The buffer an output is in when the program is done."""
@@ -228,7 +238,7 @@ class Lowering:
         found: list[Draft] = []
         order = Order(self.fuse, self.memo)
         for value, copy in self.before.items():
-            order.add(_copy(self.names[value], copy, self.buffers[copy]))
+            order.add(whole_copy(self.names[value], copy, self.buffers[copy]))
         for position, node in enumerate(self.graph.nodes):
             if node.op is SCAN:
                 found += order.phases()
@@ -241,7 +251,7 @@ class Lowering:
                 self._place(position, node, order)
         for name, value in self.late.items():
             source = self.before.get(value, self.names[value])
-            order.add(_copy(source, name, self.buffers[name]))
+            order.add(whole_copy(source, name, self.buffers[name]))
         self.finish(order)
         return found + list(order.phases())
 
@@ -249,12 +259,12 @@ class Lowering:
         """The kernels of a node into an order; one made for another layer is used again."""
         value = TensorValue(position)
         is_map = value in self.kept and not is_root(self.graph, node) and is_inline(node)
-        is_again = is_map and self.uses_again and not self.target.is_gpu
+        is_again = is_map and node.operands and self.uses_again and not self.target.is_gpu
         if not (is_again and node.types[0].size):
             for kernel in self._kernels(position, node):
                 self.place_kernel(kernel, order)
             return
-        key, names = signature(self.graph, value, self.names.get, self.uses)
+        key, names = signature(self.graph, value, self.source, self.uses)
         if key in self.memo.maps:
             known, places = self.memo.maps[key]
             origins = (node.origin,) if node.origin else ()
@@ -310,11 +320,17 @@ class Lowering:
         repeat = RepeatDraft(attributes.length, attributes.reverse, turn)
         return [*before.phases(), repeat]
 
+    def source(self, value: TensorValue) -> str | None:
+        """The buffer a tensor is read from; a number is written where it is read."""
+        node = self.graph.nodes[value.node]
+        is_number = not self.target.is_gpu and isinstance(node.attributes, Constant)
+        return None if is_number and is_inline(node) else self.names.get(value)
+
     def reader(self, being_made: TensorValue | None = None) -> Reader:
         """Reads elements; the tensor that is being made is computed, not loaded."""
 
         def buffer_of(value: TensorValue) -> str | None:
-            return None if value == being_made else self.names.get(value)
+            return None if value == being_made else self.source(value)
 
         return Reader(self.graph, buffer_of, uses=self.uses, layouts=self.layouts)
 
@@ -326,7 +342,7 @@ class Lowering:
         place = self.place(value, list(map(variable, axes)))
         loops = self.walked(value, axes) if value in self.layouts else axes
         body = [*reader.lets, Store(self.names[value], place, element)]
-        if value in self.in_place and not _stays(body, self.names[value], place):
+        if value in self.in_place and not stays(body, self.names[value], place):
             return self._set_aside(value)
         return [self.kernel(value.node, reader, [value], nest(loops, Role.PARALLEL, body))]
 
@@ -396,19 +412,19 @@ class ScanBody(Lowering):
                 whole = outer.graph.type_of(operand)
                 copy = f"{name}@whole"
                 self.buffers[copy] = Buffer(copy, whole.dtype, whole.size)
-                self.starts += _copies(source, copy, self.buffers[copy])
+                self.starts += whole_copies(source, copy, self.buffers[copy])
                 source = copy
             if value in inputs[split:]:
                 self.rows[name] = Argument(source, buffer.size)
             elif value in inputs[attributes.constants :]:
-                self.starts += _copies(source, name, buffer)
+                self.starts += whole_copies(source, name, buffer)
             else:
                 self.rename(value, source)
                 self.fixed.add(source)
         self.carried = [self.names[v] for v in inputs[attributes.constants : split]]
         for k, name in enumerate(self.carried):
             target = outer.names[TensorValue(position, k)]
-            self.ends += _copies(name, target, self.buffers[name])
+            self.ends += whole_copies(name, target, self.buffers[name])
         self.stacked = [
             outer.names[TensorValue(position, attributes.carries + k)]
             for k in range(len(body.outputs) - attributes.carries)
@@ -452,44 +468,19 @@ class ScanBody(Lowering):
     def finish(self, order: Order) -> None:
         """Rows that are copies, then the carries of the next turn."""
         for name, alias in self.copied_rows:
-            for kernel in _copies(name, alias, self.buffers[name]):
+            for kernel in whole_copies(name, alias, self.buffers[name]):
                 order.add(kernel)
         made = [self.names[o.value] for o in self.graph.outputs[: self.attributes.carries]]
         for k, name in enumerate(made):
             if name in self.carried:  # it may be overwritten before it is copied
                 aside = f"{self.prefix}next{k}"
-                self.buffers[aside] = Buffer(aside, *_of(self.buffers[name]))
-                for kernel in _copies(name, aside, self.buffers[name]):
+                self.buffers[aside] = Buffer(aside, *kind_of(self.buffers[name]))
+                for kernel in whole_copies(name, aside, self.buffers[name]):
                     order.add(kernel)
                 made[k] = aside
         for name, carried in zip(made, self.carried, strict=True):
-            for kernel in _copies(name, carried, self.buffers[carried]):
+            for kernel in whole_copies(name, carried, self.buffers[carried]):
                 order.add(kernel)
-
-
-def _of(buffer: Buffer) -> tuple[DType, int]:
-    return buffer.dtype, buffer.size
-
-
-def _stays(body: Sequence[Statement], leaf: str, place: Index) -> bool:
-    """Whether a leaf is read only at the place that is written."""
-    return all(a.index == place for a in accesses(body) if a.buffer == leaf)
-
-
-def _copy(source: str, target: str, like: Buffer) -> Kernel:
-    var = Var("i", like.size)
-    at = variable(var)
-    store = Store(target, at, Load(source, at, like.dtype))
-    return Kernel(
-        "copy",
-        (Buffer(source, like.dtype, like.size),),
-        (Buffer(target, like.dtype, like.size),),
-        nest([var], Role.PARALLEL, [store]),
-    )
-
-
-def _copies(source: str, target: str, like: Buffer) -> list[Kernel]:
-    return [_copy(source, target, like)] if like.size else []
 
 
 def attributes_of(node: Node) -> Any:

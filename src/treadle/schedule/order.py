@@ -16,6 +16,7 @@ class Group:
     bound: Bound
     before: int = 0
     direct: set[int] = field(default_factory=set)
+    level: int = 0  # kernels in a row that it waits for, as far as known
 
 
 @dataclass
@@ -55,21 +56,38 @@ class Order:
         kernel = bound.kernel
         large = (n for n, b in zip(bound.inputs, kernel.inputs, strict=True) if b.size > 64)
         near = {g for n in large for g in self.readers.get(n, ())}
-        for position in sorted(direct | near, reverse=True):
-            group = self.groups[position]
-            if group.bound.kernel.is_whole or any(
-                self.groups[d].before >> position & 1 for d in direct if d != position
-            ):
-                continue
-            if position not in direct and (
-                has_product(kernel.body) or has_product(group.bound.kernel.body)
-            ):
-                continue  # what only reads the same does not gain from a product between
-            found = self.memo.fused(group.bound, bound, position in direct)
-            if found is not None:
-                group.bound = found
-                return position
+        candidates = [
+            p for p in sorted(direct | near, reverse=True) if self._may_join(p, kernel, direct)
+        ]
+        for is_single in (False,) if self.memo.target.is_gpu else (False, True):
+            for position in candidates:
+                group = self.groups[position]
+                if is_single and self._delays(position, direct):
+                    continue
+                found = self.memo.fused(group.bound, bound, position in direct, is_single)
+                if found is not None:
+                    group.bound = found
+                    return position
         return None
+
+    def _delays(self, position: int, direct: set[int]) -> bool:
+        """Whether a kernel that joins a group lets the group wait, or waits for it itself.
+
+        As one turn of one thread that does not pay: others wait longer.
+        """
+        group = self.groups[position]
+        others = max((self.groups[d].level for d in direct if d != position), default=-1)
+        return others >= group.level or (position not in direct and group.level > others + 1)
+
+    def _may_join(self, position: int, kernel: Kernel, direct: set[int]) -> bool:
+        group = self.groups[position]
+        if group.bound.kernel.is_whole or any(
+            self.groups[d].before >> position & 1 for d in direct if d != position
+        ):
+            return False
+        # What only reads the same does not gain from a product between.
+        is_apart = position not in direct
+        return not (is_apart and (has_product(kernel.body) or has_product(group.bound.kernel.body)))
 
     def _note(self, position: int, bound: Bound) -> None:
         for name in bound.inputs:
@@ -82,18 +100,20 @@ class Order:
 
         Positions do not tell what comes after what: a kernel may have joined an earlier group.
         """
-        self.groups[position].direct |= direct
-        found = self.groups[position].before
+        group = self.groups[position]
+        group.direct |= direct
+        group.level = max([group.level, *(self.groups[d].level + 1 for d in direct)])
+        found = group.before
         for d in direct:
             found |= self.groups[d].before | 1 << d
-        if found == self.groups[position].before:
+        if found == group.before:
             return
-        self.groups[position].before = found
+        group.before = found
         if is_new:
             return
-        for group in self.groups:
-            if group.before >> position & 1:
-                group.before |= found
+        for other in self.groups:
+            if other.before >> position & 1:
+                other.before |= found
 
     def phases(self) -> list[list[Bound]]:
         """Kernels by when they can run; those that wait for nothing run as late as they may."""
@@ -110,15 +130,18 @@ class Order:
             is_first = self.memo.target.is_gpu and self.groups[i].bound.inputs
             if not self.groups[i].direct and not is_first:
                 level[i] = first_use[i] - 1
-        if self.memo.target.is_gpu:
-            self._put_off(level, ordered)
+        self._put_off(level, ordered)
         found: list[list[Bound]] = [[] for _ in range(max(level, default=-1) + 1)]
         for i in sorted(range(count), key=lambda i: (level[i], i)):
             found[level[i]].append(self.groups[i].bound)
         return [phase for phase in found if phase]
 
     def _put_off(self, level: list[int], ordered: Sequence[int]) -> None:
-        """Later, where nothing large lives longer for it: equal kernels then meet in one phase."""
+        """Later, where nothing large lives longer for it.
+
+        On a GPU equal kernels then meet in one phase; elsewhere what is large lives shorter.
+        """
+        is_gpu = self.memo.target.is_gpu
         users: dict[int, list[int]] = {}
         for i in ordered:
             for j in self.groups[i].direct:
@@ -128,11 +151,15 @@ class Order:
             bound = self.groups[i].bound
             if not self.groups[i].direct or bound.kernel.is_whole:
                 continue
+            made = max(b.nbytes for b in bound.kernel.outputs)
+            if not is_gpu and (i not in users or made < WORTH):
+                continue
             limit = min((level[u] - 1 for u in users.get(i, ())), default=last)
+            light = LIGHT if is_gpu else made // 8
             large = [
                 n
                 for n, b in zip(bound.inputs, bound.kernel.inputs, strict=True)
-                if b.nbytes > LIGHT and n in self.writers
+                if b.nbytes > light and n in self.writers
             ]
             is_kept = all(any(level[r] >= limit for r in self.readers[n] if r != i) for n in large)
             if limit > level[i] and is_kept:
@@ -140,6 +167,7 @@ class Order:
 
 
 LIGHT = 8 << 20  # bytes that may live longer
+WORTH = 1 << 18  # bytes that should live shorter
 
 
 def has_product(body: Sequence[Statement]) -> bool:

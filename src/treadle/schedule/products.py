@@ -9,6 +9,7 @@ memory as tiles read them, unless it is read too seldom to pay or lies that way 
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass, replace
 
 from treadle.base import dtypes
@@ -65,6 +66,7 @@ from treadle.schedule.whole import as_dtype, plain_product, whole_product
 DEPTH = 512  # of a product: the panel of the right operand stays in the second-level cache
 FEW_ROWS = 128  # for so few it does not pay to copy the right operand
 FEW_TASKS = 4
+LEAST_SHARED = 1 << 19  # operations from which threads share a product of few rows
 
 
 @ROOTS(CONTRACT)
@@ -156,11 +158,16 @@ class _Product:
 
     def _at(self, labels: Labels, side: str) -> Load | None:
         """The load that an element of an operand is, labels as variables x…"""
-        reader = self.lowering.reader()
+        reader = self._reader(side)
         places = tuple(variable(Var(f"x{c}", labels.sizes[c])) for c in labels.of(side))
         operand = labels.left if side == "left" else labels.right
         found = plain_load(reader, reader.at(operand, places))
         return found if found is not None and found.dtype is self.dtype else None
+
+    def _reader(self, side: str) -> Reader:
+        """Reads an operand; the right one may be computed anew rather than have been kept."""
+        again = self.lowering.again.get(self.position) if side == "right" else None
+        return self.lowering.reader(again)
 
     def _direct_right(self) -> Load | None:
         """The right operand where it is, if its columns lie together and copying does not pay."""
@@ -215,7 +222,7 @@ class _Product:
         depth = {c: Var(f"k{c}", labels.sizes[c]) for c in labels.depth}
         number, lane = Var("panel", count), Var("lane", panel)
         column = variable(number) * panel + variable(lane)
-        reader = self.lowering.reader()
+        reader = self._reader("right")
         guards = [] if columns % panel == 0 else [Within(column, 0, columns)]
         places = dict(zip(labels.columns, _split(bounded(column, columns), labels), strict=True))
         places |= {c: variable(v) for c, v in (outer | depth).items()}
@@ -281,7 +288,9 @@ class _Product:
         """Whether threads share panels of columns instead of blocks of rows."""
         columns = self.labels.extent(self.labels.columns)
         tasks = self.labels.extent(self.labels.outer) * _count(self.rows.outer)
-        return tasks < FEW_TASKS and columns % self.panel == 0 and columns >= 4 * self.panel
+        is_wide = columns % self.panel == 0 and columns >= 4 * self.panel
+        is_worth = 2 * math.prod(self.labels.sizes.values()) >= LEAST_SHARED
+        return tasks < FEW_TASKS and is_wide and is_worth
 
     def _multiply(self, target: Buffer, digits: list[Digit], parts: int) -> list[Kernel]:
         labels, reader = self.labels, self.lowering.reader()
