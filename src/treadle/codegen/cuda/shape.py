@@ -190,8 +190,8 @@ def _lies_across(turns: Sequence[Var], inner: Sequence[For]) -> bool:
     summed = [nested(s, Role.SEQUENTIAL)[0][-1] for s in inner]
     both = [x.index for x in loads if x.index.factor_of(last) != 0]
     both = [i for i in both if any(i.factor_of(v) != 0 for v in summed)]  # what is large
-    across = sum(i.factor_of(last) == 1 for i in both)
-    along = sum(i.factor_of(v) == 1 for i in both for v in summed)
+    across = sum(lane_step(i, last, 1)[0] == 1 for i in both)
+    along = sum(lane_step(i, v, 1)[0] == 1 for i in both for v in summed)
     return across > along
 
 
