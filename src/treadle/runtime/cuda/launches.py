@@ -6,8 +6,9 @@ import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from treadle.kernel.launch import Launch, Product
+from treadle.kernel.launch import Launch
 from treadle.kernel.plan import Plan, PlannedCall, PlannedPhase, PlannedStep
+from treadle.runtime.cuda.batches import Batch, in_order, matrices, steps_between
 from treadle.runtime.cuda.blas import Matmul
 from treadle.runtime.cuda.conv import Convolution
 from treadle.runtime.cuda.device import Block, checked, device
@@ -53,9 +54,10 @@ class Runner:
         code: Code,
         products: Mapping[int, Matmul],
         routines: Mapping[int, Attention | Convolution],
+        batches: Mapping[Batch, Matmul],
     ):
         self.plan, self.launches, self.code, self.products = plan, launches, code, products
-        self.routines = routines
+        self.routines, self.batches = routines, batches
         self.workspace = Block(max((a.workspace for a in routines.values()), default=0))
 
     def enqueue(self, table: Sequence[int]) -> int:
@@ -84,6 +86,8 @@ class Runner:
         """Calls of one kernel that do not depend on each other."""
         launch = self.launches[entry]
         if entry in self.products:
+            if len(rows) > 1 and self._multiply_together(entry, rows):
+                return 1
             for left_to_target in rows:
                 self._multiply(entry, left_to_target)
             return len(rows)
@@ -122,19 +126,20 @@ class Runner:
             config.attrs, config.numAttrs = [early], 1
         return config
 
+    def _multiply_together(self, entry: int, rows: list[list[int]]) -> bool:
+        """Equal products as one batch, where they were found to be faster so."""
+        product = self.products[entry].product
+        steps = steps_between(product, rows)
+        matmul = None if steps is None else self.batches.get((entry, len(rows), steps))
+        if matmul is None:
+            return False
+        return matmul.run(*matrices(product, in_order(rows)[0])) == 0
+
     def _multiply(self, entry: int, addresses: list[int]) -> None:
         matmul = self.products[entry]
         code = matmul.run(*matrices(matmul.product, addresses))
         if code:
             raise AssertionError(f"cuBLASLt says {code} for {matmul.product}")
-
-
-def matrices(product: Product, addresses: Sequence[int]) -> tuple[int, int, int, int]:
-    """Target, left, right and bias among a call's arguments: left first, then right, the bias."""
-    if product.bias < 0:
-        return addresses[-1], addresses[0], addresses[-2], 0
-    right = addresses[min(1, product.bias - 1)]
-    return addresses[-1], addresses[0], right, addresses[product.bias]
 
 
 def _addresses(call: PlannedCall, table: Sequence[int], turn: int) -> list[int]:

@@ -17,9 +17,10 @@ from treadle.ir.graph import Graph, OutputKind
 from treadle.ir.types import TensorType
 from treadle.kernel.launch import Launch
 from treadle.kernel.plan import Plan
+from treadle.runtime.cuda.batches import chosen_batches, matrices
 from treadle.runtime.cuda.blas import Matmul, workspace
 from treadle.runtime.cuda.device import Block, Event, Pinned, checked, device, out_of_memory, padded
-from treadle.runtime.cuda.launches import Code, Runner, matrices
+from treadle.runtime.cuda.launches import Code, Runner
 from treadle.runtime.cuda.routines import chosen_routines
 from treadle.runtime.cuda.values import DeviceValues
 
@@ -66,7 +67,10 @@ class CudaProgram:
         routines = chosen_routines(
             self.launches, self.algorithms, is_deterministic, self._addresses
         )
-        self._runner = Runner(plan, self.launches, self._code, self._products, routines)
+        batches = chosen_batches(
+            plan, self.launches, self._products, self.algorithms, self._arena.address
+        )
+        self._runner = Runner(plan, self.launches, self._code, self._products, routines, batches)
         self._inputs: _Inputs | None = None
         self._bound: tuple[object, ...] = ()
         self._held: tuple[object, int] = (None, -1)
