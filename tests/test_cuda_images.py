@@ -16,7 +16,7 @@ from treadle import losses, nn, optim
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.codegen.cuda.driver import render_kernel, render_program
-from treadle.codegen.cuda.shape import shape_of
+from treadle.codegen.cuda.tall import chosen_shape
 from treadle.domains.float64 import evaluate_float64
 from treadle.frontend.scopes import bind1
 from treadle.ir import composites as c
@@ -260,7 +260,7 @@ def test_a_batch_norm_is_read_three_times_forward_and_back_twice(large: Program)
 
 def test_kernels_on_images_take_packs_of_channels(large: Program) -> None:
     size = 32 * 64 * 16 * 16
-    shapes = [shape_of(k) for k in touching(large, size) if "argmax" not in k.name]
+    shapes = [chosen_shape(k) for k in touching(large, size) if "argmax" not in k.name]
     assert all(s.team == 1 for s in shapes), "neighbours are channels: no thread waits for others"
     assert all(s.lanes >= 2 for s in shapes)
 
@@ -270,7 +270,7 @@ def test_rows_of_threads_share_sums_of_columns(large: Program) -> None:
     sums = [k for k in touching(large, size) if any(b.dtype is dtypes.float32 for b in k.outputs)]
     assert sums
     for kernel in sums:
-        shape = shape_of(kernel)
+        shape = chosen_shape(kernel)
         assert shape.tall > 1
         assert shape.grid * shape.block >= 1 << 14
         text = render_kernel(kernel)
@@ -281,7 +281,7 @@ def test_rows_of_threads_share_sums_of_columns(large: Program) -> None:
 def test_both_moments_of_a_norm_are_finished_in_one_kernel(large: Program) -> None:
     """Stores between the sums wait for the end: another thread may still read what they change."""
     own = filter(is_own, large.distinct())
-    found = [k for k in own if shape_of(k).tall > 1 and len(loops_of(k)) == 2]
+    found = [k for k in own if chosen_shape(k).tall > 1 and len(loops_of(k)) == 2]
     assert found, "mean, spread and both running statistics"
     for kernel in found:
         text = render_kernel(kernel)
@@ -289,7 +289,7 @@ def test_both_moments_of_a_norm_are_finished_in_one_kernel(large: Program) -> No
 
 
 def loops_of(kernel: Kernel) -> list[For]:
-    return [s for s in shape_of(kernel).body if isinstance(s, For)]
+    return [s for s in chosen_shape(kernel).body if isinstance(s, For)]
 
 
 @needs_compiler

@@ -79,7 +79,8 @@ def _reduce(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
 
 
 BLOCKS = 1024  # of a reduction: enough for every multiprocessor
-COLUMNS = 1 << 16  # of all parts of a reduction that keeps columns: blocks sum many rows of them
+THREADS = 1 << 21  # of a reduction that keeps columns, several of which are one thread's
+COLUMNS = 1 << 16  # the same of images, which have many rows: a block sums many of them
 
 
 def _shared_out(
@@ -94,7 +95,9 @@ def _shared_out(
     rows, columns = (math.prod(v.extent for v in vs) for vs in (summed, kept))
     if columns and rows * columns >= reduction.lowering.target.parts:
         is_columns = bool(kept) and kept[-1] is last[-1]
-        wanted = (COLUMNS if is_columns else BLOCKS) // columns
+        wanted = (THREADS if is_columns else BLOCKS) // columns
+        if is_columns and reduction.node.operands[0] in reduction.lowering.images:
+            wanted = COLUMNS // columns
         split = dict(places)
         parts, inner = _in_parts(summed, min(wanted, rows // 16), split)
         if math.prod(v.extent for v in parts) >= FEWEST:

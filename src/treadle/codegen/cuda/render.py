@@ -6,25 +6,22 @@ stands wherever one thread may read what another wrote.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import assert_never
 
 from treadle.codegen.cuda import scalars
-from treadle.codegen.cuda.lanes import Lanes
 from treadle.codegen.cuda.shape import (
     WARP,
     Shape,
     is_sum,
     lanes_for,
     nested,
-    nothing,
-    shape_of,
 )
-from treadle.kernel.access import accesses, loads_of
+from treadle.codegen.cuda.tall import OPS, Tall, chosen_shape, nothing
+from treadle.kernel.access import accesses
 from treadle.kernel.cost import padded
-from treadle.kernel.index import Var, uses
+from treadle.kernel.index import Var
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -43,15 +40,12 @@ from treadle.kernel.nodes import (
     Value,
 )
 
-AHEAD = 8  # packs that a thread asks for before it adds up
-_OPS = {"add": "Add", "mul": "Mul", "max": "Max", "min": "Min"}
-
 
 def render(
     kernel: Kernel, symbol: str, calls: int, is_aligned: bool = True, is_loose: bool = False
 ) -> tuple[str, Shape]:
     """A kernel's function, which takes pointers for up to `calls` calls, and its shape."""
-    shape = shape_of(kernel, is_aligned)
+    shape = chosen_shape(kernel, is_aligned)
     writer = _Writer(kernel, shape, is_aligned, is_loose)
     writer.begin()
     writer.whole()
@@ -83,22 +77,19 @@ def shared_bytes(kernel: Kernel, shape: Shape) -> int:
     return shape.teams * sum(padded(b.nbytes) for b in kernel.scratch)
 
 
-class _Writer(Lanes):
+class _Writer(Tall):
     """Writes a kernel's statements, a team's or a thread's."""
 
     def __init__(self, kernel: Kernel, shape: Shape, is_aligned: bool, is_loose: bool):
-        super().__init__(kernel, _wide(kernel, shape), is_loose)
-        self.shape, self.is_aligned = shape, is_aligned
+        super().__init__(kernel, shape, _wide(kernel, shape), is_loose)
+        self.is_aligned = is_aligned
         self.fresh, self.touched = set[str](), set[str]()  # written and read since the barrier
 
     def begin(self) -> None:
         """Which turn this is, and where its own memory lies."""
         shape, type_ = self.shape, self.index_type
         if shape.tall > 1:
-            teams = shape.teams
-            self.add(f"const int tx = threadIdx.x % {teams}, ty = threadIdx.x / {teams};")
-            scale = "" if shape.lanes == 1 else f" * {shape.lanes}"
-            self.add(f"const {type_} turn = (({type_})blockIdx.x * {teams} + tx){scale};")
+            self.begin_tall()
         elif shape.team == 1:
             for i, b in enumerate(self.kernel.scratch):
                 self.add(f"{scalars.memory(b.dtype)} {self._own(b, i)}[{max(1, b.size)}];")
@@ -138,9 +129,7 @@ class _Writer(Lanes):
         for s in self.shape.lets:
             self.thread(s)
         if self.shape.tall > 1:
-            lanes, last = self.shape.lanes, self.shape.turns[-1]
-            with self.in_lanes(last, lanes, self.shape.body) if lanes > 1 else nullcontext():
-                self._tall()
+            self.whole_tall()
             return
         if self.shape.team == 1:
             if self.shape.lanes > 1:
@@ -150,57 +139,6 @@ class _Writer(Lanes):
                 self.thread_all(self.shape.body)
             return
         self.team_all(self.shape.body)
-
-    def _tall(self) -> None:
-        """Sums of columns: rows of threads each sum some of the rows, then the first adds up."""
-        body = self.shape.body
-        last = max(i for i, s in enumerate(body) if isinstance(s, For))
-        early = [s for s in body[:last] if isinstance(s, Store)]
-        for i, s in enumerate(body[: last + 1]):
-            if isinstance(s, For):
-                self._tall_sum(s, i == last)
-            elif isinstance(s, Let):
-                self.thread(s)
-        self.thread_all([*early, *body[last + 1 :]])
-
-    def _tall_sum(self, loop: For, is_last: bool) -> None:
-        """One of the sums; all threads have it, unless it is the last."""
-        tall, type_ = self.shape.tall, self.index_type
-        loops, inner = nested(loop, Role.SEQUENTIAL)
-        count, q = math.prod(v.extent for v in loops), self.new("q")
-        head = f"for ({type_} {q} = ty; {q} < {count}; {q} += {tall})"
-        read = {x for s in inner for x in loads_of(s)}
-        read = {x for x in read if any(uses(a, v) for a, _ in x.index.terms for v in loops)}
-        self.add(f"#pragma unroll {max(1, AHEAD // max(1, len(read)))}")
-        with self.decoded_block(head, q, loops):
-            self.thread_all(inner)
-        sums = {s.local: s for s in inner if isinstance(s, Accumulate)}
-        places = {local: self.new("tall") for local in sums}
-        for local, s in sums.items():
-            width = self.width if local in self.spread else 1
-            type_, place = scalars.register(s.value.dtype), places[local]
-            self.add(f"__shared__ {type_} {place}[{tall}][{self.shape.teams * width}];")
-            self._column(local, f"{place}[ty][AT] = NAME;")
-        self.add("__syncthreads();")
-        with self.block(f"for (int h = {tall // 2}; h > 0; h >>= 1)"):
-            with self.block("if (ty < h)"):
-                for local, s in sums.items():
-                    own, other = (f"{places[local]}[{row}][AT]" for row in ("ty", "ty + h"))
-                    self._column(local, f"{own} = {_OPS[s.op]}::of({own}, {other});")
-            self.add("__syncthreads();")
-        if is_last:
-            self.add("if (ty != 0) return;")
-        for local, place in places.items():
-            self._column(local, f"NAME = {place}[0][AT];")
-
-    def _column(self, local: str, line: str) -> None:
-        """A line for the sum of each lane: AT is its place among the block's, NAME its name."""
-        name = self.name(local)
-        if local not in self.spread:
-            self.add(line.replace("AT", "tx").replace("NAME", name))
-            return
-        line = line.replace("AT", f"u * {self.shape.teams} + tx").replace("NAME", f"{name}[u]")
-        self.unrolled(line, self.width)
 
     # A team's statements
 
@@ -310,7 +248,7 @@ class _Writer(Lanes):
 
     def _combine(self, local: str, part: str, s: Accumulate, lanes: int) -> None:
         dtype = s.value.dtype
-        type_, op = scalars.register(dtype), _OPS[s.op]
+        type_, op = scalars.register(dtype), OPS[s.op]
         found = part
         if lanes > 1:
             found = self.new("lane")

@@ -18,11 +18,9 @@ from treadle.kernel.nodes import (
     For,
     Kernel,
     Let,
-    Literal,
     Role,
     Set,
     Statement,
-    Store,
     Update,
 )
 
@@ -61,9 +59,6 @@ class Shape:
 
 def shape_of(kernel: Kernel, is_aligned: bool = True) -> Shape:
     lets, turns, body = peeled(kernel)
-    columns = _columns(kernel, lets, turns, body, is_aligned)
-    if columns is not None:
-        return columns
     inner = [s for s in body if isinstance(s, For)]
     count = math.prod(v.extent for v in turns)
     if any(is_serial(s) for s in inner) or not any(is_shared(s) for s in inner):
@@ -72,7 +67,7 @@ def shape_of(kernel: Kernel, is_aligned: bool = True) -> Shape:
             return _flat(kernel, lets, turns, body, is_aligned)
     if not kernel.scratch and _is_better_flat(turns, body, inner, count):
         return _flat(kernel, lets, turns, body, is_aligned)
-    longest = max((_extent(s) for s in _shared(body)), default=1)
+    longest = max((extent_of(s) for s in _shared(body)), default=1)
     team = _team(longest, count)
     return Shape(lets, turns, body, team, max(team, 4 * WARP) if team == WARP else team)
 
@@ -166,7 +161,7 @@ def _shared(body: Sequence[Statement]) -> Iterator[For]:
                 yield from _shared(s.body)
 
 
-def _extent(loop: For) -> int:
+def extent_of(loop: For) -> int:
     return math.prod(v.extent for v in nested(loop, loop.role)[0])
 
 
@@ -175,15 +170,15 @@ def _is_better_flat(
 ) -> bool:
     """Whether threads that sum by themselves do better: few terms, or neighbours read together."""
     if not inner or not all(is_sum(s) for s in inner):
-        return bool(inner) and count >= FILLS and max(map(_extent, inner)) <= 8
-    if count >= FILLS and max(map(_extent, inner)) <= 16:
+        return bool(inner) and count >= FILLS and max(map(extent_of, inner)) <= 8
+    if count >= FILLS and max(map(extent_of, inner)) <= 16:
         return True
     if not turns or count < 4096:
         return False
-    return _lies_across(turns, inner) and turns[-1].extent >= WARP
+    return lies_across(turns, inner) and turns[-1].extent >= WARP
 
 
-def _lies_across(turns: Sequence[Var], inner: Sequence[For]) -> bool:
+def lies_across(turns: Sequence[Var], inner: Sequence[For]) -> bool:
     """Whether neighbours of what is summed belong to other sums."""
     last = turns[-1]
     loads = [x for s in inner for t in nested(s, Role.SEQUENTIAL)[1] for x in loads_of(t)]
@@ -193,82 +188,6 @@ def _lies_across(turns: Sequence[Var], inner: Sequence[For]) -> bool:
     across = sum(lane_step(i, last, 1)[0] == 1 for i in both)
     along = sum(lane_step(i, v, 1)[0] == 1 for i in both for v in summed)
     return across > along
-
-
-TALLEST = 32
-FULL = 1 << 18  # threads beyond which a sum is not shared out
-SHARED = 32 << 10  # bytes of shared memory for sums of threads
-
-
-def _columns(
-    kernel: Kernel,
-    lets: tuple[Statement, ...],
-    turns: tuple[Var, ...],
-    body: tuple[Statement, ...],
-    is_aligned: bool,
-) -> Shape | None:
-    """Sums of columns: neighbouring threads take neighbouring columns, others more of the rows."""
-    loops = [s for s in body if isinstance(s, For)]
-    if not loops or not turns or kernel.scratch or not are_sums_of_columns(body):
-        return None
-    if not _lies_across(turns, loops):
-        return None
-    rows, count = min(map(_extent, loops)), math.prod(v.extent for v in turns)
-    inner = [s for loop in loops for s in nested(loop, Role.SEQUENTIAL)[1]]
-    room = sum(s.value.dtype.itemsize for s in inner if isinstance(s, Accumulate)) * FLAT_THREADS
-    lanes = lanes_for(kernel, turns[-1], body) if is_aligned else 1
-    while lanes > 1 and (count // lanes * TALLEST < FILLS // 4 or room * lanes > SHARED):
-        lanes //= 2
-    tall = TALLEST
-    while tall > 1:
-        is_even = count // lanes % (FLAT_THREADS // tall) == 0
-        if is_even and 4 * tall <= rows and count // lanes * tall <= FULL:
-            return Shape(lets, turns, body, 1, FLAT_THREADS, lanes, tall)
-        tall //= 2
-    return None
-
-
-def are_sums_of_columns(body: Sequence[Statement]) -> bool:
-    """Whether all loops accumulate, and what is stored between them is not read afterwards.
-
-    Such stores can wait for the end.
-    """
-    loops = [i for i, s in enumerate(body) if isinstance(s, For)]
-    if any(not isinstance(s, (For, Let, Store)) for s in body):
-        return False
-    for i, s in enumerate(body[: loops[-1]]):
-        rest = accesses(body[i + 1 :])
-        if isinstance(s, Store) and any(a.buffer == s.buffer and not a.writes for a in rest):
-            return False
-    return all(_is_sum_of_columns(body[:i], body[i]) for i in loops)
-
-
-def _is_sum_of_columns(before: Sequence[Statement], loop: Statement) -> bool:
-    """Whether a loop only accumulates from nothing, and perhaps keeps what it adds."""
-    assert isinstance(loop, For)
-    inner = nested(loop, Role.SEQUENTIAL)[1]
-    if loop.role is not Role.SEQUENTIAL or loop.stop is not None:
-        return False
-    kept = [s for s in inner if isinstance(s, Store)]
-    plain = tuple(s for s in inner if not isinstance(s, Store))
-    sums = {s.local: s for s in plain if isinstance(s, Accumulate)}
-    first = {s.local: s.value for s in before if isinstance(s, Let)}
-    for name, s in sums.items():
-        start = first.get(name)
-        if not isinstance(start, Literal) or start.value != nothing(s):
-            return False
-    is_plain = is_sum(For(loop.var, Role.SEQUENTIAL, plain))
-    is_free = not any(s.guard or set(sums) & locals_in(s.value) for s in kept)
-    return is_plain and is_free
-
-
-def nothing(s: Accumulate) -> float | int:
-    """What a sum starts from."""
-    if s.op in ("add", "mul"):
-        return int(s.op == "mul")
-    if s.value.dtype.is_float:
-        return float("-inf") if s.op == "max" else float("inf")
-    return s.value.dtype.range()[s.op == "min"]
 
 
 def _flat(
