@@ -98,7 +98,7 @@ def _float(op: str, x: list[str], operand: DType) -> str:
         name = "f_div" if op == "floordiv" else "f_mod"
         return f"{name}<{register(operand)}>({x[0]}, {x[1]})"
     assert op in _NAMED, op
-    prefix = "n" if operand.is_narrow and op in ("exp", "tanh", "erf") else "t"
+    prefix = "n" if operand.is_narrow and op in ("exp", "tanh", "erf", "div") else "t"
     return f"{prefix}_{op}({', '.join(x)})"
 
 
