@@ -228,25 +228,12 @@ def touching(program: Program, size: int) -> list[Kernel]:
 
 
 def test_images_are_not_copied_between_convolutions(large: Program) -> None:
-    """Weights and images are cast to where they are wanted; three channels are filled up."""
     copies = [
-        k
+        k.name
         for k in large.distinct()
         if k.name.split("_")[-1].startswith("last") or k.name.endswith("_moved")
     ]
-    assert [k.outputs[0].size for k in copies] == [64 * 3 * 3 * 3], "the stem's gradient"
-
-
-def test_few_channels_are_filled_up_for_the_library() -> None:
-    graph = three(SHAPES[2], dtypes.bfloat16)
-    shapes = {
-        call.name: [t.shape for t in (*call.operands, *call.results)]
-        for k in scheduled(graph, target=WITH_CONV).distinct()
-        if (call := call_of(k)) is not None
-    }
-    assert shapes["conv"] == [(1, 8, 9, 9), (4, 8, 5, 3), (1, 4, 5, 6)]
-    assert shapes["conv_grad_x"] == [(1, 4, 5, 6), (4, 8, 5, 3), (1, 8, 9, 9)]
-    assert shapes["conv_grad_w"] == [(1, 4, 5, 6), (1, 8, 9, 9), (4, 8, 5, 3)]
+    assert copies == [], "weights and images are cast to where they are wanted"
 
 
 def test_a_batch_norm_is_read_three_times_forward_and_back_twice(large: Program) -> None:

@@ -55,26 +55,8 @@ def conv_numbers(node: Node) -> tuple[tuple[str, float], ...]:
 
 def conv_routine(node: Node, types: Sequence[TensorType]) -> Routine:
     """What a library is asked for, as `LibraryCall` tells it too."""
-    names = (t.dtype.name for t in types)
-    shapes = conv_shapes(node, types)[: len(types)]
-    return node.op.name, tuple(zip(shapes, names, strict=True)), conv_numbers(node)
-
-
-CHANNELS = 8  # of narrow images that have fewer: a library's fast kernels read whole packs
-
-
-def conv_shapes(node: Node, types: Sequence[TensorType]) -> list[tuple[int, ...]]:
-    """Shapes of operands and result as a library sees them: few channels filled up with zeros."""
-    shapes = [t.shape for t in (*types, node.types[0])]
-    filled = {CONV: (0, 1), CONV_GRAD_X: (1, 2), CONV_GRAD_W: (1, 2)}[node.op]
-    given = node.attributes
-    conv = given.conv if isinstance(given, ConvGrad) else given
-    assert isinstance(conv, Conv)
-    few = shapes[filled[0]][1]
-    if conv.groups == 1 and types[0].dtype.is_narrow and few < CHANNELS:
-        for i in filled:
-            shapes[i] = (shapes[i][0], CHANNELS, *shapes[i][2:])
-    return shapes
+    operands = tuple((t.shape, t.dtype.name) for t in types)
+    return node.op.name, operands, conv_numbers(node)
 
 
 def is_conv_for_library(

@@ -10,12 +10,11 @@ from treadle.ir.composites import CONV, CONV_GRAD_W, Conv, ConvGrad
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.types import TensorType
-from treadle.kernel.index import Var, bounded, constant, flatten, variable
+from treadle.kernel.index import Var, constant, flatten, variable
 from treadle.kernel.nodes import (
     Buffer,
     Kernel,
     Library,
-    Literal,
     Load,
     Matrix,
     Multiply,
@@ -24,12 +23,10 @@ from treadle.kernel.nodes import (
     Store,
     View,
     Walk,
-    Within,
 )
 from treadle.schedule.channels import (
     CONVOLUTIONS,
     conv_numbers,
-    conv_shapes,
     last_order,
     last_strides,
 )
@@ -43,20 +40,17 @@ from treadle.schedule.nests import axis_vars, nest
 def _conv(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     """The routine, copies of operands that lie otherwise, and the result moved where it leaves."""
     writer = _Images(lowering, position)
-    *shapes, shape = conv_shapes(node, [lowering.graph.type_of(v) for v in node.operands])
-    operands = tuple(
-        writer.operand(i, v, s) for i, (v, s) in enumerate(zip(node.operands, shapes, strict=True))
-    )
+    operands = tuple(writer.operand(i, v) for i, v in enumerate(node.operands))
     value, type_ = TensorValue(position), node.types[0]
     target, moved = lowering.buffer(value), list[Kernel]()
-    if shape != type_.shape or not writer.lies_last(value):
+    if not writer.lies_last(value):
         name = f"{lowering.prefix}b{position}.last"
-        target = lowering.buffers[name] = Buffer(name, type_.dtype, math.prod(shape))
-        moved = [writer.moved(value, target, shape[1])]
+        target = lowering.buffers[name] = Buffer(name, type_.dtype, type_.size)
+        moved = [writer.moved(value, target)]
     reader = lowering.reader()
     for view in operands:
         reader.used[view.buffer] = lowering.as_type(lowering.buffers[view.buffer])
-    result = View(target.name, 0, shape, last_strides(shape))
+    result = View(target.name, 0, type_.shape, last_strides(type_.shape))
     body: list[Statement] = [
         _product(node, result, *operands)
         if is_pointwise(node, [lowering.graph.type_of(v) for v in node.operands])
@@ -119,45 +113,38 @@ class _Images:
         index = self.lowering.place(value, [variable(v) for v in axes])
         return _is_last(axes, [index.factor_of(v) for v in axes], shape)
 
-    def operand(self, number: int, value: TensorValue, shape: tuple[int, ...]) -> View:
-        """Where an operand is; a copy where channels do not lie together, or are more."""
+    def operand(self, number: int, value: TensorValue) -> View:
+        """Where an operand is; a copy of it where its channels do not lie together."""
         lowering, type_ = self.lowering, self.lowering.graph.type_of(value)
         axes = axis_vars("x", type_.shape)
         reader = lowering.reader()
         load = plain_load(reader, reader.at(value, tuple(map(variable, axes))))
-        if load is not None and load.index.offset % 8 == 0 and shape == type_.shape:
+        if load is not None and load.index.offset % 8 == 0:
             steps = [load.index.factor_of(v) for v in axes]
             if load.dtype is type_.dtype and _is_last(axes, steps, type_.shape):
                 return View(load.buffer, load.index.offset, type_.shape, last_strides(type_.shape))
         name = f"{lowering.prefix}b{self.position}.last{number}"
-        buffer = lowering.buffers[name] = Buffer(name, type_.dtype, math.prod(shape))
-        reader, axes = lowering.reader(), axis_vars("x", shape)
-        n, c, h, w = map(variable, axes)
-        own = type_.shape[1]
-        guards = [] if shape[1] == own else [Within(c, 0, own)]
-        place = (n, bounded(c, own) if guards else c, h, w)
-        zero = Literal(0, type_.dtype)
-        element = reader.under(guards, lambda: reader.at(value, place), zero)
+        buffer = lowering.buffers[name] = Buffer(name, type_.dtype, type_.size)
+        reader = lowering.reader()
+        element = reader.at(value, tuple(map(variable, axes)))
         order = [axes[i] for i in last_order(4)]
         at = flatten([variable(v) for v in order], [v.extent for v in order])
         body = nest(order, Role.PARALLEL, [*reader.lets, Store(name, at, element)])
         suffix = f"_last{number}"
         self.copies.append(lowering.kernel(self.position, reader, [], body, suffix, (buffer,)))
-        return View(name, 0, shape, last_strides(shape))
+        return View(name, 0, type_.shape, last_strides(type_.shape))
 
-    def moved(self, value: TensorValue, source: Buffer, channels: int) -> Kernel:
-        """The result as its axes are counted, without channels that were filled up."""
+    def moved(self, value: TensorValue, source: Buffer) -> Kernel:
+        """The result as its axes are counted."""
         lowering, type_ = self.lowering, self.lowering.graph.type_of(value)
         axes = axis_vars("x", type_.shape)
-        n, _, h, w = (v.extent for v in axes)
-        order = [variable(axes[i]) for i in last_order(4)]
-        at = flatten(order, (n, h, w, channels))
+        order = [axes[i] for i in last_order(4)]
+        at = flatten([variable(v) for v in order], [v.extent for v in order])
         reader = lowering.reader()
         reader.used[source.name] = lowering.as_type(source)
         place = lowering.place(value, [variable(v) for v in axes])
         store = Store(lowering.names[value], place, Load(source.name, at, source.dtype))
-        loops = lowering.walked(value, axes) if value in lowering.layouts else axes
-        body = nest(loops, Role.PARALLEL, [store])
+        body = nest(axes, Role.PARALLEL, [store])
         return lowering.kernel(self.position, reader, [value], body, "_moved")
 
 

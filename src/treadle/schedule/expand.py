@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from treadle.base.dtypes import float32
 from treadle.ir.composites import (
     ATTENTION,
@@ -19,8 +17,7 @@ from treadle.ir.graph import Graph, GraphBuilder, Node, Output, Value
 from treadle.ir.op import NoAttributes
 from treadle.ir.ops.elementwise import STOP_GRADIENT
 from treadle.ir.ops.leaves import Leaf
-from treadle.ir.ops.reductions import ARGMAX, REDUCE_MAX, REDUCE_SUM, ArgReduce, Reduce
-from treadle.ir.ops.shaping import BROADCAST, RESHAPE, Broadcast, Reshape
+from treadle.ir.ops.reductions import ARGMAX, REDUCE_MAX, ArgReduce, Reduce
 from treadle.ir.rewrite import inline_into, remove_dead_code
 from treadle.ir.types import TensorType
 from treadle.schedule.channels import CONVOLUTIONS, is_conv_for_library
@@ -44,9 +41,7 @@ def expand(
             streams and not target.is_gpu and is_stream(node, types)
         )
         body = None if templates and is_kept else _body(node, types)
-        if body is None and target.spreads_heads and _shares_keys(node, types):
-            moved.append(_with_own_keys(builder, node, operands))
-        elif body is None:
+        if body is None:
             position = builder.copy(node, operands)
             moved.append(tuple(Value(position, i) for i in range(len(node.types))))
         else:
@@ -60,33 +55,6 @@ def expand(
             moved.append(tuple(inline_into(builder, inner, leaves, node.origin)))
     outputs = [Output(o.kind, o.name, moved[o.value.node][o.value.output]) for o in graph.outputs]
     return remove_dead_code(builder.build(outputs, graph.name))
-
-
-def _shares_keys(node: Node, types: tuple[TensorType, ...]) -> bool:
-    """Whether several queries of an attention's gradient share keys and values."""
-    return node.op is ATTENTION_GRAD and types[-3].shape[1] != types[-2].shape[1]
-
-
-def _with_own_keys(
-    builder: GraphBuilder, node: Node, operands: Sequence[Value]
-) -> tuple[Value, ...]:
-    """Keys and values repeated for each of their queries, and gradients added up afterwards."""
-    heads = builder.type_of(operands[-3]).shape[1]
-    own: list[Value] = []
-    shapes: list[tuple[int, ...]] = []
-    for value in operands[-2:]:
-        b, g, s, d = builder.type_of(value).shape
-        apart = (b, g, heads // g, s, d)
-        (wide,) = builder.add(BROADCAST, Broadcast(apart, (0, 1, 3, 4)), (value,), node.origin)
-        own += builder.add(RESHAPE, Reshape((b, heads, s, d)), (wide,), node.origin)
-        shapes.append(apart)
-    every = (*operands[:-2], *own)
-    d_q, *found = builder.add(node.op, node.attributes, every, node.origin)
-    sums: list[Value] = []
-    for value, shape in zip(found, shapes, strict=True):
-        (wide,) = builder.add(RESHAPE, Reshape(shape), (value,), node.origin)
-        sums += builder.add(REDUCE_SUM, Reduce((2,)), (wide,), node.origin)
-    return d_q, *sums
 
 
 LARGEST_BLOCK = 64

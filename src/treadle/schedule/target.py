@@ -22,7 +22,6 @@ class Target:
     keeps_serial_apart: bool = False  # loops in order stay in kernels of their own
     is_gpu: bool = False
     has_attention: bool = False  # whether a library computes attention
-    spreads_heads: bool = False  # whether its gradient is faster where no query shares its keys
     has_conv: bool = False  # whether one computes convolutions
     without: frozenset[Any] = frozenset()  # routines that it said it has not
 

@@ -28,7 +28,7 @@ from treadle.kernel.access import accesses, loads_of, locals_in
 from treadle.kernel.index import uses
 from treadle.kernel.nodes import Accumulate, For, Kernel, Let, Literal, Role, Statement, Store
 
-AHEAD = 8  # packs that a thread asks for before it adds up
+AHEAD = 4  # packs of one tensor that a thread asks for before it adds up
 OPS = {"add": "Add", "mul": "Mul", "max": "Max", "min": "Min"}
 TALLEST = 32
 FULL = 1 << 18  # threads beyond which a sum is not shared out
@@ -151,7 +151,8 @@ class Tall(Lanes):
         head = f"for ({type_} {q} = ty; {q} < {count}; {q} += {tall})"
         read = {x for s in inner for x in loads_of(s)}
         read = {x for x in read if any(uses(a, v) for a, _ in x.index.terms for v in loops)}
-        self.add(f"#pragma unroll {max(1, AHEAD // max(1, len(read)))}")
+        if len(read) == 1:
+            self.add(f"#pragma unroll {AHEAD}")
         with self.decoded_block(head, q, loops):
             self.thread_all(inner)
         sums = {s.local: s for s in inner if isinstance(s, Accumulate)}
