@@ -23,7 +23,6 @@ from treadle.base.dtypes import DType
 from treadle.base.errors import DeviceError
 from treadle.codegen.cuda.driver import render_kernel, render_program
 from treadle.codegen.cuda.rounding import may_be_loose
-from treadle.codegen.cuda.scatter import is_scatter
 from treadle.codegen.cuda.shape import lane_step, shape_of
 from treadle.ir.graph import Graph
 from treadle.ir.op import Op
@@ -33,6 +32,7 @@ from treadle.kernel.index import Var, constant, divide, variable
 from treadle.kernel.launch import launches_from_json, launches_to_json
 from treadle.kernel.nodes import Multiply, whole_product
 from treadle.kernel.program import Program
+from treadle.kernel.scatter import is_scatter
 from treadle.memory.assemble import assemble
 from treadle.memory.plan import plan_buffers
 from treadle.runtime.cuda import device as devices

@@ -166,7 +166,8 @@ def _on_gpu(graph: Graph, report: CompileReport, options: CompileOptions, name: 
             with report.stage("cache"):
                 cache.put(key, _packed_for_gpu(found))
     built = Built(found.plan, found.cubins, found.constants)
-    report.programs.append(_facts(name, built, 0, is_hit))
+    facts = replace(_facts(name, built, 0, is_hit), scratch=program.workspace)
+    report.programs.append(facts)
     return program
 
 

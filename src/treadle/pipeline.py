@@ -27,6 +27,7 @@ from treadle.frontend.tensor import Tensor
 from treadle.frontend.tracing import emit
 from treadle.ir.canonical import canonicalise
 from treadle.ir.graph import Graph, Output, OutputKind, Value
+from treadle.ir.heads import with_heads
 from treadle.ir.ops.leaves import INPUT
 from treadle.ir.rewrite import inline_into, remove_dead_code
 from treadle.ir.verify import verify
@@ -156,7 +157,7 @@ def build_step(
     with report.stage("apply_precision"):
         with_casts = apply_precision(traced, recipe.precision)
     with report.stage("recognise"):
-        narrowed = recognise(with_casts)
+        narrowed = recognise(with_casts, report.device)
     _refuse_trained_weight(recipe, narrowed, plan)
     with report.stage("differentiate"):
         graph = narrowed if recipe.backward else _differentiated(narrowed, plan, report).graph
@@ -178,9 +179,13 @@ def build_step(
     return graphs
 
 
-def recognise(graph: Graph) -> Graph:
-    """Before differentiation: canonical, so that equal things look equal."""
-    return canonicalise(graph)
+def recognise(graph: Graph, device: str = "cpu") -> Graph:
+    """Before differentiation: canonical, so that equal things look equal.
+
+    On a GPU a product that only a cross-entropy reads is one composite with it.
+    """
+    found = canonicalise(graph)
+    return with_heads(found) if device == "cuda" else found
 
 
 def optimize(graph: Graph) -> Graph:

@@ -194,7 +194,7 @@ def cross_entropy_vjp(
 
 @vjp(c.LINEAR_CROSS_ENTROPY)
 def linear_cross_entropy_vjp(
-    attributes: c.CrossEntropy, ct: Tensor, out: Tensor, *operands: Tensor
+    attributes: c.HeadCrossEntropy, ct: Tensor, out: Tensor, *operands: Tensor
 ) -> Cts:
     """One composite gives the rows and their gradients: logits are computed once.
 

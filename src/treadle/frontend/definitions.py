@@ -269,21 +269,25 @@ def cross_entropy(attributes: c.CrossEntropy, logits: Tensor, targets: Tensor) -
 
 @definition(c.LINEAR_CROSS_ENTROPY)
 def linear_cross_entropy(
-    attributes: c.CrossEntropy, x: Tensor, weight: Tensor, targets: Tensor, *bias: Tensor
+    attributes: c.HeadCrossEntropy, x: Tensor, weight: Tensor, targets: Tensor, *bias: Tensor
 ) -> Tensor:
     """Cross-entropy of each row of x (N, D) through a weight (V, D)."""
-    return cross_entropy(attributes, _logits(x, weight, bias), targets)
+    of_rows = c.CrossEntropy(attributes.label_smoothing)
+    return cross_entropy(of_rows, _logits(attributes, x, weight, bias), targets)
 
 
-def _logits(x: Tensor, weight: Tensor, bias: tuple[Tensor, ...]) -> Tensor:
+def _logits(
+    attributes: c.HeadCrossEntropy, x: Tensor, weight: Tensor, bias: tuple[Tensor, ...]
+) -> Tensor:
     wide = accumulator(x.dtype)
-    logits = contract(x, weight, ("nd", "vd", "nv"), wide)
+    held = x.dtype if attributes.rounded else wide
+    logits = cast(contract(x, weight, ("nd", "vd", "nv"), held), wide)
     return logits + cast(bias[0], wide) if bias else logits
 
 
 @definition(c.LINEAR_CROSS_ENTROPY_GRAD)
 def linear_cross_entropy_grad(
-    attributes: c.CrossEntropy,
+    attributes: c.HeadCrossEntropy,
     ct: Tensor,
     x: Tensor,
     weight: Tensor,
@@ -291,9 +295,9 @@ def linear_cross_entropy_grad(
     *bias: Tensor,
 ) -> tuple[Tensor, ...]:
     """The rows again, and the gradients of x, weight and bias for the cotangents of the rows."""
-    logits = _logits(x, weight, bias)
+    logits = _logits(attributes, x, weight, bias)
     wide, classes = logits.dtype, weight.shape[0]
-    rows = cross_entropy(attributes, logits, targets)
+    rows = cross_entropy(c.CrossEntropy(attributes.label_smoothing), logits, targets)
     smoothing = Fraction(attributes.label_smoothing)
     target = one_hot(c.OneHot(classes, wide), targets)
     if smoothing:

@@ -89,6 +89,14 @@ class CrossEntropy(Attributes):
 
 
 @dataclass(frozen=True, slots=True)
+class HeadCrossEntropy(Attributes):
+    """Of a head's logits; `rounded` to the dtype of its operands, as a product's result is."""
+
+    label_smoothing: float = 0.0
+    rounded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Conv(Attributes):
     """x (N, C, …), w (O, C / groups, …), as torch.nn.functional.conv1d/2d/3d."""
 
@@ -169,13 +177,13 @@ CROSS_ENTROPY = _composite(
 )
 LINEAR_CROSS_ENTROPY = _composite(
     "linear_cross_entropy",
-    CrossEntropy,
+    HeadCrossEntropy,
     _NARROW,
     Contract(DefinitionError(), "targets in 0 … classes − 1"),
 )
 LINEAR_CROSS_ENTROPY_GRAD = _composite(
     "linear_cross_entropy_grad",
-    CrossEntropy,
+    HeadCrossEntropy,
     _NARROW,
     Contract(DefinitionError(), "targets in 0 … classes − 1"),
 )

@@ -48,7 +48,9 @@ def product_of(kernel: Kernel) -> Product | None:
     batch = loops[0].extent if loops else 1
     names = [b.name for b in kernel.buffers]
     bias = -1 if statement.bias is None else names.index(statement.bias)
-    return Product(m, n, statement.left.columns.count, batch, target, left, right, bias)
+    return Product(
+        m, n, statement.left.columns.count, batch, target, left, right, bias, statement.adds
+    )
 
 
 def _is_listed(walk: Walk) -> bool:

@@ -33,6 +33,7 @@ class Product:
     left: MatrixFacts
     right: MatrixFacts
     bias: int = -1  # the argument that has it
+    adds: bool = False  # to what the target has
 
 
 @dataclass(frozen=True, slots=True)

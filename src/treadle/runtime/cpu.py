@@ -167,13 +167,13 @@ class NativeProgram:
             pool(self.threads).run_several(self._address, places, words, results, ends[-1])
             for name, array in zip(names, kept[-1], strict=True):
                 self._arrays[self._leaves[name][0]] = array
-            return [
-                tuple(
-                    row[at : at + t.nbytes].view(t.dtype.numpy).reshape(t.shape)
-                    for t, at in zip(types, ends, strict=False)
-                )
-                for row in found
+            columns = [
+                np.ascontiguousarray(found[:, at:end])
+                .view(t.dtype.numpy)
+                .reshape(len(rows), *t.shape)
+                for t, at, end in zip(types, ends, ends[1:], strict=False)
             ]
+            return [tuple(c[i, ...] for c in columns) for i in range(len(rows))]
 
     def _hold(
         self,

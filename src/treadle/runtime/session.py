@@ -14,7 +14,7 @@ from treadle.ir.rewrite import remove_dead_code
 from treadle.ir.types import TensorType
 from treadle.runtime.cpu import NativeProgram, aligned_copy
 from treadle.runtime.cuda.program import CudaProgram
-from treadle.runtime.cuda.values import DeviceValues
+from treadle.runtime.cuda.values import DeviceValues, as_dtype
 from treadle.runtime.executable import Executable
 from treadle.runtime.oracle import holding as oracle_holding
 
@@ -145,6 +145,8 @@ class Session:
         """A copy as the device holds it: the oracle has float64 for every float."""
         if self.device == "oracle":
             return oracle_holding(array, type_)
+        if isinstance(self.values, DeviceValues):  # they are copied there
+            return as_dtype(array, type_.dtype.numpy)
         return aligned_copy(np.asarray(array).astype(type_.dtype.numpy, copy=False))
 
 

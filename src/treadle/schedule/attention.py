@@ -64,7 +64,7 @@ class _Heads:
         self.count = self.keys.shape[2]
         groups = self.keys.shape[1]
         self.b, self.g, self.r = Var("b", batch), Var("g", groups), Var("r", heads // groups)
-        self.block = attention_block(self.length)
+        self.block = attention_block(self.length, self.causal)
         self.key_block = self.block if self.causal else attention_block(self.count)
         self.q = Var("qb", self.length // self.block)
         self.k = Var("kb", self.count // self.key_block)

@@ -16,7 +16,8 @@ from treadle.ir.control import CALL, Call
 from treadle.ir.graph import Graph, GraphBuilder, Node, Output, Value
 from treadle.ir.op import NoAttributes
 from treadle.ir.ops.elementwise import STOP_GRADIENT
-from treadle.ir.ops.leaves import Leaf
+from treadle.ir.ops.indexing import ScatterAdd
+from treadle.ir.ops.leaves import IOTA, Leaf
 from treadle.ir.ops.reductions import ARGMAX, REDUCE_MAX, ArgReduce, Reduce
 from treadle.ir.rewrite import inline_into, remove_dead_code
 from treadle.ir.types import TensorType
@@ -29,7 +30,7 @@ def expand(
 ) -> Graph:
     """The same graph in primitives, but for composites that have a template, where asked for.
 
-    Templates that are streams are left out where `streams` is false, and on a GPU.
+    Templates that are streams are left out where `streams` is false.
     """
     builder = GraphBuilder()
     moved: list[tuple[Value, ...]] = []
@@ -37,11 +38,11 @@ def expand(
     for node in graph.nodes:
         operands = [moved[v.node][v.output] for v in node.operands]
         types = tuple(builder.type_of(v) for v in operands)
-        is_kept = has_template(node, types, target) or (
-            streams and not target.is_gpu and is_stream(node, types)
-        )
+        is_kept = has_template(node, types, target) or (streams and is_stream(node, types, target))
         body = None if templates and is_kept else _body(node, types)
-        if body is None:
+        if target.is_gpu and _scatters_in_order(builder, node, operands):
+            moved.append((operands[0],))
+        elif body is None:
             position = builder.copy(node, operands)
             moved.append(tuple(Value(position, i) for i in range(len(node.types))))
         else:
@@ -57,11 +58,26 @@ def expand(
     return remove_dead_code(builder.build(outputs, graph.name))
 
 
+def _scatters_in_order(builder: GraphBuilder, node: Node, operands: list[Value]) -> bool:
+    """Whether rows are added to zeros each at its own number: the result is what is added."""
+    if not isinstance(node.attributes, ScatterAdd) or node.attributes.axis or node.attributes.batch:
+        return False
+    indices = builder.nodes[operands[1].node]
+    is_counted = indices.op is IOTA and len(indices.types[0].shape) == 1
+    return is_counted and builder.type_of(operands[0]) == node.types[0]
+
+
 LARGEST_BLOCK = 64
+CAUSAL_BLOCK = 32
 
 
-def attention_block(length: int) -> int:
-    """Positions of a block of queries or keys: 0 where none divides the length well."""
+def attention_block(length: int, causal: bool = False) -> int:
+    """Positions of a block of queries or keys: 0 where none divides the length well.
+
+    Small blocks leave out more of the keys that come after a query.
+    """
+    if causal and length % CAUSAL_BLOCK == 0:
+        return CAUSAL_BLOCK
     if length <= LARGEST_BLOCK:
         return length
     found = max((n for n in range(1, LARGEST_BLOCK + 1) if length % n == 0), default=0)
@@ -108,7 +124,7 @@ def is_for_library(node: Node, types: tuple[TensorType, ...]) -> bool:
 LEAST_CLASSES = 512  # below which logits are small
 
 
-def is_stream(node: Node, types: tuple[TensorType, ...]) -> bool:
+def is_stream(node: Node, types: tuple[TensorType, ...], target: Target = CPU) -> bool:
     """Whether a composite is computed by phases that are repeated over rows."""
     if node.op is LINEAR_CROSS_ENTROPY:
         x, weight, _, *bias = types
@@ -118,6 +134,12 @@ def is_stream(node: Node, types: tuple[TensorType, ...]) -> bool:
         floats = [ct, x, weight, *bias]
     else:
         return False
+    if target.is_gpu:
+        is_even = x.dtype is weight.dtype and x.dtype.itemsize <= 4
+        is_large = x.shape[0] * weight.shape[0] >= target.least_logits
+        # Sums of a bias's gradient are of slopes that were not rounded, which nothing keeps.
+        is_exact = not bias or x.dtype is float32
+        return is_even and is_large and is_exact and all(t.size for t in floats)
     is_float32 = all(t.dtype is float32 and t.size for t in floats)
     return is_float32 and weight.shape[0] >= LEAST_CLASSES
 

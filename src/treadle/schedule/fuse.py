@@ -8,7 +8,8 @@ blocks of rows with all of these around them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
@@ -124,6 +125,13 @@ def spread(kernel: Kernel) -> Kernel:
     return replace(kernel, body=(For(rows.var, Role.PARALLEL, rows.body),))
 
 
+def _elements(kernel: Kernel) -> int:
+    """How many elements a kernel computes each by itself; 0 if it has other loops."""
+    variables, body = peeled(kernel)
+    is_map = not any(isinstance(s, (For, Multiply)) for s in body)
+    return math.prod(v.extent for v in variables) if is_map else 0
+
+
 def work(kernel: Kernel) -> int:
     return max((b.size for b in (*kernel.buffers, *kernel.scratch)), default=0)
 
@@ -149,6 +157,24 @@ def _is_serial(statement: Statement) -> bool:
     return is_ordered or any(_is_serial(s) for s in statement.body)
 
 
+def panels(first: Kernel, second: Kernel) -> int:
+    """Bytes of right operands that every block of rows reads, if both kernels have products."""
+    found: list[dict[str, int]] = []
+    for kernel in (first, second):
+        sizes = {b.name: b.nbytes for b in kernel.inputs}
+        names = {m.right.buffer for m in _products(kernel.body)}
+        found.append({n: sizes[n] for n in names if n in sizes})
+    return sum((found[0] | found[1]).values()) if all(found) else 0
+
+
+def _products(body: Sequence[Statement]) -> Iterator[Multiply]:
+    for s in body:
+        if isinstance(s, Multiply):
+            yield s
+        elif isinstance(s, For):
+            yield from _products(s.body)
+
+
 def statements_in(body: Sequence[Statement]) -> int:
     return sum(1 + (statements_in(s.body) if isinstance(s, For) else 0) for s in body)
 
@@ -170,6 +196,8 @@ def fused(
         return None
     if len({b.name for b in (*first.buffers, *second.buffers)}) > target.most_buffers:
         return None
+    if panels(first, second) > target.panels:
+        return None
     if target.is_gpu:
         found = (fed(first, second) if is_needed else None) or twins(first, second)
         if found is not None:
@@ -190,6 +218,9 @@ def fused(
         # What is as many elements as there are rows waits for nothing but its row.
         is_enough = is_enough or (max(counts[0], default=1) == work(second) == most)
         wanted = [most] if most > 1 and is_enough else []
+        sizes = {_elements(k) for k in (first, second)}
+        if len(sizes) == 1 and (size := sizes.pop()) > most:
+            wanted = [*wanted, size]  # elementwise work of one size, element by element
     if is_single:
         wanted = []
     if is_small and (is_single or target.is_gpu):

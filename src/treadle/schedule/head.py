@@ -99,8 +99,8 @@ class Head:
         operands: Sequence[TensorValue],
     ):
         self.lowering, self.position, self.node = lowering, position, node
-        attributes: c.CrossEntropy = attributes_of(node)
-        self.smoothing = attributes.label_smoothing
+        attributes: c.HeadCrossEntropy = attributes_of(node)
+        self.smoothing, self.is_rounded = attributes.label_smoothing, attributes.rounded
         x, weight, targets, *bias = operands
         self.rows, self.width = lowering.graph.type_of(x).shape
         self.classes = lowering.graph.type_of(weight).shape[0]
@@ -129,11 +129,11 @@ class Head:
         reader = lowering.reader()
         element = reader.at(operand, tuple(map(variable, axes)))
         found = plain_load(reader, element)
-        if found is not None and found.index == place:
+        if found is not None and found.index - place == Index():
             known = lowering.buffers[found.buffer]
             if known.size == type_.size:
                 return known
-        buffer = self.buffer(f"flat{operand.node}.{operand.output}", type_.size)
+        buffer = self.buffer(f"flat{operand.node}.{operand.output}", type_.size, type_.dtype)
         body = nest(axes, Role.PARALLEL, [*reader.lets, Store(buffer.name, place, element)])
         kernel = lowering.kernel(self.position, reader, [], body, "_copy", (buffer,))
         self.before.add(kernel)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from treadle.base import dtypes
+from treadle.base.dtypes import DType
 from treadle.ir.graph import Graph, Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.literal import ArrayLiteral
@@ -49,6 +50,7 @@ class Reader:
     count: int = 0
     uses: Mapping[TensorValue, int] = field(default_factory=dict)
     layouts: Mapping[TensorValue, tuple[int, ...]] = field(default_factory=dict)
+    wider: Mapping[TensorValue, DType] = field(default_factory=dict)  # in memory than they are
     known: dict[tuple[TensorValue, Indices, tuple[Within, ...]], Local] = field(
         default_factory=dict
     )
@@ -60,9 +62,10 @@ class Reader:
         if type_.size == 0:
             return Literal(0, type_.dtype)  # there is no element that could be read
         if name is not None:
-            self.used[name] = type_
-            order = self.layouts.get(value)
-            return Load(name, laid_out(indices, type_.shape, order), type_.dtype)
+            held = self.wider.get(value, type_.dtype)
+            self.used[name] = type_.with_dtype(held)
+            load = Load(name, laid_out(indices, type_.shape, self.layouts.get(value)), held)
+            return load if held is type_.dtype else Convert(load, type_.dtype)
         node = self.graph.nodes[value.node]
         if self.uses.get(value, 0) < 2 or not node.operands:
             return INLINE[node.op](self, node, indices)
@@ -142,6 +145,8 @@ _ELEMENTWISE: tuple[Op, ...] = (
     e.XOR,
     e.WHERE,
 )
+
+ELEMENTWISE = frozenset((*_ELEMENTWISE, e.CAST))
 
 
 @INLINE(*_ELEMENTWISE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from treadle.base.dtypes import DType, accumulator
 from treadle.ir.composites import (
     ATTENTION,
     ATTENTION_GRAD,
@@ -23,7 +24,7 @@ from treadle.ir.ops import elementwise as e
 from treadle.ir.ops import indexing, linear, shaping
 from treadle.ir.ops.leaves import CONSTANT, IOTA, Constant, Leaf
 from treadle.kernel.nodes import Kernel
-from treadle.schedule.inline import INLINE, is_apart, is_single
+from treadle.schedule.inline import ELEMENTWISE, INLINE, is_apart, is_single
 
 # What computes ops that are not computed where they are read, given a `Lowering`.
 Root = Callable[[Any, int, Node], list[Kernel]]
@@ -108,6 +109,27 @@ def heads_last(
     }
 
 
+def wider_values(graph: Graph, kept: Mapping[TensorValue, None]) -> dict[TensorValue, DType]:
+    """Narrow sums that stay in memory as they were summed: who reads them rounds them.
+
+    Only where elementwise work reads them; a kernel that rounds them first would cost more.
+    """
+    found: dict[TensorValue, DType] = {}
+    for v in kept:
+        node, dtype = graph.nodes[v.node], graph.type_of(v).dtype
+        is_sum = node.op is indexing.SCATTER_ADD and is_root(graph, node)
+        is_sum = is_sum or (node.op is LINEAR_CROSS_ENTROPY_GRAD and v.output > 1)
+        if is_sum and dtype.is_narrow:
+            found[v] = accumulator(dtype)
+    for o in graph.outputs:
+        found.pop(o.value, None)
+    for node in graph.nodes if found else ():
+        if node.op not in ELEMENTWISE:
+            for v in node.operands:
+                found.pop(v, None)
+    return found
+
+
 def _widens(graph: Graph, node: Node) -> bool:
     """Whether a node is a cast to more bytes: the fewer are read again rather than kept."""
     if node.op is not e.CAST:
@@ -189,6 +211,20 @@ def computed_again(graph: Graph, kept: Collection[TensorValue]) -> dict[int, Ten
                 found[position] = value
     total = sum(graph.type_of(v).nbytes for v in found.values())
     return found if total > ROOM else {}
+
+
+def last_reads(
+    graph: Graph, kept: Collection[TensorValue], again: Mapping[int, TensorValue]
+) -> dict[int, int]:
+    """The node in whose kernel each node's value is read last: what is inlined reads there."""
+    found: dict[int, int] = {}
+    late = {v.node: position for position, v in again.items()}
+    for position in range(len(graph.nodes) - 1, -1, -1):
+        is_kept = TensorValue(position) in kept
+        at = late.get(position, position) if is_kept else found.get(position, position)
+        for operand in graph.nodes[position].operands:
+            found[operand.node] = max(found.get(operand.node, -1), at)
+    return found
 
 
 def _homes(graph: Graph, kept: Collection[TensorValue]) -> dict[TensorValue, set[int]]:

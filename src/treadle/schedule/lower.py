@@ -41,6 +41,8 @@ from treadle.schedule.keep import (
     is_inline,
     is_root,
     kept_values,
+    last_reads,
+    wider_values,
 )
 from treadle.schedule.nests import axis_vars, nest
 from treadle.schedule.order import Order
@@ -155,10 +157,8 @@ class Lowering:
         for name, position in graph.leaves.items():
             self.names[TensorValue(position)] = f"{prefix}{name}"
         self.constants: dict[str, np.ndarray] = {}
-        self.buffers = {
-            name: Buffer(name, graph.type_of(v).dtype, graph.type_of(v).size)
-            for v, name in self.names.items()
-        }
+        self.wider = wider_values(graph, self.kept) if self.target.is_gpu and fuse else {}
+        self.buffers = {n: self.buffer(v) for v, n in self.names.items()}
         # Tensors whose axes lie in memory in another order than they are counted.
         self.images = images(graph) if self.target.has_conv else frozenset()
         self.layouts = channels_last(graph, self.kept, self.images)
@@ -173,11 +173,13 @@ class Lowering:
         self.in_place: dict[TensorValue, str] = {}  # values written over a leaf
         self.late: dict[str, TensorValue] = {}  # leaves that get a copy at the end
         self.written: dict[str, TensorType] = {}  # leaves that are written and never read
+        self.after: list[Kernel] = []  # what a stream leaves to be fused with its readers
         self.before: dict[TensorValue, str] = {}  # leaves that leave as they were: their copies
 
     def update_in_place(self) -> None:
         """Updates take the place of their leaves where nothing reads the leaf afterwards."""
-        last_read, leaves = self._last_reads(), self.graph.leaves
+        last_read = last_reads(self.graph, self.kept, self.again)
+        leaves = self.graph.leaves
         made: set[TensorValue] = set()
         updates = [o for o in self.graph.outputs if o.kind is OutputKind.UPDATE]
         leaves = self.graph.leaves
@@ -198,17 +200,6 @@ class Lowering:
             else:
                 self.late[output.name] = value
         self._set_leaves_aside({*self.in_place.values(), *self.late})
-
-    def _last_reads(self) -> dict[int, int]:
-        """The node in whose kernel each node's value is read last: what is inlined reads there."""
-        found: dict[int, int] = {}
-        again = {v.node: position for position, v in self.again.items()}
-        for position in range(len(self.graph.nodes) - 1, -1, -1):
-            is_kept = TensorValue(position) in self.kept
-            at = again.get(position, position) if is_kept else found.get(position, position)
-            for operand in self.graph.nodes[position].operands:
-                found[operand.node] = max(found.get(operand.node, -1), at)
-        return found
 
     def _declare(self, output: Output) -> None:
         """Room for a leaf that is written and never read."""
@@ -247,6 +238,9 @@ class Lowering:
             elif node.op in STREAMS:
                 found += [*order.phases(), *STREAMS[node.op](self, position, node)]
                 order = Order(self.fuse, self.memo)
+                for kernel in self.after:
+                    order.add(kernel)
+                self.after = []
             else:
                 self._place(position, node, order)
         for name, value in self.late.items():
@@ -332,7 +326,7 @@ class Lowering:
         def buffer_of(value: TensorValue) -> str | None:
             return None if value == being_made else self.source(value)
 
-        return Reader(self.graph, buffer_of, uses=self.uses, layouts=self.layouts)
+        return Reader(self.graph, buffer_of, uses=self.uses, layouts=self.layouts, wider=self.wider)
 
     def map_kernels(self, value: TensorValue) -> list[Kernel]:
         """Each element on its own."""
@@ -378,7 +372,7 @@ class Lowering:
 
     def buffer(self, value: TensorValue) -> Buffer:
         type_ = self.graph.type_of(value)
-        return Buffer(self.names[value], type_.dtype, type_.size)
+        return Buffer(self.names[value], self.wider.get(value, type_.dtype), type_.size)
 
     def walked(self, value: TensorValue, variables: Sequence[Var]) -> list[Var]:
         """Loops over a tensor's axes in the order in which it lies, or would lie."""

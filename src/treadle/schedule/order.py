@@ -149,7 +149,7 @@ class Order:
         last = max(level, default=0)
         for i in reversed(ordered):
             bound = self.groups[i].bound
-            if not self.groups[i].direct or bound.kernel.is_whole:
+            if not self.groups[i].direct or (is_gpu and bound.kernel.is_whole):
                 continue
             made = max(b.nbytes for b in bound.kernel.outputs)
             if not is_gpu and (i not in users or made < WORTH):

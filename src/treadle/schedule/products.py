@@ -66,6 +66,7 @@ from treadle.schedule.whole import as_dtype, plain_product, whole_product
 DEPTH = 512  # of a product: the panel of the right operand stays in the second-level cache
 FEW_ROWS = 128  # for so few it does not pay to copy the right operand
 FEW_TASKS = 4
+PACKED_ROWS = 16  # of a right operand that are copied together
 LEAST_SHARED = 1 << 19  # operations from which threads share a product of few rows
 
 
@@ -226,6 +227,16 @@ class _Product:
         guards = [] if columns % panel == 0 else [Within(column, 0, columns)]
         places = dict(zip(labels.columns, _split(bounded(column, columns), labels), strict=True))
         places |= {c: variable(v) for c, v in (outer | depth).items()}
+        loops = order = [*outer.values(), number, *depth.values(), lane]
+        is_by_rows = labels.of_right[-1] in labels.columns and count > 1
+        if is_by_rows:
+            # Some rows of the operand at a time, whole: as they lie in memory.
+            last = labels.depth[-1]
+            rows = best_divisor(labels.sizes[last], PACKED_ROWS)
+            block, row = Var(f"k{last}_block", labels.sizes[last] // rows), Var(f"k{last}", rows)
+            places[last] = variable(block) * rows + variable(row)
+            loops = [*outer.values(), number, *list(depth.values())[:-1], block, row, lane]
+            order = [*outer.values(), *list(depth.values())[:-1], block, number, row, lane]
         element = reader.under(
             guards,
             lambda: as_dtype(
@@ -233,14 +244,18 @@ class _Product:
             ),
             Literal(0, self.dtype),
         )
-        loops = [*outer.values(), number, *depth.values(), lane]
-        if isinstance(element, Load) and is_turned(element, loops):
+        if not is_by_rows and isinstance(element, Load) and is_turned(element, loops):
             loops, element = in_blocks(loops, element)
+            order = loops
         size = labels.extent(labels.outer) * count * labels.extent(labels.depth) * panel
         buffer = self._temporary("packed", size)
         at = flatten([variable(v) for v in loops], [v.extent for v in loops])
-        body = nest(loops, Role.PARALLEL, [*reader.lets, Store(buffer.name, at, element)])
-        return self.lowering.kernel(self.position, reader, [], body, "_pack", (buffer,))
+        body = nest(order, Role.PARALLEL, [*reader.lets, Store(buffer.name, at, element)])
+        kernel = self.lowering.kernel(self.position, reader, [], body, "_pack", (buffer,))
+        # What is computed again, or is there from the start, waits by itself until it is needed.
+        leaves = self.lowering.graph.leaves
+        waits = self.position in self.lowering.again or all(b.name in leaves for b in kernel.inputs)
+        return replace(kernel, is_whole=waits)
 
     def _digits(self) -> list[Digit]:
         """The depth as loops, with how far each moves the operands; () where left is copied."""

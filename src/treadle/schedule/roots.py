@@ -30,6 +30,7 @@ from treadle.kernel.nodes import (
     Value,
     Within,
 )
+from treadle.kernel.scatter import is_scatter
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import axis_vars, nest
@@ -265,7 +266,8 @@ def _scatter_add(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     value, axis, batch = TensorValue(position), attributes.axis, attributes.batch
     result, wide = node.types[0], accumulator(node.types[0].dtype)
     sums = lowering.buffer(value)
-    if wide is not result.dtype:
+    is_rounded = sums.dtype is not wide
+    if is_rounded:
         sums = Buffer(f"{lowering.prefix}b{position}.sums", wide, result.size)
         lowering.buffers[sums.name] = sums
     updates, indices = (lowering.graph.type_of(v) for v in node.operands)
@@ -286,12 +288,21 @@ def _scatter_add(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
         Update(sums.name, target, kept),
     ]
     free = [*every[:axis], *every[axis + chosen :]]
-    scattered = nest(free, Role.PARALLEL, nest(every[axis : axis + chosen], Role.SEQUENTIAL, body))
+    added = nest(every[axis : axis + chosen], Role.SEQUENTIAL, body)
+    if lowering.target.is_gpu and attributes.size > 1:
+        row = Var("row", attributes.size)
+        cleared = lowering.place(value, [*own[:axis], variable(row), *own[axis + chosen :]])
+        zeros = nest([row], Role.SEQUENTIAL, [Store(sums.name, cleared, Literal(0, wide))])
+        whole = nest(free, Role.PARALLEL, [*zeros, *added])
+        kernel = lowering.kernel(position, reader, [], whole, "", (sums,))
+        if is_scatter(kernel):
+            return [kernel, _rounded(lowering, value, sums)] if is_rounded else [kernel]
+    scattered = nest(free, Role.PARALLEL, added)
     fill = _filled(sums, result.shape, Literal(0, wide))
     found = [lowering.kernel(position, lowering.reader(), [], fill, "_zero", (sums,))]
     if attributes.size:
         found.append(lowering.kernel(position, reader, [], scattered, "", (sums,)))
-    return found if wide is result.dtype else [*found, _rounded(lowering, value, sums)]
+    return [*found, _rounded(lowering, value, sums)] if is_rounded else found
 
 
 def _filled(target: Buffer, shape: Sequence[int], element: Value) -> tuple[Statement, ...]:

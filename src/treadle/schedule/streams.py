@@ -15,6 +15,7 @@ from treadle.kernel.index import Var, variable
 from treadle.kernel.nodes import Buffer, Kernel, Literal, Role, Store
 from treadle.schedule.chunk_gradients import Gradients
 from treadle.schedule.chunks import Chunk
+from treadle.schedule.gpu_head import gpu_drafts
 from treadle.schedule.head import F32, Head, chunk_rows
 from treadle.schedule.keep import STREAMS
 from treadle.schedule.lower import Draft, Lowering, RepeatDraft
@@ -34,6 +35,8 @@ def linear_cross_entropy_grad_drafts(lowering: Lowering, position: int, node: No
 
 def _drafts(head: Head) -> list[Draft]:
     """What comes before, a repeat over chunks, and the rows that are left over."""
+    if head.lowering.target.is_gpu:
+        return gpu_drafts(head)
     if head.ct is not None:
         for output in sorted(head.wanted - {0, 1}):  # gradients that chunks add to
             head.before.add(_cleared(head, head.result(output)))

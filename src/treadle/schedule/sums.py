@@ -79,7 +79,7 @@ def _reduce(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
 
 
 BLOCKS = 1024  # of a reduction: enough for every multiprocessor
-THREADS = 1 << 21  # of a reduction that keeps columns, several of which are one thread's
+THREADS = 1 << 19  # of a reduction that keeps columns: as many as a device has at a time
 COLUMNS = 1 << 16  # the same of images, which have many rows: a block sums many of them
 
 

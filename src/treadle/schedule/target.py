@@ -17,10 +17,12 @@ class Target:
     most_small_statements: int  # of kernels that one thread (or block) runs
     cache: int  # bytes that a turn may write: what follows should find them near
     parts: int  # elements from which a reduction is worth sharing out
+    panels: int = 8 << 20  # bytes that products of one kernel may read in each turn
     few: int = 0  # elements, up to which kernels of few rows are fused on a GPU
     most_buffers: int = 1 << 20  # of a kernel
     keeps_serial_apart: bool = False  # loops in order stay in kernels of their own
     is_gpu: bool = False
+    least_logits: int = 1 << 20  # elements from which a head's logits are computed by chunks
     has_attention: bool = False  # whether a library computes attention
     has_conv: bool = False  # whether one computes convolutions
     without: frozenset[Any] = frozenset()  # routines that it said it has not
@@ -28,4 +30,4 @@ class Target:
 
 CPU = Target("cpu", 8, 4096, 120, 40, 3 << 20, 1 << 14)
 # A block walks a row in shared memory; a product is a library's, so nothing is fused around it.
-GPU = Target("gpu", 512, 2048, 120, 40, 1 << 15, 1 << 14, 1 << 16, 60, True, True)
+GPU = Target("gpu", 512, 2048, 120, 40, 1 << 15, 1 << 14, 1 << 40, 1 << 16, 60, True, True)

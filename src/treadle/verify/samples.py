@@ -418,10 +418,12 @@ def _cross_entropy() -> Samples:
         yield Sample(c.CrossEntropy(smoothing), (real(2, 3, 5), integer(2, 3, low=0, high=4)))
 
 
-def _head_draws() -> Iterable[tuple[c.CrossEntropy, tuple[Draw, ...]]]:
+def _head_draws() -> Iterable[tuple[c.HeadCrossEntropy, tuple[Draw, ...]]]:
     for n, d, classes, smoothing, has_bias in ((4, 3, 5, 0.0, False), (3, 2, 6, 0.1, True)):
         operands = (real(n, d), real(classes, d), integer(n, low=0, high=classes - 1))
-        yield c.CrossEntropy(smoothing), (*operands, *([real(classes)] if has_bias else []))
+        yield c.HeadCrossEntropy(smoothing), (*operands, *([real(classes)] if has_bias else []))
+    operands = (real(4, 3), real(5, 3), integer(4, low=0, high=4))
+    yield c.HeadCrossEntropy(rounded=True), operands
 
 
 @SAMPLES(c.LINEAR_CROSS_ENTROPY)

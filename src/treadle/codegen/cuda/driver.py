@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 from treadle.codegen.cuda.prelude import PRELUDE
 from treadle.codegen.cuda.products import THREADS, render_product
-from treadle.codegen.cuda.render import render, shared_bytes
+from treadle.codegen.cuda.render import render
 from treadle.codegen.cuda.rounding import may_be_loose
-from treadle.codegen.cuda.scatter import SCATTER_THREADS, is_scatter, render_scatter
+from treadle.codegen.cuda.scatter import SCATTER_THREADS, render_scatter
 from treadle.kernel.calls import call_of, product_of
 from treadle.kernel.launch import Launch
 from treadle.kernel.nodes import Kernel, whole_product
 from treadle.kernel.program import Phase, Program, Step
+from treadle.kernel.scatter import is_scatter
 
 PACK = 16  # bytes of the widest access
 MOST_ARGUMENTS = 3840  # bytes: a launch takes 4 KB
@@ -54,9 +55,8 @@ def render_program(program: Program, library: bool = True, per_part: int = 24) -
             text, grid = render_product(kernel, symbol, calls)
             launches.append(Launch(symbol, grid, THREADS, 0, calls, product))
         else:
-            text, shape = render(kernel, symbol, calls, id(kernel) not in odd, is_loose)
-            shared = shared_bytes(kernel, shape)
-            launches.append(Launch(symbol, shape.grid, shape.block, shared, calls))
+            text, launch = render(kernel, symbol, calls, id(kernel) not in odd, is_loose)
+            launches.append(launch)
         texts.append(text)
     parts = [texts[i : i + per_part] for i in range(0, len(texts), per_part)]
     return CudaSource(tuple("\n".join([PRELUDE, *p]) for p in parts), tuple(launches))

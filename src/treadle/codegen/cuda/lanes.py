@@ -13,6 +13,7 @@ from typing import assert_never
 from treadle.base import dtypes
 from treadle.codegen.cuda import scalars
 from treadle.codegen.cuda.shape import lane_step
+from treadle.codegen.cuda.stages import Key, Stage, key_of
 from treadle.kernel.access import changed_in, locals_in
 from treadle.kernel.index import (
     Atom,
@@ -101,6 +102,7 @@ class Lanes:
         self.lines: list[str] = []
         self.depth, self.count = 1, 0
         self.places = {b.name: f"p{i}" for i, b in enumerate(kernel.buffers)}
+        self.constant = {b.name for b in kernel.inputs}  # what the kernel does not write
         self.types = {b.name: b.dtype for b in (*kernel.buffers, *kernel.scratch)}
         self.names: dict[str, str] = {}  # of locals
         self.vars: dict[Var, str] = {}
@@ -109,7 +111,12 @@ class Lanes:
         self.spread: set[str] = set()  # locals that are arrays of lanes
         self.changing: set[str] = set()  # those that must be, whatever they start from
         self.unrolling = False
+        self.narrow: set[str] = set()  # locals of lanes that come from narrow floats alone
+        self.numbers: dict[str, str] = {}  # buffers of which a turn has one number, by its name
         self.packs: dict[Load, str] = {}
+        self.staged: dict[Key, Stage] = {}  # packs that the team keeps, in the loop at hand
+        self.unread: set[Key] = set()  # those of them that no later loop reads
+        self.stage_place = ""
         self.loose = loose_locals(kernel.body)
 
     def add(self, line: str) -> None:
@@ -214,10 +221,29 @@ class Lanes:
             self.add(f"{type_} {name}[{self.width}];")
             place = f"{self.places[load.buffer]} + {self.index(load.index)}"
             held = f"if ({' && '.join(map(self.value, guards))}) " if guards else ""
-            self.add(f"{held}load<{self.width}>({place}, {name});")
+            if not self._from_stage(load, place, name, bool(guards)):
+                verb = "fetch" if load.buffer in self.constant else "load"
+                self.add(f"{held}{verb}<{self.width}>({place}, {name});")
             self.packs[load] = name
         yield
         self.packs = before
+
+    def _from_stage(self, load: Load, place: str, name: str, is_guarded: bool) -> bool:
+        """A pack from where the team keeps it, put there first if it is not there yet."""
+        assert self.lane is not None
+        stage = self.staged.get(key_of(load.buffer, load.index, self.lane))
+        if stage is None or (is_guarded and not stage.is_there):
+            return False
+        at = f"{stage.name}[{self.stage_place}]"
+        if not stage.is_there:
+            type_ = f"Pack<{scalars.memory(load.dtype)}, {self.width}>"
+            read = f"*(const {type_} *)({place})"
+            if load.buffer in self.constant:
+                read = f"fetched<{self.width}>({place})"
+            self.add(f"{at} = {read};")
+            stage.is_there = True
+        self.add(f"unpacked<{self.width}>({at}, {name});")
+        return True
 
     def _loads(self, value: Value, guards: tuple[Value, ...]) -> Iterator[tuple[Load, Guards]]:
         """Loads, and the guards around them, on which all lanes of a pack agree."""
@@ -266,6 +292,8 @@ class Lanes:
         self.add(f"{type_} {name}[{self.width}];")
         with self.packed(value):
             self.each(lambda: f"{name}[u] = {self.value(value, loose)};")
+        if self._is_of_narrow(value) and local not in self.changing:
+            self.narrow.add(local)
         self.names[local] = name
         self.spread = self.spread | {local}
 
@@ -289,8 +317,16 @@ class Lanes:
             return
         with self.packed(value):
             if guard is None and self.is_pack(index):
-                array = self._array(value)
-                self.add(f"store<{self.width}>({place} + {self.index(index)}, {array});")
+                array, at = self._array(value), f"{place} + {self.index(index)}"
+                key = key_of(buffer, index, self.lane)
+                stage = self.staged.get(key)
+                if stage is None or key in self.unread:
+                    self.add(f"store<{self.width}>({at}, {array});")
+                    return
+                kept, stage.is_there = f"{stage.name}[{self.stage_place}]", True
+                self.add(f"packed<{self.width}>({kept}, {array});")
+                type_ = f"Pack<{scalars.memory(self.types[buffer])}, {self.width}>"
+                self.add(f"*({type_} *)({at}) = {kept};")
                 return
 
             def line() -> str:
@@ -334,6 +370,8 @@ class Lanes:
             case Literal():
                 return scalars.literal(value)
             case Load(buffer, index):
+                if buffer in self.numbers:
+                    return self.numbers[buffer]
                 if self.unrolling and value in self.packs:
                     return f"{self.packs[value]}[u]"
                 return f"get({self.places[buffer]}[{self.index(index)}])"
@@ -348,8 +386,12 @@ class Lanes:
                     self.value(o, inside or (loose and op == "where" and i > 0))
                     for i, o in enumerate(operands)
                 ]
+                if op == "exp" and dtype is dtypes.float32 and self._is_of_narrow(value):
+                    return f"n_exp({given[0]})"
                 return scalars.apply(op, given, operands[-1].dtype, dtype, loose)
             case Convert(inner, dtype):
+                if loose and dtype.is_narrow and inner.dtype is dtypes.float32:
+                    return self.value(inner)
                 return scalars.convert(self.value(inner), inner.dtype, dtype)
             case Within(index, low, high):
                 # Where all lanes agree the first one tells, so that it is told once.
@@ -364,6 +406,23 @@ class Lanes:
                 return f"({self.value(guard)} ? {self.value(inner)} : {self.value(other)})"
             case _:
                 assert_never(value)
+
+    def _is_of_narrow(self, value: Value) -> bool:
+        """Whether what differs from lane to lane comes from narrow floats, which tell far less
+        apart than a fast exponential does."""
+        if not self.differs(value):
+            return True
+        match value:
+            case Load(_, _, dtype):
+                return dtype.is_narrow
+            case Local(name):
+                return name in self.narrow
+            case Convert(inner):
+                return self._is_of_narrow(inner)
+            case Apply(_, operands):
+                return all(map(self._is_of_narrow, operands))
+            case _:
+                return False
 
     def _local(self, name: str) -> str:
         is_array = self.unrolling and name in self.spread

@@ -35,15 +35,35 @@ template <class T> DEV void put(T &m, T x) { m = x; }
 
 template <class T, int V>
 struct __align__(sizeof(T) * V > 16 ? 16 : sizeof(T) * V) Pack { T v[V]; };
-template <int V, class T, class R> DEV void load(const T *p, R (&r)[V]) {
-  Pack<T, V> m = *(const Pack<T, V> *)p;
+// Packs go by value: members that are read one by one are loaded one by one.
+template <int V, class T, class R> DEV void unpacked(Pack<T, V> m, R (&r)[V]) {
 #pragma unroll
   for (int u = 0; u < V; ++u) r[u] = get(m.v[u]); }
-template <int V, class T, class R> DEV void store(T *p, const R (&r)[V]) {
-  Pack<T, V> m;
+template <int V, class T, class R> DEV void packed(Pack<T, V> &m, const R (&r)[V]) {
 #pragma unroll
-  for (int u = 0; u < V; ++u) put(m.v[u], r[u]);
-  *(Pack<T, V> *)p = m; }
+  for (int u = 0; u < V; ++u) put(m.v[u], r[u]); }
+template <int V, class R> DEV void packed(Pack<bf16, V> &m, const R (&r)[V]) {
+#pragma unroll
+  for (int u = 0; u + 1 < V; u += 2) {
+    u32 two; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(r[u + 1]), "f"(r[u]));
+    m.v[u].b = (unsigned short)two; m.v[u + 1].b = (unsigned short)(two >> 16); }
+  if (V % 2) put(m.v[V - 1], r[V - 1]); }
+template <int V, class T, class R> DEV void load(const T *p, R (&r)[V]) {
+  unpacked<V>(*(const Pack<T, V> *)p, r); }
+// Of memory that the kernel does not write: such loads may be made before stores that come first.
+template <int V, class T> DEV Pack<T, V> fetched(const T *p) {
+  Pack<T, V> m;
+  if constexpr (sizeof(m) % 16 == 0) {
+#pragma unroll
+    for (int i = 0; i < sizeof(m) / 16; ++i) ((uint4 *)&m)[i] = __ldg((const uint4 *)p + i);
+  } else if constexpr (sizeof(m) == 8) *(uint2 *)&m = __ldg((const uint2 *)p);
+  else if constexpr (sizeof(m) == 4) *(u32 *)&m = __ldg((const u32 *)p);
+  else m = *(const Pack<T, V> *)p;
+  return m; }
+template <int V, class T, class R> DEV void fetch(const T *p, R (&r)[V]) {
+  unpacked<V>(fetched<V>(p), r); }
+template <int V, class T, class R> DEV void store(T *p, const R (&r)[V]) {
+  Pack<T, V> m; packed<V>(m, r); *(Pack<T, V> *)p = m; }
 
 DEV f32 t_max(f32 a, f32 b) {
   f32 r; asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
@@ -89,7 +109,8 @@ DEV f32 t_div(f32 x, f32 y) {
   f32 q = x * r; q = fmaf(fmaf(-q, y, x), r, q);
   return fabsf(q) < bits32(0x7f800000u) ? q : x / y; }
 // For narrow floats, far within what they can tell apart.
-DEV f32 n_exp(f32 x) { return __expf(x); }
+DEV f32 n_exp(f32 x) {
+  f32 r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x * 1.44269504f)); return r; }
 DEV f32 n_tanh(f32 x) { f32 r; asm("tanh.approx.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
 DEV f32 n_erf(f32 x) { return n_tanh(x * fmaf(x * x, 0.10140218f, 1.1283792f)); }
 DEV f32 n_div(f32 x, f32 y) {

@@ -6,22 +6,25 @@ stands wherever one thread may read what another wrote.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import assert_never
 
 from treadle.codegen.cuda import scalars
+from treadle.codegen.cuda.columns import identity
 from treadle.codegen.cuda.shape import (
     WARP,
     Shape,
     is_sum,
-    lanes_for,
     nested,
 )
-from treadle.codegen.cuda.tall import OPS, Tall, chosen_shape, nothing
-from treadle.kernel.access import accesses
+from treadle.codegen.cuda.stages import Stages, lanes_of, stages_of
+from treadle.codegen.cuda.tall import OPS, Tall, chosen_shape
+from treadle.kernel.access import accesses, loads_of
 from treadle.kernel.cost import padded
-from treadle.kernel.index import Var
+from treadle.kernel.index import Index, Var
+from treadle.kernel.launch import Launch
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -43,21 +46,27 @@ from treadle.kernel.nodes import (
 
 def render(
     kernel: Kernel, symbol: str, calls: int, is_aligned: bool = True, is_loose: bool = False
-) -> tuple[str, Shape]:
-    """A kernel's function, which takes pointers for up to `calls` calls, and its shape."""
+) -> tuple[str, Launch]:
+    """A kernel's function, which takes pointers for up to `calls` calls, and how it is launched."""
     shape = chosen_shape(kernel, is_aligned)
-    writer = _Writer(kernel, shape, is_aligned, is_loose)
+    stages = stages_of(kernel, shape, is_aligned)
+    writer = _Writer(kernel, shape, stages, is_aligned, is_loose)
     writer.begin()
     writer.whole()
-    return function(kernel, symbol, calls, shape.block, writer.lines), shape
+    fewest = 2 if stages.shared else 1
+    text = function(kernel, symbol, calls, shape.block, writer.lines, fewest)
+    shared = shared_bytes(kernel, shape, stages)
+    return text, Launch(symbol, shape.grid, shape.block, shared, calls)
 
 
-def function(kernel: Kernel, symbol: str, calls: int, block: int, body: Sequence[str]) -> str:
+def function(
+    kernel: Kernel, symbol: str, calls: int, block: int, body: Sequence[str], fewest: int = 1
+) -> str:
     """The function around some lines: pointers from its one argument, by the call's number."""
     count = max(1, len(kernel.buffers))
     head = [
         f"struct {symbol}_args {{ void *p[{calls}][{count}]; }};",
-        f'extern "C" __global__ void __launch_bounds__({block}) '
+        f'extern "C" __global__ void __launch_bounds__({block}{f", {fewest}" * (fewest > 1)}) '
         f"{symbol}(const __grid_constant__ {symbol}_args a) {{",
     ]
     head += ["  begin();"]
@@ -70,19 +79,43 @@ def function(kernel: Kernel, symbol: str, calls: int, block: int, body: Sequence
     return "\n".join([*head, *body, "}"])
 
 
-def shared_bytes(kernel: Kernel, shape: Shape) -> int:
+def shared_bytes(kernel: Kernel, shape: Shape, stages: Stages) -> int:
     """Shared memory that a block of a kernel needs for its teams' own buffers."""
     if shape.team == 1:
         return 0
-    return shape.teams * sum(padded(b.nbytes) for b in kernel.scratch)
+    own = own_numbers(shape)
+    scratch = sum(padded(b.nbytes) for b in kernel.scratch if b.name not in own)
+    return shape.teams * (scratch + stages.shared)
+
+
+def own_numbers(shape: Shape) -> set[str]:
+    """Buffers of which a team sets one number, outside loops, and reads nothing but that after it.
+
+    Every thread knows the number: none has to read it.
+    """
+    found: dict[str, Index] = {}
+    other: set[str] = set()
+    for s in shape.body if shape.team > 1 else ():
+        read = {x.buffer for x in loads_of(s)}
+        for a in accesses([s]):
+            is_set = isinstance(s, Store) and s.guard is None and a.writes
+            is_set = is_set and a.buffer not in read
+            if is_set and a.buffer not in found:
+                found[a.buffer] = a.index
+            elif a.writes or a.index != found.get(a.buffer):
+                other.add(a.buffer)
+    return found.keys() - other
 
 
 class _Writer(Tall):
     """Writes a kernel's statements, a team's or a thread's."""
 
-    def __init__(self, kernel: Kernel, shape: Shape, is_aligned: bool, is_loose: bool):
+    def __init__(
+        self, kernel: Kernel, shape: Shape, stages: Stages, is_aligned: bool, is_loose: bool
+    ):
         super().__init__(kernel, shape, _wide(kernel, shape), is_loose)
-        self.is_aligned = is_aligned
+        self.stages, self.is_aligned = stages, is_aligned
+        self.own = own_numbers(shape)
         self.fresh, self.touched = set[str](), set[str]()  # written and read since the barrier
 
     def begin(self) -> None:
@@ -94,6 +127,9 @@ class _Writer(Tall):
             for i, b in enumerate(self.kernel.scratch):
                 self.add(f"{scalars.memory(b.dtype)} {self._own(b, i)}[{max(1, b.size)}];")
             count = shape.count // shape.lanes
+            if shape.rows > 1:
+                self._begin_columns(count)
+                return
             self.add(f"{type_} turn = ({type_})blockIdx.x * {shape.block} + threadIdx.x;")
             self.add(f"if (turn >= {count}) return;")
             if shape.lanes > 1:
@@ -109,27 +145,47 @@ class _Writer(Tall):
             self._scratch()
         self.decode("turn", shape.turns)
 
+    def _begin_columns(self, count: int) -> None:
+        """Which columns are this thread's, and which rows; too many threads have no rows."""
+        type_, shape = self.index_type, self.shape
+        self.add(f"const int row = threadIdx.x / {WARP}, lane = threadIdx.x % {WARP};")
+        self.add(f"{type_} turn = ({type_})blockIdx.x * {WARP} + lane;")
+        self.add(f"const bool is_in = {f'turn < {count}' if count % WARP else 'true'};")
+        self.add(f"turn = is_in ? turn * {shape.lanes} : 0;")
+        self.decode("turn", shape.turns)
+
     def _own(self, buffer: Buffer, i: int) -> str:
         self.places[buffer.name] = f"s{i}"
         return f"s{i}"
 
     def _scratch(self) -> None:
-        if not self.kernel.scratch:
-            return
-        self.add("extern __shared__ __align__(16) unsigned char shared[];")
-        each = sum(padded(b.nbytes) for b in self.kernel.scratch)
+        scratch = [b for b in self.kernel.scratch if b.name not in self.own]
+        each = sum(padded(b.nbytes) for b in scratch) + self.stages.shared
+        if each:
+            self.add("extern __shared__ __align__(16) unsigned char shared[];")
         offset = 0
-        for i, b in enumerate(self.kernel.scratch):
+        team = f"threadIdx.x / {self.shape.team} * {each}"
+        for i, b in enumerate(scratch):
             type_ = scalars.memory(b.dtype)
-            at = f"shared + {offset} + threadIdx.x / {self.shape.team} * {each}"
-            self.add(f"{type_} *{self._own(b, i)} = ({type_} *)({at});")
+            self.add(f"{type_} *{self._own(b, i)} = ({type_} *)(shared + {offset} + {team});")
             offset += padded(b.nbytes)
+        for stage in self.stages.every:
+            type_ = f"Pack<{scalars.memory(self.types[stage.buffer])}, {self.stages.lanes}>"
+            if stage.in_registers:
+                self.add(f"{type_} {stage.name}[{self.stages.turns}];")
+            else:
+                at = f"shared + {offset + stage.offset} + {team}"
+                self.add(f"{type_} *{stage.name} = ({type_} *)({at});")
 
     def whole(self) -> None:
         for s in self.shape.lets:
             self.thread(s)
         if self.shape.tall > 1:
             self.whole_tall()
+            return
+        if self.shape.rows > 1:
+            with self.in_lanes(self.shape.turns[-1], self.shape.lanes, self.shape.body):
+                self._columns()
             return
         if self.shape.team == 1:
             if self.shape.lanes > 1:
@@ -139,6 +195,37 @@ class _Writer(Tall):
                 self.thread_all(self.shape.body)
             return
         self.team_all(self.shape.body)
+
+    def _columns(self) -> None:
+        """Each warp's rows, then the warps' sums in order; the first warp has what follows."""
+        at = next(i for i, s in enumerate(self.shape.body) if isinstance(s, For))
+        loop = self.shape.body[at]
+        assert isinstance(loop, For)
+        self.thread_all(self.shape.body[:at])
+        loops, inner = nested(loop, Role.SEQUENTIAL)
+        count = math.prod(v.extent for v in loops)
+        r = self.new("r")
+        self.add("#pragma unroll 4")
+        head = f"for (int {r} = is_in ? row : {count}; {r} < {count}; {r} += {self.shape.rows})"
+        with self.decoded_block(head, r, loops):
+            self.thread_all(inner)
+        sums = {s.local: s for s in inner if isinstance(s, Accumulate)}
+        lanes, rows, shared = self.shape.lanes, self.shape.rows, dict[str, str]()
+        for local, s in sums.items():
+            shared[local] = self.new("columns")
+            type_ = scalars.register(s.value.dtype)
+            self.add(f"__shared__ {type_} {shared[local]}[{rows - 1}][{lanes}][{WARP}];")
+            self.unrolled(
+                f"if (row) {shared[local]}[row - 1][u][lane] = {self.name(local)}[u];", lanes
+            )
+        self.add("__syncthreads();")
+        self.add("if (row || !is_in) return;")
+        for local, s in sums.items():
+            name, op = self.name(local), OPS[s.op]
+            self.add("#pragma unroll")
+            with self.block(f"for (int y = 0; y < {rows - 1}; ++y)"):
+                self.unrolled(f"{name}[u] = {op}::of({name}[u], {shared[local]}[y][u][lane]);")
+        self.thread_all(self.shape.body[at + 1 :])
 
     # A team's statements
 
@@ -156,6 +243,8 @@ class _Writer(Tall):
                     self._sum(statement)
                 else:
                     self._spread(statement)
+            case Store(buffer, index, value, None) if buffer in self.own:
+                self._named(buffer, index, value)
             case Store() | Update():
                 self._meet(statement)
                 with self.block("if (tid == 0)"):
@@ -168,9 +257,18 @@ class _Writer(Tall):
             case _:
                 assert_never(statement)
 
+    def _named(self, buffer: str, index: Index, value: Value) -> None:
+        """A number that every thread knows: only what is read after the kernel is stored."""
+        name, type_ = self.new("known"), scalars.register(value.dtype)
+        self.add(f"const {type_} {name} = {self.value(value)};")
+        if buffer in self.places:
+            with self.block("if (tid == 0)"):
+                self.add(f"put({self.places[buffer]}[{self.index(index)}], {name});")
+        self.numbers[buffer] = name
+
     def _meet(self, statement: Statement) -> None:
         """A barrier, if the statement touches what others wrote, or writes what they read."""
-        every = list(accesses([statement]))
+        every = [a for a in accesses([statement]) if a.buffer not in self.own]
         read = {a.buffer for a in every}
         written = {a.buffer for a in every if a.writes}
         if read & self.fresh or written & self.touched:
@@ -192,33 +290,59 @@ class _Writer(Tall):
                 self.barrier()
 
     def _inner(self, loop: For) -> tuple[list[Var], tuple[Statement, ...], int]:
-        loops, body = nested(loop, loop.role)
-        lanes = lanes_for(self.kernel, loops[-1], body) if self.is_aligned else 1
-        count = 1
-        for v in loops:
-            count *= v.extent
-        while lanes > 1 and count // lanes < self.shape.team:
-            lanes //= 2
-        return loops, body, lanes
+        if not self.is_aligned:
+            return *nested(loop, loop.role), 1
+        return lanes_of(self.kernel, loop, self.shape.team)
 
     def _spread(self, loop: For) -> None:
         """Independent turns, some of them each thread's."""
         loops, body, lanes = self._inner(loop)
-        with self._strided(loops, lanes):
+        with self._strided(loop, loops, lanes):
             if lanes > 1:
                 with self.in_lanes(loops[-1], lanes, body):
                     self.thread_all(body)
             else:
                 self.thread_all(body)
 
-    def _strided(self, loops: Sequence[Var], lanes: int) -> AbstractContextManager[None]:
+    @contextmanager
+    def _strided(self, loop: For, loops: Sequence[Var], lanes: int) -> Iterator[None]:
+        """Every turn of some loops, the team's threads side by side."""
+        self.staged = self.stages.loops.get(id(loop), {})
+        self.unread = {k for k in self.staged if (id(loop), k) in self.stages.last}
+        with self._walked(loops, lanes):
+            yield
+        self.staged, self.unread = {}, set()
+
+    def _walked(self, loops: Sequence[Var], lanes: int) -> AbstractContextManager[None]:
         count = 1
         for v in loops:
             count *= v.extent
         q, team, type_ = self.new("q"), self.shape.team, self.index_type
         start = "tid" if lanes == 1 else f"tid * {lanes}"
         head = f"for ({type_} {q} = {start}; {q} < {count}; {q} += {team * lanes})"
+        if self.staged and self.stages.in_registers:
+            self.stage_place = self.new("k")
+            return self._written_out(q, start, count, team * lanes, loops)
+        if self.staged:
+            self.stage_place = f"{q} / {lanes}"
+            self.add("#pragma unroll 4")
         return self.decoded_block(head, q, loops)
+
+    @contextmanager
+    def _written_out(
+        self, q: str, start: str, count: int, step: int, loops: Sequence[Var]
+    ) -> Iterator[None]:
+        """The few turns of a thread one after the other, so that registers have their numbers."""
+        k, turns = self.stage_place, -(-count // step)
+        self.add("#pragma unroll")
+        with self.block(f"for (int {k} = 0; {k} < {turns}; ++{k})"):
+            self.add(f"const int {q} = {start} + {k} * {step};")
+            if count % step:
+                with self.decoded_block(f"if ({q} < {count})", q, loops):
+                    yield
+            else:
+                self.decode(q, loops)
+                yield
 
     def _sum(self, loop: For) -> None:
         """Each thread sums some of the turns, then the team adds up: always in the same order."""
@@ -229,14 +353,14 @@ class _Writer(Tall):
         for local, s in sums.items():
             type_ = scalars.register(s.value.dtype)
             part = parts[local] = self.new("part")
-            none = scalars.literal(Literal(nothing(s), s.value.dtype))
+            none = scalars.literal(Literal(identity(s), s.value.dtype))
             if lanes > 1:
                 self.add(f"{type_} {part}[{lanes}];")
                 self.unrolled(f"{part}[u] = {none};", lanes)
             else:
                 self.add(f"{type_} {part} = {none};")
             self.names[local] = part
-        with self._strided(loops, lanes):
+        with self._strided(loop, loops, lanes):
             if lanes > 1:
                 with self.in_lanes(loops[-1], lanes, body, set(sums)):
                     self.thread_all(body)
@@ -257,7 +381,7 @@ class _Writer(Tall):
         if self.shape.team == WARP:
             whole = f"in_warp<{op}>({found})"
         else:
-            none = scalars.literal(Literal(nothing(s), dtype))
+            none = scalars.literal(Literal(identity(s), dtype))
             whole = f"in_block<{op}, {self.shape.team // WARP}, {type_}>({found}, {none})"
         self.add(f"{local} = {op}::of({local}, {whole});")
 

@@ -41,7 +41,8 @@ class Shape:
     team: int  # threads of a turn: 1, a warp, or more
     block: int  # threads of a block
     lanes: int = 1  # turns that one thread takes at once, along the last variable
-    tall: int = 1  # threads that share the sum of one turn, their neighbours other turns
+    rows: int = 1  # threads that share the sum of a turn, one in each warp of the block
+    tall: int = 1  # threads of a block that share a sum, their neighbours take other sums
 
     @property
     def count(self) -> int:
@@ -50,7 +51,7 @@ class Shape:
     @property
     def teams(self) -> int:
         """Turns that a block has at a time."""
-        return self.block // (self.team * self.tall)
+        return self.block // self.team // self.rows // self.tall
 
     @property
     def grid(self) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 from treadle.codegen.cuda import scalars
+from treadle.codegen.cuda.columns import columns_of, identity
 from treadle.codegen.cuda.lanes import Lanes
 from treadle.codegen.cuda.shape import (
     FILLS,
@@ -53,7 +54,7 @@ def tall_of(kernel: Kernel, is_aligned: bool = True) -> Shape | None:
     while tall > 1:
         is_even = count // lanes % (FLAT_THREADS // tall) == 0
         if is_even and 4 * tall <= rows and count // lanes * tall <= FULL:
-            return Shape(lets, turns, body, 1, FLAT_THREADS, lanes, tall)
+            return Shape(lets, turns, body, 1, FLAT_THREADS, lanes, tall=tall)
         tall //= 2
     return None
 
@@ -85,24 +86,19 @@ def _is_sum_of_columns(before: Sequence[Statement], loop: Statement) -> bool:
     first = {s.local: s.value for s in before if isinstance(s, Let)}
     for name, s in sums.items():
         start = first.get(name)
-        if not isinstance(start, Literal) or start.value != nothing(s):
+        if not isinstance(start, Literal) or start.value != identity(s):
             return False
     is_plain = is_sum(For(loop.var, Role.SEQUENTIAL, plain))
     is_free = not any(s.guard or set(sums) & locals_in(s.value) for s in kept)
     return is_plain and is_free
 
 
-def nothing(s: Accumulate) -> float | int:
-    """What a sum starts from."""
-    if s.op in ("add", "mul"):
-        return int(s.op == "mul")
-    if s.value.dtype.is_float:
-        return float("-inf") if s.op == "max" else float("inf")
-    return s.value.dtype.range()[s.op == "min"]
-
-
 def chosen_shape(kernel: Kernel, is_aligned: bool = True) -> Shape:
-    return tall_of(kernel, is_aligned) or shape_of(kernel, is_aligned)
+    """How a kernel is spread; of two ways to share sums of columns the one with more threads."""
+    tall, columns = tall_of(kernel, is_aligned), columns_of(kernel) if is_aligned else None
+    if tall is not None and columns is not None:
+        return tall if tall.grid * tall.block > columns.grid * columns.block else columns
+    return tall or columns or shape_of(kernel, is_aligned)
 
 
 class Tall(Lanes):

@@ -163,5 +163,5 @@ def linear_cross_entropy_rows(
     flat = reshape(x, (targets.size, x.shape[-1]))
     operands = [flat, weight, reshape(targets, (targets.size,))]
     operands += [] if bias is None else [bias]
-    attributes = c.CrossEntropy(float(label_smoothing))
+    attributes = c.HeadCrossEntropy(float(label_smoothing))
     return reshape(bind1(c.LINEAR_CROSS_ENTROPY, attributes, *operands), targets.shape)

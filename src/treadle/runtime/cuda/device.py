@@ -149,6 +149,23 @@ class Block:
             )
             checked(found, "cuda")
 
+    def set(self, number: np.generic) -> None:
+        """One number of at most four bytes everywhere."""
+        size, driver = number.dtype.itemsize, self.device.driver
+        setter = {1: driver.cuMemsetD8, 2: driver.cuMemsetD16, 4: driver.cuMemsetD32}[size]
+        bits = int(np.frombuffer(number.tobytes(), f"u{size}")[0])
+        checked(setter(self.address, bits, self.nbytes // size), "cuda")
+        self.device.wait()
+
+    def fill(self, source: Block) -> None:
+        """Copies of another block's bytes, one after the other, into the stream."""
+        for start in range(0, self.nbytes, source.nbytes):
+            size = min(source.nbytes, self.nbytes - start)
+            found = self.device.driver.cuMemcpyDtoDAsync(
+                self.address + start, source.address, size, self.device.stream
+            )
+            checked(found, "cuda")
+
     def read(self, array: np.ndarray, offset: int = 0) -> np.ndarray:
         """Copy out into a contiguous array, when all work before is done."""
         self.device.wait()

@@ -18,7 +18,7 @@ from treadle.ir.types import TensorType
 from treadle.kernel.launch import Launch
 from treadle.kernel.plan import Plan
 from treadle.runtime.cuda.batches import chosen_batches, matrices
-from treadle.runtime.cuda.blas import Matmul, workspace
+from treadle.runtime.cuda.blas import Matmul, noise, workspace
 from treadle.runtime.cuda.device import Block, Event, Pinned, checked, device, out_of_memory, padded
 from treadle.runtime.cuda.launches import Code, Runner
 from treadle.runtime.cuda.routines import chosen_routines
@@ -111,7 +111,13 @@ class CudaProgram:
                 matmul.choose(*self._somewhere(i))
                 self.algorithms[key] = matmul.words
             matmul.use(self.algorithms[key])
+        self._spare: list[Block] = []
         return found
+
+    @property
+    def workspace(self) -> int:
+        """Bytes that libraries use while they run; products of all programs share theirs."""
+        return self._runner.workspace.nbytes + (workspace().nbytes if self._products else 0)
 
     def _somewhere(self, entry: int) -> tuple[int, int, int, int]:
         product = self.launches[entry].product
@@ -122,6 +128,8 @@ class CudaProgram:
         """Memory to time a routine on, as large as that of one of its calls."""
         call = next(c for c in _calls(self.plan) if c.entry == entry)
         self._spare = [Block(self.plan.slots[s].nbytes) for s in call.slots]
+        for block in self._spare:
+            block.fill(noise())
         return [b.address for b in self._spare]
 
     # Addresses

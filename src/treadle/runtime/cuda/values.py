@@ -9,6 +9,18 @@ import numpy as np
 from treadle.runtime.cuda.device import Block, device
 
 
+def is_one_number(array: np.ndarray) -> bool:
+    """Whether all elements are the same memory: a number seen as an array."""
+    return array.size > 1 and not any(array.strides)
+
+
+def as_dtype(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The array itself, or its numbers in another dtype; one number stays one number."""
+    if is_one_number(array):
+        return np.broadcast_to(array[(0,) * array.ndim].astype(dtype), array.shape)
+    return np.asarray(array).astype(dtype, copy=False)
+
+
 class DeviceValues(MutableMapping[str, np.ndarray]):
     """Arrays by name. Writing one that is there keeps its address: programs stay bound to it."""
 
@@ -32,7 +44,10 @@ class DeviceValues(MutableMapping[str, np.ndarray]):
         else:
             device().wait()
         self._like[name] = array.shape, array.dtype
-        self._blocks[name].write(array)
+        if is_one_number(array) and array.dtype.itemsize <= 4:
+            self._blocks[name].set(array[(0,) * array.ndim])
+        else:
+            self._blocks[name].write(array)
 
     def __delitem__(self, name: str) -> None:
         del self._blocks[name], self._like[name]

@@ -1,0 +1,275 @@
+"""What the CUDA text computes, run on the processor; and heads whose logits come by chunks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import treadle as td
+from backend import assert_within, draw
+from cuda_backend import scheduled
+from cuda_on_host import no_host_compiler, run_on_host
+from test_kernels import run as interpreted
+from treadle import losses, nn, optim
+from treadle.base import dtypes
+from treadle.base.dtypes import DType
+from treadle.codegen.cuda.columns import columns_of
+from treadle.codegen.cuda.shape import shape_of
+from treadle.codegen.cuda.stages import stages_of
+from treadle.domains.float64 import evaluate_float64
+from treadle.frontend.scopes import bind, bind1
+from treadle.ir import composites as c
+from treadle.ir.graph import Graph
+from treadle.ir.heads import with_heads
+from treadle.ir.ops.indexing import SCATTER_ADD, ScatterAdd
+from treadle.ir.types import TensorType
+from treadle.kernel.calls import product_of
+from treadle.kernel.program import Program, Repeat
+from treadle.kernel.scatter import is_scatter
+from treadle.memory.plan import plan_buffers
+from treadle.schedule import gpu_head
+from treadle.schedule.schedule import GPU, schedule
+
+BF16, F32, I32 = dtypes.bfloat16, dtypes.float32, dtypes.int32
+BY_CHUNKS = dataclasses.replace(GPU, least_logits=1)
+needs_host = pytest.mark.skipif(no_host_compiler() is not None, reason=f"{no_host_compiler()}")
+
+
+def traced(function, *types: TensorType) -> tuple[Graph, dict[str, np.ndarray]]:
+    """A graph, and values that its dtypes hold."""
+    graph = td.trace(function, *types)
+    known = {n: graph.nodes[i].types[0].dtype.numpy for n, i in graph.leaves.items()}
+    return graph, {n: np.asarray(a).astype(known[n]) for n, a in draw(graph, 5).items()}
+
+
+def apart(graph: Graph, arrays: dict[str, np.ndarray], found: list[np.ndarray]) -> float:
+    """The largest error, of an output's elements and their size together."""
+    worst = 0.0
+    for ours, exact in zip(found, evaluate_float64(graph, arrays), strict=True):
+        exact = np.asarray(exact, np.float64)
+        size = np.abs(exact) + np.sqrt(np.mean(exact**2)) + 1e-30
+        worst = max(worst, float(np.max(np.abs(ours.astype(np.float64) - exact) / size)))
+    return worst
+
+
+def limit(dtype: DType) -> float:
+    return 0.015 if dtype.is_narrow else 1e-5
+
+
+# Text on the processor
+
+
+def rows(x, y):
+    return [td.layer_norm(x + y, y[0], y[1]), x + y, td.softmax(x)]
+
+
+def columns(x, y):
+    return [x * y, (x * y).sum(0), td.max(x, 0)]
+
+
+def norm_gradients(x, y):
+    def loss(x, weight, bias):
+        return (td.layer_norm(x, weight, bias) * y).sum()
+
+    return list(td.grad(loss, (0, 1, 2))(x, y[0], y[1]))
+
+
+@needs_host
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("function", [rows, columns, norm_gradients])
+@pytest.mark.parametrize("shape", [(1030, 96), (1024, 384)])
+def test_rows_and_columns(function, shape: tuple[int, int], dtype: DType) -> None:
+    graph, arrays = traced(function, TensorType(shape, dtype), TensorType(shape, dtype))
+    assert apart(graph, arrays, run_on_host(scheduled(graph), arrays)) < limit(dtype)
+
+
+@needs_host
+def test_long_rows_are_kept_in_shared_memory() -> None:
+    type_ = TensorType((520, 20000), BF16)
+    graph, arrays = traced(lambda x: [td.softmax(x)], type_)
+    program = scheduled(graph)
+    kernels = [k for k in program.distinct() if not product_of(k)]
+    assert any(stages_of(k, shape_of(k), True).shared == 40000 for k in kernels)
+    assert apart(graph, arrays, run_on_host(program, arrays)) < limit(BF16)
+
+
+PLACES = {
+    "even": lambda rng, n, v: rng.integers(0, v, n),
+    "one": lambda rng, n, v: np.full(n, 7),
+    "few": lambda rng, n, v: np.minimum(rng.geometric(0.2, n) - 1, v - 1),
+    "outside": lambda rng, n, v: rng.integers(-3, v + 3, n),
+}
+
+
+@needs_host
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize(("classes", "count", "width"), [(300, 1500, 8), (70, 60, 768)])
+def test_scattered_sums(classes: int, count: int, width: int, where: str) -> None:
+    def scattered(x, index):
+        return [bind1(SCATTER_ADD, ScatterAdd(0, classes), x, index)]
+
+    graph, arrays = traced(scattered, TensorType((count, width), F32), TensorType((count,), I32))
+    name = next(n for n, a in arrays.items() if a.dtype.kind == "i")
+    arrays[name] = PLACES[where](np.random.default_rng(1), count, classes).astype(np.int32)
+    program = scheduled(graph)
+    assert any(is_scatter(k) for k in program.distinct())
+    found = run_on_host(program, arrays)
+    # In order, one after the other: the bits that one thread would give.
+    expected = interpreted(program, arrays)
+    np.testing.assert_array_equal(found[0], expected[0])
+
+
+# Shapes
+
+
+def test_columns_are_shared_by_warps_and_rows_are_not() -> None:
+    type_ = TensorType((4096, 768), BF16)
+    by_columns = scheduled(td.trace(lambda x: [x.sum(0)], type_)).distinct()
+    assert [columns_of(k) is not None for k in by_columns] == [True, True], "parts, then all"
+    by_rows = scheduled(td.trace(lambda x: [x.sum(1)], type_)).distinct()
+    assert not any(columns_of(k) for k in by_rows)
+
+
+def test_rows_in_order_are_not_scattered() -> None:
+    def scattered(x):
+        return [bind1(SCATTER_ADD, ScatterAdd(0, 64), x, td.arange(64)) * 2]
+
+    graph, arrays = traced(scattered, TensorType((64, 96), BF16))
+    program = scheduled(graph)
+    assert not any(is_scatter(k) for k in program.distinct())
+    assert_within(graph, arrays, interpreted(program, arrays))
+
+
+# Heads
+
+
+def head_gradients(rounded: bool, smoothing: float = 0.0):
+    attributes = c.HeadCrossEntropy(smoothing, rounded)
+    return lambda *operands: list(bind(c.LINEAR_CROSS_ENTROPY_GRAD, attributes, *operands))
+
+
+def head_types(n: int, classes: int, dtype: DType, has_bias: bool) -> list[TensorType]:
+    found = [TensorType((n,), F32), TensorType((n, 6), dtype), TensorType((classes, 6), dtype)]
+    bias = [TensorType((classes,), dtype)] if has_bias else []
+    return [*found, TensorType((n,), I32), *bias]
+
+
+def by_chunks(graph: Graph, most: int, least: int) -> Program:
+    sizes = gpu_head.chunk_sizes
+    with mock.patch.object(gpu_head, "chunk_sizes", lambda rows: sizes(rows, most, least)):
+        return schedule(graph, target=BY_CHUNKS)
+
+
+HEADS = [
+    (dtype, rounded, smoothing, has_bias)
+    for dtype in (F32, BF16)
+    for rounded in (False, True)
+    for smoothing in (0.0, 0.1)
+    for has_bias in ((False, True) if dtype is F32 else (False,))
+]
+
+
+@pytest.mark.parametrize(("dtype", "rounded", "smoothing", "has_bias"), HEADS)
+@pytest.mark.parametrize(("n", "most", "least"), [(12, 4, 2), (11, 4, 2), (8, 8, 8), (8, 4, 4)])
+def test_heads_by_chunks(
+    n: int, most: int, least: int, dtype: DType, rounded: bool, smoothing: float, has_bias: bool
+) -> None:
+    function = head_gradients(rounded, smoothing)
+    graph, arrays = traced(function, *head_types(n, 40, dtype, has_bias))
+    program = by_chunks(graph, most, least)
+    assert any("linear_cross_entropy" in k.name for k in program.distinct())
+    assert_within(graph, arrays, interpreted(program, arrays), 4.0)
+
+
+def test_chunks_cover_all_rows() -> None:
+    assert gpu_head.chunk_sizes(32768) == [4096] * 8
+    assert gpu_head.chunk_sizes(4096) == [2048] * 2
+    assert gpu_head.chunk_sizes(100) == [100]
+    assert sum(gpu_head.chunk_sizes(10001)) == 10001
+
+
+@needs_host
+def test_a_head_s_text() -> None:
+    graph, arrays = traced(head_gradients(True), *head_types(300, 6000, BF16, False))
+    arrays = {n: np.abs(a) % 6000 if a.dtype.kind == "i" else a for n, a in arrays.items()}
+    program = by_chunks(graph, 128, 64)
+    whole = schedule(graph, target=dataclasses.replace(GPU, least_logits=1 << 60))
+    for ours, other in zip(run_on_host(program, arrays), interpreted(whole, arrays), strict=True):
+        size = np.sqrt(np.mean(other.astype(np.float64) ** 2))
+        assert np.max(np.abs(ours.astype(np.float64) - other.astype(np.float64))) < 0.02 * size
+
+
+class Tied(nn.Module):
+    def __init__(self, classes: int, width: int):
+        self.table = nn.Embedding(classes, width)
+
+    def forward(self, tokens):
+        return td.linear(td.tanh(self.table(tokens)), self.table.weight)
+
+
+def step_graph(least: int, precision: str = "bfloat16") -> Graph:
+    """A step with a head of 600 classes, recognised where logits are that many."""
+    specs = {"x": td.Spec((8, 64), td.int32), "y": td.Spec((8, 64), td.int32)}
+
+    def loss(m, batch):
+        return losses.cross_entropy(m(batch["x"]), batch["y"], axis=-1)
+
+    def recognised(graph: Graph, device: str = "cpu") -> Graph:
+        return with_heads(graph, least)
+
+    with mock.patch("treadle.pipeline.recognise", recognised):
+        step = td.compile_step(
+            Tied(600, 16), loss, optim.sgd(0.1), specs, device="oracle", precision=precision
+        )
+        return step._programs.built(step._inputs).step(step._mode(), (False, False, False)).graph
+
+
+def ops_of(graph: Graph) -> Iterator[str]:
+    return (n.op.name for n in graph.nodes)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_product_that_only_a_loss_reads_is_its_head(precision: str) -> None:
+    plain, fused = step_graph(1 << 60, precision), step_graph(1, precision)
+    assert "linear_cross_entropy_grad" not in ops_of(plain)
+    assert "linear_cross_entropy_grad" in ops_of(fused)
+    assert "linear_cross_entropy" not in ops_of(fused), "one pass gives the rows too"
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for name, i in plain.leaves.items():
+        type_ = plain.nodes[i].types[0]
+        drawn = rng.integers(0, 600, type_.shape) if not type_.is_float else rng.random(type_.shape)
+        arrays[name] = drawn.astype(type_.dtype.numpy)
+    ours, theirs = (evaluate_float64(g, arrays) for g in (fused, plain))
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_logits_that_something_else_reads_stay() -> None:
+    def loss(x, weight, target):
+        logits = td.linear(x, weight)
+        return losses.cross_entropy(logits, target).tensor() + logits.sum()
+
+    types = TensorType((64, 8), F32), TensorType((600, 8), F32), TensorType((64,), I32)
+    graph = td.trace(loss, *types)
+    assert "linear_cross_entropy" not in ops_of(with_heads(graph, 1))
+    few = td.trace(lambda x, w, t: losses.cross_entropy(td.linear(x, w), t).tensor(), *types)
+    assert "linear_cross_entropy" in ops_of(with_heads(few, 1))
+    assert "linear_cross_entropy" not in ops_of(with_heads(few)), "few logits are kept"
+
+
+def test_a_head_s_logits_are_never_whole() -> None:
+    graph = step_graph(1)
+    sizes = gpu_head.chunk_sizes
+    with mock.patch.object(gpu_head, "chunk_sizes", lambda n: sizes(n, 64, 32)):
+        program = schedule(graph, in_place=True, target=BY_CHUNKS)
+    assert any(isinstance(s, Repeat) and s.length == 7 for s in program.steps)
+    largest = max(b.size for b in program.buffers)
+    assert largest < 512 * 600 // 4
+    assert plan_buffers(program).size < 512 * 600 * 2
+    adding = [p for k in program.distinct() if (p := product_of(k)) is not None and p.adds]
+    assert [(p.m, p.n, p.k) for p in adding] == [(600, 16, 64)]
