@@ -108,6 +108,119 @@ def torch_gpt(vocabulary: int, t: int, d: int, heads: int, layers: int) -> Any:
     return GPT()
 
 
+def torch_llama(vocabulary: int, d: int, heads: int, groups: int, hidden: int, layers: int) -> Any:
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    size = d // heads
+
+    def rotated(x: Any) -> Any:
+        rate = 100000.0 ** (-torch.arange(0, size, 2, device=x.device) / size)
+        angle = torch.arange(x.shape[2], device=x.device)[:, None] * rate
+        c, s = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * c - b * s, b * c + a * s], -1)
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(d, (heads + 2 * groups) * size, bias=False)
+            self.proj = nn.Linear(d, d, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            b, t, _ = x.shape
+            parts = self.qkv(x).split([heads * size, groups * size, groups * size], -1)
+            q, k, v = (p.view(b, t, -1, size).transpose(1, 2) for p in parts)
+            mixed = F.scaled_dot_product_attention(
+                rotated(q), rotated(k), v, is_causal=True, enable_gqa=True
+            )
+            return self.proj(mixed.transpose(1, 2).reshape(b, t, d))
+
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate_proj = nn.Linear(d, hidden, bias=False)
+            self.up_proj = nn.Linear(d, hidden, bias=False)
+            self.down_proj = nn.Linear(hidden, d, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm_1, self.norm_2 = nn.RMSNorm(d, eps=1e-5), nn.RMSNorm(d, eps=1e-5)
+            self.attention, self.mlp = Attention(), Gated()
+
+        def forward(self, x: Any) -> Any:
+            x = x + self.attention(self.norm_1(x))
+            return x + self.mlp(self.norm_2(x))
+
+    class Llama(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wte = nn.Embedding(vocabulary, d)
+            self.blocks = nn.ModuleList(Block() for _ in range(layers))
+            self.norm = nn.RMSNorm(d, eps=1e-5)
+
+        def forward(self, tokens: Any) -> Any:
+            x = self.wte(tokens)
+            for block in self.blocks:
+                x = block(x)
+            return F.linear(self.norm(x), self.wte.weight)
+
+    return Llama()
+
+
+def torch_resnet(classes: int, *counts: int) -> Any:
+    import torch
+    from torch import nn
+
+    class Bottleneck(nn.Module):
+        def __init__(self, channels: int, width: int, stride: int) -> None:
+            super().__init__()
+            out = 4 * width
+            self.conv1, self.bn1 = nn.Conv2d(channels, width, 1, bias=False), nn.BatchNorm2d(width)
+            self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
+            self.bn2 = nn.BatchNorm2d(width)
+            self.conv3, self.bn3 = nn.Conv2d(width, out, 1, bias=False), nn.BatchNorm2d(out)
+            self.downsample = None
+            if stride != 1 or channels != out:
+                self.downsample = nn.Sequential(
+                    nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out)
+                )
+
+        def forward(self, x: Any) -> Any:
+            y = torch.relu(self.bn1(self.conv1(x)))
+            y = torch.relu(self.bn2(self.conv2(y)))
+            y = self.bn3(self.conv3(y))
+            return torch.relu(y + (x if self.downsample is None else self.downsample(x)))
+
+    class ResNet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1 = nn.Conv2d(3, 64, 7, 2, padding=3, bias=False)
+            self.bn1, self.pool = nn.BatchNorm2d(64), nn.MaxPool2d(3, 2, padding=1)
+            layers, channels = [], 64
+            for i, count in enumerate(counts):
+                width, blocks = 64 << i, []
+                for k in range(count):
+                    blocks.append(Bottleneck(channels, width, 2 if i and not k else 1))
+                    channels = 4 * width
+                layers.append(nn.Sequential(*blocks))
+            self.layers = nn.ModuleList(layers)
+            self.fc = nn.Linear(channels, classes)
+
+        def forward(self, x: Any) -> Any:
+            x = self.pool(torch.relu(self.bn1(self.conv1(x))))
+            for layer in self.layers:
+                x = layer(x)
+            return self.fc(x.mean((2, 3)))
+
+    return ResNet()
+
+
 def torch_lstm(vocabulary: int, d: int, layers: int) -> Any:
     from torch import nn
 
@@ -128,6 +241,8 @@ TORCH: dict[str, Callable[..., Any]] = {
     "mlp_gelu": functools.partial(torch_mlp, "GELU"),
     "cnn": torch_cnn,
     "gpt": torch_gpt,
+    "llama": torch_llama,
+    "resnet": torch_resnet,
     "lstm": torch_lstm,
 }
 

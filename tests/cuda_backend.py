@@ -16,7 +16,7 @@ from treadle.memory.plan import plan_buffers
 from treadle.runtime.cuda.compiler import compile_parts, compiler_version
 from treadle.runtime.cuda.device import device, why_not
 from treadle.runtime.cuda.program import CudaProgram
-from treadle.schedule.schedule import GPU, schedule
+from treadle.schedule.schedule import GPU, Target, schedule
 
 
 @functools.cache
@@ -35,8 +35,10 @@ needs_gpu = pytest.mark.skipif(why_not() is not None, reason=f"no GPU: {why_not(
 needs_compiler = pytest.mark.skipif(no_compiler() is not None, reason=f"{no_compiler()}")
 
 
-def scheduled(graph: Graph, fuse: bool = True, in_place: bool = False) -> Program:
-    return schedule(graph, fuse, in_place=in_place, target=GPU)
+def scheduled(
+    graph: Graph, fuse: bool = True, in_place: bool = False, target: Target = GPU
+) -> Program:
+    return schedule(graph, fuse, in_place=in_place, target=target)
 
 
 def rendered(graph: Graph, fuse: bool = True, library: bool = True) -> CudaSource:
@@ -44,10 +46,14 @@ def rendered(graph: Graph, fuse: bool = True, library: bool = True) -> CudaSourc
 
 
 def on_gpu(
-    graph: Graph, fuse: bool = True, in_place: bool = False, library: bool = True
+    graph: Graph,
+    fuse: bool = True,
+    in_place: bool = False,
+    library: bool = True,
+    target: Target = GPU,
 ) -> CudaProgram:
     """A graph on the device; `library=False` has generated kernels for products too."""
-    program = scheduled(graph, fuse, in_place)
+    program = scheduled(graph, fuse, in_place, target)
     source = render_program(program, library)
     cubins = compile_parts(source.parts, device().architecture)
     plan = assemble(program, plan_buffers(program))

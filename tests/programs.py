@@ -11,7 +11,8 @@ import treadle as td
 from treadle import losses, nn, optim
 from treadle.domains.philox import make_key
 from treadle.frontend.functions.activations import cross_entropy_rows
-from treadle.frontend.scopes import RANDOM_STATE
+from treadle.frontend.scopes import RANDOM_STATE, bind1
+from treadle.ir import composites as c
 from treadle.ir.graph import Graph
 
 SIZES = (1, 2, 3, 5, 8, 17)
@@ -149,6 +150,7 @@ class Steps:
             lambda: td.layer_norm(x),
             lambda: td.layer_norm(m, other[0], other[-1]),
             lambda: td.rms_norm(x),
+            lambda: bind1(c.BATCH_NORM, c.BatchNorm(1e-2), m, other[0], other[-1]),
             lambda: td.relu(x) + td.silu(y),
             lambda: td.gelu(x) - td.gelu(y, approximate="tanh"),
             lambda: td.sigmoid(x) * td.softplus(y),

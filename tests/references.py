@@ -337,6 +337,23 @@ def _conv(a, x, w):
     return function(F.pad(x, amounts), w, None, a.strides, 0, a.dilations, a.groups)
 
 
+@reference("conv_grad_x")
+def _conv_grad_x(a, ct, w):
+    x = torch.zeros(a.shape, dtype=ct.dtype, requires_grad=True)
+    return torch.autograd.grad(_conv(a.conv, x, w), x, ct)[0]
+
+
+@reference("conv_grad_w")
+def _conv_grad_w(a, ct, x):
+    w = torch.zeros(a.shape, dtype=ct.dtype, requires_grad=True)
+    return torch.autograd.grad(_conv(a.conv, x, w), w, ct)[0]
+
+
+@reference("batch_norm")
+def _batch_norm(a, x, *affine):
+    return F.batch_norm(x, None, None, *affine, training=True, eps=a.eps)
+
+
 @reference("max_pool")
 def _max_pool(a, x):
     function = {1: F.max_pool1d, 2: F.max_pool2d}[len(a.sizes)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -15,8 +17,13 @@ from test_backend_programs import prepared as random_program
 from treadle import losses, nn, optim
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
-from treadle.ir.op import Op
+from treadle.frontend.scopes import bind1
+from treadle.ir import composites as c
+from treadle.ir.op import Op, infer_types
 from treadle.ir.types import TensorType
+from treadle.runtime.cuda.conv import NoRoutineError
+from treadle.runtime.cuda.dnn import has_dnn
+from treadle.schedule.schedule import GPU
 
 pytestmark = needs_gpu
 
@@ -84,6 +91,92 @@ def test_batched_products(library: bool) -> None:
     graph = td.trace(products, type_, type_)
     arrays = draw(graph, 4)
     assert_within(graph, arrays, on_gpu(graph, library=library).run(arrays))
+
+
+WITH_DNN = dataclasses.replace(GPU, has_conv=has_dnn(), has_attention=has_dnn())
+# x, w, stride, padding, dilation, groups
+CONVOLUTIONS = [
+    ((4, 16, 14, 14), (32, 16, 3, 3), 1, 1, 1, 1),
+    ((4, 16, 15, 14), (32, 16, 3, 3), 2, 1, 1, 1),
+    ((2, 3, 32, 32), (16, 3, 7, 7), 2, 3, 1, 1),
+    ((4, 1, 28, 28), (32, 1, 3, 3), 1, 1, 1, 1),
+    ((4, 16, 14, 14), (32, 16, 1, 1), 2, 0, 1, 1),
+    ((4, 16, 14, 14), (16, 4, 3, 3), 1, 1, 1, 4),
+    ((4, 16, 14, 14), (16, 1, 3, 3), 1, 1, 1, 16),
+    ((4, 16, 14, 14), (32, 16, 3, 3), 1, 2, 2, 1),
+    ((3, 5, 9, 11), (7, 5, 3, 2), 1, 1, 1, 1),
+]
+
+
+@pytest.mark.skipif(not has_dnn(), reason="cuDNN's frontend is not installed")
+@pytest.mark.parametrize("op", [c.CONV, c.CONV_GRAD_X, c.CONV_GRAD_W], ids=str)
+@pytest.mark.parametrize("dtype", [dtypes.bfloat16, dtypes.float16, dtypes.float32], ids=str)
+@pytest.mark.parametrize("shape", CONVOLUTIONS, ids=str)
+def test_convolutions_of_the_library(shape, dtype: DType, op: Op) -> None:
+    xs, ws, s, p, d, g = shape
+    conv = c.Conv((s, s), ((p, p), (p, p)), (d, d), g)
+    x, w = TensorType(xs, dtype), TensorType(ws, dtype)
+    (y,) = infer_types(c.CONV, conv, (x, w))
+    types = {c.CONV: (x, w), c.CONV_GRAD_X: (y, w), c.CONV_GRAD_W: (y, x)}[op]
+    made = {c.CONV_GRAD_X: c.ConvGrad(conv, xs), c.CONV_GRAD_W: c.ConvGrad(conv, ws)}
+    graph = td.trace(lambda a, b: [bind1(op, made.get(op, conv), a, b)], *types)
+    arrays = draw(graph, 3)
+    try:
+        program = on_gpu(graph, target=WITH_DNN)
+    except NoRoutineError as error:
+        pytest.skip(f"cuDNN has no plan: {error}")  # a step falls back to the definition
+    assert_within(graph, arrays, program.run(arrays))
+
+
+def convolved(device: str, precision: str, steps: int = 6) -> list[float]:
+    """Losses of a small residual network with batch norms and a pool."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, 2, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.MaxPool2d(3, 2, padding=1), nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32),
+        nn.ReLU(), nn.Conv2d(32, 8, 1, groups=4), nn.Flatten(), nn.Linear(8 * 16, 5),
+    )  # fmt: skip
+    specs = {"x": td.Spec((8, 3, 16, 16)), "y": td.Spec((8,), td.int32)}
+
+    def loss(m, batch):
+        return losses.cross_entropy(m(batch["x"]), batch["y"])
+
+    step = td.compile_step(
+        model, loss, optim.adamw(1e-2), specs, device=device, precision=precision
+    )
+    rng = np.random.default_rng(0)
+    batch = {
+        "x": rng.normal(size=(8, 3, 16, 16)).astype(np.float32),
+        "y": rng.integers(0, 5, 8).astype(np.int32),
+    }
+    return [step(batch).loss for _ in range(steps)]
+
+
+@pytest.mark.parametrize(("precision", "error"), [("float32", 1e-3), ("bfloat16", 0.1)])
+def test_a_convolutional_network_follows_the_oracle(precision: str, error: float) -> None:
+    ours, exact = convolved("cuda", precision), convolved("oracle", precision)
+    np.testing.assert_allclose(ours, exact, rtol=error, atol=error)
+
+
+@pytest.mark.parametrize("columns", [64, 256, 768, 1000])
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.bfloat16, dtypes.int32], ids=str)
+def test_sums_of_columns_that_rows_of_threads_share(columns: int, dtype: DType) -> None:
+    def sums(x, y):
+        kept = td.where(x < y, 0, x)
+        return [
+            kept * 2,
+            kept.sum(0),
+            (kept * y).sum(0),
+            td.max(x, 0),
+            x.reshape(64, 64, -1).sum(1),
+        ]
+
+    type_ = TensorType((4096, columns), dtype)
+    graph = td.trace(sums, type_, type_)
+    arrays = draw(graph, columns)
+    program = on_gpu(graph)
+    found = program.run(arrays)
+    assert_within(graph, arrays, found)
+    assert same_bits(program.run(arrays), found)
 
 
 def big(x, y):

@@ -85,7 +85,8 @@ def test_every_op_of_the_design_is_there() -> None:
     assert {op.name for op in primitives()} == set(expected)
     composites = """
         softmax log_softmax logsumexp layer_norm rms_norm gelu silu sigmoid softplus relu attention
-        attention_grad cross_entropy linear_cross_entropy linear_cross_entropy_grad conv max_pool
+        attention_grad cross_entropy linear_cross_entropy linear_cross_entropy_grad conv
+        conv_grad_x conv_grad_w batch_norm max_pool
         avg_pool mean var one_hot embedding
     """.split()
     assert {op.name for op in all_composites()} == set(composites)

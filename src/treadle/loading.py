@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -45,6 +46,7 @@ from treadle.runtime.cpu import NativeProgram
 from treadle.runtime.cuda.blas import blas_version
 from treadle.runtime.cuda.compiler import compile_parts, is_cubin
 from treadle.runtime.cuda.compiler import compiler_version as nvrtc_version
+from treadle.runtime.cuda.conv import NoRoutineError
 from treadle.runtime.cuda.device import device as gpu
 from treadle.runtime.cuda.dnn import dnn_version, has_dnn
 from treadle.runtime.cuda.program import CudaProgram
@@ -52,6 +54,7 @@ from treadle.runtime.executable import Executable
 from treadle.runtime.native import assembly, compile_object, compiler_version, host, is_object
 from treadle.runtime.oracle import OracleProgram
 from treadle.runtime.processors import default_threads
+from treadle.schedule.channels import Routine
 from treadle.schedule.checks import with_index_checks
 from treadle.schedule.schedule import CPU, GPU, Target, schedule
 
@@ -150,6 +153,7 @@ class BuiltForGpu:
     constants: Mapping[str, np.ndarray]
     algorithms: dict[str, list[int]]
     bundles: tuple[Bundle, ...] = ()
+    without: frozenset[Routine] = frozenset()  # what the library has not
 
 
 def _on_gpu(graph: Graph, report: CompileReport, options: CompileOptions, name: str) -> CudaProgram:
@@ -161,12 +165,11 @@ def _on_gpu(graph: Graph, report: CompileReport, options: CompileOptions, name: 
             found = _unpacked_for_gpu(cache.get(key), graph)
         if found is not None:
             program = _on_device(graph, found, report, options, again=True)
+            if program is not None:
+                program.without = found.without
     is_hit = program is not None
     if found is None or program is None:
-        found = _build_for_gpu(graph, report, options)
-        program = _on_device(graph, found, report, options)
-        assert program is not None
-        found = replace(found, algorithms=program.algorithms)
+        found, program = _built_on_device(graph, report, options)
         if cache is not None and key is not None:
             with report.stage("cache"):
                 cache.put(key, _packed_for_gpu(found))
@@ -174,6 +177,25 @@ def _on_gpu(graph: Graph, report: CompileReport, options: CompileOptions, name: 
     facts = replace(_facts(name, built, 0, is_hit), scratch=program.workspace)
     report.programs.append(facts)
     return program
+
+
+def _built_on_device(
+    graph: Graph, report: CompileReport, options: CompileOptions
+) -> tuple[BuiltForGpu, CudaProgram]:
+    """What a library turns out not to have is scheduled again, as its definition says."""
+    without: frozenset[Routine] = frozenset()
+    while True:
+        built = _build_for_gpu(graph, report, options, without)
+        try:
+            program = _on_device(graph, built, report, options)
+        except NoRoutineError as missing:
+            call = missing.call
+            operands = tuple((t.shape, t.dtype) for t in call.operands)
+            without = without | {(call.name, operands, call.numbers)}
+            continue
+        assert program is not None
+        program.without = without
+        return replace(built, algorithms=program.algorithms), program
 
 
 def _on_device(
@@ -196,15 +218,17 @@ def _on_device(
                 options.deterministic,
                 built.bundles,
             )
-        except (LookupError, ValueError, TypeError):
+        except (LookupError, ValueError, TypeError, NoRoutineError):
             if again:
                 return None
             raise
 
 
-def _build_for_gpu(graph: Graph, report: CompileReport, options: CompileOptions) -> BuiltForGpu:
+def _build_for_gpu(
+    graph: Graph, report: CompileReport, options: CompileOptions, without: frozenset[Routine]
+) -> BuiltForGpu:
     with report.stage("schedule"):
-        program = _scheduled(graph, options, _gpu_target())
+        program = _scheduled(graph, options, _gpu_target(without))
     with report.stage("plan_buffers"):
         plan = assemble(program, plan_buffers(program))
     with report.stage("render"):
@@ -212,12 +236,12 @@ def _build_for_gpu(graph: Graph, report: CompileReport, options: CompileOptions)
     with report.stage("compile"):
         cubins = compile_parts(source.parts, gpu().architecture)
     constants = dict(program.constants)
-    return BuiltForGpu(plan, source.launches, cubins, constants, {}, source.bundles)
+    return BuiltForGpu(plan, source.launches, cubins, constants, {}, source.bundles, without)
 
 
-def _gpu_target() -> Target:
+def _gpu_target(without: frozenset[Routine] = frozenset()) -> Target:
     """What the device and the libraries that are installed can do."""
-    return replace(GPU, has_attention=has_dnn())
+    return replace(GPU, has_attention=has_dnn(), has_conv=has_dnn(), without=without)
 
 
 def _gpu_key(graph: Graph, options: CompileOptions) -> str:
@@ -233,6 +257,7 @@ def _packed_for_gpu(built: BuiltForGpu) -> dict[str, bytes]:
     parts["launches"] = launches_to_json(built.launches).encode()
     parts["bundles"] = bundles_to_json(built.bundles).encode()
     parts["algorithms"] = json.dumps(built.algorithms).encode()
+    parts["without"] = json.dumps(sorted(built.without)).encode()
     return parts
 
 
@@ -246,6 +271,7 @@ def _unpacked_for_gpu(parts: Mapping[str, bytes] | None, graph: Graph) -> BuiltF
         algorithms = {
             str(k): [int(w) for w in v] for k, v in json.loads(parts["algorithms"]).items()
         }
+        without = frozenset(_routine(r) for r in json.loads(parts["without"]))
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
         return None
     is_whole = len(launches) == len(found.plan.entries) and all(
@@ -253,7 +279,15 @@ def _unpacked_for_gpu(parts: Mapping[str, bytes] | None, graph: Graph) -> BuiltF
     )
     if not is_whole:
         return None
-    return BuiltForGpu(found.plan, launches, found.objects, found.constants, algorithms, bundles)
+    return BuiltForGpu(
+        found.plan, launches, found.objects, found.constants, algorithms, bundles, without
+    )
+
+
+def _routine(found: Any) -> Routine:
+    name, operands, numbers = found
+    shapes = tuple((tuple(int(n) for n in shape), str(dtype)) for shape, dtype in operands)
+    return str(name), shapes, tuple((str(n), float(x)) for n, x in numbers)
 
 
 # The cache
@@ -373,7 +407,7 @@ def kernels_of(program: Executable, options: CompileOptions) -> tuple[KernelView
     native = program.program if isinstance(program, CheckedProgram) else program
     if not isinstance(native, (NativeProgram, CudaProgram)):
         return ()
-    target = _gpu_target() if isinstance(native, CudaProgram) else CPU
+    target = _gpu_target(native.without) if isinstance(native, CudaProgram) else CPU
 
     @functools.cache
     def kernels() -> Sequence[Kernel]:

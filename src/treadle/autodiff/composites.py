@@ -17,6 +17,8 @@ from treadle.autodiff.backward import (
     waits_for,
 )
 from treadle.autodiff.structure import unreduced
+from treadle.base.dtypes import accumulator
+from treadle.frontend.coerce import cast
 from treadle.frontend.definitions import finite
 from treadle.frontend.functions.activations import sigmoid, softmax
 from treadle.frontend.functions.arithmetic import erf, exp, rsqrt, stop_gradient, tanh, where
@@ -24,7 +26,7 @@ from treadle.frontend.functions.indexing import one_hot
 from treadle.frontend.functions.reductions import count_of, mean
 from treadle.frontend.functions.reductions import max as max_of
 from treadle.frontend.functions.reductions import sum as sum_of
-from treadle.frontend.functions.shaping import flip, transpose, unsqueeze
+from treadle.frontend.functions.shaping import reshape, unsqueeze
 from treadle.frontend.scopes import Trace, bind, bind1
 from treadle.frontend.tensor import Tensor
 from treadle.ir import composites as c
@@ -136,6 +138,27 @@ def rms_norm_vjp(attributes: c.Norm, ct: Tensor, out: Tensor, x: Tensor, *affine
     return (dx, sum_of(ct * normal, batch))[: 1 + len(affine)]
 
 
+@vjp(c.BATCH_NORM)
+def batch_norm_vjp(
+    attributes: c.BatchNorm, ct: Tensor, out: Tensor, x: Tensor, *affine: Tensor
+) -> Cts:
+    """dx = r w (ct − mean ct − x̂ mean(ct x̂)): the sums are the gradients of bias and weight."""
+    axes = tuple(i for i in range(x.ndim) if i != 1)
+    wide, g = (cast(t, accumulator(x.dtype)) for t in (x, ct))
+    centred = wide - mean(wide, axes, keepdims=True)
+    root = rsqrt(mean(centred * centred, axes, keepdims=True) + attributes.eps)
+    normal = centred * root
+    along, total = sum_of(g * normal, axes, keepdims=True), sum_of(g, axes, keepdims=True)
+    count = count_of(x, axes)
+    dx = root * (g - total / count - normal * (along / count))
+    if not affine:
+        return (cast(dx, x.dtype),)
+    weight, bias = affine
+    dx = dx * reshape(cast(weight, wide.dtype), root.shape)
+    sums = (cast(reshape(s, t.shape), t.dtype) for s, t in ((along, weight), (total, bias)))
+    return (cast(dx, x.dtype), *sums)
+
+
 @vjp(c.ATTENTION)
 def attention_vjp(
     attributes: c.Attention, cts: Cts, outs: tuple[Tensor, Tensor], *operands: Tensor
@@ -149,21 +172,9 @@ def attention_vjp(
 
 @vjp(c.CONV)
 def conv_vjp(attributes: c.Conv, ct: Tensor, out: Tensor, x: Tensor, w: Tensor) -> Cts:
-    """dx is a convolution of ct with the kernel turned around, where windows move by one.
-
-    dw sums products of ct and windows, as the definition's does.
-    """
-    padding, kernel = attributes.padding, w.shape[2:]
-    reach = [d * (k - 1) for d, k in zip(attributes.dilations, kernel, strict=True)]
-    is_plain = all(s == 1 for s in attributes.strides) and attributes.groups == 1
-    fits = all(0 <= p <= r for pair, r in zip(padding, reach, strict=True) for p in pair)
-    through = definition_vjp(c.CONV, attributes, (ct,), (x, w))
-    if not (is_plain and fits):
-        return tuple(through)
-    turned = flip(transpose(w, 0, 1), tuple(range(2, w.ndim)))
-    outside = tuple((r - low, r - high) for r, (low, high) in zip(reach, padding, strict=True))
-    back = c.Conv(attributes.strides, outside, attributes.dilations)
-    return bind1(c.CONV, back, ct, turned), through[1]
+    """Two composites, which a backend may have as they are."""
+    d_x = bind1(c.CONV_GRAD_X, c.ConvGrad(attributes, x.shape), ct, w)
+    return d_x, bind1(c.CONV_GRAD_W, c.ConvGrad(attributes, w.shape), ct, x)
 
 
 @vjp(c.CROSS_ENTROPY)

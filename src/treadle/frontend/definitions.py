@@ -27,14 +27,14 @@ from treadle.frontend.functions.reductions import argmax as argmax_of
 from treadle.frontend.functions.reductions import count_of, kept_shape
 from treadle.frontend.functions.reductions import max as max_of
 from treadle.frontend.functions.reductions import sum as sum_of
-from treadle.frontend.functions.shaping import iota, pad, reshape, unsqueeze
+from treadle.frontend.functions.shaping import flip, iota, pad, reshape, transpose, unsqueeze
 from treadle.frontend.scopes import bind1, isolated_tracing
 from treadle.frontend.tensor import Tensor
 from treadle.ir import composites as c
 from treadle.ir.graph import Graph
 from treadle.ir.op import Attributes, Op
 from treadle.ir.ops.indexing import GATHER, Gather
-from treadle.ir.ops.linear import WINDOW, Window
+from treadle.ir.ops.linear import UNWINDOW, WINDOW, Unwindow, Window
 from treadle.ir.rewrite import remove_dead_code
 from treadle.ir.types import TensorType
 
@@ -160,6 +160,19 @@ def rms_norm(attributes: c.Norm, x: Tensor, *affine: Tensor) -> Tensor:
     power = reshape(mean(c.Axes(axes), x * x), kept_shape(x, axes))
     result = x * rsqrt_of(power + attributes.eps)
     return result * affine[0] if affine else result
+
+
+@definition(c.BATCH_NORM)
+def batch_norm(attributes: c.BatchNorm, x: Tensor, *affine: Tensor) -> Tensor:
+    """Wide inside, and as narrow as x."""
+    wide = cast(x, accumulator(x.dtype))
+    axes = tuple(i for i in range(x.ndim) if i != 1)
+    kept = kept_shape(x, axes)
+    centred = wide - broadcast_to(reshape(mean(c.Axes(axes), wide), kept), x.shape)
+    spread = reshape(mean(c.Axes(axes), centred * centred), kept)
+    result = centred * rsqrt_of(spread + attributes.eps)
+    scale, shift = (reshape(cast(t, wide.dtype), kept) for t in affine) if affine else (1, 0)
+    return cast(result * scale + shift if affine else result, x.dtype)
 
 
 def attention_scores(
@@ -299,20 +312,70 @@ def linear_cross_entropy_grad(
 
 @definition(c.CONV)
 def conv(attributes: c.Conv, x: Tensor, w: Tensor) -> Tensor:
-    n, channels = x.shape[:2]
-    outputs, kernel, groups = w.shape[0], w.shape[2:], attributes.groups
-    dims = len(kernel)
+    grouped_x = _conv_windows(attributes, x, w.shape[2:])
+    spatial = grouped_x.shape[3 : 1 + w.ndim]
+    labels = _conv_labels(len(spatial))
+    result = contract(grouped_x, _grouped(attributes, w), labels, accumulator(x.dtype))
+    return cast(reshape(result, (x.shape[0], w.shape[0], *spatial)), x.dtype)
+
+
+def _conv_windows(attributes: c.Conv, x: Tensor, kernel: c.Ints) -> Tensor:
+    """(N, groups, channels of a group, windows …, kernel …)"""
     padded = pad(x, ((0, 0), (0, 0), *attributes.padding))
-    axes = tuple(range(2, 2 + dims))
+    axes = tuple(range(2, x.ndim))
     windows = bind1(WINDOW, Window(axes, kernel, attributes.strides, attributes.dilations), padded)
-    spatial = windows.shape[2 : 2 + dims]
-    grouped_x = reshape(windows, (n, groups, channels // groups, *spatial, *kernel))
-    grouped_w = reshape(w, (groups, outputs // groups, channels // groups, *kernel))
+    n, channels, *rest = windows.shape
+    return reshape(windows, (n, attributes.groups, channels // attributes.groups, *rest))
+
+
+def _grouped(attributes: c.Conv, w: Tensor) -> Tensor:
+    groups = attributes.groups
+    return reshape(w, (groups, w.shape[0] // groups, *w.shape[1:]))
+
+
+def _conv_labels(dims: int) -> tuple[str, str, str]:
     o, k = "stuvwxyz"[:dims], "STUVWXYZ"[:dims]
-    result = contract(
-        grouped_x, grouped_w, (f"ngc{o}{k}", f"gfc{k}", f"ngf{o}"), accumulator(x.dtype)
-    )
-    return cast(reshape(result, (n, outputs, *spatial)), x.dtype)
+    return f"ngc{o}{k}", f"gfc{k}", f"ngf{o}"
+
+
+@definition(c.CONV_GRAD_X)
+def conv_grad_x(attributes: c.ConvGrad, ct: Tensor, w: Tensor) -> Tensor:
+    """A convolution of ct with the kernel turned around, where windows move by one.
+
+    Elsewhere each element collects the windows it lies in.
+    """
+    a, shape, kernel = attributes.conv, attributes.shape, w.shape[2:]
+    reach = [d * (k - 1) for d, k in zip(a.dilations, kernel, strict=True)]
+    is_plain = all(s == 1 for s in a.strides) and a.groups == 1
+    if is_plain and all(
+        0 <= p <= r for pair, r in zip(a.padding, reach, strict=True) for p in pair
+    ):
+        turned = flip(transpose(w, 0, 1), tuple(range(2, w.ndim)))
+        outside = tuple(
+            (r - low, r - high) for r, (low, high) in zip(reach, a.padding, strict=True)
+        )
+        return conv(c.Conv(a.strides, outside, a.dilations), ct, turned)
+    lx, ly, lr = _conv_labels(len(kernel))
+    n, outputs, *spatial = ct.shape
+    grouped = reshape(ct, (n, a.groups, outputs // a.groups, *spatial))
+    windows = contract(grouped, _grouped(a, w), (lr, ly, lx))
+    lengths = [s + low + high for s, (low, high) in zip(shape[2:], a.padding, strict=True)]
+    window = Window(tuple(range(2, len(shape))), kernel, a.strides, a.dilations)
+    whole = reshape(windows, (*shape[:2], *spatial, *kernel))
+    padded = bind1(UNWINDOW, Unwindow(window, (*shape[:2], *lengths)), whole)
+    inside = [slice(low, low + s) for s, (low, _) in zip(shape[2:], a.padding, strict=True)]
+    return padded[(slice(None), slice(None), *inside)]
+
+
+@definition(c.CONV_GRAD_W)
+def conv_grad_w(attributes: c.ConvGrad, ct: Tensor, x: Tensor) -> Tensor:
+    """Products of ct and windows, summed over places."""
+    a, shape = attributes.conv, attributes.shape
+    windows = _conv_windows(a, x, shape[2:])
+    lx, ly, lr = _conv_labels(len(shape) - 2)
+    n, outputs, *spatial = ct.shape
+    grouped = reshape(ct, (n, a.groups, outputs // a.groups, *spatial))
+    return reshape(contract(grouped, windows, (lr, lx, ly)), shape)
 
 
 def _pool_windows(attributes: c.Pool, x: Tensor, fill: float) -> Tensor:

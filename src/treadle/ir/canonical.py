@@ -74,6 +74,8 @@ def _view(builder: GraphBuilder, node: Node, operands: tuple[Value, ...]) -> Val
         return x
     inner = builder.nodes[x.node]
     if node.op is shaping.RESHAPE and inner.op is shaping.RESHAPE:
+        if builder.type_of(inner.operands[0]) == node.types[0]:
+            return inner.operands[0]
         return builder.add(node.op, node.attributes, inner.operands, node.origin)[0]
     if isinstance(node.attributes, shaping.Permute) and isinstance(
         inner.attributes, shaping.Permute

@@ -53,6 +53,13 @@ class Norm(Attributes):
 
 
 @dataclass(frozen=True, slots=True)
+class BatchNorm(Attributes):
+    """Over all axes but the second."""
+
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
 class Gelu(Attributes):
     approximate: str = "none"  # or "tanh"
 
@@ -97,6 +104,14 @@ class Conv(Attributes):
     padding: tuple[tuple[int, int], ...]
     dilations: Ints
     groups: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ConvGrad(Attributes):
+    """The gradient of a convolution for one of its operands, which has a shape."""
+
+    conv: Conv
+    shape: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +169,7 @@ LOGSUMEXP = _composite(
 )
 LAYER_NORM = _composite("layer_norm", Norm, _WIDEN, _SMOOTH)
 RMS_NORM = _composite("rms_norm", Norm, _WIDEN, _SMOOTH)
+BATCH_NORM = _composite("batch_norm", BatchNorm, Precision.FIRST, _SMOOTH)
 ATTENTION = _composite("attention", Attention, _NARROW, _SMOOTH)
 ATTENTION_GRAD = _composite("attention_grad", Attention, _NARROW, _SMOOTH)
 CROSS_ENTROPY = _composite(
@@ -172,6 +188,8 @@ LINEAR_CROSS_ENTROPY_GRAD = _composite(
     Contract(DefinitionError(), "targets in 0 … classes − 1"),
 )
 CONV = _composite("conv", Conv, _NARROW, _SMOOTH)
+CONV_GRAD_X = _composite("conv_grad_x", ConvGrad, _NARROW, _SMOOTH)  # of ct and w
+CONV_GRAD_W = _composite("conv_grad_w", ConvGrad, _NARROW, _SMOOTH)  # of ct and x
 MAX_POOL = _composite(
     "max_pool", Pool, _FOLLOW, Contract(Exact(), "NaN wins", "to the first of equals")
 )

@@ -35,6 +35,7 @@ class Precision(Enum):
     NARROW = "computes narrow, accumulates in float32"
     FOLLOW = "computes in the dtype its operands have"
     WIDEN = "computes in float32"
+    FIRST = "computes in float32; its result is as narrow as its first operand"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -107,7 +107,7 @@ def is_local(access: Access, turn: Index, size: int, turns: int) -> bool:
     )
     rest = access.index - whole * part
     low, high = rest.range
-    return whole - turn == Index() and low + access.low >= 0 and high + access.high < part
+    return whole.same(turn) and low + access.low >= 0 and high + access.high < part
 
 
 def changed_in(body: Sequence[Statement]) -> set[str]:

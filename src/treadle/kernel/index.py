@@ -100,6 +100,10 @@ class Index:
     def __sub__(self, other: Index | int) -> Index:
         return self + (other * -1)
 
+    def same(self, other: Index) -> bool:
+        """Equal, whatever order the terms are in."""
+        return self == other or (self.offset, dict(self.terms)) == (other.offset, dict(other.terms))
+
     @property
     def range(self) -> Range:
         low = high = self.offset

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import assert_never
+from typing import Any, assert_never
 
 import numpy as np
 
@@ -30,11 +30,13 @@ from treadle.kernel.nodes import (
     Store,
     Update,
     Value,
+    View,
     Within,
 )
 
 Scalar = np.ndarray  # without axes
 # What each elementwise op does to scalars of its dtype; given by the caller, who has the oracle's.
+# Those of libraries' routines take numbers by name, the shapes of results, and tensors.
 Meanings = Mapping[str, Callable[..., object]]
 
 
@@ -79,10 +81,20 @@ class _Machine:
                 )
             case Multiply():
                 self._multiply(statement)
-            case Library(name):
-                raise AssertionError(f"{name} is a library's: look at its definition")
+            case Library():
+                self._routine(statement)
             case _:
                 assert_never(statement)
+
+    def _routine(self, statement: Library) -> None:
+        """What a library computes is given by name too, as a function of whole tensors."""
+        if statement.name not in self.meanings:
+            raise AssertionError(f"{statement.name} is a library's: look at its definition")
+        given = [self.memory[v.buffer][_spots(v)] for v in statement.operands]
+        shapes = tuple(v.shape for v in statement.results)
+        found: Any = self.meanings[statement.name](dict(statement.numbers), shapes, *given)
+        for view, array in zip(statement.results, found, strict=True):
+            self.memory[view.buffer][_spots(view)] = array
 
     def _multiply(self, statement: Multiply) -> None:
         """In the dtype of the target, in NumPy's order: sums may differ in their last bits."""
@@ -128,3 +140,12 @@ class _Machine:
     def _apply(self, op: str, operands: tuple[Scalar, ...], dtype: DType) -> Scalar:
         found = self.meanings[op](*map(np.asarray, operands))
         return np.asarray(found).astype(dtype.numpy)
+
+
+def _spots(view: View) -> np.ndarray:
+    """Where the elements of a view are."""
+    found = np.full((1,) * len(view.shape), view.start, np.int64)
+    for axis, (n, step) in enumerate(zip(view.shape, view.strides, strict=True)):
+        shape = [n if i == axis else 1 for i in range(len(view.shape))]
+        found = found + (np.arange(n, dtype=np.int64) * step).reshape(shape)
+    return found

@@ -15,7 +15,9 @@ from treadle.frontend.functions import activations, indexing, linear
 from treadle.frontend.functions.arithmetic import ne, rsqrt, stop_gradient, where
 from treadle.frontend.functions.reductions import mean, var
 from treadle.frontend.functions.shaping import reshape, unsqueeze
+from treadle.frontend.scopes import bind1
 from treadle.frontend.tensor import Operand, Tensor
+from treadle.ir import composites as c
 from treadle.nn import init
 from treadle.nn.module import Module, Parameter, State, update
 
@@ -212,16 +214,18 @@ class _BatchNorm(Module):
                 f"It has {' or '.join(map(str, self.ranks))} axes, the second of them features.",
             )
         if self.training or self.running_mean is None or self.running_var is None:
-            centre, spread = self._batch_statistics(value)
-        else:
-            centre, spread = as_tensor(self.running_mean), as_tensor(self.running_var)
+            self._track(value)
+            affine = [as_tensor(t) for t in (self.weight, self.bias) if t is not None]
+            return bind1(c.BATCH_NORM, c.BatchNorm(float(self.eps)), value, *affine)
+        centre, spread = as_tensor(self.running_mean), as_tensor(self.running_var)
         shape = (1, self.num_features, *(1,) * (value.ndim - 2))
         normal = (value - reshape(centre, shape)) * rsqrt(reshape(spread, shape) + self.eps)
         if self.weight is None or self.bias is None:
             return normal
         return normal * reshape(self.weight, shape) + reshape(self.bias, shape)
 
-    def _batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _track(self, x: Tensor) -> None:
+        """The running statistics, in training."""
         axes = [i for i in range(x.ndim) if i != 1]
         if self.training and x.size <= self.num_features:
             raise ShapeError(
@@ -229,15 +233,13 @@ class _BatchNorm(Module):
                 f"x is {x.type}: one value per channel has no variance to train with",
                 "Give more than one row, or trace with training=False.",
             )
-        centre, spread = mean(x, axes), var(x, axes, correction=0)
         if self.training and self.running_mean is not None and self.running_var is not None:
             assert self.num_batches_tracked is not None
             tracked = self.num_batches_tracked + 1
             rate = 1 / tracked if self.momentum is None else self.momentum
             update(self.num_batches_tracked, tracked)
-            update(self.running_mean, _towards(self.running_mean, centre, rate))
+            update(self.running_mean, _towards(self.running_mean, mean(x, axes), rate))
             update(self.running_var, _towards(self.running_var, var(x, axes), rate))
-        return centre, spread
 
 
 def _towards(old: State, new: Tensor, rate: Tensor | float) -> Tensor:

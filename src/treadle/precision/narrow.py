@@ -27,7 +27,8 @@ def apply_precision(graph: Graph, precision: DType) -> Graph:
 
     NARROW ops (products, attention, convolution) compute narrow and accumulate in float32. WIDEN
     ops (norms, softmax, losses, reductions) compute in float32. FOLLOW ops compute in what reaches
-    them, parameters and constants adapting. float32 and float64 change nothing.
+    them, parameters and constants adapting. FIRST ops take what there is and give back what their
+    first operand is. float32 and float64 change nothing.
     """
     if not precision.is_float:
         raise ArgumentError("precision", f"{precision} is not a float", "Use bfloat16 or float16.")
@@ -65,6 +66,9 @@ class _Narrowing:
         if node.op is CAST:
             assert isinstance(node.attributes, Cast)
             return (self._cast(self._new(node.operands[0]), node.attributes.dtype, node.origin),)
+        if node.op.precision is Precision.FIRST:
+            given = [self._new(v) for v in node.operands]
+            return self.builder.add(node.op, node.attributes, given, node.origin)
         dtype = self._dtype_for(node)
         operands = [self._operand(v, dtype, node.origin) for v in node.operands]
         return self.builder.add(node.op, _retyped(node.attributes, dtype), operands, node.origin)
@@ -81,7 +85,7 @@ class _Narrowing:
                 return self.narrow
             case Precision.WIDEN:
                 return dtypes.float32
-            case Precision.FOLLOW:
+            case Precision.FOLLOW | Precision.FIRST:
                 return self._followed(node)
 
     def _followed(self, node: Node) -> DType:

@@ -21,6 +21,7 @@ from treadle.ir.ops.leaves import IOTA, Leaf
 from treadle.ir.ops.reductions import ARGMAX, REDUCE_MAX, ArgReduce, Reduce
 from treadle.ir.rewrite import inline_into, remove_dead_code
 from treadle.ir.types import TensorType
+from treadle.schedule.channels import CONVOLUTIONS, is_conv_for_library
 from treadle.schedule.target import CPU, Target
 
 
@@ -84,7 +85,12 @@ def attention_block(length: int, causal: bool = False) -> int:
 
 
 def has_template(node: Node, types: tuple[TensorType, ...], target: Target = CPU) -> bool:
-    """Whether a composite is computed by kernels of its own: attention without a bias."""
+    """Whether a composite is computed by kernels of its own: attention without a bias.
+
+    On a GPU it is a library's, and so are convolutions.
+    """
+    if node.op in CONVOLUTIONS:
+        return target.has_conv and is_conv_for_library(node, types, target.without)
     if node.op not in (ATTENTION, ATTENTION_GRAD):
         return False
     if target.is_gpu:

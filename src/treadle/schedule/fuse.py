@@ -209,16 +209,16 @@ def fused(
         whole = _with_row_sums(first, second, is_needed)
         if whole is not None:
             return whole
-    if panels(first, second) > target.panels:
-        return None
-    if target.keeps_serial_apart and (is_serial(first) or is_serial(second)):
-        return None
     if len({b.name for b in (*first.buffers, *second.buffers)}) > target.most_buffers:
         return None
+    if panels(first, second) > target.panels:
+        return None
     if target.is_gpu:
-        found = fed(first, second) if is_needed else twins(first, second)
+        found = (fed(first, second) if is_needed else None) or twins(first, second)
         if found is not None:
             return found
+    if target.keeps_serial_apart and (is_serial(first) or is_serial(second)):
+        return None
     counts = [turn_counts(k) for k in (first, second)]
     both = sorted({*counts[0], *counts[1]}, reverse=True)
     least = min(target.least_rows, *(max(c, default=1) for c in counts))
@@ -230,6 +230,8 @@ def fused(
         # A row that was a block's or a thread's stays one: fewer rows would leave most idle.
         most = max(both, default=1)
         is_enough = most >= target.least_rows or max(work(first), work(second)) <= target.few
+        # What is as many elements as there are rows waits for nothing but its row.
+        is_enough = is_enough or (max(counts[0], default=1) == work(second) == most)
         wanted = [most] if most > 1 and is_enough else []
         sizes = {_elements(k) for k in (first, second)}
         if len(sizes) == 1 and (size := sizes.pop()) > most:

@@ -9,6 +9,9 @@ from treadle.base.dtypes import DType, accumulator
 from treadle.ir.composites import (
     ATTENTION,
     ATTENTION_GRAD,
+    CONV,
+    CONV_GRAD_W,
+    CONV_GRAD_X,
     LINEAR_CROSS_ENTROPY,
     LINEAR_CROSS_ENTROPY_GRAD,
 )
@@ -272,6 +275,9 @@ _PRODUCTS = frozenset(
         linear.CONTRACT,
         ATTENTION,
         ATTENTION_GRAD,
+        CONV,
+        CONV_GRAD_X,
+        CONV_GRAD_W,
         LINEAR_CROSS_ENTROPY,
         LINEAR_CROSS_ENTROPY_GRAD,
     ]

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.dtypes import DType
 from treadle.base.origin import Origin
+from treadle.ir.canonical import canonicalise
 from treadle.ir.control import SCAN, Scan
 from treadle.ir.graph import Graph, Node, Output, OutputKind
 from treadle.ir.graph import Value as TensorValue
@@ -23,12 +23,13 @@ from treadle.ir.literal import ArrayLiteral
 from treadle.ir.ops.leaves import CONSTANT, Constant, Leaf
 from treadle.ir.ops.linear import CONTRACT
 from treadle.ir.types import TensorType
-from treadle.kernel.access import accesses
-from treadle.kernel.index import Index, flatten, variable
+from treadle.kernel.index import Index, Var, variable
 from treadle.kernel.nodes import Buffer, Kernel, Role, Statement, Store
 from treadle.kernel.phases import calls_in
 from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step
 from treadle.schedule.bound import Bound, Memo
+from treadle.schedule.channels import channels_last, images, walked
+from treadle.schedule.copies import kind_of, stays, whole_copies, whole_copy
 from treadle.schedule.expand import expand
 from treadle.schedule.groups import is_small
 from treadle.schedule.inline import Reader, laid_out
@@ -44,7 +45,7 @@ from treadle.schedule.keep import (
     last_reads,
     wider_values,
 )
-from treadle.schedule.nests import axis_vars, copy_kernel, nest
+from treadle.schedule.nests import axis_vars, nest
 from treadle.schedule.order import Order
 from treadle.schedule.signature import signature
 from treadle.schedule.target import CPU, Target
@@ -64,6 +65,8 @@ def lower(
     `in_place` writes updates over the leaves they replace.
     """
     expanded = expand(graph, fuse, True, target)
+    if target.is_gpu:
+        expanded = canonicalise(expanded)  # definitions and their gradients look alike again
     if target.is_gpu and fuse and is_small(expanded):
         target = replace(target, is_small=True, parts=4 * target.parts)
     lowering = Lowering(expanded, fuse, panel, Memo(target))
@@ -160,7 +163,9 @@ class Lowering:
         self.wider = wider_values(graph, self.kept) if self.target.is_gpu and fuse else {}
         self.buffers = {n: self.buffer(v) for v, n in self.names.items()}
         # Tensors whose axes lie in memory in another order than they are counted.
-        self.layouts = heads_last(graph, self.kept) if self.target.is_gpu else {}
+        self.images = images(graph) if self.target.has_conv else frozenset()
+        self.layouts = channels_last(graph, self.kept, self.images)
+        self.layouts |= heads_last(graph, self.kept) if self.target.is_gpu else {}
         self.parts = gathered_parts(graph, self.layouts) if self.target.is_gpu and fuse else {}
         self.parts = {v: p for v, p in self.parts.items() if p.whole in self.kept}
         self.done = {p.whole for p in self.parts.values()}  # what has nothing left to do
@@ -214,7 +219,7 @@ class Lowering:
             if is_leaf and self.names[value] in changed and not stays:
                 name = f"{self.prefix}b{value.node}.before"
                 self.before[value] = name
-                self.buffers[name] = Buffer(name, *_of(self.buffers[self.names[value]]))
+                self.buffers[name] = Buffer(name, *kind_of(self.buffers[self.names[value]]))
 
     def placed(self, output: Output) -> str:
         """The buffer an output is in when the program is done."""
@@ -227,7 +232,7 @@ class Lowering:
         found: list[Draft] = []
         order = Order(self.fuse, self.memo)
         for value, copy in self.before.items():
-            order.add(copy_kernel(self.names[value], copy, self.buffers[copy]))
+            order.add(whole_copy(self.names[value], copy, self.buffers[copy]))
         for position, node in enumerate(self.graph.nodes):
             if node.op is SCAN:
                 found += order.phases()
@@ -243,7 +248,7 @@ class Lowering:
                 self._place(position, node, order)
         for name, value in self.late.items():
             source = self.before.get(value, self.names[value])
-            order.add(copy_kernel(source, name, self.buffers[name]))
+            order.add(whole_copy(source, name, self.buffers[name]))
         self.finish(order)
         return found + list(order.phases())
 
@@ -331,11 +336,12 @@ class Lowering:
         type_, reader = self.graph.type_of(value), self.reader(value)
         axes = axis_vars("i", type_.shape)
         element = reader.at(value, tuple(map(variable, axes)))
-        place = flatten(tuple(map(variable, axes)), type_.shape)
+        place = self.place(value, list(map(variable, axes)))
+        loops = self.walked(value, axes) if value in self.layouts else axes
         body = [*reader.lets, Store(self.names[value], place, element)]
-        if value in self.in_place and not _stays(body, self.names[value], place):
+        if value in self.in_place and not stays(body, self.names[value], place):
             return self._set_aside(value)
-        return [self.kernel(value.node, reader, [value], nest(axes, Role.PARALLEL, body))]
+        return [self.kernel(value.node, reader, [value], nest(loops, Role.PARALLEL, body))]
 
     def _set_aside(self, value: TensorValue) -> list[Kernel]:
         """An update that reads other places of its leaf than it writes: copied at the end."""
@@ -371,6 +377,10 @@ class Lowering:
         type_ = self.graph.type_of(value)
         return Buffer(self.names[value], self.wider.get(value, type_.dtype), type_.size)
 
+    def walked(self, value: TensorValue, variables: Sequence[Var]) -> list[Var]:
+        """Loops over a tensor's axes in the order in which it lies, or would lie."""
+        return walked(value, variables, self.images)
+
     def place(self, value: TensorValue, indices: Sequence[Index]) -> Index:
         shape = self.graph.type_of(value).shape
         return laid_out(tuple(indices), shape, self.layouts.get(value))
@@ -399,19 +409,19 @@ class ScanBody(Lowering):
                 whole = outer.graph.type_of(operand)
                 copy = f"{name}@whole"
                 self.buffers[copy] = Buffer(copy, whole.dtype, whole.size)
-                self.starts += _copies(source, copy, self.buffers[copy])
+                self.starts += whole_copies(source, copy, self.buffers[copy])
                 source = copy
             if value in inputs[split:]:
                 self.rows[name] = Argument(source, buffer.size)
             elif value in inputs[attributes.constants :]:
-                self.starts += _copies(source, name, buffer)
+                self.starts += whole_copies(source, name, buffer)
             else:
                 self.rename(value, source)
                 self.fixed.add(source)
         self.carried = [self.names[v] for v in inputs[attributes.constants : split]]
         for k, name in enumerate(self.carried):
             target = outer.names[TensorValue(position, k)]
-            self.ends += _copies(name, target, self.buffers[name])
+            self.ends += whole_copies(name, target, self.buffers[name])
         self.stacked = [
             outer.names[TensorValue(position, attributes.carries + k)]
             for k in range(len(body.outputs) - attributes.carries)
@@ -455,32 +465,19 @@ class ScanBody(Lowering):
     def finish(self, order: Order) -> None:
         """Rows that are copies, then the carries of the next turn."""
         for name, alias in self.copied_rows:
-            for kernel in _copies(name, alias, self.buffers[name]):
+            for kernel in whole_copies(name, alias, self.buffers[name]):
                 order.add(kernel)
         made = [self.names[o.value] for o in self.graph.outputs[: self.attributes.carries]]
         for k, name in enumerate(made):
             if name in self.carried:  # it may be overwritten before it is copied
                 aside = f"{self.prefix}next{k}"
-                self.buffers[aside] = Buffer(aside, *_of(self.buffers[name]))
-                for kernel in _copies(name, aside, self.buffers[name]):
+                self.buffers[aside] = Buffer(aside, *kind_of(self.buffers[name]))
+                for kernel in whole_copies(name, aside, self.buffers[name]):
                     order.add(kernel)
                 made[k] = aside
         for name, carried in zip(made, self.carried, strict=True):
-            for kernel in _copies(name, carried, self.buffers[carried]):
+            for kernel in whole_copies(name, carried, self.buffers[carried]):
                 order.add(kernel)
-
-
-def _of(buffer: Buffer) -> tuple[DType, int]:
-    return buffer.dtype, buffer.size
-
-
-def _stays(body: Sequence[Statement], leaf: str, place: Index) -> bool:
-    """Whether a leaf is read only at the place that is written."""
-    return all(a.index == place for a in accesses(body) if a.buffer == leaf)
-
-
-def _copies(source: str, target: str, like: Buffer) -> list[Kernel]:
-    return [copy_kernel(source, target, like)] if like.size else []
 
 
 def attributes_of(node: Node) -> Any:

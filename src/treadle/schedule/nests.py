@@ -47,19 +47,6 @@ def nest(variables: Sequence[Var], role: Role, body: Sequence[Statement]) -> tup
     return inner
 
 
-def copy_kernel(source: str, target: str, like: Buffer) -> Kernel:
-    """A buffer as it is, in another."""
-    var = Var("i", like.size)
-    at = variable(var)
-    store = Store(target, at, Load(source, at, like.dtype))
-    return Kernel(
-        "copy",
-        (Buffer(source, like.dtype, like.size),),
-        (Buffer(target, like.dtype, like.size),),
-        nest([var], Role.PARALLEL, [store]),
-    )
-
-
 Replace = Callable[[str, Index], Index]
 
 

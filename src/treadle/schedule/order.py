@@ -211,14 +211,15 @@ class Order:
         for i in ordered:
             for j in self.groups[i].direct:
                 users.setdefault(j, []).append(i)
+        last = max(level, default=0)
         for i in reversed(ordered):
             bound = self.groups[i].bound
-            if i not in users or not self.groups[i].direct or (is_gpu and bound.kernel.is_whole):
+            if not self.groups[i].direct or (is_gpu and bound.kernel.is_whole):
                 continue
             made = max(b.nbytes for b in bound.kernel.outputs)
-            if not is_gpu and made < WORTH:
+            if not is_gpu and (i not in users or made < WORTH):
                 continue
-            limit = min(level[u] for u in users[i]) - 1
+            limit = min((level[u] - 1 for u in users.get(i, ())), default=last)
             light = LIGHT if is_gpu else made // 8
             large = [
                 n

@@ -62,13 +62,14 @@ def _arg(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
         Set("at", Apply("where", (takes, here_at, at), dtypes.int32)),
         Set("best", Apply("where", (is_first, here, combined), source.dtype)),
     ]
+    loops = [v for v in lowering.walked(node.operands[0], every) if v is not every[axis]]
     body: list[Statement] = [
         Let("best", Literal(0, source.dtype)),
         Let("at", Literal(0, dtypes.int32)),
         *_loop(every[axis], inner),
         Store(lowering.names[value], lowering.place(value, list(map(variable, kept))), at),
     ]
-    return [lowering.kernel(position, reader, [value], nest(kept, Role.PARALLEL, body))]
+    return [lowering.kernel(position, reader, [value], nest(loops, Role.PARALLEL, body))]
 
 
 def _loop(var: Var, body: Sequence[Statement]) -> tuple[Statement, ...]:
@@ -195,10 +196,36 @@ def _unwindow(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     window, shape = attributes.window, attributes.shape
     value = TensorValue(position)
     every = axis_vars("i", shape)
-    offsets = axis_vars("k", window.sizes)
     starts: list[Index] = list(map(variable, every))
     guards: list[Within] = []
-    counts = window.starts(shape)
+    if lowering.target.is_gpu and all(d == 1 for d in window.dilations):
+        offsets, places = _windows_around(window, shape, starts, guards)
+    else:
+        offsets = axis_vars("k", window.sizes)
+        places = _every_window(window, shape, starts, guards, offsets)
+    reader = lowering.reader()
+    source = lowering.graph.type_of(node.operands[0])
+    indices = (*starts, *places)
+    element = reader.under(
+        guards, lambda: reader.at(node.operands[0], indices), Literal(0, source.dtype)
+    )
+    wide = accumulator(source.dtype)
+    body = accumulated("add", wide, offsets, reader.lets, element)
+    result = widened(Local("acc", wide), source.dtype)
+    store = Store(lowering.names[value], lowering.place(value, list(map(variable, every))), result)
+    loops = nest(lowering.walked(value, every), Role.PARALLEL, [*body, store])
+    return [lowering.kernel(position, reader, [value], loops)]
+
+
+def _every_window(
+    window: linear.Window,
+    shape: Sequence[int],
+    starts: list[Index],
+    guards: list[Within],
+    offsets: Sequence[Var],
+) -> list[Index]:
+    """Each place in a window, if some window has the element there: `starts` become windows."""
+    counts = window.starts(tuple(shape))
     for i, axis in enumerate(window.axes):
         moved = starts[axis] - variable(offsets[i]) * window.dilations[i]
         reach = (counts[i] - 1) * window.strides[i] + 1
@@ -207,17 +234,26 @@ def _unwindow(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
         if window.strides[i] > 1:
             guards.append(Within(rest, 0, 1))
         starts[axis] = quotient
-    reader = lowering.reader()
-    source = lowering.graph.type_of(node.operands[0])
-    indices = (*starts, *map(variable, offsets))
-    element = reader.under(
-        guards, lambda: reader.at(node.operands[0], indices), Literal(0, source.dtype)
-    )
-    wide = accumulator(source.dtype)
-    body = accumulated("add", wide, offsets, reader.lets, element)
-    result = widened(Local("acc", wide), source.dtype)
-    store = Store(lowering.names[value], lowering.place(value, list(map(variable, every))), result)
-    return [lowering.kernel(position, reader, [value], nest(every, Role.PARALLEL, [*body, store]))]
+    return list(map(variable, offsets))
+
+
+def _windows_around(
+    window: linear.Window, shape: Sequence[int], starts: list[Index], guards: list[Within]
+) -> tuple[tuple[Var, ...], list[Index]]:
+    """The few windows that can have the element, the last to begin before it first."""
+    counts, found = window.starts(tuple(shape)), list[Index]()
+    strides, sizes = window.strides, window.sizes
+    near = axis_vars("k", [-(-k // s) for k, s in zip(sizes, strides, strict=True)])
+    for i, axis in enumerate(window.axes):
+        quotient, rest = divide(starts[axis], strides[i])
+        start = quotient - variable(near[i])
+        guards.append(Within(start, 0, counts[i]))
+        place = rest + variable(near[i]) * strides[i]
+        if place.range[1] >= sizes[i]:
+            guards.append(Within(place, 0, sizes[i]))
+        starts[axis] = bounded(start, counts[i])
+        found.append(bounded(place, sizes[i]))
+    return near, found
 
 
 @ROOTS(indexing.SCATTER_ADD)

@@ -6,6 +6,7 @@ from treadle.ir.graph import Graph
 from treadle.kernel.phases import check_phases
 from treadle.kernel.program import Program
 from treadle.schedule import attention as attention
+from treadle.schedule import convolutions as convolutions
 from treadle.schedule import products as products
 from treadle.schedule import roots as roots
 from treadle.schedule import streams as streams

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class Target:
     least_logits: int = 1 << 20  # elements from which a head's logits are computed by chunks
     has_attention: bool = False  # whether a library computes attention
     is_small: bool = False  # launches cost more than the arithmetic: loops compute products too
+    has_conv: bool = False  # whether one computes convolutions
+    without: frozenset[Any] = frozenset()  # routines that it said it has not
 
 
 CPU = Target("cpu", 8, 4096, 120, 40, 3 << 20, 1 << 14)

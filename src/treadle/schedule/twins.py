@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treadle.kernel.access import accesses
-from treadle.kernel.index import Index, Var, flatten, substitute, unflatten, variable
+from treadle.kernel.access import Access, accesses
+from treadle.kernel.index import Atom, Index, Var, flatten, substitute, unflatten, variable
 from treadle.kernel.nodes import Accumulate, For, Kernel, Let, Role, Statement, Store
 from treadle.schedule.nests import map_places, with_own_names
 
@@ -25,7 +25,8 @@ class Sum:
     after: tuple[Statement, ...]
 
 
-def sum_of(kernel: Kernel) -> Sum | None:
+def sum_of(kernel: Kernel, stores: bool = False) -> Sum | None:
+    """A kernel as one sum; with `stores`, also one that keeps what it adds up."""
     turns, body = _peeled(kernel)
     places = [i for i, s in enumerate(body) if isinstance(s, For)]
     if len(places) != 1 or not turns or kernel.scratch:
@@ -36,7 +37,8 @@ def sum_of(kernel: Kernel) -> Sum | None:
     while len(inner) == 1 and isinstance(inner[0], For) and inner[0].role is Role.SEQUENTIAL:
         loops.append(inner[0].var)
         inner = inner[0].body
-    is_plain = all(isinstance(s, (Let, Accumulate)) for s in inner)
+    kinds = (Let, Accumulate, Store) if stores else (Let, Accumulate)
+    is_plain = all(isinstance(s, kinds) for s in inner)
     is_plain = is_plain and all(isinstance(s, (Let, Store)) for s in (*body[:at], *body[at + 1 :]))
     if not loops or not is_plain:
         return None
@@ -110,8 +112,11 @@ def _is_walk(index: Index, variables: Sequence[Var], size: int) -> bool:
 
 
 def twins(first: Kernel, second: Kernel) -> Kernel | None:
-    """Both sums in one kernel, if they walk the same loops and read something large alike."""
-    a, b = sum_of(first), sum_of(second)
+    """Both sums in one kernel, if they walk the same loops and read something large alike.
+
+    The second may read what the first writes, where each turn reads what it wrote itself.
+    """
+    a, b = sum_of(first, stores=True), sum_of(second)
     if a is None or b is None:
         return None
     extents = [tuple(v.extent for v in (*s.turns, *s.loops)) for s in (a, b)]
@@ -127,9 +132,15 @@ def twins(first: Kernel, second: Kernel) -> Kernel | None:
         return tuple(map_places(s, lambda i: substitute(i, values)) for s in body)
 
     inner = renamed(b.inner)
-    sizes = {x.name: x.size for x in first.inputs}
-    ours = {(x.buffer, x.index) for x in accesses(a.inner) if sizes.get(x.buffer, 0) >= LARGE}
-    if not ours & {(x.buffer, x.index) for x in accesses(inner)}:
+    sizes = {x.name: x.size for x in first.buffers}
+    ours = {_spot(x) for x in accesses(a.inner) if sizes.get(x.buffer, 0) >= LARGE}
+    if not ours & set(map(_spot, accesses(inner))):
+        return None
+    made = {x.name for x in first.outputs}
+    stored = {_spot(x) for x in accesses(a.inner) if x.writes}
+    reads = {_spot(x) for x in accesses(inner) if x.buffer in made}
+    rest = accesses((*b.before, *b.after))
+    if not reads <= stored or any(x.buffer in made for x in rest):
         return None
     body: tuple[Statement, ...] = (*a.inner, *inner)
     for var in reversed(a.loops):
@@ -137,7 +148,12 @@ def twins(first: Kernel, second: Kernel) -> Kernel | None:
     body = (*a.before, *renamed(b.before), *body, *a.after, *renamed(b.after))
     for var in reversed(a.turns):
         body = (For(var, Role.PARALLEL, body),)
-    inputs = {x.name: x for x in (*first.inputs, *second.inputs)}
+    inputs = {x.name: x for x in (*first.inputs, *second.inputs) if x.name not in made}
     origins = tuple(dict.fromkeys((*first.origins, *second.origins)))
     outputs = (*first.outputs, *second.outputs)
     return Kernel(first.name, tuple(inputs.values()), outputs, body, origins)
+
+
+def _spot(access: Access) -> tuple[str, frozenset[tuple[Atom, int]], int]:
+    """A place, whatever order its terms are in."""
+    return access.buffer, frozenset(access.index.terms), access.index.offset

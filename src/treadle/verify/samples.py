@@ -18,7 +18,7 @@ from treadle.frontend.tracing import trace
 from treadle.ir import composites as c
 from treadle.ir.control import CALL, SCAN, Call, Scan
 from treadle.ir.literal import ArrayLiteral
-from treadle.ir.op import NONE, Op
+from treadle.ir.op import NONE, Op, infer_types
 from treadle.ir.ops import elementwise as e
 from treadle.ir.ops import indexing, leaves, linear, reductions, shaping
 from treadle.ir.types import TensorType
@@ -392,6 +392,13 @@ def _attention_draws() -> Iterable[tuple[c.Attention, tuple[Draw, ...], tuple[Dr
         yield c.Attention(d**-0.5, causal), (*operands, *bias), results
 
 
+@SAMPLES(c.BATCH_NORM)
+def _batch_norm() -> Samples:
+    yield Sample(c.BatchNorm(1e-3), (real(4, 3),))
+    yield Sample(c.BatchNorm(1e-3), (real(3, 2, 4), real(2), real(2)))
+    yield Sample(c.BatchNorm(1e-5), (real(2, 3, 2, 3), real(3), real(3)))
+
+
 @SAMPLES(c.ATTENTION)
 def _attention() -> Samples:
     for attributes, operands, _ in _attention_draws():
@@ -432,16 +439,35 @@ def _linear_cross_entropy_grad() -> Samples:
         yield Sample(attributes, (real(*rows), *operands))
 
 
+def _conv_draws() -> Iterable[tuple[c.Conv, Draw, Draw]]:
+    yield c.Conv((1,), ((0, 0),), (1,)), real(2, 3, 6), real(4, 3, 3)
+    yield c.Conv((2,), ((1, 2),), (2,), 2), real(1, 4, 7), real(2, 2, 2)
+    two = c.Conv((1, 2), ((1, 1), (0, 1)), (1, 1))
+    yield two, real(2, 2, 4, 5), real(3, 2, 3, 2)
+    depthwise = c.Conv((1, 1), ((1, 1), (1, 1)), (1, 2), 3)
+    yield depthwise, real(1, 3, 4, 6), real(3, 1, 2, 3)
+    three = c.Conv((1, 1, 2), ((0, 0), (1, 1), (0, 0)), (1, 1, 1))
+    yield three, real(1, 2, 3, 2, 4), real(2, 2, 2, 2, 2)
+
+
 @SAMPLES(c.CONV)
 def _conv() -> Samples:
-    yield Sample(c.Conv((1,), ((0, 0),), (1,)), (real(2, 3, 6), real(4, 3, 3)))
-    yield Sample(c.Conv((2,), ((1, 2),), (2,), 2), (real(1, 4, 7), real(2, 2, 2)))
-    two = c.Conv((1, 2), ((1, 1), (0, 1)), (1, 1))
-    yield Sample(two, (real(2, 2, 4, 5), real(3, 2, 3, 2)))
-    depthwise = c.Conv((1, 1), ((1, 1), (1, 1)), (1, 2), 3)
-    yield Sample(depthwise, (real(1, 3, 4, 6), real(3, 1, 2, 3)))
-    three = c.Conv((1, 1, 2), ((0, 0), (1, 1), (0, 0)), (1, 1, 1))
-    yield Sample(three, (real(1, 2, 3, 2, 4), real(2, 2, 2, 2, 2)))
+    for attributes, x, w in _conv_draws():
+        yield Sample(attributes, (x, w))
+
+
+@SAMPLES(c.CONV_GRAD_X)
+def _conv_grad_x() -> Samples:
+    for attributes, x, w in _conv_draws():
+        (out,) = infer_types(c.CONV, attributes, (x.type, w.type))
+        yield Sample(c.ConvGrad(attributes, x.type.shape), (real(*out.shape), w))
+
+
+@SAMPLES(c.CONV_GRAD_W)
+def _conv_grad_w() -> Samples:
+    for attributes, x, w in _conv_draws():
+        (out,) = infer_types(c.CONV, attributes, (x.type, w.type))
+        yield Sample(c.ConvGrad(attributes, w.type.shape), (real(*out.shape), x))
 
 
 @SAMPLES(c.MAX_POOL, c.AVG_POOL)

@@ -406,7 +406,11 @@ class Lanes:
                     return self.value(inner)
                 return scalars.convert(self.value(inner), inner.dtype, dtype)
             case Within(index, low, high):
+                # Where all lanes agree the first one tells, so that it is told once.
+                is_walked, self.unrolling = self.unrolling, not self._agrees(value)
+                self.unrolling = self.unrolling and is_walked
                 place, (least, most) = self.index(index), index.range
+                self.unrolling = is_walked
                 bounds = [f"({place}) >= {low}"] if least < low else []
                 bounds += [f"({place}) < {high}"] if most >= high else []
                 return f"({' && '.join(bounds) or 'true'})"

@@ -120,6 +120,8 @@ DEV f32 n_exp(f32 x, f32 less) {
     : "f"(fmaf(x, 1.44269504f, less * -1.44269504f))); return r; }
 DEV f32 n_tanh(f32 x) { f32 r; asm("tanh.approx.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
 DEV f32 n_erf(f32 x) { return n_tanh(x * fmaf(x * x, 0.10140218f, 1.1283792f)); }
+DEV f32 n_div(f32 x, f32 y) {
+  f32 r; asm("div.full.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(y)); return r; }
 DEV void begin() {  // what the kernel before wrote is there; the next one may be made ready
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -13,8 +13,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from treadle.codegen.cuda import scalars
-from treadle.codegen.cuda.columns import columns_of, identity
-from treadle.codegen.cuda.lanes import Lanes
+from treadle.codegen.cuda.columns import identity
 from treadle.codegen.cuda.rows import rows_of, sums_of
 from treadle.codegen.cuda.shape import (
     WARP,
@@ -24,6 +23,7 @@ from treadle.codegen.cuda.shape import (
     shape_of,
 )
 from treadle.codegen.cuda.stages import COMMON, Stages, lanes_of, own_numbers, stages_of
+from treadle.codegen.cuda.tall import OPS, Tall, chosen_shape
 from treadle.kernel.access import accesses
 from treadle.kernel.cost import padded
 from treadle.kernel.index import Index, Var
@@ -46,8 +46,6 @@ from treadle.kernel.nodes import (
 )
 from treadle.kernel.rowsums import RowSums
 
-_OPS = {"add": "Add", "mul": "Mul", "max": "Max", "min": "Min"}
-
 
 def written(
     kernel: Kernel, is_aligned: bool, is_loose: bool, block: int = 0
@@ -66,7 +64,7 @@ def written(
     if block:
         shape, stages = shape_of(kernel, is_aligned, block), Stages()
     else:
-        shape = (columns_of(kernel) if is_aligned else None) or shape_of(kernel, is_aligned)
+        shape = chosen_shape(kernel, is_aligned)
         stages = stages_of(kernel, shape, is_aligned)
     writer = Writer(kernel, shape, stages, is_aligned, is_loose)
     if block:
@@ -117,14 +115,14 @@ def shared_bytes(kernel: Kernel, shape: Shape, stages: Stages) -> int:
     return shape.teams * (scratch + stages.shared)
 
 
-class Writer(Lanes):
+class Writer(Tall):
     """Writes a kernel's statements, a team's or a thread's."""
 
     def __init__(
         self, kernel: Kernel, shape: Shape, stages: Stages, is_aligned: bool, is_loose: bool
     ):
-        super().__init__(kernel, _wide(kernel, shape), is_loose)
-        self.shape, self.stages, self.is_aligned = shape, stages, is_aligned
+        super().__init__(kernel, shape, _wide(kernel, shape), is_loose)
+        self.stages, self.is_aligned = stages, is_aligned
         self.own, self.tid = own_numbers(shape), "tid"
         self.is_held = False  # whether the loop at hand has columns that threads hold
         self.hoists = False  # whether loads come before stores that do not concern them
@@ -133,7 +131,9 @@ class Writer(Lanes):
     def begin(self) -> None:
         """Which turn this is, and where its own memory lies."""
         shape, type_ = self.shape, self.index_type
-        if shape.team == 1:
+        if shape.tall > 1:
+            self.begin_tall()
+        elif shape.team == 1:
             for i, b in enumerate(self.kernel.scratch):
                 self.add(f"{scalars.memory(b.dtype)} {self._own(b, i)}[{max(1, b.size)}];")
             count = shape.count // shape.lanes
@@ -190,6 +190,9 @@ class Writer(Lanes):
     def whole(self) -> None:
         for s in self.shape.lets:
             self.thread(s)
+        if self.shape.tall > 1:
+            self.whole_tall()
+            return
         if self.shape.rows > 1:
             with self.in_lanes(self.shape.turns[-1], self.shape.lanes, self.shape.body):
                 self._columns()
@@ -228,7 +231,7 @@ class Writer(Lanes):
         self.add("__syncthreads();")
         self.add("if (row || !is_in) return;")
         for local, s in sums.items():
-            name, op = self.name(local), _OPS[s.op]
+            name, op = self.name(local), OPS[s.op]
             self.add("#pragma unroll")
             with self.block(f"for (int y = 0; y < {rows - 1}; ++y)"):
                 self.unrolled(f"{name}[u] = {op}::of({name}[u], {shared[local]}[y][u][lane]);")
@@ -478,7 +481,7 @@ class Writer(Lanes):
 
     def _combine(self, local: str, part: str, s: Accumulate, lanes: int) -> None:
         dtype = s.value.dtype
-        type_, op = scalars.register(dtype), _OPS[s.op]
+        type_, op = scalars.register(dtype), OPS[s.op]
         found = part
         if lanes > 1:
             found = self.new("lane")

@@ -100,7 +100,7 @@ def _float(op: str, x: list[str], operand: DType) -> str:
     if op == "div" and operand is dtypes.float32 and _is_plain(x[1]):
         return f"c_div({x[0]}, {x[1]})"
     assert op in _NAMED, op
-    prefix = "n" if operand.is_narrow and op in ("exp", "tanh", "erf") else "t"
+    prefix = "n" if operand.is_narrow and op in ("exp", "tanh", "erf", "div") else "t"
     return f"{prefix}_{op}({', '.join(x)})"
 
 

@@ -44,6 +44,7 @@ class Shape:
     block: int  # threads of a block
     lanes: int = 1  # turns that one thread takes at once, along the last variable
     rows: int = 1  # threads that share the sum of a turn, one in each warp of the block
+    tall: int = 1  # threads of a block that share a sum, their neighbours take other sums
 
     @property
     def count(self) -> int:
@@ -52,7 +53,7 @@ class Shape:
     @property
     def teams(self) -> int:
         """Turns that a block has at a time."""
-        return self.block // self.team // self.rows
+        return self.block // self.team // self.rows // self.tall
 
     @property
     def grid(self) -> int:
@@ -70,7 +71,7 @@ def shape_of(kernel: Kernel, is_aligned: bool = True, block: int = 0) -> Shape:
             return _flat(kernel, lets, turns, body, is_aligned)
     if not kernel.scratch and _is_better_flat(turns, body, inner, count):
         return _flat(kernel, lets, turns, body, is_aligned)
-    longest = max((_extent(s) for s in _shared(body)), default=1)
+    longest = max((extent_of(s) for s in _shared(body)), default=1)
     team = _team(longest, count)
     if block:
         team = WARP if flops(kernel) <= ROW * count else block
@@ -167,7 +168,7 @@ def _shared(body: Sequence[Statement]) -> Iterator[For]:
                 yield from _shared(s.body)
 
 
-def _extent(loop: For) -> int:
+def extent_of(loop: For) -> int:
     return math.prod(v.extent for v in nested(loop, loop.role)[0])
 
 
@@ -176,19 +177,24 @@ def _is_better_flat(
 ) -> bool:
     """Whether threads that sum by themselves do better: few terms, or neighbours read together."""
     if not inner or not all(is_sum(s) for s in inner):
-        return bool(inner) and count >= FILLS and max(map(_extent, inner)) <= 8
-    if count >= FILLS and max(map(_extent, inner)) <= 16:
+        return bool(inner) and count >= FILLS and max(map(extent_of, inner)) <= 8
+    if count >= FILLS and max(map(extent_of, inner)) <= 16:
         return True
     if not turns or count < 4096:
         return False
+    return lies_across(turns, inner) and turns[-1].extent >= WARP
+
+
+def lies_across(turns: Sequence[Var], inner: Sequence[For]) -> bool:
+    """Whether neighbours of what is summed belong to other sums."""
     last = turns[-1]
     loads = [x for s in inner for t in nested(s, Role.SEQUENTIAL)[1] for x in loads_of(t)]
     summed = [nested(s, Role.SEQUENTIAL)[0][-1] for s in inner]
     both = [x.index for x in loads if x.index.factor_of(last) != 0]
     both = [i for i in both if any(i.factor_of(v) != 0 for v in summed)]  # what is large
-    across = sum(i.factor_of(last) == 1 for i in both)
-    along = sum(i.factor_of(v) == 1 for i in both for v in summed)
-    return across > along and last.extent >= WARP
+    across = sum(lane_step(i, last, 1)[0] == 1 for i in both)
+    along = sum(lane_step(i, v, 1)[0] == 1 for i in both for v in summed)
+    return across > along
 
 
 def _flat(

@@ -171,12 +171,12 @@ class Matmul:
                 ctypes.c_void_p(bias),
             )
         places = {
-            "left": left + p.left.start * _itemsize(p.left.dtype),
-            "right": right + p.right.start * _itemsize(p.right.dtype),
+            "left": left + p.left.start * itemsize(p.left.dtype),
+            "right": right + p.right.start * itemsize(p.right.dtype),
         }
         order = ("right", "left") if self.is_swapped else ("left", "right")
         a, b = (ctypes.c_void_p(places[n]) for n in order)
-        d = ctypes.c_void_p(target + p.target.start * _itemsize(p.target.dtype))
+        d = ctypes.c_void_p(target + p.target.start * itemsize(p.target.dtype))
         chosen: Any = self.algorithm if algorithm is None else algorithm
         code: int = library().cublasLtMatmul(
             _handle(), self._handle, ctypes.byref(self._one), a, self._a, b, self._b,
@@ -226,6 +226,20 @@ class Matmul:
         totals = [sorted(t)[ROUNDS // 2] for t in zip(*times, strict=True)]
         self.use(list(best[totals.index(min(totals))]))
 
+    def time(
+        self, target: int, left: int, right: int, bias: int = 0, algorithm: Any = None
+    ) -> float:
+        """Milliseconds of some runs."""
+        start, end, times = Event(timed=True), Event(timed=True), list[float]()
+        for _ in range(2):
+            start.record()
+            for _ in range(REPEATS):
+                self.run(target, left, right, bias, algorithm)
+            end.record()
+            end.wait()
+            times.append(end.milliseconds_since(start))
+        return min(times)
+
     def use(self, words: Sequence[int]) -> None:
         """An algorithm that was chosen before."""
         self.algorithm = (ctypes.c_uint64 * 8)(*words)
@@ -236,5 +250,5 @@ class Matmul:
         return list(self.algorithm)
 
 
-def _itemsize(dtype: str) -> int:
+def itemsize(dtype: str) -> int:
     return {"float64": 8, "float32": 4}.get(dtype, 2)

@@ -35,10 +35,19 @@ def dnn_version() -> str:
 
 
 @functools.cache
-def _handle() -> Any:
+def handle() -> Any:
     import cudnn
 
     return cudnn.create_handle()
+
+
+@functools.cache
+def data_types() -> dict[str, Any]:
+    """cuDNN's names of dtypes."""
+    import cudnn
+
+    types = cudnn.data_type
+    return {"bfloat16": types.BFLOAT16, "float16": types.HALF, "float32": types.FLOAT}
 
 
 class Attention:
@@ -48,15 +57,11 @@ class Attention:
         import cudnn
 
         self.call = call
-        types = cudnn.data_type
-        narrow = {"bfloat16": types.BFLOAT16, "float16": types.HALF}
-        self._types = narrow | {"float32": types.FLOAT}
-        io = narrow[call.operands[-1].dtype]
         self.graph = cudnn.pygraph(
-            io_data_type=io,
-            intermediate_data_type=types.FLOAT,
-            compute_data_type=types.FLOAT,
-            handle=_handle(),
+            io_data_type=data_types()[call.operands[-1].dtype],
+            intermediate_data_type=cudnn.data_type.FLOAT,
+            compute_data_type=cudnn.data_type.FLOAT,
+            handle=handle(),
         )
         numbers = dict(call.numbers)
         options = {"attn_scale": numbers["scale"], "use_causal_mask": bool(numbers["causal"])}
@@ -77,7 +82,7 @@ class Attention:
         for result, tensor in zip(self.results, call.results, strict=True):
             dims, steps = _dims(tensor)
             result.set_output(True).set_dim(dims).set_stride(steps)
-            result.set_data_type(self._types[tensor.dtype])
+            result.set_data_type(data_types()[tensor.dtype])
         self.graph.validate()
         self.graph.build_operation_graph()
         self.graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
@@ -88,20 +93,20 @@ class Attention:
     def _tensor(self, name: str, tensor: Tensor) -> Any:
         dims, steps = _dims(tensor)
         return self.graph.tensor(
-            name=name, dim=dims, stride=steps, data_type=self._types[tensor.dtype]
+            name=name, dim=dims, stride=steps, data_type=data_types()[tensor.dtype]
         )
 
     def run(self, addresses: list[int], workspace: int) -> None:
         """Put it into the stream; addresses are those of the call's buffers."""
         import cudnn
 
-        cudnn.set_stream(handle=_handle(), stream=int(device().stream))
+        cudnn.set_stream(handle=handle(), stream=int(device().stream))
         places = {}
         tensors = zip(self.operands.values(), self.call.operands, strict=True)
-        for handle, tensor in (*tensors, *zip(self.results, self.call.results, strict=True)):
+        for made, tensor in (*tensors, *zip(self.results, self.call.results, strict=True)):
             size = 4 if tensor.dtype == "float32" else 2
-            places[handle] = addresses[tensor.argument] + tensor.start * size
-        self.graph.execute(places, workspace, handle=_handle())
+            places[made] = addresses[tensor.argument] + tensor.start * size
+        self.graph.execute(places, workspace, handle=handle())
 
 
 def _dims(tensor: Tensor) -> tuple[list[int], list[int]]:

@@ -6,9 +6,11 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from treadle.kernel.launch import Bundle, Launch, Product
+from treadle.kernel.launch import Bundle, Launch
 from treadle.kernel.plan import Plan, PlannedCall, PlannedPhase, PlannedStep
+from treadle.runtime.cuda.batches import Batch, in_order, matrices, steps_between
 from treadle.runtime.cuda.blas import Matmul
+from treadle.runtime.cuda.conv import Convolution
 from treadle.runtime.cuda.device import Block, checked, device
 from treadle.runtime.cuda.dnn import Attention
 
@@ -54,13 +56,14 @@ class Runner:
         launches: Sequence[Launch],
         code: Code,
         products: Mapping[int, Matmul],
-        attentions: Mapping[int, Attention],
+        routines: Mapping[int, Attention | Convolution],
+        batches: Mapping[Batch, Matmul],
         bundles: Sequence[Bundle] = (),
     ):
         self.plan, self.launches, self.code, self.products = plan, launches, code, products
         self.bundles = {(b.path, b.first): b for b in bundles}
-        self.attentions = attentions
-        self.workspace = Block(max((a.workspace for a in attentions.values()), default=0))
+        self.routines, self.batches = routines, batches
+        self.workspace = Block(max((a.workspace for a in routines.values()), default=0))
 
     def enqueue(self, table: Sequence[int]) -> int:
         """Everything, in order; how many launches that were."""
@@ -107,12 +110,14 @@ class Runner:
         """Calls of one kernel that do not depend on each other."""
         launch = self.launches[entry]
         if entry in self.products:
+            if len(rows) > 1 and self._multiply_together(entry, rows):
+                return 1
             for left_to_target in rows:
                 self._multiply(entry, left_to_target)
             return len(rows)
-        if entry in self.attentions:
+        if entry in self.routines:
             for addresses in rows:
-                self.attentions[entry].run(addresses, self.workspace.address)
+                self.routines[entry].run(addresses, self.workspace.address)
             return len(rows)
         if not launch.grid:
             return 0
@@ -158,19 +163,20 @@ class Runner:
             config.attrs, config.numAttrs = attributes, len(attributes)
         return config
 
+    def _multiply_together(self, entry: int, rows: list[list[int]]) -> bool:
+        """Equal products as one batch, where they were found to be faster so."""
+        product = self.products[entry].product
+        steps = steps_between(product, rows)
+        matmul = None if steps is None else self.batches.get((entry, len(rows), steps))
+        if matmul is None:
+            return False
+        return matmul.run(*matrices(product, in_order(rows)[0])) == 0
+
     def _multiply(self, entry: int, addresses: list[int]) -> None:
         matmul = self.products[entry]
         code = matmul.run(*matrices(matmul.product, addresses))
         if code:
             raise AssertionError(f"cuBLASLt says {code} for {matmul.product}")
-
-
-def matrices(product: Product, addresses: Sequence[int]) -> tuple[int, int, int, int]:
-    """Target, left, right and bias among a call's arguments: left first, then right, the bias."""
-    if product.bias < 0:
-        return addresses[-1], addresses[0], addresses[-2], 0
-    right = addresses[min(1, product.bias - 1)]
-    return addresses[-1], addresses[0], right, addresses[product.bias]
 
 
 def _by_entry(step: PlannedPhase, table: Sequence[int], turn: int) -> dict[int, list[list[int]]]:

@@ -16,10 +16,11 @@ from treadle.ir.types import TensorType
 from treadle.kernel.launch import Bundle, Launch
 from treadle.kernel.plan import Plan
 from treadle.runtime.cuda.arrays import DeviceArray
+from treadle.runtime.cuda.batches import chosen_batches, matrices
 from treadle.runtime.cuda.blas import Matmul, noise, workspace
 from treadle.runtime.cuda.device import Block, checked, device, out_of_memory, padded
-from treadle.runtime.cuda.dnn import Attention
-from treadle.runtime.cuda.launches import Code, Runner, matrices
+from treadle.runtime.cuda.launches import Code, Runner
+from treadle.runtime.cuda.routines import chosen_routines
 from treadle.runtime.cuda.transfers import Captured, Later, Pending, Slot, Sources, Traffic
 from treadle.runtime.cuda.values import DeviceValues
 
@@ -49,6 +50,7 @@ class CudaProgram:
         self._device.enter()
         self._lock = threading.Lock()
         self.runs, self.graph_launches = 0, 0
+        self.without: frozenset[Any] = frozenset()  # routines that no library has
         self._places()
         needed = plan.arena + self._results_size + self._inputs_size
         needed += sum(a.nbytes for a in constants.values())
@@ -62,12 +64,15 @@ class CudaProgram:
         self._code = Code(cubins, launches, bundles)
         self.algorithms = dict(algorithms)
         self._products = self._chosen_products()
-        attentions = {
-            i: Attention(launch.routine, is_deterministic)
-            for i, launch in enumerate(self.launches)
-            if launch.routine is not None
-        }
-        self._runner = Runner(plan, self.launches, self._code, self._products, attentions, bundles)
+        routines = chosen_routines(
+            self.launches, self.algorithms, is_deterministic, self._addresses
+        )
+        batches = chosen_batches(
+            plan, self.launches, self._products, self.algorithms, self._arena.address
+        )
+        self._runner = Runner(
+            plan, self.launches, self._code, self._products, routines, batches, bundles
+        )
         self._traffic: dict[int, Traffic] = {}  # by how many steps are launched together
         self._bound: tuple[object, ...] = ()
         self._held: tuple[object, int] = (None, -1)
@@ -116,14 +121,17 @@ class CudaProgram:
         return self._runner.workspace.nbytes + (workspace().nbytes if self._products else 0)
 
     def _somewhere(self, entry: int) -> tuple[int, int, int, int]:
-        """Memory to time a product on: that of one of its calls, or new where it is outside."""
+        product = self.launches[entry].product
+        assert product is not None
+        return matrices(product, self._addresses(entry))
+
+    def _addresses(self, entry: int) -> list[int]:
+        """Memory to time a routine on, as large as that of one of its calls."""
         call = next(c for c in _calls(self.plan) if c.entry == entry)
         self._spare = [Block(self.plan.slots[s].nbytes) for s in call.slots]
         for block in self._spare:
             block.fill(noise())
-        product = self.launches[entry].product
-        assert product is not None
-        return matrices(product, [b.address for b in self._spare])
+        return [b.address for b in self._spare]
 
     # Addresses
 

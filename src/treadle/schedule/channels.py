@@ -1,0 +1,136 @@
+"""Images whose channels lie together in memory: what convolutions of a library want on a GPU.
+
+Tensors count their axes as (N, C, H, W) wherever they are written. In memory those that belong to
+convolutions lie as (N, H, W, C), and kernels walk them in that order. Only values inside a program
+do: leaves and outputs stay as they are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from treadle.ir.composites import (
+    ATTENTION,
+    ATTENTION_GRAD,
+    CONV,
+    CONV_GRAD_W,
+    CONV_GRAD_X,
+    Conv,
+    ConvGrad,
+)
+from treadle.ir.control import SCAN
+from treadle.ir.graph import Graph, Node
+from treadle.ir.graph import Value as TensorValue
+from treadle.ir.ops import indexing, linear, shaping
+from treadle.ir.types import TensorType
+from treadle.kernel.index import Var
+
+CONVOLUTIONS = frozenset([CONV, CONV_GRAD_X, CONV_GRAD_W])
+# Ops whose results do not count axes as their operands do, or that lay them out by themselves.
+_TURNS = frozenset(
+    [
+        SCAN,
+        ATTENTION,
+        ATTENTION_GRAD,
+        shaping.PERMUTE,
+        shaping.BROADCAST,
+        linear.CONTRACT,
+        indexing.RANDOM_BITS,
+    ]
+)
+_OWN = frozenset([SCAN, linear.CONTRACT, indexing.SCATTER_ADD, indexing.RANDOM_BITS])
+
+Routine = tuple[str, tuple[tuple[tuple[int, ...], str], ...], tuple[tuple[str, float], ...]]
+
+
+def conv_numbers(node: Node) -> tuple[tuple[str, float], ...]:
+    """Strides, padding and dilations by name, as a library's routine has them."""
+    given = node.attributes
+    conv = given.conv if isinstance(given, ConvGrad) else given
+    assert isinstance(conv, Conv)
+    low, high = ([pair[i] for pair in conv.padding] for i in (0, 1))
+    rows = {"stride": conv.strides, "low": low, "high": high, "dilation": conv.dilations}
+    return tuple((f"{n}{i}", float(x)) for n, of in rows.items() for i, x in enumerate(of))
+
+
+def conv_routine(node: Node, types: Sequence[TensorType]) -> Routine:
+    """What a library is asked for, as `LibraryCall` tells it too."""
+    operands = tuple((t.shape, t.dtype.name) for t in types)
+    return node.op.name, operands, conv_numbers(node)
+
+
+def is_conv_for_library(
+    node: Node, types: Sequence[TensorType], without: Collection[Routine]
+) -> bool:
+    """Whether a library takes a convolution: images, and no routine that it said it has not."""
+    if any(t.rank != 4 or not t.size for t in (*types, *node.types)):
+        return False
+    if types[0].dtype.name not in ("bfloat16", "float16", "float32"):
+        return False
+    is_one = all(t.dtype is types[0].dtype for t in types)
+    return is_one and conv_routine(node, types) not in without
+
+
+def images(graph: Graph) -> frozenset[TensorValue]:
+    """Operands and results of convolutions, and what is computed from and for them."""
+    if not any(n.op in CONVOLUTIONS for n in graph.nodes):
+        return frozenset()
+    found: set[TensorValue] = set()
+    for i, node in enumerate(graph.nodes):
+        if node.op in CONVOLUTIONS:
+            found.update(node.operands, (TensorValue(i),))
+    near: dict[TensorValue, list[TensorValue]] = {}
+    for i, node in enumerate(graph.nodes):
+        if node.op in CONVOLUTIONS or node.op in _TURNS:
+            continue
+        results = [TensorValue(i, k) for k in range(len(node.types))]
+        for a in node.operands:
+            for b in results:
+                if _counts_alike(graph, node, a, b):
+                    near.setdefault(a, []).append(b)
+                    near.setdefault(b, []).append(a)
+    pending = list(found)
+    while pending:
+        for other in near.get(pending.pop(), ()):
+            if other not in found:
+                found.add(other)
+                pending.append(other)
+    return frozenset(found)
+
+
+def _counts_alike(graph: Graph, node: Node, a: TensorValue, b: TensorValue) -> bool:
+    """Whether both are images, or windows of images, of the same batch and channels."""
+    one, other = graph.type_of(a).shape, graph.type_of(b).shape
+    same = 4 if node.op is shaping.RESHAPE else 2
+    return min(len(one), len(other)) >= 4 and one[:same] == other[:same]
+
+
+def channels_last(
+    graph: Graph, kept: Mapping[TensorValue, None], of: Collection[TensorValue]
+) -> dict[TensorValue, tuple[int, ...]]:
+    """The order in memory of images that are kept inside the program."""
+    outside = {o.value for o in graph.outputs}
+    outside |= {v for n in graph.nodes if n.op is SCAN for v in n.operands}
+    return {
+        v: last_order(4)
+        for v in kept
+        if v in of and graph.type_of(v).rank == 4 and v not in outside
+        if graph.nodes[v.node].op not in _OWN
+    }
+
+
+def last_order(rank: int) -> tuple[int, ...]:
+    """Axes with the channels after those of space; axes of windows stay the last."""
+    return (0, 2, 3, 1, *range(4, rank))
+
+
+def walked(value: TensorValue, variables: Sequence[Var], of: Collection[TensorValue]) -> list[Var]:
+    """The loops over a tensor, in the order in which images lie."""
+    is_image = value in of and len(variables) >= 4
+    return [variables[i] for i in last_order(len(variables))] if is_image else list(variables)
+
+
+def last_strides(shape: Sequence[int]) -> tuple[int, int, int, int]:
+    """Steps along (N, C, H, W) of images that lie as (N, H, W, C)."""
+    _, c, h, w = shape
+    return h * w * c, 1, w * c, c
