@@ -54,3 +54,16 @@ def on_gpu(
     return CudaProgram(
         graph, plan, source.launches, cubins, dict(program.constants), {}, bundles=source.bundles
     )
+
+
+def ptx_of(text: str) -> str:
+    """The instructions of a source, before they are a chip's."""
+    from cuda.bindings import nvrtc
+
+    _, program = nvrtc.nvrtcCreateProgram(text.encode(), b"treadle.cu", 0, [], [])
+    options = [b"-arch=compute_90a", b"-std=c++17", b"-w"]
+    assert not int(nvrtc.nvrtcCompileProgram(program, len(options), options)[0])
+    _, size = nvrtc.nvrtcGetPTXSize(program)
+    found = bytearray(size)
+    nvrtc.nvrtcGetPTX(program, found)
+    return bytes(found).decode()

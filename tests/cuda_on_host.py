@@ -134,7 +134,7 @@ INSTRUCTIONS = [
     (r'asm\("max\.NaN.*?"f"\(b\)\);', "r = host_max(a, b);"),
     (r'asm\("min\.NaN.*?"f"\(b\)\);', "r = host_min(a, b);"),
     (r'asm\("rcp\.approx.*?"f"\(y\)\);', "r = 1.0f / y;"),
-    (r'asm\("ex2\.approx.*?"f"\(([^)]*)\)\);', r"r = exp2f(\1);"),
+    (r'asm\("ex2\.approx.*?"=f"\(r\)\s*: "f"\((.*?)\)\); return', r"r = exp2f(\1); return"),
     (r'asm\("tanh\.approx.*?"f"\(x\)\);', "r = tanhf(x);"),
     (r'asm volatile\("" :.*?\);', ""),
     (r'asm volatile\("ld\.relaxed\.gpu.*?\);', "here = 0;"),  # one block meets nobody

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field, replace
 
 from treadle.base.origin import Origin
 from treadle.kernel.nodes import Buffer, Kernel
+from treadle.kernel.rowsums import row_sums_of
 from treadle.kernel.verify import verify
 from treadle.schedule.finish import finished
 from treadle.schedule.fuse import fused, is_serial, localised, outer_turns, spread
 from treadle.schedule.near import kept_near
 from treadle.schedule.nests import anonymous, map_places
+from treadle.schedule.rowsums import with_own_numbers
 from treadle.schedule.signature import Signature
 from treadle.schedule.target import CPU, Target
 
@@ -94,6 +96,8 @@ class Memo:
         """Outputs of its own inside: a thread's memory, or what a block's shared memory holds."""
         if not self.target.is_gpu:
             return localised(spread(kernel), names)
+        if row_sums_of(kernel) is not None:
+            return with_own_numbers(kernel, names)
         if is_serial(kernel) or kernel.is_whole:
             return kernel
         turns = outer_turns(kernel)

@@ -28,6 +28,7 @@ from treadle.kernel.nodes import (
     Store,
     Update,
 )
+from treadle.kernel.rowsums import row_sums_of
 from treadle.schedule.nests import (
     fresh,
     loop_names,
@@ -35,8 +36,16 @@ from treadle.schedule.nests import (
     map_places,
     with_own_names,
 )
+from treadle.schedule.rowsums import (
+    FEWEST,
+    LEAST_PARTS,
+    LEAST_ROWS,
+    started,
+    with_rows,
+    with_sum,
+)
 from treadle.schedule.target import CPU, Target
-from treadle.schedule.twins import fed, twins
+from treadle.schedule.twins import fed, sum_of, twins
 
 TURNS = 32  # that a kernel should have for threads to share
 ROW, BLOCK = 1 << 13, 1 << 12  # operations of a row, of all rows that are one block's
@@ -196,6 +205,10 @@ def fused(
     """
     if statements_in(first.body) + statements_in(second.body) > target.most_statements:
         return None
+    if target.is_gpu:
+        whole = _with_row_sums(first, second, is_needed)
+        if whole is not None:
+            return whole
     if panels(first, second) > target.panels:
         return None
     if target.keeps_serial_apart and (is_serial(first) or is_serial(second)):
@@ -237,6 +250,38 @@ def fused(
         if found is not None:
             return found
     return None
+
+
+def _with_row_sums(first: Kernel, second: Kernel, is_needed: bool) -> Kernel | None:
+    """Rows of a kernel and sums of their columns as one."""
+    rows = row_sums_of(first)
+    if rows is not None and not is_needed:
+        return with_sum(rows, first, second)  # of what the rows read too
+    if not is_needed:
+        return None
+    if rows is None:
+        found = sum_of(second)
+        if found is None or first.scratch or not _has_row_loops(first):
+            return None
+        parts = math.prod(v.extent for v in found.turns[:-1])
+        inner = math.prod(v.extent for v in found.loops)
+        walked = in_rows(first, parts * inner)
+        if walked is None or parts < LEAST_PARTS or inner < LEAST_ROWS:
+            return None
+        rows = started(parts, inner, walked.body, walked.var)
+        return with_sum(rows, first, second)
+    whole = with_sum(rows, first, second)
+    if whole is None and not is_serial(second) and sum_of(second) is None:
+        walked = in_rows(second, rows.part.extent * rows.row.extent)
+        if walked is not None:
+            whole = with_rows(rows, first, second, walked.body, walked.var)
+    return whole
+
+
+def _has_row_loops(kernel: Kernel) -> bool:
+    """Whether a kernel's turn walks a row, one that is long enough to be a warp's."""
+    _, body = peeled(kernel)
+    return any(isinstance(s, For) and s.var.extent >= FEWEST for s in body)
 
 
 def _fused_at(first: Kernel, second: Kernel, turns: int, is_needed: bool) -> Kernel | None:

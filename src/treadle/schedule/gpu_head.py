@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.ir.graph import Value as TensorValue
 from treadle.kernel.index import Index, Var, data, variable
@@ -25,7 +24,6 @@ from treadle.kernel.nodes import (
     Local,
     Matrix,
     Multiply,
-    Position,
     Role,
     Statement,
     Store,
@@ -33,7 +31,7 @@ from treadle.kernel.nodes import (
     Walk,
 )
 from treadle.kernel.program import Argument
-from treadle.schedule.head import F32, I32, Head, Place, add, choose, finite, mul, sub
+from treadle.schedule.head import F32, Head, Place, add, finite, mul, sub
 from treadle.schedule.lower import Draft, RepeatDraft
 from treadle.schedule.nests import nest
 from treadle.schedule.order import Order
@@ -222,26 +220,35 @@ class _Chunk:
         return sub(sub(log, chosen), mul(Local("every", F32), share))
 
     def _slopes(self, ct: Place) -> list[Statement]:
-        """ct (p − target), over the logits where they are as wide."""
-        head, upstream = self.head, Local("ct", F32)
-        power = Apply("exp", (sub(self._logit(), Local("shift", F32)),), F32)
-        is_own = Apply("eq", (Position(variable(self.v), I32), Local("target", I32)), dtypes.bool_)
+        """ct (p − target), over the logits where they are as wide; then once more at the target."""
+        head, upstream, own = self.head, Local("ct", F32), Local("own", F32)
         whole: Value = upstream
-        share: Value = mul(power, Local("factor", F32))
         if head.smoothing:
             whole = mul(upstream, Literal(1 - head.smoothing, F32))
-            share = sub(share, mul(upstream, Literal(head.smoothing / head.classes, F32)))
-        slope = sub(share, choose(is_own, Local("whole", F32), 0.0))
+        target = variable(self.i) * head.classes + data("target", head.classes)
+        at_target = sub(self._share(own), whole)
         return [
             Let("ct", _as(ct.load(variable(self.i)), F32)),
-            Let("whole", whole),
             Let("factor", Apply("div", (upstream, Local("total", F32)), F32)),
             *nest(
                 [self.v],
                 Role.PARALLEL,
-                [Store(self.slopes.name, self.at, _as(slope, self.slopes.dtype))],
+                [Store(self.slopes.name, self.at, self._as_slope(self._share(self._logit())))],
             ),
+            Store(self.slopes.name, target, self._as_slope(at_target)),
         ]
+
+    def _share(self, logit: Value) -> Value:
+        """ct p, less the part of a smoothed target that every class has."""
+        power = Apply("exp", (sub(logit, Local("shift", F32)),), F32)
+        share = mul(power, Local("factor", F32))
+        if not self.head.smoothing:
+            return share
+        every = Literal(self.head.smoothing / self.head.classes, F32)
+        return sub(share, mul(Local("ct", F32), every))
+
+    def _as_slope(self, value: Value) -> Value:
+        return _as(value, self.slopes.dtype)
 
     def _bias_gradient(self) -> list[Kernel]:
         """Sums of the slopes' columns, added to what earlier chunks had."""

@@ -74,6 +74,7 @@ def _reduce(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     return [reduction.at_once(every, places, others, summed)]
 
 
+SHORT = 1024  # columns up to which sums may be made with the rows, by fewer and larger parts
 BLOCKS = 1024  # of a reduction: enough for every multiprocessor
 THREADS = 1 << 19  # of a reduction that keeps columns: as many as a device has at a time
 
@@ -87,6 +88,7 @@ def _shared_out(
     if columns and rows * columns >= reduction.lowering.target.parts:
         is_columns = bool(kept) and kept[-1] is every[-1]
         wanted = (THREADS if is_columns else BLOCKS) // columns
+        wanted //= 2 if is_columns and columns <= SHORT else 1
         split = dict(places)
         parts, inner = _in_parts(summed, min(wanted, rows // 16), split)
         if math.prod(v.extent for v in parts) >= FEWEST:

@@ -15,7 +15,7 @@ LARGE = 1 << 16  # elements that are worth reading once
 
 
 @dataclass(frozen=True, slots=True)
-class _Sum:
+class Sum:
     """Parallel loops around everything, loops that sum, and what comes before and after those."""
 
     turns: tuple[Var, ...]
@@ -25,7 +25,7 @@ class _Sum:
     after: tuple[Statement, ...]
 
 
-def _sum(kernel: Kernel) -> _Sum | None:
+def sum_of(kernel: Kernel) -> Sum | None:
     turns, body = _peeled(kernel)
     places = [i for i, s in enumerate(body) if isinstance(s, For)]
     if len(places) != 1 or not turns or kernel.scratch:
@@ -40,12 +40,12 @@ def _sum(kernel: Kernel) -> _Sum | None:
     is_plain = is_plain and all(isinstance(s, (Let, Store)) for s in (*body[:at], *body[at + 1 :]))
     if not loops or not is_plain:
         return None
-    return _Sum(tuple(turns), tuple(body[:at]), tuple(loops), tuple(inner), tuple(body[at + 1 :]))
+    return Sum(tuple(turns), tuple(body[:at]), tuple(loops), tuple(inner), tuple(body[at + 1 :]))
 
 
 def fed(first: Kernel, second: Kernel) -> Kernel | None:
     """An elementwise kernel inside the sum of columns that reads each of its elements once."""
-    sum_ = _sum(second)
+    sum_ = sum_of(second)
     variables, body = _peeled(first)
     stores = [s for s in body if isinstance(s, Store)]
     is_map = all(isinstance(s, Let) or (isinstance(s, Store) and not s.guard) for s in body)
@@ -60,7 +60,7 @@ def fed(first: Kernel, second: Kernel) -> Kernel | None:
     if any(a.index != place for a in accesses(body) if a.buffer in made):
         return None
     second, moved = with_own_names(second, second.body, first, first.body)
-    sum_ = _sum(Kernel(second.name, second.inputs, second.outputs, moved))
+    sum_ = sum_of(Kernel(second.name, second.inputs, second.outputs, moved))
     assert sum_ is not None
     read = {a.index for a in accesses(moved) if a.buffer in made}
     if len(read) != 1 or any(a.writes and a.buffer in made for a in accesses(moved)):
@@ -111,14 +111,14 @@ def _is_walk(index: Index, variables: Sequence[Var], size: int) -> bool:
 
 def twins(first: Kernel, second: Kernel) -> Kernel | None:
     """Both sums in one kernel, if they walk the same loops and read something large alike."""
-    a, b = _sum(first), _sum(second)
+    a, b = sum_of(first), sum_of(second)
     if a is None or b is None:
         return None
     extents = [tuple(v.extent for v in (*s.turns, *s.loops)) for s in (a, b)]
     if extents[0] != extents[1] or len(a.turns) != len(b.turns):
         return None
     second, moved = with_own_names(second, second.body, first, first.body)
-    b = _sum(Kernel(second.name, second.inputs, second.outputs, moved))
+    b = sum_of(Kernel(second.name, second.inputs, second.outputs, moved))
     assert b is not None
     pairs = zip((*b.turns, *b.loops), (*a.turns, *a.loops), strict=True)
     values: dict[Var, Index] = {old: variable(new) for old, new in pairs}

@@ -11,8 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from treadle.codegen.cuda.contractions import contraction_of
+from treadle.codegen.cuda.functions import part, shared_bytes
 from treadle.codegen.cuda.products import THREADS, product_lines
-from treadle.codegen.cuda.render import part, shared_bytes, written
+from treadle.codegen.cuda.render import written
+from treadle.codegen.cuda.rows import rows_of
 from treadle.codegen.cuda.scatter import SCATTER_THREADS, scatter_lines
 from treadle.codegen.cuda.tiles import BLOCKS, share_of, tiled
 from treadle.codegen.cuda.tiles import THREADS as TILE_THREADS
@@ -58,6 +60,8 @@ def lines_of(
         lines, shape, shared = tiled(kernel, found, is_aligned, is_loose, beside)
         return Written(lines, shape.grid, TILE_THREADS, shared)
     lines, shape, stages = written(kernel, is_aligned, is_loose, block)
+    if is_aligned and not block and rows_of(kernel) is not None:
+        return Written(lines, shape.grid, shape.block, 0, 2)  # rows are in registers
     shared = shared_bytes(kernel, shape, stages)
     return Written(lines, shape.grid, shape.block, shared, 2 if stages.shared else 1)
 

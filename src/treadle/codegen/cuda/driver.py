@@ -15,8 +15,8 @@ from treadle.codegen.cuda.bundles import (
     shares,
     sized,
 )
+from treadle.codegen.cuda.functions import function
 from treadle.codegen.cuda.prelude import PRELUDE
-from treadle.codegen.cuda.render import function
 from treadle.codegen.cuda.rounding import may_be_loose
 from treadle.kernel.calls import call_of, product_of
 from treadle.kernel.launch import Bundle, Launch

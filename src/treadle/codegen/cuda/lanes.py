@@ -15,7 +15,7 @@ from treadle.codegen.cuda import scalars
 from treadle.codegen.cuda.rounding import loose_locals
 from treadle.codegen.cuda.shape import lane_step
 from treadle.codegen.cuda.stages import Key, Stage, key_of
-from treadle.kernel.access import changed_in, locals_in
+from treadle.kernel.access import changed_in, locals_in, plain_loads
 from treadle.kernel.index import (
     Atom,
     Bounded,
@@ -29,18 +29,15 @@ from treadle.kernel.index import (
     uses,
 )
 from treadle.kernel.nodes import (
-    Accumulate,
     Apply,
     Convert,
     For,
     Guarded,
     Kernel,
-    Let,
     Literal,
     Load,
     Local,
     Position,
-    Set,
     Statement,
     Store,
     Update,
@@ -73,10 +70,11 @@ class Lanes:
         self.narrow: set[str] = set()  # locals of lanes that come from narrow floats alone
         self.numbers: dict[str, str] = {}  # buffers of which a turn has one number, by its name
         self.packs: dict[Load, str] = {}
-        self.held: dict[Load, str] = {}  # loads that were made early, the same in every lane
+        self.loaded: dict[Load, str] = {}  # loads that were made early, the same in every lane
         self.staged: dict[Key, Stage] = {}  # packs that the team keeps, in the loop at hand
         self.unread: set[Key] = set()  # those of them that no later loop reads
         self.stage_place = ""
+        self.held: dict[str, str] = {}  # buffers of which a thread has its own columns
         self.loose = loose_locals(kernel.body)
 
     def add(self, line: str) -> None:
@@ -175,7 +173,7 @@ class Lanes:
         """Loads of some values that lie together, made at once before the lanes are walked."""
         before = dict(self.packs)
         for load, guards in dict(x for v in values for x in self._loads(v, ())).items():
-            if load in self.packs or not self.is_pack(load.index):
+            if load in self.packs or load.buffer in self.held or not self.is_pack(load.index):
                 continue
             name, type_ = self.new("pack"), scalars.register(load.dtype)
             self.add(f"{type_} {name}[{self.width}];")
@@ -199,20 +197,20 @@ class Lanes:
             if isinstance(s, For):
                 return
             if not isinstance(s, Store) or s.guard is None:
-                for load in _plain_loads(s):
+                for load in plain_loads(s):
                     if load.buffer not in written:
                         self._hold(load, guard)
             if isinstance(s, (Store, Update)):
                 written.add(s.buffer)
 
     def _hold(self, load: Load, guard: str) -> None:
-        if load in self.packs or load in self.held or data_locals(load.index):
+        if load in self.packs or load in self.loaded or data_locals(load.index):
             return
         if load.buffer in self.numbers:
             return
         type_ = scalars.register(load.dtype)
         if not self.index_differs(load.index):
-            name = self.held[load] = self.new("held")
+            name = self.loaded[load] = self.new("held")
             place = f"get({self.places[load.buffer]}[{self.index(load.index)}])"
             found = f"{guard} ? {place} : ({type_})0" if guard else place
             self.add(f"const {type_} {name} = {found};")
@@ -304,13 +302,18 @@ class Lanes:
             self.add(f"{name} = {to(name)};")
 
     def store(self, buffer: str, index: Index, value: Value, guard: Within | None) -> None:
-        place = self.places[buffer]
+        place = self.places.get(buffer, "")
         is_same = not self.index_differs(index) and not self.differs(value)
+        is_same = is_same and buffer not in self.held
         if self.lane is None or is_same:
             text = f"put({place}[{self.index(index)}], {self._typed(value)});"
             self.add(text if guard is None else f"if ({self.value(guard)}) {text}")
             return
         with self.packed(value):
+            if buffer in self.held:
+                own = f"{self.held[buffer]}[{self.stage_place}][u]"
+                self.each(lambda: f"{own} = {self._typed(value)};")
+                return
             if guard is None and self.is_pack(index):
                 array, at = self.array(value), f"{place} + {self.index(index)}"
                 key = key_of(buffer, index, self.lane)
@@ -343,7 +346,13 @@ class Lanes:
         return f"({scalars.register(value.dtype)})({self.value(value, True)})"
 
     def update(self, buffer: str, index: Index, value: Value) -> None:
-        place, dtype = self.places[buffer], self.types[buffer]
+        dtype = self.types[buffer]
+        if buffer in self.held:
+            own = f"{self.held[buffer]}[{self.stage_place}][u]"
+            with self.packed(value):
+                self.each(lambda: f"{own} = {own} + {self.value(value)};")
+            return
+        place = self.places[buffer]
 
         def line() -> str:
             at = f"{place}[{self.index(index)}]"
@@ -367,10 +376,12 @@ class Lanes:
             case Load(buffer, index):
                 if buffer in self.numbers:
                     return self.numbers[buffer]
+                if buffer in self.held:
+                    return f"{self.held[buffer]}[{self.stage_place}][u]"
                 if self.unrolling and value in self.packs:
                     return f"{self.packs[value]}[u]"
-                if value in self.held:
-                    return self.held[value]
+                if value in self.loaded:
+                    return self.loaded[value]
                 return f"get({self.places[buffer]}[{self.index(index)}])"
             case Local(name):
                 return self._local(name)
@@ -383,8 +394,9 @@ class Lanes:
                     self.value(o, inside or (loose and op == "where" and i > 0))
                     for i, o in enumerate(operands)
                 ]
-                if op == "exp" and dtype is dtypes.float32 and self._is_of_narrow(value):
-                    return f"n_exp({given[0]})"
+                is_fast = op == "exp" and dtype is dtypes.float32 and self.differs(value)
+                if is_fast and self._is_of_narrow(value):
+                    return self._fast_exp(operands[0], given[0])
                 return scalars.apply(op, given, operands[-1].dtype, dtype, loose)
             case Convert(inner, dtype):
                 if loose and dtype.is_narrow and inner.dtype is dtypes.float32:
@@ -399,6 +411,14 @@ class Lanes:
                 return f"({self.value(guard)} ? {self.value(inner)} : {self.value(other)})"
             case _:
                 assert_never(value)
+
+    def _fast_exp(self, value: Value, text: str) -> str:
+        """A fast exponential; what is taken off in all lanes alike is taken off in one go."""
+        match value:
+            case Apply("sub", (a, b)) if self.lane is not None and not self.differs(b):
+                return f"n_exp({self.value(a)}, {self.value(b)})"
+            case _:
+                return f"n_exp({text})"
 
     def _is_of_narrow(self, value: Value) -> bool:
         """Whether what differs from lane to lane comes from narrow floats, which tell far less
@@ -449,21 +469,6 @@ class Lanes:
     def _divided(self, inner: Index, sign: str, divisor: int) -> str:
         signed, unsigned = ("int", "unsigned") if is_narrow(inner) else ("i64", "u64")
         return f"({signed})(({unsigned})({self.index(inner)}) {sign} {divisor}u)"
-
-
-def _plain_loads(statement: Statement) -> Iterator[Load]:
-    """Loads that a statement makes whatever it finds: none behind a guard."""
-    pending = [statement.value] if isinstance(statement, (Let, Set, Accumulate, Store)) else []
-    while pending:
-        match pending.pop():
-            case Load() as load:
-                yield load
-            case Convert(inner):
-                pending.append(inner)
-            case Apply(_, operands):
-                pending += operands
-            case _:
-                pass
 
 
 def is_narrow(index: Index) -> bool:

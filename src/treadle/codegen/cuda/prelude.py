@@ -108,9 +108,16 @@ DEV f32 t_div(f32 x, f32 y) {
   f32 r; asm("rcp.approx.f32 %0, %1;" : "=f"(r) : "f"(y));
   f32 q = x * r; q = fmaf(fmaf(-q, y, x), r, q);
   return fabsf(q) < bits32(0x7f800000u) ? q : x / y; }
+// By a number of ordinary size: nothing is slow, so nothing has to be gone around.
+DEV f32 c_div(f32 x, f32 y) {
+  f32 r = 1.0f / y, q = x * r, better = fmaf(fmaf(-q, y, x), r, q);
+  return fabsf(better) < bits32(0x7f800000u) ? better : q; }
 // For narrow floats, far within what they can tell apart.
 DEV f32 n_exp(f32 x) {
   f32 r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x * 1.44269504f)); return r; }
+DEV f32 n_exp(f32 x, f32 less) {
+  f32 r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r)
+    : "f"(fmaf(x, 1.44269504f, less * -1.44269504f))); return r; }
 DEV f32 n_tanh(f32 x) { f32 r; asm("tanh.approx.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
 DEV f32 n_erf(f32 x) { return n_tanh(x * fmaf(x * x, 0.10140218f, 1.1283792f)); }
 DEV void begin() {  // what the kernel before wrote is there; the next one may be made ready

@@ -14,7 +14,9 @@ from typing import assert_never
 
 from treadle.codegen.cuda import scalars
 from treadle.codegen.cuda.columns import columns_of, identity
+from treadle.codegen.cuda.functions import counts_far
 from treadle.codegen.cuda.lanes import Lanes
+from treadle.codegen.cuda.rows import rows_of, sums_of
 from treadle.codegen.cuda.shape import (
     WARP,
     Shape,
@@ -22,8 +24,8 @@ from treadle.codegen.cuda.shape import (
     nested,
     shape_of,
 )
-from treadle.codegen.cuda.stages import Stages, lanes_of, stages_of
-from treadle.kernel.access import accesses, loads_of
+from treadle.codegen.cuda.stages import COMMON, Stages, lanes_of, own_numbers, stages_of
+from treadle.kernel.access import accesses
 from treadle.kernel.cost import padded
 from treadle.kernel.index import Index, Var
 from treadle.kernel.nodes import (
@@ -43,6 +45,7 @@ from treadle.kernel.nodes import (
     Update,
     Value,
 )
+from treadle.kernel.rowsums import RowSums
 
 _OPS = {"add": "Add", "mul": "Mul", "max": "Max", "min": "Min"}
 
@@ -55,6 +58,12 @@ def written(
     Blocks are as large as asked for, beside others in one launch: what these wrote a moment ago is
     not read as if it had been there from the start.
     """
+    parts = rows_of(kernel) if is_aligned and not block else None
+    if parts is not None:
+        rows, shape, stages = parts
+        writer = Writer(kernel, shape, stages, is_aligned, is_loose)
+        writer.by_parts(rows)
+        return writer.lines, shape, stages
     if block:
         shape, stages = shape_of(kernel, is_aligned, block), Stages()
     else:
@@ -68,75 +77,16 @@ def written(
     return writer.lines, shape, stages
 
 
-def function(
-    kernel: Kernel, symbol: str, calls: int, block: int, body: Sequence[str], fewest: int = 1
-) -> str:
-    """The function around some lines: pointers from its one argument, by the call's number."""
-    count = max(1, len(kernel.buffers))
-    head = [
-        f"struct {symbol}_args {{ void *p[{calls}][{count}]; }};",
-        f'extern "C" __global__ void __launch_bounds__({block}{f", {fewest}" * (fewest > 1)}) '
-        f"{symbol}(const __grid_constant__ {symbol}_args a) {{",
-    ]
-    head += ["  begin();", "  const int block = blockIdx.x;"]
-    head += [
-        f"  {qualifier}{scalars.memory(b.dtype)} *__restrict__ p{i} = "
-        f"({qualifier}{scalars.memory(b.dtype)} *)now(a.p[blockIdx.y][{i}]);"
-        for i, b in enumerate(kernel.buffers)
-        for qualifier in ("const " if i < len(kernel.inputs) else "",)
-    ]
-    return "\n".join([*head, *body, "}"])
-
-
-def part(kernel: Kernel, symbol: str, body: Sequence[str]) -> str:
-    """The function as part of another, which says what block it is and where the pointers are.
-
-    What it reads may have been written a moment ago: pointers promise nothing.
-    """
-    head = [f"DEV void {symbol}(const int block, void *const *p) {{"]
-    for i, b in enumerate(kernel.buffers):
-        type_ = scalars.memory(b.dtype)
-        head.append(f"  {type_} *p{i} = ({type_} *)now(p[{i}]);")
-    return "\n".join([*head, *body, "}"])
-
-
-def shared_bytes(kernel: Kernel, shape: Shape, stages: Stages) -> int:
-    """Shared memory that a block of a kernel needs for its teams' own buffers."""
-    if shape.team == 1:
-        return 0
-    own = own_numbers(shape)
-    scratch = sum(padded(b.nbytes) for b in kernel.scratch if b.name not in own)
-    return shape.teams * (scratch + stages.shared)
-
-
-def own_numbers(shape: Shape) -> set[str]:
-    """Buffers of which a team sets one number, outside loops, and reads nothing but that after it.
-
-    Every thread knows the number: none has to read it.
-    """
-    found: dict[str, Index] = {}
-    other: set[str] = set()
-    for s in shape.body if shape.team > 1 else ():
-        read = {x.buffer for x in loads_of(s)}
-        for a in accesses([s]):
-            is_set = isinstance(s, Store) and s.guard is None and a.writes
-            is_set = is_set and a.buffer not in read
-            if is_set and a.buffer not in found:
-                found[a.buffer] = a.index
-            elif a.writes or a.index != found.get(a.buffer):
-                other.add(a.buffer)
-    return found.keys() - other
-
-
 class Writer(Lanes):
     """Writes a kernel's statements, a team's or a thread's."""
 
     def __init__(
         self, kernel: Kernel, shape: Shape, stages: Stages, is_aligned: bool, is_loose: bool
     ):
-        super().__init__(kernel, _wide(kernel, shape), is_loose)
+        super().__init__(kernel, counts_far(kernel, shape), is_loose)
         self.shape, self.stages, self.is_aligned = shape, stages, is_aligned
         self.own, self.tid = own_numbers(shape), "tid"
+        self.is_held = False  # whether the loop at hand has columns that threads hold
         self.hoists = False  # whether loads come before stores that do not concern them
         self.fresh, self.touched = set[str](), set[str]()  # written and read since the barrier
 
@@ -179,6 +129,7 @@ class Writer(Lanes):
 
     def _scratch(self) -> None:
         scratch = [b for b in self.kernel.scratch if b.name not in self.own]
+        scratch = [] if self.shape.rows > 1 else scratch
         each = sum(padded(b.nbytes) for b in scratch) + self.stages.shared
         if each:
             self.add("extern __shared__ __align__(16) unsigned char shared[];")
@@ -242,6 +193,58 @@ class Writer(Lanes):
             with self.block(f"for (int y = 0; y < {rows - 1}; ++y)"):
                 self.unrolled(f"{name}[u] = {op}::of({name}[u], {shared[local]}[y][u][lane]);")
         self.thread_all(self.shape.body[at + 1 :])
+
+    def by_parts(self, rows: RowSums) -> None:
+        """Rows of a part, each a warp's, with sums of columns; the first warp has what follows."""
+        width, turns, lanes = self.shape.rows, self.stages.turns, self.stages.lanes
+        self.add(f"const int tid = threadIdx.x % {WARP}, warp = threadIdx.x / {WARP};")
+        self.add(f"const {self.index_type} turn = blockIdx.x;")
+        self._scratch()
+        self.decode("turn", self.shape.turns)
+        for i, b in enumerate(sums_of(self.kernel)):
+            self.held[b.name] = f"sums{i}"
+            self.add(f"{scalars.register(b.dtype)} sums{i}[{turns}][{lanes}];")
+        self.team_all(rows.before)
+        r = self.vars[rows.row] = self.new("row")
+        head = f"for (int {r} = warp; {r} < {rows.row.extent}; {r} += {width})"
+        with self.block(head):
+            self._load_ahead()
+            self.team_all(rows.body)
+            if self.fresh or self.touched:
+                self.barrier()
+        self.add(f"__shared__ f32 others[{width - 1}][{turns * lanes}][{WARP}];")
+        for own in self.held.values():
+            for who, line in (
+                ("if (warp)", f"others[warp - 1][k * {lanes} + u][tid] = {own}[k][u];"),
+                (
+                    f"if (!warp) for (int y = 0; y < {width - 1}; ++y)",
+                    f"{own}[k][u] += others[y][k * {lanes} + u][tid];",
+                ),
+            ):
+                self.add("__syncthreads();")
+                with self.block(who):
+                    self.add("#pragma unroll")
+                    with self.block(f"for (int k = 0; k < {turns}; ++k)"):
+                        self.unrolled(line, lanes)
+        self.add("if (warp) return;")
+        self.team_all(rows.after)
+
+    def _load_ahead(self) -> None:
+        """All of a row that is kept, before anything waits for it."""
+        lanes, turns = self.stages.lanes, self.stages.turns
+        every = {s.name: (k, s) for found in self.stages.loops.values() for k, s in found.items()}
+        for (buffer, index), stage in every.values():
+            if buffer not in self.constant:
+                continue
+            var = next(a for a, _ in index.terms if isinstance(a, Var) and a.name == COMMON)
+            self.add("#pragma unroll")
+            with self.block(f"for (int k = 0; k < {turns}; ++k)"):
+                q = self.vars[var] = self.new("q")
+                self.add(f"const int {q} = (k * {WARP} + tid) * {lanes};")
+                held = f"if ({q} < {var.extent}) " if var.extent % (WARP * lanes) else ""
+                place = f"{self.places[buffer]} + {self.index(index)}"
+                self.add(f"{held}{stage.name}[k] = fetched<{lanes}>({place});")
+            stage.is_there = True
 
     # A team's statements
 
@@ -308,6 +311,8 @@ class Writer(Lanes):
     def _inner(self, loop: For) -> tuple[list[Var], tuple[Statement, ...], int]:
         if not self.is_aligned:
             return *nested(loop, loop.role), 1
+        if self._has_held(loop):
+            return *nested(loop, loop.role), self.stages.lanes
         return lanes_of(self.kernel, loop, self.shape.team)
 
     def _spread(self, loop: For) -> None:
@@ -357,9 +362,14 @@ class Writer(Lanes):
         """Every turn of some loops, the team's threads side by side."""
         self.staged = self.stages.loops.get(id(loop), {})
         self.unread = {k for k in self.staged if (id(loop), k) in self.stages.last}
+        self.is_held = self._has_held(loop)
         with self._walked(loops, lanes):
             yield
-        self.staged, self.unread = {}, set()
+        self.staged, self.unread, self.is_held = {}, set(), False
+
+    def _has_held(self, loop: For) -> bool:
+        """Whether a loop touches sums that threads have in registers."""
+        return bool(self.held) and any(a.buffer in self.held for a in accesses([loop]))
 
     def _walked(self, loops: Sequence[Var], lanes: int) -> AbstractContextManager[None]:
         count = 1
@@ -368,7 +378,7 @@ class Writer(Lanes):
         q, team, type_ = self.new("q"), self.shape.team, self.index_type
         start = self.tid if lanes == 1 else f"{self.tid} * {lanes}"
         head = f"for ({type_} {q} = {start}; {q} < {count}; {q} += {team * lanes})"
-        if self.staged and self.stages.in_registers:
+        if self.is_held or (self.staged and self.stages.in_registers):
             self.stage_place = self.new("k")
             return self._written_out(q, start, count, team * lanes, loops)
         if self.staged:
@@ -444,12 +454,12 @@ class Writer(Lanes):
     # A thread's statements
 
     def thread_all(self, body: Sequence[Statement]) -> None:
-        before = dict(self.packs), dict(self.held)
+        before = dict(self.packs), dict(self.loaded)
         if self.hoists:
             self.early(body)
         for s in body:
             self.thread(s)
-        self.packs, self.held = before
+        self.packs, self.loaded = before
 
     def thread(self, statement: Statement) -> None:
         match statement:
@@ -486,10 +496,3 @@ class Writer(Lanes):
         self.change(
             local, name, value, lambda at: scalars.apply(op, [at, self.value(value)], dtype, dtype)
         )
-
-
-def _wide(kernel: Kernel, shape: Shape) -> bool:
-    """Whether turns need 64 bits to count."""
-    inner = max((b.size for b in (*kernel.buffers, *kernel.scratch)), default=0)
-    inner = inner if shape.count == 1 else 0  # one turn may walk a whole buffer
-    return max(inner, shape.count) + 4 * shape.block * shape.lanes >= 1 << 31

@@ -97,9 +97,19 @@ def _float(op: str, x: list[str], operand: DType) -> str:
     if op in ("floordiv", "mod"):
         name = "f_div" if op == "floordiv" else "f_mod"
         return f"{name}<{register(operand)}>({x[0]}, {x[1]})"
+    if op == "div" and operand is dtypes.float32 and _is_plain(x[1]):
+        return f"c_div({x[0]}, {x[1]})"
     assert op in _NAMED, op
     prefix = "n" if operand.is_narrow and op in ("exp", "tanh", "erf") else "t"
     return f"{prefix}_{op}({', '.join(x)})"
+
+
+def _is_plain(text: str) -> bool:
+    """Whether an expression is a number of ordinary size."""
+    try:
+        return 1e-30 < abs(float(text.removesuffix("f"))) < 1e30
+    except ValueError:
+        return False
 
 
 def _integer(op: str, x: list[str], operand: DType) -> str:

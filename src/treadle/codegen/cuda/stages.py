@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from treadle.codegen.cuda.shape import WARP, Shape, is_sum, lane_step, lanes_for, nested
-from treadle.kernel.access import accesses, map_loads
+from treadle.kernel.access import accesses, loads_of, map_loads
 from treadle.kernel.index import Index, Var, data_locals, substitute, variable
 from treadle.kernel.nodes import (
     Accumulate,
@@ -129,16 +129,21 @@ def _walks(kernel: Kernel, shape: Shape) -> list[Walk]:
         if not isinstance(s, For) or (s.role is Role.SEQUENTIAL and not is_sum(s)):
             continue
         loops, body, lanes = lanes_of(kernel, s, shape.team)
-        if len(loops) == 1 and all(isinstance(t, (Let, Accumulate, Store)) for t in body):
+        if len(loops) == 1 and all(isinstance(t, (Let, Accumulate, Store, Update)) for t in body):
             found.append(Walk(s, loops[0], lanes, body))
     return found
 
 
-_COMMON = "walked"
+COMMON = "walked"  # the variable of every loop
 
 
 def key_of(buffer: str, index: Index, var: Var) -> Key:
-    return buffer, substitute(index, {var: variable(Var(_COMMON, var.extent))})
+    return buffer, ordered(substitute(index, {var: variable(Var(COMMON, var.extent))}))
+
+
+def ordered(index: Index) -> Index:
+    """The index with its terms in one order, so that equal ones are equal."""
+    return Index(tuple(sorted(index.terms, key=lambda t: (t[1], str(t[0])))), index.offset)
 
 
 def _kept(body: Sequence[Statement], walks: Sequence[Walk]) -> dict[Key, list[int]]:
@@ -211,3 +216,22 @@ def _has_guard(value: Value) -> bool:
     return isinstance(value, Guarded) or any(
         _has_guard(p) for p in parts if not isinstance(p, (int, float, bool, str))
     )
+
+
+def own_numbers(shape: Shape) -> set[str]:
+    """Buffers of which a team sets one number, outside loops, and reads nothing but that after it.
+
+    Every thread knows the number: none has to read it.
+    """
+    found: dict[str, Index] = {}
+    other: set[str] = set()
+    for s in shape.body if shape.team > 1 else ():
+        read = {x.buffer for x in loads_of(s)}
+        for a in accesses([s]):
+            is_set = isinstance(s, Store) and s.guard is None and a.writes
+            is_set = is_set and a.buffer not in read
+            if is_set and a.buffer not in found:
+                found[a.buffer] = ordered(a.index)
+            elif a.writes or ordered(a.index) != found.get(a.buffer):
+                other.add(a.buffer)
+    return found.keys() - other
