@@ -239,8 +239,13 @@ class _Host:
             run(ctypes.byref(given), launch.grid, launch.block)
 
 
-def run_on_host(program: Program, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """A program through its text; products as the interpreter computes them."""
+def run_on_host(
+    program: Program, arrays: dict[str, np.ndarray], together: bool = False
+) -> list[np.ndarray]:
+    """A program through its text; products as the interpreter computes them.
+
+    `together` launches what a GPU would launch together: slow, as every block waits for the last.
+    """
     memory = {}
     for b in program.buffers:
         fill = 0 if b.dtype.numpy.kind in "biu" else np.nan  # what is not written is seen
@@ -250,5 +255,6 @@ def run_on_host(program: Program, arrays: dict[str, np.ndarray]) -> list[np.ndar
         memory[name] = np.ascontiguousarray(given).reshape(-1)
     for name, array in program.constants:
         memory[name] = np.ascontiguousarray(array).reshape(-1)
-    _Host(program, render_program(program), memory).steps(program.steps, 0)
+    source = render_program(program, together=together)
+    _Host(program, source, memory).steps(program.steps, 0)
     return [memory[name].reshape(t.shape) for _, name, t in program.outputs]

@@ -294,11 +294,11 @@ def test_a_mean_and_a_spread_are_read_once(offset: float) -> None:
     def both(x):
         return [td.mean(x, 0), td.var(x, 0), x - td.mean(x, 0)]
 
-    graph = td.trace(both, TensorType((2048, 8), dtypes.float32))
+    graph = td.trace(both, TensorType((16384, 8), dtypes.float32))
     program = scheduled(graph)
     (parts,) = (k for k in program.distinct() if k.name.endswith("_parts"))
     assert len(parts.outputs) == 2
-    x = np.random.default_rng(0).normal(size=(2048, 8)).astype(np.float32) + np.float32(offset)
+    x = np.random.default_rng(0).normal(size=(16384, 8)).astype(np.float32) + np.float32(offset)
     x[0] += 50  # a first row far from the others
     (name,) = graph.leaves
     mean, spread, _ = run(program, {name: x})

@@ -92,6 +92,20 @@ def test_rows_and_columns(function, shape: tuple[int, int], dtype: DType) -> Non
     assert apart(graph, arrays, run_on_host(scheduled(graph), arrays)) < limit(dtype)
 
 
+def small(x, y):
+    hidden = td.relu(x @ y)
+    return [td.softmax(hidden @ y.T), hidden.sum(0), (hidden * hidden).sum(), x - x.mean()]
+
+
+@needs_host
+def test_small_programs_as_one_launch() -> None:
+    """Tiles with what follows them, phases that meet, loads before stores: all of it as text."""
+    types = TensorType((24, 40), dtypes.float32), TensorType((40, 20), dtypes.float32)
+    graph, arrays = traced(small, *types)
+    found = run_on_host(scheduled(graph), arrays, together=True)
+    assert apart(graph, arrays, found) < limit(dtypes.float32)
+
+
 PLACES = {
     "even": lambda rng, n, v: rng.integers(0, v, n),
     "one": lambda rng, n, v: np.full(n, 7),

@@ -57,6 +57,21 @@ def loads_of(statement: Statement) -> list[Load]:
     return found
 
 
+def plain_loads(statement: Statement) -> Iterator[Load]:
+    """Loads that a statement makes whatever it finds: none behind a guard."""
+    pending = [statement.value] if isinstance(statement, (Let, Set, Accumulate, Store)) else []
+    while pending:
+        match pending.pop():
+            case Load() as load:
+                yield load
+            case Convert(inner):
+                pending.append(inner)
+            case Apply(_, operands):
+                pending += operands
+            case _:
+                pass
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
     """Places that a statement touches: an index, and how far around it."""

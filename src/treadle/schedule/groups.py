@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from treadle.ir.composites import CONV, CONV_GRAD_W, CONV_GRAD_X
 from treadle.ir.control import SCAN
 from treadle.ir.graph import Graph, Node
 from treadle.ir.ops.linear import CONTRACT
@@ -13,6 +14,7 @@ from treadle.ir.ops.linear import CONTRACT
 LEAST_FLOPS = 1 << 16  # below which threads that sum one element each are as fast
 LEAST_DEPTH = 4
 FEW_FLOPS = 1 << 26  # of a product that takes no longer than a launch or two
+LIBRARYS = frozenset([CONV, CONV_GRAD_X, CONV_GRAD_W])  # launches of their own in any case
 ALL_FLOPS = 1 << 28  # of a graph whose launches cost more than its arithmetic
 
 
@@ -72,6 +74,8 @@ def _wide_flops(graph: Graph) -> float:
         if node.op is SCAN:
             attributes: Any = node.attributes
             total += attributes.length * _wide_flops(attributes.body)
+        elif node.op in LIBRARYS:
+            return math.inf
         elif node.op is CONTRACT and (groups := groups_of(graph, node)) is not None:
             if node.types[0].dtype.is_narrow or groups.flops > FEW_FLOPS:
                 return math.inf

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from treadle.codegen.cuda.contractions import contraction_of
+from treadle.codegen.cuda.functions import part, shared_bytes
 from treadle.codegen.cuda.products import THREADS, product_lines
-from treadle.codegen.cuda.render import part, shared_bytes, written
+from treadle.codegen.cuda.render import written
 from treadle.codegen.cuda.rows import rows_of
 from treadle.codegen.cuda.scatter import SCATTER_THREADS, scatter_lines
 from treadle.codegen.cuda.tiles import BLOCKS, share_of, tiled

@@ -15,8 +15,8 @@ from treadle.codegen.cuda.bundles import (
     shares,
     sized,
 )
+from treadle.codegen.cuda.functions import function
 from treadle.codegen.cuda.prelude import PRELUDE
-from treadle.codegen.cuda.render import function
 from treadle.codegen.cuda.rounding import may_be_loose
 from treadle.kernel.calls import call_of, product_of
 from treadle.kernel.launch import Bundle, Launch
@@ -36,13 +36,18 @@ class CudaSource:
     bundles: tuple[Bundle, ...] = ()
 
 
-def render_program(program: Program, library: bool = True, per_part: int = 24) -> CudaSource:
-    """Kernels numbered as `Program.distinct` numbers them; whole products are a library's."""
+def render_program(
+    program: Program, library: bool = True, per_part: int = 24, together: bool = True
+) -> CudaSource:
+    """Kernels numbered as `Program.distinct` numbers them; whole products are a library's.
+
+    Phases of small programs are one launch, unless each kernel is to be one.
+    """
     kernels = program.distinct()
     odd = _unaligned(program.steps, {b.name: b.dtype.itemsize for b in program.buffers})
     most, is_loose = _most_calls(program.steps), may_be_loose(kernels)
-    found = bundles(program) if library else ()
-    together = shares(found, kernels)
+    found = bundles(program) if library and together else ()
+    beside = shares(found, kernels)
     every = Counter(id(call.kernel) for call in program.calls())
     bundled = sum((Counter(dict(p)) for b in found for p in b.phases), Counter[int]())
     parts, launches = dict[int, Written](), list[Launch]()
@@ -55,9 +60,9 @@ def render_program(program: Program, library: bool = True, per_part: int = 24) -
         if product is not None and library:
             launches.append(Launch(symbol, 0, 0, product=product))
             continue
-        if i in together:
+        if i in beside:
             is_even = id(kernel) not in odd
-            parts[i] = lines_of(kernel, is_even, is_loose, TOGETHER, together[i])
+            parts[i] = lines_of(kernel, is_even, is_loose, TOGETHER, beside[i])
             if every[id(kernel)] == bundled[i]:
                 launches.append(Launch(symbol, 0, 0))
                 continue

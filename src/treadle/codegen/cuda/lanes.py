@@ -15,7 +15,7 @@ from treadle.codegen.cuda import scalars
 from treadle.codegen.cuda.rounding import loose_locals
 from treadle.codegen.cuda.shape import lane_step
 from treadle.codegen.cuda.stages import Key, Stage, key_of
-from treadle.kernel.access import changed_in, locals_in
+from treadle.kernel.access import changed_in, locals_in, plain_loads
 from treadle.kernel.index import (
     Atom,
     Bounded,
@@ -29,18 +29,15 @@ from treadle.kernel.index import (
     uses,
 )
 from treadle.kernel.nodes import (
-    Accumulate,
     Apply,
     Convert,
     For,
     Guarded,
     Kernel,
-    Let,
     Literal,
     Load,
     Local,
     Position,
-    Set,
     Statement,
     Store,
     Update,
@@ -200,7 +197,7 @@ class Lanes:
             if isinstance(s, For):
                 return
             if not isinstance(s, Store) or s.guard is None:
-                for load in _plain_loads(s):
+                for load in plain_loads(s):
                     if load.buffer not in written:
                         self._hold(load, guard)
             if isinstance(s, (Store, Update)):
@@ -476,21 +473,6 @@ class Lanes:
     def _divided(self, inner: Index, sign: str, divisor: int) -> str:
         signed, unsigned = ("int", "unsigned") if is_narrow(inner) else ("i64", "u64")
         return f"({signed})(({unsigned})({self.index(inner)}) {sign} {divisor}u)"
-
-
-def _plain_loads(statement: Statement) -> Iterator[Load]:
-    """Loads that a statement makes whatever it finds: none behind a guard."""
-    pending = [statement.value] if isinstance(statement, (Let, Set, Accumulate, Store)) else []
-    while pending:
-        match pending.pop():
-            case Load() as load:
-                yield load
-            case Convert(inner):
-                pending.append(inner)
-            case Apply(_, operands):
-                pending += operands
-            case _:
-                pass
 
 
 def is_narrow(index: Index) -> bool:

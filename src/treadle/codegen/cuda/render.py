@@ -14,6 +14,7 @@ from typing import assert_never
 
 from treadle.codegen.cuda import scalars
 from treadle.codegen.cuda.columns import identity
+from treadle.codegen.cuda.functions import counts_far
 from treadle.codegen.cuda.rows import rows_of, sums_of
 from treadle.codegen.cuda.shape import (
     WARP,
@@ -55,8 +56,7 @@ def written(
     Blocks are as large as asked for, beside others in one launch: what these wrote a moment ago is
     not read as if it had been there from the start.
     """
-    parts = rows_of(kernel) if is_aligned and not block else None
-    if parts is not None:
+    if is_aligned and not block and (parts := rows_of(kernel)) is not None:
         rows, shape, stages = parts
         writer = Writer(kernel, shape, stages, is_aligned, is_loose)
         writer.by_parts(rows)
@@ -67,52 +67,11 @@ def written(
         shape = chosen_shape(kernel, is_aligned)
         stages = stages_of(kernel, shape, is_aligned)
     writer = Writer(kernel, shape, stages, is_aligned, is_loose)
-    if block:
-        writer.hoists, writer.constant = True, set()
+    writer.hoists = bool(block)
+    writer.constant = set() if block else writer.constant
     writer.begin()
     writer.whole()
     return writer.lines, shape, stages
-
-
-def function(
-    kernel: Kernel, symbol: str, calls: int, block: int, body: Sequence[str], fewest: int = 1
-) -> str:
-    """The function around some lines: pointers from its one argument, by the call's number."""
-    count = max(1, len(kernel.buffers))
-    head = [
-        f"struct {symbol}_args {{ void *p[{calls}][{count}]; }};",
-        f'extern "C" __global__ void __launch_bounds__({block}{f", {fewest}" * (fewest > 1)}) '
-        f"{symbol}(const __grid_constant__ {symbol}_args a) {{",
-    ]
-    head += ["  begin();", "  const int block = blockIdx.x;"]
-    head += [
-        f"  {qualifier}{scalars.memory(b.dtype)} *__restrict__ p{i} = "
-        f"({qualifier}{scalars.memory(b.dtype)} *)now(a.p[blockIdx.y][{i}]);"
-        for i, b in enumerate(kernel.buffers)
-        for qualifier in ("const " if i < len(kernel.inputs) else "",)
-    ]
-    return "\n".join([*head, *body, "}"])
-
-
-def part(kernel: Kernel, symbol: str, body: Sequence[str]) -> str:
-    """The function as part of another, which says what block it is and where the pointers are.
-
-    What it reads may have been written a moment ago: pointers promise nothing.
-    """
-    head = [f"DEV void {symbol}(const int block, void *const *p) {{"]
-    for i, b in enumerate(kernel.buffers):
-        type_ = scalars.memory(b.dtype)
-        head.append(f"  {type_} *p{i} = ({type_} *)now(p[{i}]);")
-    return "\n".join([*head, *body, "}"])
-
-
-def shared_bytes(kernel: Kernel, shape: Shape, stages: Stages) -> int:
-    """Shared memory that a block of a kernel needs for its teams' own buffers."""
-    if shape.team == 1:
-        return 0
-    own = own_numbers(shape)
-    scratch = sum(padded(b.nbytes) for b in kernel.scratch if b.name not in own)
-    return shape.teams * (scratch + stages.shared)
 
 
 class Writer(Tall):
@@ -121,7 +80,7 @@ class Writer(Tall):
     def __init__(
         self, kernel: Kernel, shape: Shape, stages: Stages, is_aligned: bool, is_loose: bool
     ):
-        super().__init__(kernel, shape, _wide(kernel, shape), is_loose)
+        super().__init__(kernel, shape, counts_far(kernel, shape), is_loose)
         self.stages, self.is_aligned = stages, is_aligned
         self.own, self.tid = own_numbers(shape), "tid"
         self.is_held = False  # whether the loop at hand has columns that threads hold
@@ -539,10 +498,3 @@ class Writer(Tall):
         self.change(
             local, name, value, lambda at: scalars.apply(op, [at, self.value(value)], dtype, dtype)
         )
-
-
-def _wide(kernel: Kernel, shape: Shape) -> bool:
-    """Whether turns need 64 bits to count."""
-    inner = max((b.size for b in (*kernel.buffers, *kernel.scratch)), default=0)
-    inner = inner if shape.count == 1 else 0  # one turn may walk a whole buffer
-    return max(inner, shape.count) + 4 * shape.block * shape.lanes >= 1 << 31
