@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import platform
+import struct
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -224,3 +227,33 @@ def test_sharing_needs_one_device() -> None:
         )
     predict = step.attach(lambda m, x: m(x), td.Spec((1, 2)))
     assert predict(np.ones((1, 2))).dtype == np.float32
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="relocations of x86-64")
+def test_code_reaches_its_constants_wherever_they_are() -> None:
+    """Distances have 64 bits: pages of code and of constants may be far apart."""
+    text = """
+    declare <4 x float> @llvm.sqrt.v4f32(<4 x float>)
+    define internal <4 x float> @inner(<4 x float> %x) noinline {
+      %y = fadd <4 x float> %x, <float 1.5, float 2.5, float 3.5, float 4.5>
+      ret <4 x float> %y
+    }
+    define <4 x float> @outer(<4 x float> %x) {
+      %y = call <4 x float> @inner(<4 x float> %x)
+      %z = call <4 x float> @llvm.sqrt.v4f32(<4 x float> %y)
+      ret <4 x float> %z
+    }
+    """
+    code = compile_object(text)
+    (start,) = struct.unpack_from("<Q", code, 40)
+    size, count = struct.unpack_from("<HH", code, 58)
+    kinds = set()
+    for i in range(count):
+        _, type_, _, _, at, nbytes = struct.unpack_from("<IIQQQQ", code, start + i * size)
+        if type_ == 4:  # relocations with addends
+            infos = (
+                struct.unpack_from("<Q", code, at + 24 * k + 8)[0] for k in range(nbytes // 24)
+            )
+            kinds |= {info & 0xFFFFFFFF for info in infos}
+    assert kinds, "constants are in memory"
+    assert kinds <= {1, 24, 25, 29}  # R_X86_64_64, PC64, GOTOFF64, GOTPC64

@@ -28,12 +28,17 @@ def host() -> Target:
     return Target(llvm.get_host_cpu_name(), features.flatten(), width)
 
 
+# Code and its constants are in pages of their own, which may be more than 2 GiB apart in a process
+# that has mapped much; LLVM ends the process where distances of 32 bits do not reach.
+CODE_MODEL = "large"
+
+
 def compiler_version() -> str:
     """What object code depends on beside its source and the target."""
     import llvmlite
 
     llvm = ".".join(map(str, _llvm().llvm_version_info))
-    return f"llvmlite {llvmlite.__version__}, LLVM {llvm}"
+    return f"llvmlite {llvmlite.__version__}, LLVM {llvm}, {CODE_MODEL} code"
 
 
 def compile_object(text: str) -> bytes:
@@ -118,7 +123,7 @@ def _machine() -> Any:
             features=target.features,
             opt=2,
             reloc="pic",
-            codemodel="default",
+            codemodel=CODE_MODEL,
             jit=True,
         )
     )
