@@ -1,6 +1,6 @@
 """What a step costs besides its arithmetic: microseconds around a program of almost nothing.
 
-    python bench/overhead.py [--seconds 3]
+    python bench/overhead.py [--seconds 3] [--device cpu]
 
 The model has four weights; the batch is checked, the program launched and the result made as for
 any other. `step(batch)` is one step a call, `step.run` many steps of a list in one call. Medians of
@@ -36,12 +36,13 @@ def each(run: Callable[[], object], steps: int, seconds: float) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
     batch = {"x": np.ones((2, 4), np.float32), "y": np.ones((2, 1), np.float32)}
     specs = {name: td.Spec(a.shape) for name, a in batch.items()}
     step = td.compile_step(
         nn.Linear(4, 1, bias=False), lambda m, b: ((m(b["x"]) - b["y"]) ** 2).mean(),
-        optim.sgd(1e-3), specs, device="cpu",
+        optim.sgd(1e-3), specs, device=given.device,
     )  # fmt: skip
     step.run([batch] * TURN)
 

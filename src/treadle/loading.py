@@ -191,7 +191,10 @@ def _built_on_device(
         except NoRoutineError as missing:
             call = missing.call
             operands = tuple((t.shape, t.dtype) for t in call.operands)
-            without = without | {(call.name, operands, call.numbers)}
+            routine = (call.name, operands, call.numbers)
+            if routine in without:
+                raise  # it was scheduled all the same: once more would not end
+            without = without | {routine}
             continue
         assert program is not None
         program.without = without

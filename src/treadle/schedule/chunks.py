@@ -172,7 +172,7 @@ class Chunk:
             *(Let(name, Literal(0, F32)) for name in names),
             *totals,
             Let("log", log),
-            self.rows.store(variable(self.i), self._loss()),
+            self.rows.store(variable(self.i), self.head.loss()),
         ]
         writes = [self.rows.buffer]
         if head.ct is not None:
@@ -180,15 +180,6 @@ class Chunk:
             writes.append(self.logs)
         reads = [self.kept(band, n) for band in head.bands for n in self.sums]
         return head.kernel("log", reads, writes, nest([self.i], Role.PARALLEL, body))
-
-    def _loss(self) -> Value:
-        """The logsumexp less the target's logit, and less the mean logit where it is smoothed."""
-        log, own, smoothing = Local("log", F32), Local("own", F32), self.head.smoothing
-        if not smoothing:
-            return sub(log, own)
-        share = Literal(smoothing / self.head.classes, F32)
-        chosen = mul(own, Literal(1 - smoothing, F32))
-        return sub(sub(log, chosen), mul(Local("every", F32), share))
 
     def stat(self, band: Band, name: str = "shift") -> Value:
         at = variable(band.block) * self.size + variable(self.i)

@@ -173,17 +173,17 @@ def panels(first: Kernel, second: Kernel) -> int:
     found: list[dict[str, int]] = []
     for kernel in (first, second):
         sizes = {b.name: b.nbytes for b in kernel.inputs}
-        names = {m.right.buffer for m in _products(kernel.body)}
+        names = {m.right.buffer for m in products_in(kernel.body)}
         found.append({n: sizes[n] for n in names if n in sizes})
     return sum((found[0] | found[1]).values()) if all(found) else 0
 
 
-def _products(body: Sequence[Statement]) -> Iterator[Multiply]:
+def products_in(body: Sequence[Statement]) -> Iterator[Multiply]:
     for s in body:
         if isinstance(s, Multiply):
             yield s
         elif isinstance(s, For):
-            yield from _products(s.body)
+            yield from products_in(s.body)
 
 
 def statements_in(body: Sequence[Statement]) -> int:

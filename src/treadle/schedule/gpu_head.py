@@ -198,7 +198,7 @@ class _Chunk:
             *([Let("every", Literal(0, F32))] if head.smoothing else []),
             *nest([self.v], Role.SEQUENTIAL, terms),
             Let("log", add(Apply("log", (Local("total", F32),), F32), Local("shift", F32))),
-            rows.store(i, self._loss()),
+            rows.store(i, head.loss()),
         ]
         reads, writes = [targets.buffer], [rows.buffer]
         if head.bias is not None:
@@ -210,14 +210,6 @@ class _Chunk:
         (reads if head.ct is None or self.slopes is not self.logits else writes).append(self.logits)
         writes += [self.slopes] if self.slopes is not self.logits else []
         return head.kernel("rows", reads, writes, nest([self.i], Role.PARALLEL, body))
-
-    def _loss(self) -> Value:
-        log, own, smoothing = Local("log", F32), Local("own", F32), self.head.smoothing
-        if not smoothing:
-            return sub(log, own)
-        share = Literal(smoothing / self.head.classes, F32)
-        chosen = mul(own, Literal(1 - smoothing, F32))
-        return sub(sub(log, chosen), mul(Local("every", F32), share))
 
     def _slopes(self, ct: Place) -> list[Statement]:
         """ct (p − target), over the logits where they are as wide; then once more at the target."""

@@ -17,6 +17,7 @@ from treadle.kernel.nodes import (
     Kernel,
     Literal,
     Load,
+    Local,
     Matrix,
     Role,
     Statement,
@@ -118,6 +119,15 @@ class Head:
     def tile(self) -> int:
         """Classes whose gradients are computed together: a tile, so that rows are read in order."""
         return 8 if self.lowering.panel >= 32 else 6
+
+    def loss(self) -> Value:
+        """The logsumexp less the target's logit, and less the mean logit where it is smoothed."""
+        log, own, smoothing = Local("log", F32), Local("own", F32), self.smoothing
+        if not smoothing:
+            return sub(log, own)
+        share = Literal(smoothing / self.classes, F32)
+        chosen = mul(own, Literal(1 - smoothing, F32))
+        return sub(sub(log, chosen), mul(Local("every", F32), share))
 
     # Operands and buffers
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from treadle.kernel.nodes import For, Kernel, Multiply, Statement
+from treadle.kernel.nodes import Kernel, Statement
 from treadle.schedule.bound import Bound, Memo
-from treadle.schedule.fuse import outer_turns
+from treadle.schedule.fuse import outer_turns, products_in
 
 
 @dataclass
@@ -158,12 +158,22 @@ class Order:
             return True
         others = {d for d in self.groups[b].direct if d != a}
         is_free = not any(a in g.direct for i, g in enumerate(self.groups) if i != b)
-        if is_free and self._level(a) > max(map(self._level, others), default=-1):
+        level = self._levels()
+        if is_free and level[a] > max((level[d] for d in others), default=-1):
             return True
         return not self._holds_up(found, a, self.groups[b].direct)
 
-    def _level(self, position: int) -> int:
-        return 1 + max(map(self._level, self.groups[position].direct), default=-1)
+    def _ordered(self) -> list[int]:
+        """Groups that are there, each after all that come before it."""
+        there = [i for i, g in enumerate(self.groups) if not g.is_gone]
+        return sorted(there, key=lambda i: self.groups[i].before.bit_count())
+
+    def _levels(self) -> list[int]:
+        """Kernels in a row that each group waits for."""
+        level = [0] * len(self.groups)
+        for i in self._ordered():
+            level[i] = 1 + max((level[j] for j in self.groups[i].direct), default=-1)
+        return level
 
     def _replace(self, old: int, new: int) -> None:
         """Whatever came after one group comes after another, and after all before that."""
@@ -180,13 +190,9 @@ class Order:
         """Kernels by when they can run; those that wait for nothing run as late as they may."""
         if self.memo.target.is_small and self.fuses:
             self._merge()
-        count = len(self.groups)
-        level = [0] * count
-        there = [i for i in range(count) if not self.groups[i].is_gone]
-        ordered = sorted(there, key=lambda i: self.groups[i].before.bit_count())
+        level, ordered = self._levels(), self._ordered()
         first_use: dict[int, int] = {}
         for i in ordered:
-            level[i] = 1 + max((level[j] for j in self.groups[i].direct), default=-1)
             for j in self.groups[i].direct:
                 first_use[j] = min(level[i], first_use.get(j, level[i]))
         for i in first_use:
@@ -197,7 +203,7 @@ class Order:
         if not self.memo.target.is_small:
             self._put_off(level, ordered)
         found: list[list[Bound]] = [[] for _ in range(max(level, default=-1) + 1)]
-        for i in sorted(there, key=lambda i: (level[i], i)):
+        for i in sorted(ordered, key=lambda i: (level[i], i)):
             found[level[i]].append(self.groups[i].bound)
         return [phase for phase in found if phase]
 
@@ -236,6 +242,4 @@ WORTH = 1 << 18  # bytes that should live shorter
 
 
 def has_product(body: Sequence[Statement]) -> bool:
-    return any(
-        isinstance(s, Multiply) or (isinstance(s, For) and has_product(s.body)) for s in body
-    )
+    return any(True for _ in products_in(body))
