@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import HealthCheck, Phase, assume, example, given, settings
 from hypothesis import strategies as st
 
 from backend import THREADS, allowed, assert_within, build, rounded_inputs, same_bits
@@ -43,6 +43,7 @@ def prepared(seed: int, steps: int) -> tuple[Training, dict[str, np.ndarray], li
 
 @pytest.mark.parametrize("lot", range(LOTS))
 @given(SEEDS, st.integers(1, 6))
+@example(2_270_233_552, 4)  # with lot 3: sorts values that float32 makes equal
 @settings(max_examples=EACH, **SETTINGS)
 def test_random_training_programs(lot: int, seed: int, steps: int) -> None:
     training, values, bounds = prepared(LOTS * seed + lot, steps)
