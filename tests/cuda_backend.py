@@ -58,7 +58,14 @@ def on_gpu(
     cubins = compile_parts(source.parts, device().architecture)
     plan = assemble(program, plan_buffers(program))
     return CudaProgram(
-        graph, plan, source.launches, cubins, dict(program.constants), {}, bundles=source.bundles
+        graph,
+        plan,
+        source.launches,
+        cubins,
+        dict(program.constants),
+        {},
+        {},
+        bundles=source.bundles,
     )
 
 

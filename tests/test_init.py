@@ -257,6 +257,31 @@ def test_every_parameter_has_a_stream_of_its_own() -> None:
     assert not np.array_equal(values["0.bias"], values["1.bias"])
 
 
+LARGE = (init.PART + init.PART // 2, 2)  # three parts
+
+
+@pytest.mark.parametrize(
+    "make", [init.normal(1, 2), init.uniform(-1, 3)], ids=["normal", "uniform"]
+)
+def test_a_large_array_is_the_same_on_any_number_of_processors(
+    make: init.Init, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = make(LARGE, init.stream(0, "w"))
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    np.testing.assert_array_equal(make(LARGE, init.stream(0, "w")), found)
+    parts = found.reshape(3, -1)
+    assert len({p.tobytes() for p in parts}) == 3
+    for part in parts:
+        assert abs(part.mean() - 1) < 0.01
+    # The first numbers are those of a smaller array, which has one stream.
+    np.testing.assert_array_equal(make((8,), init.stream(0, "w")), found.reshape(-1)[:8])
+
+
+def test_a_generator_that_cannot_jump_draws_all_at_once() -> None:
+    rng, same = (np.random.Generator(np.random.SFC64(5)) for _ in range(2))
+    np.testing.assert_array_equal(init.normal()(LARGE, rng), same.normal(size=LARGE))
+
+
 def test_adding_a_parameter_changes_no_other() -> None:
     few, more = Net().init(3), Net(more=True).init(3)
     assert set(more) - set(few) == {"extra.weight", "extra.bias", "scale"}

@@ -151,7 +151,8 @@ class BuiltForGpu:
     launches: tuple[Launch, ...]
     cubins: tuple[bytes, ...]
     constants: Mapping[str, np.ndarray]
-    algorithms: dict[str, list[int]]
+    algorithms: Mapping[str, list[int]]
+    routines: Mapping[int, bytes]  # plans of a library, by entry
     bundles: tuple[Bundle, ...] = ()
     without: frozenset[Routine] = frozenset()  # what the library has not
 
@@ -198,7 +199,8 @@ def _built_on_device(
             continue
         assert program is not None
         program.without = without
-        return replace(built, algorithms=program.algorithms), program
+        chosen = replace(built, algorithms=program.algorithms, routines=program.routines)
+        return chosen, program
 
 
 def _on_device(
@@ -217,7 +219,8 @@ def _on_device(
                 built.launches,
                 built.cubins,
                 built.constants,
-                built.algorithms,
+                dict(built.algorithms),
+                built.routines,
                 options.deterministic,
                 built.bundles,
             )
@@ -239,7 +242,7 @@ def _build_for_gpu(
     with report.stage("compile"):
         cubins = compile_parts(source.parts, gpu().architecture)
     constants = dict(program.constants)
-    return BuiltForGpu(plan, source.launches, cubins, constants, {}, source.bundles, without)
+    return BuiltForGpu(plan, source.launches, cubins, constants, {}, {}, source.bundles, without)
 
 
 def _gpu_target(without: frozenset[Routine] = frozenset()) -> Target:
@@ -250,7 +253,7 @@ def _gpu_target(without: frozenset[Routine] = frozenset()) -> Target:
 def _gpu_key(graph: Graph, options: CompileOptions) -> str:
     """A hash of all that the code and the choice of algorithms depend on."""
     target = gpu()
-    how = f"optimize={options.optimize} debug={options.debug}"
+    how = f"optimize={options.optimize} debug={options.debug} exact={options.deterministic}"
     versions = f"{__version__} {nvrtc_version()} {blas_version()} {dnn_version()} {_own_sources()}"
     return fingerprint([to_text(graph), how, target.name, target.architecture, versions])
 
@@ -259,6 +262,7 @@ def _packed_for_gpu(built: BuiltForGpu) -> dict[str, bytes]:
     parts = _packed(Built(built.plan, built.cubins, built.constants))
     parts["launches"] = launches_to_json(built.launches).encode()
     parts["bundles"] = bundles_to_json(built.bundles).encode()
+    parts |= {f"routine {i}": plan for i, plan in built.routines.items()}
     parts["algorithms"] = json.dumps(built.algorithms).encode()
     parts["without"] = json.dumps(sorted(built.without)).encode()
     return parts
@@ -274,6 +278,11 @@ def _unpacked_for_gpu(parts: Mapping[str, bytes] | None, graph: Graph) -> BuiltF
         algorithms = {
             str(k): [int(w) for w in v] for k, v in json.loads(parts["algorithms"]).items()
         }
+        routines = {
+            int(n.removeprefix("routine ")): data
+            for n, data in parts.items()
+            if n.startswith("routine ")
+        }
         without = frozenset(_routine(r) for r in json.loads(parts["without"]))
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
         return None
@@ -283,7 +292,14 @@ def _unpacked_for_gpu(parts: Mapping[str, bytes] | None, graph: Graph) -> BuiltF
     if not is_whole:
         return None
     return BuiltForGpu(
-        found.plan, launches, found.objects, found.constants, algorithms, bundles, without
+        found.plan,
+        launches,
+        found.objects,
+        found.constants,
+        algorithms,
+        routines,
+        bundles,
+        without,
     )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -12,12 +14,44 @@ from treadle.base.errors import ArgumentError
 from treadle.base.shapes import Shape, size_of
 
 Init = Callable[[Shape, np.random.Generator], np.ndarray]
+PART = 1 << 20  # elements of a large array that are drawn from a stream of their own
 
 
 def stream(seed: int, name: str) -> np.random.Generator:
     """A random stream of its own for each parameter: adding one changes no other."""
     digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+
+
+def _drawn(
+    draw: Callable[[np.random.Generator, int], np.ndarray], shape: Shape, rng: np.random.Generator
+) -> np.ndarray:
+    """Numbers of a shape. Parts of a large one are drawn side by side.
+
+    The parts are the same on every machine, and so are the numbers.
+    """
+    count = size_of(shape)
+    jumped = getattr(rng.bit_generator, "jumped", None)  # not every generator of a user's has it
+    if count <= PART or jumped is None:
+        return draw(rng, count).reshape(shape)
+    found, starts = np.empty(count), range(0, count, PART)
+    streams = [rng, *(np.random.Generator(jumped(i)) for i in range(1, len(starts)))]
+
+    def fill(start: int, stream: np.random.Generator) -> None:
+        part = found[start : start + PART]
+        part[:] = draw(stream, part.size)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(fill, starts, streams))
+    return found.reshape(shape)
+
+
+def _normal(shape: Shape, rng: np.random.Generator, mean: float, std: float) -> np.ndarray:
+    return _drawn(lambda stream, count: stream.normal(mean, std, count), shape, rng)
+
+
+def _uniform(shape: Shape, rng: np.random.Generator, low: float, high: float) -> np.ndarray:
+    return _drawn(lambda stream, count: stream.uniform(low, high, count), shape, rng)
 
 
 def zeros(shape: Shape, rng: np.random.Generator) -> np.ndarray:
@@ -55,14 +89,14 @@ def normal(mean: float = 0.0, std: float = 1.0) -> Init:
     """Normal with a mean and a standard deviation."""
     if not std >= 0:
         raise ArgumentError("normal", f"std = {std}", "A standard deviation is not negative.")
-    return lambda shape, rng: rng.normal(mean, std, shape)
+    return lambda shape, rng: _normal(shape, rng, mean, std)
 
 
 def uniform(low: float = 0.0, high: float = 1.0) -> Init:
     """Uniform in [low, high)."""
     if not low <= high:
         raise ArgumentError("uniform", f"low = {low}, high = {high}", "Give low ≤ high.")
-    return lambda shape, rng: rng.uniform(low, high, shape)
+    return lambda shape, rng: _uniform(shape, rng, low, high)
 
 
 def truncated_normal(
@@ -84,7 +118,7 @@ def truncated_normal(
         )
 
     def make(shape: Shape, rng: np.random.Generator) -> np.ndarray:
-        values = rng.normal(mean, std, size_of(shape))
+        values = _normal((size_of(shape),), rng, mean, std)
         while (outside := (values < low) | (values > high)).any():
             values[outside] = rng.normal(mean, std, int(outside.sum()))
         return values.reshape(shape)
@@ -112,14 +146,14 @@ def xavier_uniform(gain: float = 1.0) -> Init:
 
     def make(shape: Shape, rng: np.random.Generator) -> np.ndarray:
         bound = gain * math.sqrt(6 / sum(fans(shape)))
-        return rng.uniform(-bound, bound, shape)
+        return _uniform(shape, rng, -bound, bound)
 
     return make
 
 
 def xavier_normal(gain: float = 1.0) -> Init:
     """Normal with variance 2 · gain² / (fan_in + fan_out)."""
-    return lambda shape, rng: rng.normal(0, gain * math.sqrt(2 / sum(fans(shape))), shape)
+    return lambda shape, rng: _normal(shape, rng, 0, gain * math.sqrt(2 / sum(fans(shape))))
 
 
 def kaiming_uniform(a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> Init:
@@ -127,14 +161,14 @@ def kaiming_uniform(a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "l
 
     def make(shape: Shape, rng: np.random.Generator) -> np.ndarray:
         bound = math.sqrt(3) * _kaiming_std(shape, a, mode, nonlinearity)
-        return rng.uniform(-bound, bound, shape)
+        return _uniform(shape, rng, -bound, bound)
 
     return make
 
 
 def kaiming_normal(a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> Init:
     """Normal with variance gain² / fan, the gain being the nonlinearity's."""
-    return lambda shape, rng: rng.normal(0, _kaiming_std(shape, a, mode, nonlinearity), shape)
+    return lambda shape, rng: _normal(shape, rng, 0, _kaiming_std(shape, a, mode, nonlinearity))
 
 
 def _kaiming_std(shape: Shape, a: float, mode: str, nonlinearity: str) -> float:

@@ -54,7 +54,7 @@ class Embedding(Module):
         self.weight = Parameter((num_embeddings, embedding_dim), self._first_table)
 
     def _first_table(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
-        table = rng.normal(size=shape)
+        table = init.normal()(shape, rng)
         if self.padding_idx is not None:
             table[self.padding_idx] = 0
         return table

@@ -13,11 +13,10 @@ import numpy as np
 
 from treadle.ir.graph import Graph, OutputKind
 from treadle.kernel.plan import Plan, PlannedRepeat, PlannedStep
+from treadle.runtime.held import aligned, aligned_copy
 from treadle.runtime.native import Library
 from treadle.runtime.script import LINE, RUNS, WORDS, planned_calls, script_words
 from treadle.runtime.threads import pool
-
-ALIGNMENT = 64
 
 
 class NativeProgram:
@@ -259,17 +258,3 @@ class NativeProgram:
                 array = array.reshape(-1)[: output.type.size].reshape(output.type.shape)
             found.append(array.copy())
         return tuple(found)
-
-
-def aligned(nbytes: int) -> np.ndarray:
-    """Bytes that start at a cache line."""
-    memory = np.zeros(nbytes + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
-    return memory[start : start + nbytes]
-
-
-def aligned_copy(array: np.ndarray) -> np.ndarray:
-    """A copy that starts at a cache line, of the same shape."""
-    memory = aligned(array.nbytes).view(array.dtype).reshape(array.shape)
-    memory[...] = array
-    return memory

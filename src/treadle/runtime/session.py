@@ -13,10 +13,11 @@ from treadle.base.errors import LoadError, ShapeError
 from treadle.ir.graph import Graph, OutputKind
 from treadle.ir.rewrite import remove_dead_code
 from treadle.ir.types import TensorType
-from treadle.runtime.cpu import NativeProgram, aligned_copy
+from treadle.runtime.cpu import NativeProgram
 from treadle.runtime.cuda.program import CudaProgram
-from treadle.runtime.cuda.values import DeviceValues, as_dtype
+from treadle.runtime.cuda.values import DeviceValues
 from treadle.runtime.executable import Executable
+from treadle.runtime.held import aligned_copy, as_dtype
 from treadle.runtime.oracle import holding as oracle_holding
 
 IN_PLACE = (NativeProgram, CudaProgram)  # programs that update values themselves
@@ -173,9 +174,8 @@ class Session:
         """A copy as the device holds it: the oracle has float64 for every float."""
         if self.device == "oracle":
             return oracle_holding(array, type_)
-        if isinstance(self.values, DeviceValues):  # they are copied there
-            return as_dtype(array, type_.dtype.numpy)
-        return aligned_copy(np.asarray(array).astype(type_.dtype.numpy, copy=False))
+        found = as_dtype(array, type_.dtype.numpy)
+        return found if isinstance(self.values, DeviceValues) else aligned_copy(found)
 
 
 def fitted(value: object, type_: TensorType) -> np.ndarray | str:

@@ -121,7 +121,7 @@ class TrainStep:
         """First values of everything but the model's parameters and states."""
         types, made = self.session.types, {o.name for o in self._init.graph.outputs}
         rest = (n for n in self._own if n not in made)
-        zeros = {n: np.zeros(types[n].shape, types[n].dtype.numpy) for n in rest}
+        zeros = {n: np.broadcast_to(types[n].dtype.numpy.type(0), types[n].shape) for n in rest}
         # The oracle holds floats as float64, so hyperparameters are not rounded.
         scalars = {n: np.array(v, carrier(t.dtype)) for n, (t, v) in self._plan.scalars().items()}
         self.session.write(zeros | scalars)

@@ -1,16 +1,13 @@
-"""Attention through cuDNN: forward and backward on tensors where they lie."""
+"""cuDNN: a call of it with its plan, which may come from the plan cache."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from treadle.kernel.launch import LibraryCall, Tensor
 from treadle.runtime.cuda.device import device
-
-# Names of the operands, in the order of the composites.
-FORWARD = ("q", "k", "v")
-BACKWARD = ("dO", "o", "stats", "q", "k", "v")
 
 
 @functools.cache
@@ -50,63 +47,71 @@ def data_types() -> dict[str, Any]:
     return {"bfloat16": types.BFLOAT16, "float16": types.HALF, "float32": types.FLOAT}
 
 
-class Attention:
-    """One shape of attention, ready to be run on any addresses."""
+def empty_graph(call: LibraryCall) -> Any:
+    """What a call is described in: it reads the first operand's dtype and sums in float32."""
+    import cudnn
 
-    def __init__(self, call: LibraryCall, is_deterministic: bool = False):
-        import cudnn
+    return cudnn.pygraph(
+        io_data_type=data_types()[call.operands[0].dtype],
+        intermediate_data_type=cudnn.data_type.FLOAT,
+        compute_data_type=cudnn.data_type.FLOAT,
+        handle=handle(),
+    )
 
-        self.call = call
-        self.graph = cudnn.pygraph(
-            io_data_type=data_types()[call.operands[-1].dtype],
-            intermediate_data_type=cudnn.data_type.FLOAT,
-            compute_data_type=cudnn.data_type.FLOAT,
-            handle=handle(),
-        )
-        numbers = dict(call.numbers)
-        options = {"attn_scale": numbers["scale"], "use_causal_mask": bool(numbers["causal"])}
-        is_forward = len(call.operands) == len(FORWARD)
-        names = FORWARD if is_forward else BACKWARD
-        self.operands = {n: self._tensor(n, t) for n, t in zip(names, call.operands, strict=True)}
-        if is_forward:
-            self.results = self.graph.sdpa(
-                name="attention", **self.operands, generate_stats=True, **options
-            )
-        else:
-            self.results = self.graph.sdpa_backward(
-                name="attention_grad",
-                **self.operands,
-                use_deterministic_algorithm=is_deterministic,
-                **options,
-            )
-        for result, tensor in zip(self.results, call.results, strict=True):
-            dims, steps = _dims(tensor)
-            result.set_output(True).set_dim(dims).set_stride(steps)
-            result.set_data_type(data_types()[tensor.dtype])
-        self.graph.validate()
-        self.graph.build_operation_graph()
-        self.graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
-        self.graph.check_support()
-        self.graph.build_plans()
-        self.workspace = int(self.graph.get_workspace_size())
 
-    def _tensor(self, name: str, tensor: Tensor) -> Any:
+def operands_of(graph: Any, call: LibraryCall, names: Sequence[str]) -> dict[str, Any]:
+    """The graph's tensors for operands; numbered, as a plan that is stored has no names."""
+    found = {}
+    for i, (name, tensor) in enumerate(zip(names, call.operands, strict=True)):
         dims, steps = _dims(tensor)
-        return self.graph.tensor(
-            name=name, dim=dims, stride=steps, data_type=data_types()[tensor.dtype]
-        )
+        type_ = data_types()[tensor.dtype]
+        made = graph.tensor(name=name, dim=dims, stride=steps, data_type=type_)
+        found[name] = made.set_uid(i + 1)
+    return found
 
-    def run(self, addresses: list[int], workspace: int) -> None:
+
+def set_results(call: LibraryCall, results: Sequence[Any]) -> None:
+    """Where a call's results lie; their numbers follow those of the operands."""
+    for i, (result, tensor) in enumerate(zip(results, call.results, strict=True)):
+        dims, steps = _dims(tensor)
+        result.set_output(True).set_dim(dims).set_stride(steps)
+        result.set_data_type(data_types()[tensor.dtype]).set_uid(len(call.operands) + i + 1)
+
+
+class DnnCall:
+    """A call with its plan, ready to be run on any addresses."""
+
+    def __init__(self, call: LibraryCall, graph: Any):
+        self.call, self.graph = call, graph
+        self.workspace = int(graph.get_workspace_size())
+
+    def run(self, addresses: Sequence[int], workspace: int) -> None:
         """Put it into the stream; addresses are those of the call's buffers."""
         import cudnn
 
         cudnn.set_stream(handle=handle(), stream=int(device().stream))
         places = {}
-        tensors = zip(self.operands.values(), self.call.operands, strict=True)
-        for made, tensor in (*tensors, *zip(self.results, self.call.results, strict=True)):
+        for i, tensor in enumerate((*self.call.operands, *self.call.results)):
             size = 4 if tensor.dtype == "float32" else 2
-            places[made] = addresses[tensor.argument] + tensor.start * size
+            places[i + 1] = addresses[tensor.argument] + tensor.start * size
         self.graph.execute(places, workspace, handle=handle())
+
+    def packed(self) -> bytes:
+        """The plan, for `unpacked`; nothing where the library does not give it away."""
+        try:
+            return bytes(self.graph.serialize())
+        except Exception:  # the frontend raises errors of its own
+            return b""
+
+
+def unpacked(call: LibraryCall, plan: bytes) -> DnnCall | None:
+    """The call with a plan that was packed: 0.1 s where describing and planning take seconds."""
+    graph = empty_graph(call)
+    try:
+        graph.deserialize(handle(), list(plan))
+        return DnnCall(call, graph)
+    except Exception:  # of another version, say: it is planned again
+        return None
 
 
 def _dims(tensor: Tensor) -> tuple[list[int], list[int]]:

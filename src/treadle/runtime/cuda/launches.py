@@ -10,9 +10,8 @@ from treadle.kernel.launch import Bundle, Launch
 from treadle.kernel.plan import Plan, PlannedCall, PlannedPhase, PlannedStep
 from treadle.runtime.cuda.batches import Batch, in_order, matrices, steps_between
 from treadle.runtime.cuda.blas import Matmul
-from treadle.runtime.cuda.conv import Convolution
 from treadle.runtime.cuda.device import Block, checked, device
-from treadle.runtime.cuda.dnn import Attention
+from treadle.runtime.cuda.dnn import DnnCall
 
 EARLY_LAUNCH = 90  # chips that launch a kernel before the one ahead of it is done
 MOST_SHARED = 32 << 10  # bytes of shared memory that a block may have without being asked
@@ -56,7 +55,7 @@ class Runner:
         launches: Sequence[Launch],
         code: Code,
         products: Mapping[int, Matmul],
-        routines: Mapping[int, Attention | Convolution],
+        routines: Mapping[int, DnnCall],
         batches: Mapping[Batch, Matmul],
         bundles: Sequence[Bundle] = (),
     ):

@@ -42,6 +42,7 @@ class CudaProgram:
         cubins: Sequence[bytes],
         constants: Mapping[str, np.ndarray],
         algorithms: Algorithms,
+        routines: Mapping[int, bytes],
         is_deterministic: bool = False,
         bundles: Sequence[Bundle] = (),
     ):
@@ -64,14 +65,13 @@ class CudaProgram:
         self._code = Code(cubins, launches, bundles)
         self.algorithms = dict(algorithms)
         self._products = self._chosen_products()
-        routines = chosen_routines(
-            self.launches, self.algorithms, is_deterministic, self._addresses
-        )
+        self.routines = dict(routines)
+        calls = chosen_routines(self.launches, self.routines, is_deterministic, self._addresses)
         batches = chosen_batches(
             plan, self.launches, self._products, self.algorithms, self._arena.address
         )
         self._runner = Runner(
-            plan, self.launches, self._code, self._products, routines, batches, bundles
+            plan, self.launches, self._code, self._products, calls, batches, bundles
         )
         self._traffic: dict[int, Traffic] = {}  # by how many steps are launched together
         self._bound: tuple[object, ...] = ()

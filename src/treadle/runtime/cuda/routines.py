@@ -1,46 +1,37 @@
-"""What cuDNN computes in a program: each call with its plan, chosen before or now."""
+"""What cuDNN computes in a program: each call with its plan, from before or made now."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from treadle.kernel.launch import Launch
-from treadle.runtime.cuda.conv import Convolution
-from treadle.runtime.cuda.device import Block
-from treadle.runtime.cuda.dnn import Attention
+from treadle.kernel.launch import Launch, LibraryCall
+from treadle.runtime.cuda.attention import planned_attention
+from treadle.runtime.cuda.conv import planned_convolution
+from treadle.runtime.cuda.dnn import DnnCall, unpacked
 
 
 def chosen_routines(
     launches: Sequence[Launch],
-    algorithms: dict[str, list[int]],
+    plans: dict[int, bytes],
     is_deterministic: bool,
     memory: Callable[[int], list[int]],
-) -> dict[int, Attention | Convolution]:
-    """Routines by entry. Plans that are timed, on memory for an entry, go to the algorithms."""
-    found: dict[int, Attention | Convolution] = {}
+) -> dict[int, DnnCall]:
+    """Routines by entry; what is planned here, on memory for an entry, is added to the plans."""
+    found: dict[int, DnnCall] = {}
     for i, launch in enumerate(launches):
-        call = launch.routine
-        if call is None:
+        if launch.routine is None:
             continue
-        if "conv" not in call.name:
-            found[i] = Attention(call, is_deterministic)
-            continue
-        made = found[i] = Convolution(call, is_deterministic)
-        key = f"{is_deterministic} {call}"
-        if key in algorithms:
-            made.use(algorithms[key])
-            continue
-        made.choose(memory(i), _Workspace())
-        algorithms[key] = made.words
+        made = unpacked(launch.routine, plans[i]) if i in plans else None
+        if made is None:
+            made = _planned(launch.routine, is_deterministic, partial(memory, i))
+            plan = made.packed()
+            plans |= {i: plan} if plan else {}
+        found[i] = made
     return found
 
 
-class _Workspace:
-    """Memory that is as large as it was asked for."""
-
-    def __init__(self) -> None:
-        self.block: Block | None = None
-
-    def __call__(self, size: int) -> int:
-        self.block = Block(size)
-        return self.block.address
+def _planned(call: LibraryCall, is_deterministic: bool, memory: Callable[[], list[int]]) -> DnnCall:
+    if "conv" in call.name:
+        return planned_convolution(call, is_deterministic, memory)
+    return planned_attention(call, is_deterministic)

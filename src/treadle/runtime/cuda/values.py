@@ -8,18 +8,7 @@ import numpy as np
 
 from treadle.runtime.cuda.arrays import DeviceArray
 from treadle.runtime.cuda.device import Block, device
-
-
-def is_one_number(array: np.ndarray) -> bool:
-    """Whether all elements are the same memory: a number seen as an array."""
-    return array.size > 1 and not any(array.strides)
-
-
-def as_dtype(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The array itself, or its numbers in another dtype; one number stays one number."""
-    if is_one_number(array):
-        return np.broadcast_to(array[(0,) * array.ndim].astype(dtype), array.shape)
-    return np.asarray(array).astype(dtype, copy=False)
+from treadle.runtime.held import is_one_number
 
 
 class DeviceValues(MutableMapping[str, np.ndarray]):
