@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -155,6 +156,47 @@ def convolved(device: str, precision: str, steps: int = 6) -> list[float]:
 def test_a_convolutional_network_follows_the_oracle(precision: str, error: float) -> None:
     ours, exact = convolved("cuda", precision), convolved("oracle", precision)
     np.testing.assert_allclose(ours, exact, rtol=error, atol=error)
+
+
+class Attended(nn.Module):
+    """What cuDNN has: a convolution, and attention over its places."""
+
+    def __init__(self) -> None:
+        self.conv = nn.Conv2d(8, 64, 3, padding=1)
+        self.attention = nn.MultiHeadAttention(64, 2, batch_first=True)
+
+    def forward(self, x: td.Tensor) -> td.Tensor:
+        places = self.conv(x).reshape(8, 64, 64).transpose(1, 2)
+        return self.attention(places, causal=True)
+
+
+@pytest.mark.skipif(not has_dnn(), reason="cuDNN is not installed")
+def test_plans_of_the_library_come_from_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "plans"))
+    x = np.random.default_rng(0).normal(size=(8, 8, 8, 8)).astype(np.float32)
+
+    def losses_of() -> tuple[list[float], int]:
+        step = td.compile_step(
+            Attended(),
+            lambda m, x: (m(x) ** 2).mean(),
+            optim.adamw(1e-2),
+            td.Spec(x.shape),
+            device="cuda",
+            precision="bfloat16",
+            options=td.CompileOptions(deterministic=True),
+        )
+        return [step(x).loss for _ in range(4)], step.report.cache_hits
+
+    first, hits = losses_of()
+    assert hits == 0
+
+    def planned(*_: object) -> None:
+        raise AssertionError("planned once more")
+
+    monkeypatch.setattr("treadle.runtime.cuda.routines._planned", planned)
+    assert losses_of() == (first, 1)
 
 
 @pytest.mark.parametrize("columns", [64, 256, 768, 1000])

@@ -8,11 +8,15 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 import treadle as td
 from backend import assert_within, draw
 from cuda_backend import needs_compiler, ptx_of, scheduled
 from cuda_on_host import no_host_compiler, run_on_host
+from test_backend_programs import SEEDS, SETTINGS
+from test_backend_programs import prepared as random_program
 from test_kernels import run as interpreted
 from treadle import losses, nn, optim
 from treadle.base import dtypes
@@ -104,6 +108,29 @@ def test_small_programs_as_one_launch() -> None:
     graph, arrays = traced(small, *types)
     found = run_on_host(scheduled(graph), arrays, together=True)
     assert apart(graph, arrays, found) < limit(dtypes.float32)
+
+
+@needs_host
+def test_a_place_that_two_branches_read_is_loaded_for_both() -> None:
+    def stacked(v, w):
+        same = td.expand(v, (8, 8))
+        found = td.concat([same[:1], same[:7]], 0) * 0.1
+        return [found.sum(), w + found]
+
+    graph, arrays = traced(stacked, TensorType((8,), F32), TensorType((8, 8), F32))
+    assert apart(graph, arrays, run_on_host(scheduled(graph), arrays)) < limit(F32)
+
+
+@needs_host
+@given(SEEDS, st.integers(1, 5))
+@example(5_202_796, 4)
+@settings(max_examples=25, **SETTINGS)
+def test_random_training_programs(seed: int, steps: int) -> None:
+    training, values, bounds = random_program(seed, steps)
+    program = scheduled(training.graph, in_place=True)
+    every = {n: np.zeros(t.shape) for n, t in program.leaves}
+    found = run_on_host(program, {**every, **values})
+    assert_within(training.graph, values, found, bounds=bounds)
 
 
 PLACES = {

@@ -44,17 +44,23 @@ def map_loads(value: Value, replace: Callable[[Load], Value]) -> Value:
             return value
 
 
-def loads_of(statement: Statement) -> list[Load]:
-    """Every load of a statement that is not a loop."""
+def loads_in(value: Value) -> list[Load]:
+    """Every load of a value, as often as it is there."""
     found: list[Load] = []
 
     def note(load: Load) -> Load:
         found.append(load)
         return load
 
-    if isinstance(statement, (Let, Set, Accumulate, Store, Update)):
-        map_loads(statement.value, note)
+    map_loads(value, note)
     return found
+
+
+def loads_of(statement: Statement) -> list[Load]:
+    """Every load of a statement that is not a loop."""
+    if isinstance(statement, (Let, Set, Accumulate, Store, Update)):
+        return loads_in(statement.value)
+    return []
 
 
 def plain_loads(statement: Statement) -> Iterator[Load]:

@@ -15,7 +15,7 @@ from treadle.codegen.cuda import scalars
 from treadle.codegen.cuda.rounding import loose_locals
 from treadle.codegen.cuda.shape import lane_step
 from treadle.codegen.cuda.stages import Key, Stage, key_of
-from treadle.kernel.access import changed_in, locals_in, plain_loads
+from treadle.kernel.access import changed_in, loads_in, locals_in, plain_loads
 from treadle.kernel.index import (
     Atom,
     Bounded,
@@ -45,7 +45,7 @@ from treadle.kernel.nodes import (
     Within,
 )
 
-Guards = tuple[Value, ...]
+Guards = tuple[str, ...]
 
 
 class Lanes:
@@ -169,17 +169,22 @@ class Lanes:
         return lane_step(index, self.lane, self.width) == (1, True)
 
     @contextmanager
-    def packed(self, *values: Value) -> Iterator[None]:
-        """Loads of some values that lie together, made at once before the lanes are walked."""
-        before = dict(self.packs)
-        for load, guards in dict(x for v in values for x in self._loads(v, ())).items():
+    def packed(self, value: Value) -> Iterator[None]:
+        """Loads of a value that lie together, made at once before the lanes are walked."""
+        before, ways = dict(self.packs), dict[Load, list[str]]()
+        for load, guards in self._loads(value, ()):
+            ways.setdefault(load, []).append(" && ".join(guards))
+        for load, guarded in ways.items():
             if load in self.packs or load.buffer in self.held or not self.is_pack(load.index):
+                continue
+            # One place may be read in several branches: it must be there for each of them.
+            if "" not in guarded and len(guarded) < loads_in(value).count(load):
                 continue
             name, type_ = self.new("pack"), scalars.register(load.dtype)
             self.add(f"{type_} {name}[{self.width}];")
             place = f"{self.places[load.buffer]} + {self.index(load.index)}"
-            held = f"if ({' && '.join(map(self.value, guards))}) " if guards else ""
-            if not self._from_stage(load, place, name, bool(guards)):
+            held = "" if "" in guarded else f"if ({' || '.join(dict.fromkeys(guarded))}) "
+            if not self._from_stage(load, place, name, bool(held)):
                 verb = "fetch" if load.buffer in self.constant else "load"
                 self.add(f"{held}{verb}<{self.width}>({place}, {name});")
             self.packs[load] = name
@@ -238,7 +243,7 @@ class Lanes:
         self.add(f"unpacked<{self.width}>({at}, {name});")
         return True
 
-    def _loads(self, value: Value, guards: tuple[Value, ...]) -> Iterator[tuple[Load, Guards]]:
+    def _loads(self, value: Value, guards: Guards) -> Iterator[tuple[Load, Guards]]:
         """Loads, and the guards around them, on which all lanes of a pack agree."""
         match value:
             case Load():
@@ -248,8 +253,10 @@ class Lanes:
             case Apply(_, operands):
                 for o in operands:
                     yield from self._loads(o, guards)
-            case Guarded(Within() as guard, inner, _) if self._agrees(guard):
-                yield from self._loads(inner, (*guards, guard))
+            case Guarded(Within() as guard, inner, other) if self._agrees(guard):
+                text = self.value(guard)
+                yield from self._loads(inner, (*guards, text))
+                yield from self._loads(other, (*guards, f"!{text}"))
             case _:
                 pass
 
