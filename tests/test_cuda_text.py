@@ -122,6 +122,13 @@ def test_a_place_that_two_branches_read_is_loaded_for_both() -> None:
 
 
 @needs_host
+@pytest.mark.parametrize("shape", [(8, 8), (40, 64)], ids=str)
+def test_sums_so_far_are_not_sums_of_columns(shape: tuple[int, int]) -> None:
+    graph, arrays = traced(lambda x: [td.cumsum(x, 0)], TensorType(shape, F32))
+    assert apart(graph, arrays, run_on_host(scheduled(graph), arrays)) < limit(F32)
+
+
+@needs_host
 @given(SEEDS, st.integers(1, 5))
 @example(5_202_796, 4)
 @settings(max_examples=25, **SETTINGS)

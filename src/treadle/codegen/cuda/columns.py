@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from treadle.codegen.cuda.shape import WARP, Shape, lane_step, lanes_for, nested, peeled
-from treadle.kernel.access import accesses
+from treadle.kernel.access import accesses, locals_in
 from treadle.kernel.index import Index, Var, uses
 from treadle.kernel.nodes import Accumulate, For, Kernel, Let, Literal, Role, Statement, Store
 
@@ -71,6 +71,10 @@ def _is_plain(
         return False
     starts = {s.local: s.value for s in others if isinstance(s, Let)}
     own = {s.local for s in inner if isinstance(s, Let)}
+    if any(
+        locals_in(s.value) & set(sums) for s in inner if isinstance(s, (Let, Accumulate, Store))
+    ):
+        return False  # sums so far, of the rows before
     for local, s in sums.items():
         start = starts.get(local)
         if not isinstance(start, Literal) or start.value != identity(s) or local in own:
