@@ -61,12 +61,13 @@ def build(
     shared: bool = False,
 ) -> Built:
     """A graph compiled; `shared` cuts even the smallest kernel into tasks for all threads."""
+    permutes = width is None and host().permutes
     width = width or host().width
     program = schedule(graph, fuse, 2 * width, in_place)
     serial, task = (0, 1) if shared else (assembling.SERIAL, assembling.TASK)
     with mock.patch.multiple(assembling, SERIAL=serial, TASK=task):
         plan = assembling.assemble(program, plan_buffers(program))
-    objects = (compile_object(render_program(program, width)),)
+    objects = (compile_object(render_program(program, width, permutes)),)
     return Built(graph, plan, objects, dict(program.constants))
 
 

@@ -15,6 +15,7 @@ from backend import AGREE, Built, assert_within, build, draw, same_bits
 from treadle.autodiff.backward import differentiate
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
+from treadle.codegen.llvm.driver import render_program
 from treadle.frontend.functions.linear import contract
 from treadle.ir.graph import Graph
 from treadle.ir.types import TensorType
@@ -33,6 +34,42 @@ def checked(graph: Graph, seed: int, agree: float = AGREE, threads: int = 3) -> 
     assert_within(graph, arrays, found, agree)
     assert same_bits(built.on(threads).run(arrays), found)
     return built
+
+
+def linear(rows: int, inputs: int, outputs: int) -> Graph:
+    """x wᵀ, as a layer has it: the right operand is turned over."""
+    types = (
+        TensorType((rows, inputs), dtypes.float32),
+        TensorType((outputs, inputs), dtypes.float32),
+    )
+    return td.trace(lambda x, w: [x @ w.T], *types)
+
+
+def text_of(graph: Graph, width: int) -> str:
+    return render_program(schedule(graph, panel=2 * width), width)
+
+
+@pytest.mark.parametrize(("depth", "square"), [(784, 16), (72, 8), (40, 8)])
+def test_operands_are_turned_over_in_squares(depth: int, square: int) -> None:
+    graph = linear(160, depth, 256)
+    text = text_of(graph, 16)
+    assert f"shufflevector <{square} x float>" in text
+    checked(graph, depth)
+
+
+def test_large_right_operands_are_fetched_ahead() -> None:
+    large, small = linear(160, 1024, 1024), linear(160, 256, 256)
+    assert "llvm.prefetch" in text_of(large, 16)
+    assert "llvm.prefetch" not in text_of(small, 16)
+    checked(large, 3)
+
+
+def test_short_functions_are_written_where_they_are_used() -> None:
+    type_ = TensorType((64, 64), dtypes.float32)
+    text = text_of(td.trace(lambda x: [td.erf(td.exp(x)), td.sin(x)], type_), 8)
+    assert "call <8 x float> @treadle.sin" in text
+    assert "<8 x float> @treadle.exp" not in text
+    assert "<8 x float> @treadle.erf" not in text
 
 
 # Contractions

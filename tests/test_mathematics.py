@@ -15,6 +15,7 @@ from treadle.base.dtypes import float32, float64
 from treadle.codegen.llvm import mathematics
 from treadle.codegen.llvm.mathematics import HALF_PI, NAMES, SIN_END
 from treadle.ir import ops
+from treadle.runtime.native import host
 from vector_functions import Compiled, compiled, exact, ulps
 
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
@@ -313,6 +314,20 @@ def test_widths_give_the_same_bits(name: str) -> None:
     assert np.array_equal(one, inlined)
 
 
+def test_erf_in_pieces() -> None:
+    """Where vectors look coefficients up: another formula, as exact, the same for every width."""
+    near = np.geomspace(2.0**-12, 4.5, 400_000).astype(np.float32)
+    edges = np.arange(-32, 33, dtype=np.float32) / 8  # where pieces meet
+    edges = np.concatenate([edges, np.nextafter(edges, 9), np.nextafter(edges, -9)])
+    x = np.concatenate([near, -near, edges, random_bits(100_003), special_values()])
+    one = Compiled("erf", 1, permutes=True)(x)
+    assert ulps(one, exact("erf", x)).max() <= 2.3
+    assert np.array_equal(np.signbit(one[x == 0]), np.signbit(x[x == 0]))
+    for width in (4, 8, *([16] if host().permutes else [])):
+        other = Compiled("erf", width, permutes=True, inline=width == 8)(x)
+        assert np.array_equal(one.view(np.uint32), other.view(np.uint32)), width
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_processor_without_extensions_gives_the_same_bits(name: str) -> None:
     """Neither the instructions LLVM chooses nor fma as a call changes a result."""
@@ -366,4 +381,6 @@ def test_coefficients_are_those_of_the_tool() -> None:
         assert [f"{float(c):.{fit.digits}g}" for c in coefficients] == [
             f"{c:.{fit.digits}g}" for c in held
         ]
+    for n, held in enumerate(mathematics.ERF_PIECES):
+        assert [float(f"{float(c):.9g}") for c in tool.fitted_piece(n)[0]] == [*held]
     assert [*HALF_PI] == [float(f"{float(p):.9g}") for p in tool.parts(mpmath.pi / 2, 3)]

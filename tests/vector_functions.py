@@ -26,19 +26,22 @@ REFERENCES: dict[str, Callable[..., np.ndarray]] = {
 }
 
 
-def loop_over_arrays(name: str, width: int, dtype: DType, inline: bool = False) -> str:
+def loop_over_arrays(
+    name: str, width: int, dtype: DType, inline: bool = False, permutes: bool = False
+) -> str:
     """A module with one exported function: operands, result, count (a multiple of the width)."""
     arity = mathematics.arity(name)
     pointers = [Reg("ptr", f"%p{i}") for i in range(arity + 1)]
     count = Reg("i64", "%count")
     run = Function("run", [*pointers, count], linkage="dso_local")
-    element, definition = element_type(dtype), mathematics.define(name, width, dtype)
+    element = element_type(dtype)
+    definition = mathematics.define(name, width, dtype, permutes)
     type_ = vector(element, width)
     with run.loop(number(0, "i64"), count, number(width, "i64")) as loop:
         at = [run.value("ptr", f"getelementptr {element}, {p}, {loop.counter}") for p in pointers]
         operands = [run.value(type_, f"load {type_}, {p}, align {dtype.itemsize}") for p in at[:-1]]
         if inline:
-            result = mathematics.apply(run, name, *operands)
+            result = mathematics.apply(run, name, *operands, permutes=permutes)
         else:
             result = run.call(definition.name, type_, *operands)
         run.do(f"store {result}, {at[-1]}, align {dtype.itemsize}")
@@ -68,9 +71,10 @@ class Compiled:
         dtype: DType = float32,
         inline: bool = False,
         is_plain: bool = False,
+        permutes: bool = False,
     ) -> None:
         self.width, self.dtype, self.arity = width, dtype, mathematics.arity(name)
-        module = llvm.parse_assembly(loop_over_arrays(name, width, dtype, inline))
+        module = llvm.parse_assembly(loop_over_arrays(name, width, dtype, inline, permutes))
         module.verify()
         self.engine = llvm.create_mcjit_compiler(module, _target_machine(is_plain))
         self.engine.finalize_object()

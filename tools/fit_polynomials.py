@@ -245,6 +245,38 @@ FITS = (
 )
 
 
+def _piece(n: int) -> Fit:
+    """erf about n / 4; the first piece, about 0, has a factor x of its own and no constant term."""
+    about = "erf(n / 4 + x) for |x| ≤ ⅛; the first erf(x) / x; error relative to erf"
+    if n == 0:
+        return Fit(
+            "ERF_PIECES", about, _erf_quotient, lambda x: 1 / _erf_quotient(x), (0, EIGHTH), 5
+        )
+    middle = mpf(n) / 4
+    return Fit(
+        "ERF_PIECES",
+        about,
+        lambda x: mp.erf(middle + x),
+        lambda x: 1 / mp.erf(middle + x),
+        (-EIGHTH, EIGHTH),
+        6,
+    )
+
+
+def _erf_quotient(x: mpf) -> mpf:
+    return mp.erf(x) / x if x else 2 / mp.sqrt(mp.pi)
+
+
+EIGHTH = mpf(1) / 8
+PIECES = tuple(_piece(n) for n in range(16))
+
+
+def fitted_piece(n: int) -> tuple[list[mpf], mpf]:
+    """Six coefficients, from the constant up, and the largest error."""
+    coefficients, error = fitted(PIECES[n])
+    return ([mpf(0)] if n == 0 else []) + list(coefficients), error
+
+
 def listing(values: Sequence[mpf], digits: int) -> str:
     return "".join(f"    {float(v):.{digits}g},\n" for v in values)
 
@@ -255,6 +287,12 @@ def main() -> None:
         bits = float(mp.log(error, 2))
         print(f"# {fit.about}: 2^{bits:.1f}.")
         print(f"{fit.name} = (\n{listing(coefficients, fit.digits)})")
+    pieces = [fitted_piece(n) for n in range(len(PIECES))]
+    bits = float(mp.log(max(error for _, error in pieces), 2))
+    print(f"# {PIECES[0].about}: 2^{bits:.1f}.\nERF_PIECES = (")
+    for coefficients, _ in pieces:
+        print(f"    ({', '.join(f'{float(c):.9g}' for c in coefficients)}),")
+    print(")")
     print(f"LN2 = (\n{listing(parts(mp.ln2, 2), 9)})")
     print(f"HALF_PI = (\n{listing(parts(mp.pi / 2, 3), 9)})")
     print(f"ERF_SLOPE = {float(ERF_SLOPE):.9g}")

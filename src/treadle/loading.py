@@ -127,7 +127,7 @@ def _build(graph: Graph, report: CompileReport, options: CompileOptions) -> Buil
     with report.stage("plan_buffers"):
         plan = assemble(program, plan_buffers(program))
     with report.stage("render"):
-        source = render_program(program, host().width)
+        source = render_program(program, host().width, host().permutes)
     with report.stage("compile"):
         objects = (compile_object(source),)
     return Built(plan, objects, dict(program.constants))
@@ -407,7 +407,7 @@ class KernelView:
 
     @property
     def llvm(self) -> str:
-        return render_kernel(self._kernel(), host().width)
+        return render_kernel(self._kernel(), host().width, host().permutes)
 
     @property
     def assembly(self) -> str:

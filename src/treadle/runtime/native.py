@@ -18,14 +18,16 @@ class Target:
     cpu: str
     features: str
     width: int  # float32 lanes of a vector
+    permutes: bool  # whether lanes look numbers up in a register of 16
 
 
 @functools.cache
 def host() -> Target:
     llvm = _llvm()
     features = llvm.get_host_cpu_features()
-    width = 16 if features.get("avx512f") else 8 if features.get("avx2") else 4
-    return Target(llvm.get_host_cpu_name(), features.flatten(), width)
+    is_wide = bool(features.get("avx512f"))
+    width = 16 if is_wide else 8 if features.get("avx2") else 4
+    return Target(llvm.get_host_cpu_name(), features.flatten(), width, is_wide)
 
 
 # Code and its constants are in pages of their own, which may be more than 2 GiB apart in a process

@@ -167,15 +167,26 @@ def _divisors(n: int) -> list[int]:
     return sorted({*small, *(n // d for d in small)})
 
 
+MOST_BLOCK = 128  # of the depth that is copied at a time
+COPY_TURNS = 32  # that threads share
+
+
 def is_turned(load: Load, loops: list[Var]) -> bool:
     """Whether a copy reads along the depth: it is turned over in squares."""
-    return load.index.factor_of(loops[-2]) == 1 and loops[-2].extent % 16 == 0
+    return load.index.factor_of(loops[-2]) == 1 and loops[-2].extent % 8 == 0
 
 
 def in_blocks(loops: list[Var], load: Load) -> tuple[list[Var], Load]:
-    """The depth of a copy in blocks: enough of them for many threads."""
-    depth = loops[-2]
-    size = best_divisor(depth.extent, 64, 16)
+    """The depth of a copy in blocks of whole squares: enough of them for many threads."""
+    depth, others = loops[-2], math.prod(v.extent for v in loops[:-2])
+    square = 16 if depth.extent % 16 == 0 else 8
+    squares = depth.extent // square
+    enough = [
+        n
+        for n in _divisors(squares)
+        if n * square <= MOST_BLOCK and others * squares // n >= COPY_TURNS
+    ]
+    size = square * max(enough, default=1)
     block, inner = Var(f"{depth.name}_block", depth.extent // size), Var(depth.name, size)
     index = substitute(load.index, {depth: variable(block) * size + variable(inner)})
     return [*loops[:-2], block, inner, loops[-1]], replace(load, index=index)

@@ -63,7 +63,7 @@ from treadle.schedule.lower import Lowering
 from treadle.schedule.nests import nest
 from treadle.schedule.whole import as_dtype, plain_product, whole_product
 
-DEPTH = 512  # of a product: the panel of the right operand stays in the second-level cache
+DEPTH = 1024  # of a product: the panel of the right operand stays in the second-level cache
 FEW_ROWS = 128  # for so few it does not pay to copy the right operand
 FEW_TASKS = 4
 PACKED_ROWS = 16  # of a right operand that are copied together
@@ -228,10 +228,11 @@ class _Product:
         places = dict(zip(labels.columns, _split(bounded(column, columns), labels), strict=True))
         places |= {c: variable(v) for c, v in (outer | depth).items()}
         loops = order = [*outer.values(), number, *depth.values(), lane]
-        is_by_rows = labels.of_right[-1] in labels.columns and count > 1
-        if is_by_rows:
-            # Some rows of the operand at a time, whole: as they lie in memory.
-            last = labels.depth[-1]
+        last, lies = labels.depth[-1], self._at(labels, "right")
+        # A transposed view lies along the depth, whatever the order of its axes.
+        turns = lies is not None and lies.index.factor_of(Var(f"x{last}", self._size(-1))) == 1
+        is_by_rows = labels.of_right[-1] in labels.columns and count > 1 and not turns
+        if is_by_rows:  # some rows of the operand at a time, whole: as they lie in memory
             rows = best_divisor(labels.sizes[last], PACKED_ROWS)
             block, row = Var(f"k{last}_block", labels.sizes[last] // rows), Var(f"k{last}", rows)
             places[last] = variable(block) * rows + variable(row)

@@ -39,7 +39,7 @@ from treadle.runtime.session import IN_PLACE, Session
 from treadle.step.batches import Arrays, ByShape, load_values, write_first_values
 from treadle.step.forward import Forward
 from treadle.step.hyperparameters import Hyperparameters, schedule_value
-from treadle.step.programs import Evaluation, Variants, Watched
+from treadle.step.programs import UNWATCHED, Evaluation, Variants, Watched
 from treadle.step.results import (
     EvalResult,
     RunResult,
@@ -93,7 +93,7 @@ class TrainStep:
         self.hyperparameters = Hyperparameters(session, self._plan)
         self._start()
         # Compiled now rather than at the first step: errors and seconds belong here.
-        self._programs.built(inputs).step(self._mode(), Watched())
+        self._programs.built(inputs).step(self._mode(), UNWATCHED)
         report.state_bytes = sum(t.nbytes for t in session.types.values())
         give_back_memory()
         self._is_ready = True
@@ -139,7 +139,9 @@ class TrainStep:
         histograms: bool = False,
     ) -> StepResult:
         """One step, or one micro-step of an accumulation. Calls from several threads take turns."""
-        outputs, mode = self._once("step", batch, Watched(captures, grad_norms, histograms))
+        is_watched = captures or grad_norms or histograms
+        watched = Watched(captures, grad_norms, histograms) if is_watched else UNWATCHED
+        outputs, mode = self._once("step", batch, watched)
         return StepResult(outputs, mode)
 
     def _once(self, operation: str, batch: Tree, watched: Watched) -> tuple[Arrays, Mode]:
@@ -204,7 +206,7 @@ class TrainStep:
                 if not is_gpu:  # so many that Ctrl-C is not kept waiting
                     size = max(1, min(MOST_IN_A_CALL, int(LONGEST_CALL / each)))
         for batch in batches[done:] if isinstance(batches, (list, tuple)) else batches:
-            yield self._once("run", batch, Watched())
+            yield self._once("run", batch, UNWATCHED)
 
     def _stays_native(self) -> bool:
         return self.recipe.accumulate == 1 and not self.recipe.options.detect_anomaly
@@ -213,7 +215,7 @@ class TrainStep:
         """Steps on the first of some batches, those that fit one program; none if that cannot."""
         with self.session.lock:
             variants, first = self._programs.get("run", batches[0])
-            program = variants.step(Mode.UPDATE, Watched())
+            program = variants.step(Mode.UPDATE, UNWATCHED)
             if not isinstance(program, IN_PLACE) or not program.can_repeat:
                 return []
             rows = [self._with_key(first) if variants.is_random else first]
@@ -450,13 +452,13 @@ class TrainStep:
         """What each kernel of a step takes on a batch, one thread; nothing changes."""
         with self.session.lock:
             variants, arrays = self._programs.get("profile", batch)
-            program = variants.step(self._mode(), Watched())
+            program = variants.step(self._mode(), UNWATCHED)
             return profile(program, {**self.session.values, **self._with_key(arrays)})
 
     @property
     def kernels(self) -> tuple[KernelView, ...]:
         """The step's distinct kernels: name, text, llvm, assembly, lines. The oracle has none."""
-        program = self._programs.built(self._inputs).step(self._mode(), Watched())
+        program = self._programs.built(self._inputs).step(self._mode(), UNWATCHED)
         return kernels_of(program, self.recipe.options)
 
 

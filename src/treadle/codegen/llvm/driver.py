@@ -13,18 +13,18 @@ from treadle.kernel.nodes import Kernel
 from treadle.kernel.program import Program
 
 
-def render_program(program: Program, width: int) -> str:
+def render_program(program: Program, width: int, permutes: bool = False) -> str:
     """The text of a program's kernels, numbered as `Program.distinct` numbers them."""
-    module = Module(width)
+    module = Module(width, permutes)
     for i, kernel in enumerate(program.distinct()):
         render(kernel, f"body.{i}", module)
         module.add(_entry(i, len(kernel.buffers)))
     return module.text()
 
 
-def render_kernel(kernel: Kernel, width: int) -> str:
+def render_kernel(kernel: Kernel, width: int, permutes: bool = False) -> str:
     """The text of one kernel, with what it calls."""
-    module = Module(width)
+    module = Module(width, permutes)
     render(kernel, kernel.name, module, linkage="")
     return module.text()
 

@@ -16,6 +16,7 @@ class Lanes:
     """Appends to a function. A Python number is a constant of the type of the first operand."""
 
     function: Function
+    permutes: bool = False  # whether the processor looks numbers up in a register of 16
 
     def add(self, a: Reg, b: Reg | float) -> Reg:
         return self._binary("fadd", a, b)
@@ -43,6 +44,25 @@ class Lanes:
         for coefficient in reversed(coefficients[:-1]):
             value = self.fma(value, x, coefficient)
         return value
+
+    def looked_up(self, table: Sequence[float], place: Reg) -> Reg:
+        """Of 16 numbers for each lane the one that its lowest four bits count to."""
+        f, width = self.function, width_of(place.type)
+        numbers = [number(x, "float") for x in table]
+        all_ = Reg(vector("float", 16), f"<{', '.join(map(str, numbers))}>")
+        if width == 16:
+            name = "llvm.x86.avx512.permvar.sf.512"
+            f.declarations.add(f"declare {all_.type} @{name}({all_.type}, {place.type})")
+            return f.call(name, all_.type, all_, place)
+        count = self.integer("and", place, 15)
+        if width == 1:
+            return f.value("float", f"extractelement {all_}, {count}")
+        found = number(0.0, vector("float", width))
+        for i in range(width):
+            lane = f.value("i32", f"extractelement {count}, i32 {i}")
+            one = f.value("float", f"extractelement {all_}, {lane}")
+            found = f.value(found.type, f"insertelement {found}, {one}, i32 {i}")
+        return found
 
     def negative(self, x: Reg) -> Reg:
         return self.function.value(x.type, f"fneg {x}")

@@ -1,8 +1,8 @@
 """Elementary functions of vectors: float32 from our own polynomials, float64 from libm.
 
-Every function is the same instructions for every width, so that a lane's result depends on neither
-its place nor its neighbours. Errors and methods are in docs/mathematics.md; the coefficients are
-printed by tools/fit_polynomials.py.
+On one processor every function is the same arithmetic for every width, so that a lane's result
+depends on neither its place nor its neighbours. Errors and methods are in docs/mathematics.md; the
+coefficients are printed by tools/fit_polynomials.py.
 """
 
 from __future__ import annotations
@@ -65,6 +65,25 @@ ERF = (
     0.000117754971,
     -9.26791654e-06,
 )
+# erf(n / 4 + x) for |x| ≤ ⅛; the first is x · erf(x) / x; error relative to erf: 2^-24.2.
+ERF_PIECES = (
+    (0, 1.12837923, -1.48717745e-05, -0.375537574, -0.00743003981, 0.141787857),
+    (0.276326388, 1.06001425, -0.264999002, -0.309197754, 0.126093015, 0.0811374709),
+    (0.520499885, 0.87878263, -0.439388424, -0.146480277, 0.18212752, 0.00832103752),
+    (0.711155653, 0.642931104, -0.482204616, 0.0267739613, 0.150670961, -0.0520759523),
+    (0.842700779, 0.415107489, -0.415101171, 0.138371184, 0.0688515902, -0.0690741539),
+    (0.92290014, 0.236521125, -0.29565987, 0.167534053, -0.00528653292, -0.0470116064),
+    (0.966105163, 0.118930288, -0.178406134, 0.138752162, -0.0436127372, -0.0149351601),
+    (0.986671686, 0.0527749956, -0.092364952, 0.0901578143, -0.0474047214, 0.00650041969),
+    (0.995322287, 0.0206669867, -0.0413453244, 0.0482229665, -0.0337108746, 0.0130326571),
+    (0.998537302, 0.00714231934, -0.0160793886, 0.0217245296, -0.0185415838, 0.0106479097),
+    (0.999593019, 0.00217828411, -0.00543078175, 0.0083500687, -0.00962147769, 0.0061273328),
+    (0.999899387, 0.000586277281, -0.00161680975, 0.00276030204, -0.00299300416, 0.00277131516),
+    (0.999977887, 0.000139253054, -0.000405982253, 0.000789053913, -0.00180968409, 0.00102562073),
+    (0.999995708, 2.91890265e-05, -0.000100589183, 0.0001957887, 7.56833397e-05, 0.000317801489),
+    (0.999999285, 5.39942675e-06, -3.31437732e-05, 4.22883604e-05, 0.000842788955, 8.34876264e-05),
+    (0.999999881, 8.81432186e-07, -4.96200471e-07, 7.96762743e-06, -0.000193930086, 1.87540409e-05),
+)
 # log2((1 + s) / (1 − s)) / s in s² for (1 + s) / (1 − s) from √½ to √2; relative: 2^-37.8.
 LOG2 = (
     2.8853900817900779,
@@ -105,25 +124,29 @@ SMALLEST_NORMAL = 2.0**-126
 EXP_RANGE = (-104.0, 89.0)  # beyond it exp is 0 and ∞
 TANH_END = 9.1  # from here on tanh rounds to 1
 ERF_END = 3.93  # from here on erf rounds to 1
+PIECES_END = 3.8749998  # the last number of the last piece, whose erf is next to 1
 POW_RANGE = (-200.0, 200.0)  # powers of two beyond it are 0 and ∞ in float32
 SIN_END = 2.0**15  # from here on n · HALF_PI needs more parts
 
 
-def apply(function: Function, name: str, *operands: Reg) -> Reg:
-    """Append the instructions of a function: within a loop, its constants stay in registers."""
+def apply(function: Function, name: str, *operands: Reg, permutes: bool = False) -> Reg:
+    """Append the instructions of a function: within a loop, its constants stay in registers.
+
+    `permutes` says that the processor looks numbers up in a register, lane by lane.
+    """
     assert len(operands) == arity(name), f"{name} of {len(operands)} operands"
-    lanes = Lanes(function)
+    lanes = Lanes(function, permutes)
     if element_of(operands[0].type) == "double" and name != "rsqrt":
         return _each_lane(lanes, name, *operands)
     return _BODIES[name](lanes, *operands)
 
 
-def define(name: str, width: int, dtype: DType = float32) -> Function:
+def define(name: str, width: int, dtype: DType = float32, permutes: bool = False) -> Function:
     """An internal function of `arity(name)` vectors of a width; 1 is the element itself."""
     type_ = vector(element_type(dtype), width)
     parameters = [Reg(type_, f"%x{i}") for i in range(arity(name))]
     function = Function(function_name(name, width, dtype), parameters, type_)
-    result = apply(function, name, *parameters)
+    result = apply(function, name, *parameters, permutes=permutes)
     function.do(f"ret {result}")
     return function
 
@@ -184,10 +207,24 @@ def _tanh(lanes: Lanes, x: Reg) -> Reg:
 
 def _erf(lanes: Lanes, x: Reg) -> Reg:
     """1 − exp(−t) with t = −log(erfc |x|), which is nearly a polynomial and 0 at 0."""
+    if lanes.permutes:
+        return _erf_in_pieces(lanes, x)
     magnitude = lanes.at_most(lanes.absolute(x), ERF_END)
     rest = lanes.mul(magnitude, lanes.polynomial(ERF, magnitude))
     t = lanes.fma(magnitude, ERF_SLOPE, rest)
     return lanes.with_sign_of(_expm1(lanes, lanes.negative(t)), x)
+
+
+def _erf_in_pieces(lanes: Lanes, x: Reg) -> Reg:
+    """A polynomial about the nearest quarter: half the instructions, where lanes look it up."""
+    magnitude = lanes.at_most(lanes.absolute(x), PIECES_END)
+    shifted = lanes.fma(magnitude, 4.0, ROUND32)
+    piece = lanes.bits(shifted)
+    rest = lanes.fma(lanes.sub(shifted, ROUND32), -0.25, magnitude)
+    *lower, value = (lanes.looked_up(table, piece) for table in zip(*ERF_PIECES, strict=True))
+    for coefficient in reversed(lower):
+        value = lanes.fma(value, rest, coefficient)
+    return lanes.with_sign_of(value, x)
 
 
 def _split(lanes: Lanes, x: Reg) -> tuple[Reg, Reg]:

@@ -15,6 +15,7 @@ class Module:
     """Functions of a program as text: kernels, and what they call."""
 
     width: int
+    permutes: bool = False  # whether numbers are looked up in registers
     functions: list[str] = field(default_factory=list)
     declarations: set[str] = field(default_factory=set)
     _defined: set[str] = field(default_factory=set)
@@ -38,7 +39,7 @@ class Module:
             self._defined.add(full)
             for other in mathematics.needs(name):
                 self.elementary(other, width, element)
-            self.add(mathematics.define(name, width, dtype))
+            self.add(mathematics.define(name, width, dtype, self.permutes))
         return full
 
     def tile(self, tile: Tile) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from treadle.codegen.llvm.emitter import Function, Reg, number, suffix, vector
 
 UNROLL = 4  # turns of the depth written out
+LINE = 64  # bytes that memory gives at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class Tile:
     right_is_listed: bool
     is_partial: bool  # whether the last vector has fewer lanes than its width
     adds: bool
+    ahead: int = 0  # lines of the next right matrix that are fetched in UNROLL turns
 
     @property
     def vector(self) -> str:
@@ -39,7 +41,7 @@ class Tile:
 
 
 # left, right, target, bytes between rows of the target, bytes (or the table) between turns of the
-# depth in left and right, the depth, and the lanes of the last vector.
+# depth in left and right, the depth, the lanes of the last vector, and what to fetch ahead.
 _PARAMETERS = (
     "ptr noalias %left",
     "ptr noalias %right",
@@ -55,7 +57,7 @@ def tile_function(tile: Tile, name: str) -> Function:
         for side, is_listed in (("left", tile.left_is_listed), ("right", tile.right_is_listed))
     ]
     parameters = [Reg(*p.rsplit(" ", 1)) for p in _PARAMETERS]
-    parameters += [*steps, Reg("i64", "%depth"), Reg("i64", "%lanes")]
+    parameters += [*steps, Reg("i64", "%depth"), Reg("i64", "%lanes"), Reg("ptr", "%ahead")]
     f = Function(name, parameters, attributes="nounwind noinline")
     writer = _TileWriter(f, tile)
     writer.write(steps[0], steps[1])
@@ -81,10 +83,12 @@ class _TileWriter:
         sums: Sequence[Reg] = [number(0.0, tile.vector)] * count
         whole = f.binary("and", Reg("i64", "%depth"), number(-UNROLL, "i64"))
         start, left, right = number(0, "i64"), Reg("ptr", "%left"), Reg("ptr", "%right")
+        later = Reg("ptr", "%ahead")
         for stop, unroll in ((whole, UNROLL), (Reg("i64", "%depth"), 1)):
-            carried = [left, right, *sums]
+            carried = [left, right, later, *sums]
             with f.loop(start, stop, number(unroll, "i64"), carried) as turn:
-                left, right, *inner = turn.carried
+                left, right, later, *inner = turn.carried
+                later = self._fetched(later) if unroll > 1 else later
                 for k in range(unroll):
                     at = (
                         self._place(left, left_step, turn.counter, k, tile.left_is_listed),
@@ -95,10 +99,19 @@ class _TileWriter:
                         left = self._moved(left, left_step)
                     if not tile.right_is_listed:
                         right = self._moved(right, right_step)
-                turn.next = (left, right, *inner)
-            left, right, *sums = turn.results
+                turn.next = (left, right, later, *inner)
+            left, right, later, *sums = turn.results
             start = stop
         self._store(sums)
+
+    def _fetched(self, place: Reg) -> Reg:
+        """Lines asked for into the second-level cache; where the next ones are."""
+        f = self.f
+        for _ in range(self.tile.ahead):
+            f.declarations.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+            f.do(f"call void @llvm.prefetch.p0({place}, i32 0, i32 2, i32 1)")
+            place = f.value("ptr", f"getelementptr i8, {place}, i64 {LINE}")
+        return place
 
     def _moved(self, place: Reg, step: Reg) -> Reg:
         return self.f.value("ptr", f"getelementptr inbounds i8, {place}, {step}")

@@ -20,7 +20,7 @@ class Places:
         self, function: Function, module: Module, places: dict[str, Reg], types: dict[str, DType]
     ):
         self.f, self.module, self.places, self.types = function, module, places, types
-        self.scalars = Scalars(function, module.elementary)
+        self.scalars = Scalars(function, module.elementary, module.permutes)
         self.variables: dict[Var, Reg] = {}  # the first lane's value
         self.lanes: Var | None = None  # the variable that lanes count
         self.width = 1

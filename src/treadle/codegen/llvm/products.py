@@ -7,10 +7,14 @@ from dataclasses import dataclass
 
 from treadle.codegen.llvm.emitter import Function, Reg, number
 from treadle.codegen.llvm.module import Module
-from treadle.codegen.llvm.multiply import Tile
+from treadle.codegen.llvm.multiply import LINE, UNROLL, Tile
 from treadle.kernel.nodes import Multiply, Walk
 
 VECTORS = 2  # of a tile
+NEAR = (
+    1 << 19
+)  # bytes of panels that stay in the second-level cache from one block of rows to the next
+MOST_AHEAD = 2 * UNROLL  # lines that are fetched in as many turns as are written out
 
 
 def even_tiles(rows: int, most: int) -> list[tuple[int, int, int]]:
@@ -52,8 +56,12 @@ class ProductWriter:
         self.bytes = 8 if element == "double" else 4
         self.width = max(1, module.width * 4 // self.bytes)
 
-    def write(self, product: Multiply, starts: Sequence[Reg]) -> None:
+    def write(
+        self, product: Multiply, starts: Sequence[Reg], apart: int = 0, count: int = 1
+    ) -> None:
+        """`count` such products follow each other, with right matrices `apart` elements apart."""
         target, left, right = starts
+        self.next = apart * self.bytes if apart * self.bytes * count > NEAR else 0
         columns = product.target.columns.count
         if not product.left.columns.count:
             raise AssertionError("a product without depth is a fill, not a product")
@@ -86,12 +94,38 @@ class ProductWriter:
                 stride = rows.stride * self.bytes
                 spot = self._at(left, number_, part.count * stride, first * stride)
                 into = self._at(target, number_, part.count * step, first * step)
-                self._call(product, part, panel, into, spot, right)
+                ahead = self._ahead(product, first // part.count, number_, right)
+                self._call(product, part, panel, into, spot, right, ahead)
 
             self._repeat(tiles, one)
 
+    def _ahead(
+        self, product: Multiply, first: int, tile: Reg | None, right: Reg
+    ) -> tuple[int, Reg]:
+        """How many lines of the next right matrix a tile fetches at a time, and from where on.
+
+        The tiles of a matrix fetch all of the next one: its first tile would wait for memory.
+        """
+        walk, none = product.right.rows, (0, Reg("ptr", "null"))
+        turns = walk.count // UNROLL
+        if not self.next or walk.listed or not turns:
+            return none
+        tiles = -(-product.left.rows.count // self.module.tile_rows)
+        lines = -(-walk.count * walk.stride * self.bytes // (LINE * tiles * turns))
+        if lines > MOST_AHEAD:
+            return none
+        size = lines * turns * LINE
+        return lines, self._at(self._moved(right, self.next), tile, size, first * size)
+
     def _call(
-        self, product: Multiply, rows: Walk, panel: Panel, target: Reg, left: Reg, right: Reg
+        self,
+        product: Multiply,
+        rows: Walk,
+        panel: Panel,
+        target: Reg,
+        left: Reg,
+        right: Reg,
+        ahead: tuple[int, Reg] = (0, Reg("ptr", "null")),
     ) -> None:
         walks = product.left.columns, product.right.rows
         tile = Tile(
@@ -103,12 +137,13 @@ class ProductWriter:
             bool(walks[1].listed),
             panel.lanes < self.width,
             product.adds,
+            ahead[0],
         )
         name = self.module.tile(tile)
         row = number(product.target.rows.stride * self.bytes, "i64")
         steps = [self._step(w) for w in walks]
         depth, lanes = number(walks[0].count, "i64"), number(panel.lanes, "i64")
-        arguments = ", ".join(map(str, (left, right, target, row, *steps, depth, lanes)))
+        arguments = ", ".join(map(str, (left, right, target, row, *steps, depth, lanes, ahead[1])))
         self.f.do(f"call void @{name}({arguments})")
 
     def _step(self, walk: Walk) -> Reg:

@@ -118,7 +118,7 @@ class _Writer(Places):
                 stop = number(var.extent, "i64") if end is None else self.index(end)
                 move = transposition(statement, self.module.width) if self.width == 1 else None
                 if move is not None:
-                    write_transposed(self.f, move, self.variables, self.module.width, self._at)
+                    write_transposed(self.f, move, self.variables, self._at)
                 elif role is Role.VECTOR and self.width == 1:
                     self.vector_loop(statement, start, stop)
                 else:
@@ -144,7 +144,10 @@ class _Writer(Places):
     def multiply(self, product: Multiply) -> None:
         dtype = self.types[product.target.buffer]
         starts = [self._address(m.buffer, self.index(m.index), dtype) for m in product.matrices]
-        ProductWriter(self.f, self.module, register_element(dtype)).write(product, starts)
+        writer = ProductWriter(self.f, self.module, register_element(dtype))
+        inner = next(reversed(self.variables), None)  # the loop around it
+        apart = None if inner is None else product.right.index.factor_of(inner)
+        writer.write(product, starts, apart or 0, 1 if inner is None else inner.extent)
 
     def accumulated(self, old: Reg, op: str, value: Value) -> Reg:
         """A product that is added is rounded once."""

@@ -10,9 +10,13 @@ from collections.abc import Callable
 
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
+from treadle.codegen.llvm import mathematics
 from treadle.codegen.llvm.emitter import Function, Reg, element_of, number, vector, width_of
 
 ELEMENTARY = ("exp", "log", "tanh", "erf", "sin", "cos", "rsqrt", "pow")
+# Short enough to be written where they are used: nothing is saved around a call, and constants stay
+# in registers.
+SHORT = ("exp", "log", "tanh", "erf", "rsqrt")
 
 
 def register_element(dtype: DType) -> str:
@@ -37,8 +41,8 @@ Call = Callable[[str, int, str], str]  # (function, width, element) to the name 
 class Scalars:
     """Writes ops into a function; `elementary` names functions to be defined beside it."""
 
-    def __init__(self, function: Function, elementary: Call):
-        self.f = function
+    def __init__(self, function: Function, elementary: Call, permutes: bool = False):
+        self.f, self.permutes = function, permutes
         self.elementary = elementary
 
     def apply(self, op: str, operands: list[Reg], operand_dtype: DType, dtype: DType) -> Reg:
@@ -70,6 +74,8 @@ class Scalars:
             return f.intrinsic(intrinsics[op], *x)
         if op in ELEMENTARY:
             type_ = x[0].type
+            if op in SHORT and element_of(type_) == "float" and width_of(type_) > 1:
+                return mathematics.apply(f, op, *x, permutes=self.permutes)
             name = self.elementary(op, width_of(type_), element_of(type_))
             return f.call(name, type_, *x)
         if op == "neg":

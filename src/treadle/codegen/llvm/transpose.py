@@ -25,6 +25,7 @@ class Transposition:
     inner: Var
     source: Load
     target: Store
+    width: int  # of a square
 
 
 def transposition(loop: For, width: int) -> Transposition | None:
@@ -35,14 +36,19 @@ def transposition(loop: For, width: int) -> Transposition | None:
         case _:
             return None
     found = _moved(body)
-    if found is None or width < 4 or loop.var.extent % width or inner.extent % width:
+    if found is None:
         return None
     load, store = found
+    # Half a vector's squares take as long for an element as whole ones.
+    widths = [w for w in (width, width // 2) if w >= 4 and not loop.var.extent % w]
+    widths = [w for w in widths if not inner.extent % w]
+    if not widths:
+        return None
     is_turned = load.index.factor_of(loop.var) == 1 and store.index.factor_of(inner) == 1
     steps = load.index.factor_of(inner), store.index.factor_of(loop.var)
     if not is_turned or None in steps or load.dtype is not dtypes.float32:
         return None
-    return Transposition(loop.var, inner, load, store)
+    return Transposition(loop.var, inner, load, store, widths[0])
 
 
 def _moved(body: tuple[Statement, ...]) -> tuple[Load, Store] | None:
@@ -56,23 +62,21 @@ def _moved(body: tuple[Statement, ...]) -> tuple[Load, Store] | None:
             return None
 
 
-def write(
-    f: Function, move: Transposition, variables: dict[Var, Reg], width: int, at: Address
-) -> None:
+def write(f: Function, move: Transposition, variables: dict[Var, Reg], at: Address) -> None:
     """Squares in order of the target."""
-    step, zero = number(width, "i64"), number(0, "i64")
+    step, zero = number(move.width, "i64"), number(0, "i64")
     with f.loop(zero, number(move.outer.extent, "i64"), step) as turn:
         variables[move.outer] = turn.counter
         with f.loop(zero, number(move.inner.extent, "i64"), step) as lane:
             variables[move.inner] = lane.counter
-            _square(f, move, width, at)
+            _square(f, move, at)
             lane.next = ()
         turn.next = ()
     del variables[move.outer], variables[move.inner]
 
 
-def _square(f: Function, move: Transposition, width: int, at: Address) -> None:
-    type_ = vector("float", width)
+def _square(f: Function, move: Transposition, at: Address) -> None:
+    width, type_ = move.width, vector("float", move.width)
     far = move.source.index.factor_of(move.inner) or 0
     apart = move.target.index.factor_of(move.outer) or 0
     rows: list[Reg] = []
