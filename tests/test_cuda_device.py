@@ -15,6 +15,7 @@ from backend import assert_within, draw, same_bits
 from cuda_backend import needs_gpu, on_gpu
 from test_backend_ops import CASES, COMPUTED, SIZES, agreement, prepared, shaped
 from test_backend_programs import prepared as random_program
+from test_cuda_together import APART, LAYERS, training
 from treadle import losses, nn, optim
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
@@ -22,6 +23,7 @@ from treadle.frontend.scopes import bind1
 from treadle.ir import composites as c
 from treadle.ir.op import Op, infer_types
 from treadle.ir.types import TensorType
+from treadle.runtime.cuda import batches
 from treadle.runtime.cuda.conv import NoRoutineError
 from treadle.runtime.cuda.dnn import has_dnn
 from treadle.schedule.schedule import GPU
@@ -274,15 +276,29 @@ def trained(device: str, precision: str = "float32", steps: int = 12) -> list[fl
         model, loss, optim.adamw(1e-2), specs, device=device, precision=precision, clip_norm=1.0
     )
     rng = np.random.default_rng(0)
-    batches = [
+    given = [
         {
             "x": rng.normal(size=(32, 20)).astype(np.float32),
             "y": rng.integers(0, 5, 32).astype(np.int32),
         }
         for _ in range(steps)
     ]
-    results = [step(b) for b in batches]  # none is looked at before all are on their way
+    results = [step(b) for b in given]  # none is looked at before all are on their way
     return [r.loss for r in results]
+
+
+def test_batches_of_weight_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether they are faster or not, they are what the products are one by one."""
+    monkeypatch.setattr(batches, "timed", lambda *turns: [float(len(t)) for t in turns])
+    graph, values = training(rows=256, d=128)
+    apart = on_gpu(graph, in_place=True, target=APART).run(values)
+    program = on_gpu(graph, in_place=True)
+    together = program.run(values)
+    assert [n for _, n, _ in program._runner.batches].count(LAYERS) == 2
+    for output, ours, theirs in zip(graph.outputs, together, apart, strict=True):
+        assert np.isfinite(ours).all(), output.name
+        size = np.linalg.norm(theirs) or 1.0
+        assert np.linalg.norm(ours - theirs) <= 0.02 * size, output.name
 
 
 def test_training_follows_the_oracle() -> None:
@@ -308,14 +324,14 @@ def test_steps_together_are_single_steps() -> None:
             device="cuda",
         )
         rng = np.random.default_rng(0)
-        batches = [
+        given = [
             {
                 "x": rng.normal(size=(32, 20)).astype(np.float32),
                 "y": rng.integers(0, 5, 32).astype(np.int32),
             }
             for _ in range(35)
         ]
-        return list(step.run(batches).losses) if together else [step(b).loss for b in batches]
+        return list(step.run(given).losses) if together else [step(b).loss for b in given]
 
     assert losses_of(True) == losses_of(False)
 

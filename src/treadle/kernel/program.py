@@ -63,6 +63,7 @@ class Program:
     steps: tuple[Step, ...]
     outputs: tuple[tuple[Output, str, TensorType], ...]  # what leaves, and the buffer it is in
     updated: tuple[str, ...] = ()  # leaves that are written in place
+    series: tuple[tuple[str, ...], ...] = ()  # buffers of one size that lie at one distance
 
     def calls(self) -> Iterator[Call]:
         """Every call, those inside repeats once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,8 @@ from treadle.kernel.nodes import Buffer
 from treadle.kernel.program import Phase, Program, Step
 
 ALIGNMENT = 64  # a cache line, and the widest vector
+ROOM = 32  # the part of the arena by which series may make it larger
+FREE = 32 << 20  # bytes by which they may in any case
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,27 +38,52 @@ class BufferPlan:
 
 
 def plan_buffers(program: Program) -> BufferPlan:
-    """Place the largest first, each as low as its neighbours in time allow; checked afterwards."""
+    """Where every temporary buffer lies; checked afterwards.
+
+    Series lie at one distance unless that takes much more memory than each buffer by itself.
+    """
     spans = lifetimes(program)
     outside = {n for n, _ in program.leaves} | {n for n, _ in program.constants}
     outside |= {name for _, name, _ in program.outputs}
-    temporary = [
-        b for b in program.buffers if b.name in spans and b.name not in outside and b.nbytes
-    ]
+    temporary = {
+        b.name: b for b in program.buffers if b.name in spans and b.name not in outside and b.nbytes
+    }
+    plan = _placed([[b] for b in temporary.values()], spans)
+    if program.series:
+        rows = [[temporary[n] for n in names] for names in program.series]
+        together = {b.name for row in rows for b in row}
+        rows += [[b] for b in temporary.values() if b.name not in together]
+        found = _placed(rows, spans)
+        most = plan.size + max(plan.size // ROOM, FREE)
+        plan = found if found.size <= most else plan
+    check_plan(plan, temporary)
+    return plan
+
+
+def _placed(rows: Sequence[Sequence[Buffer]], spans: dict[str, Span]) -> BufferPlan:
+    """The largest first, each as low as its neighbours in time allow.
+
+    Buffers of a row have one size and lie one after the other; each keeps its own time.
+    """
     offsets: dict[str, int] = {}
     # Of those placed so far: first and last step, start and end.
-    placed = np.zeros((4, len(temporary)), np.int64)
-    ordered = sorted(temporary, key=lambda b: (-b.nbytes, spans[b.name].first))
-    for i, buffer in enumerate(ordered):
-        span, known = spans[buffer.name], placed[:, :i]
-        meets = (known[0] <= span.last) & (known[1] >= span.first)
-        offset = _lowest(padded(buffer), known[2:, meets])
-        offsets[buffer.name] = offset
-        placed[:, i] = span.first, span.last, offset, offset + padded(buffer)
-    size = int(placed[3].max(initial=0))
-    plan = BufferPlan(offsets, spans, size)
-    check_plan(plan, {b.name: b for b in temporary})
-    return plan
+    placed = np.zeros((4, sum(map(len, rows))), np.int64)
+    for row in sorted(rows, key=lambda r: (-sum(b.nbytes for b in r), spans[r[0].name].first)):
+        known, size = placed[:, : len(offsets)], padded(row[0])
+        # What is in the way of a buffer, as far down as the row's first is before it.
+        taken = [known[2:, _meets(known, spans[b.name])] - i * size for i, b in enumerate(row)]
+        lowest = _lowest(size, np.concatenate(taken, axis=1))
+        for i, buffer in enumerate(row):
+            span, offset = spans[buffer.name], lowest + i * size
+            placed[:, len(offsets)] = span.first, span.last, offset, offset + size
+            offsets[buffer.name] = offset
+    return BufferPlan(offsets, spans, int(placed[3].max(initial=0)))
+
+
+def _meets(known: np.ndarray, span: Span) -> np.ndarray:
+    """Which of those placed live in a span."""
+    found: np.ndarray = (known[0] <= span.last) & (known[1] >= span.first)
+    return found
 
 
 def padded(buffer: Buffer) -> int:
@@ -67,7 +95,7 @@ def _lowest(size: int, taken: np.ndarray) -> int:
     """The lowest place of a size between intervals, given by their starts and ends."""
     order = np.argsort(taken[0])
     starts, ends = taken[0][order], np.maximum.accumulate(taken[1][order])
-    before = np.concatenate([[0], ends])
+    before = np.maximum(np.concatenate([[0], ends]), 0)
     after = np.concatenate([starts, [np.iinfo(np.int64).max]])
     return int(before[np.argmax(after - before >= size)])
 

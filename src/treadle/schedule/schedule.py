@@ -15,6 +15,7 @@ from treadle.schedule.lower import PANEL, lower
 from treadle.schedule.target import CPU as CPU
 from treadle.schedule.target import GPU as GPU
 from treadle.schedule.target import Target as Target
+from treadle.schedule.together import put_together
 
 
 def schedule(
@@ -29,4 +30,7 @@ def schedule(
     `fuse=False` keeps every tensor in memory, for debugging; `in_place` writes updates over the
     leaves they replace.
     """
-    return check_phases(lower(graph, fuse, panel, in_place, target))
+    program = lower(graph, fuse, panel, in_place, target)
+    if fuse and target.fills:
+        program = put_together(program, target)
+    return check_phases(program)

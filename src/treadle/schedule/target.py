@@ -27,8 +27,13 @@ class Target:
     is_small: bool = False  # launches cost more than the arithmetic: loops compute products too
     has_conv: bool = False  # whether one computes convolutions
     without: frozenset[Any] = frozenset()  # routines that it said it has not
+    fills: int = (
+        0  # tiles of a product that keeps it busy: smaller ones of equal layers are batches
+    )
 
 
 CPU = Target("cpu", 8, 4096, 120, 40, 3 << 20, 1 << 14)
 # A block walks a row in shared memory; a product is a library's, so nothing is fused around it.
-GPU = Target("gpu", 512, 2048, 120, 40, 1 << 15, 1 << 14, 1 << 40, 1 << 16, 60, True, True)
+GPU = Target(
+    "gpu", 512, 2048, 120, 40, 1 << 15, 1 << 14, 1 << 40, 1 << 16, 60, True, True, fills=512
+)

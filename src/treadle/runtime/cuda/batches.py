@@ -1,43 +1,55 @@
-"""Equal products of one phase as one batch: gates, projections and their gradients side by side.
+"""Equal products of one phase as batches: projections side by side, gradients of equal layers.
 
-Where each of a phase's calls lies as far from the one before, in all three matrices, a library
-takes them at once; it does so where that is faster than one after the other.
+Where each of some calls lies as far from the one before, in all three matrices, a library takes
+them at once; it does so where that is faster than one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from treadle.kernel.launch import Launch, MatrixFacts, Product
 from treadle.kernel.plan import Plan, PlannedPhase, PlannedStep
-from treadle.runtime.cuda.blas import Matmul, itemsize
+from treadle.runtime.cuda.blas import Matmul, itemsize, noise, timed
+from treadle.runtime.cuda.device import Block
 
+Row = Sequence[int]  # addresses or offsets of a call's arguments
 # An entry, how many calls, and bytes from call to call of target, left and right.
 Batch = tuple[int, int, tuple[int, int, int]]
 
 
-def in_order(rows: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+def in_order(rows: Iterable[Row]) -> list[Row]:
     """Calls by where they write."""
     return sorted(rows, key=lambda row: row[-1])
 
 
-def steps_between(product: Product, rows: Sequence[Sequence[int]]) -> tuple[int, int, int] | None:
-    """Bytes between matrices of calls, by their addresses or offsets; None where they vary.
+def runs_of(product: Product, rows: Sequence[Row]) -> list[list[Row]]:
+    """Calls by where they write, cut wherever the distance between matrices changes."""
+    found: list[list[Row]] = []
+    steps: tuple[int, int, int] | None = None
+    for row in in_order(rows):
+        step = steps_between(product, found[-1][-1], row) if found else None
+        is_next = step is not None and (len(found[-1]) == 1 or step == steps)
+        if is_next:
+            found[-1].append(row)
+            steps = step
+        else:
+            found.append([row])
+    return found
 
-    None too where some go backwards: not every kernel of a library can.
+
+def steps_between(product: Product, first: Row, second: Row) -> tuple[int, int, int] | None:
+    """Bytes from the matrices of a call to those of another: target, left and right.
+
+    None where some go backwards, as not every kernel of a library can.
     """
-    places = [matrices(product, row)[:3] for row in in_order(rows)]
-    first, second = places[:2]
-    steps = (second[0] - first[0], second[1] - first[1], second[2] - first[2])
-    if min(steps) < 0:
-        return None
-    for i, place in enumerate(places):
-        if any(p != f + i * s for p, f, s in zip(place, first, steps, strict=True)):
-            return None
+    places = zip(matrices(product, first)[:3], matrices(product, second)[:3], strict=True)
+    target, left, right = (b - a for a, b in places)
     facts = product.target, product.left, product.right
-    is_whole = all(s % itemsize(f.dtype) == 0 for s, f in zip(steps, facts, strict=True))
-    return steps if is_whole and steps[0] else None
+    sizes = [itemsize(f.dtype) for f in facts]
+    is_whole = not any(s % n for s, n in zip((target, left, right), sizes, strict=True))
+    return (target, left, right) if is_whole and target > 0 and min(left, right) >= 0 else None
 
 
 def batch_of(product: Product, count: int, steps: tuple[int, int, int]) -> Product:
@@ -59,23 +71,29 @@ def matrices(product: Product, addresses: Sequence[int]) -> tuple[int, int, int,
     return addresses[-1], addresses[0], right, addresses[product.bias]
 
 
-def batches_in(plan: Plan, launches: Sequence[Launch]) -> dict[Batch, Product]:
-    """Batches whose matrices all lie in the arena, where their distances are known."""
-    found: dict[Batch, Product] = {}
+def batch_in(entry: int, product: Product, run: Sequence[Row]) -> Batch:
+    """A run of several calls as what tells batches apart."""
+    steps = steps_between(product, run[0], run[1])
+    assert steps is not None
+    return entry, len(run), steps
+
+
+def batches_in(plan: Plan, launches: Sequence[Launch]) -> dict[Batch, list[Row]]:
+    """Batches whose matrices all lie in the arena, where distances are known: offsets of calls."""
+    found: dict[Batch, list[Row]] = {}
     for phase in _phases(plan.steps):
-        offsets: dict[int, list[list[int]]] = {}
+        offsets: dict[int, list[Row]] = {}
         for call in phase.calls:
             places = [plan.slots[s].offset for s in call.slots]
-            offsets.setdefault(call.entry, []).append(places)
+            if min(places, default=-1) >= 0:
+                offsets.setdefault(call.entry, []).append(places)
         for entry, rows in offsets.items():
             product = launches[entry].product
             if product is None or launches[entry].block or product.batch > 1 or product.bias >= 0:
                 continue
-            if len(rows) < 2 or any(place < 0 for row in rows for place in row):
-                continue
-            steps = steps_between(product, rows)
-            if steps is not None:
-                found[entry, len(rows), steps] = batch_of(product, len(rows), steps)
+            for run in runs_of(product, rows):
+                if len(run) > 1:
+                    found.setdefault(batch_in(entry, product, run), run)
     return found
 
 
@@ -88,36 +106,29 @@ def chosen_batches(
     launches: Sequence[Launch],
     products: Mapping[int, Matmul],
     algorithms: dict[str, list[int]],
-    arena: int,
+    arena: Block,
 ) -> dict[Batch, Matmul]:
-    """Batches that are faster than their products one by one, timed in the arena itself."""
+    """Batches that are faster than their products one by one, timed in the arena itself.
+
+    One choice serves all batches that differ in nothing but how far their matrices are apart.
+    """
     found: dict[Batch, Matmul] = {}
-    lowest = {b: _lowest(plan, b, launches) for b in batches_in(plan, launches)}
-    for batch, product in batches_in(plan, launches).items():
-        matmul, key = Matmul(product), f"batch {product}"
+    is_filled = False
+    for batch, run in batches_in(plan, launches).items():
+        _, count, steps = batch
+        single = products[batch[0]]
+        matmul = Matmul(batch_of(single.product, count, steps))
+        key = f"batch of {count}, {[bool(s) for s in steps]}: {single.product}"
         if key not in algorithms:
-            places = matrices(product, [arena + o for o in lowest[batch]])
-            matmul.choose(*places)
-            single = products[batch[0]]
-            is_faster = matmul.time(*places) < batch[1] * single.time(*places)
-            algorithms[key] = matmul.words if is_faster else [0] * 8
+            if not is_filled:
+                arena.fill(noise())
+                is_filled = True
+            places = [matrices(single.product, [arena.address + o for o in row]) for row in run]
+            matmul.choose(*places[0])
+            # One by one as they would run, each on its own memory.
+            together, apart = timed([(matmul, places[0])], [(single, p) for p in places])
+            algorithms[key] = matmul.words if together < apart else [0] * 8
         if any(algorithms[key]):
             matmul.use(algorithms[key])
             found[batch] = matmul
     return found
-
-
-def _lowest(plan: Plan, batch: Batch, launches: Sequence[Launch]) -> list[int]:
-    """Offsets of the first call of a batch."""
-    entry, count, steps = batch
-    product = launches[entry].product
-    assert product is not None
-    for phase in _phases(plan.steps):
-        rows = [
-            [plan.slots[s].offset for s in call.slots]
-            for call in phase.calls
-            if call.entry == entry
-        ]
-        if len(rows) == count and steps_between(product, rows) == steps:
-            return list(in_order(rows)[0])
-    raise LookupError(f"no phase has {batch}")

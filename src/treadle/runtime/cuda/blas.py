@@ -9,6 +9,7 @@ import ctypes
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from treadle.runtime.cuda.device import INSTALL, Block, Event, device
 WORKSPACE = 64 << 20  # bytes
 CANDIDATES = 32
 FINALISTS, ROUNDS, REPEATS = 4, 3, 4
+LONG, FEW = 1.0, 6  # milliseconds of a product of which few candidates are run, once
 NOISE = 8 << 20  # bytes
 
 _TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
@@ -218,27 +220,18 @@ class Matmul:
             end.wait()
             return end.milliseconds_since(start)
 
-        able = [a for a in self.candidates() if not self.run(*places, a)]
+        every = self.candidates()
+        able = [a for a in every[:FEW] if not self.run(*places, a)]
+        is_long = bool(able) and timed(able[0], 1) > LONG
+        if not is_long:
+            able += [a for a in every[FEW:] if not self.run(*places, a)]
+        repeats = 1 if is_long else REPEATS
         if not able:
             raise DeviceError("product", f"cuBLASLt has no algorithm for {self.product}")
-        best = sorted(able, key=lambda a: timed(a, 2))[:FINALISTS]
-        times = [[timed(a, REPEATS) for a in best] for _ in range(ROUNDS)]
+        best = sorted(able, key=lambda a: timed(a, min(2, repeats)))[:FINALISTS]
+        times = [[timed(a, repeats) for a in best] for _ in range(ROUNDS)]
         totals = [sorted(t)[ROUNDS // 2] for t in zip(*times, strict=True)]
         self.use(list(best[totals.index(min(totals))]))
-
-    def time(
-        self, target: int, left: int, right: int, bias: int = 0, algorithm: Any = None
-    ) -> float:
-        """Milliseconds of some runs."""
-        start, end, times = Event(timed=True), Event(timed=True), list[float]()
-        for _ in range(2):
-            start.record()
-            for _ in range(REPEATS):
-                self.run(target, left, right, bias, algorithm)
-            end.record()
-            end.wait()
-            times.append(end.milliseconds_since(start))
-        return min(times)
 
     def use(self, words: Sequence[int]) -> None:
         """An algorithm that was chosen before."""
@@ -248,6 +241,32 @@ class Matmul:
     def words(self) -> list[int]:
         assert self.algorithm is not None
         return list(self.algorithm)
+
+
+Placed = tuple["Matmul", tuple[int, int, int, int]]  # and addresses: target, left, right, bias
+
+
+def timed(*turns: list[Placed]) -> list[float]:
+    """Milliseconds of each of some lists of products, which take turns.
+
+    The first list keeps the device busy ahead of them, so that it never waits for Python.
+    """
+    events = [Event(timed=True) for _ in range(len(turns) + 1)]
+    times: list[list[float]] = []
+    for _ in range(ROUNDS):
+        _run_all(turns[0] * REPEATS)
+        events[0].record()
+        for products, event in zip(turns, events[1:], strict=True):
+            _run_all(products)
+            event.record()
+        events[-1].wait()
+        times.append([b.milliseconds_since(a) for a, b in pairwise(events)])
+    return [min(t) for t in zip(*times, strict=True)]
+
+
+def _run_all(products: Sequence[Placed]) -> None:
+    for matmul, places in products:
+        matmul.run(*places)
 
 
 def itemsize(dtype: str) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from treadle.kernel.launch import Bundle, Launch
 from treadle.kernel.plan import Plan, PlannedCall, PlannedPhase, PlannedStep
-from treadle.runtime.cuda.batches import Batch, in_order, matrices, steps_between
+from treadle.runtime.cuda.batches import Batch, batch_in, matrices, runs_of
 from treadle.runtime.cuda.blas import Matmul
 from treadle.runtime.cuda.device import Block, checked, device
 from treadle.runtime.cuda.dnn import DnnCall
@@ -109,11 +109,7 @@ class Runner:
         """Calls of one kernel that do not depend on each other."""
         launch = self.launches[entry]
         if entry in self.products:
-            if len(rows) > 1 and self._multiply_together(entry, rows):
-                return 1
-            for left_to_target in rows:
-                self._multiply(entry, left_to_target)
-            return len(rows)
+            return self._multiply_all(entry, rows)
         if entry in self.routines:
             for addresses in rows:
                 self.routines[entry].run(addresses, self.workspace.address)
@@ -162,16 +158,22 @@ class Runner:
             config.attrs, config.numAttrs = attributes, len(attributes)
         return config
 
-    def _multiply_together(self, entry: int, rows: list[list[int]]) -> bool:
-        """Equal products as one batch, where they were found to be faster so."""
-        product = self.products[entry].product
-        steps = steps_between(product, rows)
-        matmul = None if steps is None else self.batches.get((entry, len(rows), steps))
-        if matmul is None:
-            return False
-        return matmul.run(*matrices(product, in_order(rows)[0])) == 0
+    def _multiply_all(self, entry: int, rows: list[list[int]]) -> int:
+        """Equal products, as batches where they were found to be faster so."""
+        product, count = self.products[entry].product, 0
+        for run in runs_of(product, rows):
+            matmul = None
+            if len(run) > 1:
+                matmul = self.batches.get(batch_in(entry, product, run))
+            if matmul is not None and matmul.run(*matrices(product, run[0])) == 0:
+                count += 1
+                continue
+            for addresses in run:
+                self._multiply(entry, addresses)
+            count += len(run)
+        return count
 
-    def _multiply(self, entry: int, addresses: list[int]) -> None:
+    def _multiply(self, entry: int, addresses: Sequence[int]) -> None:
         matmul = self.products[entry]
         code = matmul.run(*matrices(matmul.product, addresses))
         if code:

@@ -67,9 +67,7 @@ class CudaProgram:
         self._products = self._chosen_products()
         self.routines = dict(routines)
         calls = chosen_routines(self.launches, self.routines, is_deterministic, self._addresses)
-        batches = chosen_batches(
-            plan, self.launches, self._products, self.algorithms, self._arena.address
-        )
+        batches = chosen_batches(plan, self.launches, self._products, self.algorithms, self._arena)
         self._runner = Runner(
             plan, self.launches, self._code, self._products, calls, batches, bundles
         )
