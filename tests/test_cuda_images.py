@@ -36,6 +36,7 @@ from treadle.memory.plan import plan_buffers
 from treadle.runtime.cuda.compiler import compile_source, is_cubin
 from treadle.schedule.channels import conv_routine
 from treadle.schedule.schedule import GPU, schedule
+from treadle.step.programs import UNWATCHED
 
 needs_host = pytest.mark.skipif(no_host_compiler() is not None, reason=f"{no_host_compiler()}")
 WITH_CONV = dataclasses.replace(GPU, has_conv=True)
@@ -198,7 +199,7 @@ def step_graph(batch: int, size: int, channels: int, precision: str) -> Graph:
     step = td.compile_step(
         Residual(channels), loss, optim.sgd(0.1), specs, device="oracle", precision=precision
     )
-    return step._programs.built(step._inputs).step(step._mode(), (False, False, False)).graph
+    return step._programs.built(step._inputs).step(step._mode(), UNWATCHED).graph
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
