@@ -149,8 +149,12 @@ def plain_load(reader: Reader, value: Value) -> Load | None:
 
 
 def block_rows(rows: int) -> int:
-    """Rows of a block: enough to use what is read of the right operand again, and some blocks."""
-    return 64 if rows >= 512 else 32 if rows >= 256 else 16
+    """Rows of a block: enough to use what is read of the right operand again, and many blocks.
+
+    The next panel is fetched ahead, so that few rows do. A thread that is held up (a timer, another
+    process) is waited for by a block's time at most.
+    """
+    return 64 if rows >= 512 else 16 if rows >= 256 else 8
 
 
 @functools.cache
