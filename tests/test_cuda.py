@@ -45,6 +45,7 @@ from treadle.memory.plan import plan_buffers
 from treadle.runtime.cuda import device as devices
 from treadle.runtime.cuda.compiler import compile_source, is_cubin
 from treadle.schedule.schedule import GPU, schedule
+from treadle.step.programs import UNWATCHED
 
 ARCHITECTURES = ("sm_80", "sm_90a")
 WITH_ATTENTION = dataclasses.replace(GPU, has_attention=True)
@@ -173,7 +174,7 @@ def step_graph(model: nn.Module, loss, specs, precision: str = "bfloat16") -> Gr
     step = td.compile_step(
         model, loss, optim.adamw(1e-3), specs, device="oracle", precision=precision, clip_norm=1.0
     )
-    return step._programs.built(step._inputs).step(step._mode(), (False, False, False)).graph
+    return step._programs.built(step._inputs).step(step._mode(), UNWATCHED).graph
 
 
 def attention_program() -> Program:
@@ -266,7 +267,7 @@ def mlp_program(rows: int = 128, width: int = 128) -> Program:
     model = nn.Sequential(nn.Linear(784, width), nn.ReLU(), nn.Linear(width, 10))
     specs = {"x": td.Spec((rows, 784)), "y": td.Spec((rows,), td.int32)}
     step = td.compile_step(model, loss, optim.adamw(1e-3), specs, device="oracle")
-    graph = step._programs.built(step._inputs).step(step._mode(), (False, False, False)).graph
+    graph = step._programs.built(step._inputs).step(step._mode(), UNWATCHED).graph
     return schedule(graph, in_place=True, target=GPU)
 
 

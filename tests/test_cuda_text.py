@@ -40,6 +40,7 @@ from treadle.kernel.scatter import is_scatter
 from treadle.memory.plan import plan_buffers
 from treadle.schedule import gpu_head
 from treadle.schedule.schedule import GPU, schedule
+from treadle.step.programs import UNWATCHED
 
 BF16, F32, I32 = dtypes.bfloat16, dtypes.float32, dtypes.int32
 BY_CHUNKS = dataclasses.replace(GPU, least_logits=1)
@@ -290,7 +291,7 @@ def step_graph(least: int, precision: str = "bfloat16") -> Graph:
         step = td.compile_step(
             Tied(600, 16), loss, optim.sgd(0.1), specs, device="oracle", precision=precision
         )
-        return step._programs.built(step._inputs).step(step._mode(), (False, False, False)).graph
+        return step._programs.built(step._inputs).step(step._mode(), UNWATCHED).graph
 
 
 def ops_of(graph: Graph) -> Iterator[str]:

@@ -14,7 +14,7 @@ from treadle.base.errors import ArgumentError
 from treadle.base.shapes import Shape, size_of
 
 Init = Callable[[Shape, np.random.Generator], np.ndarray]
-PART = 1 << 20  # elements of a large array that are drawn from a stream of their own
+PART = 1 << 18  # elements of a large array that are drawn from a stream of their own
 
 
 def stream(seed: int, name: str) -> np.random.Generator:
@@ -23,35 +23,45 @@ def stream(seed: int, name: str) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
 
 
+Fill = Callable[[np.random.Generator, np.ndarray], object]
+
+
 def _drawn(
-    draw: Callable[[np.random.Generator, int], np.ndarray], shape: Shape, rng: np.random.Generator
+    fill: Fill, shape: Shape, rng: np.random.Generator, factor: float, offset: float
 ) -> np.ndarray:
-    """Numbers of a shape. Parts of a large one are drawn side by side.
+    """Numbers of a shape, scaled and moved. Parts of a large one are drawn side by side.
 
-    The parts are the same on every machine, and so are the numbers.
+    The parts are the same on every machine, and so are the numbers. Threads write into one array:
+    what they would allocate themselves the C library would keep.
     """
-    count = size_of(shape)
+    found = np.empty(size_of(shape))
+    starts = range(0, found.size, PART)
     jumped = getattr(rng.bit_generator, "jumped", None)  # not every generator of a user's has it
-    if count <= PART or jumped is None:
-        return draw(rng, count).reshape(shape)
-    found, starts = np.empty(count), range(0, count, PART)
-    streams = [rng, *(np.random.Generator(jumped(i)) for i in range(1, len(starts)))]
+    if len(starts) < 2 or jumped is None:
+        streams, parts = [rng], [found]
+    else:
+        streams = [rng, *(np.random.Generator(jumped(i)) for i in range(1, len(starts)))]
+        parts = [found[start : start + PART] for start in starts]
 
-    def fill(start: int, stream: np.random.Generator) -> None:
-        part = found[start : start + PART]
-        part[:] = draw(stream, part.size)
+    def draw(stream: np.random.Generator, part: np.ndarray) -> None:
+        fill(stream, part)
+        part *= factor
+        part += offset
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(fill, starts, streams))
+    if len(parts) == 1:
+        draw(rng, found)
+    else:
+        with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1)) as pool:
+            list(pool.map(draw, streams, parts))
     return found.reshape(shape)
 
 
 def _normal(shape: Shape, rng: np.random.Generator, mean: float, std: float) -> np.ndarray:
-    return _drawn(lambda stream, count: stream.normal(mean, std, count), shape, rng)
+    return _drawn(lambda stream, part: stream.standard_normal(out=part), shape, rng, std, mean)
 
 
 def _uniform(shape: Shape, rng: np.random.Generator, low: float, high: float) -> np.ndarray:
-    return _drawn(lambda stream, count: stream.uniform(low, high, count), shape, rng)
+    return _drawn(lambda stream, part: stream.random(out=part), shape, rng, high - low, low)
 
 
 def zeros(shape: Shape, rng: np.random.Generator) -> np.ndarray:

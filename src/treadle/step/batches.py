@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -215,21 +213,8 @@ def declare_model(session: Session, model: Module, seed: int) -> None:
 def write_first_values(
     session: Session, declarations: Mapping[str, Declaration], seed: int
 ) -> None:
-    """Values from streams of their own: large ones are drawn side by side."""
-    own = [n for n, d in declarations.items() if d.type.size >= LARGE and is_own(d.init)]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        drawn = pool.map(lambda n: declarations[n].first_value(seed, n), own)
-        found = dict(zip(own, drawn, strict=True))
-    rest = {n: d.first_value(seed, n) for n, d in declarations.items() if n not in found}
-    session.write({n: found[n] if n in found else rest[n] for n in declarations})
-
-
-LARGE = 1 << 16  # elements
-
-
-def is_own(init: object) -> bool:
-    """Whether an initialiser is Treadle's: it may run beside others."""
-    return str(getattr(init, "__module__", "")).startswith("treadle.")
+    """Values from streams of their own."""
+    session.write({n: d.first_value(seed, n) for n, d in declarations.items()})
 
 
 def load_values(
