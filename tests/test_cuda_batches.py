@@ -204,9 +204,16 @@ def test_few_algorithms_of_long_products_are_run(clock: list[Candidates]) -> Non
     assert product.count == blas.FEW + 1 + blas.FEW + blas.FINALISTS * blas.ROUNDS
 
 
-def test_no_algorithm_is_an_error(clock: list[Candidates]) -> None:
+def test_without_timing_the_first_that_works_is_taken() -> None:
+    product = Candidates(4.0, 3.0, 1.0, refused=(4.0,))
+    product.take_first(0, 0, 0)
+    assert product.algorithm == (3.0,) * 8
+
+
+@pytest.mark.parametrize("choose", [blas.Matmul.choose, blas.Matmul.take_first])
+def test_no_algorithm_is_an_error(choose: Any, clock: list[Candidates]) -> None:
     with pytest.raises(DeviceError, match="cuBLASLt has no algorithm"):
-        Candidates(1.0, 2.0, refused=(1.0, 2.0)).choose(0, 0, 0)
+        choose(Candidates(1.0, 2.0, refused=(1.0, 2.0)), 0, 0, 0)
 
 
 def test_lists_of_products_are_timed_apart(clock: list[Candidates]) -> None:

@@ -16,7 +16,7 @@ from treadle.ir.types import TensorType
 from treadle.kernel.launch import Bundle, Launch
 from treadle.kernel.plan import Plan
 from treadle.runtime.cuda.arrays import DeviceArray
-from treadle.runtime.cuda.batches import chosen_batches, matrices
+from treadle.runtime.cuda.batches import Batch, chosen_batches, matrices
 from treadle.runtime.cuda.blas import Matmul, noise, workspace
 from treadle.runtime.cuda.device import Block, checked, device, out_of_memory, padded
 from treadle.runtime.cuda.launches import Code, Runner
@@ -64,10 +64,14 @@ class CudaProgram:
             block.write(constants[name])
         self._code = Code(cubins, launches, bundles)
         self.algorithms = dict(algorithms)
-        self._products = self._chosen_products()
+        self._products = self._chosen_products(is_deterministic)
         self.routines = dict(routines)
         calls = chosen_routines(self.launches, self.routines, is_deterministic, self._addresses)
-        batches = chosen_batches(plan, self.launches, self._products, self.algorithms, self._arena)
+        batches: dict[Batch, Matmul] = {}
+        if not is_deterministic:  # what is timed may be chosen otherwise in the next process
+            batches = chosen_batches(
+                plan, self.launches, self._products, self.algorithms, self._arena
+            )
         self._runner = Runner(
             plan, self.launches, self._code, self._products, calls, batches, bundles
         )
@@ -97,7 +101,7 @@ class CudaProgram:
         self._inputs_size = sum(padded(t.nbytes) for _, t in self._leaves.values() if t.size)
         self._inputs_size = min(self._inputs_size, 1 << 28)
 
-    def _chosen_products(self) -> dict[int, Matmul]:
+    def _chosen_products(self, is_deterministic: bool) -> dict[int, Matmul]:
         """Products with the algorithms that were chosen before, or that are timed now."""
         found: dict[int, Matmul] = {}
         for i, launch in enumerate(self.launches):
@@ -107,7 +111,8 @@ class CudaProgram:
             matmul = found[i] = Matmul(launch.product)
             key = repr(launch.product)
             if key not in self.algorithms:
-                matmul.choose(*self._somewhere(i))
+                choose = matmul.take_first if is_deterministic else matmul.choose
+                choose(*self._somewhere(i))
                 self.algorithms[key] = matmul.words
             matmul.use(self.algorithms[key])
         self._spare: list[Block] = []
