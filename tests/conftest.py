@@ -9,10 +9,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
 import pytest
+
+# What a shell runs in the background ignores Ctrl-C, and so would the processes that tests start
+# and then interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 VARIABLE, PREFIX = "TREADLE_CACHE", "treadle-tests-"
 
