@@ -8,7 +8,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -57,8 +56,6 @@ class NativeProgram:
         names = [f"{plan.outputs[i].kind.value}:{plan.outputs[i].name}" for i in wanted]
         self.results = names, wanted  # what is not an update
         self.prints = [o.name for o in plan.outputs if o.kind is OutputKind.PRINT]
-        # Results in memory of their own: always the same arrays.
-        self._fixed = {i: self._result(i) for i in wanted if plan.outputs[i].slot not in leaves}
 
     def _keep(self, slot: int, array: np.ndarray) -> None:
         self._arrays[slot] = array
@@ -79,14 +76,12 @@ class NativeProgram:
             calls * LINE,
         )
         self._script = np.concatenate([head, words])
-        self._words: Any = memoryview(self._script.data)
         self._address = self._script.ctypes.data
         self._places: dict[int, np.ndarray] = {}  # by slot: which arguments point to it
         slots = self._slots_of_arguments()
         for slot in {s for _, s, _ in self.plan.leaves}:
             self._places[slot] = np.flatnonzero(slots == slot)
         self._leaves = {name: (slot, type_) for name, slot, type_ in self.plan.leaves}
-        self._dtypes = {name: type_.dtype.numpy for name, _, type_ in self.plan.leaves}
 
     def _slots_of_arguments(self) -> np.ndarray:
         return np.array([s for c in planned_calls(self.plan.steps) for s in c.slots], np.int64)
@@ -94,7 +89,7 @@ class NativeProgram:
     @property
     def runs(self) -> int:
         """How often it ran to its end: counted by the machine code itself, whatever interrupts."""
-        return int(self._words[RUNS])
+        return int(self._script[RUNS])
 
     def run(self, values: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
         """All outputs, in order; the values given stay as they are."""
@@ -194,7 +189,7 @@ class NativeProgram:
             self._held = (owner, version)
 
     def _fitted(self, name: str, array: np.ndarray) -> np.ndarray:
-        dtype = self._dtypes[name]
+        dtype = self._leaves[name][1].dtype.numpy
         if array.dtype != dtype or not array.flags.c_contiguous:
             return np.ascontiguousarray(array, dtype)
         return array
@@ -255,8 +250,7 @@ class NativeProgram:
         self._arguments[self._places[slot], 0] = array.__array_interface__["data"][0]
 
     def _outputs(self, wanted: Sequence[int]) -> tuple[np.ndarray, ...]:
-        fixed = self._fixed
-        return tuple([(fixed[i] if i in fixed else self._result(i)).copy() for i in wanted])
+        return tuple([self._result(i).copy() for i in wanted])
 
     def _result(self, i: int) -> np.ndarray:
         output = self.plan.outputs[i]

@@ -32,19 +32,12 @@ class Variants:
     ):
         self.graphs, self._report, self._options = graphs, report, options
         self._built: dict[tuple[object, ...], Executable] = {}
-        self._usual: dict[Mode, Executable] = {}  # unwatched, found without hashing
         self.is_random = any(RANDOM_STATE in g.leaves for g in graphs.values())
 
     def step(self, mode: Mode, watched: Watched) -> Executable:
-        """The program of a step, built when it is first asked for."""
-        known = self._usual.get(mode) if watched is UNWATCHED else None
-        if known is None:
-            known = self._step(mode, watched)
-            if watched == UNWATCHED:
-                self._usual[mode] = known
-        return known
-
-    def _step(self, mode: Mode, watched: Watched) -> Executable:
+        known = self._built.get((mode, watched))
+        if known is not None:
+            return known
         kinds = {OutputKind.METRIC, OutputKind.WEIGHT, OutputKind.UPDATE, OutputKind.PRINT}
         if watched.captures:
             kinds.add(OutputKind.CAPTURE)
