@@ -23,6 +23,7 @@ from treadle.memory.plan import BufferPlan
 TASK = 1 << 16  # operations of a task: some microseconds
 SERIAL = 1 << 14  # operations below which one thread runs a phase: a barrier costs more
 MOST_TASKS = 128
+EVEN = 16  # numbers of tasks are powers of two up to it, then multiples of it
 
 
 def assemble(program: Program, buffers: BufferPlan) -> Plan:
@@ -98,10 +99,22 @@ class _Assembler:
         return PlannedPhase(tuple(map(self.call, ordered)), is_serial)
 
     def call(self, call: Call) -> PlannedCall:
-        tasks = min(cost.turns(call.kernel), MOST_TASKS, self.work[id(call.kernel)] // TASK)
         return PlannedCall(
             self.numbers[id(call.kernel)],
-            max(1, tasks),
+            _tasks(cost.turns(call.kernel), self.work[id(call.kernel)]),
             tuple(self.slots[a.buffer] for a in call.arguments),
             tuple(a.row * self.itemsize[a.buffer] for a in call.arguments),
         )
+
+
+def _tasks(turns: int, work: int) -> int:
+    """How many a call is cut into: of three, one of two threads would have two.
+
+    Equal shares also let a thread meet the rows that it wrote in the step before.
+    """
+    wanted = min(work // TASK, MOST_TASKS)
+    if wanted > EVEN:
+        wanted = -(-wanted // EVEN) * EVEN
+    elif wanted > 1:
+        wanted = 1 << (wanted - 1).bit_length()
+    return max(1, min(wanted, turns))
