@@ -16,6 +16,7 @@ from treadle.ir.graph import Graph
 from treadle.kernel.nodes import For, Kernel, Multiply, Statement
 from treadle.kernel.program import Phase, Program
 from treadle.kernel.text import to_text
+from treadle.memory import assemble as assembling
 from treadle.schedule.schedule import schedule
 from treadle.schedule.target import CPU
 
@@ -208,7 +209,7 @@ def test_equal_layers_have_equal_kernels() -> None:
 
 def is_about_all_parameters(kernel: Kernel) -> bool:
     """The gradient's norm, and the updates of what is small: several of many at a time."""
-    return not has_product(kernel.body) and len(kernel.buffers) > 12
+    return not has_product(kernel.body) and len(kernel.buffers) >= 12
 
 
 # What a step shows
@@ -225,6 +226,30 @@ def step() -> td.TrainStep:
             {"x": td.Spec((40, 20)), "y": td.Spec((40,), td.int32)},
             device="cpu",
         )
+
+
+def test_the_square_of_a_gradient_is_not_kept(step: td.TrainStep) -> None:
+    """Its norm and a moment need it: one multiplication each, and the gradient is there."""
+    updates = [k.text for k in step.kernels if "(sqrt(" in k.text and " · " in k.text]
+    assert updates, "products that update their weights"
+    for text in updates:
+        assert text.count("scratch") == 1, text
+
+
+@pytest.mark.parametrize(
+    ("turns", "work", "expected"),
+    [
+        (196, 200_704, 4),  # three tasks would be two for one thread
+        (400, 409_600, 8),
+        (5, 409_600, 5),
+        (1, 1 << 30, 1),
+        (7, 100, 1),
+        (1000, 17 << 16, 32),
+        (1000, 1 << 30, 128),
+    ],
+)
+def test_tasks_are_equal_shares(turns: int, work: int, expected: int) -> None:
+    assert assembling._tasks(turns, work) == expected
 
 
 def test_kernels_can_be_looked_at(step: td.TrainStep) -> None:

@@ -15,6 +15,7 @@ import treadle as td
 from backend import assert_within, draw
 from cuda_backend import needs_compiler, ptx_of, scheduled
 from cuda_on_host import no_host_compiler, run_on_host
+from test_backend_ops import shaped
 from test_backend_programs import SEEDS, SETTINGS
 from test_backend_programs import prepared as random_program
 from test_kernels import run as interpreted
@@ -120,6 +121,17 @@ def test_a_place_that_two_branches_read_is_loaded_for_both() -> None:
 
     graph, arrays = traced(stacked, TensorType((8,), F32), TensorType((8, 8), F32))
     assert apart(graph, arrays, run_on_host(scheduled(graph), arrays)) < limit(F32)
+
+
+@needs_host
+@pytest.mark.parametrize("dtype", [F32, dtypes.float64, BF16], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (1, 3), (5, 1), (0, 2), (3, 17)], ids=str)
+def test_odd_and_empty_sizes(shape: tuple[int, int], dtype: DType) -> None:
+    """Also one element: what an axis of it chooses is compared after its loop."""
+    type_ = TensorType(shape, dtype)
+    graph = td.trace(shaped, type_, type_)
+    arrays = draw(graph, 7)
+    assert_within(graph, arrays, run_on_host(scheduled(graph), arrays))
 
 
 @needs_host

@@ -89,7 +89,8 @@ def _kept(
             known = readers.get(operand)
             readers[operand] = home if known is None or known is home else known | home
     for value in sorted(shared):
-        if _is_cheap_again(graph, value, kept, kept if is_gpu else shared):
+        is_again = _is_cheap_again(graph, value, kept, kept if is_gpu else shared)
+        if is_again or _is_next_to(graph, value, kept, readers):
             del kept[value]
     return dict.fromkeys(sorted(kept))
 
@@ -163,8 +164,29 @@ def _is_cheap_again(
     return fits and (is_leaf or source in shared)
 
 
+def _is_next_to(
+    graph: Graph,
+    value: TensorValue,
+    kept: dict[TensorValue, None],
+    readers: Mapping[TensorValue, set[int]],
+) -> bool:
+    """Whether a value is one operation away from a tensor that is in memory for others too.
+
+    The square of a gradient, for its norm and for a moment: reading either costs the same.
+    """
+    large = _sources(graph, value, kept, most=1)
+    if large is None or len(large) != 1:
+        return False
+    (source,) = large
+    fits = graph.type_of(source).nbytes <= graph.type_of(value).nbytes
+    return fits and bool(readers[source] - {value.node})
+
+
 def _sources(
-    graph: Graph, value: TensorValue, kept: Collection[TensorValue]
+    graph: Graph,
+    value: TensorValue,
+    kept: Collection[TensorValue],
+    most: int = MOST_OPERATIONS,
 ) -> set[TensorValue] | None:
     """What computing a value again reads, without what is small; None if it takes too much."""
     size = graph.type_of(value).size
@@ -180,7 +202,7 @@ def _sources(
         if node.op not in _AGAIN and node.op not in _VIEWS:
             return None
         count += _AGAIN.get(node.op, 0)
-        if count > MOST_OPERATIONS:
+        if count > most:
             return None
         pending += [v for v in node.operands if v not in seen]
         seen.update(node.operands)

@@ -7,7 +7,7 @@ its kernels round after every op.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from treadle.codegen.cuda.scalars import SMOOTH
 from treadle.kernel.access import changed_in
@@ -30,61 +30,79 @@ from treadle.kernel.nodes import (
 
 def may_be_loose(kernels: Iterable[Kernel]) -> bool:
     """Whether no kernel of a program compares, orders or cuts off narrow floats it computes."""
-    return not any(_compares(k.body, {}) for k in kernels)
+    return not any(_compares(k.body, _computed_locals(k.body)) for k in kernels)
 
 
-def _compares(body: Sequence[Statement], known: dict[str, Value]) -> bool:
+def _computed_locals(body: Sequence[Statement]) -> set[str]:
+    """Locals that come from arithmetic on narrow floats, also by way of a loop's last turn."""
+    found: set[str] = set()
+    named = list(_named(body))
+    is_growing = True
+    while is_growing:
+        more = {name for name, value in named if _is_computed(value, found)} - found
+        found |= more
+        is_growing = bool(more)
+    return found
+
+
+def _named(body: Sequence[Statement]) -> Iterator[tuple[str, Value]]:
     for s in body:
         match s:
             case For(_, _, inner):
-                if _compares(inner, known):
+                yield from _named(inner)
+            case Let(local, value) | Set(local, value):
+                yield local, value
+
+
+def _compares(body: Sequence[Statement], computed: Collection[str]) -> bool:
+    for s in body:
+        match s:
+            case For(_, _, inner):
+                if _compares(inner, computed):
                     return True
                 continue
-            case Let(local, value) | Set(local, value):
-                known[local] = value
             case Accumulate(_, op, value):
-                if op in ("max", "min") and _is_computed(value, known):
+                if op in ("max", "min") and _is_computed(value, computed):
                     return True
-            case Store(_, _, value) | Update(_, _, value):
+            case Let(_, value) | Set(_, value) | Store(_, _, value) | Update(_, _, value):
                 pass
             case _:
                 continue
-        if _has_comparison(value, known):
+        if _has_comparison(value, computed):
             return True
     return False
 
 
-def _has_comparison(value: Value, known: dict[str, Value]) -> bool:
+def _has_comparison(value: Value, computed: Collection[str]) -> bool:
     match value:
         case Apply("where", (condition, a, b)):
-            return any(_has_comparison(v, known) for v in (condition, a, b))
+            return any(_has_comparison(v, computed) for v in (condition, a, b))
         case Apply(op, operands):
             is_smooth = op in SMOOTH
-            if not is_smooth and any(_is_computed(o, known) for o in operands):
+            if not is_smooth and any(_is_computed(o, computed) for o in operands):
                 return True
-            return any(_has_comparison(o, known) for o in operands)
+            return any(_has_comparison(o, computed) for o in operands)
         case Convert(inner, dtype):
             cuts = inner.dtype.is_float and not dtype.is_float
-            return (cuts and _is_computed(inner, known)) or _has_comparison(inner, known)
+            return (cuts and _is_computed(inner, computed)) or _has_comparison(inner, computed)
         case Guarded(guard, inner, other):
-            return any(_has_comparison(v, known) for v in (guard, inner, other))
+            return any(_has_comparison(v, computed) for v in (guard, inner, other))
         case _:
             return False
 
 
-def _is_computed(value: Value, known: dict[str, Value]) -> bool:
+def _is_computed(value: Value, computed: Collection[str]) -> bool:
     """Whether a value comes from arithmetic on narrow floats in this kernel."""
     match value:
         case Local(name):
-            found = known.get(name)
-            return found is not None and found is not value and _is_computed(found, known)
+            return name in computed
         case Apply(_, operands, dtype):
-            return dtype.is_narrow or any(_is_computed(o, known) for o in operands)
+            return dtype.is_narrow or any(_is_computed(o, computed) for o in operands)
         case Convert(inner, dtype):
             is_rounded = dtype.is_narrow and not isinstance(inner, Local)
-            return is_rounded or _is_computed(inner, known)
+            return is_rounded or _is_computed(inner, computed)
         case Guarded(_, inner, other):
-            return _is_computed(inner, known) or _is_computed(other, known)
+            return _is_computed(inner, computed) or _is_computed(other, computed)
         case _:
             return False
 
