@@ -20,7 +20,7 @@ from treadle.kernel.plan import (
 from treadle.kernel.program import Call, Phase, Program, Step
 from treadle.memory.plan import BufferPlan
 
-TASK = 1 << 16  # operations of a task: some microseconds
+TASK = 1 << 15  # operations of a task: a few microseconds
 SERIAL = 1 << 14  # operations below which one thread runs a phase: a barrier costs more
 MOST_TASKS = 128
 EVEN = 16  # numbers of tasks are powers of two up to it, then multiples of it
