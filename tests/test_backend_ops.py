@@ -34,6 +34,8 @@ from treadle.ir.op import OPS, Op, infer_types
 from treadle.ir.ops import elementwise as e
 from treadle.ir.ops import indexing, leaves
 from treadle.ir.types import TensorType
+from treadle.kernel import cost
+from treadle.schedule.schedule import schedule
 from treadle.verify.samples import samples_of
 from treadle.verify.sampling import Sample, sample_graph
 
@@ -271,3 +273,67 @@ def test_odd_and_empty_sizes(rows: int, columns: int, dtype: DType, threads: int
     found = built.on(1).run(arrays)
     assert_within(graph, arrays, found)
     assert same_bits(built.on(threads).run(arrays), found)
+
+
+# Long axes are merged, short ones counted
+
+
+SORTED = [(65,), (3, 100), (100, 3), (2, 257, 3), (1, 129), (7, 1025), (128, 5), (0, 70), (70, 0)]
+
+
+def to_sort(shape: tuple[int, ...], dtype: DType, seed: int) -> np.ndarray:
+    """Many equal ones, and for floats zeros of both signs, infinities and NaN."""
+    found = np.round(np.random.default_rng(seed).normal(size=shape) * 3)
+    if not dtype.is_float:
+        return np.abs(found).astype(dtype.numpy)
+    for start, value in enumerate((np.nan, np.inf, -np.inf, -0.0)):
+        found.flat[start :: 19 + 2 * start] = value
+    return found.astype(dtype.numpy)
+
+
+def in_order(x: np.ndarray, axis: int, descending: bool) -> np.ndarray:
+    """The stable order, by NumPy: reversed twice where the greatest come first."""
+    wide = x.astype(np.float64)
+    if not descending:
+        return np.argsort(wide, axis, kind="stable")
+    turned = np.argsort(np.flip(wide, axis), axis, kind="stable")
+    return x.shape[axis] - 1 - np.flip(turned, axis)
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.bfloat16, dtypes.float64, dtypes.uint8])
+@pytest.mark.parametrize("shape", SORTED, ids=str)
+def test_long_axes_are_sorted(shape: tuple[int, ...], dtype: DType, descending: bool) -> None:
+    axis = int(np.argmax(shape))
+    n = shape[axis]
+    counts = sorted({min(k, n) for k in (0, 1, 5, 64, n - 1, n)})
+
+    def ordered(x):
+        found = [*td.sort(x, axis, descending), td.argsort(x * 1 + x, axis, descending)]
+        for k in counts:
+            found += td.topk(x, k, axis, largest=descending)
+        return found
+
+    graph = td.trace(ordered, TensorType(shape, dtype))
+    x = to_sort(shape, dtype, 3)
+    (name,) = graph.leaves
+    built = build(graph)
+    found = built.on(1).run({name: x})
+    assert same_bits(built.on(2).run({name: x}), found)
+    places = in_order(x, axis, descending)
+    values = np.take_along_axis(x.astype(np.float64), places, axis)
+    np.testing.assert_array_equal(found[0].astype(np.float64), values)
+    np.testing.assert_array_equal(found[1], places)
+    np.testing.assert_array_equal(found[2], places)
+    for i, k in enumerate(counts):
+        first = tuple(slice(k) if a == axis else slice(None) for a in range(len(shape)))
+        np.testing.assert_array_equal(found[3 + 2 * i].astype(np.float64), values[first])
+        np.testing.assert_array_equal(found[4 + 2 * i], places[first])
+
+
+def test_work_of_sorting_grows_with_the_logarithm() -> None:
+    def work(n: int) -> int:
+        graph = td.trace(td.sort, TensorType((n,), dtypes.float32))
+        return sum(cost.work(c.kernel) for c in schedule(graph).calls())
+
+    assert work(1 << 16) < 64 * 2 * work(1 << 10)

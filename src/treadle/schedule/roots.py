@@ -34,6 +34,7 @@ from treadle.kernel.scatter import is_scatter
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import axis_vars, nest
+from treadle.schedule.sorting import is_same
 from treadle.schedule.sums import accumulated, widened
 
 
@@ -52,7 +53,7 @@ def _arg(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     here_at = Position(variable(every[axis]), dtypes.int32)
     # max and min keep NaN; whatever changes the best is a new best.
     combined = Local("combined", source.dtype)
-    changes = Apply("not", (_is_same(combined, best),), dtypes.bool_)
+    changes = Apply("not", (is_same(combined, best),), dtypes.bool_)
     is_first = Within(variable(every[axis]), 0, 1)
     takes = Apply("or", (changes, is_first), dtypes.bool_)
     inner: list[Statement] = [
@@ -76,19 +77,6 @@ def _loop(var: Var, body: Sequence[Statement]) -> tuple[Statement, ...]:
     return nest([var], Role.SEQUENTIAL, body)
 
 
-def _is_same(a: Value, b: Value) -> Value:
-    """Equality in which NaN equals NaN."""
-    equal = Apply("eq", (a, b), dtypes.bool_)
-    if not a.dtype.is_float:
-        return equal
-    both = Apply("and", (_is_nan(a), _is_nan(b)), dtypes.bool_)
-    return Apply("or", (equal, both), dtypes.bool_)
-
-
-def _is_nan(a: Value) -> Value:
-    return Apply("not", (Apply("eq", (a, a), dtypes.bool_),), dtypes.bool_)
-
-
 @ROOTS(reductions.CUMSUM)
 def _cumsum(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     attributes: reductions.Cumulate = attributes_of(node)
@@ -110,83 +98,6 @@ def _cumsum(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     body = [Let("acc", Literal(0, wide)), *_loop(every[axis], inner)]
     kept = [v for i, v in enumerate(every) if i != axis]
     return [lowering.kernel(position, reader, [value], nest(kept, Role.PARALLEL, body))]
-
-
-@ROOTS(reductions.SORT)
-def _sort(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
-    attributes: reductions.Sort = attributes_of(node)
-    return _ordered(lowering, position, node, attributes.axis, attributes.descending, None)
-
-
-@ROOTS(reductions.TOP_K)
-def _top_k(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
-    attributes: reductions.TopK = attributes_of(node)
-    return _ordered(lowering, position, node, attributes.axis, attributes.largest, attributes.k)
-
-
-def _ordered(
-    lowering: Lowering, position: int, node: Node, axis: int, descending: bool, k: int | None
-) -> list[Kernel]:
-    """Each element goes to its rank: how many others come before it."""
-    values, places = TensorValue(position, 0), TensorValue(position, 1)
-    source = lowering.graph.type_of(node.operands[0])
-    n = source.shape[axis]
-    every = axis_vars("i", source.shape)
-    other = Var("j", n)
-    reader = lowering.reader()
-    own = tuple(map(variable, every))
-    here = reader.at(node.operands[0], own)
-    others = (*own[:axis], variable(other), *own[axis + 1 :])
-    named = list(reader.lets)
-    reader.lets.clear()
-    there = reader.at(node.operands[0], others)
-    before = _before(there, Local("here", source.dtype), other, every[axis], descending)
-    rank = Local("rank", dtypes.int64)
-    counted = Accumulate("rank", "add", Convert(before, dtypes.int64))
-    size = n if k is None else k
-    place = data(rank.name, n)
-    guard = None if size == n else Within(place, 0, size)
-    target = place if guard is None else bounded(place, size)
-    spot = [*own[:axis], target, *own[axis + 1 :]]
-    inner: list[Statement] = [
-        *named,
-        Let("here", here),
-        Let("rank", Literal(0, dtypes.int64)),
-        *_loop(other, [*reader.lets, counted]),
-    ]
-    if size:
-        at = Position(variable(every[axis]), dtypes.int32)
-        inner += [
-            Store(
-                lowering.names[values],
-                lowering.place(values, spot),
-                Local("here", source.dtype),
-                guard,
-            ),
-            Store(lowering.names[places], lowering.place(places, spot), at, guard),
-        ]
-    kept = [v for i, v in enumerate(every) if i != axis]
-    body = nest(kept, Role.PARALLEL, _loop(every[axis], inner))
-    return [lowering.kernel(position, reader, [values, places], body)]
-
-
-def _before(a: Value, b: Value, i: Var, j: Var, descending: bool) -> Value:
-    """Whether element i, of value a, comes before element j, of b; equals keep their order."""
-    first, second = (b, a) if descending else (a, b)
-    less: Value = Apply("lt", (first, second), dtypes.bool_)
-    if a.dtype.is_float:
-        # NaN counts as the greatest.
-        rises = Apply(
-            "and", (_is_nan(second), Apply("not", (_is_nan(first),), dtypes.bool_)), dtypes.bool_
-        )
-        less = Apply("or", (less, rises), dtypes.bool_)
-    earlier = Apply("lt", (_at(i), _at(j)), dtypes.bool_)
-    tied = Apply("and", (_is_same(a, b), earlier), dtypes.bool_)
-    return Apply("or", (less, tied), dtypes.bool_)
-
-
-def _at(var: Var) -> Value:
-    return Position(variable(var), dtypes.int64)
 
 
 @ROOTS(linear.UNWINDOW)
