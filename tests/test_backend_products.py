@@ -19,7 +19,9 @@ from treadle.codegen.llvm.driver import render_program
 from treadle.frontend.functions.linear import contract
 from treadle.ir.graph import Graph
 from treadle.ir.types import TensorType
+from treadle.kernel import cost
 from treadle.kernel.nodes import For, Multiply, Statement
+from treadle.schedule.fuse import products_in
 from treadle.schedule.schedule import schedule
 
 NUMBERS = [1, 2, 3, 4, 5, 7, 8, 11, 13, 16, 17, 19, 31, 32, 33, 37, 47, 64, 65, 70]
@@ -58,10 +60,71 @@ def test_operands_are_turned_over_in_squares(depth: int, square: int) -> None:
 
 
 def test_large_right_operands_are_fetched_ahead() -> None:
-    large, small = linear(160, 1024, 1024), linear(160, 256, 256)
+    large, small = linear(640, 1024, 1024), linear(640, 256, 256)
     assert "llvm.prefetch" in text_of(large, 16)
     assert "llvm.prefetch" not in text_of(small, 16)
     checked(large, 3)
+
+
+def own_panels(graph: Graph) -> list[int]:
+    """How many panels each kernel has whose threads copy their own; 0 where one copies for all."""
+    found = []
+    for kernel in schedule(graph).distinct():
+        scratch = {b.name for b in kernel.scratch}
+        for product in products_in(kernel.body):
+            is_own = product.right.buffer in scratch
+            found.append(cost.turns(kernel) if is_own else 0)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs", "expected"),
+    [
+        (64, 512, 256, [8]),
+        (9, 96, 512, [16]),
+        (128, 784, 128, [4]),
+        (128, 784, 136, [0, 0]),  # the last panel would be another
+        (640, 512, 256, [0]),  # too many rows
+        (3, 40, 256, [0]),  # too little work
+    ],
+)
+def test_few_rows_share_panels(rows: int, inputs: int, outputs: int, expected: list[int]) -> None:
+    graph = linear(rows, inputs, outputs)
+    assert own_panels(graph) == expected
+    checked(graph, rows)
+
+
+def test_few_rows_as_they_lie_share_panels() -> None:
+    """Not turned over, and of what is computed: the left operand counts as well."""
+    x, w = TensorType((160, 1024), dtypes.float32), TensorType((1024, 1024), dtypes.float32)
+    assert own_panels(td.trace(lambda x, w: [x @ w], x, w)) == [32]
+    assert own_panels(td.trace(lambda x, w: [td.relu(x) @ w], x, w)) == [0]
+    few = TensorType((130, 2048), dtypes.float32), TensorType((2048, 1024), dtypes.float32)
+    assert own_panels(td.trace(lambda x, w: [x @ w], *few)) == [0], "deeper than a cache has room"
+    checked(td.trace(lambda x, w: [x @ w], x, w), 4)
+
+
+def test_turns_of_a_scan_do_not_copy_their_weights() -> None:
+    """Those are copied once, before."""
+
+    def rolled(x, w):
+        return [td.scan(lambda c, r: (td.tanh(c @ w.T + r), c), x[0], x)[0]]
+
+    types = TensorType((5, 32, 256), dtypes.float32), TensorType((256, 256), dtypes.float32)
+    graph = td.trace(rolled, *types)
+    assert own_panels(graph) == [0]
+    checked(graph, 6)
+
+
+def test_an_update_waits_for_the_panels_of_its_weight() -> None:
+    """A weight that is read where it lies, and updated in the same step."""
+
+    def updated(x, w):
+        y = td.tanh(x @ w.T)
+        return [y.sum(), w - 0.1 * (y.T @ x)]
+
+    types = TensorType((64, 512), dtypes.float32), TensorType((256, 512), dtypes.float32)
+    checked(td.trace(updated, *types), 8)
 
 
 def test_short_functions_are_written_where_they_are_used() -> None:

@@ -141,6 +141,7 @@ class Lowering:
     """One walk over a graph of primitives; bodies of scans are walks of their own."""
 
     uses_again = True  # kernels of equal ops
+    repeats = False  # whether its kernels run again and again: what stays is copied before
 
     def __init__(
         self, graph: Graph, fuse: bool, panel: int, memo: Memo | None = None, prefix: str = ""
@@ -390,6 +391,7 @@ class ScanBody(Lowering):
     """The body of a scan: rows are read and written in place, carries copied at a turn's end."""
 
     uses_again = False  # where a kernel goes depends on what it reads
+    repeats = True
 
     def __init__(self, outer: Lowering, position: int, attributes: Scan, node: Node):
         # A stream is a repeat over rows of buffers, which a row of this scan's is not.

@@ -3,7 +3,8 @@
 A block of rows belongs to one thread at a time: what follows row by row is fused behind it, and
 what comes before it row by row in front of it. The right operand is copied into panels that lie in
 memory as tiles read them, unless it is read too seldom to pay or lies that way already; views
-(windows too) are read where they are.
+(windows too) are read where they are. Where there are few rows for many weights, threads share
+panels instead, and each copies its own.
 """
 
 from __future__ import annotations
@@ -20,10 +21,8 @@ from treadle.ir.ops.linear import CONTRACT
 from treadle.kernel.index import (
     Index,
     Var,
-    bounded,
     constant,
     flatten,
-    unflatten,
     variable,
 )
 from treadle.kernel.nodes import (
@@ -41,7 +40,6 @@ from treadle.kernel.nodes import (
     Store,
     Value,
     Walk,
-    Within,
     walk,
 )
 from treadle.schedule.inline import Reader
@@ -52,8 +50,6 @@ from treadle.schedule.labels import (
     best_divisor,
     block_rows,
     cut_depth,
-    in_blocks,
-    is_turned,
     labels_of,
     merged,
     offsets,
@@ -61,12 +57,13 @@ from treadle.schedule.labels import (
 )
 from treadle.schedule.lower import Lowering
 from treadle.schedule.nests import nest
+from treadle.schedule.packing import into_panels
 from treadle.schedule.whole import as_dtype, plain_product, whole_product
 
 DEPTH = 1024  # of a product: the panel of the right operand stays in the second-level cache
 FEW_ROWS = 128  # for so few it does not pay to copy the right operand
 FEW_TASKS = 4
-PACKED_ROWS = 16  # of a right operand that are copied together
+OWN_PANEL = "panel.copy"
 LEAST_SHARED = 1 << 19  # operations from which threads share a product of few rows
 
 
@@ -104,9 +101,10 @@ def _count(variables: list[Var]) -> int:
     return found
 
 
-def _blocks(labels: Labels) -> _Rows:
+def _blocks(labels: Labels, takes_all: bool) -> _Rows:
     """Whole last labels, and part of one before, as the rows of a block."""
-    target = block_rows(labels.extent(labels.rows))
+    count = labels.extent(labels.rows)
+    target = count if takes_all else block_rows(count)
     rows, size, last = _Rows([], [], {}), 1, ""
     for label in reversed(labels.rows):
         n = labels.sizes[label]
@@ -135,7 +133,8 @@ class _Product:
         self.right = self._direct_right()
         if self.right is None and self._expands(labels, "right"):
             self._swap()
-        self.rows = _blocks(self.labels)
+        self.copies_panels = self._copies_panels()
+        self.rows = _blocks(self.labels, self.copies_panels)
         self.outer = {c: Var(f"o{c}", self.labels.sizes[c]) for c in self.labels.outer}
         self.depth_vars = {c: Var(f"k{c}", self.labels.sizes[c]) for c in self.labels.depth}
 
@@ -191,11 +190,34 @@ class _Product:
         self.labels = replace(labels, columns=columns)
         return load
 
+    def _copies_panels(self) -> bool:
+        """Whether a thread copies a panel of weights for itself, and takes all rows through it.
+
+        Threads that share rows must each see all that the others have copied. Where there are few
+        rows, less goes from one to another if they share columns: the result, and the left operand
+        unless it was given.
+        """
+        labels, lowering = self.labels, self.lowering
+        left, right = self._at(labels, "left"), self._at(labels, "right")
+        if self.right is not None or left is None or right is None or lowering.repeats:
+            return False
+        is_plain = len(labels.rows) == 1 and not labels.outer and not self.is_swapped
+        is_plain = is_plain and self.node.types[0].dtype is self.dtype and not self.copies_left
+        leaves = lowering.graph.leaves
+        if not is_plain or right.buffer not in leaves:
+            return False
+        rows, columns = labels.extent(labels.rows), labels.extent(labels.columns)
+        depth = labels.extent(labels.depth)
+        is_even = columns % self.panel == 0 and columns >= FEW_TASKS * self.panel
+        is_worth = 2 * math.prod(labels.sizes.values()) >= LEAST_SHARED
+        moved = rows * (columns + (0 if left.buffer in leaves else depth))
+        return is_even and is_worth and depth <= DEPTH and 4 * moved <= depth * columns
+
     # Kernels
 
     def kernels(self) -> list[Kernel]:
         found: list[Kernel] = []
-        if self.right is None:
+        if self.right is None and not self.copies_panels:
             found.append(self._pack())
         is_final = not self.is_swapped and self.node.types[0].dtype is self.dtype
         digits = self._digits()
@@ -215,48 +237,28 @@ class _Product:
         return self.lowering.buffers.setdefault(full, Buffer(full, self.dtype, size))
 
     def _pack(self) -> Kernel:
-        """The right operand in panels: outer labels, panel, depth, the panel's columns."""
-        labels, panel = self.labels, self.panel
-        columns = labels.extent(labels.columns)
-        count = -(-columns // panel)
-        outer = {c: Var(f"o{c}", labels.sizes[c]) for c in labels.outer}
-        depth = {c: Var(f"k{c}", labels.sizes[c]) for c in labels.depth}
-        number, lane = Var("panel", count), Var("lane", panel)
-        column = variable(number) * panel + variable(lane)
-        reader = self._reader("right")
-        guards = [] if columns % panel == 0 else [Within(column, 0, columns)]
-        places = dict(zip(labels.columns, _split(bounded(column, columns), labels), strict=True))
-        places |= {c: variable(v) for c, v in (outer | depth).items()}
-        loops = order = [*outer.values(), number, *depth.values(), lane]
-        last, lies = labels.depth[-1], self._at(labels, "right")
-        # A transposed view lies along the depth, whatever the order of its axes.
-        turns = lies is not None and lies.index.factor_of(Var(f"x{last}", self._size(-1))) == 1
-        is_by_rows = labels.of_right[-1] in labels.columns and count > 1 and not turns
-        if is_by_rows:  # some rows of the operand at a time, whole: as they lie in memory
-            rows = best_divisor(labels.sizes[last], PACKED_ROWS)
-            block, row = Var(f"k{last}_block", labels.sizes[last] // rows), Var(f"k{last}", rows)
-            places[last] = variable(block) * rows + variable(row)
-            loops = [*outer.values(), number, *list(depth.values())[:-1], block, row, lane]
-            order = [*outer.values(), *list(depth.values())[:-1], block, number, row, lane]
-        element = reader.under(
-            guards,
-            lambda: as_dtype(
-                reader.at(labels.right, tuple(places[c] for c in labels.of_right)), self.dtype
-            ),
-            Literal(0, self.dtype),
-        )
-        if not is_by_rows and isinstance(element, Load) and is_turned(element, loops):
-            loops, element = in_blocks(loops, element)
-            order = loops
-        size = labels.extent(labels.outer) * count * labels.extent(labels.depth) * panel
-        buffer = self._temporary("packed", size)
-        at = flatten([variable(v) for v in loops], [v.extent for v in loops])
-        body = nest(order, Role.PARALLEL, [*reader.lets, Store(buffer.name, at, element)])
+        """The right operand in panels, in memory for all threads."""
+        reader, labels = self._reader("right"), self.labels
+        lies = self._at(labels, "right")
+        found = into_panels(reader, labels, self.panel, self.dtype, lies, is_one=False)
+        buffer = self._temporary("packed", _count(found.loops))
+        at = flatten([variable(v) for v in found.loops], [v.extent for v in found.loops])
+        store = Store(buffer.name, at, found.element)
+        body = nest(found.order, Role.PARALLEL, [*reader.lets, store])
         kernel = self.lowering.kernel(self.position, reader, [], body, "_pack", (buffer,))
         # What is computed again, or is there from the start, waits by itself until it is needed.
         leaves = self.lowering.graph.leaves
         waits = self.position in self.lowering.again or all(b.name in leaves for b in kernel.inputs)
         return replace(kernel, is_whole=waits)
+
+    def _copied_panel(self, reader: Reader) -> tuple[Buffer, list[Statement]]:
+        """One panel of the right operand in memory of the thread."""
+        lies = self._at(self.labels, "right")
+        found = into_panels(reader, self.labels, self.panel, self.dtype, lies, is_one=True)
+        inner = found.loops[1:]
+        buffer = Buffer(OWN_PANEL, self.dtype, _count(inner))
+        at = flatten([variable(v) for v in inner], [v.extent for v in inner])
+        return buffer, list(nest(inner, Role.PARALLEL, [Store(OWN_PANEL, at, found.element)]))
 
     def _digits(self) -> list[Digit]:
         """The depth as loops, with how far each moves the operands; () where left is copied."""
@@ -276,21 +278,14 @@ class _Product:
     @property
     def copies_left(self) -> bool:
         """Whether a block of the left operand is copied first: what is computed, or far apart."""
-        load = self._at(self.labels, "left")
+        labels, load = self.labels, self._at(self.labels, "left")
         if load is None:
             return True
-        last = load.index.factor_of(Var(f"x{self.labels.depth[-1]}", self._size(-1)))
-        expands = self._expands(self.labels, "left")
-        panels = self.labels.extent(self.labels.columns) // self.panel
-        return (
-            last != 1
-            and self.labels.extent(self.labels.depth) > 256
-            and panels >= 4
-            and (not expands)
-        )
-
-    def _size(self, i: int) -> int:
-        return self.labels.sizes[self.labels.depth[i]]
+        last = labels.depth[-1]
+        is_far = load.index.factor_of(Var(f"x{last}", labels.sizes[last])) != 1
+        is_long = labels.extent(labels.depth) > 256
+        panels = labels.extent(labels.columns) // self.panel
+        return is_far and is_long and panels >= 4 and not self._expands(labels, "left")
 
     def _parts(self, digits: list[Digit]) -> int:
         """Sums of parts of the depth, added at the end, where there are too few rows to share."""
@@ -338,18 +333,19 @@ class _Product:
         body: list[Statement] = [] if copied is None else [*copied[1]]
         if around:
             body += self._cleared(target, part)
+        own = self._copied_panel(reader) if self.copies_panels else None
+        body += own[1] if own else []
         left = self._left(reader, copied[0] if copied else None, walks[0], moves[0])
         products = self._panels(reader, target, part, left, walks[1], moves[1], bool(around))
-        shared = self._by_panels()
         body += nest(around, Role.SEQUENTIAL, products)
-        scratch = (copied[0],) if copied else ()
-        panel = [Var("panel", labels.extent(labels.columns) // self.panel)] if shared else []
+        scratch = tuple(c[0] for c in (copied, own) if c)
+        panel = [self._panel_var()] if self._by_panels() else []
         order = [part, *self.outer.values(), *panel, *self.rows.outer]
         loops_ = nest(order, Role.PARALLEL, body)
-        made = [self.value] if target == self.lowering.buffer(self.value) else []
-        also = () if made else (target,)
+        is_result = target == self.lowering.buffer(self.value)
+        made, also = ([self.value], ()) if is_result else ([], (target,))
         kernel = self.lowering.kernel(self.position, reader, made, loops_, "", also)
-        return [replace(kernel, scratch=scratch)]
+        return [replace(kernel, scratch=scratch, is_whole=self.copies_panels)]
 
     def _indices(self) -> dict[str, Index]:
         """Outer labels and rows as indices; columns and depth are 0."""
@@ -444,6 +440,8 @@ class _Product:
             load = reader.at(labels.right, tuple(places[c] for c in labels.of_right))
             assert isinstance(load, Load)
             return load, self.panel
+        if self.copies_panels:
+            return Load(OWN_PANEL, constant(0), self.dtype), 0
         step = labels.extent(labels.depth) * self.panel
         count = -(-labels.extent(labels.columns) // self.panel)
         buffer = self._temporary("packed", 0)
@@ -494,7 +492,3 @@ def _walked(digits: tuple[tuple[int, int], ...]) -> Walk:
 def _without(index: Index, variables: list[Var]) -> Index:
     """The index where some variables are 0."""
     return Index(tuple((a, f) for a, f in index.terms if a not in variables), index.offset)
-
-
-def _split(column: Index, labels: Labels) -> list[Index]:
-    return list(unflatten(column, labels.shape(labels.columns)))
