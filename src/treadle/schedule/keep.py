@@ -89,8 +89,7 @@ def _kept(
             known = readers.get(operand)
             readers[operand] = home if known is None or known is home else known | home
     for value in sorted(shared):
-        is_again = _is_cheap_again(graph, value, kept, kept if is_gpu else shared)
-        if is_again or _is_next_to(graph, value, kept, readers):
+        if _is_cheap_again(graph, value, kept, kept if is_gpu else shared, readers):
             del kept[value]
     return dict.fromkeys(sorted(kept))
 
@@ -148,38 +147,25 @@ def _is_cheap_again(
     value: TensorValue,
     kept: dict[TensorValue, None],
     shared: dict[TensorValue, None],
+    readers: Mapping[TensorValue, set[int]],
 ) -> bool:
     """Whether a value is better computed again wherever it is read.
 
     It is if it takes little arithmetic on one large tensor that several kernels read anyway; on a
-    GPU, where arithmetic costs next to nothing, on one that is in memory.
+    GPU, where arithmetic costs next to nothing, on one that is in memory. So is what is one
+    operation away from a tensor that others read too (the square of a gradient, for its norm and
+    for a moment): reading either costs the same.
     """
-    type_ = graph.type_of(value)
     large = _sources(graph, value, kept)
     if large is None or len(large) != 1:
         return False
     (source,) = large
-    is_leaf = isinstance(graph.nodes[source.node].attributes, Leaf)
-    fits = type_.dtype.itemsize >= graph.type_of(source).dtype.itemsize
-    return fits and (is_leaf or source in shared)
-
-
-def _is_next_to(
-    graph: Graph,
-    value: TensorValue,
-    kept: dict[TensorValue, None],
-    readers: Mapping[TensorValue, set[int]],
-) -> bool:
-    """Whether a value is one operation away from a tensor that is in memory for others too.
-
-    The square of a gradient, for its norm and for a moment: reading either costs the same.
-    """
-    large = _sources(graph, value, kept, most=1)
-    if large is None or len(large) != 1:
-        return False
-    (source,) = large
-    fits = graph.type_of(source).nbytes <= graph.type_of(value).nbytes
-    return fits and bool(readers[source] - {value.node})
+    of_source, of_value = graph.type_of(source), graph.type_of(value)
+    if isinstance(graph.nodes[source.node].attributes, Leaf) or source in shared:
+        return of_value.dtype.itemsize >= of_source.dtype.itemsize
+    is_next = _sources(graph, value, kept, most=1) is not None
+    is_read = bool(readers[source] - {value.node})
+    return is_next and is_read and of_source.nbytes <= of_value.nbytes
 
 
 def _sources(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from treadle.base.dtypes import DType
-from treadle.kernel.index import Index, Var, bounded, unflatten, variable
+from treadle.kernel.index import Var, bounded, unflatten, variable
 from treadle.kernel.nodes import Literal, Load, Value, Within
 from treadle.schedule.inline import Reader
 from treadle.schedule.labels import Labels, best_divisor, in_blocks, is_turned
@@ -37,7 +37,8 @@ def into_panels(
     number, lane = Var("panel", count), Var("lane", panel)
     column = variable(number) * panel + variable(lane)
     guards = [] if columns % panel == 0 else [Within(column, 0, columns)]
-    places = dict(zip(labels.columns, _split(bounded(column, columns), labels), strict=True))
+    split = unflatten(bounded(column, columns), labels.shape(labels.columns))
+    places = dict(zip(labels.columns, split, strict=True))
     places |= {c: variable(v) for c, v in (outer | depth).items()}
     loops = order = [*outer.values(), number, *depth.values(), lane]
     last = labels.depth[-1]
@@ -59,7 +60,3 @@ def into_panels(
         loops, element = in_blocks(loops, element)
         order = loops
     return Panels(loops, order, element)
-
-
-def _split(column: Index, labels: Labels) -> list[Index]:
-    return list(unflatten(column, labels.shape(labels.columns)))

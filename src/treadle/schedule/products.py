@@ -65,6 +65,7 @@ FEW_ROWS = 128  # for so few it does not pay to copy the right operand
 FEW_TASKS = 4
 OWN_PANEL = "panel.copy"
 LEAST_SHARED = 1 << 19  # operations from which threads share a product of few rows
+SPARED = 4  # times less must go between threads that share panels: nothing is fused behind them
 
 
 @ROOTS(CONTRACT)
@@ -211,7 +212,7 @@ class _Product:
         is_even = columns % self.panel == 0 and columns >= FEW_TASKS * self.panel
         is_worth = 2 * math.prod(labels.sizes.values()) >= LEAST_SHARED
         moved = rows * (columns + (0 if left.buffer in leaves else depth))
-        return is_even and is_worth and depth <= DEPTH and 4 * moved <= depth * columns
+        return is_even and is_worth and depth <= DEPTH and SPARED * moved <= depth * columns
 
     # Kernels
 

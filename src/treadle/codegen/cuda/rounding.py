@@ -36,12 +36,12 @@ def may_be_loose(kernels: Iterable[Kernel]) -> bool:
 def _computed_locals(body: Sequence[Statement]) -> set[str]:
     """Locals that come from arithmetic on narrow floats, also by way of a loop's last turn."""
     found: set[str] = set()
-    named = list(_named(body))
-    is_growing = True
-    while is_growing:
-        more = {name for name, value in named if _is_computed(value, found)} - found
-        found |= more
-        is_growing = bool(more)
+    named, known = list(_named(body)), -1
+    while len(found) > known:  # twice, but for locals that are set further down
+        known = len(found)
+        for name, value in named:
+            if _is_computed(value, found):
+                found.add(name)
     return found
 
 
