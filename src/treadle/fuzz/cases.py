@@ -16,7 +16,7 @@ from treadle.domains.domain import evaluate
 from treadle.domains.float64 import Float64, lift
 from treadle.domains.philox import make_key
 from treadle.frontend.scopes import RANDOM_STATE
-from treadle.fuzz.program import FORWARD, GRADIENT, TRAINING, Program, Training
+from treadle.fuzz.program import FORWARD, GRADIENT, TRAINING, Program
 from treadle.fuzz.source import NAMESPACE, defined
 from treadle.ir.graph import Graph, OutputKind
 from treadle.ir.types import TensorType
@@ -111,7 +111,7 @@ class TrainingCase:
         self.program, self.training, self.model = program, training, defined(program)
         rng = np.random.default_rng(program.seed)
         self.batches = [program.arrays(rng) for _ in range(training.updates)]
-        oracle = self._compiled("oracle")
+        oracle = self.compiled("oracle")
         self.values = oracle.session.read(oracle.session.types)
         self.graph = select(oracle.graph, {OutputKind.UPDATE}, ["loss"])
         params = oracle.params
@@ -120,8 +120,9 @@ class TrainingCase:
         scalar = TensorType((), dtypes.float32)
         self.types = [scalar for _ in losses] + [oracle.session.types[n] for n in params]
 
-    def _compiled(self, device: str) -> td.TrainStep:
-        training: Training = self.training
+    def compiled(self, device: str) -> td.TrainStep:
+        """The step, not yet called."""
+        training = self.training
         return td.compile_step(
             self.model(),
             lambda model, batch: model(**batch),
@@ -148,7 +149,7 @@ class TrainingCase:
 
     def on(self, device: str, threads: int) -> tuple[Arrays, Arrays]:
         with threads_of(threads):
-            step = self._compiled(device)
+            step = self.compiled(device)
             first = self._trained(step)
             step.reset()
             return first, self._trained(step)

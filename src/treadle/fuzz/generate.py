@@ -20,6 +20,7 @@ from treadle.runtime.native import host
 GREATEST = 300.0  # of values: larger ones say little about rounding
 TRIES = 40  # to find a step
 MORE = (0, 0, 0, 1, 1, 2, 2, 3, 4, 6)  # steps after the first
+THREADS = ((1,), (1,), (2,), (3,), (1, 2, 3))
 OPTIMIZERS = (
     "optim.sgd(0.1)",
     "optim.sgd(0.05, momentum=0.9, nesterov=True, weight_decay=1e-2)",
@@ -54,16 +55,20 @@ def targets() -> tuple[str, ...]:
     return ("", *(level for width, level in levels.items() if width <= host().width))
 
 
-def generate(seed: int, index: int, only: Sequence[str] = ()) -> Program:
-    """The program of a seed and an index; the same one for ever, as long as the catalogue is."""
+def generate(seed: int, index: int, only: Sequence[str] = (), mode: str | None = None) -> Program:
+    """The program of a seed and an index: the same one, until the catalogue is changed.
+
+    `only` names families to begin with.
+    """
     rng = np.random.default_rng([seed, index])
     names = [n for n in families() if not only or n in only]
     first = names[index % len(names)]
-    mode = (FORWARD, GRADIENT, TRAINING)[int(rng.choice(3, p=(0.42, 0.4, 0.18)))]
+    mode = mode or (FORWARD, GRADIENT, TRAINING)[int(rng.choice(3, p=(0.42, 0.4, 0.18)))]
     found = _trained(rng, first) if mode == TRAINING else _function(rng, first, mode)
-    threads = ((1,), (1,), (2,), (3,), (1, 2, 3))[int(rng.integers(5))]
-    target = targets()[int(rng.integers(len(targets())))]
-    return replace(found, seed=int(rng.integers(1000)), threads=threads, target=target)
+    threads = THREADS[int(rng.integers(len(THREADS)))]
+    values = int(rng.integers(1000))
+    target = targets()[int(rng.integers(len(targets())))]  # last: machines have different ones
+    return replace(found, threads=threads, seed=values, target=target)
 
 
 def _function(rng: np.random.Generator, first: str, mode: str) -> Program:

@@ -54,7 +54,7 @@ class Worker:
     def __init__(self, device: str, cache: str, longest: float = LONGEST):
         self.device, self.longest = device, longest
         self._environment = {**os.environ, "TREADLE_CACHE": cache, "TREADLE_CACHE_MB": CACHE_MB}
-        self._errors = tempfile.TemporaryFile()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the worker
         self._process: subprocess.Popen[str] | None = None
 
     def judge(self, program: Program) -> Verdict:
