@@ -39,6 +39,7 @@ from treadle.kernel.nodes import (
 from treadle.kernel.races import meeting_in
 from treadle.schedule.nests import indices_of, loop_names, map_places, names_in
 from treadle.schedule.split import split
+from treadle.schedule.trees import with_blocks
 
 
 def finished(kernel: Kernel, lanes: bool = True) -> Kernel:
@@ -51,7 +52,10 @@ def finished(kernel: Kernel, lanes: bool = True) -> Kernel:
         return replace(kernel, body=tuple(merged))
     body = tuple(split(merged, names_in(merged) | loop_names(merged)))
     kernel = vectorised(replace(kernel, body=body))
-    return replace(kernel, body=tuple(hoisted(kernel.body, counter)))
+    taken = names_in(kernel.body) | loop_names(kernel.body)
+    body = tuple(with_blocks(kernel.body, taken))
+    counter.taken |= taken
+    return replace(kernel, body=tuple(hoisted(body, counter)))
 
 
 class _Names:
