@@ -85,9 +85,9 @@ class Campaign:
         self._shrunk = 0
 
     def run(self) -> Tally:
-        with tempfile.TemporaryDirectory(prefix="treadle-fuzz-") as cache:
+        with tempfile.TemporaryDirectory(prefix="treadle-fuzz-") as folder:
             threads = [
-                threading.Thread(target=self._work, args=(cache,))
+                threading.Thread(target=self._work, args=(folder,))
                 for _ in range(self.plan.processes)
             ]
             for thread in threads:
@@ -103,15 +103,13 @@ class Campaign:
             raise self._failure
         return self.tally
 
-    def _work(self, cache: str) -> None:
-        worker = Worker(self.plan.device, cache)
+    def _work(self, folder: str) -> None:
         try:
-            while (index := self._index()) is not None:
-                self._case(worker, index)
+            with Worker(self.plan.device, folder) as worker:
+                while (index := self._index()) is not None:
+                    self._case(worker, index)
         except BaseException as error:
             self._failure = error
-        finally:
-            worker.close()
 
     def _index(self) -> int | None:
         """The next case; None when the time or the cases are used up, or something broke."""
@@ -177,13 +175,12 @@ def run(plan: Plan, told: Told = lambda tally, finding: None) -> Tally:
 
 def examine(case: str, program: Program, device: str) -> Finding | Verdict:
     """A program's verdict, or what was found, made small."""
-    with tempfile.TemporaryDirectory(prefix="treadle-fuzz-") as cache:
-        worker = Worker(device, cache)
-        try:
-            verdict = worker.judge(program)
-            return made_small(worker, case, program, verdict) if verdict.is_finding else verdict
-        finally:
-            worker.close()
+    with (
+        tempfile.TemporaryDirectory(prefix="treadle-fuzz-") as folder,
+        Worker(device, folder) as worker,
+    ):
+        verdict = worker.judge(program)
+        return made_small(worker, case, program, verdict) if verdict.is_finding else verdict
 
 
 # The corpus: programs that once failed, a file each

@@ -52,6 +52,8 @@ def shrink(program: Program, fails: Fails, most: int = MOST_TRIES) -> Program:
     while True:
         for found in _smaller(program):
             candidate = found.trimmed()
+            if not candidate.outputs or not candidate.steps:
+                continue
             if _text(candidate) in seen or measure(candidate) >= measure(program):
                 continue
             seen.add(_text(candidate))
@@ -90,8 +92,6 @@ def _text(program: Program) -> str:
 
 def _is_valid(program: Program) -> bool:
     """Whether the oracle can run it."""
-    if not program.outputs or not program.steps:
-        return False
     try:
         evaluated(program)
     except Exception:  # a candidate is a guess: whatever is wrong with it, it is none
@@ -102,7 +102,7 @@ def _is_valid(program: Program) -> bool:
 def _smaller(program: Program) -> Iterator[Program]:
     """Candidates, those that leave out most first."""
     known = evaluated(program)
-    yield from _modes(program)
+    yield from _modes(program, known)
     yield from _prefixes(program)
     yield from _cuts(program, known)
     yield from _bypasses(program, known)
@@ -113,17 +113,24 @@ def _smaller(program: Program) -> Iterator[Program]:
     yield from _simpler_runs(program)
 
 
-def _modes(program: Program) -> Iterator[Program]:
+def _modes(program: Program, known: Known) -> Iterator[Program]:
     if program.mode == GRADIENT:
         yield replace(program, mode=FORWARD)
-    has_layers = any(FORMS[s.form].is_layer for s in program.steps)
-    if program.mode == TRAINING and not has_layers:
-        inputs = tuple(replace(i, is_parameter=False) for i in program.inputs)
-        plain = replace(program, inputs=inputs, training=None)
+    if program.mode == TRAINING:
         loss = next(s for s in program.steps if s.name == program.outputs[0])
-        for outputs in (program.outputs, loss.operands[:1]):
+        plain = _without_layers(program, known)
+        for outputs in (loss.operands[:1], program.outputs):
             for mode in (FORWARD, GRADIENT):
                 yield replace(plain, outputs=outputs, mode=mode)
+
+
+def _without_layers(program: Program, known: Known) -> Program:
+    """A function in place of a model: what is trained is an input, and so is what layers give."""
+    layers = [s for s in program.steps if FORMS[s.form].is_layer]
+    inputs = [replace(i, is_parameter=False) for i in program.inputs]
+    inputs += [_input_like(s.name, known[s.name]) for s in layers]
+    steps = tuple(s for s in program.steps if s not in layers)
+    return replace(program, inputs=tuple(inputs), steps=steps, training=None)
 
 
 def _prefixes(program: Program) -> Iterator[Program]:
@@ -139,8 +146,6 @@ def _prefixes(program: Program) -> Iterator[Program]:
 def _cuts(program: Program, known: Known) -> Iterator[Program]:
     """A step's result as an input: what made it is gone."""
     for step in reversed(program.steps):
-        if step.name in program.outputs and len(program.steps) == 1:
-            continue
         given = _input_like(step.name, known[step.name])
         steps = tuple(s for s in program.steps if s is not step)
         outputs = tuple(o for o in program.outputs if o != step.name)

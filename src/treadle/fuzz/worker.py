@@ -6,14 +6,16 @@ it died of.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from treadle.fuzz.generate import generate
@@ -49,13 +51,23 @@ def _program(request: Mapping[str, Any]) -> Program:
 
 
 class Worker:
-    """A process that judges programs; a new one when it dies."""
+    """A process that judges programs; a new one after it died. To be used in a `with`."""
 
-    def __init__(self, device: str, cache: str, longest: float = LONGEST):
+    def __init__(self, device: str, folder: str, longest: float = LONGEST):
         self.device, self.longest = device, longest
-        self._environment = {**os.environ, "TREADLE_CACHE": cache, "TREADLE_CACHE_MB": CACHE_MB}
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the worker
+        self._folder = folder  # for plans and for what the process says last
         self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop()
 
     def judge(self, program: Program) -> Verdict:
         return self._ask({"program": to_json(program)})
@@ -86,40 +98,44 @@ class Worker:
             watch.cancel()
         if line:
             return Verdict(**json.loads(line))
-        self.close()
+        self._stop()
         if hung.is_set():
             return Verdict(HANG, f"no answer in {self.longest:g} s")
         return Verdict(CRASH, f"{_ending(process.returncode)}: {self._last_words()}")
 
+    @property
+    def _errors(self) -> Path:
+        return Path(self._folder) / f"errors-{id(self)}.txt"
+
     def _start(self) -> subprocess.Popen[str]:
-        self._errors.seek(0)
-        self._errors.truncate()
         line = [sys.executable, "-X", "faulthandler", "-m", "treadle", "fuzz", "--worker"]
-        self._process = subprocess.Popen(
-            line,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            env=self._environment,
-        )
+        cache = {"TREADLE_CACHE": f"{self._folder}/plans", "TREADLE_CACHE_MB": CACHE_MB}
+        with self._errors.open("w") as errors:
+            self._process = subprocess.Popen(
+                line,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={**os.environ, **cache},
+            )
         return self._process
 
     def _last_words(self) -> str:
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        fatal = [line for line in lines if "rror" in line]
-        return (fatal or lines or [""])[-1][:300]
+        lines = self._errors.read_text(errors="replace").strip().splitlines()
+        telling = [line for line in lines if "rror" in line]
+        return (telling or lines or [""])[-1][:300]
 
-    def close(self) -> None:
+    def _stop(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             assert process.stdin is not None
             assert process.stdout is not None
             process.kill()
             process.wait()
-            process.stdin.close()
             process.stdout.close()
+            with contextlib.suppress(BrokenPipeError):  # a request that was not read
+                process.stdin.close()
 
 
 def _ending(code: int) -> str:
