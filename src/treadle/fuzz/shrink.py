@@ -43,12 +43,20 @@ Known = Mapping[str, np.ndarray]
 
 
 def shrink(program: Program, fails: Fails, most: int = MOST_TRIES) -> Program:
-    """A smaller program that fails: each time the first of the candidates that does is taken.
+    """A smaller program that fails, its values named in order.
 
     `fails` is asked at most so often. It sees valid programs only: the oracle has run them.
     """
+    small = _shrunk(program, fails, most)
+    named = _named_in_order(small)
+    # The first values of parameters depend on names, so that this too has to be tried.
+    return named if named != small and fails(named) else small
+
+
+def _shrunk(program: Program, fails: Fails, most: int) -> Program:
+    """Each time the first of the candidates that fails is taken."""
     seen = {_text(program)}
-    tries = 0
+    tries = 1  # the last is for the names
     while True:
         for found in _smaller(program):
             candidate = found.trimmed()
@@ -67,6 +75,21 @@ def shrink(program: Program, fails: Fails, most: int = MOST_TRIES) -> Program:
                 return program
         else:
             return program
+
+
+def _named_in_order(program: Program) -> Program:
+    """Inputs as x0, x1, … and steps as v0, v1, …"""
+    names = {given.name: f"x{k}" for k, given in enumerate(program.inputs)}
+    names |= {step.name: f"v{k}" for k, step in enumerate(program.steps)}
+    return replace(
+        program,
+        inputs=tuple(replace(i, name=names[i.name]) for i in program.inputs),
+        steps=tuple(
+            replace(s, name=names[s.name], operands=tuple(names[o] for o in s.operands))
+            for s in program.steps
+        ),
+        outputs=tuple(names[o] for o in program.outputs),
+    )
 
 
 def measure(program: Program) -> tuple[int, ...]:
