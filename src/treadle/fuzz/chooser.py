@@ -20,6 +20,7 @@ LONG = (127, 128, 129, 255, 257, 300, 1000)
 SMALL = tuple(n for n in SIZES if n <= 33)
 MOST_ELEMENTS = 60_000  # of one value
 MOST_RANK = 4
+RANKS = (1, 2, 2, 2, 3, 3, 4)  # of fresh inputs
 MOST_WORK = 4_000_000  # products in a contraction
 
 
@@ -59,10 +60,13 @@ class Chooser:
         return min(self.pick(pool), max(most, 1))
 
     def sizes(self, rank: int, most: int = MOST_ELEMENTS) -> tuple[int, ...]:
+        """A shape, often of few columns: what runs over rows then has lanes to fill."""
         while True:
-            found = tuple(self.size() for _ in range(rank))
+            found = [self.size() for _ in range(rank)]
+            if rank > 1 and self.flag(0.3):
+                found[-1] = self.whole(2, 7)
             if math.prod(found) <= most:
-                return found
+                return tuple(found)
 
     # Values
 
@@ -100,7 +104,8 @@ class Chooser:
         ]
         if known and self.flag(0.95):
             return known[-1] if self.flag(0.6) else self.pick(known)
-        return self.fresh(self.sizes(self.whole(max(low, 1 if high else 0), high)), values)
+        ranks = [rank for rank in RANKS if low <= rank <= high]
+        return self.fresh(self.sizes(self.pick(ranks)), values)
 
     def like(self, shape: Sequence[int], values: Values = NORMAL) -> str:
         """A float value of exactly this shape: one that is there, or a fresh input."""

@@ -20,6 +20,9 @@ from treadle.runtime.native import host
 GREATEST = 300.0  # of values: larger ones say little about rounding
 TRIES = 40  # to find a step
 MORE = (0, 0, 0, 1, 1, 2, 2, 3, 4, 6)  # steps after the first
+MOST_TURNS = 3
+_OFTEN = "reduce_broadcast reduce_twice reduce_thrice softmax norm_by_hand compound compound_matrix"
+TURNS = dict.fromkeys([*_OFTEN.split(), "reduce", "cumsum", "loss_rows"], MOST_TURNS)
 THREADS = ((1,), (1,), (2,), (3,), (1, 2, 3))
 OPTIMIZERS = (
     "optim.sgd(0.1)",
@@ -47,6 +50,12 @@ def families() -> list[str]:
     return sorted({f.family for f in FORMS.values() if not f.is_layer and not f.is_loss})
 
 
+def _firsts(only: Sequence[str]) -> list[str]:
+    """Families in turn; those whose results are reductions that are used again come more often."""
+    names = [n for n in families() if not only or n in only]
+    return [name for turn in range(MOST_TURNS) for name in names if turn < TURNS.get(name, 1)]
+
+
 def targets() -> tuple[str, ...]:
     """What a program may be compiled for on this machine; "" is the machine itself."""
     if "target" not in {f.name for f in fields(td.CompileOptions)}:
@@ -61,8 +70,8 @@ def generate(seed: int, index: int, only: Sequence[str] = (), mode: str | None =
     `only` names families to begin with.
     """
     rng = np.random.default_rng([seed, index])
-    names = [n for n in families() if not only or n in only]
-    first = names[index % len(names)]
+    firsts = _firsts(only)
+    first = firsts[index % len(firsts)]
     mode = mode or (FORWARD, GRADIENT, TRAINING)[int(rng.choice(3, p=(0.42, 0.4, 0.18)))]
     found = _trained(rng, first) if mode == TRAINING else _function(rng, first, mode)
     threads = THREADS[int(rng.integers(len(THREADS)))]
