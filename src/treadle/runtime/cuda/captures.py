@@ -28,7 +28,7 @@ def captured(enqueue: Enqueue) -> Any:
         try:
             return _attempt(here, enqueue)
         except _InvalidatedError:
-            pass
+            here.captured_again += 1
         try:
             return _attempt(here, enqueue)
         except _InvalidatedError as error:

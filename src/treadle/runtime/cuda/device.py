@@ -118,6 +118,7 @@ class Device:
         self.stream = checked(driver.cuStreamCreate(_FOLLOWS), "cuda")
         self.capturing = checked(driver.cuStreamCreate(_NON_BLOCKING), "cuda")
         self.lock = threading.RLock()
+        self.captured_again = 0  # captures that the driver had given up
         self.releases = Releases(driver, self.context, self.stream)
         atexit.register(self.releases.close)
 
