@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import threading
 import time
@@ -177,11 +178,16 @@ def test_what_the_driver_refuses_to_take_back_is_counted() -> None:
         assert device().releases.refused == {"cuMemFree: CUDA_ERROR_INVALID_VALUE": 1}
 
 
-def test_at_the_end_of_the_process_nothing_is_asked_of_the_driver() -> None:
+def test_at_the_end_of_the_process_nothing_is_asked_of_the_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at_end: list[Callable[[], None]] = []
+    monkeypatch.setattr(atexit, "register", at_end.append)
     with busy_gpu() as driver:
         block, step = Block(64), compiled()
         step(batch_of(0))
-        device().releases.close()
+        for last in at_end:
+            last()
         driver.calls.clear()
         del block, step
         gc.collect()
@@ -300,6 +306,7 @@ def test_a_capture_that_is_ended_is_made_once_more() -> None:
         driver.meanwhile = driver.end_capture
         step(batch_of(3))
         assert driver.calls["cuStreamBeginCapture"] == 2
+        assert device().captured_again == 1
         assert driver.calls["cuGraphLaunch"] == program_of(step).runs == 1
         assert [k.name for k in driver.launched] == ["bundle_0"]
         np.testing.assert_array_equal(inputs_of(program_of(step)), np.full((1, 160), 3.0))

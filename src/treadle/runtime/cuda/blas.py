@@ -129,7 +129,8 @@ class Matmul:
 
     def __init__(self, product: Product):
         self.product, self._descriptors = product, _Descriptors()
-        _handle(), workspace()  # which may allocate: not at the first run, which may be captured
+        workspace()  # as the handle: made now, since the first run may be captured
+        _handle()
         m, n, k = product.m, product.n, product.k
         target = _side(product.target, m, n)
         left, right = _side(product.left, m, k), _side(product.right, k, n)

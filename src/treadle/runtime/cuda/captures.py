@@ -53,23 +53,30 @@ def _recorded(here: Device, enqueue: Enqueue) -> Any:
     """The graph as it was captured; whatever happens, the capture is over afterwards."""
     driver, stream = here.driver, here.capturing
     mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-    failure: BaseException | None = None
     here.releases.drain()
     here.releases.hold()
     try:
         try:
             checked(driver.cuStreamBeginCapture(stream, mode), "capture")
             enqueue(stream)
-        except BaseException as error:  # an interruption too: the stream must not stay as it is
-            failure = error
-        code, graph = driver.cuStreamEndCapture(stream)
+        except BaseException as failure:  # an interruption too: the stream must not stay as it is
+            ended = driver.cuStreamEndCapture(stream)
+            if _is_given_up(ended[0]) and isinstance(failure, Exception) and not here.lost:
+                raise _InvalidatedError(_told(ended[0])) from failure
+            if not int(ended[0]):
+                driver.cuGraphDestroy(ended[1])
+            raise
+        ended = driver.cuStreamEndCapture(stream)
     finally:
         here.releases.go_on()
-    is_given_up = said(code).startswith("STREAM_CAPTURE")
-    if is_given_up and (failure is None or isinstance(failure, Exception)) and not here.lost:
-        raise _InvalidatedError(f"{said(code)} ({int(code)})") from failure
-    if failure is not None:
-        if not int(code):
-            driver.cuGraphDestroy(graph)
-        raise failure
-    return checked((code, graph), "capture")
+    if _is_given_up(ended[0]):
+        raise _InvalidatedError(_told(ended[0]))
+    return checked(ended, "capture")
+
+
+def _is_given_up(code: Any) -> bool:
+    return said(code).startswith("STREAM_CAPTURE")
+
+
+def _told(code: Any) -> str:
+    return f"{said(code)} ({int(code)})"
