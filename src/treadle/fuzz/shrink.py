@@ -103,8 +103,9 @@ def measure(program: Program) -> tuple[int, ...]:
         training.updates,
         sum(i.is_float and i.dtype != "float32" for i in program.inputs),
         sum(math.prod(i.shape) for i in program.inputs),
-        len(program.threads),
+        sum(program.threads),
         len(definitions(program)) + len(training.optimizer),
+        program.seed,
         len(_text(program)),
     )
 
