@@ -211,21 +211,11 @@ def _pool(choose: Chooser) -> Proposal | None:
     x = _image(choose, choose.pick((1, 2, 3, 5, 8)))
     extents = choose.shape(x)[2:]
     found = _windows(choose, extents) if len(extents) <= 3 else None
-    if found is None or any(
-        2 * p > k for p, k in zip(found["padding"], found["kernel"], strict=True)
-    ):
-        return None
-    return proposal(x, **found, counted=choose.flag())
-
-
-def _plain_pool(choose: Chooser) -> Proposal | None:
-    found = _pool(choose)
     if found is None:
         return None
-    extents = choose.shape(found.operands[0])[2:]
-    kernel = found.attributes["kernel"]
-    assert isinstance(kernel, tuple)
-    return found if all(k <= n for k, n in zip(kernel, extents, strict=True)) else None  # type: ignore[operator]
+    kernel, padding = found["kernel"], found["padding"]
+    is_narrow = all(2 * p <= k <= n for p, k, n in zip(padding, kernel, extents, strict=True))
+    return proposal(x, **found, counted=choose.flag()) if is_narrow else None
 
 
 family(
@@ -238,7 +228,7 @@ family(
 )
 family(
     "avg_pool",
-    _plain_pool,
+    _pool,
     {
         "plain": "td.avg_pool({0}, {kernel}, {stride}, {padding}, {counted})",
         "squared": "td.avg_pool({0} * {0}, {kernel}, {stride}, {padding}, {counted})",

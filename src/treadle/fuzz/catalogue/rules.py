@@ -63,6 +63,5 @@ def weighted(choose: Chooser) -> Proposal:
 
 def scaled(choose: Chooser, shape: tuple[int, ...], fan: int) -> str:
     """A weight that keeps the size of what it is multiplied with."""
-    return choose.like(
-        shape, Values("normal", 0.0, round(max(fan, 1) ** -0.5, 3)) if fan > 4 else NORMAL
-    )
+    values = Values("normal", 0.0, round(fan**-0.5, 3)) if fan > 4 else NORMAL
+    return choose.like(shape, values)

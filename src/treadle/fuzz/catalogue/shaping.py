@@ -42,17 +42,21 @@ family(
 
 
 def _window(choose: Chooser) -> Proposal:
+    """Subscripts along one axis, as text."""
     x = choose.value(low=1, high=3)
     axis = choose.axis(x)
     count = choose.shape(x)[axis]
     start = choose.whole(0, count - 1)
     stop = choose.whole(start + 1, count)
-    lead = (slice(None),) * axis
-    step = choose.pick((1, 1, 2, 3, 5, -1, -2))
-    index = ", ".join([":" for _ in lead] + [f"{start}:{stop}"])
-    strided = ", ".join([":" for _ in lead] + [f"::{step}"])
-    later, sooner = (", ".join([":" for _ in lead] + [s]) for s in ("1:", ":-1"))
-    return proposal(x, index=index, strided=strided, later=later, sooner=sooner, axis=axis)
+    before = ":, " * axis
+    return proposal(
+        x,
+        axis=axis,
+        index=f"{before}{start}:{stop}",
+        strided=f"{before}::{choose.pick((1, 1, 2, 3, 5, -1, -2))}",
+        later=f"{before}1:",
+        sooner=f"{before}:-1",
+    )
 
 
 family(
