@@ -39,8 +39,9 @@ class RunFolder:
         self.manager = (
             checkpoint
             if isinstance(checkpoint, CheckpointManager)
-            else CheckpointManager(checkpoint, metric=metric)
+            else CheckpointManager(checkpoint)
         )
+        self.manager.rank_by_default(metric)
         self.folder = self.manager.folder
         self._callbacks = callbacks
         self._file = HistoryFile(self.folder / HISTORY)
