@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import errno
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
@@ -26,9 +24,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import treadle as td
+from disks import largest_file, not_permitted
 from treadle import losses, nn, optim
 from treadle.train import checkpoint as checkpoint_module
 from treadle.train import folder as writer
+from treadle.train import restoring
 from treadle.train.manifest import MANIFEST, checksum
 
 HERE = Path(__file__).resolve().parent
@@ -494,17 +494,6 @@ def test_the_fingerprint_is_of_graph_device_and_precision(tmp_path: Path) -> Non
 # The disk
 
 
-@contextlib.contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """A quota: writing beyond it fails as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.mark.parametrize("size", [0, 300, 2500])
 def test_a_quota_that_is_used_up(size: int, tmp_path: Path) -> None:
     step, found, states = saved(tmp_path, 2)
@@ -553,27 +542,6 @@ def test_a_full_disk(small_disk: Path) -> None:
     with pytest.raises(td.CheckpointError, match=os.strerror(errno.EROFS)):
         td.CheckpointManager(small_disk)
     assert td.CheckpointManager(small_disk, read_only=True).restore(step) == found[-1]
-
-
-@contextlib.contextmanager
-def not_permitted(folder: Path) -> Iterator[None]:
-    """Nothing can be made in a folder. The superuser may do anything, and steps down."""
-    is_super = os.geteuid() == 0
-    if is_super:
-        try:
-            os.seteuid(65534)
-        except OSError:
-            pytest.skip("the superuser of this machine cannot step down")
-        os.seteuid(0)
-    folder.chmod(0o555)
-    if is_super:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        if is_super:
-            os.seteuid(0)
-        folder.chmod(0o755)
 
 
 def test_a_folder_that_is_read_only() -> None:
@@ -739,7 +707,7 @@ def test_managers_of_one_process_share_the_lock(tmp_path: Path) -> None:
 def test_a_reader_beside_a_writer_that_deletes(tmp_path: Path, monkeypatch) -> None:
     step, found, _ = saved(tmp_path, 2)
     reading = td.CheckpointManager(tmp_path, read_only=True)
-    check = checkpoint_module.check_files
+    check = restoring.check_files
     written = []
 
     def deleted_meanwhile(path, manifest):
@@ -748,7 +716,7 @@ def test_a_reader_beside_a_writer_that_deletes(tmp_path: Path, monkeypatch) -> N
                 written.append(writing.save(step))
         check(path, manifest)
 
-    monkeypatch.setattr(checkpoint_module, "check_files", deleted_meanwhile)
+    monkeypatch.setattr(restoring, "check_files", deleted_meanwhile)
     here = step.state_dict()
     other = make(accumulate=2)
     assert reading.restore(other) == written[0]

@@ -242,9 +242,10 @@ def test_an_error_of_the_validation_is_made_up_for(tmp_path: Path) -> None:
             loader(100), validation=bad, checkpoint=tmp_path, resume="auto", **arguments
         )
     log = td.loggers.JSONLLogger(tmp_path / "log.jsonl")
-    again = trainer(make(), loggers=[log]).fit(
-        loader(100), validation=good, checkpoint=tmp_path, resume="auto", **arguments
-    )
+    with pytest.warns(td.CheckpointWarning, match="validated on other data: .*items was 2 and is"):
+        again = trainer(make(), loggers=[log]).fit(
+            loader(100), validation=good, checkpoint=tmp_path, resume="auto", **arguments
+        )
     assert list(again.rows()) == list(whole.rows())
     assert again.series("val/loss")[0].tolist() == [4, 8]
 

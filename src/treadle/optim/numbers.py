@@ -19,8 +19,8 @@ class Domain:
     """Where a number may lie; infinities and NaN are in no domain.
 
     `is_working` says that it meets the optimizer's state, which may be held in a narrow dtype: it
-    must mean the same after rounding to that. Counts and rates are float32 throughout. A flag may
-    be given as True or False.
+    must mean the same after rounding to that. Counts and rates are float32 throughout. A flag is
+    an end of its domain, and may be given as True or False.
     """
 
     text: str
@@ -34,7 +34,8 @@ class Domain:
     def holds(self, value: float) -> bool:
         above = value > self.low if self.excludes_low else value >= self.low
         below = value < self.high if self.excludes_high else value <= self.high
-        return above and below and math.isfinite(value)
+        is_end = value in (self.low, self.high) or not self.is_flag
+        return above and below and is_end and math.isfinite(value)
 
 
 FINITE = Domain("a finite number", low=-math.inf)

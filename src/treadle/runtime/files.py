@@ -159,13 +159,15 @@ def load_arrays(
         with safe_open(str(source), framework="numpy") as file:
             header = _header(source, file.metadata() or {}, kinds, foreign)
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    # A dtype that NumPy does not have is a KeyError or an AttributeError.
-    except (SafetensorError, ValueError, OSError, KeyError, AttributeError, TypeError) as error:
+    except (SafetensorError, ValueError, OSError) as error:
         if isinstance(error, LoadError):
             raise
         raise LoadError(
             "load", f"{source} is damaged or not a safetensors file: {error}", "Use another copy."
         ) from error
+    except (AttributeError, KeyError, TypeError) as error:  # what safetensors makes of such dtypes
+        cause = f"{source} has an array of a dtype that NumPy does not have: {error}"
+        raise LoadError("load", cause, "Convert it to float32.") from error
     if "sha256" in header and header["sha256"] != checksum(arrays):
         raise LoadError(
             "load", f"{source} is damaged: it does not match its checksum", "Use another copy."
@@ -188,7 +190,8 @@ def _header(
     source: Path, metadata: Mapping[str, str], kinds: tuple[str, ...], foreign: bool
 ) -> Mapping[str, object]:
     """What a file says of itself; nothing, where it is another program's and that is allowed."""
-    if foreign and "treadle" not in metadata:
+    is_ours = any(value.startswith('{"schema"') for value in metadata.values())
+    if foreign and "treadle" not in metadata and not is_ours:  # else the key is damaged
         return {}
     try:
         header = json.loads(metadata.get("treadle", "null"))
@@ -212,8 +215,12 @@ def _header(
         cause = f"{source} is damaged: its metadata has the keys {', '.join(header)}"
         raise LoadError("load", cause, "Use another copy.")
     if header.get("kind") not in kinds:
-        expected = " or ".join(kinds)
-        raise LoadError("load", f"{source} holds {header.get('kind')}, not {expected}")
+        expected = " or a ".join(kinds)
+        raise LoadError(
+            "load",
+            f"{source} holds a {header.get('kind')}, not a {expected}",
+            "A step loads what TrainStep.save wrote, a forward what either save wrote.",
+        )
     return header
 
 

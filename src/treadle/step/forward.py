@@ -29,7 +29,7 @@ from treadle.pipeline import (
 from treadle.runtime.executable import Executable
 from treadle.runtime.session import Session
 from treadle.step.batches import Arrays, ByShape, check_arguments, declare_model
-from treadle.step.loading import Loaded, load_model, load_values, save_params
+from treadle.step.loading import Loaded, load_model, load_values, save_model
 
 
 class Forward:
@@ -100,7 +100,7 @@ class Forward:
 
     def save(self, path: str | Path) -> None:
         """Write parameters and states to a safetensors file with a checksum, aside and renamed."""
-        save_params(path, self.params)
+        save_model(path, self.params)
 
     def load(self, path: str | Path, strict: bool = True) -> Loaded:
         """Take parameters and states from a file, and leave an optimizer's state in it.

@@ -15,7 +15,7 @@ from treadle.runtime.session import Session, fitted
 from treadle.step.batches import Arrays
 
 OWN = "step:"  # begins the names in files of what is a step's, not the model's
-STEP, PARAMS = "step", "parameters"  # kinds of files
+STEP, MODEL = "step", "model"  # kinds of files
 
 
 class Loaded(NamedTuple):
@@ -99,7 +99,7 @@ def _one_value(session: Session, name: str, given: Mapping[str, object]) -> np.n
     first, *others = arrays.values()
     if all(_is_same(first, other) for other in others):
         return first
-    return f"{' and '.join(arrays)} are one value here, and two that differ there"
+    return f"{' and '.join(arrays)} are one and the same in this model, and given they differ"
 
 
 def _is_same(a: np.ndarray, b: np.ndarray) -> bool:
@@ -127,13 +127,13 @@ def load_step(path: str | Path) -> Arrays:
     return load_arrays(path, (STEP,))
 
 
-def save_params(path: str | Path, params: Arrays) -> None:
-    save_arrays(path, params, PARAMS)
+def save_model(path: str | Path, params: Arrays) -> None:
+    save_arrays(path, params, MODEL)
 
 
 def load_model(path: str | Path) -> Arrays:
     """Parameters and states of a file of either kind, or of another program's safetensors."""
-    return model_values(load_arrays(path, (STEP, PARAMS), foreign=True))
+    return model_values(load_arrays(path, (STEP, MODEL), foreign=True))
 
 
 def model_values(state: Mapping[str, np.ndarray]) -> Arrays:

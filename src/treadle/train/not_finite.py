@@ -33,10 +33,10 @@ def not_finite_error(
     saved = "There is no checkpoint." if last is None else f"The last good one is {last.path}."
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     listed = ", ".join(names[:SHOWN]) + more
-    what = f"{listed} is not finite after" if names else f"the loss is {loss} at"
+    values = f"what step {step}{place} left is not finite: {listed}"
     return NotFiniteError(
         operation,
-        f"{what} step {step}{place}",
+        values if names else f"the loss is {loss} at step {step}{place}",
         f"{saved} {ADVICE}",
         step=step,
         loss=loss,
