@@ -169,6 +169,42 @@ def test_the_best_needs_the_metric(tmp_path: Path) -> None:
         assert checkpoints.best().metrics == {"accuracy": 0.5, "loss": 3.0}
 
 
+def test_metric_and_mode_are_in_the_folder(tmp_path: Path) -> None:
+    step = make()
+    with td.CheckpointManager(
+        tmp_path, metric="accuracy", mode="max", keep_last=1, keep_best=2
+    ) as checkpoints:
+        for accuracy, value in ((0.5, 1.0), (0.9, 3.0), (0.7, 2.0), (0.6, 0.5)):
+            checkpoints.save(step, metrics={"accuracy": accuracy, "loss": value})
+    for manager in (
+        td.CheckpointManager(tmp_path, read_only=True),
+        td.CheckpointManager(tmp_path, metric="accuracy", read_only=True),
+    ):
+        assert (manager.metric, manager.mode) == ("accuracy", "max")
+        assert manager.best().number == manager.restore(step, "best").number == 2
+    with td.CheckpointManager(tmp_path, keep_last=1, keep_best=2) as checkpoints:
+        with pytest.raises(td.ArgumentError, match="the best is by 'accuracy'"):
+            checkpoints.save(step, metrics={"loss": 0.1})
+        checkpoints.save(step, metrics={"accuracy": 0.8})
+        assert [c.number for c in checkpoints.list()] == [2, 5]
+    # What a user says counts more, and is what the folder says from then on.
+    with td.CheckpointManager(tmp_path, metric="loss", keep_last=None) as checkpoints:
+        assert (checkpoints.mode, checkpoints.best().number) == ("min", 2)
+        checkpoints.save(step, metrics={"loss": 5.0})
+    worst = td.CheckpointManager(tmp_path, mode="max", read_only=True)
+    assert (worst.metric, worst.best().number) == ("loss", 6)
+
+
+def test_a_folder_of_before_it_had_a_metric(tmp_path: Path) -> None:
+    _, found, _ = saved(tmp_path, 3)
+    for checkpoint in found:
+        body = json.loads((checkpoint.path / MANIFEST).read_text())
+        assert body.pop("ranking") == {"metric": "loss", "mode": "min"}
+        rewrite(checkpoint.path, body)
+    manager = td.CheckpointManager(tmp_path, read_only=True)
+    assert (manager.metric, manager.mode, manager.best().number) == ("loss", "min", 3)
+
+
 @pytest.mark.parametrize(
     ("keywords", "kept"),
     [
@@ -489,6 +525,30 @@ def test_the_fingerprint_is_of_graph_device_and_precision(tmp_path: Path) -> Non
             fingerprint(optimizer=optim.adam(1e-2)),
         ]
         assert len({base, *others}) == 7
+
+
+def test_what_functions_are_called_is_not_the_plan(tmp_path: Path) -> None:
+    def part(x):
+        return td.tanh(x)
+
+    def other_part(x):
+        return td.tanh(x)
+
+    def named(function):
+        def objective(model, batch):
+            hidden = td.checkpoint(function)(model.fc1(batch["x"]))
+            return losses.cross_entropy(model.fc2(hidden), batch["y"])
+
+        return objective
+
+    step, other = (
+        td.compile_step(Net(), function, optim.adamw(1e-2), SPECS, device="oracle")
+        for function in (named(part), lambda model, batch: named(other_part)(model, batch))
+    )
+    with td.CheckpointManager(tmp_path) as checkpoints:
+        made = checkpoints.save(step)
+        assert checkpoints.restore(other) == made  # without a warning, which is an error here
+        assert checkpoints.save(other).fingerprint == made.fingerprint
 
 
 # The disk

@@ -185,9 +185,8 @@ def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
     file = tmp_path / "flipped"
     for name, loads in (("step", (step.load, view.load)), ("model", (view.load,))):
         good = (tmp_path / name).read_bytes()
-        header = 8 + struct.unpack("<Q", good[:8])[0]
         places = [rng.randrange(8 * len(good)) for _ in range(200)]
-        places += range(8 * 8, 8 * min(header, 200))  # the metadata, and all of its keys
+        places += range(8 * 8, 8 * 60)  # the key of the metadata, and the first of those in it
         for place in places:
             data = bytearray(good)
             data[place // 8] ^= 1 << place % 8
