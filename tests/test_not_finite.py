@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import treadle as td
+from cuda_backend import needs_gpu
 from treadle import losses, nn, optim
 
 SPEC = {"x": td.Spec((4, 2)), "y": td.Spec((4,), td.int32)}
 Arrays = dict[str, np.ndarray]
-DEVICES = ["oracle", "cpu"]
+DEVICES = ["oracle", "cpu", pytest.param("cuda", marks=needs_gpu)]
 
 
 def loss(model, batch):
