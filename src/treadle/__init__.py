@@ -42,6 +42,7 @@ from treadle.base.errors import NameTakenError as NameTakenError
 from treadle.base.errors import NotFiniteError as NotFiniteError
 from treadle.base.errors import NothingAccumulatedError as NothingAccumulatedError
 from treadle.base.errors import ParseError as ParseError
+from treadle.base.errors import SaveError as SaveError
 from treadle.base.errors import ShapeError as ShapeError
 from treadle.base.errors import TraceError as TraceError
 from treadle.base.errors import TreadleError as TreadleError

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from contextlib import suppress
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
@@ -138,7 +139,8 @@ class IterableLoader:
 
     With `batch_size`, items are rows, which are stacked. Keys, dtypes and ranks must not change
     from batch to batch, nor sizes but the first, unless `varying=True`. Loading a position makes
-    the iterable anew and skips what was handed over, so its order must not change either.
+    the iterable anew and skips what was handed over, so its order must not change either, nor its
+    length where it has one.
     """
 
     def __init__(
@@ -213,13 +215,23 @@ class IterableLoader:
         if rows and not self._drop_last:
             yield stacked("IterableLoader", rows)
 
+    @cached_property
+    def _identity(self) -> State:
+        """What must be the same for a position to mean the same batches, where that is known."""
+        found = {} if self._size is None else {"batch_size": int(self._size)}
+        if isinstance(self._data, Sized):
+            with suppress(TypeError):  # a torch DataLoader of a stream has no length after all
+                found["items"] = len(self._data)
+        return found
+
     def state_dict(self) -> State:
-        """The position after the last batch that was handed over."""
-        return {"epoch": self._epoch, "batch": self._batch}
+        """The position after the last batch that was handed over, and what it depends on."""
+        return {"epoch": self._epoch, "batch": self._batch, **self._identity}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """The next pass continues there."""
-        self._epoch, self._batch = checked_position("IterableLoader", state, {})
+        known = {k: v for k, v in self._identity.items() if k in state}  # older states have none
+        self._epoch, self._batch = checked_position("IterableLoader", state, known)
         self._start = self._batch
 
 

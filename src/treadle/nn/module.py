@@ -197,6 +197,21 @@ class Module:
             found[name] = declaration
         return found
 
+    def first_name(self, path: str) -> str | None:
+        """The name of the parameter or state that a path leads to; None where there is none.
+
+        What is shared can be reached by several paths, as the state dicts of PyTorch list them.
+        """
+        stack: list[tuple[Any, str]] = [(self, path)]
+        while stack:
+            part, rest = stack.pop()
+            for key, child in _children(part):
+                if rest == key and isinstance(child, Declaration):
+                    return next(n for n, d in self.declarations().items() if d is child)
+                if rest.startswith(f"{key}."):
+                    stack.append((child, rest[len(key) + 1 :]))
+        return None
+
     def init(self, seed: int = 0) -> dict[str, np.ndarray]:
         """First values of all parameters and states, by name."""
         return {n: d.first_value(seed, n) for n, d in self.declarations().items()}

@@ -12,13 +12,12 @@ from treadle.base.trees import Tree
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.functions.arithmetic import ne, where
 from treadle.frontend.tensor import Tensor
-from treadle.optim.numbers import Domain
+from treadle.optim.numbers import FLAG
 from treadle.optim.optimizer import Context, Optimizer, Params
 
 Selector = str | Callable[[str], bool]
 Choose = Callable[[str, Tensor], int]
 FROZEN = "frozen"
-FLAG = Domain("0 or 1", high=1.0, is_working=False)
 
 
 def freeze() -> Optimizer:

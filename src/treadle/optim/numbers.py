@@ -19,7 +19,8 @@ class Domain:
     """Where a number may lie; infinities and NaN are in no domain.
 
     `is_working` says that it meets the optimizer's state, which may be held in a narrow dtype: it
-    must mean the same after rounding to that. Counts and rates are float32 throughout.
+    must mean the same after rounding to that. Counts and rates are float32 throughout. A flag is
+    an end of its domain, and may be given as True or False.
     """
 
     text: str
@@ -28,11 +29,13 @@ class Domain:
     excludes_low: bool = False
     excludes_high: bool = False
     is_working: bool = True
+    is_flag: bool = False
 
     def holds(self, value: float) -> bool:
         above = value > self.low if self.excludes_low else value >= self.low
         below = value < self.high if self.excludes_high else value <= self.high
-        return above and below and math.isfinite(value)
+        is_end = value in (self.low, self.high) or not self.is_flag
+        return above and below and is_end and math.isfinite(value)
 
 
 FINITE = Domain("a finite number", low=-math.inf)
@@ -46,6 +49,7 @@ FACTOR = Domain("a positive number", excludes_low=True, is_working=False)
 PART = Domain("a number from 0 to 1", high=1.0, is_working=False)
 STEPS = Domain("a number of at least 1", low=1.0, is_working=False)
 COUNT = Domain("a count, not negative", is_working=False)
+FLAG = Domain("0 or 1, False or True", high=1.0, is_working=False, is_flag=True)
 
 Given = tuple[object, Domain]
 
@@ -65,7 +69,9 @@ def numbers(operation: str, **given: Given) -> Numbers:
 
 
 def check_number(operation: str, name: str, value: object, domain: Domain) -> float:
-    """The number as a float; a string, a bool or an array is not one."""
+    """The number as a float; a string, a bool or an array is not one, but a bool for a flag."""
+    if domain.is_flag and isinstance(value, (bool, np.bool_)):
+        return float(value)
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
         raise ArgumentError(
             operation,

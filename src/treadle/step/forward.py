@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,8 @@ from treadle.pipeline import (
 )
 from treadle.runtime.executable import Executable
 from treadle.runtime.session import Session
-from treadle.step.batches import Arrays, ByShape, check_arguments, declare_model, load_values
+from treadle.step.batches import Arrays, ByShape, check_arguments, declare_model
+from treadle.step.loading import Loaded, load_model, load_values, save_model
 
 
 class Forward:
@@ -89,10 +91,24 @@ class Forward:
         """Copies of the parameters and states, by name."""
         return self.session.read(self.model.declarations())
 
-    def load_params(self, values: Mapping[str, object], strict: bool = True) -> None:
-        """Replace parameters and states by name; `strict=False` accepts a part."""
-        names = list(self.model.declarations())
-        load_values(self.session, names, values, strict, "load_params")
+    def load_params(self, values: Mapping[str, object], strict: bool = True) -> Loaded:
+        """Replace parameters and states by name; `strict=False` takes what fits the names.
+
+        What was `missing` and what was `unexpected` is returned.
+        """
+        return load_values(self.session, self.model, (), values, strict, "load_params").loaded
+
+    def save(self, path: str | Path) -> None:
+        """Write parameters and states to a safetensors file with a checksum, aside and renamed."""
+        save_model(path, self.params)
+
+    def load(self, path: str | Path, strict: bool = True) -> Loaded:
+        """Take parameters and states from a file, and leave an optimizer's state in it.
+
+        It is one that `TrainStep.save` or `Forward.save` wrote, or any safetensors file of
+        parameters by name.
+        """
+        return load_values(self.session, self.model, (), load_model(path), strict, "load").loaded
 
 
 def compile_forward(
