@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base.memory import refuse_beyond, shown
 from treadle.base.version import __version__
 from treadle.codegen.cuda.driver import render_kernel as render_cuda_kernel
 from treadle.codegen.cuda.driver import render_program as render_cuda
@@ -64,12 +65,21 @@ def load(
 ) -> Executable:
     """A graph ready to run on the report's device."""
     if report.device == "oracle":
+        _refuse_beyond(graph)
         return OracleProgram(graph)
     build = _on_gpu if report.device == "cuda" else _native
     if options.debug:
         checked, checks = with_index_checks(graph)
         return CheckedProgram(graph, build(checked, report, options, name), checks)
     return build(graph, report, options, name)
+
+
+def _refuse_beyond(graph: Graph) -> None:
+    """The oracle holds every value of a graph while it needs it, the largest at least."""
+    for node in graph.nodes:
+        for type_ in node.types:
+            origin = f" of {node.origin}" if node.origin else ""
+            refuse_beyond("compile", f"{node.op} {type_}{origin}", type_.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +115,11 @@ def _native(
 def _loaded(graph: Graph, built: Built, report: CompileReport) -> NativeProgram:
     with report.stage("load"):
         threads = default_threads()
+        plan = built.plan
+        outside = sum(s.nbytes for s in plan.slots if s.offset < 0)
+        inside = plan.arena + plan.scratch * threads
+        parts = f"{shown(outside)} of inputs, values and results, {shown(inside)} between them"
+        refuse_beyond("compile", f"the program ({parts})", outside + inside)
         return NativeProgram(graph, built.plan, built.objects, built.constants, threads)
 
 

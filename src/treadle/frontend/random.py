@@ -12,6 +12,7 @@ import numpy as np
 
 from treadle.base import dtypes
 from treadle.base.errors import ArgumentError, DTypeError, ShapeError
+from treadle.base.numbers import check_seed
 from treadle.base.shapes import Shape, broadcast_shapes
 from treadle.frontend.coerce import as_tensor, cast
 from treadle.frontend.functions.arithmetic import cos, log, sqrt
@@ -24,7 +25,7 @@ from treadle.ir.types import TensorType, as_dtype
 
 def seed(value: int) -> None:
     """Start the eager stream again. Traced programs take their seed from the step."""
-    EAGER.seed, EAGER.sites = int(value), 0
+    EAGER.seed, EAGER.sites = check_seed("random.seed", value), 0
 
 
 def bits(shape: Shape) -> Tensor:

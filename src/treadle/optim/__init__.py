@@ -29,7 +29,7 @@ from treadle.optim.layerwise import lamb as lamb
 from treadle.optim.layerwise import lars as lars
 from treadle.optim.matrix import galore as galore
 from treadle.optim.matrix import muon as muon
-from treadle.optim.numbers import Domain as Domain
+from treadle.base.numbers import Domain as Domain
 from treadle.optim.optimizer import Context as Context
 from treadle.optim.optimizer import Optimizer as Optimizer
 from treadle.optim.optimizer import Transform as Transform

@@ -21,7 +21,7 @@ from treadle.optim.building import (
     zeros,
 )
 from treadle.optim.grouping import Selector
-from treadle.optim.numbers import NOT_NEGATIVE, Given, Numbers, check_betas, check_flag, numbers
+from treadle.base.numbers import NOT_NEGATIVE, Given, Numbers, check_betas, check_flag, numbers
 from treadle.optim.optimizer import Optimizer
 from treadle.optim.standard import New, corrected_root, moments
 

@@ -31,7 +31,7 @@ from treadle.optim.building import (
     zeros,
 )
 from treadle.optim.grouping import Selector
-from treadle.optim.numbers import (
+from treadle.base.numbers import (
     COUNT,
     FRACTION,
     INNER_UNIT,

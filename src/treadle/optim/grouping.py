@@ -12,7 +12,7 @@ from treadle.base.trees import Tree
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.functions.arithmetic import ne, where
 from treadle.frontend.tensor import Tensor
-from treadle.optim.numbers import Domain
+from treadle.base.numbers import Domain
 from treadle.optim.optimizer import Context, Optimizer, Params
 
 Selector = str | Callable[[str], bool]

@@ -15,7 +15,7 @@ from treadle.frontend.functions.shaping import eye, iota
 from treadle.frontend.tensor import Tensor
 from treadle.optim.building import One, Parts, Rate, per_parameter, zeros
 from treadle.optim.grouping import Selector, partition
-from treadle.optim.numbers import (
+from treadle.base.numbers import (
     FINITE,
     NOT_NEGATIVE,
     STEPS,

@@ -31,7 +31,7 @@ from treadle.frontend.functions.arithmetic import (
     where,
 )
 from treadle.frontend.tensor import Tensor
-from treadle.optim.numbers import (
+from treadle.base.numbers import (
     COUNT,
     FACTOR,
     NOT_NEGATIVE,

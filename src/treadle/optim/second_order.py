@@ -13,7 +13,7 @@ from treadle.frontend.tensor import Tensor
 from treadle.optim.building import One, Parts, Rate, per_parameter, zeros
 from treadle.optim.clipping import global_norm
 from treadle.optim.grouping import Selector
-from treadle.optim.numbers import (
+from treadle.base.numbers import (
     NOT_NEGATIVE,
     POSITIVE,
     STEPS,

@@ -226,7 +226,7 @@ def load_values(
     wrong: list[str] = []
     for name in names:
         if name in values:
-            misfit = fitted(values[name], session.types[name])
+            misfit = fitted(values[name], session.types[name], session.device == "oracle")
             if isinstance(misfit, str):
                 wrong.append(f"{name} {misfit}")
     if missing or unexpected or wrong:

@@ -9,7 +9,7 @@ from treadle.base.errors import ArgumentError
 from treadle.base.trees import Tree
 from treadle.frontend.tracing import function_name
 from treadle.nn.tracing import as_module
-from treadle.optim.numbers import FACTOR, check_number
+from treadle.base.numbers import FACTOR, check_number, check_seed
 from treadle.optim.optimizer import Optimizer
 from treadle.pipeline import (
     Backward,
@@ -118,7 +118,7 @@ def _compile(
     share: Any,
     options: CompileOptions | None,
 ) -> TrainStep:
-    seed %= 2**64
+    seed = check_seed("compile_step", seed)
     if not isinstance(accumulate, int) or not 1 <= accumulate <= MAX_MICRO_STEPS:
         raise ArgumentError(
             "compile_step", f"accumulate = {accumulate}", f"1 to {MAX_MICRO_STEPS}."

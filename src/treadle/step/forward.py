@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtypes
+from treadle.base.numbers import check_seed
 from treadle.base.trees import Tree
 from treadle.domains.philox import make_key
 from treadle.frontend.scopes import RANDOM_STATE
@@ -111,7 +112,7 @@ def compile_forward(
 
     `share` is a step or forward whose values it uses.
     """
-    module, seed = as_module(model), seed % 2**64
+    module, seed = as_module(model), check_seed("compile", seed)
     narrow = choose_precision(precision)
     report = CompileReport(choose_device(device), narrow.name, count_parameters(module))
     session = open_session(report.device, share)

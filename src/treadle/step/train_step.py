@@ -21,7 +21,7 @@ from treadle.frontend.scopes import RANDOM_STATE
 from treadle.ir.graph import Graph, OutputKind
 from treadle.nn.tracing import Inputs
 from treadle.optim.append import Mode, state_types, trace_eval_params, trace_init
-from treadle.optim.numbers import FACTOR, RATE, check_number, check_rounding
+from treadle.base.numbers import FACTOR, RATE, check_number, check_rounding, check_seed
 from treadle.optim.schedules import Schedule
 from treadle.pipeline import (
     CompileOptions,
@@ -351,7 +351,7 @@ class TrainStep:
 
     def reset(self, seed: int | None = None) -> None:
         """Start again without compiling: first values, fresh optimizer, counters at zero."""
-        self._seed = self._seed if seed is None else seed
+        self._seed = self._seed if seed is None else check_seed("reset", seed)
         write_first_values(self.session, self.recipe.model.declarations(), self._seed)
         self._start()
 

@@ -16,7 +16,7 @@ from treadle.frontend.coerce import as_tensor, broadcast_to, common_dtype, const
 from treadle.frontend.coerce import cast as cast_to
 from treadle.frontend.functions.arithmetic import where
 from treadle.frontend.scopes import bind1
-from treadle.frontend.tensor import Axes, Operand, Tensor
+from treadle.frontend.tensor import Axes, Operand, Placeholder, Tensor
 from treadle.ir.literal import Number
 from treadle.ir.ops import shaping as s
 from treadle.ir.ops.leaves import IOTA, Iota
@@ -311,16 +311,41 @@ def repeat(x: Operand, *times: int) -> Tensor:
 
 
 def dynamic_slice(x: Operand, starts: Operand, sizes: Sequence[int]) -> Tensor:
-    """A window of fixed sizes whose start indices are data; it is moved to lie inside."""
-    fixed = tuple(integer_of("dynamic_slice", "a size", n) for n in sizes)
-    return bind1(s.DYNAMIC_SLICE, s.DynamicSlice(fixed), as_tensor(x), as_tensor(starts))
+    """A window of fixed sizes whose start indices are data; it is moved to lie inside.
+
+    `starts` is a tensor, or one integer or scalar tensor for each axis: `(0, position)`.
+    """
+    fixed = tuple(_integers("dynamic_slice", "a size", (sizes,)))
+    at = _starts("dynamic_slice", starts)
+    return bind1(s.DYNAMIC_SLICE, s.DynamicSlice(fixed), as_tensor(x), at)
 
 
 def dynamic_update_slice(x: Operand, update: Operand, starts: Operand) -> Tensor:
-    """x with a window replaced whose start indices are data; it is moved to lie inside."""
+    """x with a window replaced whose start indices are data; it is moved to lie inside.
+
+    `starts` is a tensor, or one integer or scalar tensor for each axis: `(0, position)`.
+    """
     x = as_tensor(x)
     given = fitted("dynamic_update_slice", update, x)
-    return bind1(s.DYNAMIC_UPDATE, s.DynamicUpdate(), x, given, as_tensor(starts))
+    at = _starts("dynamic_update_slice", starts)
+    return bind1(s.DYNAMIC_UPDATE, s.DynamicUpdate(), x, given, at)
+
+
+def _starts(name: str, starts: Any) -> Tensor:
+    """Start indices in one row, where some are numbers and some are tensors."""
+    is_row = isinstance(starts, (list, tuple))
+    if not is_row or not any(isinstance(n, (Tensor, Placeholder)) for n in starts):
+        return as_tensor(starts)
+    dtype = common_dtype(starts)
+    found = [as_tensor(n) for n in starts]
+    wrong = [t for t in found if t.shape != () or not t.dtype.is_integer]
+    if wrong:
+        raise ShapeError(
+            name,
+            f"a start is {wrong[0].type}, not one integer",
+            "Give an integer or a scalar tensor of integers for each axis.",
+        )
+    return stack([cast_to(t, dtype) for t in found])
 
 
 def fitted(name: str, update: Operand, x: Tensor) -> Tensor:
