@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from treadle.base.errors import ArgumentError
+from treadle.base.numbers import check_whole
 from treadle.kernel.plan import KernelFacts
 
 
@@ -39,8 +40,18 @@ class CompileOptions:
                 f"on_new_shape is {self.on_new_shape!r}",
                 'Use "error" or "specialise".',
             )
-        if self.max_shapes < 1:
-            raise ArgumentError("CompileOptions", f"max_shapes = {self.max_shapes}", "At least 1.")
+        check_whole("CompileOptions", "max_shapes", self.max_shapes)
+
+
+def as_options(options: object, otherwise: CompileOptions | None = None) -> CompileOptions:
+    """The options given, or else others: the usual ones."""
+    if options is None:
+        return otherwise or CompileOptions()
+    if not isinstance(options, CompileOptions):
+        raise ArgumentError(
+            "compile", f"options = {options!r}", "Pass td.CompileOptions(on_new_shape=…)."
+        )
+    return options
 
 
 @dataclass(frozen=True, slots=True)

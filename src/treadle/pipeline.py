@@ -78,7 +78,9 @@ def open_session(device: str, share: Any) -> Session:
     """A new session, or the one of what is shared, which must be on the same device."""
     if share is None:
         return Session(device)
-    session: Session = share.session
+    session = getattr(share, "session", None)
+    if not isinstance(session, Session):
+        raise ArgumentError("share", f"share = {share!r}", "Pass a step or a forward.")
     if session.device != device:
         raise DeviceError(
             "share", f"the values are on {session.device!r}, the program on {device!r}", "Use one."

@@ -20,7 +20,7 @@ def lost_mask(value: object) -> str | None:
     """What is wrong with a masked array, of which a program would see what is under the mask."""
     if type(value) is np.ndarray or not isinstance(value, np.ma.MaskedArray):
         return None
-    count = int(np.ma.count_masked(value))
+    count = int(np.sum(np.ma.getmaskarray(value)))
     if not count:
         return None
     return f"is a masked array ({count} of {value.size} masked), and masks are not kept"

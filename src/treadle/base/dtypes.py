@@ -89,7 +89,7 @@ BY_NAME = {d.name: d for d in ALL}
 _NUMPY: dict[str, np.dtype[np.generic]] = {
     d.name: np.dtype(ml_dtypes.bfloat16 if d is bfloat16 else d.name) for d in ALL
 }
-_LARGEST = {d.name: float(ml_dtypes.finfo(_NUMPY[d.name]).max) for d in FLOATS}
+_LARGEST = {d.name: float(ml_dtypes.finfo(_NUMPY[d.name]).max) for d in FLOATS}  # type: ignore[no-untyped-call]
 _FROM_NUMPY = {n: BY_NAME[name] for name, n in _NUMPY.items()}
 
 # The result of combining two kinds of the same class that differ in width or sign.

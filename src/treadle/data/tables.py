@@ -222,10 +222,8 @@ def _numbers(values: Sequence[str], whole: bool = False) -> np.ndarray | None:
     if np.isnan(found).any():  # something is missing
         return None
     # "inf" says so itself; 1e400 is a number that became infinite.
-    is_lost = np.isinf(found).any() and any(
-        _NUMBER.fullmatch(values[i]) for i in np.flatnonzero(np.isinf(found))
-    )
-    return None if is_lost else found
+    infinite = np.flatnonzero(np.isinf(found)).tolist()
+    return None if any(_NUMBER.fullmatch(values[i]) for i in infinite) else found
 
 
 def _is_large(value: str) -> bool:
@@ -322,6 +320,13 @@ def columns_matrix(
     table: Mapping[str, np.ndarray], columns: Sequence[str] | None = None
 ) -> np.ndarray:
     """Columns of numbers side by side as float32 (rows, columns), in the order given."""
+    is_list = isinstance(columns, (list, tuple))
+    if not isinstance(table, Mapping) or not (columns is None or is_list):
+        raise ArgumentError(
+            "columns_matrix",
+            f"the table is a {type(table).__name__}, columns = {columns!r}",
+            "Pass what read_csv gave, and a list of names.",
+        )
     names = list(table) if columns is None else list(columns)
     missing = [n for n in names if n not in table]
     if missing or not names:

@@ -69,6 +69,8 @@ def trace_inside(function: Callable[..., Tree], arguments: Sequence[Tree], title
 
 
 def _run(function: Callable[..., Tree], arguments: Sequence[Tree], current: Trace) -> Traced:
+    if not callable(function):
+        raise ArgumentError("trace", f"{function!r} is not a function", "Pass one of tensors.")
     names = argument_names(function, arguments)
     leaves, structure = trees.flatten(list(arguments))
     inputs = [

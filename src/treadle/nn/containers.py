@@ -57,6 +57,8 @@ class ModuleList(Module):
     """A list of modules; names are "0", "1", …"""
 
     def __init__(self, modules: Iterable[Module] = ()):
+        if not isinstance(modules, Iterable):
+            raise ArgumentError("ModuleList", f"modules = {modules!r}", "Pass a list of modules.")
         for module in modules:
             self.append(module)
 

@@ -100,7 +100,7 @@ class Parameter(Declaration):
         dtype: DType = dtypes.float32,
     ):
         super().__init__(shape, init, dtype)
-        if requires_grad and not dtype.is_float:
+        if requires_grad and not self.dtype.is_float:
             raise ArgumentError(
                 "Parameter", f"{self.type} cannot be trained", "Use nn.State for integers."
             )

@@ -108,7 +108,8 @@ class _Narrowing:
         constant = self.graph.nodes[value.node].attributes
         if not isinstance(constant, Constant) or isinstance(constant.value, ArrayLiteral):
             return False
-        return self.narrow.largest < abs(constant.value) < math.inf
+        size = constant.value if constant.value > 0 else -constant.value
+        return self.narrow.largest < size < math.inf
 
     def _operand(self, value: Value, dtype: DType, origin: Origin | None) -> Value:
         if self.graph.type_of(value).dtype is not dtypes.float32:

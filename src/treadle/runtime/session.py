@@ -57,7 +57,7 @@ class Session:
 
     def _refuse_beyond(self, types: Mapping[str, TensorType]) -> None:
         """Before any value is made, which is on the host even where values are on a GPU."""
-        every = self.types | types
+        every = {**self.types, **types}
         largest = max(every, key=lambda n: every[n].nbytes, default=None)
         if largest is not None:
             what = f"all there is to hold ({largest} is {every[largest]})"

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from treadle.base.errors import ArgumentError
+from treadle.base.numbers import FACTOR, check_number, check_seed
 from treadle.base.trees import Tree
+from treadle.compile_report import as_options
 from treadle.frontend.tracing import function_name
 from treadle.nn.tracing import as_module
-from treadle.base.numbers import FACTOR, check_number, check_seed
 from treadle.optim.optimizer import Optimizer
 from treadle.pipeline import (
     Backward,
@@ -144,7 +145,7 @@ def _compile(
         declare_model(session, module, seed)
         prefix = f"step{session.owners}:"
         session.owners += 1
-        chosen = options or CompileOptions()
+        chosen = as_options(options)
         recipe = StepRecipe(
             module,
             loss,

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtypes
+from treadle.base.errors import ArgumentError
 from treadle.base.numbers import check_seed
 from treadle.base.trees import Tree
+from treadle.compile_report import as_options
 from treadle.domains.philox import make_key
 from treadle.frontend.scopes import RANDOM_STATE
 from treadle.frontend.tracing import function_name
@@ -125,7 +127,7 @@ def compile_forward(
             session,
             report,
             precision=narrow,
-            options=options or CompileOptions(),
+            options=as_options(options),
             training=training,
             seed=seed,
         )
@@ -158,6 +160,9 @@ def compile(
     options: CompileOptions | None = None,
 ) -> Program:
     """Any function of tensors as a program: `td.compile(f, td.Spec((3,)))(np.ones(3))`."""
+
+    if not callable(function):
+        raise ArgumentError("compile", f"{function!r} is not a function", "Pass one of tensors.")
 
     def forward(model: object, arguments: tuple[Any, ...]) -> Any:
         return function(*arguments)

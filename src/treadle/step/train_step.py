@@ -12,8 +12,9 @@ import numpy as np
 
 from treadle.base.dtypes import float32
 from treadle.base.errors import ArgumentError, LoadError, TreadleError
+from treadle.base.numbers import FACTOR, RATE, check_number, check_rounding, check_seed
 from treadle.base.trees import Tree
-from treadle.compile_report import Profile
+from treadle.compile_report import Profile, as_options
 from treadle.domains.anomaly import Anomaly
 from treadle.domains.float64 import carrier
 from treadle.domains.philox import make_key
@@ -21,7 +22,6 @@ from treadle.frontend.scopes import RANDOM_STATE
 from treadle.ir.graph import Graph, OutputKind
 from treadle.nn.tracing import Inputs
 from treadle.optim.append import Mode, state_types, trace_eval_params, trace_init
-from treadle.base.numbers import FACTOR, RATE, check_number, check_rounding, check_seed
 from treadle.optim.schedules import Schedule
 from treadle.pipeline import (
     CompileOptions,
@@ -283,7 +283,7 @@ class TrainStep:
             self.session,
             report,
             precision=recipe.precision,
-            options=options or recipe.options,
+            options=as_options(options, recipe.options),
             training=training,
             seed=self._seed,
             eval_params=self._eval_params,

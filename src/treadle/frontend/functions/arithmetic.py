@@ -46,7 +46,8 @@ def _wide_enough(dtype: dtypes.DType, *values: Operand) -> dtypes.DType:
 
 
 def _is_beyond(number: Any, largest: float) -> bool:
-    return largest < number < math.inf or -math.inf < number < -largest
+    exact = number.item() if isinstance(number, np.generic) else number
+    return largest < exact < math.inf or -math.inf < exact < -largest
 
 
 def _numeric_dtype(*values: Operand) -> dtypes.DType:
