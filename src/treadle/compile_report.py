@@ -87,12 +87,14 @@ class ProgramFacts:
 class KernelTime:
     """What a kernel took in one step on one thread, and how near that is to the processor's best.
 
-    `ceiling` is the larger of the shares of arithmetic and memory that it reached.
+    `ceiling` is the larger of the shares of arithmetic and memory that it reached. `lines` are
+    those of the model that it computes.
     """
 
     kernel: KernelFacts
     seconds: float
     ceiling: float
+    lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -378,18 +378,22 @@ def _unpacked(
 # Looking at kernels
 
 
-def profile(program: Executable, values: Mapping[str, np.ndarray]) -> Profile:
+def profile(
+    program: Executable, values: Mapping[str, np.ndarray], options: CompileOptions
+) -> Profile:
     """The time of each kernel of a native program on some values, which stay as they are."""
     native = program.program if isinstance(program, CheckedProgram) else program
     if not isinstance(native, NativeProgram):
         return Profile(())
     best = ceilings()
     found = []
-    for facts, seconds in zip(native.plan.kernels, native.profile(values), strict=True):
+    lines = _scheduled_again(native, options).lines()
+    taken = native.profile(values)
+    for facts, seconds, own in zip(native.plan.kernels, taken, lines, strict=True):
         time_ = max(seconds, 1e-12)
         rates = facts.calls * facts.flops / time_, facts.calls * facts.nbytes / time_
         share = max(rates[0] / best.flops, rates[1] / best.nbytes)
-        found.append(KernelTime(facts, seconds, share))
+        found.append(KernelTime(facts, seconds, share, own))
     return Profile(tuple(sorted(found, key=lambda k: -k.seconds)))
 
 
@@ -403,6 +407,7 @@ class KernelView:
 
     facts: KernelFacts
     _kernel: Callable[[], Kernel]
+    _lines: Callable[[], tuple[str, ...]]
 
     @property
     def name(self) -> str:
@@ -410,7 +415,7 @@ class KernelView:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        return self.facts.origins
+        return self._lines()
 
     @property
     def calls(self) -> int:
@@ -441,17 +446,24 @@ def kernels_of(program: Executable, options: CompileOptions) -> tuple[KernelView
     native = program.program if isinstance(program, CheckedProgram) else program
     if not isinstance(native, (NativeProgram, CudaProgram)):
         return ()
-    target = _gpu_target(native.without) if isinstance(native, CudaProgram) else CPU
-
-    @functools.cache
-    def kernels() -> Sequence[Kernel]:
-        # A plan from the cache has no kernels: they are scheduled again, which gives the same.
-        return _scheduled(native.graph, options, target).distinct()
+    scheduled = functools.cache(functools.partial(_scheduled_again, native, options))
 
     def kernel(i: int) -> Kernel:
-        return replace(kernels()[i], name=native.plan.kernels[i].name)
+        return replace(scheduled().distinct()[i], name=native.plan.kernels[i].name)
+
+    def lines(i: int) -> tuple[str, ...]:
+        return scheduled().lines()[i]
 
     return tuple(
-        KernelView(facts, functools.partial(kernel, i))
+        KernelView(facts, functools.partial(kernel, i), functools.partial(lines, i))
         for i, facts in enumerate(native.plan.kernels)
     )
+
+
+def _scheduled_again(program: NativeProgram | CudaProgram, options: CompileOptions) -> Program:
+    """The program of a graph that was built: the same kernels, and the lines of this graph.
+
+    A plan from the cache has no kernels, and may have been made for another script's lines.
+    """
+    target = _gpu_target(program.without) if isinstance(program, CudaProgram) else CPU
+    return _scheduled(program.graph, options, target)

@@ -105,11 +105,11 @@ def kernels_of(program: Executable, options: CompileOptions) -> tuple[KernelView
     return loading.kernels_of(program, options)
 
 
-def profile(program: Executable, values: Mapping[str, Any]) -> Profile:
+def profile(program: Executable, values: Mapping[str, Any], options: CompileOptions) -> Profile:
     """The time of each kernel of a native program; nothing for the oracle."""
     from treadle import loading
 
-    return loading.profile(program, values)
+    return loading.profile(program, values, options)
 
 
 Backward = Callable[[Any, Any, Any], Any]

@@ -35,6 +35,7 @@ class Session:
         self.values: MutableMapping[str, np.ndarray] = DeviceValues() if device == "cuda" else {}
         self.version = 0  # counts when arrays are replaced, not when they are updated in place
         self.owners = 0  # steps so far: each has a prefix of its own
+        self.forwards = 0  # and forwards
         self.lock = threading.RLock()  # held by whoever reads and writes values in one go
 
     def declare(self, types: Mapping[str, TensorType]) -> list[str]:
@@ -54,6 +55,15 @@ class Session:
         self._refuse_beyond(types)
         self.types |= types
         return new
+
+    def stream(self, is_step: bool) -> int:
+        """The random stream of the next program: 0, the seed's own, for the first of a session.
+
+        Steps and forwards count apart: looking at a model does not change what the next step draws.
+        """
+        if not self.owners and not self.forwards:
+            return 0
+        return 2 * self.owners + 2 if is_step else 2 * self.forwards + 1
 
     def _refuse_beyond(self, types: Mapping[str, TensorType]) -> None:
         """Before any value is made, which is on the host even where values are on a GPU."""

@@ -143,7 +143,7 @@ def _compile(
     session = open_session(report.device, share)
     with session.unless_it_fails():
         declare_model(session, module, seed)
-        prefix = f"step{session.owners}:"
+        prefix, stream = f"step{session.owners}:", session.stream(is_step=True)
         session.owners += 1
         chosen = as_options(options)
         recipe = StepRecipe(
@@ -164,4 +164,4 @@ def _compile(
                 "no parameter is trained",
                 "Check requires_grad and the selectors of optim.only and optim.groups.",
             )
-        return TrainStep(recipe, batch, session, report, seed)
+        return TrainStep(recipe, batch, session, report, seed, stream)

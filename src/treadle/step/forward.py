@@ -58,6 +58,8 @@ class Forward:
         fixed = Inputs.of(inputs)
         self._programs = ByShape(self._build, options, fixed, session.device == "cuda")
         self.graph = self._programs.built(fixed)[0].graph
+        self._stream = session.stream(is_step=False)
+        session.forwards += 1
 
     def _build(self, inputs: Inputs) -> tuple[Executable, TracedModel]:
         with self.report.stage("forward"):
@@ -79,7 +81,7 @@ class Forward:
         With `on_device` a GPU's stay there, for others to take: see `TrainStep.device_params`.
         """
         (program, traced), arrays = self._programs.get(function_name(self._forward), batch)
-        arrays[RANDOM_STATE] = make_key(self._seed, self._calls)
+        arrays[RANDOM_STATE] = make_key(self._seed, self._calls, stream=self._stream)
         run = self.session.run_there if on_device else self.session.run
         outputs = run(program, arrays)
         self._calls += 1

@@ -69,10 +69,16 @@ class TrainStep:
     """One training step as a program over values that it (or a shared session) owns."""
 
     def __init__(
-        self, recipe: StepRecipe, batch: Tree, session: Session, report: CompileReport, seed: int
+        self,
+        recipe: StepRecipe,
+        batch: Tree,
+        session: Session,
+        report: CompileReport,
+        seed: int,
+        stream: int = 0,
     ):
         self.recipe, self.session, self.report = recipe, session, report
-        self._seed, self._done = seed, _Done()
+        self._seed, self._stream, self._done = seed, stream, _Done()
         self._plan = recipe.plan()
         self._plan.check_numbers()
         self._own: list[str] = []
@@ -172,8 +178,10 @@ class TrainStep:
         return Mode.ACCUMULATE_AND_UPDATE if is_last else Mode.ACCUMULATE
 
     def _with_key(self, arrays: Arrays) -> Arrays:
-        done = self._done
-        return arrays | {RANDOM_STATE: make_key(self._seed, done.steps, done.micro)}
+        return arrays | {RANDOM_STATE: self._key(self._done.steps, self._done.micro)}
+
+    def _key(self, steps: int, micro: int) -> np.ndarray:
+        return make_key(self._seed, steps, micro, self._stream)
 
     def _advance(self, mode: Mode) -> None:
         if mode is Mode.ACCUMULATE:
@@ -227,8 +235,7 @@ class TrainStep:
                 if others is not variants:
                     break
                 if variants.is_random:
-                    key = make_key(self._seed, self._done.steps + i, 0)
-                    arrays = arrays | {RANDOM_STATE: key}
+                    arrays = arrays | {RANDOM_STATE: self._key(self._done.steps + i, 0)}
                 rows.append(arrays)
             before = program.runs
             try:
@@ -319,6 +326,7 @@ class TrainStep:
         own = {f"step:{n[len(prefix) :]}": a for n, a in self.session.read(self._own).items()}
         seed = self._seed % 2**64
         counters = [seed & 0xFFFFFFFF, seed >> 32, self._done.steps, self._done.micro]
+        counters += [self._stream] if self._stream else []  # a step by itself has none
         return self.params | own | {"step:counters": np.array(counters, np.int64)}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
@@ -326,9 +334,9 @@ class TrainStep:
         prefix = self.recipe.prefix
         given = {_renamed(n, prefix): v for n, v in state.items() if n != "step:counters"}
         counters = np.asarray(state.get("step:counters", ()))
-        if counters.shape != (4,) or counters.dtype.kind not in "iu":
+        if counters.shape not in ((4,), (5,)) or counters.dtype.kind not in "iu":
             raise LoadError("load_state_dict", "there are no step:counters", "Use load_params.")
-        low, high, steps, micro = (int(c) for c in counters)
+        low, high, steps, micro, *stream = (int(c) for c in counters)
         if not (steps >= 0 and 0 <= micro < self.recipe.accumulate):
             raise LoadError(
                 "load_state_dict",
@@ -339,6 +347,7 @@ class TrainStep:
         names = [*self.recipe.model.declarations(), *self._own]
         load_values(self.session, names, given, True, "load_state_dict")
         self._seed, self._done.steps, self._done.micro = low + (high << 32), steps, micro
+        self._stream = stream[0] if stream else 0
 
     def save(self, path: str | Path) -> None:
         """Write `state_dict` to a safetensors file, aside and renamed."""
@@ -453,7 +462,8 @@ class TrainStep:
         with self.session.lock:
             variants, arrays = self._programs.get("profile", batch)
             program = variants.step(self._mode(), UNWATCHED)
-            return profile(program, {**self.session.values, **self._with_key(arrays)})
+            values = {**self.session.values, **self._with_key(arrays)}
+            return profile(program, values, self.recipe.options)
 
     @property
     def kernels(self) -> tuple[KernelView, ...]:
