@@ -684,7 +684,7 @@ import sys, time
 import treadle as td
 held = td.CheckpointManager(sys.argv[1])
 print("held", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -719,9 +719,9 @@ if child == 0:
     except td.CheckpointError as error:
         print(error.cause, flush=True)
     print(os.getpid(), flush=True)
-    time.sleep(60)
+    time.sleep(600)
     os._exit(0)
-time.sleep(60)
+time.sleep(600)
 """
 
 

@@ -41,6 +41,7 @@ from treadle.base.errors import LoadError as LoadError
 from treadle.base.errors import NameTakenError as NameTakenError
 from treadle.base.errors import NotFiniteError as NotFiniteError
 from treadle.base.errors import NothingAccumulatedError as NothingAccumulatedError
+from treadle.base.errors import OutOfMemoryError as OutOfMemoryError
 from treadle.base.errors import ParseError as ParseError
 from treadle.base.errors import SaveError as SaveError
 from treadle.base.errors import ShapeError as ShapeError

@@ -82,6 +82,10 @@ class DeviceError(TreadleError, RuntimeError):
     """A device that is not there or cannot do what is asked."""
 
 
+class OutOfMemoryError(DeviceError, MemoryError):
+    """Something needs more memory than there is."""
+
+
 class CacheWarning(UserWarning):
     """The plan cache cannot be used; everything goes on without it."""
 

@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from treadle.base.errors import ArgumentError, LoadError
+from treadle.base.numbers import check_integer, check_whole
 from treadle.base.trees import Tree
 from treadle.data.consistency import Consistency, stacked
 from treadle.data.shuffle import permutation
@@ -47,12 +48,11 @@ class ArrayLoader:
         drop_last: bool | None = None,
     ):
         self._source = data if isinstance(data, Source) else Arrays(data, "ArrayLoader")
-        self._size, self._shuffle, self._seed = batch_size, bool(shuffle), seed
+        self._size = check_whole("ArrayLoader", "batch_size", batch_size)
+        self._shuffle, self._seed = bool(shuffle), check_integer("ArrayLoader", "seed", seed)
         self._drop_last = self._shuffle if drop_last is None else bool(drop_last)
         self._epoch, self._batch = 0, 0  # what was handed over
         self._start = 0  # where a pass over this epoch begins: not 0 after load_state_dict
-        if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
-            raise ArgumentError("ArrayLoader", f"batch_size = {batch_size!r}", "At least 1.")
         if not len(self):
             raise ArgumentError(
                 "ArrayLoader",
@@ -164,8 +164,8 @@ class IterableLoader:
                 f"{data!r} cannot be iterated",
                 "Pass an iterable of batches, or a function of the epoch that makes one.",
             )
-        if batch_size is not None and batch_size < 1:
-            raise ArgumentError("IterableLoader", f"batch_size = {batch_size}", "At least 1.")
+        if batch_size is not None:
+            check_whole("IterableLoader", "batch_size", batch_size)
         self._data, self._size, self._drop_last = data, batch_size, drop_last
         self._consistency = Consistency("IterableLoader", varying)
         self._epoch, self._batch, self._start = 0, 0, 0

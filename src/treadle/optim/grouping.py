@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from treadle.base import trees
 from treadle.base.errors import ArgumentError
+from treadle.base.numbers import FLAG
 from treadle.base.trees import Tree
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.functions.arithmetic import ne, where
 from treadle.frontend.tensor import Tensor
-from treadle.optim.numbers import FLAG
 from treadle.optim.optimizer import Context, Optimizer, Params
 
 Selector = str | Callable[[str], bool]

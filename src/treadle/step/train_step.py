@@ -12,8 +12,9 @@ import numpy as np
 
 from treadle.base.dtypes import float32
 from treadle.base.errors import ArgumentError, LoadError, TreadleError
+from treadle.base.numbers import FACTOR, RATE, check_number, check_rounding, check_seed
 from treadle.base.trees import Tree
-from treadle.compile_report import Profile
+from treadle.compile_report import Profile, as_options
 from treadle.domains.anomaly import Anomaly
 from treadle.domains.float64 import carrier
 from treadle.domains.philox import make_key
@@ -21,7 +22,6 @@ from treadle.frontend.scopes import RANDOM_STATE
 from treadle.ir.graph import Graph, OutputKind
 from treadle.nn.tracing import Inputs
 from treadle.optim.append import Mode, state_types, trace_eval_params, trace_init
-from treadle.optim.numbers import FACTOR, RATE, check_number, check_rounding
 from treadle.optim.schedules import Schedule
 from treadle.pipeline import (
     CompileOptions,
@@ -70,10 +70,16 @@ class TrainStep:
     """One training step as a program over values that it (or a shared session) owns."""
 
     def __init__(
-        self, recipe: StepRecipe, batch: Tree, session: Session, report: CompileReport, seed: int
+        self,
+        recipe: StepRecipe,
+        batch: Tree,
+        session: Session,
+        report: CompileReport,
+        seed: int,
+        stream: int = 0,
     ):
         self.recipe, self.session, self.report = recipe, session, report
-        self._seed, self._done = seed, _Done()
+        self._seed, self._stream, self._done = seed, stream, _Done()
         self._plan = recipe.plan()
         self._plan.check_numbers()
         self._own: list[str] = []
@@ -174,8 +180,10 @@ class TrainStep:
         return Mode.ACCUMULATE_AND_UPDATE if is_last else Mode.ACCUMULATE
 
     def _with_key(self, arrays: Arrays) -> Arrays:
-        done = self._done
-        return arrays | {RANDOM_STATE: make_key(self._seed, done.steps, done.micro)}
+        return arrays | {RANDOM_STATE: self._key(self._done.steps, self._done.micro)}
+
+    def _key(self, steps: int, micro: int) -> np.ndarray:
+        return make_key(self._seed, steps, micro, self._stream)
 
     def _advance(self, mode: Mode) -> None:
         if mode is Mode.ACCUMULATE:
@@ -229,8 +237,7 @@ class TrainStep:
                 if others is not variants:
                     break
                 if variants.is_random:
-                    key = make_key(self._seed, self._done.steps + i, 0)
-                    arrays = arrays | {RANDOM_STATE: key}
+                    arrays = arrays | {RANDOM_STATE: self._key(self._done.steps + i, 0)}
                 rows.append(arrays)
             before = program.runs
             try:
@@ -285,7 +292,7 @@ class TrainStep:
             self.session,
             report,
             precision=recipe.precision,
-            options=options or recipe.options,
+            options=as_options(options, recipe.options),
             training=training,
             seed=self._seed,
             eval_params=self._eval_params,
@@ -329,6 +336,7 @@ class TrainStep:
         values = self.session.read(names.values())
         seed = self._seed % 2**64
         counters = [seed & 0xFFFFFFFF, seed >> 32, self._done.steps, self._done.micro]
+        counters += [self._stream] if self._stream else []  # a step by itself has none
         found = {name: values[own] for name, own in names.items()}
         return found | {"step:counters": np.array(counters, np.int64)}
 
@@ -353,9 +361,9 @@ class TrainStep:
         prefix = self.recipe.prefix
         given = {_renamed(str(n), prefix): v for n, v in state.items() if n != "step:counters"}
         counters = np.asarray(state.get("step:counters", ()))
-        if counters.shape != (4,) or counters.dtype.kind not in "iu":
+        if counters.shape not in ((4,), (5,)) or counters.dtype.kind not in "iu":
             raise LoadError("load_state_dict", "there are no step:counters", "Use load_params.")
-        low, high, steps, micro = (int(c) for c in counters)
+        low, high, steps, micro, *stream = (int(c) for c in counters)
         if not (steps >= 0 and 0 <= micro < self.recipe.accumulate):
             raise LoadError(
                 "load_state_dict",
@@ -367,6 +375,7 @@ class TrainStep:
         found = load_values(self.session, model, self._own, given, True, "load_state_dict")
         self._finite.note_loaded({n: found.arrays[n] for n in model.declarations()})
         self._seed, self._done.steps, self._done.micro = low + (high << 32), steps, micro
+        self._stream = stream[0] if stream else 0
 
     def save(self, path: str | Path) -> None:
         """Write `state_dict` to a safetensors file with a checksum, aside and renamed."""
@@ -379,7 +388,7 @@ class TrainStep:
 
     def reset(self, seed: int | None = None) -> None:
         """Start again without compiling: first values, fresh optimizer, counters at zero."""
-        self._seed = self._seed if seed is None else seed
+        self._seed = self._seed if seed is None else check_seed("reset", seed)
         write_first_values(self.session, self.recipe.model.declarations(), self._seed)
         self._finite.forget_loaded()
         self._start()
@@ -482,7 +491,8 @@ class TrainStep:
         with self.session.lock:
             variants, arrays = self._programs.get("profile", batch)
             program = variants.step(self._mode(), UNWATCHED)
-            return profile(program, {**self.session.values, **self._with_key(arrays)})
+            values = {**self.session.values, **self._with_key(arrays)}
+            return profile(program, values, self.recipe.options)
 
     @property
     def kernels(self) -> tuple[KernelView, ...]:
