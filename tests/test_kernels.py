@@ -52,7 +52,7 @@ def run(program: Program, arrays: dict[str, np.ndarray], width: int = 1) -> list
     return [memory[name].reshape(t.shape) for _, name, t in program.outputs]
 
 
-def run_steps(steps, memory: dict[str, np.ndarray], turn: int, width: int) -> None:
+def run_steps(steps, memory: dict[str, np.ndarray], turn: int, width: int = 1) -> None:
     for step in steps:
         if isinstance(step, Repeat):
             turns = range(step.length)

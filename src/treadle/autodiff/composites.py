@@ -86,8 +86,8 @@ def mean_vjp(attributes: c.Axes, ct: Tensor, out: Tensor, x: Tensor) -> Cts:
 def var_vjp(attributes: c.Variance, ct: Tensor, out: Tensor, x: Tensor) -> Cts:
     """dx = 2 ct (x − mean) / (n − correction)
 
-    The mean is rounded at the size of x, which may be far from its spread. What that leaves is taken
-    off too, so that the gradients add up to nothing, as they must.
+    The mean is rounded at the size of x, which may be far from its spread. What that leaves is
+    taken off too, so that the gradients add up to nothing, as they must.
     """
     axes = attributes.axes
     centred = x - mean(x, axes, keepdims=True)

@@ -25,8 +25,8 @@ class Float64:
     """Floats of every dtype are carried as float64; results of dtypes in `rounded` are rounded.
 
     Integers and bool have their own width. With nothing rounded, a cast between floats is the
-    identity: this is what a graph means. Rounding float16 or bfloat16 shows what it does there; then
-    a cast of a float64 is rounded too, as somebody asked for it.
+    identity: this is what a graph means. Rounding float16 or bfloat16 shows what it does there;
+    then a cast of a float64 is rounded too, as somebody asked for it.
     """
 
     keeps: frozenset[Op] = frozenset()
