@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from unittest import mock
 
 import numpy as np
@@ -13,6 +13,7 @@ from treadle.domains.float64 import evaluate_float64
 from treadle.ir.graph import Graph, GraphBuilder, Output
 from treadle.ir.ops import leaves
 from treadle.kernel.plan import Plan
+from treadle.kernel.program import Program
 from treadle.memory import assemble as assembling
 from treadle.memory.plan import plan_buffers
 from treadle.runtime.cpu import NativeProgram
@@ -31,9 +32,22 @@ class Built:
     plan: Plan
     objects: tuple[bytes, ...]
     constants: Arrays
+    program: Program
+
+    def cut(self, tasks: int) -> Built:
+        """The same code with every kernel cut into as many tasks at most, however small it is."""
+        return replace(self, plan=planned(self.program, tasks))
 
     def on(self, threads: int) -> NativeProgram:
         return NativeProgram(self.graph, self.plan, self.objects, self.constants, threads)
+
+
+def planned(program: Program, tasks: int | None = None) -> Plan:
+    """What a runtime follows; with `tasks`, every kernel is cut into as many at most."""
+    if tasks is None:
+        return assembling.assemble(program, plan_buffers(program))
+    with mock.patch.multiple(assembling, SERIAL=0, TASK=1, MOST_TASKS=tasks):
+        return assembling.assemble(program, plan_buffers(program))
 
 
 def build(
@@ -43,15 +57,16 @@ def build(
     in_place: bool = False,
     shared: bool = False,
 ) -> Built:
-    """A graph compiled; `shared` cuts even the smallest kernel into tasks for all threads."""
+    """A graph compiled; `shared` cuts every kernel into tasks of few iterations, or of one.
+
+    Such tasks fill no lanes: tests of those leave kernels whole.
+    """
     permutes = width is None and host().permutes
     width = width or host().width
     program = schedule(graph, fuse, 2 * width, in_place)
-    serial, task = (0, 1) if shared else (assembling.SERIAL, assembling.TASK)
-    with mock.patch.multiple(assembling, SERIAL=serial, TASK=task):
-        plan = assembling.assemble(program, plan_buffers(program))
+    plan = planned(program, assembling.MOST_TASKS if shared else None)
     objects = (compile_object(render_program(program, width, permutes)),)
-    return Built(graph, plan, objects, dict(program.constants))
+    return Built(graph, plan, objects, dict(program.constants), program)
 
 
 def rounded_inputs(graph: Graph, arrays: Arrays) -> dict[str, np.ndarray]:
