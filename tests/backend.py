@@ -24,11 +24,13 @@ from treadle.ir.graph import Graph, GraphBuilder, Output
 from treadle.ir.op import Attributes, Op, Types
 from treadle.ir.ops import indexing, leaves, linear, reductions
 from treadle.ir.types import TensorType
+from treadle.kernel.machine import NATIVE, target_name
 from treadle.kernel.plan import Plan
 from treadle.memory import assemble as assembling
 from treadle.memory.plan import plan_buffers
 from treadle.runtime.cpu import NativeProgram
-from treadle.runtime.native import compile_object, host
+from treadle.runtime.native import compile_object, processor
+from treadle.runtime.targets import target_of
 from treadle.schedule.schedule import schedule
 
 Arrays = Mapping[str, np.ndarray]
@@ -59,15 +61,18 @@ def build(
     width: int | None = None,
     in_place: bool = False,
     shared: bool = False,
+    target: str | int = NATIVE,
 ) -> Built:
-    """A graph compiled; `shared` cuts even the smallest kernel into tasks for all threads."""
-    permutes = width is None and host().permutes
-    width = width or host().width
-    program = schedule(graph, fuse, 2 * width, in_place)
+    """A graph compiled for a target, or this processor with a width.
+
+    `shared` cuts even the smallest kernel into tasks for all threads.
+    """
+    machine = target_of(target_name(width or target), processor())
+    program = schedule(graph, fuse, 2 * machine.width, in_place)
     serial, task = (0, 1) if shared else (assembling.SERIAL, assembling.TASK)
     with mock.patch.multiple(assembling, SERIAL=serial, TASK=task):
         plan = assembling.assemble(program, plan_buffers(program))
-    objects = (compile_object(render_program(program, width, permutes)),)
+    objects = (compile_object(render_program(program, machine.machine), machine),)
     return Built(graph, plan, objects, dict(program.constants))
 
 

@@ -23,6 +23,7 @@ from treadle.codegen.llvm.analysis import (
 from treadle.codegen.llvm.emitter import (
     Function,
     Reg,
+    multiply_add,
     number,
     suffix,
     vector,
@@ -150,10 +151,10 @@ class _Writer(Places):
         writer.write(product, starts, apart or 0, 1 if inner is None else inner.extent)
 
     def accumulated(self, old: Reg, op: str, value: Value) -> Reg:
-        """A product that is added is rounded once."""
+        """A product that is added is rounded once, where the machine has an instruction for it."""
         if op == "add" and isinstance(value, Apply) and value.op == "mul" and value.dtype in _FUSED:
             a, b = (self.value(o) for o in value.operands)
-            return self.f.intrinsic("fma", a, b, old)
+            return multiply_add(self.f, a, b, old, self.module.machine.has_fma)
         return self.scalars.apply(op, [old, self.value(value)], value.dtype, value.dtype)
 
     # Loops
