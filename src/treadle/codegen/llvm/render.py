@@ -35,6 +35,7 @@ from treadle.codegen.llvm.products import ProductWriter
 from treadle.codegen.llvm.scalars import register_element
 from treadle.codegen.llvm.transpose import transposition
 from treadle.codegen.llvm.transpose import write as write_transposed
+from treadle.kernel.access import loads_in, locals_in
 from treadle.kernel.cost import outermost, padded
 from treadle.kernel.index import Index
 from treadle.kernel.nodes import (
@@ -290,10 +291,12 @@ class _Writer(Places):
         return self.f.compare("icmp ult", moved, number(max(0, high - low), lanes.type))
 
     def guarded(self, guard: Value, inner: Value, other: Value) -> Reg:
-        """A branch where all lanes agree; a masked load; otherwise the lanes one at a time."""
+        """A branch where all lanes agree; a choice; a masked load; or the lanes one at a time."""
         if self.width == 1 or (isinstance(guard, Within) and self._is_uniform(guard.index)):
             return self._branch(self._condition(guard), inner, other)
         mask = self.value(guard)
+        if not loads_in(inner):  # arithmetic harms nobody where it is not wanted
+            return self.f.select(mask, self.value(inner), self.value(other))
         if (
             isinstance(inner, Load)
             and self._is_contiguous(inner.index)
@@ -355,8 +358,9 @@ class _Writer(Places):
         assert self.lanes is not None
         locals_, var, width = self.locals, self.lanes, self.width
         base = self.variables[var]
+        used = {n: locals_[n] for n in sorted(locals_in(value))}
         self.locals = {
-            n: self.f.extract(r, lane) if width_of(r.type) > 1 else r for n, r in locals_.items()
+            n: self.f.extract(r, lane) if width_of(r.type) > 1 else r for n, r in used.items()
         }
         self.variables[var] = self.f.binary("add", base, number(lane, "i64")) if lane else base
         self.lanes, self.width = None, 1
