@@ -9,7 +9,7 @@ import pytest
 
 import treadle as td
 from backend import assert_within, build, draw
-from test_trajectories import GPT
+from trajectories import GPT
 from treadle import losses, nn, optim
 from treadle.autodiff.backward import differentiate
 from treadle.ir.graph import Graph

@@ -71,8 +71,8 @@ class Library:
 
     def __init__(self, objects: list[bytes]):
         llvm = _llvm()
-        _refuse_missing(objects)
         self._engine: Any = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine(host()))
+        _refuse_missing(objects)  # the first engine makes the process's own functions known
         for code in objects:
             self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
