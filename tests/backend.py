@@ -12,12 +12,14 @@ from treadle.codegen.llvm.driver import render_program
 from treadle.domains.float64 import evaluate_float64
 from treadle.ir.graph import Graph, GraphBuilder, Output
 from treadle.ir.ops import leaves
+from treadle.kernel.machine import NATIVE, target_name
 from treadle.kernel.plan import Plan
 from treadle.kernel.program import Program
 from treadle.memory import assemble as assembling
 from treadle.memory.plan import plan_buffers
 from treadle.runtime.cpu import NativeProgram
-from treadle.runtime.native import compile_object, host
+from treadle.runtime.native import compile_object, processor
+from treadle.runtime.targets import target_of
 from treadle.schedule.schedule import schedule
 from treadle.verify.bounds import AGREE, Arrays, allowed, complaint
 
@@ -56,16 +58,17 @@ def build(
     width: int | None = None,
     in_place: bool = False,
     shared: bool = False,
+    target: str | int = NATIVE,
 ) -> Built:
-    """A graph compiled; `shared` cuts every kernel into tasks of few iterations, or of one.
+    """A graph compiled for a target, or this processor with a width.
 
-    Such tasks fill no lanes: tests of those leave kernels whole.
+    `shared` cuts every kernel into tasks of few iterations, or of one. Such tasks fill no lanes:
+    tests of those leave kernels whole.
     """
-    permutes = width is None and host().permutes
-    width = width or host().width
-    program = schedule(graph, fuse, 2 * width, in_place)
+    machine = target_of(target_name(width or target), processor())
+    program = schedule(graph, fuse, 2 * machine.width, in_place)
     plan = planned(program, assembling.MOST_TASKS if shared else None)
-    objects = (compile_object(render_program(program, width, permutes)),)
+    objects = (compile_object(render_program(program, machine.machine), machine),)
     return Built(graph, plan, objects, dict(program.constants), program)
 
 

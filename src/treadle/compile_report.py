@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from treadle.base.errors import ArgumentError
 from treadle.base.numbers import check_whole
+from treadle.kernel.machine import NATIVE, target_name
 from treadle.kernel.plan import KernelFacts
 
 
@@ -23,6 +24,8 @@ class CompileOptions:
     `optimize=False` keeps every tensor in memory, one kernel each, to look at. `debug=True` makes
     an index out of range an error; otherwise it is held inside. `deterministic=True` gives the same
     bits in every run on a GPU too, where the fastest attention does not; a CPU always does.
+    `target` is the processor that the CPU's code is for: "native" (or what `TREADLE_TARGET` says),
+    "x86-64-v2", "x86-64-v3", "x86-64-v4", or this processor with a number of float32 lanes.
     """
 
     on_new_shape: str = "error"
@@ -32,6 +35,7 @@ class CompileOptions:
     optimize: bool = True
     debug: bool = False
     deterministic: bool = False
+    target: str | int = NATIVE
 
     def __post_init__(self) -> None:
         if self.on_new_shape not in ("error", "specialise"):
@@ -41,6 +45,7 @@ class CompileOptions:
                 'Use "error" or "specialise".',
             )
         check_whole("CompileOptions", "max_shapes", self.max_shapes)
+        target_name(self.target)  # anything that is none is an error here
 
 
 def as_options(options: object, otherwise: CompileOptions | None = None) -> CompileOptions:
@@ -135,6 +140,7 @@ class CompileReport:
     unreached: tuple[str, ...] = ()
     programs: list[ProgramFacts] = field(default_factory=list)
     state_bytes: int = 0  # of the session: parameters, optimizer, counters
+    target: str = ""  # the processor that programs are compiled for, where that is a choice
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -173,7 +179,8 @@ class CompileReport:
     def __str__(self) -> str:
         lines = [
             f"device {self.device}, precision {self.precision}, {self.parameters:,} parameters, "
-            f"{self.compiles} program{'' if self.compiles == 1 else 's'}",
+            f"{self.compiles} program{'' if self.compiles == 1 else 's'}"
+            + (f", target {self.target}" if self.target else ""),
             f"{'stage':<18}{'seconds':>9}{'nodes':>8}",
         ]
         for name, seconds in self.seconds.items():

@@ -287,7 +287,7 @@ def _scatter_add(shape: Shape) -> Samples:
 def _call(shape: Shape) -> Samples:
     body = trace(call_body, TensorType(shape), TensorType(shape))
     for recompute in (False, True):
-        yield Sample(Call(body, recompute), (real(*shape), real(*shape)))
+        yield Sample(Call(body, recompute=recompute), (real(*shape), real(*shape)))
 
 
 @WIDE(SCAN)

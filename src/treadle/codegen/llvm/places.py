@@ -6,6 +6,7 @@ from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.codegen.llvm.analysis import memory_element
 from treadle.codegen.llvm.emitter import Function, Reg, number, vector, width_of
+from treadle.codegen.llvm.halves import half_bits, half_value
 from treadle.codegen.llvm.module import Module
 from treadle.codegen.llvm.scalars import Scalars, register_element
 from treadle.kernel.index import Bounded, Data, Index, Quotient, Remainder, Var, data_locals, uses
@@ -20,7 +21,7 @@ class Places:
         self, function: Function, module: Module, places: dict[str, Reg], types: dict[str, DType]
     ):
         self.f, self.module, self.places, self.types = function, module, places, types
-        self.scalars = Scalars(function, module.elementary, module.permutes)
+        self.scalars = Scalars(function, module.elementary, module.machine)
         self.variables: dict[Var, Reg] = {}  # the first lane's value
         self.lanes: Var | None = None  # the variable that lanes count
         self.width = 1
@@ -130,7 +131,7 @@ class Places:
         if dtype is dtypes.bool_:
             return f.compare("icmp ne", found, number(0, memory))
         if dtype is dtypes.float16:
-            return f.convert("fpext", found, vector("float", width))
+            return half_value(f, found, self.module.machine.has_half)
         if dtype is dtypes.bfloat16:
             wide = f.convert("zext", found, vector("i32", width))
             shifted = f.binary("shl", wide, number(16, wide.type))
@@ -142,7 +143,7 @@ class Places:
         if dtype is dtypes.bool_:
             value = f.convert("zext", value, vector("i8", width))
         elif dtype is dtypes.float16:
-            value = f.convert("fptrunc", value, vector("half", width))
+            value = half_bits(f, value, self.module.machine.has_half)
         elif dtype is dtypes.bfloat16:
             bits = f.convert("bitcast", value, vector("i32", width))
             high = f.binary("lshr", bits, number(16, bits.type))

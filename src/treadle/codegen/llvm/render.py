@@ -23,6 +23,7 @@ from treadle.codegen.llvm.analysis import (
 from treadle.codegen.llvm.emitter import (
     Function,
     Reg,
+    multiply_add,
     number,
     suffix,
     vector,
@@ -34,7 +35,7 @@ from treadle.codegen.llvm.products import ProductWriter
 from treadle.codegen.llvm.scalars import register_element
 from treadle.codegen.llvm.transpose import transposition
 from treadle.codegen.llvm.transpose import write as write_transposed
-from treadle.kernel.access import accesses
+from treadle.kernel.access import accesses, loads_in, locals_in
 from treadle.kernel.cost import outermost, padded
 from treadle.kernel.index import Index
 from treadle.kernel.nodes import (
@@ -152,10 +153,10 @@ class _Writer(Places):
         writer.write(product, starts, apart or 0, 1 if inner is None else inner.extent)
 
     def accumulated(self, old: Reg, op: str, value: Value) -> Reg:
-        """A product that is added is rounded once."""
+        """A product that is added is rounded once, where the machine has an instruction for it."""
         if op == "add" and isinstance(value, Apply) and value.op == "mul" and value.dtype in _FUSED:
             a, b = (self.value(o) for o in value.operands)
-            return self.f.intrinsic("fma", a, b, old)
+            return multiply_add(self.f, a, b, old, self.module.machine.has_fma)
         return self.scalars.apply(op, [old, self.value(value)], value.dtype, value.dtype)
 
     # Loops
@@ -296,10 +297,12 @@ class _Writer(Places):
         return self.f.compare("icmp ult", moved, number(max(0, high - low), lanes.type))
 
     def guarded(self, guard: Value, inner: Value, other: Value) -> Reg:
-        """A branch where all lanes agree; a masked load; otherwise the lanes one at a time."""
+        """A branch where all lanes agree; a choice; a masked load; or the lanes one at a time."""
         if self.width == 1 or (isinstance(guard, Within) and self._is_uniform(guard.index)):
             return self._branch(self._condition(guard), inner, other)
         mask = self.value(guard)
+        if not loads_in(inner):  # arithmetic harms nobody where it is not wanted
+            return self.f.select(mask, self.value(inner), self.value(other))
         if (
             isinstance(inner, Load)
             and self._lane_step(inner.buffer, inner.index) == 1
@@ -361,8 +364,9 @@ class _Writer(Places):
         assert self.lanes is not None
         locals_, var, width = self.locals, self.lanes, self.width
         base = self.variables[var]
+        used = {n: locals_[n] for n in sorted(locals_in(value))}
         self.locals = {
-            n: self.f.extract(r, lane) if width_of(r.type) > 1 else r for n, r in locals_.items()
+            n: self.f.extract(r, lane) if width_of(r.type) > 1 else r for n, r in used.items()
         }
         self.variables[var] = self.f.binary("add", base, number(lane, "i64")) if lane else base
         self.lanes, self.width, self.lane = None, 1, lane
