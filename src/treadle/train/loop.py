@@ -14,7 +14,6 @@ from treadle.data.loaders import Loader, State
 from treadle.metrics.metric import Group
 from treadle.train.callback import Callbacks
 from treadle.train.evaluation import evaluate
-from treadle.train.indices import IndexRanges
 from treadle.train.interrupts import Interrupts
 from treadle.train.loggers import Loggers
 from treadle.train.progress import Display, rate_of
@@ -56,7 +55,6 @@ class Loop:
         self.run, self.plan, self.folder = run, plan, folder
         self._callbacks, self._loggers, self._display = callbacks, loggers, display
         self._group, self.interrupts = group, interrupts
-        self._indices = IndexRanges(run.step.graph)
         self._has_start, self._has_end = (
             callbacks.has("on_step_start"),
             callbacks.has("on_step_end"),
@@ -116,7 +114,6 @@ class Loop:
         run.batch, run.watched = batch, NOTHING
         if self._has_start:
             calls("on_step_start", run)
-        self._indices.check("fit", batch)
         out = run.step(batch) if run.watched is NOTHING else run.step(batch, *run.watched)
         run.out = out
         run.batches += 1
@@ -204,7 +201,6 @@ class Loop:
         """An evaluation changes nothing, so that it can be left at any batch."""
         for batch in batches:
             self.interrupts.raise_if_asked()
-            self._indices.check("validation", batch)
             yield batch
 
     def _rate(self) -> dict[str, float]:
