@@ -22,7 +22,7 @@ from treadle.domains.moves import MOVES, Move, positions_after, rows_of, then
 from treadle.domains.piecewise import Function, Intervals
 from treadle.ir import composites as c
 from treadle.ir.composites import definition_graph
-from treadle.ir.control import CALL, SCAN, Call, Scan
+from treadle.ir.control import Call, Scan
 from treadle.ir.graph import Graph, Node, Value
 from treadle.ir.literal import ArrayLiteral
 from treadle.ir.op import Attributes, Op, RuleTable, Types
@@ -299,7 +299,8 @@ def _changed(node: Node, operands: Sequence[Known]) -> Known:
                 for t in by_place
             ]
             function = _CHANGES[node.op](*functions)
-            function = None if function is None else piecewise.held(function, dtype)
+            is_cast = node.op is e.CAST
+            function = None if function is None else piecewise.held(function, dtype, is_cast)
             if function is not None:
                 found.append(source._replace(function=function))
     return tuple(found) or None

@@ -164,11 +164,11 @@ def either(f: Function, g: Function) -> Function | None:
     return _joined(f, g, lambda a, b: [a._replace(offset=a.offset | b.offset)])
 
 
-def held(function: Function, dtype: DType) -> Function | None:
+def held(function: Function, dtype: DType, is_cast: bool = False) -> Function | None:
     """The function as a dtype holds it: a flag, or an integer that wraps around.
 
-    An index that would wrap around a wide type many times is not right; what happens to it in a
-    narrow one may be meant.
+    An index that overflows a wide type is not right, but for the two meanings that a cast gives a
+    sign; what happens to it in a narrow one may be meant.
     """
     if dtype is bool_:
         is_zero = equal(function, constant(0, function))
@@ -179,9 +179,10 @@ def held(function: Function, dtype: DType) -> Function | None:
     for piece in function:
         least, most = piece.values()
         first, last = (least - low) // size, (most - low) // size
-        if last - first >= MOST_WRAPS:
-            if dtype.bits < WIDE:
-                return None
+        is_far = last - first >= MOST_WRAPS
+        if is_far and dtype.bits < WIDE:
+            return None
+        if is_far or (dtype.bits >= WIDE and not is_cast):
             first = last = 0
         for turn in range(first, last + 1):
             inside = _inside(piece, low + turn * size, high + turn * size)
