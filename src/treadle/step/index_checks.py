@@ -133,7 +133,7 @@ def remedy(op: str, allowed: Intervals) -> str:
         return "There is nothing to choose from."
     low, high = next((i for i in allowed if i[0] <= 0 <= i[1]), allowed[-1])
     others = [f"{a}" if a == b else f"{a} to {b}" for a, b in allowed if (a, b) != (low, high)]
-    text = f"Count from {low} to {high}" + "".join(f", or {o}" for o in others)
+    text = f"Count from {low} to {high}"
     if _WHAT.get(op) == "classes":
         text += ": LabelEncoder does that. If there are more classes, the model needs more scores"
-    return f"{text}."
+    return f"{text}." + (f" Also right: {', '.join(others)}." if others else "")
