@@ -18,9 +18,8 @@ from collections.abc import Callable
 import numpy as np
 
 import treadle as td
-from treadle import nn, optim
-
 from models import WORKLOADS, loss
+from treadle import nn, optim
 
 TURN = 200  # steps
 

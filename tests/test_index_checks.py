@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,9 @@ from treadle.domains.float64 import evaluate_float64
 from treadle.domains.index_ranges import index_ranges
 from treadle.ir.graph import Graph
 from treadle.ir.rewrite import remove_dead_code
+from treadle.nn.tracing import Inputs
 from treadle.optim.append import Mode
+from treadle.pipeline import CompileReport, StepRecipe, build_step
 from treadle.step.index_checks import IndexChecks
 from treadle.step.index_guard import FLAG, Guarded, Unlooked, guarded
 from treadle.step.programs import UNWATCHED
@@ -465,6 +470,32 @@ def test_new_shapes_are_looked_at_too() -> None:
     small["y"][3] = 5
     with pytest.raises(td.IndexRangeError, match=r"y\[3\] is 5"):
         step(small)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "gpt_nano", "lstm"])
+def test_workloads_of_the_benchmarks(name: str) -> None:
+    """What the user wrote is named, not what its gradient uses; and their batches pass."""
+    path = Path(__file__).parents[1] / "bench" / "models.py"
+    source = importlib.util.spec_from_file_location("bench_models", path)
+    assert source is not None
+    assert source.loader is not None
+    models = importlib.util.module_from_spec(source)
+    sys.modules["bench_models"] = models
+    source.loader.exec_module(models)
+    workload = models.WORKLOADS[name]
+    recipe = StepRecipe(
+        workload.make(), models.loss, optim.sgd(0.1), "step0:", 1, None, td.float32,
+        td.CompileOptions(),
+    )  # fmt: skip
+    report = CompileReport("cpu", "float32")
+    inputs = Inputs.of(workload.specs())
+    graph = build_step(recipe, recipe.plan(), inputs, report)[Mode.UPDATE]
+    checks = IndexChecks(graph)
+    found = [(c.range.leaf, c.range.op, c.range.size, c.part) for c in checks.checks]
+    labels = ("batch:y", "cross_entropy", workload.classes, None)
+    tokens = [("batch:x", "embedding", workload.classes, None)] if workload.tokens else []
+    assert found == [*tokens, labels]
+    checks.check("step", {f"batch:{n}": a for n, a in workload.batch().items()})
 
 
 def test_trainers_look_too() -> None:

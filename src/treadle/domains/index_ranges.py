@@ -196,10 +196,8 @@ class _Walk:
     def _claim(self, source: Source, size: int, node: Node) -> None:
         allowed = piecewise.preimage(source.function, 0, size - 1)
         key = source.leaf, source.moves, allowed
-        if key not in self.claims:
-            self.claims[key] = IndexRange(
-                source.leaf, None, allowed, node.op.name, size, node.origin
-            )
+        claim = IndexRange(source.leaf, None, allowed, node.op.name, size, node.origin)
+        self.claims[key] = _plainer(self.claims.get(key, claim), claim)
 
 
 def _fixed(attributes: Attributes) -> Fixed | None:
@@ -363,6 +361,8 @@ def _is_digit(graph: Graph, value: Value, size: int, known: dict[Value, Known]) 
 
 # What was found
 
+_OF_GRADIENTS = frozenset([c.ONE_HOT.name, c.LINEAR_CROSS_ENTROPY_GRAD.name, i.SCATTER_ADD.name])
+
 
 def _placed(moves: tuple[Move, ...], claim: IndexRange, type_: TensorType) -> IndexRange | None:
     """A claim with the elements it is about; None where it asks for nothing."""
@@ -380,9 +380,14 @@ def _merged(claims: Sequence[IndexRange], types: dict[str, TensorType]) -> list[
         key = claim.leaf, claim.allowed
         first = found.get(key, claim)
         positions = _union(first.positions, claim.positions, types[claim.leaf].size)
-        found[key] = first._replace(positions=positions)
+        found[key] = _plainer(first, claim)._replace(positions=positions)
     ranges = list(found.values())
     return [r for r in ranges if not any(_implies(other, r) for other in ranges if other is not r)]
+
+
+def _plainer(a: IndexRange, b: IndexRange) -> IndexRange:
+    """The one to tell of: gradients of losses and tables have ops that the user did not write."""
+    return b if a.op in _OF_GRADIENTS and b.op not in _OF_GRADIENTS else a
 
 
 def _union(a: np.ndarray | None, b: np.ndarray | None, size: int) -> np.ndarray | None:

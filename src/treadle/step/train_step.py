@@ -239,7 +239,7 @@ class TrainStep:
         """Steps on the first of some batches, those that fit one program; none if that cannot."""
         with self.session.lock:
             if self._on_device:
-                self._unlooked.look()
+                self._unlooked.look(MOST_IN_A_CALL)
             variants, first = self._programs.get("run", batches[0])
             is_guarded = self._on_device and variants.indices.are_there(first)
             program = variants.step(Mode.UPDATE, UNWATCHED, is_guarded)
