@@ -301,6 +301,11 @@ def test_arrays_of_every_kind() -> None:
         with pytest.raises(td.IndexRangeError, match=r"0\[1, 2\] is 5,"):
             program(array)
         assert array[1, 2] == 5, name
+    long = td.compile(lambda y: td.take(td.zeros(1000), y), Spec((3,), i32))
+    for dtype in (np.int8, np.int16, np.int64):
+        long(np.array([0, 1, 127], dtype))
+        with pytest.raises(td.IndexRangeError, match=r"0\[1\] is -1,"):
+            long(np.array([0, -1, 2], dtype))
     one = td.compile(lambda y: td.take(X, y), Spec((), i32))
     with pytest.raises(td.IndexRangeError, match="0 is 6,"):
         one(np.int32(6))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -18,19 +18,10 @@ from treadle.nn.tracing import INPUT_PREFIX, Inputs
 from treadle.pipeline import CompileOptions
 from treadle.runtime.cuda.arrays import found, is_on_device
 from treadle.runtime.session import Session, fitted
-from treadle.step.index_checks import IndexChecks
+from treadle.step.index_checks import Looking
 
 MOST_SHOWN = 6  # problems that one message lists
-
-
-class Checked(Protocol):
-    """What is built from a graph, and what it asks of the integers of a batch."""
-
-    @property
-    def indices(self) -> IndexChecks: ...
-
-
-Built = TypeVar("Built", bound=Checked)
+Built = TypeVar("Built", bound=Looking)
 Arrays = dict[str, np.ndarray]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,9 +14,13 @@ from treadle.domains.piecewise import Intervals
 from treadle.ir.graph import Graph
 from treadle.nn.tracing import INPUT_PREFIX
 
-# As unsigned numbers negative ones are large, so that one pass finds both. NumPy finds the place of
-# the largest in half the time of its value.
-UNSIGNED = {np.dtype(f"{kind}{n}"): np.dtype(f"u{n}") for kind in "iu" for n in (1, 2, 4, 8)}
+# As unsigned numbers negative ones are larger than all others, so that one pass finds both. NumPy
+# finds the place of the largest in half the time of its value.
+UNSIGNED = {
+    np.dtype(f"{kind}{n}"): (np.dtype(f"u{n}"), int(np.iinfo(f"{kind}{n}").max))
+    for kind in "iu"
+    for n in (1, 2, 4, 8)
+}
 _WHAT = {"cross_entropy": "classes", "linear_cross_entropy": "classes", "one_hot": "classes"}
 _WHAT |= {"embedding": "rows", "gather": "elements along its axis"}
 
@@ -59,12 +63,20 @@ class IndexChecks:
             if type(array) is not np.ndarray:
                 continue
             elements = array if check.part is None else check.elements(array)
-            unsigned = UNSIGNED.get(elements.dtype)
-            if unsigned is not None:
-                numbers = elements.view(unsigned)
-                if numbers.item(numbers.argmax()) <= check.most:
+            known = UNSIGNED.get(elements.dtype)
+            if known is not None:
+                numbers, most = elements.view(known[0]), known[1]
+                largest = numbers.item(numbers.argmax())
+                if largest <= check.most and largest <= most:
                     continue
             _look(operation, array, check)
+
+
+class Looking(Protocol):
+    """What is built from a graph, and what it asks of the integers of a batch."""
+
+    @property
+    def indices(self) -> IndexChecks: ...
 
 
 NOTHING = IndexChecks(Graph((), ()))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from treadle.ir.rewrite import inline_into
 from treadle.pipeline import optimize
 from treadle.runtime.executable import Executable
 from treadle.runtime.session import Session
-from treadle.step.index_checks import Check, IndexChecks
+from treadle.step.index_checks import Check, IndexChecks, Looking
 
 FLAG = "indices"  # the result that says whether all are in range
 AHEAD = 3  # steps that may be on their way before an error: as many as a GPU is given at once
@@ -108,13 +108,6 @@ def refuse(operation: str, checks: IndexChecks, arrays: Mapping[str, Any]) -> No
         f"an index in {names} was out of range when the program ran, and no longer is",
         "Write no array that a step still reads: look at its loss first.",
     )
-
-
-class Looking(Protocol):
-    """What is built from a graph, and what it asks of the integers of a batch."""
-
-    @property
-    def indices(self) -> IndexChecks: ...
 
 
 def run_guarded(

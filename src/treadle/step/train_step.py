@@ -42,13 +42,7 @@ from treadle.step.forward import Forward
 from treadle.step.hyperparameters import Hyperparameters, schedule_value
 from treadle.step.index_guard import Unlooked, run_guarded
 from treadle.step.programs import UNWATCHED, Evaluation, Variants, Watched
-from treadle.step.results import (
-    EvalResult,
-    RunResult,
-    StepResult,
-    arrays_of,
-    named,
-)
+from treadle.step.results import EvalResult, RunResult, StepResult, arrays_of, named
 from treadle.step.watching import anomaly_of, run_watched
 
 if TYPE_CHECKING:
@@ -171,21 +165,16 @@ class TrainStep:
                 if self.session.progress(program) != before:
                     self._advance(mode)
                 raise
-            done = replace(self._done) if is_guarded else self._done
+            before_it = replace(self._done) if is_guarded else self._done
             self._advance(mode)
             if is_guarded:
-                undo = self._undone(done)
+                undo = functools.partial(self._undo, before_it, replace(self._done))
                 return self._unlooked.add(operation, variants, arrays, outputs, undo), mode
             return outputs, mode
 
-    def _undone(self, before: _Done) -> Callable[[], None]:
-        """Counts as they were, unless other steps were made since: for one that is refused."""
-        after = replace(self._done)
-
-        def undo() -> None:
-            self._done = before if self._done == after else self._done
-
-        return undo
+    def _undo(self, before: _Done, after: _Done) -> None:
+        """Counts without a step that was refused, unless others were made since."""
+        self._done = before if self._done == after else self._done
 
     def _mode(self) -> Mode:
         if self.recipe.accumulate == 1:
