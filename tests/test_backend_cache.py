@@ -22,7 +22,8 @@ from treadle import loading, nn, optim
 from treadle.base.errors import CacheWarning
 from treadle.runtime import cache as caching
 from treadle.runtime.cache import PlanCache
-from treadle.runtime.native import Target, compile_object, host
+from treadle.runtime.native import compile_object, host
+from treadle.runtime.targets import Target
 
 TABLE = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 
@@ -176,7 +177,7 @@ TARGETS: dict[str, Callable[[Target], Target]] = {
     "another processor": lambda t: replace(t, cpu="x86-64-v3"),
     "fewer features": lambda t: replace(t, features=t.features.replace("+avx2", "-avx2")),
     "more features": lambda t: replace(t, features=t.features + ",+amx-tile"),
-    "narrower vectors": lambda t: replace(t, width=4),
+    "narrower vectors": lambda t: replace(t, machine=replace(t.machine, width=4)),
 }
 
 
@@ -187,7 +188,7 @@ def test_a_plan_of_another_machine_is_not_used(
     make()
     other = TARGETS[name](host())
     assert other != host()
-    monkeypatch.setattr(loading, "host", lambda: other)
+    monkeypatch.setattr(loading, "chosen_target", lambda _: other)
     step = make()
     assert step.report.cache_hits == 0
     assert len(entries(folder)) == 2

@@ -9,7 +9,7 @@ import pytest
 
 import treadle as td
 from backend import assert_within, build, draw
-from test_trajectories import GPT
+from trajectories import GPT
 from treadle import losses, nn, optim
 from treadle.autodiff.backward import differentiate
 from treadle.ir.graph import Graph
@@ -17,6 +17,7 @@ from treadle.kernel.nodes import For, Kernel, Multiply, Statement
 from treadle.kernel.program import Phase, Program
 from treadle.kernel.text import to_text
 from treadle.memory import assemble as assembling
+from treadle.runtime.native import host
 from treadle.schedule.schedule import schedule
 from treadle.schedule.target import CPU
 
@@ -285,7 +286,9 @@ def test_the_report_counts_what_was_built(step: td.TrainStep) -> None:
 
 def test_the_report_is_a_table(step: td.TrainStep) -> None:
     lines = str(step.report).splitlines()
-    assert lines[0] == "device cpu, precision float32, 1,349 parameters, 1 program"
+    target = f"native ({host().cpu}, {host().width} lanes)"
+    about = "device cpu, precision float32, 1,349 parameters, 1 program"
+    assert lines[0] == f"{about}, target {target}"
     assert lines[1].split() == ["stage", "seconds", "nodes"]
     head = next(i for i, line in enumerate(lines) if line.startswith("program"))
     assert lines[head].split()[:4] == ["program", "calls", "kernels", "GFLOP"]

@@ -20,6 +20,7 @@ from treadle.frontend.functions.linear import contract
 from treadle.ir.graph import Graph
 from treadle.ir.types import TensorType
 from treadle.kernel import cost
+from treadle.kernel.machine import Machine
 from treadle.kernel.nodes import For, Multiply, Statement
 from treadle.schedule.fuse import products_in
 from treadle.schedule.schedule import schedule
@@ -48,7 +49,7 @@ def linear(rows: int, inputs: int, outputs: int) -> Graph:
 
 
 def text_of(graph: Graph, width: int) -> str:
-    return render_program(schedule(graph, panel=2 * width), width)
+    return render_program(schedule(graph, panel=2 * width), Machine(width))
 
 
 @pytest.mark.parametrize(("depth", "square"), [(784, 16), (72, 8), (40, 8)])

@@ -323,14 +323,14 @@ def test_erf_in_pieces() -> None:
     one = Compiled("erf", 1, permutes=True)(x)
     assert ulps(one, exact("erf", x)).max() <= 2.3
     assert np.array_equal(np.signbit(one[x == 0]), np.signbit(x[x == 0]))
-    for width in (4, 8, *([16] if host().permutes else [])):
+    for width in (4, 8, *([16] if host().machine.permutes else [])):
         other = Compiled("erf", width, permutes=True, inline=width == 8)(x)
         assert np.array_equal(one.view(np.uint32), other.view(np.uint32)), width
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_processor_without_extensions_gives_the_same_bits(name: str) -> None:
-    """Neither the instructions LLVM chooses nor fma as a call changes a result."""
+    """Neither the instructions LLVM chooses nor a missing fma changes a result."""
     operands = operands_of(name, random_bits(20_000, seed=3))
     plain = Compiled(name, 4, is_plain=True)(*operands)
     assert np.array_equal(plain.view(np.uint32), compiled(name, 4)(*operands).view(np.uint32))

@@ -19,10 +19,12 @@ from treadle.domains.float64 import evaluate_float64
 from treadle.ir.graph import Graph
 from treadle.ir.op import OPS, Op
 from treadle.ir.ops.leaves import NAMED_LEAVES
+from treadle.kernel.machine import NATIVE, Machine, target_name
 from treadle.memory.assemble import assemble
 from treadle.memory.plan import plan_buffers
 from treadle.runtime.cpu import NativeProgram
-from treadle.runtime.native import compile_object, host
+from treadle.runtime.native import compile_object, processor
+from treadle.runtime.targets import target_of
 from treadle.schedule.schedule import schedule
 from treadle.verify.samples import samples_of
 from treadle.verify.sampling import Sample, sample_graph
@@ -31,10 +33,10 @@ from treadle.verify.sampling import Sample, sample_graph
 def native(
     graph: Graph, threads: int = 1, fuse: bool = True, width: int | None = None
 ) -> NativeProgram:
-    width = width or host().width
-    program = schedule(graph, fuse, 2 * width)
+    target = target_of(target_name(width or NATIVE), processor())
+    program = schedule(graph, fuse, 2 * target.width)
     plan = assemble(program, plan_buffers(program))
-    objects = [compile_object(render_program(program, width))]
+    objects = [compile_object(render_program(program, target.machine), target)]
     return NativeProgram(graph, plan, objects, dict(program.constants), threads)
 
 
@@ -125,7 +127,7 @@ def test_equal_kernels_are_compiled_once() -> None:
 
     graph = td.trace(layers, td.Spec((4, 8)), td.Spec((8, 8)))
     program = schedule(graph, fuse=False)
-    source = render_program(program, 8)
+    source = render_program(program, Machine(8))
     assert len(list(program.calls())) == 10
     assert source.count("define  void @kernel.") == 2
 

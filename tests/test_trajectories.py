@@ -8,17 +8,10 @@ import torch
 import torch.nn.functional as F
 
 import treadle as td
-from treadle import losses, nn, optim
+from trajectories import TRAJECTORIES
+from treadle import losses
 
 STEPS = 50
-
-
-class MLP(nn.Module):
-    def __init__(self) -> None:
-        self.fc1, self.fc2 = nn.Linear(6, 16), nn.Linear(16, 4)
-
-    def forward(self, x):
-        return self.fc2(td.gelu(self.fc1(x)))
 
 
 class TorchMLP(torch.nn.Module):
@@ -30,16 +23,6 @@ class TorchMLP(torch.nn.Module):
         return self.fc2(F.gelu(self.fc1(x)))
 
 
-class CNN(nn.Module):
-    def __init__(self) -> None:
-        self.conv, self.bn = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4)
-        self.fc = nn.Linear(4 * 9, 3)
-
-    def forward(self, x):
-        h = td.max_pool(td.relu(self.bn(self.conv(x))), 2)
-        return self.fc(td.flatten(h, 1))
-
-
 class TorchCNN(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -49,29 +32,6 @@ class TorchCNN(torch.nn.Module):
     def forward(self, x):
         h = F.max_pool2d(F.relu(self.bn(self.conv(x))), 2)
         return self.fc(h.flatten(1))
-
-
-class Block(nn.Module):
-    def __init__(self, d: int, heads: int) -> None:
-        self.ln_1, self.attn = nn.LayerNorm(d), nn.MultiHeadAttention(d, heads, batch_first=True)
-        self.ln_2, self.fc, self.out = nn.LayerNorm(d), nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
-
-    def forward(self, x):
-        x = x + self.attn(self.ln_1(x), causal=True)
-        return x + self.out(td.gelu(self.fc(self.ln_2(x)), approximate="tanh"))
-
-
-class GPT(nn.Module):
-    def __init__(self, vocabulary: int = 11, d: int = 8, t: int = 6, layers: int = 2) -> None:
-        self.wte, self.wpe = nn.Embedding(vocabulary, d), nn.Embedding(t, d)
-        self.blocks = nn.ModuleList(Block(d, 2) for _ in range(layers))
-        self.ln_f = nn.LayerNorm(d)
-
-    def forward(self, tokens):
-        x = self.wte(tokens) + self.wpe(td.arange(tokens.shape[1]))
-        for block in self.blocks:
-            x = block(x)
-        return td.linear(self.ln_f(x), self.wte.weight)
 
 
 class TorchBlock(torch.nn.Module):
@@ -103,14 +63,6 @@ class TorchGPT(torch.nn.Module):
         return F.linear(self.ln_f(x), self.wte.weight)
 
 
-class Tagger(nn.Module):
-    def __init__(self) -> None:
-        self.lstm, self.fc = nn.LSTM(5, 7, num_layers=2), nn.Linear(7, 3)
-
-    def forward(self, x):
-        return self.fc(self.lstm(x)[0])
-
-
 class TorchTagger(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -127,19 +79,25 @@ def warmup_cosine(count: int, peak: float, warmup: int, steps: int) -> float:
     return 0.5 * peak * (1 + np.cos(np.pi * part))
 
 
+# Beside a trajectory: the model there, its optimizer, and the rate of each step where it changes.
+PEERS = {
+    "mlp-adamw": (TorchMLP, lambda p: torch.optim.AdamW(p, 1e-2), None),
+    "cnn-batchnorm-sgd": (
+        TorchCNN,
+        lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, weight_decay=1e-3),
+        None,
+    ),
+    "gpt-adamw-clip-warmup": (
+        TorchGPT,
+        lambda p: torch.optim.AdamW(p, 1e-2, weight_decay=0.1),
+        lambda i: warmup_cosine(i, 1e-2, 5, 40),
+    ),
+    "lstm-adam": (TorchTagger, lambda p: torch.optim.Adam(p, 1e-2), None),
+}
 CASES = {
-    "mlp-adamw": (MLP, TorchMLP, (8, 6), (8,), 4, lambda: optim.adamw(1e-2),
-                  lambda p: torch.optim.AdamW(p, 1e-2), None, None),
-    "cnn-batchnorm-sgd": (CNN, TorchCNN, (6, 1, 6, 6), (6,), 3,
-                          lambda: optim.sgd(0.05, momentum=0.9, weight_decay=1e-3),
-                          lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, weight_decay=1e-3), None, None),
-    "gpt-adamw-clip-warmup": (GPT, TorchGPT, None, (3, 6), 11,
-                              lambda: optim.adamw(optim.warmup_cosine(1e-2, 5, 40), weight_decay=0.1),
-                              lambda p: torch.optim.AdamW(p, 1e-2, weight_decay=0.1), 0.5,
-                              lambda i: warmup_cosine(i, 1e-2, 5, 40)),
-    "lstm-adam": (Tagger, TorchTagger, (4, 3, 5), (4, 3), 3, lambda: optim.adam(1e-2),
-                  lambda p: torch.optim.Adam(p, 1e-2), None, None),
-}  # fmt: skip
+    name: (t.model, peer, t.x, t.y, t.classes, t.optimizer, theirs, t.clip, rate)
+    for (name, t), (peer, theirs, rate) in zip(TRAJECTORIES.items(), PEERS.values(), strict=True)
+}
 
 
 @pytest.mark.parametrize("name", CASES)

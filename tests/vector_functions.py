@@ -13,6 +13,7 @@ from scipy import special
 from treadle.base.dtypes import DType, float32
 from treadle.codegen.llvm import mathematics
 from treadle.codegen.llvm.emitter import Function, Reg, element_type, number, vector
+from treadle.kernel.machine import Machine
 
 REFERENCES: dict[str, Callable[..., np.ndarray]] = {
     "exp": np.exp,
@@ -26,22 +27,20 @@ REFERENCES: dict[str, Callable[..., np.ndarray]] = {
 }
 
 
-def loop_over_arrays(
-    name: str, width: int, dtype: DType, inline: bool = False, permutes: bool = False
-) -> str:
+def loop_over_arrays(name: str, width: int, dtype: DType, inline: bool, machine: Machine) -> str:
     """A module with one exported function: operands, result, count (a multiple of the width)."""
     arity = mathematics.arity(name)
     pointers = [Reg("ptr", f"%p{i}") for i in range(arity + 1)]
     count = Reg("i64", "%count")
     run = Function("run", [*pointers, count], linkage="dso_local")
     element = element_type(dtype)
-    definition = mathematics.define(name, width, dtype, permutes)
+    definition = mathematics.define(name, width, dtype, machine)
     type_ = vector(element, width)
     with run.loop(number(0, "i64"), count, number(width, "i64")) as loop:
         at = [run.value("ptr", f"getelementptr {element}, {p}, {loop.counter}") for p in pointers]
         operands = [run.value(type_, f"load {type_}, {p}, align {dtype.itemsize}") for p in at[:-1]]
         if inline:
-            result = mathematics.apply(run, name, *operands, permutes=permutes)
+            result = mathematics.apply(run, name, *operands, machine=machine)
         else:
             result = run.call(definition.name, type_, *operands)
         run.do(f"store {result}, {at[-1]}, align {dtype.itemsize}")
@@ -74,7 +73,8 @@ class Compiled:
         permutes: bool = False,
     ) -> None:
         self.width, self.dtype, self.arity = width, dtype, mathematics.arity(name)
-        module = llvm.parse_assembly(loop_over_arrays(name, width, dtype, inline, permutes))
+        machine = Machine(width, permutes, has_fma=not is_plain)
+        module = llvm.parse_assembly(loop_over_arrays(name, width, dtype, inline, machine))
         module.verify()
         self.engine = llvm.create_mcjit_compiler(module, _target_machine(is_plain))
         self.engine.finalize_object()

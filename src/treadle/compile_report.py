@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from treadle.base.errors import ArgumentError
+from treadle.base.numbers import check_whole
+from treadle.kernel.machine import NATIVE, target_name
 from treadle.kernel.plan import KernelFacts
 
 
@@ -24,6 +26,8 @@ class CompileOptions:
     always does. `check_indices` looks at integers of the batch that are used as indices, before
     anything runs: one that is out of range is an error. `debug=True` makes it one for indices that
     are computed, too, which are held inside their axis otherwise.
+    `target` is the processor that the CPU's code is for: "native" (or what `TREADLE_TARGET` says),
+    "x86-64-v2", "x86-64-v3", "x86-64-v4", or this processor with a number of float32 lanes.
     """
 
     on_new_shape: str = "error"
@@ -33,6 +37,7 @@ class CompileOptions:
     optimize: bool = True
     debug: bool = False
     deterministic: bool = False
+    target: str | int = NATIVE
     check_indices: bool = True
 
     def __post_init__(self) -> None:
@@ -42,8 +47,19 @@ class CompileOptions:
                 f"on_new_shape is {self.on_new_shape!r}",
                 'Use "error" or "specialise".',
             )
-        if self.max_shapes < 1:
-            raise ArgumentError("CompileOptions", f"max_shapes = {self.max_shapes}", "At least 1.")
+        check_whole("CompileOptions", "max_shapes", self.max_shapes)
+        target_name(self.target)  # anything that is none is an error here
+
+
+def as_options(options: object, otherwise: CompileOptions | None = None) -> CompileOptions:
+    """The options given, or else others: the usual ones."""
+    if options is None:
+        return otherwise or CompileOptions()
+    if not isinstance(options, CompileOptions):
+        raise ArgumentError(
+            "compile", f"options = {options!r}", "Pass td.CompileOptions(on_new_shape=…)."
+        )
+    return options
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +95,14 @@ class ProgramFacts:
 class KernelTime:
     """What a kernel took in one step on one thread, and how near that is to the processor's best.
 
-    `ceiling` is the larger of the shares of arithmetic and memory that it reached.
+    `ceiling` is the larger of the shares of arithmetic and memory that it reached. `lines` are
+    those of the model that it computes.
     """
 
     kernel: KernelFacts
     seconds: float
     ceiling: float
+    lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +143,7 @@ class CompileReport:
     unreached: tuple[str, ...] = ()
     programs: list[ProgramFacts] = field(default_factory=list)
     state_bytes: int = 0  # of the session: parameters, optimizer, counters
+    target: str = ""  # the processor that programs are compiled for, where that is a choice
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -163,7 +182,8 @@ class CompileReport:
     def __str__(self) -> str:
         lines = [
             f"device {self.device}, precision {self.precision}, {self.parameters:,} parameters, "
-            f"{self.compiles} program{'' if self.compiles == 1 else 's'}",
+            f"{self.compiles} program{'' if self.compiles == 1 else 's'}"
+            + (f", target {self.target}" if self.target else ""),
             f"{'stage':<18}{'seconds':>9}{'nodes':>8}",
         ]
         for name, seconds in self.seconds.items():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from treadle.base.memory import refuse_beyond, shown
 from treadle.base.version import __version__
 from treadle.codegen.cuda.driver import render_kernel as render_cuda_kernel
 from treadle.codegen.cuda.driver import render_program as render_cuda
@@ -51,12 +52,20 @@ from treadle.runtime.cuda.device import device as gpu
 from treadle.runtime.cuda.dnn import dnn_version, has_dnn
 from treadle.runtime.cuda.program import CudaProgram
 from treadle.runtime.executable import Executable
-from treadle.runtime.native import assembly, compile_object, compiler_version, host, is_object
+from treadle.runtime.native import (
+    assembly,
+    chosen_target,
+    compile_object,
+    compiler_version,
+    host,
+)
+from treadle.runtime.objects import is_object
 from treadle.runtime.oracle import OracleProgram
 from treadle.runtime.processors import default_threads
+from treadle.runtime.targets import Target as Processor
 from treadle.schedule.channels import Routine
 from treadle.schedule.checks import with_index_checks
-from treadle.schedule.schedule import CPU, GPU, Target, schedule
+from treadle.schedule.schedule import GPU, Target, schedule
 
 
 def load(
@@ -64,12 +73,21 @@ def load(
 ) -> Executable:
     """A graph ready to run on the report's device."""
     if report.device == "oracle":
+        _refuse_beyond(graph)
         return OracleProgram(graph)
     build = _on_gpu if report.device == "cuda" else _native
     if options.debug:
         checked, checks = with_index_checks(graph)
         return CheckedProgram(graph, build(checked, report, options, name), checks)
     return build(graph, report, options, name)
+
+
+def _refuse_beyond(graph: Graph) -> None:
+    """The oracle holds every value of a graph while it needs it, the largest at least."""
+    for node in graph.nodes:
+        for type_ in node.types:
+            origin = f" of {node.origin}" if node.origin else ""
+            refuse_beyond("compile", f"{node.op} {type_}{origin}", type_.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +102,19 @@ class Built:
 def _native(
     graph: Graph, report: CompileReport, options: CompileOptions, name: str
 ) -> NativeProgram:
+    target = chosen_target(options.target)
+    report.target = f"{target.name} ({target.cpu}, {target.width} lanes)"
     cache = plan_cache()
-    key = None if cache is None else _key(graph, options)
+    key = None if cache is None else _key(graph, options, target)
     found, native = None, None
     if cache is not None and key is not None:
         with report.stage("cache"):
             found = _unpacked(cache.get(key), graph)
-        native = None if found is None else _loaded_again(graph, found, report)
+        native = None if found is None else _loaded_again(graph, found, report, target)
     is_hit = native is not None
     if found is None or native is None:
-        found = _build(graph, report, options)
-        native = _loaded(graph, found, report)
+        found = _build(graph, report, options, target)
+        native = _loaded(graph, found, report, target)
         if cache is not None and key is not None:
             with report.stage("cache"):
                 cache.put(key, _packed(found))
@@ -102,34 +122,46 @@ def _native(
     return native
 
 
-def _loaded(graph: Graph, built: Built, report: CompileReport) -> NativeProgram:
+def _loaded(graph: Graph, built: Built, report: CompileReport, target: Processor) -> NativeProgram:
     with report.stage("load"):
         threads = default_threads()
-        return NativeProgram(graph, built.plan, built.objects, built.constants, threads)
+        plan = built.plan
+        outside = sum(s.nbytes for s in plan.slots if s.offset < 0)
+        inside = plan.arena + plan.scratch * threads
+        parts = f"{shown(outside)} of inputs, values and results, {shown(inside)} between them"
+        refuse_beyond("compile", f"the program ({parts})", outside + inside)
+        return NativeProgram(graph, built.plan, built.objects, built.constants, threads, target)
 
 
-def _loaded_again(graph: Graph, built: Built, report: CompileReport) -> NativeProgram | None:
+def _loaded_again(
+    graph: Graph, built: Built, report: CompileReport, target: Processor
+) -> NativeProgram | None:
     """What the cache gave, loaded; None where it is not what was put there: it is built again."""
     try:
-        return _loaded(graph, built, report)
+        return _loaded(graph, built, report, target)
     except (RuntimeError, LookupError, ValueError, TypeError):
         return None
 
 
-def _scheduled(graph: Graph, options: CompileOptions, target: Target = CPU) -> Program:
-    in_place = not options.debug
-    return schedule(graph, options.optimize, 2 * host().width, in_place, target)
+def _scheduled(graph: Graph, options: CompileOptions, target: Processor) -> Program:
+    return schedule(graph, options.optimize, 2 * target.width, in_place=not options.debug)
 
 
-def _build(graph: Graph, report: CompileReport, options: CompileOptions) -> Built:
+def _scheduled_for_gpu(graph: Graph, options: CompileOptions, target: Target) -> Program:
+    return schedule(graph, options.optimize, in_place=not options.debug, target=target)
+
+
+def _build(
+    graph: Graph, report: CompileReport, options: CompileOptions, target: Processor
+) -> Built:
     with report.stage("schedule"):
-        program = _scheduled(graph, options)
+        program = _scheduled(graph, options, target)
     with report.stage("plan_buffers"):
         plan = assemble(program, plan_buffers(program))
     with report.stage("render"):
-        source = render_program(program, host().width, host().permutes)
+        source = render_program(program, target.machine)
     with report.stage("compile"):
-        objects = (compile_object(source),)
+        objects = (compile_object(source, target),)
     return Built(plan, objects, dict(program.constants))
 
 
@@ -234,7 +266,7 @@ def _build_for_gpu(
     graph: Graph, report: CompileReport, options: CompileOptions, without: frozenset[Routine]
 ) -> BuiltForGpu:
     with report.stage("schedule"):
-        program = _scheduled(graph, options, _gpu_target(without))
+        program = _scheduled_for_gpu(graph, options, _gpu_target(without))
     with report.stage("plan_buffers"):
         plan = assemble(program, plan_buffers(program))
     with report.stage("render"):
@@ -312,13 +344,12 @@ def _routine(found: Any) -> Routine:
 # The cache
 
 
-def _key(graph: Graph, options: CompileOptions) -> str:
+def _key(graph: Graph, options: CompileOptions, target: Processor) -> str:
     """A hash of all that the code depends on."""
-    target = host()
     how = f"optimize={options.optimize} debug={options.debug}"
     versions = f"{__version__} {compiler_version()} {_own_sources()}"
     return fingerprint(
-        [to_text(graph), how, target.cpu, target.features, str(target.width), versions]
+        [to_text(graph), how, target.cpu, target.features, str(target.machine), versions]
     )
 
 
@@ -363,18 +394,22 @@ def _unpacked(
 # Looking at kernels
 
 
-def profile(program: Executable, values: Mapping[str, np.ndarray]) -> Profile:
+def profile(
+    program: Executable, values: Mapping[str, np.ndarray], options: CompileOptions
+) -> Profile:
     """The time of each kernel of a native program on some values, which stay as they are."""
     native = program.program if isinstance(program, CheckedProgram) else program
     if not isinstance(native, NativeProgram):
         return Profile(())
     best = ceilings()
     found = []
-    for facts, seconds in zip(native.plan.kernels, native.profile(values), strict=True):
+    lines = _scheduled_again(native, options).lines()
+    taken = native.profile(values)
+    for facts, seconds, own in zip(native.plan.kernels, taken, lines, strict=True):
         time_ = max(seconds, 1e-12)
         rates = facts.calls * facts.flops / time_, facts.calls * facts.nbytes / time_
         share = max(rates[0] / best.flops, rates[1] / best.nbytes)
-        found.append(KernelTime(facts, seconds, share))
+        found.append(KernelTime(facts, seconds, share, own))
     return Profile(tuple(sorted(found, key=lambda k: -k.seconds)))
 
 
@@ -388,6 +423,8 @@ class KernelView:
 
     facts: KernelFacts
     _kernel: Callable[[], Kernel]
+    _lines: Callable[[], tuple[str, ...]]
+    _target: Processor
 
     @property
     def name(self) -> str:
@@ -395,7 +432,7 @@ class KernelView:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        return self.facts.origins
+        return self._lines()
 
     @property
     def calls(self) -> int:
@@ -407,11 +444,11 @@ class KernelView:
 
     @property
     def llvm(self) -> str:
-        return render_kernel(self._kernel(), host().width, host().permutes)
+        return render_kernel(self._kernel(), self._target.machine)
 
     @property
     def assembly(self) -> str:
-        return assembly(self.llvm)
+        return assembly(self.llvm, self._target)
 
     @property
     def cuda(self) -> str:
@@ -426,17 +463,26 @@ def kernels_of(program: Executable, options: CompileOptions) -> tuple[KernelView
     native = program.program if isinstance(program, CheckedProgram) else program
     if not isinstance(native, (NativeProgram, CudaProgram)):
         return ()
-    target = _gpu_target(native.without) if isinstance(native, CudaProgram) else CPU
-
-    @functools.cache
-    def kernels() -> Sequence[Kernel]:
-        # A plan from the cache has no kernels: they are scheduled again, which gives the same.
-        return _scheduled(native.graph, options, target).distinct()
+    scheduled = functools.cache(functools.partial(_scheduled_again, native, options))
 
     def kernel(i: int) -> Kernel:
-        return replace(kernels()[i], name=native.plan.kernels[i].name)
+        return replace(scheduled().distinct()[i], name=native.plan.kernels[i].name)
 
+    def lines(i: int) -> tuple[str, ...]:
+        return scheduled().lines()[i]
+
+    processor = host() if isinstance(native, CudaProgram) else native.target
     return tuple(
-        KernelView(facts, functools.partial(kernel, i))
+        KernelView(facts, functools.partial(kernel, i), functools.partial(lines, i), processor)
         for i, facts in enumerate(native.plan.kernels)
     )
+
+
+def _scheduled_again(program: NativeProgram | CudaProgram, options: CompileOptions) -> Program:
+    """The program of a graph that was built: the same kernels, and the lines of this graph.
+
+    A plan from the cache has no kernels, and may have been made for another script's lines.
+    """
+    if isinstance(program, CudaProgram):
+        return _scheduled_for_gpu(program.graph, options, _gpu_target(program.without))
+    return _scheduled(program.graph, options, program.target)

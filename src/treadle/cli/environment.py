@@ -9,11 +9,12 @@ from importlib import metadata
 from typing import Any
 
 import treadle as td
+from treadle.kernel.machine import NATIVE
 from treadle.pipeline import DEVICES, choose_device
 from treadle.runtime.cache import plan_cache
 from treadle.runtime.cuda.device import device, why_not
 from treadle.runtime.cuda.dnn import dnn_version
-from treadle.runtime.native import compiler_version, host
+from treadle.runtime.native import chosen_target, compiler_version
 from treadle.runtime.processors import default_threads
 
 NEEDED = ("llvmlite", "ml_dtypes", "numpy", "safetensors")
@@ -37,7 +38,7 @@ def run_info(as_json: bool = False) -> int:
 
 def gathered() -> dict[str, Any]:
     """Everything, as JSON has it."""
-    target = host()
+    target = chosen_target(NATIVE)
     return {
         "treadle": td.__version__,
         "python": platform.python_version(),

@@ -62,11 +62,14 @@ def _best(run: Callable[[], None]) -> float:
 
 
 def fma_text(width: int) -> str:
-    """x ← x · a + b in registers; a and b are arguments, so that nothing is known of them."""
+    """x ← x · a + b in registers; a and b are arguments, so that nothing is known of them.
+
+    One instruction, or two where a processor has none for both.
+    """
     vector = f"<{width} x float>"
     splat = f"shufflevector {vector} %{{0}}0, {vector} poison, <{width} x i32> zeroinitializer"
     lines = [
-        f"declare {vector} @llvm.fma.v{width}f32({vector}, {vector}, {vector})",
+        f"declare {vector} @llvm.fmuladd.v{width}f32({vector}, {vector}, {vector})",
         "define void @loop(ptr %out, i64 %turns, float %a, float %b) nounwind {",
         "entry:",
     ]
@@ -81,7 +84,7 @@ def fma_text(width: int) -> str:
     for u in range(UNROLLED):
         for c in range(CHAINS):
             operands = f"{vector} %x{c}_{u}, {vector} %as, {vector} %bs"
-            lines.append(f"  %x{c}_{u + 1} = call {vector} @llvm.fma.v{width}f32({operands})")
+            lines.append(f"  %x{c}_{u + 1} = call {vector} @llvm.fmuladd.v{width}f32({operands})")
     lines += [
         "  %next = add i64 %i, 1",
         "  %more = icmp slt i64 %next, %turns",

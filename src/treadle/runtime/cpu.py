@@ -14,8 +14,9 @@ import numpy as np
 from treadle.ir.graph import Graph, OutputKind
 from treadle.kernel.plan import Plan, PlannedRepeat, PlannedStep
 from treadle.runtime.held import aligned, aligned_copy
-from treadle.runtime.native import Library
+from treadle.runtime.native import Library, host
 from treadle.runtime.script import LINE, RUNS, WORDS, planned_calls, script_words
+from treadle.runtime.targets import Target
 from treadle.runtime.threads import pool
 
 
@@ -33,8 +34,10 @@ class NativeProgram:
         objects: Sequence[bytes],
         constants: Mapping[str, np.ndarray],
         threads: int,
+        target: Target | None = None,
     ):
         self.graph, self.plan, self.threads = graph, plan, threads
+        self.target = target or host()
         self._library = Library(list(objects))
         self._lock = threading.Lock()
         self._arena = aligned(plan.arena)

@@ -5,34 +5,36 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import struct
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The machine that is compiled for."""
-
-    cpu: str
-    features: str
-    width: int  # float32 lanes of a vector
-    permutes: bool  # whether lanes look numbers up in a register of 16
-
-
-@functools.cache
-def host() -> Target:
-    llvm = _llvm()
-    features = llvm.get_host_cpu_features()
-    is_wide = bool(features.get("avx512f"))
-    width = 16 if is_wide else 8 if features.get("avx2") else 4
-    return Target(llvm.get_host_cpu_name(), features.flatten(), width, is_wide)
-
+from treadle.base.errors import DeviceError
+from treadle.kernel.machine import NATIVE
+from treadle.runtime.objects import missing_names
+from treadle.runtime.targets import Processor, Target, named_target, target_of
 
 # Code and its constants are in pages of their own, which may be more than 2 GiB apart in a process
 # that has mapped much; LLVM ends the process where distances of 32 bits do not reach.
 CODE_MODEL = "large"
+
+
+@functools.cache
+def processor() -> Processor:
+    """The one that this process runs on."""
+    llvm = _llvm()
+    features = dict(llvm.get_host_cpu_features())
+    return Processor(llvm.get_default_triple(), llvm.get_host_cpu_name(), features)
+
+
+@functools.cache
+def host() -> Target:
+    """Everything that this processor has."""
+    return target_of(NATIVE, processor())
+
+
+def chosen_target(given: str | int) -> Target:
+    """The target of an option, or that of the environment where the option is the default."""
+    return target_of(named_target(given), processor())
 
 
 def compiler_version() -> str:
@@ -43,16 +45,16 @@ def compiler_version() -> str:
     return f"llvmlite {llvmlite.__version__}, LLVM {llvm}, {CODE_MODEL} code"
 
 
-def compile_object(text: str) -> bytes:
-    """Machine code of LLVM text, as an object file."""
+def compile_object(text: str, target: Target | None = None) -> bytes:
+    """Machine code of LLVM text, as an object file; for this processor if nothing else is said."""
     module = _parsed(text)
-    found: bytes = _machine().emit_object(module)
+    found: bytes = _machine(target or host()).emit_object(module)
     return found
 
 
-def assembly(text: str) -> str:
+def assembly(text: str, target: Target | None = None) -> str:
     """Machine code of LLVM text, to read."""
-    found: str = _machine().emit_assembly(_parsed(text))
+    found: str = _machine(target or host()).emit_assembly(_parsed(text))
     return found
 
 
@@ -69,7 +71,8 @@ class Library:
 
     def __init__(self, objects: list[bytes]):
         llvm = _llvm()
-        self._engine: Any = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
+        self._engine: Any = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine(host()))
+        _refuse_missing(objects)  # the first engine makes the process's own functions known
         for code in objects:
             self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
@@ -85,24 +88,16 @@ class Library:
         return found
 
 
-def is_object(code: bytes) -> bool:
-    """Whether bytes are whole object code: ELF with its table of sections, or Mach-O.
-
-    LLVM does not ask: it crashes on what is none.
-    """
-    if code[:4] == b"\xcf\xfa\xed\xfe":
-        return True
-    if code[:5] != b"\x7fELF\x02" or len(code) < _ELF.size:
-        return False
-    header = _ELF.unpack_from(code)
-    start, size, count = header[6], header[11], header[12]
-    return start > 0 and size == _SECTION and count > 0 and start + size * count <= len(code)
-
-
-_ELF = struct.Struct(
-    "<16sHHIQQQIHHHHHH"
-)  # the header of 64 bits: start, size and count of sections
-_SECTION = 64
+def _refuse_missing(objects: list[bytes]) -> None:
+    """What code calls must be there: LLVM would end the process at the first call."""
+    find = _llvm().address_of_symbol
+    missing = [name for name in missing_names(objects) if not find(name)]
+    if missing:
+        raise DeviceError(
+            "load",
+            f"the compiled code calls {', '.join(missing)}, which this process has not",
+            "Please report it with the program; another target (TREADLE_TARGET) may not need it.",
+        )
 
 
 def give_back_memory() -> None:
@@ -115,8 +110,7 @@ def give_back_memory() -> None:
             ctypes.CDLL(None).malloc_trim(0)
 
 
-def _machine() -> Any:
-    target = host()
+def _machine(target: Target) -> Any:
     return (
         _llvm()
         .Target.from_default_triple()

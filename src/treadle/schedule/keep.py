@@ -44,6 +44,9 @@ def is_root(graph: Graph, node: Node) -> bool:
 MAX_DEPTH = 40  # of an expression: what is deeper is kept in memory
 # What a choice between places adds to the depth: indices grow with each, and all is behind guards.
 CHOICE_DEPTH = 13
+# Computations of an expression that only repeat another one at other places of the same tensor:
+# halves of halves of a tensor double at each level, and so would the kernel.
+MOST_REPEATS = 16
 
 
 def kept_values(
@@ -52,8 +55,8 @@ def kept_values(
     """Tensors that are in memory, in order: roots, outputs, and what several kernels read."""
     wanted = {o.value for o in graph.outputs} | _read_again(graph) | set(also)
     kept = _kept(graph, fuse, wanted, is_gpu)
-    deep = _too_deep(graph, kept)
-    return _kept(graph, fuse, wanted | deep, is_gpu) if deep else kept
+    cuts = _too_deep(graph, kept) | _too_wide(graph, kept)
+    return _kept(graph, fuse, wanted | cuts, is_gpu) if cuts else kept
 
 
 _NOBODY: set[int] = set()
@@ -174,11 +177,15 @@ def _sources(
     kept: Collection[TensorValue],
     most: int = MOST_OPERATIONS,
 ) -> set[TensorValue] | None:
-    """What computing a value again reads, without what is small; None if it takes too much."""
+    """What computing a value again reads, without what is small; None if it takes too much.
+
+    What is read at several places counts once for each.
+    """
     size = graph.type_of(value).size
-    pending, seen, large, count = [value], {value}, set[TensorValue](), 0
+    start = (value, 0)
+    pending, seen, large, count = [start], {start}, set[TensorValue](), 0
     while pending:
-        current = pending.pop()
+        current, place = pending.pop()
         node = graph.nodes[current.node]
         is_there = current != value and (current in kept or isinstance(node.attributes, Leaf))
         if is_there:
@@ -190,9 +197,20 @@ def _sources(
         count += _AGAIN.get(node.op, 0)
         if count > most:
             return None
-        pending += [v for v in node.operands if v not in seen]
-        seen.update(node.operands)
+        places = ((v, _behind(node, current.node, i, place)) for i, v in enumerate(node.operands))
+        read = [at for at in places if at not in seen]
+        pending += read
+        seen.update(read)
     return large
+
+
+def _behind(node: Node, position: int, operand: int, place: int) -> int:
+    """Where an operand is read when its node is read at some place.
+
+    Places are numbers, the same for the same way through views and choices.
+    """
+    moves = node.op in _VIEWS or node.op in _CHOICES
+    return hash((place, position, operand)) if moves else place
 
 
 def computed_again(graph: Graph, kept: Collection[TensorValue]) -> dict[int, TensorValue]:
@@ -357,6 +375,26 @@ def _too_deep(graph: Graph, kept: Mapping[TensorValue, None]) -> set[TensorValue
             found.update(TensorValue(position, i) for i in range(len(node.types)))
             is_kept = True
         depths.append(0 if is_kept else depth)
+    return found
+
+
+def _too_wide(graph: Graph, kept: Mapping[TensorValue, None]) -> set[TensorValue]:
+    """Values that keep expressions from computing one tensor at ever more places."""
+    found: set[TensorValue] = set()
+    nothing: frozenset[tuple[int, int]] = frozenset()
+    computed: list[frozenset[tuple[int, int]]] = []  # by node: what is computed, and where
+    for position, node in enumerate(graph.nodes):
+        is_there = TensorValue(position) in kept or isinstance(node.attributes, Leaf)
+        if is_there or not node.operands:
+            computed.append(nothing)
+            continue
+        own = nothing if node.op in _VIEWS else frozenset({(position, 0)})
+        for i, v in enumerate(node.operands):
+            own |= {(n, _behind(node, position, i, place)) for n, place in computed[v.node]}
+        if len(own) - len({n for n, _ in own}) > MOST_REPEATS:
+            found.update(TensorValue(position, i) for i in range(len(node.types)))
+            own = nothing
+        computed.append(own)
     return found
 
 

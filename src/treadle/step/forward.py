@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from treadle.base import dtypes
+from treadle.base.errors import ArgumentError
+from treadle.base.numbers import check_seed
 from treadle.base.trees import Tree
+from treadle.compile_report import as_options
 from treadle.domains.philox import make_key
 from treadle.frontend.scopes import RANDOM_STATE
 from treadle.frontend.tracing import function_name
@@ -27,9 +31,10 @@ from treadle.pipeline import (
 )
 from treadle.runtime.executable import Executable
 from treadle.runtime.session import Session
-from treadle.step.batches import Arrays, ByShape, check_arguments, declare_model, load_values
+from treadle.step.batches import Arrays, ByShape, check_arguments, declare_model
 from treadle.step.index_checks import checks_of
 from treadle.step.index_guard import guarded, run_guarded
+from treadle.step.loading import Loaded, load_model, load_values, save_model
 
 
 class Built:
@@ -72,6 +77,8 @@ class Forward:
         fixed = Inputs.of(inputs)
         self._programs = ByShape(self._build, options, fixed, session.device == "cuda")
         self.graph = self._programs.built(fixed).traced.graph
+        self._stream = session.stream(is_step=False)
+        session.forwards += 1
 
     def _build(self, inputs: Inputs) -> Built:
         with self.report.stage("forward"):
@@ -99,12 +106,13 @@ class Forward:
         """
         name = function_name(self._forward)
         built, arrays = self._programs.get(name, batch)
-        traced, key = built.traced, {RANDOM_STATE: make_key(self._seed, self._calls)}
+        traced = built.traced
+        arrays[RANDOM_STATE] = make_key(self._seed, self._calls, stream=self._stream)
         outputs: Mapping[str, Any]
         if on_device:
-            outputs = self.session.run_there(built.program(), {**arrays, **key})
+            outputs = self.session.run_there(built.program(), arrays)
         else:
-            outputs = run_guarded(self.session, name, built, built.program, arrays, key)
+            outputs = run_guarded(self.session, name, built, built.program, arrays)
         self._calls += 1
         results = [outputs[f"result:{i}"] for i in range(traced.structure.leaves)]
         is_there = on_device and self.session.device == "cuda"
@@ -115,10 +123,24 @@ class Forward:
         """Copies of the parameters and states, by name."""
         return self.session.read(self.model.declarations())
 
-    def load_params(self, values: Mapping[str, object], strict: bool = True) -> None:
-        """Replace parameters and states by name; `strict=False` accepts a part."""
-        names = list(self.model.declarations())
-        load_values(self.session, names, values, strict, "load_params")
+    def load_params(self, values: Mapping[str, object], strict: bool = True) -> Loaded:
+        """Replace parameters and states by name; `strict=False` takes what fits the names.
+
+        What was `missing` and what was `unexpected` is returned.
+        """
+        return load_values(self.session, self.model, (), values, strict, "load_params").loaded
+
+    def save(self, path: str | Path) -> None:
+        """Write parameters and states to a safetensors file with a checksum, aside and renamed."""
+        save_model(path, self.params)
+
+    def load(self, path: str | Path, strict: bool = True) -> Loaded:
+        """Take parameters and states from a file, and leave an optimizer's state in it.
+
+        It is one that `TrainStep.save` or `Forward.save` wrote, or any safetensors file of
+        parameters by name.
+        """
+        return load_values(self.session, self.model, (), load_model(path), strict, "load").loaded
 
 
 def compile_forward(
@@ -137,7 +159,7 @@ def compile_forward(
 
     `share` is a step or forward whose values it uses.
     """
-    module, seed = as_module(model), seed % 2**64
+    module, seed = as_module(model), check_seed("compile", seed)
     narrow = choose_precision(precision)
     report = CompileReport(choose_device(device), narrow.name, count_parameters(module))
     session = open_session(report.device, share)
@@ -150,7 +172,7 @@ def compile_forward(
             session,
             report,
             precision=narrow,
-            options=options or CompileOptions(),
+            options=as_options(options),
             training=training,
             seed=seed,
         )
@@ -183,6 +205,9 @@ def compile(
     options: CompileOptions | None = None,
 ) -> Program:
     """Any function of tensors as a program: `td.compile(f, td.Spec((3,)))(np.ones(3))`."""
+
+    if not callable(function):
+        raise ArgumentError("compile", f"{function!r} is not a function", "Pass one of tensors.")
 
     def forward(model: object, arguments: tuple[Any, ...]) -> Any:
         return function(*arguments)

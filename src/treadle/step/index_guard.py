@@ -116,11 +116,10 @@ def run_guarded(
     built: Looking,
     program: Callable[[bool], Executable],
     arrays: Mapping[str, Any],
-    key: Mapping[str, Any],
 ) -> Mapping[str, Any]:
     """Outputs of a program that writes no values, guarded where indices are on a GPU."""
     is_guarded = session.device == "cuda" and built.indices.are_there(arrays)
-    outputs = session.run(program(is_guarded), {**arrays, **key})
+    outputs = session.run(program(is_guarded), arrays)
     if not is_guarded:
         return outputs
     return Guarded(outputs, lambda: refuse(operation, built.indices, arrays))

@@ -12,7 +12,7 @@ from treadle.kernel.nodes import Accumulate, For, Literal, Set, Statement
 
 def memory_element(dtype: DType) -> str:
     """The element type in memory."""
-    names = {"bool": "i8", "bfloat16": "i16", "float16": "half"}
+    names = {"bool": "i8", "bfloat16": "i16", "float16": "i16"}
     return names.get(dtype.name, register_element(dtype))
 
 

@@ -9,22 +9,23 @@ from __future__ import annotations
 from treadle.codegen.llvm.emitter import Function, Reg, number
 from treadle.codegen.llvm.module import Module
 from treadle.codegen.llvm.render import render
+from treadle.kernel.machine import Machine
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.program import Program
 
 
-def render_program(program: Program, width: int, permutes: bool = False) -> str:
+def render_program(program: Program, machine: Machine) -> str:
     """The text of a program's kernels, numbered as `Program.distinct` numbers them."""
-    module = Module(width, permutes)
+    module = Module(machine)
     for i, kernel in enumerate(program.distinct()):
         render(kernel, f"body.{i}", module)
         module.add(_entry(i, len(kernel.buffers)))
     return module.text()
 
 
-def render_kernel(kernel: Kernel, width: int, permutes: bool = False) -> str:
+def render_kernel(kernel: Kernel, machine: Machine) -> str:
     """The text of one kernel, with what it calls."""
-    module = Module(width, permutes)
+    module = Module(machine)
     render(kernel, kernel.name, module, linkage="")
     return module.text()
 

@@ -197,5 +197,10 @@ class Function:
         return f"{head}({parameters}) {self.attributes} {{\n{body}\n}}\n"
 
 
+def multiply_add(f: Function, a: Reg, b: Reg, c: Reg, has_fma: bool) -> Reg:
+    """a · b + c of a sum: rounded once where one instruction does that, else twice."""
+    return f.intrinsic("fma", a, b, c) if has_fma else f.binary("fadd", f.binary("fmul", a, b), c)
+
+
 def element_type(dtype: DType) -> str:
     return ELEMENT[dtype.name]

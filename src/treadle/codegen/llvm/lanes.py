@@ -17,6 +17,7 @@ class Lanes:
 
     function: Function
     permutes: bool = False  # whether the processor looks numbers up in a register of 16
+    has_fma: bool = True
 
     def add(self, a: Reg, b: Reg | float) -> Reg:
         return self._binary("fadd", a, b)
@@ -35,8 +36,18 @@ class Lanes:
         return self._binary(op, a, b)
 
     def fma(self, a: Reg, b: Reg | float, c: Reg | float) -> Reg:
-        """a · b + c, rounded once."""
-        return self.function.intrinsic("fma", a, self._like(a, b), self._like(a, c))
+        """a · b + c, rounded once.
+
+        Without an instruction, float32 goes through float64, where the product is exact: reductions
+        of arguments depend on that. LLVM would call libm for each lane.
+        """
+        factor, term = self._like(a, b), self._like(a, c)
+        if self.has_fma:
+            return self.function.intrinsic("fma", a, factor, term)
+        if element_of(a.type) == "double":
+            return self.add(self.mul(a, factor), term)
+        exact = self.mul(self.widened(a), self.widened(factor))
+        return self.narrowed(self.add(exact, self.widened(term)))
 
     def polynomial(self, coefficients: Sequence[float], x: Reg) -> Reg:
         """Horner's rule; coefficients from the constant up."""

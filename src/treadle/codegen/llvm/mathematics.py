@@ -21,6 +21,9 @@ from treadle.codegen.llvm.emitter import (
     width_of,
 )
 from treadle.codegen.llvm.lanes import Lanes
+from treadle.kernel.machine import Machine
+
+PLAIN = Machine(1)  # what functions use where nothing else is said; their width is their own
 
 # (eˣ − 1 − x) / x² for |x| ≤ ln 2 / 2; error relative to eˣ − 1: 2^-26.1.
 EXP = (
@@ -129,24 +132,21 @@ POW_RANGE = (-200.0, 200.0)  # powers of two beyond it are 0 and ∞ in float32
 SIN_END = 2.0**15  # from here on n · HALF_PI needs more parts
 
 
-def apply(function: Function, name: str, *operands: Reg, permutes: bool = False) -> Reg:
-    """Append the instructions of a function: within a loop, its constants stay in registers.
-
-    `permutes` says that the processor looks numbers up in a register, lane by lane.
-    """
+def apply(function: Function, name: str, *operands: Reg, machine: Machine = PLAIN) -> Reg:
+    """Append the instructions of a function: within a loop, its constants stay in registers."""
     assert len(operands) == arity(name), f"{name} of {len(operands)} operands"
-    lanes = Lanes(function, permutes)
+    lanes = Lanes(function, machine.permutes, machine.has_fma)
     if element_of(operands[0].type) == "double" and name != "rsqrt":
         return _each_lane(lanes, name, *operands)
     return _BODIES[name](lanes, *operands)
 
 
-def define(name: str, width: int, dtype: DType = float32, permutes: bool = False) -> Function:
+def define(name: str, width: int, dtype: DType = float32, machine: Machine = PLAIN) -> Function:
     """An internal function of `arity(name)` vectors of a width; 1 is the element itself."""
     type_ = vector(element_type(dtype), width)
     parameters = [Reg(type_, f"%x{i}") for i in range(arity(name))]
     function = Function(function_name(name, width, dtype), parameters, type_)
-    result = apply(function, name, *parameters, permutes=permutes)
+    result = apply(function, name, *parameters, machine=machine)
     function.do(f"ret {result}")
     return function
 

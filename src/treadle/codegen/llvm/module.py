@@ -8,14 +8,14 @@ from treadle.base import dtypes
 from treadle.codegen.llvm import mathematics
 from treadle.codegen.llvm.emitter import Function
 from treadle.codegen.llvm.multiply import Tile, tile_function
+from treadle.kernel.machine import Machine
 
 
 @dataclass
 class Module:
     """Functions of a program as text: kernels, and what they call."""
 
-    width: int
-    permutes: bool = False  # whether numbers are looked up in registers
+    machine: Machine
     functions: list[str] = field(default_factory=list)
     declarations: set[str] = field(default_factory=set)
     _defined: set[str] = field(default_factory=set)
@@ -23,9 +23,8 @@ class Module:
     _tables: dict[tuple[int, ...], str] = field(default_factory=dict)
 
     @property
-    def tile_rows(self) -> int:
-        """Rows of a product's tile, as many as leave registers for the vectors it needs beside."""
-        return {16: 8, 8: 6}.get(self.width, 4)
+    def width(self) -> int:
+        return self.machine.width
 
     def add(self, function: Function) -> None:
         self.functions.append(function.text())
@@ -39,7 +38,7 @@ class Module:
             self._defined.add(full)
             for other in mathematics.needs(name):
                 self.elementary(other, width, element)
-            self.add(mathematics.define(name, width, dtype, self.permutes))
+            self.add(mathematics.define(name, width, dtype, self.machine))
         return full
 
     def tile(self, tile: Tile) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treadle.codegen.llvm.emitter import Function, Reg, number, suffix, vector
+from treadle.codegen.llvm.emitter import Function, Reg, multiply_add, number, suffix, vector
 
 UNROLL = 4  # turns of the depth written out
 LINE = 64  # bytes that memory gives at a time
@@ -29,6 +29,7 @@ class Tile:
     right_is_listed: bool
     is_partial: bool  # whether the last vector has fewer lanes than its width
     adds: bool
+    has_fma: bool = True
     ahead: int = 0  # lines of the next right matrix that are fetched in UNROLL turns
 
     @property
@@ -135,7 +136,7 @@ class _TileWriter:
             spread = f.splat(scalar, tile.width)
             for j, column in enumerate(columns):
                 at = i * tile.vectors + j
-                found[at] = f.intrinsic("fma", spread, column, found[at])
+                found[at] = multiply_add(f, spread, column, found[at], tile.has_fma)
         return found
 
     def _right(self, base: Reg, j: int) -> Reg:

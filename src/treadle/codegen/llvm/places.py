@@ -6,6 +6,7 @@ from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.codegen.llvm.analysis import memory_element
 from treadle.codegen.llvm.emitter import Function, Reg, number, vector, width_of
+from treadle.codegen.llvm.halves import half_bits, half_value
 from treadle.codegen.llvm.module import Module
 from treadle.codegen.llvm.scalars import Scalars, register_element
 from treadle.kernel.index import Bounded, Data, Index, Quotient, Remainder, Var, data_locals, uses
@@ -20,17 +21,18 @@ class Places:
         self, function: Function, module: Module, places: dict[str, Reg], types: dict[str, DType]
     ):
         self.f, self.module, self.places, self.types = function, module, places, types
-        self.scalars = Scalars(function, module.elementary, module.permutes)
+        self.scalars = Scalars(function, module.elementary, module.machine)
         self.variables: dict[Var, Reg] = {}  # the first lane's value
         self.lanes: Var | None = None  # the variable that lanes count
         self.width = 1
         self.is_aligned = False  # whether the first lane is a multiple of the width
         self.locals: dict[str, Reg] = {}
+        self.private: dict[str, int] = {}  # buffers of which every lane has its own
+        # Private elements of all lanes lie beside each other: of how many, and which is meant.
+        self.apart, self.lane = 1, 0
 
     def load(self, buffer: str, index: Index, dtype: DType) -> Reg:
-        step = 0 if self.lanes is None else index.factor_of(self.lanes)
-        if step is not None and self._has_lane_data(index):
-            step = None
+        step = self._lane_step(buffer, index)
         if self.lanes is None or step == 1:
             return self._loaded(self._address(buffer, self.index(index), dtype), dtype, self.width)
         if step == 0:
@@ -38,15 +40,23 @@ class Places:
             return self.f.splat(scalar, self.width)
         if step == 2:
             return self._every_other(buffer, index, dtype)
-        repeats = self._repeats(index)
+        repeats = 0 if buffer in self.private else self._repeats(index)
         if repeats:
             return self._repeated(buffer, index, dtype, repeats)
         result = Reg(vector(register_element(dtype), self.width), "poison")
         for lane in range(self.width):
-            place = self._lane_index(index, lane)
-            element = self._loaded(self._address(buffer, place, dtype), dtype, 1)
+            element = self._loaded(self._lane_address(buffer, index, lane), dtype, 1)
             result = self.f.insert(result, element, lane)
         return result
+
+    def _lane_step(self, buffer: str, index: Index) -> int | None:
+        """How far apart two lanes' elements are; None where that is no one number."""
+        if self.lanes is None:
+            return 0
+        step = None if self._has_lane_data(index) else index.factor_of(self.lanes)
+        if buffer in self.private:
+            return 1 if step == 0 else None
+        return step
 
     def _every_other(self, buffer: str, index: Index, dtype: DType) -> Reg:
         """Every second element: two loads that end at the last of them, and a shuffle."""
@@ -101,8 +111,15 @@ class Places:
         """Whether the index uses a local that differs from lane to lane."""
         return any(width_of(self.locals[name].type) > 1 for name in data_locals(index))
 
-    def _address(self, buffer: str, place: Reg, dtype: DType) -> Reg:
+    def _lane_address(self, buffer: str, index: Index, lane: int) -> Reg:
+        """Of one lane's element."""
+        return self._address(buffer, self._lane_index(index, lane), self.types[buffer], lane)
+
+    def _address(self, buffer: str, place: Reg, dtype: DType, lane: int = 0) -> Reg:
         memory = memory_element(dtype)
+        if buffer in self.private and self.apart > 1:
+            place = self.f.binary("mul", place, number(self.apart, "i64"))
+            place = self.f.binary("add", place, number(self.lane + lane, "i64"))
         return self.f.value(
             "ptr", f"getelementptr inbounds {memory}, {self.places[buffer]}, {place}"
         )
@@ -114,7 +131,7 @@ class Places:
         if dtype is dtypes.bool_:
             return f.compare("icmp ne", found, number(0, memory))
         if dtype is dtypes.float16:
-            return f.convert("fpext", found, vector("float", width))
+            return half_value(f, found, self.module.machine.has_half)
         if dtype is dtypes.bfloat16:
             wide = f.convert("zext", found, vector("i32", width))
             shifted = f.binary("shl", wide, number(16, wide.type))
@@ -126,7 +143,7 @@ class Places:
         if dtype is dtypes.bool_:
             value = f.convert("zext", value, vector("i8", width))
         elif dtype is dtypes.float16:
-            value = f.convert("fptrunc", value, vector("half", width))
+            value = half_bits(f, value, self.module.machine.has_half)
         elif dtype is dtypes.bfloat16:
             bits = f.convert("bitcast", value, vector("i32", width))
             high = f.binary("lshr", bits, number(16, bits.type))
@@ -136,10 +153,6 @@ class Places:
     def _is_uniform(self, index: Index) -> bool:
         assert self.lanes is not None
         return index.factor_of(self.lanes) == 0 and not self._has_lane_data(index)
-
-    def _is_contiguous(self, index: Index) -> bool:
-        assert self.lanes is not None
-        return index.factor_of(self.lanes) == 1 and not self._has_lane_data(index)
 
     def index(self, index: Index) -> Reg:
         """The index of the first lane."""

@@ -80,7 +80,7 @@ class ProductWriter:
     def _rows(self, product: Multiply, panel: Panel, target: Reg, left: Reg, right: Reg) -> None:
         rows = product.left.rows
         step = product.target.rows.stride * self.bytes
-        for first, tiles, height in even_tiles(rows.count, self.module.tile_rows):
+        for first, tiles, height in even_tiles(rows.count, self.module.machine.tile_rows):
             if rows.listed:
                 for i in range(tiles):
                     start = first + i * height
@@ -110,7 +110,7 @@ class ProductWriter:
         turns = walk.count // UNROLL
         if not self.next or walk.listed or not turns:
             return none
-        tiles = -(-product.left.rows.count // self.module.tile_rows)
+        tiles = -(-product.left.rows.count // self.module.machine.tile_rows)
         lines = -(-walk.count * walk.stride * self.bytes // (LINE * tiles * turns))
         if lines > MOST_AHEAD:
             return none
@@ -137,6 +137,7 @@ class ProductWriter:
             bool(walks[1].listed),
             panel.lanes < self.width,
             product.adds,
+            self.module.machine.has_fma,
             ahead[0],
         )
         name = self.module.tile(tile)

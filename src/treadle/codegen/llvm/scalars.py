@@ -11,7 +11,16 @@ from collections.abc import Callable
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.codegen.llvm import mathematics
-from treadle.codegen.llvm.emitter import Function, Reg, element_of, number, vector, width_of
+from treadle.codegen.llvm.emitter import (
+    Function,
+    Reg,
+    element_of,
+    number,
+    vector,
+    width_of,
+)
+from treadle.codegen.llvm.halves import half_bits, half_value
+from treadle.kernel.machine import Machine
 
 ELEMENTARY = ("exp", "log", "tanh", "erf", "sin", "cos", "rsqrt", "pow")
 # Short enough to be written where they are used: nothing is saved around a call, and constants stay
@@ -41,8 +50,8 @@ Call = Callable[[str, int, str], str]  # (function, width, element) to the name 
 class Scalars:
     """Writes ops into a function; `elementary` names functions to be defined beside it."""
 
-    def __init__(self, function: Function, elementary: Call, permutes: bool = False):
-        self.f, self.permutes = function, permutes
+    def __init__(self, function: Function, elementary: Call, machine: Machine):
+        self.f, self.machine = function, machine
         self.elementary = elementary
 
     def apply(self, op: str, operands: list[Reg], operand_dtype: DType, dtype: DType) -> Reg:
@@ -75,7 +84,7 @@ class Scalars:
         if op in ELEMENTARY:
             type_ = x[0].type
             if op in SHORT and element_of(type_) == "float" and width_of(type_) > 1:
-                return mathematics.apply(f, op, *x, permutes=self.permutes)
+                return mathematics.apply(f, op, *x, machine=self.machine)
             name = self.elementary(op, width_of(type_), element_of(type_))
             return f.call(name, type_, *x)
         if op == "neg":
@@ -236,11 +245,10 @@ class Scalars:
 
     def rounded(self, x: Reg, dtype: DType) -> Reg:
         """A float rounded to what a narrow dtype holds, still as a float."""
-        f, width = self.f, width_of(x.type)
         if dtype is dtypes.float16:
-            half = f.convert("fptrunc", x, vector("half", width))
-            return f.convert("fpext", half, x.type)
-        return f.convert("bitcast", self._rounded_bits(x), x.type)
+            has_half = self.machine.has_half
+            return half_value(self.f, half_bits(self.f, x, has_half), has_half)
+        return self.f.convert("bitcast", self._rounded_bits(x), x.type)
 
     def _rounded_bits(self, x: Reg) -> Reg:
         """The bits of a float with the lower half rounded away, to nearest even; NaN stays NaN."""

@@ -1,0 +1,56 @@
+"""Processors that code is made for: their names, and what code may use of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from treadle.base.errors import ArgumentError
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the code of a kernel may use."""
+
+    width: int  # float32 lanes of a vector
+    permutes: bool = False  # whether lanes look numbers up in a register of 16
+    has_fma: bool = True  # whether one instruction multiplies and adds
+    has_half: bool = True  # whether one instruction converts float16
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of a product's tile, as many as leave registers for the vectors it needs beside."""
+        return {16: 8, 8: 6}.get(self.width, 4)
+
+
+NATIVE = "native"
+# x86-64's levels: the features that each adds to the one before, as LLVM spells them, and lanes.
+LEVELS: dict[str, tuple[tuple[str, ...], int]] = {
+    "x86-64-v2": (("cx16", "popcnt", "sahf", "sse3", "ssse3", "sse4.1", "sse4.2"), 4),
+    "x86-64-v3": (("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave"), 8),
+    "x86-64-v4": (("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"), 16),
+}
+WIDTHS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def features_of(level: str) -> tuple[str, ...]:
+    """All features that a level needs, those of the levels below first."""
+    names = list(LEVELS)
+    below = names[: names.index(level) + 1]
+    return tuple(feature for name in below for feature in LEVELS[name][0])
+
+
+def target_name(given: str | int, where: str = "CompileOptions: target") -> str:
+    """A target as it is written; anything that is none is an error."""
+    is_number = isinstance(given, int) and not isinstance(given, bool)
+    text = str(given) if is_number else given
+    if isinstance(text, str) and (text == NATIVE or text in LEVELS):
+        return text
+    if isinstance(text, str) and text in map(str, WIDTHS):
+        return text
+    widths = ", ".join(map(str, WIDTHS))
+    raise ArgumentError(
+        where,
+        f"{given!r} is no target",
+        f"Use {NATIVE!r}, one of {', '.join(map(repr, LEVELS))}, or this processor with a number "
+        f"of float32 lanes: {widths}.",
+    )

@@ -1,0 +1,93 @@
+"""Which processor to compile for, out of an option, the environment and the processor itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from treadle.base.errors import DeviceError
+from treadle.kernel.machine import LEVELS, NATIVE, Machine, features_of, target_name
+
+VARIABLE = "TREADLE_TARGET"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A processor that is compiled for, as LLVM names it, and what code uses of it."""
+
+    name: str
+    cpu: str
+    features: str
+    machine: Machine
+
+    @property
+    def width(self) -> int:
+        """Lanes of float32."""
+        return self.machine.width
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """The processor of this process, in LLVM's words."""
+
+    triple: str
+    cpu: str
+    features: Mapping[str, bool]
+
+    @property
+    def is_x86(self) -> bool:
+        return self.triple.startswith("x86_64")
+
+    def has(self, feature: str) -> bool:
+        return bool(self.features.get(feature))
+
+    @property
+    def flat_features(self) -> str:
+        """As LLVM takes them: all that it has and all that it has not."""
+        return ",".join(f"{'+' if has else '-'}{name}" for name, has in self.features.items())
+
+
+def named_target(given: str | int, environment: Mapping[str, str] | None = None) -> str:
+    """The name of a target: the option's, or the environment's where the option is the default."""
+    name = target_name(given)
+    found = (os.environ if environment is None else environment).get(VARIABLE, "").strip()
+    return target_name(found, VARIABLE) if name == NATIVE and found else name
+
+
+def target_of(name: str, processor: Processor) -> Target:
+    """A target by its name, which this processor can run."""
+    if name in LEVELS:
+        return _level(name, processor)
+    width = _lanes(processor) if name == NATIVE else int(name)
+    machine = Machine(
+        width,
+        # Sixteen lanes look up in a register of sixteen; others would take it apart.
+        permutes=width == 16 and processor.has("avx512f"),
+        has_fma=not processor.is_x86 or processor.has("fma"),
+        has_half=not processor.is_x86 or processor.has("f16c"),
+    )
+    return Target(name, processor.cpu, processor.flat_features, machine)
+
+
+def _lanes(processor: Processor) -> int:
+    return 16 if processor.has("avx512f") else 8 if processor.has("avx2") else 4
+
+
+def _level(name: str, processor: Processor) -> Target:
+    remedy = f'Use "{NATIVE}" (the default; {VARIABLE} may say otherwise).'
+    if not processor.is_x86:
+        cause = f"{name} is a level of x86-64, and this machine is {processor.triple}"
+        raise DeviceError("target", cause, remedy)
+    needed = features_of(name)
+    missing = [feature for feature in needed if not processor.has(feature)]
+    if missing:
+        cause = f"this processor ({processor.cpu}) cannot run {name}: it has no "
+        raise DeviceError("target", cause + ", ".join(missing), remedy)
+    machine = Machine(
+        LEVELS[name][1],
+        permutes="avx512f" in needed,
+        has_fma="fma" in needed,
+        has_half="f16c" in needed,
+    )
+    return Target(name, name, "", machine)
