@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -63,8 +63,7 @@ def threads_of(count: int) -> Iterator[None]:
 
 
 def options(program: Program) -> td.CompileOptions:
-    given: dict[str, Any] = {"target": program.target} if program.target else {}
-    return td.CompileOptions(**given)
+    return td.CompileOptions(target=program.target or "native")
 
 
 class FunctionCase:

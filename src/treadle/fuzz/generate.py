@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +15,9 @@ from treadle.fuzz.chooser import MOST_ELEMENTS, MOST_RANK, Chooser
 from treadle.fuzz.forms import FORMS, Form, constructor, expression
 from treadle.fuzz.program import FORWARD, GRADIENT, TRAINING, Program, Step, Training
 from treadle.fuzz.source import NAMESPACE, defined
-from treadle.runtime.native import host
+from treadle.kernel.machine import LEVELS
+from treadle.runtime.native import processor
+from treadle.runtime.targets import can_run
 
 GREATEST = 300.0  # of values: larger ones say little about rounding
 TRIES = 40  # to find a step
@@ -58,10 +60,7 @@ def _firsts(only: Sequence[str]) -> list[str]:
 
 def targets() -> tuple[str, ...]:
     """What a program may be compiled for on this machine; "" is the machine itself."""
-    if "target" not in {f.name for f in fields(td.CompileOptions)}:
-        return ("",)
-    levels = {4: "x86-64-v2", 8: "x86-64-v3", 16: "x86-64-v4"}
-    return ("", *(level for width, level in levels.items() if width <= host().width))
+    return ("", *(level for level in LEVELS if can_run(level, processor())), "4", "8", "16")
 
 
 def generate(seed: int, index: int, only: Sequence[str] = (), mode: str | None = None) -> Program:
