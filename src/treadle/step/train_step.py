@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,15 +40,10 @@ from treadle.step.batches import Arrays, ByShape, write_first_values
 from treadle.step.finite import FiniteValues
 from treadle.step.forward import Forward
 from treadle.step.hyperparameters import Hyperparameters, schedule_value
+from treadle.step.index_guard import Unlooked, run_guarded
 from treadle.step.loading import OWN, Loaded, load_step, load_values, save_step
 from treadle.step.programs import UNWATCHED, Evaluation, Variants, Watched
-from treadle.step.results import (
-    EvalResult,
-    RunResult,
-    StepResult,
-    arrays_of,
-    named,
-)
+from treadle.step.results import EvalResult, RunResult, StepResult, arrays_of, named
 from treadle.step.watching import anomaly_of, run_watched
 
 if TYPE_CHECKING:
@@ -80,6 +76,7 @@ class TrainStep:
     ):
         self.recipe, self.session, self.report = recipe, session, report
         self._seed, self._stream, self._done = seed, stream, _Done()
+        self._unlooked = Unlooked()
         self._plan = recipe.plan()
         self._plan.check_numbers()
         self._own: list[str] = []
@@ -88,9 +85,10 @@ class TrainStep:
         self._finite = FiniteValues(recipe.model, self._plan, self._init)
         self._eval_params = trace_eval_params(self._plan)
         self._inputs = inputs = Inputs.of(batch)
-        on_device = session.device == "cuda"
+        self._on_device = on_device = session.device == "cuda"
         self._programs = ByShape(self._build, recipe.options, inputs, on_device)
-        specialise = CompileOptions("specialise", max(2, recipe.options.max_shapes))
+        most = max(2, recipe.options.max_shapes)
+        specialise = replace(recipe.options, on_new_shape="specialise", max_shapes=most)
         self._evaluations = ByShape(self._build_evaluation, specialise, inputs, on_device)
         graphs = self._programs.built(inputs).graphs
         types = dict(zip((o.name for o in init.outputs), init.output_types, strict=True))
@@ -152,11 +150,16 @@ class TrainStep:
         outputs, mode = self._once("step", batch, watched)
         return StepResult(outputs, mode)
 
-    def _once(self, operation: str, batch: Tree, watched: Watched) -> tuple[Arrays, Mode]:
+    def _once(
+        self, operation: str, batch: Tree, watched: Watched
+    ) -> tuple[Mapping[str, Any], Mode]:
         with self.session.lock:
+            if self._on_device:
+                self._unlooked.look()
             variants, arrays = self._programs.get(operation, batch)
             mode = self._mode()
-            program = variants.step(mode, watched)
+            is_guarded = self._on_device and variants.indices.are_there(arrays)
+            program = variants.step(mode, watched, is_guarded)
             inputs = self._with_key(arrays) if variants.is_random else arrays
             before = self.session.progress(program)
             try:
@@ -170,8 +173,16 @@ class TrainStep:
                 if self.session.progress(program) != before:
                     self._advance(mode)
                 raise
+            before_it = replace(self._done) if is_guarded else self._done
             self._advance(mode)
+            if is_guarded:
+                undo = functools.partial(self._undo, before_it, replace(self._done))
+                return self._unlooked.add(operation, variants, arrays, outputs, undo), mode
             return outputs, mode
+
+    def _undo(self, before: _Done, after: _Done) -> None:
+        """Counts without a step that was refused, unless others were made since."""
+        self._done = before if self._done == after else self._done
 
     def _mode(self) -> Mode:
         if self.recipe.accumulate == 1:
@@ -199,7 +210,7 @@ class TrainStep:
         """
         return RunResult(self._several(batches))
 
-    def _several(self, batches: Iterable[Tree]) -> Iterator[tuple[Arrays, Mode]]:
+    def _several(self, batches: Iterable[Tree]) -> Iterator[tuple[Mapping[str, Any], Mode]]:
         """Outputs of a step for each batch."""
         done = 0
         if isinstance(batches, (list, tuple)) and self._stays_native():
@@ -221,11 +232,14 @@ class TrainStep:
     def _stays_native(self) -> bool:
         return self.recipe.accumulate == 1 and not self.recipe.options.detect_anomaly
 
-    def _in_one_call(self, batches: Sequence[Tree]) -> list[tuple[Arrays, Mode]]:
+    def _in_one_call(self, batches: Sequence[Tree]) -> list[tuple[Mapping[str, Any], Mode]]:
         """Steps on the first of some batches, those that fit one program; none if that cannot."""
         with self.session.lock:
+            if self._on_device:
+                self._unlooked.look(MOST_IN_A_CALL)
             variants, first = self._programs.get("run", batches[0])
-            program = variants.step(Mode.UPDATE, UNWATCHED)
+            is_guarded = self._on_device and variants.indices.are_there(first)
+            program = variants.step(Mode.UPDATE, UNWATCHED, is_guarded)
             if not isinstance(program, IN_PLACE) or not program.can_repeat:
                 return []
             rows = [self._with_key(first) if variants.is_random else first]
@@ -234,22 +248,27 @@ class TrainStep:
                     others, arrays = self._programs.get("run", batch)
                 except TreadleError:
                     break  # it is refused when its turn comes
-                if others is not variants:
+                is_there = self._on_device and variants.indices.are_there(arrays)
+                if others is not variants or is_there != is_guarded:
                     break
                 if variants.is_random:
                     arrays = arrays | {RANDOM_STATE: self._key(self._done.steps + i, 0)}
                 rows.append(arrays)
             before = program.runs
             try:
-                found = self.session.run_several(program, rows)
+                found: list[Any] = self.session.run_several(program, rows)
             finally:
                 self._done.steps += program.runs - before
+            if is_guarded:
+                pairs = zip(rows, found, strict=True)
+                found = [self._unlooked.add("run", variants, r, outputs) for r, outputs in pairs]
             return [(outputs, Mode.UPDATE) for outputs in found]
 
     def gradients(self, batch: Tree) -> Arrays:
         """Gradients of the loss on a batch, by parameter; nothing changes."""
         variants, arrays = self._programs.get("gradients", batch)
-        outputs = self.session.run(variants.gradients(), self._with_key(arrays))
+        given = self._with_key(arrays)
+        outputs = run_guarded(self.session, "gradients", variants, variants.gradients, given)
         # Where gradients are summed, the step's are those of the loss times the number of calls.
         calls = self.recipe.accumulate if self.recipe.sums else 1
         gradients = arrays_of(outputs, OutputKind.GRADIENT)
@@ -266,7 +285,9 @@ class TrainStep:
     def evaluate(self, batch: Tree, captures: bool = False) -> EvalResult:
         """Loss and metrics in evaluation mode; other batch sizes are compiled as they come."""
         evaluation, arrays = self._evaluations.get("evaluate", batch)
-        outputs = self.session.run(evaluation.program(captures), self._with_key(arrays))
+        program = functools.partial(evaluation.program, captures)
+        given = self._with_key(arrays)
+        outputs = run_guarded(self.session, "evaluate", evaluation, program, given)
         return EvalResult(
             float(outputs["result:loss"]),
             float(outputs["result:weight"]),
