@@ -174,6 +174,14 @@ def test_functions_and_forwards_take_a_target() -> None:
     assert forward.report.target.startswith("4 (")
 
 
+def test_predictions_of_a_trainer_are_for_the_step_s_target() -> None:
+    step = make(target=4)
+    trainer = td.Trainer(step, progress="off")
+    trainer.predict([BATCH], forward=lambda model, batch: model(batch["x"]))
+    (attached,) = trainer._predictor._attached.values()
+    assert attached.report.target.startswith("4 (")
+
+
 def test_the_environment_chooses_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TREADLE_TARGET", "4")
     step = make()
