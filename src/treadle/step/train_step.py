@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treadle.base.dtypes import float32
-from treadle.base.errors import ArgumentError, LoadError, TreadleError
+from treadle.base.errors import ArgumentError, TreadleError
 from treadle.base.numbers import FACTOR, RATE, check_number, check_rounding, check_seed
 from treadle.base.trees import Tree
 from treadle.compile_report import Profile, as_options
@@ -41,7 +41,16 @@ from treadle.step.finite import FiniteValues
 from treadle.step.forward import Forward
 from treadle.step.hyperparameters import Hyperparameters, schedule_value
 from treadle.step.index_guard import Unlooked, run_guarded
-from treadle.step.loading import OWN, Loaded, load_step, load_values, save_step
+from treadle.step.loading import (
+    COUNTERS,
+    OWN,
+    Counters,
+    Loaded,
+    load_step,
+    load_values,
+    own_names,
+    save_step,
+)
 from treadle.step.programs import UNWATCHED, Evaluation, Variants, Watched
 from treadle.step.results import EvalResult, RunResult, StepResult, arrays_of, named
 from treadle.step.watching import anomaly_of, run_watched
@@ -355,11 +364,9 @@ class TrainStep:
         """Everything that the next step depends on: copies, by name."""
         names = self._names()
         values = self.session.read(names.values())
-        seed = self._seed % 2**64
-        counters = [seed & 0xFFFFFFFF, seed >> 32, self._done.steps, self._done.micro]
-        counters += [self._stream] if self._stream else []  # a step by itself has none
         found = {name: values[own] for name, own in names.items()}
-        return found | {"step:counters": np.array(counters, np.int64)}
+        counters = Counters(self._seed % 2**64, self._done.steps, self._done.micro, self._stream)
+        return found | {COUNTERS: counters.array()}
 
     def not_finite(self, state: Arrays | None = None) -> tuple[str, ...]:
         """Names in `state_dict` of what is NaN or infinite and should not be, parameters first.
@@ -376,27 +383,13 @@ class TrainStep:
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Continue exactly where `state_dict` was taken. All or nothing."""
-        if not isinstance(state, Mapping):
-            cause = f"the state is a {type(state).__name__}, not a dict of arrays by name"
-            raise LoadError("load_state_dict", cause, "Pass what state_dict gives.")
-        prefix = self.recipe.prefix
-        given = {_renamed(str(n), prefix): v for n, v in state.items() if n != "step:counters"}
-        counters = np.asarray(state.get("step:counters", ()))
-        if counters.shape not in ((4,), (5,)) or counters.dtype.kind not in "iu":
-            raise LoadError("load_state_dict", "there are no step:counters", "Use load_params.")
-        low, high, steps, micro, *stream = (int(c) for c in counters)
-        if not (steps >= 0 and 0 <= micro < self.recipe.accumulate):
-            raise LoadError(
-                "load_state_dict",
-                f"the state is at micro-step {micro}, but {self.recipe.accumulate} make an update "
-                "here",
-                "Compile with the same accumulate, or save right after an update.",
-            )
+        counters = Counters.read(state, self.recipe.accumulate)
+        given = own_names(state, self.recipe.prefix)
         model = self.recipe.model
         found = load_values(self.session, model, self._own, given, True, "load_state_dict")
         self._finite.note_loaded({n: found.arrays[n] for n in model.declarations()})
-        self._seed, self._done.steps, self._done.micro = low + (high << 32), steps, micro
-        self._stream = stream[0] if stream else 0
+        self._seed, self._stream = counters.seed, counters.stream
+        self._done.steps, self._done.micro = counters.steps, counters.micro
 
     def save(self, path: str | Path) -> None:
         """Write `state_dict` to a safetensors file with a checksum, aside and renamed."""
@@ -520,7 +513,3 @@ class TrainStep:
         """The step's distinct kernels: name, text, llvm, assembly, lines. The oracle has none."""
         program = self._programs.built(self._inputs).step(self._mode(), UNWATCHED)
         return kernels_of(program, self.recipe.options)
-
-
-def _renamed(name: str, prefix: str) -> str:
-    return prefix + name[len(OWN) :] if name.startswith(OWN) else name
