@@ -351,3 +351,16 @@ def test_tiles_of_wide_floats_fit_into_shared_memory(sizes: tuple[int, ...]) -> 
     specs = td.Spec((batch, m, k), td.float64), td.Spec((batch, k, n), td.float64)
     source = render_program(schedule(td.trace(f, *specs), target=GPU))
     assert max(p.shared for p in (*source.launches, *source.bundles)) <= 96 << 10
+
+
+@pytest.mark.parametrize("device", ["cpu", "oracle"])
+def test_the_gradient_of_bce_in_float16(device: str) -> None:
+    """1e-12 is zero there: the branch that is not taken gave a NaN."""
+    x = np.array([0.0, 1e-4, 0.2, 0.5, 0.9, 1.0], np.float16)
+    y = np.array([0.0, 1, 1, 0, 1, 1], np.float16)
+    gradient = td.grad(lambda x, y: losses.bce(x, y, reduction="none").sum())
+    found = td.compile(
+        gradient, Spec(x.shape, td.float16), Spec(y.shape, td.float16), device=device
+    )(x, y)
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(found[2:5], [-5, 2, -1 / 0.9], rtol=1e-2)

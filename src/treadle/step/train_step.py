@@ -23,7 +23,6 @@ from treadle.frontend.scopes import RANDOM_STATE
 from treadle.ir.graph import Graph, OutputKind
 from treadle.nn.tracing import Inputs
 from treadle.optim.append import Mode, state_types, trace_eval_params, trace_init
-from treadle.optim.schedules import Schedule
 from treadle.pipeline import (
     CompileOptions,
     CompileReport,
@@ -39,7 +38,7 @@ from treadle.runtime.session import IN_PLACE, Session
 from treadle.step.batches import Arrays, ByShape, write_first_values
 from treadle.step.finite import FiniteValues
 from treadle.step.forward import Forward
-from treadle.step.hyperparameters import Hyperparameters, schedule_value
+from treadle.step.hyperparameters import Hyperparameters
 from treadle.step.index_guard import Unlooked, run_guarded
 from treadle.step.loading import (
     COUNTERS,
@@ -434,30 +433,11 @@ class TrainStep:
     @property
     def learning_rate(self) -> float:
         """The rate of the next update: schedule(count) · lr_scale."""
-        key, schedule = self._schedule()
-        hyper = {k: self.hyperparameters[f"{key}{k}"] for k in schedule.hyper}
-        return schedule_value(schedule, self.count, hyper) * self.lr_scale
+        return self.hyperparameters.learning_rate(self.count) * self.lr_scale
 
     @learning_rate.setter
     def learning_rate(self, rate: float) -> None:
-        key, schedule = self._schedule()
-        if not schedule.is_constant:
-            raise ArgumentError(
-                "learning_rate",
-                f"the rate follows the schedule {schedule.name}",
-                "Set lr_scale, which multiplies it, or the schedule's numbers in hyperparameters.",
-            )
-        self.hyperparameters[f"{key}lr"] = rate
-
-    def _schedule(self) -> tuple[str, Schedule]:
-        schedules = self._plan.optimizer.schedules
-        if len(schedules) != 1:
-            raise ArgumentError(
-                "learning_rate",
-                f"there are {len(schedules)} groups with rates of their own",
-                f"Use hyperparameters: {', '.join(self.hyperparameters)}.",
-            )
-        return next(iter(schedules.items()))
+        self.hyperparameters.set_learning_rate(rate)
 
     @property
     def lr_scale(self) -> float:
