@@ -27,7 +27,7 @@ def definitions(program: Program) -> str:
     body = [*_body(program), f"return [{', '.join(program.outputs)}]"]
     text = _block(f"def function({names}):", body)
     if program.mode == GRADIENT:
-        text += "\n\n" + _block(f"def total({names}, *weights):", _total(names))
+        text += "\n\n\n" + _block(f"def total({names}, *weights):", _total(names))
     return text
 
 
