@@ -1,13 +1,15 @@
 """A driver that runs no kernels: memory is the host's, copies are made, launches are counted.
 
 With it everything around the kernels is tested without a GPU: captured graphs repeat their copies,
-and any call can be told to fail.
+and any call can be told to fail. What a capture must not meet ends it, as the driver's strictest
+mode has it: frees, allocations and waits on the capturing thread, and any wait for its stream.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -32,6 +34,25 @@ def failure(number: int, name: str) -> Code:
     return code
 
 
+# What the thread that captures must not call meanwhile.
+UNSAFE = frozenset(
+    [
+        "cuMemAlloc", "cuMemFree", "cuMemHostAlloc", "cuMemFreeHost", "cuModuleLoadData",
+        "cuModuleUnload", "cuEventDestroy", "cuGraphExecDestroy", "cuStreamSynchronize",
+        "cuMemcpyHtoD", "cuMemcpyDtoH", "cuMemsetD8", "cuMemsetD16", "cuMemsetD32",
+    ]
+)  # fmt: skip
+
+
+class Capture:
+    """What is captured of a stream, by whom, and the call that ended it before its end."""
+
+    def __init__(self) -> None:
+        self.work: list[Callable[[], None]] = []
+        self.thread = threading.get_ident()
+        self.ended_by = ""
+
+
 class _Anything:
     """An enumeration whose members are their names."""
 
@@ -47,7 +68,13 @@ class FakeDriver:
         self.calls: Counter[str] = Counter()
         self.failing: dict[str, Code] = {}
         self.memory: dict[int, Any] = {}
-        self.capture: list[Callable[[], None]] | None = None
+        self.captures: dict[int, Capture] = {}  # by stream
+        self.streams: list[int] = []  # the flags of each
+        self.contexts = threading.local()  # a stack for each thread
+        self.during: Counter[str] = Counter()  # calls by whoever captures, meanwhile
+        self.events: set[int] = set()
+        self.modules: set[int] = set()
+        self.graphs: list[Any] = []  # instantiated
         self.launched: list[SimpleNamespace] = []
         for name in ("CUdevice_attribute", "CUfunction_attribute", "CUlaunchAttributeID"):
             setattr(self, name, _Anything())
@@ -63,14 +90,28 @@ class FakeDriver:
         if not name.startswith("cu"):
             return found
         self.calls[name] += 1
+        for capture in self.captures.values():
+            if capture.thread == threading.get_ident():
+                self.during[name] += 1
+                if name in UNSAFE:
+                    capture.ended_by = name
+                    return lambda *_: (failure(900, "STREAM_CAPTURE_UNSUPPORTED"), 0, 0)
         failing = self.failing.get(name)
         return found if failing is None else lambda *_: (failing, 0, 0)
 
-    def _do(self, work: Callable[[], None]) -> tuple[Code]:
-        if self.capture is None:
+    def _do(self, work: Callable[[], None], stream: int | None = None) -> tuple[Code]:
+        """Work that is captured if its stream is; without a stream, after all that block."""
+        if stream is None and any(self.streams[s] == 0 for s in self.captures):
+            for capture in self.captures.values():
+                capture.ended_by = "the default stream"
+            return (failure(906, "STREAM_CAPTURE_IMPLICIT"),)
+        capture = None if stream is None else self.captures.get(stream)
+        if capture is None:
             work()
+        elif capture.ended_by:
+            return (failure(901, "STREAM_CAPTURE_INVALIDATED"),)
         else:
-            self.capture.append(work)
+            capture.work.append(work)
         return (Code(0),)
 
     def _new(self, nbytes: int) -> tuple[Code, int]:
@@ -80,11 +121,15 @@ class FakeDriver:
         return Code(0), address
 
     def _gone(self, address: int) -> tuple[Code]:
+        if not self._stack():
+            return (failure(201, "INVALID_CONTEXT"),)
         del self.memory[int(address)]
         return (Code(0),)
 
-    def _copied(self, target: int, source: int, nbytes: int, *_: object) -> tuple[Code]:
-        return self._do(lambda: ctypes.memmove(int(target), int(source), nbytes) and None)
+    def _copied(
+        self, target: int, source: int, nbytes: int, stream: int | None = None
+    ) -> tuple[Code]:
+        return self._do(lambda: ctypes.memmove(int(target), int(source), nbytes) and None, stream)
 
     def _set(self, address: int, value: int, count: int, size: int) -> tuple[Code]:
         word = (int(value) & (1 << 8 * size) - 1).to_bytes(size, "little")
@@ -131,24 +176,78 @@ class FakeDriver:
     def cuMemHostAlloc(self, nbytes: int, flags: int) -> tuple[Code, int]:
         return self._new(nbytes)
 
+    def cuStreamCreate(self, flags: int) -> tuple[Code, int]:
+        self.streams.append(flags)
+        return Code(0), len(self.streams) - 1
+
+    def cuStreamSynchronize(self, stream: int) -> tuple[Code]:
+        if stream in self.captures:
+            self.captures[stream].ended_by = "cuStreamSynchronize"
+            return (failure(900, "STREAM_CAPTURE_UNSUPPORTED"),)
+        return (Code(0),)
+
     def cuStreamBeginCapture(self, stream: int, mode: str) -> tuple[Code]:
-        self.capture = []
+        if stream in self.captures:
+            return (failure(401, "ILLEGAL_STATE"),)
+        self.captures[stream] = Capture()
         return (Code(0),)
 
     def cuStreamEndCapture(self, stream: int) -> tuple[Code, Any]:
-        found, self.capture = self.capture, None
-        return Code(0), found
+        capture = self.captures.pop(stream, None)
+        if capture is None:
+            return failure(401, "ILLEGAL_STATE"), None
+        if capture.ended_by:
+            return failure(901, "STREAM_CAPTURE_INVALIDATED"), None
+        return Code(0), capture.work
 
     def cuGraphInstantiate(self, graph: Any, flags: int) -> tuple[Code, Any]:
+        self.graphs.append(graph)
         return Code(0), graph
+
+    def cuGraphExecDestroy(self, graph: Any) -> tuple[Code]:
+        self.graphs = [g for g in self.graphs if g is not graph]
+        return (Code(0),)
 
     def cuGraphLaunch(self, graph: Any, stream: int) -> tuple[Code]:
         for work in graph:
-            work()
+            self._do(work, stream)
         return (Code(0),)
 
     def cuLaunchKernelEx(self, config: Any, function: str, *_: object) -> tuple[Code]:
-        return self._do(lambda: self.launched.append(SimpleNamespace(name=function)))
+        launched = SimpleNamespace(name=function)
+        return self._do(lambda: self.launched.append(launched), config.hStream)
+
+    def _stack(self) -> list[int]:
+        if not hasattr(self.contexts, "stack"):
+            self.contexts.stack = []
+        return self.contexts.stack
+
+    def cuCtxPushCurrent(self, context: int) -> tuple[Code]:
+        self._stack().append(context)
+        return (Code(0),)
+
+    def cuCtxPopCurrent(self) -> tuple[Code, int]:
+        return Code(0), self._stack().pop()
+
+    def cuCtxSetCurrent(self, context: int) -> tuple[Code]:
+        self._stack()[-1:] = [context]
+        return (Code(0),)
+
+    def cuEventCreate(self, flags: int) -> tuple[Code, int]:
+        self.events.add(handle := self.calls["cuEventCreate"])
+        return Code(0), handle
+
+    def cuEventDestroy(self, event: int) -> tuple[Code]:
+        self.events.remove(event)
+        return (Code(0),)
+
+    def cuModuleLoadData(self, code: bytes) -> tuple[Code, int]:
+        self.modules.add(handle := self.calls["cuModuleLoadData"])
+        return Code(0), handle
+
+    def cuModuleUnload(self, module: int) -> tuple[Code]:
+        self.modules.remove(module)
+        return (Code(0),)
 
     def cuModuleGetFunction(self, module: object, name: bytes) -> tuple[Code, str]:
         return Code(0), name.decode()
@@ -159,14 +258,10 @@ def _answer(*found: object) -> Callable[..., tuple[object, ...]]:
 
 
 for _name in (
-    "cuCtxSetCurrent", "cuStreamSynchronize", "cuEventRecord", "cuEventSynchronize",
-    "cuGraphDestroy", "cuGraphExecDestroy", "cuFuncSetAttribute",
+    "cuEventRecord", "cuEventSynchronize", "cuGraphDestroy", "cuFuncSetAttribute",
 ):  # fmt: skip
     setattr(FakeDriver, _name, _answer())
-for _name, _value in (
-    ("cuDevicePrimaryCtxRetain", 1), ("cuStreamCreate", 7), ("cuEventCreate", 1),
-    ("cuModuleLoadData", 1), ("cuEventElapsedTime", 1.0),
-):  # fmt: skip
+for _name, _value in (("cuDevicePrimaryCtxRetain", 1), ("cuEventElapsedTime", 1.0)):
     setattr(FakeDriver, _name, staticmethod(_answer(_value)))
 for _name in ("cuMemFree", "cuMemFreeHost"):
     setattr(FakeDriver, _name, FakeDriver._gone)
@@ -185,10 +280,8 @@ def fake_gpu(driver: FakeDriver | None = None) -> Iterator[FakeDriver]:
         patch.setattr(loading, "compile_parts", lambda parts, chip: (CUBIN,))
         patch.setattr(loading, "has_dnn", lambda: False)
         patch.setattr(loading, "plan_cache", lambda: None)
-        devices.device.cache_clear()
-        devices.why_not.cache_clear()
+        devices.forget_device()
         try:
             yield driver
         finally:
-            devices.device.cache_clear()
-            devices.why_not.cache_clear()
+            devices.forget_device()

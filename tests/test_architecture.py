@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import subprocess
 import sys
@@ -65,8 +64,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "interop": BELOW_PIPELINE | {"pipeline"},
     "report": BELOW_PIPELINE | {"pipeline"},
     "train": ALL,
+    "fuzz": ALL,  # its programs are written with the public names
     "__init__": ALL | {"train"},
-    "cli": ALL | {"train"},
+    "cli": ALL | {"train", "fuzz"},
     "__main__": frozenset({"cli"}),
 }
 
@@ -84,9 +84,13 @@ MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 70
 EMPTY_WORDS = frozenset(["util", "utils", "helper", "helpers", "manager", "handler", "info"])
 
-NOT_AT_START = ["cuda", "cudnn", "jax", "llvmlite", "matplotlib", "rich", "scipy", "torch", "wgpu"]
-MAX_IMPORT_SECONDS = 0.25
-IMPORT_RUNS = 5
+# What `import treadle` leaves for when it is used: what is heavy or optional, and of Treadle itself
+# what compiles, trains and reads data.
+NOT_AT_START = LATE | {"jax", "pandas", "rich", "scipy"}
+PARTS_NOT_AT_START = tuple(
+    f"treadle.{part}"
+    for part in ("cli", "codegen", "data", "loading", "memory", "schedule", "train", "verify")
+)
 
 Modules = Mapping[str, ast.Module]  # by dotted name; packages end in .__init__
 
@@ -281,7 +285,7 @@ def test_stages_meet_only_in_the_pipeline() -> None:
 def test_nothing_imports_the_top() -> None:
     for folder, allowed in MAY_IMPORT.items():
         assert folder == "__main__" or "cli" not in allowed, folder
-        if folder not in ("train", "__init__", "cli"):
+        if folder not in ("train", "fuzz", "__init__", "cli"):
             assert not allowed & {"train", "__init__"}, folder
 
 
@@ -368,31 +372,24 @@ def test_what_is_allowed_passes() -> None:
     assert not foreign_imports(modules)
 
 
-_IMPORT_TIMED = """
-import sys, time
-start = time.thread_time()  # other work on the machine does not count
+_IMPORTED = """
+import sys
 import treadle
-seconds = time.thread_time() - start
-print(seconds, *sorted({name.partition(".")[0] for name in sys.modules}))
+print(*sorted(sys.modules))
 """
 
 
-def _import_in_fresh_process() -> tuple[float, set[str]]:
-    run = [sys.executable, "-c", _IMPORT_TIMED]
-    # An installed package has its bytecode: let the first run write it.
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    done = subprocess.run(run, capture_output=True, text=True, check=True, env=environment)
-    seconds, *names = done.stdout.split()
-    return float(seconds), set(names)
+def _imported_in_fresh_process() -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", _IMPORTED], capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.split())
 
 
 def test_import_is_light() -> None:
-    """Neither heavy nor optional packages, and a quarter second: the best of a few runs."""
-    best = float("inf")
-    for _ in range(IMPORT_RUNS):
-        seconds, names = _import_in_fresh_process()
-        assert not names & set(NOT_AT_START)
-        best = min(best, seconds)
-        if best <= MAX_IMPORT_SECONDS:
-            break
-    assert best <= MAX_IMPORT_SECONDS
+    """What is imported, not how long it takes, which is the machine's: see bench/import_time.py."""
+    names = _imported_in_fresh_process()
+    tops = {name.partition(".")[0] for name in names}
+    assert "treadle" in tops
+    assert not tops & NOT_AT_START
+    assert not {n for n in names if n.startswith(PARTS_NOT_AT_START)}

@@ -132,7 +132,7 @@ def live_at_once(program: Program) -> list[set[str]]:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_buffers_that_live_at_one_time_do_not_meet(seed: int) -> None:
-    program = schedule(random_training(seed, 8).graph, in_place=True)
+    program = schedule(random_training(seed).graph, in_place=True)
     plan = plan_buffers(program)
     sizes = {b.name: b.nbytes for b in program.buffers}
     for live in live_at_once(program):
@@ -158,7 +158,7 @@ def test_temporary_memory_does_not_grow_with_what_is_done_with() -> None:
 
 @pytest.mark.parametrize("seed", range(100, 112))
 def test_what_memory_held_before_does_not_matter(seed: int) -> None:
-    training = random_training(seed, 6)
+    training = random_training(seed)
     values = rounded_inputs(training.graph, training.values)
     built = build(training.graph, in_place=True, shared=True)
     expected = built.on(2).run(values)

@@ -21,7 +21,7 @@ from treadle import losses, nn, optim
 from treadle.runtime.cpu import NativeProgram
 
 TESTS = str(Path(__file__).parent)
-PATIENCE = 120  # seconds for a process that should take two
+PATIENCE = 300  # seconds for a process that should take two
 
 
 @pytest.fixture(autouse=True)

@@ -241,7 +241,7 @@ def child(script: str, *arguments: object) -> subprocess.Popen[str]:
 
 
 def output(process: subprocess.Popen[str]) -> str:
-    out, errors = process.communicate(timeout=60)
+    out, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     return out
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import errno
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
@@ -26,9 +24,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import treadle as td
+from disks import largest_file, not_permitted
 from treadle import losses, nn, optim
 from treadle.train import checkpoint as checkpoint_module
 from treadle.train import folder as writer
+from treadle.train import restoring
 from treadle.train.manifest import MANIFEST, checksum
 
 HERE = Path(__file__).resolve().parent
@@ -167,6 +167,60 @@ def test_the_best_needs_the_metric(tmp_path: Path) -> None:
         assert len(checkpoints.list()) == 2
         checkpoints.save(step, metrics={"accuracy": 0.5, "loss": 3})
         assert checkpoints.best().metrics == {"accuracy": 0.5, "loss": 3.0}
+
+
+def test_metric_and_mode_are_in_the_folder(tmp_path: Path) -> None:
+    step = make()
+    with td.CheckpointManager(
+        tmp_path, metric="accuracy", mode="max", keep_last=1, keep_best=2
+    ) as checkpoints:
+        for accuracy, value in ((0.5, 1.0), (0.9, 3.0), (0.7, 2.0), (0.6, 0.5)):
+            checkpoints.save(step, metrics={"accuracy": accuracy, "loss": value})
+    for manager in (
+        td.CheckpointManager(tmp_path, read_only=True),
+        td.CheckpointManager(tmp_path, metric="accuracy", read_only=True),
+    ):
+        assert (manager.metric, manager.mode) == ("accuracy", "max")
+        assert manager.best().number == manager.restore(step, "best").number == 2
+    with td.CheckpointManager(tmp_path, keep_last=1, keep_best=2) as checkpoints:
+        with pytest.raises(td.ArgumentError, match="the best is by 'accuracy'"):
+            checkpoints.save(step, metrics={"loss": 0.1})
+        checkpoints.save(step, metrics={"accuracy": 0.8})
+        assert [c.number for c in checkpoints.list()] == [2, 5]
+    # What a user says counts more, and is what the folder says from then on.
+    with td.CheckpointManager(tmp_path, metric="loss", keep_last=None) as checkpoints:
+        assert (checkpoints.mode, checkpoints.best().number) == ("min", 2)
+        checkpoints.save(step, metrics={"loss": 5.0})
+    worst = td.CheckpointManager(tmp_path, mode="max", read_only=True)
+    assert (worst.metric, worst.best().number) == ("loss", 6)
+
+
+def test_a_ranking_that_is_none(tmp_path: Path) -> None:
+    step, (found,), _ = saved(tmp_path, 1)
+    manager = td.CheckpointManager(tmp_path, read_only=True)
+    for ranking in ("loss", {"metric": "loss", "mode": "best"}, {"metric": "loss"}):
+        body = json.loads((found.path / MANIFEST).read_text())
+        rewrite(found.path, body | {"ranking": ranking})
+        with pytest.raises(td.CheckpointError, match="is damaged: manifest.json has the ranking"):
+            manager.restore(step, found.path)
+        assert manager.list() == ()
+
+
+def test_a_path_is_a_path(tmp_path: Path) -> None:
+    with pytest.raises(td.ArgumentError, match="CheckpointManager: the path is None"):
+        td.CheckpointManager(None)
+    with pytest.raises(td.ArgumentError, match="restore: the path is None"):
+        td.CheckpointManager(tmp_path, read_only=True).restore(make(), None)
+
+
+def test_a_folder_of_before_it_had_a_metric(tmp_path: Path) -> None:
+    _, found, _ = saved(tmp_path, 3)
+    for checkpoint in found:
+        body = json.loads((checkpoint.path / MANIFEST).read_text())
+        assert body.pop("ranking") == {"metric": "loss", "mode": "min"}
+        rewrite(checkpoint.path, body)
+    manager = td.CheckpointManager(tmp_path, read_only=True)
+    assert (manager.metric, manager.mode, manager.best().number) == ("loss", "min", 3)
 
 
 @pytest.mark.parametrize(
@@ -491,18 +545,31 @@ def test_the_fingerprint_is_of_graph_device_and_precision(tmp_path: Path) -> Non
         assert len({base, *others}) == 7
 
 
+def test_what_functions_are_called_is_not_the_plan(tmp_path: Path) -> None:
+    def part(x):
+        return td.tanh(x)
+
+    def other_part(x):
+        return td.tanh(x)
+
+    def named(function):
+        def objective(model, batch):
+            hidden = td.checkpoint(function)(model.fc1(batch["x"]))
+            return losses.cross_entropy(model.fc2(hidden), batch["y"])
+
+        return objective
+
+    step, other = (
+        td.compile_step(Net(), function, optim.adamw(1e-2), SPECS, device="oracle")
+        for function in (named(part), lambda model, batch: named(other_part)(model, batch))
+    )
+    with td.CheckpointManager(tmp_path) as checkpoints:
+        made = checkpoints.save(step)
+        assert checkpoints.restore(other) == made  # without a warning, which is an error here
+        assert checkpoints.save(other).fingerprint == made.fingerprint
+
+
 # The disk
-
-
-@contextlib.contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """A quota: writing beyond it fails as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("size", [0, 300, 2500])
@@ -553,27 +620,6 @@ def test_a_full_disk(small_disk: Path) -> None:
     with pytest.raises(td.CheckpointError, match=os.strerror(errno.EROFS)):
         td.CheckpointManager(small_disk)
     assert td.CheckpointManager(small_disk, read_only=True).restore(step) == found[-1]
-
-
-@contextlib.contextmanager
-def not_permitted(folder: Path) -> Iterator[None]:
-    """Nothing can be made in a folder. The superuser may do anything, and steps down."""
-    is_super = os.geteuid() == 0
-    if is_super:
-        try:
-            os.seteuid(65534)
-        except OSError:
-            pytest.skip("the superuser of this machine cannot step down")
-        os.seteuid(0)
-    folder.chmod(0o555)
-    if is_super:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        if is_super:
-            os.seteuid(0)
-        folder.chmod(0o755)
 
 
 def test_a_folder_that_is_read_only() -> None:
@@ -656,7 +702,7 @@ import sys, time
 import treadle as td
 held = td.CheckpointManager(sys.argv[1])
 print("held", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -691,9 +737,9 @@ if child == 0:
     except td.CheckpointError as error:
         print(error.cause, flush=True)
     print(os.getpid(), flush=True)
-    time.sleep(60)
+    time.sleep(600)
     os._exit(0)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -739,7 +785,7 @@ def test_managers_of_one_process_share_the_lock(tmp_path: Path) -> None:
 def test_a_reader_beside_a_writer_that_deletes(tmp_path: Path, monkeypatch) -> None:
     step, found, _ = saved(tmp_path, 2)
     reading = td.CheckpointManager(tmp_path, read_only=True)
-    check = checkpoint_module.check_files
+    check = restoring.check_files
     written = []
 
     def deleted_meanwhile(path, manifest):
@@ -748,7 +794,7 @@ def test_a_reader_beside_a_writer_that_deletes(tmp_path: Path, monkeypatch) -> N
                 written.append(writing.save(step))
         check(path, manifest)
 
-    monkeypatch.setattr(checkpoint_module, "check_files", deleted_meanwhile)
+    monkeypatch.setattr(restoring, "check_files", deleted_meanwhile)
     here = step.state_dict()
     other = make(accumulate=2)
     assert reading.restore(other) == written[0]

@@ -159,7 +159,7 @@ def test_ctrl_c(script: Path) -> None:
     while not out.with_suffix(".run").exists():
         assert process.poll() is None
     os.kill(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
     assert "stopped after step" in err or err.endswith("stopped\n")
 

@@ -93,7 +93,7 @@ class Multiplier:
     def use(self, words: list[int]) -> None:
         self.words = words
 
-    def run(self, *places: int) -> int:
+    def run(self, *places: int, stream: object = None) -> int:
         self.runs.append(places)
         return self.code
 
@@ -103,6 +103,7 @@ def multiplied(found: dict[Any, Multiplier]) -> tuple[int, Multiplier]:
     single = Multiplier(PRODUCT)
     runner = Runner.__new__(Runner)
     runner.launches, runner.products, runner.batches = [LAUNCH], {0: single}, found  # type: ignore[assignment]
+    runner.stream = None
     return runner.launch(0, [list(r) for r in TWO_RUNS]), single
 
 
@@ -155,7 +156,15 @@ class Candidates(Matmul):
     def candidates(self) -> list[Any]:
         return [(t,) * 8 for t in self.times]
 
-    def run(self, target: int, left: int, right: int, bias: int = 0, algorithm: Any = None) -> int:
+    def run(
+        self,
+        target: int,
+        left: int,
+        right: int,
+        bias: int = 0,
+        algorithm: Any = None,
+        stream: Any = None,
+    ) -> int:
         self.count += 1
         self.clock += (algorithm or self.algorithm)[0]
         return int((algorithm or self.algorithm)[0] in self.refused)

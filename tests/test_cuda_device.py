@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,9 @@ from treadle.ir.op import Op, infer_types
 from treadle.ir.types import TensorType
 from treadle.runtime.cuda import batches
 from treadle.runtime.cuda.conv import NoRoutineError
+from treadle.runtime.cuda.device import device
 from treadle.runtime.cuda.dnn import has_dnn
+from treadle.runtime.cuda.launches import Runner
 from treadle.schedule.schedule import GPU
 
 pytestmark = needs_gpu
@@ -158,6 +161,51 @@ def convolved(device: str, precision: str, steps: int = 6) -> list[float]:
 def test_a_convolutional_network_follows_the_oracle(precision: str, error: float) -> None:
     ours, exact = convolved("cuda", precision), convolved("oracle", precision)
     np.testing.assert_allclose(ours, exact, rtol=error, atol=error)
+
+
+@pytest.mark.skipif(not has_dnn(), reason="cuDNN is not installed")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_of_convolutions_repeat_if_asked_to(dtype: str) -> None:
+    def gradients() -> list[bytes]:
+        program = td.compile(
+            td.grad(lambda x, w: (td.conv(x, w, padding=1) ** 2).mean(), (0, 1)),
+            td.Spec((16, 32, 28, 28), dtype),
+            td.Spec((64, 32, 3, 3), dtype),
+            device="cuda",
+            options=td.CompileOptions(deterministic=True),
+        )
+        rng = np.random.default_rng(0)
+        given = [rng.normal(size=s) for s in ((16, 32, 28, 28), (64, 32, 3, 3))]
+        arrays = [a.astype(getattr(td, dtype).numpy) for a in given]
+        return [np.asarray(g).tobytes() for _ in range(4) for g in program(*arrays)]
+
+    found = gradients() + gradients()
+    assert len(set(found[::2])) == len(set(found[1::2])) == 1
+
+
+def test_programs_that_are_collected_during_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver ends a capture beside which it is asked to free."""
+    enqueue, left = Runner.enqueue, list[object]()
+
+    def collecting(runner: Runner, table: list[int], stream: object) -> int:
+        count = enqueue(runner, table, stream)
+        assert gc.collect() > 0
+        return count + enqueue(runner, table, stream)
+
+    refused, again = device().releases.refused.total(), device().captured_again
+    for n in range(3, 7):
+        program = td.compile(lambda x: td.softmax(x @ x.T), td.Spec((n, n)), device="cuda")
+        program(np.eye(n, dtype=np.float32))
+        left = [program, left]
+        left.append(left)  # a cycle
+        program = td.compile(lambda x: (x * 2).sum(0), td.Spec((n, 3)), device="cuda")
+        with monkeypatch.context() as patch:
+            patch.setattr(Runner, "enqueue", collecting)
+            left = []
+            np.testing.assert_array_equal(program(np.ones((n, 3), np.float32)), [2.0 * n] * 3)
+    assert device().releases.refused.total() == refused
+    assert device().captured_again == again
+    assert device().releases.waiting == 0
 
 
 class Attended(nn.Module):

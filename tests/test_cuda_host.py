@@ -252,6 +252,21 @@ def test_too_little_memory_is_said_before_the_first_step() -> None:
         assert driver.calls["cuGraphLaunch"] == 0
 
 
+def test_values_on_the_device_are_looked_at_before_a_checkpoint(tmp_path) -> None:
+    with fake_gpu(), td.CheckpointManager(tmp_path) as checkpoints:
+        step = compiled()
+        good = checkpoints.save(step)
+        broken = step.params["2.weight"]
+        broken[1, 3] = np.nan
+        step.session.values.block("2.weight").write(broken)  # as a kernel would
+        assert step.not_finite() == ("2.weight",)
+        with pytest.raises(td.NotFiniteError, match="not finite: 2.weight"):
+            checkpoints.save(step)
+        assert checkpoints.list() == (good,)
+        checkpoints.restore(step)
+        assert step.not_finite() == ()
+
+
 def test_a_lost_device_names_the_last_checkpoint(tmp_path) -> None:
     with fake_gpu() as driver:
         step = compiled()

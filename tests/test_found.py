@@ -10,7 +10,9 @@ import pytest
 
 import treadle as td
 from treadle import losses, nn, optim
+from treadle.codegen.cuda.driver import render_program
 from treadle.domains.field import equal_graphs
+from treadle.schedule.schedule import GPU, schedule
 
 Spec = td.Spec
 X, Y = Spec((6,)), Spec((6,))
@@ -293,3 +295,50 @@ def test_attach_takes_options() -> None:
         lambda m, x: m(x), Spec((1, 2)), options=td.CompileOptions(on_new_shape="specialise")
     )
     assert predict(np.ones((5, 2))).shape == (5, 1)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 8, 16, 33, 64, 69])
+def test_the_largest_of_a_product(n: int) -> None:
+    """An index of one possible value is no overlap: it compiles, at every size."""
+    rng = np.random.default_rng(n)
+    a, b = (rng.normal(size=(n, n)).astype(np.float32) for _ in range(2))
+    found = td.compile(lambda a, b: td.topk(a @ b, 1, 1), td.Spec((n, n)), td.Spec((n, n)))(a, b)
+    np.testing.assert_allclose(found[0][:, 0], (a @ b).max(1), rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(found[1][:, 0], (a @ b).argmax(1))
+
+
+@pytest.mark.parametrize(
+    ("shape", "chosen"), [((2, 3, 1), (2, 1, 1)), ((2, 1), (2, 3)), ((1, 1), (1, 1))]
+)
+def test_the_gradient_of_few_elements_taken(
+    shape: tuple[int, ...], chosen: tuple[int, ...]
+) -> None:
+    gradient = td.grad(lambda x, i: (td.take_along_axis(x, i, 1) ** 2).sum())
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    i = np.zeros(chosen, np.int32)
+    specs = td.Spec(shape), td.Spec(chosen, td.int32)
+    found, expected = (td.compile(gradient, *specs, device=d)(x, i) for d in ("cpu", "oracle"))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_gradients_of_a_spread_add_up_to_nothing() -> None:
+    """Far from zero the mean is rounded coarsely; the gradients are not."""
+    x = (np.random.default_rng(0).normal(size=(64, 33)) + 300).astype(np.float32)
+    found = td.compile(td.grad(lambda x: td.std(x, 1).sum()), td.Spec(x.shape), device="cpu")(x)
+    assert np.abs(found.sum(1)).max() < 1e-6
+
+
+def test_the_oracle_rounds_a_float64_that_is_cast() -> None:
+    x = np.array([1 + 2.0**-40, 1 / 3])
+    f = lambda x: td.cast(td.cast(x, td.float32), td.float64)  # noqa: E731
+    found = td.compile(f, td.Spec((2,), td.float64), device="oracle")(x)
+    np.testing.assert_array_equal(found, x.astype(np.float32).astype(np.float64))
+
+
+@pytest.mark.parametrize("sizes", [(12, 255, 33, 16), (32, 16, 1000, 5), (8, 63, 63, 100)])
+def test_tiles_of_wide_floats_fit_into_shared_memory(sizes: tuple[int, ...]) -> None:
+    batch, m, n, k = sizes
+    f = td.grad(lambda a, b: ((a @ b) ** 2).sum(), (0, 1))
+    specs = td.Spec((batch, m, k), td.float64), td.Spec((batch, k, n), td.float64)
+    source = render_program(schedule(td.trace(f, *specs), target=GPU))
+    assert max(p.shared for p in (*source.launches, *source.bundles)) <= 96 << 10

@@ -169,3 +169,60 @@ def test_gradient_through_a_negative_step() -> None:
     expected = np.zeros_like(X)
     expected[index] = weights
     np.testing.assert_array_equal(gradient.numpy(), expected)
+
+
+# Windows whose start is data
+
+
+@pytest.mark.parametrize("device", ["cpu", "oracle"])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_starts_may_mix_numbers_and_traced_scalars(device: str, dtype: type) -> None:
+    """As a cache of keys needs them: `dynamic_update_slice(cache, row, (0, 0, position, 0))`."""
+    cache = np.arange(2 * 3 * 5 * 4, dtype=np.float32).reshape(2, 3, 5, 4)
+    row = -np.ones((2, 3, 1, 4), np.float32)
+
+    def function(x, update, position):
+        starts = (0, np.int64(0), position, 0)
+        return td.dynamic_update_slice(x, update, starts), td.dynamic_slice(
+            x, [0, 1, position, 0], (2, 2, 2, 4)
+        )
+
+    kind = td.int32 if dtype is np.int32 else td.int64
+    specs = (td.Spec(cache.shape), td.Spec(row.shape), td.Spec((), kind))
+    program = td.compile(function, *specs, device=device)
+    for position in range(5):
+        updated, window = program(cache, row, dtype(position))
+        expected = cache.copy()
+        expected[:, :, position : position + 1] = row
+        np.testing.assert_array_equal(updated, expected)
+        start = min(position, 3)  # moved to lie inside
+        np.testing.assert_array_equal(window, cache[:, 1:3, start : start + 2])
+
+
+def test_starts_of_parameters_states_and_eager_tensors() -> None:
+    x = td.tensor(np.arange(12.0, dtype=np.float32).reshape(3, 4))
+    found = td.dynamic_slice(x, (td.tensor(1), 2), (1, 2))
+    np.testing.assert_array_equal(found.numpy(), [[6, 7]])
+
+    class Cache(td.nn.Module):
+        def __init__(self) -> None:
+            self.at = td.nn.State((), dtype=td.int32)
+
+        def forward(self, rows):
+            td.update(self.at, self.at + 1)
+            return td.dynamic_slice(rows, (self.at, 0), (1, 4))
+
+    program = td.compile_forward(Cache(), lambda m, rows: m(rows), td.Spec((3, 4)))
+    for i in range(3):
+        np.testing.assert_array_equal(program(x.numpy())[0], x.numpy()[i])
+
+
+@pytest.mark.parametrize("wrong", [td.ones((1,), td.int32), td.ones(()), td.ones((), td.bool_)])
+def test_starts_are_scalars_of_integers(wrong: td.Tensor) -> None:
+    x = td.ones((3, 4))
+    for call in (
+        lambda: td.dynamic_slice(x, (wrong, 0), (1, 1)),
+        lambda: td.dynamic_update_slice(x, td.ones((1, 1)), (0, wrong)),
+    ):
+        with pytest.raises(td.ShapeError, match="a start is .*, not one integer"):
+            call()

@@ -41,30 +41,30 @@ MEANINGS = {op.name: MEANING[op] for op in OPS.values() if op in MEANING}
 MEANINGS["mulhi"] = lambda x, y: (x.astype(np.uint64) * y.astype(np.uint64)) >> np.uint64(32)
 
 
-def run(program: Program, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """A program through the interpreter, in the dtypes it declares."""
+def run(program: Program, arrays: dict[str, np.ndarray], width: int = 1) -> list[np.ndarray]:
+    """A program through the interpreter, in the dtypes it declares, at a width of vectors."""
     memory = {b.name: np.zeros(b.size, b.dtype.numpy) for b in program.buffers}
     for name, type_ in program.leaves:
         memory[name] = np.asarray(arrays[name]).astype(type_.dtype.numpy).reshape(-1)
     for name, array in program.constants:
         memory[name] = array.reshape(-1)
-    run_steps(program.steps, memory, 0)
+    run_steps(program.steps, memory, 0, width)
     return [memory[name].reshape(t.shape) for _, name, t in program.outputs]
 
 
-def run_steps(steps, memory: dict[str, np.ndarray], turn: int) -> None:
+def run_steps(steps, memory: dict[str, np.ndarray], turn: int, width: int = 1) -> None:
     for step in steps:
         if isinstance(step, Repeat):
             turns = range(step.length)
             for i in reversed(turns) if step.reverse else turns:
-                run_steps(step.steps, memory, i)
+                run_steps(step.steps, memory, i, width)
             continue
         for call in step.calls:
             views = {}
             for buffer, argument in zip(call.kernel.buffers, call.arguments, strict=True):
                 start = argument.row * turn
                 views[buffer.name] = memory[argument.buffer][start : start + buffer.size]
-            interpret(call.kernel, views, MEANINGS)
+            interpret(call.kernel, views, MEANINGS, width)
 
 
 def check(
@@ -218,11 +218,11 @@ COPY = Store("y", AT, Load("x", AT, td.float32))
 WRONG = {
     "out of bounds": (kernel(loop(Store("y", AT + 1, Load("x", AT, td.float32)))), "may be 1 to 4, outside"),
     "below": (kernel(loop(Store("y", AT, Load("x", AT - 1, td.float32)))), "may be -1 to 2"),
-    "race": (kernel(loop(Store("y", constant(0), Load("x", AT, td.float32)))), "turns of i may write one place"),
+    "race": (kernel(loop(Store("y", constant(0), Load("x", AT, td.float32)))), "iterations of i may meet in y"),
     "overlap": (
         kernel(loop(loop(Store("y", AT + variable(Var("j", 1)) + variable(Var("k", 2)), Literal(0.0, td.float32)),
                          var=Var("k", 2))), outputs=(Buffer("y", td.float32, 9),)),
-        "may write one place",
+        "may meet in y",
     ),
     "dtype": (kernel(loop(Store("y", AT, Literal(1, td.int32)))), "a store to y has int32"),
     "load dtype": (kernel(loop(Store("y", AT, Load("x", AT, td.int32)))), "a load of x has int32"),

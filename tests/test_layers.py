@@ -597,11 +597,11 @@ MISTAKES = [
         td.ShapeError, "BatchNorm1d", "float32[1,3]", "training=False",
     ),
     (lambda: conv.apply(conv.init(), image), td.ShapeError, "conv", "float32[1,2,4,4]"),
-    (lambda: nn.Conv1d(2, 4, (3, 3)), td.ArgumentError, "Conv1d", "(3, 3)", "1 spatial"),
+    (lambda: nn.Conv1d(2, 4, (3, 3)), td.ArgumentError, "Conv1d", "(3, 3)", "one, or 1"),
     (lambda: nn.Conv2d(3, 4, 3, groups=2), td.ArgumentError, "Conv2d", "2 groups", "divides"),
-    (lambda: nn.Conv2d(2, 4, 3, groups=0), td.ArgumentError, "Conv2d", "0 groups"),
+    (lambda: nn.Conv2d(2, 4, 3, groups=0), td.ArgumentError, "Conv2d", "groups = 0"),
     (lambda: nn.MultiHeadAttention(4, 3), td.ArgumentError, "MultiHeadAttention", "3 heads"),
-    (lambda: nn.MultiHeadAttention(4, 0), td.ArgumentError, "MultiHeadAttention", "0 heads"),
+    (lambda: nn.MultiHeadAttention(4, 0), td.ArgumentError, "MultiHeadAttention", "num_heads = 0"),
     (
         lambda: attention.apply(attention.init(), x23),
         td.ShapeError, "MultiHeadAttention", "query", "float32[2,3]", "batch_first",
@@ -614,7 +614,7 @@ MISTAKES = [
     (lambda: rotary.apply({}, x23), td.ShapeError, "RotaryEmbedding", "float32[2,3]", "4"),
     (lambda: nn.Dropout(1.5), td.ArgumentError, "Dropout", "1.5"),
     (lambda: nn.LSTM(3, 0), td.ArgumentError, "LSTM", "at least 1"),
-    (lambda: nn.GRU(3, 4, num_layers=0), td.ArgumentError, "GRU", "0 layers"),
+    (lambda: nn.GRU(3, 4, num_layers=0), td.ArgumentError, "GRU", "num_layers = 0"),
     (lambda: lstm.apply(lstm.init(), x23), td.ShapeError, "LSTM", "float32[2,3]", "batch_first"),
     (
         lambda: gru.apply(gru.init(), td.zeros((5, 2, 3)), td.zeros((1, 3, 4))),

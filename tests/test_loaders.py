@@ -220,6 +220,26 @@ def test_iterables() -> None:
     assert len(list(data.IterableLoader(rows, batch_size=2))) == 3
 
 
+def test_an_iterable_of_another_length_is_refused() -> None:
+    rows = [{"y": np.full(2, i)} for i in range(6)]
+    loader = data.IterableLoader(rows)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    assert state == {"epoch": 0, "batch": 1, "items": 6}
+    with pytest.raises(td.LoadError, match="items was 6 and is 5"):
+        data.IterableLoader(rows[:5]).load_state_dict(state)
+    stacked = data.IterableLoader(rows, batch_size=2).state_dict()
+    with pytest.raises(td.LoadError, match="batch_size was 2 and is 3"):
+        data.IterableLoader(rows, batch_size=3).load_state_dict(stacked)
+    for other in (data.IterableLoader(rows), data.IterableLoader(lambda epoch: iter(rows))):
+        for known in (state, {"epoch": 0, "batch": 1}):  # of this version, and of one before
+            other.load_state_dict(known)
+            assert [int(b["y"][0]) for b in other] == [1, 2, 3, 4, 5]
+    rows.append(rows[0])  # a list that grows between two fits is the same data
+    loader.load_state_dict(state)
+
+
 def test_as_loader() -> None:
     loader = _array_loader()
     assert data.as_loader(loader) is loader
@@ -262,7 +282,7 @@ def _counting(made: list[int], count: int = 100) -> Iterator[dict[str, np.ndarra
 
 
 def _until(condition: Callable[[], bool]) -> None:
-    for _ in range(500):
+    for _ in range(12_000):  # two minutes: other work may keep the thread waiting
         if condition():
             return
         time.sleep(0.01)
@@ -438,7 +458,7 @@ print("done")
 
 def test_the_program_ends_with_a_pass_running() -> None:
     run = [sys.executable, "-W", "error", "-c", _LEFT_RUNNING]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(run, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 

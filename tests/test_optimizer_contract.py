@@ -129,6 +129,7 @@ def test_it_trains(name: str) -> None:
         out = step(batch())
     assert out.updated
     assert step.evaluate(batch()).loss < 0.6 * first
+    assert step.not_finite() == ()
     assert changed(make(ALL[name]()).params, step.params) == set(SHAPES)
 
 
@@ -149,7 +150,7 @@ def test_groups_are_apart(name: str) -> None:
 @every
 def test_a_group_is_frozen_while_it_runs(name: str) -> None:
     step = make(optim.groups(("w", ALL[name]()), ("*", optim.sgd(0.0))))
-    step.hyperparameters["group0.frozen"] = 1
+    step.hyperparameters["group0.frozen"] = True
     before = step.state_dict()
     for i in range(3):
         step(batch(i))
@@ -157,7 +158,7 @@ def test_a_group_is_frozen_while_it_runs(name: str) -> None:
     assert changed(before, step.state_dict()) == {"step:count", "step:counters"} | {
         "step:optimizer:1.updates"
     }
-    step.hyperparameters["group0.frozen"] = 0
+    step.hyperparameters["group0.frozen"] = False
     step(batch(7))
     assert changed({n: before[n] for n in SHAPES}, step.params) == {"w"}
     assert step.report.compiles == compiles

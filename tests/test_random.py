@@ -262,3 +262,103 @@ def test_traced_and_eager_bits_agree() -> None:
     eager = [td.random.bits((5,)).numpy() for _ in range(3)]
     traced = draw(lambda: tuple(td.random.bits((5,)) for _ in range(3)))
     np.testing.assert_array_equal(eager, traced)
+
+
+# Programs of one session
+
+SPEC, X = td.Spec((6,)), np.ones(6, np.float32)
+
+
+class Weights(td.nn.Module):
+    def __init__(self) -> None:
+        self.w = td.nn.Parameter((6,))
+
+
+def noisy_loss(model: Any, x: Any) -> Any:
+    return ((model.w - td.capture("noise", td.random.normal((6,)))) * x).sum()
+
+
+def sample(model: Any, x: Any) -> Any:
+    return td.random.normal((6,)) * x
+
+
+def noise(step: td.TrainStep) -> np.ndarray:
+    return step(X, captures=True).captures["noise"]
+
+
+def compiled(device: str, **options: Any) -> td.TrainStep:
+    return td.compile_step(Weights(), noisy_loss, td.optim.sgd(0.1), SPEC, device=device, **options)
+
+
+def draws(device: str, forwards_between: int = 0) -> dict[str, np.ndarray]:
+    """Two steps and two forwards of one session, all at their first call."""
+    one = compiled(device)
+    between = [one.attach(sample, SPEC) for _ in range(forwards_between)]
+    two = compiled(device, share=one)
+    rest = [one.attach(sample, SPEC) for _ in range(2 - forwards_between)]
+    first, second = [*between, *rest]
+    return {"one": noise(one), "two": noise(two), "first": first(X), "second": second(X)}
+
+
+@pytest.mark.parametrize("device", ["cpu", "oracle"])
+def test_programs_of_a_session_draw_numbers_of_their_own(device: str) -> None:
+    found = draws(device)
+    values = list(found.values())
+    for i, a in enumerate(values):
+        assert not any(np.isin(a, b).any() for b in values[i + 1 :])
+    # Again the same; and looking at a model in between changes no step's numbers.
+    for again in (draws(device), draws(device, 1), draws(device, 2)):
+        assert all(np.array_equal(again[name], value) for name, value in found.items())
+
+
+@pytest.mark.parametrize("device", ["cpu", "oracle"])
+def test_the_first_program_draws_by_the_seed_itself(device: str) -> None:
+    key = make_key(0)
+    bits = random_bits(key, 0, (6,))
+    first = td.compile(lambda: td.random.bits((6,)), device=device)
+    np.testing.assert_array_equal(first(), bits)
+    np.testing.assert_array_equal(noise(compiled(device)), draws(device)["one"])
+    assert np.array_equal(make_key(7, 3, 2), [7, 0, 3, 2, 0, 0])
+    assert not np.array_equal(make_key(7, 3, 2, 1)[:2], make_key(7, 3, 2, 2)[:2])
+
+
+def test_evaluation_and_gradients_draw_as_the_next_step_will() -> None:
+    one = compiled("cpu")
+    two = compiled("cpu", share=one)
+    seen = two.evaluate(X, captures=True).captures["noise"]
+    np.testing.assert_array_equal(noise(two), seen)
+
+
+@pytest.mark.parametrize("device", ["cpu", "oracle"])
+def test_a_state_has_the_stream_that_it_was_drawn_from(device: str) -> None:
+    """Also where the step is the second of its session, and the one that goes on the first."""
+    one = compiled(device)
+    two = compiled(device, share=one, accumulate=2)
+    noise(two)
+    state = two.state_dict()
+    expected = [noise(two) for _ in range(3)]
+    alone = compiled(device, accumulate=2)
+    alone.load_state_dict(state)
+    assert all(np.array_equal(noise(alone), e) for e in expected)
+    assert one.state_dict()["step:counters"].shape == (4,), "a step by itself is as it was"
+
+
+def test_a_state_from_before_there_were_streams() -> None:
+    one = compiled("cpu")
+    two = compiled("cpu", share=one)
+    state = two.state_dict()
+    state["step:counters"] = state["step:counters"][:4]
+    two.load_state_dict(state)
+    np.testing.assert_array_equal(noise(two), noise(compiled("cpu")))
+
+
+def test_a_program_that_does_not_compile_has_no_stream() -> None:
+    one = compiled("oracle")
+    with pytest.raises(td.TreadleError):
+        one.attach(lambda m, x: x @ td.ones((5, 5)), SPEC)
+    with pytest.raises(td.TreadleError):
+        td.compile_step(
+            Weights(), lambda m, x: x, td.optim.sgd(0.1), SPEC, share=one, device="oracle"
+        )
+    np.testing.assert_array_equal(one.attach(sample, SPEC)(X), draws("oracle")["first"])
+    np.testing.assert_array_equal(noise(compiled("oracle", share=one)), draws("oracle")["two"])

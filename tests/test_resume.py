@@ -242,9 +242,10 @@ def test_an_error_of_the_validation_is_made_up_for(tmp_path: Path) -> None:
             loader(100), validation=bad, checkpoint=tmp_path, resume="auto", **arguments
         )
     log = td.loggers.JSONLLogger(tmp_path / "log.jsonl")
-    again = trainer(make(), loggers=[log]).fit(
-        loader(100), validation=good, checkpoint=tmp_path, resume="auto", **arguments
-    )
+    with pytest.warns(td.CheckpointWarning, match="validated on other data: .*items was 2 and is"):
+        again = trainer(make(), loggers=[log]).fit(
+            loader(100), validation=good, checkpoint=tmp_path, resume="auto", **arguments
+        )
     assert list(again.rows()) == list(whole.rows())
     assert again.series("val/loss")[0].tolist() == [4, 8]
 
@@ -278,6 +279,26 @@ def test_a_folder_of_another_run(tmp_path: Path) -> None:
         trainer(step).fit(loader(), epochs=2, resume="auto")
 
 
+def test_a_list_of_another_length(tmp_path: Path) -> None:
+    """In the middle of a pass and between two, by steps and by epochs."""
+    batches = [rows(4, seed=i) for i in range(5)]
+    for name, until in (("middle", {"steps": 3}), ("between", {"epochs": 1})):
+        folder = tmp_path / name
+        trainer(make()).fit(batches, checkpoint=folder, **until)
+        step = make()
+        first = step.state_dict()
+        for other in (batches[:4], [*batches, rows(4)], batches[:1]):
+            with pytest.raises(
+                td.CheckpointError, match=f"other data: .*items was 5 and is {len(other)}"
+            ):
+                trainer(step).fit(other, steps=9, checkpoint=folder, resume="auto")
+        assert all(np.array_equal(first[n], v) for n, v in step.state_dict().items())
+        trainer(step).fit(list(batches), steps=9, checkpoint=folder, resume="auto")
+        whole = make()
+        trainer(whole).fit(batches, steps=9)
+        assert same(step, whole)
+
+
 def test_going_back_to_the_best(tmp_path: Path) -> None:
     def spoil(run):
         if run.epoch == 2:
@@ -287,7 +308,7 @@ def test_going_back_to_the_best(tmp_path: Path) -> None:
     keywords = {"validation": held_out, "checkpoint": tmp_path}
     spoiler = td.callbacks.Lambda(on_epoch_start=spoil)
     one = trainer(make(), spoiler).fit(loader(), epochs=4, **keywords)
-    best = td.CheckpointManager(tmp_path, metric="val/loss", read_only=True).best()
+    best = td.CheckpointManager(tmp_path, read_only=True).best()  # by val/loss, as the run
     assert best is not None
     assert best.extra["steps"] == one.best("val/loss").step == 10
     two = trainer(make()).fit(loader(), epochs=4, resume="best", **keywords)
@@ -302,6 +323,39 @@ def test_the_best_by_something_unknown(tmp_path: Path) -> None:
         pytest.raises(td.ArgumentError, match="by 'val/accuracy', which.*loss, grad_norm, val/l"),
     ):
         trainer(make()).fit(loader(), epochs=1, validation=[rows(4)], checkpoint=manager)
+
+
+def test_the_folder_knows_what_the_best_is_by(tmp_path: Path) -> None:
+    """Not the training loss of the last batch, which falls while the validation gets worse."""
+
+    def spoil(run):
+        run.step.load_params({"bias": np.full(1, 3.0 * run.epoch)}, strict=False)
+
+    spoiler = td.callbacks.Lambda(on_epoch_start=spoil)
+    held_out = [rows(4, seed=1)]
+    trainer(make(), spoiler).fit(
+        loader(), epochs=4, validation=held_out, checkpoint=tmp_path / "by folder"
+    )
+    with td.CheckpointManager(tmp_path / "by manager") as manager:  # which is not told either
+        trainer(make(), spoiler).fit(loader(), epochs=4, validation=held_out, checkpoint=manager)
+        assert (manager.metric, manager.mode) == ("val/loss", "min")
+    for name in ("by folder", "by manager"):
+        reading = td.CheckpointManager(tmp_path / name, read_only=True)
+        found = reading.restore(make(), "best")
+        assert (reading.metric, reading.mode) == ("val/loss", "min")
+        assert found is not None
+        assert found.extra["steps"] == 5
+        assert reading.best() == found
+    # Where it goes on without a validation, the best is what it was.
+    trainer(make()).fit(loader(), epochs=6, checkpoint=tmp_path / "by folder", resume="auto")
+    assert td.CheckpointManager(tmp_path / "by folder", read_only=True).best() == found_again(
+        tmp_path / "by folder", 5
+    )
+
+
+def found_again(folder: Path, steps: int) -> td.Checkpoint:
+    every = td.CheckpointManager(folder, read_only=True).list()
+    return next(c for c in every if c.extra["steps"] == steps)
 
 
 def test_a_lost_history(tmp_path: Path) -> None:

@@ -328,9 +328,9 @@ def test_strict_loading_names_everything_at_once() -> None:
     assert "fc1.weight has the shape (7, 6), not (7, 5)" in message
     assert "fc2.bias is int64, not a float" in message
     assert same_values(before, step.params)
-    with pytest.raises(td.LoadError, match="unexpected: extra"):
-        step.load_params({"extra": np.zeros(2)}, strict=False)
-    step.load_params({"fc2.bias": np.ones(3)}, strict=False)
+    found = step.load_params({"fc2.bias": np.ones(3), "extra": np.zeros(2)}, strict=False)
+    assert found.missing == ("fc1.weight", "fc1.bias", "fc2.weight")
+    assert found.unexpected == ("extra",)
     assert (step.params["fc2.bias"] == 1).all()
 
 
@@ -842,6 +842,33 @@ def test_debug_print_runs_with_the_step(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out == ""
     value = step(np.ones((3, 2))).loss
     assert capsys.readouterr().out == f"loss is {value}\n"
+
+
+@pytest.mark.parametrize("device", ["cpu", "oracle"])
+def test_debug_print_without_a_field_prints_the_value_after_the_text(device, capsys) -> None:
+    def shown(model, b):
+        td.debug_print("p", b[0])
+        td.debug_print("", b[1])
+        td.debug_print("{{}}", b[0])
+        return (model(b) ** 2).mean()
+
+    spec = Spec((3, 2))
+    step = td.compile_step(nn.Linear(2, 1), shown, optim.sgd(0.1), spec, device=device)
+    step(np.arange(6.0).reshape(3, 2))
+    assert capsys.readouterr().out == "p [0. 1.]\n[2. 3.]\n{} [0. 1.]\n"
+    td.debug_print("p", td.tensor(1.5))
+    assert capsys.readouterr().out == "p 1.5\n"
+
+
+@pytest.mark.parametrize("device", ["cpu", "oracle"])
+def test_two_prints_of_the_same_text(device, capsys) -> None:
+    def shown(x):
+        td.debug_print("{}", x)
+        td.debug_print("{}", x + 1)
+        return x
+
+    td.compile(shown, Spec((2,)), device=device)(np.zeros(2, np.float32))
+    assert capsys.readouterr().out == "[0. 0.]\n[1. 1.]\n"
 
 
 # What was found by using it

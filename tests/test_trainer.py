@@ -335,6 +335,52 @@ def test_batches_that_differ() -> None:
         quiet(make()).fit(data.ArrayLoader(rows(6), 4), epochs=1)
 
 
+@pytest.mark.parametrize("shown", ["lines", "bar", "off"])
+def test_batches_of_torch(shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A DataLoader of dicts of tensors, of lists of them, and of tensors beside arrays."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    arrays = rows(12)
+    x, y = torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"])
+    dicts = [{"x": x[i], "y": y[i]} for i in range(12)]
+
+    def mixed(some):
+        found = torch.utils.data.default_collate(some)
+        return found | {"y": found["y"].numpy()}
+
+    expected = make()
+    history = quiet(expected).fit(batches_of(arrays), epochs=2)
+    for loader in (DataLoader(dicts, 4), DataLoader(dicts, 4, collate_fn=mixed)):
+        step = make()
+        trainer = td.Trainer(step, progress=shown)
+        found = trainer.fit(loader, epochs=2, validation=loader)
+        assert found["loss"].tolist() == history["loss"].tolist()
+        assert same(step, expected)
+
+    def of_pairs(model, batch):
+        return losses.cross_entropy(model(batch[0]), batch[1])
+
+    specs = list(SPEC.values())
+    step = td.compile_step(nn.Linear(2, 2), of_pairs, optim.adam(0.05), specs, device="oracle")
+    td.Trainer(step, progress=shown).fit(DataLoader(TensorDataset(x, y), 4), epochs=2)
+    assert all(np.array_equal(v, expected.params[n]) for n, v in step.params.items())
+    assert ("samples/s" in capsys.readouterr().out) == (shown != "off")
+
+
+def test_tokens_of_torch_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    def next_token(model, batch):
+        return losses.cross_entropy(model(batch["t"]), batch["t"], axis=-1)
+
+    spec = {"t": td.Spec((2, 5), td.int32)}
+    step = td.compile_step(nn.Embedding(3, 3), next_token, optim.sgd(0.1), spec, device="oracle")
+    batches = [{"t": torch.arange(10).reshape(2, 5) % 3}] * 3
+    td.Trainer(step, progress="lines").fit(batches, epochs=1)
+    assert "tokens/s" in capsys.readouterr().out
+
+
 def test_one_loader_for_both() -> None:
     both = loader()
     with pytest.raises(td.ArgumentError, match="validation is the loader that is trained on"):

@@ -2,7 +2,7 @@
 
     python tools/device_tests.py --seconds 240 --out results/
 
-Runs in processes of their own: the tests of `tests/test_cuda_device.py` in shards, random training
+Runs in processes of their own: the tests of `tests/test_cuda_device.py` in shards, random
 programs against the oracle (for all of the time), and every op under compute-sanitizer's memcheck
 and racecheck where it is installed (CUDA's toolkit has it). Exits with 1 if anything failed.
 """
@@ -36,12 +36,12 @@ def commands(seconds: int) -> dict[str, tuple[list[str], dict[str, str]]]:
     found = {f"tests-{i}": (pytest, environment(SHARD=f"{i}/{SHARDS}")) for i in range(SHARDS)}
     cases = [sys.executable, str(ROOT / "tools" / "device_cases.py")]
     limit = str(seconds - SPARE)
-    for i in range(RANDOM):
-        found[f"random-{i}"] = [*cases, "random", f"{i}/{RANDOM}", limit], environment()
+    fuzz = [sys.executable, "-m", "treadle", "fuzz", "--device", "cuda", "--seconds", limit]
+    found["fuzz"] = [*fuzz, "--processes", str(RANDOM)], environment()
     sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if Path(sanitizer).exists():
         for tool in ("memcheck", "racecheck"):
-            line = [sanitizer, "--tool", tool, "--error-exitcode", "9", *cases, "ops"]
+            line = [sanitizer, "--tool", tool, "--error-exitcode", "9", *cases]
             for i in range(SANITIZED):
                 found[f"{tool}-{i}"] = [*line, f"{i}/{SANITIZED}", limit], environment()
     return found

@@ -41,7 +41,9 @@ from treadle.base.errors import LoadError as LoadError
 from treadle.base.errors import NameTakenError as NameTakenError
 from treadle.base.errors import NotFiniteError as NotFiniteError
 from treadle.base.errors import NothingAccumulatedError as NothingAccumulatedError
+from treadle.base.errors import OutOfMemoryError as OutOfMemoryError
 from treadle.base.errors import ParseError as ParseError
+from treadle.base.errors import SaveError as SaveError
 from treadle.base.errors import ShapeError as ShapeError
 from treadle.base.errors import TraceError as TraceError
 from treadle.base.errors import TreadleError as TreadleError

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from treadle.base.errors import ArgumentError
+from treadle.base.numbers import check_whole
 from treadle.kernel.machine import NATIVE, target_name
 from treadle.kernel.plan import KernelFacts
 
@@ -43,9 +44,19 @@ class CompileOptions:
                 f"on_new_shape is {self.on_new_shape!r}",
                 'Use "error" or "specialise".',
             )
-        if self.max_shapes < 1:
-            raise ArgumentError("CompileOptions", f"max_shapes = {self.max_shapes}", "At least 1.")
+        check_whole("CompileOptions", "max_shapes", self.max_shapes)
         target_name(self.target)  # anything that is none is an error here
+
+
+def as_options(options: object, otherwise: CompileOptions | None = None) -> CompileOptions:
+    """The options given, or else others: the usual ones."""
+    if options is None:
+        return otherwise or CompileOptions()
+    if not isinstance(options, CompileOptions):
+        raise ArgumentError(
+            "compile", f"options = {options!r}", "Pass td.CompileOptions(on_new_shape=…)."
+        )
+    return options
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +92,14 @@ class ProgramFacts:
 class KernelTime:
     """What a kernel took in one step on one thread, and how near that is to the processor's best.
 
-    `ceiling` is the larger of the shares of arithmetic and memory that it reached.
+    `ceiling` is the larger of the shares of arithmetic and memory that it reached. `lines` are
+    those of the model that it computes.
     """
 
     kernel: KernelFacts
     seconds: float
     ceiling: float
+    lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from treadle.base.memory import refuse_beyond, shown
 from treadle.base.version import __version__
 from treadle.codegen.cuda.driver import render_kernel as render_cuda_kernel
 from treadle.codegen.cuda.driver import render_program as render_cuda
@@ -72,12 +73,21 @@ def load(
 ) -> Executable:
     """A graph ready to run on the report's device."""
     if report.device == "oracle":
+        _refuse_beyond(graph)
         return OracleProgram(graph)
     build = _on_gpu if report.device == "cuda" else _native
     if options.debug:
         checked, checks = with_index_checks(graph)
         return CheckedProgram(graph, build(checked, report, options, name), checks)
     return build(graph, report, options, name)
+
+
+def _refuse_beyond(graph: Graph) -> None:
+    """The oracle holds every value of a graph while it needs it, the largest at least."""
+    for node in graph.nodes:
+        for type_ in node.types:
+            origin = f" of {node.origin}" if node.origin else ""
+            refuse_beyond("compile", f"{node.op} {type_}{origin}", type_.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +125,11 @@ def _native(
 def _loaded(graph: Graph, built: Built, report: CompileReport, target: Processor) -> NativeProgram:
     with report.stage("load"):
         threads = default_threads()
+        plan = built.plan
+        outside = sum(s.nbytes for s in plan.slots if s.offset < 0)
+        inside = plan.arena + plan.scratch * threads
+        parts = f"{shown(outside)} of inputs, values and results, {shown(inside)} between them"
+        refuse_beyond("compile", f"the program ({parts})", outside + inside)
         return NativeProgram(graph, built.plan, built.objects, built.constants, threads, target)
 
 
@@ -379,18 +394,22 @@ def _unpacked(
 # Looking at kernels
 
 
-def profile(program: Executable, values: Mapping[str, np.ndarray]) -> Profile:
+def profile(
+    program: Executable, values: Mapping[str, np.ndarray], options: CompileOptions
+) -> Profile:
     """The time of each kernel of a native program on some values, which stay as they are."""
     native = program.program if isinstance(program, CheckedProgram) else program
     if not isinstance(native, NativeProgram):
         return Profile(())
     best = ceilings()
     found = []
-    for facts, seconds in zip(native.plan.kernels, native.profile(values), strict=True):
+    lines = _scheduled_again(native, options).lines()
+    taken = native.profile(values)
+    for facts, seconds, own in zip(native.plan.kernels, taken, lines, strict=True):
         time_ = max(seconds, 1e-12)
         rates = facts.calls * facts.flops / time_, facts.calls * facts.nbytes / time_
         share = max(rates[0] / best.flops, rates[1] / best.nbytes)
-        found.append(KernelTime(facts, seconds, share))
+        found.append(KernelTime(facts, seconds, share, own))
     return Profile(tuple(sorted(found, key=lambda k: -k.seconds)))
 
 
@@ -404,6 +423,7 @@ class KernelView:
 
     facts: KernelFacts
     _kernel: Callable[[], Kernel]
+    _lines: Callable[[], tuple[str, ...]]
     _target: Processor
 
     @property
@@ -412,7 +432,7 @@ class KernelView:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        return self.facts.origins
+        return self._lines()
 
     @property
     def calls(self) -> int:
@@ -443,20 +463,26 @@ def kernels_of(program: Executable, options: CompileOptions) -> tuple[KernelView
     native = program.program if isinstance(program, CheckedProgram) else program
     if not isinstance(native, (NativeProgram, CudaProgram)):
         return ()
-
-    @functools.cache
-    def kernels() -> Sequence[Kernel]:
-        # A plan from the cache has no kernels: they are scheduled again, which gives the same.
-        if isinstance(native, CudaProgram):
-            target = _gpu_target(native.without)
-            return _scheduled_for_gpu(native.graph, options, target).distinct()
-        return _scheduled(native.graph, options, native.target).distinct()
+    scheduled = functools.cache(functools.partial(_scheduled_again, native, options))
 
     def kernel(i: int) -> Kernel:
-        return replace(kernels()[i], name=native.plan.kernels[i].name)
+        return replace(scheduled().distinct()[i], name=native.plan.kernels[i].name)
+
+    def lines(i: int) -> tuple[str, ...]:
+        return scheduled().lines()[i]
 
     processor = host() if isinstance(native, CudaProgram) else native.target
     return tuple(
-        KernelView(facts, functools.partial(kernel, i), processor)
+        KernelView(facts, functools.partial(kernel, i), functools.partial(lines, i), processor)
         for i, facts in enumerate(native.plan.kernels)
     )
+
+
+def _scheduled_again(program: NativeProgram | CudaProgram, options: CompileOptions) -> Program:
+    """The program of a graph that was built: the same kernels, and the lines of this graph.
+
+    A plan from the cache has no kernels, and may have been made for another script's lines.
+    """
+    if isinstance(program, CudaProgram):
+        return _scheduled_for_gpu(program.graph, options, _gpu_target(program.without))
+    return _scheduled(program.graph, options, program.target)

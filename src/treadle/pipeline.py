@@ -78,7 +78,9 @@ def open_session(device: str, share: Any) -> Session:
     """A new session, or the one of what is shared, which must be on the same device."""
     if share is None:
         return Session(device)
-    session: Session = share.session
+    session = getattr(share, "session", None)
+    if not isinstance(session, Session):
+        raise ArgumentError("share", f"share = {share!r}", "Pass a step or a forward.")
     if session.device != device:
         raise DeviceError(
             "share", f"the values are on {session.device!r}, the program on {device!r}", "Use one."
@@ -103,11 +105,11 @@ def kernels_of(program: Executable, options: CompileOptions) -> tuple[KernelView
     return loading.kernels_of(program, options)
 
 
-def profile(program: Executable, values: Mapping[str, Any]) -> Profile:
+def profile(program: Executable, values: Mapping[str, Any], options: CompileOptions) -> Profile:
     """The time of each kernel of a native program; nothing for the oracle."""
     from treadle import loading
 
-    return loading.profile(program, values)
+    return loading.profile(program, values, options)
 
 
 Backward = Callable[[Any, Any, Any], Any]

@@ -84,9 +84,14 @@ def mean_vjp(attributes: c.Axes, ct: Tensor, out: Tensor, x: Tensor) -> Cts:
 
 @vjp(c.VAR)
 def var_vjp(attributes: c.Variance, ct: Tensor, out: Tensor, x: Tensor) -> Cts:
-    """dx = 2 ct (x − mean) / (n − correction)"""
+    """dx = 2 ct (x − mean) / (n − correction)
+
+    The mean is rounded at the size of x, which may be far from its spread. What that leaves is
+    taken off too, so that the gradients add up to nothing, as they must.
+    """
     axes = attributes.axes
     centred = x - mean(x, axes, keepdims=True)
+    centred = centred - mean(centred, axes, keepdims=True)
     scale = ct * 2 / max(0, count_of(x, axes) - attributes.correction)
     return (centred * unreduced(scale, x.shape, axes),)
 

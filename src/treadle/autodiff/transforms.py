@@ -177,6 +177,9 @@ def _float_leaves(argument: Tree, names: Sequence[str]) -> list[tuple[Tensor, st
 
 def jvp(function: Function, primals: Sequence[Tree], tangents: Sequence[Tree]) -> tuple[Tree, Tree]:
     """The result and its directional derivative along `tangents`, by dual numbers."""
+    for name, values in (("primals", primals), ("tangents", tangents)):
+        if not isinstance(values, (list, tuple)):
+            raise ArgumentError("jvp", f"{name} = {values!r}", "Pass one for each argument: [x].")
     given, directions = tensors_of(primals), tensors_of(tangents)
     leaves, structure = trees.flatten(list(given))
     moves, other = trees.flatten(list(directions))

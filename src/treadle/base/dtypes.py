@@ -47,6 +47,11 @@ class DType:
         assert self.is_float, self
         return 2.0 ** -(self.fraction_bits + 1)
 
+    @property
+    def largest(self) -> float:
+        """The largest finite float."""
+        return _LARGEST[self.name]
+
     def range(self) -> tuple[int, int]:
         """The smallest and largest integer this type holds."""
         if self.kind == "bool":
@@ -84,6 +89,7 @@ BY_NAME = {d.name: d for d in ALL}
 _NUMPY: dict[str, np.dtype[np.generic]] = {
     d.name: np.dtype(ml_dtypes.bfloat16 if d is bfloat16 else d.name) for d in ALL
 }
+_LARGEST = {d.name: float(ml_dtypes.finfo(_NUMPY[d.name]).max) for d in FLOATS}  # type: ignore[no-untyped-call]
 _FROM_NUMPY = {n: BY_NAME[name] for name, n in _NUMPY.items()}
 
 # The result of combining two kinds of the same class that differ in width or sign.

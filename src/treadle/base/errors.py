@@ -74,8 +74,16 @@ class LoadError(TreadleError, ValueError):
     """Values that are loaded do not fit, or a file is not what it should be."""
 
 
+class SaveError(TreadleError, OSError):
+    """A file cannot be written; what was there before is as it was."""
+
+
 class DeviceError(TreadleError, RuntimeError):
     """A device that is not there or cannot do what is asked."""
+
+
+class OutOfMemoryError(DeviceError, MemoryError):
+    """Something needs more memory than there is."""
 
 
 class CacheWarning(UserWarning):
@@ -122,11 +130,25 @@ class CallbackError(TreadleError, RuntimeError):
 
 
 class NotFiniteError(TreadleError, ArithmeticError):
-    """The loss of a run became NaN or infinite: see `step`, `loss` and `checkpoint`, a path."""
+    """The loss or a value of a step became NaN or infinite.
 
-    def __init__(self, cause: str, remedy: str, step: int, loss: float, checkpoint: object):
-        self.step, self.loss, self.checkpoint = step, loss, checkpoint
-        super().__init__("fit", cause, remedy)
+    See `step`, how many updates there were; `loss`, None outside of a run; `names` of the values
+    that are not finite, parameters first; and `checkpoint`, the path of the last good one.
+    """
+
+    def __init__(
+        self,
+        operation: str,
+        cause: str,
+        remedy: str,
+        *,
+        step: int,
+        loss: float | None = None,
+        names: tuple[str, ...] = (),
+        checkpoint: object = None,
+    ):
+        self.step, self.loss, self.names, self.checkpoint = step, loss, names, checkpoint
+        super().__init__(operation, cause, remedy)
 
 
 class UnreachedWarning(UserWarning):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGE = str(Path(__file__).resolve().parent.parent)
+LIBRARY = os.path.dirname(os.__file__)  # Python's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +31,21 @@ def _is_ours(file: str) -> bool:
     known = _ours.get(file)
     if known is None:
         # Methods that dataclasses generate have no file of their own.
-        known = _ours[file] = file.startswith(PACKAGE) or file == "<string>"
+        known = _ours[file] = file.startswith(PACKAGE) or file == "<string>" or _is_python(file)
     return known
 
 
+def _is_python(file: str) -> bool:
+    """Whether it is the standard library: contextlib calls what a `with` enters."""
+    inside = file.removeprefix(LIBRARY) if file.startswith(LIBRARY) else ""
+    return file.startswith("<frozen ") or bool(inside and "-packages" not in inside)
+
+
 def user_origin() -> Origin | None:
-    """The innermost frame outside this package; the outermost one if there is none."""
+    """The innermost frame outside this package and Python's own; if there is none, the outermost.
+
+    A function of the user's that the standard library calls is still the user's.
+    """
     frame = sys._getframe(1)
     while _is_ours(frame.f_code.co_filename):
         outer = frame.f_back

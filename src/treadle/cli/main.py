@@ -12,6 +12,7 @@ from treadle.base.errors import TreadleError
 from treadle.cli.bench import WORKLOADS, run_bench
 from treadle.cli.demo import STEPS, TARGET, run_demo
 from treadle.cli.environment import run_info
+from treadle.cli.fuzz import SECONDS, run_fuzz
 from treadle.cli.tour import run_tour
 from treadle.cli.train import FAILED, FUNCTION, report, run_train
 from treadle.pipeline import DEVICES
@@ -39,6 +40,8 @@ def _run(options: argparse.Namespace) -> int:
         return run_train(options.file, options.set, options.resume, options.settings)
     if options.command == "bench":
         return run_bench(options.workload, options.device, options.seconds, options.json)
+    if options.command == "fuzz":
+        return run_fuzz(options)
     if options.command == "info":
         return run_info(options.json)
     return run_demo(steps=options.steps, seed=options.seed)
@@ -55,6 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_train(commands)
     _add_bench(commands)
+    _add_fuzz(commands)
     _add_info(commands)
     _add_tour(commands)
     return parser
@@ -115,6 +119,45 @@ def _seconds(text: str) -> float:
     if not 0 <= seconds <= 3600:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
     return seconds
+
+
+def _add_fuzz(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    fuzz = commands.add_parser(
+        "fuzz",
+        help="random programs on a device against the oracle",
+        description="Draw random programs, run them on a device and compare what they give with "
+        "the float64 oracle. What is wrong, unsteady, refused, crashes or hangs is made small and "
+        "printed as a script.",
+        epilog=EPILOG,
+    )
+    fuzz.add_argument(
+        "--seconds",
+        type=_seconds,
+        metavar="S",
+        help=f"how long (default: {SECONDS:g}, unless --cases is given)",
+    )
+    fuzz.add_argument("--cases", type=_count, metavar="N", help="how many (default: no limit)")
+    fuzz.add_argument("--seed", type=_count, metavar="N", help="(default: another one each time)")
+    fuzz.add_argument("--device", choices=("auto", *DEVICES), default="cpu")
+    fuzz.add_argument(
+        "--processes", type=_count, metavar="N", help="at a time (default: as many as processors)"
+    )
+    fuzz.add_argument("--only", default="", metavar="FAMILY,…", help="families to begin with")
+    fuzz.add_argument(
+        "--replay", type=_case, metavar="SEED:INDEX", help="one case again, with its --only"
+    )
+    fuzz.add_argument(
+        "--corpus", metavar="FOLDER", help="run its programs first, and write new findings to it"
+    )
+    fuzz.add_argument("--json", action="store_true", help="print JSON")
+    fuzz.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+
+
+def _case(text: str) -> tuple[int, int]:
+    seed, separator, index = text.partition(":")
+    if not (separator and seed.isdecimal() and index.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not SEED:INDEX, as in 7:1234")
+    return int(seed), int(index)
 
 
 def _add_info(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

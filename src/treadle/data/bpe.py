@@ -9,11 +9,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
+from operator import index
 from pathlib import Path
 
 import numpy as np
 
 from treadle.base.errors import ArgumentError, LoadError
+from treadle.base.numbers import check_whole
 
 BYTES = 256  # the first tokens are the bytes themselves
 KEPT_WORDS = 1 << 16  # words whose encoding is remembered
@@ -35,7 +37,11 @@ class BPE:
     """
 
     def __init__(self, merges: Iterable[Pair] = ()):
-        self.merges: tuple[Pair, ...] = tuple((int(a), int(b)) for a, b in merges)
+        try:
+            self.merges: tuple[Pair, ...] = tuple((index(a), index(b)) for a, b in merges)
+        except (TypeError, ValueError) as error:
+            cause = f"the merges are not pairs of tokens: {error}"
+            raise ArgumentError("BPE", cause, "Use BPE.train(text, vocabulary).") from error
         self._tokens = [bytes([i]) for i in range(BYTES)]
         for i, (a, b) in enumerate(self.merges):
             if not (0 <= a < BYTES + i and 0 <= b < BYTES + i):
@@ -55,7 +61,7 @@ class BPE:
         It stops earlier when no pair occurs twice. Of equally frequent pairs the one with the
         smaller numbers comes first, so that the same text gives the same tokenizer.
         """
-        if vocabulary < BYTES:
+        if check_whole("BPE.train", "vocabulary", vocabulary) < BYTES:
             raise ArgumentError(
                 "BPE.train", f"vocabulary = {vocabulary}", f"There are {BYTES} bytes already."
             )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from treadle.base import trees
+from treadle.base.arrays import FILL, lost_mask
 from treadle.base.errors import BatchError
 from treadle.base.trees import Structure, Tree
 
@@ -39,6 +40,10 @@ class Consistency:
 
     def check(self, batch: Tree, place: str) -> None:
         """An error that lists everything in which a batch differs from the first."""
+        for name, leaf in zip(trees.paths(batch), trees.flatten(batch)[0], strict=True):
+            lost = lost_mask(leaf)
+            if lost is not None:
+                raise BatchError(self._operation, f"{place}: {name or 'the array'} {lost}", FILL)
         form = _Form.of(batch)
         if not form.shapes:
             raise BatchError(self._operation, f"{place} is {batch!r}: no arrays", _FORMS)
@@ -94,5 +99,5 @@ def stacked(operation: str, rows: list[Tree]) -> Tree:
 
 def _check_row(consistency: Consistency, row: Tree, number: int) -> None:
     """A row as a batch of one, so that all of its sizes are compared."""
-    single = trees.map_leaves(lambda leaf: np.asarray(leaf)[None], row)
+    single = trees.map_leaves(lambda leaf: np.asanyarray(leaf)[None], row)
     consistency.check(single, f"row {number} of a batch")

@@ -11,6 +11,7 @@ from typing import IO, Literal, cast
 import numpy as np
 
 from treadle.base.errors import ArgumentError, LoadError
+from treadle.base.numbers import check_whole
 
 GZIP = b"\x1f\x8b"
 CHUNK = 1 << 20
@@ -26,9 +27,16 @@ def missing(operation: str, source: Path) -> LoadError:
     return LoadError(operation, f"there is no file {source}", place)
 
 
+def as_path(operation: str, path: object) -> Path:
+    """A path from text or another path."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArgumentError(operation, f"path = {path!r}", "It is text or a pathlib.Path.")
+    return Path(path)
+
+
 def open_bytes(operation: str, path: str | Path) -> IO[bytes]:
     """A file for reading; unpacked on the way if it is gzip, whatever its name."""
-    source = Path(path)
+    source = as_path(operation, path)
     if not source.is_file():
         raise missing(operation, source)
     with source.open("rb") as file:
@@ -38,7 +46,7 @@ def open_bytes(operation: str, path: str | Path) -> IO[bytes]:
 
 def read_npy(path: str | Path, *, memory_map: bool = False) -> np.ndarray:
     """The array of an NPY file. With `memory_map` it stays on disk and is read where it is used."""
-    source = Path(path)
+    source = as_path("read_npy", path)
     with _plain(source) as file:
         shape, order, dtype = _npy_header(source, file)
         start = file.tell()
@@ -95,7 +103,7 @@ def _npy_header(
 
 def read_idx(path: str | Path) -> np.ndarray:
     """The array of an IDX file (MNIST's format), gzip or not, in the machine's byte order."""
-    name = Path(path).name
+    name = as_path("read_idx", path).name
     with open_bytes("read_idx", path) as file:
         head = _exactly(file, 4, 0, name, "the four bytes of the magic number")
         if head[:2] != b"\0\0" or head[2] not in IDX_TYPES:
@@ -151,11 +159,15 @@ def _read(file: IO[bytes], count: int, offset: int, name: str) -> bytes:
 
 def read_raw(path: str | Path, dtype: object, columns: int | None = None) -> np.ndarray:
     """A file of bare numbers as a memory map: one row, or rows of so many columns."""
-    source, number = Path(path), np.dtype(dtype)  # type: ignore[call-overload]
-    if number.hasobject:
-        raise ArgumentError("read_raw", f"dtype = {number}", "Use a dtype of numbers.")
-    if columns is not None and columns < 1:
-        raise ArgumentError("read_raw", f"columns = {columns}", "At least 1.")
+    source = as_path("read_raw", path)
+    try:
+        number = np.dtype(dtype)  # type: ignore[call-overload]
+    except TypeError as error:
+        raise ArgumentError("read_raw", f"dtype = {dtype!r}", "Use a dtype of numbers.") from error
+    if number.kind not in "biufc" or dtype is None:
+        raise ArgumentError("read_raw", f"dtype = {dtype!r}", "Use a dtype of numbers.")
+    if columns is not None:
+        check_whole("read_raw", "columns", columns)
     if not source.is_file():
         raise missing("read_raw", source)
     size, row = source.stat().st_size, number.itemsize * (columns or 1)

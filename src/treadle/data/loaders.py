@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from contextlib import suppress
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from treadle.base.errors import ArgumentError, LoadError
+from treadle.base.numbers import check_integer, check_whole
 from treadle.base.trees import Tree
 from treadle.data.consistency import Consistency, stacked
 from treadle.data.shuffle import permutation
@@ -46,12 +48,11 @@ class ArrayLoader:
         drop_last: bool | None = None,
     ):
         self._source = data if isinstance(data, Source) else Arrays(data, "ArrayLoader")
-        self._size, self._shuffle, self._seed = batch_size, bool(shuffle), seed
+        self._size = check_whole("ArrayLoader", "batch_size", batch_size)
+        self._shuffle, self._seed = bool(shuffle), check_integer("ArrayLoader", "seed", seed)
         self._drop_last = self._shuffle if drop_last is None else bool(drop_last)
         self._epoch, self._batch = 0, 0  # what was handed over
         self._start = 0  # where a pass over this epoch begins: not 0 after load_state_dict
-        if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
-            raise ArgumentError("ArrayLoader", f"batch_size = {batch_size!r}", "At least 1.")
         if not len(self):
             raise ArgumentError(
                 "ArrayLoader",
@@ -138,7 +139,8 @@ class IterableLoader:
 
     With `batch_size`, items are rows, which are stacked. Keys, dtypes and ranks must not change
     from batch to batch, nor sizes but the first, unless `varying=True`. Loading a position makes
-    the iterable anew and skips what was handed over, so its order must not change either.
+    the iterable anew and skips what was handed over, so its order must not change either, nor its
+    length where it has one.
     """
 
     def __init__(
@@ -162,8 +164,8 @@ class IterableLoader:
                 f"{data!r} cannot be iterated",
                 "Pass an iterable of batches, or a function of the epoch that makes one.",
             )
-        if batch_size is not None and batch_size < 1:
-            raise ArgumentError("IterableLoader", f"batch_size = {batch_size}", "At least 1.")
+        if batch_size is not None:
+            check_whole("IterableLoader", "batch_size", batch_size)
         self._data, self._size, self._drop_last = data, batch_size, drop_last
         self._consistency = Consistency("IterableLoader", varying)
         self._epoch, self._batch, self._start = 0, 0, 0
@@ -213,13 +215,23 @@ class IterableLoader:
         if rows and not self._drop_last:
             yield stacked("IterableLoader", rows)
 
+    @cached_property
+    def _identity(self) -> State:
+        """What must be the same for a position to mean the same batches, where that is known."""
+        found = {} if self._size is None else {"batch_size": int(self._size)}
+        if isinstance(self._data, Sized):
+            with suppress(TypeError):  # a torch DataLoader of a stream has no length after all
+                found["items"] = len(self._data)
+        return found
+
     def state_dict(self) -> State:
-        """The position after the last batch that was handed over."""
-        return {"epoch": self._epoch, "batch": self._batch}
+        """The position after the last batch that was handed over, and what it depends on."""
+        return {"epoch": self._epoch, "batch": self._batch, **self._identity}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """The next pass continues there."""
-        self._epoch, self._batch = checked_position("IterableLoader", state, {})
+        known = {k: v for k, v in self._identity.items() if k in state}  # older states have none
+        self._epoch, self._batch = checked_position("IterableLoader", state, known)
         self._start = self._batch
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from treadle.base.errors import ArgumentError
+from treadle.base.numbers import check_whole
 from treadle.base.trees import Tree
 from treadle.data.loaders import Loader, State
 
@@ -26,8 +27,7 @@ class Prefetch:
     """
 
     def __init__(self, loader: Iterable[Tree], depth: int = 2):
-        if depth < 1:
-            raise ArgumentError("Prefetch", f"depth = {depth}", "At least 1 batch waits.")
+        check_whole("Prefetch", "depth", depth)
         self._loader, self._depth = loader, depth
         self._run: _Run | None = None
         self._state: State | None = _state_of(loader)

@@ -7,7 +7,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from treadle.base import trees
+from treadle.base.arrays import FILL, lost_mask
 from treadle.base.errors import ArgumentError, DTypeError, ShapeError
+from treadle.base.numbers import check_whole
 from treadle.base.trees import Tree
 
 
@@ -48,6 +50,9 @@ def checked_arrays(operation: str, names: list[str], leaves: list[object]) -> li
     shown = [name or "the array" for name in names]
     if not arrays:
         raise ArgumentError(operation, "there are no arrays", "Pass a dict of arrays.")
+    masked = [f"{n} {lost}" for n, a in zip(shown, arrays, strict=True) if (lost := lost_mask(a))]
+    if masked:
+        raise ArgumentError(operation, "; ".join(masked), FILL)
     scalars = [n for n, a in zip(shown, arrays, strict=True) if a.ndim == 0]
     if scalars:
         raise ShapeError(
@@ -77,16 +82,13 @@ class TextWindows:
 
     def __init__(self, tokens: np.ndarray, length: int, stride: int | None = None):
         self._tokens = np.asarray(tokens)
-        self._length, self._stride = length, length if stride is None else stride
+        self._length = check_whole("TextWindows", "length", length)
+        self._stride = length if stride is None else check_whole("TextWindows", "stride", stride)
         if self._tokens.ndim != 1 or self._tokens.dtype.kind not in "iu":
             raise DTypeError(
                 "TextWindows",
                 f"the tokens are {self._tokens.dtype} of shape {self._tokens.shape}",
                 "They are integers in one row: BPE.encode gives such, np.frombuffer gives bytes.",
-            )
-        if length < 1 or self._stride < 1:
-            raise ArgumentError(
-                "TextWindows", f"length = {length}, stride = {stride}", "Both are at least 1."
             )
         if len(self._tokens) <= length:
             raise ArgumentError(

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from treadle.base.errors import ArgumentError
+from treadle.base.numbers import FINITE, check_integer, check_number
 from treadle.base.trees import Tree
 from treadle.data.shuffle import SPLIT, permutation
 from treadle.data.sources import Arrays
@@ -35,7 +36,7 @@ def split(
             raise ArgumentError("split", "stratify with shuffle=False", "Neighbours are as is.")
         ends = np.cumsum([0, *_sizes(parts, count)])
         return [arrays.part(int(a), int(b)) for a, b in pairwise(ends)]
-    order = permutation(seed, SPLIT, count)
+    order = permutation(check_integer("split", "seed", seed), SPLIT, count)
     if stratify is None:
         chosen = np.split(order, np.cumsum(_sizes(parts, count))[:-1])
     else:
@@ -44,12 +45,14 @@ def split(
 
 
 def _checked(fractions: Sequence[float]) -> np.ndarray:
-    parts = np.asarray(fractions, np.float64)
+    is_list = isinstance(fractions, (list, tuple, np.ndarray))
+    given = fractions if is_list else (fractions,)
+    parts = np.array([check_number("split", "one of the fractions", f, FINITE) for f in given])
     is_good = parts.ndim == 1 and len(parts) > 0 and bool((parts > 0).all())
     if not is_good or abs(parts.sum() - 1) > 1e-9:
         raise ArgumentError(
             "split",
-            f"fractions = {tuple(fractions)}",
+            f"fractions = {tuple(given)}",
             "They are positive and add up to 1, for instance (0.8, 0.1, 0.1).",
         )
     return parts

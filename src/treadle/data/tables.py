@@ -8,17 +8,21 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from numbers import Real
 from pathlib import Path
 
 import numpy as np
 
+from treadle.base.arrays import FILL, lost_mask, lost_range, rounded
+from treadle.base.dtypes import float32
 from treadle.base.errors import ArgumentError, DTypeError, LoadError
-from treadle.data.files import open_bytes
+from treadle.data.files import as_path, open_bytes
 
 ROWS = 1 << 12  # rows that are text at a time
 MISSING = frozenset(["", "na", "n/a", "nan", "null", "none", "?"])  # in lower case
 OTHER_DELIMITERS = (";", "\t", "|")
 _INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*")
+_NUMBER = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
 
 Table = dict[str, np.ndarray]
 
@@ -38,7 +42,8 @@ def read_csv(
     otherwise: `{"zip": str}`. A value that is missing (empty, NA, NaN, null, ?) in a column of
     numbers is an error, or `fill`. `header` is the names where the file has none.
     """
-    name = Path(path).name
+    name = as_path("read_csv", path).name
+    _check_format(delimiter, header, types, fill, encoding)
     with open_bytes("read_csv", path) as file:
         try:
             text = io.TextIOWrapper(file, _with_mark(encoding), newline="")
@@ -54,6 +59,28 @@ def read_csv(
     if not columns[0].count:
         raise LoadError("read_csv", f"{name} has no rows", "The data is empty.")
     return {c.name: c.array() for c in columns}
+
+
+def _check_format(
+    delimiter: object, header: object, types: object, fill: object, encoding: object
+) -> None:
+    """What is said about a file, before it is read."""
+    if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '\r\n"':
+        remedy = "It is one character, for instance ';' or a tab."
+        raise ArgumentError("read_csv", f"delimiter = {delimiter!r}", remedy)
+    is_names = isinstance(header, (list, tuple)) and all(isinstance(n, str) for n in header)
+    if not isinstance(header, bool) and not is_names:
+        remedy = "It is True, or the names of the columns in a list."
+        raise ArgumentError("read_csv", f"header = {header!r}", remedy)
+    if types is not None and not isinstance(types, Mapping):
+        raise ArgumentError("read_csv", f"types = {types!r}", 'It is a dict: {"zip": str}.')
+    if fill is not None and (isinstance(fill, bool) or not isinstance(fill, Real)):
+        raise ArgumentError("read_csv", f"fill = {fill!r}", "It is a number; NaN is one.")
+    try:
+        "".encode(encoding)  # type: ignore[arg-type]
+    except (LookupError, TypeError, ValueError) as error:
+        remedy = 'Use one that Python knows, for instance "utf-8" or "latin-1".'
+        raise ArgumentError("read_csv", f"encoding = {encoding!r}", remedy) from error
 
 
 def _with_mark(encoding: str) -> str:
@@ -160,7 +187,7 @@ class _Column:
             remedy = "Pass fill=math.nan, or the number that is to stand there."
             return LoadError("read_csv", f"{where}: a number is missing ({value!r})", remedy)
         what = "whole number" if self.kind is int else "number"
-        if _INTEGER.fullmatch(value):
+        if (_INTEGER if self.kind is int else _NUMBER).fullmatch(value):
             what = "number that 64 bits hold"
         remedy = f"If the column is text, pass types={{{self.name!r}: str}}."
         return LoadError("read_csv", f"{where}: {value!r} is not a {what}", remedy)
@@ -173,7 +200,7 @@ def _kind_of(values: Sequence[str]) -> type | None:
     """What the first value that is there says; None if none is."""
     for value in values:
         if value.strip().lower() not in MISSING:
-            return str if _numbers([value]) is None and not _INTEGER.fullmatch(value) else float
+            return str if _numbers([value]) is None and not _NUMBER.fullmatch(value) else float
     return None
 
 
@@ -192,7 +219,11 @@ def _numbers(values: Sequence[str], whole: bool = False) -> np.ndarray | None:
         found = np.array(values, np.float64)
     except ValueError:
         return None
-    return None if np.isnan(found).any() else found  # NaN is something missing
+    if np.isnan(found).any():  # something is missing
+        return None
+    # "inf" says so itself; 1e400 is a number that became infinite.
+    infinite = np.flatnonzero(np.isinf(found)).tolist()
+    return None if any(_NUMBER.fullmatch(values[i]) for i in infinite) else found
 
 
 def _is_large(value: str) -> bool:
@@ -289,6 +320,13 @@ def columns_matrix(
     table: Mapping[str, np.ndarray], columns: Sequence[str] | None = None
 ) -> np.ndarray:
     """Columns of numbers side by side as float32 (rows, columns), in the order given."""
+    is_list = isinstance(columns, (list, tuple))
+    if not isinstance(table, Mapping) or not (columns is None or is_list):
+        raise ArgumentError(
+            "columns_matrix",
+            f"the table is a {type(table).__name__}, columns = {columns!r}",
+            "Pass what read_csv gave, and a list of names.",
+        )
     names = list(table) if columns is None else list(columns)
     missing = [n for n in names if n not in table]
     if missing or not names:
@@ -304,4 +342,17 @@ def columns_matrix(
             f"{', '.join(text)}: text, not numbers",
             "Encode it with OneHotEncoder or LabelEncoder, or leave it out.",
         )
+    for name in names:
+        _check_column(name, table[name])
     return np.stack([table[n] for n in names], axis=1).astype(np.float32)
+
+
+def _check_column(name: str, column: np.ndarray) -> None:
+    """That a column is the same after rounding to float32, and whole."""
+    masked, lost = lost_mask(column), lost_range(column, float32)
+    if masked is not None:
+        raise ArgumentError("columns_matrix", f"{name} {masked}", FILL)
+    if lost is not None:
+        row = int(np.argmax(np.isinf(rounded(column, float32.numpy)) & np.isfinite(column)))
+        cause = f"{name} {lost} (row {row})"
+        raise ArgumentError("columns_matrix", cause, "Scale the column first, or leave it out.")

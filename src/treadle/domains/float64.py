@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.dtypes import DType
+from treadle.base.dtypes import DType, float64
 from treadle.domains.domain import Typed, evaluate
 from treadle.ir.graph import Graph
 from treadle.ir.op import Attributes, Op, RuleTable, Types
+from treadle.ir.ops.elementwise import CAST
 from treadle.ir.types import TensorType
 
 # NumPy's own stubs type most results as Any.
@@ -24,7 +25,8 @@ class Float64:
     """Floats of every dtype are carried as float64; results of dtypes in `rounded` are rounded.
 
     Integers and bool have their own width. With nothing rounded, a cast between floats is the
-    identity: this is what a graph means. Rounding float16 or bfloat16 shows what it does there.
+    identity: this is what a graph means. Rounding float16 or bfloat16 shows what it does there;
+    then a cast of a float64 is rounded too, as somebody asked for it.
     """
 
     keeps: frozenset[Op] = frozenset()
@@ -39,15 +41,21 @@ class Float64:
         with np.errstate(all="ignore"):
             found = MEANING[op](attributes, *arrays) if op.has_attributes else MEANING[op](*arrays)
         results = found if isinstance(found, tuple) else (found,)
-        return [self._finish(r, t) for r, t in zip(results, types, strict=True)]
+        found = [self._finish(r, t) for r, t in zip(results, types, strict=True)]
+        is_narrowed = op is CAST and operands[0].type.dtype is float64 and types[0].is_float
+        if self.rounded and is_narrowed:
+            return [_rounded(found[0], types[0].dtype)]
+        return found
 
     def _finish(self, array: Array, type_: TensorType) -> Array:
         array = np.asarray(array, carrier(type_.dtype))
         assert array.shape == type_.shape, (array.shape, type_)
-        if type_.dtype in self.rounded:
-            with np.errstate(all="ignore"):
-                return array.astype(type_.dtype.numpy).astype(np.float64)
-        return array
+        return _rounded(array, type_.dtype) if type_.dtype in self.rounded else array
+
+
+def _rounded(array: Array, dtype: DType) -> Array:
+    with np.errstate(all="ignore"):
+        return array.astype(dtype.numpy).astype(np.float64)
 
 
 def carrier(dtype: DType) -> np.dtype[np.generic]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from functools import lru_cache
+
 import numpy as np
 
 Words = np.ndarray  # uint64 arrays that hold 32-bit words
@@ -43,8 +46,18 @@ def random_bits(key: np.ndarray, site: int, shape: tuple[int, ...]) -> np.ndarra
     return np.stack(words, axis=-1).reshape(-1)[:size].reshape(shape).astype(np.uint32)
 
 
-def make_key(seed: int, step: int = 0, micro_step: int = 0) -> np.ndarray:
-    """The value of the `random` state: seed (2 words), step, micro-step, scan index, sites."""
-    seed %= 2**64
+def make_key(seed: int, step: int = 0, micro_step: int = 0, stream: int = 0) -> np.ndarray:
+    """The value of the `random` state: seed (2 words), step, micro-step, scan index, sites.
+
+    Streams of one seed are independent; stream 0 is the seed's own.
+    """
+    seed = _of_stream(seed, stream) if stream else seed % 2**64
     words = [seed & 0xFFFFFFFF, seed >> 32, step % 2**32, micro_step, 0, 0]
     return np.array(words, np.uint32)
+
+
+@lru_cache(maxsize=256)
+def _of_stream(seed: int, stream: int) -> int:
+    """A seed for a stream. Seeds are Philox's key, so that all counters of a stream are its own."""
+    digest = hashlib.blake2b(f"{seed % 2**64}:stream:{stream}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")

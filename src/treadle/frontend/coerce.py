@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtypes
+from treadle.base.arrays import FILL, lost_mask, lost_range
 from treadle.base.dtypes import DType
 from treadle.base.errors import ArgumentError, DTypeError, ShapeError
 from treadle.base.shapes import Shape, broadcast_shapes
@@ -43,10 +44,18 @@ def _array_of(data: object, dtype: DType | None = None) -> np.ndarray:
     chosen = dtype if dtype and is_number else dtype_of_data(data, array)
     if chosen.is_integer and array.dtype != chosen.numpy and array.size:
         _check_range(array, chosen)
+    lost = lost_range(array, chosen) if chosen.is_float else None
+    if lost:
+        raise ArgumentError(
+            "tensor", f"the data {lost}", "Give a wider dtype, for instance dtype=td.float64."
+        )
     return array.astype(chosen.numpy)
 
 
 def _raw(data: object) -> np.ndarray:
+    lost = lost_mask(data)
+    if lost:
+        raise ArgumentError("tensor", f"the data {lost}", FILL)
     try:
         return np.asarray(data)
     except ValueError as error:

@@ -12,6 +12,7 @@ import numpy as np
 
 from treadle.base import dtypes
 from treadle.base.errors import ArgumentError, DTypeError, ShapeError
+from treadle.base.numbers import FINITE, NOT_NEGATIVE, check_number, check_seed
 from treadle.base.shapes import Shape, broadcast_shapes
 from treadle.frontend.coerce import as_tensor, cast
 from treadle.frontend.functions.arithmetic import cos, log, sqrt
@@ -24,7 +25,7 @@ from treadle.ir.types import TensorType, as_dtype
 
 def seed(value: int) -> None:
     """Start the eager stream again. Traced programs take their seed from the step."""
-    EAGER.seed, EAGER.sites = int(value), 0
+    EAGER.seed, EAGER.sites = check_seed("random.seed", value), 0
 
 
 def bits(shape: Shape) -> Tensor:
@@ -44,6 +45,8 @@ def uniform(
     With other bounds than 0 and 1, rounding may reach `high`.
     """
     chosen = _float("uniform", dtype)
+    for name, bound in (("low", low), ("high", high)):
+        check_number("uniform", name, bound, FINITE)
     if not low <= high:
         raise ArgumentError("uniform", f"low = {low}, high = {high}", "Give low ≤ high.")
     unit = _unit(shape, min(24, chosen.fraction_bits + 1))
@@ -62,8 +65,8 @@ def normal(
 ) -> Tensor:
     """Normal with a mean and a standard deviation (Box–Muller)."""
     chosen = _float("normal", dtype)
-    if not std >= 0:
-        raise ArgumentError("normal", f"std = {std}", "A standard deviation is not negative.")
+    check_number("normal", "mean", mean, FINITE)
+    check_number("normal", "std", std, NOT_NEGATIVE)
     # 1 − u lies in (0, 1], so that the logarithm is finite.
     radius = sqrt(log(1.0 - uniform(shape)) * -2.0)
     value = radius * cos(uniform(shape) * (2 * math.pi))
@@ -74,7 +77,9 @@ def normal(
 def bernoulli(p: Operand, shape: Shape | None = None) -> Tensor:
     """True with probability p, a number or a tensor of probabilities."""
     if not isinstance(p, (Tensor, Placeholder)):
-        given = np.asarray(p, np.float64)
+        given = np.asarray(p)
+        if given.dtype.kind not in "biuf":
+            raise ArgumentError("bernoulli", f"p = {p!r}", "A probability lies between 0 and 1.")
         wrong = given[~((given >= 0) & (given <= 1))]
         if wrong.size:
             raise ArgumentError(

@@ -8,7 +8,9 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from treadle.base.arrays import rounded
 from treadle.base.errors import NameTakenError, TraceError
+from treadle.base.memory import refuse_beyond
 from treadle.base.origin import Origin, user_origin
 from treadle.domains.domain import Typed, apply
 from treadle.domains.float64 import Float64
@@ -41,6 +43,8 @@ class Eager:
         self, op: Op, attributes: Attributes, operands: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
         types = infer_types(op, attributes, tuple(o.type for o in operands))
+        for type_ in types:
+            refuse_beyond(op.name, f"the result {type_}", type_.nbytes)
         typed = [Typed(o.type, o.handle) for o in operands]
         values = apply(self.oracle, op, attributes, typed, types)
         return tuple(Tensor(self, t, v) for t, v in zip(types, values, strict=True))
@@ -148,7 +152,7 @@ class Trace:
         return inner
 
     def _constant(self, tensor: Tensor) -> Tensor:
-        exact = ArrayLiteral(tensor.handle.astype(tensor.dtype.numpy))
+        exact = ArrayLiteral(rounded(tensor.handle, tensor.dtype.numpy))
         (known,) = self.apply(CONSTANT, Constant(exact, tensor.type), ())
         return known
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from treadle.base.arrays import rounded
 from treadle.base.dtypes import DType
 from treadle.base.errors import DTypeError, ShapeError, TraceError
 from treadle.base.shapes import Shape
@@ -136,14 +137,14 @@ class Tensor(Operators):
 
     def numpy(self) -> np.ndarray:
         """The values of an eager tensor, in its dtype."""
-        return self._concrete("numpy()").astype(self.dtype.numpy)
+        return rounded(self._concrete("numpy()"), self.dtype.numpy)
 
     def item(self) -> bool | int | float:
         """The one value of an eager tensor."""
         return self._scalar("item()")
 
     def _scalar(self, what: str) -> bool | int | float:
-        values = self._concrete(what).astype(self.dtype.numpy)
+        values = rounded(self._concrete(what), self.dtype.numpy)
         if values.size != 1:
             raise ShapeError(
                 what, f"{self.type} has {values.size} elements, not one", "Reduce or index it."
@@ -162,7 +163,7 @@ class Tensor(Operators):
         return self.handle
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        array = self._concrete("np.asarray").astype(self.dtype.numpy)
+        array = rounded(self._concrete("np.asarray"), self.dtype.numpy)
         return array if dtype is None else array.astype(dtype)
 
     def __bool__(self) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from string import Formatter
 from typing import Any
 
 import numpy as np
 
 from treadle.base import trees
+from treadle.base.arrays import FILL, lost_mask
 from treadle.base.errors import ArgumentError, TraceError
 from treadle.base.origin import Origin
 from treadle.base.trees import Structure, Tree
@@ -67,6 +69,8 @@ def trace_inside(function: Callable[..., Tree], arguments: Sequence[Tree], title
 
 
 def _run(function: Callable[..., Tree], arguments: Sequence[Tree], current: Trace) -> Traced:
+    if not callable(function):
+        raise ArgumentError("trace", f"{function!r} is not a function", "Pass one of tensors.")
     names = argument_names(function, arguments)
     leaves, structure = trees.flatten(list(arguments))
     inputs = [
@@ -100,6 +104,9 @@ def spec_of(value: object) -> TensorType:
         return value
     if isinstance(value, Tensor):
         return value.type
+    lost = lost_mask(value)
+    if lost is not None:
+        raise ArgumentError("trace", f"an example {lost}", FILL)
     array = np.asarray(value)
     if array.dtype == object:
         raise ArgumentError(
@@ -194,9 +201,9 @@ def metric(name: str, value: Operand, weight: Operand = 1) -> Tensor:
 
 
 def debug_print(format: str, x: Operand) -> Tensor:
-    """Print x whenever the program runs; `{}` in the format is its value."""
+    """Print x whenever the program runs: where the format has `{}`, or else after it."""
     value = as_tensor(x)
-    _check_format(format, value.type)
+    format = _checked_format(format, value.type)
     scope = current_trace()
     if scope is not None:
         scope.add_effect(OutputKind.PRINT, format, into_scope(value, scope))
@@ -205,9 +212,15 @@ def debug_print(format: str, x: Operand) -> Tensor:
     return value
 
 
-def _check_format(format: str, type_: TensorType) -> None:
-    """Now, on the user's line, rather than when the program runs."""
+def _checked_format(format: str, type_: TensorType) -> str:
+    """Now, on the user's line, rather than when the program runs. Without a field, one is added."""
+    if not isinstance(format, str):
+        raise ArgumentError(
+            "debug_print", f"the format is {format!r}", 'Write td.debug_print("x = {}", x).'
+        )
     try:
+        has_field = any(field is not None for _, field, _, _ in Formatter().parse(format))
+        format = format if has_field else f"{format} {{}}" if format else "{}"
         format.format(np.broadcast_to(np.zeros((), type_.dtype.numpy), type_.shape))
     except (IndexError, KeyError, TypeError, ValueError) as error:
         raise ArgumentError(
@@ -215,6 +228,7 @@ def _check_format(format: str, type_: TensorType) -> None:
             f"the format {format!r} does not take {type_}: {error}",
             "Use {} for the value.",
         ) from error
+    return format
 
 
 def print_value(format: str, value: np.ndarray) -> None:

@@ -8,6 +8,7 @@ from fractions import Fraction
 import numpy as np
 
 from treadle.base import dtypes
+from treadle.base.arrays import rounded
 from treadle.base.dtypes import DType
 
 Number = bool | int | float | Fraction
@@ -49,10 +50,10 @@ def number_key(value: Number) -> str:
 def to_numpy(value: Number | ArrayLiteral, dtype: np.dtype[np.generic]) -> np.ndarray:
     """The constant rounded to a NumPy dtype, as an array of its own shape."""
     if isinstance(value, ArrayLiteral):
-        return value.array.astype(dtype)
+        return rounded(value.array, dtype)
     if isinstance(value, Fraction):
         value = value.numerator / value.denominator
     if isinstance(value, int) and dtype.kind in "iu":
         value = value % 2 ** (8 * dtype.itemsize)
         return np.array(value, np.uint64).astype(dtype)
-    return np.array(value).astype(dtype)
+    return rounded(np.array(value), dtype)

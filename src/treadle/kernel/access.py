@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from treadle.kernel.index import Index, data_locals
+from treadle.kernel.index import Index, Var, data_locals, variable
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -24,6 +24,7 @@ from treadle.kernel.nodes import (
     Store,
     Update,
     Value,
+    Walk,
     Within,
 )
 
@@ -78,15 +79,22 @@ def plain_loads(statement: Statement) -> Iterator[Load]:
                 pass
 
 
+BLOCK = ("row of a matrix", "column of a matrix", "element of a view")
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Places that a statement touches: an index, and how far around it."""
+    """Elements that a statement touches: an index, and how far around it.
+
+    `every` is an index whose variables `BLOCK` run over the elements of a matrix.
+    """
 
     buffer: str
     index: Index
     low: int
     high: int
     writes: bool
+    every: Index
 
 
 def accesses(statements: Sequence[Statement]) -> Iterator[Access]:
@@ -99,22 +107,36 @@ def accesses(statements: Sequence[Statement]) -> Iterator[Access]:
                 for i, m in enumerate(statement.matrices):
                     low = m.rows.range[0] + m.columns.range[0]
                     high = m.rows.range[1] + m.columns.range[1]
-                    yield Access(m.buffer, m.index, low, high, i == 0)
+                    every = m.index + _block(m.rows, BLOCK[0]) + _block(m.columns, BLOCK[1])
+                    yield Access(m.buffer, m.index, low, high, i == 0, every)
                 if statement.bias is not None:
                     last = statement.target.columns.count - 1
-                    yield Access(statement.bias, Index(), 0, last, False)
+                    yield _span(statement.bias, 0, last, False)
                 continue
             case Library(_, results, operands):
                 for view in (*results, *operands):
                     low, high = view.range
-                    yield Access(view.buffer, Index(), low, high, view in results)
+                    yield _span(view.buffer, low, high, view in results)
                 continue
             case Store(buffer, index) | Update(buffer, index):
-                yield Access(buffer, index, 0, 0, True)
+                yield Access(buffer, index, 0, 0, True, index)
             case _:
                 pass
         for load in loads_of(statement):
-            yield Access(load.buffer, load.index, 0, 0, False)
+            yield Access(load.buffer, load.index, 0, 0, False, load.index)
+
+
+def _block(axis: Walk, name: str) -> Index:
+    """Along an axis of a matrix; elements that are listed, as everything between them."""
+    if not axis.listed:
+        return variable(Var(name, axis.count)) * axis.stride
+    low, high = axis.range
+    return variable(Var(name, high - low + 1)) + low
+
+
+def _span(buffer: str, low: int, high: int, writes: bool) -> Access:
+    every = variable(Var(BLOCK[2], high - low + 1)) + low
+    return Access(buffer, Index(), low, high, writes, every)
 
 
 def is_local(access: Access, turn: Index, size: int, turns: int) -> bool:
@@ -142,6 +164,29 @@ def changed_in(body: Sequence[Statement]) -> set[str]:
                 found.add(local)
             case _:
                 pass
+    return found
+
+
+def names_in(statements: Sequence[Statement]) -> set[str]:
+    """Names of locals that some statements define."""
+    found: set[str] = set()
+    for statement in statements:
+        match statement:
+            case For(_, _, body):
+                found |= names_in(body)
+            case Let(local):
+                found.add(local)
+            case _:
+                pass
+    return found
+
+
+def variables_in(body: Sequence[Statement]) -> set[Var]:
+    """Variables of all loops in some statements."""
+    found: set[Var] = set()
+    for s in body:
+        if isinstance(s, For):
+            found |= {s.var} | variables_in(s.body)
     return found
 
 

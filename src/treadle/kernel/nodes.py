@@ -16,18 +16,24 @@ from treadle.kernel.index import Index, Range, Var
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Memory of a number of elements of one dtype, by name."""
+    """Memory of a number of elements of one dtype, by name.
+
+    `lanes` above 1: private memory of the lanes of the one vector loop that uses the buffer, of at
+    most that many at a time. Every lane has all of the elements for itself.
+    """
 
     name: str
     dtype: DType
     size: int
+    lanes: int = 1
 
     @property
     def nbytes(self) -> int:
-        return self.size * self.dtype.itemsize
+        return self.size * self.dtype.itemsize * self.lanes
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.dtype}[{self.size}]"
+        private = f" for each of {self.lanes} lanes" if self.lanes > 1 else ""
+        return f"{self.name}: {self.dtype}[{self.size}]{private}"
 
 
 # Values: scalar expressions.

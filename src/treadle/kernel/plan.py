@@ -72,13 +72,15 @@ class PlannedOutput:
 
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
-    """What the report says about a kernel."""
+    """What the report says about a kernel.
+
+    Lines of the model are not here: one plan serves every script that has the same graph.
+    """
 
     name: str
     calls: int
     flops: int
     nbytes: int
-    origins: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ class Plan:
             "outputs": [[o.kind.value, o.name, o.slot, _type_out(o.type)] for o in self.outputs],
             "updated": list(self.updated),
             "arena": self.arena,
-            "kernels": [[k.name, k.calls, k.flops, k.nbytes, k.origins] for k in self.kernels],
+            "kernels": [[k.name, k.calls, k.flops, k.nbytes] for k in self.kernels],
         }
         return json.dumps(found, separators=(",", ":"))
 
@@ -136,7 +138,7 @@ def plan_from_json(text: str) -> Plan:
         tuple(PlannedOutput(OutputKind(k), n, s, _type_in(t)) for k, n, s, t in found["outputs"]),
         tuple(found["updated"]),
         int(found["arena"]),
-        tuple(KernelFacts(n, c, f, b, tuple(o)) for n, c, f, b, o in found["kernels"]),
+        tuple(KernelFacts(n, c, f, b) for n, c, f, b in found["kernels"]),
     )
 
 

@@ -83,3 +83,10 @@ class Program:
         """Kernels without repetition. Equal ones are one object, so that none is compared."""
         found = {id(call.kernel): call.kernel for call in self.calls()}
         return list(found.values())
+
+    def lines(self) -> list[tuple[str, ...]]:
+        """For each distinct kernel the lines of the model that it computes, in all its calls."""
+        found: dict[int, dict[str, None]] = {}
+        for call in self.calls():
+            found.setdefault(id(call.kernel), {}).update(dict.fromkeys(map(str, call.origins)))
+        return [tuple(lines) for lines in found.values()]

@@ -1,33 +1,30 @@
-"""Checks a kernel: names, types, every access in bounds, and that parallel turns do not collide.
+"""Checks a kernel: names, types, every access in bounds, and that iterations do not race.
 
-Bounds hold by the ranges of indices, or by a guard that the access stands under. Two turns of a
-parallel loop never write one place: the place, as a function of the loop's variables, is a
-mixed-radix number in which the parallel variable has a digit of its own.
+Bounds hold by the ranges of indices, or by a guard that the access stands under. Two iterations of
+a parallel or vector loop never meet in memory (`races`). Scratch belongs to a thread, which runs
+its iterations of a parallel loop one after another, but lanes of a vector loop run in lockstep: in
+scratch they may not meet either, unless it is private to each of them.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import assert_never
 
 from treadle.base import dtypes
 from treadle.base.dtypes import DType, accumulator
 from treadle.base.errors import GraphError
-from treadle.kernel.access import accesses, is_local
-from treadle.kernel.cost import outermost
+from treadle.kernel.access import Access, accesses, changed_in, locals_in, names_in
 from treadle.kernel.index import (
-    Atom,
     Bounded,
     Data,
     Index,
     Quotient,
     Remainder,
     Var,
-    atom_range,
-    opened,
-    variable,
+    data_locals,
+    uses,
 )
 from treadle.kernel.nodes import (
     Accumulate,
@@ -54,6 +51,7 @@ from treadle.kernel.nodes import (
     Within,
     whole_product,
 )
+from treadle.kernel.races import meeting_in
 
 INDEPENDENT = (Role.PARALLEL, Role.VECTOR)
 ACCUMULATORS = ("add", "mul", "max", "min")
@@ -80,7 +78,7 @@ class _Checker:
         self.buffers = {b.name: b for b in (*kernel.buffers, *kernel.scratch)}
         self.own = {b.name for b in kernel.scratch}
         self.written = {b.name for b in kernel.outputs} | self.own
-        self.places: dict[tuple[str, tuple[tuple[Var, Role], ...]], list[Index]] = {}
+        self.private = {b.name: b.lanes for b in kernel.scratch if b.lanes > 1}
         if len(self.buffers) != len(kernel.buffers) + len(kernel.scratch):
             raise self.wrong("two buffers have one name")
 
@@ -88,23 +86,18 @@ class _Checker:
         return GraphError("verify", f"kernel {self.kernel.name}: {cause}")
 
     def check(self) -> None:
+        if any(b.lanes > 1 for b in self.kernel.buffers):
+            raise self.wrong("memory that others see is private to lanes")
         self.statements(self.kernel.body, _Scope((), {}, ()))
-        self.apart()
+        self.only_in_lanes(self.kernel.body)
 
-    def apart(self) -> None:
-        """What a turn of the outermost loop reads of an output, no other turn writes."""
-        loop = outermost(self.kernel)
-        if loop is None or loop.var.extent < 2:
-            return
-        every = list(accesses(loop.body))
-        read = {a.buffer for a in every if not a.writes}
-        for buffer in self.kernel.outputs:
-            touching = [a for a in every if a.buffer == buffer.name]
-            if buffer.name not in read:
-                continue
-            for a in touching:
-                if not is_local(a, variable(loop.var), buffer.size, loop.var.extent):
-                    raise self.wrong(f"turns of {loop.var.name} meet in {a.buffer}[{a.index}]")
+    def only_in_lanes(self, body: tuple[Statement, ...]) -> None:
+        """Private memory is that of one vector loop's lanes: nothing else touches it."""
+        loops: dict[str, int] = {}
+        for loop, found in _by_vector_loop(body):
+            for name in {a.buffer for a in found} & self.private.keys():
+                if loop is None or loops.setdefault(name, id(loop)) != id(loop):
+                    raise self.wrong(f"{name} is private to lanes of more than one loop")
 
     def statements(self, body: tuple[Statement, ...], scope: _Scope) -> None:
         known = dict(scope.locals)
@@ -124,6 +117,9 @@ class _Checker:
                 self.statements(
                     body, _Scope((*scope.loops, (var, role)), scope.locals, scope.guards)
                 )
+                self.races(statement)
+                if role is Role.VECTOR:
+                    self.lockstep(statement)
             case Let(local, value):
                 scope.locals[local] = (self.value(value, scope), len(scope.loops))
             case Accumulate(local, op, value):
@@ -138,7 +134,6 @@ class _Checker:
                 if buffer not in self.written:
                     raise self.wrong(f"{buffer} is written but is not an output")
                 self.same(target.dtype, self.value(value, scope), f"a store to {buffer}")
-                self.disjoint(buffer, index, scope)
             case Multiply():
                 self.multiply(statement, scope)
             case Library():
@@ -179,7 +174,6 @@ class _Checker:
             raise self.wrong(f"a product of {found[0]} and {found[1]} into {into}")
         if target.buffer not in self.written or target.buffer in (left.buffer, right.buffer):
             raise self.wrong(f"a product is written to {target.buffer}, which it may not be")
-        self.disjoint_matrix(target, scope)
 
     def matrix(self, matrix: Matrix, scope: _Scope) -> Buffer:
         """A matrix whose every element lies inside its buffer."""
@@ -192,16 +186,41 @@ class _Checker:
             raise self.wrong(f"{matrix.buffer}[{matrix.index}] may be {low} to {high}")
         return target
 
-    def disjoint_matrix(self, matrix: Matrix, scope: _Scope) -> None:
-        """As for one place, with the matrix's own axes as two loops around it."""
-        index, loops = matrix.index, scope.loops
-        for stem, axis in (("row", matrix.rows), ("column", matrix.columns)):
-            if axis.count > 1:
-                reach = axis.range[1] - axis.range[0] + 1
-                var = Var(f"{stem} of {matrix.buffer}", reach if axis.listed else axis.count)
-                index = index + Index(((var, 1 if axis.listed else axis.stride),))
-                loops = (*loops, (var, Role.UNROLLED))
-        self.disjoint(matrix.buffer, index, _Scope(loops, scope.locals, scope.guards))
+    def races(self, loop: For) -> None:
+        """Iterations that run side by side meet in no buffer."""
+        if loop.role not in INDEPENDENT:
+            return
+        exempt = self.private if loop.role is Role.VECTOR else self.own
+        found = meeting_in(loop, exempt)
+        if found:
+            kind = "lanes" if loop.role is Role.VECTOR else "iterations"
+            raise self.wrong(f"{kind} of {loop.var.name} may meet in {', '.join(sorted(found))}")
+
+    def lockstep(self, loop: For) -> None:
+        """Lanes make the same statements at the same time; what they sum, they sum apart."""
+        named = names_in(loop.body) | changed_in(loop.body)
+        for s in _inside(loop.body):
+            match s:
+                case Multiply() | Library():
+                    raise self.wrong(f"lanes of {loop.var.name} share a product or a library call")
+                case For(var, _, _, stop) if stop is not None:
+                    lanes = any(uses(a, loop.var) for a, _ in stop.terms)
+                    if lanes or not named.isdisjoint(data_locals(stop)):
+                        raise self.wrong(f"lanes of {loop.var.name} end {var.name} at other times")
+        self.sums(loop)
+
+    def sums(self, loop: For) -> None:
+        """A local of outside that lanes accumulate has one op, and is read by none of them."""
+        own = names_in(loop.body)
+        every = list(_inside(loop.body))
+        outer = [s for s in every if isinstance(s, Accumulate) and s.local not in own]
+        ops = {s.local: s.op for s in outer}
+        for s in outer:
+            if ops[s.local] != s.op:
+                raise self.wrong(f"lanes accumulate {s.local} by {ops[s.local]} and {s.op}")
+        for statement in every if ops else ():
+            if not ops.keys().isdisjoint(_read_by(statement)):
+                raise self.wrong(f"lanes of {loop.var.name} read what they accumulate")
 
     def accumulate(self, local: str, op: str, value: Value, scope: _Scope) -> None:
         if local not in scope.locals or op not in ACCUMULATORS:
@@ -287,61 +306,35 @@ class _Checker:
                         raise self.wrong(f"{atom} divides what may be negative")
                     self.index(inner, scope)
 
-    def disjoint(self, buffer: str, index: Index, scope: _Scope) -> None:
-        """Each independent variable of more than one turn has a digit of its own in the place.
 
-        Several stores to one buffer count as one whose lowest digit chooses among them.
-        """
-        if buffer in self.own:
-            return  # each thread has its own; a parallel loop inside is one thread's
-        place = opened(index)
-        others = self.places.setdefault((buffer, scope.loops), [])
-        others.append(place)
-        if any(o.terms != place.terms for o in others):
-            raise self.wrong(f"stores to {buffer} walk it differently: {others[0]} and {place}")
-        independent = {v for v, role in scope.loops if role in INDEPENDENT and v.extent > 1}
-        parts: list[tuple[int, int, Atom | None]] = [_choice(others)]
-        for atom, factor in place.terms:
-            low, high = atom_range(atom)
-            is_data = isinstance(atom, (Data, Bounded))
-            parts.append((abs(factor), high - low, None if is_data else atom))
-        reach = 0
-        digits: set[Atom] = set()
-        for factor, steps, digit in sorted(parts, key=lambda part: part[0]):
-            if digit is not None and factor > reach:
-                digits.add(digit)
-            if digit is None and 0 < factor <= reach:
-                break  # digits overlap here: nothing above is known to be distinct
-            reach += factor * steps
-        found = _determined(digits)
-        missing = independent - found
-        if missing:
-            names = ", ".join(sorted(v.name for v in missing))
-            raise self.wrong(f"turns of {names} may write one place: {buffer}[{index}]")
+def _inside(body: tuple[Statement, ...]) -> Iterator[Statement]:
+    """Every statement, loops before what is in them."""
+    for s in body:
+        yield s
+        if isinstance(s, For):
+            yield from _inside(s.body)
 
 
-def _determined(digits: set[Atom]) -> set[Var]:
-    """Variables that some digits make known: quotient and remainder give what was divided."""
-    known = set(digits)
-    pending = list(digits)
-    while pending:
-        atom = pending.pop()
-        if not isinstance(atom, (Quotient, Remainder)):
-            continue
-        pair = Quotient(atom.index, atom.divisor), Remainder(atom.index, atom.divisor)
-        terms = atom.index.terms
-        if known.issuperset(pair) and len(terms) == 1 and terms[0][0] not in known:
-            known.add(terms[0][0])
-            pending.append(terms[0][0])
-    return {a for a in known if isinstance(a, Var)}
+def _by_vector_loop(body: tuple[Statement, ...]) -> Iterator[tuple[For | None, list[Access]]]:
+    """Accesses by the outermost vector loop around them; None for those under none."""
+    for s in body:
+        if not isinstance(s, For):
+            yield None, list(accesses([s]))
+        elif s.role is Role.VECTOR:
+            yield s, list(accesses(s.body))
+        else:
+            yield from _by_vector_loop(s.body)
 
 
-def _choice(places: Sequence[Index]) -> tuple[int, int, Atom | None]:
-    """Which of several stores, as a digit: the step between their offsets and how many steps."""
-    least = min(p.offset for p in places)
-    step = math.gcd(*(p.offset - least for p in places))
-    span = max(p.offset for p in places) - least
-    return step, span // step if step else 0, None
+def _read_by(statement: Statement) -> set[str]:
+    """Locals that a statement reads, beside the one that it accumulates."""
+    match statement:
+        case Let(_, value) | Set(_, value) | Accumulate(_, _, value):
+            return locals_in(value)
+        case Store(_, index, value) | Update(_, index, value):
+            return locals_in(value) | set(data_locals(index))
+        case _:
+            return set()
 
 
 def _conjuncts(guard: Value) -> tuple[Within, ...]:

@@ -58,6 +58,8 @@ def linear_cross_entropy(
 def _operands(
     input: Operand, weight: Operand, bias: Operand | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
+    if input is None or weight is None:
+        raise ArgumentError(NAME, "the input or the weight is None", "Both are tensors.")
     given = [as_tensor(t) for t in (input, weight, bias) if t is not None]
     dtype = common_dtype(given)
     x, head, *rest = (cast_to(t, dtype) for t in given)

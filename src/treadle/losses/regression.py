@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from treadle.base.errors import ArgumentError
+from treadle.base.numbers import POSITIVE, check_number
 from treadle.frontend.functions.arithmetic import abs, where
 from treadle.frontend.mean import Mean
 from treadle.frontend.tensor import Operand, Tensor
@@ -25,8 +25,7 @@ def huber(
     input: Operand, target: Operand, reduction: str = "mean", delta: float = 1.0
 ) -> Tensor | Mean:
     """½ (x − y)² within delta, delta · (|x − y| − ½ delta) beyond."""
-    if delta <= 0:
-        raise ArgumentError("huber", f"delta = {delta}", "It must be positive.")
+    check_number("huber", "delta", delta, POSITIVE)
     x, y = pair("huber", input, target)
     distance = abs(x - y)
     inside, outside = distance * distance * 0.5, (distance - 0.5 * delta) * delta

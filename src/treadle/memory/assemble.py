@@ -55,16 +55,14 @@ def _entry(kernel: Kernel, number: int) -> Entry:
 def _facts(
     program: Program, kernels: Sequence[Kernel], numbers: Mapping[int, int]
 ) -> tuple[KernelFacts, ...]:
-    """One for each distinct kernel, with the lines of all its calls."""
+    """One for each distinct kernel."""
     counts: dict[int, int] = {}
-    origins: dict[int, dict[str, None]] = {}
     for call, times in program.counted_calls():
         i = numbers[id(call.kernel)]
         counts[i] = counts.get(i, 0) + times
-        origins.setdefault(i, {}).update(dict.fromkeys(map(str, call.origins)))
     names = _distinct_names(kernels)
     return tuple(
-        KernelFacts(names[i], counts[i], cost.flops(k), cost.traffic(k), tuple(origins[i]))
+        KernelFacts(names[i], counts[i], cost.flops(k), cost.traffic(k))
         for i, k in enumerate(kernels)
     )
 

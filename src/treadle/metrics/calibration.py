@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from treadle.base import dtypes
-from treadle.base.errors import ArgumentError, DTypeError, ShapeError
+from treadle.base.errors import DTypeError, ShapeError
+from treadle.base.numbers import check_whole
 from treadle.frontend.coerce import as_tensor, cast, literal
 from treadle.frontend.functions.activations import sigmoid, softmax
 from treadle.frontend.functions.arithmetic import eq, gt, where
@@ -34,8 +35,7 @@ class _Bins(Metric):
     ignore_index: int | None = None
 
     def __post_init__(self) -> None:
-        if self.bins < 1:
-            raise ArgumentError(type(self).__name__, f"bins = {self.bins}", "At least 1.")
+        check_whole(type(self).__name__, "bins", self.bins)
 
     def update(self, scores: Operand, target: Operand, weight: Operand | None = None) -> Statistics:
         """Statistics of one batch: weight, confidence and what is right, for each bin."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from treadle.base import dtypes
 from treadle.base.errors import ArgumentError, DTypeError, ShapeError
+from treadle.base.numbers import check_whole
 from treadle.frontend.coerce import as_tensor, cast, literal
 from treadle.frontend.functions.activations import log_softmax
 from treadle.frontend.functions.arithmetic import (
@@ -72,8 +73,7 @@ class TopK(Metric):
     ignore_index: int | None = None
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ArgumentError("TopK", f"k = {self.k}", "At least 1.")
+        check_whole("TopK", "k", self.k)
 
     def update(self, scores: Operand, target: Operand, weight: Operand | None = None) -> Statistics:
         """Statistics of one batch: the weight of what is right, and of all."""

@@ -102,6 +102,8 @@ class Group:
     """
 
     def __init__(self, metrics: Mapping[str, Metric]):
+        if not isinstance(metrics, Mapping):
+            raise ArgumentError("Group", f"metrics = {metrics!r}", "Pass a dict of them by name.")
         wrong = [n for n, m in metrics.items() if not isinstance(m, Metric) or ":" in n]
         if wrong or not metrics:
             raise ArgumentError(

@@ -6,6 +6,7 @@ import math
 
 from treadle.base import dtypes
 from treadle.base.errors import ArgumentError, ShapeError
+from treadle.base.numbers import POSITIVE, check_number, check_whole
 from treadle.frontend.coerce import as_tensor, cast
 from treadle.frontend.functions import linear
 from treadle.frontend.functions.activations import silu, softmax
@@ -33,7 +34,9 @@ class MultiHeadAttention(Module):
         bias: bool = True,
         batch_first: bool = False,
     ):
-        if num_heads < 1 or embed_dim % num_heads:
+        check_whole("MultiHeadAttention", "embed_dim", embed_dim)
+        check_whole("MultiHeadAttention", "num_heads", num_heads)
+        if embed_dim % num_heads:
             raise ArgumentError(
                 "MultiHeadAttention",
                 f"{num_heads} heads of a width of {embed_dim}",
@@ -98,9 +101,9 @@ class RotaryEmbedding(Module):
     """Rotates queries and keys (…, T, D) by their position; halves are paired, as in Llama."""
 
     def __init__(self, dim: int, base: float = 10000.0):
-        if dim % 2:
+        if check_whole("RotaryEmbedding", "dim", dim) % 2:
             raise ArgumentError("RotaryEmbedding", f"a width of {dim}", "It must be even.")
-        self.dim, self.base = dim, base
+        self.dim, self.base = dim, check_number("RotaryEmbedding", "base", base, POSITIVE)
 
     def forward(self, x: Operand, offset: Operand = 0) -> Tensor:
         """`offset` is the position of the first row."""
@@ -122,6 +125,8 @@ class SwiGLU(Module):
     """down(silu(gate x) · up x): the gated feed-forward layer of Llama."""
 
     def __init__(self, dim: int, hidden_dim: int, bias: bool = False):
+        check_whole("SwiGLU", "dim", dim)
+        check_whole("SwiGLU", "hidden_dim", hidden_dim)
         self.gate_proj = Linear(dim, hidden_dim, bias)
         self.up_proj = Linear(dim, hidden_dim, bias)
         self.down_proj = Linear(hidden_dim, dim, bias)

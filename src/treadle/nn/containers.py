@@ -6,6 +6,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from treadle.base.errors import ArgumentError
+from treadle.base.numbers import (
+    PROBABILITY,
+    check_choice,
+    check_integer,
+    check_number,
+    check_sizes,
+)
 from treadle.frontend import random
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.functions import activations, linear, shaping
@@ -50,6 +57,8 @@ class ModuleList(Module):
     """A list of modules; names are "0", "1", …"""
 
     def __init__(self, modules: Iterable[Module] = ()):
+        if not isinstance(modules, Iterable):
+            raise ArgumentError("ModuleList", f"modules = {modules!r}", "Pass a list of modules.")
         for module in modules:
             self.append(module)
 
@@ -71,9 +80,7 @@ class Dropout(Module):
     """Zero each element with probability p and scale the rest by 1 / (1 − p), in training only."""
 
     def __init__(self, p: float = 0.5):
-        if not 0 <= p <= 1:
-            raise ArgumentError("Dropout", f"p = {p}", "A probability lies between 0 and 1.")
-        self.p = p
+        self.p = check_number("Dropout", "p", p, PROBABILITY)
 
     def forward(self, x: Operand) -> Tensor:
         value = as_tensor(x)
@@ -95,8 +102,10 @@ class MaxPool2d(Module):
         padding: int | tuple[int, int] = 0,
         dilation: int | tuple[int, int] = 1,
     ):
-        self.kernel_size, self.stride = _pair(kernel_size), stride
-        self.padding, self.dilation = padding, dilation
+        self.kernel_size = check_sizes("MaxPool2d", "kernel_size", kernel_size, 2)
+        self.stride = None if stride is None else check_sizes("MaxPool2d", "stride", stride, 2)
+        self.padding = check_sizes("MaxPool2d", "padding", padding, 2, least=0)
+        self.dilation = check_sizes("MaxPool2d", "dilation", dilation, 2)
 
     def forward(self, x: Operand) -> Tensor:
         return linear.max_pool(x, self.kernel_size, self.stride, self.padding, self.dilation)
@@ -112,8 +121,10 @@ class AvgPool2d(Module):
         padding: int | tuple[int, int] = 0,
         count_include_pad: bool = True,
     ):
-        self.kernel_size, self.stride = _pair(kernel_size), stride
-        self.padding, self.count_include_pad = padding, count_include_pad
+        self.kernel_size = check_sizes("AvgPool2d", "kernel_size", kernel_size, 2)
+        self.stride = None if stride is None else check_sizes("AvgPool2d", "stride", stride, 2)
+        self.padding = check_sizes("AvgPool2d", "padding", padding, 2, least=0)
+        self.count_include_pad = count_include_pad
 
     def forward(self, x: Operand) -> Tensor:
         return linear.avg_pool(
@@ -121,15 +132,12 @@ class AvgPool2d(Module):
         )
 
 
-def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else size
-
-
 class Flatten(Module):
     """The axes from `start_dim` to `end_dim` as one."""
 
     def __init__(self, start_dim: int = 1, end_dim: int = -1):
-        self.start_dim, self.end_dim = start_dim, end_dim
+        self.start_dim = check_integer("Flatten", "start_dim", start_dim)
+        self.end_dim = check_integer("Flatten", "end_dim", end_dim)
 
     def forward(self, x: Operand) -> Tensor:
         return shaping.flatten(x, self.start_dim, self.end_dim)
@@ -153,6 +161,7 @@ class GELU(Module):
     """x · Φ(x)."""
 
     def __init__(self, approximate: str = "none"):
+        check_choice("GELU", "approximate", approximate, ("none", "tanh"))
         self.approximate = approximate
 
     def forward(self, x: Operand) -> Tensor:
@@ -184,7 +193,7 @@ class Softmax(Module):
     """eˣ / Σ eˣ along an axis."""
 
     def __init__(self, dim: int = -1):
-        self.dim = dim
+        self.dim = check_integer("Softmax", "dim", dim)
 
     def forward(self, x: Operand) -> Tensor:
         return activations.softmax(x, self.dim)

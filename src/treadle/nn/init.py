@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from treadle.base.errors import ArgumentError
+from treadle.base.numbers import FINITE, NOT_NEGATIVE, check_choice, check_number
 from treadle.base.shapes import Shape, size_of
 
 Init = Callable[[Shape, np.random.Generator], np.ndarray]
@@ -76,7 +77,8 @@ def ones(shape: Shape, rng: np.random.Generator) -> np.ndarray:
 
 def constant(value: float) -> Init:
     """One value everywhere."""
-    return lambda shape, rng: np.full(shape, value)
+    number = check_number("constant", "value", value, FINITE)
+    return lambda shape, rng: np.full(shape, number)
 
 
 def literal(array: object) -> Init:
@@ -97,13 +99,15 @@ def literal(array: object) -> Init:
 
 def normal(mean: float = 0.0, std: float = 1.0) -> Init:
     """Normal with a mean and a standard deviation."""
-    if not std >= 0:
-        raise ArgumentError("normal", f"std = {std}", "A standard deviation is not negative.")
+    check_number("normal", "mean", mean, FINITE)
+    check_number("normal", "std", std, NOT_NEGATIVE)
     return lambda shape, rng: _normal(shape, rng, mean, std)
 
 
 def uniform(low: float = 0.0, high: float = 1.0) -> Init:
     """Uniform in [low, high)."""
+    for name, bound in (("low", low), ("high", high)):
+        check_number("uniform", name, bound, FINITE)
     if not low <= high:
         raise ArgumentError("uniform", f"low = {low}, high = {high}", "Give low ≤ high.")
     return lambda shape, rng: _uniform(shape, rng, low, high)
@@ -113,6 +117,9 @@ def truncated_normal(
     mean: float = 0.0, std: float = 1.0, low: float = -2.0, high: float = 2.0
 ) -> Init:
     """Normal, drawn again until it lies in [low, high]."""
+    named = (("mean", mean), ("std", std), ("low", low), ("high", high))
+    for name, value in named:
+        check_number("truncated_normal", name, value, FINITE)
     if not low < high or not std > 0:
         raise ArgumentError(
             "truncated_normal",
@@ -153,6 +160,7 @@ def fans(shape: Shape) -> tuple[int, int]:
 
 def xavier_uniform(gain: float = 1.0) -> Init:
     """Uniform with variance 2 · gain² / (fan_in + fan_out)."""
+    check_number("xavier_uniform", "gain", gain, FINITE)
 
     def make(shape: Shape, rng: np.random.Generator) -> np.ndarray:
         bound = gain * math.sqrt(6 / sum(fans(shape)))
@@ -163,11 +171,13 @@ def xavier_uniform(gain: float = 1.0) -> Init:
 
 def xavier_normal(gain: float = 1.0) -> Init:
     """Normal with variance 2 · gain² / (fan_in + fan_out)."""
+    check_number("xavier_normal", "gain", gain, FINITE)
     return lambda shape, rng: _normal(shape, rng, 0, gain * math.sqrt(2 / sum(fans(shape))))
 
 
 def kaiming_uniform(a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> Init:
     """Uniform with variance gain² / fan, the gain being the nonlinearity's."""
+    _check_kaiming(a, mode, nonlinearity)
 
     def make(shape: Shape, rng: np.random.Generator) -> np.ndarray:
         bound = math.sqrt(3) * _kaiming_std(shape, a, mode, nonlinearity)
@@ -178,17 +188,22 @@ def kaiming_uniform(a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "l
 
 def kaiming_normal(a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> Init:
     """Normal with variance gain² / fan, the gain being the nonlinearity's."""
+    _check_kaiming(a, mode, nonlinearity)
     return lambda shape, rng: _normal(shape, rng, 0, _kaiming_std(shape, a, mode, nonlinearity))
 
 
+def _check_kaiming(a: float, mode: str, nonlinearity: str) -> None:
+    check_choice("kaiming", "mode", mode, ("fan_in", "fan_out"))
+    gain(nonlinearity, a)
+
+
 def _kaiming_std(shape: Shape, a: float, mode: str, nonlinearity: str) -> float:
-    if mode not in ("fan_in", "fan_out"):
-        raise ArgumentError("kaiming", f"mode is {mode!r}", 'Use "fan_in" or "fan_out".')
     return gain(nonlinearity, a) / math.sqrt(fans(shape)[mode == "fan_out"])
 
 
 def gain(nonlinearity: str, a: float = 0.01) -> float:
     """The factor that keeps variances through a nonlinearity, as torch.nn.init.calculate_gain."""
+    check_number("gain", "a", a, FINITE)
     gains = {
         "linear": 1.0,
         "sigmoid": 1.0,
@@ -206,6 +221,7 @@ def gain(nonlinearity: str, a: float = 0.01) -> float:
 
 def orthogonal(scale: float = 1.0) -> Init:
     """Rows (or columns, whichever are fewer) orthonormal, uniform among all such, scaled."""
+    check_number("orthogonal", "scale", scale, FINITE)
 
     def make(shape: Shape, rng: np.random.Generator) -> np.ndarray:
         fans(shape)

@@ -9,6 +9,14 @@ import numpy as np
 
 from treadle.base import dtypes
 from treadle.base.errors import ArgumentError, ShapeError
+from treadle.base.numbers import (
+    FRACTION,
+    NOT_NEGATIVE,
+    check_choice,
+    check_number,
+    check_sizes,
+    check_whole,
+)
 from treadle.base.shapes import Shape, size_of
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.functions import activations, indexing, linear
@@ -32,7 +40,8 @@ class Linear(Module):
     """x Wᵀ + b; weight (out_features, in_features)."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True):
-        self.in_features, self.out_features = in_features, out_features
+        self.in_features = check_whole("Linear", "in_features", in_features)
+        self.out_features = check_whole("Linear", "out_features", out_features)
         self.weight = Parameter((out_features, in_features), fan_in_uniform(in_features))
         self.bias = Parameter((out_features,), fan_in_uniform(in_features)) if bias else None
 
@@ -44,6 +53,10 @@ class Embedding(Module):
     """Rows of a table; the row `padding_idx` starts at zero and gets no gradient."""
 
     def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None):
+        check_whole("Embedding", "num_embeddings", num_embeddings)
+        check_whole("Embedding", "embedding_dim", embedding_dim)
+        if padding_idx is not None:
+            check_whole("Embedding", "padding_idx", padding_idx, -num_embeddings)
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
             raise ArgumentError(
                 "Embedding",
@@ -78,8 +91,8 @@ class LayerNorm(Module):
         elementwise_affine: bool = True,
         bias: bool = True,
     ):
-        self.normalized_shape = _as_shape(normalized_shape)
-        self.eps = eps
+        self.normalized_shape = check_sizes("LayerNorm", "normalized_shape", normalized_shape)
+        self.eps = check_number("LayerNorm", "eps", eps, NOT_NEGATIVE)
         self.weight = Parameter(self.normalized_shape, init.ones) if elementwise_affine else None
         has_bias = elementwise_affine and bias
         self.bias = Parameter(self.normalized_shape, init.zeros) if has_bias else None
@@ -100,8 +113,8 @@ class RMSNorm(Module):
         eps: float | None = None,
         elementwise_affine: bool = True,
     ):
-        self.normalized_shape = _as_shape(normalized_shape)
-        self.eps = eps
+        self.normalized_shape = check_sizes("RMSNorm", "normalized_shape", normalized_shape)
+        self.eps = None if eps is None else check_number("RMSNorm", "eps", eps, NOT_NEGATIVE)
         self.weight = Parameter(self.normalized_shape, init.ones) if elementwise_affine else None
 
     def forward(self, x: Operand) -> Tensor:
@@ -110,10 +123,6 @@ class RMSNorm(Module):
         # PyTorch's default is the distance from 1 to the next number of x's dtype.
         eps = 2 * value.dtype.unit_roundoff if self.eps is None else self.eps
         return activations.rms_norm(value, self.weight, len(self.normalized_shape), eps)
-
-
-def _as_shape(shape: int | Sequence[int]) -> Shape:
-    return (shape,) if isinstance(shape, int) else tuple(shape)
 
 
 def _check_last(name: str, x: Tensor, shape: Shape) -> None:
@@ -139,20 +148,20 @@ class _Conv(Module):
         groups: int = 1,
         bias: bool = True,
     ):
-        if groups < 1 or in_channels % groups or out_channels % groups:
+        name = type(self).__name__
+        check_whole(name, "in_channels", in_channels)
+        check_whole(name, "out_channels", out_channels)
+        check_whole(name, "groups", groups)
+        if in_channels % groups or out_channels % groups:
             raise ArgumentError(
-                type(self).__name__,
+                name,
                 f"{groups} groups of {in_channels} and {out_channels} channels",
                 "groups divides both.",
             )
-        kernel = (kernel_size,) * self.dims if isinstance(kernel_size, int) else tuple(kernel_size)
-        if len(kernel) != self.dims:
-            raise ArgumentError(
-                type(self).__name__,
-                f"the kernel is {kernel} for {self.dims} spatial axes",
-                "Give one number, or one for each axis.",
-            )
-        self.stride, self.padding, self.dilation = stride, padding, dilation
+        kernel = check_sizes(name, "kernel_size", kernel_size, self.dims)
+        self.stride = check_sizes(name, "stride", stride, self.dims)
+        self.dilation = check_sizes(name, "dilation", dilation, self.dims)
+        self.padding = _checked_padding(name, padding, self.dims)
         self.groups = groups
         fan_in = in_channels // groups * size_of(kernel)
         shape = (out_channels, in_channels // groups, *kernel)
@@ -163,6 +172,13 @@ class _Conv(Module):
         return linear.conv(
             x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
         )
+
+
+def _checked_padding(name: str, padding: object, dims: int) -> Shape | str:
+    if isinstance(padding, str):
+        check_choice(name, "padding", padding, ("same", "valid"))
+        return padding
+    return check_sizes(name, "padding", padding, dims, least=0)
 
 
 class Conv1d(_Conv):
@@ -196,7 +212,12 @@ class _BatchNorm(Module):
         affine: bool = True,
         track_running_stats: bool = True,
     ):
-        self.num_features, self.eps, self.momentum = num_features, eps, momentum
+        name = type(self).__name__
+        self.num_features = check_whole(name, "num_features", num_features)
+        self.eps = check_number(name, "eps", eps, NOT_NEGATIVE)
+        self.momentum = (
+            None if momentum is None else check_number(name, "momentum", momentum, FRACTION)
+        )
         self.weight = Parameter((num_features,), init.ones) if affine else None
         self.bias = Parameter((num_features,), init.zeros) if affine else None
         self.running_mean = State((num_features,), init.zeros) if track_running_stats else None

@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtypes
+from treadle.base.arrays import lost_range
 from treadle.base.dtypes import DType
 from treadle.base.errors import ArgumentError, NameTakenError, ShapeError, TraceError
+from treadle.base.memory import refuse_beyond
+from treadle.base.numbers import check_seed
 from treadle.base.shapes import Shape
 from treadle.frontend.binding import Binding, bound, is_training, name_of, tensor_of
 from treadle.frontend.coerce import as_tensor, cast
@@ -63,6 +66,7 @@ class Declaration(Placeholder):
 
     def first_value(self, seed: int, name: str) -> np.ndarray:
         """The initial value, drawn from a stream of its own."""
+        refuse_beyond("init", f"{name}, {self.type},", self.type.nbytes)
         value = np.asarray(self.init(self.shape, initialisers.stream(seed, name)))
         if value.shape != self.shape:
             raise ShapeError(
@@ -70,6 +74,9 @@ class Declaration(Placeholder):
                 f"{name} is {self.type}, its initialiser gives the shape {value.shape}",
                 "An initialiser is called with the shape it must return.",
             )
+        lost = lost_range(value, self.dtype) if self.dtype.is_float else None
+        if lost is not None:
+            raise ArgumentError("init", f"the first value of {name} {lost}", "Scale it down.")
         return value.astype(self.dtype.numpy)
 
     def __repr__(self) -> str:
@@ -93,7 +100,7 @@ class Parameter(Declaration):
         dtype: DType = dtypes.float32,
     ):
         super().__init__(shape, init, dtype)
-        if requires_grad and not dtype.is_float:
+        if requires_grad and not self.dtype.is_float:
             raise ArgumentError(
                 "Parameter", f"{self.type} cannot be trained", "Use nn.State for integers."
             )
@@ -197,9 +204,25 @@ class Module:
             found[name] = declaration
         return found
 
+    def first_name(self, path: str) -> str | None:
+        """The name of the parameter or state that a path leads to; None where there is none.
+
+        What is shared can be reached by several paths, as the state dicts of PyTorch list them.
+        """
+        stack: list[tuple[Any, str]] = [(self, path)]
+        while stack:
+            part, rest = stack.pop()
+            for key, child in _children(part):
+                if rest == key and isinstance(child, Declaration):
+                    return next(n for n, d in self.declarations().items() if d is child)
+                if rest.startswith(f"{key}."):
+                    stack.append((child, rest[len(key) + 1 :]))
+        return None
+
     def init(self, seed: int = 0) -> dict[str, np.ndarray]:
         """First values of all parameters and states, by name."""
-        return {n: d.first_value(seed, n) for n, d in self.declarations().items()}
+        chosen = check_seed("init", seed)
+        return {n: d.first_value(chosen, n) for n, d in self.declarations().items()}
 
     def apply(
         self, values: Mapping[str, Any], *arguments: Any, training: bool = False, **keywords: Any

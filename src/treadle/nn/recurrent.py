@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from treadle.base.errors import ArgumentError, ShapeError
+from treadle.base.errors import ShapeError
+from treadle.base.numbers import check_whole
 from treadle.frontend.coerce import as_tensor, cast
 from treadle.frontend.control import scan
 from treadle.frontend.functions import linear
@@ -36,10 +37,10 @@ class _Recurrent(Module):
         dropout: float = 0.0,
         bidirectional: bool = False,
     ):
-        if num_layers < 1 or hidden_size < 1:
-            raise ArgumentError(
-                type(self).__name__, f"{num_layers} layers of {hidden_size}", "Both are at least 1."
-            )
+        name = type(self).__name__
+        check_whole(name, "input_size", input_size)
+        check_whole(name, "hidden_size", hidden_size)
+        check_whole(name, "num_layers", num_layers)
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.has_bias, self.batch_first, self.bidirectional = bias, batch_first, bidirectional
         self.between = Dropout(dropout)

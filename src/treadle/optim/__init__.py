@@ -1,5 +1,6 @@
 """Optimizers as pairs of pure, traced functions, and learning-rate schedules."""
 
+from treadle.base.numbers import Domain as Domain
 from treadle.optim.adaptive import adabelief as adabelief
 from treadle.optim.adaptive import adamax as adamax
 from treadle.optim.adaptive import adamp as adamp
@@ -29,7 +30,6 @@ from treadle.optim.layerwise import lamb as lamb
 from treadle.optim.layerwise import lars as lars
 from treadle.optim.matrix import galore as galore
 from treadle.optim.matrix import muon as muon
-from treadle.optim.numbers import Domain as Domain
 from treadle.optim.optimizer import Context as Context
 from treadle.optim.optimizer import Optimizer as Optimizer
 from treadle.optim.optimizer import Transform as Transform

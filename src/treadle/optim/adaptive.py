@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from treadle.base.numbers import NOT_NEGATIVE, Given, Numbers, check_betas, check_flag, numbers
 from treadle.frontend.functions.arithmetic import abs, gt, lt, maximum, pow, sign, sqrt, where
 from treadle.frontend.functions.reductions import max as max_of
 from treadle.frontend.functions.reductions import norm
@@ -21,7 +22,6 @@ from treadle.optim.building import (
     zeros,
 )
 from treadle.optim.grouping import Selector
-from treadle.optim.numbers import NOT_NEGATIVE, Given, Numbers, check_betas, check_flag, numbers
 from treadle.optim.optimizer import Optimizer
 from treadle.optim.standard import New, corrected_root, moments
 

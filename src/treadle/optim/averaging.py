@@ -4,6 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
+from treadle.base.numbers import (
+    COUNT,
+    FRACTION,
+    INNER_UNIT,
+    NOT_NEGATIVE,
+    STEPS,
+    check_betas,
+    numbers,
+)
 from treadle.base.trees import Tree
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.functions.arithmetic import (
@@ -31,15 +40,6 @@ from treadle.optim.building import (
     zeros,
 )
 from treadle.optim.grouping import Selector
-from treadle.optim.numbers import (
-    COUNT,
-    FRACTION,
-    INNER_UNIT,
-    NOT_NEGATIVE,
-    STEPS,
-    check_betas,
-    numbers,
-)
 from treadle.optim.optimizer import Context, Optimizer, Params, check_inner, wrap
 from treadle.optim.standard import New
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from treadle.base import dtypes
+from treadle.base.numbers import POSITIVE, Domain, Numbers, check_whole, numbers
 from treadle.base.trees import Tree
 from treadle.frontend.coerce import as_tensor, cast, constant
 from treadle.frontend.functions.arithmetic import (
@@ -23,7 +24,6 @@ from treadle.frontend.functions.reductions import norm, sort
 from treadle.frontend.functions.reductions import sum as sum_of
 from treadle.frontend.functions.shaping import iota
 from treadle.frontend.tensor import Tensor
-from treadle.optim.numbers import POSITIVE, Domain, Numbers, check_whole, numbers
 from treadle.optim.optimizer import Context, Params, Transform, stateless
 
 PERCENTAGE = Domain("a number from 0 to 100", high=100.0, is_working=False)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from treadle.base.errors import ArgumentError
+from treadle.base.numbers import FACTOR, RATE, STEPS, Domain, check_choice, check_flag, check_whole
 from treadle.frontend.functions.arithmetic import clamp, floor, ge, gt, log, lt, pow, round, where
 from treadle.frontend.tensor import Tensor
-from treadle.optim.numbers import FACTOR, RATE, STEPS, Domain, check_choice, check_flag, check_whole
 from treadle.optim.schedules import Hyper, Schedule, half_cosine, made, schedule
 
 MODES = ("triangular", "triangular2", "exp_range")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from treadle.base.numbers import POSITIVE, Numbers, check_choice, numbers
 from treadle.frontend.coerce import cast
 from treadle.frontend.functions.reductions import mean
 from treadle.optim.clipping import global_norm
-from treadle.optim.numbers import POSITIVE, Numbers, check_choice, numbers
 from treadle.optim.optimizer import Context, Params, Transform, stateless
 
 

@@ -8,17 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 from treadle.base import trees
 from treadle.base.errors import ArgumentError
+from treadle.base.numbers import FLAG
 from treadle.base.trees import Tree
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.functions.arithmetic import ne, where
 from treadle.frontend.tensor import Tensor
-from treadle.optim.numbers import Domain
 from treadle.optim.optimizer import Context, Optimizer, Params
 
 Selector = str | Callable[[str], bool]
 Choose = Callable[[str, Tensor], int]
 FROZEN = "frozen"
-FLAG = Domain("0 or 1", high=1.0, is_working=False)
 
 
 def freeze() -> Optimizer:

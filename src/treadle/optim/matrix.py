@@ -5,17 +5,7 @@ from __future__ import annotations
 import math
 
 from treadle.base.errors import ArgumentError
-from treadle.base.trees import Tree
-from treadle.frontend.coerce import constant
-from treadle.frontend.control import scan
-from treadle.frontend.functions.arithmetic import cos, eq, gt, maximum, remainder, sqrt, where
-from treadle.frontend.functions.linear import matmul
-from treadle.frontend.functions.reductions import norm
-from treadle.frontend.functions.shaping import eye, iota
-from treadle.frontend.tensor import Tensor
-from treadle.optim.building import One, Parts, Rate, per_parameter, zeros
-from treadle.optim.grouping import Selector, partition
-from treadle.optim.numbers import (
+from treadle.base.numbers import (
     FINITE,
     NOT_NEGATIVE,
     STEPS,
@@ -26,6 +16,16 @@ from treadle.optim.numbers import (
     check_whole,
     numbers,
 )
+from treadle.base.trees import Tree
+from treadle.frontend.coerce import constant
+from treadle.frontend.control import scan
+from treadle.frontend.functions.arithmetic import cos, eq, gt, maximum, remainder, sqrt, where
+from treadle.frontend.functions.linear import matmul
+from treadle.frontend.functions.reductions import norm
+from treadle.frontend.functions.shaping import eye, iota
+from treadle.frontend.tensor import Tensor
+from treadle.optim.building import One, Parts, Rate, per_parameter, zeros
+from treadle.optim.grouping import Selector, partition
 from treadle.optim.optimizer import Optimizer, Params, check_inner
 from treadle.optim.standard import New
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.base.errors import ArgumentError
+from treadle.base.numbers import NOT_NEGATIVE, Domain, Numbers, check_number, check_rounding
 from treadle.base.trees import Tree
 from treadle.frontend.tensor import Tensor
 from treadle.ir.types import TensorType
-from treadle.optim.numbers import NOT_NEGATIVE, Domain, Numbers, check_number, check_rounding
 from treadle.optim.schedules import Schedule
 
 Params = dict[str, Tensor]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from treadle.base.numbers import NOT_NEGATIVE, POSITIVE, STEPS, check_betas, numbers
 from treadle.base.trees import Tree
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.functions.arithmetic import abs, gt, maximum, minimum, sqrt, where
@@ -9,7 +10,6 @@ from treadle.frontend.functions.reductions import sum as sum_of
 from treadle.frontend.tensor import Tensor
 from treadle.optim.building import Rate, schedule_beside, zeros
 from treadle.optim.grouping import Selector, check_selector, check_selects, decays
-from treadle.optim.numbers import NOT_NEGATIVE, POSITIVE, STEPS, check_betas, numbers
 from treadle.optim.optimizer import Context, Optimizer, Params
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from treadle.base.numbers import FRACTION, NOT_NEGATIVE, POSITIVE, Numbers, numbers
 from treadle.base.trees import Tree
 from treadle.frontend.coerce import cast
 from treadle.frontend.functions.arithmetic import gt, maximum, sign, where
@@ -18,7 +19,6 @@ from treadle.frontend.tensor import Tensor
 from treadle.optim.building import Hyper
 from treadle.optim.clipping import unit_norm
 from treadle.optim.grouping import Selector, check_selector, check_selects, decays, selects
-from treadle.optim.numbers import FRACTION, NOT_NEGATIVE, POSITIVE, Numbers, numbers
 from treadle.optim.optimizer import Context, Optimizer, Params, Transform, check_inner, wrap
 
 Slope = Callable[[Tensor, Hyper], Tensor]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Protocol, SupportsFloat
 
 from treadle.base.errors import ArgumentError, LoadError
-from treadle.optim.numbers import (
+from treadle.base.numbers import (
     COUNT,
     INNER_UNIT,
     NOT_NEGATIVE,

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from treadle.base.errors import ArgumentError
+from treadle.base.numbers import FACTOR, STEPS, UNIT, check_number, check_whole
 from treadle.base.trees import Tree
-from treadle.optim.numbers import FACTOR, STEPS, UNIT, check_number, check_whole
 
 LEAST_POINTS = 4  # fewer have no slope worth the name
 

@@ -18,6 +18,16 @@ from typing import ParamSpec
 import numpy as np
 
 from treadle.base.errors import ArgumentError, NameTakenError
+from treadle.base.numbers import (
+    COUNT,
+    FACTOR,
+    NOT_NEGATIVE,
+    RATE,
+    STEPS,
+    Domain,
+    check_number,
+    numbers,
+)
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.functions.arithmetic import (
     clamp,
@@ -31,16 +41,6 @@ from treadle.frontend.functions.arithmetic import (
     where,
 )
 from treadle.frontend.tensor import Tensor
-from treadle.optim.numbers import (
-    COUNT,
-    FACTOR,
-    NOT_NEGATIVE,
-    RATE,
-    STEPS,
-    Domain,
-    check_number,
-    numbers,
-)
 
 Hyper = Mapping[str, Tensor]
 Curve = Callable[[Tensor, Hyper], Tensor]

@@ -6,14 +6,7 @@ from collections.abc import Mapping
 
 from treadle.autodiff.transforms import jvp
 from treadle.base.errors import ArgumentError
-from treadle.base.trees import Tree
-from treadle.frontend import random
-from treadle.frontend.functions.arithmetic import abs, clamp, eq, maximum, remainder, where
-from treadle.frontend.tensor import Tensor
-from treadle.optim.building import One, Parts, Rate, per_parameter, zeros
-from treadle.optim.clipping import global_norm
-from treadle.optim.grouping import Selector
-from treadle.optim.numbers import (
+from treadle.base.numbers import (
     NOT_NEGATIVE,
     POSITIVE,
     STEPS,
@@ -22,6 +15,13 @@ from treadle.optim.numbers import (
     check_flag,
     numbers,
 )
+from treadle.base.trees import Tree
+from treadle.frontend import random
+from treadle.frontend.functions.arithmetic import abs, clamp, eq, maximum, remainder, where
+from treadle.frontend.tensor import Tensor
+from treadle.optim.building import One, Parts, Rate, per_parameter, zeros
+from treadle.optim.clipping import global_norm
+from treadle.optim.grouping import Selector
 from treadle.optim.optimizer import Context, Optimizer, Params, check_inner, wrap
 from treadle.optim.standard import New
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from treadle.base.errors import ArgumentError
+from treadle.base.numbers import FRACTION, NOT_NEGATIVE, check_betas, check_flag, numbers
 from treadle.frontend.functions.arithmetic import maximum, sqrt, where
 from treadle.frontend.tensor import Tensor
 from treadle.optim.building import Decay, One, Parts, Rate, filled, per_parameter, zeros
 from treadle.optim.grouping import Selector
-from treadle.optim.numbers import FRACTION, NOT_NEGATIVE, check_betas, check_flag, numbers
 from treadle.optim.optimizer import Optimizer
 
 New = tuple[Tensor, Mapping[str, Tensor]]

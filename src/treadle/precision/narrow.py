@@ -8,6 +8,7 @@ however often it is read.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
@@ -15,6 +16,7 @@ from treadle.base.errors import ArgumentError
 from treadle.base.origin import Origin
 from treadle.ir.control import CALL, SCAN, Call, Scan
 from treadle.ir.graph import Graph, GraphBuilder, Node, Output, Value
+from treadle.ir.literal import ArrayLiteral
 from treadle.ir.op import Attributes, Precision
 from treadle.ir.ops.elementwise import CAST, Cast
 from treadle.ir.ops.leaves import CONSTANT, PARAMETER, Constant, Leaf
@@ -97,9 +99,17 @@ class _Narrowing:
             for v, op in zip(arriving, ops, strict=True)
             if op not in (PARAMETER, CONSTANT)
         }
-        if dtypes.float32 in found:
+        if dtypes.float32 in found or any(self._is_beyond(v) for v in arriving):
             return dtypes.float32
         return self.narrow if found or PARAMETER in ops else dtypes.float32
+
+    def _is_beyond(self, value: Value) -> bool:
+        """Whether it is a number that the narrow dtype has not: it would be infinite there."""
+        constant = self.graph.nodes[value.node].attributes
+        if not isinstance(constant, Constant) or isinstance(constant.value, ArrayLiteral):
+            return False
+        size = constant.value if constant.value > 0 else -constant.value
+        return self.narrow.largest < size < math.inf
 
     def _operand(self, value: Value, dtype: DType, origin: Origin | None) -> Value:
         if self.graph.type_of(value).dtype is not dtypes.float32:

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base.arrays import lost_mask, lost_range
 from treadle.base.errors import LoadError, ShapeError
+from treadle.base.memory import refuse_beyond
 from treadle.ir.graph import Graph, OutputKind
 from treadle.ir.rewrite import remove_dead_code
 from treadle.ir.types import TensorType
@@ -20,6 +22,7 @@ from treadle.runtime.executable import Executable
 from treadle.runtime.held import aligned_copy, as_dtype
 from treadle.runtime.oracle import holding as oracle_holding
 
+_PRINT = f"{OutputKind.PRINT.value}:"
 IN_PLACE = (NativeProgram, CudaProgram)  # programs that update values themselves
 
 
@@ -32,6 +35,7 @@ class Session:
         self.values: MutableMapping[str, np.ndarray] = DeviceValues() if device == "cuda" else {}
         self.version = 0  # counts when arrays are replaced, not when they are updated in place
         self.owners = 0  # steps so far: each has a prefix of its own
+        self.forwards = 0  # and forwards
         self.lock = threading.RLock()  # held by whoever reads and writes values in one go
 
     def declare(self, types: Mapping[str, TensorType]) -> list[str]:
@@ -48,8 +52,26 @@ class Session:
                 "Share only between equal declarations.",
             )
         new = [n for n in types if n not in self.types]
+        self._refuse_beyond(types)
         self.types |= types
         return new
+
+    def stream(self, is_step: bool) -> int:
+        """The random stream of the next program: 0, the seed's own, for the first of a session.
+
+        Steps and forwards count apart: looking at a model does not change what the next step draws.
+        """
+        if not self.owners and not self.forwards:
+            return 0
+        return 2 * self.owners + 2 if is_step else 2 * self.forwards + 1
+
+    def _refuse_beyond(self, types: Mapping[str, TensorType]) -> None:
+        """Before any value is made, which is on the host even where values are on a GPU."""
+        every = {**self.types, **types}
+        largest = max(every, key=lambda n: every[n].nbytes, default=None)
+        if largest is not None:
+            what = f"all there is to hold ({largest} is {every[largest]})"
+            refuse_beyond("compile", what, sum(t.nbytes for t in every.values()))
 
     @contextmanager
     def unless_it_fails(self) -> Iterator[None]:
@@ -91,7 +113,7 @@ class Session:
         wrong: list[str] = []
         checked: dict[str, np.ndarray] = {}
         for name, value in values.items():
-            found = fitted(value, self.types[name])
+            found = fitted(value, self.types[name], self.device == "oracle")
             if isinstance(found, str):
                 wrong.append(f"{name} {found}")
             else:
@@ -144,10 +166,7 @@ class Session:
         """
         names, wanted = program.results
         values = program.run_on(self, self.version, self.values, inputs, wanted)
-        outputs = dict(zip(names, values, strict=True))
-        for name in program.prints:
-            print(name.format(np.asarray(outputs.pop(f"print:{name}"))))
-        return outputs
+        return _printed(program, names, values)
 
     def run_there(self, program: Executable, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """`run`, with outputs left on the device where there is one."""
@@ -156,10 +175,7 @@ class Session:
         with self.lock:
             names, wanted = program.results
             values = program.kept_on(self.values, inputs, wanted)
-            outputs: dict[str, Any] = dict(zip(names, values, strict=True))
-            for name in program.prints:
-                print(name.format(np.asarray(outputs.pop(f"print:{name}"))))
-            return outputs
+            return _printed(program, names, values)
 
     def run_several(
         self, program: NativeProgram | CudaProgram, rows: Sequence[Mapping[str, np.ndarray]]
@@ -178,15 +194,40 @@ class Session:
         return found if isinstance(self.values, DeviceValues) else aligned_copy(found)
 
 
-def fitted(value: object, type_: TensorType) -> np.ndarray | str:
-    """An array of the type, or what is wrong. Floats may change width, integers if they fit."""
+def _printed(
+    program: NativeProgram | CudaProgram, names: Sequence[str], values: Sequence[Any]
+) -> dict[str, Any]:
+    """Outputs by name, after printing those that are for that, in their order."""
+    if not program.prints:
+        return dict(zip(names, values, strict=True))
+    outputs: dict[str, Any] = {}
+    for name, value in zip(names, values, strict=True):
+        # Two prints may have the same text, so they are told apart by their place alone.
+        if name.startswith(_PRINT):
+            print(name.removeprefix(_PRINT).format(np.asarray(value)))
+        else:
+            outputs[name] = value
+    return outputs
+
+
+def fitted(value: object, type_: TensorType, as_float64: bool = False) -> np.ndarray | str:
+    """An array of the type, or what is wrong. Numbers may change width if they fit.
+
+    With `as_float64` floats fit as they are: the oracle holds its values so.
+    """
+    masked = lost_mask(value)
+    if masked is not None:
+        return masked
     array = np.asarray(value)
     if array.shape != type_.shape:
         return f"has the shape {array.shape}, not {type_.shape}"
     kind, wanted = array.dtype.kind, type_.dtype.kind
     is_float = kind == "f" or array.dtype.name == "bfloat16"
     if wanted == "float":
-        return array if is_float else f"is {array.dtype}, not a float"
+        if not is_float:
+            return f"is {array.dtype}, not a float"
+        lost = None if as_float64 else lost_range(array, type_.dtype)
+        return array if lost is None else lost
     if wanted == "bool":
         return array if kind == "b" else f"is {array.dtype}, not bool"
     if kind not in "iu":

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from treadle.kernel.access import accesses, changed_in, loads_of, locals_in, map_loads
+from treadle.kernel.access import (
+    accesses,
+    changed_in,
+    loads_of,
+    locals_in,
+    map_loads,
+    variables_in,
+)
 from treadle.kernel.index import Index, Var, substitute, uses, variable
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
+    Buffer,
     Convert,
     For,
     Guarded,
@@ -27,20 +36,25 @@ from treadle.kernel.nodes import (
     Value,
     Within,
 )
+from treadle.kernel.races import meeting_in
 from treadle.schedule.nests import indices_of, loop_names, map_places, names_in
 from treadle.schedule.split import split
+from treadle.schedule.trees import with_blocks
 
 
 def finished(kernel: Kernel, lanes: bool = True) -> Kernel:
     """The kernel as it is rendered; without lanes, loops keep the roles they have."""
     counter = _Names(names_in(kernel.body))
-    # Loops that become lanes read what is stored; others take it from the registers it is in.
-    body = tuple(_merged(s) for s in forwarded(kernel.body, counter, {}, not lanes))
+    body = tuple(_merged(s) for s in forwarded(kernel.body, counter, {}))
     kernel = without_dead_scratch(replace(kernel, body=body))
     merged = [_merged(s) for s in kernel.body]
     if not lanes:
         return replace(kernel, body=tuple(merged))
-    body = tuple(map(_vectorised, split(merged, names_in(merged) | loop_names(merged))))
+    body = tuple(split(merged, names_in(merged) | loop_names(merged)))
+    kernel = vectorised(replace(kernel, body=body))
+    taken = names_in(kernel.body) | loop_names(kernel.body)
+    body = tuple(with_blocks(kernel.body, taken))
+    counter.taken |= taken
     return replace(kernel, body=tuple(hoisted(body, counter)))
 
 
@@ -59,18 +73,16 @@ class _Names:
 Known = dict[tuple[str, Index], Local]
 
 
-def forwarded(
-    body: Sequence[Statement], names: _Names, known: Known, inside: bool = False
-) -> list[Statement]:
-    """What is stored and then loaded from the same place stays in a register.
+def forwarded(body: Sequence[Statement], names: _Names, known: Known) -> list[Statement]:
+    """What is stored and then loaded from the same element stays in a register.
 
-    What is known already may be used; inside loops too, if that is asked for.
+    What is known already may be used, inside loops too.
     """
     found: list[Statement] = []
     for statement in body:
         if isinstance(statement, For):
             _forget(known, statement.body)
-            inner = tuple(forwarded(statement.body, names, dict(known) if inside else {}, inside))
+            inner = tuple(forwarded(statement.body, names, dict(known)))
             found.append(replace(statement, body=inner))
             continue
         statement = _with_known(statement, known)
@@ -172,15 +184,52 @@ def _walks_together(outer: Var, inner: For) -> bool:
     return True
 
 
-def _vectorised(statement: Statement) -> Statement:
-    """Loops with roles: lanes along the innermost loop that walks memory in order."""
-    if not isinstance(statement, For):
-        return statement
-    if statement.role is Role.SEQUENTIAL and _sums_in_lanes(statement):
-        return replace(statement, role=Role.VECTOR)
-    if statement.role is Role.PARALLEL and _takes_lanes(statement):
-        return replace(statement, role=Role.VECTOR)
-    return replace(statement, body=tuple(_vectorised(s) for s in statement.body))
+# Private memory: lanes of a loop at most (two vectors of the widest kind), at least, and bytes of
+# a thread that all lanes together may take (a quarter of a core's second cache).
+MOST_LANES, FEWEST_LANES, PRIVATE = 32, 4, 1 << 18
+
+
+def vectorised(kernel: Kernel) -> Kernel:
+    """Loops with roles: lanes along the innermost loop that walks memory in order.
+
+    Lanes run in lockstep, so they may not meet in memory. Scratch in which they would, and which
+    only this loop uses, becomes private: an iteration reads nothing there that it did not write.
+    """
+    writer = _Lanes(kernel)
+    body = tuple(map(writer.statement, kernel.body))
+    scratch = tuple(writer.private.get(b.name, b) for b in kernel.scratch)
+    return replace(kernel, body=body, scratch=scratch)
+
+
+class _Lanes:
+    def __init__(self, kernel: Kernel):
+        self.scratch = {b.name: b for b in kernel.scratch}
+        self.uses = Counter(a.buffer for a in accesses(kernel.body))
+        self.private: dict[str, Buffer] = {}
+
+    def statement(self, statement: Statement) -> Statement:
+        if not isinstance(statement, For):
+            return statement
+        if statement.role is Role.SEQUENTIAL and _sums_in_lanes(statement):
+            return replace(statement, role=Role.VECTOR)
+        is_parallel = statement.role is Role.PARALLEL
+        if is_parallel and _takes_lanes(statement) and self._are_apart(statement):
+            return replace(statement, role=Role.VECTOR)
+        return replace(statement, body=tuple(map(self.statement, statement.body)))
+
+    def _are_apart(self, loop: For) -> bool:
+        """Whether the iterations meet nowhere, once some scratch is private."""
+        shared = meeting_in(loop)
+        used = Counter(a.buffer for a in accesses(loop.body))
+        if any(n not in self.scratch or used[n] != self.uses[n] for n in shared):
+            return False
+        lanes = MOST_LANES
+        while lanes * sum(self.scratch[n].nbytes for n in shared) > PRIVATE:
+            lanes //= 2
+        if lanes < FEWEST_LANES:
+            return False
+        self.private |= {n: replace(self.scratch[n], lanes=lanes) for n in shared}
+        return True
 
 
 def _takes_lanes(loop: For) -> bool:
@@ -257,7 +306,7 @@ class _Lifter:
 
     def __init__(self, var: Var, body: Sequence[Statement], names: _Names):
         self.var, self.names = var, names
-        self.variables = {var, *_variables(body)}
+        self.variables = {var, *variables_in(body)}
         self.locals = changed_in(body) | names_in(body)
         self.written = {a.buffer for a in accesses(body) if a.writes}
         self.lifted: dict[Value, str] = {}
@@ -301,11 +350,3 @@ class _Lifter:
 
     def _is_still(self, index: Index) -> bool:
         return not any(uses(atom, v) for atom, _ in index.terms for v in self.variables)
-
-
-def _variables(body: Sequence[Statement]) -> set[Var]:
-    found: set[Var] = set()
-    for s in body:
-        if isinstance(s, For):
-            found |= {s.var} | _variables(s.body)
-    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops.linear import Contraction
 from treadle.kernel.index import Index, Var, substitute, variable
 from treadle.kernel.nodes import Load, Value, Walk, walk
+from treadle.schedule.divisors import best_divisor, divisors
 from treadle.schedule.inline import Reader
 from treadle.schedule.lower import Lowering, attributes_of
 
@@ -157,20 +157,6 @@ def block_rows(rows: int) -> int:
     return 64 if rows >= 512 else 16 if rows >= 256 else 8
 
 
-@functools.cache
-def best_divisor(n: int, target: int, least: int = 1) -> int:
-    """The divisor of n nearest below a target, or the smallest above; at least `least`."""
-    divisors = [d for d in range(1, n + 1) if n % d == 0] if n < 1 << 14 else _divisors(n)
-    below = [d for d in divisors if least <= d <= target]
-    above = [d for d in divisors if d > target]
-    return below[-1] if below else above[0]
-
-
-def _divisors(n: int) -> list[int]:
-    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
-    return sorted({*small, *(n // d for d in small)})
-
-
 MOST_BLOCK = 128  # of the depth that is copied at a time
 COPY_TURNS = 32  # that threads share
 
@@ -187,7 +173,7 @@ def in_blocks(loops: list[Var], load: Load) -> tuple[list[Var], Load]:
     squares = depth.extent // square
     enough = [
         n
-        for n in _divisors(squares)
+        for n in divisors(squares)
         if n * square <= MOST_BLOCK and others * squares // n >= COPY_TURNS
     ]
     size = square * max(enough, default=1)

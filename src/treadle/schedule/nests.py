@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from treadle.kernel.access import map_loads
+from treadle.kernel.access import names_in as names_in
 from treadle.kernel.index import Index, Var, renamed_data, substitute, variable
 from treadle.kernel.nodes import (
     Accumulate,
@@ -116,20 +117,6 @@ def map_locals(statement: Statement, rename: Rename) -> Statement:
             return Update(buffer, index, value(v))
         case For() | Multiply() | Library():
             return moved
-
-
-def names_in(statements: Sequence[Statement]) -> set[str]:
-    """Names of locals that some statements define."""
-    found: set[str] = set()
-    for statement in statements:
-        match statement:
-            case For(_, _, body):
-                found |= names_in(body)
-            case Let(local):
-                found.add(local)
-            case _:
-                pass
-    return found
 
 
 def with_own_names(

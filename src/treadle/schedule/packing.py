@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from treadle.base.dtypes import DType
 from treadle.kernel.index import Var, bounded, unflatten, variable
 from treadle.kernel.nodes import Literal, Load, Value, Within
+from treadle.schedule.divisors import best_divisor
 from treadle.schedule.inline import Reader
-from treadle.schedule.labels import Labels, best_divisor, in_blocks, is_turned
+from treadle.schedule.labels import Labels, in_blocks, is_turned
 from treadle.schedule.whole import as_dtype
 
 PACKED_ROWS = 16  # of a right operand that are copied together

@@ -42,12 +42,12 @@ from treadle.kernel.nodes import (
     Walk,
     walk,
 )
+from treadle.schedule.divisors import best_divisor
 from treadle.schedule.inline import Reader
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.labels import (
     Digit,
     Labels,
-    best_divisor,
     block_rows,
     cut_depth,
     labels_of,

@@ -27,8 +27,9 @@ from treadle.kernel.nodes import (
     Store,
     Value,
 )
+from treadle.schedule.divisors import best_divisor
 from treadle.schedule.keep import ROOTS
-from treadle.schedule.labels import best_divisor, block_rows
+from treadle.schedule.labels import block_rows
 from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.moments import spread_sums, spreads
 from treadle.schedule.nests import axis_vars, nest

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from treadle.base import trees
-from treadle.base.errors import ArgumentError, BatchError, LoadError
+from treadle.base.errors import ArgumentError, BatchError
 from treadle.base.trees import Tree
 from treadle.ir.types import TensorType
 from treadle.nn.module import Declaration, Module
@@ -215,29 +215,3 @@ def write_first_values(
 ) -> None:
     """Values from streams of their own."""
     session.write({n: d.first_value(seed, n) for n, d in declarations.items()})
-
-
-def load_values(
-    session: Session, names: list[str], values: Mapping[str, object], strict: bool, operation: str
-) -> None:
-    """Write values by name; with `strict` the names must be exactly these. All problems at once."""
-    unexpected = [n for n in values if n not in names]
-    missing = [n for n in names if n not in values] if strict else []
-    wrong: list[str] = []
-    for name in names:
-        if name in values:
-            misfit = fitted(values[name], session.types[name])
-            if isinstance(misfit, str):
-                wrong.append(f"{name} {misfit}")
-    if missing or unexpected or wrong:
-        parts = [
-            f"missing: {', '.join(missing)}" if missing else "",
-            f"unexpected: {', '.join(unexpected)}" if unexpected else "",
-            f"mismatched: {'; '.join(wrong)}" if wrong else "",
-        ]
-        is_partial = missing and operation == "load_params"
-        remedy = (
-            "Load a part with strict=False." if is_partial else "Check that it is the same model."
-        )
-        raise LoadError(operation, "; ".join(p for p in parts if p), remedy)
-    session.write({n: values[n] for n in names if n in values})

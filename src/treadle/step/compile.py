@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from treadle.base.errors import ArgumentError
+from treadle.base.numbers import FACTOR, check_number, check_seed
 from treadle.base.trees import Tree
+from treadle.compile_report import as_options
 from treadle.frontend.tracing import function_name
 from treadle.nn.tracing import as_module
-from treadle.optim.numbers import FACTOR, check_number
 from treadle.optim.optimizer import Optimizer
 from treadle.pipeline import (
     Backward,
@@ -118,7 +119,7 @@ def _compile(
     share: Any,
     options: CompileOptions | None,
 ) -> TrainStep:
-    seed %= 2**64
+    seed = check_seed("compile_step", seed)
     if not isinstance(accumulate, int) or not 1 <= accumulate <= MAX_MICRO_STEPS:
         raise ArgumentError(
             "compile_step", f"accumulate = {accumulate}", f"1 to {MAX_MICRO_STEPS}."
@@ -142,9 +143,9 @@ def _compile(
     session = open_session(report.device, share)
     with session.unless_it_fails():
         declare_model(session, module, seed)
-        prefix = f"step{session.owners}:"
+        prefix, stream = f"step{session.owners}:", session.stream(is_step=True)
         session.owners += 1
-        chosen = options or CompileOptions()
+        chosen = as_options(options)
         recipe = StepRecipe(
             module,
             loss,
@@ -163,4 +164,4 @@ def _compile(
                 "no parameter is trained",
                 "Check requires_grad and the selectors of optim.only and optim.groups.",
             )
-        return TrainStep(recipe, batch, session, report, seed)
+        return TrainStep(recipe, batch, session, report, seed, stream)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from treadle.base import dtypes
+from treadle.base.errors import ArgumentError
+from treadle.base.numbers import check_seed
 from treadle.base.trees import Tree
+from treadle.compile_report import as_options
 from treadle.domains.philox import make_key
 from treadle.frontend.scopes import RANDOM_STATE
 from treadle.frontend.tracing import function_name
@@ -27,7 +31,8 @@ from treadle.pipeline import (
 )
 from treadle.runtime.executable import Executable
 from treadle.runtime.session import Session
-from treadle.step.batches import Arrays, ByShape, check_arguments, declare_model, load_values
+from treadle.step.batches import Arrays, ByShape, check_arguments, declare_model
+from treadle.step.loading import Loaded, load_model, load_values, save_model
 
 
 class Forward:
@@ -55,6 +60,8 @@ class Forward:
         fixed = Inputs.of(inputs)
         self._programs = ByShape(self._build, options, fixed, session.device == "cuda")
         self.graph = self._programs.built(fixed)[0].graph
+        self._stream = session.stream(is_step=False)
+        session.forwards += 1
 
     def _build(self, inputs: Inputs) -> tuple[Executable, TracedModel]:
         with self.report.stage("forward"):
@@ -76,7 +83,7 @@ class Forward:
         With `on_device` a GPU's stay there, for others to take: see `TrainStep.device_params`.
         """
         (program, traced), arrays = self._programs.get(function_name(self._forward), batch)
-        arrays[RANDOM_STATE] = make_key(self._seed, self._calls)
+        arrays[RANDOM_STATE] = make_key(self._seed, self._calls, stream=self._stream)
         run = self.session.run_there if on_device else self.session.run
         outputs = run(program, arrays)
         self._calls += 1
@@ -89,10 +96,24 @@ class Forward:
         """Copies of the parameters and states, by name."""
         return self.session.read(self.model.declarations())
 
-    def load_params(self, values: Mapping[str, object], strict: bool = True) -> None:
-        """Replace parameters and states by name; `strict=False` accepts a part."""
-        names = list(self.model.declarations())
-        load_values(self.session, names, values, strict, "load_params")
+    def load_params(self, values: Mapping[str, object], strict: bool = True) -> Loaded:
+        """Replace parameters and states by name; `strict=False` takes what fits the names.
+
+        What was `missing` and what was `unexpected` is returned.
+        """
+        return load_values(self.session, self.model, (), values, strict, "load_params").loaded
+
+    def save(self, path: str | Path) -> None:
+        """Write parameters and states to a safetensors file with a checksum, aside and renamed."""
+        save_model(path, self.params)
+
+    def load(self, path: str | Path, strict: bool = True) -> Loaded:
+        """Take parameters and states from a file, and leave an optimizer's state in it.
+
+        It is one that `TrainStep.save` or `Forward.save` wrote, or any safetensors file of
+        parameters by name.
+        """
+        return load_values(self.session, self.model, (), load_model(path), strict, "load").loaded
 
 
 def compile_forward(
@@ -111,7 +132,7 @@ def compile_forward(
 
     `share` is a step or forward whose values it uses.
     """
-    module, seed = as_module(model), seed % 2**64
+    module, seed = as_module(model), check_seed("compile", seed)
     narrow = choose_precision(precision)
     report = CompileReport(choose_device(device), narrow.name, count_parameters(module))
     session = open_session(report.device, share)
@@ -124,7 +145,7 @@ def compile_forward(
             session,
             report,
             precision=narrow,
-            options=options or CompileOptions(),
+            options=as_options(options),
             training=training,
             seed=seed,
         )
@@ -157,6 +178,9 @@ def compile(
     options: CompileOptions | None = None,
 ) -> Program:
     """Any function of tensors as a program: `td.compile(f, td.Spec((3,)))(np.ones(3))`."""
+
+    if not callable(function):
+        raise ArgumentError("compile", f"{function!r} is not a function", "Pass one of tensors.")
 
     def forward(model: object, arguments: tuple[Any, ...]) -> Any:
         return function(*arguments)

@@ -12,8 +12,9 @@ import numpy as np
 
 from treadle.base.dtypes import float32
 from treadle.base.errors import ArgumentError, LoadError, TreadleError
+from treadle.base.numbers import FACTOR, RATE, check_number, check_rounding, check_seed
 from treadle.base.trees import Tree
-from treadle.compile_report import Profile
+from treadle.compile_report import Profile, as_options
 from treadle.domains.anomaly import Anomaly
 from treadle.domains.float64 import carrier
 from treadle.domains.philox import make_key
@@ -21,7 +22,6 @@ from treadle.frontend.scopes import RANDOM_STATE
 from treadle.ir.graph import Graph, OutputKind
 from treadle.nn.tracing import Inputs
 from treadle.optim.append import Mode, state_types, trace_eval_params, trace_init
-from treadle.optim.numbers import FACTOR, RATE, check_number, check_rounding
 from treadle.optim.schedules import Schedule
 from treadle.pipeline import (
     CompileOptions,
@@ -32,13 +32,14 @@ from treadle.pipeline import (
     kernels_of,
     profile,
 )
-from treadle.runtime.files import load_arrays, save_arrays
 from treadle.runtime.native import give_back_memory
 from treadle.runtime.oracle import OracleProgram
 from treadle.runtime.session import IN_PLACE, Session
-from treadle.step.batches import Arrays, ByShape, load_values, write_first_values
+from treadle.step.batches import Arrays, ByShape, write_first_values
+from treadle.step.finite import FiniteValues
 from treadle.step.forward import Forward
 from treadle.step.hyperparameters import Hyperparameters, schedule_value
+from treadle.step.loading import OWN, Loaded, load_step, load_values, save_step
 from treadle.step.programs import UNWATCHED, Evaluation, Variants, Watched
 from treadle.step.results import (
     EvalResult,
@@ -69,15 +70,22 @@ class TrainStep:
     """One training step as a program over values that it (or a shared session) owns."""
 
     def __init__(
-        self, recipe: StepRecipe, batch: Tree, session: Session, report: CompileReport, seed: int
+        self,
+        recipe: StepRecipe,
+        batch: Tree,
+        session: Session,
+        report: CompileReport,
+        seed: int,
+        stream: int = 0,
     ):
         self.recipe, self.session, self.report = recipe, session, report
-        self._seed, self._done = seed, _Done()
+        self._seed, self._stream, self._done = seed, stream, _Done()
         self._plan = recipe.plan()
         self._plan.check_numbers()
         self._own: list[str] = []
         init, _ = trace_init(self._plan)
         self._init = OracleProgram(init)
+        self._finite = FiniteValues(recipe.model, self._plan, self._init)
         self._eval_params = trace_eval_params(self._plan)
         self._inputs = inputs = Inputs.of(batch)
         on_device = session.device == "cuda"
@@ -172,8 +180,10 @@ class TrainStep:
         return Mode.ACCUMULATE_AND_UPDATE if is_last else Mode.ACCUMULATE
 
     def _with_key(self, arrays: Arrays) -> Arrays:
-        done = self._done
-        return arrays | {RANDOM_STATE: make_key(self._seed, done.steps, done.micro)}
+        return arrays | {RANDOM_STATE: self._key(self._done.steps, self._done.micro)}
+
+    def _key(self, steps: int, micro: int) -> np.ndarray:
+        return make_key(self._seed, steps, micro, self._stream)
 
     def _advance(self, mode: Mode) -> None:
         if mode is Mode.ACCUMULATE:
@@ -227,8 +237,7 @@ class TrainStep:
                 if others is not variants:
                     break
                 if variants.is_random:
-                    key = make_key(self._seed, self._done.steps + i, 0)
-                    arrays = arrays | {RANDOM_STATE: key}
+                    arrays = arrays | {RANDOM_STATE: self._key(self._done.steps + i, 0)}
                 rows.append(arrays)
             before = program.runs
             try:
@@ -283,7 +292,7 @@ class TrainStep:
             self.session,
             report,
             precision=recipe.precision,
-            options=options or recipe.options,
+            options=as_options(options, recipe.options),
             training=training,
             seed=self._seed,
             eval_params=self._eval_params,
@@ -303,32 +312,58 @@ class TrainStep:
         """Copies of the parameters and states, under PyTorch's names."""
         return self.session.read(self.recipe.model.declarations())
 
-    def load_params(self, values: Mapping[str, object], strict: bool = True) -> None:
-        """Replace parameters and states by name; `strict=False` accepts a part.
+    def load_params(self, values: Mapping[str, object], strict: bool = True) -> Loaded:
+        """Replace parameters and states by name; `strict=False` takes what fits the names.
 
-        Before the first update the optimizer starts from them: averages begin where training does.
+        What was `missing` and what was `unexpected` is returned. Before the first update the
+        optimizer starts from them: averages begin where training does.
         """
-        names = list(self.recipe.model.declarations())
-        load_values(self.session, names, values, strict, "load_params")
+        found = load_values(self.session, self.recipe.model, (), values, strict, "load_params")
+        self._finite.note_loaded(found.arrays)
         if self.count == 0:
             self.session.run(self._init, {})
+        return found.loaded
+
+    def _names(self) -> dict[str, str]:
+        """Names of the session's values by the names that files have: the model's, then its own."""
+        start = len(self.recipe.prefix)
+        model = {n: n for n in self.recipe.model.declarations()}
+        return model | {OWN + n[start:]: n for n in self._own}
 
     def state_dict(self) -> Arrays:
         """Everything that the next step depends on: copies, by name."""
-        prefix = self.recipe.prefix
-        own = {f"step:{n[len(prefix) :]}": a for n, a in self.session.read(self._own).items()}
+        names = self._names()
+        values = self.session.read(names.values())
         seed = self._seed % 2**64
         counters = [seed & 0xFFFFFFFF, seed >> 32, self._done.steps, self._done.micro]
-        return self.params | own | {"step:counters": np.array(counters, np.int64)}
+        counters += [self._stream] if self._stream else []  # a step by itself has none
+        found = {name: values[own] for name, own in names.items()}
+        return found | {"step:counters": np.array(counters, np.int64)}
+
+    def not_finite(self, state: Arrays | None = None) -> tuple[str, ...]:
+        """Names in `state_dict` of what is NaN or infinite and should not be, parameters first.
+
+        What begins with infinities, or is loaded with them and not trained, may have them. `state`
+        is a `state_dict` that was just taken: values on a device are then not read again.
+        """
+        names = {own: name for name, own in self._names().items()}
+        taken = None if state is None else {own: state[name] for own, name in names.items()}
+        with self.session.lock:
+            values = self.session.values if taken is None else taken
+            found = self._finite.wrong(values, list(names), self._seed)
+        return tuple(names[n] for n in found)
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Continue exactly where `state_dict` was taken. All or nothing."""
+        if not isinstance(state, Mapping):
+            cause = f"the state is a {type(state).__name__}, not a dict of arrays by name"
+            raise LoadError("load_state_dict", cause, "Pass what state_dict gives.")
         prefix = self.recipe.prefix
-        given = {_renamed(n, prefix): v for n, v in state.items() if n != "step:counters"}
+        given = {_renamed(str(n), prefix): v for n, v in state.items() if n != "step:counters"}
         counters = np.asarray(state.get("step:counters", ()))
-        if counters.shape != (4,) or counters.dtype.kind not in "iu":
+        if counters.shape not in ((4,), (5,)) or counters.dtype.kind not in "iu":
             raise LoadError("load_state_dict", "there are no step:counters", "Use load_params.")
-        low, high, steps, micro = (int(c) for c in counters)
+        low, high, steps, micro, *stream = (int(c) for c in counters)
         if not (steps >= 0 and 0 <= micro < self.recipe.accumulate):
             raise LoadError(
                 "load_state_dict",
@@ -336,23 +371,26 @@ class TrainStep:
                 "here",
                 "Compile with the same accumulate, or save right after an update.",
             )
-        names = [*self.recipe.model.declarations(), *self._own]
-        load_values(self.session, names, given, True, "load_state_dict")
+        model = self.recipe.model
+        found = load_values(self.session, model, self._own, given, True, "load_state_dict")
+        self._finite.note_loaded({n: found.arrays[n] for n in model.declarations()})
         self._seed, self._done.steps, self._done.micro = low + (high << 32), steps, micro
+        self._stream = stream[0] if stream else 0
 
     def save(self, path: str | Path) -> None:
-        """Write `state_dict` to a safetensors file, aside and renamed."""
-        save_arrays(path, self.state_dict(), "step")
+        """Write `state_dict` to a safetensors file with a checksum, aside and renamed."""
+        save_step(path, self.state_dict())
         self.session.note_checkpoint(f"{path}, written after {self._done.steps} updates")
 
     def load(self, path: str | Path) -> None:
         """Continue from a file that `save` wrote."""
-        self.load_state_dict(load_arrays(path, "step"))
+        self.load_state_dict(load_step(path))
 
     def reset(self, seed: int | None = None) -> None:
         """Start again without compiling: first values, fresh optimizer, counters at zero."""
-        self._seed = self._seed if seed is None else seed
+        self._seed = self._seed if seed is None else check_seed("reset", seed)
         write_first_values(self.session, self.recipe.model.declarations(), self._seed)
+        self._finite.forget_loaded()
         self._start()
 
     def __repr__(self) -> str:
@@ -453,7 +491,8 @@ class TrainStep:
         with self.session.lock:
             variants, arrays = self._programs.get("profile", batch)
             program = variants.step(self._mode(), UNWATCHED)
-            return profile(program, {**self.session.values, **self._with_key(arrays)})
+            values = {**self.session.values, **self._with_key(arrays)}
+            return profile(program, values, self.recipe.options)
 
     @property
     def kernels(self) -> tuple[KernelView, ...]:
@@ -463,4 +502,4 @@ class TrainStep:
 
 
 def _renamed(name: str, prefix: str) -> str:
-    return prefix + name[len("step:") :] if name.startswith("step:") else name
+    return prefix + name[len(OWN) :] if name.startswith(OWN) else name

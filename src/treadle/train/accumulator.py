@@ -17,6 +17,7 @@ from treadle.base.errors import (
     NothingAccumulatedError,
     UnknownParameterError,
 )
+from treadle.base.numbers import POSITIVE, check_number
 
 Arrays = dict[str, np.ndarray]
 
@@ -47,10 +48,8 @@ class GradientAccumulator:
     def __init__(self, steps: int, normalize: bool = True, max_grad_norm: float | None = None):
         if not isinstance(steps, int) or steps < 1:
             raise ArgumentError("GradientAccumulator", f"steps = {steps}", "At least 1.")
-        if max_grad_norm is not None and not (max_grad_norm > 0 and math.isfinite(max_grad_norm)):
-            raise ArgumentError(
-                "GradientAccumulator", f"max_grad_norm = {max_grad_norm}", "It must be positive."
-            )
+        if max_grad_norm is not None:
+            check_number("GradientAccumulator", "max_grad_norm", max_grad_norm, POSITIVE)
         self.steps, self.normalize, self.max_grad_norm = steps, normalize, max_grad_norm
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._micro_batches = self._updates = self._clipped = 0

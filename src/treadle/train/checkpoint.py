@@ -17,6 +17,8 @@ from typing import Any, Literal
 import numpy as np
 
 from treadle.base.errors import ArgumentError, CheckpointError, CheckpointWarning, LoadError
+from treadle.runtime.files import as_path
+from treadle.step.loading import model_values
 from treadle.step.train_step import TrainStep
 from treadle.train.folder import (
     FolderLock,
@@ -28,23 +30,32 @@ from treadle.train.folder import (
 )
 from treadle.train.manifest import (
     MANIFEST,
+    MODES,
     DamagedError,
     Manifest,
+    Ranking,
     StepRecord,
     as_json,
     check_files,
-    differences,
     finite_metrics,
     read_manifest,
     versions,
 )
+from treadle.train.not_finite import not_finite_error
 from treadle.train.packing import ARRAYS, file_name, pack, unpack
+from treadle.train.restoring import (
+    Restored,
+    State,
+    Steps,
+    Target,
+    load_states,
+    read_states,
+    steps_by_name,
+    stopped,
+    targets_by_name,
+)
 
-Steps = TrainStep | Mapping[str, TrainStep]
-State = dict[str, np.ndarray]
 _ENTRY = re.compile(r"(\d{6,})-step-\d+")
-_STEP_NAME = re.compile(r"\w[\w-]*")
-ALONE = "step"  # the name of a step that is saved by itself
 LOOKS = 3  # at a folder whose writer deletes what is being read
 
 
@@ -62,6 +73,23 @@ class Checkpoint:
         """The arrays that were saved beside the steps."""
         names = read_manifest(self.path).files
         return unpack(self.path, ARRAYS, names) if _has(names, ARRAYS) else {}
+
+    def params(self, name: str | None = None) -> dict[str, np.ndarray]:
+        """Parameters and states of the model, without the optimizer's; every byte is checked.
+
+        `name` is that of the step, where several were saved together.
+        """
+        own = name or next(iter(self.records))
+        if own not in self.records:
+            known = ", ".join(self.records)
+            raise ArgumentError("params", f"there is no step {name!r}", f"There are: {known}.")
+        try:
+            manifest = read_manifest(self.path)
+            check_files(self.path, manifest)
+            return model_values(unpack(self.path, own, manifest.files))
+        except (DamagedError, LoadError) as error:
+            cause = f"{self.path} is damaged: {error}"
+            raise CheckpointError("params", cause, "Use another checkpoint.") from error
 
     @property
     def count(self) -> int:
@@ -89,9 +117,10 @@ class CheckpointManager:
     """Writes checkpoints of a step to a folder, keeps the last and the best, finds one to go on.
 
     `keep_last` of them stay (None: all), and beside them the `keep_best` best by `metric`, where
-    `mode` says whether small or large is good. `compress=True` writes gzip files, which takes
-    longer. One process writes to a folder: it is locked until `close`, or the end of the process.
-    `read_only=True` reads beside a writer.
+    `mode` says whether small or large is good. Both are written with the checkpoints: a manager
+    that is not told goes by what the folder says, or by "loss" and "min" where it says nothing.
+    `compress=True` writes gzip files, which takes longer. One process writes to a folder: it is
+    locked until `close`, or the end of the process. `read_only=True` reads beside a writer.
     """
 
     def __init__(
@@ -100,19 +129,20 @@ class CheckpointManager:
         *,
         keep_last: int | None = 3,
         keep_best: int = 1,
-        metric: str = "loss",
-        mode: Literal["min", "max"] = "min",
+        metric: str | None = None,
+        mode: Literal["min", "max"] | None = None,
         compress: bool = False,
         read_only: bool = False,
     ):
         if keep_last is not None and keep_last < 1:
             raise ArgumentError("CheckpointManager", f"keep_last = {keep_last}", "At least 1.")
-        if keep_best < 0 or mode not in ("min", "max"):
+        if keep_best < 0 or mode not in (None, *MODES):
             cause = f"keep_best = {keep_best}, mode = {mode!r}"
             raise ArgumentError("CheckpointManager", cause, 'Not negative; "min" or "max".')
-        self.folder = Path(folder)
+        self.folder = as_path("CheckpointManager", folder)
         self.keep_last, self.keep_best = keep_last, keep_best
-        self.metric, self.mode, self.compress = metric, mode, compress
+        self._metric, self._mode, self.compress = metric, mode, compress
+        self._default = "loss"
         self._damaged: set[str] = set()  # found to be so while restoring
         self._lock: FolderLock | None = None if read_only else self._locked()
 
@@ -129,6 +159,34 @@ class CheckpointManager:
                 "Use another folder, or read_only=True to read from this one.",
             ) from error
         return lock
+
+    @property
+    def metric(self) -> str:
+        """What the best is by."""
+        return self._ranking().metric
+
+    @property
+    def mode(self) -> str:
+        """Whether small or large is good: "min" or "max"."""
+        return self._ranking().mode
+
+    def rank_by_default(self, metric: str) -> None:
+        """Go by this metric where neither the user nor the folder says another."""
+        self._default = metric
+
+    def _ranking(self) -> Ranking:
+        """As the user says, else as the last checkpoint says."""
+        there = self._stored_ranking()
+        is_chosen = there is not None and there.metric != "loss"  # which is what nobody chose
+        metric = self._metric or (there.metric if there and is_chosen else self._default)
+        is_same = there is not None and there.metric == metric
+        return Ranking(metric, self._mode or (there.mode if there and is_same else MODES[0]))
+
+    def _stored_ranking(self) -> Ranking | None:
+        for path in reversed(self._numbers().values()):
+            with contextlib.suppress(DamagedError, CheckpointError):
+                return read_manifest(path).ranking
+        return None
 
     def close(self) -> None:
         """Let others write to the folder."""
@@ -151,12 +209,13 @@ class CheckpointManager:
         """Write a checkpoint of a step, or of several by name; then delete those not kept.
 
         `extra` is JSON of your own, such as the position in the data, and `arrays` are arrays of
-        your own. If it fails, the step and the checkpoints before are as they were.
+        your own. If it fails, the step and the checkpoints before are as they were. A step whose
+        values are no longer finite is refused by a `NotFiniteError`.
         """
-        steps = _by_name("save", step)
-        values = finite_metrics(metrics or {})
-        if values and self.keep_best and self.metric not in values:
-            cause = f"metrics has {', '.join(values)}, but the best is by {self.metric!r}"
+        steps = steps_by_name(step)
+        values, wanted = finite_metrics(metrics or {}), self.metric
+        if values and self.keep_best and wanted not in values:
+            cause = f"metrics has {', '.join(values)}, but the best is by {wanted!r}"
             raise ArgumentError("save", cause, "Pass it, or make the manager with another metric.")
         own = as_json(extra)
         with self._turn():
@@ -190,9 +249,10 @@ class CheckpointManager:
         extra: object,
         arrays: Mapping[str, np.ndarray],
     ) -> Checkpoint:
-        with _stopped(steps):
+        with stopped(steps):
             records = {name: StepRecord.of(step) for name, step in steps.items()}
             states = {name: step.state_dict() for name, step in steps.items()}
+        self._check_finite(steps, states)
         if arrays:
             states[ARRAYS] = dict(arrays)
         number = max(self._numbers(), default=0) + 1
@@ -202,9 +262,16 @@ class CheckpointManager:
             for own, state in states.items():
                 file = file_name(own, self.compress)
                 files[file] = write_file(aside / file, pack(own, state, self.compress))
-            manifest = Manifest(records, files, metrics, extra, versions())
+            manifest = Manifest(records, files, metrics, extra, versions(), self._ranking())
             write_file(aside / MANIFEST, manifest.encode())
         return Checkpoint.of(self.folder / name, manifest)
+
+    def _check_finite(self, steps: Mapping[str, TrainStep], states: Mapping[str, State]) -> None:
+        """What is kept can be gone on from."""
+        for name, step in steps.items():
+            wrong = step.not_finite(states[name])
+            if wrong:
+                raise not_finite_error("save", wrong, step.count, self.latest())
 
     def _numbers(self) -> dict[int, Path]:
         """The entries of the folder, readable or not, in the order of writing."""
@@ -237,8 +304,9 @@ class CheckpointManager:
 
     def _ranked(self, found: tuple[Checkpoint, ...]) -> tuple[Checkpoint, ...]:
         """Those with the metric, best first; of equals the older."""
-        sign = 1.0 if self.mode == "min" else -1.0
-        values = {c.number: c.metrics.get(self.metric) for c in found}
+        ranking = self._ranking()
+        sign = 1.0 if ranking.mode == "min" else -1.0
+        values = {c.number: c.metrics.get(ranking.metric) for c in found}
         known = [(sign * v, n) for n, v in values.items() if v is not None]
         by_number = {c.number: c for c in found}
         return tuple(by_number[n] for _, n in sorted(known))
@@ -258,30 +326,31 @@ class CheckpointManager:
                     cause = f"{checkpoint.path} cannot be deleted: {error.strerror}"
                     warnings.warn(cause, CheckpointWarning, stacklevel=3)
 
-    def restore(self, step: Steps, which: str | Path = "auto") -> Checkpoint | None:
+    def restore(self, step: Target, which: str | Path = "auto") -> Checkpoint | None:
         """Continue a step, or several by name, exactly where a checkpoint was written.
 
+        A forward takes the parameters and states of the model, and nothing of the optimizer.
         `which` is "auto" (the latest; None if there is none), "latest", "best", or a path or name.
         A damaged one is passed over with a warning, unless it was asked for by name. If it fails,
         the step is as it was.
         """
-        steps = _by_name("restore", step)
+        steps = targets_by_name(step)
         if which not in ("auto", "latest", "best"):
-            return self._restore_named(steps, Path(which))
+            return self._restore_named(steps, as_path("restore", which))
         candidates: tuple[Path, ...] = ()
         for _ in range(LOOKS):
             candidates, passed = self._candidates(str(which))
             for path in candidates:
                 try:
-                    manifest, states = _read(path, steps)
+                    manifest, states = read_states(path, steps)
                 except DamagedError as error:
                     if path.exists():  # else its writer has deleted it since we looked
                         passed[path.name] = str(error)
                         self._damaged.add(path.name)
                     continue
-                checkpoint = _continue(path, manifest, states, steps)
+                load_states(path, manifest, states, steps)
                 _warn_passed(passed, path)
-                return checkpoint
+                return Checkpoint.of(path, manifest)
             if passed:
                 cause = "; ".join(f"{name}: {error}" for name, error in passed.items())
                 raise CheckpointError(
@@ -305,7 +374,7 @@ class CheckpointManager:
                 passed[path.name] = str(error)
         return tuple(c.path for c in self._ranked(tuple(found))), passed
 
-    def _restore_named(self, steps: Mapping[str, TrainStep], given: Path) -> Checkpoint:
+    def _restore_named(self, steps: Mapping[str, Restored], given: Path) -> Checkpoint:
         path = given if given.exists() else self.folder / given
         if not path.exists():
             raise CheckpointError(
@@ -314,101 +383,19 @@ class CheckpointManager:
                 'Use "auto", "latest", "best" or the path of one.',
             )
         try:
-            manifest, states = _read(path, steps)
+            manifest, states = read_states(path, steps)
         except DamagedError as error:
             cause = f"{path} is damaged: {error}"
             raise CheckpointError("restore", cause, '"latest" finds one that is not.') from error
-        return _continue(path, manifest, states, steps)
-
-
-def _by_name(operation: str, step: Steps) -> dict[str, TrainStep]:
-    steps = {ALONE: step} if isinstance(step, TrainStep) else dict(step)
-    wrong = [n for n, s in steps.items() if not isinstance(s, TrainStep)]
-    wrong += [n for n in steps if not _STEP_NAME.fullmatch(str(n))]
-    if wrong or not steps:
-        cause = f"{', '.join(map(repr, wrong)) or 'nothing'} is not a step by a plain name"
-        raise ArgumentError(operation, cause, "Pass a step, or a dict of steps.")
-    return steps
-
-
-@contextlib.contextmanager
-def _stopped(steps: Mapping[str, TrainStep]) -> Iterator[None]:
-    """While no thread runs one of the steps."""
-    sessions = {id(s.session): s.session for s in steps.values()}
-    with contextlib.ExitStack() as stack:
-        for _, session in sorted(sessions.items()):
-            stack.enter_context(session.lock)
-        yield
-
-
-def _read(path: Path, steps: Mapping[str, TrainStep]) -> tuple[Manifest, dict[str, State]]:
-    """What a checkpoint holds for the steps, every byte of it checked."""
-    manifest = read_manifest(path)
-    check_files(path, manifest)
-    if manifest.records.keys() != steps.keys():
-        raise CheckpointError(
-            "restore",
-            f"{path} is of {_listed(manifest.records)}, not of {_listed(steps)}",
-            "Pass the steps by the names they were saved with.",
-        )
-    try:
-        return manifest, {name: unpack(path, name, manifest.files) for name in steps}
-    except LoadError as error:
-        raise DamagedError(error.cause) from error
+        load_states(path, manifest, states, steps)
+        return Checkpoint.of(path, manifest)
 
 
 def _has(files: Mapping[str, object], name: str) -> bool:
     return any(file_name(name, packed) in files for packed in (False, True))
 
 
-def _listed(names: Mapping[str, object]) -> str:
-    return "one step" if list(names) == [ALONE] else f"the steps {', '.join(names)}"
-
-
-def _continue(
-    path: Path,
-    manifest: Manifest,
-    states: Mapping[str, State],
-    steps: Mapping[str, TrainStep],
-) -> Checkpoint:
-    """Load all states, or none."""
-    with _stopped(steps):
-        before = {name: step.state_dict() for name, step in steps.items()}
-        for name, step in steps.items():
-            try:
-                step.load_state_dict(states[name])
-            except LoadError as error:
-                for own, state in before.items():
-                    steps[own].load_state_dict(state)
-                raise CheckpointError(
-                    "restore",
-                    f"{path} does not fit the step: {error.cause}",
-                    "It is of another model, optimizer or accumulation. Nothing was loaded.",
-                ) from error
-    _warn_of_differences(path, manifest, steps)
-    return Checkpoint.of(path, manifest)
-
-
 def _warn_passed(passed: Mapping[str, str], used: Path) -> None:
     for name, error in passed.items():
         cause = f"checkpoint {name} is damaged: {error}; {used.name} is used instead"
         warnings.warn(cause, CheckpointWarning, stacklevel=3)
-
-
-def _warn_of_differences(path: Path, manifest: Manifest, steps: Mapping[str, TrainStep]) -> None:
-    """The same bits are promised under the same plan and versions only."""
-    found = [
-        f"{'' if name == ALONE else f'{name}: '}{difference}"
-        for name, record in manifest.records.items()
-        for difference in differences(record, StepRecord.of(steps[name]))
-    ]
-    now = versions()
-    found += [
-        f"{name} was {manifest.versions.get(name)}, is {version}"
-        for name, version in now.items()
-        if manifest.versions.get(name) != version
-    ]
-    if found:
-        cause = f"checkpoint {path.name} was written under another plan: {'; '.join(found)}"
-        advice = "training goes on from its values, but not with the same bits as without a stop"
-        warnings.warn(f"{cause}: {advice}", CheckpointWarning, stacklevel=4)

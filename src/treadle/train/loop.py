@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from treadle.base import dtypes
-from treadle.base.errors import ArgumentError, NotFiniteError
+from treadle.base.errors import ArgumentError, CheckpointWarning, NotFiniteError
 from treadle.base.trees import Tree
 from treadle.data.loaders import Loader, State
 from treadle.metrics.metric import Group
+from treadle.step.results import StepResult
 from treadle.train.callback import Callbacks
 from treadle.train.evaluation import evaluate
 from treadle.train.indices import IndexRanges
 from treadle.train.interrupts import Interrupts
 from treadle.train.loggers import Loggers
+from treadle.train.not_finite import not_finite_error
 from treadle.train.progress import Display, rate_of
 from treadle.train.resume import RunFolder
 from treadle.train.run import NOTHING, Run, step_values
@@ -128,28 +131,36 @@ class Loop:
             run.history.record(run.steps, values)
             if run.steps % self.plan.log_every == 0:
                 self._loggers.log(run.steps, {"epoch": run.epoch, **values})
-        if not math.isfinite(out.loss) and self.plan.stop_on_nan:
-            self._refuse(out.loss, out.updated)
+        if self.plan.stop_on_nan:
+            self._refuse_not_finite(out)
         if self._has_end:
             calls("on_step_end", run)
         self._display.step(run)
 
-    def _refuse(self, loss: float, updated: bool) -> None:
-        """A loss that is no number ends training, before a checkpoint of it can be written."""
-        if self._skips and not updated:
-            return
+    def _refuse_not_finite(self, out: StepResult) -> None:
+        """A loss that is no number ends training, before a checkpoint of it can be written.
+
+        So does a gradient that made something of the step no number. Not every such gradient does:
+        its norm may overflow by itself, and a transform may have dealt with it.
+        """
+        if not math.isfinite(out.loss) and (out.updated or not self._skips):
+            raise self._not_finite((), out.loss)
+        if out.updated and out.grad_norm is not None and not math.isfinite(out.grad_norm):
+            self._refuse_values()
+
+    def _refuse_values(self) -> None:
+        """Parameters or states that are no numbers end training, a last step's too."""
+        wrong = self.run.step.not_finite()
+        if wrong:
+            loss = None if self.run.out is None else self.run.out.loss
+            raise self._not_finite(wrong, loss)
+
+    def _not_finite(self, names: tuple[str, ...], loss: float | None) -> NotFiniteError:
         run = self.run
         at = run.steps if run.is_updated else run.steps + 1
         last = None if self.folder is None else self.folder.manager.latest()
-        saved = "There is no checkpoint." if last is None else f"The last good one is {last.path}."
-        raise NotFiniteError(
-            f"the loss is {loss} at step {at} (epoch {run.epoch}, batch {run.epoch_batches})",
-            f"{saved} Compile with CompileOptions(detect_anomaly=True) to see where it comes from, "
-            "or lower the learning rate.",
-            at,
-            loss,
-            None if last is None else last.path,
-        )
+        place = f" (epoch {run.epoch}, batch {run.epoch_batches})"
+        return not_finite_error("fit", names, at, last, loss, place)
 
     def _is_due(self, every: int | None) -> bool:
         run = self.run
@@ -215,12 +226,22 @@ class Loop:
         """A checkpoint of what was done so far, unless there is one."""
         run = self.run
         run.wants_checkpoint = False
-        if self.folder is not None and not self.folder.is_saved(run):
+        if self.folder is None or self.folder.is_saved(run):
+            return
+        try:
             self.folder.save(run, self.position, self._held_out_position, is_rescue)
+        except NotFiniteError as error:
+            if self.plan.stop_on_nan:
+                raise
+            cause = f"no checkpoint at step {run.steps}, training goes on: {error.cause}"
+            warnings.warn(cause, CheckpointWarning, stacklevel=3)
 
     def _finish(self) -> None:
         """The last numbers and the last checkpoint."""
         run = self.run
+        is_saved = self.folder is not None and self.folder.is_saved(run)
+        if run.steps and self.plan.stop_on_nan and not is_saved:
+            self._refuse_values()
         if run.steps:
             self._validate()
         self.save()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from treadle.train.folder import Digest, digest_of
 
 MANIFEST = "manifest.json"
 KIND, SCHEMA = "treadle checkpoint", 1
+MODES = ("min", "max")  # whether small or large is good
+_CALLED = re.compile(r'(= call\([^"]*)name="(?:[^"\\]|\\.)*"')  # in the text of a graph
 
 
 class DamagedError(Exception):
@@ -47,6 +50,14 @@ class StepRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Ranking:
+    """What the best checkpoint is by."""
+
+    metric: str
+    mode: str  # one of MODES
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """Everything beside the arrays."""
 
@@ -55,6 +66,7 @@ class Manifest:
     metrics: dict[str, float | None]
     extra: Any
     versions: dict[str, str]
+    ranking: Ranking | None  # None: written before it was kept here
 
     def encode(self) -> bytes:
         steps = {n: asdict(r) | {"fingerprint": r.fingerprint} for n, r in self.records.items()}
@@ -67,6 +79,8 @@ class Manifest:
             "metrics": self.metrics,
             "extra": self.extra,
         }
+        if self.ranking is not None:
+            body["ranking"] = asdict(self.ranking)
         body["checksum"] = checksum(body)
         return json.dumps(body, indent=1, allow_nan=False).encode()
 
@@ -84,8 +98,12 @@ def plan_of(step: TrainStep) -> dict[str, Any]:
 
 @lru_cache(maxsize=4)
 def _graph_hash(graph: Graph, prefix: str) -> str:
-    """Of the graph's text, with the names that any step of this kind has."""
-    text = to_text(graph).replace(f'"{prefix}', '"step:')
+    """Of the graph's text, with the names that any step of this kind has.
+
+    What functions are called, that of the loss and those that are computed again, decides nothing.
+    """
+    text = to_text(replace(graph, name="step")).replace(f'"{prefix}', '"step:')
+    text = _CALLED.sub(r'\1name=""', text)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -132,6 +150,7 @@ def read_manifest(path: Path) -> Manifest:
         body["metrics"],
         body["extra"],
         body["versions"],
+        _ranking(body.get("ranking")),
     )
     for name, digest in manifest.files.items():
         if Path(name).name != name:
@@ -143,6 +162,14 @@ def read_manifest(path: Path) -> Manifest:
         if found != digest.bytes:
             raise DamagedError(f"{name} has {found} bytes, not {digest.bytes}")
     return manifest
+
+
+def _ranking(given: object) -> Ranking | None:
+    if given is None:
+        return None
+    if not isinstance(given, dict) or given.get("mode") not in MODES:
+        raise DamagedError(f"{MANIFEST} has the ranking {given!r}")
+    return Ranking(str(given.get("metric")), given["mode"])
 
 
 def _record(given: Mapping[str, Any]) -> StepRecord:

@@ -35,7 +35,7 @@ def unpack(folder: Path, name: str, files: Mapping[str, object]) -> dict[str, np
     """The arrays of a file in either form."""
     packed = folder / file_name(name, True)
     if packed.name not in files:
-        return load_arrays(folder / file_name(name, False), _kind(name))
+        return load_arrays(folder / file_name(name, False), (_kind(name),))
     try:
         data = gzip.decompress(packed.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
@@ -43,4 +43,4 @@ def unpack(folder: Path, name: str, files: Mapping[str, object]) -> dict[str, np
     with tempfile.TemporaryDirectory() as aside:
         plain = Path(aside) / file_name(name, False)
         plain.write_bytes(data)
-        return load_arrays(plain, _kind(name))
+        return load_arrays(plain, (_kind(name),))

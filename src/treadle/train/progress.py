@@ -99,8 +99,10 @@ class Meter:
         leaf = run.batch
         while isinstance(leaf, (dict, tuple, list)) and leaf:
             leaf = next(iter(leaf.values())) if isinstance(leaf, dict) else leaf[0]
-        shape: tuple[int, ...] = getattr(leaf, "shape", ())
-        is_tokens = len(shape) == 2 and leaf.dtype.kind == "i"
+        shape: tuple[int, ...] = tuple(getattr(leaf, "shape", ()))
+        # By its name, which the tensors of other libraries have too: int64, torch.int64.
+        dtype = str(getattr(leaf, "dtype", "")).rpartition(".")[2]
+        is_tokens = len(shape) == 2 and dtype.startswith("int")
         self.unit = "tokens" if is_tokens else self.unit
         each = shape[0] * shape[1] if is_tokens else shape[0] if shape else 1
         self.units += each * (run.batches - self._batches)

@@ -39,8 +39,9 @@ class RunFolder:
         self.manager = (
             checkpoint
             if isinstance(checkpoint, CheckpointManager)
-            else CheckpointManager(checkpoint, metric=metric)
+            else CheckpointManager(checkpoint)
         )
+        self.manager.rank_by_default(metric)
         self.folder = self.manager.folder
         self._callbacks = callbacks
         self._file = HistoryFile(self.folder / HISTORY)
@@ -71,7 +72,7 @@ class RunFolder:
             extra = _checked(found)
             _load_position(loader, extra["loader"], found)
             if validation is not None and extra["validation"] is not None:
-                _load_position(validation, extra["validation"], found)
+                _load_validation(validation, extra["validation"], found)
             self._load_callbacks(extra["callbacks"], found)
         except Exception:
             run.step.load_state_dict(before)
@@ -217,3 +218,13 @@ def _load_position(loader: Loader, state: Mapping[str, int], found: Checkpoint) 
             f"{found.path} is of a run on other data: {error.cause}",
             "Pass the data it was trained on, or use another folder.",
         ) from error
+
+
+def _load_validation(loader: Loader, state: Mapping[str, int], found: Checkpoint) -> None:
+    """A validation begins at its beginning, so that other data is no reason not to go on."""
+    try:
+        loader.load_state_dict(state)
+    except LoadError as error:
+        cause = f"{found.path.name} was validated on other data: {error.cause}"
+        advice = "numbers from here on cannot be compared with those before"
+        warnings.warn(f"{cause}: {advice}", CheckpointWarning, stacklevel=5)

@@ -293,25 +293,26 @@ def _random_bits() -> Samples:
         yield Sample(indexing.RandomBits(site, shape), (Draw(indexing.KEY_TYPE),))
 
 
-def _body(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def call_body(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return tanh(x) * y, x + y
 
 
 @SAMPLES(CALL)
 def _call() -> Samples:
-    body = trace(_body, TensorType((3,)), TensorType((3,)))
+    body = trace(call_body, TensorType((3,)), TensorType((3,)))
     yield Sample(Call(body), (real(3), real(3)))
     yield Sample(Call(body, recompute=True), (real(3), real(3)))
 
 
+def scan_body(w: Tensor, h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    new = tanh(h * w + x)
+    return new, new * h
+
+
 @SAMPLES(SCAN)
 def _scan() -> Samples:
-    def step(w: Tensor, h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        new = tanh(h * w + x)
-        return new, new * h
-
     vector = TensorType((3,))
-    body = trace(step, vector, vector, vector)
+    body = trace(scan_body, vector, vector, vector)
     for reverse in (False, True):
         for recompute in (False, True):
             attributes = Scan(body, 1, 1, 4, reverse, recompute)

@@ -39,6 +39,41 @@ class Tile:
     def blocks(self, batch: int, m: int, n: int) -> int:
         return batch * -(-m // self.rows) * -(-n // self.columns)
 
+    def depth(self, found: Contraction) -> int:
+        """How much of the depth a block holds at a time; 0 where the tile is too large for any."""
+        whole = -(-found.sizes[-1] // self.shares) * self.shares  # the rest is zeros
+        for depth in (whole, *range(whole // 32 * 32, 0, -32)):
+            if self.held(found, depth) * found.wide.itemsize <= SHARED:
+                return depth
+        return 0
+
+    def held(self, found: Contraction, depth: int) -> int:
+        """Numbers of both operands in shared memory."""
+        lengths = self.rows, self.columns
+        sides = zip((found.left, found.right), lengths, strict=True)
+        return sum(
+            _step(is_along, n, depth, self.shares) * (n if is_along else depth)
+            for is_along, n in ((_lies_along(value, found.depth), n) for value, n in sides)
+        )
+
+
+def _lies_along(value: Value, depth: tuple[Var, ...]) -> bool:
+    """Whether an operand's elements along the depth lie next to each other."""
+    return load_of(value).index.factor_of(depth[-1]) == 1
+
+
+def _step(is_along: bool, length: int, depth: int, shares: int) -> int:
+    """From one row of what is held to the next.
+
+    Neighbours that share a depth read other banks: one after the other along the depth, or packs of
+    rows, of which eight lanes read at a time.
+    """
+    if is_along:
+        pad, length = max(4, shares) % 32, depth
+    else:
+        pad = 0 if shares == 1 else max(4, 32 // shares)
+    return length + (pad - length) % 32
+
 
 def share_of(work: int, total: int) -> int:
     """Blocks for a kernel beside others that run at the same time."""
@@ -58,6 +93,8 @@ def best_tile(found: Contraction, packs: bool, blocks: int = BLOCKS) -> Tile:
                 for tall in (2**i for i in range(groups.bit_length())):
                     tile = Tile(down * tall, across * (groups // tall), down, across, shares)
                     if tile.rows >= 2 * m + down or tile.columns >= 2 * n + across:
+                        continue
+                    if not tile.depth(found):
                         continue
                     cost = _cycles(tile, found, blocks)
                     if best is None or cost < best[0]:
@@ -97,7 +134,7 @@ class _Side:
         self.count, self.whole = (math.prod(v.extent for v in vs) for vs in (loops, depth))
         shares, packs = wanted
         load = load_of(value)
-        self.by_depth = load.index.factor_of(depth[-1]) == 1
+        self.by_depth = _lies_along(value, depth)
         along = depth[-1] if self.by_depth else loops[-1]
         count = self.filled if self.by_depth else self.length
         self.lanes, most = 1, 16 // load.dtype.itemsize if packs else 1
@@ -109,13 +146,7 @@ class _Side:
                 break
             self.lanes = wide
         self.along = along
-        # Neighbours that share a depth read other banks: one after the other along the depth, or
-        # packs of rows, of which eight lanes read at a time.
-        if self.by_depth:
-            pad, length = max(4, shares) % 32, self.depth
-        else:
-            pad, length = (0 if shares == 1 else max(4, 32 // shares)), self.length
-        self.step = length + (pad - length) % 32
+        self.step = _step(self.by_depth, self.length, self.depth, shares)
 
     @property
     def size(self) -> int:
@@ -210,9 +241,7 @@ def tiled(
     w = Writer(kernel, shape, Stages(), is_aligned, is_loose)
     w.hoists, w.constant = True, set()
     size, wide = found.wide.itemsize, scalars.register(found.wide)
-    depth = -(-k // tile.shares) * tile.shares  # the rest is zeros
-    if (tile.rows + tile.columns) * (k + 32) * size > SHARED:
-        depth = SHARED // ((tile.rows + tile.columns) * size) // 32 * 32 - 32
+    depth = tile.depth(found)
     sides = [
         _Side(w, name, value, loops, found.depth, (length, depth), (tile.shares, is_aligned))
         for name, value, loops, length in (

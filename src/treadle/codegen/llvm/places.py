@@ -27,11 +27,12 @@ class Places:
         self.width = 1
         self.is_aligned = False  # whether the first lane is a multiple of the width
         self.locals: dict[str, Reg] = {}
+        self.private: dict[str, int] = {}  # buffers of which every lane has its own
+        # Private elements of all lanes lie beside each other: of how many, and which is meant.
+        self.apart, self.lane = 1, 0
 
     def load(self, buffer: str, index: Index, dtype: DType) -> Reg:
-        step = 0 if self.lanes is None else index.factor_of(self.lanes)
-        if step is not None and self._has_lane_data(index):
-            step = None
+        step = self._lane_step(buffer, index)
         if self.lanes is None or step == 1:
             return self._loaded(self._address(buffer, self.index(index), dtype), dtype, self.width)
         if step == 0:
@@ -39,15 +40,23 @@ class Places:
             return self.f.splat(scalar, self.width)
         if step == 2:
             return self._every_other(buffer, index, dtype)
-        repeats = self._repeats(index)
+        repeats = 0 if buffer in self.private else self._repeats(index)
         if repeats:
             return self._repeated(buffer, index, dtype, repeats)
         result = Reg(vector(register_element(dtype), self.width), "poison")
         for lane in range(self.width):
-            place = self._lane_index(index, lane)
-            element = self._loaded(self._address(buffer, place, dtype), dtype, 1)
+            element = self._loaded(self._lane_address(buffer, index, lane), dtype, 1)
             result = self.f.insert(result, element, lane)
         return result
+
+    def _lane_step(self, buffer: str, index: Index) -> int | None:
+        """How far apart two lanes' elements are; None where that is no one number."""
+        if self.lanes is None:
+            return 0
+        step = None if self._has_lane_data(index) else index.factor_of(self.lanes)
+        if buffer in self.private:
+            return 1 if step == 0 else None
+        return step
 
     def _every_other(self, buffer: str, index: Index, dtype: DType) -> Reg:
         """Every second element: two loads that end at the last of them, and a shuffle."""
@@ -102,8 +111,15 @@ class Places:
         """Whether the index uses a local that differs from lane to lane."""
         return any(width_of(self.locals[name].type) > 1 for name in data_locals(index))
 
-    def _address(self, buffer: str, place: Reg, dtype: DType) -> Reg:
+    def _lane_address(self, buffer: str, index: Index, lane: int) -> Reg:
+        """Of one lane's element."""
+        return self._address(buffer, self._lane_index(index, lane), self.types[buffer], lane)
+
+    def _address(self, buffer: str, place: Reg, dtype: DType, lane: int = 0) -> Reg:
         memory = memory_element(dtype)
+        if buffer in self.private and self.apart > 1:
+            place = self.f.binary("mul", place, number(self.apart, "i64"))
+            place = self.f.binary("add", place, number(self.lane + lane, "i64"))
         return self.f.value(
             "ptr", f"getelementptr inbounds {memory}, {self.places[buffer]}, {place}"
         )
@@ -137,10 +153,6 @@ class Places:
     def _is_uniform(self, index: Index) -> bool:
         assert self.lanes is not None
         return index.factor_of(self.lanes) == 0 and not self._has_lane_data(index)
-
-    def _is_contiguous(self, index: Index) -> bool:
-        assert self.lanes is not None
-        return index.factor_of(self.lanes) == 1 and not self._has_lane_data(index)
 
     def index(self, index: Index) -> Reg:
         """The index of the first lane."""

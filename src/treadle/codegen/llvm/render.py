@@ -35,7 +35,7 @@ from treadle.codegen.llvm.products import ProductWriter
 from treadle.codegen.llvm.scalars import register_element
 from treadle.codegen.llvm.transpose import transposition
 from treadle.codegen.llvm.transpose import write as write_transposed
-from treadle.kernel.access import loads_in, locals_in
+from treadle.kernel.access import accesses, loads_in, locals_in
 from treadle.kernel.cost import outermost, padded
 from treadle.kernel.index import Index
 from treadle.kernel.nodes import (
@@ -75,6 +75,7 @@ def render(kernel: Kernel, name: str, module: Module, linkage: str = "internal")
         offset += padded(buffer.nbytes)
     types = {b.name: b.dtype for b in (*kernel.buffers, *kernel.scratch)}
     writer = _Writer(function, module, places, types)
+    writer.private = {b.name: b.lanes for b in kernel.scratch if b.lanes > 1}
     writer.outermost(kernel)
     function.do("ret void")
     module.add(function)
@@ -192,6 +193,7 @@ class _Writer(Places):
             return
         at, end = 0, int(stop.text)
         narrower = [w for w in (self.module.width // 2, self.module.width // 4) if w >= 4]
+        narrower = [w for w in narrower if not widths or w < widths[-1]]
         self.is_aligned = True
         for width in (*widths, *narrower):
             whole = at + (end - at) // width * width
@@ -207,10 +209,14 @@ class _Writer(Places):
         width = self.module.width
         if width == 1:
             return []
+        found = [width]
         if changed_locals(loop.body, self.locals):
-            return [width * ACCUMULATING_VECTORS, width]
-        sums_inside = any(isinstance(s, For) for s in loop.body)
-        return [width * SUMMING_VECTORS, width] if sums_inside else [width]
+            found = [width * ACCUMULATING_VECTORS, width]
+        elif any(isinstance(s, For) for s in loop.body):
+            found = [width * SUMMING_VECTORS, width]
+        used = {a.buffer for a in accesses(loop.body)} if self.private else ()
+        most = min((n for b, n in self.private.items() if b in used), default=found[0])
+        return list(dict.fromkeys(min(w, most) for w in found))
 
     def lanes_loop(self, loop: For, start: Reg, stop: Reg, width: int) -> Reg:
         """Turns in whole vectors of a width; where they end."""
@@ -219,14 +225,14 @@ class _Writer(Places):
         spread = [self._spread_start(loop.body, n, width) for n in names]
         scalars = [self.locals[n] for n in names]
         with f.loop(start, stop, number(width, "i64"), spread) as turn:
-            self.lanes, self.width = loop.var, width
+            self.lanes, self.width, self.apart = loop.var, width, width
             self.variables[loop.var] = turn.counter
             self.locals |= dict(zip(names, turn.carried, strict=True))
             outer = self._widened_locals(names)
             self.inner(loop.body)
             turn.next = tuple(self.locals[n] for n in names)
             self.locals |= outer
-            self.lanes, self.width = None, 1
+            self.lanes, self.width, self.apart = None, 1, 1
         for name, scalar, lanes in zip(names, scalars, turn.results, strict=True):
             self.locals[name] = self._folded(loop.body, name, scalar, lanes)
         return stop
@@ -299,7 +305,7 @@ class _Writer(Places):
             return self.f.select(mask, self.value(inner), self.value(other))
         if (
             isinstance(inner, Load)
-            and self._is_contiguous(inner.index)
+            and self._lane_step(inner.buffer, inner.index) == 1
             and not inner.dtype.is_narrow
         ):
             return self._masked_load(mask, inner, self.value(other))
@@ -363,9 +369,9 @@ class _Writer(Places):
             n: self.f.extract(r, lane) if width_of(r.type) > 1 else r for n, r in used.items()
         }
         self.variables[var] = self.f.binary("add", base, number(lane, "i64")) if lane else base
-        self.lanes, self.width = None, 1
+        self.lanes, self.width, self.lane = None, 1, lane
         result = self.value(value)
-        self.locals, self.lanes, self.width = locals_, var, width
+        self.locals, self.lanes, self.width, self.lane = locals_, var, width, 0
         self.variables[var] = base
         return result
 
@@ -373,8 +379,8 @@ class _Writer(Places):
 
     def store(self, buffer: str, index: Index, value: Value, guard: Within | None) -> None:
         dtype = self.types[buffer]
-        step = 1 if self.lanes is None else index.factor_of(self.lanes)
-        if guard is None and step == 1 and not self._has_lane_data(index):
+        step = self._lane_step(buffer, index)
+        if guard is None and (self.lanes is None or step == 1):
             self._stored(self.value(value), self._address(buffer, self.index(index), dtype), dtype)
             return
         found = self.value(value)
@@ -394,7 +400,7 @@ class _Writer(Places):
             then, after = f.fresh("then"), f.fresh("join")
             f.branch(held, then, after)
             f.label(then)
-        self._stored(element, self._address(buffer, self._lane_index(index, lane), dtype), dtype)
+        self._stored(element, self._lane_address(buffer, index, lane), dtype)
         if after:
             f.jump(after)
             f.label(after)
@@ -404,6 +410,6 @@ class _Writer(Places):
         dtype, found = self.types[buffer], self.value(value)
         for lane in range(self.width):
             element = found if width_of(found.type) == 1 else self.f.extract(found, lane)
-            address = self._address(buffer, self._lane_index(index, lane), dtype)
+            address = self._lane_address(buffer, index, lane)
             old = self._loaded(address, dtype, 1)
             self._stored(self.scalars.apply("add", [old, element], dtype, dtype), address, dtype)

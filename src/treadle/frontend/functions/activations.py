@@ -6,7 +6,7 @@ from treadle.base.errors import ArgumentError, DTypeError, ShapeError
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.coerce import cast as cast_to
 from treadle.frontend.functions.arithmetic import exp, where
-from treadle.frontend.functions.shaping import axis_of, chunk, reshape
+from treadle.frontend.functions.shaping import axis_of, chunk, integer_of, number_of, reshape
 from treadle.frontend.scopes import bind1
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.ir import composites as c
@@ -61,7 +61,9 @@ def gelu(x: Operand, approximate: str = "none") -> Tensor:
 
 def softplus(x: Operand, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
     """log(1 + e^(beta·x)) / beta; x itself where beta · x > threshold."""
-    return bind1(c.SOFTPLUS, c.Softplus(float(beta), float(threshold)), _real("softplus", x))
+    named = (("beta", beta), ("threshold", threshold))
+    numbers = (number_of("softplus", label, n) for label, n in named)
+    return bind1(c.SOFTPLUS, c.Softplus(*numbers), _real("softplus", x))
 
 
 def swiglu(x: Operand) -> Tensor:
@@ -110,20 +112,20 @@ def layer_norm(
     """(x − mean) / √(var + eps) over the last `dims` axes, then scaled and shifted if given."""
     x = _real("layer_norm", x)
     operands = _affine("layer_norm", x, weight, bias, dims)
-    return bind1(c.LAYER_NORM, c.Norm(dims, float(eps)), x, *operands)
+    return bind1(c.LAYER_NORM, c.Norm(dims, number_of("layer_norm", "eps", eps)), x, *operands)
 
 
 def rms_norm(x: Operand, weight: Operand | None = None, dims: int = 1, eps: float = 1e-6) -> Tensor:
     """x / √(mean x² + eps) over the last `dims` axes, then scaled if given."""
     x = _real("rms_norm", x)
     operands = _affine("rms_norm", x, weight, None, dims)
-    return bind1(c.RMS_NORM, c.Norm(dims, float(eps)), x, *operands)
+    return bind1(c.RMS_NORM, c.Norm(dims, number_of("rms_norm", "eps", eps)), x, *operands)
 
 
 def _affine(
     name: str, x: Tensor, weight: Operand | None, bias: Operand | None, dims: int
 ) -> list[Tensor]:
-    if not 1 <= dims <= x.ndim:
+    if not 1 <= integer_of(name, "dims", dims) <= x.ndim:
         raise ShapeError(name, f"{x.type} has no {dims} last axes", "Give dims from 1 to its axes.")
     if weight is None and bias is not None:
         raise ArgumentError(name, "a bias without a weight", "Pass ones as the weight.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from treadle.frontend.coerce import (
     common_dtype,
     common_shape,
     constant,
+    is_weak,
     spread,
 )
 from treadle.frontend.coerce import cast as cast_to
@@ -26,8 +28,26 @@ from treadle.ir.types import as_dtype
 
 
 def _binary(name: str, op: Op, x: Operand, y: Operand, dtype: dtypes.DType | None = None) -> Tensor:
-    a, b = align(name, x, y, dtype=dtype)
-    return bind1(op, NONE, a, b)
+    chosen = dtype or common_dtype((x, y))
+    wide = _wide_enough(chosen, x, y)
+    result = bind1(op, NONE, *align(name, x, y, dtype=wide))
+    return cast_to(result, chosen) if result.dtype is wide else result
+
+
+def _wide_enough(dtype: dtypes.DType, *values: Operand) -> dtypes.DType:
+    """float32 where a number is too large for a narrow float: only the result is rounded to it.
+
+    So x / 1e6 in float16 is no zero, as in PyTorch.
+    """
+    if not dtype.is_narrow:
+        return dtype
+    is_large = any(is_weak(v) and _is_beyond(v, dtype.largest) for v in values)
+    return dtypes.float32 if is_large else dtype
+
+
+def _is_beyond(number: Any, largest: float) -> bool:
+    exact = number.item() if isinstance(number, np.generic) else number
+    return largest < exact < math.inf or -math.inf < exact < -largest
 
 
 def _numeric_dtype(*values: Operand) -> dtypes.DType:

@@ -118,7 +118,8 @@ def embedding(indices: Operand, weight: Operand) -> Tensor:
     if table.ndim != 2:
         raise ShapeError("embedding", f"the table is {table.type}", "It is (rows, width).")
     if not isinstance(indices, (Tensor, Placeholder)):
-        least = np.asarray(indices).min(initial=0)
+        given = np.asarray(indices)
+        least = given.min(initial=0) if given.dtype.kind in "iu" else 0
         if least < 0:
             raise IndexRangeError("embedding", f"index {least} is negative", "Rows count from 0.")
     index = _indices("embedding", indices, table.shape[0], "a table")

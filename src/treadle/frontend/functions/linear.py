@@ -10,7 +10,13 @@ from treadle.base.shapes import broadcast_shapes
 from treadle.frontend.coerce import as_tensor, broadcast_to, common_dtype
 from treadle.frontend.coerce import cast as cast_to
 from treadle.frontend.functions.reductions import sum as sum_over
-from treadle.frontend.functions.shaping import integer_of, permute, reshape, slice_along
+from treadle.frontend.functions.shaping import (
+    integer_of,
+    number_of,
+    permute,
+    reshape,
+    slice_along,
+)
 from treadle.frontend.scopes import bind, bind1
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.ir import composites as c
@@ -393,7 +399,8 @@ def attention(
             f"q {a.type}, k {b.type}, v {d.type} do not fit",
             "q is (B, H, T, D), k (B, G, S, D), v (B, G, S, ·), and G divides H.",
         )
-    attributes = c.Attention(a.shape[3] ** -0.5 if scale is None else float(scale), causal)
+    factor = a.shape[3] ** -0.5 if scale is None else number_of("attention", "scale", scale)
+    attributes = c.Attention(factor, causal)
     if bias is None:
         return bind(c.ATTENTION, attributes, a, b, d)[0]
     full = (a.shape[0], a.shape[1], a.shape[2], b.shape[2])

@@ -9,7 +9,14 @@ from treadle.base.errors import ArgumentError, DTypeError, ShapeError
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.coerce import cast as cast_to
 from treadle.frontend.functions.arithmetic import eq, logical_not, ne, sqrt, where
-from treadle.frontend.functions.shaping import axes_of, axis_of, flatten, integer_of, reshape
+from treadle.frontend.functions.shaping import (
+    axes_of,
+    axis_of,
+    flatten,
+    integer_of,
+    number_of,
+    reshape,
+)
 from treadle.frontend.scopes import bind, bind1
 from treadle.frontend.tensor import Axes, Operand, Tensor
 from treadle.ir import composites as c
@@ -93,7 +100,8 @@ def var(x: Operand, axis: Axes = None, correction: int = 1, keepdims: bool = Fal
     """The variance over axes, divided by n − correction as torch.var does."""
     x = _real("var", x)
     axes = axes_of("var", axis, x)
-    result = bind1(c.VAR, c.Variance(axes, correction), x)
+    freedom = number_of("var", "correction", correction)
+    result = bind1(c.VAR, c.Variance(axes, correction if freedom % 1 else int(freedom)), x)
     return reshape(result, kept_shape(x, axes)) if keepdims else result
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from itertools import accumulate, pairwise
 from operator import index
 from typing import Any
@@ -11,12 +12,13 @@ import numpy as np
 
 from treadle.base import dtypes
 from treadle.base.errors import ArgumentError, AxisError, DTypeError, ShapeError
+from treadle.base.numbers import FINITE, check_number
 from treadle.base.shapes import Shape, broadcast_shapes, normal_axis, size_of, without
 from treadle.frontend.coerce import as_tensor, broadcast_to, common_dtype, constant
 from treadle.frontend.coerce import cast as cast_to
 from treadle.frontend.functions.arithmetic import where
 from treadle.frontend.scopes import bind1
-from treadle.frontend.tensor import Axes, Operand, Tensor
+from treadle.frontend.tensor import Axes, Operand, Placeholder, Tensor
 from treadle.ir.literal import Number
 from treadle.ir.ops import shaping as s
 from treadle.ir.ops.leaves import IOTA, Iota
@@ -51,6 +53,18 @@ def integer_of(name: str, label: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer, Tensor)):
         raise ArgumentError(name, f"{label} is {value!r}", "It must be an integer.")
     return index(value)
+
+
+def number_of(name: str, label: str, value: object) -> float:
+    """A finite number that is part of the program; a tensor if it is eager."""
+    return check_number(name, label, value.item() if isinstance(value, Tensor) else value, FINITE)
+
+
+def _listed(name: str, tensors: object) -> list[Operand]:
+    """Tensors in a sequence, or the rows of one."""
+    if not isinstance(tensors, (Iterable, Tensor)) or isinstance(tensors, (str, bytes)):
+        raise ArgumentError(name, f"tensors = {tensors!r}", "Pass a list of tensors.")
+    return list(tensors)
 
 
 def _integers(name: str, label: str, given: tuple[Any, ...]) -> list[int]:
@@ -180,7 +194,7 @@ def slice_along(x: Tensor, axis: int, start: int, stop: int, stride: int = 1) ->
 
 def concat(tensors: Sequence[Operand], axis: int = 0) -> Tensor:
     """Joined along an axis; dtypes are promoted."""
-    given = list(tensors)
+    given = _listed("concat", tensors)
     if not given:
         raise ArgumentError("concat", "there is nothing to join", "Pass at least one tensor.")
     dtype = common_dtype(given)
@@ -198,7 +212,7 @@ def concat(tensors: Sequence[Operand], axis: int = 0) -> Tensor:
 
 def stack(tensors: Sequence[Operand], axis: int = 0) -> Tensor:
     """Joined along a new axis."""
-    parts = [as_tensor(t) for t in tensors]
+    parts = [as_tensor(t) for t in _listed("stack", tensors)]
     if not parts:
         raise ArgumentError("stack", "there is nothing to stack", "Pass at least one tensor.")
     for other in parts[1:]:
@@ -256,6 +270,8 @@ def pad(
 ) -> Tensor:
     """(before, after) per axis filled with `value`; `interior` puts as many between neighbours."""
     x = as_tensor(x)
+    if not isinstance(amounts, Sequence) or isinstance(amounts, str):
+        raise ArgumentError("pad", f"amounts = {amounts!r}", "Give (before, after) for each axis.")
     if len(amounts) != x.ndim:
         raise ShapeError(
             "pad",
@@ -266,7 +282,8 @@ def pad(
         raise ArgumentError("pad", f"amounts are {amounts}", "Give (before, after) for each axis.")
     low = tuple(integer_of("pad", "an amount", before) for before, _ in amounts)
     high = tuple(integer_of("pad", "an amount", after) for _, after in amounts)
-    gaps = tuple(interior) if interior is not None else (0,) * x.ndim
+    gaps = tuple(_integers("pad", "interior", (interior,))) if interior is not None else ()
+    gaps = gaps or (0,) * x.ndim
     if not any((*low, *high, *gaps)):
         return x
     if x.dtype.is_integer:
@@ -311,16 +328,41 @@ def repeat(x: Operand, *times: int) -> Tensor:
 
 
 def dynamic_slice(x: Operand, starts: Operand, sizes: Sequence[int]) -> Tensor:
-    """A window of fixed sizes whose start indices are data; it is moved to lie inside."""
-    fixed = tuple(integer_of("dynamic_slice", "a size", n) for n in sizes)
-    return bind1(s.DYNAMIC_SLICE, s.DynamicSlice(fixed), as_tensor(x), as_tensor(starts))
+    """A window of fixed sizes whose start indices are data; it is moved to lie inside.
+
+    `starts` is a tensor, or one integer or scalar tensor for each axis: `(0, position)`.
+    """
+    fixed = tuple(_integers("dynamic_slice", "a size", (sizes,)))
+    at = _starts("dynamic_slice", starts)
+    return bind1(s.DYNAMIC_SLICE, s.DynamicSlice(fixed), as_tensor(x), at)
 
 
 def dynamic_update_slice(x: Operand, update: Operand, starts: Operand) -> Tensor:
-    """x with a window replaced whose start indices are data; it is moved to lie inside."""
+    """x with a window replaced whose start indices are data; it is moved to lie inside.
+
+    `starts` is a tensor, or one integer or scalar tensor for each axis: `(0, position)`.
+    """
     x = as_tensor(x)
     given = fitted("dynamic_update_slice", update, x)
-    return bind1(s.DYNAMIC_UPDATE, s.DynamicUpdate(), x, given, as_tensor(starts))
+    at = _starts("dynamic_update_slice", starts)
+    return bind1(s.DYNAMIC_UPDATE, s.DynamicUpdate(), x, given, at)
+
+
+def _starts(name: str, starts: Any) -> Tensor:
+    """Start indices in one row, where some are numbers and some are tensors."""
+    is_row = isinstance(starts, (list, tuple))
+    if not is_row or not any(isinstance(n, (Tensor, Placeholder)) for n in starts):
+        return as_tensor(starts)
+    dtype = common_dtype(starts)
+    found = [as_tensor(n) for n in starts]
+    wrong = [t for t in found if t.shape != () or not t.dtype.is_integer]
+    if wrong:
+        raise ShapeError(
+            name,
+            f"a start is {wrong[0].type}, not one integer",
+            "Give an integer or a scalar tensor of integers for each axis.",
+        )
+    return stack([cast_to(t, dtype) for t in found])
 
 
 def fitted(name: str, update: Operand, x: Tensor) -> Tensor:
@@ -339,8 +381,11 @@ def full(shape: Shape, value: Number, dtype: object = dtypes.float32) -> Tensor:
         raise ArgumentError(
             "full", f"the value is the tensor {value.type}", "Use td.expand(x, shape)."
         )
+    if not isinstance(value, (bool, int, float, Fraction, np.generic)):
+        raise ArgumentError("full", f"the value is {value!r}", "It is a number.")
     checked = TensorType(shape, as_dtype(dtype))
-    return constant(value, checked.shape, checked.dtype)
+    number = value.item() if isinstance(value, np.generic) else value
+    return constant(number, checked.shape, checked.dtype)
 
 
 def zeros(shape: Shape, dtype: object = dtypes.float32) -> Tensor:
@@ -368,7 +413,7 @@ def ones_like(x: Operand) -> Tensor:
 def iota(shape: Shape, axis: int = -1, dtype: object = dtypes.int32) -> Tensor:
     """0, 1, 2, … along an axis, repeated along the others."""
     sizes = TensorType(shape).shape
-    found = normal_axis(axis, len(sizes))
+    found = normal_axis(axis, len(sizes)) if isinstance(axis, (int, np.integer)) else None
     if found is None:
         raise AxisError(
             "iota", f"axis {axis} of the shape {sizes} does not exist", "Name an axis of the shape."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
@@ -70,7 +71,20 @@ def _constant_type(attributes: Constant) -> Types:
         ):
             cause = f"{value!r} is not a {type_.dtype} (integers from {low} to {high})"
             raise ArgumentError("constant", cause, "Use a wider dtype or a value that fits.")
+    elif type_.dtype.is_float and not isinstance(value, float):
+        _check_float(value)
     return (type_,)
+
+
+def _check_float(value: int | Fraction) -> None:
+    """Whole numbers and fractions have no limit in Python, floats have one."""
+    try:
+        float(value)
+    except OverflowError as error:
+        digits = f"a number of about 2^{int(value).bit_length() - 1}"
+        raise ArgumentError(
+            "constant", f"{digits} is beyond every float", "Use a value that fits."
+        ) from error
 
 
 def _iota_type(attributes: Iota) -> Types:

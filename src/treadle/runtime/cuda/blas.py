@@ -106,11 +106,31 @@ def _side(facts: MatrixFacts, m: int, n: int) -> _Side:
     return _Side(n, m, max(n, facts.rows), True)
 
 
+class _Descriptors:
+    """What cuBLASLt allocates on the host for a product, destroyed with it."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[Any, ctypes.c_void_p]] = []
+
+    def new(self, kind: str, *facts: Any) -> ctypes.c_void_p:
+        lt, found = library(), ctypes.c_void_p()
+        create, destroy = (getattr(lt, f"cublasLt{kind}{verb}") for verb in ("Create", "Destroy"))
+        _checked(create(ctypes.byref(found), *facts), "product")
+        self._made.append((destroy, found))
+        return found
+
+    def __del__(self) -> None:
+        for destroy, found in self._made:
+            destroy(found)
+
+
 class Matmul:
     """One shape of a product, ready to be run on any addresses."""
 
     def __init__(self, product: Product):
-        self.product = product
+        self.product, self._descriptors = product, _Descriptors()
+        workspace()  # as the handle: made now, since the first run may be captured
+        _handle()
         m, n, k = product.m, product.n, product.k
         target = _side(product.target, m, n)
         left, right = _side(product.left, m, k), _side(product.right, k, n)
@@ -121,8 +141,7 @@ class Matmul:
         turns = [s.is_turned != self.is_swapped for s in (first, second)]
         compute = _COMPUTE.get(product.left.dtype, 68)
         scale = 1 if product.left.dtype == "float64" else 0
-        lt, self._handle = library(), ctypes.c_void_p()
-        _checked(lt.cublasLtMatmulDescCreate(ctypes.byref(self._handle), compute, scale), "product")
+        lt, self._handle = library(), self._descriptors.new("MatmulDesc", compute, scale)
         for attribute, turned in zip((_TRANSPOSE_A, _TRANSPOSE_B), turns, strict=True):
             self._set(
                 lt.cublasLtMatmulDescSetAttribute,
@@ -147,23 +166,29 @@ class Matmul:
         _checked(code, "product")
 
     def _layout(self, side: _Side, facts: MatrixFacts) -> ctypes.c_void_p:
-        lt, found = library(), ctypes.c_void_p()
-        code = lt.cublasLtMatrixLayoutCreate(
-            ctypes.byref(found),
+        found = self._descriptors.new(
+            "MatrixLayout",
             _TYPES[facts.dtype],
             ctypes.c_uint64(side.rows),
             ctypes.c_uint64(side.columns),
             ctypes.c_int64(side.step),
         )
-        _checked(code, "product")
         if self.product.batch > 1:
-            setter = lt.cublasLtMatrixLayoutSetAttribute
+            setter = library().cublasLtMatrixLayoutSetAttribute
             self._set(setter, found, _BATCH, ctypes.c_int32(self.product.batch))
             self._set(setter, found, _STRIDE, ctypes.c_int64(facts.batch))
         return found
 
-    def run(self, target: int, left: int, right: int, bias: int = 0, algorithm: Any = None) -> int:
-        """Put the product into the stream; addresses are those of the buffers."""
+    def run(
+        self,
+        target: int,
+        left: int,
+        right: int,
+        bias: int = 0,
+        algorithm: Any = None,
+        stream: Any = None,
+    ) -> int:
+        """Put the product into a stream, or the usual one; addresses are those of the buffers."""
         p = self.product
         if p.bias >= 0:
             self._set(
@@ -184,7 +209,7 @@ class Matmul:
             _handle(), self._handle, ctypes.byref(self._one), a, self._a, b, self._b,
             ctypes.byref(self._kept), d, self._d, d, self._d, ctypes.byref(chosen),
             ctypes.c_void_p(workspace().address), ctypes.c_size_t(WORKSPACE),
-            ctypes.c_void_p(int(device().stream)),
+            ctypes.c_void_p(int(device().stream if stream is None else stream)),
         )  # fmt: skip
         return code
 

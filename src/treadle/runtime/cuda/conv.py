@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from treadle.kernel.launch import LibraryCall
-from treadle.runtime.cuda.device import Block, Event
+from treadle.runtime.cuda.device import Block, Event, device
 from treadle.runtime.cuda.dnn import DnnCall, empty_graph, operands_of, set_results
 
 TRIES = 12  # plans that are timed
@@ -102,7 +102,7 @@ def _time(made: DnnCall, addresses: Sequence[int], best: tuple[float, int] | Non
     for count in (1, REPEATS, REPEATS):
         start.record()
         for _ in range(count):
-            made.run(addresses, workspace.address)
+            made.run(addresses, workspace.address, device().stream)
         end.record()
         end.wait()
         times.append(end.milliseconds_since(start) / count)

@@ -1,22 +1,27 @@
-"""The GPU as this process sees it: one context, one stream, memory by address.
+"""The GPU as this process sees it: one context, one stream for all work, memory by address.
 
 NVIDIA's bindings are imported when a GPU is first asked for.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
+import gc
+import threading
 from typing import Any
 
 import numpy as np
 
 from treadle.base.errors import DeviceError
+from treadle.runtime.cuda.releases import Releases
 
 INSTALL = 'Install Treadle with its CUDA packages: pip install "treadle[cuda]".'
 OLDEST_DRIVER = 12000  # the CUDA version that a driver must know, as it numbers them
 OLDEST_CHIP = 80  # the first with bfloat16
 ALIGNMENT = 256
+_FOLLOWS, _NON_BLOCKING = 0, 1  # streams: after the default one's work, or beside it
 
 
 def bindings() -> Any:
@@ -46,12 +51,17 @@ def checked(found: tuple[Any, ...], operation: str) -> Any:
     """The results of a driver's call; a DeviceError that names what failed."""
     code = int(found[0])
     if code:
-        name = getattr(found[0], "name", str(code)).removeprefix("CUDA_ERROR_")
+        name = said(found[0])
         if name in _FATAL and device.cache_info().currsize:  # it was there
             device().lose(f"{name} ({code})")
             raise device().lost_error(operation)
         raise DeviceError(operation, f"the CUDA driver says {name} ({code})", _remedy(name))
     return found[1] if len(found) == 2 else found[1:]
+
+
+def said(code: Any) -> str:
+    """What the driver calls a result."""
+    return getattr(code, "name", str(int(code))).removeprefix("CUDA_ERROR_")
 
 
 def _remedy(name: str) -> str:
@@ -65,7 +75,10 @@ def _remedy(name: str) -> str:
 
 
 class Device:
-    """A GPU, its context and the stream that everything runs on."""
+    """A GPU, its context and the stream that everything runs on.
+
+    `lock` is held by whoever captures, or uses the handle of a library: one thread at a time.
+    """
 
     def __init__(self) -> None:
         self.driver = driver = bindings()
@@ -102,7 +115,12 @@ class Device:
         self.checkpoint = ""  # the last that was written, and when
         self.context = checked(driver.cuDevicePrimaryCtxRetain(self.handle), "cuda")
         self.enter()
-        self.stream = checked(driver.cuStreamCreate(0), "cuda")
+        self.stream = checked(driver.cuStreamCreate(_FOLLOWS), "cuda")
+        self.capturing = checked(driver.cuStreamCreate(_NON_BLOCKING), "cuda")
+        self.lock = threading.RLock()
+        self.captured_again = 0  # captures that the driver had given up
+        self.releases = Releases(driver, self.context, self.stream)
+        atexit.register(self.releases.close)
 
     def _fact(self, kind: Any) -> int:
         return int(checked(self.driver.cuDeviceGetAttribute(kind, self.handle), "cuda"))
@@ -136,13 +154,35 @@ class Device:
         free, total = checked(self.driver.cuMemGetInfo(), "cuda")
         return int(free), int(total)
 
+    def reclaim(self) -> None:
+        """Memory of programs that nothing refers to: theirs may be waiting to be collected."""
+        gc.collect()
+        with self.lock:  # what waits for another thread's capture goes back after it
+            self.releases.drain()
+
     def wait(self) -> None:
         checked(self.driver.cuStreamSynchronize(self.stream), "cuda")
 
 
+_FIRST = threading.Lock()
+
+
 @functools.cache
 def device() -> Device:
+    """The one of this process: threads that ask at once are given the same, with one stream."""
+    with _FIRST:
+        return _only_device()
+
+
+@functools.cache
+def _only_device() -> Device:
     return Device()
+
+
+def forget_device() -> None:
+    """The next that asks finds out anew."""
+    for known in (device, _only_device, why_not):
+        known.cache_clear()
 
 
 @functools.cache
@@ -158,20 +198,23 @@ def why_not() -> str | None:
 class Block:
     """Memory of the device, given back when nothing refers to it."""
 
+    address = 0
+
     def __init__(self, nbytes: int):
         self.device, self.nbytes = device(), nbytes
-        self.address = 0
         if nbytes:
+            self.device.releases.drain()
             found = self.device.driver.cuMemAlloc(nbytes)
-            if getattr(found[0], "name", "") == "CUDA_ERROR_OUT_OF_MEMORY":
+            if said(found[0]) == "OUT_OF_MEMORY":
+                self.device.reclaim()
+                found = self.device.driver.cuMemAlloc(nbytes)
+            if said(found[0]) == "OUT_OF_MEMORY":
                 raise out_of_memory(nbytes)
             self.address = int(checked(found, "cuda"))
 
     def __del__(self) -> None:
-        # At the interpreter's end the driver's interface may be gone, and the memory with it.
-        free = getattr(self.device.driver, "cuMemFree", None) if self.__dict__ else None
-        if self.__dict__.get("address") and free is not None:
-            free(self.address)
+        if self.address:
+            self.device.releases.give("cuMemFree", self.address)
 
     def write(self, array: np.ndarray, offset: int = 0) -> None:
         """Copy in; the array may change afterwards."""
@@ -228,6 +271,8 @@ def _amount(nbytes: int) -> str:
 class Pinned:
     """Host memory that the device copies from and to by itself."""
 
+    address = 0
+
     def __init__(self, nbytes: int):
         self.device = device()
         self.address = int(checked(self.device.driver.cuMemHostAlloc(max(1, nbytes), 0), "cuda"))
@@ -235,17 +280,22 @@ class Pinned:
         self.array = np.ctypeslib.as_array(memory)
 
     def __del__(self) -> None:
-        free = getattr(self.device.driver, "cuMemFreeHost", None) if self.__dict__ else None
-        if self.__dict__.get("address") and free is not None:
-            free(self.address)
+        if self.address:
+            self.device.releases.give("cuMemFreeHost", self.address)
 
 
 class Event:
     """A point in the stream."""
 
+    handle: Any = None
+
     def __init__(self, timed: bool = False):
         self.device = device()
         self.handle = checked(self.device.driver.cuEventCreate(0 if timed else 2), "cuda")
+
+    def __del__(self) -> None:
+        if self.handle is not None:
+            self.device.releases.give("cuEventDestroy", self.handle)
 
     def record(self) -> None:
         checked(self.device.driver.cuEventRecord(self.handle, self.device.stream), "cuda")

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from treadle.kernel.launch import LibraryCall, Tensor
-from treadle.runtime.cuda.device import device
 
 
 @functools.cache
@@ -85,11 +84,14 @@ class DnnCall:
         self.call, self.graph = call, graph
         self.workspace = int(graph.get_workspace_size())
 
-    def run(self, addresses: Sequence[int], workspace: int) -> None:
-        """Put it into the stream; addresses are those of the call's buffers."""
+    def run(self, addresses: Sequence[int], workspace: int, stream: Any) -> None:
+        """Put it into a stream; addresses are those of the call's buffers.
+
+        The handle, which all programs share, has one stream at a time: the caller has the lock.
+        """
         import cudnn
 
-        cudnn.set_stream(handle=handle(), stream=int(device().stream))
+        cudnn.set_stream(handle=handle(), stream=int(stream))
         places = {}
         for i, tensor in enumerate((*self.call.operands, *self.call.results)):
             size = 4 if tensor.dtype == "float32" else 2

@@ -10,6 +10,7 @@ from treadle.kernel.launch import Bundle, Launch
 from treadle.kernel.plan import Plan, PlannedCall, PlannedPhase, PlannedStep
 from treadle.runtime.cuda.batches import Batch, batch_in, matrices, runs_of
 from treadle.runtime.cuda.blas import Matmul
+from treadle.runtime.cuda.captures import Enqueue, captured
 from treadle.runtime.cuda.device import Block, checked, device
 from treadle.runtime.cuda.dnn import DnnCall
 
@@ -18,13 +19,20 @@ MOST_SHARED = 32 << 10  # bytes of shared memory that a block may have without b
 
 
 class Code:
-    """Machine code on the device: the functions of a program's kernels."""
+    """Machine code on the device: a program's functions, and the graphs that call them.
+
+    It is given back at once, graphs before what they call, in whatever order Python collects.
+    """
 
     def __init__(
         self, cubins: Sequence[bytes], launches: Sequence[Launch], bundles: Sequence[Bundle] = ()
     ):
-        driver = device().driver
-        self.modules = [checked(driver.cuModuleLoadData(c), "load") for c in cubins]
+        self.device = device()
+        self.graphs: list[Any] = []
+        self.modules: list[Any] = []
+        self.plans: list[object] = []  # of a library
+        for cubin in cubins:
+            self.modules.append(checked(self.device.driver.cuModuleLoadData(cubin), "load"))
         self.functions: dict[str, Any] = {}
         every: list[Launch | Bundle] = [*launches, *bundles]
         for launch in every:
@@ -45,9 +53,31 @@ class Code:
             checked(driver.cuFuncSetAttribute(function, kind, launch.shared), "load")
         return function
 
+    def captured(self, enqueue: Enqueue) -> Any:
+        """A graph of work that calls this code."""
+        graph = captured(enqueue)
+        self.graphs.append(graph)
+        return graph
+
+    def drop(self, graph: Any) -> None:
+        """A graph that is launched no more; a launch that is under way ends as it would."""
+        self.graphs = [g for g in self.graphs if g is not graph]
+        self.device.releases.give("cuGraphExecDestroy", graph)
+
+    def __del__(self) -> None:
+        if "plans" not in self.__dict__:
+            return  # there is no device
+        releases = self.device.releases
+        for graph in self.graphs:
+            releases.give("cuGraphExecDestroy", graph)
+        for module in self.modules:
+            releases.give("cuModuleUnload", module)
+        for plan in self.plans:
+            releases.drop(plan)
+
 
 class Runner:
-    """Puts a plan's calls into the stream, for a table of addresses by slot."""
+    """Puts a plan's calls into a stream, for a table of addresses by slot; one thread at a time."""
 
     def __init__(
         self,
@@ -63,9 +93,11 @@ class Runner:
         self.bundles = {(b.path, b.first): b for b in bundles}
         self.routines, self.batches = routines, batches
         self.workspace = Block(max((a.workspace for a in routines.values()), default=0))
+        self.stream: Any = None  # the one that calls go into now
 
-    def enqueue(self, table: Sequence[int]) -> int:
+    def enqueue(self, table: Sequence[int], stream: Any) -> int:
         """Everything, in order; how many launches that were."""
+        self.stream = stream
         return self._steps(self.plan.steps, (), table, 0)
 
     def _steps(
@@ -112,7 +144,7 @@ class Runner:
             return self._multiply_all(entry, rows)
         if entry in self.routines:
             for addresses in rows:
-                self.routines[entry].run(addresses, self.workspace.address)
+                self.routines[entry].run(addresses, self.workspace.address, self.stream)
             return len(rows)
         if not launch.grid:
             return 0
@@ -142,7 +174,7 @@ class Runner:
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
-        config.sharedMemBytes, config.hStream = shared, device().stream
+        config.sharedMemBytes, config.hStream = shared, self.stream
         kinds, attributes = driver.CUlaunchAttributeID, list[Any]()
         if meets:
             attribute = driver.CUlaunchAttribute()
@@ -165,7 +197,7 @@ class Runner:
             matmul = None
             if len(run) > 1:
                 matmul = self.batches.get(batch_in(entry, product, run))
-            if matmul is not None and matmul.run(*matrices(product, run[0])) == 0:
+            if matmul is not None and self._has_run(matmul, matrices(product, run[0])):
                 count += 1
                 continue
             for addresses in run:
@@ -173,9 +205,12 @@ class Runner:
             count += len(run)
         return count
 
+    def _has_run(self, matmul: Matmul, places: tuple[int, int, int, int]) -> bool:
+        return matmul.run(*places, stream=self.stream) == 0
+
     def _multiply(self, entry: int, addresses: Sequence[int]) -> None:
         matmul = self.products[entry]
-        code = matmul.run(*matrices(matmul.product, addresses))
+        code = matmul.run(*matrices(matmul.product, addresses), stream=self.stream)
         if code:
             raise AssertionError(f"cuBLASLt says {code} for {matmul.product}")
 

@@ -56,6 +56,8 @@ class CudaProgram:
         needed = plan.arena + self._results_size + self._inputs_size
         needed += sum(a.nbytes for a in constants.values())
         if needed > self._device.memory()[0]:
+            self._device.reclaim()
+        if needed > self._device.memory()[0]:
             raise out_of_memory(needed, "the program, beside its parameters and state,")
         self._arena = Block(plan.arena)
         self._results = Block(self._results_size)
@@ -63,18 +65,9 @@ class CudaProgram:
         for (_, block), (_, name) in zip(self._constants, plan.constants, strict=True):
             block.write(constants[name])
         self._code = Code(cubins, launches, bundles)
-        self.algorithms = dict(algorithms)
-        self._products = self._chosen_products(is_deterministic)
-        self.routines = dict(routines)
-        calls = chosen_routines(self.launches, self.routines, is_deterministic, self._addresses)
-        batches: dict[Batch, Matmul] = {}
-        if not is_deterministic:  # what is timed may be chosen otherwise in the next process
-            batches = chosen_batches(
-                plan, self.launches, self._products, self.algorithms, self._arena
-            )
-        self._runner = Runner(
-            plan, self.launches, self._code, self._products, calls, batches, bundles
-        )
+        self.algorithms, self.routines = dict(algorithms), dict(routines)
+        with self._device.lock:
+            self._runner = self._chosen(is_deterministic, bundles)
         self._traffic: dict[int, Traffic] = {}  # by how many steps are launched together
         self._bound: tuple[object, ...] = ()
         self._held: tuple[object, int] = (None, -1)
@@ -101,13 +94,25 @@ class CudaProgram:
         self._inputs_size = sum(padded(t.nbytes) for _, t in self._leaves.values() if t.size)
         self._inputs_size = min(self._inputs_size, 1 << 28)
 
+    def _chosen(self, is_deterministic: bool, bundles: Sequence[Bundle]) -> Runner:
+        """The plan with the libraries' routines for it."""
+        products = self._chosen_products(is_deterministic)
+        calls = chosen_routines(self.launches, self.routines, is_deterministic, self._addresses)
+        self._code.plans += [call.graph for call in calls.values()]
+        self._spare: list[Block] = []
+        batches: dict[Batch, Matmul] = {}
+        if not is_deterministic:  # what is timed may be chosen otherwise in the next process
+            batches = chosen_batches(
+                self.plan, self.launches, products, self.algorithms, self._arena
+            )
+        return Runner(self.plan, self.launches, self._code, products, calls, batches, bundles)
+
     def _chosen_products(self, is_deterministic: bool) -> dict[int, Matmul]:
         """Products with the algorithms that were chosen before, or that are timed now."""
         found: dict[int, Matmul] = {}
         for i, launch in enumerate(self.launches):
             if launch.product is None or launch.block:
                 continue
-            workspace()
             matmul = found[i] = Matmul(launch.product)
             key = repr(launch.product)
             if key not in self.algorithms:
@@ -115,13 +120,12 @@ class CudaProgram:
                 choose(*self._somewhere(i))
                 self.algorithms[key] = matmul.words
             matmul.use(self.algorithms[key])
-        self._spare: list[Block] = []
         return found
 
     @property
     def workspace(self) -> int:
         """Bytes that libraries use while they run; products of all programs share theirs."""
-        return self._runner.workspace.nbytes + (workspace().nbytes if self._products else 0)
+        return self._runner.workspace.nbytes + (workspace().nbytes if self._runner.products else 0)
 
     def _somewhere(self, entry: int) -> tuple[int, int, int, int]:
         product = self.launches[entry].product
@@ -163,7 +167,8 @@ class CudaProgram:
                 blocks[name].write(array)
             addresses = {n: b.address for n, b in blocks.items()}
             table = self._table(addresses, self._results.address)
-            self._runner.enqueue(table)
+            with self._device.lock:
+                self._runner.enqueue(table, self._device.stream)
             self._device.wait()
             return tuple(self._read(o.slot, o.type, table) for o in self.plan.outputs)
 
@@ -271,32 +276,28 @@ class CudaProgram:
         bound = tuple(values.block(n).address for n in self._leaves if n not in inputs)
         if bound != self._bound:
             for traffic in self._traffic.values():
-                traffic.forget()
+                traffic.forget(self._code.drop)
             self._bound = bound
 
     def _captured(
         self, values: DeviceValues, traffic: Traffic, slot: Slot, sources: Sources
     ) -> Captured:
         """The graph of some steps, from the copy of the inputs to that of the results."""
-        driver, stream = self._device.driver, self._device.stream
-        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        checked(driver.cuStreamBeginCapture(stream, mode), "capture")
         table: list[int] = []
-        try:
-            traffic.copy_in(slot, sources)
+
+        def enqueue(stream: Any) -> None:
+            nonlocal table
+            traffic.copy_in(slot, sources, stream)
             for step in range(traffic.count):
                 own = traffic.addresses(step, sources)
                 leaves = {n: own[n] if n in own else values.block(n).address for n in self._leaves}
                 results = traffic.results.address + step * self._results_size
                 table = self._table(leaves, results)
-                self.graph_launches = self._runner.enqueue(table)
+                self.graph_launches = self._runner.enqueue(table, stream)
             if self._results_size <= SMALL:
-                traffic.copy_out(slot)
-        finally:
-            captured = checked(driver.cuStreamEndCapture(stream), "capture")
-        made = checked(driver.cuGraphInstantiate(captured, 0), "capture")
-        checked(driver.cuGraphDestroy(captured), "capture")
-        return Captured(made, table)
+                traffic.copy_out(slot, stream)
+
+        return Captured(self._code.captured(enqueue), table)
 
     def _outputs(self, pending: Pending, count: int, wanted: Sequence[int]) -> list[Sequence[Any]]:
         places = self._usual if wanted is self.results[1] else self._offsets(wanted)

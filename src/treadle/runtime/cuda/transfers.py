@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,8 +28,8 @@ Sources = tuple[int, ...]  # of each input of each step: 0 for the host's, or an
 class Pending:
     """Results of one launch on their way back."""
 
-    def __init__(self, event: Event, array: np.ndarray):
-        self._event, self._array = event, array
+    def __init__(self, event: Event, memory: Pinned):
+        self._event, self._memory = event, memory  # held: the program may be gone before
         self._kept: np.ndarray | None = None
         self._lock = threading.Lock()
 
@@ -38,7 +38,7 @@ class Pending:
             if self._kept is None:
                 device().enter()
                 self._event.wait()
-                self._kept = self._array.copy()
+                self._kept = self._memory.array.copy()
             return self._kept
 
 
@@ -102,14 +102,14 @@ class Slot:
     def done(self) -> Pending:
         self.event.record()
         self.is_used = True
-        pending = Pending(self.event, self.results.array)
+        pending = Pending(self.event, self.results)
         self.pending = weakref.ref(pending)
         return pending
 
-    def forget(self) -> None:
+    def forget(self, drop: Callable[[Any], None]) -> None:
         """Graphs are of addresses that are no longer so."""
         for graph in self.graphs.values():
-            checked(device().driver.cuGraphExecDestroy(graph.handle), "capture")
+            drop(graph.handle)
         self.graphs.clear()
 
 
@@ -185,9 +185,9 @@ class Traffic:
             for (n, _, start), source in zip(self.places(step), here, strict=True)
         }
 
-    def copy_in(self, slot: Slot, sources: Sources) -> None:
+    def copy_in(self, slot: Slot, sources: Sources, stream: Any) -> None:
         """Into the graph that is being captured: what the host gives."""
-        driver, stream = device().driver, device().stream
+        driver = device().driver
         every = [p for i in range(self.count) for p in self.places(i)]
         parts = [
             (start, t.nbytes)
@@ -202,15 +202,15 @@ class Traffic:
             )
             checked(copied, "inputs")
 
-    def copy_out(self, slot: Slot) -> None:
-        driver, stream = device().driver, device().stream
+    def copy_out(self, slot: Slot, stream: Any) -> None:
+        driver = device().driver
         if self.results_size:
             copied = driver.cuMemcpyDtoHAsync(
                 slot.results.address, self.results.address, self.results_size, stream
             )
             checked(copied, "results")
 
-    def forget(self) -> None:
+    def forget(self, drop: Callable[[Any], None]) -> None:
         for slot in self.slots:
             slot.wait()
-            slot.forget()
+            slot.forget(drop)

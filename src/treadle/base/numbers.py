@@ -1,4 +1,4 @@
-"""Numbers of optimizers and schedules: what they may be, as given and after rounding."""
+"""Numbers that users give: what they may be, as given and after rounding."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.base.errors import ArgumentError
+from treadle.base.shapes import Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,8 @@ class Domain:
     """Where a number may lie; infinities and NaN are in no domain.
 
     `is_working` says that it meets the optimizer's state, which may be held in a narrow dtype: it
-    must mean the same after rounding to that. Counts and rates are float32 throughout.
+    must mean the same after rounding to that. Counts and rates are float32 throughout. A flag is
+    an end of its domain, and may be given as True or False.
     """
 
     text: str
@@ -28,11 +30,13 @@ class Domain:
     excludes_low: bool = False
     excludes_high: bool = False
     is_working: bool = True
+    is_flag: bool = False
 
     def holds(self, value: float) -> bool:
         above = value > self.low if self.excludes_low else value >= self.low
         below = value < self.high if self.excludes_high else value <= self.high
-        return above and below and math.isfinite(value)
+        is_end = value in (self.low, self.high) or not self.is_flag
+        return above and below and is_end and math.isfinite(value)
 
 
 FINITE = Domain("a finite number", low=-math.inf)
@@ -41,11 +45,13 @@ POSITIVE = Domain("a positive number", excludes_low=True)
 UNIT = Domain("a number in [0, 1)", high=1.0, excludes_high=True)
 INNER_UNIT = Domain("a number in (0, 1)", high=1.0, excludes_low=True, excludes_high=True)
 FRACTION = Domain("a number from 0 to 1", high=1.0)
+PROBABILITY = Domain("a probability: a number between 0 and 1", high=1.0)
 RATE = Domain("a number that is not negative", is_working=False)
 FACTOR = Domain("a positive number", excludes_low=True, is_working=False)
 PART = Domain("a number from 0 to 1", high=1.0, is_working=False)
 STEPS = Domain("a number of at least 1", low=1.0, is_working=False)
 COUNT = Domain("a count, not negative", is_working=False)
+FLAG = Domain("0 or 1, False or True", high=1.0, is_working=False, is_flag=True)
 
 Given = tuple[object, Domain]
 
@@ -65,7 +71,9 @@ def numbers(operation: str, **given: Given) -> Numbers:
 
 
 def check_number(operation: str, name: str, value: object, domain: Domain) -> float:
-    """The number as a float; a string, a bool or an array is not one."""
+    """The number as a float; a string, a bool or an array is not one, but a bool for a flag."""
+    if domain.is_flag and isinstance(value, (bool, np.bool_)):
+        return float(value)
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
         raise ArgumentError(
             operation,
@@ -111,8 +119,34 @@ def check_whole(operation: str, name: str, value: object, least: int = 1) -> int
     return int(value)
 
 
+def check_integer(operation: str, name: str, value: object) -> int:
+    """A whole number of either sign: an axis, a shift."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise ArgumentError(operation, f"{name} = {value!r}", "It is a whole number.")
+    return int(value)
+
+
+def check_sizes(
+    operation: str, name: str, value: object, count: int | None = None, least: int = 1
+) -> Shape:
+    """Whole numbers: `count` of them, for which one may stand; or as many as there are."""
+    if count is not None and not isinstance(value, (tuple, list)):
+        return (check_whole(operation, name, value, least),) * count
+    given = value if isinstance(value, (tuple, list)) else (value,)
+    sizes = tuple(check_whole(operation, name, n, least) for n in given)
+    if not sizes or count not in (None, len(sizes)):
+        wanted = "Give at least one." if count is None else f"Give one, or {count}."
+        raise ArgumentError(operation, f"{name} = {value!r}", wanted)
+    return sizes
+
+
+def check_seed(operation: str, seed: object) -> int:
+    """A seed is any whole number; it counts modulo 2⁶⁴."""
+    return check_integer(operation, "seed", seed) % 2**64
+
+
 def check_choice(operation: str, name: str, value: object, choices: Sequence[str]) -> None:
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         shown = ", ".join(f'"{c}"' for c in choices)
         raise ArgumentError(operation, f"{name} = {value!r}", f"It is one of {shown}.")
 

@@ -1,0 +1,1 @@
+"""Random programs on a device against the oracle; what fails is made small and printed."""

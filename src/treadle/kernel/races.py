@@ -1,0 +1,172 @@
+"""Where iterations of a loop that run side by side may meet in memory.
+
+Two iterations meet in a buffer if one of them may write an element that the other reads or writes.
+The analysis is shared: the scheduler asks before it gives a loop to lanes, the verifier asks again.
+It says that iterations stay apart only where it can show that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from treadle.kernel.access import BLOCK, accesses, changed_in, names_in, variables_in
+from treadle.kernel.index import (
+    Atom,
+    Bounded,
+    Index,
+    Quotient,
+    Remainder,
+    Var,
+    atom_range,
+    data_locals,
+    opened,
+    uses,
+)
+from treadle.kernel.nodes import For
+
+
+def meeting_in(loop: For, exempt: Iterable[str] = ()) -> set[str]:
+    """Buffers in which two iterations of a loop may meet."""
+    if loop.var.extent < 2:
+        return set()
+    skipped = set(exempt)
+    touched: dict[str, list[Index]] = {}
+    written: set[str] = set()
+    for access in accesses(loop.body):
+        if access.buffer not in skipped:
+            touched.setdefault(access.buffer, []).append(access.every)
+            written |= {access.buffer} if access.writes else set()
+    inside = _Inside.of(loop)
+    return {n for n in written if not inside.keeps_apart(touched[n])}
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """An index in three parts: what all iterations share, what moves with them, what is free."""
+
+    shared: dict[Atom, int]
+    moving: dict[Atom, int]
+    free: dict[Atom, int]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Inside:
+    """What differs between two iterations, beside the loop's variable itself."""
+
+    var: Var
+    variables: frozenset[Var]  # of the loops inside
+    locals: frozenset[str]  # that are named or changed inside
+
+    @staticmethod
+    def of(loop: For) -> _Inside:
+        named = names_in(loop.body) | changed_in(loop.body)
+        return _Inside(loop.var, frozenset(variables_in(loop.body)), frozenset(named))
+
+    def keeps_apart(self, indices: Sequence[Index]) -> bool:
+        """Whether iterations do not meet, with bounded sums as one number or written out."""
+        return any(
+            _stay_apart([self.place(spelled(i)) for i in indices], self)
+            for spelled in (_as_it_is, opened)
+        )
+
+    def place(self, index: Index) -> _Place:
+        shared: dict[Atom, int] = {}
+        moving: dict[Atom, int] = {}
+        free: dict[Atom, int] = {}
+        for atom, factor in index.terms:
+            if _is_single(atom):
+                continue  # it is a number: two of its values cannot be confused
+            if self._is_free(atom):
+                free[atom] = factor
+            else:
+                (moving if uses(atom, self.var) else shared)[atom] = factor
+        offset = index.offset + sum(atom_range(a)[0] * f for a, f in index.terms if _is_single(a))
+        return _Place(shared, moving, free, offset)
+
+    def differs(self, atom: Atom) -> bool:
+        """Whether an atom may have two values in two iterations."""
+        return uses(atom, self.var) or self._is_free(atom)
+
+    def _is_free(self, atom: Atom) -> bool:
+        has_data = not self.locals.isdisjoint(data_locals(Index(((atom, 1),))))
+        is_inside = isinstance(atom, Var) and atom.name in BLOCK
+        return has_data or is_inside or any(uses(atom, v) for v in self.variables)
+
+
+def _as_it_is(index: Index) -> Index:
+    return index
+
+
+def _is_single(atom: Atom) -> bool:
+    low, high = atom_range(atom)
+    return low == high
+
+
+def _stay_apart(places: Sequence[_Place], inside: _Inside) -> bool:
+    """Whether the element says which iteration it belongs to, in all of the places alike."""
+    first = places[0]
+    if any(p.shared != first.shared or p.moving != first.moving for p in places):
+        return False
+    digits = {a for a, f in first.moving.items() if _is_digit(a, f, places)}
+    return inside.var in _known(digits, inside)
+
+
+def _is_digit(atom: Atom, factor: int, places: Sequence[_Place]) -> bool:
+    """Whether elements that differ in the atom differ, whatever everything else is.
+
+    For some modulus, terms are multiples of it or small: the atom is what is left of an element's
+    index after division by the modulus and by the factor.
+    """
+    low, high = atom_range(atom)
+    size = abs(factor)
+    moduli = {abs(f) for p in places for _, f in _others(p, atom)}
+    moduli |= {abs(p.offset - places[0].offset) for p in places}
+    for modulus in (0, *sorted(m for m in moduli if m > size)):
+        span = _small_span(places, atom, modulus)
+        if span < size and (not modulus or size * (high - low) + span < modulus):
+            return True
+    return False
+
+
+def _others(place: _Place, atom: Atom) -> Iterator[tuple[Atom, int]]:
+    yield from place.free.items()
+    yield from ((a, f) for a, f in place.moving.items() if a != atom)
+
+
+def _small_span(places: Sequence[_Place], atom: Atom, modulus: int) -> int:
+    """How far apart the sums of the small terms can be; 0 as a modulus divides nothing."""
+    least, most = math.inf, -math.inf
+    for place in places:
+        low = place.offset - places[0].offset
+        low -= round(low / modulus) * modulus if modulus else 0
+        high = low
+        for other, factor in _others(place, atom):
+            if modulus and factor % modulus == 0:
+                continue
+            ends = [x * factor for x in atom_range(other)]
+            low, high = low + min(ends), high + max(ends)
+        least, most = min(least, low), max(most, high)
+    return int(most - least)
+
+
+def _known(digits: set[Atom], inside: _Inside) -> set[Atom]:
+    """What some digits make known: a quotient and its remainder give what was divided."""
+    known = set(digits)
+    pending = list(digits)
+    while pending:
+        atom = pending.pop()
+        match atom:
+            case Quotient(index, divisor) | Remainder(index, divisor):
+                is_given = known >= {Quotient(index, divisor), Remainder(index, divisor)}
+            case Bounded(index):
+                is_given = True
+            case _:
+                continue
+        unknown = [a for a, _ in index.terms if a not in known and inside.differs(a)]
+        if is_given and len(unknown) == 1:
+            known.add(unknown[0])
+            pending.append(unknown[0])
+    return known

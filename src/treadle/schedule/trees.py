@@ -1,0 +1,168 @@
+"""Long sums as sums of sums: an error that grows with the number of terms stays small.
+
+Terms that are added one after another to one number are each rounded at its size. So a loop that
+adds many becomes blocks of about as many iterations as there are blocks, each with an accumulator
+of its own. The blocks are fixed by the shape: any number of threads gives the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from treadle.base.dtypes import DType
+from treadle.kernel.access import locals_in, names_in
+from treadle.kernel.index import Index, Var, data_locals, substitute, variable
+from treadle.kernel.nodes import (
+    Accumulate,
+    For,
+    Let,
+    Library,
+    Literal,
+    Local,
+    Multiply,
+    Role,
+    Set,
+    Statement,
+    Store,
+    Update,
+)
+from treadle.kernel.places import indices_of
+from treadle.schedule.divisors import best_divisor
+from treadle.schedule.nests import fresh, map_locals, map_places
+
+LONGEST = 64  # additions one after another
+# Lanes add side by side, in at least 16 accumulators: blocks are longer, as each ends with a sum
+# of all lanes.
+LONGEST_IN_LANES, BLOCK_IN_LANES = 4096, 2048
+
+Sums = dict[str, DType]
+
+
+def with_blocks(body: Sequence[Statement], taken: set[str]) -> list[Statement]:
+    """Statements whose long sums are made in blocks; new names are taken."""
+    found: list[Statement] = []
+    for s in body:
+        if isinstance(s, For):
+            s = replace(s, body=tuple(with_blocks(s.body, taken)))
+            found += _Blocks(taken, _sums_of(s)).loop(s)
+        else:
+            found.append(s)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """Cuts one loop, which accumulates some locals of outside."""
+
+    taken: set[str]
+    sums: Sums
+
+    def loop(self, loop: For) -> list[Statement]:
+        if not self.sums or loop.role is Role.PARALLEL or _has_products(loop.body):
+            return [loop]
+        extent = loop.var.extent
+        if loop.role is Role.VECTOR:
+            is_long = extent > LONGEST_IN_LANES and loop.stop is None
+            return self.cut(loop, BLOCK_IN_LANES) if is_long else [loop]
+        if _additions(loop) <= LONGEST:
+            return [loop]
+        loop = replace(loop, body=tuple(self.apart(loop.body)))
+        if extent <= LONGEST or loop.stop is not None:
+            return [loop]
+        return self.cut(loop, _block(extent))
+
+    def apart(self, body: Sequence[Statement]) -> list[Statement]:
+        """Loops inside with accumulators of their own."""
+        found: list[Statement] = []
+        for s in body:
+            is_sum = isinstance(s, For) and s.role is Role.SEQUENTIAL and _additions(s) > 1
+            found += self.own(s) if is_sum and isinstance(s, For) else [s]
+        return found
+
+    def own(self, loop: For) -> list[Statement]:
+        """A loop that sums from zero, and then its sums added to what was there."""
+        used = {n: t for n, t in _sums_of(loop).items() if n in self.sums}
+        names = {n: fresh(n, self.taken) for n in used}
+        moved = map_locals(loop, lambda n: names.get(n, n))
+        return [
+            *(Let(names[n], Literal(0, t)) for n, t in used.items()),
+            moved,
+            *(Accumulate(n, "add", Local(names[n], t)) for n, t in used.items()),
+        ]
+
+    def cut(self, loop: For, size: int) -> list[Statement]:
+        """Whole blocks, then what is left as one."""
+        count, rest = divmod(loop.var.extent, size)
+        outer = Var(fresh(f"{loop.var.name}b", self.taken), count)
+        block = self.own(self.part(loop, size, variable(outer) * size))
+        whole = For(outer, Role.SEQUENTIAL, tuple(block))
+        if not rest:
+            return [whole]
+        names = {n: fresh(n, self.taken) for n in sorted(names_in(loop.body))}
+        last = map_locals(self.part(loop, rest, Index((), count * size)), lambda n: names.get(n, n))
+        assert isinstance(last, For)
+        return [whole, *self.own(last)]
+
+    def part(self, loop: For, size: int, start: Index) -> For:
+        """Some of the loop's iterations, counted from where they start."""
+        var = Var(fresh(f"{loop.var.name}r", self.taken), size)
+        values = {loop.var: start + variable(var)}
+        body = tuple(map_places(s, lambda i: substitute(i, values)) for s in loop.body)
+        return For(var, loop.role, body)
+
+
+def _block(extent: int) -> int:
+    """About as many iterations as blocks; without a rest where some such number divides."""
+    root = math.isqrt(extent - 1) + 1
+    divisor = best_divisor(extent, root)
+    return divisor if root <= 2 * divisor and divisor <= 2 * root else root
+
+
+def _additions(loop: For) -> int:
+    """How many are made one after another; lanes come with one sum each time."""
+    count = sum(
+        1 if isinstance(s, Accumulate) else _additions(s)
+        for s in loop.body
+        if isinstance(s, (Accumulate, For))
+    )
+    return min(1, count) if loop.role is Role.VECTOR else loop.var.extent * count
+
+
+def _has_products(body: Sequence[Statement]) -> bool:
+    return any(
+        isinstance(s, (Multiply, Library)) or (isinstance(s, For) and _has_products(s.body))
+        for s in body
+    )
+
+
+def _sums_of(loop: For) -> Sums:
+    """Floats of outside that a loop adds to and does not use in any other way."""
+    added: Sums = {}
+    other: set[str] = set()
+    _collect(loop.body, added, other)
+    other |= names_in(loop.body)
+    return {n: t for n, t in added.items() if n not in other and t.is_float}
+
+
+def _collect(body: Sequence[Statement], added: Sums, other: set[str]) -> None:
+    for s in body:
+        match s:
+            case For(_, _, inner):
+                _collect(inner, added, other)
+                continue
+            case Accumulate(local, op, value):
+                other |= locals_in(value)
+                if op == "add":
+                    added[local] = value.dtype
+                else:
+                    other.add(local)
+            case Let(_, value) | Store(_, _, value) | Update(_, _, value):
+                other |= locals_in(value)
+            case Set(local, value):
+                other |= {local} | locals_in(value)
+            case _:
+                pass
+        for index in indices_of([s]):
+            other |= set(data_locals(index))
