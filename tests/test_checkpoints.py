@@ -195,6 +195,24 @@ def test_metric_and_mode_are_in_the_folder(tmp_path: Path) -> None:
     assert (worst.metric, worst.best().number) == ("loss", 6)
 
 
+def test_a_ranking_that_is_none(tmp_path: Path) -> None:
+    step, (found,), _ = saved(tmp_path, 1)
+    manager = td.CheckpointManager(tmp_path, read_only=True)
+    for ranking in ("loss", {"metric": "loss", "mode": "best"}, {"metric": "loss"}):
+        body = json.loads((found.path / MANIFEST).read_text())
+        rewrite(found.path, body | {"ranking": ranking})
+        with pytest.raises(td.CheckpointError, match="is damaged: manifest.json has the ranking"):
+            manager.restore(step, found.path)
+        assert manager.list() == ()
+
+
+def test_a_path_is_a_path(tmp_path: Path) -> None:
+    with pytest.raises(td.ArgumentError, match="CheckpointManager: the path is None"):
+        td.CheckpointManager(None)
+    with pytest.raises(td.ArgumentError, match="restore: the path is None"):
+        td.CheckpointManager(tmp_path, read_only=True).restore(make(), None)
+
+
 def test_a_folder_of_before_it_had_a_metric(tmp_path: Path) -> None:
     _, found, _ = saved(tmp_path, 3)
     for checkpoint in found:

@@ -10,9 +10,10 @@ import pytest
 import treadle as td
 from fake_cuda import FakeDriver, fake_gpu
 from treadle import losses, nn, optim
-from treadle.base.errors import BatchError, DeviceError
+from treadle.base.errors import BatchError, DeviceError, IndexRangeError
 from treadle.runtime.cuda.arrays import DeviceArray, found
 from treadle.runtime.cuda.device import Block
+from treadle.step.index_guard import AHEAD
 
 SPECS = {"x": td.Spec((8, 20)), "y": td.Spec((8,), td.int32)}
 
@@ -96,7 +97,7 @@ def test_steps_that_run_together_have_inputs_of_their_own() -> None:
 
 def test_arrays_on_the_device_that_come_again_are_read_where_they_are() -> None:
     with fake_gpu() as driver:
-        step = compiled()
+        step = compiled(options=td.CompileOptions(check_indices=False))
         arrays = {n: OnDevice(a) for n, a in batch_of(3).items()}
         step(arrays)
         assert driver.calls["cuMemcpyDtoDAsync"] == 2, "at first they are copied"
@@ -110,6 +111,35 @@ def test_arrays_on_the_device_that_come_again_are_read_where_they_are() -> None:
         other = {n: OnDevice(a) for n, a in batch_of(5).items()}
         step(other)
         np.testing.assert_array_equal(inputs_of(program), np.full((1, 160), 5.0))
+
+
+def test_indices_on_the_device_are_looked_at_by_a_program_of_their_own() -> None:
+    """The fake device computes nothing, so that its flag says no."""
+    with fake_gpu():
+        step = compiled()
+        wrong = batch_of(3)
+        wrong["y"][2] = 77
+        arrays = {n: OnDevice(a) for n, a in wrong.items()}
+        result = step(arrays)
+        programs = step._programs.built(step._inputs)._built
+        assert [key[2] for key in programs] == [False, True]
+        assert (step._done.steps, step._done.micro) == (1, 0)
+        with pytest.raises(IndexRangeError, match=r"step: y\[2\] is 77, and cross_entropy has"):
+            result.loss  # noqa: B018
+        assert (step._done.steps, step._done.micro) == (0, 0), "it was not made"
+        with pytest.raises(IndexRangeError, match=r"evaluate: y\[2\] is 77"):
+            step.evaluate(arrays)
+        with pytest.raises(IndexRangeError, match=r"gradients: y\[2\] is 77"):
+            step.gradients(arrays)
+        with pytest.raises(IndexRangeError, match=r"run: y\[2\] is 77"):
+            step.run([arrays, arrays]).losses  # noqa: B018
+        step = compiled()
+        for _ in range(AHEAD + 1):
+            step(arrays)
+        with pytest.raises(IndexRangeError, match=r"step: y\[2\] is 77"):
+            step(arrays)
+        with pytest.raises(IndexRangeError, match=r"step: y\[2\] is 77"):
+            compiled()(wrong)
 
 
 def test_a_stream_that_an_array_names_is_waited_for() -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -62,11 +62,6 @@ def threads_of(count: int) -> Iterator[None]:
             os.environ["TREADLE_THREADS"] = before
 
 
-def options(program: Program) -> td.CompileOptions:
-    given: dict[str, Any] = {"target": program.target} if program.target else {}
-    return td.CompileOptions(**given)
-
-
 class FunctionCase:
     """A function or its gradient."""
 
@@ -94,7 +89,10 @@ class FunctionCase:
     def on(self, device: str, threads: int) -> tuple[Arrays, Arrays]:
         with threads_of(threads):
             compiled = td.compile(
-                self.function, *self.arguments, device=device, options=options(self.program)
+                self.function,
+                *self.arguments,
+                device=device,
+                options=td.CompileOptions(target=self.program.target),
             )
             return self._call(compiled), self._call(compiled)
 
@@ -131,7 +129,7 @@ class TrainingCase:
             device=device,
             clip_norm=training.clip_norm,
             precision=training.precision,
-            options=options(self.program),
+            options=td.CompileOptions(target=self.program.target),
         )
 
     def exact(self, domain: Float64) -> Sequence[np.ndarray]:

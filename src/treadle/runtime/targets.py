@@ -74,6 +74,11 @@ def _lanes(processor: Processor) -> int:
     return 16 if processor.has("avx512f") else 8 if processor.has("avx2") else 4
 
 
+def can_run(level: str, processor: Processor) -> bool:
+    """Whether a processor has all that a level of x86-64 needs."""
+    return processor.is_x86 and all(map(processor.has, features_of(level)))
+
+
 def _level(name: str, processor: Processor) -> Target:
     remedy = f'Use "{NATIVE}" (the default; {VARIABLE} may say otherwise).'
     if not processor.is_x86:

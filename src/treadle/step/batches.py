@@ -18,9 +18,10 @@ from treadle.nn.tracing import INPUT_PREFIX, Inputs
 from treadle.pipeline import CompileOptions
 from treadle.runtime.cuda.arrays import found, is_on_device
 from treadle.runtime.session import Session, fitted
+from treadle.step.index_checks import Looking
 
 MOST_SHOWN = 6  # problems that one message lists
-Built = TypeVar("Built")
+Built = TypeVar("Built", bound=Looking)
 Arrays = dict[str, np.ndarray]
 
 
@@ -112,7 +113,15 @@ class ByShape(Generic[Built]):
         self._usual: Built | None = None  # what was built for the declared shapes
 
     def get(self, operation: str, batch: Tree) -> tuple[Built, Arrays]:
-        """What to run and the checked arrays of the batch."""
+        """What to run and the checked arrays of the batch, indices among them.
+
+        Those on a GPU are for the program to look at.
+        """
+        built, arrays = self._fitting(operation, batch)
+        built.indices.check(operation, arrays)
+        return built, arrays
+
+    def _fitting(self, operation: str, batch: Tree) -> tuple[Built, Arrays]:
         if self._usual is not None and len(self._built) == 1:
             exact = self._exact(batch)
             if exact is not None:

@@ -32,7 +32,24 @@ from treadle.pipeline import (
 from treadle.runtime.executable import Executable
 from treadle.runtime.session import Session
 from treadle.step.batches import Arrays, ByShape, check_arguments, declare_model
+from treadle.step.index_checks import checks_of
+from treadle.step.index_guard import guarded, run_guarded
 from treadle.step.loading import Loaded, load_model, load_values, save_model
+
+
+class Built:
+    """A program for one shape of inputs, and how its results are put together."""
+
+    def __init__(self, traced: TracedModel, load_: Callable[[Graph], Executable], checks: bool):
+        self.traced, self._load = traced, load_
+        self.indices = checks_of(traced.graph, checks)
+        self._programs = {False: load_(traced.graph)}
+
+    def program(self, is_guarded: bool = False) -> Executable:
+        """One that is guarded looks at its indices itself."""
+        if is_guarded not in self._programs:
+            self._programs[is_guarded] = self._load(guarded(self.traced.graph, self.indices))
+        return self._programs[is_guarded]
 
 
 class Forward:
@@ -59,11 +76,11 @@ class Forward:
         self._seed, self._calls = seed, 0
         fixed = Inputs.of(inputs)
         self._programs = ByShape(self._build, options, fixed, session.device == "cuda")
-        self.graph = self._programs.built(fixed)[0].graph
+        self.graph = self._programs.built(fixed).traced.graph
         self._stream = session.stream(is_step=False)
         session.forwards += 1
 
-    def _build(self, inputs: Inputs) -> tuple[Executable, TracedModel]:
+    def _build(self, inputs: Inputs) -> Built:
         with self.report.stage("forward"):
             traced = build_forward(
                 self.model,
@@ -75,17 +92,27 @@ class Forward:
             )
         self.report.compiles += 1
         self.report.nodes["forward"] = len(traced.graph.nodes)
-        return load(traced.graph, self.report, self._options, "forward"), traced
+
+        def loaded(graph: Graph) -> Executable:
+            return load(graph, self.report, self._options, "forward")
+
+        return Built(traced, loaded, self._options.check_indices)
 
     def __call__(self, batch: Tree, on_device: bool = False) -> Tree:
         """The function's result for a batch, as arrays.
 
         With `on_device` a GPU's stay there, for others to take: see `TrainStep.device_params`.
+        Nothing is waited for, so that indices which are there too are not looked at.
         """
-        (program, traced), arrays = self._programs.get(function_name(self._forward), batch)
+        name = function_name(self._forward)
+        built, arrays = self._programs.get(name, batch)
+        traced = built.traced
         arrays[RANDOM_STATE] = make_key(self._seed, self._calls, stream=self._stream)
-        run = self.session.run_there if on_device else self.session.run
-        outputs = run(program, arrays)
+        outputs: Mapping[str, Any]
+        if on_device:
+            outputs = self.session.run_there(built.program(), arrays)
+        else:
+            outputs = run_guarded(self.session, name, built, built.program, arrays)
         self._calls += 1
         results = [outputs[f"result:{i}"] for i in range(traced.structure.leaves)]
         is_there = on_device and self.session.device == "cuda"

@@ -11,6 +11,8 @@ from treadle.optim.append import Mode
 from treadle.pipeline import CompileOptions, CompileReport, load
 from treadle.runtime.executable import Executable
 from treadle.runtime.session import select
+from treadle.step.index_checks import checks_of
+from treadle.step.index_guard import guarded
 
 
 class Watched(NamedTuple):
@@ -32,10 +34,12 @@ class Variants:
     ):
         self.graphs, self._report, self._options = graphs, report, options
         self._built: dict[tuple[object, ...], Executable] = {}
+        self.indices = checks_of(graphs[Mode.UPDATE], options.check_indices)
         self.is_random = any(RANDOM_STATE in g.leaves for g in graphs.values())
 
-    def step(self, mode: Mode, watched: Watched) -> Executable:
-        known = self._built.get((mode, watched))
+    def step(self, mode: Mode, watched: Watched, is_guarded: bool = False) -> Executable:
+        """The program of a step; one that is guarded looks at its indices itself."""
+        known = self._built.get((mode, watched, is_guarded))
         if known is not None:
             return known
         kinds = {OutputKind.METRIC, OutputKind.WEIGHT, OutputKind.UPDATE, OutputKind.PRINT}
@@ -47,18 +51,24 @@ class Variants:
         names = ["loss", "weight", "grad_norm", "updated"]
         if watched.grad_norms:
             names += [o.name for o in graph.outputs if o.name.startswith("grad_norm:")]
-        return self._program((mode, watched), graph, kinds, names)
+        return self._program((mode, watched, is_guarded), graph, kinds, names)
 
-    def gradients(self) -> Executable:
+    def gradients(self, is_guarded: bool = False) -> Executable:
         kinds = {OutputKind.GRADIENT, OutputKind.PRINT}
-        return self._program(("gradients",), self.graphs[Mode.UPDATE], kinds, ["loss"])
+        key = ("gradients", UNWATCHED, is_guarded)
+        return self._program(key, self.graphs[Mode.UPDATE], kinds, ["loss"])
 
     def _program(
-        self, key: tuple[object, ...], graph: Graph, kinds: set[OutputKind], names: list[str]
+        self,
+        key: tuple[object, Watched, bool],
+        graph: Graph,
+        kinds: set[OutputKind],
+        names: list[str],
     ) -> Executable:
         if key not in self._built:
-            name = "gradients" if key == ("gradients",) else "step"
+            name = "gradients" if key[0] == "gradients" else "step"
             chosen = select(graph, kinds, names)
+            chosen = guarded(chosen, self.indices) if key[2] else chosen
             self._built[key] = load(chosen, self._report, self._options, name)
             self._report.compiles += 1
         return self._built[key]
@@ -69,14 +79,17 @@ class Evaluation:
 
     def __init__(self, graph: Graph, report: CompileReport, options: CompileOptions):
         self._graph, self._report, self._options = graph, report, options
-        self._built: dict[bool, Executable] = {}
+        self._built: dict[tuple[bool, bool], Executable] = {}
+        self.indices = checks_of(graph, options.check_indices)
 
-    def program(self, captures: bool) -> Executable:
-        if captures not in self._built:
+    def program(self, captures: bool, is_guarded: bool = False) -> Executable:
+        key = captures, is_guarded
+        if key not in self._built:
             kinds = {OutputKind.METRIC, OutputKind.WEIGHT, OutputKind.PRINT}
             if captures:
                 kinds.add(OutputKind.CAPTURE)
             chosen = select(self._graph, kinds, ["loss", "weight"])
-            self._built[captures] = load(chosen, self._report, self._options, "evaluate")
+            chosen = guarded(chosen, self.indices) if is_guarded else chosen
+            self._built[key] = load(chosen, self._report, self._options, "evaluate")
             self._report.compiles += 1
-        return self._built[captures]
+        return self._built[key]

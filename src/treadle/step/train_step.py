@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from treadle.base.dtypes import float32
-from treadle.base.errors import ArgumentError, LoadError, TreadleError
+from treadle.base.errors import ArgumentError, TreadleError
 from treadle.base.numbers import FACTOR, RATE, check_number, check_rounding, check_seed
 from treadle.base.trees import Tree
 from treadle.compile_report import Profile, as_options
@@ -22,7 +23,6 @@ from treadle.frontend.scopes import RANDOM_STATE
 from treadle.ir.graph import Graph, OutputKind
 from treadle.nn.tracing import Inputs
 from treadle.optim.append import Mode, state_types, trace_eval_params, trace_init
-from treadle.optim.schedules import Schedule
 from treadle.pipeline import (
     CompileOptions,
     CompileReport,
@@ -38,16 +38,20 @@ from treadle.runtime.session import IN_PLACE, Session
 from treadle.step.batches import Arrays, ByShape, write_first_values
 from treadle.step.finite import FiniteValues
 from treadle.step.forward import Forward
-from treadle.step.hyperparameters import Hyperparameters, schedule_value
-from treadle.step.loading import OWN, Loaded, load_step, load_values, save_step
-from treadle.step.programs import UNWATCHED, Evaluation, Variants, Watched
-from treadle.step.results import (
-    EvalResult,
-    RunResult,
-    StepResult,
-    arrays_of,
-    named,
+from treadle.step.hyperparameters import Hyperparameters
+from treadle.step.index_guard import Unlooked, run_guarded
+from treadle.step.loading import (
+    COUNTERS,
+    OWN,
+    Counters,
+    Loaded,
+    load_step,
+    load_values,
+    own_names,
+    save_step,
 )
+from treadle.step.programs import UNWATCHED, Evaluation, Variants, Watched
+from treadle.step.results import EvalResult, RunResult, StepResult, arrays_of, named
 from treadle.step.watching import anomaly_of, run_watched
 
 if TYPE_CHECKING:
@@ -80,6 +84,7 @@ class TrainStep:
     ):
         self.recipe, self.session, self.report = recipe, session, report
         self._seed, self._stream, self._done = seed, stream, _Done()
+        self._unlooked = Unlooked()
         self._plan = recipe.plan()
         self._plan.check_numbers()
         self._own: list[str] = []
@@ -88,9 +93,10 @@ class TrainStep:
         self._finite = FiniteValues(recipe.model, self._plan, self._init)
         self._eval_params = trace_eval_params(self._plan)
         self._inputs = inputs = Inputs.of(batch)
-        on_device = session.device == "cuda"
+        self._on_device = on_device = session.device == "cuda"
         self._programs = ByShape(self._build, recipe.options, inputs, on_device)
-        specialise = CompileOptions("specialise", max(2, recipe.options.max_shapes))
+        most = max(2, recipe.options.max_shapes)
+        specialise = replace(recipe.options, on_new_shape="specialise", max_shapes=most)
         self._evaluations = ByShape(self._build_evaluation, specialise, inputs, on_device)
         graphs = self._programs.built(inputs).graphs
         types = dict(zip((o.name for o in init.outputs), init.output_types, strict=True))
@@ -152,11 +158,16 @@ class TrainStep:
         outputs, mode = self._once("step", batch, watched)
         return StepResult(outputs, mode)
 
-    def _once(self, operation: str, batch: Tree, watched: Watched) -> tuple[Arrays, Mode]:
+    def _once(
+        self, operation: str, batch: Tree, watched: Watched
+    ) -> tuple[Mapping[str, Any], Mode]:
         with self.session.lock:
+            if self._on_device:
+                self._unlooked.look()
             variants, arrays = self._programs.get(operation, batch)
             mode = self._mode()
-            program = variants.step(mode, watched)
+            is_guarded = self._on_device and variants.indices.are_there(arrays)
+            program = variants.step(mode, watched, is_guarded)
             inputs = self._with_key(arrays) if variants.is_random else arrays
             before = self.session.progress(program)
             try:
@@ -170,8 +181,16 @@ class TrainStep:
                 if self.session.progress(program) != before:
                     self._advance(mode)
                 raise
+            before_it = replace(self._done) if is_guarded else self._done
             self._advance(mode)
+            if is_guarded:
+                undo = functools.partial(self._undo, before_it, replace(self._done))
+                return self._unlooked.add(operation, variants, arrays, outputs, undo), mode
             return outputs, mode
+
+    def _undo(self, before: _Done, after: _Done) -> None:
+        """Counts without a step that was refused, unless others were made since."""
+        self._done = before if self._done == after else self._done
 
     def _mode(self) -> Mode:
         if self.recipe.accumulate == 1:
@@ -199,7 +218,7 @@ class TrainStep:
         """
         return RunResult(self._several(batches))
 
-    def _several(self, batches: Iterable[Tree]) -> Iterator[tuple[Arrays, Mode]]:
+    def _several(self, batches: Iterable[Tree]) -> Iterator[tuple[Mapping[str, Any], Mode]]:
         """Outputs of a step for each batch."""
         done = 0
         if isinstance(batches, (list, tuple)) and self._stays_native():
@@ -221,11 +240,14 @@ class TrainStep:
     def _stays_native(self) -> bool:
         return self.recipe.accumulate == 1 and not self.recipe.options.detect_anomaly
 
-    def _in_one_call(self, batches: Sequence[Tree]) -> list[tuple[Arrays, Mode]]:
+    def _in_one_call(self, batches: Sequence[Tree]) -> list[tuple[Mapping[str, Any], Mode]]:
         """Steps on the first of some batches, those that fit one program; none if that cannot."""
         with self.session.lock:
+            if self._on_device:
+                self._unlooked.look(MOST_IN_A_CALL)
             variants, first = self._programs.get("run", batches[0])
-            program = variants.step(Mode.UPDATE, UNWATCHED)
+            is_guarded = self._on_device and variants.indices.are_there(first)
+            program = variants.step(Mode.UPDATE, UNWATCHED, is_guarded)
             if not isinstance(program, IN_PLACE) or not program.can_repeat:
                 return []
             rows = [self._with_key(first) if variants.is_random else first]
@@ -234,22 +256,27 @@ class TrainStep:
                     others, arrays = self._programs.get("run", batch)
                 except TreadleError:
                     break  # it is refused when its turn comes
-                if others is not variants:
+                is_there = self._on_device and variants.indices.are_there(arrays)
+                if others is not variants or is_there != is_guarded:
                     break
                 if variants.is_random:
                     arrays = arrays | {RANDOM_STATE: self._key(self._done.steps + i, 0)}
                 rows.append(arrays)
             before = program.runs
             try:
-                found = self.session.run_several(program, rows)
+                found: list[Any] = self.session.run_several(program, rows)
             finally:
                 self._done.steps += program.runs - before
+            if is_guarded:
+                pairs = zip(rows, found, strict=True)
+                found = [self._unlooked.add("run", variants, r, outputs) for r, outputs in pairs]
             return [(outputs, Mode.UPDATE) for outputs in found]
 
     def gradients(self, batch: Tree) -> Arrays:
         """Gradients of the loss on a batch, by parameter; nothing changes."""
         variants, arrays = self._programs.get("gradients", batch)
-        outputs = self.session.run(variants.gradients(), self._with_key(arrays))
+        given = self._with_key(arrays)
+        outputs = run_guarded(self.session, "gradients", variants, variants.gradients, given)
         # Where gradients are summed, the step's are those of the loss times the number of calls.
         calls = self.recipe.accumulate if self.recipe.sums else 1
         gradients = arrays_of(outputs, OutputKind.GRADIENT)
@@ -266,7 +293,9 @@ class TrainStep:
     def evaluate(self, batch: Tree, captures: bool = False) -> EvalResult:
         """Loss and metrics in evaluation mode; other batch sizes are compiled as they come."""
         evaluation, arrays = self._evaluations.get("evaluate", batch)
-        outputs = self.session.run(evaluation.program(captures), self._with_key(arrays))
+        program = functools.partial(evaluation.program, captures)
+        given = self._with_key(arrays)
+        outputs = run_guarded(self.session, "evaluate", evaluation, program, given)
         return EvalResult(
             float(outputs["result:loss"]),
             float(outputs["result:weight"]),
@@ -334,11 +363,9 @@ class TrainStep:
         """Everything that the next step depends on: copies, by name."""
         names = self._names()
         values = self.session.read(names.values())
-        seed = self._seed % 2**64
-        counters = [seed & 0xFFFFFFFF, seed >> 32, self._done.steps, self._done.micro]
-        counters += [self._stream] if self._stream else []  # a step by itself has none
         found = {name: values[own] for name, own in names.items()}
-        return found | {"step:counters": np.array(counters, np.int64)}
+        counters = Counters(self._seed % 2**64, self._done.steps, self._done.micro, self._stream)
+        return found | {COUNTERS: counters.array()}
 
     def not_finite(self, state: Arrays | None = None) -> tuple[str, ...]:
         """Names in `state_dict` of what is NaN or infinite and should not be, parameters first.
@@ -355,27 +382,13 @@ class TrainStep:
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Continue exactly where `state_dict` was taken. All or nothing."""
-        if not isinstance(state, Mapping):
-            cause = f"the state is a {type(state).__name__}, not a dict of arrays by name"
-            raise LoadError("load_state_dict", cause, "Pass what state_dict gives.")
-        prefix = self.recipe.prefix
-        given = {_renamed(str(n), prefix): v for n, v in state.items() if n != "step:counters"}
-        counters = np.asarray(state.get("step:counters", ()))
-        if counters.shape not in ((4,), (5,)) or counters.dtype.kind not in "iu":
-            raise LoadError("load_state_dict", "there are no step:counters", "Use load_params.")
-        low, high, steps, micro, *stream = (int(c) for c in counters)
-        if not (steps >= 0 and 0 <= micro < self.recipe.accumulate):
-            raise LoadError(
-                "load_state_dict",
-                f"the state is at micro-step {micro}, but {self.recipe.accumulate} make an update "
-                "here",
-                "Compile with the same accumulate, or save right after an update.",
-            )
+        counters = Counters.read(state, self.recipe.accumulate)
+        given = own_names(state, self.recipe.prefix)
         model = self.recipe.model
         found = load_values(self.session, model, self._own, given, True, "load_state_dict")
         self._finite.note_loaded({n: found.arrays[n] for n in model.declarations()})
-        self._seed, self._done.steps, self._done.micro = low + (high << 32), steps, micro
-        self._stream = stream[0] if stream else 0
+        self._seed, self._stream = counters.seed, counters.stream
+        self._done.steps, self._done.micro = counters.steps, counters.micro
 
     def save(self, path: str | Path) -> None:
         """Write `state_dict` to a safetensors file with a checksum, aside and renamed."""
@@ -420,30 +433,11 @@ class TrainStep:
     @property
     def learning_rate(self) -> float:
         """The rate of the next update: schedule(count) · lr_scale."""
-        key, schedule = self._schedule()
-        hyper = {k: self.hyperparameters[f"{key}{k}"] for k in schedule.hyper}
-        return schedule_value(schedule, self.count, hyper) * self.lr_scale
+        return self.hyperparameters.learning_rate(self.count) * self.lr_scale
 
     @learning_rate.setter
     def learning_rate(self, rate: float) -> None:
-        key, schedule = self._schedule()
-        if not schedule.is_constant:
-            raise ArgumentError(
-                "learning_rate",
-                f"the rate follows the schedule {schedule.name}",
-                "Set lr_scale, which multiplies it, or the schedule's numbers in hyperparameters.",
-            )
-        self.hyperparameters[f"{key}lr"] = rate
-
-    def _schedule(self) -> tuple[str, Schedule]:
-        schedules = self._plan.optimizer.schedules
-        if len(schedules) != 1:
-            raise ArgumentError(
-                "learning_rate",
-                f"there are {len(schedules)} groups with rates of their own",
-                f"Use hyperparameters: {', '.join(self.hyperparameters)}.",
-            )
-        return next(iter(schedules.items()))
+        self.hyperparameters.set_learning_rate(rate)
 
     @property
     def lr_scale(self) -> float:
@@ -499,7 +493,3 @@ class TrainStep:
         """The step's distinct kernels: name, text, llvm, assembly, lines. The oracle has none."""
         program = self._programs.built(self._inputs).step(self._mode(), UNWATCHED)
         return kernels_of(program, self.recipe.options)
-
-
-def _renamed(name: str, prefix: str) -> str:
-    return prefix + name[len(OWN) :] if name.startswith(OWN) else name

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from treadle.base.errors import ArgumentError, CheckpointError, CheckpointWarning, LoadError
+from treadle.runtime.files import as_path
 from treadle.step.loading import model_values
 from treadle.step.train_step import TrainStep
 from treadle.train.folder import (
@@ -138,7 +139,7 @@ class CheckpointManager:
         if keep_best < 0 or mode not in (None, *MODES):
             cause = f"keep_best = {keep_best}, mode = {mode!r}"
             raise ArgumentError("CheckpointManager", cause, 'Not negative; "min" or "max".')
-        self.folder = Path(folder)
+        self.folder = as_path("CheckpointManager", folder)
         self.keep_last, self.keep_best = keep_last, keep_best
         self._metric, self._mode, self.compress = metric, mode, compress
         self._default = "loss"
@@ -335,7 +336,7 @@ class CheckpointManager:
         """
         steps = targets_by_name(step)
         if which not in ("auto", "latest", "best"):
-            return self._restore_named(steps, Path(which))
+            return self._restore_named(steps, as_path("restore", which))
         candidates: tuple[Path, ...] = ()
         for _ in range(LOOKS):
             candidates, passed = self._candidates(str(which))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -13,7 +14,6 @@ from treadle.base import trees
 from treadle.base.errors import ArgumentError
 from treadle.base.trees import Tree
 from treadle.metrics.metric import Group
-from treadle.pipeline import CompileOptions
 from treadle.step.forward import Forward
 from treadle.step.train_step import TrainStep
 
@@ -99,7 +99,9 @@ class Predictor:
 
     def _program(self, chosen: Callable[..., Any], batch: Tree) -> Forward:
         if chosen not in self._attached:
-            options = CompileOptions("specialise", PREDICTED_SHAPES)
+            options = replace(
+                self._step.recipe.options, on_new_shape="specialise", max_shapes=PREDICTED_SHAPES
+            )
             inputs = self._inputs(chosen, batch)
             self._attached[chosen] = self._step.attach(chosen, inputs, options=options)
         return self._attached[chosen]

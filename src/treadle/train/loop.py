@@ -16,7 +16,6 @@ from treadle.metrics.metric import Group
 from treadle.step.results import StepResult
 from treadle.train.callback import Callbacks
 from treadle.train.evaluation import evaluate
-from treadle.train.indices import IndexRanges
 from treadle.train.interrupts import Interrupts
 from treadle.train.loggers import Loggers
 from treadle.train.not_finite import not_finite_error
@@ -59,7 +58,6 @@ class Loop:
         self.run, self.plan, self.folder = run, plan, folder
         self._callbacks, self._loggers, self._display = callbacks, loggers, display
         self._group, self.interrupts = group, interrupts
-        self._indices = IndexRanges(run.step.graph)
         self._has_start, self._has_end = (
             callbacks.has("on_step_start"),
             callbacks.has("on_step_end"),
@@ -119,7 +117,6 @@ class Loop:
         run.batch, run.watched = batch, NOTHING
         if self._has_start:
             calls("on_step_start", run)
-        self._indices.check("fit", batch)
         out = run.step(batch) if run.watched is NOTHING else run.step(batch, *run.watched)
         run.out = out
         run.batches += 1
@@ -215,7 +212,6 @@ class Loop:
         """An evaluation changes nothing, so that it can be left at any batch."""
         for batch in batches:
             self.interrupts.raise_if_asked()
-            self._indices.check("validation", batch)
             yield batch
 
     def _rate(self) -> dict[str, float]:

@@ -150,7 +150,7 @@ def read_manifest(path: Path) -> Manifest:
         body["metrics"],
         body["extra"],
         body["versions"],
-        Ranking(**body["ranking"]) if "ranking" in body else None,
+        _ranking(body.get("ranking")),
     )
     for name, digest in manifest.files.items():
         if Path(name).name != name:
@@ -162,6 +162,14 @@ def read_manifest(path: Path) -> Manifest:
         if found != digest.bytes:
             raise DamagedError(f"{name} has {found} bytes, not {digest.bytes}")
     return manifest
+
+
+def _ranking(given: object) -> Ranking | None:
+    if given is None:
+        return None
+    if not isinstance(given, dict) or given.get("mode") not in MODES:
+        raise DamagedError(f"{MANIFEST} has the ranking {given!r}")
+    return Ranking(str(given.get("metric")), given["mode"])
 
 
 def _record(given: Mapping[str, Any]) -> StepRecord:
