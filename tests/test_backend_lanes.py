@@ -124,9 +124,7 @@ def test_every_op_fills_lanes(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(ARGUMENTS, WHOLE)
-def test_every_op_around_every_width(
-    op: Op, dtype: DType, family: str, width: int, direction: str
-) -> None:
+def test_the_whole_table(op: Op, dtype: DType, family: str, width: int, direction: str) -> None:
     DIRECTIONS[direction](op, samples_in(op, dtype, FAMILIES[family]), width)
 
 

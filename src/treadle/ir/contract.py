@@ -42,6 +42,16 @@ class SumError:
 
 
 @dataclass(frozen=True, slots=True)
+class ProductError:
+    """Within factor · n · u · |product|, n factors, u the unit roundoff of the accumulator."""
+
+    factor: float = 2.0
+
+    def __str__(self) -> str:
+        return f"{self.factor:g}·n·u·|product|"
+
+
+@dataclass(frozen=True, slots=True)
 class DefinitionError:
     """As the definition's own ops promise, added up over the definition's graph."""
 
@@ -49,7 +59,7 @@ class DefinitionError:
         return "by its definition"
 
 
-ErrorBound = Exact | Ulps | SumError | DefinitionError
+ErrorBound = Exact | Ulps | SumError | ProductError | DefinitionError
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from treadle.base import dtypes
 from treadle.base.dtypes import DType, accumulator
 from treadle.domains.domain import Typed, evaluate
 from treadle.domains.float64 import MEANING, Float64, lift
-from treadle.ir.contract import SumError, Ulps
+from treadle.ir.contract import ProductError, SumError, Ulps
 from treadle.ir.graph import Graph
 from treadle.ir.op import Attributes, Op, Types
 from treadle.ir.ops import indexing, leaves, linear, reductions
@@ -44,7 +44,7 @@ def ulp(x: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def terms(op: Op, attributes: Attributes, operands: Sequence[Typed[np.ndarray]]) -> int:
-    """How many terms a sum has."""
+    """How many terms a sum has, or factors a product."""
     shape = operands[0].type.shape
     match attributes:
         case reductions.Reduce(axes):
@@ -104,7 +104,7 @@ class Noisy(Float64):
         dtype, bound = type_.dtype, op.contract.error
         if isinstance(bound, Ulps):
             return bound.count * ulp(result, dtype)
-        if isinstance(bound, SumError):
+        if isinstance(bound, (SumError, ProductError)):  # of sizes: Σ|terms|, Π|factors|
             sizes = [np.abs(o.value) if o.type.is_float else o.value for o in operands]
             total = MEANING[op](attributes, *sizes)
             u = accumulator(operands[0].type.dtype).unit_roundoff

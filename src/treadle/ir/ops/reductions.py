@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from treadle.base import dtypes
 from treadle.base.errors import ArgumentError, AxisError, DTypeError, ShapeError
 from treadle.base.shapes import without
-from treadle.ir.contract import Contract, Determinism, Exact, SumError, Ulps
+from treadle.ir.contract import Contract, Determinism, Exact, ProductError, SumError
 from treadle.ir.op import Attributes, Op, Precision, TypeRule, Types, declare
 from treadle.ir.types import TensorType
 
@@ -151,7 +151,7 @@ REDUCE_PROD = declare(
         _reduce_type("reduce_prod", False),
         Precision.WIDEN,
         Contract(
-            Ulps(64),
+            ProductError(),
             "all values; integers wrap; one rounding a factor",
             "exact with zeros among the factors",
         ),
