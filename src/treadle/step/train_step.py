@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,6 @@ from treadle.base.trees import Tree
 from treadle.compile_report import Profile, as_options
 from treadle.domains.anomaly import Anomaly
 from treadle.domains.float64 import carrier
-from treadle.domains.philox import make_key
 from treadle.frontend.scopes import RANDOM_STATE
 from treadle.ir.graph import Graph, OutputKind
 from treadle.nn.tracing import Inputs
@@ -37,6 +36,7 @@ from treadle.runtime.native import give_back_memory
 from treadle.runtime.oracle import OracleProgram
 from treadle.runtime.session import IN_PLACE, Session
 from treadle.step.batches import Arrays, ByShape, write_first_values
+from treadle.step.counters import Counters
 from treadle.step.finite import FiniteValues
 from treadle.step.forward import Forward
 from treadle.step.hyperparameters import Hyperparameters, schedule_value
@@ -54,14 +54,6 @@ MOST_IN_A_CALL = 64  # steps
 LONGEST_CALL = 0.1  # seconds
 
 
-@dataclass(slots=True)
-class _Done:
-    """Updates, and micro-steps since the last one."""
-
-    steps: int = 0
-    micro: int = 0
-
-
 class TrainStep:
     """One training step as a program over values that it (or a shared session) owns."""
 
@@ -75,7 +67,7 @@ class TrainStep:
         stream: int = 0,
     ):
         self.recipe, self.session, self.report = recipe, session, report
-        self._seed, self._stream, self._done = seed, stream, _Done()
+        self._done = Counters(seed, stream)
         self._unlooked = Unlooked()
         self._plan = recipe.plan()
         self._plan.check_numbers()
@@ -171,36 +163,24 @@ class TrainStep:
             except KeyboardInterrupt:
                 # It arrives when native code returns: the values are then those of a whole step.
                 if self.session.progress(program) != before:
-                    self._advance(mode)
+                    self._done.advance(mode)
                 raise
             before_it = replace(self._done) if is_guarded else self._done
-            self._advance(mode)
+            self._done.advance(mode)
             if is_guarded:
                 undo = functools.partial(self._undo, before_it, replace(self._done))
                 return self._unlooked.add(operation, variants, arrays, outputs, undo), mode
             return outputs, mode
 
-    def _undo(self, before: _Done, after: _Done) -> None:
+    def _undo(self, before: Counters, after: Counters) -> None:
         """Counts without a step that was refused, unless others were made since."""
         self._done = before if self._done == after else self._done
 
     def _mode(self) -> Mode:
-        if self.recipe.accumulate == 1:
-            return Mode.UPDATE
-        is_last = self._done.micro == self.recipe.accumulate - 1
-        return Mode.ACCUMULATE_AND_UPDATE if is_last else Mode.ACCUMULATE
+        return self._done.mode(self.recipe.accumulate)
 
     def _with_key(self, arrays: Arrays) -> Arrays:
-        return arrays | {RANDOM_STATE: self._key(self._done.steps, self._done.micro)}
-
-    def _key(self, steps: int, micro: int) -> np.ndarray:
-        return make_key(self._seed, steps, micro, self._stream)
-
-    def _advance(self, mode: Mode) -> None:
-        if mode is Mode.ACCUMULATE:
-            self._done.micro += 1
-        else:
-            self._done.steps, self._done.micro = self._done.steps + 1, 0
+        return arrays | {RANDOM_STATE: self._done.key()}
 
     def run(self, batches: Iterable[Tree]) -> RunResult:
         """A step for each batch; metrics are weighted means over all of them.
@@ -252,7 +232,7 @@ class TrainStep:
                 if others is not variants or is_there != is_guarded:
                     break
                 if variants.is_random:
-                    arrays = arrays | {RANDOM_STATE: self._key(self._done.steps + i, 0)}
+                    arrays = arrays | {RANDOM_STATE: self._done.key(i)}
                 rows.append(arrays)
             before = program.runs
             try:
@@ -315,7 +295,7 @@ class TrainStep:
             precision=recipe.precision,
             options=as_options(options, recipe.options),
             training=training,
-            seed=self._seed,
+            seed=self._done.seed,
             eval_params=self._eval_params,
         )
 
@@ -355,11 +335,8 @@ class TrainStep:
         """Everything that the next step depends on: copies, by name."""
         names = self._names()
         values = self.session.read(names.values())
-        seed = self._seed % 2**64
-        counters = [seed & 0xFFFFFFFF, seed >> 32, self._done.steps, self._done.micro]
-        counters += [self._stream] if self._stream else []  # a step by itself has none
         found = {name: values[own] for name, own in names.items()}
-        return found | {"step:counters": np.array(counters, np.int64)}
+        return found | {"step:counters": self._done.words()}
 
     def not_finite(self, state: Arrays | None = None) -> tuple[str, ...]:
         """Names in `state_dict` of what is NaN or infinite and should not be, parameters first.
@@ -371,7 +348,7 @@ class TrainStep:
         taken = None if state is None else {own: state[name] for own, name in names.items()}
         with self.session.lock:
             values = self.session.values if taken is None else taken
-            found = self._finite.wrong(values, list(names), self._seed)
+            found = self._finite.wrong(values, list(names), self._done.seed)
         return tuple(names[n] for n in found)
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
@@ -381,22 +358,11 @@ class TrainStep:
             raise LoadError("load_state_dict", cause, "Pass what state_dict gives.")
         prefix = self.recipe.prefix
         given = {_renamed(str(n), prefix): v for n, v in state.items() if n != "step:counters"}
-        counters = np.asarray(state.get("step:counters", ()))
-        if counters.shape not in ((4,), (5,)) or counters.dtype.kind not in "iu":
-            raise LoadError("load_state_dict", "there are no step:counters", "Use load_params.")
-        low, high, steps, micro, *stream = (int(c) for c in counters)
-        if not (steps >= 0 and 0 <= micro < self.recipe.accumulate):
-            raise LoadError(
-                "load_state_dict",
-                f"the state is at micro-step {micro}, but {self.recipe.accumulate} make an update "
-                "here",
-                "Compile with the same accumulate, or save right after an update.",
-            )
+        counters = Counters.of(np.asarray(state.get("step:counters", ())), self.recipe.accumulate)
         model = self.recipe.model
         found = load_values(self.session, model, self._own, given, True, "load_state_dict")
         self._finite.note_loaded({n: found.arrays[n] for n in model.declarations()})
-        self._seed, self._done.steps, self._done.micro = low + (high << 32), steps, micro
-        self._stream = stream[0] if stream else 0
+        self._done = counters
 
     def save(self, path: str | Path) -> None:
         """Write `state_dict` to a safetensors file with a checksum, aside and renamed."""
@@ -409,8 +375,9 @@ class TrainStep:
 
     def reset(self, seed: int | None = None) -> None:
         """Start again without compiling: first values, fresh optimizer, counters at zero."""
-        self._seed = self._seed if seed is None else check_seed("reset", seed)
-        write_first_values(self.session, self.recipe.model.declarations(), self._seed)
+        if seed is not None:
+            self._done.seed = check_seed("reset", seed)
+        write_first_values(self.session, self.recipe.model.declarations(), self._done.seed)
         self._finite.forget_loaded()
         self._start()
 
