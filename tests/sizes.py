@@ -20,6 +20,8 @@ from treadle.base import trees
 FEATURES = (2, 3, 5, 6, 7)
 BATCHES = (7, 64, 257)
 SIZES = [(features, batch) for features in FEATURES for batch in BATCHES]
+# Every number of features and of rows once: where no sum runs over either.
+SOME = [(2, 257), (3, 64), (5, 7), (6, 257), (7, 64)]
 TOLERANCE = 2e-5  # of an array's greatest element: sums of 257 float32 terms and what follows
 
 

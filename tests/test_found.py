@@ -335,6 +335,15 @@ def test_the_oracle_rounds_a_float64_that_is_cast() -> None:
     np.testing.assert_array_equal(found, x.astype(np.float32).astype(np.float64))
 
 
+def test_a_bound_is_what_a_device_holds() -> None:
+    """The float32 next to 0.8 is above it: nobody may say that it lies outside."""
+    x = np.array([0.8, -0.5, np.nextafter(np.float32(0.8), np.float32(1))], np.float32)
+    gradient = td.grad(lambda x: td.clamp(x, -0.5, 0.8).sum())
+    for device in ("cpu", "oracle"):
+        found = td.compile(gradient, td.Spec((3,)), device=device)(x)
+        np.testing.assert_array_equal(found, [1, 1, 0])
+
+
 @pytest.mark.parametrize("sizes", [(12, 255, 33, 16), (32, 16, 1000, 5), (8, 63, 63, 100)])
 def test_tiles_of_wide_floats_fit_into_shared_memory(sizes: tuple[int, ...]) -> None:
     batch, m, n, k = sizes
@@ -342,3 +351,16 @@ def test_tiles_of_wide_floats_fit_into_shared_memory(sizes: tuple[int, ...]) -> 
     specs = td.Spec((batch, m, k), td.float64), td.Spec((batch, k, n), td.float64)
     source = render_program(schedule(td.trace(f, *specs), target=GPU))
     assert max(p.shared for p in (*source.launches, *source.bundles)) <= 96 << 10
+
+
+@pytest.mark.parametrize("device", ["cpu", "oracle"])
+def test_the_gradient_of_bce_in_float16(device: str) -> None:
+    """1e-12 is zero there: the branch that is not taken gave a NaN."""
+    x = np.array([0.0, 1e-4, 0.2, 0.5, 0.9, 1.0], np.float16)
+    y = np.array([0.0, 1, 1, 0, 1, 1], np.float16)
+    gradient = td.grad(lambda x, y: losses.bce(x, y, reduction="none").sum())
+    found = td.compile(
+        gradient, Spec(x.shape, td.float16), Spec(y.shape, td.float16), device=device
+    )(x, y)
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(found[2:5], [-5, 2, -1 / 0.9], rtol=1e-2)

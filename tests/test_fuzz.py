@@ -19,7 +19,7 @@ from treadle.fuzz.campaign import Finding, Plan, Tally, read_corpus, run, write_
 from treadle.fuzz.cases import FunctionCase, TrainingCase
 from treadle.fuzz.chooser import Chooser
 from treadle.fuzz.forms import FORMS, Form
-from treadle.fuzz.generate import Maker, evaluated, families, generate
+from treadle.fuzz.generate import LANES, Maker, evaluated, families, generate, targets
 from treadle.fuzz.judge import CRASH, HANG, REFUSED, RIGHT, SKIPPED, UNSTEADY, WRONG, judge
 from treadle.fuzz.program import (
     FORWARD,
@@ -54,8 +54,9 @@ def program_of(form: str, shape: tuple[int, ...], mode: str = FORWARD, **attribu
 
 
 @pytest.mark.parametrize("name", read_corpus(CORPUS))
-def test_the_corpus_is_right(name: str) -> None:
-    verdict = judge(read_corpus(CORPUS)[name])
+@pytest.mark.parametrize("target", ["native", *LANES])
+def test_the_corpus_is_right(name: str, target: str) -> None:
+    verdict = judge(replace(read_corpus(CORPUS)[name], target=target))
     assert verdict.kind == RIGHT, verdict.text
 
 
@@ -80,6 +81,15 @@ def test_programs_are_data() -> None:
         modes.add(program.mode)
     assert modes == {FORWARD, GRADIENT, TRAINING}
     assert generate(11, 5) == generate(11, 5) != generate(12, 5)
+
+
+def test_programs_are_for_every_target_or_for_the_one_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert {generate(11, index, ("unary",)).target for index in range(80)} == {*targets()}
+    assert {"native", *LANES} <= {*targets()}
+    monkeypatch.setenv("TREADLE_TARGET", "4")
+    assert targets() == ("native",)
 
 
 def test_the_families_of_what_went_wrong_before_are_there() -> None:

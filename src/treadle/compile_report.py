@@ -22,12 +22,10 @@ class CompileOptions:
     `verify=True` checks the IR's invariants after every stage. `detect_anomaly=True` looks at what
     a step gives: at a NaN or an infinity the step is undone, and the node that made it is named.
     `optimize=False` keeps every tensor in memory, one kernel each, to look at. `deterministic=True`
-    gives the same bits in every run on a GPU too, where the fastest attention does not; a CPU
-    always does. `check_indices` looks at integers of the batch that are used as indices, before
-    anything runs: one that is out of range is an error. `debug=True` makes it one for indices that
-    are computed, too, which are held inside their axis otherwise.
-    `target` is the processor that the CPU's code is for: "native" (or what `TREADLE_TARGET` says),
-    "x86-64-v2", "x86-64-v3", "x86-64-v4", or this processor with a number of float32 lanes.
+    gives the same bits in every run on a GPU too, where the fastest gradients of attention and
+    convolutions may not; a CPU always does. `check_indices` looks at integers of the batch that are
+    used as indices, before anything runs: one that is out of range is an error. `debug=True` makes
+    it one for indices that are computed, too, which are held inside their axis otherwise.
     """
 
     on_new_shape: str = "error"

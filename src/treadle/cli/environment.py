@@ -106,7 +106,7 @@ def shown(facts: dict[str, Any]) -> str:
         "treadle": facts["treadle"],
         "python": f"{facts['python']} on {facts['platform']}",
         "devices": devices,
-        "cpu": f"{cpu['name']}, vectors of {cpu['float32 lanes']} float32, "
+        "cpu": f"{cpu['name']}, vectors of {cpu['float32 lanes']} float32 (TREADLE_TARGET), "
         f"{cpu['threads']} threads (TREADLE_THREADS)",
         "gpu": _gpu_line(facts["gpu"]),
         "compiler": facts["compiler"],

@@ -40,7 +40,7 @@ def run_fuzz(options: argparse.Namespace) -> int:
     shown = Shown(is_json=options.json)
     if options.replay is not None:
         seed, index = options.replay
-        _examined(f"{seed}:{index}", generate(seed, index, only), device, shown)
+        _examined(f"{seed}:{index}", generate(seed, index, only, options.mode), device, shown)
         return shown.end()
     known = {} if folder is None else read_corpus(folder)
     for name, program in known.items():
@@ -53,6 +53,7 @@ def run_fuzz(options: argparse.Namespace) -> int:
         device=device,
         processes=options.processes or default_threads(),
         only=only,
+        mode=options.mode,
     )
     shown.campaign(plan)
     if folder is not None:

@@ -144,7 +144,13 @@ def _add_fuzz(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     fuzz.add_argument("--only", default="", metavar="FAMILY,…", help="families to begin with")
     fuzz.add_argument(
-        "--replay", type=_case, metavar="SEED:INDEX", help="one case again, with its --only"
+        "--mode", choices=("forward", "gradient", "training"), help="(default: all of them)"
+    )
+    fuzz.add_argument(
+        "--replay",
+        type=_case,
+        metavar="SEED:INDEX",
+        help="one case again, with its --only and --mode",
     )
     fuzz.add_argument(
         "--corpus", metavar="FOLDER", help="run its programs first, and write new findings to it"

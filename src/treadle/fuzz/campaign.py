@@ -33,6 +33,7 @@ class Plan:
     device: str = "cpu"
     processes: int = 1
     only: tuple[str, ...] = ()  # families
+    mode: str | None = None  # forward, gradient or training; None for all
     first: int = 0
 
 
@@ -124,10 +125,10 @@ class Campaign:
 
     def _case(self, worker: Worker, index: int) -> None:
         plan = self.plan
-        verdict = worker.judge_case(plan.seed, index, plan.only)
+        verdict = worker.judge_case(plan.seed, index, plan.only, plan.mode)
         finding = None
         if verdict.is_finding:
-            program = generate(plan.seed, index, plan.only)
+            program = generate(plan.seed, index, plan.only, plan.mode)
             finding = self._found(worker, f"{plan.seed}:{index}", program, verdict)
         with self._lock:
             self.tally.tried += 1

@@ -62,10 +62,6 @@ def threads_of(count: int) -> Iterator[None]:
             os.environ["TREADLE_THREADS"] = before
 
 
-def options(program: Program) -> td.CompileOptions:
-    return td.CompileOptions(target=program.target or "native")
-
-
 class FunctionCase:
     """A function or its gradient."""
 
@@ -93,7 +89,10 @@ class FunctionCase:
     def on(self, device: str, threads: int) -> tuple[Arrays, Arrays]:
         with threads_of(threads):
             compiled = td.compile(
-                self.function, *self.arguments, device=device, options=options(self.program)
+                self.function,
+                *self.arguments,
+                device=device,
+                options=td.CompileOptions(target=self.program.target),
             )
             return self._call(compiled), self._call(compiled)
 
@@ -130,7 +129,7 @@ class TrainingCase:
             device=device,
             clip_norm=training.clip_norm,
             precision=training.precision,
-            options=options(self.program),
+            options=td.CompileOptions(target=self.program.target),
         )
 
     def exact(self, domain: Float64) -> Sequence[np.ndarray]:

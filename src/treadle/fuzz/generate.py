@@ -15,9 +15,9 @@ from treadle.fuzz.chooser import MOST_ELEMENTS, MOST_RANK, Chooser
 from treadle.fuzz.forms import FORMS, Form, constructor, expression
 from treadle.fuzz.program import FORWARD, GRADIENT, TRAINING, Program, Step, Training
 from treadle.fuzz.source import NAMESPACE, defined
-from treadle.kernel.machine import LEVELS
+from treadle.kernel.machine import LEVELS, NATIVE
 from treadle.runtime.native import processor
-from treadle.runtime.targets import can_run
+from treadle.runtime.targets import can_run, named_target
 
 GREATEST = 300.0  # of values: larger ones say little about rounding
 TRIES = 40  # to find a step
@@ -25,6 +25,7 @@ MORE = (0, 0, 0, 1, 1, 2, 2, 3, 4, 6)  # steps after the first
 MOST_TURNS = 3
 _OFTEN = "reduce_broadcast reduce_twice reduce_thrice softmax norm_by_hand compound compound_matrix"
 TURNS = dict.fromkeys([*_OFTEN.split(), "reduce", "cumsum", "loss_rows"], MOST_TURNS)
+LANES = ("4", "8", "16")  # of this processor's, in registers or not
 THREADS = ((1,), (1,), (2,), (3,), (1, 2, 3))
 OPTIMIZERS = (
     "optim.sgd(0.1)",
@@ -59,8 +60,11 @@ def _firsts(only: Sequence[str]) -> list[str]:
 
 
 def targets() -> tuple[str, ...]:
-    """What a program may be compiled for on this machine; "" is the machine itself."""
-    return ("", *(level for level in LEVELS if can_run(level, processor())), "4", "8", "16")
+    """What a program may be compiled for: as `TREADLE_TARGET` says, or all that runs here."""
+    if named_target(NATIVE) != NATIVE:
+        return (NATIVE,)
+    levels = [name for name in LEVELS if can_run(name, processor())]
+    return (NATIVE, NATIVE, *levels, *LANES)
 
 
 def generate(seed: int, index: int, only: Sequence[str] = (), mode: str | None = None) -> Program:

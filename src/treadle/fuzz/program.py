@@ -10,6 +10,7 @@ import numpy as np
 
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
+from treadle.kernel.machine import NATIVE
 
 Literal = None | bool | int | float | str | tuple["Literal", ...]
 
@@ -81,7 +82,7 @@ class Program:
     training: Training | None = None
     seed: int = 0
     threads: tuple[int, ...] = (1,)
-    target: str = ""  # what the machine is
+    target: str = NATIVE
 
     @property
     def arguments(self) -> tuple[Input, ...]:

@@ -25,6 +25,7 @@ from treadle.fuzz.program import (
     to_json,
 )
 from treadle.fuzz.source import definitions
+from treadle.kernel.machine import NATIVE
 
 MOST_TRIES = 300
 AXES = frozenset({"axis", "axis2", "order", "dims", "diagonal", "groups", "spec"})  # not sizes
@@ -104,6 +105,7 @@ def measure(program: Program) -> tuple[int, ...]:
         sum(i.is_float and i.dtype != "float32" for i in program.inputs),
         sum(math.prod(i.shape) for i in program.inputs),
         sum(program.threads),
+        program.target != NATIVE,
         len(definitions(program)) + len(training.optimizer),
         program.seed,
         len(_text(program)),
@@ -320,7 +322,7 @@ def _simpler_runs(program: Program) -> Iterator[Program]:
     for threads in program.threads:
         yield replace(program, threads=(threads,))
     yield replace(program, threads=(1,))
-    yield replace(program, target="")
+    yield replace(program, target=NATIVE)
     yield replace(program, seed=0)
     training = program.training
     if training is not None:

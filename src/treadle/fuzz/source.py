@@ -12,6 +12,7 @@ import treadle as td
 from treadle import losses, nn, optim
 from treadle.fuzz.forms import FORMS, constructor, expression
 from treadle.fuzz.program import GRADIENT, TRAINING, Input, Program
+from treadle.kernel.machine import NATIVE
 
 NAMESPACE: dict[str, Any] = {
     "td": td, "nn": nn, "losses": losses, "optim": optim, "np": np, "math": math,
@@ -26,7 +27,7 @@ def definitions(program: Program) -> str:
     body = [*_body(program), f"return [{', '.join(program.outputs)}]"]
     text = _block(f"def function({names}):", body)
     if program.mode == GRADIENT:
-        text += "\n\n" + _block(f"def total({names}, *weights):", _total(names))
+        text += "\n\n\n" + _block(f"def total({names}, *weights):", _total(names))
     return text
 
 
@@ -142,7 +143,8 @@ def _drawn(given: Input) -> str:
 
 
 def _options(program: Program) -> str:
-    return f", options=td.CompileOptions(target={program.target!r})" if program.target else ""
+    is_plain = program.target == NATIVE
+    return "" if is_plain else f", options=td.CompileOptions(target={program.target!r})"
 
 
 def _run(program: Program) -> list[str]:

@@ -47,7 +47,7 @@ def serve() -> int:
 def _program(request: Mapping[str, Any]) -> Program:
     if "program" in request:
         return from_json(request["program"])
-    return generate(request["seed"], request["index"], request["only"])
+    return generate(request["seed"], request["index"], request["only"], request["mode"])
 
 
 class Worker:
@@ -72,9 +72,11 @@ class Worker:
     def judge(self, program: Program) -> Verdict:
         return self._ask({"program": to_json(program)})
 
-    def judge_case(self, seed: int, index: int, only: Sequence[str]) -> Verdict:
+    def judge_case(
+        self, seed: int, index: int, only: Sequence[str], mode: str | None = None
+    ) -> Verdict:
         """The program of a seed and an index."""
-        return self._ask({"seed": seed, "index": index, "only": list(only)})
+        return self._ask({"seed": seed, "index": index, "only": list(only), "mode": mode})
 
     def _ask(self, request: Mapping[str, Any]) -> Verdict:
         process = self._process or self._start()

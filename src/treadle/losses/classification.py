@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from treadle.base.dtypes import DType, int32, promote
+from treadle.base.dtypes import DType, float16, int32, promote
 from treadle.base.errors import ArgumentError, DTypeError, ShapeError
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.coerce import cast as cast_to
@@ -164,7 +164,7 @@ def bce(
 ) -> Tensor | Mean:
     """−y log x − (1 − y) log(1 − x) of probabilities; logarithms are kept above −100."""
     x, y = pair("bce", input, target)
-    least = 1e-12
+    least = 2.0**-14 if x.dtype is float16 else 1e-12  # float16 has no smaller normal number
     is_inner = x * (1 - x) >= least
     inner = where(is_inner, x, 0.5)
     inner_values = -(y * log(inner) + (1 - y) * log(1 - inner))

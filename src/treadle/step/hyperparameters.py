@@ -50,6 +50,32 @@ class Hyperparameters(MutableMapping[str, float]):
     def __repr__(self) -> str:
         return repr(dict(self))
 
+    def learning_rate(self, count: int) -> float:
+        """The rate after so many updates, by the only schedule that there is."""
+        key, schedule = self._schedule()
+        return schedule_value(schedule, count, {k: self[f"{key}{k}"] for k in schedule.hyper})
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Another rate, where it is one number."""
+        key, schedule = self._schedule()
+        if not schedule.is_constant:
+            raise ArgumentError(
+                "learning_rate",
+                f"the rate follows the schedule {schedule.name}",
+                "Set lr_scale, which multiplies it, or the schedule's numbers in hyperparameters.",
+            )
+        self[f"{key}lr"] = rate
+
+    def _schedule(self) -> tuple[str, Schedule]:
+        schedules = self._plan.optimizer.schedules
+        if len(schedules) != 1:
+            raise ArgumentError(
+                "learning_rate",
+                f"there are {len(schedules)} groups with rates of their own",
+                f"Use hyperparameters: {', '.join(self)}.",
+            )
+        return next(iter(schedules.items()))
+
 
 def schedule_value(schedule: Schedule, count: int, hyper: Mapping[str, float]) -> float:
     """A schedule at a count, through the oracle."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from treadle.runtime.files import load_arrays, save_arrays
 from treadle.runtime.session import Session, fitted
 from treadle.step.batches import Arrays
 
+COUNTERS = "step:counters"
 OWN = "step:"  # begins the names in files of what is a step's, not the model's
 STEP, MODEL = "step", "model"  # kinds of files
 
@@ -30,6 +32,48 @@ class Checked(NamedTuple):
 
     arrays: Arrays
     loaded: Loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Where a step is: its seed, updates and micro-steps done, and its stream in the session."""
+
+    seed: int
+    steps: int
+    micro: int
+    stream: int = 0
+
+    def array(self) -> np.ndarray:
+        """As files have them: the seed in two words, the stream of a step by itself left out."""
+        words = [self.seed & 0xFFFFFFFF, self.seed >> 32, self.steps, self.micro]
+        return np.array(words + ([self.stream] if self.stream else []), np.int64)
+
+    @staticmethod
+    def read(state: object, accumulate: int) -> Counters:
+        """Those of a `state_dict`, for a step that accumulates as many micro-steps."""
+        if not isinstance(state, Mapping):
+            cause = f"the state is a {type(state).__name__}, not a dict of arrays by name"
+            raise LoadError("load_state_dict", cause, "Pass what state_dict gives.")
+        words = np.asarray(state.get(COUNTERS, ()))
+        if words.shape not in ((4,), (5,)) or words.dtype.kind not in "iu":
+            raise LoadError("load_state_dict", f"there are no {COUNTERS}", "Use load_params.")
+        low, high, steps, micro, *stream = (int(w) for w in words)
+        if not (steps >= 0 and 0 <= micro < accumulate):
+            raise LoadError(
+                "load_state_dict",
+                f"the state is at micro-step {micro}, but {accumulate} make an update here",
+                "Compile with the same accumulate, or save right after an update.",
+            )
+        return Counters(low + (high << 32), steps, micro, *stream)
+
+
+def own_names(state: Mapping[str, object], prefix: str) -> dict[str, object]:
+    """What a `state_dict` has by the session's names, without the counters."""
+    return {
+        prefix + n[len(OWN) :] if n.startswith(OWN) else n: value
+        for n, value in ((str(n), v) for n, v in state.items())
+        if n != COUNTERS
+    }
 
 
 def load_values(

@@ -5,24 +5,24 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from treadle.base.dtypes import float32
-from treadle.base.errors import ArgumentError, LoadError, TreadleError
+from treadle.base.errors import ArgumentError, TreadleError
 from treadle.base.numbers import FACTOR, RATE, check_number, check_rounding, check_seed
 from treadle.base.trees import Tree
 from treadle.compile_report import Profile, as_options
 from treadle.domains.anomaly import Anomaly
 from treadle.domains.float64 import carrier
+from treadle.domains.philox import make_key
 from treadle.frontend.scopes import RANDOM_STATE
 from treadle.ir.graph import Graph, OutputKind
 from treadle.nn.tracing import Inputs
 from treadle.optim.append import Mode, state_types, trace_eval_params, trace_init
-from treadle.optim.schedules import Schedule
 from treadle.pipeline import (
     CompileOptions,
     CompileReport,
@@ -36,12 +36,20 @@ from treadle.runtime.native import give_back_memory
 from treadle.runtime.oracle import OracleProgram
 from treadle.runtime.session import IN_PLACE, Session
 from treadle.step.batches import Arrays, ByShape, write_first_values
-from treadle.step.counters import Counters
 from treadle.step.finite import FiniteValues
 from treadle.step.forward import Forward
-from treadle.step.hyperparameters import Hyperparameters, schedule_value
+from treadle.step.hyperparameters import Hyperparameters
 from treadle.step.index_guard import Unlooked, run_guarded
-from treadle.step.loading import OWN, Loaded, load_step, load_values, save_step
+from treadle.step.loading import (
+    COUNTERS,
+    OWN,
+    Counters,
+    Loaded,
+    load_step,
+    load_values,
+    own_names,
+    save_step,
+)
 from treadle.step.programs import UNWATCHED, Evaluation, Variants, Watched
 from treadle.step.results import EvalResult, RunResult, StepResult, arrays_of, named
 from treadle.step.watching import anomaly_of, run_watched
@@ -52,6 +60,14 @@ if TYPE_CHECKING:
 
 MOST_IN_A_CALL = 64  # steps
 LONGEST_CALL = 0.1  # seconds
+
+
+@dataclass(slots=True)
+class _Done:
+    """Updates, and micro-steps since the last one."""
+
+    steps: int = 0
+    micro: int = 0
 
 
 class TrainStep:
@@ -67,7 +83,7 @@ class TrainStep:
         stream: int = 0,
     ):
         self.recipe, self.session, self.report = recipe, session, report
-        self._done = Counters(seed, stream)
+        self._seed, self._stream, self._done = seed, stream, _Done()
         self._unlooked = Unlooked()
         self._plan = recipe.plan()
         self._plan.check_numbers()
@@ -163,24 +179,36 @@ class TrainStep:
             except KeyboardInterrupt:
                 # It arrives when native code returns: the values are then those of a whole step.
                 if self.session.progress(program) != before:
-                    self._done.advance(mode)
+                    self._advance(mode)
                 raise
             before_it = replace(self._done) if is_guarded else self._done
-            self._done.advance(mode)
+            self._advance(mode)
             if is_guarded:
                 undo = functools.partial(self._undo, before_it, replace(self._done))
                 return self._unlooked.add(operation, variants, arrays, outputs, undo), mode
             return outputs, mode
 
-    def _undo(self, before: Counters, after: Counters) -> None:
+    def _undo(self, before: _Done, after: _Done) -> None:
         """Counts without a step that was refused, unless others were made since."""
         self._done = before if self._done == after else self._done
 
     def _mode(self) -> Mode:
-        return self._done.mode(self.recipe.accumulate)
+        if self.recipe.accumulate == 1:
+            return Mode.UPDATE
+        is_last = self._done.micro == self.recipe.accumulate - 1
+        return Mode.ACCUMULATE_AND_UPDATE if is_last else Mode.ACCUMULATE
 
     def _with_key(self, arrays: Arrays) -> Arrays:
-        return arrays | {RANDOM_STATE: self._done.key()}
+        return arrays | {RANDOM_STATE: self._key(self._done.steps, self._done.micro)}
+
+    def _key(self, steps: int, micro: int) -> np.ndarray:
+        return make_key(self._seed, steps, micro, self._stream)
+
+    def _advance(self, mode: Mode) -> None:
+        if mode is Mode.ACCUMULATE:
+            self._done.micro += 1
+        else:
+            self._done.steps, self._done.micro = self._done.steps + 1, 0
 
     def run(self, batches: Iterable[Tree]) -> RunResult:
         """A step for each batch; metrics are weighted means over all of them.
@@ -232,7 +260,7 @@ class TrainStep:
                 if others is not variants or is_there != is_guarded:
                     break
                 if variants.is_random:
-                    arrays = arrays | {RANDOM_STATE: self._done.key(i)}
+                    arrays = arrays | {RANDOM_STATE: self._key(self._done.steps + i, 0)}
                 rows.append(arrays)
             before = program.runs
             try:
@@ -295,7 +323,7 @@ class TrainStep:
             precision=recipe.precision,
             options=as_options(options, recipe.options),
             training=training,
-            seed=self._done.seed,
+            seed=self._seed,
             eval_params=self._eval_params,
         )
 
@@ -336,7 +364,8 @@ class TrainStep:
         names = self._names()
         values = self.session.read(names.values())
         found = {name: values[own] for name, own in names.items()}
-        return found | {"step:counters": self._done.words()}
+        counters = Counters(self._seed % 2**64, self._done.steps, self._done.micro, self._stream)
+        return found | {COUNTERS: counters.array()}
 
     def not_finite(self, state: Arrays | None = None) -> tuple[str, ...]:
         """Names in `state_dict` of what is NaN or infinite and should not be, parameters first.
@@ -348,21 +377,18 @@ class TrainStep:
         taken = None if state is None else {own: state[name] for own, name in names.items()}
         with self.session.lock:
             values = self.session.values if taken is None else taken
-            found = self._finite.wrong(values, list(names), self._done.seed)
+            found = self._finite.wrong(values, list(names), self._seed)
         return tuple(names[n] for n in found)
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Continue exactly where `state_dict` was taken. All or nothing."""
-        if not isinstance(state, Mapping):
-            cause = f"the state is a {type(state).__name__}, not a dict of arrays by name"
-            raise LoadError("load_state_dict", cause, "Pass what state_dict gives.")
-        prefix = self.recipe.prefix
-        given = {_renamed(str(n), prefix): v for n, v in state.items() if n != "step:counters"}
-        counters = Counters.of(np.asarray(state.get("step:counters", ())), self.recipe.accumulate)
+        counters = Counters.read(state, self.recipe.accumulate)
+        given = own_names(state, self.recipe.prefix)
         model = self.recipe.model
         found = load_values(self.session, model, self._own, given, True, "load_state_dict")
         self._finite.note_loaded({n: found.arrays[n] for n in model.declarations()})
-        self._done = counters
+        self._seed, self._stream = counters.seed, counters.stream
+        self._done.steps, self._done.micro = counters.steps, counters.micro
 
     def save(self, path: str | Path) -> None:
         """Write `state_dict` to a safetensors file with a checksum, aside and renamed."""
@@ -375,9 +401,8 @@ class TrainStep:
 
     def reset(self, seed: int | None = None) -> None:
         """Start again without compiling: first values, fresh optimizer, counters at zero."""
-        if seed is not None:
-            self._done.seed = check_seed("reset", seed)
-        write_first_values(self.session, self.recipe.model.declarations(), self._done.seed)
+        self._seed = self._seed if seed is None else check_seed("reset", seed)
+        write_first_values(self.session, self.recipe.model.declarations(), self._seed)
         self._finite.forget_loaded()
         self._start()
 
@@ -408,30 +433,11 @@ class TrainStep:
     @property
     def learning_rate(self) -> float:
         """The rate of the next update: schedule(count) · lr_scale."""
-        key, schedule = self._schedule()
-        hyper = {k: self.hyperparameters[f"{key}{k}"] for k in schedule.hyper}
-        return schedule_value(schedule, self.count, hyper) * self.lr_scale
+        return self.hyperparameters.learning_rate(self.count) * self.lr_scale
 
     @learning_rate.setter
     def learning_rate(self, rate: float) -> None:
-        key, schedule = self._schedule()
-        if not schedule.is_constant:
-            raise ArgumentError(
-                "learning_rate",
-                f"the rate follows the schedule {schedule.name}",
-                "Set lr_scale, which multiplies it, or the schedule's numbers in hyperparameters.",
-            )
-        self.hyperparameters[f"{key}lr"] = rate
-
-    def _schedule(self) -> tuple[str, Schedule]:
-        schedules = self._plan.optimizer.schedules
-        if len(schedules) != 1:
-            raise ArgumentError(
-                "learning_rate",
-                f"there are {len(schedules)} groups with rates of their own",
-                f"Use hyperparameters: {', '.join(self.hyperparameters)}.",
-            )
-        return next(iter(schedules.items()))
+        self.hyperparameters.set_learning_rate(rate)
 
     @property
     def lr_scale(self) -> float:
@@ -487,7 +493,3 @@ class TrainStep:
         """The step's distinct kernels: name, text, llvm, assembly, lines. The oracle has none."""
         program = self._programs.built(self._inputs).step(self._mode(), UNWATCHED)
         return kernels_of(program, self.recipe.options)
-
-
-def _renamed(name: str, prefix: str) -> str:
-    return prefix + name[len(OWN) :] if name.startswith(OWN) else name
