@@ -93,9 +93,17 @@ def reference(problem: Problem) -> Reference:
 
 
 def check(problems: dict[str, Problem]) -> None:
-    """All of the problems in one program: their values and gradients are PyTorch's."""
+    """The problems' values, by a program of them alone, and by one of them and their gradients.
+
+    What is computed for its own sake is scheduled in another way than what a gradient uses again.
+    """
     given = list(problems.values())
     references = [reference(p) for p in given]
+    floats, constants = [p.floats for p in given], [p.constants for p in given]
+
+    def forward(floats: list[Any], constants: list[Any]) -> Any:
+        called = (p.ours(*each) for p, *each in zip(given, floats, constants, strict=True))
+        return [trees.flatten(result)[0] for result in called]
 
     def together(floats: list[Any], constants: list[Any], cotangents: list[Any]) -> Any:
         return [
@@ -103,18 +111,19 @@ def check(problems: dict[str, Problem]) -> None:
             for p, *each in zip(given, floats, constants, cotangents, strict=True)
         ]
 
-    found = compiled(
-        together,
-        [p.floats for p in given],
-        [p.constants for p in given],
-        [r.cotangents for r in references],
-    )
-    for name, (values, gradients), expected in zip(problems, found, references, strict=True):
-        assert gradients.keys() == expected.gradients.keys()
-        for i, (a, b) in enumerate(zip(values, expected.values, strict=True)):
-            assert_near(a, b, f"{name}: result {i}")
-        for n, a in gradients.items():
+    alone = compiled(forward, floats, constants)
+    found = compiled(together, floats, constants, [r.cotangents for r in references])
+    for name, values, pair, expected in zip(problems, alone, found, references, strict=True):
+        assert_all_near(values, expected, f"{name}: alone")
+        assert_all_near(pair[0], expected, name)
+        assert pair[1].keys() == expected.gradients.keys()
+        for n, a in pair[1].items():
             assert_near(a, expected.gradients[n], f"{name}: gradient of {n}")
+
+
+def assert_all_near(values: list[Any], expected: Reference, name: str) -> None:
+    for i, (a, b) in enumerate(zip(values, expected.values, strict=True)):
+        assert_near(a, b, f"{name}: result {i}")
 
 
 def values_and_gradients(
@@ -126,6 +135,7 @@ def values_and_gradients(
     return values, gradients
 
 
-def every_size(make: Callable[[int, int], Problem]) -> None:
-    """What `make` gives for each number of features and rows, compared with PyTorch."""
-    check({f"{f} features, batch {n}": make(f, n) for f, n in SIZES})
+def every_size(*makes: Callable[[int, int], Problem]) -> None:
+    """What each makes for each number of features and rows, compared with PyTorch."""
+    numbered = [(i, make, f, n) for i, make in enumerate(makes) for f, n in SIZES]
+    check({f"{i}: {f} features, batch {n}": make(f, n) for i, make, f, n in numbered})

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from backend import AGREE, Built, assert_within, build, draw, merged, merged_arrays, same_bits
-from test_backend_ops import COMPUTED, agreement, retyped
+from op_samples import COMPUTED, agreement, retyped
 from treadle.autodiff.backward import has_gradient, vjp_graph
 from treadle.base import dtypes
 from treadle.base.dtypes import DType

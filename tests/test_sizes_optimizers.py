@@ -1,7 +1,7 @@
 """Every optimizer and transform on parameters of few columns and many rows, beside its reference.
 
 One program for each has a parameter (batch, features) of every size, and a vector of each number of
-features, whose gradient is a sum over the rows of the batches.
+features, whose gradient is a sum over rows.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Training:
 
     def __init__(self, sizes: Sizes):
         self.data = {f"m{f}x{n}": (n, f) for f, n in sizes}
-        self.vectors = {name: f"v{f}" for name, (_, f) in self.data.items()}
-        self.shapes = self.data | {v: self.data[k][1:] for k, v in self.vectors.items()}
+        self.vectors = {f"v{f}": name for name, (_, f) in self.data.items()}  # beside the last
+        self.shapes = self.data | {v: self.data[k][1:] for v, k in self.vectors.items()}
 
     def start(self) -> Arrays:
         rng = np.random.default_rng(3)
@@ -44,17 +44,13 @@ class Training:
 
     def loss(self, model: Any, batch: Any) -> Any:
         """Its Hessian is diagonal: Sophia's estimate does not depend on what is drawn."""
-        total = 0.0
-        for name, vector in self.vectors.items():
-            x = batch[name]
-            total = total + (td.tanh(model[name]) * x).sum() / len(x)
-            total = total + (td.tanh(model[vector]) * x).sum() / len(x)
-        return total
+        beside = {name: name for name in self.data} | self.vectors
+        terms = [(td.tanh(model[p]) * batch[x]).sum() / len(batch[x]) for p, x in beside.items()]
+        return sum(terms[1:], terms[0])
 
     def gradients(self, params: Arrays, t: int) -> Arrays:
         factors = {name: x / len(x) for name, x in self.batch(t).items()}
-        for name, vector in self.vectors.items():
-            factors[vector] = factors.get(vector, 0) + factors[name].sum(0)
+        factors |= {vector: factors[name].sum(0) for vector, name in self.vectors.items()}
         return {n: k * (1 - np.tanh(params[n]) ** 2) for n, k in factors.items()}
 
     def hessian(self, params: Arrays, t: int) -> Arrays:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from treadle.base.errors import TreadleError
+from treadle.base.errors import IndexRangeError, TreadleError
 from treadle.domains.float64 import Float64
 from treadle.fuzz.cases import Arrays, Case, prepared
 from treadle.fuzz.program import Program
@@ -49,6 +49,8 @@ def _judged(program: Program, device: str) -> Verdict:
     try:
         case = prepared(program)
         exact = case.exact(Float64())
+    except IndexRangeError as error:  # an input that serves as indices of two axes, say
+        return Verdict(SKIPPED, _told(error))
     except Exception as error:
         return Verdict(REFUSED, f"by the oracle: {_told(error)}")
     if not all(_is_finite(x) for x in exact):

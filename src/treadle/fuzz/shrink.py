@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from treadle.base.errors import TreadleError
 from treadle.fuzz.forms import FORMS
 from treadle.fuzz.generate import evaluated
 from treadle.fuzz.program import (
@@ -127,7 +128,10 @@ def _is_valid(program: Program) -> bool:
 
 def _smaller(program: Program) -> Iterator[Program]:
     """Candidates, those that leave out most first."""
-    known = evaluated(program)
+    try:
+        known = evaluated(program)
+    except TreadleError:  # with these values it cannot be taken apart
+        return
     yield from _modes(program, known)
     yield from _prefixes(program)
     yield from _cuts(program, known)

@@ -111,7 +111,8 @@ class Noisy(Float64):
             own = bound.factor * terms(op, attributes, operands) * u * total
             return np.asarray(own + 0.5 * ulp(result, dtype))
         if op is leaves.CONSTANT:  # rounded once, to its dtype
-            return np.abs(result.astype(dtype.numpy).astype(np.float64) - result)
+            with np.errstate(all="ignore"):  # infinities
+                return np.abs(result.astype(dtype.numpy).astype(np.float64) - result)
         return np.zeros_like(result)
 
 
@@ -152,15 +153,22 @@ def careful_spread(run: Run, types: Sequence[TensorType]) -> list[np.ndarray]:
 
 
 def _apart(run: Run, exact: Sequence[np.ndarray], domains: Iterable[Float64]) -> list[np.ndarray]:
-    """The greatest distance of each element from the exact one, over some domains."""
+    """The greatest distance of each element from the exact one, over some domains.
+
+    Noise may lead to a NaN (the root of a square that it made negative) and says nothing then; of
+    an element that all noise makes one, nothing is known.
+    """
     found = [np.zeros(x.shape) for x in exact]
+    is_known = [np.isnan(x) if x.dtype == np.float64 else np.ones(x.shape, bool) for x in exact]
     with np.errstate(all="ignore"):
         for domain in domains:
             for k, (moved, x) in enumerate(zip(run(domain), exact, strict=True)):
                 is_float = x.dtype == np.float64
                 apart = np.abs(moved - x) if is_float else np.where(moved == x, 0.0, np.inf)
                 found[k] = np.fmax(found[k], apart)
-    return found
+                if is_float and isinstance(domain, Noisy):
+                    is_known[k] |= ~np.isnan(moved)
+    return [np.where(known, f, np.inf) for f, known in zip(found, is_known, strict=True)]
 
 
 def complaint(
