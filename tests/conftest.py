@@ -14,11 +14,16 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # What a shell runs in the background ignores Ctrl-C, and so would the processes that tests start
 # and then interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A machine may be as slow as it is.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 VARIABLE, PREFIX = "TREADLE_CACHE", "treadle-tests-"
 

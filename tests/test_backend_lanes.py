@@ -104,10 +104,10 @@ ARGUMENTS = ("op", "dtype", "family", "width", "direction")
 QUICK = [
     *cases("lanes", [dtypes.float32], WIDTHS[-1:]),
     *cases("few", [dtypes.float64], WIDTHS[:1]),
-    *cases("few", [dtypes.bfloat16], WIDTHS[:2][-1:]),
-    *cases("few", [dtypes.float16], WIDTHS[-1:], ["forward"]),
 ]
 WHOLE = [
+    *cases("few", [dtypes.bfloat16], WIDTHS[:2][-1:]),
+    *cases("few", [dtypes.float16], WIDTHS[-1:], ["forward"]),
     *cases("around", [dtypes.float32], WIDTHS),
     *cases("blocks", [dtypes.float32], WIDTHS[-1:]),
     *cases("lanes", [dtypes.float32], WIDTHS[:-1]),

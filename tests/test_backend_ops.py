@@ -47,7 +47,8 @@ def test_every_op_in_every_dtype_on_any_number_of_threads(op: Op, dtype: DType) 
     built = build(graph, shared=True)
     found = built.on(1).run(arrays)
     assert_within(graph, arrays, found, agreement(op))
-    for threads in THREADS[1:]:
+    is_usual = dtype in (dtypes.float32, dtypes.int32)  # other dtypes have the same loops
+    for threads in THREADS[1:] if is_usual else (3,):
         assert same_bits(built.on(threads).run(arrays), found), threads
 
 

@@ -12,7 +12,6 @@ from treadle.domains.domain import Typed, evaluate
 from treadle.ir.graph import Graph
 from treadle.ir.op import Attributes, Op, RuleTable, Types
 from treadle.ir.ops.elementwise import CAST
-from treadle.ir.ops.leaves import CONSTANT
 from treadle.ir.types import TensorType
 
 # NumPy's own stubs type most results as Any.
@@ -27,7 +26,7 @@ class Float64:
 
     Integers and bool have their own width. With nothing rounded, a cast between floats is the
     identity: this is what a graph means. Rounding float16 or bfloat16 shows what it does there;
-    then constants, and float64 that is cast, are rounded too: every device holds them so.
+    then a cast of a float64 is rounded too, as somebody asked for it.
     """
 
     keeps: frozenset[Op] = frozenset()
@@ -44,7 +43,7 @@ class Float64:
         results = found if isinstance(found, tuple) else (found,)
         found = [self._finish(r, t) for r, t in zip(results, types, strict=True)]
         is_narrowed = op is CAST and operands[0].type.dtype is float64
-        if self.rounded and types[0].is_float and (is_narrowed or op is CONSTANT):
+        if self.rounded and types[0].is_float and is_narrowed:
             return [_rounded(found[0], types[0].dtype)]
         return found
 

@@ -83,7 +83,7 @@ class _Machine:
         self.meanings, self.width = meanings, width
         self.lanes: np.ndarray = np.zeros((), np.int64)  # which run: one, or an axis of all
         self.scratch, self.shared_out = kernel.scratch, outermost(kernel)
-        self.variables: dict[str, Lanes] = {}
+        self.variables: dict[str, Any] = {}  # numbers, or lanes
         self.locals: dict[str, Lanes] = {}
 
     def run(self, statement: Statement) -> None:
@@ -120,7 +120,7 @@ class _Machine:
     def _iterations(self, loop: For, first: int) -> None:
         """One iteration after the other."""
         for i in range(first, self._count(loop)):
-            self.variables[loop.var.name] = np.array(i)
+            self.variables[loop.var.name] = i
             if loop is self.shared_out:  # any thread may have this one: scratch tells nothing
                 self.memory |= {b.name: _undefined(b) for b in self.scratch}
             for inner in loop.body:
@@ -166,11 +166,21 @@ class _Machine:
         lanes = self.lanes if buffer in self.most else np.zeros((), np.int64)
         return np.broadcast_arrays(place, lanes)  # type: ignore[return-value]
 
+    def _lane(self, buffer: str) -> int:
+        """The lane that runs alone, as memory counts it."""
+        return int(self.lanes) if buffer in self.most else 0
+
     def _load(self, buffer: str, place: Lanes) -> Lanes:
+        if not self.lanes.ndim:
+            return np.asarray(self.memory[buffer][place, self._lane(buffer)])
         return np.asarray(self.memory[buffer][self._cells(buffer, place)])
 
     def _store(self, buffer: str, place: Lanes, value: Lanes, held: Any) -> None:
         """In the order of lanes: of several at one element the last stays."""
+        if not self.lanes.ndim:
+            if held:
+                self.memory[buffer][place, self._lane(buffer)] = value
+            return
         for cell, new, holds in self._one_by_one(buffer, place, value, held):
             if holds:
                 self.memory[buffer][cell] = new
@@ -214,15 +224,19 @@ class _Machine:
         columns = np.array([matrix.columns.at(i) for i in range(matrix.columns.count)], np.int64)
         return self._place(matrix.index) + rows[:, None] + columns[None, :]
 
-    def _place(self, index: Index) -> Lanes:
-        """The number that an index stands for."""
-        total = np.array(index.offset)
+    def _place(self, index: Index) -> Any:
+        """The number that an index stands for, or those of all lanes."""
+        total: Any = index.offset
         for atom, factor in index.terms:
             match atom:
                 case Var(name, _):
                     value = self.variables[name]
                 case Data(local, extent):
-                    value = np.clip(self.locals[local].astype(np.int64), 0, extent - 1)
+                    given = self.locals[local]
+                    if given.ndim:
+                        value = np.clip(given.astype(np.int64), 0, extent - 1)
+                    else:
+                        value = min(max(int(given), 0), extent - 1)
                 case Quotient(inner, divisor):
                     value = self._place(inner) // divisor
                 case Remainder(inner, divisor):
@@ -230,7 +244,7 @@ class _Machine:
                 case Bounded(inner, _):
                     value = self._place(inner)
             total = total + factor * value
-        return np.asarray(total)
+        return total
 
     # Values
 
@@ -243,7 +257,7 @@ class _Machine:
             case Local(name, _):
                 return self.locals[name]
             case Position(index, dtype):
-                return self._place(index).astype(dtype.numpy)
+                return np.asarray(self._place(index)).astype(dtype.numpy)
             case Apply(op, operands, dtype):
                 return self._apply(op, tuple(map(self.value, operands)), dtype)
             case Convert(inner, dtype):
@@ -271,13 +285,15 @@ class _Machine:
         """One lane of those that run, its own values in place of all."""
         lanes, variables, locals_ = self.lanes, self.variables, self.locals
         self.lanes = np.asarray(lane)
-        self.variables = {n: v[lane] if v.ndim else v for n, v in variables.items()}
+        self.variables = {n: v if isinstance(v, int) else v[lane] for n, v in variables.items()}
         self.locals = {n: v[lane] if v.ndim else v for n, v in locals_.items()}
         yield
         self.lanes, self.variables, self.locals = lanes, variables, locals_
 
     def _apply(self, op: str, operands: tuple[Lanes, ...], dtype: DType) -> Lanes:
-        found = self.meanings[op](*np.broadcast_arrays(*operands))
+        if self.lanes.ndim:
+            operands = tuple(np.broadcast_arrays(*operands))
+        found = self.meanings[op](*operands)
         return np.asarray(found).astype(dtype.numpy)
 
 

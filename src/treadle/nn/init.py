@@ -76,8 +76,9 @@ def ones(shape: Shape, rng: np.random.Generator) -> np.ndarray:
 
 
 def constant(value: float) -> Init:
-    """One value everywhere."""
-    number = check_number("constant", "value", value, FINITE)
+    """One value everywhere; a state may begin with an infinity."""
+    is_infinite = isinstance(value, float) and math.isinf(value)
+    number = value if is_infinite else check_number("constant", "value", value, FINITE)
     return lambda shape, rng: np.full(shape, number)
 
 

@@ -145,11 +145,19 @@ def spread(run: Run, types: Sequence[TensorType], agree: float = AGREE) -> list[
     ]
 
 
+# Programs have numbers of the size of one. What cancels to nothing keeps roundings of them, which
+# no few turns of noise show in full: a thousandth of a rounding of one is always allowed.
+LEAST = 2.0**-34
+
+
 def careful_spread(run: Run, types: Sequence[TensorType]) -> list[np.ndarray]:
     """`spread`, and many turns of louder noise: what almost equal values decide shows in few."""
     turns = range(TURNS, TURNS + CAREFUL_TURNS)
     loud = _apart(run, run(Float64()), [Noisy(turn, AGREE) for turn in turns])
-    return [np.fmax(a, b) for a, b in zip(spread(run, types), loud, strict=True)]
+    return [
+        np.fmax(np.fmax(a, b), 0.0 if t.dtype is dtypes.float64 else LEAST)
+        for a, b, t in zip(spread(run, types), loud, types, strict=True)
+    ]
 
 
 def _apart(run: Run, exact: Sequence[np.ndarray], domains: Iterable[Float64]) -> list[np.ndarray]:

@@ -260,8 +260,12 @@ def minimum(x: Operand, y: Operand) -> Tensor:
 
 
 def clamp(x: Operand, min: Operand | None = None, max: Operand | None = None) -> Tensor:
-    """x limited to [min, max]. At a bound the gradient is x's, as in PyTorch."""
+    """x limited to [min, max]. At a bound the gradient is x's, as in PyTorch.
+
+    Numbers are rounded to x's dtype first: what they say of an element is what a device finds.
+    """
     result = as_tensor(x)
+    min, max = (_held(bound, result.dtype) for bound in (min, max))
     if min is None and max is None:
         raise ArgumentError("clamp", "neither min nor max is given", "Give at least one bound.")
     if min is not None:
@@ -269,6 +273,14 @@ def clamp(x: Operand, min: Operand | None = None, max: Operand | None = None) ->
     if max is not None:
         result = where(gt(result, max), max, result)
     return result
+
+
+def _held(bound: Operand | None, dtype: dtypes.DType) -> Operand | None:
+    """A plain number as a dtype of floats holds it."""
+    if not isinstance(bound, float) or not dtype.is_float:
+        return bound
+    with np.errstate(over="ignore"):
+        return float(np.asarray(bound).astype(dtype.numpy))
 
 
 def eq(x: Operand, y: Operand) -> Tensor:
