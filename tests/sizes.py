@@ -7,7 +7,7 @@ are compiled as one program, since most of the time is the compiler's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from treadle.base import trees
 FEATURES = (2, 3, 5, 6, 7)
 BATCHES = (7, 64, 257)
 SIZES = [(features, batch) for features in FEATURES for batch in BATCHES]
-# Every number of features and of rows once: where no sum runs over either.
+# Every number of features and of rows: where a matrix is no more than its elements.
 SOME = [(2, 257), (3, 64), (5, 7), (6, 257), (7, 64)]
 TOLERANCE = 2e-5  # of an array's greatest element: sums of 257 float32 terms and what follows
 
@@ -135,7 +135,9 @@ def values_and_gradients(
     return values, gradients
 
 
-def every_size(*makes: Callable[[int, int], Problem]) -> None:
+def every_size(
+    *makes: Callable[[int, int], Problem], sizes: Sequence[tuple[int, int]] = SIZES
+) -> None:
     """What each makes for each number of features and rows, compared with PyTorch."""
-    numbered = [(i, make, f, n) for i, make in enumerate(makes) for f, n in SIZES]
+    numbered = [(i, make, f, n) for i, make in enumerate(makes) for f, n in sizes]
     check({f"{i}: {f} features, batch {n}": make(f, n) for i, make, f, n in numbered})

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import treadle as td
-from sizes import SIZES, Problem, assert_near, every_size, options, rounded
+from sizes import SIZES, SOME, Problem, assert_near, every_size, options, rounded
 from test_layers import EXCEPTIONS, Case, built, case, chain, floats, integers, prepared
 from treadle import nn
 
@@ -69,8 +69,10 @@ ROWS: dict[str, Make] = {
     "Softmax": lambda f, n: case("Softmax", (-1,), floats(n, f)),
     **{n: with_inputs(n) for n in ("Identity", "ReLU", "GELU", "SiLU", "Tanh", "Sigmoid")},
 }
-# Other forms of them.
+TOGETHER = {"Sequential", "ModuleList", "SwiGLU"}  # made of layers that have rows of their own
+# Other forms of them, and all sizes of those.
 MORE: dict[str, Make] = {
+    **{name: ROWS[name] for name in sorted(TOGETHER)},
     "Linear to one": lambda f, n: case("Linear", (f, 1, False), floats(n, f)),
     "Embedding padded": lambda f, n: case("Embedding", (f, 3, 1), integers(f, n, 2)),
     "LayerNorm plain": lambda f, n: case("LayerNorm", ((f, 2), 1e-3, False), floats(n, f, 2)),
@@ -126,7 +128,8 @@ def test_every_layer_has_rows_or_a_reason() -> None:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_values_and_gradients(name: str) -> None:
-    every_size(lambda f, n: problem(ROWS[name](f, n)))
+    sizes = SOME if name in TOGETHER else SIZES
+    every_size(lambda f, n: problem(ROWS[name](f, n)), sizes=sizes)
 
 
 @pytest.mark.slow
