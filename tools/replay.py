@@ -1,0 +1,208 @@
+"""What the compiler makes of many programs, stage by stage, to be compared with another revision.
+
+usage: python tools/replay.py [program ...] [--out FOLDER]
+       python tools/replay.py [program ...] --against REVISION [--rename OLD=NEW ...] [--lines 60]
+
+Programs are the workloads of bench/models.py and `--random` programs of `treadle fuzz`, by a seed.
+Stages are the graph, the program of kernels, LLVM IR and CUDA C++, each for two targets. Nothing is
+run, and no GPU is needed. The texts of each stage are written to a folder, with their hashes.
+
+With `--against` both revisions write their texts, each with its own compiler and its own copy of
+this script. What differs is listed, and the first difference of each stage is printed with its
+kernel. `--rename` says which words the other revision has others for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+SEED, RANDOM = 17, 150
+HEADS = re.compile(r"^(\d+: kernel |define |extern \"C\"|__device__ |node |kernel )")
+
+
+def names(count: int) -> list[str]:
+    """Of all programs: workloads, and numbers of random programs."""
+    from models import WORKLOADS
+
+    return [*WORKLOADS, *(f"random{i}" for i in range(count))]
+
+
+def graphs(name: str) -> tuple[Any, Any]:
+    """The graph of a program for processors and for GPUs."""
+    if name.startswith("random"):
+        from treadle.fuzz.cases import prepared
+        from treadle.fuzz.generate import generate
+
+        graph = prepared(replace(generate(SEED, int(name[6:])), target="native")).graph
+        return graph, graph
+    return step_graph(name, "cpu"), step_graph(name, "cuda")
+
+
+def step_graph(name: str, device: str) -> Any:
+    import treadle as td
+    from models import FOR_GPUS, WORKLOADS, loss
+    from treadle.nn.tracing import Inputs
+    from treadle.optim.append import Mode
+    from treadle.pipeline import CompileReport, StepRecipe, build_step
+
+    given = WORKLOADS[name]
+    is_narrow = device == "cuda" and name in FOR_GPUS
+    precision = td.bfloat16 if is_narrow else td.float32
+    recipe = StepRecipe(
+        given.make(), loss, td.optim.adamw(1e-3), "step0:", 1, given.clip, precision,
+        td.CompileOptions(),
+    )  # fmt: skip
+    report = CompileReport(device, precision.name)
+    return build_step(recipe, recipe.plan(), Inputs.of(given.specs()), report)[Mode.UPDATE]
+
+
+def texts(name: str) -> Iterator[tuple[str, str]]:
+    """Stage by stage, what the compiler makes of a program."""
+    from treadle.codegen.cuda.driver import render_program as render_cuda
+    from treadle.codegen.llvm.driver import render_program
+    from treadle.ir.text import to_text
+    from treadle.kernel.machine import Machine
+    from treadle.kernel.text import program_text
+    from treadle.schedule.schedule import GPU, schedule
+
+    graph, for_gpu = graphs(name)
+    yield "graph", f"{to_text(graph)}\n\n{to_text(for_gpu)}\n"
+    for machine in (Machine(8), Machine(16, permutes=True)):
+        program = schedule(graph, True, 2 * machine.width, in_place=True)
+        yield f"program_{machine.width}", program_text(program)
+        yield f"llvm_{machine.width}", render_program(program, machine)
+    bare = replace(GPU, has_attention=False, has_conv=False)
+    full = replace(GPU, has_attention=True, has_conv=True)
+    for title, target in (("bare", bare), ("full", full)):
+        program = schedule(for_gpu, True, in_place=True, target=target)
+        yield f"gpu_program_{title}", program_text(program)
+        source = render_cuda(program)
+        launches = "\n".join(map(str, (*source.launches, *source.bundles)))
+        yield f"cuda_{title}", "\n".join([*source.parts, launches])
+
+
+def write(name: str, folder: Path) -> dict[str, str]:
+    """The texts of a program into a folder, and their hashes by file."""
+    found: dict[str, str] = {}
+    try:
+        for stage, text in texts(name):
+            (folder / f"{name}.{stage}.txt").write_text(text)
+            found[f"{name}.{stage}"] = hashlib.sha256(text.encode()).hexdigest()
+    except Exception as error:
+        found[f"{name}.error"] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def write_all(wanted: list[str], folder: Path, processes: int) -> dict[str, str]:
+    folder.mkdir(parents=True, exist_ok=True)
+    found: dict[str, str] = {}
+    with ProcessPoolExecutor(processes) as pool:
+        for i, part in enumerate(pool.map(write, wanted, [folder] * len(wanted))):
+            found |= part
+            if sys.stderr.isatty():
+                told = f"\r{i + 1} of {len(wanted)} programs"
+                print(told, end="", file=sys.stderr, flush=True)
+    (folder / "hashes.json").write_text(json.dumps(found, indent=1))
+    return found
+
+
+def in_checkout(root: Path, given: argparse.Namespace, folder: Path) -> dict[str, str]:
+    """The hashes that the compiler of a checkout gives, its texts in a folder."""
+    command = [sys.executable, str(root / "tools" / "replay.py"), *given.programs]
+    command += ["--out", str(folder), "--random", str(given.random)]
+    environment = os.environ | {"PYTHONPATH": f"{root / 'src'}:{root / 'bench'}"}
+    subprocess.run(command, check=True, env=environment)
+    found: dict[str, str] = json.loads((folder / "hashes.json").read_text())
+    return found
+
+
+def renamed(text: str, words: list[str]) -> str:
+    for word in words:
+        old, new = word.split("=")
+        text = re.sub(rf"\b{re.escape(old)}\b", new, text)
+    return text
+
+
+def difference(old: str, new: str, lines: int) -> str:
+    """The first lines that differ, and the kernel they are in."""
+    a, b = old.splitlines(), new.splitlines()
+    first = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))
+    head = next((x for x in reversed(a[: first + 1]) if HEADS.match(x)), "")
+    start = max(0, first - 5)
+    shown = difflib.unified_diff(a[start : first + 400], b[start : first + 400], lineterm="", n=3)
+    return "\n".join([f"in: {head}", *list(shown)[2 : 2 + lines]])
+
+
+def compare(folders: tuple[Path, Path], hashes: tuple[dict[str, str], ...], given: Any) -> int:
+    """Print what differs; how many texts do."""
+    told, count = set[str](), 0
+    for key in sorted({*hashes[0], *hashes[1]}):
+        if hashes[0].get(key) == hashes[1].get(key):
+            continue
+        paths = [folder / f"{key}.txt" for folder in folders]
+        if not all(p.exists() for p in paths):
+            count += 1
+            print(f"{key}: {hashes[0].get(key, 'none')} → {hashes[1].get(key, 'none')}")
+            continue
+        old, new = renamed(paths[0].read_text(), given.rename), paths[1].read_text()
+        if old == new:
+            continue
+        count += 1
+        stage = key.split(".", 1)[1].rsplit("_", 1)[0]
+        print(f"{key} differs")
+        if stage not in told:
+            told.add(stage)
+            print(difference(old, new, given.lines))
+    print(f"{count} of {len(hashes[1])} texts differ")
+    return count
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("programs", nargs="*", metavar="program", help="all, unless some are named")
+    parser.add_argument("--random", type=int, default=RANDOM, help="random programs")
+    parser.add_argument("--out", type=Path, help="folder for the texts")
+    parser.add_argument("--against", metavar="REVISION")
+    parser.add_argument("--rename", action="append", default=[], metavar="OLD=NEW")
+    parser.add_argument("--lines", type=int, default=60, help="of each difference")
+    parser.add_argument("--processes", type=int, default=2)
+    given = parser.parse_args()
+    if given.against is None:
+        sys.path[:0] = [str(ROOT / "bench")]
+        folder = given.out or Path(tempfile.mkdtemp(prefix="replay"))
+        hashes = write_all(given.programs or names(given.random), folder, given.processes)
+        wrong = [k for k in hashes if k.endswith(".error")]
+        print(f"{len(hashes)} texts in {folder}", *(f"{k}: {hashes[k]}" for k in wrong), sep="\n")
+        return 0
+    with tempfile.TemporaryDirectory() as top:
+        other, folders = Path(top) / "other", (Path(top) / "old", Path(top) / "new")
+        git = ["git", "-C", str(ROOT), "worktree"]
+        subprocess.run([*git, "add", "-q", "--detach", other, given.against], check=True)
+        try:
+            hashes = tuple(
+                in_checkout(root, given, folder)
+                for root, folder in zip((other, ROOT), folders, strict=True)
+            )
+        finally:
+            subprocess.run([*git, "remove", "--force", other], check=True)
+        return 1 if compare(folders, hashes, given) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
