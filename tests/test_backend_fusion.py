@@ -19,7 +19,7 @@ from treadle.kernel.text import to_text
 from treadle.memory import assemble as assembling
 from treadle.runtime.native import host
 from treadle.schedule.schedule import schedule
-from treadle.schedule.target import CPU
+from treadle.kernel.target import CPU
 
 SHAPES = [(64, 128), (7, 13), (4, 2, 16, 17), (3, 1), (1, 9)]
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from treadle.base.origin import Origin
 from treadle.kernel.nodes import Buffer, Kernel
 from treadle.kernel.rowsums import row_sums_of
+from treadle.kernel.target import CPU, Target
 from treadle.kernel.verify import verify
 from treadle.schedule.finish import finished
 from treadle.schedule.fuse import fused, is_serial, localised, outer_turns, spread
@@ -18,7 +19,6 @@ from treadle.schedule.near import kept_near
 from treadle.schedule.nests import anonymous, map_places
 from treadle.schedule.rowsums import with_own_numbers
 from treadle.schedule.signature import Signature
-from treadle.schedule.target import CPU, Target
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from treadle.ir.ops.leaves import IOTA, Leaf
 from treadle.ir.ops.reductions import ARGMAX, REDUCE_MAX, ArgReduce, Reduce
 from treadle.ir.rewrite import inline_into, remove_dead_code
 from treadle.ir.types import TensorType
+from treadle.kernel.target import CPU, Target
 from treadle.schedule.channels import CONVOLUTIONS, is_conv_for_library
-from treadle.schedule.target import CPU, Target
 
 
 def expand(

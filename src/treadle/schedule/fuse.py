@@ -29,6 +29,7 @@ from treadle.kernel.nodes import (
     Update,
 )
 from treadle.kernel.rowsums import row_sums_of
+from treadle.kernel.target import CPU, Target
 from treadle.schedule.nests import (
     fresh,
     loop_names,
@@ -44,7 +45,6 @@ from treadle.schedule.rowsums import (
     with_rows,
     with_sum,
 )
-from treadle.schedule.target import CPU, Target
 from treadle.schedule.twins import fed, sum_of, twins
 
 TURNS = 32  # that a kernel should have for threads to share

@@ -27,6 +27,7 @@ from treadle.kernel.index import Index, Var, variable
 from treadle.kernel.nodes import Buffer, Kernel, Role, Statement, Store
 from treadle.kernel.phases import calls_in
 from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step
+from treadle.kernel.target import CPU, Target
 from treadle.schedule.bound import Bound, Memo
 from treadle.schedule.channels import channels_last, images, walked
 from treadle.schedule.copies import kind_of, stays, whole_copies, whole_copy
@@ -48,7 +49,6 @@ from treadle.schedule.keep import (
 from treadle.schedule.nests import axis_vars, nest
 from treadle.schedule.order import Order
 from treadle.schedule.signature import signature
-from treadle.schedule.target import CPU, Target
 
 PANEL = 32  # columns of a product's tile, of four bytes: two vectors of the widest kind
 

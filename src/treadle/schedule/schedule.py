@@ -5,6 +5,9 @@ from __future__ import annotations
 from treadle.ir.graph import Graph
 from treadle.kernel.phases import check_phases
 from treadle.kernel.program import Program
+from treadle.kernel.target import CPU as CPU
+from treadle.kernel.target import GPU as GPU
+from treadle.kernel.target import Target as Target
 from treadle.schedule import attention as attention
 from treadle.schedule import convolutions as convolutions
 from treadle.schedule import products as products
@@ -12,9 +15,6 @@ from treadle.schedule import roots as roots
 from treadle.schedule import streams as streams
 from treadle.schedule import sums as sums
 from treadle.schedule.lower import PANEL, lower
-from treadle.schedule.target import CPU as CPU
-from treadle.schedule.target import GPU as GPU
-from treadle.schedule.target import Target as Target
 from treadle.schedule.together import put_together
 
 

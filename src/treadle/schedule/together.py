@@ -17,7 +17,7 @@ from treadle.kernel.calls import product_of
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.phases import calls_in
 from treadle.kernel.program import Call, Phase, Program, Step
-from treadle.schedule.target import Target
+from treadle.kernel.target import Target
 
 TILE = 128  # rows and columns that one processor computes at a time
 PARTS = (1, 2, 3, 4, 6)  # into how many batches equal products may go: the fewest that fit

@@ -7,6 +7,26 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
+class Fusion:
+    """When kernels are fused, ordered and cut (schedule: fuse, order, finish, sums, trees)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matmuls:
+    """Sizes of contractions, convolutions and their panels (schedule: products, convolutions)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """Blocks of attention and of the cross-entropy head (schedule: attention, head, chunks)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """How loops are spread over a GPU's grid, blocks, warps and lanes (schedule/mapping)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """Sizes at which kernels are fused and cut. A processor's caches, or a GPU's many blocks."""
 
@@ -30,6 +50,10 @@ class Target:
     fills: int = (
         0  # tiles of a product that keeps it busy: smaller ones of equal layers are batches
     )
+    fusion: Fusion = Fusion()
+    matmuls: Matmuls = Matmuls()
+    streaming: Streaming = Streaming()
+    mapping: Mapping = Mapping()
 
 
 CPU = Target("cpu", 8, 4096, 120, 40, 3 << 20, 1 << 14)
