@@ -48,17 +48,14 @@ def test_every_op_in_every_dtype_on_any_number_of_threads(op: Op, dtype: DType) 
     found = built.on(1).run(arrays)
     assert_within(graph, arrays, found, agreement(op))
     is_usual = dtype in (dtypes.float32, dtypes.int32)  # other dtypes have the same loops
-    for threads in THREADS[1:] if is_usual else (3,):
+    for threads in (2, 8) if is_usual else (3,):
         assert same_bits(built.on(threads).run(arrays), found), threads
 
 
 @pytest.mark.parametrize("op", COMPUTED, ids=lambda op: op.name)
 def test_every_op_kept_in_memory(op: Op) -> None:
     graph, arrays = prepared(op, dtypes.float32, seed=5)
-    built = build(graph, fuse=False, shared=True)
-    found = built.on(1).run(arrays)
-    assert_within(graph, arrays, found, agreement(op))
-    assert same_bits(built.on(3).run(arrays), found)
+    assert_within(graph, arrays, build(graph, fuse=False).on(1).run(arrays), agreement(op))
 
 
 def test_floats_and_integers_are_all_covered() -> None:
@@ -185,7 +182,7 @@ def shaped(x, y):
 
 
 @given(SIZES, SIZES, st.sampled_from(dtypes.FLOATS), st.sampled_from(THREADS[1:]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_odd_and_empty_sizes(rows: int, columns: int, dtype: DType, threads: int) -> None:
     type_ = TensorType((rows, columns), dtype)
     graph = td.trace(shaped, type_, type_)
