@@ -1,0 +1,183 @@
+"""Patterns of a graph: an op over patterns of its operands, with names for what is captured.
+
+A pattern is data. It says what a part of a graph looks like; conditions on shapes, attributes and
+sizes are functions beside it, in the rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Protocol, assert_never
+
+from treadle.ir import literal
+from treadle.ir.graph import Node, Value
+from treadle.ir.op import Op
+from treadle.ir.ops.leaves import Constant
+from treadle.ir.types import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Anything:
+    """Any value. The same name twice in a pattern stands for one value."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A constant that is one number everywhere: a given one, or any. −0 is not 0."""
+
+    value: int | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """A use of one of some ops. Without operands: over any, however many.
+
+    `single_use` asks that nothing else reads the value. That is a question of cost: a rewrite that
+    keeps the value for other readers is right, and computes it twice. `commutes` also tries the
+    operands in reverse.
+    """
+
+    ops: frozenset[Op]
+    operands: tuple[Pattern, ...] | None = None
+    name: str = ""
+    single_use: bool = False
+    commutes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Composite:
+    """A use of any composite, over any operands; those declared later count too."""
+
+
+Pattern = Anything | Number | Apply | Composite
+Root = Apply | Composite
+
+
+def apply(
+    op: Op | frozenset[Op],
+    *operands: Pattern,
+    name: str = "",
+    single_use: bool = False,
+    commutes: bool = False,
+) -> Apply:
+    """The pattern of an op over patterns; over any operands where none are given."""
+    ops = op if isinstance(op, frozenset) else frozenset([op])
+    return Apply(ops, operands or None, name, single_use, commutes)
+
+
+class Nodes(Protocol):
+    """What can be matched: a graph, or one that is being built."""
+
+    @property
+    def nodes(self) -> Sequence[Node]: ...
+
+    def type_of(self, value: Value) -> TensorType: ...
+
+
+def is_root(pattern: Root, op: Op) -> bool:
+    """Whether a use of the op may match at all."""
+    match pattern:
+        case Apply(ops):
+            return op in ops
+        case Composite():
+            return op.is_composite
+
+
+def in_each_order(pattern: Root) -> tuple[Root, ...]:
+    """Patterns of one order each, which stand for one whose operands may commute."""
+    if isinstance(pattern, Composite) or pattern.operands is None:
+        return (pattern,)
+    orders = [in_each_order(p) if isinstance(p, Apply) else (p,) for p in pattern.operands]
+    every = list(product(*orders))
+    if pattern.commutes:
+        every += [operands[::-1] for operands in every]
+    return tuple(replace(pattern, operands=operands, commutes=False) for operands in every)
+
+
+def captures(
+    graph: Nodes, pattern: Root, node: Node, uses: Mapping[Value, int]
+) -> dict[str, Value] | None:
+    """The values that a pattern names, if a node over operands in the graph matches it.
+
+    The node itself need not be in the graph. Operands are compared in the order they have.
+    """
+    found: dict[str, Value] = {}
+    return found if _matches_node(graph, pattern, node, uses, found) else None
+
+
+def _matches_node(
+    graph: Nodes, pattern: Root, node: Node, uses: Mapping[Value, int], found: dict[str, Value]
+) -> bool:
+    if not is_root(pattern, node.op):
+        return False
+    if isinstance(pattern, Composite) or pattern.operands is None:
+        return True
+    if len(pattern.operands) != len(node.operands):
+        return False
+    for inner, value in zip(pattern.operands, node.operands, strict=True):
+        if not _matches(graph, inner, value, uses, found):
+            return False
+    return True
+
+
+def _matches(
+    graph: Nodes, pattern: Pattern, value: Value, uses: Mapping[Value, int], found: dict[str, Value]
+) -> bool:
+    match pattern:
+        case Anything(name):
+            return found.setdefault(name, value) == value
+        case Number(wanted, name):
+            number = number_of(graph, value)
+            if number is None or (wanted is not None and not _is(number, wanted)):
+                return False
+        case Apply(name=name):
+            if pattern.single_use and uses[value] != 1:
+                return False
+            if not _matches_node(graph, pattern, graph.nodes[value.node], uses, found):
+                return False
+        case Composite():
+            return graph.nodes[value.node].op.is_composite
+        case _:
+            assert_never(pattern)
+    return not name or found.setdefault(name, value) == value
+
+
+def number_of(graph: Nodes, value: Value) -> literal.Number | None:
+    """The number that a value is everywhere, if it is a constant of one number."""
+    attributes = graph.nodes[value.node].attributes
+    if isinstance(attributes, Constant) and not isinstance(attributes.value, literal.ArrayLiteral):
+        return attributes.value
+    return None
+
+
+def _is(number: literal.Number, wanted: int) -> bool:
+    return number == wanted and not str(number).startswith("-")
+
+
+def needs_uses(pattern: Pattern) -> bool:
+    """Whether a pattern asks how often values are read."""
+    if not isinstance(pattern, Apply):
+        return False
+    return pattern.single_use or any(map(needs_uses, pattern.operands or ()))
+
+
+def to_text(pattern: Pattern) -> str:
+    """A pattern in one line: `once` for what nothing else may read, `name=` for what is named."""
+    match pattern:
+        case Anything(name):
+            return name
+        case Number(value, name):
+            return name if value is None else str(value)
+        case Composite():
+            return "composite(…)"
+        case Apply(ops, operands, name):
+            op = " | ".join(sorted(o.name for o in ops))
+            inner = "…" if operands is None else ", ".join(map(to_text, operands))
+            text = f"{op}({inner})" if len(ops) == 1 else f"({op})({inner})"
+            text = f"once {text}" if pattern.single_use else text
+            return f"{name}={text}" if name else text
