@@ -16,7 +16,7 @@ from treadle.ir.rewrite import inline_into, remove_dead_code
 from treadle.kernel.target import CPU, Target
 from treadle.rules.driver import Keeps, rewrite
 from treadle.rules.pattern import Composite, apply
-from treadle.rules.rule import Body, Match, Rule, RuleSet
+from treadle.rules.rule import Body, Exactness, Match, Rule, RuleSet
 from treadle.rules.views import X, take_x
 
 
@@ -26,7 +26,7 @@ def is_scatter_in_order(match: Match) -> bool:
     assert isinstance(attributes, ScatterAdd)
     is_first_axis = attributes.axis == 0 and attributes.batch == 0
     is_every_row = indices.rank == 1 and match.type_of("x") == match.type
-    # A counter of few bits starts again from 0 where rows are more than it counts.
+    # A counter of few bits starts over where there are more rows than it counts.
     is_every_row = is_every_row and indices.size <= 2 ** (8 * indices.dtype.itemsize - 1)
     return is_first_axis and is_every_row and not match.target.rewriting.scatters_cheaply
 
@@ -37,6 +37,7 @@ SCATTER_IN_ORDER = Rule(
     apply(SCATTER_ADD, X, apply(IOTA, name="indices")),
     take_x,
     is_scatter_in_order,
+    Exactness.ROUNDING,
 )
 
 
@@ -94,6 +95,7 @@ MAX_OF_WINDOWS = Rule(
     "Max pooling is the maximum of each window.",
     apply(MAX_POOL),
     _maximum_of_windows,
+    exactness=Exactness.ROUNDING,
 )
 
 

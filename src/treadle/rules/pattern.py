@@ -172,7 +172,7 @@ def to_text(pattern: Pattern) -> str:
         case Anything(name):
             return name
         case Number(value, name):
-            return name if value is None else str(value)
+            return f"number {name}" if value is None else str(value)
         case Composite():
             return "composite(…)"
         case Apply(ops, operands, name):
@@ -180,4 +180,5 @@ def to_text(pattern: Pattern) -> str:
             inner = "…" if operands is None else ", ".join(map(to_text, operands))
             text = f"{op}({inner})" if len(ops) == 1 else f"({op})({inner})"
             text = f"once {text}" if pattern.single_use else text
+            text = f"{text} in either order" if pattern.commutes else text
             return f"{name}={text}" if name else text

@@ -18,7 +18,7 @@ class Exactness(Enum):
     """How near the two sides of a rule are."""
 
     BITWISE = "the same bits"
-    ROUNDING = "equal over the reals; rounding may differ"
+    ROUNDING = "equal over the reals; rounding, or the sign of a zero, may differ"
 
 
 @dataclass(frozen=True, slots=True)
