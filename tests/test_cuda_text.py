@@ -37,6 +37,8 @@ from treadle.kernel.program import Program, Repeat
 from treadle.kernel.rowsums import row_sums_of
 from treadle.kernel.scatter import is_scatter
 from treadle.memory.plan import plan_buffers
+from treadle.nn.tracing import Inputs
+from treadle.pipeline import CompileReport, StepRecipe, build_evaluation
 from treadle.rules.heads import recognise_heads
 from treadle.schedule import gpu_head
 from treadle.schedule.schedule import GPU, Target, schedule
@@ -50,8 +52,12 @@ needs_host = pytest.mark.skipif(no_host_compiler() is not None, reason=f"{no_hos
 def traced(function, *types: TensorType) -> tuple[Graph, dict[str, np.ndarray]]:
     """A graph, and values that its dtypes hold."""
     graph = td.trace(function, *types)
+    return graph, drawn(graph)
+
+
+def drawn(graph: Graph) -> dict[str, np.ndarray]:
     known = {n: graph.nodes[i].types[0].dtype.numpy for n, i in graph.leaves.items()}
-    return graph, {n: np.asarray(a).astype(known[n]) for n, a in draw(graph, 5).items()}
+    return {n: np.asarray(a).astype(known[n]) for n, a in draw(graph, 5).items()}
 
 
 def apart(graph: Graph, arrays: dict[str, np.ndarray], found: list[np.ndarray]) -> float:
@@ -305,6 +311,33 @@ def step_graph(least: int, precision: str = "bfloat16") -> Graph:
             Tied(600, 16), loss, optim.sgd(0.1), specs, device="oracle", precision=precision
         )
         return step._programs.built(step._inputs).step(step._mode(), UNWATCHED).graph
+
+
+def evaluation_graph(precision: DType) -> Graph:
+    """What evaluates a model with a head of 600 classes, recognised."""
+    specs = {"x": td.Spec((8, 4), td.int32), "y": td.Spec((8, 4), td.int32)}
+
+    def loss(m, batch):
+        return losses.cross_entropy(m(batch["x"]), batch["y"], axis=-1)
+
+    recipe = StepRecipe(
+        Tied(600, 16), loss, optim.sgd(0.1), "step0:", 1, None, precision, td.CompileOptions()
+    )
+    with mock.patch("treadle.pipeline.target_of", return_value=recognising(1)):
+        return build_evaluation(
+            recipe, Inputs.of(specs), None, CompileReport("cuda", precision.name)
+        )
+
+
+@needs_host
+@pytest.mark.parametrize("precision", [F32, BF16], ids=str)
+def test_the_head_of_an_evaluation(precision: DType) -> None:
+    graph = evaluation_graph(precision)
+    assert "linear_cross_entropy" in ops_of(graph)
+    arrays = drawn(graph)
+    program = by_chunks(graph, 8, 4)
+    assert any("linear_cross_entropy" in k.name for k in program.distinct())
+    assert apart(graph, arrays, run_on_host(program, arrays)) < limit(precision)
 
 
 def ops_of(graph: Graph) -> Iterator[str]:

@@ -77,7 +77,7 @@ def _is_attention_for_library(node: Node, types: Types) -> bool:
     if any(t.dtype is not q.dtype or not t.dtype.is_narrow or not t.size for t in narrow):
         return False
     depth = q.shape[3]
-    fits = depth == v.shape[3] and depth % 8 == 0 and 16 <= depth <= 128
+    fits = depth == v.shape[3] and depth in range(16, 129, 8)  # cuDNN's fused attention
     return fits and min(q.shape[2], k.shape[2]) >= 16 and _is_square_or_full(node, types)
 
 
