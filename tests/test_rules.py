@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,10 @@ from treadle.base import dtypes
 from treadle.domains.field import equal_graphs
 from treadle.frontend.coerce import constant
 from treadle.frontend.scopes import bind1
-from treadle.ir.graph import Graph
+from treadle.ir.graph import Graph, Value
 from treadle.ir.op import NONE
 from treadle.ir.ops import elementwise as e
-from treadle.ir.ops import indexing, linear, shaping
+from treadle.ir.ops import indexing, linear, reductions, shaping
 from treadle.ir.ops.elementwise import Cast
 from treadle.ir.types import TensorType
 from treadle.ir.verify import verify
@@ -30,11 +29,12 @@ from treadle.rules.catalogue import every_rule
 from treadle.rules.driver import Keeps, rewrite
 from treadle.rules.expansion import expand
 from treadle.rules.pattern import Anything, Number, apply, captures, in_each_order, to_text
-from treadle.rules.rule import RuleSet
+from treadle.rules.rule import RuleSet, always
+from treadle.schedule.epilogues import biased_matmuls
+from treadle.schedule.moments import spreads
 
 F32, BF16, I32 = dtypes.float32, dtypes.bfloat16, dtypes.int32
 X = TensorType((2, 3), F32)
-ROOT = Path(__file__).resolve().parent.parent
 HEADS = replace(GPU, rewriting=replace(GPU.rewriting, least_classes=1, least_head_logits=1))
 
 
@@ -313,6 +313,79 @@ def test_what_is_built_has_the_line_of_what_it_replaces() -> None:
     last = canonicalise(graph).nodes[-1]
     assert last.origin is not None
     assert last.origin == graph.nodes[-1].origin
+
+
+def test_a_rule_that_gives_another_type_is_refused() -> None:
+    wrong = replace(every_rule()["identity_permute"], name="wrong", condition=always)
+    with pytest.raises(AssertionError, match="wrong gives"):
+        rewrite(td.trace(permuted((1, 0)), X), RuleSet("one", (wrong,)))
+
+
+# Analyses that match patterns and rewrite nothing
+
+
+def deviations(count: int, axis: int = 0, mean_axis: int = 0) -> Callable[..., Any]:
+    def function(x: td.Tensor) -> list[td.Tensor]:
+        mean = x.sum(mean_axis) / count
+        spread = shaping.Broadcast((6, 6), (1 - mean_axis,))
+        gap = x - bind1(shaping.BROADCAST, spread, mean)
+        return [mean, (gap * gap).sum(axis)]
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("function", "count"),
+    [
+        (deviations(6), 1),
+        (deviations(6, axis=1, mean_axis=1), 1),
+        (deviations(5), 0),
+        (deviations(6, axis=1), 0),
+        (lambda x: [((x - x.sum(0) / 6) * (x - 1)).sum(0)], 0),
+    ],
+)
+def test_sums_of_squared_deviations(function: Callable[..., Any], count: int) -> None:
+    graph = td.trace(function, TensorType((6, 6), F32))
+    found = spreads(graph)
+    assert len(found) == count
+    for total, mean in found.values():
+        assert graph.nodes[total.node].op is reductions.REDUCE_SUM
+        assert graph.nodes[mean.node].op is e.DIV
+
+
+ALONG_ROWS = shaping.Broadcast((64, 64), (1,))
+ALONG_COLUMNS = shaping.Broadcast((64, 64), (0,))
+
+
+def biased(spread: Any, shared: bool = False, first: bool = False) -> Callable[..., Any]:
+    def function(x: td.Tensor, weight: td.Tensor, bias: td.Tensor) -> list[td.Tensor]:
+        matmul = bind1(linear.CONTRACT, NARROW, x, weight)
+        terms = [matmul, bind1(shaping.BROADCAST, spread, bias)]
+        result = bind1(e.ADD, NONE, *(terms[::-1] if first else terms))
+        return [result, matmul] if shared else [result]
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("function", "count"),
+    [
+        (biased(ALONG_ROWS), 1),
+        (biased(ALONG_ROWS, first=True), 1),
+        (biased(ALONG_COLUMNS), 0),
+        (biased(ALONG_ROWS, shared=True), 0),
+    ],
+)
+def test_matmuls_with_a_bias(function: Callable[..., Any], count: int) -> None:
+    square = TensorType((64, 64), BF16)
+    graph = td.trace(function, square, square, TensorType((64,), BF16))
+    every = {Value(i): None for i in range(len(graph.nodes))}
+    found = biased_matmuls(graph, every)
+    assert len(found) == count
+    for matmul, epilogue in found.items():
+        assert graph.nodes[matmul.node].op is linear.CONTRACT
+        assert graph.nodes[epilogue.sum.node].op is e.ADD
+    assert not biased_matmuls(graph, {}), "a sum that is not materialized"
 
 
 # Patterns

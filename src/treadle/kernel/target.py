@@ -30,16 +30,16 @@ class Mapping:
 class Rewriting:
     """When graphs are rewritten, and which composites stay (rules; schedule: templates)."""
 
-    # Whether a matmul and the cross-entropy that reads it are recognised as one head, which stores no
-    # logits. Measured on an H200: logits were 6 of the 17 GiB of a GPT-2 step of batch 32.
+    # Whether a matmul and the cross-entropy that reads it are recognised as one head, which stores
+    # no logits. Measured on an H200: those were 6 of the 17 GiB of a GPT-2 step of batch 32.
     fuses_heads: bool = False
     least_classes: int = 512  # classes of a head without stored logits: chosen, fewer are little
     least_head_logits: int = 1 << 22  # elements of a head that is recognised: chosen, 8 to 16 MB
     streams_narrow_logits: bool = False  # chunked heads take bfloat16 and float16 too
     blocks_attention: bool = True  # attention has kernels that go over blocks of keys
-    # Positions of a block of queries or keys. Chosen: 64 rows of 64 floats are half of a first-level
-    # cache; causal blocks of 32 leave out more of the keys that come after a query, which was
-    # measured to be faster on x86-64; lengths whose best divisor is below 16 give slow matmuls.
+    # Positions of a block of queries or keys, chosen: 64 rows of 64 floats are half of a
+    # first-level cache; causal blocks of 32 leave out more of the keys that come after a query;
+    # lengths whose largest divisor is below 16 would give small matmuls.
     attention_block: int = 64
     causal_block: int = 32
     least_attention_block: int = 16

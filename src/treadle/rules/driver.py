@@ -79,7 +79,10 @@ class _Rewriting:
             match = Match(builder, root, found, self.target)
             if rule.condition(match):
                 self.fired[rule.name] += 1
-                return self.built(builder, root, rule.build(match, builder))
+                values = self.built(builder, root, rule.build(match, builder))
+                types = tuple(map(builder.type_of, values))
+                assert types == root.types, f"{rule.name} gives {types} for {root.types}"
+                return values
         return copied(builder, node, operands)
 
     def is_kept(self, builder: GraphBuilder, node: Node, operands: Values) -> bool:

@@ -21,7 +21,7 @@ from treadle.schedule.channels import CONVOLUTIONS, is_conv_for_library
 
 def has_kernels(node: Node, types: Types, target: Target) -> bool:
     """Whether a composite has a template, or is computed by chunked loops."""
-    return has_template(node, types, target) or is_stream(node, types, target)
+    return has_template(node, types, target) or is_chunked_head(node, types, target)
 
 
 def has_template(node: Node, types: Types, target: Target) -> bool:
@@ -81,7 +81,7 @@ def _is_attention_for_library(node: Node, types: Types) -> bool:
     return fits and min(q.shape[2], k.shape[2]) >= 16 and _is_square_or_full(node, types)
 
 
-def is_stream(node: Node, types: Types, target: Target) -> bool:
+def is_chunked_head(node: Node, types: Types, target: Target) -> bool:
     """Whether a head's cross-entropy is computed chunk by chunk, its logits never stored."""
     if node.op is LINEAR_CROSS_ENTROPY:
         x, weight, _, *bias = types
