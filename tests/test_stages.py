@@ -15,6 +15,7 @@ from treadle import losses, nn, optim, pipeline
 from treadle.base.errors import GraphError
 from treadle.ir.graph import Graph
 from treadle.kernel.target import GPU
+from treadle.step import programs
 
 BATCH = {"x": td.Spec((8, 3)), "y": td.Spec((8,), td.int32)}
 VERIFIED = td.CompileOptions(verify=True)
@@ -37,9 +38,9 @@ def arrays() -> dict[str, np.ndarray]:
     return {"x": x, "y": rng.integers(0, 5, 8).astype(np.int32)}
 
 
-def breaks(stage: str) -> Any:
+def breaks(stage: str, of: Any = pipeline) -> Any:
     """A stage whose graph has a type that no rule gives."""
-    built: Callable[..., Graph] = getattr(pipeline, stage)
+    built: Callable[..., Graph] = getattr(of, stage)
 
     def broken(*arguments: Any) -> Graph:
         graph = built(*arguments)
@@ -47,7 +48,7 @@ def breaks(stage: str) -> Any:
         wrong = tuple(t.with_shape((*t.shape, 7)) for t in last.types)
         return Graph((*graph.nodes[:-1], replace(last, types=wrong)), graph.outputs, graph.name)
 
-    return mock.patch.object(pipeline, stage, broken)
+    return mock.patch.object(of, stage, broken)
 
 
 def then(stages: tuple[str, ...], stage: str) -> Any:
@@ -79,6 +80,12 @@ def test_a_broken_stage_of_a_forward_is_found(stage: str) -> None:
         with pytest.raises(GraphError, match="the rule says|rejects"):
             td.compile(lambda x: td.tanh(x) @ x, td.Spec((3, 3)), device="oracle", options=VERIFIED)
         following.assert_not_called()
+
+
+def test_what_is_loaded_is_verified() -> None:
+    """Outputs are chosen for each program, after the stages."""
+    with breaks("select", programs), pytest.raises(GraphError, match="the rule says|rejects"):
+        compiled()
 
 
 def test_nothing_is_verified_unless_it_is_asked() -> None:

@@ -97,7 +97,7 @@ def load(
     # The back half is imported when something is compiled: importing Treadle stays light.
     from treadle import loading
 
-    return loading.load(graph, report, options, name)
+    return loading.load(check_of(options)(graph), report, options, name)
 
 
 def kernels_of(program: Executable, options: CompileOptions) -> tuple[KernelView, ...]:
