@@ -85,11 +85,14 @@ def _is_along_rows(match: Match) -> bool:
 def _ends_in_columns(graph: Graph, node: Node) -> bool:
     """Whether a library's matmul of one dtype writes rows of columns as the result counts them."""
     assert isinstance(node.attributes, linear.Contraction)
-    groups, result = groups_of(graph, node), node.attributes.labels[2]
-    if groups is None or not groups.is_large or not groups.columns:
+    groups = groups_of(graph, node)
+    if groups is None or not groups.is_large:
         return False
-    is_narrow = all(graph.type_of(v).dtype is node.types[0].dtype for v in node.operands)
-    return is_narrow and not groups.batch and result == groups.rows + groups.columns
+    if groups.batch or not groups.columns:
+        return False
+    dtype = node.types[0].dtype
+    is_one_dtype = all(graph.type_of(v).dtype is dtype for v in node.operands)
+    return is_one_dtype and node.attributes.labels[2] == groups.rows + groups.columns
 
 
 def concatenated_gradients(
@@ -150,13 +153,16 @@ def _part(
 ) -> tuple[TensorValue, Part, int] | None:
     """What a padded term is a view of, where it starts along the last axis, and how wide it is."""
     matches = _matches(graph, PADDED_GRADIENT, graph.nodes[term.node], uses)
-    if not matches or uses[term] != 1 or not _has_heads_side_by_side(matches[0]):
+    if not matches or uses[term] != 1:
         return None
-    match, pad = matches[0], matches[0].root.attributes
+    (match,) = matches
+    gradient = match["gradient"]
+    if layouts.get(gradient) != HEADS_LAST or not _has_heads_side_by_side(match):
+        return None
+    pad = match.root.attributes
     assert isinstance(pad, shaping.Pad)
-    if layouts.get(match["gradient"]) != HEADS_LAST:
-        return None
-    return match["gradient"], Part(whole, pad.low[-1]), match.type_of("inner").shape[-1]
+    width = match.type_of("inner").shape[-1]
+    return gradient, Part(whole, pad.low[-1]), width
 
 
 HEADS_LAST = (0, 2, 1, 3)  # (batch, heads, time, depth) as (batch, time, heads, depth)
@@ -164,12 +170,18 @@ HEADS_LAST = (0, 2, 1, 3)  # (batch, heads, time, depth) as (batch, time, heads,
 
 def _has_heads_side_by_side(match: Match) -> bool:
     """Whether zeros are added along the last axis only, to rows of all heads of a position."""
-    pad, axes = match.root.attributes, match.node("heads_last").attributes
-    assert isinstance(pad, shaping.Pad)
-    assert isinstance(axes, shaping.Permute)
-    is_last_axis = not any(pad.interior) and not any(pad.low[:-1]) and float(pad.value) == 0
     inner = match.type_of("inner").shape
-    if not is_last_axis or axes.axes != HEADS_LAST or inner[:-1] != match.type.shape[:-1]:
-        return False
     batch, heads, time, depth = match.type_of("gradient").shape
-    return inner == (batch, time, heads * depth)
+    if inner != (batch, time, heads * depth):
+        return False
+    permute = match.node("heads_last").attributes
+    assert isinstance(permute, shaping.Permute)
+    return permute.axes == HEADS_LAST and _pads_last_axis(match)
+
+
+def _pads_last_axis(match: Match) -> bool:
+    pad = match.root.attributes
+    assert isinstance(pad, shaping.Pad)
+    if any(pad.interior) or any(pad.low[:-1]) or any(pad.high[:-1]):
+        return False
+    return float(pad.value) == 0

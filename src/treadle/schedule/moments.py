@@ -46,14 +46,19 @@ def _match(graph: Graph, node: Node) -> Match | None:
 
 def _is_around_mean(match: Match) -> bool:
     """Whether both sums are of floats over the same axes, and the count is theirs."""
-    axes, spread = match.root.attributes, match.node("spread").attributes
-    assert isinstance(axes, reductions.Reduce)
-    assert isinstance(spread, shaping.Broadcast)
     x = match.type_of("x")
-    others = tuple(i for i in range(x.rank) if i not in axes.axes)
-    size = math.prod(x.shape[i] for i in axes.axes)
-    is_same = match.node("total").attributes == axes and spread.axes == others
-    return x.dtype.is_float and is_same and match.number("count") == size
+    summed = match.root.attributes
+    spread = match.node("spread").attributes
+    assert isinstance(summed, reductions.Reduce)
+    assert isinstance(spread, shaping.Broadcast)
+    others = tuple(i for i in range(x.rank) if i not in summed.axes)
+    count = math.prod(x.shape[i] for i in summed.axes)
+    return (
+        x.dtype.is_float
+        and match.node("total").attributes == summed
+        and match.number("count") == count
+        and spread.axes == others
+    )
 
 
 @functools.lru_cache(maxsize=8)

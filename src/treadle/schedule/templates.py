@@ -15,6 +15,7 @@ from treadle.ir.composites import (
 )
 from treadle.ir.graph import Node
 from treadle.ir.op import Types
+from treadle.ir.types import TensorType
 from treadle.kernel.target import CPU, Target
 from treadle.schedule.channels import CONVOLUTIONS, is_conv_for_library
 
@@ -84,21 +85,24 @@ def _is_attention_for_library(node: Node, types: Types) -> bool:
 def is_chunked_head(node: Node, types: Types, target: Target) -> bool:
     """Whether a head's cross-entropy is computed chunk by chunk, its logits never stored."""
     if node.op is LINEAR_CROSS_ENTROPY:
-        x, weight, _, *bias = types
-        floats = [x, weight, *bias]
+        of_head = types
     elif node.op is LINEAR_CROSS_ENTROPY_GRAD:
-        ct, x, weight, _, *bias = types
-        floats = [ct, x, weight, *bias]
+        of_head = types[1:]  # after the cotangent
     else:
         return False
+    x, weight, targets, *bias = of_head
+    floats = [t for t in types if t is not targets]
     if not all(t.size for t in floats):
         return False
-    if not target.rewriting.streams_narrow_logits:
-        classes = weight.shape[0]
-        is_float32 = all(t.dtype is float32 for t in floats)
-        return is_float32 and classes >= target.rewriting.least_classes
-    is_even = x.dtype is weight.dtype and x.dtype.itemsize <= 4
-    is_large = x.shape[0] * weight.shape[0] >= target.least_logits
-    # A bias's gradient sums logit gradients before they are rounded, which are not stored.
-    is_exact = not bias or x.dtype is float32
-    return is_even and is_large and is_exact
+    if target.rewriting.streams_narrow_logits:
+        # A bias's gradient sums logit gradients before they are rounded, which are not stored.
+        is_exact = not bias or x.dtype is float32
+        return is_exact and _is_large_head(x, weight, target)
+    is_float32 = all(t.dtype is float32 for t in floats)
+    return is_float32 and weight.shape[0] >= target.rewriting.least_classes
+
+
+def _is_large_head(x: TensorType, weight: TensorType, target: Target) -> bool:
+    """Whether a head of one dtype has as many logits as pay."""
+    is_one_dtype = x.dtype is weight.dtype and x.dtype.itemsize <= 4
+    return is_one_dtype and x.shape[0] * weight.shape[0] >= target.least_logits
