@@ -23,8 +23,8 @@ VALUES = BASE | {"ir", "kernel"}  # every value that is passed between stages
 TRACED = BASE | {"ir", "domains", "frontend"}
 MODELS = TRACED | {"autodiff"}
 LIBRARY = MODELS | {"nn", "losses", "metrics", "optim"}
-STAGES = frozenset({"precision", "egraph", "schedule", "memory", "codegen", "runtime"})
-BELOW_PIPELINE = LIBRARY | VALUES | STAGES
+STAGES = frozenset({"precision", "schedule", "memory", "codegen", "runtime"})
+BELOW_PIPELINE = LIBRARY | VALUES | STAGES | {"rules"}
 TOP = frozenset(
     {
         "verify",
@@ -34,7 +34,7 @@ TOP = frozenset(
         "step",
         "interop",
         "report",
-        "rules",
+        "tables",
         "__init__",
     }
 )
@@ -53,13 +53,15 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "metrics": MODELS,
     "optim": MODELS,
     "precision": VALUES | {"frontend"},
-    **dict.fromkeys(sorted(STAGES - {"precision", "runtime"}), VALUES),
+    "rules": VALUES,
+    **dict.fromkeys(sorted(STAGES - {"precision", "schedule", "runtime"}), VALUES),
+    "schedule": VALUES | {"rules"},  # graphs are expanded by rules before they are lowered
     "runtime": VALUES | {"domains"},  # the oracle is a device
     "verify": BELOW_PIPELINE,
-    "rules": BELOW_PIPELINE,  # fills the tables
+    "tables": BELOW_PIPELINE,  # fills the tables of ops
     "compile_report": VALUES,
     "loading": VALUES | STAGES | {"compile_report"},
-    "pipeline": BELOW_PIPELINE | {"verify", "rules", "compile_report", "loading"},
+    "pipeline": BELOW_PIPELINE | {"verify", "tables", "compile_report", "loading"},
     "step": BELOW_PIPELINE | {"pipeline", "loading", "compile_report"},
     "interop": BELOW_PIPELINE | {"pipeline"},
     "report": BELOW_PIPELINE | {"pipeline"},
@@ -334,7 +336,7 @@ def test_names_say_something() -> None:
         (upward_imports, {"domains.a": "from treadle.frontend import b", "frontend.b": ""}),
         (upward_imports, {"verify.a": "from treadle.pipeline import b", "pipeline": ""}),
         (upward_imports, {"train.a": "from treadle.cli.b import c", "cli.b": ""}),
-        (upward_imports, {"ir.a": "from treadle import rules", "rules": ""}),
+        (upward_imports, {"ir.a": "from treadle import tables", "tables": ""}),
         (upward_imports, {"ir.a": "import treadle as td", "__init__": ""}),
         (upward_imports, {"ir.a": "from treadle import zeros", "__init__": ""}),
         (unknown_folders, {"misc.a": ""}),

@@ -30,7 +30,6 @@ from treadle.domains.float64 import evaluate_float64
 from treadle.frontend.scopes import bind, bind1
 from treadle.ir import composites as c
 from treadle.ir.graph import Graph
-from treadle.ir.heads import with_heads
 from treadle.ir.ops.indexing import SCATTER_ADD, ScatterAdd
 from treadle.ir.types import TensorType
 from treadle.kernel.calls import product_of
@@ -38,8 +37,11 @@ from treadle.kernel.program import Program, Repeat
 from treadle.kernel.rowsums import row_sums_of
 from treadle.kernel.scatter import is_scatter
 from treadle.memory.plan import plan_buffers
+from treadle.nn.tracing import Inputs
+from treadle.pipeline import CompileReport, StepRecipe, build_evaluation
+from treadle.rules.heads import recognise_heads
 from treadle.schedule import gpu_head
-from treadle.schedule.schedule import GPU, schedule
+from treadle.schedule.schedule import GPU, Target, schedule
 from treadle.step.programs import UNWATCHED
 
 BF16, F32, I32 = dtypes.bfloat16, dtypes.float32, dtypes.int32
@@ -50,8 +52,12 @@ needs_host = pytest.mark.skipif(no_host_compiler() is not None, reason=f"{no_hos
 def traced(function, *types: TensorType) -> tuple[Graph, dict[str, np.ndarray]]:
     """A graph, and values that its dtypes hold."""
     graph = td.trace(function, *types)
+    return graph, drawn(graph)
+
+
+def drawn(graph: Graph) -> dict[str, np.ndarray]:
     known = {n: graph.nodes[i].types[0].dtype.numpy for n, i in graph.leaves.items()}
-    return graph, {n: np.asarray(a).astype(known[n]) for n, a in draw(graph, 5).items()}
+    return {n: np.asarray(a).astype(known[n]) for n, a in draw(graph, 5).items()}
 
 
 def apart(graph: Graph, arrays: dict[str, np.ndarray], found: list[np.ndarray]) -> float:
@@ -287,6 +293,12 @@ class Tied(nn.Module):
         return td.linear(td.tanh(self.table(tokens)), self.table.weight)
 
 
+def recognising(least: int) -> Target:
+    """A GPU for which heads are recognised where logits are that many."""
+    rewriting = dataclasses.replace(GPU.rewriting, least_head_logits=least)
+    return dataclasses.replace(GPU, rewriting=rewriting)
+
+
 def step_graph(least: int, precision: str = "bfloat16") -> Graph:
     """A step with a head of 600 classes, recognised where logits are that many."""
     specs = {"x": td.Spec((8, 64), td.int32), "y": td.Spec((8, 64), td.int32)}
@@ -294,14 +306,38 @@ def step_graph(least: int, precision: str = "bfloat16") -> Graph:
     def loss(m, batch):
         return losses.cross_entropy(m(batch["x"]), batch["y"], axis=-1)
 
-    def recognised(graph: Graph, device: str = "cpu") -> Graph:
-        return with_heads(graph, least)
-
-    with mock.patch("treadle.pipeline.recognise", recognised):
+    with mock.patch("treadle.pipeline.target_of", return_value=recognising(least)):
         step = td.compile_step(
             Tied(600, 16), loss, optim.sgd(0.1), specs, device="oracle", precision=precision
         )
         return step._programs.built(step._inputs).step(step._mode(), UNWATCHED).graph
+
+
+def evaluation_graph(precision: DType) -> Graph:
+    """What evaluates a model with a head of 600 classes, recognised."""
+    specs = {"x": td.Spec((8, 4), td.int32), "y": td.Spec((8, 4), td.int32)}
+
+    def loss(m, batch):
+        return losses.cross_entropy(m(batch["x"]), batch["y"], axis=-1)
+
+    recipe = StepRecipe(
+        Tied(600, 16), loss, optim.sgd(0.1), "step0:", 1, None, precision, td.CompileOptions()
+    )
+    with mock.patch("treadle.pipeline.target_of", return_value=recognising(1)):
+        return build_evaluation(
+            recipe, Inputs.of(specs), None, CompileReport("cuda", precision.name)
+        )
+
+
+@needs_host
+@pytest.mark.parametrize("precision", [F32, BF16], ids=str)
+def test_the_head_of_an_evaluation(precision: DType) -> None:
+    graph = evaluation_graph(precision)
+    assert "linear_cross_entropy" in ops_of(graph)
+    arrays = drawn(graph)
+    program = by_chunks(graph, 8, 4)
+    assert any("linear_cross_entropy" in k.name for k in program.distinct())
+    assert apart(graph, arrays, run_on_host(program, arrays)) < limit(precision)
 
 
 def ops_of(graph: Graph) -> Iterator[str]:
@@ -332,10 +368,10 @@ def test_logits_that_something_else_reads_stay() -> None:
 
     types = TensorType((64, 8), F32), TensorType((600, 8), F32), TensorType((64,), I32)
     graph = td.trace(loss, *types)
-    assert "linear_cross_entropy" not in ops_of(with_heads(graph, 1))
+    assert "linear_cross_entropy" not in ops_of(recognise_heads(graph, recognising(1)))
     few = td.trace(lambda x, w, t: losses.cross_entropy(td.linear(x, w), t).tensor(), *types)
-    assert "linear_cross_entropy" in ops_of(with_heads(few, 1))
-    assert "linear_cross_entropy" not in ops_of(with_heads(few)), "few logits are kept"
+    assert "linear_cross_entropy" in ops_of(recognise_heads(few, recognising(1)))
+    assert "linear_cross_entropy" not in ops_of(recognise_heads(few, GPU)), "few logits are stored"
 
 
 def test_a_head_s_logits_are_never_whole() -> None:

@@ -201,9 +201,11 @@ def test_ci_runs_the_second_command() -> None:
 
 
 def _functions_page() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "functions_page", ROOT / "tools" / "functions_page.py"
-    )
+    return _tool("functions_page")
+
+
+def _tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -215,6 +217,11 @@ def _functions_page() -> ModuleType:
 def test_functions_page_is_up_to_date() -> None:
     tool = _functions_page()
     assert tool.PAGE.read_text(encoding="utf-8") == tool.page(), "run tools/functions_page.py"
+
+
+def test_rules_page_is_up_to_date() -> None:
+    tool = _tool("rules_page")
+    assert tool.PAGE.read_text(encoding="utf-8") == tool.page(), "run tools/rules_page.py"
 
 
 def test_every_public_name_is_in_the_docs() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -21,10 +22,12 @@ from treadle.autodiff.backward import differentiate
 from treadle.base.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
 from treadle.frontend.mean import Mean
 from treadle.ir import composites as c
-from treadle.ir.graph import Graph
+from treadle.ir.graph import Graph, Node
+from treadle.ir.op import Types
 from treadle.memory.plan import plan_buffers
-from treadle.schedule import expand, head
-from treadle.schedule.schedule import schedule
+from treadle.schedule import head, lower
+from treadle.schedule.schedule import Target, schedule
+from treadle.schedule.templates import has_kernels
 
 Arrays = dict[str, np.ndarray]
 
@@ -113,11 +116,16 @@ def test_all_ignored_is_as_in_pytorch() -> None:
 # Streams
 
 
+def for_any_classes(node: Node, types: Types, target: Target) -> bool:
+    rewriting = replace(target.rewriting, least_classes=1)
+    return has_kernels(node, types, replace(target, rewriting=rewriting))
+
+
 @contextmanager
 def small_chunks(rows: int = 4, block: int = 6) -> Iterator[None]:
     """Streams for few rows and classes, in several chunks and blocks."""
     with (
-        mock.patch.object(expand, "LEAST_CLASSES", 1),
+        mock.patch.object(lower, "has_kernels", for_any_classes),
         mock.patch.multiple(head, LEAST_ROWS=rows, BLOCK=block),
     ):
         yield

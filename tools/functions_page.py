@@ -140,7 +140,7 @@ def page() -> str:
     errors = [n for n, v in names.items() if inspect.isclass(v) and issubclass(v, Exception)]
     parts.append(_section("Errors and warnings", _ERRORS, [_class_row(n) for n in errors]))
     parts.append(
-        "`td.rules` fills the rule tables when `treadle` is imported; it has no functions."
+        "`td.tables` fills the rule tables when `treadle` is imported; it has no functions."
     )
     return "\n\n".join(parts) + "\n"
 

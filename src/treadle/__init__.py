@@ -7,7 +7,7 @@ import typing as _typing
 from treadle import losses as losses
 from treadle import nn as nn
 from treadle import optim as optim
-from treadle import rules as rules
+from treadle import tables as tables
 from treadle.autodiff.transforms import custom_vjp as custom_vjp
 from treadle.autodiff.transforms import grad as grad
 from treadle.autodiff.transforms import jvp as jvp

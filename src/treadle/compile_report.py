@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -142,6 +143,7 @@ class CompileReport:
     programs: list[ProgramFacts] = field(default_factory=list)
     state_bytes: int = 0  # of the session: parameters, optimizer, counters
     target: str = ""  # the processor that programs are compiled for, where that is a choice
+    rules: Counter[str] = field(default_factory=Counter)  # of graphs, by name: how often applied
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

@@ -357,7 +357,7 @@ def _key(graph: Graph, options: CompileOptions, target: Processor) -> str:
 def _own_sources() -> str:
     """The compiler's own files by size and time, so that a changed compiler has its own plans."""
     root = Path(__file__).parent
-    folders = ("ir", "kernel", "schedule", "memory", "codegen", "runtime", "frontend")
+    folders = ("ir", "kernel", "rules", "schedule", "memory", "codegen", "runtime", "frontend")
     files = sorted(p for folder in folders for p in (root / folder).rglob("*.py"))
     stats = ((p.relative_to(root), p.stat()) for p in files)
     return fingerprint(f"{p} {s.st_size} {s.st_mtime_ns}" for p, s in stats)

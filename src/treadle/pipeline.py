@@ -8,6 +8,7 @@ Each stage is a function from graph to graph, a section of the report, and text.
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,17 +26,18 @@ from treadle.frontend.mean import Mean
 from treadle.frontend.scopes import Trace, into_scope, isolated_tracing
 from treadle.frontend.tensor import Tensor
 from treadle.frontend.tracing import emit
-from treadle.ir.canonical import canonicalise
 from treadle.ir.graph import Graph, Output, OutputKind, Value
-from treadle.ir.heads import with_heads
 from treadle.ir.ops.leaves import INPUT
 from treadle.ir.rewrite import inline_into, remove_dead_code
 from treadle.ir.verify import verify
+from treadle.kernel.target import CPU, GPU, Target
 from treadle.nn.module import Module, Parameter
 from treadle.nn.tracing import Inputs, TracedModel, as_argument, trace_model
 from treadle.optim.append import Mode, UpdatePlan, append_updates
 from treadle.optim.optimizer import Optimizer
 from treadle.precision.narrow import apply_precision
+from treadle.rules.canonical import canonicalise
+from treadle.rules.heads import recognise_heads
 from treadle.runtime.cuda.device import device as gpu
 from treadle.runtime.cuda.device import why_not
 from treadle.runtime.executable import Executable
@@ -95,7 +97,7 @@ def load(
     # The back half is imported when something is compiled: importing Treadle stays light.
     from treadle import loading
 
-    return loading.load(graph, report, options, name)
+    return loading.load(check_of(options)(graph), report, options, name)
 
 
 def kernels_of(program: Executable, options: CompileOptions) -> tuple[KernelView, ...]:
@@ -154,45 +156,54 @@ def build_step(
     recipe: StepRecipe, plan: UpdatePlan, inputs: Inputs, report: CompileReport
 ) -> dict[Mode, Graph]:
     """The graphs of a training step, by what a call does: this function is the architecture."""
+    checked = check_of(recipe.options)
     with report.stage("trace"):
-        traced = trace_loss(recipe, plan, inputs)
+        traced = checked(trace_loss(recipe, plan, inputs))
     with report.stage("apply_precision"):
-        with_casts = apply_precision(traced, recipe.precision)
+        with_casts = checked(apply_precision(traced, recipe.precision))
     with report.stage("recognise"):
-        narrowed = recognise(with_casts, report.device)
+        narrowed = checked(recognise(with_casts, target_of(report.device), report.rules))
     _refuse_trained_weight(recipe, narrowed, plan)
     with report.stage("differentiate"):
         graph = narrowed if recipe.backward else _differentiated(narrowed, plan, report).graph
+        checked(graph)
     modes = [Mode.UPDATE]
     if recipe.accumulate > 1:
         modes += [Mode.ACCUMULATE, Mode.ACCUMULATE_AND_UPDATE]
     with report.stage("append_updates"):
         loss = None if recipe.backward else narrowed
-        graphs = {mode: append_updates(graph, loss, plan, mode) for mode in modes}
+        graphs = {mode: checked(append_updates(graph, loss, plan, mode)) for mode in modes}
     appended = graphs[Mode.UPDATE]
     with report.stage("optimize"):
-        graphs = {mode: optimize(graph) for mode, graph in graphs.items()}
+        graphs = {mode: checked(optimize(g, report.rules)) for mode, g in graphs.items()}
     stages = (traced, with_casts, narrowed, graph, appended, graphs[Mode.UPDATE])
     names = ("trace", "apply_precision", "recognise", "differentiate", "append_updates", "optimize")
     report.nodes |= {name: len(g.nodes) for name, g in zip(names, stages, strict=True)}
-    if recipe.options.verify:
-        for built in (*stages, *graphs.values()):
-            verify(built)
     return graphs
 
 
-def recognise(graph: Graph, device: str = "cpu") -> Graph:
-    """Before differentiation: canonical, so that equal things look equal.
+def check_of(options: CompileOptions) -> Callable[[Graph], Graph]:
+    """What is done to the graph of each stage: its invariants are checked where that is asked."""
+    return verify if options.verify else lambda graph: graph
 
-    On a GPU a product that only a cross-entropy reads is one composite with it.
+
+def target_of(device: str) -> Target:
+    """What rules must know of the machine."""
+    return GPU if device == "cuda" else CPU
+
+
+def recognise(graph: Graph, target: Target = CPU, fired: Counter[str] | None = None) -> Graph:
+    """The graph by rules of `treadle.rules`, before it is differentiated.
+
+    It is canonical, so that equal things look equal; where the target asks for it, a matmul that
+    only a cross-entropy reads is one composite with it. `fired` counts rules by name.
     """
-    found = canonicalise(graph)
-    return with_heads(found) if device == "cuda" else found
+    return recognise_heads(canonicalise(graph, fired), target, fired)
 
 
-def optimize(graph: Graph) -> Graph:
-    """The whole step, or a forward program: canonical."""
-    return canonicalise(graph)
+def optimize(graph: Graph, fired: Counter[str] | None = None) -> Graph:
+    """A step, or a forward program, in canonical form."""
+    return canonicalise(graph, fired)
 
 
 def _refuse_trained_weight(recipe: StepRecipe, graph: Graph, plan: UpdatePlan) -> None:
@@ -308,7 +319,9 @@ def named_gradients(plan: UpdatePlan, returned: Any) -> Mapping[str, Tensor]:
     return found
 
 
-def build_evaluation(recipe: StepRecipe, inputs: Inputs, eval_params: Graph | None) -> Graph:
+def build_evaluation(
+    recipe: StepRecipe, inputs: Inputs, eval_params: Graph | None, report: CompileReport
+) -> Graph:
     """Loss and metrics with training=False: results are the loss and its weight."""
 
     def finish(trace: Trace, result: Any) -> list[Tensor]:
@@ -318,10 +331,10 @@ def build_evaluation(recipe: StepRecipe, inputs: Inputs, eval_params: Graph | No
         return [into_scope(t, trace) for t in (total / weight, weight)]
 
     graph = trace_model(recipe.model, recipe.loss, inputs, training=False, finish=finish).graph
-    graph = with_eval_params(apply_precision(graph, recipe.precision), eval_params)
     named = zip(("loss", "weight"), graph.outputs, strict=False)
     results = [Output(OutputKind.RESULT, name, o.value) for name, o in named]
-    return optimize(Graph(graph.nodes, (*results, *graph.outputs[2:]), graph.name))
+    graph = Graph(graph.nodes, (*results, *graph.outputs[2:]), graph.name)
+    return _without_gradient(graph, recipe.precision, eval_params, recipe.options, report)
 
 
 def build_forward(
@@ -331,11 +344,28 @@ def build_forward(
     precision: DType,
     training: bool,
     eval_params: Graph | None,
+    options: CompileOptions,
+    report: CompileReport,
 ) -> TracedModel:
     """A forward program: no gradient, no optimizer."""
     traced = trace_model(model, forward, inputs, training)
-    graph = with_eval_params(apply_precision(traced.graph, precision), eval_params)
-    return TracedModel(optimize(graph), traced.structure)
+    graph = _without_gradient(traced.graph, precision, eval_params, options, report)
+    return TracedModel(graph, traced.structure)
+
+
+def _without_gradient(
+    traced: Graph,
+    precision: DType,
+    eval_params: Graph | None,
+    options: CompileOptions,
+    report: CompileReport,
+) -> Graph:
+    """The stages of a step that forward and evaluation programs pass through."""
+    checked = check_of(options)
+    with_casts = checked(apply_precision(checked(traced), precision))
+    recognised = checked(recognise(with_casts, target_of(report.device), report.rules))
+    with_params = checked(with_eval_params(recognised, eval_params))
+    return checked(optimize(with_params, report.rules))
 
 
 def with_eval_params(graph: Graph, eval_params: Graph | None) -> Graph:

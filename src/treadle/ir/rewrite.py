@@ -1,9 +1,10 @@
-"""Rebuilding graphs: dead code, replacement, cutting a part out. None of it recurses."""
+"""Rebuilding graphs: the traversal, dead code, replacement, cutting out. Nothing recurses."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from treadle.base.origin import Origin
@@ -22,15 +23,15 @@ def remove_dead_code(graph: Graph) -> Graph:
                 needed[v.node] = True
     if all(needed):
         return graph
-    places: list[int] = []
+    moved: list[int] = []
     nodes: list[Node] = []
     for i, node in enumerate(graph.nodes):
-        places.append(len(nodes))
+        moved.append(len(nodes))
         if needed[i]:
-            operands = tuple(Value(places[v.node], v.output) for v in node.operands)
+            operands = tuple(Value(moved[v.node], v.output) for v in node.operands)
             is_same = operands == node.operands
             nodes.append(node if is_same else replace(node, operands=operands))
-    outputs = (Output(o.kind, o.name, Value(places[o.value.node], o.value.output))
+    outputs = (Output(o.kind, o.name, Value(moved[o.value.node], o.value.output))
                for o in graph.outputs)  # fmt: skip
     return Graph(tuple(nodes), tuple(outputs), graph.name)
 
@@ -83,6 +84,30 @@ def cut(
     return builder.build(final, name or graph.name)
 
 
+Visit = Callable[[int, tuple[Value, ...]], tuple[Value, ...]]
+
+
+def walk(graph: Graph, visit: Visit) -> list[Value]:
+    """Visit every node in order, by position; what stands for the graph's outputs in the end.
+
+    A visit gets what the visits before it gave for the node's operands, and gives a value for each
+    of the node's results: the traversal behind every pass that builds a graph from another.
+    """
+    moved: list[tuple[Value, ...]] = []
+    for position, node in enumerate(graph.nodes):
+        operands = tuple(moved[v.node][v.output] for v in node.operands)
+        moved.append(visit(position, operands))
+    return [moved[o.value.node][o.value.output] for o in graph.outputs]
+
+
+def copied(
+    builder: GraphBuilder, node: Node, operands: Sequence[Value], origin: Origin | None = None
+) -> tuple[Value, ...]:
+    """The results of a node that is copied over other operands of the same types."""
+    position = builder.copy(node, operands, origin)
+    return tuple(Value(position, i) for i in range(len(node.types)))
+
+
 def inline_into(
     builder: GraphBuilder, graph: Graph, leaves: Mapping[str, Value], origin: Origin | None = None
 ) -> list[Value]:
@@ -90,16 +115,20 @@ def inline_into(
 
     Nodes keep their origin unless another is given.
     """
-    moved: list[tuple[Value, ...]] = []
-    for node in graph.nodes:
+
+    def visit(position: int, operands: tuple[Value, ...]) -> tuple[Value, ...]:
+        node = graph.nodes[position]
         bound = leaves.get(node.attributes.name) if isinstance(node.attributes, Leaf) else None
-        if bound is not None:
-            moved.append((bound,))
-            continue
-        operands = [moved[v.node][v.output] for v in node.operands]
-        position = builder.copy(node, operands, origin)
-        moved.append(tuple(Value(position, i) for i in range(len(node.types))))
-    return [moved[o.value.node][o.value.output] for o in graph.outputs]
+        return (bound,) if bound is not None else copied(builder, node, operands, origin)
+
+    return walk(graph, visit)
+
+
+def use_counts(graph: Graph) -> Counter[Value]:
+    """How often each value is read, by nodes and as an output."""
+    found = Counter(v for n in graph.nodes for v in n.operands)
+    found.update(o.value for o in graph.outputs)
+    return found
 
 
 def _final(replacements: Mapping[Value, Value], value: Value) -> Value:

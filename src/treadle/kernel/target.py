@@ -27,6 +27,26 @@ class Mapping:
 
 
 @dataclass(frozen=True, slots=True)
+class Rewriting:
+    """When graphs are rewritten, and which composites stay (rules; schedule: templates)."""
+
+    # Whether a matmul and the cross-entropy that reads it are recognised as one head, which stores
+    # no logits. Measured on an H200: those were 6 of the 17 GiB of a GPT-2 step of batch 32.
+    fuses_heads: bool = False
+    least_classes: int = 512  # classes of a head without stored logits: chosen, fewer are little
+    least_head_logits: int = 1 << 22  # elements of a head that is recognised: chosen, 8 to 16 MB
+    streams_narrow_logits: bool = False  # chunked heads take bfloat16 and float16 too
+    blocks_attention: bool = True  # attention has kernels that go over blocks of keys
+    # Positions of a block of queries or keys, chosen: 64 rows of 64 floats are half of a
+    # first-level cache; causal blocks of 32 leave out more of the keys that come after a query;
+    # lengths whose largest divisor is below 16 would give small matmuls.
+    attention_block: int = 64
+    causal_block: int = 32
+    least_attention_block: int = 16
+    scatters_cheaply: bool = True  # a scatter-add costs no more than a copy of its rows
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """Sizes at which kernels are fused and cut. A processor's caches, or a GPU's many blocks."""
 
@@ -54,10 +74,26 @@ class Target:
     matmuls: Matmuls = Matmuls()
     streaming: Streaming = Streaming()
     mapping: Mapping = Mapping()
+    rewriting: Rewriting = Rewriting()
 
 
 CPU = Target("cpu", 8, 4096, 120, 40, 3 << 20, 1 << 14)
 # A block walks a row in shared memory; a product is a library's, so nothing is fused around it.
 GPU = Target(
-    "gpu", 512, 2048, 120, 40, 1 << 15, 1 << 14, 1 << 40, 1 << 16, 60, True, True, fills=512
+    "gpu",
+    512,
+    2048,
+    120,
+    40,
+    1 << 15,
+    1 << 14,
+    1 << 40,
+    1 << 16,
+    60,
+    True,
+    True,
+    fills=512,
+    rewriting=Rewriting(
+        fuses_heads=True, streams_narrow_logits=True, blocks_attention=False, scatters_cheaply=False
+    ),
 )

@@ -12,7 +12,7 @@ from treadle.ir.composites import CROSS_ENTROPY
 from treadle.ir.control import bodies
 from treadle.ir.graph import Graph, Output, Value
 from treadle.ir.ops.indexing import RandomBits
-from treadle.ir.rewrite import remove_dead_code
+from treadle.ir.rewrite import copied, remove_dead_code, walk
 
 
 def with_sampled_labels(graph: Graph, next_site: Callable[[], int]) -> tuple[Graph, int]:
@@ -21,21 +21,21 @@ def with_sampled_labels(graph: Graph, next_site: Callable[[], int]) -> tuple[Gra
     `next_site` gives a random call site that is free.
     """
     drawn = 0
-    moved: list[tuple[Value, ...]] = []
     with isolated_tracing(f"{graph.name}.sampled") as trace:
-        for node in graph.nodes:
-            operands = [moved[v.node][v.output] for v in node.operands]
+
+        def visit(position: int, operands: tuple[Value, ...]) -> tuple[Value, ...]:
+            nonlocal drawn
+            node = graph.nodes[position]
             if node.op is CROSS_ENTROPY:
                 logits, targets = (trace.tensor(v) for v in operands)
                 trace.skip_sites(next_site())
                 labels = random.categorical(logits).astype(targets.dtype)
-                operands[1] = labels.handle
+                operands = (operands[0], labels.handle)
                 drawn += math.prod(targets.shape)
-            position = trace.builder.copy(node, operands)
-            moved.append(tuple(Value(position, i) for i in range(len(node.types))))
-        outputs = [
-            Output(o.kind, o.name, moved[o.value.node][o.value.output]) for o in graph.outputs
-        ]
+            return copied(trace.builder, node, operands)
+
+        values = walk(graph, visit)
+        outputs = [Output(o.kind, o.name, v) for o, v in zip(graph.outputs, values, strict=True)]
         sampled = remove_dead_code(trace.finish_outputs(outputs))
     if not drawn:
         raise GradientError(

@@ -36,13 +36,13 @@ from treadle.kernel.nodes import (
     Value,
     Walk,
 )
-from treadle.schedule.expand import attention_block
 from treadle.schedule.inline import Reader
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.labels import plain_load
 from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import nest
 from treadle.schedule.routines import library_attention
+from treadle.schedule.templates import attention_block
 
 F32 = dtypes.float32
 # What masked scores are taken for in the maximum, as in the definition.

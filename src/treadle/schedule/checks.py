@@ -6,7 +6,7 @@ from treadle.ir.graph import Graph, GraphBuilder, Output, OutputKind, Value
 from treadle.ir.ops.indexing import GATHER, SCATTER_ADD, Gather, ScatterAdd
 from treadle.ir.ops.reductions import REDUCE_MAX, REDUCE_MIN, Reduce
 from treadle.kernel.plan import IndexCheck
-from treadle.schedule.expand import expand
+from treadle.rules.expansion import expand
 
 
 def with_index_checks(graph: Graph) -> tuple[Graph, tuple[IndexCheck, ...]]:

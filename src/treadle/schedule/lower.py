@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from treadle.base.origin import Origin
-from treadle.ir.canonical import canonicalise
 from treadle.ir.control import SCAN, Scan
 from treadle.ir.graph import Graph, Node, Output, OutputKind
 from treadle.ir.graph import Value as TensorValue
@@ -28,13 +27,14 @@ from treadle.kernel.nodes import Buffer, Kernel, Role, Statement, Store
 from treadle.kernel.phases import calls_in
 from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step
 from treadle.kernel.target import CPU, Target
+from treadle.rules.canonical import canonicalise
+from treadle.rules.expansion import expand
 from treadle.schedule.bound import Bound, Memo
 from treadle.schedule.channels import channels_last, images, walked
 from treadle.schedule.copies import kind_of, stays, whole_copies, whole_copy
-from treadle.schedule.expand import expand
+from treadle.schedule.epilogues import biased_matmuls, concatenated_gradients
 from treadle.schedule.groups import is_small
 from treadle.schedule.inline import Reader, laid_out
-from treadle.schedule.joins import biased_products, gathered_parts
 from treadle.schedule.keep import (
     ROOTS,
     STREAMS,
@@ -49,6 +49,7 @@ from treadle.schedule.keep import (
 from treadle.schedule.nests import axis_vars, nest
 from treadle.schedule.order import Order
 from treadle.schedule.signature import signature
+from treadle.schedule.templates import has_kernels, has_template
 
 PANEL = 32  # columns of a product's tile, of four bytes: two vectors of the widest kind
 
@@ -64,7 +65,7 @@ def lower(
 
     `in_place` writes updates over the leaves they replace.
     """
-    expanded = expand(graph, fuse, True, target)
+    expanded = expand(graph, target, has_kernels if fuse else None)
     if target.is_gpu:
         expanded = canonicalise(expanded)  # definitions and their gradients look alike again
     if target.is_gpu and fuse and is_small(expanded):
@@ -150,7 +151,7 @@ class Lowering:
         self.memo = memo or Memo()
         self.target = self.memo.target
         self.kept = kept_values(graph, fuse, self.target.is_gpu)
-        self.biased = biased_products(graph, self.kept) if self.target.is_gpu and fuse else {}
+        self.biased = biased_matmuls(graph, self.kept) if self.target.is_gpu and fuse else {}
         if self.biased:
             biases = {b.bias for b in self.biased.values()}
             self.kept = kept_values(graph, fuse, self.target.is_gpu, biases)
@@ -167,8 +168,8 @@ class Lowering:
         self.images = images(graph) if self.target.has_conv else frozenset()
         self.layouts = channels_last(graph, self.kept, self.images)
         self.layouts |= heads_last(graph, self.kept) if self.target.is_gpu else {}
-        self.parts = gathered_parts(graph, self.layouts) if self.target.is_gpu and fuse else {}
-        self.parts = {v: p for v, p in self.parts.items() if p.whole in self.kept}
+        parts = concatenated_gradients(graph, self.layouts) if self.target.is_gpu and fuse else {}
+        self.parts = {v: p for v, p in parts.items() if p.whole in self.kept}
         self.done = {p.whole for p in self.parts.values()}  # what has nothing left to do
         self.sums = {b.sum: product for product, b in self.biased.items()}
         for value in [*self.parts, *self.biased]:
@@ -395,7 +396,7 @@ class ScanBody(Lowering):
 
     def __init__(self, outer: Lowering, position: int, attributes: Scan, node: Node):
         # A stream is a repeat over rows of buffers, which a row of this scan's is not.
-        body = expand(attributes.body, outer.fuse, False, outer.target)
+        body = expand(attributes.body, outer.target, has_template if outer.fuse else None)
         prefix = f"{outer.prefix}scan{position}:"
         super().__init__(body, outer.fuse, outer.panel, outer.memo, prefix)
         self.attributes = attributes

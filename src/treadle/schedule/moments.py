@@ -1,19 +1,31 @@
-"""A sum and the sum of squares around its mean, read once: for a GPU's norms over columns.
+"""Sums of squares around a mean that can be computed with the sum itself, in one read.
 
-Each part is summed around its own first row, which is near its mean, so that little is lost where
-squares are subtracted; parts are then put together by their means.
+An analysis: it finds pairs of reductions in a graph, and `sums` lowers a pair as one kernel on a
+GPU, where norms over columns read a large tensor twice otherwise. Each part of the tensor is summed
+around its own first row, which is close to its mean, so that little is lost where squares are
+subtracted; parts are then combined by their means.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 
-from treadle.ir.graph import Graph
+from treadle.ir.graph import Graph, Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops import elementwise as e
 from treadle.ir.ops import reductions, shaping
-from treadle.ir.ops.leaves import Constant
+from treadle.kernel.target import CPU
+from treadle.rules.pattern import Anything, Number, apply, captures
+from treadle.rules.rule import Match
+
+X = Anything("x")
+_TOTAL = apply(reductions.REDUCE_SUM, X, name="total")
+_MEAN = apply(e.DIV, _TOTAL, Number(name="count"), name="mean")
+_DEVIATION = apply(e.SUB, X, apply(shaping.BROADCAST, _MEAN, name="spread"), name="deviation")
+# Σ (x − m)² with m = Σ x / n
+SQUARED_DEVIATIONS = apply(reductions.REDUCE_SUM, apply(e.MUL, _DEVIATION, _DEVIATION))
 
 
 @functools.lru_cache(maxsize=8)
@@ -21,42 +33,35 @@ def spreads(graph: Graph) -> dict[TensorValue, tuple[TensorValue, TensorValue]]:
     """Sums of squares around a mean: which sum the mean is of, and the mean."""
     found: dict[TensorValue, tuple[TensorValue, TensorValue]] = {}
     for position, node in enumerate(graph.nodes):
-        if node.op is reductions.REDUCE_SUM and graph.type_of(node.operands[0]).dtype.is_float:
-            pair = _pair(graph, position)
-            if pair is not None:
-                found[TensorValue(position)] = pair
+        match = _match(graph, node)
+        if match is not None and _is_around_mean(match):
+            found[TensorValue(position)] = match["total"], match["mean"]
     return found
 
 
-def _pair(graph: Graph, position: int) -> tuple[TensorValue, TensorValue] | None:
-    """Σ (x − m)² with m = Σ x / n, both over the same axes."""
-    node = graph.nodes[position]
-    assert isinstance(node.attributes, reductions.Reduce)
-    axes = node.attributes.axes
-    square = graph.nodes[node.operands[0].node]
-    if square.op is not e.MUL or square.operands[0] != square.operands[1]:
-        return None
-    gap = graph.nodes[square.operands[0].node]
-    if gap.op is not e.SUB:
-        return None
-    x, spread = gap.operands[0], graph.nodes[gap.operands[1].node]
-    kept = tuple(i for i in range(graph.type_of(x).rank) if i not in axes)
-    if not isinstance(spread.attributes, shaping.Broadcast) or spread.attributes.axes != kept:
-        return None
-    mean = spread.operands[0]
-    quotient = graph.nodes[mean.node]
-    if quotient.op is not e.DIV:
-        return None
-    total, count = (graph.nodes[v.node] for v in quotient.operands)
-    size = math.prod(graph.type_of(x).shape[i] for i in axes)
-    is_mean = isinstance(count.attributes, Constant) and count.attributes.value == size
-    is_same = total.op is reductions.REDUCE_SUM and total.operands == (x,)
-    if not is_mean or not is_same or total.attributes != node.attributes:
-        return None
-    return quotient.operands[0], mean
+def _match(graph: Graph, node: Node) -> Match | None:
+    values = captures(graph, SQUARED_DEVIATIONS, node, Counter())
+    return None if values is None else Match(graph, node, values, CPU)
+
+
+def _is_around_mean(match: Match) -> bool:
+    """Whether both sums are of floats over the same axes, and the count is theirs."""
+    x = match.type_of("x")
+    summed = match.root.attributes
+    spread = match.node("spread").attributes
+    assert isinstance(summed, reductions.Reduce)
+    assert isinstance(spread, shaping.Broadcast)
+    others = tuple(i for i in range(x.rank) if i not in summed.axes)
+    count = math.prod(x.shape[i] for i in summed.axes)
+    return (
+        x.dtype.is_float
+        and match.node("total").attributes == summed
+        and match.number("count") == count
+        and spread.axes == others
+    )
 
 
 @functools.lru_cache(maxsize=8)
 def spread_sums(graph: Graph) -> frozenset[TensorValue]:
-    """Sums whose parts are wanted with their spread."""
+    """Sums whose parts are wanted with their squared deviations."""
     return frozenset(total for total, _ in spreads(graph).values())

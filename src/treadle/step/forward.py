@@ -89,6 +89,8 @@ class Forward:
                 self._precision,
                 self._training,
                 self._eval_params,
+                self._options,
+                self.report,
             )
         self.report.compiles += 1
         self.report.nodes["forward"] = len(traced.graph.nodes)

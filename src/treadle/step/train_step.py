@@ -128,7 +128,7 @@ class TrainStep:
 
     def _build_evaluation(self, inputs: Inputs) -> Evaluation:
         with self.report.stage("evaluation"):
-            graph = build_evaluation(self.recipe, inputs, self._eval_params)
+            graph = build_evaluation(self.recipe, inputs, self._eval_params, self.report)
         return Evaluation(graph, self.report, self.recipe.options)
 
     def _start(self) -> None:

@@ -1,0 +1,17 @@
+"""Every rule, by the set it belongs to: what the list of rules and its tests go through."""
+
+from __future__ import annotations
+
+from treadle.rules.canonical import CANONICAL
+from treadle.rules.expansion import EXPANSION
+from treadle.rules.heads import HEADS
+from treadle.rules.rule import Rule
+
+RULE_SETS = (CANONICAL, HEADS, EXPANSION)
+
+
+def every_rule() -> dict[str, Rule]:
+    """Rules by name."""
+    found = {rule.name: rule for rules in RULE_SETS for rule in rules.rules}
+    assert len(found) == sum(len(rules.rules) for rules in RULE_SETS), "a name is used twice"
+    return found

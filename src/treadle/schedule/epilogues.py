@@ -1,0 +1,187 @@
+"""Epilogue fusion of library calls: results written with a bias, or as a part of a tensor.
+
+Analyses, not rewrites: both find what a library call can write by itself, before anything is
+lowered. The nodes that would have added or moved the result then have nothing to do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from treadle.ir.composites import ATTENTION_GRAD
+from treadle.ir.graph import Graph, Node
+from treadle.ir.graph import Value as TensorValue
+from treadle.ir.ops import elementwise as e
+from treadle.ir.ops import linear, shaping
+from treadle.ir.rewrite import use_counts
+from treadle.kernel.target import CPU
+from treadle.rules.pattern import Anything, Root, apply, captures, in_each_order
+from treadle.rules.rule import Match
+from treadle.schedule.groups import groups_of
+
+_MATMUL = apply(linear.CONTRACT, Anything("a"), Anything("b"), name="matmul", single_use=True)
+_ALONG_ROWS = apply(shaping.BROADCAST, Anything("bias"), name="rows")
+BIASED_MATMUL = apply(e.ADD, _MATMUL, _ALONG_ROWS, commutes=True)
+
+_HEADS = apply(ATTENTION_GRAD, name="gradient", single_use=True)
+_HEADS_LAST = apply(shaping.PERMUTE, _HEADS, name="heads_last", single_use=True)
+_SIDE_BY_SIDE = apply(shaping.RESHAPE, _HEADS_LAST, name="inner", single_use=True)
+PADDED_GRADIENT = apply(shaping.PAD, _SIDE_BY_SIDE)
+
+Uses = Counter[TensorValue]
+
+
+@dataclass(frozen=True, slots=True)
+class Biased:
+    """A matmul's sum with a vector along its last axis, which is written in its stead."""
+
+    sum: TensorValue
+    bias: TensorValue
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A tensor whose rows are a part of the rows of another, from a column on."""
+
+    whole: TensorValue
+    start: int
+
+
+def biased_matmuls(
+    graph: Graph, materialized: Mapping[TensorValue, None]
+) -> dict[TensorValue, Biased]:
+    """Matmuls of narrow floats that only a sum with one vector reads.
+
+    The sum must be materialized: elsewhere the vector is added for nothing by whoever reads it.
+    """
+    uses = use_counts(graph)
+    found: dict[TensorValue, Biased] = {}
+    for position, node in enumerate(graph.nodes):
+        value = TensorValue(position)
+        if node.op is not e.ADD or value not in materialized or not node.types[0].dtype.is_narrow:
+            continue
+        for match in _matches(graph, BIASED_MATMUL, node, uses):
+            if _is_along_rows(match) and _ends_in_columns(graph, match.node("matmul")):
+                found[match["matmul"]] = Biased(value, match["bias"])
+                break
+    return found
+
+
+def _matches(graph: Graph, pattern: Root, node: Node, uses: Uses) -> list[Match]:
+    """Every way in which a node matches."""
+    ordered = (captures(graph, p, node, uses) for p in in_each_order(pattern))
+    return [Match(graph, node, found, CPU) for found in ordered if found is not None]
+
+
+def _is_along_rows(match: Match) -> bool:
+    """Whether a vector is repeated along all axes but the last."""
+    spread = match.node("rows").attributes
+    assert isinstance(spread, shaping.Broadcast)
+    return spread.axes == (match.type.rank - 1,) and match.type_of("bias").rank == 1
+
+
+def _ends_in_columns(graph: Graph, node: Node) -> bool:
+    """Whether a library's matmul of one dtype writes rows of columns as the result counts them."""
+    assert isinstance(node.attributes, linear.Contraction)
+    groups = groups_of(graph, node)
+    if groups is None or not groups.is_large:
+        return False
+    if groups.batch or not groups.columns:
+        return False
+    dtype = node.types[0].dtype
+    is_one_dtype = all(graph.type_of(v).dtype is dtype for v in node.operands)
+    return is_one_dtype and node.attributes.labels[2] == groups.rows + groups.columns
+
+
+def concatenated_gradients(
+    graph: Graph, layouts: Mapping[TensorValue, tuple[int, ...]]
+) -> dict[TensorValue, Part]:
+    """Attention's gradients that are only laid side by side, by a sum of padded views."""
+    if not layouts:
+        return {}
+    uses = use_counts(graph)
+    inner = _inside_larger_sums(graph, uses)
+    found: dict[TensorValue, Part] = {}
+    for position, node in enumerate(graph.nodes):
+        value = TensorValue(position)
+        if node.op is not e.ADD or uses[value] == 0 or value in inner or not node.types[0].rank:
+            continue
+        parts = [_part(graph, value, term, uses, layouts) for term in _terms(graph, value, uses)]
+        known = {source: part for p in parts if p is not None for source, part in (p[:2],)}
+        width = sum(p[2] for p in parts if p is not None)
+        if len(known) == len(parts) > 1 and width == node.types[0].shape[-1]:
+            found |= known
+    return found
+
+
+def _inside_larger_sums(graph: Graph, uses: Uses) -> set[TensorValue]:
+    """What sums of padded views read: a larger sum has all of the terms."""
+    return {
+        operand
+        for position, node in enumerate(graph.nodes)
+        if node.op is e.ADD and _is_sum_of_pads(graph, TensorValue(position), uses)
+        for operand in node.operands
+    }
+
+
+def _is_sum_of_pads(graph: Graph, value: TensorValue, uses: Uses) -> bool:
+    return all(graph.nodes[t.node].op is shaping.PAD for t in _terms(graph, value, uses))
+
+
+def _terms(graph: Graph, value: TensorValue, uses: Uses) -> list[TensorValue]:
+    """What a sum adds, sums that only it reads taken apart."""
+    found: list[TensorValue] = []
+    pending = list(graph.nodes[value.node].operands[::-1])
+    while pending:
+        term = pending.pop()
+        is_inner = graph.nodes[term.node].op is e.ADD and uses[term] == 1
+        if is_inner:
+            pending += graph.nodes[term.node].operands[::-1]
+        else:
+            found.append(term)
+    return found
+
+
+def _part(
+    graph: Graph,
+    whole: TensorValue,
+    term: TensorValue,
+    uses: Uses,
+    layouts: Mapping[TensorValue, tuple[int, ...]],
+) -> tuple[TensorValue, Part, int] | None:
+    """What a padded term is a view of, where it starts along the last axis, and how wide it is."""
+    matches = _matches(graph, PADDED_GRADIENT, graph.nodes[term.node], uses)
+    if not matches or uses[term] != 1:
+        return None
+    (match,) = matches
+    gradient = match["gradient"]
+    if layouts.get(gradient) != HEADS_LAST or not _has_heads_side_by_side(match):
+        return None
+    pad = match.root.attributes
+    assert isinstance(pad, shaping.Pad)
+    width = match.type_of("inner").shape[-1]
+    return gradient, Part(whole, pad.low[-1]), width
+
+
+HEADS_LAST = (0, 2, 1, 3)  # (batch, heads, time, depth) as (batch, time, heads, depth)
+
+
+def _has_heads_side_by_side(match: Match) -> bool:
+    """Whether zeros are added along the last axis only, to rows of all heads of a position."""
+    inner = match.type_of("inner").shape
+    batch, heads, time, depth = match.type_of("gradient").shape
+    if inner != (batch, time, heads * depth):
+        return False
+    permute = match.node("heads_last").attributes
+    assert isinstance(permute, shaping.Permute)
+    return permute.axes == HEADS_LAST and _pads_last_axis(match)
+
+
+def _pads_last_axis(match: Match) -> bool:
+    pad = match.root.attributes
+    assert isinstance(pad, shaping.Pad)
+    if any(pad.interior) or any(pad.low[:-1]) or any(pad.high[:-1]):
+        return False
+    return float(pad.value) == 0

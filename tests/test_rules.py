@@ -1,0 +1,410 @@
+"""Rules of graphs: each fires where its pattern is, not beside it, and changes no value."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treadle as td
+from treadle import losses
+from treadle.base import dtypes
+from treadle.domains.field import equal_graphs
+from treadle.frontend.coerce import constant
+from treadle.frontend.scopes import bind1
+from treadle.ir.graph import Graph, Value
+from treadle.ir.op import NONE
+from treadle.ir.ops import elementwise as e
+from treadle.ir.ops import indexing, linear, reductions, shaping
+from treadle.ir.ops.elementwise import Cast
+from treadle.ir.types import TensorType
+from treadle.ir.verify import verify
+from treadle.kernel.target import CPU, GPU, Target
+from treadle.rules.canonical import CANONICAL, canonicalise
+from treadle.rules.catalogue import every_rule
+from treadle.rules.driver import Keeps, rewrite
+from treadle.rules.expansion import expand
+from treadle.rules.pattern import Anything, Number, apply, captures, in_each_order, to_text
+from treadle.rules.rule import RuleSet, always
+from treadle.schedule.epilogues import biased_matmuls
+from treadle.schedule.moments import spreads
+
+F32, BF16, I32 = dtypes.float32, dtypes.bfloat16, dtypes.int32
+X = TensorType((2, 3), F32)
+HEADS = replace(GPU, rewriting=replace(GPU.rewriting, least_classes=1, least_head_logits=1))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function of tensors in which a rule fires, and near misses in which it must not."""
+
+    fires: Callable[..., Any]
+    misses: Sequence[Callable[..., Any]]
+    types: Sequence[TensorType] = (X,)
+    target: Target = CPU
+    given: dict[str, Any] | None = None
+    keeps: Keeps | None = None  # in the near misses
+
+
+def view(op: Any, attributes: Any) -> Callable[[td.Tensor], td.Tensor]:
+    return lambda x: bind1(op, attributes, x)
+
+
+def reshaped(*shapes: tuple[int, ...]) -> Callable[[td.Tensor], td.Tensor]:
+    def function(x: td.Tensor) -> td.Tensor:
+        for shape in shapes:
+            x = bind1(shaping.RESHAPE, shaping.Reshape(shape), x)
+        return x
+
+    return function
+
+
+def permuted(*every: tuple[int, ...]) -> Callable[[td.Tensor], td.Tensor]:
+    def function(x: td.Tensor) -> td.Tensor:
+        for axes in every:
+            x = bind1(shaping.PERMUTE, shaping.Permute(axes), x)
+        return x
+
+    return function
+
+
+def negated(times: int) -> Callable[[td.Tensor], td.Tensor]:
+    def function(x: td.Tensor) -> td.Tensor:
+        for _ in range(times):
+            x = -x
+        return x
+
+    return function
+
+
+def number(value: Any, shape: tuple[int, ...] = X.shape) -> td.Tensor:
+    return constant(value, shape, F32)
+
+
+def folded(op: Any, a: float, b: float) -> Callable[[td.Tensor], td.Tensor]:
+    return lambda x: x + bind1(op, NONE, number(a), number(b))
+
+
+def padded(low: int, of: Callable[[td.Tensor], td.Tensor]) -> Callable[[td.Tensor], td.Tensor]:
+    pad = shaping.Pad((0, low), (0, 0), (0, 0), 7)
+    return lambda x: bind1(shaping.PAD, pad, of(x))
+
+
+def cast(x: td.Tensor, dtype: Any) -> td.Tensor:
+    return bind1(e.CAST, Cast(dtype), x)
+
+
+def scattered(size: int, dtype: Any = I32) -> Callable[[td.Tensor], td.Tensor]:
+    def function(x: td.Tensor) -> td.Tensor:
+        rows = td.arange(x.shape[0], dtype=dtype)
+        return bind1(indexing.SCATTER_ADD, indexing.ScatterAdd(0, size), x, rows)
+
+    return function
+
+
+LINEAR = linear.Contraction("ab,cb->ac", F32)
+NARROW = linear.Contraction("ab,cb->ac", BF16)
+TRANSPOSED = linear.Contraction("ab,bc->ac", F32)
+
+
+def head(spec: Any, widen: Any = None, shared: bool = False) -> Callable[..., Any]:
+    def function(x: td.Tensor, weight: td.Tensor, target: td.Tensor) -> Any:
+        logits = bind1(linear.CONTRACT, spec, x, weight)
+        wide = logits if widen is None else cast(logits, widen)
+        rows = losses.cross_entropy(wide, target, reduction="none")
+        return [rows, cast(logits, F32)] if shared else rows
+
+    return function
+
+
+def types_of_head(dtype: Any = F32, weight: tuple[int, ...] = (5, 3)) -> list[TensorType]:
+    return [TensorType((4, 3), dtype), TensorType(weight, dtype), TensorType((4,), I32)]
+
+
+TARGETS = {"target": np.array([0, 4, 2, 1], np.int32)}
+
+
+def shared_layer(x: td.Tensor) -> td.Tensor:
+    return td.tanh(x) * x
+
+
+def call(x: td.Tensor) -> td.Tensor:
+    return td.checkpoint(shared_layer)(x)
+
+
+CASES = {
+    "view_of_number": Case(
+        lambda x: x + bind1(shaping.BROADCAST, shaping.Broadcast((2, 3), (1,)), number(2, (3,))),
+        [padded(1, lambda x: number(2)), padded(1, lambda x: x)],
+    ),
+    "identity_permute": Case(permuted((0, 1)), [permuted((1, 0))]),
+    "empty_flip": Case(
+        view(shaping.FLIP, shaping.Flip(())), [view(shaping.FLIP, shaping.Flip((0,)))]
+    ),
+    "identity_view": Case(
+        view(shaping.SLICE, shaping.Slice((0, 0), (2, 3), (1, 1))),
+        [view(shaping.SLICE, shaping.Slice((0, 0), (2, 2), (1, 1))), reshaped((3, 2))],
+    ),
+    "reshape_back": Case(reshaped((6,), (2, 3)), [reshaped((6,), (3, 2)), reshaped((2, 3))]),
+    "reshape_of_reshape": Case(
+        reshaped((6,), (3, 2)), [lambda x: reshaped((6,))(permuted((1, 0))(x))]
+    ),
+    "permute_back": Case(
+        permuted((1, 2, 0), (2, 0, 1)),
+        [permuted((1, 2, 0), (1, 2, 0))],
+        [TensorType((2, 3, 4), F32)],
+    ),
+    "permute_of_permute": Case(
+        permuted((1, 2, 0), (1, 2, 0)),
+        [lambda x: permuted((1, 0))(reshaped((6, 4))(x))],
+        [TensorType((2, 3, 4), F32)],
+    ),
+    "cast_to_same": Case(lambda x: cast(x, F32), [lambda x: cast(x, BF16)]),
+    "double_negation": Case(negated(2), [lambda x: -td.tanh(-x)]),
+    "times_one": Case(
+        lambda x: [number(1) * x, bind1(e.MUL, NONE, x, number(1))], [lambda x: x * 2]
+    ),
+    "divided_by_one": Case(
+        lambda x: bind1(e.DIV, NONE, x, number(1)), [lambda x: bind1(e.DIV, NONE, number(1), x)]
+    ),
+    "minus_zero": Case(
+        lambda x: bind1(e.SUB, NONE, x, number(0)),
+        [
+            lambda x: bind1(e.SUB, NONE, x, number(-0.0)),
+            lambda x: bind1(e.SUB, NONE, number(0), x),
+        ],
+    ),
+    "fold_sum": Case(folded(e.ADD, 1, 2), [folded(e.ADD, 1, 2**-30), folded(e.ADD, 1, -1)]),
+    "fold_difference": Case(folded(e.SUB, 1, 3), [folded(e.SUB, 3, 3), folded(e.ADD, 1, 3)]),
+    "fold_product": Case(folded(e.MUL, 3, 5), [folded(e.MUL, 0.1, 3), folded(e.MUL, 0, 3)]),
+    "linear_cross_entropy": Case(
+        head(LINEAR), [head(LINEAR, shared=True)], types_of_head(), HEADS, TARGETS
+    ),
+    "rounded_linear_cross_entropy": Case(
+        head(NARROW, F32),
+        [head(NARROW), head(NARROW, F32, True)],
+        types_of_head(BF16),
+        HEADS,
+        TARGETS,
+    ),
+    "scatter_in_order": Case(scattered(2), [scattered(4)], target=GPU),
+    "inline_call": Case(call, [td.tanh]),
+    "recomputed_call": Case(td.grad(lambda x: call(x).sum()), [call]),
+    "max_of_windows": Case(
+        lambda x: td.max_pool(x, 2),
+        [lambda x: td.avg_pool(x, 2)],
+        [TensorType((1, 2, 4, 4), F32)],
+    ),
+    "definition": Case(
+        lambda x: td.softmax(x), [td.tanh, td.softmax], keeps=lambda node, types, target: True
+    ),
+}
+
+
+def applied(name: str, graph: Graph, case: Case, keeps: Keeps | None = None) -> tuple[Graph, int]:
+    """The graph rewritten by one rule, and how often it fired."""
+    fired: Counter[str] = Counter()
+    only = RuleSet("one", (every_rule()[name],))
+    found = rewrite(graph, only, case.target, fired, keeps)
+    assert set(fired) <= {name}
+    return verify(found), fired[name]
+
+
+def given_for(case: Case, graph: Graph) -> dict[str, Any] | None:
+    return (
+        None if case.given is None else {n: case.given[n] for n in case.given if n in graph.leaves}
+    )
+
+
+def test_every_rule_has_its_case() -> None:
+    assert set(CASES) == set(every_rule())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_rule_fires_and_changes_no_value(name: str) -> None:
+    case = CASES[name]
+    graph = td.trace(case.fires, *case.types)
+    found, count = applied(name, graph, case)
+    assert count
+    assert found != graph
+    assert equal_graphs(graph, found, given_for(case, graph))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_rule_leaves_near_misses(name: str) -> None:
+    case = CASES[name]
+    for near in case.misses:
+        graph = td.trace(near, *case.types)
+        found, count = applied(name, graph, case, case.keeps)
+        assert count == 0
+        assert found == graph
+
+
+def test_a_scatter_in_order_stays_where_it_is_cheap_or_the_counter_is_short() -> None:
+    case = CASES["scatter_in_order"]
+    on_cpu = replace(case, target=CPU)
+    assert applied("scatter_in_order", td.trace(case.fires, X), on_cpu)[1] == 0
+    rows = TensorType((300, 1), F32)
+    wrapped = td.trace(scattered(300, dtypes.uint8), rows)
+    assert applied("scatter_in_order", wrapped, case)[1] == 0
+
+
+@pytest.mark.parametrize("limits", [{"least_classes": 6}, {"least_head_logits": 21}])
+def test_small_heads_stay(limits: dict[str, int]) -> None:
+    target = replace(HEADS, rewriting=replace(HEADS.rewriting, **limits))
+    case = replace(CASES["linear_cross_entropy"], target=target)
+    graph = td.trace(case.fires, *case.types)
+    assert applied("linear_cross_entropy", graph, case)[1] == 0
+
+
+def test_a_head_is_a_matmul_by_a_transposed_weight() -> None:
+    case = CASES["linear_cross_entropy"]
+    graph = td.trace(head(TRANSPOSED), *types_of_head(weight=(3, 5)))
+    assert applied("linear_cross_entropy", graph, case)[1] == 0
+
+
+# The driver
+
+
+def test_one_pass_is_enough() -> None:
+    def function(x: td.Tensor) -> td.Tensor:
+        there = permuted((1, 0), (1, 0), (1, 0))(reshaped((6,), (3, 2), (2, 3))(negated(3)(x)))
+        return there * 1 / (number(2, (3, 2)) * number(0.5, (3, 2)))
+
+    graph = td.trace(function, X)
+    once = canonicalise(graph)
+    assert canonicalise(once) == once
+    assert equal_graphs(graph, once)
+    ops = Counter(n.op.name for n in once.nodes)
+    assert ops == {"input": 1, "neg": 1, "permute": 1}
+
+
+def test_bodies_are_rewritten_too() -> None:
+    """Layers of several shapes: each body is its own, and is rewritten once."""
+
+    def function(x: td.Tensor) -> td.Tensor:
+        for _ in range(3):
+            x = td.max_pool(td.relu(x), 2)
+        return td.layer_norm(x.reshape(1, -1))
+
+    graph = td.trace(function, TensorType((1, 3, 8, 8), F32))
+    found = verify(expand(graph))
+    assert not any(n.op.is_composite for n in found.nodes)
+    assert equal_graphs(graph, found)
+
+
+def test_rules_that_fired_are_counted() -> None:
+    fired: Counter[str] = Counter()
+    canonicalise(td.trace(lambda x: negated(2)(x) + negated(2)(x * 2) * 1, X), fired)
+    assert fired == {"double_negation": 2, "times_one": 1}
+
+
+def test_a_graph_without_a_rule_stays_itself() -> None:
+    graph = td.trace(td.tanh, X)
+    assert rewrite(graph, CANONICAL) is graph
+
+
+def test_what_is_built_has_the_line_of_what_it_replaces() -> None:
+    graph = td.trace(reshaped((6,), (3, 2)), X)
+    last = canonicalise(graph).nodes[-1]
+    assert last.origin is not None
+    assert last.origin == graph.nodes[-1].origin
+
+
+def test_a_rule_that_gives_another_type_is_refused() -> None:
+    wrong = replace(every_rule()["identity_permute"], name="wrong", condition=always)
+    with pytest.raises(AssertionError, match="wrong gives"):
+        rewrite(td.trace(permuted((1, 0)), X), RuleSet("one", (wrong,)))
+
+
+# Analyses that match patterns and rewrite nothing
+
+
+def deviations(count: int, axis: int = 0, mean_axis: int = 0) -> Callable[..., Any]:
+    def function(x: td.Tensor) -> list[td.Tensor]:
+        mean = x.sum(mean_axis) / count
+        spread = shaping.Broadcast((6, 6), (1 - mean_axis,))
+        gap = x - bind1(shaping.BROADCAST, spread, mean)
+        return [mean, (gap * gap).sum(axis)]
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("function", "count"),
+    [
+        (deviations(6), 1),
+        (deviations(6, axis=1, mean_axis=1), 1),
+        (deviations(5), 0),
+        (deviations(6, axis=1), 0),
+        (lambda x: [((x - x.sum(0) / 6) * (x - 1)).sum(0)], 0),
+    ],
+)
+def test_sums_of_squared_deviations(function: Callable[..., Any], count: int) -> None:
+    graph = td.trace(function, TensorType((6, 6), F32))
+    found = spreads(graph)
+    assert len(found) == count
+    for total, mean in found.values():
+        assert graph.nodes[total.node].op is reductions.REDUCE_SUM
+        assert graph.nodes[mean.node].op is e.DIV
+
+
+ALONG_ROWS = shaping.Broadcast((64, 64), (1,))
+ALONG_COLUMNS = shaping.Broadcast((64, 64), (0,))
+
+
+def biased(spread: Any, shared: bool = False, first: bool = False) -> Callable[..., Any]:
+    def function(x: td.Tensor, weight: td.Tensor, bias: td.Tensor) -> list[td.Tensor]:
+        matmul = bind1(linear.CONTRACT, NARROW, x, weight)
+        terms = [matmul, bind1(shaping.BROADCAST, spread, bias)]
+        result = bind1(e.ADD, NONE, *(terms[::-1] if first else terms))
+        return [result, matmul] if shared else [result]
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("function", "count"),
+    [
+        (biased(ALONG_ROWS), 1),
+        (biased(ALONG_ROWS, first=True), 1),
+        (biased(ALONG_COLUMNS), 0),
+        (biased(ALONG_ROWS, shared=True), 0),
+    ],
+)
+def test_matmuls_with_a_bias(function: Callable[..., Any], count: int) -> None:
+    square = TensorType((64, 64), BF16)
+    graph = td.trace(function, square, square, TensorType((64,), BF16))
+    every = {Value(i): None for i in range(len(graph.nodes))}
+    found = biased_matmuls(graph, every)
+    assert len(found) == count
+    for matmul, epilogue in found.items():
+        assert graph.nodes[matmul.node].op is linear.CONTRACT
+        assert graph.nodes[epilogue.sum.node].op is e.ADD
+    assert not biased_matmuls(graph, {}), "a sum that is not materialized"
+
+
+# Patterns
+
+
+def test_a_name_stands_for_one_value() -> None:
+    square = apply(e.MUL, Anything("x"), Anything("x"))
+    for function, expected in ((lambda x: x * x, True), (lambda x: x * td.tanh(x), False)):
+        graph = td.trace(function, X)
+        found = captures(graph, square, graph.nodes[-1], Counter())
+        assert (found is not None) is expected
+
+
+def test_operands_that_commute_match_in_both_orders() -> None:
+    once = apply(e.NEG, Anything("x"), single_use=True)
+    pattern = apply(
+        e.ADD, once, apply(e.MUL, Number(2), Anything("y"), commutes=True), commutes=True
+    )
+    orders = in_each_order(pattern)
+    assert len(orders) == 4
+    assert to_text(orders[0]) == "add(once neg(x), mul(2, y))"
+    assert to_text(orders[3]) == "add(mul(y, 2), once neg(x))"

@@ -1,0 +1,60 @@
+"""Writes docs/rules.md: every rule by which graphs are rewritten, from the rules themselves.
+
+    python tools/rules_page.py
+
+A test compares the page with what this writes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+from treadle.rules.catalogue import RULE_SETS
+from treadle.rules.pattern import to_text
+from treadle.rules.rule import Rule, RuleSet
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "rules.md"
+
+INTRODUCTION = """\
+# Rules
+
+Every rule by which Treadle rewrites graphs, in the order in which the rules of a set are tried.
+This page is written by `tools/rules_page.py` from `src/treadle/rules`; change the rules and run it
+again. [Architecture](architecture.md#rules) says how they are applied.
+
+In patterns, names stand for any value, `once` for a value that nothing else reads, and `…` for any
+operands. A rule is *bitwise* where both sides have the same bits, and *rounding* where they are
+equal over the reals but rounding, or the sign of a zero, may differ."""
+
+TITLES = {
+    "canonical": "Canonical form: before and after differentiation, and after expansion on a GPU",
+    "heads": "Recognition: before differentiation, for targets that fuse heads",
+    "expansion": "Expansion: at the start of `schedule`",
+}
+
+
+def row(rule: Rule) -> str:
+    condition = inspect.getdoc(rule.condition)
+    pattern = to_text(rule.pattern).replace("|", "\\|")
+    cells = (
+        f"`{rule.name}`",
+        rule.statement,
+        f"`{pattern}`",
+        condition,
+        rule.exactness.name.lower(),
+    )
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def section(rules: RuleSet) -> str:
+    head = ["| rule | statement | pattern | where | class |", "|---|---|---|---|---|"]
+    return "\n".join([f"## {TITLES[rules.name]}", "", *head, *map(row, rules.rules)])
+
+
+def page() -> str:
+    return "\n\n".join([INTRODUCTION, *map(section, RULE_SETS)]) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
