@@ -6,10 +6,10 @@ import ctypes
 import functools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
+from treadle.runtime.executable import Ceilings
 from treadle.runtime.native import Library, host
 
 CHAINS = 12  # independent: more than latency × units of processors so far
@@ -19,17 +19,9 @@ FMA_TURNS = 100_000
 BYTES = 64 << 20  # more than caches hold
 
 
-@dataclass(frozen=True, slots=True)
-class Ceilings:
-    """Of one thread: operations a second in registers, bytes a second from memory."""
-
-    flops: float
-    nbytes: float
-
-
 @functools.cache
 def ceilings() -> Ceilings:
-    """Measured once in a process: some tens of milliseconds, the best of a few."""
+    """Of one thread of the host, the best of a few; once a process, some tens of milliseconds."""
     width = host().width
     return Ceilings(_fma_rate(width), _memory_rate(width))
 

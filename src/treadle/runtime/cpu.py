@@ -13,6 +13,7 @@ import numpy as np
 
 from treadle.ir.graph import Graph, OutputKind
 from treadle.kernel.plan import Plan, PlannedRepeat, PlannedStep
+from treadle.runtime.executable import Timing
 from treadle.runtime.held import aligned, aligned_copy
 from treadle.runtime.native import Library, host
 from treadle.runtime.script import LINE, RUNS, WORDS, planned_calls, script_words
@@ -26,6 +27,8 @@ class NativeProgram:
     Leaves are read where they are; those that the plan updates are written there. Outputs are
     copies, which the next run does not change. One call runs at a time.
     """
+
+    is_in_place = True
 
     def __init__(
         self,
@@ -94,6 +97,11 @@ class NativeProgram:
         """How often it ran to its end: counted by the machine code itself, whatever interrupts."""
         return int(self._script[RUNS])
 
+    @property
+    def workspace(self) -> int:
+        """Bytes of scratch, of all threads."""
+        return self.plan.scratch * self.threads
+
     def run(self, values: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
         """All outputs, in order; the values given stay as they are."""
         with self._lock:
@@ -117,10 +125,11 @@ class NativeProgram:
         values: Mapping[str, np.ndarray],
         inputs: Mapping[str, np.ndarray],
         wanted: Sequence[int],
+        stays: bool = False,
     ) -> tuple[np.ndarray, ...]:
         """Some outputs; values that the owner holds are updated in place.
 
-        They are bound once for each version of the owner's.
+        They are bound once for each version of the owner's. Outputs are on the host in any case.
         """
         with self._lock:
             self._hold(owner, version, values, inputs)
@@ -197,8 +206,8 @@ class NativeProgram:
             return np.ascontiguousarray(array, dtype)
         return array
 
-    def profile(self, values: Mapping[str, np.ndarray], repeats: int = 3) -> list[float]:
-        """Seconds that the calls of each entry take in a run, one thread, the best of some runs.
+    def profile(self, values: Mapping[str, np.ndarray], repeats: int = 3) -> list[Timing]:
+        """What the calls of each entry take in a run, one thread, the best of some runs.
 
         The values stay as they are. Processor time, so that other processes do not count.
         """
@@ -215,7 +224,9 @@ class NativeProgram:
                 self._walk(self.plan.steps, functions, iter(self._call_places()), 0, seconds)
                 best = [min(pair) for pair in zip(best, seconds, strict=True)]
             self._held = (None, -1)
-        return best
+        calls = (facts.calls for facts in self.plan.kernels)
+        pairs = zip(calls, best, strict=True)
+        return [Timing(((entry, count),), taken) for entry, (count, taken) in enumerate(pairs)]
 
     def _call_places(self) -> list[int]:
         """Where the arguments of each call of the plan start."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from treadle.base.errors import DeviceError
 from treadle.kernel.launch import Bundle, Launch
 from treadle.kernel.plan import Plan, PlannedCall, PlannedPhase, PlannedStep
 from treadle.runtime.cuda.batches import Batch, batch_in, matrices, runs_of
@@ -16,6 +17,13 @@ from treadle.runtime.cuda.dnn import DnnCall
 
 EARLY_LAUNCH = 90  # chips that launch a kernel before the one ahead of it is done
 MOST_SHARED = 32 << 10  # bytes of shared memory that a block may have without being asked
+
+Calls = tuple[tuple[int, int], ...]  # entries, and how often each is called
+Note = Callable[[Calls, str], None]  # told of each launch: its calls, and its name if it has one
+
+
+def _unnoticed(calls: Calls, name: str) -> None:
+    """Nobody asks."""
 
 
 class Code:
@@ -48,10 +56,24 @@ class Code:
                 break
         else:
             raise LookupError(f"no code for {launch.symbol}")
+        self._check_shared(launch, function)
         if launch.shared > MOST_SHARED:
             kind = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             checked(driver.cuFuncSetAttribute(function, kind, launch.shared), "load")
         return function
+
+    def _check_shared(self, launch: Launch | Bundle, function: Any) -> None:
+        """A kernel that needs more shared memory than a block may have is refused by name."""
+        driver, here = self.device.driver, self.device
+        kind = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
+        fixed = int(checked(driver.cuFuncGetAttribute(kind, function), "load"))
+        if launch.shared + fixed > here.most_shared:
+            raise DeviceError(
+                "load",
+                f"{launch.symbol} needs {launch.shared + fixed:,} bytes of shared memory, and a "
+                f"block has at most {here.most_shared:,} on {here.name}",
+                'Use device="cpu", and please report it with the program.',
+            )
 
     def captured(self, enqueue: Enqueue) -> Any:
         """A graph of work that calls this code."""
@@ -94,10 +116,11 @@ class Runner:
         self.routines, self.batches = routines, batches
         self.workspace = Block(max((a.workspace for a in routines.values()), default=0))
         self.stream: Any = None  # the one that calls go into now
+        self._note: Note = _unnoticed
 
-    def enqueue(self, table: Sequence[int], stream: Any) -> int:
-        """Everything, in order; how many launches that were."""
-        self.stream = stream
+    def enqueue(self, table: Sequence[int], stream: Any, note: Note = _unnoticed) -> int:
+        """Everything, in order; how many launches that were. `note` is called after each."""
+        self.stream, self._note = stream, note
         return self._steps(self.plan.steps, (), table, 0)
 
     def _steps(
@@ -114,6 +137,7 @@ class Runner:
             elif isinstance(step, PlannedPhase):
                 for entry, rows in _by_entry(step, table, turn).items():
                     count += self.launch(entry, rows)
+                    self._note(((entry, len(rows)),), "")
             else:
                 turns = range(step.length)
                 for j in reversed(turns) if step.reverse else turns:
@@ -135,6 +159,7 @@ class Runner:
         grid = min(bundle.grid, device().multiprocessors)
         config = self._config((grid, 1), bundle.block, bundle.shared, len(bundle.phases) > 1)
         self._launch(bundle.symbol, words or [0], config)
+        self._note(tuple(pair for phase in bundle.phases for pair in phase), bundle.symbol)
         return 1
 
     def launch(self, entry: int, rows: list[list[int]]) -> int:

@@ -14,15 +14,17 @@ import numpy as np
 from treadle.ir.graph import Graph, OutputKind
 from treadle.ir.types import TensorType
 from treadle.kernel.launch import Bundle, Launch
-from treadle.kernel.plan import Plan
+from treadle.kernel.plan import Plan, PlannedCall, PlannedPhase, PlannedRepeat
 from treadle.runtime.cuda.arrays import DeviceArray
 from treadle.runtime.cuda.batches import Batch, chosen_batches, matrices
 from treadle.runtime.cuda.blas import Matmul, noise, workspace
 from treadle.runtime.cuda.device import Block, checked, device, out_of_memory, padded
 from treadle.runtime.cuda.launches import Code, Runner
+from treadle.runtime.cuda.profile import timed_launches
 from treadle.runtime.cuda.routines import chosen_routines
 from treadle.runtime.cuda.transfers import Captured, Later, Pending, Slot, Sources, Traffic
 from treadle.runtime.cuda.values import DeviceValues
+from treadle.runtime.executable import Timing
 
 TOGETHER = 16  # steps in one launch
 SMALL = 1 << 16  # bytes of results that come back by themselves
@@ -33,6 +35,8 @@ Algorithms = dict[str, list[int]]
 
 class CudaProgram:
     """A plan with its code and its memory. One call runs at a time."""
+
+    is_in_place = True
 
     def __init__(
         self,
@@ -159,18 +163,33 @@ class CudaProgram:
         """All outputs, in order; the values given stay as they are."""
         with self._lock:
             self._device.enter()
-            read, blocks = self.graph.leaves, dict[str, Block]()
-            for name, (_, type_) in self._leaves.items():
-                given = values[name] if name in read else np.zeros(type_.shape)
-                array = np.ascontiguousarray(given, type_.dtype.numpy)
-                blocks[name] = Block(max(1, array.nbytes))
-                blocks[name].write(array)
-            addresses = {n: b.address for n, b in blocks.items()}
-            table = self._table(addresses, self._results.address)
+            blocks = self._copies(values)
+            table = self._table_of(blocks)
             with self._device.lock:
                 self._runner.enqueue(table, self._device.stream)
             self._device.wait()
             return tuple(self._read(o.slot, o.type, table) for o in self.plan.outputs)
+
+    def _copies(self, values: Mapping[str, np.ndarray]) -> dict[str, Block]:
+        """Leaves on the device, in memory of their own."""
+        read, blocks = self.graph.leaves, dict[str, Block]()
+        for name, (_, type_) in self._leaves.items():
+            given = values[name] if name in read else np.zeros(type_.shape)
+            array = np.ascontiguousarray(given, type_.dtype.numpy)
+            blocks[name] = Block(max(1, array.nbytes))
+            blocks[name].write(array)
+        return blocks
+
+    def _table_of(self, blocks: Mapping[str, Block]) -> list[int]:
+        addresses = {n: b.address for n, b in blocks.items()}
+        return self._table(addresses, self._results.address)
+
+    def profile(self, values: Mapping[str, np.ndarray]) -> list[Timing]:
+        """What each kernel takes in a run, by events between launches; the values stay."""
+        with self._lock:
+            self._device.enter()
+            blocks = self._copies(values)
+            return timed_launches(self._runner, self._table_of(blocks))
 
     def _read(self, slot: int, type_: TensorType, table: Sequence[int]) -> np.ndarray:
         array = np.empty(type_.shape, type_.dtype.numpy)
@@ -187,11 +206,17 @@ class CudaProgram:
         values: Mapping[str, np.ndarray],
         inputs: Mapping[str, np.ndarray],
         wanted: Sequence[int],
+        stays: bool = False,
     ) -> Sequence[Any]:
-        """Some outputs, which are waited for when they are looked at; values stay on the device."""
+        """Some outputs, which are waited for when they are looked at; values stay on the device.
+
+        With `stays` the outputs do too.
+        """
+        if stays:
+            return self._left_there(values, inputs, wanted)
         return self._launched(values, (inputs,), wanted)[0]
 
-    def kept_on(
+    def _left_there(
         self, values: Mapping[str, np.ndarray], inputs: Mapping[str, Any], wanted: Sequence[int]
     ) -> list[DeviceArray]:
         """Some outputs as arrays of their own on the device; nothing is waited for."""
@@ -312,11 +337,11 @@ class CudaProgram:
         ]
 
 
-def _calls(plan: Plan) -> Iterator[Any]:
+def _calls(plan: Plan) -> Iterator[PlannedCall]:
     pending = list(plan.steps)
     while pending:
-        step = pending.pop()
-        if hasattr(step, "calls"):
-            yield from step.calls
-        else:
-            pending += step.steps
+        match pending.pop():
+            case PlannedPhase(calls):
+                yield from calls
+            case PlannedRepeat(steps=steps):
+                pending += steps
