@@ -250,7 +250,7 @@ def test_the_square_of_a_gradient_is_not_kept(step: td.TrainStep) -> None:
     ],
 )
 def test_tasks_are_equal_shares(turns: int, work: int, expected: int) -> None:
-    assert assembling._tasks(turns, work) == expected
+    assert assembling.tasks_of(turns, work, CPU.tasks) == expected
 
 
 def test_kernels_can_be_looked_at(step: td.TrainStep) -> None:

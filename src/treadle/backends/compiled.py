@@ -110,7 +110,8 @@ def build(
     with report.stage("schedule"):
         program = toolchain.schedule(graph, options)
     with report.stage("plan_buffers"):
-        plan = assemble(program, plan_buffers(program))
+        target = toolchain.target
+        plan = assemble(program, plan_buffers(program, target), target)
     with report.stage("render"):
         source = toolchain.render(program)
     with report.stage("compile"):

@@ -11,10 +11,9 @@ import numpy as np
 
 from treadle.kernel.nodes import Buffer
 from treadle.kernel.program import Phase, Program, Step
+from treadle.kernel.target import CPU, Target
 
 ALIGNMENT = 64  # a cache line, and the widest vector
-ROOM = 32  # the part of the arena by which series may make it larger
-FREE = 32 << 20  # bytes by which they may in any case
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class BufferPlan:
     size: int
 
 
-def plan_buffers(program: Program) -> BufferPlan:
+def plan_buffers(program: Program, target: Target = CPU) -> BufferPlan:
     """Where every temporary buffer lies; checked afterwards.
 
     Series lie at one distance unless that takes much more memory than each buffer by itself.
@@ -54,7 +53,8 @@ def plan_buffers(program: Program) -> BufferPlan:
         together = {b.name for row in rows for b in row}
         rows += [[b] for b in temporary.values() if b.name not in together]
         found = _placed(rows, spans)
-        most = plan.size + max(plan.size // ROOM, FREE)
+        room = target.arena
+        most = plan.size + max(plan.size // room.part, room.nbytes)
         plan = found if found.size <= most else plan
     check_plan(plan, temporary)
     return plan
@@ -92,7 +92,7 @@ def padded(buffer: Buffer) -> int:
 
 
 def _lowest(size: int, taken: np.ndarray) -> int:
-    """The lowest place of a size between intervals, given by their starts and ends."""
+    """The lowest offset of a size between intervals, given by their starts and ends."""
     order = np.argsort(taken[0])
     starts, ends = taken[0][order], np.maximum.accumulate(taken[1][order])
     before = np.maximum(np.concatenate([[0], ends]), 0)

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from treadle.kernel.plan import Plan, PlannedCall, PlannedPhase, PlannedRepeat, PlannedStep
+from treadle.kernel.target import CPU
 
 LINE = 128  # bytes between what two threads write: no false sharing
-SPINS = 2000  # at a barrier, before the processor is offered to others
 WORDS = 8  # of an instruction, and of the head
 RUNS = 4  # the word that counts runs
 END, PHASE, CALL, REPEAT, AGAIN = range(5)
@@ -358,7 +358,8 @@ def follower_source() -> str:
     """The functions that follow a script, as LLVM text."""
     declaration, pause = _pause()
     parts = (_BARRIER, _SHARE, _FOLLOW)
+    spins = CPU.tasks.barrier_spins
     filled = (
-        p.format(line=LINE, spins=SPINS, pause=pause, words=WORDS, stack=3 * DEEPEST) for p in parts
+        p.format(line=LINE, spins=spins, pause=pause, words=WORDS, stack=3 * DEEPEST) for p in parts
     )
     return "\n".join([declaration, *filled])

@@ -8,6 +8,7 @@ import threading
 
 import numpy as np
 
+from treadle.kernel.target import CPU
 from treadle.runtime.native import Library
 from treadle.runtime.script import LINE, RUNS, follower_source, pause_call
 
@@ -157,7 +158,6 @@ done:
   ret void
 }}
 """
-IDLE_SPINS = 200_000  # some milliseconds
 
 
 class Pool:
@@ -169,8 +169,8 @@ class Pool:
         worker = (_WORKER + _SEVERAL).format(
             line=LINE,
             pause=pause_call(),
-            idle_spins=IDLE_SPINS,
-            spins=IDLE_SPINS // 100,
+            idle_spins=CPU.tasks.idle_spins,
+            spins=CPU.tasks.barrier_spins,
             runs=RUNS,
         )
         self._library = Library.from_text(follower_source() + worker)

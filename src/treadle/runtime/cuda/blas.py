@@ -16,10 +16,10 @@ import numpy as np
 
 from treadle.base.errors import DeviceError
 from treadle.kernel.launch import MatrixFacts, Product
+from treadle.kernel.target import GPU
 from treadle.runtime.cuda.device import INSTALL, Block, Event, device
 
-WORKSPACE = 64 << 20  # bytes
-CANDIDATES = 32
+WORKSPACE, CANDIDATES = GPU.launching.matmul_workspace, GPU.launching.matmul_candidates
 FINALISTS, ROUNDS, REPEATS = 4, 3, 4
 LONG, FEW = 1.0, 6  # milliseconds of a product of which few candidates are run, once
 NOISE = 8 << 20  # bytes

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from treadle.kernel.launch import LibraryCall
+from treadle.kernel.target import GPU
 from treadle.runtime.cuda.device import Block, Event, device
 from treadle.runtime.cuda.dnn import DnnCall, empty_graph, operands_of, set_results
 
-TRIES = 12  # plans that are timed
+TRIES, MOST_WORKSPACE = GPU.launching.conv_plans, GPU.launching.conv_workspace
 REPEATS = 3
-MOST_WORKSPACE = 1 << 30  # bytes
 # What each routine calls its operands, in their order.
 _OPERANDS = {
     "conv": ("image", "weight"),

@@ -15,6 +15,7 @@ from treadle.ir.graph import Graph, OutputKind
 from treadle.ir.types import TensorType
 from treadle.kernel.launch import Bundle, Launch
 from treadle.kernel.plan import Plan, PlannedCall, PlannedPhase, PlannedRepeat
+from treadle.kernel.target import GPU
 from treadle.runtime.cuda.arrays import DeviceArray
 from treadle.runtime.cuda.batches import Batch, chosen_batches, matrices
 from treadle.runtime.cuda.blas import Matmul, noise, workspace
@@ -26,10 +27,7 @@ from treadle.runtime.cuda.transfers import Captured, Later, Pending, Slot, Sourc
 from treadle.runtime.cuda.values import DeviceValues
 from treadle.runtime.executable import Timing
 
-TOGETHER = 16  # steps in one launch
-SMALL = 1 << 16  # bytes of results that come back by themselves
-MOST_INPUTS = 64 << 20  # bytes of inputs of steps that are launched together
-
+SIZES = GPU.launching
 Algorithms = dict[str, list[int]]
 
 
@@ -241,7 +239,7 @@ class CudaProgram:
         """Where outputs lie in what comes back; None if it is too large to come by itself."""
         outputs = [self.plan.outputs[i] for i in wanted]
         is_there = all(o.slot in self._result_offsets for o in outputs)
-        if not is_there or self._results_size > SMALL:
+        if not is_there or self._results_size > SIZES.small_results:
             return None
         return [(self._result_offsets[o.slot], o.type) for o in outputs]
 
@@ -255,7 +253,7 @@ class CudaProgram:
     ) -> list[Sequence[Any]]:
         """A step for each row of inputs, many of them in one launch; outputs of each."""
         size = sum(t.nbytes for n, (_, t) in self._leaves.items() if n in rows[0])
-        together = TOGETHER if size * TOGETHER <= MOST_INPUTS else 1
+        together = SIZES.steps if size * SIZES.steps <= SIZES.most_inputs else 1
         found: list[Sequence[Any]] = []
         for start in range(0, len(rows), together):
             some = rows[start : start + together]
@@ -319,7 +317,7 @@ class CudaProgram:
                 results = traffic.results.address + step * self._results_size
                 table = self._table(leaves, results)
                 self.graph_launches = self._runner.enqueue(table, stream)
-            if self._results_size <= SMALL:
+            if self._results_size <= SIZES.small_results:
                 traffic.copy_out(slot, stream)
 
         return Captured(self._code.captured(enqueue), table)

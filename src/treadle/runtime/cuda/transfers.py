@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from treadle.ir.types import TensorType
+from treadle.kernel.target import GPU
 from treadle.runtime.cuda.arrays import Found
 from treadle.runtime.cuda.device import Block, Event, Pinned, checked, device, padded
 
-TURNS = 3  # slots: the host may be that many launches ahead
-GRAPHS = 8  # of a slot: one for each set of arrays on the device that comes again
+AHEAD, GRAPHS = GPU.launching.ahead, GPU.launching.graphs
 COPIED = -1  # as an address: an array on the device whose elements are copied
 
 Sources = tuple[int, ...]  # of each input of each step: 0 for the host's, or an address
@@ -127,7 +127,7 @@ class Traffic:
         self.results_size = results_size * count
         self.block = Block(self.size)
         self.results = Block(self.results_size)
-        self.slots = [Slot(self) for _ in range(TURNS)]
+        self.slots = [Slot(self) for _ in range(AHEAD)]
         self.turn = 0
         self.seen: dict[Sources, None] = {}  # addresses that came before
 
