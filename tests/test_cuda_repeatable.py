@@ -16,7 +16,7 @@ from treadle.backends.stored import key_of
 from treadle.kernel.launch import LibraryCall, Tensor
 from treadle.runtime.cuda import conv, dnn
 from treadle.runtime.cuda.attention import planned_attention
-from treadle.runtime.cuda.conv import NoRoutineError, planned_convolution
+from treadle.runtime.cuda.conv import NoLibraryCallError, planned_convolution
 
 NONDETERMINISTIC, TENSOR_CORE, DOWN_CONVERT = "NONDETERMINISTIC", "TENSOR_CORE", "DOWN_CONVERT"
 # As cuDNN proposes gradients of weights: its favourite adds in any order.
@@ -106,7 +106,7 @@ def test_a_convolution_that_cannot_repeat_is_its_definition(
     monkeypatch.setattr(sys.modules[__name__], "PLANS", [{NONDETERMINISTIC}] * 3)
     call = call_of("conv_grad_w", "float32")
     assert planned_convolution(call, False, list).graph.plan == 0
-    with pytest.raises(NoRoutineError, match="none of 3 plans"):
+    with pytest.raises(NoLibraryCallError, match="none of 3 plans"):
         planned_convolution(call, True, list)
 
 

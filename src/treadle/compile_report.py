@@ -91,7 +91,7 @@ class ProgramFacts:
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """What a kernel took in one step on one thread, and how near that is to the processor's best.
+    """What a kernel took in one step on one thread, and how close that is to what is possible.
 
     `ceiling` is the larger of the shares of arithmetic and memory that it reached. `lines` are
     those of the model that it computes.

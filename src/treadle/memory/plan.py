@@ -23,7 +23,7 @@ class Span:
     first: int
     last: int
 
-    def meets(self, other: Span) -> bool:
+    def overlaps(self, other: Span) -> bool:
         return self.first <= other.last and other.first <= self.last
 
 
@@ -50,8 +50,8 @@ def plan_buffers(program: Program, target: Target = CPU) -> BufferPlan:
     plan = _placed([[b] for b in temporary.values()], spans)
     if program.series:
         rows = [[temporary[n] for n in names] for names in program.series]
-        together = {b.name for row in rows for b in row}
-        rows += [[b] for b in temporary.values() if b.name not in together]
+        in_series = {b.name for row in rows for b in row}
+        rows += [[b] for b in temporary.values() if b.name not in in_series]
         found = _placed(rows, spans)
         room = target.arena
         most = plan.size + max(plan.size // room.part, room.nbytes)
@@ -87,7 +87,7 @@ def _meets(known: np.ndarray, span: Span) -> np.ndarray:
 
 
 def padded(buffer: Buffer) -> int:
-    """The bytes a buffer takes, whole lines."""
+    """The bytes a buffer takes, in full cache lines."""
     return -(-buffer.nbytes // ALIGNMENT) * ALIGNMENT
 
 

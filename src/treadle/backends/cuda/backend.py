@@ -21,7 +21,7 @@ from treadle.kernel.program import Program
 from treadle.kernel.target import Target
 from treadle.runtime.cuda.blas import blas_version
 from treadle.runtime.cuda.compiler import compile_parts, compiler_version
-from treadle.runtime.cuda.conv import NoRoutineError
+from treadle.runtime.cuda.conv import NoLibraryCallError
 from treadle.runtime.cuda.device import device, why_not
 from treadle.runtime.cuda.dnn import dnn_version, has_dnn
 from treadle.runtime.cuda.profile import ceilings
@@ -82,12 +82,12 @@ class CudaToolchain:
                 self.is_deterministic,
                 code.bundles,
             )
-        except NoRoutineError as missing:
+        except NoLibraryCallError as missing:
             raise self._after(missing) from missing
         program.without = code.without
         return program
 
-    def _after(self, missing: NoRoutineError) -> Exception:
+    def _after(self, missing: NoLibraryCallError) -> Exception:
         """The toolchain that knows of a call which a library has not."""
         call = missing.call
         operands = tuple((t.shape, t.dtype) for t in call.operands)
@@ -98,7 +98,7 @@ class CudaToolchain:
 
     def pack(self, code: CudaCode, program: CudaProgram) -> dict[str, bytes]:
         """With the algorithms that loading chose."""
-        chosen = replace(code, algorithms=program.algorithms, library_plans=program.routines)
+        chosen = replace(code, algorithms=program.algorithms, library_plans=program.library_plans)
         return packed_code(chosen)
 
     def unpack(self, parts: Mapping[str, bytes], plan: Plan) -> CudaCode | None:

@@ -1,4 +1,4 @@
-"""The code of a GPU's program, and how it is kept: launches, machine code, choices of libraries."""
+"""A GPU's code, and how it is stored: launches, machine code, choices of libraries."""
 
 from __future__ import annotations
 

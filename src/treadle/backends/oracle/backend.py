@@ -46,7 +46,7 @@ class OracleBackend:
     def profile(
         self, program: Executable, values: Mapping[str, np.ndarray], options: CompileOptions
     ) -> Profile:
-        """What each op takes, all nodes of an op together; operations are not counted."""
+        """What each op takes, added up over its nodes; operations are not counted."""
         best, rows = ceilings(), list[KernelTime]()
         for op, taken in OracleProgram(program.graph).profile(values).items():
             facts = KernelFacts(op, taken.calls, 0, taken.nbytes // taken.calls)

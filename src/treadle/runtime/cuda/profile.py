@@ -51,7 +51,7 @@ class _Recorder:
         return found
 
     def seconds(self) -> dict[Key, float]:
-        """What launches took in the last run, those of equal entries together."""
+        """What launches took in the last run, added up by their entries."""
         self.events[-1].wait()
         found: dict[Key, float] = {}
         spans = zip(self.launches, self.events, self.events[1:], strict=False)

@@ -1,4 +1,4 @@
-"""Programs on the GPU: one arena, and the whole step as one captured graph, launched once a step.
+"""Programs on the GPU: one arena, and a step as one captured graph, launched once a step.
 
 Results come back into pinned memory and are waited for when they are looked at.
 """
@@ -21,8 +21,8 @@ from treadle.runtime.cuda.batches import Batch, chosen_batches, matrices
 from treadle.runtime.cuda.blas import Matmul, noise, workspace
 from treadle.runtime.cuda.device import Block, checked, device, out_of_memory, padded
 from treadle.runtime.cuda.launches import Code, Runner
+from treadle.runtime.cuda.library_calls import chosen_library_calls
 from treadle.runtime.cuda.profile import timed_launches
-from treadle.runtime.cuda.routines import chosen_routines
 from treadle.runtime.cuda.transfers import Captured, Later, Pending, Slot, Sources, Traffic
 from treadle.runtime.cuda.values import DeviceValues
 from treadle.runtime.executable import Timing
@@ -44,7 +44,7 @@ class CudaProgram:
         cubins: Sequence[bytes],
         constants: Mapping[str, np.ndarray],
         algorithms: Algorithms,
-        routines: Mapping[int, bytes],
+        library_plans: Mapping[int, bytes],
         is_deterministic: bool = False,
         bundles: Sequence[Bundle] = (),
     ):
@@ -53,8 +53,8 @@ class CudaProgram:
         self._device.enter()
         self._lock = threading.Lock()
         self.runs, self.graph_launches = 0, 0
-        self.without: frozenset[Any] = frozenset()  # routines that no library has
-        self._places()
+        self.without: frozenset[Any] = frozenset()  # library calls that do not exist
+        self._lay_out_results()
         needed = plan.arena + self._results_size + self._inputs_size
         needed += sum(a.nbytes for a in constants.values())
         if needed > self._device.memory()[0]:
@@ -67,10 +67,10 @@ class CudaProgram:
         for (_, block), (_, name) in zip(self._constants, plan.constants, strict=True):
             block.write(constants[name])
         self._code = Code(cubins, launches, bundles)
-        self.algorithms, self.routines = dict(algorithms), dict(routines)
+        self.algorithms, self.library_plans = dict(algorithms), dict(library_plans)
         with self._device.lock:
             self._runner = self._chosen(is_deterministic, bundles)
-        self._traffic: dict[int, Traffic] = {}  # by how many steps are launched together
+        self._traffic: dict[int, Traffic] = {}  # by how many steps are one launch
         self._bound: tuple[object, ...] = ()
         self._held: tuple[object, int] = (None, -1)
         self._now: list[int] = []
@@ -80,8 +80,8 @@ class CudaProgram:
         self.prints = [o.name for o in plan.outputs if o.kind is OutputKind.PRINT]
         self._usual = self._offsets(wanted)
 
-    def _places(self) -> None:
-        """Where outputs that are no leaves lie in one block."""
+    def _lay_out_results(self) -> None:
+        """Offsets in one block of the outputs that are no leaves."""
         plan = self.plan
         self._leaves = {name: (slot, type_) for name, slot, type_ in plan.leaves}
         leaves = {slot for slot, _ in self._leaves.values()}
@@ -97,20 +97,22 @@ class CudaProgram:
         self._inputs_size = min(self._inputs_size, 1 << 28)
 
     def _chosen(self, is_deterministic: bool, bundles: Sequence[Bundle]) -> Runner:
-        """The plan with the libraries' routines for it."""
-        products = self._chosen_products(is_deterministic)
-        calls = chosen_routines(self.launches, self.routines, is_deterministic, self._addresses)
+        """The plan with what libraries compute of it."""
+        matmuls = self._chosen_matmuls(is_deterministic)
+        calls = chosen_library_calls(
+            self.launches, self.library_plans, is_deterministic, self._addresses
+        )
         self._code.plans += [call.graph for call in calls.values()]
         self._spare: list[Block] = []
         batches: dict[Batch, Matmul] = {}
         if not is_deterministic:  # what is timed may be chosen otherwise in the next process
             batches = chosen_batches(
-                self.plan, self.launches, products, self.algorithms, self._arena
+                self.plan, self.launches, matmuls, self.algorithms, self._arena
             )
-        return Runner(self.plan, self.launches, self._code, products, calls, batches, bundles)
+        return Runner(self.plan, self.launches, self._code, matmuls, calls, batches, bundles)
 
-    def _chosen_products(self, is_deterministic: bool) -> dict[int, Matmul]:
-        """Products with the algorithms that were chosen before, or that are timed now."""
+    def _chosen_matmuls(self, is_deterministic: bool) -> dict[int, Matmul]:
+        """Matmuls with the algorithms that were chosen before, or that are timed now."""
         found: dict[int, Matmul] = {}
         for i, launch in enumerate(self.launches):
             if launch.product is None or launch.block:
@@ -126,8 +128,8 @@ class CudaProgram:
 
     @property
     def workspace(self) -> int:
-        """Bytes that libraries use while they run; products of all programs share theirs."""
-        return self._runner.workspace.nbytes + (workspace().nbytes if self._runner.products else 0)
+        """Bytes that libraries use while they run; matmuls of all programs share theirs."""
+        return self._runner.workspace.nbytes + (workspace().nbytes if self._runner.matmuls else 0)
 
     def _somewhere(self, entry: int) -> tuple[int, int, int, int]:
         product = self.launches[entry].product
@@ -135,7 +137,7 @@ class CudaProgram:
         return matrices(product, self._addresses(entry))
 
     def _addresses(self, entry: int) -> list[int]:
-        """Memory to time a routine on, as large as that of one of its calls."""
+        """Memory to time a library call on, as large as that of one of its calls."""
         call = next(c for c in _calls(self.plan) if c.entry == entry)
         self._spare = [Block(self.plan.slots[s].nbytes) for s in call.slots]
         for block in self._spare:
@@ -253,11 +255,11 @@ class CudaProgram:
     ) -> list[Sequence[Any]]:
         """A step for each row of inputs, many of them in one launch; outputs of each."""
         size = sum(t.nbytes for n, (_, t) in self._leaves.items() if n in rows[0])
-        together = SIZES.steps if size * SIZES.steps <= SIZES.most_inputs else 1
+        most = SIZES.steps if size * SIZES.steps <= SIZES.most_inputs else 1
         found: list[Sequence[Any]] = []
-        for start in range(0, len(rows), together):
-            some = rows[start : start + together]
-            for part in [some] if len(some) == together else [[row] for row in some]:
+        for start in range(0, len(rows), most):
+            some = rows[start : start + most]
+            for part in [some] if len(some) == most else [[row] for row in some]:
                 found += self._launched(values, part, wanted)
         return found
 
@@ -294,7 +296,7 @@ class CudaProgram:
         return slot.done()
 
     def _rebind(self, values: DeviceValues, inputs: set[str]) -> None:
-        """Graphs are captured again if the values have moved."""
+        """Graphs are captured anew if the values have moved."""
         self._held = (values, values.layout)
         bound = tuple(values.block(n).address for n in self._leaves if n not in inputs)
         if bound != self._bound:
@@ -323,14 +325,14 @@ class CudaProgram:
         return Captured(self._code.captured(enqueue), table)
 
     def _outputs(self, pending: Pending, count: int, wanted: Sequence[int]) -> list[Sequence[Any]]:
-        places = self._usual if wanted is self.results[1] else self._offsets(wanted)
-        if places is None:
+        offsets = self._usual if wanted is self.results[1] else self._offsets(wanted)
+        if offsets is None:
             assert count == 1
             self._device.wait()
             outputs = [self.plan.outputs[i] for i in wanted]
             return [[self._read(o.slot, o.type, self._now) for o in outputs]]
         return [
-            [Later(pending, step * self._results_size + at, type_) for at, type_ in places]
+            [Later(pending, step * self._results_size + at, type_) for at, type_ in offsets]
             for step in range(count)
         ]
 
