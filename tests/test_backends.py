@@ -14,13 +14,14 @@ import pytest
 import treadle as td
 from cuda_backend import needs_gpu
 from fake_cuda import FakeDriver, fake_gpu
-from treadle import losses, nn, optim
-from treadle.backends import compiled, stored
+from interpreted_backend import InterpretedBackend
+from treadle import losses, nn, optim, pipeline
+from treadle.backends import compiled, registry, stored, views
 from treadle.backends.cpu.backend import CPU, CpuToolchain
 from treadle.backends.protocol import RescheduleError
 from treadle.backends.registry import DEVICES, FASTEST, REFERENCE, backend
 from treadle.backends.stored import SHAPELESS, UNRELATED, fingerprint_of, key_of
-from treadle.base.errors import DeviceError
+from treadle.base.errors import DeviceError, IndexRangeError
 from treadle.compile_report import CompileOptions, CompileReport
 from treadle.kernel.launch import Launch
 from treadle.runtime.cuda.compiler import CUBIN
@@ -242,3 +243,56 @@ def test_another_target_is_another_key() -> None:
     tuned = dataclasses.replace(usual, target=dataclasses.replace(usual.target, small=1))
     keys = {key_of(graph, CompileOptions(), t) for t in (usual, tuned)}
     assert len(keys) == 2
+
+
+# A backend of the tests alone
+
+
+@pytest.fixture
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a fourth device, whose kernels run through the interpreter of the loop IR."""
+    usual, other = registry.backend, InterpretedBackend()
+
+    def found(name: str) -> Any:
+        return other if name == other.name else usual(name)
+
+    for module in (registry, pipeline, views):
+        monkeypatch.setattr(module, "backend", found)
+    return other.name
+
+
+def test_a_step_trains_on_another_backend(interpreter: str) -> None:
+    ours, theirs = step_on(interpreter), step_on("cpu")
+    assert ours.report.device == interpreter
+    for _ in range(2):
+        assert ours(BATCH).loss == pytest.approx(theirs(BATCH).loss, rel=1e-5)
+    several = [step.run([BATCH] * 3).losses for step in (ours, theirs)]
+    assert np.allclose(*several, rtol=1e-5)
+    assert ours.evaluate(BATCH).loss == pytest.approx(theirs.evaluate(BATCH).loss, rel=1e-4)
+    assert ours.count == 5
+    for name, value in ours.params.items():
+        assert np.allclose(value, theirs.params[name], atol=1e-5), name
+
+
+def test_another_backend_has_all_that_a_step_has(interpreter: str) -> None:
+    step = step_on(interpreter)
+    before = step.state_dict()
+    assert {r.kernel for r in step.profile(BATCH).kernels} == set(step.report.kernels)
+    assert step.report.target == "the loop IR"
+    assert all("kernel " in kernel.text and kernel.lines for kernel in step.kernels[:1])
+    assert "define" in step.kernels[0].llvm
+    forward = step.attach(lambda m, x: m(x), SPECS["x"])
+    first = forward(BATCH["x"])
+    step(BATCH)
+    assert not np.array_equal(forward(BATCH["x"]), first), "the same values, never stale"
+    step.load_state_dict(before)
+    assert np.array_equal(forward(BATCH["x"]), first)
+    with pytest.raises(DeviceError, match="the values are on 'interpreter'"):
+        td.compile_forward(nn.Linear(2, 2), lambda m, x: m(x), td.Spec((1, 2)), share=step)
+
+
+def test_another_backend_checks_indices(interpreter: str) -> None:
+    step = step_on(interpreter, debug=True)
+    assert np.isfinite(step(BATCH).loss)
+    with pytest.raises(IndexRangeError):
+        step(BATCH | {"y": np.full(8, 4, np.int32)})
