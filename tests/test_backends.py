@@ -18,12 +18,15 @@ from interpreted_backend import InterpretedBackend
 from treadle import losses, nn, optim, pipeline
 from treadle.backends import compiled, registry, stored, views
 from treadle.backends.cpu.backend import CPU, CpuToolchain
+from treadle.backends.cuda.stored import packed_code, unpacked_code
 from treadle.backends.protocol import RescheduleError
 from treadle.backends.registry import DEVICES, FASTEST, REFERENCE, backend
 from treadle.backends.stored import SHAPELESS, UNRELATED, fingerprint_of, key_of
 from treadle.base.errors import DeviceError, IndexRangeError
 from treadle.compile_report import CompileOptions, CompileReport
-from treadle.kernel.launch import Launch
+from treadle.kernel.launch import Bundle, Launch
+from treadle.kernel.plan import Entry, Plan
+from treadle.runtime.cuda.code import CudaCode
 from treadle.runtime.cuda.compiler import CUBIN
 from treadle.runtime.cuda.launches import Code
 
@@ -119,7 +122,7 @@ def test_a_profile_of_a_real_gpu_adds_up_to_about_a_step(wide: int) -> None:
     before = step.params
     profile = step.profile(rows)
     assert all(np.array_equal(v, before[n]) for n, v in step.params.items())
-    assert all(0 <= row.ceiling < 1.5 for row in profile.kernels), str(profile)
+    assert all(0 <= row.ceiling < 3 for row in profile.kernels), str(profile)
     assert 1e-6 < profile.seconds < 0.1, str(profile)
 
 
@@ -172,6 +175,35 @@ def test_a_program_is_scheduled_once_more_if_a_library_lacks_a_call(
     assert found.tolist() == [2.0, 3.0]
 
 
+# A GPU's code in the plan cache
+
+CODE = CudaCode(
+    (Launch("kernel_0", 1, 32, 64),),
+    (Bundle("bundle_0", (0,), 1, (((0, 2),),), 3, 128, 0),),
+    (CUBIN + b"code",),
+    {"a matmul": list(range(8))},
+    {0: b"a plan"},
+    frozenset([("conv", (((1, 2), "float32"),), (("stride0", 1.0),))]),
+)
+PLAN = Plan((Entry("kernel.0", 1, False, 0),), (), (), (), (), (), (), 0)
+
+
+def test_a_gpu_s_code_is_read_as_it_was_stored() -> None:
+    assert unpacked_code(packed_code(CODE), PLAN) == CODE
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"object 0": b"something else"},
+        {"algorithms": b'{"a matmul": [1, 2]}'},
+        {"launches": b"[]"},
+    ],
+)
+def test_a_gpu_s_code_that_is_something_else_is_not_read(change: dict[str, bytes]) -> None:
+    assert unpacked_code(packed_code(CODE) | change, PLAN) is None
+
+
 # The key of the plan cache
 
 
@@ -187,7 +219,7 @@ def test_a_change_of_any_file_that_shapes_programs_is_another_key(tmp_path: Path
         "base/dtypes.py",
         "base/memory.py",
         "backends/compiled.py",
-        "backends/cuda/code.py",
+        "backends/cuda/stored.py",
         "domains/philox.py",
         "autodiff/backward.py",
         "compile_report.py",

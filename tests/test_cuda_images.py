@@ -14,7 +14,7 @@ from cuda_backend import needs_compiler, scheduled
 from cuda_on_host import no_host_compiler, run_on_host
 from test_kernels import MEANINGS, run
 from treadle import losses, nn, optim
-from treadle.backends.cuda.code import routine_from_json
+from treadle.backends.cuda.stored import routine_from_json
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.codegen.cuda.driver import render_kernel, render_program

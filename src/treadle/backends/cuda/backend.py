@@ -9,7 +9,7 @@ from typing import final
 import numpy as np
 
 from treadle.backends import compiled
-from treadle.backends.cuda.code import CudaCode, packed_code, unpacked_code
+from treadle.backends.cuda.stored import packed_code, unpacked_code
 from treadle.backends.protocol import Built, RescheduleError
 from treadle.codegen.cuda.driver import CudaSource, render_kernel, render_program
 from treadle.compile_report import CompileOptions, CompileReport, Profile
@@ -20,6 +20,7 @@ from treadle.kernel.plan import Plan
 from treadle.kernel.program import Program
 from treadle.kernel.target import Target
 from treadle.runtime.cuda.blas import blas_version
+from treadle.runtime.cuda.code import CudaCode
 from treadle.runtime.cuda.compiler import compile_parts, compiler_version
 from treadle.runtime.cuda.conv import NoLibraryCallError
 from treadle.runtime.cuda.device import device, why_not
@@ -69,23 +70,12 @@ class CudaToolchain:
         return CudaCode(source.launches, source.bundles, cubins, without=self.without)
 
     def load(self, graph: Graph, built: Built[CudaCode]) -> CudaProgram:
-        code = built.code
         try:
-            program = CudaProgram(
-                graph,
-                built.plan,
-                code.launches,
-                code.cubins,
-                built.constants,
-                dict(code.algorithms),
-                code.library_plans,
-                self.is_deterministic,
-                code.bundles,
+            return CudaProgram(
+                graph, built.plan, built.constants, built.code, self.is_deterministic
             )
         except NoLibraryCallError as missing:
             raise self._after(missing) from missing
-        program.without = code.without
-        return program
 
     def _after(self, missing: NoLibraryCallError) -> Exception:
         """The toolchain that knows of a call which a library has not."""

@@ -13,12 +13,13 @@ import numpy as np
 
 from treadle.ir.graph import Graph, OutputKind
 from treadle.ir.types import TensorType
-from treadle.kernel.launch import Bundle, Launch
+from treadle.kernel.launch import Bundle
 from treadle.kernel.plan import Plan, PlannedCall, PlannedPhase, PlannedRepeat
 from treadle.kernel.target import GPU
 from treadle.runtime.cuda.arrays import DeviceArray
 from treadle.runtime.cuda.batches import Batch, chosen_batches, matrices
 from treadle.runtime.cuda.blas import Matmul, noise, workspace
+from treadle.runtime.cuda.code import CudaCode
 from treadle.runtime.cuda.device import Block, checked, device, out_of_memory, padded
 from treadle.runtime.cuda.launches import Code, Runner
 from treadle.runtime.cuda.library_calls import chosen_library_calls
@@ -28,7 +29,6 @@ from treadle.runtime.cuda.values import DeviceValues
 from treadle.runtime.executable import Timing
 
 SIZES = GPU.launching
-Algorithms = dict[str, list[int]]
 
 
 class CudaProgram:
@@ -40,20 +40,16 @@ class CudaProgram:
         self,
         graph: Graph,
         plan: Plan,
-        launches: Sequence[Launch],
-        cubins: Sequence[bytes],
         constants: Mapping[str, np.ndarray],
-        algorithms: Algorithms,
-        library_plans: Mapping[int, bytes],
+        code: CudaCode,
         is_deterministic: bool = False,
-        bundles: Sequence[Bundle] = (),
     ):
-        self.graph, self.plan, self.launches = graph, plan, tuple(launches)
+        self.graph, self.plan, self.launches = graph, plan, code.launches
         self._device = device()
         self._device.enter()
         self._lock = threading.Lock()
         self.runs, self.graph_launches = 0, 0
-        self.without: frozenset[Any] = frozenset()  # library calls that do not exist
+        self.without = code.without
         self._lay_out_results()
         needed = plan.arena + self._results_size + self._inputs_size
         needed += sum(a.nbytes for a in constants.values())
@@ -66,10 +62,11 @@ class CudaProgram:
         self._constants = [(slot, Block(constants[n].nbytes)) for slot, n in plan.constants]
         for (_, block), (_, name) in zip(self._constants, plan.constants, strict=True):
             block.write(constants[name])
-        self._code = Code(cubins, launches, bundles)
-        self.algorithms, self.library_plans = dict(algorithms), dict(library_plans)
+        self._code = Code(code.cubins, code.launches, code.bundles)
+        # Those that were chosen before, to which this adds.
+        self.algorithms, self.library_plans = dict(code.algorithms), dict(code.library_plans)
         with self._device.lock:
-            self._runner = self._chosen(is_deterministic, bundles)
+            self._runner = self._chosen(is_deterministic, code.bundles)
         self._traffic: dict[int, Traffic] = {}  # by how many steps are one launch
         self._bound: tuple[object, ...] = ()
         self._held: tuple[object, int] = (None, -1)

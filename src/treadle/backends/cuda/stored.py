@@ -1,39 +1,25 @@
-"""A GPU's code, and how it is stored: launches, machine code, choices of libraries."""
+"""A GPU's code in the plan cache: launches, machine code, choices of libraries."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from treadle.backends.stored import packed_objects, unpacked_objects
 from treadle.kernel.launch import (
-    Bundle,
-    Launch,
     bundles_from_json,
     bundles_to_json,
     launches_from_json,
     launches_to_json,
 )
 from treadle.kernel.plan import Plan
+from treadle.runtime.cuda.code import CudaCode
 from treadle.runtime.cuda.compiler import is_cubin
 from treadle.schedule.channels import Routine
 
 WORDS = 8  # of an algorithm, as cuBLASLt describes it
 _PLAN = "routine "  # begins the names of a library's plans
-
-
-@dataclass(frozen=True, slots=True)
-class CudaCode:
-    """Launches by entry, machine code, and what was chosen of the libraries."""
-
-    launches: tuple[Launch, ...]
-    bundles: tuple[Bundle, ...]
-    cubins: tuple[bytes, ...]
-    algorithms: Mapping[str, list[int]] = field(default_factory=dict)
-    library_plans: Mapping[int, bytes] = field(default_factory=dict)  # by entry
-    without: frozenset[Routine] = frozenset()  # what the library has not
 
 
 def packed_code(code: CudaCode) -> dict[str, bytes]:
