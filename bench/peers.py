@@ -439,7 +439,9 @@ def contender(name: str, modules: tuple[str, ...], start: Start) -> Contender:
 
 
 CONTENDERS = {
-    "treadle": contender("treadle", ("treadle.loading", "llvmlite.binding"), treadle_start),
+    "treadle": contender(
+        "treadle", ("treadle.backends.cpu.backend", "llvmlite.binding"), treadle_start
+    ),
     "eager": contender("eager", ("torch",), functools.partial(torch_start, False)),
     "compile": contender("compile", ("torch",), functools.partial(torch_start, True)),
     "jax": contender("jax", ("jax", "jax.numpy"), jax_start),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from unittest import mock
 
 import numpy as np
 
@@ -15,7 +14,8 @@ from treadle.ir.ops import leaves
 from treadle.kernel.machine import NATIVE, target_name
 from treadle.kernel.plan import Plan
 from treadle.kernel.program import Program
-from treadle.memory import assemble as assembling
+from treadle.kernel.target import CPU
+from treadle.memory.assemble import assemble
 from treadle.memory.plan import plan_buffers
 from treadle.runtime.cpu import NativeProgram
 from treadle.runtime.native import compile_object, processor
@@ -46,10 +46,10 @@ class Built:
 
 def planned(program: Program, tasks: int | None = None) -> Plan:
     """What a runtime follows; with `tasks`, every kernel is cut into as many at most."""
-    if tasks is None:
-        return assembling.assemble(program, plan_buffers(program))
-    with mock.patch.multiple(assembling, SERIAL=0, TASK=1, MOST_TASKS=tasks):
-        return assembling.assemble(program, plan_buffers(program))
+    sizes = CPU.tasks
+    if tasks is not None:
+        sizes = replace(sizes, serial=0, operations=1, most=tasks)
+    return assemble(program, plan_buffers(program), replace(CPU, tasks=sizes))
 
 
 def build(
@@ -67,7 +67,7 @@ def build(
     """
     machine = target_of(target_name(width or target), processor())
     program = schedule(graph, fuse, 2 * machine.width, in_place)
-    plan = planned(program, assembling.MOST_TASKS if shared else None)
+    plan = planned(program, CPU.tasks.most if shared else None)
     objects = (compile_object(render_program(program, machine.machine), machine),)
     return Built(graph, plan, objects, dict(program.constants), program)
 

@@ -13,6 +13,7 @@ from treadle.ir.graph import Graph
 from treadle.kernel.program import Program
 from treadle.memory.assemble import assemble
 from treadle.memory.plan import plan_buffers
+from treadle.runtime.cuda.code import CudaCode
 from treadle.runtime.cuda.compiler import compile_parts, compiler_version
 from treadle.runtime.cuda.device import device, why_not
 from treadle.runtime.cuda.program import CudaProgram
@@ -57,16 +58,8 @@ def on_gpu(
     source = render_program(program, library)
     cubins = compile_parts(source.parts, device().architecture)
     plan = assemble(program, plan_buffers(program))
-    return CudaProgram(
-        graph,
-        plan,
-        source.launches,
-        cubins,
-        dict(program.constants),
-        {},
-        {},
-        bundles=source.bundles,
-    )
+    code = CudaCode(source.launches, source.bundles, cubins)
+    return CudaProgram(graph, plan, dict(program.constants), code)
 
 
 def ptx_of(text: str) -> str:

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-import treadle.loading as loading
+from treadle.backends import compiled
+from treadle.backends.cuda import backend as cuda_backend
 from treadle.runtime.cuda import device as devices
 from treadle.runtime.cuda.compiler import CUBIN
 
@@ -65,6 +66,7 @@ class FakeDriver:
 
     def __init__(self, free: int = 8 << 30, chip: tuple[int, int] = (9, 0)):
         self.free, self.total, self.chip = free, 8 << 30, chip
+        self.most_shared = 227 << 10  # bytes of a block
         self.calls: Counter[str] = Counter()
         self.failing: dict[str, Code] = {}
         self.memory: dict[int, Any] = {}
@@ -163,6 +165,7 @@ class FakeDriver:
 
     def cuDeviceGetAttribute(self, kind: str, device: int) -> tuple[Code, int]:
         known = {"MAJOR": self.chip[0], "MINOR": self.chip[1], "COUNT": 132}
+        known["OPTIN"] = self.most_shared
         return Code(0), known[kind.rpartition("_")[2]]
 
     def cuMemGetInfo(self) -> tuple[Code, int, int]:
@@ -258,10 +261,12 @@ def _answer(*found: object) -> Callable[..., tuple[object, ...]]:
 
 
 for _name in (
-    "cuEventRecord", "cuEventSynchronize", "cuGraphDestroy", "cuFuncSetAttribute",
+    "cuEventRecord", "cuEventRecordWithFlags", "cuEventSynchronize", "cuGraphDestroy", "cuFuncSetAttribute",
 ):  # fmt: skip
     setattr(FakeDriver, _name, _answer())
-for _name, _value in (("cuDevicePrimaryCtxRetain", 1), ("cuEventElapsedTime", 1.0)):
+for _name, _value in (
+    ("cuDevicePrimaryCtxRetain", 1), ("cuEventElapsedTime", 1.0), ("cuFuncGetAttribute", 0),
+):  # fmt: skip
     setattr(FakeDriver, _name, staticmethod(_answer(_value)))
 for _name in ("cuMemFree", "cuMemFreeHost"):
     setattr(FakeDriver, _name, FakeDriver._gone)
@@ -277,9 +282,9 @@ def fake_gpu(driver: FakeDriver | None = None) -> Iterator[FakeDriver]:
     driver = driver or FakeDriver()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(devices, "bindings", lambda: driver)
-        patch.setattr(loading, "compile_parts", lambda parts, chip: (CUBIN,))
-        patch.setattr(loading, "has_dnn", lambda: False)
-        patch.setattr(loading, "plan_cache", lambda: None)
+        patch.setattr(cuda_backend, "compile_parts", lambda parts, chip: (CUBIN,))
+        patch.setattr(cuda_backend, "has_dnn", lambda: False)
+        patch.setattr(compiled, "plan_cache", lambda: None)
         devices.forget_device()
         try:
             yield driver

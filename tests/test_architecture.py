@@ -29,7 +29,7 @@ TOP = frozenset(
     {
         "verify",
         "compile_report",
-        "loading",
+        "backends",
         "pipeline",
         "step",
         "interop",
@@ -60,9 +60,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "verify": BELOW_PIPELINE,
     "tables": BELOW_PIPELINE,  # fills the tables of ops
     "compile_report": VALUES,
-    "loading": VALUES | STAGES | {"compile_report"},
-    "pipeline": BELOW_PIPELINE | {"verify", "tables", "compile_report", "loading"},
-    "step": BELOW_PIPELINE | {"pipeline", "loading", "compile_report"},
+    "backends": VALUES | STAGES | {"compile_report"},  # each strings its stages together
+    "pipeline": BELOW_PIPELINE | {"verify", "tables", "compile_report", "backends"},
+    "step": BELOW_PIPELINE | {"pipeline", "backends", "compile_report"},
     "interop": BELOW_PIPELINE | {"pipeline"},
     "report": BELOW_PIPELINE | {"pipeline"},
     "train": ALL,
@@ -80,7 +80,11 @@ LATE = frozenset(
     "cuda cudnn llvmlite matplotlib mlflow onnx safetensors torch wandb wgpu z3".split()
 )
 
-LATE_OWN = frozenset(["treadle.loading"])  # the compiler's back half: a third of the import time
+# The compiler's back half, a third of the import time: a device's when it is first asked for.
+LATE_OWN = frozenset(
+    ["treadle.backends.views"]
+    + [f"treadle.backends.{device}.backend" for device in ("oracle", "cpu", "cuda")]
+)
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 70
@@ -91,7 +95,17 @@ EMPTY_WORDS = frozenset(["util", "utils", "helper", "helpers", "manager", "handl
 NOT_AT_START = LATE | {"jax", "pandas", "rich", "scipy"}
 PARTS_NOT_AT_START = tuple(
     f"treadle.{part}"
-    for part in ("cli", "codegen", "data", "loading", "memory", "schedule", "train", "verify")
+    for part in (
+        "backends.cpu",
+        "backends.cuda",
+        "cli",
+        "codegen",
+        "data",
+        "memory",
+        "schedule",
+        "train",
+        "verify",
+    )
 )
 
 Modules = Mapping[str, ast.Module]  # by dotted name; packages end in .__init__

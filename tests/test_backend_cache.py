@@ -18,7 +18,9 @@ import pytest
 
 import treadle as td
 from plans import failing
-from treadle import loading, nn, optim
+from treadle import nn, optim
+from treadle.backends import stored
+from treadle.backends.cpu import backend as cpu
 from treadle.base.errors import CacheWarning
 from treadle.runtime import cache as caching
 from treadle.runtime.cache import PlanCache
@@ -113,14 +115,14 @@ def test_every_program_of_a_step_is_found_again(folder: Path) -> None:
 FRESH = """
 import json, sys
 sys.path.insert(0, {tests!r})
-from treadle import loading
+from treadle.backends.cpu import backend as cpu
 from test_backend_cache import make, trained
 
 def refuse(*_):
     raise AssertionError("nothing is compiled")
 
 if {is_warm}:
-    loading.compile_object = loading.render_program = loading.schedule = refuse
+    cpu.compile_object = cpu.render_program = cpu.schedule = refuse
 step = make()
 print(json.dumps([step.report.cache_hits, [t.hex() for t in trained(step)]]))
 """
@@ -188,7 +190,7 @@ def test_a_plan_of_another_machine_is_not_used(
     make()
     other = TARGETS[name](host())
     assert other != host()
-    monkeypatch.setattr(loading, "chosen_target", lambda _: other)
+    monkeypatch.setattr(cpu, "chosen_target", lambda _: other)
     step = make()
     assert step.report.cache_hits == 0
     assert len(entries(folder)) == 2
@@ -198,11 +200,11 @@ def test_a_plan_of_another_machine_is_not_used(
 
 def test_another_compiler_has_its_own_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     make()
-    for name in ("compiler_version", "_own_sources"):
+    for module, name in ((cpu, "compiler_version"), (stored, "own_sources")):
         with monkeypatch.context() as patch:
-            patch.setattr(loading, name, lambda: "another")
+            patch.setattr(module, name, lambda: "another")
             assert make().report.cache_hits == 0
-    monkeypatch.setattr(loading, "__version__", "0.0.0")
+    monkeypatch.setattr(stored, "__version__", "0.0.0")
     assert make().report.cache_hits == 0
 
 

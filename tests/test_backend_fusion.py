@@ -15,11 +15,11 @@ from treadle.autodiff.backward import differentiate
 from treadle.ir.graph import Graph
 from treadle.kernel.nodes import For, Kernel, Multiply, Statement
 from treadle.kernel.program import Phase, Program
+from treadle.kernel.target import CPU
 from treadle.kernel.text import to_text
 from treadle.memory import assemble as assembling
 from treadle.runtime.native import host
 from treadle.schedule.schedule import schedule
-from treadle.kernel.target import CPU
 
 SHAPES = [(64, 128), (7, 13), (4, 2, 16, 17), (3, 1), (1, 9)]
 
@@ -250,7 +250,7 @@ def test_the_square_of_a_gradient_is_not_kept(step: td.TrainStep) -> None:
     ],
 )
 def test_tasks_are_equal_shares(turns: int, work: int, expected: int) -> None:
-    assert assembling._tasks(turns, work) == expected
+    assert assembling.tasks_of(turns, work, CPU.tasks) == expected
 
 
 def test_kernels_can_be_looked_at(step: td.TrainStep) -> None:

@@ -102,7 +102,7 @@ def multiplied(found: dict[Any, Multiplier]) -> tuple[int, Multiplier]:
     """Launches of the two runs' calls, given some batches; and the product alone."""
     single = Multiplier(PRODUCT)
     runner = Runner.__new__(Runner)
-    runner.launches, runner.products, runner.batches = [LAUNCH], {0: single}, found  # type: ignore[assignment]
+    runner.launches, runner.matmuls, runner.batches = [LAUNCH], {0: single}, found  # type: ignore[assignment]
     runner.stream = None
     return runner.launch(0, [list(r) for r in TWO_RUNS]), single
 

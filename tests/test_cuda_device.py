@@ -25,7 +25,7 @@ from treadle.ir import composites as c
 from treadle.ir.op import Op, infer_types
 from treadle.ir.types import TensorType
 from treadle.runtime.cuda import batches
-from treadle.runtime.cuda.conv import NoRoutineError
+from treadle.runtime.cuda.conv import NoLibraryCallError
 from treadle.runtime.cuda.device import device
 from treadle.runtime.cuda.dnn import has_dnn
 from treadle.runtime.cuda.launches import Runner
@@ -129,7 +129,7 @@ def test_convolutions_of_the_library(shape, dtype: DType, op: Op) -> None:
     arrays = draw(graph, 3)
     try:
         program = on_gpu(graph, target=WITH_DNN)
-    except NoRoutineError as error:
+    except NoLibraryCallError as error:
         pytest.skip(f"cuDNN has no plan: {error}")  # a step falls back to the definition
     assert_within(graph, arrays, program.run(arrays))
 
@@ -245,7 +245,7 @@ def test_plans_of_the_library_come_from_the_cache(
     def planned(*_: object) -> None:
         raise AssertionError("planned once more")
 
-    monkeypatch.setattr("treadle.runtime.cuda.routines._planned", planned)
+    monkeypatch.setattr("treadle.runtime.cuda.library_calls._planned", planned)
     assert losses_of() == (first, 1)
 
 

@@ -14,6 +14,7 @@ from cuda_backend import needs_compiler, scheduled
 from cuda_on_host import no_host_compiler, run_on_host
 from test_kernels import MEANINGS, run
 from treadle import losses, nn, optim
+from treadle.backends.cuda.stored import routine_from_json
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.codegen.cuda.driver import render_kernel, render_program
@@ -30,7 +31,6 @@ from treadle.kernel.launch import launches_from_json, launches_to_json
 from treadle.kernel.nodes import For, Kernel, whole_product
 from treadle.kernel.phases import calls_in
 from treadle.kernel.program import Program
-from treadle.loading import _routine
 from treadle.memory.assemble import assemble
 from treadle.memory.plan import plan_buffers
 from treadle.runtime.cuda.compiler import compile_source, is_cubin
@@ -163,7 +163,7 @@ def test_what_a_library_has_not_is_the_definition() -> None:
     assert sorted(names_of(program)) == ["conv", "conv_grad_x"]
     arrays = draw(graph, 3)
     assert_within(graph, arrays, run(program, arrays))
-    assert _routine(json.loads(json.dumps(routine))) == routine, "the plan cache keeps it"
+    assert routine_from_json(json.loads(json.dumps(routine))) == routine, "the plan cache keeps it"
     facts = [call_of(k) for k in scheduled(graph, target=WITH_CONV).distinct()]
     known = [(f.name, tuple((t.shape, t.dtype) for t in f.operands), f.numbers) for f in facts if f]
     assert routine in known, "the runtime tells it by the same facts"

@@ -11,11 +11,12 @@ import pytest
 
 import treadle as td
 from fake_cuda import fake_gpu
-from treadle import loading
+from treadle.backends.cuda import backend as cuda_backend
+from treadle.backends.stored import key_of
 from treadle.kernel.launch import LibraryCall, Tensor
 from treadle.runtime.cuda import conv, dnn
 from treadle.runtime.cuda.attention import planned_attention
-from treadle.runtime.cuda.conv import NoRoutineError, planned_convolution
+from treadle.runtime.cuda.conv import NoLibraryCallError, planned_convolution
 
 NONDETERMINISTIC, TENSOR_CORE, DOWN_CONVERT = "NONDETERMINISTIC", "TENSOR_CORE", "DOWN_CONVERT"
 # As cuDNN proposes gradients of weights: its favourite adds in any order.
@@ -105,7 +106,7 @@ def test_a_convolution_that_cannot_repeat_is_its_definition(
     monkeypatch.setattr(sys.modules[__name__], "PLANS", [{NONDETERMINISTIC}] * 3)
     call = call_of("conv_grad_w", "float32")
     assert planned_convolution(call, False, list).graph.plan == 0
-    with pytest.raises(NoRoutineError, match="none of 3 plans"):
+    with pytest.raises(NoLibraryCallError, match="none of 3 plans"):
         planned_convolution(call, True, list)
 
 
@@ -117,11 +118,10 @@ def test_attention_that_repeats_is_asked_for(is_deterministic: bool) -> None:
 
 
 def test_plans_that_repeat_are_kept_apart_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    for version in ("nvrtc_version", "blas_version", "dnn_version"):
-        monkeypatch.setattr(loading, version, lambda: "1")
+    for version in ("compiler_version", "blas_version", "dnn_version"):
+        monkeypatch.setattr(cuda_backend, version, lambda: "1")
     graph = td.trace(lambda x: x + 1, td.Spec((2,)))
     with fake_gpu():
-        keys = [
-            loading._gpu_key(graph, td.CompileOptions(deterministic=d)) for d in (True, False, True)
-        ]
+        options = [td.CompileOptions(deterministic=d) for d in (True, False, True)]
+        keys = [key_of(graph, o, cuda_backend.CUDA.toolchain(o)) for o in options]
     assert keys[0] == keys[2] != keys[1]

@@ -8,7 +8,6 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
-import pytest
 
 import treadle as td
 from backend import same_bits
@@ -20,7 +19,7 @@ from treadle.ir.graph import Graph
 from treadle.kernel.calls import product_of
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.program import Argument, Call, Phase, Program
-from treadle.memory import plan as memory
+from treadle.kernel.target import Arena
 from treadle.memory.assemble import assemble
 from treadle.memory.plan import BufferPlan, plan_buffers
 from treadle.runtime.cuda.batches import batches_in
@@ -214,16 +213,15 @@ def test_as_many_are_put_off_as_memory_allows() -> None:
     assert max(map(len, scheduled(small, in_place=True).series)) >= 22
     assert max(map(len, scheduled(large, in_place=True).series)) < 12
     old, new = sizes_of(large)
-    assert old + together.FREE < new <= old + old // together.ROOM + old // memory.ROOM
+    assert old + together.FREE < new <= old + old // together.ROOM + old // GPU.arena.part
 
 
-def test_series_that_take_much_memory_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_series_that_take_much_memory_are_given_up() -> None:
     """Two buffers of one place in turn, which a series keeps apart."""
     program = scheduled(training()[0], in_place=True)
     plain = plan_buffers(replace(program, series=()))
-    monkeypatch.setattr(memory, "FREE", 0)
-    monkeypatch.setattr(memory, "ROOM", 1 << 40)
-    assert plan_buffers(program).size <= plain.size
+    full = replace(GPU, arena=Arena(part=1 << 40, nbytes=0))
+    assert plan_buffers(program, full).size <= plain.size < plan_buffers(program).size
 
 
 def test_products_that_fill_a_device_stay_where_they_are() -> None:

@@ -92,10 +92,11 @@ class ProgramFacts:
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """What a kernel took in one step on one thread, and how near that is to the processor's best.
+    """What a kernel took in one step, and how close that is to what is possible.
 
-    `ceiling` is the larger of the shares of arithmetic and memory that it reached. `lines` are
-    those of the model that it computes.
+    `ceiling` is the larger of the shares of arithmetic and memory that it reached: of one core of
+    the host on the CPU and the oracle, of a copy on the device on a GPU. `lines` are those of the
+    model that it computes. On the oracle a row is an op, and operations are not counted.
     """
 
     kernel: KernelFacts
@@ -106,7 +107,7 @@ class KernelTime:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Kernels of a step by the time they take; one thread, processor time."""
+    """Kernels of a step by the time they take: processor time of one thread on the CPU."""
 
     kernels: tuple[KernelTime, ...]
 

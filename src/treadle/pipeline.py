@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from treadle.autodiff.backward import Differentiated, active_values, differentiate
+from treadle.backends.registry import DEVICES as DEVICES
+from treadle.backends.registry import backend
+from treadle.backends.registry import choose_device as choose_device
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.base.errors import ArgumentError, DeviceError, GradientError, UnreachedWarning
@@ -30,7 +33,7 @@ from treadle.ir.graph import Graph, Output, OutputKind, Value
 from treadle.ir.ops.leaves import INPUT
 from treadle.ir.rewrite import inline_into, remove_dead_code
 from treadle.ir.verify import verify
-from treadle.kernel.target import CPU, GPU, Target
+from treadle.kernel.target import CPU, Target
 from treadle.nn.module import Module, Parameter
 from treadle.nn.tracing import Inputs, TracedModel, as_argument, trace_model
 from treadle.optim.append import Mode, UpdatePlan, append_updates
@@ -38,31 +41,11 @@ from treadle.optim.optimizer import Optimizer
 from treadle.precision.narrow import apply_precision
 from treadle.rules.canonical import canonicalise
 from treadle.rules.heads import recognise_heads
-from treadle.runtime.cuda.device import device as gpu
-from treadle.runtime.cuda.device import why_not
 from treadle.runtime.executable import Executable
 from treadle.runtime.session import Session
 
 if TYPE_CHECKING:
-    from treadle.loading import KernelView
-
-DEVICES = ("oracle", "cpu", "cuda")
-
-
-def choose_device(device: str) -> str:
-    """A device by its name. `"auto"` is what trains fastest here; the oracle is asked for by name.
-
-    The report says which it is.
-    """
-    if device == "auto":
-        return "cpu" if why_not() else "cuda"
-    if device not in DEVICES:
-        raise DeviceError(
-            "device", f"{device!r} is not available", f'Use "auto" or one of: {", ".join(DEVICES)}.'
-        )
-    if device == "cuda":
-        gpu()  # raises where there is none
-    return device
+    from treadle.backends.views import KernelView
 
 
 def choose_precision(precision: object) -> DType:
@@ -79,7 +62,7 @@ def choose_precision(precision: object) -> DType:
 def open_session(device: str, share: Any) -> Session:
     """A new session, or the one of what is shared, which must be on the same device."""
     if share is None:
-        return Session(device)
+        return Session(backend(device).memory)
     session = getattr(share, "session", None)
     if not isinstance(session, Session):
         raise ArgumentError("share", f"share = {share!r}", "Pass a step or a forward.")
@@ -94,24 +77,24 @@ def load(
     graph: Graph, report: CompileReport, options: CompileOptions, name: str = "step"
 ) -> Executable:
     """A graph ready to run on the report's device."""
-    # The back half is imported when something is compiled: importing Treadle stays light.
-    from treadle import loading
-
-    return loading.load(check_of(options)(graph), report, options, name)
+    return backend(report.device).load(check_of(options)(graph), report, options, name)
 
 
-def kernels_of(program: Executable, options: CompileOptions) -> tuple[KernelView, ...]:
-    """The distinct kernels of a native program; none for the oracle, which has no kernels."""
-    from treadle import loading
+def kernels_of(
+    program: Executable, report: CompileReport, options: CompileOptions
+) -> tuple[KernelView, ...]:
+    """The distinct kernels of a program on the report's device; the oracle has none."""
+    # Looking at kernels brings the scheduler: importing Treadle stays light.
+    from treadle.backends import views
 
-    return loading.kernels_of(program, options)
+    return views.kernels_of(report.device, program, options)
 
 
-def profile(program: Executable, values: Mapping[str, Any], options: CompileOptions) -> Profile:
-    """The time of each kernel of a native program; nothing for the oracle."""
-    from treadle import loading
-
-    return loading.profile(program, values, options)
+def profile(
+    program: Executable, values: Mapping[str, Any], report: CompileReport, options: CompileOptions
+) -> Profile:
+    """What each kernel of a program takes on the report's device."""
+    return backend(report.device).profile(program, values, options)
 
 
 Backward = Callable[[Any, Any, Any], Any]
@@ -189,7 +172,7 @@ def check_of(options: CompileOptions) -> Callable[[Graph], Graph]:
 
 def target_of(device: str) -> Target:
     """What rules must know of the machine."""
-    return GPU if device == "cuda" else CPU
+    return backend(device).target
 
 
 def recognise(graph: Graph, target: Target = CPU, fired: Counter[str] | None = None) -> Graph:

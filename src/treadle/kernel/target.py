@@ -47,6 +47,44 @@ class Rewriting:
 
 
 @dataclass(frozen=True, slots=True)
+class Tasks:
+    """How calls are cut for threads, and how threads wait (memory/assemble, runtime)."""
+
+    # Operations of a task, some microseconds. Half as long as 65,536, which took 2 to 3 % longer on
+    # GPT 4 × 128 and an LSTM (Zen 4, two threads).
+    operations: int = 1 << 15
+    serial: int = 1 << 14  # operations of a phase that one thread runs: a barrier costs more
+    most: int = 128  # of a call: chosen, several for each thread of a large machine
+    # Numbers of tasks are powers of two up to it, then multiples of it: equal shares for threads.
+    even: int = 16
+    barrier_spins: int = 2000  # chosen: microseconds, before the processor is offered to others
+    idle_spins: int = 200_000  # chosen: some milliseconds between steps, before a thread sleeps
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """How much larger the arena may be so that the operands of a batch lie evenly (memory/plan)."""
+
+    part: int = 32  # of the arena, one of so many parts: chosen, 3 %
+    nbytes: int = 32 << 20  # in any case: chosen, little beside a GPU's memory
+
+
+@dataclass(frozen=True, slots=True)
+class Launching:
+    """How steps are given to a GPU, and what its libraries are asked for (runtime/cuda)."""
+
+    steps: int = 16  # in one launch, of a list of batches: Python is then no part of a step's time
+    most_inputs: int = 64 << 20  # bytes of the inputs of steps that are one launch: chosen
+    small_results: int = 1 << 16  # bytes that are copied back with every step: chosen
+    ahead: int = 3  # launches that the host may be ahead: inputs are copied while the GPU computes
+    graphs: int = 8  # of a slot, one for each set of arrays on the device: chosen
+    matmul_candidates: int = 32  # algorithms of cuBLASLt that are timed
+    matmul_workspace: int = 64 << 20  # bytes
+    conv_plans: int = 12  # plans of cuDNN that are timed
+    conv_workspace: int = 1 << 30  # bytes: a plan that needs more is passed over
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """Sizes at which kernels are fused and cut. A processor's caches, or a GPU's many blocks."""
 
@@ -75,6 +113,9 @@ class Target:
     streaming: Streaming = Streaming()
     mapping: Mapping = Mapping()
     rewriting: Rewriting = Rewriting()
+    tasks: Tasks = Tasks()
+    arena: Arena = Arena()
+    launching: Launching = Launching()
 
 
 CPU = Target("cpu", 8, 4096, 120, 40, 3 << 20, 1 << 14)

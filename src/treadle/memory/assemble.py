@@ -18,21 +18,17 @@ from treadle.kernel.plan import (
     Slot,
 )
 from treadle.kernel.program import Call, Phase, Program, Step
+from treadle.kernel.target import CPU, Target, Tasks
 from treadle.memory.plan import BufferPlan
 
-TASK = 1 << 15  # operations of a task: a few microseconds
-SERIAL = 1 << 14  # operations below which one thread runs a phase: a barrier costs more
-MOST_TASKS = 128
-EVEN = 16  # numbers of tasks are powers of two up to it, then multiples of it
 
-
-def assemble(program: Program, buffers: BufferPlan) -> Plan:
+def assemble(program: Program, buffers: BufferPlan, target: Target = CPU) -> Plan:
+    """The plan of a program whose buffers have their offsets."""
     kernels = program.distinct()
     numbers = {id(k): i for i, k in enumerate(kernels)}
     slots = {b.name: i for i, b in enumerate(program.buffers)}
-    assembler = _Assembler(
-        kernels, numbers, slots, {b.name: b.dtype.itemsize for b in program.buffers}
-    )
+    itemsize = {b.name: b.dtype.itemsize for b in program.buffers}
+    assembler = _Assembler(kernels, numbers, slots, itemsize, target.tasks)
     return Plan(
         tuple(_entry(kernel, i) for i, kernel in enumerate(kernels)),
         tuple(map(assembler.step, program.steps)),
@@ -82,16 +78,19 @@ class _Assembler:
         numbers: Mapping[int, int],
         slots: Mapping[str, int],
         itemsize: Mapping[str, int],
+        tasks: Tasks,
     ):
         self.numbers, self.slots, self.itemsize = numbers, slots, itemsize
+        self.tasks = tasks
         self.work = {id(k): cost.work(k) for k in kernels}
 
     def step(self, step: Step) -> PlannedStep:
         if not isinstance(step, Phase):
             return PlannedRepeat(step.length, step.reverse, tuple(map(self.step, step.steps)))
         total = sum(self.work[id(c.kernel)] for c in step.calls)
-        is_serial = total < SERIAL or all(cost.turns(c.kernel) == 1 for c in step.calls)
-        is_serial = is_serial and (total < SERIAL or len(step.calls) == 1)
+        is_small = total < self.tasks.serial
+        is_single = len(step.calls) == 1 and cost.turns(step.calls[0].kernel) == 1
+        is_serial = is_small or is_single
         # The longest first: what is left at the end is short.
         ordered = sorted(step.calls, key=lambda c: -self.work[id(c.kernel)])
         return PlannedPhase(tuple(map(self.call, ordered)), is_serial)
@@ -99,20 +98,20 @@ class _Assembler:
     def call(self, call: Call) -> PlannedCall:
         return PlannedCall(
             self.numbers[id(call.kernel)],
-            _tasks(cost.turns(call.kernel), self.work[id(call.kernel)]),
+            tasks_of(cost.turns(call.kernel), self.work[id(call.kernel)], self.tasks),
             tuple(self.slots[a.buffer] for a in call.arguments),
             tuple(a.row * self.itemsize[a.buffer] for a in call.arguments),
         )
 
 
-def _tasks(turns: int, work: int) -> int:
+def tasks_of(iterations: int, work: int, sizes: Tasks) -> int:
     """How many a call is cut into: of three, one of two threads would have two.
 
-    Equal shares also let a thread meet the rows that it wrote in the step before.
+    With equal shares a thread also reads the rows that it wrote in the step before.
     """
-    wanted = min(work // TASK, MOST_TASKS)
-    if wanted > EVEN:
-        wanted = -(-wanted // EVEN) * EVEN
+    wanted = min(work // sizes.operations, sizes.most)
+    if wanted > sizes.even:
+        wanted = -(-wanted // sizes.even) * sizes.even
     elif wanted > 1:
         wanted = 1 << (wanted - 1).bit_length()
-    return max(1, min(wanted, turns))
+    return max(1, min(wanted, iterations))

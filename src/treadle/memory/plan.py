@@ -11,10 +11,9 @@ import numpy as np
 
 from treadle.kernel.nodes import Buffer
 from treadle.kernel.program import Phase, Program, Step
+from treadle.kernel.target import CPU, Target
 
 ALIGNMENT = 64  # a cache line, and the widest vector
-ROOM = 32  # the part of the arena by which series may make it larger
-FREE = 32 << 20  # bytes by which they may in any case
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,7 @@ class Span:
     first: int
     last: int
 
-    def meets(self, other: Span) -> bool:
+    def overlaps(self, other: Span) -> bool:
         return self.first <= other.last and other.first <= self.last
 
 
@@ -37,7 +36,7 @@ class BufferPlan:
     size: int
 
 
-def plan_buffers(program: Program) -> BufferPlan:
+def plan_buffers(program: Program, target: Target = CPU) -> BufferPlan:
     """Where every temporary buffer lies; checked afterwards.
 
     Series lie at one distance unless that takes much more memory than each buffer by itself.
@@ -51,10 +50,11 @@ def plan_buffers(program: Program) -> BufferPlan:
     plan = _placed([[b] for b in temporary.values()], spans)
     if program.series:
         rows = [[temporary[n] for n in names] for names in program.series]
-        together = {b.name for row in rows for b in row}
-        rows += [[b] for b in temporary.values() if b.name not in together]
+        in_series = {b.name for row in rows for b in row}
+        rows += [[b] for b in temporary.values() if b.name not in in_series]
         found = _placed(rows, spans)
-        most = plan.size + max(plan.size // ROOM, FREE)
+        room = target.arena
+        most = plan.size + max(plan.size // room.part, room.nbytes)
         plan = found if found.size <= most else plan
     check_plan(plan, temporary)
     return plan
@@ -87,12 +87,12 @@ def _meets(known: np.ndarray, span: Span) -> np.ndarray:
 
 
 def padded(buffer: Buffer) -> int:
-    """The bytes a buffer takes, whole lines."""
+    """The bytes a buffer takes, in full cache lines."""
     return -(-buffer.nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def _lowest(size: int, taken: np.ndarray) -> int:
-    """The lowest place of a size between intervals, given by their starts and ends."""
+    """The lowest offset of a size between intervals, given by their starts and ends."""
     order = np.argsort(taken[0])
     starts, ends = taken[0][order], np.maximum.accumulate(taken[1][order])
     before = np.maximum(np.concatenate([[0], ends]), 0)

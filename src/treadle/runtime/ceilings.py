@@ -6,30 +6,22 @@ import ctypes
 import functools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
+from treadle.runtime.executable import Ceilings
 from treadle.runtime.native import Library, host
 
 CHAINS = 12  # independent: more than latency × units of processors so far
-UNROLLED = 8  # multiply-adds of a chain in a turn of the loop
-STREAMS = 8  # vectors in a turn of the loop
-FMA_TURNS = 100_000
+UNROLLED = 8  # multiply-adds of a chain in an iteration of the loop
+STREAMS = 8  # vectors in an iteration of the loop
+FMA_ITERATIONS = 100_000
 BYTES = 64 << 20  # more than caches hold
-
-
-@dataclass(frozen=True, slots=True)
-class Ceilings:
-    """Of one thread: operations a second in registers, bytes a second from memory."""
-
-    flops: float
-    nbytes: float
 
 
 @functools.cache
 def ceilings() -> Ceilings:
-    """Measured once in a process: some tens of milliseconds, the best of a few."""
+    """Of one thread of the host, the best of a few; once a process, some tens of milliseconds."""
     width = host().width
     return Ceilings(_fma_rate(width), _memory_rate(width))
 
@@ -39,8 +31,8 @@ def _fma_rate(width: int) -> float:
     kinds = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_float)
     loop = ctypes.CFUNCTYPE(None, *kinds)(library.address("loop"))
     out = np.zeros(CHAINS * width, np.float32)
-    seconds = _best(lambda: loop(out.ctypes.data, FMA_TURNS, 0.5, 0.25))
-    return 2 * width * CHAINS * UNROLLED * FMA_TURNS / seconds
+    seconds = _best(lambda: loop(out.ctypes.data, FMA_ITERATIONS, 0.5, 0.25))
+    return 2 * width * CHAINS * UNROLLED * FMA_ITERATIONS / seconds
 
 
 def _memory_rate(width: int) -> float:
@@ -70,7 +62,7 @@ def fma_text(width: int) -> str:
     splat = f"shufflevector {vector} %{{0}}0, {vector} poison, <{width} x i32> zeroinitializer"
     lines = [
         f"declare {vector} @llvm.fmuladd.v{width}f32({vector}, {vector}, {vector})",
-        "define void @loop(ptr %out, i64 %turns, float %a, float %b) nounwind {",
+        "define void @loop(ptr %out, i64 %iterations, float %a, float %b) nounwind {",
         "entry:",
     ]
     for name in "ab":
@@ -87,7 +79,7 @@ def fma_text(width: int) -> str:
             lines.append(f"  %x{c}_{u + 1} = call {vector} @llvm.fmuladd.v{width}f32({operands})")
     lines += [
         "  %next = add i64 %i, 1",
-        "  %more = icmp slt i64 %next, %turns",
+        "  %more = icmp slt i64 %next, %iterations",
         "  br i1 %more, label %top, label %done",
         "done:",
     ]

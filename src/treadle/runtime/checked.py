@@ -9,16 +9,15 @@ import numpy as np
 from treadle.base.errors import IndexRangeError
 from treadle.ir.graph import Graph
 from treadle.kernel.plan import IndexCheck
-from treadle.runtime.cpu import NativeProgram
-from treadle.runtime.cuda.program import CudaProgram
+from treadle.runtime.executable import InPlaceProgram
 
 
 class CheckedProgram:
     """A program that raises where an index was out of range; its results are then dropped."""
 
-    def __init__(
-        self, graph: Graph, program: NativeProgram | CudaProgram, checks: Sequence[IndexCheck]
-    ):
+    is_in_place = False
+
+    def __init__(self, graph: Graph, program: InPlaceProgram, checks: Sequence[IndexCheck]):
         self.graph, self.program, self.checks = graph, program, checks
 
     def run(self, values: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from treadle.ir.graph import Graph, OutputKind
 from treadle.kernel.plan import Plan, PlannedRepeat, PlannedStep
+from treadle.runtime.executable import Timing
 from treadle.runtime.held import aligned, aligned_copy
 from treadle.runtime.native import Library, host
 from treadle.runtime.script import LINE, RUNS, WORDS, planned_calls, script_words
@@ -26,6 +27,8 @@ class NativeProgram:
     Leaves are read where they are; those that the plan updates are written there. Outputs are
     copies, which the next run does not change. One call runs at a time.
     """
+
+    is_in_place = True
 
     def __init__(
         self,
@@ -80,10 +83,10 @@ class NativeProgram:
         )
         self._script = np.concatenate([head, words])
         self._address = self._script.ctypes.data
-        self._places: dict[int, np.ndarray] = {}  # by slot: which arguments point to it
+        self._uses: dict[int, np.ndarray] = {}  # by slot: the arguments that point to it
         slots = self._slots_of_arguments()
         for slot in {s for _, s, _ in self.plan.leaves}:
-            self._places[slot] = np.flatnonzero(slots == slot)
+            self._uses[slot] = np.flatnonzero(slots == slot)
         self._leaves = {name: (slot, type_) for name, slot, type_ in self.plan.leaves}
 
     def _slots_of_arguments(self) -> np.ndarray:
@@ -93,6 +96,11 @@ class NativeProgram:
     def runs(self) -> int:
         """How often it ran to its end: counted by the machine code itself, whatever interrupts."""
         return int(self._script[RUNS])
+
+    @property
+    def workspace(self) -> int:
+        """Bytes of scratch, of all threads."""
+        return self.plan.scratch * self.threads
 
     def run(self, values: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
         """All outputs, in order; the values given stay as they are."""
@@ -117,10 +125,11 @@ class NativeProgram:
         values: Mapping[str, np.ndarray],
         inputs: Mapping[str, np.ndarray],
         wanted: Sequence[int],
+        stays: bool = False,
     ) -> tuple[np.ndarray, ...]:
         """Some outputs; values that the owner holds are updated in place.
 
-        They are bound once for each version of the owner's.
+        They are bound once for each version of the owner's. Outputs are on the host in any case.
         """
         with self._lock:
             self._hold(owner, version, values, inputs)
@@ -149,11 +158,11 @@ class NativeProgram:
         with self._lock:
             self._hold(owner, version, values, rows[0])
             names = [n for n in rows[0] if n in self._leaves]
-            kept = [[self._fitted(n, row[n]) for n in names] for row in rows]
-            spots = [self._places[self._leaves[n][0]] for n in names]
-            places = 16 * np.concatenate([np.zeros(0, np.int64), *spots])
-            counts = [len(s) for s in spots]
-            starts = [[a.__array_interface__["data"][0] for a in row] for row in kept]
+            arrays = [[self._fitted(n, row[n]) for n in names] for row in rows]
+            uses = [self._uses[self._leaves[n][0]] for n in names]
+            addresses = 16 * np.concatenate([np.zeros(0, np.int64), *uses])
+            counts = [len(s) for s in uses]
+            starts = [[a.__array_interface__["data"][0] for a in row] for row in arrays]
             words = np.repeat(np.array(starts, np.int64).reshape(len(rows), -1), counts, axis=1)
             types = [self.plan.outputs[i].type for i in wanted]
             ends = [0, *itertools.accumulate(t.nbytes for t in types)]
@@ -165,9 +174,9 @@ class NativeProgram:
                 ],
                 np.int64,
             ).reshape(-1, 3)
-            places += self._arguments.ctypes.data
-            pool(self.threads).run_several(self._address, places, words, results, ends[-1])
-            for name, array in zip(names, kept[-1], strict=True):
+            addresses += self._arguments.ctypes.data
+            pool(self.threads).run_several(self._address, addresses, words, results, ends[-1])
+            for name, array in zip(names, arrays[-1], strict=True):
                 self._arrays[self._leaves[name][0]] = array
             columns = [
                 np.ascontiguousarray(found[:, at:end])
@@ -197,8 +206,8 @@ class NativeProgram:
             return np.ascontiguousarray(array, dtype)
         return array
 
-    def profile(self, values: Mapping[str, np.ndarray], repeats: int = 3) -> list[float]:
-        """Seconds that the calls of each entry take in a run, one thread, the best of some runs.
+    def profile(self, values: Mapping[str, np.ndarray], repeats: int = 3) -> list[Timing]:
+        """What the calls of each entry take in a run, one thread, the best of some runs.
 
         The values stay as they are. Processor time, so that other processes do not count.
         """
@@ -212,13 +221,15 @@ class NativeProgram:
             for _ in range(repeats):
                 self._bind_copies(values)
                 seconds = [0.0] * len(best)
-                self._walk(self.plan.steps, functions, iter(self._call_places()), 0, seconds)
+                self._walk(self.plan.steps, functions, iter(self._call_addresses()), 0, seconds)
                 best = [min(pair) for pair in zip(best, seconds, strict=True)]
             self._held = (None, -1)
-        return best
+        calls = (facts.calls for facts in self.plan.kernels)
+        pairs = zip(calls, best, strict=True)
+        return [Timing(((entry, count),), taken) for entry, (count, taken) in enumerate(pairs)]
 
-    def _call_places(self) -> list[int]:
-        """Where the arguments of each call of the plan start."""
+    def _call_addresses(self) -> list[int]:
+        """The address of the arguments of each call of the plan."""
         counts = [len(c.slots) for c in planned_calls(self.plan.steps)]
         starts = [0, *itertools.accumulate(counts)]
         return [self._arguments.ctypes.data + 16 * start for start in starts]
@@ -227,22 +238,22 @@ class NativeProgram:
         self,
         steps: Sequence[PlannedStep],
         functions: Sequence[Callable[..., None]],
-        places: Iterator[int],
-        turn: int,
+        addresses: Iterator[int],
+        iteration: int,
         seconds: list[float],
     ) -> None:
         for step in steps:
             if isinstance(step, PlannedRepeat):
-                inner = [next(places) for _ in planned_calls(step.steps)]
-                turns = range(step.length)
-                for i in reversed(turns) if step.reverse else turns:
+                inner = [next(addresses) for _ in planned_calls(step.steps)]
+                iterations = range(step.length)
+                for i in reversed(iterations) if step.reverse else iterations:
                     self._walk(step.steps, functions, iter(inner), i, seconds)
                 continue
             for call in step.calls:
-                turns_ = self.plan.entries[call.entry].turns
-                place = next(places)
+                length = self.plan.entries[call.entry].turns
+                address = next(addresses)
                 start = time.thread_time()
-                functions[call.entry](0, turns_, self._scratch.ctypes.data, place, turn)
+                functions[call.entry](0, length, self._scratch.ctypes.data, address, iteration)
                 seconds[call.entry] += time.thread_time() - start
 
     def _bind(self, name: str, array: np.ndarray) -> None:
@@ -250,7 +261,7 @@ class NativeProgram:
         if self._arrays.get(slot) is array:
             return
         self._arrays[slot] = array
-        self._arguments[self._places[slot], 0] = array.__array_interface__["data"][0]
+        self._arguments[self._uses[slot], 0] = array.__array_interface__["data"][0]
 
     def _outputs(self, wanted: Sequence[int]) -> tuple[np.ndarray, ...]:
         return tuple([self._result(i).copy() for i in wanted])

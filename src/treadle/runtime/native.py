@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import os
-from contextlib import suppress
 from typing import Any
 
 from treadle.base.errors import DeviceError
@@ -98,16 +95,6 @@ def _refuse_missing(objects: list[bytes]) -> None:
             f"the compiled code calls {', '.join(missing)}, which this process has not",
             "Please report it with the program; another target (TREADLE_TARGET) may not need it.",
         )
-
-
-def give_back_memory() -> None:
-    """What building freed goes back to the system, where the C library would keep it.
-
-    Values are made in float64 and copied: a process would stay larger than its report says.
-    """
-    if os.name == "posix":
-        with suppress(AttributeError, OSError):  # other C libraries have no such function
-            ctypes.CDLL(None).malloc_trim(0)
 
 
 def _machine(target: Target) -> Any:

@@ -20,7 +20,7 @@ _OF_LOADER = frozenset(["_GLOBAL_OFFSET_TABLE_"])
 
 
 def is_object(code: bytes) -> bool:
-    """Whether bytes are whole object code: ELF with its table of sections, or Mach-O."""
+    """Whether bytes are complete object code: ELF with its table of sections, or Mach-O."""
     if code[:4] == _MACHO_MAGIC:
         return True
     if code[:5] != b"\x7fELF\x02" or len(code) < _ELF.size:
@@ -58,24 +58,24 @@ def _elf_symbols(code: bytes) -> list[tuple[str, bool]]:
         if link >= count:
             raise ValueError("the object file has no names")
         names = sections[link][4]
-        for place in range(at + _SYMBOL.size, at + size, _SYMBOL.size):  # the first is nothing
-            name, _, _, section, *_ = _SYMBOL.unpack_from(code, place)
+        for offset in range(at + _SYMBOL.size, at + size, _SYMBOL.size):  # the first is nothing
+            name, _, _, section, *_ = _SYMBOL.unpack_from(code, offset)
             found.append((_text(code, names + name), section != 0))
     return [(name, is_defined) for name, is_defined in found if name]
 
 
 def _macho_symbols(code: bytes) -> list[tuple[str, bool]]:
-    place, found = _MACHO.size, []
+    offset, found = _MACHO.size, []
     for _ in range(_MACHO.unpack_from(code)[4]):
-        command, size = struct.unpack_from("<2I", code, place)
+        command, size = struct.unpack_from("<2I", code, offset)
         if command == _MACHO_TABLE:
-            at, count, names, _ = struct.unpack_from("<4I", code, place + 8)
+            at, count, names, _ = struct.unpack_from("<4I", code, offset + 8)
             for i in range(count):
                 entry = _MACHO_SYMBOL.unpack_from(code, at + i * _MACHO_SYMBOL.size)
                 # A leading underscore is the format's own; the lowest kinds bits say "undefined".
                 name = _text(code, names + entry[0]).removeprefix("_")
                 found.append((name, entry[1] & 0x0E != 0))
-        place += size
+        offset += size
     return found
 
 

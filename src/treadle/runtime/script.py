@@ -3,7 +3,7 @@
 A script is an array of 64-bit words. Its first eight: the threads' scratch and the bytes of each,
 the counters of tasks and the bytes of a set of them, how often it was followed to its end, then
 unused. Instructions of eight words follow. A call's tasks are shared out first by number, so that a
-thread meets its own rows again in the next phase, then taken from whoever is behind: a busy
+thread finds its own rows in the next phase, then taken from whoever is behind: a busy
 processor delays a program by a task, not by its share.
 """
 
@@ -15,12 +15,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from treadle.kernel.plan import Plan, PlannedCall, PlannedPhase, PlannedRepeat, PlannedStep
+from treadle.kernel.target import CPU
 
 LINE = 128  # bytes between what two threads write: no false sharing
-SPINS = 2000  # at a barrier, before the processor is offered to others
 WORDS = 8  # of an instruction, and of the head
 RUNS = 4  # the word that counts runs
-END, PHASE, CALL, REPEAT, AGAIN = range(5)
+END, PHASE, CALL, REPEAT, NEXT = range(5)
 DEEPEST = 8  # repeats inside repeats
 
 
@@ -72,8 +72,8 @@ class _ScriptWriter:
             entry = self.plan.entries[call.entry]
             tasks = 0 if phase.is_serial else call.tasks
             mask = -64 if entry.is_vector and entry.turns >= 64 * max(1, tasks) else -1
-            place = self.arguments.ctypes.data + 16 * self.pairs
-            self.add(CALL, self.symbols[call.entry], entry.turns, tasks, place, i, mask)
+            address = self.arguments.ctypes.data + 16 * self.pairs
+            self.add(CALL, self.symbols[call.entry], entry.turns, tasks, address, i, mask)
             for slot, row in zip(call.slots, call.rows, strict=True):
                 self.arguments[self.pairs] = np.int64(self.table[slot]), row
                 self.pairs += 1
@@ -86,7 +86,7 @@ class _ScriptWriter:
         self.add(REPEAT, repeat.length, repeat.reverse)
         self.steps(repeat.steps)
         self.was_serial = False
-        self.add(AGAIN, repeat.length, repeat.reverse)
+        self.add(NEXT, repeat.length, repeat.reverse)
 
 
 def _pause() -> tuple[str, str]:
@@ -150,13 +150,13 @@ done:
 
 _SHARE = """
 ; The tasks of one call: this thread's own, then those of the others that are left.
-define internal void @share(ptr %at, ptr %counters, i64 %tid, i64 %threads, ptr %scratch, i64 %turn)
-    nounwind noinline {{
+define internal void @share(ptr %at, ptr %counters, i64 %tid, i64 %threads, ptr %scratch,
+    i64 %iteration) nounwind noinline {{
 entry:
   %kernel_at = getelementptr inbounds i64, ptr %at, i64 1
   %kernel = load ptr, ptr %kernel_at, align 8
-  %turns_at = getelementptr inbounds i64, ptr %at, i64 2
-  %turns = load i64, ptr %turns_at, align 8
+  %iterations_at = getelementptr inbounds i64, ptr %at, i64 2
+  %iterations = load i64, ptr %iterations_at, align 8
   %tasks_at = getelementptr inbounds i64, ptr %at, i64 3
   %tasks = load i64, ptr %tasks_at, align 8
   %arguments_at = getelementptr inbounds i64, ptr %at, i64 4
@@ -192,15 +192,15 @@ take:
   br i1 %is_mine, label %run, label %exhausted
 run:
   %after = add i64 %task, 1
-  %begin_product = mul i64 %turns, %task
-  %begin_raw = udiv i64 %begin_product, %tasks
+  %begin_scaled = mul i64 %iterations, %task
+  %begin_raw = udiv i64 %begin_scaled, %tasks
   %begin = and i64 %begin_raw, %mask
-  %end_product = mul i64 %turns, %after
-  %end_raw = udiv i64 %end_product, %tasks
+  %end_scaled = mul i64 %iterations, %after
+  %end_raw = udiv i64 %end_scaled, %tasks
   %end_cut = and i64 %end_raw, %mask
   %is_last = icmp eq i64 %after, %tasks
-  %end = select i1 %is_last, i64 %turns, i64 %end_cut
-  call void %kernel(i64 %begin, i64 %end, ptr %scratch, ptr %arguments, i64 %turn)
+  %end = select i1 %is_last, i64 %iterations, i64 %end_cut
+  call void %kernel(i64 %begin, i64 %end, ptr %scratch, ptr %arguments, i64 %iteration)
   br label %take
 exhausted:
   %n_next = add i64 %n, 1
@@ -232,13 +232,13 @@ entry:
   %toggle_offset = mul i64 %tid, {line}
   %toggle_at = getelementptr inbounds i8, ptr %toggles, i64 %toggle_offset
   %pc = alloca ptr, align 8
-  %turn_at = alloca i64, align 8
+  %iteration_at = alloca i64, align 8
   %now_at = alloca ptr, align 8
   %depth_at = alloca i64, align 8
   %stack = alloca [{stack} x i64], align 8
   %start = getelementptr inbounds i64, ptr %script, i64 {words}
   store ptr %start, ptr %pc, align 8
-  store i64 0, ptr %turn_at, align 8
+  store i64 0, ptr %iteration_at, align 8
   store i64 0, ptr %depth_at, align 8
   store ptr %counters, ptr %now_at, align 8
   br label %next
@@ -281,14 +281,14 @@ clear:
   call void @llvm.memset.p0.i64(ptr %old, i8 0, i64 %set, i1 false)
   br label %next
 call:
-  %turn = load i64, ptr %turn_at, align 8
+  %iteration = load i64, ptr %iteration_at, align 8
   %tasks_at = getelementptr inbounds i64, ptr %at, i64 3
   %tasks = load i64, ptr %tasks_at, align 8
   %is_many = icmp sgt i64 %tasks, 1
   br i1 %is_many, label %many, label %single
 many:
   %counters_now = load ptr, ptr %now_at, align 8
-  call void @share(ptr %at, ptr %counters_now, i64 %tid, i64 %threads, ptr %scratch, i64 %turn)
+  call void @share(ptr %at, ptr %counters_now, i64 %tid, i64 %threads, ptr %scratch, i64 %iteration)
   br label %next
 single:
   %index_at = getelementptr inbounds i64, ptr %at, i64 5
@@ -301,7 +301,7 @@ alone:
   %kernel = inttoptr i64 %one to ptr
   %arguments_at = getelementptr inbounds i64, ptr %at, i64 4
   %arguments = load ptr, ptr %arguments_at, align 8
-  call void %kernel(i64 0, i64 %two, ptr %scratch, ptr %arguments, i64 %turn)
+  call void %kernel(i64 0, i64 %two, ptr %scratch, ptr %arguments, i64 %iteration)
   br label %next
 repeat:
   %depth = load i64, ptr %depth_at, align 8
@@ -311,15 +311,15 @@ repeat:
   store i64 %start_int, ptr %frame_at, align 8
   %left_at = getelementptr inbounds i64, ptr %frame_at, i64 1
   store i64 %one, ptr %left_at, align 8
-  %before = load i64, ptr %turn_at, align 8
+  %before = load i64, ptr %iteration_at, align 8
   %before_at = getelementptr inbounds i64, ptr %frame_at, i64 2
   store i64 %before, ptr %before_at, align 8
   %deeper = add i64 %depth, 1
   store i64 %deeper, ptr %depth_at, align 8
   %is_reverse = icmp ne i64 %two, 0
   %last = sub i64 %one, 1
-  %first_turn = select i1 %is_reverse, i64 %last, i64 0
-  store i64 %first_turn, ptr %turn_at, align 8
+  %first_iteration = select i1 %is_reverse, i64 %last, i64 0
+  store i64 %first_iteration, ptr %iteration_at, align 8
   br label %next
 again:
   %depth_now = load i64, ptr %depth_at, align 8
@@ -336,16 +336,16 @@ back:
   %start_again = load i64, ptr %top_at, align 8
   %start_ptr = inttoptr i64 %start_again to ptr
   store ptr %start_ptr, ptr %pc, align 8
-  %turn_old = load i64, ptr %turn_at, align 8
+  %iteration_old = load i64, ptr %iteration_at, align 8
   %is_down = icmp ne i64 %two, 0
   %step = select i1 %is_down, i64 -1, i64 1
-  %turn_new = add i64 %turn_old, %step
-  store i64 %turn_new, ptr %turn_at, align 8
+  %iteration_new = add i64 %iteration_old, %step
+  store i64 %iteration_new, ptr %iteration_at, align 8
   br label %next
 leave:
   %outer_at = getelementptr inbounds i64, ptr %top_at, i64 2
   %outer = load i64, ptr %outer_at, align 8
-  store i64 %outer, ptr %turn_at, align 8
+  store i64 %outer, ptr %iteration_at, align 8
   store i64 %top, ptr %depth_at, align 8
   br label %next
 end:
@@ -358,7 +358,8 @@ def follower_source() -> str:
     """The functions that follow a script, as LLVM text."""
     declaration, pause = _pause()
     parts = (_BARRIER, _SHARE, _FOLLOW)
+    spins = CPU.tasks.barrier_spins
     filled = (
-        p.format(line=LINE, spins=SPINS, pause=pause, words=WORDS, stack=3 * DEEPEST) for p in parts
+        p.format(line=LINE, spins=spins, pause=pause, words=WORDS, stack=3 * DEEPEST) for p in parts
     )
     return "\n".join([declaration, *filled])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,28 +15,28 @@ from treadle.base.memory import refuse_beyond
 from treadle.ir.graph import Graph, OutputKind
 from treadle.ir.rewrite import remove_dead_code
 from treadle.ir.types import TensorType
-from treadle.runtime.cpu import NativeProgram
-from treadle.runtime.cuda.program import CudaProgram
-from treadle.runtime.cuda.values import DeviceValues
-from treadle.runtime.executable import Executable
-from treadle.runtime.held import aligned_copy, as_dtype
-from treadle.runtime.oracle import holding as oracle_holding
+from treadle.runtime.executable import Executable, InPlaceProgram, updates_in_place
+from treadle.runtime.memory import Memory, Values
 
 _PRINT = f"{OutputKind.PRINT.value}:"
-IN_PLACE = (NativeProgram, CudaProgram)  # programs that update values themselves
 
 
 class Session:
     """Parameters, states and everything else that outlives a step."""
 
-    def __init__(self, device: str = "oracle") -> None:
-        self.device = device
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
         self.types: dict[str, TensorType] = {}
-        self.values: MutableMapping[str, np.ndarray] = DeviceValues() if device == "cuda" else {}
+        self.values: Values = memory.new_values()
         self.version = 0  # counts when arrays are replaced, not when they are updated in place
         self.owners = 0  # steps so far: each has a prefix of its own
         self.forwards = 0  # and forwards
         self.lock = threading.RLock()  # held by whoever reads and writes values in one go
+
+    @property
+    def device(self) -> str:
+        """The name of the device whose memory holds the values."""
+        return self.memory.device
 
     def declare(self, types: Mapping[str, TensorType]) -> list[str]:
         """Make room for values; which are new. A name that is there must have the same type."""
@@ -81,10 +81,7 @@ class Session:
             yield
         except BaseException:
             self.types, values, self.owners = before
-            if isinstance(self.values, DeviceValues):
-                self.values.restore(values)
-            else:
-                self.values = values
+            self.values.restore(values)
             self.version += 1
             raise
 
@@ -96,28 +93,22 @@ class Session:
     def shared(self, names: Iterable[str]) -> dict[str, Any]:
         """The memory itself, which programs go on to change."""
         with self.lock:
-            if isinstance(self.values, DeviceValues):
-                return {n: self.values.shared(n) for n in names}
-            views = {n: self.values[n].view() for n in names}
-            for view in views.values():
-                view.flags.writeable = False
-            return views
+            return {n: self.values.shared(n) for n in names}
 
     def note_checkpoint(self, told: str) -> None:
         """What an error says if the device is lost."""
-        if isinstance(self.values, DeviceValues):
-            self.values.note_checkpoint(told)
+        self.values.note_checkpoint(told)
 
     def write(self, values: Mapping[str, object]) -> None:
         """Copies in; nothing is written unless everything fits."""
         wrong: list[str] = []
         checked: dict[str, np.ndarray] = {}
         for name, value in values.items():
-            found = fitted(value, self.types[name], self.device == "oracle")
+            found = fitted(value, self.types[name], self.memory.is_wide)
             if isinstance(found, str):
                 wrong.append(f"{name} {found}")
             else:
-                checked[name] = self.held(found, self.types[name])
+                checked[name] = self.memory.held(found, self.types[name])
         if wrong:
             raise LoadError("load", f"{len(wrong)} do not fit: {'; '.join(wrong)}")
         with self.lock:
@@ -126,7 +117,7 @@ class Session:
 
     def progress(self, program: Executable) -> tuple[int, int]:
         """Changes exactly when a program has written its updates."""
-        return self.version, program.runs if isinstance(program, IN_PLACE) else 0
+        return self.version, program.runs if updates_in_place(program) else 0
 
     def run(self, program: Executable, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Run a program on inputs and the session's values, then write its updates.
@@ -134,7 +125,7 @@ class Session:
         Outputs come back under "kind:name". A program that fails leaves the values as they were.
         """
         with self.lock:
-            if isinstance(program, IN_PLACE) and self.device != "oracle":
+            if updates_in_place(program):
                 return self._run_in_place(program, inputs)
             return self._run_aside(program, inputs)
 
@@ -153,32 +144,30 @@ class Session:
             else:
                 outputs[f"{output.kind.value}:{output.name}"] = value
         # The oracle's results may share memory with its inputs.
-        self.values.update({n: self.held(v, self.types[n]) for n, v in updates.items()})
+        self.values.update({n: self.memory.held(v, self.types[n]) for n, v in updates.items()})
         self.version += 1
         return outputs
 
     def _run_in_place(
-        self, program: NativeProgram | CudaProgram, inputs: Mapping[str, np.ndarray]
-    ) -> dict[str, np.ndarray]:
-        """A native program updates the session's arrays itself; the rest are copies.
+        self, program: InPlaceProgram, inputs: Mapping[str, np.ndarray], stays: bool = False
+    ) -> dict[str, Any]:
+        """A compiled program updates the session's arrays itself; the rest are copies.
 
-        A GPU's results are waited for when they are looked at.
+        A device's results are waited for when they are looked at.
         """
         names, wanted = program.results
-        values = program.run_on(self, self.version, self.values, inputs, wanted)
+        values = program.run_on(self, self.version, self.values, inputs, wanted, stays)
         return _printed(program, names, values)
 
     def run_there(self, program: Executable, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """`run`, with outputs left on the device where there is one."""
-        if not isinstance(program, CudaProgram):
+        if not updates_in_place(program):
             return self.run(program, inputs)
         with self.lock:
-            names, wanted = program.results
-            values = program.kept_on(self.values, inputs, wanted)
-            return _printed(program, names, values)
+            return self._run_in_place(program, inputs, stays=True)
 
     def run_several(
-        self, program: NativeProgram | CudaProgram, rows: Sequence[Mapping[str, np.ndarray]]
+        self, program: InPlaceProgram, rows: Sequence[Mapping[str, np.ndarray]]
     ) -> list[dict[str, np.ndarray]]:
         """`run` for each row of inputs, in one native call; for programs that print nothing."""
         with self.lock:
@@ -186,23 +175,16 @@ class Session:
             found = program.run_several_on(self, self.version, self.values, rows, wanted)
             return [dict(zip(names, values, strict=True)) for values in found]
 
-    def held(self, array: np.ndarray, type_: TensorType) -> np.ndarray:
-        """A copy as the device holds it: the oracle has float64 for every float."""
-        if self.device == "oracle":
-            return oracle_holding(array, type_)
-        found = as_dtype(array, type_.dtype.numpy)
-        return found if isinstance(self.values, DeviceValues) else aligned_copy(found)
-
 
 def _printed(
-    program: NativeProgram | CudaProgram, names: Sequence[str], values: Sequence[Any]
+    program: InPlaceProgram, names: Sequence[str], values: Sequence[Any]
 ) -> dict[str, Any]:
     """Outputs by name, after printing those that are for that, in their order."""
     if not program.prints:
         return dict(zip(names, values, strict=True))
     outputs: dict[str, Any] = {}
     for name, value in zip(names, values, strict=True):
-        # Two prints may have the same text, so they are told apart by their place alone.
+        # Two prints may have the same text, so they are told apart by their position alone.
         if name.startswith(_PRINT):
             print(name.removeprefix(_PRINT).format(np.asarray(value)))
         else:
@@ -213,7 +195,7 @@ def _printed(
 def fitted(value: object, type_: TensorType, as_float64: bool = False) -> np.ndarray | str:
     """An array of the type, or what is wrong. Numbers may change width if they fit.
 
-    With `as_float64` floats fit as they are: the oracle holds its values so.
+    With `as_float64` floats fit as they are: that is how they are held.
     """
     masked = lost_mask(value)
     if masked is not None:

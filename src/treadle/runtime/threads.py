@@ -1,4 +1,4 @@
-"""Worker threads that run native programs together with the caller."""
+"""Worker threads that run native programs beside the caller."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 
 import numpy as np
 
+from treadle.kernel.target import CPU
 from treadle.runtime.native import Library
 from treadle.runtime.script import LINE, RUNS, follower_source, pause_call
 
@@ -26,13 +27,13 @@ top:
   %seen = phi i64 [ 0, %entry ], [ %now, %run ]
   br label %wait
 wait:
-  %turns = phi i64 [ 0, %top ], [ %more, %again ]
+  %iterations = phi i64 [ 0, %top ], [ %more, %again ]
   %now = load atomic i64, ptr %control acquire, align 8
   %is_new = icmp ne i64 %now, %seen
   br i1 %is_new, label %run, label %idle
 idle:
   {pause}
-  %more = add i64 %turns, 1
+  %more = add i64 %iterations, 1
   %is_long = icmp sgt i64 %more, {idle_spins}
   br i1 %is_long, label %nap, label %again
 nap:
@@ -107,7 +108,7 @@ _SEVERAL = """
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 
 define void @several(ptr %control, ptr %script, i64 %threads, i64 %runs,
-    ptr %places, ptr %values, i64 %count, ptr %results, i64 %kinds, i64 %row) nounwind {{
+    ptr %addresses, ptr %values, i64 %count, ptr %results, i64 %kinds, i64 %row) nounwind {{
 entry:
   br label %next
 next:
@@ -122,12 +123,12 @@ set:
   %is_word = icmp slt i64 %i, %count
   br i1 %is_word, label %put, label %go
 put:
-  %place_at = getelementptr inbounds i64, ptr %places, i64 %i
-  %place = load ptr, ptr %place_at, align 8
+  %address_at = getelementptr inbounds i64, ptr %addresses, i64 %i
+  %address = load ptr, ptr %address_at, align 8
   %number = add i64 %first, %i
   %value_at = getelementptr inbounds i64, ptr %values, i64 %number
   %value = load i64, ptr %value_at, align 8
-  store i64 %value, ptr %place, align 8
+  store i64 %value, ptr %address, align 8
   %i_after = add i64 %i, 1
   br label %set
 go:
@@ -157,7 +158,6 @@ done:
   ret void
 }}
 """
-IDLE_SPINS = 200_000  # some milliseconds
 
 
 class Pool:
@@ -169,8 +169,8 @@ class Pool:
         worker = (_WORKER + _SEVERAL).format(
             line=LINE,
             pause=pause_call(),
-            idle_spins=IDLE_SPINS,
-            spins=IDLE_SPINS // 100,
+            idle_spins=CPU.tasks.idle_spins,
+            spins=CPU.tasks.barrier_spins,
             runs=RUNS,
         )
         self._library = Library.from_text(follower_source() + worker)
@@ -181,9 +181,9 @@ class Pool:
         self._launch = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 2, ctypes.c_int64)(
             self._library.address("launch")
         )
-        word, place = ctypes.c_int64, ctypes.c_void_p
+        word, pointer = ctypes.c_int64, ctypes.c_void_p
         self._several = ctypes.CFUNCTYPE(
-            None, place, place, word, word, place, place, word, place, word, word
+            None, pointer, pointer, word, word, pointer, pointer, word, pointer, word, word
         )(self._library.address("several"))
         follow = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(
             self._library.address("worker")
@@ -206,9 +206,9 @@ class Pool:
             self._launch(self._control, script, self.threads)
 
     def run_several(
-        self, script: int, places: np.ndarray, values: np.ndarray, results: np.ndarray, row: int
+        self, script: int, addresses: np.ndarray, values: np.ndarray, results: np.ndarray, row: int
     ) -> None:
-        """A program once for each row of values, which are put in their places before it.
+        """A program once for each row of values, which are stored at their addresses before it.
 
         `results` are triples of an address, where a copy of it goes for the first run (for the
         next ones that many bytes further each), and its bytes.
@@ -219,9 +219,9 @@ class Pool:
                 script,
                 self.threads,
                 len(values),
-                places.ctypes.data,
+                addresses.ctypes.data,
                 values.ctypes.data,
-                len(places),
+                len(addresses),
                 results.ctypes.data,
                 len(results),
                 row,

@@ -16,7 +16,8 @@ from treadle.ir.types import TensorType
 from treadle.nn.module import Declaration, Module
 from treadle.nn.tracing import INPUT_PREFIX, Inputs
 from treadle.pipeline import CompileOptions
-from treadle.runtime.cuda.arrays import found, is_on_device
+from treadle.runtime.foreign import described, is_on_device, shape_of
+from treadle.runtime.memory import Memory
 from treadle.runtime.session import Session, fitted
 from treadle.step.index_checks import Looking
 
@@ -44,10 +45,10 @@ def check_arguments(operation: str, what: str, function: Callable[..., object]) 
         ) from error
 
 
-def check_batch(operation: str, inputs: Inputs, batch: Tree, on_device: bool = False) -> Arrays:
+def check_batch(operation: str, inputs: Inputs, batch: Tree, memory: Memory) -> Arrays:
     """The batch's arrays by leaf name, or one error that names everything that is wrong.
 
-    Arrays on a GPU are taken as they are where that is asked for.
+    Arrays that are in the device's memory already are taken as they are.
     """
     given = dict(zip(trees.paths(batch), trees.flatten(batch)[0], strict=True))
     expected = {name[len(INPUT_PREFIX) :]: type_ for name, type_ in inputs.types}
@@ -56,7 +57,7 @@ def check_batch(operation: str, inputs: Inputs, batch: Tree, on_device: bool = F
     arrays: Arrays = {}
     for name, type_ in expected.items():
         if name in given:
-            taken = _taken(given[name], type_, on_device)
+            taken = _taken(given[name], type_, memory)
             if isinstance(taken, str):
                 wrong.append(f"{shown(name)} {taken}")
             else:
@@ -73,23 +74,16 @@ def check_batch(operation: str, inputs: Inputs, batch: Tree, on_device: bool = F
     return arrays
 
 
-def _taken(value: Any, type_: TensorType, on_device: bool) -> Any:
+def _taken(value: Any, type_: TensorType, memory: Memory) -> Any:
     """The array as a program takes it, or what is wrong with it."""
     if type(value) is np.ndarray or not is_on_device(value):
         return fitted(value, type_)
-    if not on_device:
+    if memory.is_host:
         return "is on a GPU, where this program is not"
-    there = found(value, type_.shape, type_.dtype.numpy)
+    there = memory.found(value, type_.shape, type_.dtype.numpy)
     if there is not None:
         return there
-    return f"is on the device as {_described(value)}, not as {type_} without gaps"
-
-
-def _described(value: Any) -> str:
-    interface = getattr(value, "__cuda_array_interface__", {})
-    shape = getattr(value, "shape", None) or interface.get("shape", ())
-    dtype = getattr(value, "dtype", None) or interface.get("typestr", "")
-    return f"{str(dtype).rpartition('.')[2]}{tuple(shape)}"
+    return f"is on the device as {described(value)}, not as {type_} without gaps"
 
 
 def shown(name: str) -> str:
@@ -104,10 +98,10 @@ class ByShape(Generic[Built]):
         build: Callable[[Inputs], Built],
         options: CompileOptions,
         fixed: Inputs,
-        on_device: bool = False,  # whether arrays on a GPU are taken as they are
+        memory: Memory,
     ):
         self._build, self._options, self._fixed = build, options, fixed
-        self._on_device = on_device
+        self._memory = memory
         self._built: OrderedDict[Inputs, Built] = OrderedDict()
         self._plain = _plain_leaves(fixed)
         self._usual: Built | None = None  # what was built for the declared shapes
@@ -115,7 +109,7 @@ class ByShape(Generic[Built]):
     def get(self, operation: str, batch: Tree) -> tuple[Built, Arrays]:
         """What to run and the checked arrays of the batch, indices among them.
 
-        Those on a GPU are for the program to look at.
+        Those on a device are for the program to look at.
         """
         built, arrays = self._fitting(operation, batch)
         built.indices.check(operation, arrays)
@@ -127,7 +121,7 @@ class ByShape(Generic[Built]):
             if exact is not None:
                 return self._usual, exact
         inputs = self._inputs_for(operation, batch)
-        arrays = check_batch(operation, inputs, batch, self._on_device)
+        arrays = check_batch(operation, inputs, batch, self._memory)
         return self.built(inputs), arrays
 
     def _exact(self, batch: Tree) -> Arrays | None:
@@ -138,7 +132,7 @@ class ByShape(Generic[Built]):
         for key, name, shape, dtype in self._plain:
             array: Any = batch.get(key)
             if type(array) is not np.ndarray:
-                array = found(array, shape, dtype) if self._on_device else None
+                array = self._memory.found(array, shape, dtype)
                 if array is None:
                     return None
             elif array.shape != shape or array.dtype != dtype:
@@ -200,16 +194,11 @@ def _resized(fixed: Inputs, batch: Tree) -> Inputs | None:
     types: list[tuple[str, TensorType]] = []
     for name, type_ in fixed.types:
         path = name[len(INPUT_PREFIX) :]
-        shape = _shape(given[path]) if path in given else None
+        shape = shape_of(given[path]) if path in given else None
         if shape is None or len(shape) != type_.rank:
             return None
         types.append((name, type_.with_shape(shape)))
     return Inputs(tuple(types), fixed.structure) if len(given) == len(types) else None
-
-
-def _shape(value: Any) -> tuple[int, ...]:
-    interface = getattr(value, "__cuda_array_interface__", None)
-    return tuple(np.shape(value) if interface is None else interface["shape"])
 
 
 def declare_model(session: Session, model: Module, seed: int) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
+from treadle.base.dtypes import DType
 from treadle.base.errors import ArgumentError
 from treadle.base.numbers import FACTOR, check_number, check_seed
 from treadle.base.trees import Tree
 from treadle.compile_report import as_options
 from treadle.frontend.tracing import function_name
+from treadle.nn.module import Module
 from treadle.nn.tracing import as_module
 from treadle.optim.optimizer import Optimizer
 from treadle.pipeline import (
@@ -50,19 +53,20 @@ def compile_step(
     `share` is a step or forward whose parameters it acts on.
     """
     return _compile(
-        model,
-        loss,
-        None,
-        optimizer,
-        batch,
-        device,
-        accumulate,
-        accumulation,
-        clip_norm,
-        precision,
-        seed,
-        share,
-        options,
+        _Asked(
+            model=model,
+            loss=loss,
+            optimizer=optimizer,
+            batch=batch,
+            device=device,
+            accumulate=accumulate,
+            accumulation=accumulation,
+            clip_norm=clip_norm,
+            precision=precision,
+            seed=seed,
+            share=share,
+            options=options,
+        )
     )
 
 
@@ -88,48 +92,56 @@ def compile_manual_step(
     are checked; that they are right is yours to assure.
     """
     return _compile(
-        model,
-        forward,
-        backward,
-        optimizer,
-        batch,
-        device,
-        accumulate,
-        accumulation,
-        clip_norm,
-        "float32",
-        seed,
-        share,
-        options,
+        _Asked(
+            model=model,
+            loss=forward,
+            backward=backward,
+            optimizer=optimizer,
+            batch=batch,
+            device=device,
+            accumulate=accumulate,
+            accumulation=accumulation,
+            clip_norm=clip_norm,
+            seed=seed,
+            share=share,
+            options=options,
+        )
     )
 
 
-def _compile(
-    model: object,
-    loss: Callable[..., Any],
-    backward: Backward | None,
-    optimizer: Optimizer,
-    batch: Tree,
-    device: str,
-    accumulate: int,
-    accumulation: str,
-    clip_norm: float | None,
-    precision: object,
-    seed: int,
-    share: Any,
-    options: CompileOptions | None,
-) -> TrainStep:
-    seed = check_seed("compile_step", seed)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What a step is to be, as it was given."""
+
+    model: object
+    loss: Callable[..., Any]
+    backward: Backward | None = None
+    optimizer: Optimizer
+    batch: Tree
+    device: str
+    accumulate: int
+    accumulation: str
+    clip_norm: float | None
+    precision: object = "float32"
+    seed: int
+    share: Any
+    options: CompileOptions | None
+
+
+def _checked(asked: _Asked) -> _Asked:
+    """What is asked for with its numbers, or an ArgumentError for what no step can be."""
+    accumulate, optimizer = asked.accumulate, asked.optimizer
     if not isinstance(accumulate, int) or not 1 <= accumulate <= MAX_MICRO_STEPS:
         raise ArgumentError(
             "compile_step", f"accumulate = {accumulate}", f"1 to {MAX_MICRO_STEPS}."
         )
-    if accumulation not in ("mean", "sum"):
+    if asked.accumulation not in ("mean", "sum"):
         raise ArgumentError(
-            "compile_step", f"accumulation is {accumulation!r}", 'Use "mean" or "sum".'
+            "compile_step", f"accumulation is {asked.accumulation!r}", 'Use "mean" or "sum".'
         )
-    if clip_norm is not None:
-        clip_norm = check_number("compile_step", "clip_norm", clip_norm, FACTOR)
+    bound = asked.clip_norm
+    if bound is not None:
+        bound = check_number("compile_step", "clip_norm", bound, FACTOR)
     if not isinstance(optimizer, Optimizer):
         is_function = callable(optimizer)
         raise ArgumentError(
@@ -137,31 +149,40 @@ def _compile(
             f"the optimizer is {function_name(optimizer) if is_function else repr(optimizer)}",
             "Call it: optim.adamw(1e-3)." if is_function else "Use one of td.optim.",
         )
-    check_arguments("compile_step", "the loss" if backward is None else "the forward", loss)
-    module, narrow = as_module(model), choose_precision(precision)
-    report = CompileReport(choose_device(device), narrow.name, count_parameters(module))
-    session = open_session(report.device, share)
+    what = "the loss" if asked.backward is None else "the forward"
+    check_arguments("compile_step", what, asked.loss)
+    return replace(asked, clip_norm=bound, seed=check_seed("compile_step", asked.seed))
+
+
+def _compile(given: _Asked) -> TrainStep:
+    asked = _checked(given)
+    module, narrow = as_module(asked.model), choose_precision(asked.precision)
+    report = CompileReport(choose_device(asked.device), narrow.name, count_parameters(module))
+    session = open_session(report.device, asked.share)
     with session.unless_it_fails():
-        declare_model(session, module, seed)
+        declare_model(session, module, asked.seed)
         prefix, stream = f"step{session.owners}:", session.stream(is_step=True)
         session.owners += 1
-        chosen = as_options(options)
-        recipe = StepRecipe(
-            module,
-            loss,
-            optimizer,
-            prefix,
-            accumulate,
-            clip_norm,
-            narrow,
-            chosen,
-            backward,
-            accumulation == "sum",
-        )
+        recipe = _recipe(asked, module, prefix, narrow)
         if not recipe.trained():
             raise ArgumentError(
                 "compile_step",
                 "no parameter is trained",
                 "Check requires_grad and the selectors of optim.only and optim.groups.",
             )
-        return TrainStep(recipe, batch, session, report, seed, stream)
+        return TrainStep(recipe, asked.batch, session, report, asked.seed, stream)
+
+
+def _recipe(asked: _Asked, module: Module, prefix: str, precision: DType) -> StepRecipe:
+    return StepRecipe(
+        module,
+        asked.loss,
+        asked.optimizer,
+        prefix,
+        asked.accumulate,
+        asked.clip_norm,
+        precision,
+        as_options(asked.options),
+        asked.backward,
+        asked.accumulation == "sum",
+    )

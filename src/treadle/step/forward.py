@@ -75,7 +75,7 @@ class Forward:
         self._eval_params, self._options = eval_params, options
         self._seed, self._calls = seed, 0
         fixed = Inputs.of(inputs)
-        self._programs = ByShape(self._build, options, fixed, session.device == "cuda")
+        self._programs = ByShape(self._build, options, fixed, session.memory)
         self.graph = self._programs.built(fixed).traced.graph
         self._stream = session.stream(is_step=False)
         session.forwards += 1
@@ -117,7 +117,7 @@ class Forward:
             outputs = run_guarded(self.session, name, built, built.program, arrays)
         self._calls += 1
         results = [outputs[f"result:{i}"] for i in range(traced.structure.leaves)]
-        is_there = on_device and self.session.device == "cuda"
+        is_there = on_device and not self.session.memory.is_host
         return traced.structure.rebuild(results if is_there else list(map(np.asarray, results)))
 
     @property

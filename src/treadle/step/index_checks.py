@@ -15,7 +15,7 @@ from treadle.ir.graph import Graph
 from treadle.nn.tracing import INPUT_PREFIX
 
 # As unsigned numbers negative ones are larger than all others, so that one pass finds both. NumPy
-# finds the place of the largest in half the time of its value.
+# finds the position of the largest in half the time of its value.
 UNSIGNED = {
     np.dtype(f"{kind}{n}"): (np.dtype(f"u{n}"), int(np.iinfo(f"{kind}{n}").max))
     for kind in "iu"
@@ -121,16 +121,16 @@ def _look(operation: str, array: np.ndarray, check: Check) -> None:
         asked[range_.positions] = True
         is_wrong &= asked.reshape(array.shape)
     if is_wrong.any():
-        place = tuple(int(i) for i in np.argwhere(is_wrong)[0])
-        raise refusal(operation, range_, place, int(array[place]))
+        index = tuple(int(i) for i in np.argwhere(is_wrong)[0])
+        raise refusal(operation, range_, index, int(array[index]))
 
 
 def refusal(
-    operation: str, range_: IndexRange, place: tuple[int, ...], value: int
+    operation: str, range_: IndexRange, index: tuple[int, ...], value: int
 ) -> IndexRangeError:
     """What is said of an index that is out of range."""
     name = range_.leaf.removeprefix(INPUT_PREFIX) or "the array"
-    at = f"[{', '.join(map(str, place))}]" if place else ""
+    at = f"[{', '.join(map(str, index))}]" if index else ""
     op = range_.op.removesuffix("_grad")
     what = f"{op} has {range_.size} {_WHAT.get(op, 'elements along its axis')}"
     line = "" if range_.origin is None else f" at {range_.origin}"

@@ -1,4 +1,4 @@
-"""Indices that are on a GPU already: the program looks at them itself.
+"""Indices that are on a device already: the program looks at them itself.
 
 It gives a flag with its results, and writes nothing where an index is out of range. The error comes
 when a result is looked at, or some steps later: nobody waits for the flag alone.
@@ -117,8 +117,8 @@ def run_guarded(
     program: Callable[[bool], Executable],
     arrays: Mapping[str, Any],
 ) -> Mapping[str, Any]:
-    """Outputs of a program that writes no values, guarded where indices are on a GPU."""
-    is_guarded = session.device == "cuda" and built.indices.are_there(arrays)
+    """Outputs of a program that writes no values, guarded where indices are on the device."""
+    is_guarded = not session.memory.is_host and built.indices.are_there(arrays)
     outputs = session.run(program(is_guarded), arrays)
     if not is_guarded:
         return outputs

@@ -134,7 +134,7 @@ def _one_value(session: Session, name: str, given: Mapping[str, object]) -> np.n
     arrays: Arrays = {}
     for alias, value in given.items():
         try:
-            found = fitted(value, session.types[name], session.device == "oracle")
+            found = fitted(value, session.types[name], session.memory.is_wide)
         except (TypeError, ValueError, RuntimeError) as error:  # lists, tensors of other libraries
             return f"{alias} is not an array: {error}"
         if isinstance(found, str):

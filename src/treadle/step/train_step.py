@@ -13,6 +13,7 @@ import numpy as np
 
 from treadle.base.dtypes import float32
 from treadle.base.errors import ArgumentError, TreadleError
+from treadle.base.memory import give_back_memory
 from treadle.base.numbers import FACTOR, RATE, check_number, check_rounding, check_seed
 from treadle.base.trees import Tree
 from treadle.compile_report import Profile, as_options
@@ -32,9 +33,9 @@ from treadle.pipeline import (
     kernels_of,
     profile,
 )
-from treadle.runtime.native import give_back_memory
+from treadle.runtime.executable import updates_in_place
 from treadle.runtime.oracle import OracleProgram
-from treadle.runtime.session import IN_PLACE, Session
+from treadle.runtime.session import Session
 from treadle.step.batches import Arrays, ByShape, write_first_values
 from treadle.step.finite import FiniteValues
 from treadle.step.forward import Forward
@@ -55,8 +56,7 @@ from treadle.step.results import EvalResult, RunResult, StepResult, arrays_of, n
 from treadle.step.watching import anomaly_of, run_watched
 
 if TYPE_CHECKING:
-    from treadle.loading import KernelView
-
+    from treadle.backends.views import KernelView
 
 MOST_IN_A_CALL = 64  # steps
 LONGEST_CALL = 0.1  # seconds
@@ -93,11 +93,11 @@ class TrainStep:
         self._finite = FiniteValues(recipe.model, self._plan, self._init)
         self._eval_params = trace_eval_params(self._plan)
         self._inputs = inputs = Inputs.of(batch)
-        self._on_device = on_device = session.device == "cuda"
-        self._programs = ByShape(self._build, recipe.options, inputs, on_device)
+        self._on_device = not session.memory.is_host
+        self._programs = ByShape(self._build, recipe.options, inputs, session.memory)
         most = max(2, recipe.options.max_shapes)
         specialise = replace(recipe.options, on_new_shape="specialise", max_shapes=most)
-        self._evaluations = ByShape(self._build_evaluation, specialise, inputs, on_device)
+        self._evaluations = ByShape(self._build_evaluation, specialise, inputs, session.memory)
         graphs = self._programs.built(inputs).graphs
         types = dict(zip((o.name for o in init.outputs), init.output_types, strict=True))
         types |= {n: t for n, (t, _) in self._plan.scalars().items()}
@@ -222,8 +222,8 @@ class TrainStep:
         """Outputs of a step for each batch."""
         done = 0
         if isinstance(batches, (list, tuple)) and self._stays_native():
-            is_gpu = self.session.device == "cuda"  # whose launches are of a fixed number of steps
-            size = MOST_IN_A_CALL if is_gpu else 1
+            # A device's calls return at once: their time says nothing of the steps.
+            size = MOST_IN_A_CALL if self._on_device else 1
             while done < len(batches):
                 start = time.perf_counter()
                 found = self._in_one_call(batches[done : done + size])
@@ -232,7 +232,7 @@ class TrainStep:
                 yield from found
                 done += len(found)
                 each = (time.perf_counter() - start) / len(found)
-                if not is_gpu:  # so many that Ctrl-C is not kept waiting
+                if not self._on_device:  # so many that Ctrl-C is not kept waiting
                     size = max(1, min(MOST_IN_A_CALL, int(LONGEST_CALL / each)))
         for batch in batches[done:] if isinstance(batches, (list, tuple)) else batches:
             yield self._once("run", batch, UNWATCHED)
@@ -248,7 +248,7 @@ class TrainStep:
             variants, first = self._programs.get("run", batches[0])
             is_guarded = self._on_device and variants.indices.are_there(first)
             program = variants.step(Mode.UPDATE, UNWATCHED, is_guarded)
-            if not isinstance(program, IN_PLACE) or not program.can_repeat:
+            if not updates_in_place(program) or not program.can_repeat:
                 return []
             rows = [self._with_key(first) if variants.is_random else first]
             for i, batch in enumerate(batches[1:], 1):
@@ -481,15 +481,19 @@ class TrainStep:
         return self._graph
 
     def profile(self, batch: Tree) -> Profile:
-        """What each kernel of a step takes on a batch, one thread; nothing changes."""
+        """What each kernel of a step takes on a batch; nothing changes.
+
+        On the CPU one thread's processor time, on a GPU the time between events around launches
+        (beside the rate of a copy on it), on the oracle the time of each op.
+        """
         with self.session.lock:
             variants, arrays = self._programs.get("profile", batch)
             program = variants.step(self._mode(), UNWATCHED)
             values = {**self.session.values, **self._with_key(arrays)}
-            return profile(program, values, self.recipe.options)
+            return profile(program, values, self.report, self.recipe.options)
 
     @property
     def kernels(self) -> tuple[KernelView, ...]:
         """The step's distinct kernels: name, text, llvm, assembly, lines. The oracle has none."""
         program = self._programs.built(self._inputs).step(self._mode(), UNWATCHED)
-        return kernels_of(program, self.recipe.options)
+        return kernels_of(program, self.report, self.recipe.options)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from treadle.backends.registry import REFERENCE
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.base.errors import ArgumentError
@@ -18,9 +19,8 @@ from treadle.runtime.session import Session
 from treadle.step.batches import Arrays
 
 BINS = 64
-# What each device rounds to after every op, and so where it overflows.
-_NARROW = frozenset([dtypes.bfloat16, dtypes.float16])
-_ROUNDED: dict[str, frozenset[DType]] = {"oracle": _NARROW}
+# What a device rounds to after every op, and so where it overflows.
+_NARROW: frozenset[DType] = frozenset([dtypes.bfloat16, dtypes.float16])
 _FLOATS = _NARROW | {dtypes.float32}
 
 
@@ -83,7 +83,7 @@ def run_watched(
     if anomaly is None:
         raise AnomalyError(
             f"{wrong[0]}, but evaluated node by node everything is finite",
-            'Nothing was updated. Compare with device="oracle".',
+            f'Nothing was updated. Compare with device="{REFERENCE}".',
         )
     raise AnomalyError(f"{wrong[0]}: {anomaly}", "Nothing was updated.", anomaly)
 
@@ -105,7 +105,7 @@ def anomaly_of(
 ) -> Anomaly | None:
     """What the whole step would make first that is not finite; nothing is written."""
     values = {**session.values, **inputs}
-    domain = Float64(_ROUNDED.get(session.device, _FLOATS))
+    domain = Float64(_NARROW if session.memory.is_wide else _FLOATS)
     roots = [
         o
         for o in _roots(graph, skips_overflow)

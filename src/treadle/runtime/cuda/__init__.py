@@ -1,1 +1,1 @@
-"""NVIDIA GPUs: memory, compiled kernels, library products, and the step as one graph."""
+"""NVIDIA GPUs: memory, compiled kernels, library calls, and the step as one graph."""

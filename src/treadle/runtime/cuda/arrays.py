@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from treadle.runtime.cuda.device import Block, checked, device
+from treadle.runtime.foreign import CUDA, is_on_device
 
-CUDA = 2  # DLPack's number for such a device
 _LEGACY = 1  # the stream that others wait for
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool"}
 _SAME: dict[tuple[Any, Any], bool] = {}  # whether PyTorch's dtypes are NumPy's
@@ -80,14 +80,6 @@ _raw_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char
     ("PyCapsule_GetPointer", _api)
 )
 _NAME = b"dltensor"
-
-
-def is_on_device(array: object) -> bool:
-    """Whether an array of any framework is on a GPU."""
-    if getattr(array, "is_cuda", False) or hasattr(array, "__cuda_array_interface__"):
-        return True
-    where = getattr(array, "__dlpack_device__", None)
-    return where is not None and int(where()[0]) == CUDA
 
 
 def _is_torch_s(array: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Equal products of one phase as batches: projections side by side, gradients of equal layers.
+"""Equal matmuls of one phase as batches: projections side by side, gradients of equal layers.
 
 Where each of some calls lies as far from the one before, in all three matrices, a library takes
 them at once; it does so where that is faster than one after the other.
@@ -44,8 +44,8 @@ def steps_between(product: Product, first: Row, second: Row) -> tuple[int, int, 
 
     None where some go backwards, as not every kernel of a library can.
     """
-    places = zip(matrices(product, first)[:3], matrices(product, second)[:3], strict=True)
-    target, left, right = (b - a for a, b in places)
+    pairs = zip(matrices(product, first)[:3], matrices(product, second)[:3], strict=True)
+    target, left, right = (b - a for a, b in pairs)
     facts = product.target, product.left, product.right
     sizes = [itemsize(f.dtype) for f in facts]
     is_whole = not any(s % n for s, n in zip((target, left, right), sizes, strict=True))
@@ -53,7 +53,7 @@ def steps_between(product: Product, first: Row, second: Row) -> tuple[int, int, 
 
 
 def batch_of(product: Product, count: int, steps: tuple[int, int, int]) -> Product:
-    """Several calls as one product."""
+    """Several calls as one batched matmul."""
 
     def moved(facts: MatrixFacts, step: int) -> MatrixFacts:
         return replace(facts, batch=step // itemsize(facts.dtype))
@@ -84,9 +84,9 @@ def batches_in(plan: Plan, launches: Sequence[Launch]) -> dict[Batch, list[Row]]
     for phase in _phases(plan.steps):
         offsets: dict[int, list[Row]] = {}
         for call in phase.calls:
-            places = [plan.slots[s].offset for s in call.slots]
-            if min(places, default=-1) >= 0:
-                offsets.setdefault(call.entry, []).append(places)
+            found_at = [plan.slots[s].offset for s in call.slots]
+            if min(found_at, default=-1) >= 0:
+                offsets.setdefault(call.entry, []).append(found_at)
         for entry, rows in offsets.items():
             product = launches[entry].product
             if product is None or launches[entry].block or product.batch > 1 or product.bias >= 0:
@@ -108,7 +108,7 @@ def chosen_batches(
     algorithms: dict[str, list[int]],
     arena: Block,
 ) -> dict[Batch, Matmul]:
-    """Batches that are faster than their products one by one, timed in the arena itself.
+    """Batches that are faster than their matmuls one by one, timed in the arena itself.
 
     One choice serves all batches that differ in nothing but how far their matrices are apart.
     """
@@ -123,11 +123,11 @@ def chosen_batches(
             if not is_filled:
                 arena.fill(noise())
                 is_filled = True
-            places = [matrices(single.product, [arena.address + o for o in row]) for row in run]
-            matmul.choose(*places[0])
+            addresses = [matrices(single.product, [arena.address + o for o in row]) for row in run]
+            matmul.choose(*addresses[0])
             # One by one as they would run, each on its own memory.
-            together, apart = timed([(matmul, places[0])], [(single, p) for p in places])
-            algorithms[key] = matmul.words if together < apart else [0] * 8
+            batched, apart = timed([(matmul, addresses[0])], [(single, p) for p in addresses])
+            algorithms[key] = matmul.words if batched < apart else [0] * 8
         if any(algorithms[key]):
             matmul.use(algorithms[key])
             found[batch] = matmul

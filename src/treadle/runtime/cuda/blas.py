@@ -1,6 +1,6 @@
-"""Products through cuBLASLt: which algorithm is found by timing some, and remembered.
+"""Matmuls through cuBLASLt: the fastest algorithm is found by timing some, and remembered.
 
-The library thinks in columns: a product of rows is the product of the transposes, turned around.
+The library is column-major: a matmul of rows is one of the transposes, operands swapped.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 
 from treadle.base.errors import DeviceError
 from treadle.kernel.launch import MatrixFacts, Product
+from treadle.kernel.target import GPU
 from treadle.runtime.cuda.device import INSTALL, Block, Event, device
 
-WORKSPACE = 64 << 20  # bytes
-CANDIDATES = 32
+WORKSPACE, CANDIDATES = GPU.launching.matmul_workspace, GPU.launching.matmul_candidates
 FINALISTS, ROUNDS, REPEATS = 4, 3, 4
-LONG, FEW = 1.0, 6  # milliseconds of a product of which few candidates are run, once
+LONG, FEW = 1.0, 6  # milliseconds of a matmul of which few candidates are run, once
 NOISE = 8 << 20  # bytes
 
 _TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
@@ -75,13 +75,13 @@ def _handle() -> ctypes.c_void_p:
 
 @functools.cache
 def workspace() -> Block:
-    """Memory that products use while they run, one after the other."""
+    """Memory that matmuls use while they run, one after the other."""
     return Block(WORKSPACE)
 
 
 @functools.cache
 def noise() -> Block:
-    """Numbers to time products on, as narrow floats see them: zeros would be faster."""
+    """Numbers to time matmuls on, as narrow floats see them: zeros would be faster."""
     found = Block(NOISE)
     drawn = np.random.default_rng(0).standard_normal(NOISE // 4).astype(np.float32)
     halves = (drawn.view(np.uint32) >> 16).astype(np.uint16)
@@ -91,23 +91,23 @@ def noise() -> Block:
 
 @dataclass(frozen=True)
 class _Side:
-    """A matrix as columns: rows and columns in memory, the step between columns, a turn."""
+    """A matrix as columns: rows and columns in memory, the step between columns."""
 
     rows: int
     columns: int
     step: int
-    is_turned: bool
+    is_transposed: bool
 
 
 def _side(facts: MatrixFacts, m: int, n: int) -> _Side:
-    """A matrix (m, n) of the product in columns; turned where its rows lie together."""
+    """A matrix (m, n) in column-major order; transposed if its rows are contiguous."""
     if facts.rows == 1 and (n == 1 or facts.columns >= m):
         return _Side(m, n, max(m, facts.columns), False)
     return _Side(n, m, max(n, facts.rows), True)
 
 
 class _Descriptors:
-    """What cuBLASLt allocates on the host for a product, destroyed with it."""
+    """What cuBLASLt allocates on the host for a matmul, destroyed with it."""
 
     def __init__(self) -> None:
         self._made: list[tuple[Any, ctypes.c_void_p]] = []
@@ -125,7 +125,7 @@ class _Descriptors:
 
 
 class Matmul:
-    """One shape of a product, ready to be run on any addresses."""
+    """One shape of a matmul, ready to be run on any addresses."""
 
     def __init__(self, product: Product):
         self.product, self._descriptors = product, _Descriptors()
@@ -134,23 +134,23 @@ class Matmul:
         m, n, k = product.m, product.n, product.k
         target = _side(product.target, m, n)
         left, right = _side(product.left, m, k), _side(product.right, k, n)
-        # A target whose rows lie together is computed turned around: right before left.
-        self.is_swapped = target.is_turned
+        # A target whose rows are contiguous is computed transposed: right before left.
+        self.is_swapped = target.is_transposed
         first, second = (right, left) if self.is_swapped else (left, right)
         facts = (product.right, product.left) if self.is_swapped else (product.left, product.right)
-        turns = [s.is_turned != self.is_swapped for s in (first, second)]
+        transposed = [s.is_transposed != self.is_swapped for s in (first, second)]
         compute = _COMPUTE.get(product.left.dtype, 68)
         scale = 1 if product.left.dtype == "float64" else 0
         lt, self._handle = library(), self._descriptors.new("MatmulDesc", compute, scale)
-        for attribute, turned in zip((_TRANSPOSE_A, _TRANSPOSE_B), turns, strict=True):
+        for attribute, flag in zip((_TRANSPOSE_A, _TRANSPOSE_B), transposed, strict=True):
             self._set(
                 lt.cublasLtMatmulDescSetAttribute,
                 self._handle,
                 attribute,
-                ctypes.c_int32(int(turned)),
+                ctypes.c_int32(int(flag)),
             )
         if product.bias >= 0:
-            assert self.is_swapped, "a bias is of columns that lie together"
+            assert self.is_swapped, "a bias is of contiguous columns"
             self._set(
                 lt.cublasLtMatmulDescSetAttribute, self._handle, _EPILOGUE, ctypes.c_uint32(_BIAS)
             )
@@ -188,7 +188,7 @@ class Matmul:
         algorithm: Any = None,
         stream: Any = None,
     ) -> int:
-        """Put the product into a stream, or the usual one; addresses are those of the buffers."""
+        """Put the matmul into a stream, or the usual one; addresses are those of the buffers."""
         p = self.product
         if p.bias >= 0:
             self._set(
@@ -197,12 +197,12 @@ class Matmul:
                 _BIAS_ADDRESS,
                 ctypes.c_void_p(bias),
             )
-        places = {
+        addresses = {
             "left": left + p.left.start * itemsize(p.left.dtype),
             "right": right + p.right.start * itemsize(p.right.dtype),
         }
         order = ("right", "left") if self.is_swapped else ("left", "right")
-        a, b = (ctypes.c_void_p(places[n]) for n in order)
+        a, b = (ctypes.c_void_p(addresses[n]) for n in order)
         d = ctypes.c_void_p(target + p.target.start * itemsize(p.target.dtype))
         chosen: Any = self.algorithm if algorithm is None else algorithm
         code: int = library().cublasLtMatmul(
@@ -243,21 +243,21 @@ class Matmul:
     def choose(self, target: int, left: int, right: int, bias: int = 0) -> None:
         """The fastest of the candidates on some memory: each once, then the best in turns."""
         start, end = Event(timed=True), Event(timed=True)
-        places = target, left, right, bias
+        addresses = target, left, right, bias
 
         def timed(algorithm: Any, repeats: int) -> float:
             start.record()
             for _ in range(repeats):
-                self.run(*places, algorithm)
+                self.run(*addresses, algorithm)
             end.record()
             end.wait()
             return end.milliseconds_since(start)
 
         every = self.candidates()
-        able = [a for a in every[:FEW] if not self.run(*places, a)]
+        able = [a for a in every[:FEW] if not self.run(*addresses, a)]
         is_long = bool(able) and timed(able[0], 1) > LONG
         if not is_long:
-            able += [a for a in every[FEW:] if not self.run(*places, a)]
+            able += [a for a in every[FEW:] if not self.run(*addresses, a)]
         repeats = 1 if is_long else REPEATS
         if not able:
             raise DeviceError("product", f"cuBLASLt has no algorithm for {self.product}")
@@ -298,8 +298,8 @@ def timed(*turns: list[Placed]) -> list[float]:
 
 
 def _run_all(products: Sequence[Placed]) -> None:
-    for matmul, places in products:
-        matmul.run(*places)
+    for matmul, addresses in products:
+        matmul.run(*addresses)
 
 
 def itemsize(dtype: str) -> int:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from treadle.kernel.launch import LibraryCall
+from treadle.kernel.target import GPU
 from treadle.runtime.cuda.device import Block, Event, device
 from treadle.runtime.cuda.dnn import DnnCall, empty_graph, operands_of, set_results
 
-TRIES = 12  # plans that are timed
+TRIES, MOST_WORKSPACE = GPU.launching.conv_plans, GPU.launching.conv_workspace
 REPEATS = 3
-MOST_WORKSPACE = 1 << 30  # bytes
-# What each routine calls its operands, in their order.
+# What each call calls its operands, in their order.
 _OPERANDS = {
     "conv": ("image", "weight"),
     "conv_grad_x": ("loss", "filter"),
@@ -24,7 +24,7 @@ _OPERANDS = {
 _BUILDERS = {"conv": "conv_fprop", "conv_grad_x": "conv_dgrad", "conv_grad_w": "conv_wgrad"}
 
 
-class NoRoutineError(Exception):
+class NoLibraryCallError(Exception):
     """A library has no plan for a call."""
 
     def __init__(self, call: LibraryCall, cause: str):
@@ -42,7 +42,7 @@ def planned_convolution(
     try:
         graph = _described(call, is_deterministic)
     except Exception as error:  # the frontend raises errors of its own
-        raise NoRoutineError(call, str(error)) from error
+        raise NoLibraryCallError(call, str(error)) from error
     best: tuple[float, int] | None = None
     count, tried, addresses = int(graph.get_execution_plan_count()), 0, memory()
     for i in range(count):
@@ -60,7 +60,7 @@ def planned_convolution(
         if best is None or taken < best[0]:
             best = taken, i
     if best is None:
-        raise NoRoutineError(call, f"none of {count} plans runs")
+        raise NoLibraryCallError(call, f"none of {count} plans runs")
     graph.build_plan_at_index(best[1])
     return DnnCall(call, graph)
 

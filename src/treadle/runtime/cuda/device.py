@@ -22,6 +22,7 @@ OLDEST_DRIVER = 12000  # the CUDA version that a driver must know, as it numbers
 OLDEST_CHIP = 80  # the first with bfloat16
 ALIGNMENT = 256
 _FOLLOWS, _NON_BLOCKING = 0, 1  # streams: after the default one's work, or beside it
+_EXTERNAL = 1  # an event of a graph that can be looked at from outside
 
 
 def bindings() -> Any:
@@ -111,6 +112,8 @@ class Device:
                 'At least 8.0 is needed: use device="cpu".',
             )
         self.multiprocessors = self._fact(kinds.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+        # Bytes of shared memory that a block may have where a kernel asks for them.
+        self.most_shared = self._fact(kinds.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
         self.lost = ""  # what the driver said when it gave the device up
         self.checkpoint = ""  # the last that was written, and when
         self.context = checked(driver.cuDevicePrimaryCtxRetain(self.handle), "cuda")
@@ -299,6 +302,11 @@ class Event:
 
     def record(self) -> None:
         checked(self.device.driver.cuEventRecord(self.handle, self.device.stream), "cuda")
+
+    def record_in_graph(self, stream: Any) -> None:
+        """A node of the graph that the stream captures: each launch records the event anew."""
+        found = self.device.driver.cuEventRecordWithFlags(self.handle, stream, _EXTERNAL)
+        checked(found, "profile")
 
     def wait(self) -> None:
         checked(self.device.driver.cuEventSynchronize(self.handle), "cuda")

@@ -92,11 +92,11 @@ class DnnCall:
         import cudnn
 
         cudnn.set_stream(handle=handle(), stream=int(stream))
-        places = {}
+        pointers = {}
         for i, tensor in enumerate((*self.call.operands, *self.call.results)):
             size = 4 if tensor.dtype == "float32" else 2
-            places[i + 1] = addresses[tensor.argument] + tensor.start * size
-        self.graph.execute(places, workspace, handle=handle())
+            pointers[i + 1] = addresses[tensor.argument] + tensor.start * size
+        self.graph.execute(pointers, workspace, handle=handle())
 
     def packed(self) -> bytes:
         """The plan, for `unpacked`; nothing where the library does not give it away."""
@@ -112,7 +112,7 @@ def unpacked(call: LibraryCall, plan: bytes) -> DnnCall | None:
     try:
         graph.deserialize(handle(), list(plan))
         return DnnCall(call, graph)
-    except Exception:  # of another version, say: it is planned again
+    except Exception:  # of another version, say: it is planned anew
         return None
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from treadle.base.errors import DeviceError
 from treadle.kernel.launch import Bundle, Launch
 from treadle.kernel.plan import Plan, PlannedCall, PlannedPhase, PlannedStep
 from treadle.runtime.cuda.batches import Batch, batch_in, matrices, runs_of
@@ -16,6 +17,13 @@ from treadle.runtime.cuda.dnn import DnnCall
 
 EARLY_LAUNCH = 90  # chips that launch a kernel before the one ahead of it is done
 MOST_SHARED = 32 << 10  # bytes of shared memory that a block may have without being asked
+
+Calls = tuple[tuple[int, int], ...]  # entries, and how often each is called
+Note = Callable[[Calls, str], None]  # told of each launch: its calls, and its name if it has one
+
+
+def _unnoticed(calls: Calls, name: str) -> None:
+    """Nobody asks."""
 
 
 class Code:
@@ -48,10 +56,24 @@ class Code:
                 break
         else:
             raise LookupError(f"no code for {launch.symbol}")
+        self._check_shared(launch, function)
         if launch.shared > MOST_SHARED:
             kind = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             checked(driver.cuFuncSetAttribute(function, kind, launch.shared), "load")
         return function
+
+    def _check_shared(self, launch: Launch | Bundle, function: Any) -> None:
+        """A kernel that needs more shared memory than a block may have is refused by name."""
+        driver, here = self.device.driver, self.device
+        kind = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
+        fixed = int(checked(driver.cuFuncGetAttribute(kind, function), "load"))
+        if launch.shared + fixed > here.most_shared:
+            raise DeviceError(
+                "load",
+                f"{launch.symbol} needs {launch.shared + fixed:,} bytes of shared memory, and a "
+                f"block has at most {here.most_shared:,} on {here.name}",
+                'Use device="cpu", and please report it with the program.',
+            )
 
     def captured(self, enqueue: Enqueue) -> Any:
         """A graph of work that calls this code."""
@@ -84,50 +106,58 @@ class Runner:
         plan: Plan,
         launches: Sequence[Launch],
         code: Code,
-        products: Mapping[int, Matmul],
-        routines: Mapping[int, DnnCall],
+        matmuls: Mapping[int, Matmul],
+        library_calls: Mapping[int, DnnCall],
         batches: Mapping[Batch, Matmul],
         bundles: Sequence[Bundle] = (),
     ):
-        self.plan, self.launches, self.code, self.products = plan, launches, code, products
+        self.plan, self.launches, self.code, self.matmuls = plan, launches, code, matmuls
         self.bundles = {(b.path, b.first): b for b in bundles}
-        self.routines, self.batches = routines, batches
-        self.workspace = Block(max((a.workspace for a in routines.values()), default=0))
+        self.library_calls, self.batches = library_calls, batches
+        self.workspace = Block(max((a.workspace for a in library_calls.values()), default=0))
         self.stream: Any = None  # the one that calls go into now
+        self._note: Note = _unnoticed
 
-    def enqueue(self, table: Sequence[int], stream: Any) -> int:
-        """Everything, in order; how many launches that were."""
-        self.stream = stream
+    def enqueue(self, table: Sequence[int], stream: Any, note: Note = _unnoticed) -> int:
+        """Everything, in order; how many launches that were. `note` is called after each."""
+        self.stream, self._note = stream, note
         return self._steps(self.plan.steps, (), table, 0)
 
     def _steps(
-        self, steps: Sequence[PlannedStep], path: tuple[int, ...], table: Sequence[int], turn: int
+        self,
+        steps: Sequence[PlannedStep],
+        path: tuple[int, ...],
+        table: Sequence[int],
+        iteration: int,
     ) -> int:
         count, skipped = 0, 0
         for i, step in enumerate(steps):
             bundle = self.bundles.get((path, i))
             if bundle is not None:
-                count += self._together(bundle, steps[i : i + len(bundle.phases)], table, turn)
+                count += self._launch_cooperative(
+                    bundle, steps[i : i + len(bundle.phases)], table, iteration
+                )
                 skipped = len(bundle.phases)
             if skipped:
                 skipped -= 1
             elif isinstance(step, PlannedPhase):
-                for entry, rows in _by_entry(step, table, turn).items():
+                for entry, rows in _by_entry(step, table, iteration).items():
                     count += self.launch(entry, rows)
+                    self._note(((entry, len(rows)),), "")
             else:
-                turns = range(step.length)
-                for j in reversed(turns) if step.reverse else turns:
+                iterations = range(step.length)
+                for j in reversed(iterations) if step.reverse else iterations:
                     count += self._steps(step.steps, (*path, i), table, j)
         return count
 
-    def _together(
-        self, bundle: Bundle, steps: Sequence[PlannedStep], table: Sequence[int], turn: int
+    def _launch_cooperative(
+        self, bundle: Bundle, steps: Sequence[PlannedStep], table: Sequence[int], iteration: int
     ) -> int:
-        """Phases of small kernels as one launch."""
+        """Phases of small kernels as one cooperative launch."""
         words: list[int] = []
         for phase, step in zip(bundle.phases, steps, strict=True):
             assert isinstance(step, PlannedPhase)
-            found = _by_entry(step, table, turn)
+            found = _by_entry(step, table, iteration)
             for entry, calls in phase:
                 assert len(found[entry]) == calls
                 words += [a for row in found[entry] for a in row]
@@ -135,16 +165,17 @@ class Runner:
         grid = min(bundle.grid, device().multiprocessors)
         config = self._config((grid, 1), bundle.block, bundle.shared, len(bundle.phases) > 1)
         self._launch(bundle.symbol, words or [0], config)
+        self._note(tuple(pair for phase in bundle.phases for pair in phase), bundle.symbol)
         return 1
 
     def launch(self, entry: int, rows: list[list[int]]) -> int:
         """Calls of one kernel that do not depend on each other."""
         launch = self.launches[entry]
-        if entry in self.products:
+        if entry in self.matmuls:
             return self._multiply_all(entry, rows)
-        if entry in self.routines:
+        if entry in self.library_calls:
             for addresses in rows:
-                self.routines[entry].run(addresses, self.workspace.address, self.stream)
+                self.library_calls[entry].run(addresses, self.workspace.address, self.stream)
             return len(rows)
         if not launch.grid:
             return 0
@@ -165,10 +196,12 @@ class Runner:
         found = device().driver.cuLaunchKernelEx(config, function, ctypes.addressof(pointers), 0)
         checked(found, symbol)
 
-    def _config(self, grid: tuple[int, int], block: int, shared: int, meets: bool = False) -> Any:
+    def _config(
+        self, grid: tuple[int, int], block: int, shared: int, is_cooperative: bool = False
+    ) -> Any:
         """A launch that may be made ready while the one before still runs: it waits by itself.
 
-        One whose blocks meet is said to, so that none starts unless all do.
+        Blocks of a cooperative launch wait for each other: none starts unless all do.
         """
         driver = device().driver
         config = driver.CUlaunchConfig()
@@ -176,7 +209,7 @@ class Runner:
         config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
         config.sharedMemBytes, config.hStream = shared, self.stream
         kinds, attributes = driver.CUlaunchAttributeID, list[Any]()
-        if meets:
+        if is_cooperative:
             attribute = driver.CUlaunchAttribute()
             attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
             attribute.value.cooperative = 1
@@ -191,8 +224,8 @@ class Runner:
         return config
 
     def _multiply_all(self, entry: int, rows: list[list[int]]) -> int:
-        """Equal products, as batches where they were found to be faster so."""
-        product, count = self.products[entry].product, 0
+        """Equal matmuls, as batches if those were found to be faster."""
+        product, count = self.matmuls[entry].product, 0
         for run in runs_of(product, rows):
             matmul = None
             if len(run) > 1:
@@ -205,23 +238,25 @@ class Runner:
             count += len(run)
         return count
 
-    def _has_run(self, matmul: Matmul, places: tuple[int, int, int, int]) -> bool:
-        return matmul.run(*places, stream=self.stream) == 0
+    def _has_run(self, matmul: Matmul, addresses: tuple[int, int, int, int]) -> bool:
+        return matmul.run(*addresses, stream=self.stream) == 0
 
     def _multiply(self, entry: int, addresses: Sequence[int]) -> None:
-        matmul = self.products[entry]
+        matmul = self.matmuls[entry]
         code = matmul.run(*matrices(matmul.product, addresses), stream=self.stream)
         if code:
             raise AssertionError(f"cuBLASLt says {code} for {matmul.product}")
 
 
-def _by_entry(step: PlannedPhase, table: Sequence[int], turn: int) -> dict[int, list[list[int]]]:
+def _by_entry(
+    step: PlannedPhase, table: Sequence[int], iteration: int
+) -> dict[int, list[list[int]]]:
     """Addresses of the calls that each entry has in a phase."""
     found: dict[int, list[list[int]]] = {}
     for call in step.calls:
-        found.setdefault(call.entry, []).append(_addresses(call, table, turn))
+        found.setdefault(call.entry, []).append(_addresses(call, table, iteration))
     return found
 
 
-def _addresses(call: PlannedCall, table: Sequence[int], turn: int) -> list[int]:
-    return [table[s] + row * turn for s, row in zip(call.slots, call.rows, strict=True)]
+def _addresses(call: PlannedCall, table: Sequence[int], iteration: int) -> list[int]:
+    return [table[s] + row * iteration for s, row in zip(call.slots, call.rows, strict=True)]

@@ -1,4 +1,4 @@
-"""Programs on the GPU: one arena, and the whole step as one captured graph, launched once a step.
+"""Programs on the GPU: one arena, and a step as one captured graph, launched once a step.
 
 Results come back into pinned memory and are waited for when they are looked at.
 """
@@ -13,46 +13,44 @@ import numpy as np
 
 from treadle.ir.graph import Graph, OutputKind
 from treadle.ir.types import TensorType
-from treadle.kernel.launch import Bundle, Launch
-from treadle.kernel.plan import Plan
+from treadle.kernel.launch import Bundle
+from treadle.kernel.plan import Plan, PlannedCall, PlannedPhase, PlannedRepeat
+from treadle.kernel.target import GPU
 from treadle.runtime.cuda.arrays import DeviceArray
 from treadle.runtime.cuda.batches import Batch, chosen_batches, matrices
 from treadle.runtime.cuda.blas import Matmul, noise, workspace
+from treadle.runtime.cuda.code import CudaCode
 from treadle.runtime.cuda.device import Block, checked, device, out_of_memory, padded
 from treadle.runtime.cuda.launches import Code, Runner
-from treadle.runtime.cuda.routines import chosen_routines
+from treadle.runtime.cuda.library_calls import chosen_library_calls
+from treadle.runtime.cuda.profile import timed_launches
 from treadle.runtime.cuda.transfers import Captured, Later, Pending, Slot, Sources, Traffic
 from treadle.runtime.cuda.values import DeviceValues
+from treadle.runtime.executable import Timing
 
-TOGETHER = 16  # steps in one launch
-SMALL = 1 << 16  # bytes of results that come back by themselves
-MOST_INPUTS = 64 << 20  # bytes of inputs of steps that are launched together
-
-Algorithms = dict[str, list[int]]
+SIZES = GPU.launching
 
 
 class CudaProgram:
     """A plan with its code and its memory. One call runs at a time."""
 
+    is_in_place = True
+
     def __init__(
         self,
         graph: Graph,
         plan: Plan,
-        launches: Sequence[Launch],
-        cubins: Sequence[bytes],
         constants: Mapping[str, np.ndarray],
-        algorithms: Algorithms,
-        routines: Mapping[int, bytes],
+        code: CudaCode,
         is_deterministic: bool = False,
-        bundles: Sequence[Bundle] = (),
     ):
-        self.graph, self.plan, self.launches = graph, plan, tuple(launches)
+        self.graph, self.plan, self.launches = graph, plan, code.launches
         self._device = device()
         self._device.enter()
         self._lock = threading.Lock()
         self.runs, self.graph_launches = 0, 0
-        self.without: frozenset[Any] = frozenset()  # routines that no library has
-        self._places()
+        self.without = code.without
+        self._lay_out_results()
         needed = plan.arena + self._results_size + self._inputs_size
         needed += sum(a.nbytes for a in constants.values())
         if needed > self._device.memory()[0]:
@@ -64,11 +62,12 @@ class CudaProgram:
         self._constants = [(slot, Block(constants[n].nbytes)) for slot, n in plan.constants]
         for (_, block), (_, name) in zip(self._constants, plan.constants, strict=True):
             block.write(constants[name])
-        self._code = Code(cubins, launches, bundles)
-        self.algorithms, self.routines = dict(algorithms), dict(routines)
+        self._code = Code(code.cubins, code.launches, code.bundles)
+        # Those that were chosen before, to which this adds.
+        self.algorithms, self.library_plans = dict(code.algorithms), dict(code.library_plans)
         with self._device.lock:
-            self._runner = self._chosen(is_deterministic, bundles)
-        self._traffic: dict[int, Traffic] = {}  # by how many steps are launched together
+            self._runner = self._chosen(is_deterministic, code.bundles)
+        self._traffic: dict[int, Traffic] = {}  # by how many steps are one launch
         self._bound: tuple[object, ...] = ()
         self._held: tuple[object, int] = (None, -1)
         self._now: list[int] = []
@@ -78,8 +77,8 @@ class CudaProgram:
         self.prints = [o.name for o in plan.outputs if o.kind is OutputKind.PRINT]
         self._usual = self._offsets(wanted)
 
-    def _places(self) -> None:
-        """Where outputs that are no leaves lie in one block."""
+    def _lay_out_results(self) -> None:
+        """Offsets in one block of the outputs that are no leaves."""
         plan = self.plan
         self._leaves = {name: (slot, type_) for name, slot, type_ in plan.leaves}
         leaves = {slot for slot, _ in self._leaves.values()}
@@ -95,20 +94,22 @@ class CudaProgram:
         self._inputs_size = min(self._inputs_size, 1 << 28)
 
     def _chosen(self, is_deterministic: bool, bundles: Sequence[Bundle]) -> Runner:
-        """The plan with the libraries' routines for it."""
-        products = self._chosen_products(is_deterministic)
-        calls = chosen_routines(self.launches, self.routines, is_deterministic, self._addresses)
+        """The plan with what libraries compute of it."""
+        matmuls = self._chosen_matmuls(is_deterministic)
+        calls = chosen_library_calls(
+            self.launches, self.library_plans, is_deterministic, self._addresses
+        )
         self._code.plans += [call.graph for call in calls.values()]
         self._spare: list[Block] = []
         batches: dict[Batch, Matmul] = {}
         if not is_deterministic:  # what is timed may be chosen otherwise in the next process
             batches = chosen_batches(
-                self.plan, self.launches, products, self.algorithms, self._arena
+                self.plan, self.launches, matmuls, self.algorithms, self._arena
             )
-        return Runner(self.plan, self.launches, self._code, products, calls, batches, bundles)
+        return Runner(self.plan, self.launches, self._code, matmuls, calls, batches, bundles)
 
-    def _chosen_products(self, is_deterministic: bool) -> dict[int, Matmul]:
-        """Products with the algorithms that were chosen before, or that are timed now."""
+    def _chosen_matmuls(self, is_deterministic: bool) -> dict[int, Matmul]:
+        """Matmuls with the algorithms that were chosen before, or that are timed now."""
         found: dict[int, Matmul] = {}
         for i, launch in enumerate(self.launches):
             if launch.product is None or launch.block:
@@ -124,8 +125,8 @@ class CudaProgram:
 
     @property
     def workspace(self) -> int:
-        """Bytes that libraries use while they run; products of all programs share theirs."""
-        return self._runner.workspace.nbytes + (workspace().nbytes if self._runner.products else 0)
+        """Bytes that libraries use while they run; matmuls of all programs share theirs."""
+        return self._runner.workspace.nbytes + (workspace().nbytes if self._runner.matmuls else 0)
 
     def _somewhere(self, entry: int) -> tuple[int, int, int, int]:
         product = self.launches[entry].product
@@ -133,7 +134,7 @@ class CudaProgram:
         return matrices(product, self._addresses(entry))
 
     def _addresses(self, entry: int) -> list[int]:
-        """Memory to time a routine on, as large as that of one of its calls."""
+        """Memory to time a library call on, as large as that of one of its calls."""
         call = next(c for c in _calls(self.plan) if c.entry == entry)
         self._spare = [Block(self.plan.slots[s].nbytes) for s in call.slots]
         for block in self._spare:
@@ -159,18 +160,33 @@ class CudaProgram:
         """All outputs, in order; the values given stay as they are."""
         with self._lock:
             self._device.enter()
-            read, blocks = self.graph.leaves, dict[str, Block]()
-            for name, (_, type_) in self._leaves.items():
-                given = values[name] if name in read else np.zeros(type_.shape)
-                array = np.ascontiguousarray(given, type_.dtype.numpy)
-                blocks[name] = Block(max(1, array.nbytes))
-                blocks[name].write(array)
-            addresses = {n: b.address for n, b in blocks.items()}
-            table = self._table(addresses, self._results.address)
+            blocks = self._copies(values)
+            table = self._table_of(blocks)
             with self._device.lock:
                 self._runner.enqueue(table, self._device.stream)
             self._device.wait()
             return tuple(self._read(o.slot, o.type, table) for o in self.plan.outputs)
+
+    def _copies(self, values: Mapping[str, np.ndarray]) -> dict[str, Block]:
+        """Leaves on the device, in memory of their own."""
+        read, blocks = self.graph.leaves, dict[str, Block]()
+        for name, (_, type_) in self._leaves.items():
+            given = values[name] if name in read else np.zeros(type_.shape)
+            array = np.ascontiguousarray(given, type_.dtype.numpy)
+            blocks[name] = Block(max(1, array.nbytes))
+            blocks[name].write(array)
+        return blocks
+
+    def _table_of(self, blocks: Mapping[str, Block]) -> list[int]:
+        addresses = {n: b.address for n, b in blocks.items()}
+        return self._table(addresses, self._results.address)
+
+    def profile(self, values: Mapping[str, np.ndarray]) -> list[Timing]:
+        """What each kernel takes in a run, by events between launches; the values stay."""
+        with self._lock:
+            self._device.enter()
+            blocks = self._copies(values)
+            return timed_launches(self._runner, self._table_of(blocks))
 
     def _read(self, slot: int, type_: TensorType, table: Sequence[int]) -> np.ndarray:
         array = np.empty(type_.shape, type_.dtype.numpy)
@@ -187,11 +203,17 @@ class CudaProgram:
         values: Mapping[str, np.ndarray],
         inputs: Mapping[str, np.ndarray],
         wanted: Sequence[int],
+        stays: bool = False,
     ) -> Sequence[Any]:
-        """Some outputs, which are waited for when they are looked at; values stay on the device."""
+        """Some outputs, which are waited for when they are looked at; values stay on the device.
+
+        With `stays` the outputs do too.
+        """
+        if stays:
+            return self._left_there(values, inputs, wanted)
         return self._launched(values, (inputs,), wanted)[0]
 
-    def kept_on(
+    def _left_there(
         self, values: Mapping[str, np.ndarray], inputs: Mapping[str, Any], wanted: Sequence[int]
     ) -> list[DeviceArray]:
         """Some outputs as arrays of their own on the device; nothing is waited for."""
@@ -216,7 +238,7 @@ class CudaProgram:
         """Where outputs lie in what comes back; None if it is too large to come by itself."""
         outputs = [self.plan.outputs[i] for i in wanted]
         is_there = all(o.slot in self._result_offsets for o in outputs)
-        if not is_there or self._results_size > SMALL:
+        if not is_there or self._results_size > SIZES.small_results:
             return None
         return [(self._result_offsets[o.slot], o.type) for o in outputs]
 
@@ -230,11 +252,11 @@ class CudaProgram:
     ) -> list[Sequence[Any]]:
         """A step for each row of inputs, many of them in one launch; outputs of each."""
         size = sum(t.nbytes for n, (_, t) in self._leaves.items() if n in rows[0])
-        together = TOGETHER if size * TOGETHER <= MOST_INPUTS else 1
+        most = SIZES.steps if size * SIZES.steps <= SIZES.most_inputs else 1
         found: list[Sequence[Any]] = []
-        for start in range(0, len(rows), together):
-            some = rows[start : start + together]
-            for part in [some] if len(some) == together else [[row] for row in some]:
+        for start in range(0, len(rows), most):
+            some = rows[start : start + most]
+            for part in [some] if len(some) == most else [[row] for row in some]:
                 found += self._launched(values, part, wanted)
         return found
 
@@ -271,7 +293,7 @@ class CudaProgram:
         return slot.done()
 
     def _rebind(self, values: DeviceValues, inputs: set[str]) -> None:
-        """Graphs are captured again if the values have moved."""
+        """Graphs are captured anew if the values have moved."""
         self._held = (values, values.layout)
         bound = tuple(values.block(n).address for n in self._leaves if n not in inputs)
         if bound != self._bound:
@@ -294,29 +316,29 @@ class CudaProgram:
                 results = traffic.results.address + step * self._results_size
                 table = self._table(leaves, results)
                 self.graph_launches = self._runner.enqueue(table, stream)
-            if self._results_size <= SMALL:
+            if self._results_size <= SIZES.small_results:
                 traffic.copy_out(slot, stream)
 
         return Captured(self._code.captured(enqueue), table)
 
     def _outputs(self, pending: Pending, count: int, wanted: Sequence[int]) -> list[Sequence[Any]]:
-        places = self._usual if wanted is self.results[1] else self._offsets(wanted)
-        if places is None:
+        offsets = self._usual if wanted is self.results[1] else self._offsets(wanted)
+        if offsets is None:
             assert count == 1
             self._device.wait()
             outputs = [self.plan.outputs[i] for i in wanted]
             return [[self._read(o.slot, o.type, self._now) for o in outputs]]
         return [
-            [Later(pending, step * self._results_size + at, type_) for at, type_ in places]
+            [Later(pending, step * self._results_size + at, type_) for at, type_ in offsets]
             for step in range(count)
         ]
 
 
-def _calls(plan: Plan) -> Iterator[Any]:
+def _calls(plan: Plan) -> Iterator[PlannedCall]:
     pending = list(plan.steps)
     while pending:
-        step = pending.pop()
-        if hasattr(step, "calls"):
-            yield from step.calls
-        else:
-            pending += step.steps
+        match pending.pop():
+            case PlannedPhase(calls):
+                yield from calls
+            case PlannedRepeat(steps=steps):
+                pending += steps

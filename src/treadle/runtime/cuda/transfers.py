@@ -1,6 +1,6 @@
 """Inputs in and results out, as part of the graph that is launched.
 
-There are some slots that take turns: each has pinned memory for the inputs and for the results of
+Slots are used one after the other: each has pinned memory for the inputs and for the results of
 one launch, and graphs that copy the one in and the other out. So a launch is a copy in the host's
 memory, one call that launches and one that marks the end.
 """
@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from treadle.ir.types import TensorType
+from treadle.kernel.target import GPU
 from treadle.runtime.cuda.arrays import Found
 from treadle.runtime.cuda.device import Block, Event, Pinned, checked, device, padded
 
-TURNS = 3  # slots: the host may be that many launches ahead
-GRAPHS = 8  # of a slot: one for each set of arrays on the device that comes again
+AHEAD, GRAPHS = GPU.launching.ahead, GPU.launching.graphs
 COPIED = -1  # as an address: an array on the device whose elements are copied
 
 Sources = tuple[int, ...]  # of each input of each step: 0 for the host's, or an address
@@ -71,7 +71,7 @@ class Captured(NamedTuple):
 
 
 class Slot:
-    """Pinned memory and graphs of one turn."""
+    """Pinned memory and graphs of one launch."""
 
     def __init__(self, traffic: Traffic):
         self.inputs = Pinned(traffic.size)
@@ -84,13 +84,13 @@ class Slot:
         self.views = [
             {
                 n: self.inputs.array[start : start + t.nbytes].view(t.dtype.numpy).reshape(t.shape)
-                for n, t, start in traffic.places(step)
+                for n, t, start in traffic.inputs_of(step)
             }
             for step in range(traffic.count)
         ]
 
     def wait(self) -> None:
-        """Until the launch that used it last is done; what is still waited for is kept."""
+        """Until its last launch is done; results that are still waited for are copied."""
         if not self.is_used:
             return
         self.event.wait()
@@ -114,7 +114,7 @@ class Slot:
 
 
 class Traffic:
-    """Inputs and results of some steps that are launched together."""
+    """Inputs and results of some steps that are one launch."""
 
     def __init__(self, types: Mapping[str, TensorType], count: int, results_size: int):
         self.types, self.count = dict(types), count
@@ -127,16 +127,16 @@ class Traffic:
         self.results_size = results_size * count
         self.block = Block(self.size)
         self.results = Block(self.results_size)
-        self.slots = [Slot(self) for _ in range(TURNS)]
-        self.turn = 0
+        self.slots = [Slot(self) for _ in range(AHEAD)]
+        self.current = 0
         self.seen: dict[Sources, None] = {}  # addresses that came before
 
-    def places(self, step: int) -> list[tuple[str, TensorType, int]]:
+    def inputs_of(self, step: int) -> list[tuple[str, TensorType, int]]:
         return [(n, self.types[n], step * self.each + o) for n, o in self.offsets.items()]
 
     def next(self) -> Slot:
-        slot = self.slots[self.turn]
-        self.turn = (self.turn + 1) % len(self.slots)
+        slot = self.slots[self.current]
+        self.current = (self.current + 1) % len(self.slots)
         slot.wait()
         return slot
 
@@ -170,7 +170,7 @@ class Traffic:
         if len(self.seen) < 64 * GRAPHS:
             self.seen[wanted] = None
         driver, stream = device().driver, device().stream
-        steps = (p for i in range(self.count) for p in self.places(i))
+        steps = (p for i in range(self.count) for p in self.inputs_of(i))
         for (_, type_, start), source in zip(steps, wanted, strict=True):
             if source:
                 target = self.block.address + start
@@ -182,19 +182,19 @@ class Traffic:
         here = sources[step * len(self.types) : (step + 1) * len(self.types)]
         return {
             n: source if source > 0 else self.block.address + start
-            for (n, _, start), source in zip(self.places(step), here, strict=True)
+            for (n, _, start), source in zip(self.inputs_of(step), here, strict=True)
         }
 
     def copy_in(self, slot: Slot, sources: Sources, stream: Any) -> None:
         """Into the graph that is being captured: what the host gives."""
         driver = device().driver
-        every = [p for i in range(self.count) for p in self.places(i)]
+        every = [p for i in range(self.count) for p in self.inputs_of(i)]
         parts = [
             (start, t.nbytes)
             for (_, t, start), source in zip(every, sources, strict=True)
             if not source and t.nbytes
         ]
-        if parts and not any(sources):  # all of it lies together
+        if parts and not any(sources):  # all of it is contiguous
             parts = [(parts[0][0], parts[-1][0] + parts[-1][1] - parts[0][0])]
         for start, nbytes in parts:
             copied = driver.cuMemcpyHtoDAsync(

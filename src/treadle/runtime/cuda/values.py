@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from treadle.runtime.cuda.arrays import DeviceArray
+from treadle.ir.types import TensorType
+from treadle.runtime.cuda.arrays import DeviceArray, Found
+from treadle.runtime.cuda.arrays import found as found_on_device
 from treadle.runtime.cuda.device import Block, device
-from treadle.runtime.held import is_one_number
+from treadle.runtime.held import as_dtype, is_one_number
+from treadle.runtime.memory import Values
 
 
-class DeviceValues(MutableMapping[str, np.ndarray]):
+class DeviceValues(Values):
     """Arrays by name. Writing one that is there keeps its address: programs stay bound to it."""
 
     def __init__(self) -> None:
@@ -66,7 +71,26 @@ class DeviceValues(MutableMapping[str, np.ndarray]):
         return id(self)
 
     def restore(self, values: Mapping[str, np.ndarray]) -> None:
-        """What there was before, and nothing else."""
+        """Exactly these values, and no others."""
         for name in [n for n in self if n not in values]:
             del self[name]
         self.update(values)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Memory of the GPU. Arrays of other frameworks that are there are taken as they are."""
+
+    device: str
+    is_host: bool = False
+    is_wide: bool = False
+
+    def new_values(self) -> Values:
+        return DeviceValues()
+
+    def held(self, array: np.ndarray, type_: TensorType) -> np.ndarray:
+        """Of the right dtype; writing copies it to the device."""
+        return as_dtype(array, type_.dtype.numpy)
+
+    def found(self, array: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Found | None:
+        return found_on_device(array, shape, dtype)

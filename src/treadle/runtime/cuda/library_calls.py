@@ -11,13 +11,13 @@ from treadle.runtime.cuda.conv import planned_convolution
 from treadle.runtime.cuda.dnn import DnnCall, unpacked
 
 
-def chosen_routines(
+def chosen_library_calls(
     launches: Sequence[Launch],
     plans: dict[int, bytes],
     is_deterministic: bool,
     memory: Callable[[int], list[int]],
 ) -> dict[int, DnnCall]:
-    """Routines by entry; what is planned here, on memory for an entry, is added to the plans."""
+    """Calls by entry; what is planned here, on memory for an entry, is added to the plans."""
     found: dict[int, DnnCall] = {}
     for i, launch in enumerate(launches):
         if launch.routine is None:

@@ -1,0 +1,1 @@
+"""What graphs run on: a protocol, and an implementation for each device."""

@@ -1,0 +1,163 @@
+"""The last stages, for every device with a toolchain.
+
+schedule → plan_buffers → render → compile → load, or at once from the plan cache
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from treadle.backends.protocol import Built, RescheduleError, Toolchain
+from treadle.backends.stored import key_of, packed, unpacked
+from treadle.compile_report import (
+    CompileOptions,
+    CompileReport,
+    KernelTime,
+    Profile,
+    ProgramFacts,
+)
+from treadle.ir.graph import Graph
+from treadle.kernel.plan import KernelFacts, Plan
+from treadle.memory.assemble import assemble
+from treadle.memory.plan import plan_buffers
+from treadle.runtime.cache import PlanCache, plan_cache
+from treadle.runtime.checked import CheckedProgram
+from treadle.runtime.executable import (
+    Ceilings,
+    Executable,
+    InPlaceProgram,
+    Timing,
+    updates_in_place,
+)
+from treadle.schedule.checks import with_index_checks
+
+Code = TypeVar("Code")
+Tools = Toolchain[Any, Code]
+
+
+def load(
+    toolchain: Tools[Code],
+    graph: Graph,
+    report: CompileReport,
+    options: CompileOptions,
+    name: str,
+) -> Executable:
+    """A graph ready to run; with `debug` it looks at its indices after each run."""
+    if options.debug:
+        checked, checks = with_index_checks(graph)
+        return CheckedProgram(graph, _loaded(toolchain, checked, report, options, name), checks)
+    return _loaded(toolchain, graph, report, options, name)
+
+
+def _loaded(
+    toolchain: Tools[Code],
+    graph: Graph,
+    report: CompileReport,
+    options: CompileOptions,
+    name: str,
+) -> InPlaceProgram:
+    report.target = toolchain.title
+    cache = plan_cache()
+    if cache is None:
+        built, program = _built(toolchain, graph, report, options)
+        report.programs.append(facts(name, built, program, from_cache=False))
+        return program
+    key = key_of(graph, options, toolchain)
+    found = _cached(cache, key, toolchain, graph, report)
+    built, program = found or _built(toolchain, graph, report, options)
+    if found is None:
+        with report.stage("cache"):
+            cache.put(key, packed(toolchain, built, program))
+    report.programs.append(facts(name, built, program, from_cache=found is not None))
+    return program
+
+
+def _cached(
+    cache: PlanCache, key: str, toolchain: Tools[Code], graph: Graph, report: CompileReport
+) -> tuple[Built[Code], InPlaceProgram] | None:
+    """What the cache has, loaded; None if it is not what was put there: it is built anew."""
+    with report.stage("cache"):
+        built = unpacked(toolchain, cache.get(key), graph)
+    if built is None:
+        return None
+    try:
+        with report.stage("load"):
+            return built, toolchain.load(graph, built)
+    except toolchain.damage:
+        return None
+
+
+def _built(
+    toolchain: Tools[Code], graph: Graph, report: CompileReport, options: CompileOptions
+) -> tuple[Built[Code], InPlaceProgram]:
+    """All stages; once more if a library turns out to lack a call that was scheduled."""
+    while True:
+        built = build(toolchain, graph, report, options)
+        try:
+            with report.stage("load"):
+                return built, toolchain.load(graph, built)
+        except RescheduleError as missing:
+            toolchain = missing.toolchain
+
+
+def build(
+    toolchain: Tools[Code], graph: Graph, report: CompileReport, options: CompileOptions
+) -> Built[Code]:
+    """A graph's plan, constants and machine code."""
+    with report.stage("schedule"):
+        program = toolchain.schedule(graph, options)
+    with report.stage("plan_buffers"):
+        target = toolchain.target
+        plan = assemble(program, plan_buffers(program, target), target)
+    with report.stage("render"):
+        source = toolchain.render(program)
+    with report.stage("compile"):
+        code = toolchain.compile(source)
+    return Built(plan, dict(program.constants), code)
+
+
+def facts(name: str, built: Built[Any], program: InPlaceProgram, from_cache: bool) -> ProgramFacts:
+    """A program in numbers, for the report."""
+    plan = built.plan
+    outside = sum(a.nbytes for a in built.constants.values())
+    outside += sum(o.type.nbytes for o in plan.outputs if o.name not in plan.updated)
+    return ProgramFacts(name, plan.kernels, plan.arena, program.workspace, outside, from_cache)
+
+
+def compiled_part(program: Executable) -> InPlaceProgram | None:
+    """The program that has kernels, without the checks around it; None if there is none."""
+    inner = program.program if isinstance(program, CheckedProgram) else program
+    return inner if updates_in_place(inner) else None
+
+
+def profile(
+    toolchain: Tools[Code],
+    program: Executable,
+    values: Mapping[str, np.ndarray],
+    options: CompileOptions,
+) -> Profile:
+    """What each kernel takes. A plan has no lines of the model: the graph is scheduled for them."""
+    found = compiled_part(program)
+    assert found is not None
+    lines = toolchain.as_for(found).schedule(found.graph, options).lines()
+    best = toolchain.ceilings()
+    rows = [_row(found.plan, timing, lines, best) for timing in found.profile(values)]
+    return Profile(tuple(sorted(rows, key=lambda row: -row.seconds)))
+
+
+def _row(
+    plan: Plan, timing: Timing, lines: Sequence[tuple[str, ...]], best: Ceilings
+) -> KernelTime:
+    """One line of a profile; kernels that are one launch are one line."""
+    parts = [(plan.kernels[entry], count) for entry, count in timing.calls]
+    kernel, count = parts[0]
+    one = KernelFacts(kernel.name, count, kernel.flops, kernel.nbytes)
+    if timing.name:
+        flops = sum(k.flops * n for k, n in parts)
+        one = KernelFacts(timing.name, 1, flops, sum(k.nbytes * n for k, n in parts))
+    own = dict.fromkeys(line for entry, _ in timing.calls for line in lines[entry])
+    share = best.share(one.calls * one.flops, one.calls * one.nbytes, timing.seconds)
+    return KernelTime(one, timing.seconds, share, tuple(own))

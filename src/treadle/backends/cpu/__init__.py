@@ -1,0 +1,1 @@
+"""The CPU: kernels as LLVM IR, compiled in this process."""

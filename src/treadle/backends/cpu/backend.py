@@ -1,0 +1,121 @@
+"""The CPU as a backend: kernels as LLVM IR, machine code in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from treadle.backends import compiled
+from treadle.backends.protocol import Built
+from treadle.backends.stored import packed_objects, unpacked_objects
+from treadle.base.memory import refuse_beyond, shown
+from treadle.codegen.llvm.driver import render_kernel, render_program
+from treadle.compile_report import CompileOptions, CompileReport, Profile
+from treadle.ir.graph import Graph
+from treadle.kernel import target as targets
+from treadle.kernel.nodes import Kernel
+from treadle.kernel.plan import Plan
+from treadle.kernel.program import Program
+from treadle.kernel.target import Target
+from treadle.runtime.ceilings import ceilings
+from treadle.runtime.cpu import NativeProgram
+from treadle.runtime.executable import Ceilings, Executable
+from treadle.runtime.memory import HostMemory
+from treadle.runtime.native import assembly, chosen_target, compile_object, compiler_version
+from treadle.runtime.objects import is_object
+from treadle.runtime.processors import default_threads
+from treadle.runtime.targets import Target as Processor
+from treadle.schedule.schedule import schedule
+
+Objects = tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CpuToolchain:
+    """LLVM for one processor."""
+
+    processor: Processor
+    target: Target = targets.CPU
+    damage: tuple[type[Exception], ...] = (RuntimeError, LookupError, ValueError, TypeError)
+    languages: tuple[str, ...] = ("llvm", "assembly")
+
+    @property
+    def title(self) -> str:
+        processor = self.processor
+        return f"{processor.name} ({processor.cpu}, {processor.width} lanes)"
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        processor = self.processor
+        return processor.cpu, processor.features, str(processor.machine), compiler_version()
+
+    def schedule(self, graph: Graph, options: CompileOptions) -> Program:
+        panel = 2 * self.processor.width  # columns of a matmul's panel: two vectors
+        return schedule(graph, options.optimize, panel, not options.debug, self.target)
+
+    def render(self, program: Program) -> str:
+        return render_program(program, self.processor.machine)
+
+    def compile(self, source: str) -> Objects:
+        return (compile_object(source, self.processor),)
+
+    def load(self, graph: Graph, built: Built[Objects]) -> NativeProgram:
+        threads, plan = default_threads(), built.plan
+        outside = sum(s.nbytes for s in plan.slots if s.offset < 0)
+        inside = plan.arena + plan.scratch * threads
+        parts = f"{shown(outside)} of inputs, values and results, {shown(inside)} between them"
+        refuse_beyond("compile", f"the program ({parts})", outside + inside)
+        return NativeProgram(graph, plan, built.code, built.constants, threads, self.processor)
+
+    def pack(self, code: Objects, program: NativeProgram) -> dict[str, bytes]:
+        return packed_objects(code)
+
+    def unpack(self, parts: Mapping[str, bytes], plan: Plan) -> Objects | None:
+        objects = unpacked_objects(parts)
+        return objects if all(map(is_object, objects)) else None
+
+    def as_for(self, program: NativeProgram) -> CpuToolchain:
+        return CpuToolchain(program.target)
+
+    def text(self, kernel: Kernel, language: str) -> str:
+        source = render_kernel(kernel, self.processor.machine)
+        return assembly(source, self.processor) if language == "assembly" else source
+
+    def ceilings(self) -> Ceilings:
+        """Of one thread."""
+        return ceilings()
+
+
+@final
+class CpuBackend:
+    """The processor that this process runs on."""
+
+    name = "cpu"
+    memory = HostMemory("cpu")
+    target = targets.CPU
+
+    def why_not(self) -> None:
+        """It is always there."""
+
+    def require(self) -> None:
+        """It is always there."""
+
+    def toolchain(self, options: CompileOptions) -> CpuToolchain:
+        return CpuToolchain(chosen_target(options.target))
+
+    def load(
+        self, graph: Graph, report: CompileReport, options: CompileOptions, name: str
+    ) -> Executable:
+        return compiled.load(self.toolchain(options), graph, report, options, name)
+
+    def profile(
+        self, program: Executable, values: Mapping[str, np.ndarray], options: CompileOptions
+    ) -> Profile:
+        """One thread, processor time."""
+        return compiled.profile(self.toolchain(options), program, values, options)
+
+
+CPU = CpuBackend()

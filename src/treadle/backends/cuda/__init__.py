@@ -1,0 +1,1 @@
+"""NVIDIA GPUs: kernels as CUDA C++, a step as one captured graph."""

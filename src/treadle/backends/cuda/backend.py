@@ -1,0 +1,137 @@
+"""NVIDIA GPUs as a backend: kernels as CUDA C++, compiled by NVRTC for the device at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import final
+
+import numpy as np
+
+from treadle.backends import compiled
+from treadle.backends.cuda.stored import packed_code, unpacked_code
+from treadle.backends.protocol import Built, RescheduleError
+from treadle.codegen.cuda.driver import CudaSource, render_kernel, render_program
+from treadle.compile_report import CompileOptions, CompileReport, Profile
+from treadle.ir.graph import Graph
+from treadle.kernel import target as targets
+from treadle.kernel.nodes import Kernel
+from treadle.kernel.plan import Plan
+from treadle.kernel.program import Program
+from treadle.kernel.target import GPU, Target
+from treadle.runtime.cuda.blas import blas_version
+from treadle.runtime.cuda.code import CudaCode
+from treadle.runtime.cuda.compiler import compile_parts, compiler_version
+from treadle.runtime.cuda.conv import NoLibraryCallError
+from treadle.runtime.cuda.device import device, why_not
+from treadle.runtime.cuda.dnn import dnn_version, has_dnn
+from treadle.runtime.cuda.profile import ceilings
+from treadle.runtime.cuda.program import CudaProgram
+from treadle.runtime.cuda.values import DeviceMemory
+from treadle.runtime.executable import Ceilings, Executable
+from treadle.schedule.channels import Routine
+from treadle.schedule.schedule import schedule
+
+
+@dataclass(frozen=True, slots=True)
+class CudaToolchain:
+    """NVRTC and the libraries that are installed, for the device of this process.
+
+    `without` are library calls that turned out not to exist: they are computed as defined.
+    """
+
+    is_deterministic: bool = False
+    without: frozenset[Routine] = frozenset()
+    title: str = ""
+    damage: tuple[type[Exception], ...] = (LookupError, ValueError, TypeError, RescheduleError)
+    languages: tuple[str, ...] = ("cuda",)
+
+    @property
+    def target(self) -> Target:
+        """What the device and the libraries that are installed can do."""
+        has = has_dnn()
+        return replace(targets.GPU, has_attention=has, has_conv=has, without=self.without)
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        here = device()
+        libraries = f"{compiler_version()} {blas_version()} {dnn_version()}"
+        return here.name, here.architecture, str(here.most_shared), libraries
+
+    def schedule(self, graph: Graph, options: CompileOptions) -> Program:
+        in_place = not options.debug
+        return schedule(graph, options.optimize, in_place=in_place, target=self.target)
+
+    def render(self, program: Program) -> CudaSource:
+        return render_program(program)
+
+    def compile(self, source: CudaSource) -> CudaCode:
+        cubins = compile_parts(source.parts, device().architecture)
+        return CudaCode(source.launches, source.bundles, cubins, without=self.without)
+
+    def load(self, graph: Graph, built: Built[CudaCode]) -> CudaProgram:
+        try:
+            return CudaProgram(
+                graph, built.plan, built.constants, built.code, self.is_deterministic
+            )
+        except NoLibraryCallError as missing:
+            raise self._after(missing) from missing
+
+    def _after(self, missing: NoLibraryCallError) -> Exception:
+        """The toolchain that knows of a call which a library has not."""
+        call = missing.call
+        operands = tuple((t.shape, t.dtype) for t in call.operands)
+        routine = (call.name, operands, call.numbers)
+        if routine in self.without:
+            return missing  # it was scheduled all the same: once more would not end
+        return RescheduleError(replace(self, without=self.without | {routine}))
+
+    def pack(self, code: CudaCode, program: CudaProgram) -> dict[str, bytes]:
+        """With the algorithms that loading chose."""
+        chosen = replace(code, algorithms=program.algorithms, library_plans=program.library_plans)
+        return packed_code(chosen)
+
+    def unpack(self, parts: Mapping[str, bytes], plan: Plan) -> CudaCode | None:
+        return unpacked_code(parts, plan)
+
+    def as_for(self, program: CudaProgram) -> CudaToolchain:
+        return replace(self, without=program.without)
+
+    def text(self, kernel: Kernel, language: str) -> str:
+        return render_kernel(kernel)
+
+    def ceilings(self) -> Ceilings:
+        """Of the device's memory."""
+        return ceilings()
+
+
+@final
+class CudaBackend:
+    """The first NVIDIA GPU that this process sees."""
+
+    name = "cuda"
+    memory = DeviceMemory("cuda")
+    target = GPU
+
+    def why_not(self) -> str | None:
+        return why_not()
+
+    def require(self) -> None:
+        device()
+
+    def toolchain(self, options: CompileOptions) -> CudaToolchain:
+        return CudaToolchain(options.deterministic)
+
+    def load(
+        self, graph: Graph, report: CompileReport, options: CompileOptions, name: str
+    ) -> Executable:
+        return compiled.load(self.toolchain(options), graph, report, options, name)
+
+    def profile(
+        self, program: Executable, values: Mapping[str, np.ndarray], options: CompileOptions
+    ) -> Profile:
+        """Time on the device, between events around each launch."""
+        return compiled.profile(self.toolchain(options), program, values, options)
+
+
+CUDA = CudaBackend()

@@ -1,0 +1,1 @@
+"""The oracle: graphs run through the float64 interpreter."""

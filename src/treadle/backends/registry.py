@@ -1,0 +1,41 @@
+"""The devices by name. A backend is imported when it is first asked for: compilers are heavy."""
+
+from __future__ import annotations
+
+from treadle.backends.protocol import Backend
+from treadle.base.errors import DeviceError
+
+DEVICES = ("oracle", "cpu", "cuda")
+FASTEST = ("cuda", "cpu")  # what "auto" tries, in this order; the last is always there
+REFERENCE = "oracle"  # what the others are compared with
+
+
+def backend(name: str) -> Backend:
+    """A device's backend, whether or not it can be used here."""
+    match name:
+        case "oracle":
+            from treadle.backends.oracle.backend import ORACLE
+
+            return ORACLE
+        case "cpu":
+            from treadle.backends.cpu.backend import CPU
+
+            return CPU
+        case "cuda":
+            from treadle.backends.cuda.backend import CUDA
+
+            return CUDA
+    raise DeviceError(
+        "device", f"{name!r} is not available", f'Use "auto" or one of: {", ".join(DEVICES)}.'
+    )
+
+
+def choose_device(device: str) -> str:
+    """A device by its name. `"auto"` is what trains fastest here; the oracle is asked for by name.
+
+    The report says which it is.
+    """
+    if device == "auto":
+        return next(name for name in FASTEST if backend(name).why_not() is None)
+    backend(device).require()
+    return device

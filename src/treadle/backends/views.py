@@ -1,0 +1,99 @@
+"""Compiled kernels to look at: their loops, their source, and the lines of the model they compute.
+
+A plan from the cache has no kernels, and may have been made for another script's lines: the graph
+at hand is scheduled when somebody looks.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from treadle.backends.compiled import compiled_part
+from treadle.backends.protocol import Toolchain
+from treadle.backends.registry import DEVICES, backend
+from treadle.compile_report import CompileOptions
+from treadle.kernel.nodes import Kernel
+from treadle.kernel.plan import KernelFacts
+from treadle.kernel.text import to_text
+from treadle.runtime.executable import Executable
+
+
+@dataclass(frozen=True)
+class KernelView:
+    """One compiled kernel, to look at: what it is called, computes and costs.
+
+    `text` is its loops, `llvm` its LLVM IR, `assembly` the machine's instructions, `cuda` its CUDA
+    C++, whatever device it was compiled for; `lines` are the lines of the model it computes,
+    `calls` is how often a step calls it.
+    """
+
+    facts: KernelFacts
+    _kernel: Callable[[], Kernel]
+    _lines: Callable[[], tuple[str, ...]]
+    _toolchain: Toolchain[Any, Any]
+
+    @property
+    def name(self) -> str:
+        return self.facts.name
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return self._lines()
+
+    @property
+    def calls(self) -> int:
+        return self.facts.calls
+
+    @property
+    def text(self) -> str:
+        return to_text(self._kernel())
+
+    @property
+    def llvm(self) -> str:
+        return self._in("llvm")
+
+    @property
+    def assembly(self) -> str:
+        return self._in("assembly")
+
+    @property
+    def cuda(self) -> str:
+        return self._in("cuda")
+
+    def _in(self, language: str) -> str:
+        """The kernel as its own toolchain writes it, or as the one that has the language does."""
+        own = self._toolchain
+        tools = own if language in own.languages else toolchain_for(language)
+        return tools.text(self._kernel(), language)
+
+    def __repr__(self) -> str:
+        return f"Kernel({self.name}, {self.calls} calls, {self.facts.flops:,} flops)"
+
+
+def toolchain_for(language: str) -> Toolchain[Any, Any]:
+    """The first device's that has a language, with the usual options."""
+    every = (backend(name).toolchain(CompileOptions()) for name in DEVICES)
+    return next(tools for tools in every if tools is not None and language in tools.languages)
+
+
+def kernels_of(device: str, program: Executable, options: CompileOptions) -> tuple[KernelView, ...]:
+    """The distinct kernels of a program; none where it is interpreted."""
+    toolchain, found = backend(device).toolchain(options), compiled_part(program)
+    if toolchain is None or found is None:
+        return ()
+    own, plan = toolchain.as_for(found), found.plan
+    scheduled = functools.cache(functools.partial(own.schedule, found.graph, options))
+
+    def kernel(i: int) -> Kernel:
+        return replace(scheduled().distinct()[i], name=plan.kernels[i].name)
+
+    def lines(i: int) -> tuple[str, ...]:
+        return scheduled().lines()[i]
+
+    return tuple(
+        KernelView(facts, functools.partial(kernel, i), functools.partial(lines, i), own)
+        for i, facts in enumerate(plan.kernels)
+    )

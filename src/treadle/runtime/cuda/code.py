@@ -1,0 +1,21 @@
+"""What a GPU's program is made of beside its plan, as plain data that can be stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from treadle.kernel.launch import Bundle, Launch
+
+
+@dataclass(frozen=True, slots=True)
+class CudaCode:
+    """Launches by entry, machine code, and what was chosen of the libraries."""
+
+    launches: tuple[Launch, ...]
+    bundles: tuple[Bundle, ...]
+    cubins: tuple[bytes, ...]
+    algorithms: Mapping[str, list[int]] = field(default_factory=dict)  # of cuBLASLt, by matmul
+    library_plans: Mapping[int, bytes] = field(default_factory=dict)  # of cuDNN, by entry
+    without: frozenset[Any] = frozenset()  # library calls that turned out not to exist

@@ -1,0 +1,103 @@
+"""What each launch of a program takes, by events between them.
+
+The launches and their events are captured as one graph: launched one by one, small kernels would
+wait for the host, and the wait would count as theirs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from treadle.runtime.cuda.device import Block, Event, checked, device
+from treadle.runtime.cuda.launches import Calls, Runner
+from treadle.runtime.executable import Ceilings, Timing
+
+REPEATS = 3
+COPIED = 256 << 20  # bytes: several times what a GPU's cache holds
+
+Key = tuple[tuple[int, ...], str]  # entries of a launch, and its name
+
+
+class _Recorder:
+    """Events between the launches of a run, and what each launch calls."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.launches: list[tuple[Calls, str]] = []
+        self._stream: Any = None
+
+    def start(self, stream: Any) -> None:
+        self.events, self.launches, self._stream = [], [], stream
+        self._record()
+
+    def note(self, calls: Calls, name: str) -> None:
+        self.launches.append((calls, name))
+        self._record()
+
+    def _record(self) -> None:
+        event = Event(timed=True)
+        event.record_in_graph(self._stream)
+        self.events.append(event)
+
+    def calls(self) -> dict[Key, dict[int, int]]:
+        """How often each entry was called, by launch."""
+        found: dict[Key, dict[int, int]] = {}
+        for calls, name in self.launches:
+            counts = found.setdefault(_key(calls, name), {})
+            for entry, count in calls:
+                counts[entry] = counts.get(entry, 0) + count
+        return found
+
+    def seconds(self) -> dict[Key, float]:
+        """What launches took in the last run, added up by their entries."""
+        self.events[-1].wait()
+        found: dict[Key, float] = {}
+        spans = zip(self.launches, self.events, self.events[1:], strict=False)
+        for (calls, name), start, end in spans:
+            key = _key(calls, name)
+            found[key] = found.get(key, 0.0) + end.milliseconds_since(start) / 1e3
+        return found
+
+
+def _key(calls: Calls, name: str) -> Key:
+    return tuple(entry for entry, _ in calls), name
+
+
+def timed_launches(runner: Runner, table: Sequence[int]) -> list[Timing]:
+    """What each kernel takes in a run on some addresses, the best of a few runs."""
+    recorder = _Recorder()
+
+    def enqueue(stream: Any) -> None:
+        recorder.start(stream)
+        runner.enqueue(table, stream, recorder.note)
+
+    here, graph = device(), runner.code.captured(enqueue)
+    best: dict[Key, float] = {}
+    try:
+        for _ in range(REPEATS):
+            checked(here.driver.cuGraphLaunch(graph, here.stream), "profile")
+            for key, taken in recorder.seconds().items():
+                best[key] = min(best.get(key, math.inf), taken)
+    finally:
+        runner.code.drop(graph)
+    calls = recorder.calls()
+    return [Timing(tuple(calls[key].items()), taken, key[1]) for key, taken in best.items()]
+
+
+def ceilings() -> Ceilings:
+    """The memory's rate, by a copy on the device. Arithmetic has none: units differ by dtype."""
+    here = device()
+    here.enter()
+    size = min(COPIED, here.memory()[0] // 4)
+    source, target = Block(size), Block(size)
+    start, end = Event(timed=True), Event(timed=True)
+    best = math.inf
+    for _ in range(REPEATS):
+        start.record()
+        target.fill(source)
+        end.record()
+        end.wait()
+        best = min(best, end.milliseconds_since(start) / 1e3)
+    return Ceilings(math.inf, 2 * size / best)

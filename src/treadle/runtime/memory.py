@@ -1,0 +1,98 @@
+"""Where a device holds the values of a session, and which arrays it takes."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from treadle.ir.types import TensorType
+from treadle.runtime.held import aligned_copy, as_dtype
+
+
+class Values(MutableMapping[str, np.ndarray]):
+    """Arrays by name, as a device holds them. Reading one on a device copies it to the host."""
+
+    @abstractmethod
+    def shared(self, name: str) -> Any:
+        """The memory itself, for other frameworks to read."""
+
+    @abstractmethod
+    def restore(self, values: Mapping[str, np.ndarray]) -> None:
+        """Exactly these values, and no others."""
+
+    @abstractmethod
+    def note_checkpoint(self, told: str) -> None:
+        """What an error says if the device is lost."""
+
+
+class Memory(Protocol):
+    """What arrays a device takes, and how it holds them."""
+
+    @property
+    def device(self) -> str:
+        """The device's name."""
+        ...
+
+    @property
+    def is_host(self) -> bool:
+        """Whether it is the host's memory.
+
+        If it is not, arrays of other frameworks on the device are taken as they are, calls return
+        before the device is done, and results are waited for when they are looked at.
+        """
+        ...
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether floats of 32 bits and fewer are held as float64."""
+        ...
+
+    def new_values(self) -> Values:
+        """Room for a session."""
+        ...
+
+    def held(self, array: np.ndarray, type_: TensorType) -> np.ndarray:
+        """The array as `new_values` is given it: of the device's dtype, not the caller's memory."""
+        ...
+
+    def found(self, array: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any | None:
+        """An array of this type that is on the device already; None for every other."""
+        ...
+
+
+class HostValues(dict[str, np.ndarray], Values):
+    """Arrays of the host by name."""
+
+    def shared(self, name: str) -> np.ndarray:
+        view = self[name].view()
+        view.flags.writeable = False
+        return view
+
+    def restore(self, values: Mapping[str, np.ndarray]) -> None:
+        self.clear()
+        self.update(values)
+
+    def note_checkpoint(self, told: str) -> None:
+        """The host is not lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Aligned arrays of the host, each of its own dtype."""
+
+    device: str
+    is_host: bool = True
+    is_wide: bool = False
+
+    def new_values(self) -> Values:
+        return HostValues()
+
+    def held(self, array: np.ndarray, type_: TensorType) -> np.ndarray:
+        return aligned_copy(as_dtype(array, type_.dtype.numpy))
+
+    def found(self, array: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        return None
