@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from treadle.kernel.access import BLOCK, accesses, changed_in, names_in, variables_in
+from treadle.kernel.access import BLOCK, accesses, changed_in, names_in
 from treadle.kernel.index import (
     Atom,
     Bounded,
@@ -25,6 +25,7 @@ from treadle.kernel.index import (
     uses,
 )
 from treadle.kernel.nodes import For
+from treadle.kernel.traverse import loop_variables
 
 
 def meeting_in(loop: For, exempt: Iterable[str] = ()) -> set[str]:
@@ -63,7 +64,7 @@ class _Inside:
     @staticmethod
     def of(loop: For) -> _Inside:
         named = names_in(loop.body) | changed_in(loop.body)
-        return _Inside(loop.var, frozenset(variables_in(loop.body)), frozenset(named))
+        return _Inside(loop.var, frozenset(loop_variables(loop.body)), frozenset(named))
 
     def keeps_apart(self, indices: Sequence[Index]) -> bool:
         """Whether iterations do not meet, with bounded sums as one number or written out."""

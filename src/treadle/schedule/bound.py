@@ -12,11 +12,12 @@ from treadle.base.origin import Origin
 from treadle.kernel.nodes import Buffer, Kernel
 from treadle.kernel.rowsums import row_sums_of
 from treadle.kernel.target import CPU, Target
+from treadle.kernel.traverse import with_buffers
 from treadle.kernel.verify import verify
 from treadle.schedule.finish import finished
 from treadle.schedule.fuse import fused, is_serial, localised, outer_turns, spread
 from treadle.schedule.near import kept_near
-from treadle.schedule.nests import anonymous, map_places
+from treadle.schedule.nests import anonymous
 from treadle.schedule.rowsums import with_own_numbers
 from treadle.schedule.signature import Signature
 
@@ -146,7 +147,5 @@ def _renamed(kernel: Kernel, names: dict[str, str]) -> Kernel:
         kernel,
         inputs=tuple(map(renamed, kernel.inputs)),
         outputs=tuple(map(renamed, kernel.outputs)),
-        body=tuple(
-            map_places(s, lambda index: index, lambda n: names.get(n, n)) for s in kernel.body
-        ),
+        body=with_buffers(kernel.body, lambda n: names.get(n, n)),
     )

@@ -16,7 +16,7 @@ from operator import mul
 
 from treadle.kernel.access import accesses, is_local
 from treadle.kernel.cost import flops
-from treadle.kernel.index import Index, Var, substitute, unflatten, variable
+from treadle.kernel.index import Index, Var, unflatten, variable
 from treadle.kernel.nodes import (
     Buffer,
     For,
@@ -30,13 +30,8 @@ from treadle.kernel.nodes import (
 )
 from treadle.kernel.rowsums import row_sums_of
 from treadle.kernel.target import CPU, Target
-from treadle.schedule.nests import (
-    fresh,
-    loop_names,
-    map_buffers,
-    map_places,
-    with_own_names,
-)
+from treadle.kernel.traverse import loop_names, peel, rewrite, substituted, walk
+from treadle.schedule.nests import fresh, with_own_names
 from treadle.schedule.rowsums import (
     FEWEST,
     LEAST_PARTS,
@@ -60,15 +55,9 @@ class Rows:
 
 
 def peeled(kernel: Kernel) -> tuple[list[Var], tuple[Statement, ...]]:
-    """The parallel loops around everything, and what is inside."""
-    variables: list[Var] = []
-    body = kernel.body
-    while len(body) == 1 and isinstance(body[0], For) and body[0].role is Role.PARALLEL:
-        if body[0].stop is not None:
-            break
-        variables.append(body[0].var)
-        body = body[0].body
-    return variables, body
+    """Variables of the parallel loops around everything, and what is inside."""
+    loops, body = peel(kernel.body, Role.PARALLEL)
+    return [loop.var for loop in loops], body
 
 
 def in_rows(kernel: Kernel, turns: int) -> Rows | None:
@@ -104,7 +93,7 @@ def in_rows(kernel: Kernel, turns: int) -> Rows | None:
         if rest is not None:
             values[var] = values[var] + variable(rest)
             loops += [rest] if rest.extent > 1 else []
-    moved = tuple(map_places(s, lambda i: substitute(i, values)) for s in body)
+    moved = substituted(body, values)
     for loop in reversed(loops):
         moved = (For(loop, Role.PARALLEL, moved),)
     return Rows(turn, moved)
@@ -155,17 +144,13 @@ def footprint(first: Kernel, second: Kernel, turns: int) -> int:
 
 
 def is_serial(kernel: Kernel) -> bool:
-    """Whether some loop's turns depend on each other otherwise than by a sum."""
-    return any(_is_serial(s) for s in kernel.body)
-
-
-def _is_serial(statement: Statement) -> bool:
-    if not isinstance(statement, For):
-        return False
-    is_ordered = statement.role is Role.SEQUENTIAL and any(
-        isinstance(s, (Set, Store, Update)) for s in statement.body
+    """Whether some loop's iterations depend on each other otherwise than by a sum."""
+    return any(
+        isinstance(loop, For)
+        and loop.role is Role.SEQUENTIAL
+        and any(isinstance(s, (Set, Store, Update)) for s in loop.body)
+        for loop in walk(kernel.body)
     )
-    return is_ordered or any(_is_serial(s) for s in statement.body)
 
 
 def panels(first: Kernel, second: Kernel) -> int:
@@ -179,15 +164,11 @@ def panels(first: Kernel, second: Kernel) -> int:
 
 
 def products_in(body: Sequence[Statement]) -> Iterator[Multiply]:
-    for s in body:
-        if isinstance(s, Multiply):
-            yield s
-        elif isinstance(s, For):
-            yield from products_in(s.body)
+    return (s for s in walk(body) if isinstance(s, Multiply))
 
 
 def statements_in(body: Sequence[Statement]) -> int:
-    return sum(1 + (statements_in(s.body) if isinstance(s, For) else 0) for s in body)
+    return sum(1 for _ in walk(body))
 
 
 def fused(
@@ -364,7 +345,7 @@ def _joined(
     if not same or last.var.extent != following.var.extent:
         return first + second
     values = {following.var: variable(last.var)}
-    body = tuple(map_places(s, lambda i: substitute(i, values)) for s in following.body)
+    body = substituted(following.body, values)
     inner, count = turn * last.var.extent + variable(last.var), turns * last.var.extent
     if not _are_local(last.body, body, inner, sizes, count):
         return first + second
@@ -398,7 +379,7 @@ def localised(kernel: Kernel, names: set[str]) -> Kernel:
 
 def _shifted(statement: Statement, turn: Var, parts: dict[str, int]) -> Statement:
     """Places in some buffers counted from the start of the turn's part."""
-    return map_buffers(
+    return rewrite(
         statement,
         lambda buffer, index: index - variable(turn) * parts[buffer] if buffer in parts else index,
     )

@@ -6,33 +6,34 @@ wait long to read it back from there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from treadle.kernel.access import Access, accesses, is_local
+from treadle.kernel.access import Access, accesses, is_local, names_in
 from treadle.kernel.index import Index, Var, variable
 from treadle.kernel.nodes import Buffer, For, Kernel, Let, Local, Role, Statement, Store, Update
-from treadle.schedule.nests import fresh, map_buffers, map_places, names_in
+from treadle.kernel.traverse import map_statements, peel, rewrite, walk
+from treadle.schedule.nests import fresh
 
 
 def kept_near(kernel: Kernel, room: int) -> Kernel:
     """The kernel with copies, of some bytes at most, of what one loop writes and others read."""
-    loop = kernel.body[0] if len(kernel.body) == 1 else None
-    if not isinstance(loop, For) or loop.role is not Role.PARALLEL or loop.stop is not None:
+    loops, inner = peel(kernel.body, Role.PARALLEL, most=1)
+    if not loops:
         return kernel
-    turn, own = loop.var, dict[str, Buffer]()
+    turn, own = loops[0].var, dict[str, Buffer]()
     for buffer in sorted(kernel.outputs, key=lambda b: b.nbytes):
         part = buffer.size // turn.extent
         nbytes = part * buffer.dtype.itemsize
-        if part > 1 and nbytes <= room and _is_read_again(loop.body, buffer, turn):
+        if part > 1 and nbytes <= room and _is_read_again(inner, buffer, turn):
             own[buffer.name] = Buffer(f"{buffer.name}.near", buffer.dtype, part)
             room -= nbytes
     if not own:
         return kernel
-    taken = names_in(loop.body)
-    body = tuple(s for x in loop.body for s in _copied(x, own, turn, taken))
+    taken = names_in(inner)
+    body = map_statements(inner, lambda s: _copied(s, own, turn, taken))
     scratch = (*kernel.scratch, *own.values())
-    return replace(kernel, body=(replace(loop, body=body),), scratch=scratch)
+    return replace(kernel, body=(replace(loops[0], body=body),), scratch=scratch)
 
 
 def _is_read_again(body: Sequence[Statement], buffer: Buffer, turn: Var) -> bool:
@@ -43,7 +44,8 @@ def _is_read_again(body: Sequence[Statement], buffer: Buffer, turn: Var) -> bool
         return False
     if not any(not a.writes for found in touching[1:] for a in found):
         return False
-    writers = [s for s in _writers(body) if s.buffer == buffer.name]
+    stores = (s for s in walk(body) if isinstance(s, (Store, Update)))
+    writers = [s for s in stores if s.buffer == buffer.name]
     is_plain = all(isinstance(s, Store) and s.guard is None for s in writers)
     return is_plain and all(_is_own(a, buffer, turn) for found in touching for a in found)
 
@@ -52,21 +54,12 @@ def _is_own(access: Access, buffer: Buffer, turn: Var) -> bool:
     return is_local(access, variable(turn), buffer.size, turn.extent)
 
 
-def _writers(body: Sequence[Statement]) -> Iterator[Store | Update]:
-    for s in body:
-        if isinstance(s, For):
-            yield from _writers(s.body)
-        elif isinstance(s, (Store, Update)):
-            yield s
-
-
 def _copied(
     statement: Statement, own: dict[str, Buffer], turn: Var, taken: set[str]
 ) -> tuple[Statement, ...]:
     """The statement, reading what is near; a store twice."""
     if isinstance(statement, For):
-        body = tuple(s for x in statement.body for s in _copied(x, own, turn, taken))
-        return (replace(statement, body=body),)
+        return (statement,)
 
     def at(buffer: str, index: Index) -> Index:
         return index - variable(turn) * own[buffer].size if buffer in own else index
@@ -74,7 +67,7 @@ def _copied(
     def name_of(buffer: str) -> str:
         return own[buffer].name if buffer in own else buffer
 
-    moved = map_places(map_buffers(statement, at), lambda index: index, name_of)
+    moved = rewrite(statement, at, name_of)
     if not isinstance(statement, Store) or statement.buffer not in own:
         return (moved,)
     assert isinstance(moved, Store)

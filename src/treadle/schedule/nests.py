@@ -2,37 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from treadle.kernel.access import map_loads
-from treadle.kernel.access import names_in as names_in
-from treadle.kernel.index import Index, Var, renamed_data, substitute, variable
-from treadle.kernel.nodes import (
-    Accumulate,
-    Apply,
-    Buffer,
-    Convert,
-    For,
-    Guarded,
-    Kernel,
-    Let,
-    Library,
-    Load,
-    Local,
-    Matrix,
-    Multiply,
-    Role,
-    Set,
-    Statement,
-    Store,
-    Update,
-    Value,
-)
-from treadle.kernel.places import Rename
-from treadle.kernel.places import indices_of as indices_of
-from treadle.kernel.places import map_places as map_places
-from treadle.kernel.places import map_value as map_value
+from treadle.kernel.access import names_in
+from treadle.kernel.index import Var, variable
+from treadle.kernel.nodes import Buffer, For, Kernel, Role, Statement
+from treadle.kernel.traverse import loop_names, substituted, with_buffers, with_locals
 
 
 def axis_vars(stem: str, shape: Sequence[int]) -> tuple[Var, ...]:
@@ -48,77 +24,6 @@ def nest(variables: Sequence[Var], role: Role, body: Sequence[Statement]) -> tup
     return inner
 
 
-Replace = Callable[[str, Index], Index]
-
-
-def map_buffers(statement: Statement, place: Replace) -> Statement:
-    """The statement with the place of every access replaced, by buffer and index."""
-
-    def inner(value: Value) -> Value:
-        return map_loads(value, lambda x: Load(x.buffer, place(x.buffer, x.index), x.dtype))
-
-    match statement:
-        case For(var, role, body, stop):
-            return For(var, role, tuple(map_buffers(s, place) for s in body), stop)
-        case Let(local, value):
-            return Let(local, inner(value))
-        case Set(local, value):
-            return Set(local, inner(value))
-        case Accumulate(local, op, value):
-            return Accumulate(local, op, inner(value))
-        case Store(buffer, index, value, guard):
-            return Store(buffer, place(buffer, index), inner(value), guard)
-        case Update(buffer, index, value):
-            return Update(buffer, place(buffer, index), inner(value))
-        case Multiply(target, left, right, adds, bias):
-            a, b, c = (
-                Matrix(m.buffer, place(m.buffer, m.index), m.rows, m.columns)
-                for m in (target, left, right)
-            )
-            return Multiply(a, b, c, adds, bias)
-        case Library():
-            return statement
-
-
-def map_locals(statement: Statement, rename: Rename) -> Statement:
-    """The statement with every local renamed, those inside indices too."""
-
-    def at(index: Index) -> Index:
-        return renamed_data(index, rename)
-
-    def value(v: Value) -> Value:
-        match v:
-            case Local(name, dtype):
-                return Local(rename(name), dtype)
-            case Convert(inner, dtype):
-                return Convert(value(inner), dtype)
-            case Apply(op, operands, dtype):
-                return Apply(op, tuple(map(value, operands)), dtype)
-            case Guarded(guard, inner, other, dtype):
-                return Guarded(value(guard), value(inner), value(other), dtype)
-            case _:
-                return v
-
-    if isinstance(statement, For):  # inside it each name is replaced once, not again and again
-        stop = None if statement.stop is None else at(statement.stop)
-        body = tuple(map_locals(s, rename) for s in statement.body)
-        return For(statement.var, statement.role, body, stop)
-    moved = map_places(statement, at)
-    match moved:
-        case Let(local, v):
-            return Let(rename(local), value(v))
-        case Set(local, v):
-            return Set(rename(local), value(v))
-        case Accumulate(local, op, v):
-            return Accumulate(rename(local), op, value(v))
-        case Store(buffer, index, v, guard):
-            return Store(buffer, index, value(v), guard)
-        case Update(buffer, index, v):
-            return Update(buffer, index, value(v))
-        case For() | Multiply() | Library():
-            return moved
-
-
 def with_own_names(
     kernel: Kernel, body: tuple[Statement, ...], other: Kernel, others: tuple[Statement, ...]
 ) -> tuple[Kernel, tuple[Statement, ...]]:
@@ -127,22 +32,10 @@ def with_own_names(
     names = {n: fresh(n, taken) for n in sorted(names_in(body))}
     scratches = {b.name for b in other.scratch}
     own = {b.name: fresh(b.name, scratches) for b in kernel.scratch}
-    moved = tuple(
-        map_places(map_locals(s, lambda n: names.get(n, n)), lambda i: i, lambda b: own.get(b, b))
-        for s in body
-    )
+    moved = with_buffers(with_locals(body, names), lambda b: own.get(b, b))
     scratch = tuple(Buffer(own[b.name], b.dtype, b.size) for b in kernel.scratch)
     loops = loop_names(others)
     return replace(kernel, scratch=scratch), tuple(with_own_loops(s, loops) for s in moved)
-
-
-def loop_names(body: Sequence[Statement]) -> set[str]:
-    """Names of all loop variables in some statements."""
-    found: set[str] = set()
-    for statement in body:
-        if isinstance(statement, For):
-            found |= {statement.var.name} | loop_names(statement.body)
-    return found
 
 
 def with_own_loops(statement: Statement, taken: set[str]) -> Statement:
@@ -156,10 +49,7 @@ def with_own_loops(statement: Statement, taken: set[str]) -> Statement:
     body = tuple(with_own_loops(s, taken) for s in statement.body)
     name = fresh(name, taken | loop_names(body))
     var = Var(name, statement.var.extent)
-    values = {statement.var: variable(var)}
-    return replace(
-        statement, var=var, body=tuple(map_places(s, lambda i: substitute(i, values)) for s in body)
-    )
+    return replace(statement, var=var, body=substituted(body, {statement.var: variable(var)}))
 
 
 def fresh(name: str, taken: set[str]) -> str:
@@ -184,7 +74,7 @@ def anonymous(kernel: Kernel) -> Kernel:
         kernel.name,
         tuple(map(renamed, kernel.inputs)),
         tuple(map(renamed, kernel.outputs)),
-        tuple(map_places(s, lambda index: index, names.__getitem__) for s in kernel.body),
+        with_buffers(kernel.body, names.__getitem__),
         kernel.origins,
         tuple(map(renamed, kernel.scratch)),
         kernel.is_whole,

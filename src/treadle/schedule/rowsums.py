@@ -26,7 +26,8 @@ from treadle.kernel.nodes import (
     Update,
 )
 from treadle.kernel.rowsums import RowSums, row_sums_of
-from treadle.schedule.nests import fresh, map_buffers, map_places, with_own_names
+from treadle.kernel.traverse import loop_names, rewrite, substituted
+from treadle.schedule.nests import fresh, with_own_names
 from treadle.schedule.twins import Sum, sum_of
 
 FEWEST, MOST = 128, 1024  # columns: a warp has those of a row in registers
@@ -39,7 +40,7 @@ def started(parts: int, rows: int, body: tuple[Statement, ...], turn: Var) -> Ro
     """A kernel's rows as parts that nothing is summed of yet."""
     part, row = Var("part", parts), Var("row", rows)
     values = {turn: variable(part) * rows + variable(row)}
-    moved = tuple(map_places(s, lambda i: substitute(i, values)) for s in body)
+    moved = substituted(body, values)
     return RowSums(part, row, (), moved, ())
 
 
@@ -52,7 +53,7 @@ def with_sum(rows: RowSums, first: Kernel, second: Kernel) -> Kernel | None:
     second, moved = with_own_names(second, second.body, first, every)
     found = sum_of(Kernel(second.name, second.inputs, second.outputs, moved))
     assert found is not None
-    column = Var(fresh("column", _loop_names(every)), found.turns[-1].extent)
+    column = Var(fresh("column", loop_names(every)), found.turns[-1].extent)
     values = _places(found, rows, column)
     names = {b.name for b in first.scratch}
     sums: dict[str, Buffer] = {}
@@ -63,8 +64,7 @@ def with_sum(rows: RowSums, first: Kernel, second: Kernel) -> Kernel | None:
     if len(sums) + _sum_count(first) > MOST_SUMS:
         return None
     inner: list[Statement] = []
-    for s in found.inner:
-        s = map_places(s, lambda i: substitute(i, values))
+    for s in substituted(found.inner, values):
         if isinstance(s, Accumulate):
             s = Update(sums[s.local].name, variable(column), s.value)
         inner.append(s)
@@ -95,7 +95,7 @@ def with_rows(
     every = (*rows.before, *rows.body, *rows.after)
     second, moved = with_own_names(second, body, first, every)
     values = {turn: rows.index}
-    moved = tuple(map_places(s, lambda i: substitute(i, values)) for s in moved)
+    moved = substituted(moved, values)
     sizes = {b.name: b.size for b in (*first.buffers, *second.buffers)}
     if not _stays(rows, moved, sizes):
         return None
@@ -185,14 +185,6 @@ def _sum_count(kernel: Kernel) -> int:
     return sum(b.size > 1 for b in kernel.scratch)
 
 
-def _loop_names(body: tuple[Statement, ...]) -> set[str]:
-    found: set[str] = set()
-    for s in body:
-        if isinstance(s, For):
-            found |= {s.var.name} | _loop_names(s.body)
-    return found
-
-
 def with_own_numbers(kernel: Kernel, names: set[str]) -> Kernel:
     """The kernel with some outputs of one number a row, which no other touches, in its memory."""
     rows = row_sums_of(kernel)
@@ -201,8 +193,7 @@ def with_own_numbers(kernel: Kernel, names: set[str]) -> Kernel:
     own = {b.name for b in kernel.outputs if b.name in names and b.size == count}
     own -= {a.buffer for a in accesses(kernel.body) if a.index - rows.index != Index()}
     moved = tuple(
-        map_buffers(s, lambda buffer, index: Index() if buffer in own else index)
-        for s in kernel.body
+        rewrite(s, lambda buffer, index: Index() if buffer in own else index) for s in kernel.body
     )
     scratch = tuple(Buffer(b.name, b.dtype, 1) for b in kernel.outputs if b.name in own)
     outputs = tuple(b for b in kernel.outputs if b.name not in own)

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treadle.kernel.access import Access, accesses
-from treadle.kernel.index import Atom, Index, Var, flatten, substitute, unflatten, variable
+from treadle.kernel.index import Atom, Index, Var, flatten, unflatten, variable
 from treadle.kernel.nodes import Accumulate, For, Kernel, Let, Role, Statement, Store
-from treadle.schedule.nests import map_places, with_own_names
+from treadle.kernel.traverse import peel, substituted
+from treadle.schedule.nests import with_own_names
 
 LARGE = 1 << 16  # elements that are worth reading once
 
@@ -27,28 +28,26 @@ class Sum:
 
 def sum_of(kernel: Kernel, stores: bool = False) -> Sum | None:
     """A kernel as one sum; with `stores`, also one that keeps what it adds up."""
-    turns, body = _peeled(kernel)
+    around, body = peel(kernel.body, Role.PARALLEL)
     places = [i for i, s in enumerate(body) if isinstance(s, For)]
-    if len(places) != 1 or not turns or kernel.scratch:
+    if len(places) != 1 or not around or kernel.scratch:
         return None
     at = places[0]
-    loops = list[Var]()
-    inner: tuple[Statement, ...] = (body[at],)
-    while len(inner) == 1 and isinstance(inner[0], For) and inner[0].role is Role.SEQUENTIAL:
-        loops.append(inner[0].var)
-        inner = inner[0].body
+    summing, inner = peel((body[at],), Role.SEQUENTIAL)
     kinds = (Let, Accumulate, Store) if stores else (Let, Accumulate)
     is_plain = all(isinstance(s, kinds) for s in inner)
     is_plain = is_plain and all(isinstance(s, (Let, Store)) for s in (*body[:at], *body[at + 1 :]))
-    if not loops or not is_plain:
+    if not summing or not is_plain:
         return None
-    return Sum(tuple(turns), tuple(body[:at]), tuple(loops), tuple(inner), tuple(body[at + 1 :]))
+    turns, loops = (tuple(loop.var for loop in nest) for nest in (around, summing))
+    return Sum(turns, body[:at], loops, inner, body[at + 1 :])
 
 
 def fed(first: Kernel, second: Kernel) -> Kernel | None:
     """An elementwise kernel inside the sum of columns that reads each of its elements once."""
     sum_ = sum_of(second)
-    variables, body = _peeled(first)
+    around, body = peel(first.body, Role.PARALLEL)
+    variables = [loop.var for loop in around]
     stores = [s for s in body if isinstance(s, Store)]
     is_map = all(isinstance(s, Let) or (isinstance(s, Store) and not s.guard) for s in body)
     if sum_ is None or first.scratch or not variables or not stores or not is_map:
@@ -76,7 +75,7 @@ def fed(first: Kernel, second: Kernel) -> Kernel | None:
     if any(not isinstance(atom, Var) for p in places for atom, _ in p.terms):
         return None
     values = dict(zip(variables, places, strict=True))
-    inner = (*(map_places(s, lambda i: substitute(i, values)) for s in body), *sum_.inner)
+    inner = (*substituted(body, values), *sum_.inner)
     loops: tuple[Statement, ...] = inner
     for var in reversed(sum_.loops):
         loops = (For(var, Role.SEQUENTIAL, loops),)
@@ -87,14 +86,6 @@ def fed(first: Kernel, second: Kernel) -> Kernel | None:
     inputs = {b.name: b for b in (*first.inputs, *second.inputs) if b.name not in made}
     origins = tuple(dict.fromkeys((*first.origins, *second.origins)))
     return Kernel(first.name, tuple(inputs.values()), outputs, whole, origins)
-
-
-def _peeled(kernel: Kernel) -> tuple[list[Var], tuple[Statement, ...]]:
-    turns, body = list[Var](), kernel.body
-    while len(body) == 1 and isinstance(body[0], For) and body[0].role is Role.PARALLEL:
-        turns.append(body[0].var)
-        body = body[0].body
-    return turns, body
 
 
 def _is_walk(index: Index, variables: Sequence[Var], size: int) -> bool:
@@ -128,10 +119,7 @@ def twins(first: Kernel, second: Kernel) -> Kernel | None:
     pairs = zip((*b.turns, *b.loops), (*a.turns, *a.loops), strict=True)
     values: dict[Var, Index] = {old: variable(new) for old, new in pairs}
 
-    def renamed(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        return tuple(map_places(s, lambda i: substitute(i, values)) for s in body)
-
-    inner = renamed(b.inner)
+    inner = substituted(b.inner, values)
     sizes = {x.name: x.size for x in first.buffers}
     ours = {_spot(x) for x in accesses(a.inner) if sizes.get(x.buffer, 0) >= LARGE}
     if not ours & set(map(_spot, accesses(inner))):
@@ -145,7 +133,13 @@ def twins(first: Kernel, second: Kernel) -> Kernel | None:
     body: tuple[Statement, ...] = (*a.inner, *inner)
     for var in reversed(a.loops):
         body = (For(var, Role.SEQUENTIAL, body),)
-    body = (*a.before, *renamed(b.before), *body, *a.after, *renamed(b.after))
+    body = (
+        *a.before,
+        *substituted(b.before, values),
+        *body,
+        *a.after,
+        *substituted(b.after, values),
+    )
     for var in reversed(a.turns):
         body = (For(var, Role.PARALLEL, body),)
     inputs = {x.name: x for x in (*first.inputs, *second.inputs) if x.name not in made}
