@@ -87,7 +87,7 @@ class Memo:
             outputs = {b.name for b in bound.kernel.outputs}
             kernel = self._localised(bound.kernel, names & outputs)
             order = {b.name: i for i, b in enumerate(bound.kernel.buffers)}
-            done = verify(finished(anonymous(kernel), not self.target.is_gpu))
+            done = verify(finished(anonymous(kernel), not self.target.is_spmd))
             known = self.kernels.setdefault(done, done)
             self.calls[key] = known, tuple(order[b.name] for b in kernel.buffers)
         done, order_ = self.calls[key]
@@ -95,7 +95,7 @@ class Memo:
 
     def _localised(self, kernel: Kernel, names: set[str]) -> Kernel:
         """Outputs of its own inside: a thread's memory, or what a block's shared memory holds."""
-        if not self.target.is_gpu:
+        if not self.target.is_spmd:
             return localised(spread(kernel), names)
         if row_sums_of(kernel) is not None:
             return with_own_numbers(kernel, names)

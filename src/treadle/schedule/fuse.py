@@ -181,12 +181,12 @@ def fused(
     """Both kernels as one, at the most rows at which they can be; None if at none.
 
     Kernels of which none needs the other are fused only where they read the same rows.
-    `is_single` fuses small ones as a single turn instead; a GPU, whose launches cost more than its
-    waiting, takes either at once.
+    `is_single` fuses small ones as a single iteration instead; where launches cost more than
+    waiting, either is taken at once.
     """
     if statements_in(first.body) + statements_in(second.body) > target.most_statements:
         return None
-    if target.is_gpu:
+    if target.fuses_column_sums:
         whole = _with_row_sums(first, second, is_needed)
         if whole is not None:
             return whole
@@ -194,7 +194,7 @@ def fused(
         return None
     if panels(first, second) > target.panels:
         return None
-    if target.is_gpu:
+    if target.fuses_column_sums:
         found = (fed(first, second) if is_needed else None) or twins(first, second)
         if found is not None:
             return found
@@ -203,11 +203,11 @@ def fused(
     counts = [turn_counts(k) for k in (first, second)]
     both = sorted({*counts[0], *counts[1]}, reverse=True)
     least = min(target.least_rows, *(max(c, default=1) for c in counts))
-    is_alone = max(counts[0], default=1) == 1 and not target.is_gpu  # a single turn already
+    is_alone = max(counts[0], default=1) == 1 and not target.is_spmd  # one iteration already
     is_small = (is_alone or work(first) < target.small) and work(second) < target.small
     is_small = is_small and statements_in(first.body) < target.most_small_statements
     wanted = [n for n in both if n >= max(2, least)]
-    if target.is_gpu:
+    if target.is_spmd:
         # A row that was a block's or a thread's stays one: fewer rows would leave most idle.
         most = max(both, default=1)
         is_enough = most >= target.least_rows or max(work(first), work(second)) <= target.few
@@ -224,7 +224,7 @@ def fused(
         is_small = is_small and cost <= BLOCK
     if is_single:
         wanted = []
-    if is_small and (is_single or target.is_gpu):
+    if is_small and (is_single or target.has_launches):
         wanted = [*wanted, 1]
     for turns in wanted:
         if turns < max(both, default=1) and footprint(first, second, turns) > target.cache:

@@ -24,6 +24,7 @@ from treadle.ir.ops import elementwise as e
 from treadle.ir.ops import indexing, linear, shaping
 from treadle.ir.ops.leaves import CONSTANT, IOTA, Constant, Leaf
 from treadle.kernel.nodes import Kernel
+from treadle.kernel.target import CPU, Target
 from treadle.schedule.inline import ELEMENTWISE, INLINE, is_apart, is_single
 
 # What computes ops that are not computed where they are read, given a `Lowering`.
@@ -50,20 +51,20 @@ MOST_REPEATS = 16
 
 
 def kept_values(
-    graph: Graph, fuse: bool, is_gpu: bool = False, also: Collection[TensorValue] = ()
+    graph: Graph, fuse: bool, target: Target = CPU, also: Collection[TensorValue] = ()
 ) -> dict[TensorValue, None]:
     """Tensors that are in memory, in order: roots, outputs, and what several kernels read."""
     wanted = {o.value for o in graph.outputs} | _read_again(graph) | set(also)
-    kept = _kept(graph, fuse, wanted, is_gpu)
+    kept = _kept(graph, fuse, wanted, target)
     cuts = _too_deep(graph, kept) | _too_wide(graph, kept)
-    return _kept(graph, fuse, wanted | cuts, is_gpu) if cuts else kept
+    return _kept(graph, fuse, wanted | cuts, target) if cuts else kept
 
 
 _NOBODY: set[int] = set()
 
 
 def _kept(
-    graph: Graph, fuse: bool, wanted: set[TensorValue], is_gpu: bool
+    graph: Graph, fuse: bool, wanted: set[TensorValue], target: Target
 ) -> dict[TensorValue, None]:
     readers: dict[TensorValue, set[int]] = {}
     scalars = _cheap_scalars(graph)
@@ -80,7 +81,7 @@ def _kept(
             used_by = used_by | readers.get(value, _NOBODY)
         is_made = is_root(graph, node) or not is_inline(node)
         is_shared = len(used_by) > 1 and node.op not in _VIEWS and position not in scalars
-        is_shared = is_shared and not (is_gpu and _widens(graph, node))
+        is_shared = is_shared and not (target.rematerializes and _widens(graph, node))
         if is_made or is_shared or not fuse or any(v in wanted for v in values):
             kept |= dict.fromkeys(values)
             home = {position}
@@ -91,8 +92,9 @@ def _kept(
         for operand in node.operands:
             known = readers.get(operand)
             readers[operand] = home if known is None or known is home else known | home
+    sources = kept if target.rematerializes else shared
     for value in sorted(shared):
-        if _is_cheap_again(graph, value, kept, kept if is_gpu else shared, readers):
+        if _is_cheap_again(graph, value, kept, sources, readers):
             del kept[value]
     return dict.fromkeys(sorted(kept))
 
@@ -154,8 +156,8 @@ def _is_cheap_again(
 ) -> bool:
     """Whether a value is better computed again wherever it is read.
 
-    It is if it takes little arithmetic on one large tensor that several kernels read anyway; on a
-    GPU, where arithmetic costs next to nothing, on one that is in memory. So is what is one
+    It is if it takes little arithmetic on one large tensor that several kernels read anyway; where
+    arithmetic is nearly free, on any that is in memory. So is what is one
     operation away from a tensor that others read too (the square of a gradient, for its norm and
     for a moment): reading either costs the same.
     """

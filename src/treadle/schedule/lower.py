@@ -65,9 +65,9 @@ def lower(
     `in_place` writes updates over the leaves they replace.
     """
     expanded = expand(graph, fuse, True, target)
-    if target.is_gpu:
+    if target.fuses_epilogues:
         expanded = canonicalise(expanded)  # definitions and their gradients look alike again
-    if target.is_gpu and fuse and is_small(expanded):
+    if target.has_launches and fuse and is_small(expanded):
         target = replace(target, is_small=True, parts=4 * target.parts)
     lowering = Lowering(expanded, fuse, panel, Memo(target))
     if in_place:
@@ -149,25 +149,26 @@ class Lowering:
         self.graph, self.fuse, self.panel, self.prefix = graph, fuse, panel, prefix
         self.memo = memo or Memo()
         self.target = self.memo.target
-        self.kept = kept_values(graph, fuse, self.target.is_gpu)
-        self.biased = biased_products(graph, self.kept) if self.target.is_gpu and fuse else {}
+        self.kept = kept_values(graph, fuse, self.target)
+        fuses_epilogues = fuse and self.target.fuses_epilogues
+        self.biased = biased_products(graph, self.kept) if fuses_epilogues else {}
         if self.biased:
             biases = {b.bias for b in self.biased.values()}
-            self.kept = kept_values(graph, fuse, self.target.is_gpu, biases)
-        is_copied = fuse and not self.target.is_gpu  # products copy operands into panels
+            self.kept = kept_values(graph, fuse, self.target, biases)
+        is_copied = fuse and self.target.copies_operands
         self.again = computed_again(graph, self.kept) if is_copied else {}
         self.uses = Counter(v for n in graph.nodes for v in n.operands)
         self.names = {v: f"{prefix}b{v.node}.{v.output}" for v in self.kept}
         for name, position in graph.leaves.items():
             self.names[TensorValue(position)] = f"{prefix}{name}"
         self.constants: dict[str, np.ndarray] = {}
-        self.wider = wider_values(graph, self.kept) if self.target.is_gpu and fuse else {}
+        self.wider = wider_values(graph, self.kept) if self.target.has_launches and fuse else {}
         self.buffers = {n: self.buffer(v) for v, n in self.names.items()}
         # Tensors whose axes lie in memory in another order than they are counted.
         self.images = images(graph) if self.target.has_conv else frozenset()
         self.layouts = channels_last(graph, self.kept, self.images)
-        self.layouts |= heads_last(graph, self.kept) if self.target.is_gpu else {}
-        self.parts = gathered_parts(graph, self.layouts) if self.target.is_gpu and fuse else {}
+        self.layouts |= heads_last(graph, self.kept) if self.target.chooses_layouts else {}
+        self.parts = gathered_parts(graph, self.layouts) if fuses_epilogues else {}
         self.parts = {v: p for v, p in self.parts.items() if p.whole in self.kept}
         self.done = {p.whole for p in self.parts.values()}  # what has nothing left to do
         self.sums = {b.sum: product for product, b in self.biased.items()}
@@ -257,8 +258,9 @@ class Lowering:
         """The kernels of a node into an order; one made for another layer is used again."""
         value = TensorValue(position)
         is_map = value in self.kept and not is_root(self.graph, node) and is_inline(node)
-        is_again = is_map and node.operands and self.uses_again and not self.target.is_gpu
-        if not (is_again and node.types[0].size):
+        # A signature tells ops apart, not layouts.
+        is_known = is_map and self.uses_again and not self.target.chooses_layouts
+        if not (is_known and node.operands and node.types[0].size):
             for kernel in self._kernels(position, node):
                 self.place_kernel(kernel, order)
             return
@@ -321,7 +323,7 @@ class Lowering:
     def source(self, value: TensorValue) -> str | None:
         """The buffer a tensor is read from; a number is written where it is read."""
         node = self.graph.nodes[value.node]
-        is_number = not self.target.is_gpu and isinstance(node.attributes, Constant)
+        is_number = self.target.inlines_constants and isinstance(node.attributes, Constant)
         return None if is_number and is_inline(node) else self.names.get(value)
 
     def reader(self, being_made: TensorValue | None = None) -> Reader:

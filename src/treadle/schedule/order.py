@@ -63,7 +63,7 @@ class Order:
         ]
         if self.memo.target.is_small:  # what is needed before what only reads the same
             candidates.sort(key=lambda p: p not in direct)
-        for is_single in (False,) if self.memo.target.is_gpu else (False, True):
+        for is_single in (False,) if self.memo.target.has_launches else (False, True):
             for position in candidates:
                 group = self.groups[position]
                 if is_single and self._delays(position, direct):
@@ -196,8 +196,8 @@ class Order:
             for j in self.groups[i].direct:
                 first_use[j] = min(level[i], first_use.get(j, level[i]))
         for i in first_use:
-            # A GPU runs equal kernels of one phase together: what only reads leaves comes first.
-            is_first = self.memo.target.is_gpu and self.groups[i].bound.inputs
+            # Equal kernels of one phase share a launch: what only reads leaves comes first.
+            is_first = self.memo.target.has_launches and self.groups[i].bound.inputs
             if not self.groups[i].direct and not is_first:
                 level[i] = first_use[i] - 1
         if not self.memo.target.is_small:
@@ -210,9 +210,10 @@ class Order:
     def _put_off(self, level: list[int], ordered: Sequence[int]) -> None:
         """Later, where nothing large lives longer for it.
 
-        On a GPU equal kernels then meet in one phase; elsewhere what is large lives shorter.
+        Equal kernels then share a launch in one phase; without launches what is large lives
+        shorter.
         """
-        is_gpu = self.memo.target.is_gpu
+        has_launches = self.memo.target.has_launches
         users: dict[int, list[int]] = {}
         for i in ordered:
             for j in self.groups[i].direct:
@@ -220,13 +221,13 @@ class Order:
         last = max(level, default=0)
         for i in reversed(ordered):
             bound = self.groups[i].bound
-            if not self.groups[i].direct or (is_gpu and bound.kernel.is_whole):
+            if not self.groups[i].direct or (has_launches and bound.kernel.is_whole):
                 continue
             made = max(b.nbytes for b in bound.kernel.outputs)
-            if not is_gpu and (i not in users or made < WORTH):
+            if not has_launches and (i not in users or made < WORTH):
                 continue
             limit = min((level[u] - 1 for u in users.get(i, ())), default=last)
-            light = LIGHT if is_gpu else made // 8
+            light = LIGHT if has_launches else made // 8
             large = [
                 n
                 for n, b in zip(bound.inputs, bound.kernel.inputs, strict=True)

@@ -109,7 +109,7 @@ def _unwindow(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     every = axis_vars("i", shape)
     starts: list[Index] = list(map(variable, every))
     guards: list[Within] = []
-    if lowering.target.is_gpu and all(d == 1 for d in window.dilations):
+    if lowering.target.is_spmd and all(d == 1 for d in window.dilations):
         offsets, places = _windows_around(window, shape, starts, guards)
     else:
         offsets = axis_vars("k", window.sizes)
@@ -200,7 +200,7 @@ def _scatter_add(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     ]
     free = [*every[:axis], *every[axis + chosen :]]
     added = nest(every[axis : axis + chosen], Role.SEQUENTIAL, body)
-    if lowering.target.is_gpu and attributes.size > 1:
+    if lowering.target.is_spmd and attributes.size > 1:
         row = Var("row", attributes.size)
         cleared = lowering.place(value, [*own[:axis], variable(row), *own[axis + chosen :]])
         zeros = nest([row], Role.SEQUENTIAL, [Store(sums.name, cleared, Literal(0, wide))])

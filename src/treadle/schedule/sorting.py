@@ -61,8 +61,8 @@ class _Order:
 
 def _ordered(lowering: Lowering, position: int, node: Node, order: _Order) -> list[Kernel]:
     n = lowering.graph.type_of(node.operands[0]).shape[order.axis]
-    # A GPU has a thread for each element that is counted, and one for each row that is merged.
-    is_merged = n > COUNTED and order.size and not lowering.target.is_gpu
+    # Threads count for each element side by side; a row would be merged by one of them.
+    is_merged = n > COUNTED and order.size and not lowering.target.is_spmd
     return [(_merged if is_merged else _counted)(lowering, position, node, order)]
 
 

@@ -63,7 +63,7 @@ def _reduce(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     every = axis_vars("i", source.shape)
     summed, others = [every[i] for i in axes], [every[i] for i in kept]
     places = {v: variable(v) for v in every}
-    if lowering.target.is_gpu:
+    if lowering.target.is_spmd:
         loops = lowering.walked(node.operands[0], every)
         summed, others = ([v for v in loops if v in vs] for vs in (summed, others))
         return _shared_out(reduction, every, loops[-1:], summed, others)
