@@ -8,7 +8,70 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """When kernels are fused, ordered and cut (schedule: fuse, order, finish, sums, trees)."""
+    """When kernels are fused, ordered and given lanes (schedule: fuse, order, finish, split).
+
+    All were chosen on the workloads of bench/models.py, except where another reason is given.
+    """
+
+    shared_iterations: int = 32  # of the outermost loop: enough for the threads of a processor
+    shared_input: int = 64  # elements above which reading the same input is a reason to fuse
+    read_once: int = 1 << 16  # elements of an input that two column sums should read only once
+    row_flops: int = 1 << 13  # of a fused row that takes less than a launch
+    block_flops: int = 1 << 12  # of all rows that are one block's, less than a launch too
+    shared_memory: int = 32 << 10  # bytes that a block's own buffers take, of 48 KiB in any case
+    delayed_bytes: int = 8 << 20  # that may live longer so that equal kernels share a launch
+    moved_bytes: int = 1 << 18  # of a result from which its kernel runs as late as possible
+    # Lanes of a vector loop.
+    least_lanes: int = 8  # iterations of a sum from which they are lanes: one vector of AVX2
+    most_private_lanes: int = 32  # that have private memory: two vectors of the widest kind
+    fewest_private_lanes: int = 4  # fewer are no faster than a plain loop
+    private_bytes: int = 1 << 18  # of all lanes together: a quarter of a core's second cache
+    # Loops that are cut where a guard changes.
+    most_pieces: int = 8
+    least_piece: int = 16  # iterations: shorter pieces gain nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Reductions:
+    """How sums are shared out, cut into blocks, and fused with rows (schedule: sums, trees).
+
+    Numbers of threads and blocks were chosen on an H100.
+    """
+
+    fewest_parts: int = 8  # of a reduction that is made in two steps
+    least_part: int = 16  # elements of a part, and parts of a sum without columns on a processor
+    blocks: int = 1024  # of a reduction along rows: enough for every multiprocessor
+    threads: int = 1 << 19  # of a reduction that keeps columns: as many as a device has at a time
+    image_threads: int = 1 << 16  # the same of images, which have many rows: a block sums many
+    few_columns: int = 1024  # up to which parts are fewer and larger, to be made with the rows
+    counted: int = 64  # elements of an axis up to which sorting by counting is as fast as merging
+    # Additions one after another. Their rounding errors grow with the number: docs/decisions.md.
+    longest_sum: int = 64
+    longest_lane_sum: int = 4096  # iterations; lanes add in at least 16 accumulators side by side
+    lane_block: int = 2048  # longer than others, as each block ends with a sum of all lanes
+    # Column sums that are fused with the rows: a warp holds the columns of a row in registers.
+    least_columns: int = 128
+    most_columns: int = 1024
+    least_row_parts: int = 64
+    least_part_rows: int = 8
+    most_fused_sums: int = 3
+    most_row_vectors: int = 4  # of 16 bytes, that a lane holds of a row
+
+
+@dataclass(frozen=True, slots=True)
+class Materialization:
+    """Which tensors are in memory, and which are recomputed where they are read (keep)."""
+
+    most_depth: int = 40  # of an expression: what is deeper is materialized
+    # What a choice between elements adds to the depth: indices grow, and all is behind guards.
+    choice_depth: int = 13
+    # Computations that only repeat another one at other elements of the same tensor: halves of
+    # halves of a tensor double at each level, and so would the kernel.
+    most_repeats: int = 16
+    most_operations: int = 16  # to recompute a value rather than to materialize it
+    small_share: int = 8  # a tensor of less than this part of the result costs nothing to read
+    # Bytes of activations that may wait for the backward pass: about what a cache holds.
+    waiting_bytes: int = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +124,10 @@ class Target:
     most_buffers: int = 1 << 20  # of a kernel
     least_logits: int = 1 << 20  # elements from which a head's logits are computed by chunks
     fills: int = 0  # tiles of a matmul that keep it busy: smaller ones of equal layers are batched
+    panel: int = 32  # columns of a matmul's tile, of four bytes: two vectors of the widest kind
     fusion: Fusion = Fusion()
+    reductions: Reductions = Reductions()
+    materialization: Materialization = Materialization()
     matmuls: Matmuls = Matmuls()
     streaming: Streaming = Streaming()
     mapping: Mapping = Mapping()

@@ -87,7 +87,7 @@ class Memo:
             outputs = {b.name for b in bound.kernel.outputs}
             kernel = self._localised(bound.kernel, names & outputs)
             order = {b.name: i for i, b in enumerate(bound.kernel.buffers)}
-            done = verify(finished(anonymous(kernel), not self.target.is_spmd))
+            done = verify(finished(anonymous(kernel), self.target))
             known = self.kernels.setdefault(done, done)
             self.calls[key] = known, tuple(order[b.name] for b in kernel.buffers)
         done, order_ = self.calls[key]
@@ -96,22 +96,19 @@ class Memo:
     def _localised(self, kernel: Kernel, names: set[str]) -> Kernel:
         """Outputs of its own inside: a thread's memory, or what a block's shared memory holds."""
         if not self.target.is_spmd:
-            return localised(spread(kernel), names)
+            return localised(spread(kernel, self.target.fusion.shared_iterations), names)
         if row_sums_of(kernel) is not None:
             return with_own_numbers(kernel, names)
         if is_serial(kernel) or kernel.is_whole:
             return kernel
         turns = outer_turns(kernel)
-        room, kept = SHARED, set[str]()
+        room, kept = self.target.fusion.shared_memory, set[str]()
         for buffer in sorted(kernel.outputs, key=lambda b: b.nbytes):
             if buffer.name in names and buffer.nbytes // turns <= room:
                 kept.add(buffer.name)
                 room -= buffer.nbytes // turns
         found = localised(kernel, kept)
         return kept_near(found, room) if self.target.is_small else found
-
-
-SHARED = 32 << 10  # bytes of shared memory that a block's own buffers may take
 
 
 def _fused(

@@ -37,6 +37,7 @@ from treadle.kernel.nodes import (
     Within,
 )
 from treadle.kernel.races import meeting_in
+from treadle.kernel.target import Fusion, Target
 from treadle.kernel.traverse import (
     indices_of,
     loop_names,
@@ -51,18 +52,19 @@ from treadle.schedule.split import split
 from treadle.schedule.trees import with_blocks
 
 
-def finished(kernel: Kernel, lanes: bool = True) -> Kernel:
-    """The kernel as it is rendered; without lanes, loops keep the roles they have."""
+def finished(kernel: Kernel, target: Target) -> Kernel:
+    """The kernel as it is rendered; loops get lanes where threads do not take their place."""
     counter = _Names(names_in(kernel.body))
     body = map_statements(forwarded(kernel.body, counter, {}), _merged)
     kernel = without_dead_scratch(replace(kernel, body=body))
     merged = map_statements(kernel.body, _merged)
-    if not lanes:
+    if target.is_spmd:
         return replace(kernel, body=merged)
-    body = tuple(split(merged, names_in(merged) | loop_names(merged)))
-    kernel = vectorised(replace(kernel, body=body))
+    taken = names_in(merged) | loop_names(merged)
+    body = tuple(split(merged, taken, target.fusion))
+    kernel = vectorised(replace(kernel, body=body), target.fusion)
     taken = names_in(kernel.body) | loop_names(kernel.body)
-    body = with_blocks(kernel.body, taken)
+    body = with_blocks(kernel.body, taken, target.reductions)
     counter.taken |= taken
     return replace(kernel, body=hoisted(body, counter))
 
@@ -173,25 +175,21 @@ def _walks_together(outer: Var, inner: For) -> bool:
     return True
 
 
-# Private memory: lanes of a loop at most (two vectors of the widest kind), at least, and bytes of
-# a thread that all lanes together may take (a quarter of a core's second cache).
-MOST_LANES, FEWEST_LANES, PRIVATE = 32, 4, 1 << 18
-
-
-def vectorised(kernel: Kernel) -> Kernel:
+def vectorised(kernel: Kernel, sizes: Fusion) -> Kernel:
     """Loops with roles: lanes along the innermost loop that walks memory in order.
 
     Lanes run in lockstep, so they may not meet in memory. Scratch in which they would, and which
     only this loop uses, becomes private: an iteration reads nothing there that it did not write.
     """
-    writer = _Lanes(kernel)
+    writer = _Lanes(kernel, sizes)
     body = map_statements(kernel.body, writer.statement)
     scratch = tuple(writer.private.get(b.name, b) for b in kernel.scratch)
     return replace(kernel, body=body, scratch=scratch)
 
 
 class _Lanes:
-    def __init__(self, kernel: Kernel):
+    def __init__(self, kernel: Kernel, sizes: Fusion):
+        self.sizes = sizes
         self.scratch = {b.name: b for b in kernel.scratch}
         self.uses = Counter(a.buffer for a in accesses(kernel.body))
         self.private: dict[str, Buffer] = {}
@@ -204,7 +202,7 @@ class _Lanes:
     def _is_lanes(self, loop: For) -> bool:
         if loop.role is Role.PARALLEL:
             return _takes_lanes(loop) and self._are_apart(loop)
-        return _sums_in_lanes(loop)
+        return _sums_in_lanes(loop, self.sizes.least_lanes)
 
     def _are_apart(self, loop: For) -> bool:
         """Whether the iterations meet nowhere, once some scratch is private."""
@@ -212,10 +210,10 @@ class _Lanes:
         used = Counter(a.buffer for a in accesses(loop.body))
         if any(n not in self.scratch or used[n] != self.uses[n] for n in shared):
             return False
-        lanes = MOST_LANES
-        while lanes * sum(self.scratch[n].nbytes for n in shared) > PRIVATE:
+        lanes = self.sizes.most_private_lanes
+        while lanes * sum(self.scratch[n].nbytes for n in shared) > self.sizes.private_bytes:
             lanes //= 2
-        if lanes < FEWEST_LANES:
+        if lanes < self.sizes.fewest_private_lanes:
             return False
         self.private |= {n: replace(self.scratch[n], lanes=lanes) for n in shared}
         return True
@@ -229,12 +227,9 @@ def _takes_lanes(loop: For) -> bool:
     )
 
 
-LEAST_LANES = 8
-
-
-def _sums_in_lanes(loop: For) -> bool:
+def _sums_in_lanes(loop: For, least: int) -> bool:
     """Whether a loop only accumulates, in order of memory: its turns can be lanes."""
-    if loop.role is not Role.SEQUENTIAL or loop.var.extent < LEAST_LANES:
+    if loop.role is not Role.SEQUENTIAL or loop.var.extent < least:
         return False
     inner = names_in(loop.body)
     has_accumulation = False

@@ -29,21 +29,11 @@ from treadle.kernel.nodes import (
     Update,
 )
 from treadle.kernel.rowsums import row_sums_of
-from treadle.kernel.target import CPU, Target
+from treadle.kernel.target import CPU, Reductions, Target
 from treadle.kernel.traverse import loop_names, peel, rewrite, substituted, walk
 from treadle.schedule.nests import fresh, with_own_names
-from treadle.schedule.rowsums import (
-    FEWEST,
-    LEAST_PARTS,
-    LEAST_ROWS,
-    started,
-    with_rows,
-    with_sum,
-)
+from treadle.schedule.rowsums import started, with_rows, with_sum
 from treadle.schedule.twins import fed, sum_of, twins
-
-TURNS = 32  # that a kernel should have for threads to share
-ROW, BLOCK = 1 << 13, 1 << 12  # operations of a row, of all rows that are one block's
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +103,12 @@ def outer_turns(kernel: Kernel) -> int:
     return variables[0].extent if variables else 1
 
 
-def spread(kernel: Kernel) -> Kernel:
-    """The kernel with its parallel loops as one, as far as threads need turns to share."""
+def spread(kernel: Kernel, wanted: int) -> Kernel:
+    """The kernel with its parallel loops as one, as far as threads need iterations to share."""
     counts = turn_counts(kernel)
-    if len(counts) < 2 or counts[0] >= TURNS:
+    if len(counts) < 2 or counts[0] >= wanted:
         return kernel
-    turns = next((n for n in counts if n >= TURNS), counts[-1])
+    turns = next((n for n in counts if n >= wanted), counts[-1])
     rows = in_rows(kernel, turns)
     if rows is None or turns == counts[0]:
         return kernel
@@ -187,7 +177,7 @@ def fused(
     if statements_in(first.body) + statements_in(second.body) > target.most_statements:
         return None
     if target.fuses_column_sums:
-        whole = _with_row_sums(first, second, is_needed)
+        whole = _with_row_sums(first, second, is_needed, target.reductions)
         if whole is not None:
             return whole
     if len({b.name for b in (*first.buffers, *second.buffers)}) > target.most_buffers:
@@ -195,7 +185,9 @@ def fused(
     if panels(first, second) > target.panels:
         return None
     if target.fuses_column_sums:
-        found = (fed(first, second) if is_needed else None) or twins(first, second)
+        large = target.fusion.read_once
+        found = fed(first, second, large) if is_needed else None
+        found = found or twins(first, second, large)
         if found is not None:
             return found
     if target.keeps_serial_apart and (is_serial(first) or is_serial(second)):
@@ -220,8 +212,8 @@ def fused(
     if target.is_small:
         # Unless a row takes less than a launch: then the one that follows is spared.
         cost = flops(first) + flops(second)
-        wanted += [n for n in both if 1 < n < most and cost <= n * ROW]
-        is_small = is_small and cost <= BLOCK
+        wanted += [n for n in both if 1 < n < most and cost <= n * target.fusion.row_flops]
+        is_small = is_small and cost <= target.fusion.block_flops
     if is_single:
         wanted = []
     if is_small and (is_single or target.has_launches):
@@ -235,25 +227,28 @@ def fused(
     return None
 
 
-def _with_row_sums(first: Kernel, second: Kernel, is_needed: bool) -> Kernel | None:
+def _with_row_sums(
+    first: Kernel, second: Kernel, is_needed: bool, sizes: Reductions
+) -> Kernel | None:
     """Rows of a kernel and sums of their columns as one."""
     rows = row_sums_of(first)
     if rows is not None and not is_needed:
-        return with_sum(rows, first, second)  # of what the rows read too
+        return with_sum(rows, first, second, sizes)  # of what the rows read too
     if not is_needed:
         return None
     if rows is None:
         found = sum_of(second)
-        if found is None or first.scratch or not _has_row_loops(first):
+        if found is None or first.scratch or not _has_row_loops(first, sizes.least_columns):
             return None
         parts = math.prod(v.extent for v in found.turns[:-1])
         inner = math.prod(v.extent for v in found.loops)
         walked = in_rows(first, parts * inner)
-        if walked is None or parts < LEAST_PARTS or inner < LEAST_ROWS:
+        is_short = parts < sizes.least_row_parts or inner < sizes.least_part_rows
+        if walked is None or is_short:
             return None
         rows = started(parts, inner, walked.body, walked.var)
-        return with_sum(rows, first, second)
-    whole = with_sum(rows, first, second)
+        return with_sum(rows, first, second, sizes)
+    whole = with_sum(rows, first, second, sizes)
     if whole is None and not is_serial(second) and sum_of(second) is None:
         walked = in_rows(second, rows.part.extent * rows.row.extent)
         if walked is not None:
@@ -261,10 +256,10 @@ def _with_row_sums(first: Kernel, second: Kernel, is_needed: bool) -> Kernel | N
     return whole
 
 
-def _has_row_loops(kernel: Kernel) -> bool:
-    """Whether a kernel's turn walks a row, one that is long enough to be a warp's."""
+def _has_row_loops(kernel: Kernel, least: int) -> bool:
+    """Whether a kernel's iteration walks a row, one that is long enough to be a warp's."""
     _, body = peeled(kernel)
-    return any(isinstance(s, For) and s.var.extent >= FEWEST for s in body)
+    return any(isinstance(s, For) and s.var.extent >= least for s in body)
 
 
 def _fused_at(first: Kernel, second: Kernel, turns: int, is_needed: bool) -> Kernel | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from treadle.base.dtypes import DType, accumulator
@@ -24,7 +25,7 @@ from treadle.ir.ops import elementwise as e
 from treadle.ir.ops import indexing, linear, shaping
 from treadle.ir.ops.leaves import CONSTANT, IOTA, Constant, Leaf
 from treadle.kernel.nodes import Kernel
-from treadle.kernel.target import CPU, Target
+from treadle.kernel.target import CPU, Materialization, Target
 from treadle.schedule.inline import ELEMENTWISE, INLINE, is_apart, is_single
 
 # What computes ops that are not computed where they are read, given a `Lowering`.
@@ -42,21 +43,14 @@ def is_root(graph: Graph, node: Node) -> bool:
     return node.op in STREAMS or (node.op in ROOTS and not is_apart(node))
 
 
-MAX_DEPTH = 40  # of an expression: what is deeper is kept in memory
-# What a choice between places adds to the depth: indices grow with each, and all is behind guards.
-CHOICE_DEPTH = 13
-# Computations of an expression that only repeat another one at other places of the same tensor:
-# halves of halves of a tensor double at each level, and so would the kernel.
-MOST_REPEATS = 16
-
-
 def kept_values(
     graph: Graph, fuse: bool, target: Target = CPU, also: Collection[TensorValue] = ()
 ) -> dict[TensorValue, None]:
     """Tensors that are in memory, in order: roots, outputs, and what several kernels read."""
     wanted = {o.value for o in graph.outputs} | _read_again(graph) | set(also)
     kept = _kept(graph, fuse, wanted, target)
-    cuts = _too_deep(graph, kept) | _too_wide(graph, kept)
+    sizes = target.materialization
+    cuts = _too_deep(graph, kept, sizes) | _too_wide(graph, kept, sizes.most_repeats)
     return _kept(graph, fuse, wanted | cuts, target) if cuts else kept
 
 
@@ -94,7 +88,7 @@ def _kept(
             readers[operand] = home if known is None or known is home else known | home
     sources = kept if target.rematerializes else shared
     for value in sorted(shared):
-        if _is_cheap_again(graph, value, kept, sources, readers):
+        if _is_cheap_again(graph, value, kept, sources, readers, target.materialization):
             del kept[value]
     return dict.fromkeys(sorted(kept))
 
@@ -143,16 +137,13 @@ def _widens(graph: Graph, node: Node) -> bool:
     return source.itemsize < node.types[0].dtype.itemsize
 
 
-ROOM = 16 << 20  # bytes of activations that may wait for the backward pass
-MOST_OPERATIONS = 16  # to compute a value again rather than keep it
-
-
 def _is_cheap_again(
     graph: Graph,
     value: TensorValue,
     kept: dict[TensorValue, None],
     shared: dict[TensorValue, None],
     readers: Mapping[TensorValue, set[int]],
+    sizes: Materialization,
 ) -> bool:
     """Whether a value is better computed again wherever it is read.
 
@@ -161,14 +152,14 @@ def _is_cheap_again(
     operation away from a tensor that others read too (the square of a gradient, for its norm and
     for a moment): reading either costs the same.
     """
-    large = _sources(graph, value, kept)
+    large = _sources(graph, value, kept, sizes)
     if large is None or len(large) != 1:
         return False
     (source,) = large
     of_source, of_value = graph.type_of(source), graph.type_of(value)
     if isinstance(graph.nodes[source.node].attributes, Leaf) or source in shared:
         return of_value.dtype.itemsize >= of_source.dtype.itemsize
-    is_next = _sources(graph, value, kept, most=1) is not None
+    is_next = _sources(graph, value, kept, replace(sizes, most_operations=1)) is not None
     is_read = bool(readers[source] - {value.node})
     return is_next and is_read and of_source.nbytes <= of_value.nbytes
 
@@ -177,7 +168,7 @@ def _sources(
     graph: Graph,
     value: TensorValue,
     kept: Collection[TensorValue],
-    most: int = MOST_OPERATIONS,
+    sizes: Materialization,
 ) -> set[TensorValue] | None:
     """What computing a value again reads, without what is small; None if it takes too much.
 
@@ -191,13 +182,13 @@ def _sources(
         node = graph.nodes[current.node]
         is_there = current != value and (current in kept or isinstance(node.attributes, Leaf))
         if is_there:
-            if graph.type_of(current).size * 8 > size:
+            if graph.type_of(current).size * sizes.small_share > size:
                 large.add(current)
             continue
         if node.op not in _AGAIN and node.op not in _VIEWS:
             return None
         count += _AGAIN.get(node.op, 0)
-        if count > most:
+        if count > sizes.most_operations:
             return None
         places = ((v, _behind(node, current.node, i, place)) for i, v in enumerate(node.operands))
         read = [at for at in places if at not in seen]
@@ -215,7 +206,9 @@ def _behind(node: Node, position: int, operand: int, place: int) -> int:
     return hash((place, position, operand)) if moves else place
 
 
-def computed_again(graph: Graph, kept: Collection[TensorValue]) -> dict[int, TensorValue]:
+def computed_again(
+    graph: Graph, kept: Collection[TensorValue], target: Target = CPU
+) -> dict[int, TensorValue]:
     """Products that compute an operand anew while they copy it, by position.
 
     An activation is read in the forward pass, and much later by the product of a weight's
@@ -234,11 +227,11 @@ def computed_again(graph: Graph, kept: Collection[TensorValue]) -> dict[int, Ten
                 continue
             if is_root(graph, graph.nodes[value.node]):
                 continue
-            large = _sources(graph, value, kept)
+            large = _sources(graph, value, kept, target.materialization)
             if large and all(max(homes[v]) >= position for v in large):
                 found[position] = value
     total = sum(graph.type_of(v).nbytes for v in found.values())
-    return found if total > ROOM else {}
+    return found if total > target.materialization.waiting_bytes else {}
 
 
 def last_reads(
@@ -365,22 +358,24 @@ def _is_guarded(graph: Graph, value: TensorValue) -> bool:
     return graph.nodes[value.node].op in (shaping.PAD, shaping.CONCAT)
 
 
-def _too_deep(graph: Graph, kept: Mapping[TensorValue, None]) -> set[TensorValue]:
+def _too_deep(
+    graph: Graph, kept: Mapping[TensorValue, None], sizes: Materialization
+) -> set[TensorValue]:
     """Values that cut long chains of inlined ops into pieces."""
     found: set[TensorValue] = set()
     depths: list[int] = []
     for position, node in enumerate(graph.nodes):
-        own = CHOICE_DEPTH if node.op in _CHOICES else 1
+        own = sizes.choice_depth if node.op in _CHOICES else 1
         depth = own + max((depths[v.node] for v in node.operands), default=0)
         is_kept = TensorValue(position) in kept or isinstance(node.attributes, Leaf)
-        if depth >= MAX_DEPTH and not is_kept:
+        if depth >= sizes.most_depth and not is_kept:
             found.update(TensorValue(position, i) for i in range(len(node.types)))
             is_kept = True
         depths.append(0 if is_kept else depth)
     return found
 
 
-def _too_wide(graph: Graph, kept: Mapping[TensorValue, None]) -> set[TensorValue]:
+def _too_wide(graph: Graph, kept: Mapping[TensorValue, None], most: int) -> set[TensorValue]:
     """Values that keep expressions from computing one tensor at ever more places."""
     found: set[TensorValue] = set()
     nothing: frozenset[tuple[int, int]] = frozenset()
@@ -393,7 +388,7 @@ def _too_wide(graph: Graph, kept: Mapping[TensorValue, None]) -> set[TensorValue
         own = nothing if node.op in _VIEWS else frozenset({(position, 0)})
         for i, v in enumerate(node.operands):
             own |= {(n, _behind(node, position, i, place)) for n, place in computed[v.node]}
-        if len(own) - len({n for n, _ in own}) > MOST_REPEATS:
+        if len(own) - len({n for n, _ in own}) > most:
             found.update(TensorValue(position, i) for i in range(len(node.types)))
             own = nothing
         computed.append(own)

@@ -50,13 +50,11 @@ from treadle.schedule.nests import axis_vars, nest
 from treadle.schedule.order import Order
 from treadle.schedule.signature import signature
 
-PANEL = 32  # columns of a product's tile, of four bytes: two vectors of the widest kind
-
 
 def lower(
     graph: Graph,
     fuse: bool = True,
-    panel: int = PANEL,
+    panel: int = CPU.panel,
     in_place: bool = False,
     target: Target = CPU,
 ) -> Program:
@@ -156,7 +154,7 @@ class Lowering:
             biases = {b.bias for b in self.biased.values()}
             self.kept = kept_values(graph, fuse, self.target, biases)
         is_copied = fuse and self.target.copies_operands
-        self.again = computed_again(graph, self.kept) if is_copied else {}
+        self.again = computed_again(graph, self.kept, self.target) if is_copied else {}
         self.uses = Counter(v for n in graph.nodes for v in n.operands)
         self.names = {v: f"{prefix}b{v.node}.{v.output}" for v in self.kept}
         for name, position in graph.leaves.items():

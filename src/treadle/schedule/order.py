@@ -56,7 +56,8 @@ class Order:
     def _join(self, bound: Bound, direct: set[int]) -> int | None:
         """The group that the kernel was fused into, the latest that takes it."""
         kernel = bound.kernel
-        large = (n for n, b in zip(bound.inputs, kernel.inputs, strict=True) if b.size > 64)
+        least = self.memo.target.fusion.shared_input
+        large = (n for n, b in zip(bound.inputs, kernel.inputs, strict=True) if b.size > least)
         near = {g for n in large for g in self.readers.get(n, ())}
         candidates = [
             p for p in sorted(direct | near, reverse=True) if self._may_join(p, kernel, direct)
@@ -213,7 +214,7 @@ class Order:
         Equal kernels then share a launch in one phase; without launches what is large lives
         shorter.
         """
-        has_launches = self.memo.target.has_launches
+        has_launches, sizes = self.memo.target.has_launches, self.memo.target.fusion
         users: dict[int, list[int]] = {}
         for i in ordered:
             for j in self.groups[i].direct:
@@ -224,10 +225,10 @@ class Order:
             if not self.groups[i].direct or (has_launches and bound.kernel.is_whole):
                 continue
             made = max(b.nbytes for b in bound.kernel.outputs)
-            if not has_launches and (i not in users or made < WORTH):
+            if not has_launches and (i not in users or made < sizes.moved_bytes):
                 continue
             limit = min((level[u] - 1 for u in users.get(i, ())), default=last)
-            light = LIGHT if has_launches else made // 8
+            light = sizes.delayed_bytes if has_launches else made // 8
             large = [
                 n
                 for n, b in zip(bound.inputs, bound.kernel.inputs, strict=True)
@@ -236,10 +237,6 @@ class Order:
             is_kept = all(any(level[r] >= limit for r in self.readers[n] if r != i) for n in large)
             if limit > level[i] and is_kept:
                 level[i] = limit
-
-
-LIGHT = 8 << 20  # bytes that may live longer
-WORTH = 1 << 18  # bytes that should live shorter
 
 
 def has_product(body: Sequence[Statement]) -> bool:

@@ -26,13 +26,11 @@ from treadle.kernel.nodes import (
     Update,
 )
 from treadle.kernel.rowsums import RowSums, row_sums_of
+from treadle.kernel.target import Reductions
 from treadle.kernel.traverse import loop_names, rewrite, substituted
 from treadle.schedule.nests import fresh, with_own_names
 from treadle.schedule.twins import Sum, sum_of
 
-FEWEST, MOST = 128, 1024  # columns: a warp has those of a row in registers
-LEAST_PARTS, LEAST_ROWS = 64, 8
-MOST_SUMS, MOST_TURNS = 3, 4
 F32 = dtypes.float32
 
 
@@ -44,10 +42,12 @@ def started(parts: int, rows: int, body: tuple[Statement, ...], turn: Var) -> Ro
     return RowSums(part, row, (), moved, ())
 
 
-def with_sum(rows: RowSums, first: Kernel, second: Kernel) -> Kernel | None:
+def with_sum(rows: RowSums, first: Kernel, second: Kernel, sizes: Reductions) -> Kernel | None:
     """Both kernels as one, if the second sums columns of the same parts."""
     found = sum_of(second)
-    if found is None or not _fits(found, rows) or not _is_a_warps(found.turns[-1], rows, first):
+    if found is None or not _fits(found, rows, sizes):
+        return None
+    if not _is_a_warps(found.turns[-1], rows, first, sizes.most_row_vectors):
         return None
     every = (*rows.before, *rows.body, *rows.after)
     second, moved = with_own_names(second, second.body, first, every)
@@ -61,15 +61,16 @@ def with_sum(rows: RowSums, first: Kernel, second: Kernel) -> Kernel | None:
         if isinstance(s, Accumulate):
             sums[s.local] = Buffer(fresh("sum", names), F32, column.extent)
             names.add(sums[s.local].name)
-    if len(sums) + _sum_count(first) > MOST_SUMS:
+    if len(sums) + _sum_count(first) > sizes.most_fused_sums:
         return None
     inner: list[Statement] = []
     for s in substituted(found.inner, values):
         if isinstance(s, Accumulate):
             s = Update(sums[s.local].name, variable(column), s.value)
         inner.append(s)
-    sizes = {b.name: b.size for b in (*first.buffers, *second.buffers)}
-    if not _stays(rows, tuple(inner), sizes) or not _shares(rows, tuple(inner), sizes):
+    counts = {b.name: b.size for b in (*first.buffers, *second.buffers)}
+    least = rows.part.extent * rows.row.extent * sizes.least_columns
+    if not _stays(rows, tuple(inner), counts) or not _shares(rows, tuple(inner), counts, least):
         return None
     zeros = tuple(Store(b.name, variable(column), Literal(0, F32)) for b in sums.values())
     last: list[Statement] = []
@@ -116,14 +117,14 @@ def _kernel(rows: RowSums, first: Kernel, second: Kernel, scratch: tuple[Buffer,
     )
 
 
-def _fits(found: Sum, rows: RowSums) -> bool:
+def _fits(found: Sum, rows: RowSums, sizes: Reductions) -> bool:
     """Whether sums are plain ones of a row's columns, by the same parts of the rows."""
     parts, inner = found.turns[:-1], found.loops
     counts = math.prod(v.extent for v in parts), math.prod(v.extent for v in inner)
     if counts != (rows.part.extent, rows.row.extent):
         return False
     column = found.turns[-1]
-    if not FEWEST <= column.extent <= MOST or column.extent % 8:
+    if not sizes.least_columns <= column.extent <= sizes.most_columns or column.extent % 8:
         return False
     starts = {s.local: s.value for s in found.before if isinstance(s, Let)}
     sums = [s for s in found.inner if isinstance(s, Accumulate)]
@@ -140,11 +141,11 @@ def _fits(found: Sum, rows: RowSums) -> bool:
     )
 
 
-def _is_a_warps(column: Var, rows: RowSums, kernel: Kernel) -> bool:
+def _is_a_warps(column: Var, rows: RowSums, kernel: Kernel, vectors: int) -> bool:
     """Whether a warp's registers have room for a row: 16 bytes of each thread, some times."""
     size = rows.part.extent * rows.row.extent * column.extent
     widths = [b.dtype.itemsize for b in kernel.buffers if b.size == size]
-    return bool(widths) and column.extent <= MOST_TURNS * 32 * 16 // min(widths)
+    return bool(widths) and column.extent <= vectors * 32 * 16 // min(widths)
 
 
 def _places(found: Sum, rows: RowSums, column: Var) -> dict[Var, Index]:
@@ -171,14 +172,14 @@ def _stays(rows: RowSums, body: tuple[Statement, ...], sizes: dict[str, int]) ->
     )
 
 
-def _shares(rows: RowSums, body: tuple[Statement, ...], sizes: dict[str, int]) -> bool:
+def _shares(rows: RowSums, body: tuple[Statement, ...], sizes: dict[str, int], least: int) -> bool:
     """Whether both touch the same row of something large."""
     count = rows.part.extent * rows.row.extent
     near = [
         {a.buffer for a in accesses(s) if is_local(a, rows.index, sizes.get(a.buffer, 1), count)}
         for s in (rows.body, body)
     ]
-    return any(sizes[b] >= count * FEWEST for b in near[0] & near[1])
+    return any(sizes[b] >= least for b in near[0] & near[1])
 
 
 def _sum_count(kernel: Kernel) -> int:

@@ -36,8 +36,6 @@ from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import axis_vars, nest
 
-COUNTED = 64  # elements of an axis up to which counting is no slower than merging
-
 
 @ROOTS(reductions.SORT)
 def _sort(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
@@ -62,7 +60,8 @@ class _Order:
 def _ordered(lowering: Lowering, position: int, node: Node, order: _Order) -> list[Kernel]:
     n = lowering.graph.type_of(node.operands[0]).shape[order.axis]
     # Threads count for each element side by side; a row would be merged by one of them.
-    is_merged = n > COUNTED and order.size and not lowering.target.is_spmd
+    target = lowering.target
+    is_merged = n > target.reductions.counted and order.size and not target.is_spmd
     return [(_merged if is_merged else _counted)(lowering, position, node, order)]
 
 

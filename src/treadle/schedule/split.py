@@ -9,6 +9,7 @@ from itertools import pairwise
 from treadle.kernel.access import names_in
 from treadle.kernel.index import Var, variable
 from treadle.kernel.nodes import For, Guarded, Let, Role, Statement, Store, Update, Value, Within
+from treadle.kernel.target import Fusion
 from treadle.kernel.traverse import (
     map_statements,
     map_value,
@@ -19,27 +20,25 @@ from treadle.kernel.traverse import (
 )
 from treadle.schedule.nests import fresh
 
-MOST_PIECES = 8
-LEAST_TURNS = 16  # of a piece: shorter ones gain nothing
 
-
-def split(body: Sequence[Statement], taken: set[str]) -> list[Statement]:
+def split(body: Sequence[Statement], taken: set[str], sizes: Fusion) -> list[Statement]:
     """Statements whose inner loops are cut. Outermost loops stay: tasks are their iterations."""
 
     def cut(s: Statement) -> list[Statement]:
-        return _pieces(s, taken) if isinstance(s, For) else [s]
+        return _pieces(s, taken, sizes) if isinstance(s, For) else [s]
 
     return [replace(s, body=map_statements(s.body, cut)) if isinstance(s, For) else s for s in body]
 
 
-def _pieces(loop: For, taken: set[str]) -> list[Statement]:
+def _pieces(loop: For, taken: set[str], sizes: Fusion) -> list[Statement]:
     """A loop as loops over parts of its range, in order."""
     is_plain = all(isinstance(s, (Let, Store, Update)) for s in loop.body)
     if loop.role is not Role.PARALLEL or loop.stop is not None or not is_plain:
         return [loop]
     ends = [0, *sorted(_changes(loop)), loop.var.extent]
     parts = list(pairwise(ends))
-    is_worth_it = 1 < len(parts) <= MOST_PIECES and all(b - a >= LEAST_TURNS for a, b in parts)
+    is_long = all(b - a >= sizes.least_piece for a, b in parts)
+    is_worth_it = is_long and 1 < len(parts) <= sizes.most_pieces
     return [_piece(loop, a, b, taken) for a, b in parts] if is_worth_it else [loop]
 
 

@@ -27,6 +27,7 @@ from treadle.kernel.nodes import (
     Store,
     Value,
 )
+from treadle.kernel.target import Reductions
 from treadle.schedule.divisors import best_divisor
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.labels import block_rows
@@ -51,9 +52,6 @@ def identity(op: str, dtype: DType) -> Number:
     return dtype.range()[op == "min"]
 
 
-FEWEST = 8
-
-
 @ROOTS(*_COMBINE)
 def _reduce(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     """In one go, or by parts that the shape fixes: any number of threads gives the same bits."""
@@ -67,22 +65,17 @@ def _reduce(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
         loops = lowering.walked(node.operands[0], every)
         summed, others = ([v for v in loops if v in vs] for vs in (summed, others))
         return _shared_out(reduction, every, loops[-1:], summed, others)
+    sizes = lowering.target.reductions
     rows = math.prod(v.extent for v in summed)
     columns = math.prod(v.extent for v in others)
     is_split = rows * columns >= lowering.target.parts and columns and rows > 1
-    if is_split and (not kept or (columns >= FEWEST and min(kept) > max(axes))):
+    if is_split and (not kept or (columns >= sizes.fewest_parts and min(kept) > max(axes))):
         # Along whole rows where nothing is kept, by blocks of rows where columns are.
         split = dict(places)
-        parts, inner = _cut(summed, None if not kept else block_rows(rows), split)
-        if math.prod(v.extent for v in parts) >= FEWEST:
+        parts, inner = _cut(summed, None if not kept else block_rows(rows), split, sizes)
+        if math.prod(v.extent for v in parts) >= sizes.fewest_parts:
             return reduction.in_two(every, split, parts, inner, others)
     return [reduction.at_once(every, places, others, summed)]
-
-
-SHORT = 1024  # columns up to which sums may be made with the rows, by fewer and larger parts
-BLOCKS = 1024  # of a reduction: enough for every multiprocessor
-THREADS = 1 << 19  # of a reduction that keeps columns: as many as a device has at a time
-COLUMNS = 1 << 16  # the same of images, which have many rows: a block sums many of them
 
 
 def _shared_out(
@@ -93,18 +86,19 @@ def _shared_out(
     kept: list[Var],
 ) -> list[Kernel]:
     """For a GPU: parts as many as fill it, where what is kept does not fill it alone."""
-    places = {v: variable(v) for v in every}
+    target = reduction.lowering.target
+    sizes, places = target.reductions, {v: variable(v) for v in every}
     rows, columns = (math.prod(v.extent for v in vs) for vs in (summed, kept))
-    if columns and rows * columns >= reduction.lowering.target.parts:
+    if columns and rows * columns >= target.parts:
         is_columns = bool(kept) and kept[-1] is last[-1]
-        wanted = (THREADS if is_columns else BLOCKS) // columns
+        wanted = (sizes.threads if is_columns else sizes.blocks) // columns
         if is_columns and reduction.node.operands[0] in reduction.lowering.images:
-            wanted = COLUMNS // columns
-        elif is_columns and columns <= SHORT:
+            wanted = sizes.image_threads // columns
+        elif is_columns and columns <= sizes.few_columns:
             wanted //= 2
         split = dict(places)
-        parts, inner = _in_parts(summed, min(wanted, rows // 16), split)
-        if math.prod(v.extent for v in parts) >= FEWEST:
+        parts, inner = _in_parts(summed, min(wanted, rows // sizes.least_part), split)
+        if math.prod(v.extent for v in parts) >= sizes.fewest_parts:
             if is_columns and reduction.op == "add":
                 found = _moments(reduction, every, split, parts, inner, kept)
                 if found is not None:
@@ -155,16 +149,18 @@ def _in_parts(
 
 
 def _cut(
-    summed: Sequence[Var], block: int | None, places: dict[Var, Index]
+    summed: Sequence[Var], block: int | None, places: dict[Var, Index], sizes: Reductions
 ) -> tuple[list[Var], list[Var]]:
     """Loops over parts of what is summed, and loops inside a part."""
     if block is None and len(summed) > 1:
         count = 1
-        while count < len(summed) - 1 and math.prod(v.extent for v in summed[:count]) < FEWEST:
+        least = sizes.fewest_parts
+        while count < len(summed) - 1 and math.prod(v.extent for v in summed[:count]) < least:
             count += 1
         return list(summed[:count]), list(summed[count:])
     var = summed[-1]
-    part = best_divisor(var.extent, min(var.extent, block or max(1, var.extent // 16)))
+    length = block or max(1, var.extent // sizes.least_part)
+    part = best_divisor(var.extent, min(var.extent, length))
     outer, inner = Var(f"{var.name}b", var.extent // part), Var(f"{var.name}r", part)
     places[var] = variable(outer) * part + variable(inner)
     return [*summed[:-1], outer], [inner]

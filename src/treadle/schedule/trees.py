@@ -26,6 +26,7 @@ from treadle.kernel.nodes import (
     Set,
     Statement,
 )
+from treadle.kernel.target import Reductions
 from treadle.kernel.traverse import (
     indices_of,
     map_statements,
@@ -38,19 +39,16 @@ from treadle.kernel.traverse import (
 from treadle.schedule.divisors import best_divisor
 from treadle.schedule.nests import fresh
 
-LONGEST = 64  # additions one after another
-# Lanes add side by side, in at least 16 accumulators: blocks are longer, as each ends with a sum
-# of all lanes.
-LONGEST_IN_LANES, BLOCK_IN_LANES = 4096, 2048
-
 Sums = dict[str, DType]
 
 
-def with_blocks(body: Sequence[Statement], taken: set[str]) -> tuple[Statement, ...]:
+def with_blocks(
+    body: Sequence[Statement], taken: set[str], sizes: Reductions
+) -> tuple[Statement, ...]:
     """Statements whose long sums are made in blocks; new names are taken."""
 
     def cut(s: Statement) -> list[Statement]:
-        return _Blocks(taken, _sums_of(s)).loop(s) if isinstance(s, For) else [s]
+        return _Blocks(taken, _sums_of(s), sizes).loop(s) if isinstance(s, For) else [s]
 
     return map_statements(body, cut)
 
@@ -61,18 +59,19 @@ class _Blocks:
 
     taken: set[str]
     sums: Sums
+    sizes: Reductions
 
     def loop(self, loop: For) -> list[Statement]:
         if not self.sums or loop.role is Role.PARALLEL or _has_products(loop.body):
             return [loop]
         extent = loop.var.extent
         if loop.role is Role.VECTOR:
-            is_long = extent > LONGEST_IN_LANES and loop.stop is None
-            return self.cut(loop, BLOCK_IN_LANES) if is_long else [loop]
-        if _additions(loop) <= LONGEST:
+            is_long = extent > self.sizes.longest_lane_sum and loop.stop is None
+            return self.cut(loop, self.sizes.lane_block) if is_long else [loop]
+        if _additions(loop) <= self.sizes.longest_sum:
             return [loop]
         loop = replace(loop, body=tuple(self.apart(loop.body)))
-        if extent <= LONGEST or loop.stop is not None:
+        if extent <= self.sizes.longest_sum or loop.stop is not None:
             return [loop]
         return self.cut(loop, _block(extent))
 

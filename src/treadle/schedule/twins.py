@@ -12,8 +12,6 @@ from treadle.kernel.nodes import Accumulate, For, Kernel, Let, Role, Statement, 
 from treadle.kernel.traverse import peel, substituted
 from treadle.schedule.nests import with_own_names
 
-LARGE = 1 << 16  # elements that are worth reading once
-
 
 @dataclass(frozen=True, slots=True)
 class Sum:
@@ -43,7 +41,7 @@ def sum_of(kernel: Kernel, stores: bool = False) -> Sum | None:
     return Sum(turns, body[:at], loops, inner, body[at + 1 :])
 
 
-def fed(first: Kernel, second: Kernel) -> Kernel | None:
+def fed(first: Kernel, second: Kernel, large: int) -> Kernel | None:
     """An elementwise kernel inside the sum of columns that reads each of its elements once."""
     sum_ = sum_of(second)
     around, body = peel(first.body, Role.PARALLEL)
@@ -55,7 +53,7 @@ def fed(first: Kernel, second: Kernel) -> Kernel | None:
     shape = [v.extent for v in variables]
     place = flatten([variable(v) for v in variables], shape)
     size = math.prod(shape)
-    if size < LARGE or any(s.index != place for s in stores):
+    if size < large or any(s.index != place for s in stores):
         return None
     made = {b.name for b in first.outputs}
     if any(a.index != place for a in accesses(body) if a.buffer in made):
@@ -102,7 +100,7 @@ def _is_walk(index: Index, variables: Sequence[Var], size: int) -> bool:
     return reach == size
 
 
-def twins(first: Kernel, second: Kernel) -> Kernel | None:
+def twins(first: Kernel, second: Kernel, large: int) -> Kernel | None:
     """Both sums in one kernel, if they walk the same loops and read something large alike.
 
     The second may read what the first writes, where each turn reads what it wrote itself.
@@ -121,7 +119,7 @@ def twins(first: Kernel, second: Kernel) -> Kernel | None:
 
     inner = substituted(b.inner, values)
     sizes = {x.name: x.size for x in first.buffers}
-    ours = {_spot(x) for x in accesses(a.inner) if sizes.get(x.buffer, 0) >= LARGE}
+    ours = {_spot(x) for x in accesses(a.inner) if sizes.get(x.buffer, 0) >= large}
     if not ours & set(map(_spot, accesses(inner))):
         return None
     made = {x.name for x in first.outputs}

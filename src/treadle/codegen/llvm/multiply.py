@@ -12,9 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treadle.codegen.llvm.emitter import Function, Reg, multiply_add, number, suffix, vector
-
-UNROLL = 4  # turns of the depth written out
-LINE = 64  # bytes that memory gives at a time
+from treadle.kernel.cost import LINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,8 @@ class Tile:
     is_partial: bool  # whether the last vector has fewer lanes than its width
     adds: bool
     has_fma: bool = True
-    ahead: int = 0  # lines of the next right matrix that are fetched in UNROLL turns
+    ahead: int = 0  # lines of the next right matrix that are fetched in `unroll` iterations
+    unroll: int = 4  # iterations of the depth written out
 
     @property
     def vector(self) -> str:
@@ -82,10 +81,10 @@ class _TileWriter:
         f, tile = self.f, self.tile
         count = len(tile.rows) * tile.vectors
         sums: Sequence[Reg] = [number(0.0, tile.vector)] * count
-        whole = f.binary("and", Reg("i64", "%depth"), number(-UNROLL, "i64"))
+        whole = f.binary("and", Reg("i64", "%depth"), number(-tile.unroll, "i64"))
         start, left, right = number(0, "i64"), Reg("ptr", "%left"), Reg("ptr", "%right")
         later = Reg("ptr", "%ahead")
-        for stop, unroll in ((whole, UNROLL), (Reg("i64", "%depth"), 1)):
+        for stop, unroll in ((whole, tile.unroll), (Reg("i64", "%depth"), 1)):
             carried = [left, right, later, *sums]
             with f.loop(start, stop, number(unroll, "i64"), carried) as turn:
                 left, right, later, *inner = turn.carried

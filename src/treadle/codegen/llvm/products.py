@@ -7,14 +7,9 @@ from dataclasses import dataclass
 
 from treadle.codegen.llvm.emitter import Function, Reg, number
 from treadle.codegen.llvm.module import Module
-from treadle.codegen.llvm.multiply import LINE, UNROLL, Tile
+from treadle.codegen.llvm.multiply import Tile
+from treadle.kernel.cost import LINE
 from treadle.kernel.nodes import Multiply, Walk
-
-VECTORS = 2  # of a tile
-NEAR = (
-    1 << 19
-)  # bytes of panels that stay in the second-level cache from one block of rows to the next
-MOST_AHEAD = 2 * UNROLL  # lines that are fetched in as many turns as are written out
 
 
 def even_tiles(rows: int, most: int) -> list[tuple[int, int, int]]:
@@ -37,13 +32,13 @@ class Panel:
     lanes: int
 
 
-def panels(columns: int, width: int) -> list[Panel]:
-    """Columns as whole panels, then what is left as one of fewer vectors."""
-    whole, rest = divmod(columns, VECTORS * width)
-    found = [Panel(0, whole, VECTORS, width)] if whole else []
+def panels(columns: int, width: int, most: int) -> list[Panel]:
+    """Columns as whole panels of so many vectors, then what is left as one of fewer."""
+    whole, rest = divmod(columns, most * width)
+    found = [Panel(0, whole, most, width)] if whole else []
     if rest:
         vectors = -(-rest // width)
-        start = whole * VECTORS * width
+        start = whole * most * width
         found.append(Panel(start, 1, vectors, rest - (vectors - 1) * width))
     return found
 
@@ -53,6 +48,7 @@ class ProductWriter:
 
     def __init__(self, function: Function, module: Module, element: str):
         self.f, self.module, self.element = function, module, element
+        self.machine = module.machine
         self.bytes = 8 if element == "double" else 4
         self.width = max(1, module.width * 4 // self.bytes)
 
@@ -61,16 +57,17 @@ class ProductWriter:
     ) -> None:
         """`count` such products follow each other, with right matrices `apart` elements apart."""
         target, left, right = starts
-        self.next = apart * self.bytes if apart * self.bytes * count > NEAR else 0
-        columns = product.target.columns.count
+        step = apart * self.bytes
+        self.next = step if step * count > self.machine.near_bytes else 0
+        columns, vectors = product.target.columns.count, self.machine.tile_vectors
         if not product.left.columns.count:
             raise AssertionError("a product without depth is a fill, not a product")
-        for panel in panels(columns, self.width):
+        for panel in panels(columns, self.width, vectors):
 
             def one(number_: Reg | None, panel: Panel = panel) -> None:
                 offset = panel.start * self.bytes
                 moved = [
-                    self._at(p, number_, VECTORS * self.width * self.bytes, offset)
+                    self._at(p, number_, vectors * self.width * self.bytes, offset)
                     for p in (target, right)
                 ]
                 self._rows(product, panel, moved[0], left, moved[1])
@@ -80,7 +77,7 @@ class ProductWriter:
     def _rows(self, product: Multiply, panel: Panel, target: Reg, left: Reg, right: Reg) -> None:
         rows = product.left.rows
         step = product.target.rows.stride * self.bytes
-        for first, tiles, height in even_tiles(rows.count, self.module.machine.tile_rows):
+        for first, tiles, height in even_tiles(rows.count, self.machine.tile_rows):
             if rows.listed:
                 for i in range(tiles):
                     start = first + i * height
@@ -107,12 +104,12 @@ class ProductWriter:
         The tiles of a matrix fetch all of the next one: its first tile would wait for memory.
         """
         walk, none = product.right.rows, (0, Reg("ptr", "null"))
-        turns = walk.count // UNROLL
+        turns = walk.count // self.machine.unroll
         if not self.next or walk.listed or not turns:
             return none
-        tiles = -(-product.left.rows.count // self.module.machine.tile_rows)
+        tiles = -(-product.left.rows.count // self.machine.tile_rows)
         lines = -(-walk.count * walk.stride * self.bytes // (LINE * tiles * turns))
-        if lines > MOST_AHEAD:
+        if lines > self.machine.most_ahead:
             return none
         size = lines * turns * LINE
         return lines, self._at(self._moved(right, self.next), tile, size, first * size)
@@ -137,8 +134,9 @@ class ProductWriter:
             bool(walks[1].listed),
             panel.lanes < self.width,
             product.adds,
-            self.module.machine.has_fma,
+            self.machine.has_fma,
             ahead[0],
+            self.machine.unroll,
         )
         name = self.module.tile(tile)
         row = number(product.target.rows.stride * self.bytes, "i64")

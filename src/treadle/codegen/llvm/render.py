@@ -86,9 +86,6 @@ def _safe(i: int) -> str:
 
 
 _FUSED = (dtypes.float32, dtypes.float64)
-# Vectors of a loop that sums inside: as many sums at a time as hide an addition's latency.
-SUMMING_VECTORS = 2
-ACCUMULATING_VECTORS = 4  # of a loop that is itself a sum
 
 
 class _Writer(Places):
@@ -119,7 +116,7 @@ class _Writer(Places):
             case For(var, role, _, end):
                 start = number(0, "i64")
                 stop = number(var.extent, "i64") if end is None else self.index(end)
-                move = transposition(statement, self.module.width) if self.width == 1 else None
+                move = transposition(statement, self.module.machine) if self.width == 1 else None
                 if move is not None:
                     write_transposed(self.f, move, self.variables, self._at)
                 elif role is Role.VECTOR and self.width == 1:
@@ -192,7 +189,8 @@ class _Writer(Places):
             self.loop(loop, start, stop)
             return
         at, end = 0, int(stop.text)
-        narrower = [w for w in (self.module.width // 2, self.module.width // 4) if w >= 4]
+        width, least = self.module.width, self.module.machine.least_width
+        narrower = [w for w in (width // 2, width // 4) if w >= least]
         narrower = [w for w in narrower if not widths or w < widths[-1]]
         self.is_aligned = True
         for width in (*widths, *narrower):
@@ -206,14 +204,14 @@ class _Writer(Places):
 
     def _widths(self, loop: For) -> list[int]:
         """Several vectors at a time where sums would wait for each other."""
-        width = self.module.width
+        machine, width = self.module.machine, self.module.width
         if width == 1:
             return []
         found = [width]
         if changed_locals(loop.body, self.locals):
-            found = [width * ACCUMULATING_VECTORS, width]
+            found = [width * machine.accumulating_vectors, width]
         elif any(isinstance(s, For) for s in loop.body):
-            found = [width * SUMMING_VECTORS, width]
+            found = [width * machine.summing_vectors, width]
         used = {a.buffer for a in accesses(loop.body)} if self.private else ()
         most = min((n for b, n in self.private.items() if b in used), default=found[0])
         return list(dict.fromkeys(min(w, most) for w in found))

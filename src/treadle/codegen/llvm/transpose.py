@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from treadle.base import dtypes
 from treadle.codegen.llvm.emitter import Function, Reg, number, vector
 from treadle.kernel.index import Index, Var
+from treadle.kernel.machine import Machine
 from treadle.kernel.nodes import For, Let, Load, Local, Role, Statement, Store
 
 Address = Callable[[str, Index], Reg]  # of an element, loop variables as they stand
@@ -28,7 +29,7 @@ class Transposition:
     width: int  # of a square
 
 
-def transposition(loop: For, width: int) -> Transposition | None:
+def transposition(loop: For, machine: Machine) -> Transposition | None:
     """The move that two loops, one right inside the other, make in whole squares."""
     match loop.body:
         case (For(inner, Role.VECTOR, body, None),) if loop.stop is None:
@@ -40,8 +41,8 @@ def transposition(loop: For, width: int) -> Transposition | None:
         return None
     load, store = found
     # Half a vector's squares take as long for an element as whole ones.
-    widths = [w for w in (width, width // 2) if w >= 4 and not loop.var.extent % w]
-    widths = [w for w in widths if not inner.extent % w]
+    widths = [w for w in (machine.width, machine.width // 2) if w >= machine.least_width]
+    widths = [w for w in widths if not loop.var.extent % w and not inner.extent % w]
     if not widths:
         return None
     is_turned = load.index.factor_of(loop.var) == 1 and store.index.factor_of(inner) == 1
