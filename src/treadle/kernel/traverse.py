@@ -263,11 +263,14 @@ class _Rewriter:
                 name, at = self.buffer(buffer), self.index(buffer, index)
                 return value if at is index and name == buffer else Load(name, at, dtype)
             case Local(name, dtype):
-                return Local(self.local(name), dtype)
+                new = self.local(name)
+                return value if new == name else Local(new, dtype)
             case Position(index, dtype):
-                return Position(self.index("", index), dtype)
+                at = self.index("", index)
+                return value if at is index else Position(at, dtype)
             case Within(index, low, high):
-                return Within(self.index("", index), low, high)
+                at = self.index("", index)
+                return value if at is index else Within(at, low, high)
             case _:
                 return value
 
