@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from treadle.base.dtypes import DType, accumulator
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
-from treadle.ir.literal import Number
 from treadle.ir.ops import reductions
+from treadle.kernel.accumulate import identity
 from treadle.kernel.index import Index, Var, constant, flatten, substitute, variable
 from treadle.kernel.nodes import (
     Accumulate,
@@ -41,15 +41,6 @@ _COMBINE = {
     reductions.REDUCE_MAX: "max",
     reductions.REDUCE_MIN: "min",
 }
-
-
-def identity(op: str, dtype: DType) -> Number:
-    """What accumulating starts from."""
-    if op in ("add", "mul"):
-        return int(op == "mul")
-    if dtype.is_float:
-        return float("-inf") if op == "max" else float("inf")
-    return dtype.range()[op == "min"]
 
 
 @ROOTS(*_COMBINE)

@@ -29,25 +29,9 @@ def changed_locals(body: Sequence[Statement], known: Iterable[str]) -> list[str]
     return list(dict.fromkeys(local for local in changed if local in names))
 
 
-def accumulation(body: Sequence[Statement], name: str) -> str:
-    """The op by which a vector loop accumulates a local."""
-    return _find_accumulation(body, name).op
-
-
-def accumulated_dtype(body: Sequence[Statement], name: str) -> DType:
-    return _find_accumulation(body, name).value.dtype
-
-
-def _find_accumulation(body: Sequence[Statement], name: str) -> Accumulate:
+def accumulation(body: Sequence[Statement], name: str) -> Accumulate:
+    """The statement by which a vector loop accumulates a local."""
     for s in walk(body):
         if isinstance(s, Accumulate) and s.local == name:
             return s
     raise AssertionError(f"a vector loop sets {name}")
-
-
-def identity(op: str, dtype: DType) -> float | int:
-    if op in ("add", "mul"):
-        return int(op == "mul")
-    if dtype.is_float:
-        return float("-inf") if op == "max" else float("inf")
-    return dtype.range()[op == "min"]

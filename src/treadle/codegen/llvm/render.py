@@ -13,10 +13,8 @@ from typing import assert_never
 
 from treadle.base import dtypes
 from treadle.codegen.llvm.analysis import (
-    accumulated_dtype,
     accumulation,
     changed_locals,
-    identity,
     memory_element,
     python_number,
 )
@@ -36,6 +34,7 @@ from treadle.codegen.llvm.scalars import register_element
 from treadle.codegen.llvm.transpose import transposition
 from treadle.codegen.llvm.transpose import write as write_transposed
 from treadle.kernel.access import accesses, loads_in, locals_in
+from treadle.kernel.accumulate import identity
 from treadle.kernel.cost import outermost, padded
 from treadle.kernel.index import Index
 from treadle.kernel.nodes import (
@@ -249,14 +248,14 @@ class _Writer(Places):
         return outer
 
     def _spread_start(self, body: Sequence[Statement], name: str, width: int) -> Reg:
-        op = accumulation(body, name)
+        found = accumulation(body, name)
         element = self.locals[name].type
-        dtype = accumulated_dtype(body, name)
-        return number(identity(op, dtype), vector(element, width))
+        return number(identity(found.op, found.value.dtype), vector(element, width))
 
     def _folded(self, body: Sequence[Statement], name: str, scalar: Reg, lanes: Reg) -> Reg:
         """The lanes combined in pairs, then with what was there: always in the same order."""
-        op, dtype = accumulation(body, name), accumulated_dtype(body, name)
+        found = accumulation(body, name)
+        op, dtype = found.op, found.value.dtype
         parts = [self.f.extract(lanes, i) for i in range(width_of(lanes.type))]
         while len(parts) > 1:
             half = len(parts) // 2
