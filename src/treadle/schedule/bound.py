@@ -16,10 +16,10 @@ from treadle.kernel.traverse import with_buffers
 from treadle.kernel.verify import verify
 from treadle.schedule.finish import finished
 from treadle.schedule.fuse import fused, is_serial, localised, outer_turns, spread
-from treadle.schedule.near import kept_near
 from treadle.schedule.nests import anonymous
 from treadle.schedule.rowsums import with_own_numbers
 from treadle.schedule.signature import Signature
+from treadle.schedule.staging import with_staging
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Memo:
                 kept.add(buffer.name)
                 room -= buffer.nbytes // turns
         found = localised(kernel, kept)
-        return kept_near(found, room) if self.target.is_small else found
+        return with_staging(found, room) if self.target.is_small else found
 
 
 def _fused(

@@ -31,9 +31,9 @@ from treadle.kernel.nodes import (
 from treadle.kernel.rowsums import row_sums_of
 from treadle.kernel.target import CPU, Reductions, Target
 from treadle.kernel.traverse import loop_names, peel, rewrite, substituted, walk
-from treadle.schedule.nests import fresh, with_own_names
+from treadle.schedule.nests import Parts, fresh, joined_kernel, nest, with_own_names
 from treadle.schedule.rowsums import started, with_rows, with_sum
-from treadle.schedule.twins import fed, sum_of, twins
+from treadle.schedule.sum_fusion import fused_sums, sum_of, with_producer
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +75,12 @@ def in_rows(kernel: Kernel, turns: int) -> Rows | None:
             return None
     if left != 1:
         return None
-    places = unflatten(variable(turn), digits) if digits else ()
+    parts = unflatten(variable(turn), digits) if digits else ()
     values: dict[Var, Index] = {}
-    loops: list[Var] = []
-    for (var, rest, length), place in zip(inner, places, strict=True):
-        values[var] = place * length
-        if rest is not None:
-            values[var] = values[var] + variable(rest)
-            loops += [rest] if rest.extent > 1 else []
-    moved = substituted(body, values)
-    for loop in reversed(loops):
-        moved = (For(loop, Role.PARALLEL, moved),)
-    return Rows(turn, moved)
+    for (var, rest, length), part in zip(inner, parts, strict=True):
+        values[var] = part * length if rest is None else part * length + variable(rest)
+    loops = [rest for _, rest, _ in inner if rest is not None]
+    return Rows(turn, nest(loops, Role.PARALLEL, substituted(body, values)))
 
 
 def turn_counts(kernel: Kernel) -> list[int]:
@@ -186,8 +180,8 @@ def fused(
         return None
     if target.fuses_column_sums:
         large = target.fusion.read_once
-        found = fed(first, second, large) if is_needed else None
-        found = found or twins(first, second, large)
+        found = with_producer(first, second, large) if is_needed else None
+        found = found or fused_sums(first, second, large)
         if found is not None:
             return found
     if target.keeps_serial_apart and (is_serial(first) or is_serial(second)):
@@ -240,7 +234,7 @@ def _with_row_sums(
         found = sum_of(second)
         if found is None or first.scratch or not _has_row_loops(first, sizes.least_columns):
             return None
-        parts = math.prod(v.extent for v in found.turns[:-1])
+        parts = math.prod(v.extent for v in found.around[:-1])
         inner = math.prod(v.extent for v in found.loops)
         walked = in_rows(first, parts * inner)
         is_short = parts < sizes.least_row_parts or inner < sizes.least_part_rows
@@ -267,85 +261,42 @@ def _fused_at(first: Kernel, second: Kernel, turns: int, is_needed: bool) -> Ker
     if a is None or b is None:
         return None
     second, moved = with_own_names(second, b.body, first, a.body)
-    sizes = {k.name: k.size for k in (*first.buffers, *second.buffers)}
-    if not _are_local(a.body, moved, variable(a.var), sizes, turns):
+    sizes = {b.name: b.size for b in (*first.buffers, *second.buffers)}
+    parts = Parts(variable(a.var), turns, sizes)
+    if not parts.separate(a.body, moved):
         return None
-    if not is_needed and not _share_rows(a.body, moved, variable(a.var), sizes, turns):
+    if not is_needed and not _share_parts(a.body, moved, parts):
         return None
-    body = _joined(a.body, moved, variable(a.var), sizes, turns)
-    loops: tuple[Statement, ...] = (For(a.var, Role.PARALLEL, body),) if turns > 1 else body
-    outputs = {b.name: b for b in (*first.outputs, *second.outputs)}
-    inputs = {b.name: b for b in (*first.inputs, *second.inputs) if b.name not in outputs}
-    origins = tuple(dict.fromkeys((*first.origins, *second.origins)))
-    return Kernel(
-        first.name,
-        tuple(inputs.values()),
-        tuple(outputs.values()),
-        loops,
-        origins,
-        first.scratch + second.scratch,
-    )
+    body = nest([a.var], Role.PARALLEL, _joined(a.body, moved, parts))
+    return joined_kernel(first, second, body, second.scratch)
 
 
-def _are_local(
-    first: Sequence[Statement],
-    second: Sequence[Statement],
-    turn: Index,
-    sizes: dict[str, int],
-    turns: int,
-) -> bool:
-    """Whether what one writes and the other touches stays within the turn."""
-    sides = list(accesses(first)), list(accesses(second))
-    written = [{a.buffer for a in side if a.writes} for side in sides]
-    touched = [{a.buffer for a in side} for side in sides]
-    shared = (written[0] & touched[1]) | (written[1] & touched[0])
-    return all(
-        is_local(a, turn, sizes[a.buffer], turns)
-        for side in sides
-        for a in side
-        if a.buffer in shared and a.buffer in sizes
-    )
-
-
-def _share_rows(
-    first: Sequence[Statement],
-    second: Sequence[Statement],
-    turn: Index,
-    sizes: dict[str, int],
-    turns: int,
-) -> bool:
-    """Whether both read some buffer, each turn its own part alone."""
-    near: list[set[str]] = []
+def _share_parts(first: Sequence[Statement], second: Sequence[Statement], parts: Parts) -> bool:
+    """Whether both touch some buffer, each iteration its own part alone."""
+    own: list[set[str]] = []
     for body in (first, second):
-        found: dict[str, bool] = {}
-        for a in accesses(body):
-            is_near = a.buffer in sizes and is_local(a, turn, sizes[a.buffer], turns)
-            found[a.buffer] = found.get(a.buffer, True) and is_near
-        near.append({b for b, held in found.items() if held})
-    return bool(near[0] & near[1])
+        every = list(accesses(body))
+        own.append({a.buffer for a in every} - {a.buffer for a in every if not parts.has(a)})
+    return bool(own[0] & own[1])
 
 
 def _joined(
-    first: tuple[Statement, ...],
-    second: tuple[Statement, ...],
-    turn: Index,
-    sizes: dict[str, int],
-    turns: int,
+    first: tuple[Statement, ...], second: tuple[Statement, ...], parts: Parts
 ) -> tuple[Statement, ...]:
-    """One after the other; two loops that meet become one where their turns stay apart too."""
+    """One after the other; two loops side by side become one where their iterations are apart."""
     last, following = first[-1] if first else None, second[0] if len(second) == 1 else None
     if not isinstance(last, For) or not isinstance(following, For):
         return first + second
     same = last.role is following.role is Role.PARALLEL and last.stop is following.stop is None
     if not same or last.var.extent != following.var.extent:
         return first + second
-    values = {following.var: variable(last.var)}
-    body = substituted(following.body, values)
-    inner, count = turn * last.var.extent + variable(last.var), turns * last.var.extent
-    if not _are_local(last.body, body, inner, sizes, count):
+    body = substituted(following.body, {following.var: variable(last.var)})
+    extent = last.var.extent
+    iteration = parts.iteration * extent + variable(last.var)
+    inner = Parts(iteration, parts.count * extent, parts.sizes)
+    if not inner.separate(last.body, body):
         return first + second
-    joined = _joined(last.body, body, inner, sizes, count)
-    return (*first[:-1], For(last.var, Role.PARALLEL, joined))
+    return (*first[:-1], For(last.var, Role.PARALLEL, _joined(last.body, body, inner)))
 
 
 def localised(kernel: Kernel, names: set[str]) -> Kernel:

@@ -1,12 +1,12 @@
-"""Loop nests: variables for axes, loops that walk memory in order merged, roles chosen."""
+"""Loop nests: variables for axes, kernels that become one, and names that do not clash."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from treadle.kernel.access import names_in
-from treadle.kernel.index import Var, variable
+from treadle.kernel.access import Access, accesses, is_local, names_in
+from treadle.kernel.index import Index, Var, flatten, variable
 from treadle.kernel.nodes import Buffer, For, Kernel, Role, Statement
 from treadle.kernel.traverse import loop_names, substituted, with_buffers, with_locals
 
@@ -22,6 +22,58 @@ def nest(variables: Sequence[Var], role: Role, body: Sequence[Statement]) -> tup
         if var.extent != 1:
             inner = (For(var, role, inner),)
     return inner
+
+
+def flat_index(variables: Sequence[Var]) -> Index:
+    """The index of an element that loops over some axes count in row-major order."""
+    return flatten([variable(v) for v in variables], [v.extent for v in variables])
+
+
+def joined_kernel(
+    first: Kernel,
+    second: Kernel,
+    body: tuple[Statement, ...],
+    scratch: tuple[Buffer, ...] = (),
+) -> Kernel:
+    """Both kernels as one, given its statements and what it needs beside the first's scratch."""
+    outputs = {b.name: b for b in (*first.outputs, *second.outputs)}
+    inputs = {b.name: b for b in (*first.inputs, *second.inputs) if b.name not in outputs}
+    origins = tuple(dict.fromkeys((*first.origins, *second.origins)))
+    return Kernel(
+        first.name,
+        tuple(inputs.values()),
+        tuple(outputs.values()),
+        body,
+        origins,
+        first.scratch + scratch,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Buffers in equal parts, one for each iteration of the loops around some statements."""
+
+    iteration: Index
+    count: int
+    sizes: Mapping[str, int]  # elements of each buffer
+
+    def has(self, access: Access) -> bool:
+        """Whether an access stays in the part of its iteration."""
+        size = self.sizes.get(access.buffer)
+        return size is not None and is_local(access, self.iteration, size, self.count)
+
+    def separate(self, first: Sequence[Statement], second: Sequence[Statement]) -> bool:
+        """Whether what one writes and the other touches stays in its part."""
+        sides = list(accesses(first)), list(accesses(second))
+        written = [{a.buffer for a in side if a.writes} for side in sides]
+        touched = [{a.buffer for a in side} for side in sides]
+        shared = (written[0] & touched[1]) | (written[1] & touched[0])
+        return all(
+            self.has(a)
+            for side in sides
+            for a in side
+            if a.buffer in shared and a.buffer in self.sizes
+        )
 
 
 def with_own_names(

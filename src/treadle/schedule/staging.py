@@ -1,7 +1,7 @@
-"""Results that a row's turn reads again are kept near as well: in memory that its threads share.
+"""Shared-memory staging: results that a block reads again are also in memory its threads share.
 
-What leaves a kernel goes to the device's memory. Other threads of the block that computed it would
-wait long to read it back from there.
+Outputs of a kernel go to the device's memory. Other threads of the block that computed them would
+wait long to read them back from there.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from treadle.kernel.traverse import map_statements, peel, rewrite, walk
 from treadle.schedule.nests import fresh
 
 
-def kept_near(kernel: Kernel, room: int) -> Kernel:
-    """The kernel with copies, of some bytes at most, of what one loop writes and others read."""
+def with_staging(kernel: Kernel, room: int) -> Kernel:
+    """The kernel with copies, of so many bytes at most, of what one loop writes and others read."""
     loops, inner = peel(kernel.body, Role.PARALLEL, most=1)
     if not loops:
         return kernel
