@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treadle.codegen.llvm.emitter import Function, Reg, multiply_add, number, suffix, vector
+from treadle.codegen.llvm.emitter import Function, Reg, listed, multiply_add, number, vector
 from treadle.kernel.cost import LINE
 
 
@@ -73,9 +73,8 @@ class _TileWriter:
     def _mask(self) -> Reg:
         """Lanes of the last vector that exist."""
         f, width = self.f, self.tile.width
-        lanes = Reg(vector("i32", width), f"<{', '.join(f'i32 {i}' for i in range(width))}>")
         count = f.splat(f.convert("trunc", Reg("i64", "%lanes"), "i32"), width)
-        return f.compare("icmp slt", lanes, count)
+        return f.compare("icmp slt", listed(range(width), "i32"), count)
 
     def write(self, left_step: Reg, right_step: Reg) -> None:
         f, tile = self.f, self.tile
@@ -151,11 +150,7 @@ class _TileWriter:
         f, tile = self.f, self.tile
         if self.mask is None or j < tile.vectors - 1:
             return f.value(tile.vector, f"load {tile.vector}, {place}, align {tile.bytes}")
-        name = f"llvm.masked.load.{suffix(tile.vector)}.p0"
-        types = f"ptr, i32, {self.mask.type}, {tile.vector}"
-        f.declarations.add(f"declare {tile.vector} @{name}({types})")
-        align, zero = Reg("i32", str(tile.bytes)), number(0.0, tile.vector)
-        return f.call(name, tile.vector, place, align, self.mask, zero)
+        return f.masked_load(place, self.mask, number(0.0, tile.vector), tile.bytes)
 
     def _store(self, sums: Sequence[Reg]) -> None:
         f, tile = self.f, self.tile
@@ -173,7 +168,5 @@ class _TileWriter:
         f, tile = self.f, self.tile
         if self.mask is None or j < tile.vectors - 1:
             f.do(f"store {value}, {place}, align {tile.bytes}")
-            return
-        name = f"llvm.masked.store.{suffix(tile.vector)}.p0"
-        f.declarations.add(f"declare void @{name}({tile.vector}, ptr, i32, {self.mask.type})")
-        f.do(f"call void @{name}({value}, {place}, i32 {tile.bytes}, {self.mask})")
+        else:
+            f.masked_store(value, place, self.mask, tile.bytes)

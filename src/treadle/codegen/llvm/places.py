@@ -5,13 +5,21 @@ from __future__ import annotations
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.codegen.llvm.analysis import memory_element
-from treadle.codegen.llvm.emitter import Function, Reg, number, vector, width_of
+from treadle.codegen.llvm.emitter import Function, Reg, listed, number, vector, width_of
 from treadle.codegen.llvm.halves import half_bits, half_value
 from treadle.codegen.llvm.module import Module
 from treadle.codegen.llvm.scalars import Scalars, register_element
-from treadle.kernel.index import Bounded, Data, Index, Quotient, Remainder, Var, data_locals, uses
-
-Atom = Var | Data | Quotient | Remainder | Bounded
+from treadle.kernel.index import (
+    Atom,
+    Bounded,
+    Data,
+    Index,
+    Quotient,
+    Remainder,
+    Var,
+    data_locals,
+    uses,
+)
 
 
 class Places:
@@ -66,7 +74,7 @@ class Places:
             for start in (0, width - 1)
         ]
         chosen = [2 * i if i < width // 2 else 2 * i + 1 for i in range(width)]
-        return self._shuffled(parts[0], parts[1], chosen)
+        return self.f.shuffle(parts[0], parts[1], chosen)
 
     def _repeats(self, index: Index) -> int:
         """How many lanes in turn have one element, where lanes are divided by that; 0 otherwise."""
@@ -87,12 +95,7 @@ class Places:
         part = self._loaded(self._address(buffer, self.index(index), dtype), dtype, few)
         if few == 1:
             return self.f.splat(part, self.width)
-        return self._shuffled(part, part, [i // repeats for i in range(self.width)])
-
-    def _shuffled(self, a: Reg, b: Reg, lanes: list[int]) -> Reg:
-        type_ = vector(a.type[a.type.index("x") + 2 : -1], len(lanes))
-        mask = ", ".join(f"i32 {i}" for i in lanes)
-        return self.f.value(type_, f"shufflevector {a}, {b}, <{len(lanes)} x i32> <{mask}>")
+        return self.f.shuffle(part, part, [i // repeats for i in range(self.width)])
 
     def _is_aligned(self, atom: Atom) -> bool:
         """Whether lanes of a quotient or remainder follow the same pattern in every vector."""
@@ -168,8 +171,8 @@ class Places:
             first = self.f.splat(self.index(index), self.width)
             if step == 0:
                 return first
-            lanes = ", ".join(f"i64 {step * lane}" for lane in range(self.width))
-            return self.f.binary("add", first, Reg(wide, f"<{lanes}>"))
+            lanes = [step * lane for lane in range(self.width)]
+            return self.f.binary("add", first, listed(lanes, "i64"))
         if self._has_lane_data(index):
             result = Reg(wide, "poison")
             for lane in range(self.width):
@@ -192,12 +195,9 @@ class Places:
         if isinstance(atom, (Quotient, Remainder)) and self._is_aligned(atom):
             d = atom.divisor
             if isinstance(atom, Remainder):
-                pattern = [i % d for i in range(self.width)]
-                return Reg(wide, f"<{', '.join(f'i64 {i}' for i in pattern)}>")
-            pattern = [i // d for i in range(self.width)]
+                return listed([i % d for i in range(self.width)], "i64")
             first = f.splat(self._atom(atom, 0), self.width)
-            lanes = Reg(wide, f"<{', '.join(f'i64 {i}' for i in pattern)}>")
-            return f.binary("add", first, lanes)
+            return f.binary("add", first, listed([i // d for i in range(self.width)], "i64"))
         result = Reg(wide, "poison")
         for lane in range(self.width):
             result = f.insert(result, self._atom(atom, lane), lane)

@@ -23,7 +23,6 @@ from treadle.codegen.llvm.emitter import (
     Reg,
     multiply_add,
     number,
-    suffix,
     vector,
     width_of,
 )
@@ -323,10 +322,7 @@ class _Writer(Places):
         memory = vector(memory_element(dtype), self.width)
         if dtype is dtypes.bool_:
             other = f.convert("zext", other, memory)
-        name = f"llvm.masked.load.{suffix(memory)}.p0"
-        f.declarations.add(f"declare {memory} @{name}(ptr, i32, {mask.type}, {memory})")
-        align = Reg("i32", str(dtype.itemsize))
-        found = f.call(name, memory, address, align, mask, other)
+        found = f.masked_load(address, mask, other, dtype.itemsize)
         return f.compare("icmp ne", found, number(0, memory)) if dtype is dtypes.bool_ else found
 
     def _branch(self, condition: Reg, inner: Value, other: Value) -> Reg:
@@ -340,8 +336,7 @@ class _Writer(Places):
         b, from_else = self.value(other), f.block
         f.jump(after)
         f.label(after)
-        source = f"[ {a.text}, %{from_then} ], [ {b.text}, %{from_else} ]"
-        return f.value(a.type, f"phi {a.type} {source}")
+        return f.phi((a, from_then), (b, from_else))
 
     def _guarded_lane(self, condition: Reg, result: Reg, inner: Value, lane: int) -> Reg:
         f = self.f
@@ -353,8 +348,7 @@ class _Writer(Places):
         end = f.block
         f.jump(after)
         f.label(after)
-        source = f"[ {value.text}, %{end} ], [ {result.text}, %{before} ]"
-        return f.value(value.type, f"phi {value.type} {source}")
+        return f.phi((value, end), (result, before))
 
     def _in_lane(self, lane: int, value: Value) -> Reg:
         """A value for one lane alone."""

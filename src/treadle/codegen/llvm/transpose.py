@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from treadle.base import dtypes
-from treadle.codegen.llvm.emitter import Function, Reg, number, vector
+from treadle.codegen.llvm.emitter import Function, Reg, number, vector, width_of
 from treadle.kernel.index import Index, Var
 from treadle.kernel.machine import Machine
 from treadle.kernel.nodes import For, Let, Load, Local, Role, Statement, Store
@@ -100,8 +100,6 @@ def turned(f: Function, rows: list[Reg]) -> list[Reg]:
 
 def _interleaved(f: Function, a: Reg, b: Reg, half: int) -> Reg:
     """Lanes of two vectors by turns: those of the lower halves, or of the upper ones."""
-    width = int(a.type[1 : a.type.index(" ")])
+    width = width_of(a.type)
     first = half * width // 2
-    lanes = [first + i // 2 + (i % 2) * width for i in range(width)]
-    mask = ", ".join(f"i32 {i}" for i in lanes)
-    return f.value(a.type, f"shufflevector {a}, {b}, <{width} x i32> <{mask}>")
+    return f.shuffle(a, b, [first + i // 2 + (i % 2) * width for i in range(width)])
