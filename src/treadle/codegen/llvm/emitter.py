@@ -88,11 +88,11 @@ def _scalar_text(value: float | int | bool, element: str) -> str:
 
 @dataclass
 class Loop:
-    """A counted loop in the making: its counter, and values carried from turn to turn."""
+    """A counted loop in the making: its counter, and values carried from iteration to iteration."""
 
     counter: Reg
     carried: tuple[Reg, ...]
-    next: tuple[Reg, ...] = ()  # set inside: the carried values of the next turn
+    next: tuple[Reg, ...] = ()  # set inside: the carried values of the next iteration
     results: tuple[Reg, ...] = ()  # set at the end: the last carried values
 
 
@@ -197,7 +197,7 @@ class Function:
 
     @contextmanager
     def loop(self, start: Reg, stop: Reg, step: Reg, carried: Sequence[Reg] = ()) -> Iterator[Loop]:
-        """start, start + step, … below stop; no turn at all if start is not below stop."""
+        """start, start + step, … below stop; no iteration at all if start is not below stop."""
         before, head, body, after = (self.block, *map(self.fresh, ("head", "body", "after")))
         self.jump(head)
         self.label(head)
@@ -213,8 +213,8 @@ class Function:
         end = self.block
         self.jump(head)
         pairs = [(counter, start, following), *zip(values, carried, state.next, strict=True)]
-        for i, (phi, first, again) in enumerate(pairs):
-            source = f"[ {first.text}, %{before} ], [ {again.text}, %{end} ]"
+        for i, (phi, first, later) in enumerate(pairs):
+            source = f"[ {first.text}, %{before} ], [ {later.text}, %{end} ]"
             self.lines[at + i] = f"  {phi.text} = phi {phi.type} {source}"
         self.label(after)
         state.results = values

@@ -1,9 +1,9 @@
 """Kernels as LLVM functions.
 
-A kernel becomes `void @name(i64 begin, i64 end, ptr scratch, ptr …)`: the turns begin … end − 1 of
-its outermost parallel loop (any part of them gives the same bits), or everything for a kernel that
-has none. A vector loop runs in steps of the machine's width and finishes one by one; lanes do the
-same arithmetic at any width.
+A kernel becomes `void @name(i64 begin, i64 end, ptr scratch, ptr …)`: the iterations begin …
+end − 1 of its outermost parallel loop (any part of them gives the same bits), or everything for a
+kernel that has none. A vector loop runs in steps of the machine's width and finishes one by one;
+lanes do the same arithmetic at any width.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from treadle.base import dtypes
+from treadle.codegen.llvm.addresses import Addresses
 from treadle.codegen.llvm.analysis import (
     accumulation,
     changed_locals,
@@ -26,9 +27,8 @@ from treadle.codegen.llvm.emitter import (
     vector,
     width_of,
 )
+from treadle.codegen.llvm.matmuls import MatmulWriter
 from treadle.codegen.llvm.module import Module
-from treadle.codegen.llvm.places import Places
-from treadle.codegen.llvm.products import ProductWriter
 from treadle.codegen.llvm.scalars import register_element
 from treadle.codegen.llvm.transpose import transposition
 from treadle.codegen.llvm.transpose import write as write_transposed
@@ -62,17 +62,17 @@ from treadle.kernel.nodes import (
 
 def render(kernel: Kernel, name: str, module: Module, linkage: str = "internal") -> None:
     """Add a kernel to a module."""
-    pointers = [Reg("ptr noalias", f"%{_safe(i)}") for i, _ in enumerate(kernel.buffers)]
+    given = [Reg("ptr noalias", f"%{_safe(i)}") for i, _ in enumerate(kernel.buffers)]
     bounds = [Reg("i64", "%begin"), Reg("i64", "%end"), Reg("ptr noalias", "%scratch")]
-    function = Function(name, [*bounds, *pointers], linkage=linkage)
-    places = {b.name: Reg("ptr", p.text) for b, p in zip(kernel.buffers, pointers, strict=True)}
+    function = Function(name, [*bounds, *given], linkage=linkage)
+    pointers = {b.name: Reg("ptr", p.text) for b, p in zip(kernel.buffers, given, strict=True)}
     offset = 0
     for buffer in kernel.scratch:
         moved = f"getelementptr inbounds i8, ptr %scratch, i64 {offset}"
-        places[buffer.name] = function.value("ptr", moved)
+        pointers[buffer.name] = function.value("ptr", moved)
         offset += padded(buffer.nbytes)
     types = {b.name: b.dtype for b in (*kernel.buffers, *kernel.scratch)}
-    writer = _Writer(function, module, places, types)
+    writer = _Writer(function, module, pointers, types)
     writer.private = {b.name: b.lanes for b in kernel.scratch if b.lanes > 1}
     writer.outermost(kernel)
     function.do("ret void")
@@ -86,7 +86,7 @@ def _safe(i: int) -> str:
 _FUSED = (dtypes.float32, dtypes.float64)
 
 
-class _Writer(Places):
+class _Writer(Addresses):
     """Writes statements. A local is a register; loops carry those that they change."""
 
     def outermost(self, kernel: Kernel) -> None:
@@ -97,7 +97,7 @@ class _Writer(Places):
             write = self.vector_loop if loop.role is Role.VECTOR else self.loop
             write(loop, begin, end)
             return
-        # One turn: for the thread that has it.
+        # One iteration: for the thread that has it.
         then, after = self.f.fresh("then"), self.f.fresh("after")
         self.f.branch(self.f.compare("icmp slt", begin, end), then, after)
         self.f.label(then)
@@ -139,13 +139,13 @@ class _Writer(Places):
     def _at(self, buffer: str, index: Index) -> Reg:
         return self._address(buffer, self.index(index), self.types[buffer])
 
-    def multiply(self, product: Multiply) -> None:
-        dtype = self.types[product.target.buffer]
-        starts = [self._address(m.buffer, self.index(m.index), dtype) for m in product.matrices]
-        writer = ProductWriter(self.f, self.module, register_element(dtype))
+    def multiply(self, matmul: Multiply) -> None:
+        dtype = self.types[matmul.target.buffer]
+        starts = [self._address(m.buffer, self.index(m.index), dtype) for m in matmul.matrices]
+        writer = MatmulWriter(self.f, self.module, register_element(dtype))
         inner = next(reversed(self.variables), None)  # the loop around it
-        apart = None if inner is None else product.right.index.factor_of(inner)
-        writer.write(product, starts, apart or 0, 1 if inner is None else inner.extent)
+        apart = None if inner is None else matmul.right.index.factor_of(inner)
+        writer.write(matmul, starts, apart or 0, 1 if inner is None else inner.extent)
 
     def accumulated(self, old: Reg, op: str, value: Value) -> Reg:
         """A product that is added is rounded once, where the machine has an instruction for it."""
@@ -157,15 +157,15 @@ class _Writer(Places):
     # Loops
 
     def loop(self, loop: For, start: Reg, stop: Reg) -> None:
-        """One turn after the other; what the body changes is carried."""
+        """One iteration after the other; what the body changes is carried."""
         names = changed_locals(loop.body, self.locals)
         carried = [self.locals[n] for n in names]
-        with self.f.loop(start, stop, number(1, "i64"), carried) as turn:
-            self.variables[loop.var] = turn.counter
-            self.locals |= dict(zip(names, turn.carried, strict=True))
+        with self.f.loop(start, stop, number(1, "i64"), carried) as state:
+            self.variables[loop.var] = state.counter
+            self.locals |= dict(zip(names, state.carried, strict=True))
             self.inner(loop.body)
-            turn.next = tuple(self.locals[n] for n in names)
-        self.locals |= dict(zip(names, turn.results, strict=True))
+            state.next = tuple(self.locals[n] for n in names)
+        self.locals |= dict(zip(names, state.results, strict=True))
         del self.variables[loop.var]
 
     def inner(self, body: Sequence[Statement]) -> None:
@@ -176,9 +176,9 @@ class _Writer(Places):
             del self.locals[name]
 
     def vector_loop(self, loop: For, start: Reg, stop: Reg) -> None:
-        """Lanes of turns, then the rest one by one.
+        """Lanes of iterations, then the rest one by one.
 
-        Where the number of turns is known, narrower vectors take what wide ones leave.
+        Where the number of iterations is known, narrower vectors take what wide ones leave.
         """
         widths = self._widths(loop)
         if not (start.text == "0" and stop.text.isdigit()):
@@ -215,21 +215,21 @@ class _Writer(Places):
         return list(dict.fromkeys(min(w, most) for w in found))
 
     def lanes_loop(self, loop: For, start: Reg, stop: Reg, width: int) -> Reg:
-        """Turns in whole vectors of a width; where they end."""
+        """Iterations in whole vectors of a width; where they end."""
         f = self.f
         names = changed_locals(loop.body, self.locals)
         spread = [self._spread_start(loop.body, n, width) for n in names]
         scalars = [self.locals[n] for n in names]
-        with f.loop(start, stop, number(width, "i64"), spread) as turn:
+        with f.loop(start, stop, number(width, "i64"), spread) as state:
             self.lanes, self.width, self.apart = loop.var, width, width
-            self.variables[loop.var] = turn.counter
-            self.locals |= dict(zip(names, turn.carried, strict=True))
+            self.variables[loop.var] = state.counter
+            self.locals |= dict(zip(names, state.carried, strict=True))
             outer = self._widened_locals(names)
             self.inner(loop.body)
-            turn.next = tuple(self.locals[n] for n in names)
+            state.next = tuple(self.locals[n] for n in names)
             self.locals |= outer
             self.lanes, self.width, self.apart = None, 1, 1
-        for name, scalar, lanes in zip(names, scalars, turn.results, strict=True):
+        for name, scalar, lanes in zip(names, scalars, state.results, strict=True):
             self.locals[name] = self._folded(loop.body, name, scalar, lanes)
         return stop
 
@@ -385,8 +385,8 @@ class _Writer(Places):
         element = value if width_of(value.type) == 1 else f.extract(value, lane)
         after = ""
         if guard is not None:
-            place = self._lane_index(guard.index, lane)
-            moved = f.binary("sub", place, number(guard.low, "i64"))
+            at = self._lane_index(guard.index, lane)
+            moved = f.binary("sub", at, number(guard.low, "i64"))
             held = f.compare("icmp ult", moved, number(guard.high - guard.low, "i64"))
             then, after = f.fresh("then"), f.fresh("join")
             f.branch(held, then, after)
@@ -397,7 +397,7 @@ class _Writer(Places):
             f.label(after)
 
     def update(self, buffer: str, index: Index, value: Value) -> None:
-        """Lane by lane: places that are data are never said to be distinct."""
+        """Lane by lane: indices that are data are never said to be distinct."""
         dtype, found = self.types[buffer], self.value(value)
         for lane in range(self.width):
             element = found if width_of(found.type) == 1 else self.f.extract(found, lane)

@@ -1,4 +1,4 @@
-"""Places in memory and indices, for one lane or for all lanes of a vector."""
+"""Addresses in memory and indices, for one lane or for all lanes of a vector."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from treadle.kernel.index import (
 )
 
 
-class Places:
+class Addresses:
     """Where a function is: loop variables, locals, and the variable that lanes count."""
 
     def __init__(
-        self, function: Function, module: Module, places: dict[str, Reg], types: dict[str, DType]
+        self, function: Function, module: Module, pointers: dict[str, Reg], types: dict[str, DType]
     ):
-        self.f, self.module, self.places, self.types = function, module, places, types
+        self.f, self.module, self.pointers, self.types = function, module, pointers, types
         self.scalars = Scalars(function, module.elementary, module.machine)
         self.variables: dict[Var, Reg] = {}  # the first lane's value
         self.lanes: Var | None = None  # the variable that lanes count
@@ -77,7 +77,7 @@ class Places:
         return self.f.shuffle(parts[0], parts[1], chosen)
 
     def _repeats(self, index: Index) -> int:
-        """How many lanes in turn have one element, where lanes are divided by that; 0 otherwise."""
+        """How many lanes in a row have one element, where lanes are divided by that; else 0."""
         assert self.lanes is not None
         found = 0
         for atom, factor in index.terms:
@@ -118,13 +118,13 @@ class Places:
         """Of one lane's element."""
         return self._address(buffer, self._lane_index(index, lane), self.types[buffer], lane)
 
-    def _address(self, buffer: str, place: Reg, dtype: DType, lane: int = 0) -> Reg:
+    def _address(self, buffer: str, at: Reg, dtype: DType, lane: int = 0) -> Reg:
         memory = memory_element(dtype)
         if buffer in self.private and self.apart > 1:
-            place = self.f.binary("mul", place, number(self.apart, "i64"))
-            place = self.f.binary("add", place, number(self.lane + lane, "i64"))
+            at = self.f.binary("mul", at, number(self.apart, "i64"))
+            at = self.f.binary("add", at, number(self.lane + lane, "i64"))
         return self.f.value(
-            "ptr", f"getelementptr inbounds {memory}, {self.places[buffer]}, {place}"
+            "ptr", f"getelementptr inbounds {memory}, {self.pointers[buffer]}, {at}"
         )
 
     def _loaded(self, address: Reg, dtype: DType, width: int) -> Reg:
