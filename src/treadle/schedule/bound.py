@@ -15,7 +15,7 @@ from treadle.kernel.target import CPU, Target
 from treadle.kernel.traverse import with_buffers
 from treadle.kernel.verify import verify
 from treadle.schedule.finish import finished
-from treadle.schedule.fuse import fused, is_serial, localised, outer_turns, spread
+from treadle.schedule.fuse import fused, is_serial, localised, outer_iterations, spread
 from treadle.schedule.nests import anonymous
 from treadle.schedule.rowsums import with_own_numbers
 from treadle.schedule.signature import Signature
@@ -63,9 +63,9 @@ class Memo:
         return Bound(known, tuple(b.name for b in kernel.buffers), kernel.origins)
 
     def fused(self, first: Bound, second: Bound, is_needed: bool, is_single: bool) -> Bound | None:
-        """Both as one, if that pays. `is_single`: as one turn."""
-        places = {n: i for i, n in enumerate(first.names)}
-        shared = tuple(places.get(n, -1) for n in second.names)
+        """Both as one, if that pays. `is_single`: as one iteration."""
+        positions = {n: i for i, n in enumerate(first.names)}
+        shared = tuple(positions.get(n, -1) for n in second.names)
         key = (id(first.kernel), id(second.kernel), shared, is_needed, is_single)
         if key not in self.pairs:
             self.pairs[key] = _fused(
@@ -80,10 +80,10 @@ class Memo:
 
     def finished(self, bound: Bound, own: frozenset[str]) -> tuple[Kernel, tuple[str, ...]]:
         """The kernel as it is rendered, outputs of its own inside; and its buffers."""
-        places = tuple(i for i, n in enumerate(bound.names) if n in own)
-        key = (id(bound.kernel), places)
+        positions = tuple(i for i, n in enumerate(bound.names) if n in own)
+        key = (id(bound.kernel), positions)
         if key not in self.calls:
-            names = {bound.kernel.buffers[i].name for i in places}
+            names = {bound.kernel.buffers[i].name for i in positions}
             outputs = {b.name for b in bound.kernel.outputs}
             kernel = self._localised(bound.kernel, names & outputs)
             order = {b.name: i for i, b in enumerate(bound.kernel.buffers)}
@@ -101,13 +101,13 @@ class Memo:
             return with_own_numbers(kernel, names)
         if is_serial(kernel) or kernel.is_whole:
             return kernel
-        turns = outer_turns(kernel)
-        room, kept = self.target.fusion.shared_memory, set[str]()
+        iterations = outer_iterations(kernel)
+        room, own = self.target.fusion.shared_memory, set[str]()
         for buffer in sorted(kernel.outputs, key=lambda b: b.nbytes):
-            if buffer.name in names and buffer.nbytes // turns <= room:
-                kept.add(buffer.name)
-                room -= buffer.nbytes // turns
-        found = localised(kernel, kept)
+            if buffer.name in names and buffer.nbytes // iterations <= room:
+                own.add(buffer.name)
+                room -= buffer.nbytes // iterations
+        found = localised(kernel, own)
         return with_staging(found, room) if self.target.is_small else found
 
 
@@ -128,12 +128,12 @@ def _fused(
     found = fused(first, _renamed(second, names), is_needed, is_single, target)
     if found is None:
         return None
-    places = {b.name: i for i, b in enumerate(first.buffers)}
+    positions = {b.name: i for i, b in enumerate(first.buffers)}
     for i, b in enumerate(second.buffers):
-        places.setdefault(names[b.name], count + i)
-    # Names that the next fusing cannot meet again.
+        positions.setdefault(names[b.name], count + i)
+    # Names that the next fusing cannot meet.
     plain = anonymous(found)
-    return plain, tuple(places[b.name] for b in found.buffers)
+    return plain, tuple(positions[b.name] for b in found.buffers)
 
 
 def _renamed(kernel: Kernel, names: dict[str, str]) -> Kernel:

@@ -1,4 +1,4 @@
-"""The last shaping of a kernel: values kept in registers, loops merged, lanes chosen."""
+"""The last shaping of a kernel: values held in registers, loops merged, lanes chosen."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def forwarded(body: Sequence[Statement], names: _Names, known: Known) -> list[St
 
 
 def _forget(known: Known, body: Sequence[Statement]) -> None:
-    """Places that some statements may have changed, and locals that they set."""
+    """Elements that some statements may have changed, and locals that they set."""
     written = {a.buffer for a in accesses(body) if a.writes}
     changed = changed_in(body) | names_in(body)
     for key in [k for k, v in known.items() if k[0] in written or v.name in changed]:
@@ -152,12 +152,12 @@ def without_dead_scratch(kernel: Kernel) -> Kernel:
 
 
 def _merged(outer: Statement) -> list[Statement]:
-    """Two loops, one right inside the other, become one where every index walks both in order."""
+    """Two loops, one right inside the other, become one where every index counts both in order."""
     inner = outer.body[0] if isinstance(outer, For) and len(outer.body) == 1 else None
     if not isinstance(outer, For) or not isinstance(inner, For):
         return [outer]
     is_whole = outer.stop is None and inner.stop is None
-    if inner.role is not outer.role or not is_whole or not _walks_together(outer.var, inner):
+    if inner.role is not outer.role or not is_whole or not _counts_together(outer.var, inner):
         return [outer]
     both = Var(f"{outer.var.name}{inner.var.name}", outer.var.extent * inner.var.extent)
     # Every index has the pair as factor · (outer · extent + inner): the inner one stands for both.
@@ -165,18 +165,18 @@ def _merged(outer: Statement) -> list[Statement]:
     return [For(both, outer.role, substituted(inner.body, values))]
 
 
-def _walks_together(outer: Var, inner: For) -> bool:
+def _counts_together(outer: Var, inner: For) -> bool:
     if any(isinstance(s, Multiply) for s in inner.body):
         return False
     for index in indices_of(inner.body):
-        far, near = index.factor_of(outer), index.factor_of(inner.var)
-        if far is None or near is None or far != near * inner.var.extent:
+        outer_step, step = index.factor_of(outer), index.factor_of(inner.var)
+        if outer_step is None or step is None or outer_step != step * inner.var.extent:
             return False
     return True
 
 
 def vectorised(kernel: Kernel, sizes: Fusion) -> Kernel:
-    """Loops with roles: lanes along the innermost loop that walks memory in order.
+    """Loops with roles: lanes along the innermost loop that goes through memory in order.
 
     Lanes run in lockstep, so they may not meet in memory. Scratch in which they would, and which
     only this loop uses, becomes private: an iteration reads nothing there that it did not write.
@@ -228,7 +228,7 @@ def _takes_lanes(loop: For) -> bool:
 
 
 def _sums_in_lanes(loop: For, least: int) -> bool:
-    """Whether a loop only accumulates, in order of memory: its turns can be lanes."""
+    """Whether a loop only accumulates, in order of memory: its iterations can be lanes."""
     if loop.role is not Role.SEQUENTIAL or loop.var.extent < least:
         return False
     inner = names_in(loop.body)
@@ -271,7 +271,7 @@ def hoisted(body: Sequence[Statement], names: _Names) -> tuple[Statement, ...]:
 
 
 class _Lifter:
-    """Finds what a loop computes again and again: the same in each of its turns."""
+    """Finds what a loop recomputes: the same in each of its iterations."""
 
     def __init__(self, var: Var, body: Sequence[Statement], names: _Names):
         self.var, self.names = var, names

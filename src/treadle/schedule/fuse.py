@@ -1,8 +1,8 @@
 """Kernels that walk the same rows become one: rows are independent, and stay in the cache.
 
 Two kernels are fused at n rows if each runs in parallel over n equal parts and, of every buffer
-that one writes and the other touches, part r is touched in turn r alone. That holds for chains of
-elementwise work, for reductions along rows with what comes before and after, and for products by
+that one writes and the other touches, part r is touched in iteration r alone. That holds for chains
+of elementwise work, for reductions along rows with what comes before and after, and for matmuls by
 blocks of rows with all of these around them.
 """
 
@@ -15,7 +15,7 @@ from itertools import accumulate
 from operator import mul
 
 from treadle.kernel.access import accesses, is_local
-from treadle.kernel.cost import flops
+from treadle.kernel.cost import flops, largest
 from treadle.kernel.index import Index, Var, unflatten, variable
 from treadle.kernel.nodes import (
     Buffer,
@@ -50,61 +50,56 @@ def peeled(kernel: Kernel) -> tuple[list[Var], tuple[Statement, ...]]:
     return [loop.var for loop in loops], body
 
 
-def in_rows(kernel: Kernel, turns: int) -> Rows | None:
+def in_rows(kernel: Kernel, count: int) -> Rows | None:
     """The kernel as that many parts, if its parallel loops divide so."""
-    turn = Var("turn", turns)
-    first = kernel.body[0] if len(kernel.body) == 1 else None
-    if isinstance(first, For) and first.var == turn and first.role is Role.PARALLEL:
-        return Rows(turn, first.body)  # it was fused at as many rows before
+    whole = Var("turn", count)
+    around, _ = peel(kernel.body, Role.PARALLEL, most=1)
+    if around and around[0].var == whole:
+        return Rows(whole, around[0].body)  # it was fused at as many rows before
     variables, body = peeled(kernel)
-    taken = {"turn", *loop_names(body)}
+    taken = {whole.name, *loop_names(body)}
     digits: list[int] = []
-    inner: list[tuple[Var, Var | None, int]] = []  # the loop, what is left of it, its length
-    left = turns
+    rests: list[Var] = []  # what is left of each loop
+    left = count
     for var in variables:
-        if left % var.extent == 0:
-            digits.append(var.extent)
-            left //= var.extent
-            inner.append((var, None, 1))
-        elif var.extent % left == 0:
-            digits.append(left)
-            length = var.extent // left
-            left = 1
-            inner.append((var, Var(fresh(var.name, taken), length), length))
-        else:
+        if left % var.extent and var.extent % left:
             return None
+        digits.append(math.gcd(left, var.extent))
+        left //= digits[-1]
+        is_whole = digits[-1] == var.extent
+        rests.append(Var("" if is_whole else fresh(var.name, taken), var.extent // digits[-1]))
     if left != 1:
         return None
-    parts = unflatten(variable(turn), digits) if digits else ()
-    values: dict[Var, Index] = {}
-    for (var, rest, length), part in zip(inner, parts, strict=True):
-        values[var] = part * length if rest is None else part * length + variable(rest)
-    loops = [rest for _, rest, _ in inner if rest is not None]
-    return Rows(turn, nest(loops, Role.PARALLEL, substituted(body, values)))
+    parts = unflatten(variable(whole), digits) if digits else ()
+    values: dict[Var, Index] = {
+        var: part * rest.extent + variable(rest)
+        for var, rest, part in zip(variables, rests, parts, strict=True)
+    }
+    return Rows(whole, nest(rests, Role.PARALLEL, substituted(body, values)))
 
 
-def turn_counts(kernel: Kernel) -> list[int]:
-    """Into how many rows a kernel divides: the last axis stays whole, as vectors run along it."""
+def row_counts(kernel: Kernel) -> list[int]:
+    """Into how many rows a kernel divides: the last axis is not cut, as vectors run along it."""
     variables, body = peeled(kernel)
-    products = list(accumulate((v.extent for v in variables), mul))
+    counts = list(accumulate((v.extent for v in variables), mul))
     has_loops = any(isinstance(s, (For, Multiply)) for s in body)
-    return products if has_loops or len(products) < 2 else products[:-1]
+    return counts if has_loops or len(counts) < 2 else counts[:-1]
 
 
-def outer_turns(kernel: Kernel) -> int:
-    """Turns of the outermost parallel loop, at which outputs are made a turn's own."""
+def outer_iterations(kernel: Kernel) -> int:
+    """Of the outermost parallel loop, of which each may have outputs in memory of its own."""
     variables, _ = peeled(kernel)
     return variables[0].extent if variables else 1
 
 
 def spread(kernel: Kernel, wanted: int) -> Kernel:
     """The kernel with its parallel loops as one, as far as threads need iterations to share."""
-    counts = turn_counts(kernel)
+    counts = row_counts(kernel)
     if len(counts) < 2 or counts[0] >= wanted:
         return kernel
-    turns = next((n for n in counts if n >= wanted), counts[-1])
-    rows = in_rows(kernel, turns)
-    if rows is None or turns == counts[0]:
+    count = next((n for n in counts if n >= wanted), counts[-1])
+    rows = in_rows(kernel, count)
+    if rows is None or count == counts[0]:
         return kernel
     return replace(kernel, body=(For(rows.var, Role.PARALLEL, rows.body),))
 
@@ -116,15 +111,15 @@ def _elements(kernel: Kernel) -> int:
     return math.prod(v.extent for v in variables) if is_map else 0
 
 
-def work(kernel: Kernel) -> int:
-    return max((b.size for b in (*kernel.buffers, *kernel.scratch)), default=0)
+def _size(kernel: Kernel) -> int:
+    return largest((*kernel.buffers, *kernel.scratch))
 
 
-def footprint(first: Kernel, second: Kernel, turns: int) -> int:
-    """Bytes that a turn of both together writes."""
+def footprint(first: Kernel, second: Kernel, count: int) -> int:
+    """Bytes that an iteration of both together writes."""
     outputs = {b.name: b for b in (*first.outputs, *second.outputs)}
     scratch = sum(b.nbytes for b in first.scratch + second.scratch)
-    return scratch + sum(b.nbytes // turns for b in outputs.values())
+    return scratch + sum(b.nbytes // count for b in outputs.values())
 
 
 def is_serial(kernel: Kernel) -> bool:
@@ -138,16 +133,16 @@ def is_serial(kernel: Kernel) -> bool:
 
 
 def panels(first: Kernel, second: Kernel) -> int:
-    """Bytes of right operands that every block of rows reads, if both kernels have products."""
+    """Bytes of right operands that every block of rows reads, if both kernels have matmuls."""
     found: list[dict[str, int]] = []
     for kernel in (first, second):
         sizes = {b.name: b.nbytes for b in kernel.inputs}
-        names = {m.right.buffer for m in products_in(kernel.body)}
+        names = {m.right.buffer for m in matmuls_in(kernel.body)}
         found.append({n: sizes[n] for n in names if n in sizes})
     return sum((found[0] | found[1]).values()) if all(found) else 0
 
 
-def products_in(body: Sequence[Statement]) -> Iterator[Multiply]:
+def matmuls_in(body: Sequence[Statement]) -> Iterator[Multiply]:
     return (s for s in walk(body) if isinstance(s, Multiply))
 
 
@@ -171,9 +166,9 @@ def fused(
     if statements_in(first.body) + statements_in(second.body) > target.most_statements:
         return None
     if target.fuses_column_sums:
-        whole = _with_row_sums(first, second, is_needed, target.reductions)
-        if whole is not None:
-            return whole
+        found = _with_row_sums(first, second, is_needed, target.reductions)
+        if found is not None:
+            return found
     if len({b.name for b in (*first.buffers, *second.buffers)}) > target.most_buffers:
         return None
     if panels(first, second) > target.panels:
@@ -186,23 +181,30 @@ def fused(
             return found
     if target.keeps_serial_apart and (is_serial(first) or is_serial(second)):
         return None
-    counts = [turn_counts(k) for k in (first, second)]
-    both = sorted({*counts[0], *counts[1]}, reverse=True)
-    least = min(target.least_rows, *(max(c, default=1) for c in counts))
-    is_alone = max(counts[0], default=1) == 1 and not target.is_spmd  # one iteration already
-    is_small = (is_alone or work(first) < target.small) and work(second) < target.small
+    most, wanted = _wanted_rows(first, second, is_single, target)
+    for count in wanted:
+        if count < most and footprint(first, second, count) > target.cache:
+            break
+        found = _fused_at(first, second, count, is_needed)
+        if found is not None:
+            return found
+    return None
+
+
+def _wanted_rows(
+    first: Kernel, second: Kernel, is_single: bool, target: Target
+) -> tuple[int, list[int]]:
+    """The most rows of either kernel, and numbers of rows to fuse them at, the best first."""
+    counts = [row_counts(k) for k in (first, second)]
+    most_of = [max(c, default=1) for c in counts]
+    both, most = sorted({*counts[0], *counts[1]}, reverse=True), max(most_of)
+    is_alone = most_of[0] == 1 and not target.is_spmd  # one iteration already
+    is_small = (is_alone or _size(first) < target.small) and _size(second) < target.small
     is_small = is_small and statements_in(first.body) < target.most_small_statements
-    wanted = [n for n in both if n >= max(2, least)]
     if target.is_spmd:
-        # A row that was a block's or a thread's stays one: fewer rows would leave most idle.
-        most = max(both, default=1)
-        is_enough = most >= target.least_rows or max(work(first), work(second)) <= target.few
-        # What is as many elements as there are rows waits for nothing but its row.
-        is_enough = is_enough or (max(counts[0], default=1) == work(second) == most)
-        wanted = [most] if most > 1 and is_enough else []
-        sizes = {_elements(k) for k in (first, second)}
-        if len(sizes) == 1 and (size := sizes.pop()) > most:
-            wanted = [*wanted, size]  # elementwise work of one size, element by element
+        wanted = _rows_of_blocks(first, second, most_of, target)
+    else:
+        wanted = [n for n in both if n >= max(2, min(target.least_rows, *most_of))]
     if target.is_small:
         # Unless a row takes less than a launch: then the one that follows is spared.
         cost = flops(first) + flops(second)
@@ -211,14 +213,21 @@ def fused(
     if is_single:
         wanted = []
     if is_small and (is_single or target.has_launches):
-        wanted = [*wanted, 1]
-    for turns in wanted:
-        if turns < max(both, default=1) and footprint(first, second, turns) > target.cache:
-            break
-        found = _fused_at(first, second, turns, is_needed)
-        if found is not None:
-            return found
-    return None
+        wanted.append(1)
+    return most, wanted
+
+
+def _rows_of_blocks(first: Kernel, second: Kernel, most_of: list[int], target: Target) -> list[int]:
+    """A row that was a block's or a thread's stays one: fewer rows would leave most idle."""
+    most, sizes = max(most_of), (_size(first), _size(second))
+    is_enough = most >= target.least_rows or max(sizes) <= target.few
+    # What is as many elements as there are rows waits for nothing but its row.
+    is_enough = is_enough or most_of[0] == sizes[1] == most
+    wanted = [most] if most > 1 and is_enough else []
+    elements = _elements(first)
+    if elements > most and elements == _elements(second):
+        wanted.append(elements)  # elementwise work of one size, element by element
+    return wanted
 
 
 def _with_row_sums(
@@ -236,33 +245,33 @@ def _with_row_sums(
             return None
         parts = math.prod(v.extent for v in found.around[:-1])
         inner = math.prod(v.extent for v in found.loops)
-        walked = in_rows(first, parts * inner)
+        divided = in_rows(first, parts * inner)
         is_short = parts < sizes.least_row_parts or inner < sizes.least_part_rows
-        if walked is None or is_short:
+        if divided is None or is_short:
             return None
-        rows = started(parts, inner, walked.body, walked.var)
+        rows = started(parts, inner, divided.body, divided.var)
         return with_sum(rows, first, second, sizes)
     whole = with_sum(rows, first, second, sizes)
     if whole is None and not is_serial(second) and sum_of(second) is None:
-        walked = in_rows(second, rows.part.extent * rows.row.extent)
-        if walked is not None:
-            whole = with_rows(rows, first, second, walked.body, walked.var)
+        divided = in_rows(second, rows.part.extent * rows.row.extent)
+        if divided is not None:
+            whole = with_rows(rows, first, second, divided.body, divided.var)
     return whole
 
 
 def _has_row_loops(kernel: Kernel, least: int) -> bool:
-    """Whether a kernel's iteration walks a row, one that is long enough to be a warp's."""
+    """Whether a kernel's iteration goes along a row, one that is long enough to be a warp's."""
     _, body = peeled(kernel)
     return any(isinstance(s, For) and s.var.extent >= least for s in body)
 
 
-def _fused_at(first: Kernel, second: Kernel, turns: int, is_needed: bool) -> Kernel | None:
-    a, b = in_rows(first, turns), in_rows(second, turns)
+def _fused_at(first: Kernel, second: Kernel, count: int, is_needed: bool) -> Kernel | None:
+    a, b = in_rows(first, count), in_rows(second, count)
     if a is None or b is None:
         return None
     second, moved = with_own_names(second, b.body, first, a.body)
     sizes = {b.name: b.size for b in (*first.buffers, *second.buffers)}
-    parts = Parts(variable(a.var), turns, sizes)
+    parts = Parts(variable(a.var), count, sizes)
     if not parts.separate(a.body, moved):
         return None
     if not is_needed and not _share_parts(a.body, moved, parts):
@@ -301,31 +310,25 @@ def _joined(
 
 def localised(kernel: Kernel, names: set[str]) -> Kernel:
     """The kernel with some of its outputs, which no other kernel touches, in memory of a thread."""
-    variables, body = peeled(kernel)
     if not names:
         return kernel
-    turn = variables[0] if len(variables) >= 1 else Var("turn", 1)
-    if len(variables) > 1:
-        body = kernel.body[0].body if isinstance(kernel.body[0], For) else body
+    around, body = peel(kernel.body, Role.PARALLEL, most=1)
+    var = around[0].var if around else Var("turn", 1)
     every = list(accesses(body))
     sizes = {b.name: b.size for b in kernel.outputs}
     own = {
         n
         for n in names
-        if all(is_local(a, variable(turn), sizes[n], turn.extent) for a in every if a.buffer == n)
+        if all(is_local(a, variable(var), sizes[n], var.extent) for a in every if a.buffer == n)
     }
-    moved = tuple(_shifted(s, turn, {n: sizes[n] // turn.extent for n in own}) for s in body)
-    loops: tuple[Statement, ...] = (For(turn, Role.PARALLEL, moved),) if variables else moved
-    scratch = tuple(
-        Buffer(b.name, b.dtype, b.size // turn.extent) for b in kernel.outputs if b.name in own
-    )
+    parts = {n: sizes[n] // var.extent for n in own}
+
+    def shifted(buffer: str, index: Index) -> Index:
+        """Counted from the start of the iteration's part."""
+        return index - variable(var) * parts[buffer] if buffer in parts else index
+
+    moved = tuple(rewrite(s, shifted) for s in body)
+    loops: tuple[Statement, ...] = (For(var, Role.PARALLEL, moved),) if around else moved
+    scratch = tuple(Buffer(b.name, b.dtype, parts[b.name]) for b in kernel.outputs if b.name in own)
     outputs = tuple(b for b in kernel.outputs if b.name not in own)
     return replace(kernel, body=loops, outputs=outputs, scratch=kernel.scratch + scratch)
-
-
-def _shifted(statement: Statement, turn: Var, parts: dict[str, int]) -> Statement:
-    """Places in some buffers counted from the start of the turn's part."""
-    return rewrite(
-        statement,
-        lambda buffer, index: index - variable(turn) * parts[buffer] if buffer in parts else index,
-    )

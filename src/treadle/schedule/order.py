@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from treadle.kernel.nodes import Kernel, Statement
 from treadle.schedule.bound import Bound, Memo
-from treadle.schedule.fuse import outer_turns, products_in
+from treadle.schedule.fuse import matmuls_in, outer_iterations
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Group:
 
 @dataclass
 class Order:
-    """Groups as kernels are added. Positions are kept: a group that was fused away is empty."""
+    """Groups as kernels are added. Positions stay: a group that was fused away is empty."""
 
     fuses: bool
     memo: Memo
@@ -58,9 +58,9 @@ class Order:
         kernel = bound.kernel
         least = self.memo.target.fusion.shared_input
         large = (n for n, b in zip(bound.inputs, kernel.inputs, strict=True) if b.size > least)
-        near = {g for n in large for g in self.readers.get(n, ())}
+        sharing = {g for n in large for g in self.readers.get(n, ())}
         candidates = [
-            p for p in sorted(direct | near, reverse=True) if self._may_join(p, kernel, direct)
+            p for p in sorted(direct | sharing, reverse=True) if self._may_join(p, kernel, direct)
         ]
         if self.memo.target.is_small:  # what is needed before what only reads the same
             candidates.sort(key=lambda p: p not in direct)
@@ -78,7 +78,7 @@ class Order:
     def _delays(self, position: int, direct: set[int]) -> bool:
         """Whether a kernel that joins a group lets the group wait, or waits for it itself.
 
-        As one turn of one thread that does not pay: others wait longer.
+        As one iteration of one thread that does not pay: others wait longer.
         """
         group = self.groups[position]
         others = max((self.groups[d].level for d in direct if d != position), default=-1)
@@ -86,7 +86,7 @@ class Order:
 
     def _holds_up(self, found: Bound, position: int, direct: set[int]) -> bool:
         """Whether a block's small work would wait for more than it did: others may need it soon."""
-        if not self.memo.target.is_small or outer_turns(found.kernel) > 1:
+        if not self.memo.target.is_small or outer_iterations(found.kernel) > 1:
             return False
         before = self.groups[position].before
         others = [d for d in direct if d != position and not before >> d & 1]
@@ -98,9 +98,9 @@ class Order:
             self.groups[d].before >> position & 1 for d in direct if d != position
         ):
             return False
-        # What only reads the same does not gain from a product between.
+        # What only reads the same does not gain from a matmul between.
         is_apart = position not in direct
-        return not (is_apart and (has_product(kernel.body) or has_product(group.bound.kernel.body)))
+        return not (is_apart and (has_matmul(kernel.body) or has_matmul(group.bound.kernel.body)))
 
     def _note(self, position: int, bound: Bound) -> None:
         for name in bound.inputs:
@@ -155,7 +155,7 @@ class Order:
 
     def _is_sooner(self, found: Bound, a: int, b: int) -> bool:
         """Whether two groups as one are done sooner: rows; a block's work, if all wait for it."""
-        if outer_turns(found.kernel) > 1:
+        if outer_iterations(found.kernel) > 1:
             return True
         others = {d for d in self.groups[b].direct if d != a}
         is_free = not any(a in g.direct for i, g in enumerate(self.groups) if i != b)
@@ -239,5 +239,5 @@ class Order:
                 level[i] = limit
 
 
-def has_product(body: Sequence[Statement]) -> bool:
-    return any(True for _ in products_in(body))
+def has_matmul(body: Sequence[Statement]) -> bool:
+    return any(True for _ in matmuls_in(body))

@@ -95,7 +95,7 @@ def with_sum(rows: RowSums, first: Kernel, second: Kernel, sizes: Reductions) ->
 def with_rows(
     rows: RowSums, first: Kernel, second: Kernel, body: tuple[Statement, ...], var: Var
 ) -> Kernel | None:
-    """Both kernels as one, if the second walks the same rows, given as its statements of one."""
+    """Both kernels as one, if the second, given as statements of one row, has the same rows."""
     every = (*rows.before, *rows.body, *rows.after)
     second, moved = with_own_names(second, body, first, every)
     moved = substituted(moved, {var: rows.index})

@@ -21,23 +21,23 @@ def with_staging(kernel: Kernel, room: int) -> Kernel:
     loops, inner = peel(kernel.body, Role.PARALLEL, most=1)
     if not loops:
         return kernel
-    turn, own = loops[0].var, dict[str, Buffer]()
+    var, own = loops[0].var, dict[str, Buffer]()
     for buffer in sorted(kernel.outputs, key=lambda b: b.nbytes):
-        part = buffer.size // turn.extent
+        part = buffer.size // var.extent
         nbytes = part * buffer.dtype.itemsize
-        if part > 1 and nbytes <= room and _is_read_again(inner, buffer, turn):
+        if part > 1 and nbytes <= room and _is_read_again(inner, buffer, var):
             own[buffer.name] = Buffer(f"{buffer.name}.near", buffer.dtype, part)
             room -= nbytes
     if not own:
         return kernel
     taken = names_in(inner)
-    body = map_statements(inner, lambda s: _copied(s, own, turn, taken))
+    body = map_statements(inner, lambda s: _copied(s, own, var, taken))
     scratch = (*kernel.scratch, *own.values())
     return replace(kernel, body=(replace(loops[0], body=body),), scratch=scratch)
 
 
-def _is_read_again(body: Sequence[Statement], buffer: Buffer, turn: Var) -> bool:
-    """Whether only this turn's part is touched, first by one statement's stores, then by others."""
+def _is_read_again(body: Sequence[Statement], buffer: Buffer, var: Var) -> bool:
+    """Whether only the iteration's part is touched, first by one statement's stores, then read."""
     every = [[a for a in accesses([s]) if a.buffer == buffer.name] for s in body]
     touching = [found for found in every if found]
     if not touching or any(not a.writes for a in touching[0]):
@@ -47,22 +47,22 @@ def _is_read_again(body: Sequence[Statement], buffer: Buffer, turn: Var) -> bool
     stores = (s for s in walk(body) if isinstance(s, (Store, Update)))
     writers = [s for s in stores if s.buffer == buffer.name]
     is_plain = all(isinstance(s, Store) and s.guard is None for s in writers)
-    return is_plain and all(_is_own(a, buffer, turn) for found in touching for a in found)
+    return is_plain and all(_is_own(a, buffer, var) for found in touching for a in found)
 
 
-def _is_own(access: Access, buffer: Buffer, turn: Var) -> bool:
-    return is_local(access, variable(turn), buffer.size, turn.extent)
+def _is_own(access: Access, buffer: Buffer, var: Var) -> bool:
+    return is_local(access, variable(var), buffer.size, var.extent)
 
 
 def _copied(
-    statement: Statement, own: dict[str, Buffer], turn: Var, taken: set[str]
+    statement: Statement, own: dict[str, Buffer], var: Var, taken: set[str]
 ) -> tuple[Statement, ...]:
-    """The statement, reading what is near; a store twice."""
+    """The statement, reading the copies; a store of one is made twice."""
     if isinstance(statement, For):
         return (statement,)
 
     def at(buffer: str, index: Index) -> Index:
-        return index - variable(turn) * own[buffer].size if buffer in own else index
+        return index - variable(var) * own[buffer].size if buffer in own else index
 
     def name_of(buffer: str) -> str:
         return own[buffer].name if buffer in own else buffer

@@ -98,13 +98,13 @@ class _Blocks:
         count, rest = divmod(loop.var.extent, size)
         outer = Var(fresh(f"{loop.var.name}b", self.taken), count)
         block = self.own(self.part(loop, size, variable(outer) * size))
-        whole = For(outer, Role.SEQUENTIAL, tuple(block))
+        blocks = For(outer, Role.SEQUENTIAL, tuple(block))
         if not rest:
-            return [whole]
+            return [blocks]
         names = {n: fresh(n, self.taken) for n in sorted(names_in(loop.body))}
         (last,) = with_locals([self.part(loop, rest, Index((), count * size))], names)
         assert isinstance(last, For)
-        return [whole, *self.own(last)]
+        return [blocks, *self.own(last)]
 
     def part(self, loop: For, size: int, start: Index) -> For:
         """Some of the loop's iterations, counted from where they start."""
