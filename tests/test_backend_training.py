@@ -242,7 +242,7 @@ def deep(width: int = 64, layers: int = 6) -> nn.Module:
 def again_with(
     sizes: Materialization, graph: Graph, kept: Collection[Value], target: Target
 ) -> dict[int, Value]:
-    return keep.computed_again(graph, kept, replace(target, materialization=sizes))
+    return keep.recomputed_operands(graph, kept, replace(target, materialization=sizes))
 
 
 def test_activations_that_are_computed_again_for_gradients_are_the_same(
@@ -255,7 +255,7 @@ def test_activations_that_are_computed_again_for_gradients_are_the_same(
     found, arenas = {}, {}
     for room in (0, 1 << 40):
         sizes = replace(CPU.materialization, waiting_bytes=room)
-        monkeypatch.setattr(lower, "computed_again", partial(again_with, sizes))
+        monkeypatch.setattr(lower, "recomputed_operands", partial(again_with, sizes))
         step = td.compile_step(
             deep(), loss, optim.adamw(1e-2), {"x": tokens, "y": tokens}, device="cpu"
         )

@@ -110,18 +110,18 @@ def _span(buffer: str, low: int, high: int, writes: bool) -> Access:
     return Access(buffer, Index(), low, high, writes, every)
 
 
-def is_local(access: Access, turn: Index, size: int, turns: int) -> bool:
-    """Whether a place lies in the part of its buffer that belongs to a turn."""
-    if size % turns:
+def is_local(access: Access, iteration: Index, size: int, count: int) -> bool:
+    """Whether an access stays in the part of its buffer that belongs to an iteration."""
+    if size % count:
         return False
-    part = size // turns
-    whole = Index(
+    part = size // count
+    quotient = Index(
         tuple((a, f // part) for a, f in access.index.terms if f % part == 0),
         access.index.offset // part,
     )
-    rest = access.index - whole * part
+    rest = access.index - quotient * part
     low, high = rest.range
-    return whole.same(turn) and low + access.low >= 0 and high + access.high < part
+    return quotient.same(iteration) and low + access.low >= 0 and high + access.high < part
 
 
 def changed_in(body: Sequence[Statement]) -> set[str]:

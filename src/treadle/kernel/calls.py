@@ -11,10 +11,10 @@ def call_of(kernel: Kernel) -> LibraryCall | None:
     found = library_call(kernel)
     if found is None:
         return None
-    places = {b.name: i for i, b in enumerate(kernel.buffers)}
+    positions = {b.name: i for i, b in enumerate(kernel.buffers)}
 
     def tensor(view: View) -> Tensor:
-        at = places[view.buffer]
+        at = positions[view.buffer]
         dtype = kernel.buffers[at].dtype.name
         return Tensor(at, dtype, view.start, view.shape, view.strides)
 
@@ -23,7 +23,7 @@ def call_of(kernel: Kernel) -> LibraryCall | None:
 
 
 def product_of(kernel: Kernel) -> Product | None:
-    """A kernel that is a batch of products at one stride; None for any other."""
+    """A kernel that is a batch of matmuls at one stride; None for any other."""
     found = whole_product(kernel)
     if found is None or len(found[0]) > 1:
         return None
@@ -53,5 +53,5 @@ def product_of(kernel: Kernel) -> Product | None:
     )
 
 
-def _is_listed(walk: Walk) -> bool:
-    return bool(walk.listed)
+def _is_listed(axis: Walk) -> bool:
+    return bool(axis.listed)

@@ -1,4 +1,4 @@
-"""What a kernel costs, counted: turns, operations, bytes."""
+"""What a kernel costs, counted: iterations, operations, bytes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def scratch_bytes(kernel: Kernel) -> int:
 
 
 def outermost(kernel: Kernel) -> For | None:
-    """The loop whose turns threads share; None where a kernel has one turn.
+    """The loop whose iterations threads share; None where a kernel has one.
 
     Values may be named before it: every task computes them.
     """
@@ -71,7 +71,8 @@ def _operations(statement: Statement) -> int:
 def traffic(kernel: Kernel) -> int:
     """Bytes that a kernel must at least move: what it reads of each buffer and what it writes.
 
-    A buffer that is updated in place is both; what a kernel reads back after writing it is near.
+    A buffer that is updated in place is both. What a kernel reads back after writing it is in a
+    cache.
     """
     sizes = {b.name: b for b in kernel.buffers}
     spans: dict[tuple[Buffer, bool], tuple[int, int]] = {}

@@ -87,8 +87,8 @@ class Index:
         factors = dict(self.terms)
         for atom, factor in other.terms:
             factors[atom] = factors.get(atom, 0) + factor
-        kept = tuple((a, f) for a, f in factors.items() if f)
-        return Index(kept, self.offset + other.offset)
+        left = tuple((a, f) for a, f in factors.items() if f)
+        return Index(left, self.offset + other.offset)
 
     def __mul__(self, factor: int) -> Index:
         if factor == 0:
@@ -208,14 +208,14 @@ def divide(index: Index, divisor: int) -> tuple[Index, Index]:
         less = Index(tuple((a, f) for a, f in rest.terms if f % factor), rest.offset % factor)
         if less.range[0] >= 0 and less.range[1] < factor:
             more = tuple((a, f // factor) for a, f in rest.terms if f % factor == 0)
-            far, near = divide(Index(more, rest.offset // factor), divisor // factor)
-            return whole + far, near * factor + less
+            quotient, left = divide(Index(more, rest.offset // factor), divisor // factor)
+            return whole + quotient, left * factor + less
     quotient = whole + Index(((Quotient(rest, divisor), 1),))
     return quotient, Index(((Remainder(rest, divisor), 1),))
 
 
 def flatten(indices: Sequence[Index], shape: Sequence[int]) -> Index:
-    """The place in row-major memory."""
+    """The index in row-major memory."""
     flat = Index()
     for index, n in zip(indices, shape, strict=True):
         flat = flat * n + index
@@ -223,7 +223,7 @@ def flatten(indices: Sequence[Index], shape: Sequence[int]) -> Index:
 
 
 def unflatten(flat: Index, shape: Sequence[int]) -> tuple[Index, ...]:
-    """The indices of a place in row-major memory."""
+    """The indices along the axes of one in row-major memory."""
     found: list[Index] = []
     for n in reversed(shape[1:]):
         flat, rest = divide(flat, n)

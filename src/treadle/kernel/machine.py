@@ -31,7 +31,7 @@ class Machine:
 
     @property
     def tile_rows(self) -> int:
-        """Rows of a product's tile, as many as leave registers for the vectors it needs beside."""
+        """Rows of a matmul's tile, as many as leave registers for the vectors it needs beside."""
         return {16: 8, 8: 6}.get(self.width, 4)
 
 

@@ -69,12 +69,12 @@ class Reader:
         node = self.graph.nodes[value.node]
         if self.uses.get(value, 0) < 2 or not node.operands:
             return INLINE[node.op](self, node, indices)
-        # What is used again is named, so that an expression never grows beyond its graph.
+        # What is used more than once is named, so that an expression never grows beyond its graph.
         key = (value, indices, tuple(self.guards))
         if key not in self.known:
             found = INLINE[node.op](self, node, indices)
             if isinstance(found, (Load, Literal, Position, Local)):
-                return found  # it costs nothing to read again
+                return found  # it costs nothing to read twice
             self.known[key] = self.named(found)
         return self.known[key]
 
@@ -105,7 +105,7 @@ class Reader:
 
 
 def laid_out(indices: Indices, shape: Sequence[int], order: Sequence[int] | None) -> Index:
-    """The place of an element of a tensor whose axes lie in memory in some order."""
+    """The index of an element of a tensor whose axes lie in memory in some order."""
     if order is None:
         return flatten(indices, shape)
     return flatten([indices[i] for i in order], [shape[i] for i in order])
@@ -207,8 +207,8 @@ def _slice(reader: Reader, node: Node, indices: Indices) -> Value:
 @INLINE(shaping.FLIP)
 def _flip(reader: Reader, node: Node, indices: Indices) -> Value:
     axes, shape = _attributes(node).axes, node.types[0].shape
-    turned = (constant(shape[i] - 1) - x if i in axes else x for i, x in enumerate(indices))
-    return reader.operand(node, 0, tuple(turned))
+    flipped = (constant(shape[i] - 1) - x if i in axes else x for i, x in enumerate(indices))
+    return reader.operand(node, 0, tuple(flipped))
 
 
 @INLINE(shaping.PAD)
@@ -219,8 +219,8 @@ def _pad(reader: Reader, node: Node, indices: Indices) -> Value:
     inner: list[Index] = []
     parts = zip(indices, a.low, a.interior, reader.operand_type(node, 0).shape, strict=True)
     for index, low, gap, n in parts:
-        place, guard = _unpadded(index - low, gap, n)
-        inner.append(place)
+        at, guard = _unpadded(index - low, gap, n)
+        inner.append(at)
         guards += guard
     fill = Literal(a.value, node.types[0].dtype)
     return reader.under(guards, lambda: reader.operand(node, 0, tuple(inner)), fill)
@@ -259,18 +259,18 @@ def _joined(
     shifted = indices[axis] - start
     low, high = shifted.range
     guards = [] if low >= 0 and high < size else [Within(shifted, 0, size)]
-    place = (*indices[:axis], bounded(shifted, size), *indices[axis + 1 :])
-    return reader.under(guards, lambda: reader.operand(node, i, place), other)
+    at = (*indices[:axis], bounded(shifted, size), *indices[axis + 1 :])
+    return reader.under(guards, lambda: reader.operand(node, i, at), other)
 
 
 @INLINE(linear.WINDOW)
 def _window(reader: Reader, node: Node, indices: Indices) -> Value:
     a: linear.Window = _attributes(node)
     rank = reader.operand_type(node, 0).rank
-    places = list(indices[:rank])
+    moved = list(indices[:rank])
     for i, axis in enumerate(a.axes):
-        places[axis] = places[axis] * a.strides[i] + indices[rank + i] * a.dilations[i]
-    return reader.operand(node, 0, tuple(places))
+        moved[axis] = moved[axis] * a.strides[i] + indices[rank + i] * a.dilations[i]
+    return reader.operand(node, 0, tuple(moved))
 
 
 def is_apart(node: Node) -> bool:
@@ -286,17 +286,17 @@ def is_apart(node: Node) -> bool:
 def _unwindow(reader: Reader, node: Node, indices: Indices) -> Value:
     """The element of the one window that an element lies in, if it lies in one."""
     a: linear.Unwindow = _attributes(node)
-    places, offsets, guards = list(indices), list[Index](), list[Within]()
+    moved, offsets, guards = list(indices), list[Index](), list[Within]()
     counts = a.window.starts(a.shape)
     for i, axis in enumerate(a.window.axes):
         quotient, rest = divide(indices[axis], a.window.strides[i])
         for index, extent in ((quotient, counts[i]), (rest, a.window.sizes[i])):
             if index.range[1] >= extent:
                 guards.append(Within(index, 0, extent))
-        places[axis] = bounded(quotient, counts[i])
+        moved[axis] = bounded(quotient, counts[i])
         offsets.append(bounded(rest, a.window.sizes[i]))
     zero = Literal(0, node.types[0].dtype)
-    return reader.under(guards, lambda: reader.operand(node, 0, (*places, *offsets)), zero)
+    return reader.under(guards, lambda: reader.operand(node, 0, (*moved, *offsets)), zero)
 
 
 def is_single(node: Node, indices: TensorType) -> bool:
@@ -314,9 +314,9 @@ def _scatter_single(reader: Reader, node: Node, indices: Indices) -> Value:
     zeros = (constant(0),) * chosen
     index = Convert(reader.operand(node, 1, (*indices[: a.batch], *zeros)), dtypes.int64)
     here = Apply("eq", (Position(indices[a.axis], dtypes.int64), index), dtypes.bool_)
-    place = (*indices[: a.axis], *zeros, *indices[a.axis + 1 :])
+    at = (*indices[: a.axis], *zeros, *indices[a.axis + 1 :])
     dtype = node.types[0].dtype
-    return Apply("where", (here, reader.operand(node, 0, place), Literal(0, dtype)), dtype)
+    return Apply("where", (here, reader.operand(node, 0, at), Literal(0, dtype)), dtype)
 
 
 @INLINE(indexing.GATHER)
@@ -327,8 +327,8 @@ def _gather(reader: Reader, node: Node, indices: Indices) -> Value:
     chosen = reader.operand_type(node, 1).rank - a.batch
     where = (*indices[: a.batch], *indices[a.axis : a.axis + chosen])
     index = reader.named(Convert(reader.operand(node, 1, where), dtypes.int64))
-    place = data(index.name, type_.shape[a.axis])
-    return reader.operand(node, 0, (*indices[: a.axis], place, *indices[a.axis + chosen :]))
+    at = data(index.name, type_.shape[a.axis])
+    return reader.operand(node, 0, (*indices[: a.axis], at, *indices[a.axis + chosen :]))
 
 
 @INLINE(shaping.DYNAMIC_SLICE)

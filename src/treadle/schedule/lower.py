@@ -1,7 +1,7 @@
-"""Graph to Program: which tensors are kept in memory, and a kernel for each of them.
+"""Graph to Program: which tensors are materialized, and a kernel for each of them.
 
 What is elementwise, moves elements or is a constant is computed where it is read, unless several
-kernels would compute it again. Everything else is a root: a kernel of its own, its operands'
+kernels would recompute it. Everything else is a root: a kernel of its own, its operands'
 elementwise work folded in.
 """
 
@@ -38,12 +38,12 @@ from treadle.schedule.joins import biased_products, gathered_parts
 from treadle.schedule.keep import (
     ROOTS,
     STREAMS,
-    computed_again,
     heads_last,
     is_inline,
     is_root,
-    kept_values,
     last_reads,
+    materialized_values,
+    recomputed_operands,
     wider_values,
 )
 from treadle.schedule.nests import axis_vars, nest
@@ -58,13 +58,13 @@ def lower(
     in_place: bool = False,
     target: Target = CPU,
 ) -> Program:
-    """The program of a graph. `fuse=False` keeps every tensor in memory, for debugging.
+    """The program of a graph. `fuse=False` materializes every tensor, for debugging.
 
     `in_place` writes updates over the leaves they replace.
     """
     expanded = expand(graph, fuse, True, target)
     if target.fuses_epilogues:
-        expanded = canonicalise(expanded)  # definitions and their gradients look alike again
+        expanded = canonicalise(expanded)  # definitions and their gradients look alike then
     if target.has_launches and fuse and is_small(expanded):
         target = replace(target, is_small=True, parts=4 * target.parts)
     lowering = Lowering(expanded, fuse, panel, Memo(target))
@@ -136,10 +136,10 @@ def _bounds_in(drafts: list[Draft]) -> list[Bound]:
 
 
 class Lowering:
-    """One walk over a graph of primitives; bodies of scans are walks of their own."""
+    """One pass over a graph of primitives; bodies of scans are passes of their own."""
 
     uses_again = True  # kernels of equal ops
-    repeats = False  # whether its kernels run again and again: what stays is copied before
+    repeats = False  # whether its kernels run in a repeat: what stays is copied before
 
     def __init__(
         self, graph: Graph, fuse: bool, panel: int, memo: Memo | None = None, prefix: str = ""
@@ -147,14 +147,14 @@ class Lowering:
         self.graph, self.fuse, self.panel, self.prefix = graph, fuse, panel, prefix
         self.memo = memo or Memo()
         self.target = self.memo.target
-        self.kept = kept_values(graph, fuse, self.target)
+        self.kept = materialized_values(graph, fuse, self.target)
         fuses_epilogues = fuse and self.target.fuses_epilogues
         self.biased = biased_products(graph, self.kept) if fuses_epilogues else {}
         if self.biased:
             biases = {b.bias for b in self.biased.values()}
-            self.kept = kept_values(graph, fuse, self.target, biases)
+            self.kept = materialized_values(graph, fuse, self.target, biases)
         is_copied = fuse and self.target.copies_operands
-        self.again = computed_again(graph, self.kept, self.target) if is_copied else {}
+        self.again = recomputed_operands(graph, self.kept, self.target) if is_copied else {}
         self.uses = Counter(v for n in graph.nodes for v in n.operands)
         self.names = {v: f"{prefix}b{v.node}.{v.output}" for v in self.kept}
         for name, position in graph.leaves.items():
@@ -169,7 +169,7 @@ class Lowering:
         self.parts = gathered_parts(graph, self.layouts) if fuses_epilogues else {}
         self.parts = {v: p for v, p in self.parts.items() if p.whole in self.kept}
         self.done = {p.whole for p in self.parts.values()}  # what has nothing left to do
-        self.sums = {b.sum: product for product, b in self.biased.items()}
+        self.sums = {b.sum: matmul for matmul, b in self.biased.items()}
         for value in [*self.parts, *self.biased]:
             self.buffers.pop(self.names.pop(value))
         self.rows: dict[str, Argument] = {}  # buffers that are rows of others
@@ -264,22 +264,22 @@ class Lowering:
             return
         key, names = signature(self.graph, value, self.source, self.uses)
         if key in self.memo.maps:
-            known, places = self.memo.maps[key]
+            known, positions = self.memo.maps[key]
             origins = (node.origin,) if node.origin else ()
-            order.add_bound(Bound(known, tuple(names[i] for i in places), origins))
+            order.add_bound(Bound(known, tuple(names[i] for i in positions), origins))
             return
         for kernel in self._kernels(position, node):
             bound = self.memo.bound(kernel)
             order.add_bound(bound)
             if value not in self.late.values():
-                spots = tuple(names.index(n) for n in bound.names)
-                self.memo.maps[key] = bound.kernel, spots
+                positions = tuple(names.index(n) for n in bound.names)
+                self.memo.maps[key] = bound.kernel, positions
 
     def place_kernel(self, kernel: Kernel, order: Order) -> None:
         order.add(kernel)
 
     def finish(self, order: Order) -> None:
-        """What a scan's turn does at its end."""
+        """What a scan's iteration does at its end."""
 
     def _kernels(self, position: int, node: Node) -> list[Kernel]:
         value = TensorValue(position)
@@ -295,18 +295,18 @@ class Lowering:
         if value in self.biased:
             return []  # it is made where its bias is known
         if value in self.sums:
-            product = self.sums[value].node
-            return ROOTS[CONTRACT](self, product, self.graph.nodes[product])
+            matmul = self.sums[value].node
+            return ROOTS[CONTRACT](self, matmul, self.graph.nodes[matmul])
         if is_root(self.graph, node):
             return ROOTS[node.op](self, position, node)
         is_made = value in self.kept and value not in self.done
         return self.map_kernels(value) if is_made else []
 
     def _scan(self, position: int, node: Node, order: Order) -> list[Draft]:
-        """The body's program for each row; carries have buffers that a turn changes at its end."""
+        """The body's program for each row; an iteration changes buffers of carries at its end."""
         attributes: Scan = attributes_of(node)
         inner = ScanBody(self, position, attributes, node)
-        turn = inner.drafts()
+        drafts = inner.drafts()
         before = Order(self.fuse, self.memo)
         for kernel in inner.starts:
             before.add(kernel)
@@ -315,7 +315,7 @@ class Lowering:
         self.rows |= inner.rows
         for kernel in inner.ends:
             order.add(kernel)
-        repeat = RepeatDraft(attributes.length, attributes.reverse, turn)
+        repeat = RepeatDraft(attributes.length, attributes.reverse, drafts)
         return [*before.phases(), repeat]
 
     def source(self, value: TensorValue) -> str | None:
@@ -337,15 +337,15 @@ class Lowering:
         type_, reader = self.graph.type_of(value), self.reader(value)
         axes = axis_vars("i", type_.shape)
         element = reader.at(value, tuple(map(variable, axes)))
-        place = self.place(value, list(map(variable, axes)))
+        at = self.place(value, list(map(variable, axes)))
         loops = self.walked(value, axes) if value in self.layouts else axes
-        body = [*reader.lets, Store(self.names[value], place, element)]
-        if value in self.in_place and not stays(body, self.names[value], place):
+        body = [*reader.lets, Store(self.names[value], at, element)]
+        if value in self.in_place and not stays(body, self.names[value], at):
             return self._set_aside(value)
         return [self.kernel(value.node, reader, [value], nest(loops, Role.PARALLEL, body))]
 
     def _set_aside(self, value: TensorValue) -> list[Kernel]:
-        """An update that reads other places of its leaf than it writes: copied at the end."""
+        """An update that reads other elements of its leaf than it writes: copied at the end."""
         leaf = self.in_place.pop(value)
         name = f"{self.prefix}b{value.node}.{value.output}"
         type_ = self.graph.type_of(value)
@@ -370,9 +370,9 @@ class Lowering:
         node = self.graph.nodes[position]
         inputs = tuple(Buffer(n, t.dtype, t.size) for n, t in reader.used.items())
         outputs = (*(self.buffer(v) for v in made), *also)
-        kept = tuple(b for b in inputs if b.name not in {o.name for o in outputs})
+        read = tuple(b for b in inputs if b.name not in {o.name for o in outputs})
         origins: tuple[Origin, ...] = (node.origin,) if node.origin else ()
-        return Kernel(f"{node.op.name}_{position}{suffix}", kept, outputs, tuple(body), origins)
+        return Kernel(f"{node.op.name}_{position}{suffix}", read, outputs, tuple(body), origins)
 
     def buffer(self, value: TensorValue) -> Buffer:
         type_ = self.graph.type_of(value)
@@ -388,7 +388,7 @@ class Lowering:
 
 
 class ScanBody(Lowering):
-    """The body of a scan: rows are read and written in place, carries copied at a turn's end."""
+    """The body of a scan: rows are read and written in place, carries copied after an iteration."""
 
     uses_again = False  # where a kernel goes depends on what it reads
     repeats = True
@@ -399,7 +399,7 @@ class ScanBody(Lowering):
         prefix = f"{outer.prefix}scan{position}:"
         super().__init__(body, outer.fuse, outer.panel, outer.memo, prefix)
         self.attributes = attributes
-        self.fixed: set[str] = set()  # buffers that no turn changes
+        self.fixed: set[str] = set()  # buffers that no iteration changes
         self.starts: list[Kernel] = []
         self.ends: list[Kernel] = []
         inputs = [TensorValue(i) for i in body.inputs]
@@ -431,7 +431,7 @@ class ScanBody(Lowering):
         self._place_rows()
 
     def _place_rows(self) -> None:
-        """What a turn gives is written to its row at once, where it is made here and only once."""
+        """Results of an iteration are written to their rows where they are made here and once."""
         inputs = {self.names[TensorValue(i)] for i in self.graph.inputs}
         self.copied_rows: list[tuple[str, str]] = []
         for output, target in zip(
@@ -449,7 +449,7 @@ class ScanBody(Lowering):
                 self.rows[name] = row
 
     def place_kernel(self, kernel: Kernel, order: Order) -> None:
-        """What every turn would compute again is computed once, before the first."""
+        """What every iteration would recompute is computed once, before the first."""
         made = {b.name for b in kernel.outputs}
         is_fixed = all(b.name in self.fixed for b in kernel.inputs) and not made & set(self.rows)
         if is_fixed:
@@ -465,7 +465,7 @@ class ScanBody(Lowering):
         self.buffers.setdefault(name, Buffer(name, old.dtype, old.size))
 
     def finish(self, order: Order) -> None:
-        """Rows that are copies, then the carries of the next turn."""
+        """Rows that are copies, then the carries of the next iteration."""
         for name, alias in self.copied_rows:
             for kernel in whole_copies(name, alias, self.buffers[name]):
                 order.add(kernel)

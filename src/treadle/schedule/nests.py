@@ -16,7 +16,7 @@ def axis_vars(stem: str, shape: Sequence[int]) -> tuple[Var, ...]:
 
 
 def nest(variables: Sequence[Var], role: Role, body: Sequence[Statement]) -> tuple[Statement, ...]:
-    """The body inside a loop for each variable, the first outermost; none for a single iteration."""
+    """The body inside a loop for each variable, the first outermost; none for one iteration."""
     inner = tuple(body)
     for var in reversed(variables):
         if var.extent != 1:
