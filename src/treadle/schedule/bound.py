@@ -6,17 +6,16 @@ A model's layers give the same kernels again and again on other buffers. What is
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from treadle.base.origin import Origin
-from treadle.kernel.nodes import Buffer, Kernel
+from treadle.kernel.nodes import Kernel
 from treadle.kernel.rowsums import row_sums_of
 from treadle.kernel.target import CPU, Target
-from treadle.kernel.traverse import with_buffers
 from treadle.kernel.verify import verify
 from treadle.schedule.finish import finished
 from treadle.schedule.fuse import fused, is_serial, localised, outer_iterations, spread
-from treadle.schedule.nests import anonymous
+from treadle.schedule.nests import anonymous, with_buffer_names
 from treadle.schedule.rowsums import with_own_numbers
 from treadle.schedule.signature import Signature
 from treadle.schedule.staging import with_staging
@@ -125,7 +124,8 @@ def _fused(
         b.name: first.buffers[at].name if at >= 0 else f"q{count + i}"
         for i, (b, at) in enumerate(zip(second.buffers, shared, strict=True))
     }
-    found = fused(first, _renamed(second, names), is_needed, is_single, target)
+    renamed = with_buffer_names(second, names)
+    found = fused(first, renamed, is_needed, is_single, target)
     if found is None:
         return None
     positions = {b.name: i for i, b in enumerate(first.buffers)}
@@ -134,15 +134,3 @@ def _fused(
     # Names that the next fusing cannot meet.
     plain = anonymous(found)
     return plain, tuple(positions[b.name] for b in found.buffers)
-
-
-def _renamed(kernel: Kernel, names: dict[str, str]) -> Kernel:
-    def renamed(buffer: Buffer) -> Buffer:
-        return Buffer(names[buffer.name], buffer.dtype, buffer.size)
-
-    return replace(
-        kernel,
-        inputs=tuple(map(renamed, kernel.inputs)),
-        outputs=tuple(map(renamed, kernel.outputs)),
-        body=with_buffers(kernel.body, lambda n: names.get(n, n)),
-    )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
 
-from treadle.kernel.access import accesses, is_local
+from treadle.kernel.access import accesses
 from treadle.kernel.cost import flops, largest
 from treadle.kernel.index import Index, Var, unflatten, variable
 from treadle.kernel.nodes import (
@@ -314,21 +314,19 @@ def localised(kernel: Kernel, names: set[str]) -> Kernel:
         return kernel
     around, body = peel(kernel.body, Role.PARALLEL, most=1)
     var = around[0].var if around else Var("turn", 1)
-    every = list(accesses(body))
     sizes = {b.name: b.size for b in kernel.outputs}
-    own = {
-        n
-        for n in names
-        if all(is_local(a, variable(var), sizes[n], var.extent) for a in every if a.buffer == n)
-    }
-    parts = {n: sizes[n] // var.extent for n in own}
+    parts = Parts(variable(var), var.extent, sizes)
+    own = names - {a.buffer for a in accesses(body) if not parts.has(a)}
+    lengths = {n: sizes[n] // var.extent for n in own}
 
     def shifted(buffer: str, index: Index) -> Index:
         """Counted from the start of the iteration's part."""
-        return index - variable(var) * parts[buffer] if buffer in parts else index
+        return index - variable(var) * lengths[buffer] if buffer in lengths else index
 
     moved = tuple(rewrite(s, shifted) for s in body)
     loops: tuple[Statement, ...] = (For(var, Role.PARALLEL, moved),) if around else moved
-    scratch = tuple(Buffer(b.name, b.dtype, parts[b.name]) for b in kernel.outputs if b.name in own)
+    scratch = tuple(
+        Buffer(b.name, b.dtype, lengths[b.name]) for b in kernel.outputs if b.name in own
+    )
     outputs = tuple(b for b in kernel.outputs if b.name not in own)
     return replace(kernel, body=loops, outputs=outputs, scratch=kernel.scratch + scratch)

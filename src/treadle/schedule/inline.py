@@ -167,14 +167,14 @@ def _cast(reader: Reader, node: Node, indices: Indices) -> Value:
 
 @INLINE(leaves.CONSTANT)
 def _constant(reader: Reader, node: Node, indices: Indices) -> Value:
-    attributes: leaves.Constant = _attributes(node)
+    attributes: leaves.Constant = attributes_of(node)
     assert not isinstance(attributes.value, ArrayLiteral), "arrays are in buffers"
     return Literal(attributes.value, attributes.type.dtype)
 
 
 @INLINE(leaves.IOTA)
 def _iota(reader: Reader, node: Node, indices: Indices) -> Value:
-    attributes: leaves.Iota = _attributes(node)
+    attributes: leaves.Iota = attributes_of(node)
     return Position(indices[attributes.axis], attributes.dtype)
 
 
@@ -186,18 +186,18 @@ def _reshape(reader: Reader, node: Node, indices: Indices) -> Value:
 
 @INLINE(shaping.PERMUTE)
 def _permute(reader: Reader, node: Node, indices: Indices) -> Value:
-    axes = _attributes(node).axes
+    axes = attributes_of(node).axes
     return reader.operand(node, 0, tuple(indices[axes.index(i)] for i in range(len(axes))))
 
 
 @INLINE(shaping.BROADCAST)
 def _broadcast(reader: Reader, node: Node, indices: Indices) -> Value:
-    return reader.operand(node, 0, tuple(indices[a] for a in _attributes(node).axes))
+    return reader.operand(node, 0, tuple(indices[a] for a in attributes_of(node).axes))
 
 
 @INLINE(shaping.SLICE)
 def _slice(reader: Reader, node: Node, indices: Indices) -> Value:
-    a: shaping.Slice = _attributes(node)
+    a: shaping.Slice = attributes_of(node)
     moved = (
         i * stride + start for i, start, stride in zip(indices, a.starts, a.strides, strict=True)
     )
@@ -206,7 +206,7 @@ def _slice(reader: Reader, node: Node, indices: Indices) -> Value:
 
 @INLINE(shaping.FLIP)
 def _flip(reader: Reader, node: Node, indices: Indices) -> Value:
-    axes, shape = _attributes(node).axes, node.types[0].shape
+    axes, shape = attributes_of(node).axes, node.types[0].shape
     flipped = (constant(shape[i] - 1) - x if i in axes else x for i, x in enumerate(indices))
     return reader.operand(node, 0, tuple(flipped))
 
@@ -214,7 +214,7 @@ def _flip(reader: Reader, node: Node, indices: Indices) -> Value:
 @INLINE(shaping.PAD)
 def _pad(reader: Reader, node: Node, indices: Indices) -> Value:
     """The operand's element where the index hits one, else the fill."""
-    a: shaping.Pad = _attributes(node)
+    a: shaping.Pad = attributes_of(node)
     guards: list[Within] = []
     inner: list[Index] = []
     parts = zip(indices, a.low, a.interior, reader.operand_type(node, 0).shape, strict=True)
@@ -240,7 +240,7 @@ def _unpadded(index: Index, gap: int, n: int) -> tuple[Index, list[Within]]:
 
 @INLINE(shaping.CONCAT)
 def _concat(reader: Reader, node: Node, indices: Indices) -> Value:
-    axis = _attributes(node).axis
+    axis = attributes_of(node).axis
     sizes = [reader.operand_type(node, i).shape[axis] for i in range(len(node.operands))]
     value: Value = Literal(0, node.types[0].dtype)
     start = sum(sizes)
@@ -265,7 +265,7 @@ def _joined(
 
 @INLINE(linear.WINDOW)
 def _window(reader: Reader, node: Node, indices: Indices) -> Value:
-    a: linear.Window = _attributes(node)
+    a: linear.Window = attributes_of(node)
     rank = reader.operand_type(node, 0).rank
     moved = list(indices[:rank])
     for i, axis in enumerate(a.axes):
@@ -285,7 +285,7 @@ def is_apart(node: Node) -> bool:
 @INLINE(linear.UNWINDOW)
 def _unwindow(reader: Reader, node: Node, indices: Indices) -> Value:
     """The element of the one window that an element lies in, if it lies in one."""
-    a: linear.Unwindow = _attributes(node)
+    a: linear.Unwindow = attributes_of(node)
     moved, offsets, guards = list(indices), list[Index](), list[Within]()
     counts = a.window.starts(a.shape)
     for i, axis in enumerate(a.window.axes):
@@ -309,7 +309,7 @@ def is_single(node: Node, indices: TensorType) -> bool:
 @INLINE(indexing.SCATTER_ADD)
 def _scatter_single(reader: Reader, node: Node, indices: Indices) -> Value:
     """The update where the index points here, else 0."""
-    a: indexing.ScatterAdd = _attributes(node)
+    a: indexing.ScatterAdd = attributes_of(node)
     chosen = reader.operand_type(node, 1).rank - a.batch
     zeros = (constant(0),) * chosen
     index = Convert(reader.operand(node, 1, (*indices[: a.batch], *zeros)), dtypes.int64)
@@ -322,7 +322,7 @@ def _scatter_single(reader: Reader, node: Node, indices: Indices) -> Value:
 @INLINE(indexing.GATHER)
 def _gather(reader: Reader, node: Node, indices: Indices) -> Value:
     """Indices are held inside the axis: a wrong one reads a wrong element, never outside."""
-    a: indexing.Gather = _attributes(node)
+    a: indexing.Gather = attributes_of(node)
     type_ = reader.operand_type(node, 0)
     chosen = reader.operand_type(node, 1).rank - a.batch
     where = (*indices[: a.batch], *indices[a.axis : a.axis + chosen])
@@ -362,5 +362,5 @@ def _starts(
     return found
 
 
-def _attributes(node: Node) -> Any:
+def attributes_of(node: Node) -> Any:
     return node.attributes

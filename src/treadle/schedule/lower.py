@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from treadle.ir.ops.leaves import CONSTANT, Constant, Leaf
 from treadle.ir.ops.linear import CONTRACT
 from treadle.ir.types import TensorType
 from treadle.kernel.index import Index, Var, variable
-from treadle.kernel.nodes import Buffer, Kernel, Role, Statement, Store
+from treadle.kernel.nodes import Buffer, Kernel, Role, Statement, Store, Value, Within
 from treadle.kernel.phases import calls_in
 from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step
 from treadle.kernel.target import CPU, Target
@@ -34,6 +33,7 @@ from treadle.schedule.copies import kind_of, stays, whole_copies, whole_copy
 from treadle.schedule.expand import expand
 from treadle.schedule.groups import is_small
 from treadle.schedule.inline import Reader, laid_out
+from treadle.schedule.inline import attributes_of as attributes_of
 from treadle.schedule.joins import biased_products, gathered_parts
 from treadle.schedule.keep import (
     ROOTS,
@@ -337,10 +337,10 @@ class Lowering:
         type_, reader = self.graph.type_of(value), self.reader(value)
         axes = axis_vars("i", type_.shape)
         element = reader.at(value, tuple(map(variable, axes)))
-        at = self.place(value, list(map(variable, axes)))
+        store = self.store(value, list(map(variable, axes)), element)
         loops = self.walked(value, axes) if value in self.layouts else axes
-        body = [*reader.lets, Store(self.names[value], at, element)]
-        if value in self.in_place and not stays(body, self.names[value], at):
+        body = [*reader.lets, store]
+        if value in self.in_place and not stays(body, store.buffer, store.index):
             return self._set_aside(value)
         return [self.kernel(value.node, reader, [value], nest(loops, Role.PARALLEL, body))]
 
@@ -382,7 +382,18 @@ class Lowering:
         """Loops over a tensor's axes in the order in which it lies, or would lie."""
         return walked(value, variables, self.images)
 
+    def store(
+        self,
+        value: TensorValue,
+        indices: Sequence[Index],
+        element: Value,
+        guard: Within | None = None,
+    ) -> Store:
+        """An element of a tensor into its buffer."""
+        return Store(self.names[value], self.place(value, indices), element, guard)
+
     def place(self, value: TensorValue, indices: Sequence[Index]) -> Index:
+        """Where an element of a tensor is in its buffer."""
         shape = self.graph.type_of(value).shape
         return laid_out(tuple(indices), shape, self.layouts.get(value))
 
@@ -480,7 +491,3 @@ class ScanBody(Lowering):
         for name, carried in zip(made, self.carried, strict=True):
             for kernel in whole_copies(name, carried, self.buffers[carried]):
                 order.add(kernel)
-
-
-def attributes_of(node: Node) -> Any:
-    return node.attributes

@@ -24,6 +24,11 @@ def nest(variables: Sequence[Var], role: Role, body: Sequence[Statement]) -> tup
     return inner
 
 
+def in_order(var: Var, body: Sequence[Statement]) -> tuple[Statement, ...]:
+    """The body for one iteration after the other."""
+    return nest([var], Role.SEQUENTIAL, body)
+
+
 def flat_index(variables: Sequence[Var]) -> Index:
     """The index of an element that loops over some axes count in row-major order."""
     return flatten([variable(v) for v in variables], [v.extent for v in variables])
@@ -84,10 +89,9 @@ def with_own_names(
     names = {n: fresh(n, taken) for n in sorted(names_in(body))}
     scratches = {b.name for b in other.scratch}
     own = {b.name: fresh(b.name, scratches) for b in kernel.scratch}
-    moved = with_buffers(with_locals(body, names), lambda b: own.get(b, b))
-    scratch = tuple(Buffer(own[b.name], b.dtype, b.size) for b in kernel.scratch)
+    renamed = with_buffer_names(replace(kernel, body=with_locals(body, names)), own)
     loops = loop_names(others)
-    return replace(kernel, scratch=scratch), tuple(with_own_loops(s, loops) for s in moved)
+    return renamed, tuple(with_own_loops(s, loops) for s in renamed.body)
 
 
 def with_own_loops(statement: Statement, taken: set[str]) -> Statement:
@@ -118,16 +122,14 @@ def anonymous(kernel: Kernel) -> Kernel:
     """The kernel with its buffers named by position."""
     names = {b.name: f"p{i}" for i, b in enumerate(kernel.buffers)}
     names |= {b.name: f"s{i}" for i, b in enumerate(kernel.scratch)}
+    return with_buffer_names(kernel, names)
 
-    def renamed(buffer: Buffer) -> Buffer:
-        return Buffer(names[buffer.name], buffer.dtype, buffer.size)
 
-    return Kernel(
-        kernel.name,
-        tuple(map(renamed, kernel.inputs)),
-        tuple(map(renamed, kernel.outputs)),
-        with_buffers(kernel.body, names.__getitem__),
-        kernel.origins,
-        tuple(map(renamed, kernel.scratch)),
-        kernel.is_whole,
+def with_buffer_names(kernel: Kernel, names: Mapping[str, str]) -> Kernel:
+    """The kernel with some of its buffers renamed."""
+    inputs, outputs, scratch = (
+        tuple(replace(b, name=names.get(b.name, b.name)) for b in buffers)
+        for buffers in (kernel.inputs, kernel.outputs, kernel.scratch)
     )
+    body = with_buffers(kernel.body, lambda name: names.get(name, name))
+    return replace(kernel, inputs=inputs, outputs=outputs, scratch=scratch, body=body)

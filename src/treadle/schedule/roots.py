@@ -33,7 +33,7 @@ from treadle.kernel.nodes import (
 from treadle.kernel.scatter import is_scatter
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering, attributes_of
-from treadle.schedule.nests import axis_vars, flat_index, nest
+from treadle.schedule.nests import axis_vars, flat_index, in_order, nest
 from treadle.schedule.sorting import is_same
 from treadle.schedule.sums import accumulated, widened
 
@@ -67,14 +67,10 @@ def _arg(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     body: list[Statement] = [
         Let("best", Literal(0, source.dtype)),
         Let("at", Literal(0, dtypes.int32)),
-        *_loop(every[axis], inner),
-        Store(lowering.names[value], lowering.place(value, list(map(variable, others))), at),
+        *in_order(every[axis], inner),
+        lowering.store(value, list(map(variable, others)), at),
     ]
     return [lowering.kernel(position, reader, [value], nest(loops, Role.PARALLEL, body))]
-
-
-def _loop(var: Var, body: Sequence[Statement]) -> tuple[Statement, ...]:
-    return nest([var], Role.SEQUENTIAL, body)
 
 
 @ROOTS(reductions.CUMSUM)
@@ -93,9 +89,9 @@ def _cumsum(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     inner = [
         *reader.lets,
         Accumulate("acc", "add", widened(element, wide)),
-        Store(lowering.names[value], lowering.place(value, indices), result),
+        lowering.store(value, indices, result),
     ]
-    body = [Let("acc", Literal(0, wide)), *_loop(every[axis], inner)]
+    body = [Let("acc", Literal(0, wide)), *in_order(every[axis], inner)]
     others = [v for i, v in enumerate(every) if i != axis]
     return [lowering.kernel(position, reader, [value], nest(others, Role.PARALLEL, body))]
 
@@ -123,7 +119,7 @@ def _unwindow(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     wide = accumulator(source.dtype)
     body = accumulated("add", wide, offsets, reader.lets, element)
     result = widened(Local("acc", wide), source.dtype)
-    store = Store(lowering.names[value], lowering.place(value, list(map(variable, every))), result)
+    store = lowering.store(value, list(map(variable, every)), result)
     loops = nest(lowering.walked(value, every), Role.PARALLEL, [*body, store])
     return [lowering.kernel(position, reader, [value], loops)]
 

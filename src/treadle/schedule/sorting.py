@@ -5,7 +5,7 @@ Both are stable, and NaN counts as the greatest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from treadle.base import dtypes
@@ -34,7 +34,7 @@ from treadle.kernel.nodes import (
 )
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering, attributes_of
-from treadle.schedule.nests import axis_vars, flat_index, nest
+from treadle.schedule.nests import axis_vars, flat_index, in_order, nest
 
 
 @ROOTS(reductions.SORT)
@@ -90,21 +90,16 @@ def _counted(lowering: Lowering, position: int, node: Node, order: _Order) -> Ke
         *named,
         Let("here", here),
         Let("rank", Literal(0, dtypes.int64)),
-        *_loop(other, [*reader.lets, counted]),
+        *in_order(other, [*reader.lets, counted]),
     ]
     if size:
         at = Position(variable(every[axis]), dtypes.int32)
         inner += [
-            Store(
-                lowering.names[values],
-                lowering.place(values, indices),
-                Local("here", source.dtype),
-                guard,
-            ),
-            Store(lowering.names[origins], lowering.place(origins, indices), at, guard),
+            lowering.store(values, indices, Local("here", source.dtype), guard),
+            lowering.store(origins, indices, at, guard),
         ]
     rows = [v for i, v in enumerate(every) if i != axis]
-    body = nest(rows, Role.PARALLEL, _loop(every[axis], inner))
+    body = nest(rows, Role.PARALLEL, in_order(every[axis], inner))
     return lowering.kernel(position, reader, [values, origins], body)
 
 
@@ -140,7 +135,7 @@ def _merged(lowering: Lowering, position: int, node: Node, order: _Order) -> Ker
     def put_last(number: Index, value: Value, origin: Value) -> list[Statement]:
         indices = [*own[:axis], number, *own[axis + 1 :]]
         pairs = ((values, value), (origins, origin))
-        return [Store(lowering.names[v], lowering.place(v, indices), x) for v, x in pairs]
+        return [lowering.store(v, indices, x) for v, x in pairs]
 
     reader = lowering.reader()
     element = reader.at(node.operands[0], own)
@@ -225,11 +220,7 @@ def _two_runs(
             for head, move in zip(heads, moves, strict=True)
         ),
     ]
-    return [*(Let(h.name, Literal(0, dtypes.int64)) for h in heads), *_loop(t, inner)]
-
-
-def _loop(var: Var, body: Sequence[Statement]) -> tuple[Statement, ...]:
-    return nest([var], Role.SEQUENTIAL, body)
+    return [*(Let(h.name, Literal(0, dtypes.int64)) for h in heads), *in_order(t, inner)]
 
 
 def _before(a: Value, b: Value, i: Var, j: Var, descending: bool) -> Value:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from treadle.kernel.access import Access, accesses, is_local, names_in
+from treadle.kernel.access import accesses, names_in
 from treadle.kernel.index import Index, Var, variable
 from treadle.kernel.nodes import Buffer, For, Kernel, Let, Local, Role, Statement, Store, Update
 from treadle.kernel.traverse import map_statements, peel, rewrite, walk
-from treadle.schedule.nests import fresh
+from treadle.schedule.nests import Parts, fresh
 
 
 def with_staging(kernel: Kernel, room: int) -> Kernel:
@@ -47,11 +47,8 @@ def _is_read_again(body: Sequence[Statement], buffer: Buffer, var: Var) -> bool:
     stores = (s for s in walk(body) if isinstance(s, (Store, Update)))
     writers = [s for s in stores if s.buffer == buffer.name]
     is_plain = all(isinstance(s, Store) and s.guard is None for s in writers)
-    return is_plain and all(_is_own(a, buffer, var) for found in touching for a in found)
-
-
-def _is_own(access: Access, buffer: Buffer, var: Var) -> bool:
-    return is_local(access, variable(var), buffer.size, var.extent)
+    parts = Parts(variable(var), var.extent, {buffer.name: buffer.size})
+    return is_plain and all(parts.has(a) for found in touching for a in found)
 
 
 def _copied(

@@ -197,10 +197,8 @@ class _Reduction:
         """The kernel that stores what was accumulated."""
         lowering, value = self.lowering, TensorValue(self.position)
         result = widened(Local("acc", self.wide), self.dtype)
-        at = lowering.place(value, loops.result)
-        nested = nest(
-            loops.others, Role.PARALLEL, [*body, Store(lowering.names[value], at, result)]
-        )
+        store = lowering.store(value, loops.result, result)
+        nested = nest(loops.others, Role.PARALLEL, [*body, store])
         return lowering.kernel(self.position, reader, [value], nested)
 
     def _buffer(self, position: int, name: str, loops: _Loops) -> Buffer:
