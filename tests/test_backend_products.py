@@ -22,7 +22,7 @@ from treadle.ir.types import TensorType
 from treadle.kernel import cost
 from treadle.kernel.machine import Machine
 from treadle.kernel.nodes import For, Multiply, Statement
-from treadle.schedule.fuse import products_in
+from treadle.schedule.fuse import matmuls_in
 from treadle.schedule.schedule import schedule
 
 NUMBERS = [1, 2, 3, 4, 5, 7, 8, 11, 13, 16, 17, 19, 31, 32, 33, 37, 47, 64, 65, 70]
@@ -72,7 +72,7 @@ def own_panels(graph: Graph) -> list[int]:
     found = []
     for kernel in schedule(graph).distinct():
         scratch = {b.name for b in kernel.scratch}
-        for product in products_in(kernel.body):
+        for product in matmuls_in(kernel.body):
             is_own = product.right.buffer in scratch
             found.append(cost.turns(kernel) if is_own else 0)
     return found

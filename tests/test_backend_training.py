@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,8 +15,10 @@ import treadle as td
 from backend import THREADS
 from test_trajectories import CASES
 from treadle import losses, nn, optim
+from treadle.ir.graph import Graph, Value
+from treadle.kernel.target import CPU, Materialization, Target
 from treadle.memory import assemble as assembling
-from treadle.schedule import keep
+from treadle.schedule import keep, lower
 
 # The keys' bias moves all scores of a row alike: its gradient is 0, and Adam makes whole steps of
 # what rounding leaves of it.
@@ -235,6 +239,12 @@ def deep(width: int = 64, layers: int = 6) -> nn.Module:
     return nn.Sequential(*parts, nn.Linear(width, 65))
 
 
+def again_with(
+    sizes: Materialization, graph: Graph, kept: Collection[Value], target: Target
+) -> dict[int, Value]:
+    return keep.recomputed_operands(graph, kept, replace(target, materialization=sizes))
+
+
 def test_activations_that_are_computed_again_for_gradients_are_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -244,7 +254,8 @@ def test_activations_that_are_computed_again_for_gradients_are_the_same(
     data = [{k: rng.integers(0, 65, (4, 64)).astype(np.int32) for k in "xy"} for _ in range(3)]
     found, arenas = {}, {}
     for room in (0, 1 << 40):
-        monkeypatch.setattr(keep, "ROOM", room)
+        sizes = replace(CPU.materialization, waiting_bytes=room)
+        monkeypatch.setattr(lower, "recomputed_operands", partial(again_with, sizes))
         step = td.compile_step(
             deep(), loss, optim.adamw(1e-2), {"x": tokens, "y": tokens}, device="cpu"
         )

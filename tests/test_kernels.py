@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -17,11 +18,14 @@ from treadle.ir.graph import Graph
 from treadle.ir.op import OPS, Op
 from treadle.ir.ops.leaves import NAMED_LEAVES
 from treadle.kernel.index import (
+    Bounded,
+    Data,
     Index,
+    Quotient,
+    Remainder,
     Var,
     constant,
     divide,
-    evaluate,
     flatten,
     unflatten,
     variable,
@@ -155,6 +159,25 @@ def test_a_bias_keeps_two_loops() -> None:
 
 
 # Indices
+
+
+def evaluate(index: Index, values: Mapping[str, int]) -> int:
+    """The number an index stands for, variables and locals given by name."""
+    total = index.offset
+    for atom, factor in index.terms:
+        match atom:
+            case Var(name, _):
+                value = values[name]
+            case Data(local, extent):
+                value = min(max(values[local], 0), extent - 1)
+            case Quotient(inner, divisor):
+                value = evaluate(inner, values) // divisor
+            case Remainder(inner, divisor):
+                value = evaluate(inner, values) % divisor
+            case Bounded(inner, _):
+                value = evaluate(inner, values)
+        total += factor * value
+    return total
 
 
 shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4)

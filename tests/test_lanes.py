@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import treadle as td
-from test_kernels import run
+from test_kernels import evaluate, run
 from treadle.domains.float64 import evaluate_float64
 from treadle.ir.graph import Graph
 from treadle.kernel.access import accesses
-from treadle.kernel.index import Bounded, Index, Var, data, divide, evaluate, variable
+from treadle.kernel.index import Bounded, Index, Var, data, divide, variable
 from treadle.kernel.nodes import (
     Accumulate,
     Buffer,

@@ -9,8 +9,8 @@ import treadle as td
 from test_kernels import run
 from treadle import losses
 from treadle.kernel.nodes import For, Role, Statement
+from treadle.kernel.target import CPU
 from treadle.schedule.schedule import schedule
-from treadle.schedule.trees import LONGEST, LONGEST_IN_LANES
 
 # Every value is positive, so that the largest relative error is that of the sum.
 MEANS = {
@@ -61,9 +61,10 @@ def test_blocks_of_any_length(extent: int, columns: int) -> None:
             np.testing.assert_array_equal(found, x.sum(0))
     for kernel in program.distinct():
         for loop in (s for s in walk(kernel.body) if isinstance(s, For)):
-            limit = max(LONGEST, 2 * int(extent**0.5) + 2)
+            sizes = CPU.reductions
+            limit = max(sizes.longest_sum, 2 * int(extent**0.5) + 2)
             assert loop.role is not Role.SEQUENTIAL or loop.var.extent <= limit
-            assert loop.role is not Role.VECTOR or loop.var.extent <= LONGEST_IN_LANES
+            assert loop.role is not Role.VECTOR or loop.var.extent <= sizes.longest_lane_sum
 
 
 def walk(body: tuple[Statement, ...]) -> list[Statement]:

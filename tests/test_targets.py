@@ -20,7 +20,6 @@ from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.base.errors import ArgumentError, DeviceError
 from treadle.codegen.llvm.driver import render_program
-from treadle.codegen.llvm.render import ACCUMULATING_VECTORS
 from treadle.ir.op import Op
 from treadle.ir.types import TensorType
 from treadle.kernel.machine import LEVELS, NATIVE, WIDTHS, Machine, features_of, target_name
@@ -155,7 +154,7 @@ def test_every_program_of_a_step_is_for_its_target(target: str | int) -> None:
     texts = [k.llvm for k in step.kernels]
     assert any(f"<{target} x float>" in t for t in texts)
     lanes = [int(n) for t in texts for n in re.findall(r"<(\d+) x float>", t)]
-    assert max(lanes) <= ACCUMULATING_VECTORS * int(target)
+    assert max(lanes) <= Machine(1).accumulating_vectors * int(target)
 
 
 def test_functions_and_forwards_take_a_target() -> None:

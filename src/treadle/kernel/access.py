@@ -1,4 +1,4 @@
-"""What statements touch: loads, and the places of every access."""
+"""What statements touch: loads, and the index of every access."""
 
 from __future__ import annotations
 
@@ -8,13 +8,9 @@ from dataclasses import dataclass
 from treadle.kernel.index import Index, Var, data_locals, variable
 from treadle.kernel.nodes import (
     Accumulate,
-    Apply,
-    Convert,
-    For,
     Guarded,
     Let,
     Library,
-    Literal,
     Load,
     Local,
     Multiply,
@@ -27,56 +23,33 @@ from treadle.kernel.nodes import (
     Walk,
     Within,
 )
+from treadle.kernel.traverse import operands_of, replace_value, subvalues, values_of, walk
 
 
-def map_loads(value: Value, replace: Callable[[Load], Value]) -> Value:
+def map_loads(value: Value, change: Callable[[Load], Value]) -> Value:
     """The value with every load replaced."""
-    match value:
-        case Load():
-            return replace(value)
-        case Convert(inner, dtype):
-            return Convert(map_loads(inner, replace), dtype)
-        case Apply(op, operands, dtype):
-            return Apply(op, tuple(map_loads(o, replace) for o in operands), dtype)
-        case Guarded(guard, inner, other, dtype):
-            held, rest = map_loads(guard, replace), map_loads(other, replace)
-            return Guarded(held, map_loads(inner, replace), rest, dtype)
-        case Literal() | Local() | Position() | Within():
-            return value
+    return replace_value(value, lambda v: change(v) if isinstance(v, Load) else None)
 
 
 def loads_in(value: Value) -> list[Load]:
     """Every load of a value, as often as it is there."""
-    found: list[Load] = []
-
-    def note(load: Load) -> Load:
-        found.append(load)
-        return load
-
-    map_loads(value, note)
-    return found
+    return [v for v in subvalues(value) if isinstance(v, Load)]
 
 
 def loads_of(statement: Statement) -> list[Load]:
     """Every load of a statement that is not a loop."""
-    if isinstance(statement, (Let, Set, Accumulate, Store, Update)):
-        return loads_in(statement.value)
-    return []
+    return [load for value in values_of(statement) for load in loads_in(value)]
 
 
 def plain_loads(statement: Statement) -> Iterator[Load]:
     """Loads that a statement makes whatever it finds: none behind a guard."""
     pending = [statement.value] if isinstance(statement, (Let, Set, Accumulate, Store)) else []
     while pending:
-        match pending.pop():
-            case Load() as load:
-                yield load
-            case Convert(inner):
-                pending.append(inner)
-            case Apply(_, operands):
-                pending += operands
-            case _:
-                pass
+        value = pending.pop()
+        if isinstance(value, Load):
+            yield value
+        elif not isinstance(value, Guarded):
+            pending += operands_of(value)
 
 
 BLOCK = ("row of a matrix", "column of a matrix", "element of a view")
@@ -98,11 +71,9 @@ class Access:
 
 
 def accesses(statements: Sequence[Statement]) -> Iterator[Access]:
-    for statement in statements:
+    """Every access of some statements; a statement writes before it reads here."""
+    for statement in walk(statements):
         match statement:
-            case For(_, _, body):
-                yield from accesses(body)
-                continue
             case Multiply():
                 for i, m in enumerate(statement.matrices):
                     low = m.rows.range[0] + m.columns.range[0]
@@ -139,75 +110,39 @@ def _span(buffer: str, low: int, high: int, writes: bool) -> Access:
     return Access(buffer, Index(), low, high, writes, every)
 
 
-def is_local(access: Access, turn: Index, size: int, turns: int) -> bool:
-    """Whether a place lies in the part of its buffer that belongs to a turn."""
-    if size % turns:
+def is_local(access: Access, iteration: Index, size: int, count: int) -> bool:
+    """Whether an access stays in the part of its buffer that belongs to an iteration."""
+    if size % count:
         return False
-    part = size // turns
-    whole = Index(
+    part = size // count
+    quotient = Index(
         tuple((a, f // part) for a, f in access.index.terms if f % part == 0),
         access.index.offset // part,
     )
-    rest = access.index - whole * part
+    rest = access.index - quotient * part
     low, high = rest.range
-    return whole.same(turn) and low + access.low >= 0 and high + access.high < part
+    return quotient.same(iteration) and low + access.low >= 0 and high + access.high < part
 
 
 def changed_in(body: Sequence[Statement]) -> set[str]:
     """Locals that some statements accumulate into or set."""
-    found: set[str] = set()
-    for s in body:
-        match s:
-            case For(_, _, inner):
-                found |= changed_in(inner)
-            case Accumulate(local) | Set(local):
-                found.add(local)
-            case _:
-                pass
-    return found
+    return {s.local for s in walk(body) if isinstance(s, (Accumulate, Set))}
 
 
-def names_in(statements: Sequence[Statement]) -> set[str]:
+def names_in(body: Sequence[Statement]) -> set[str]:
     """Names of locals that some statements define."""
-    found: set[str] = set()
-    for statement in statements:
-        match statement:
-            case For(_, _, body):
-                found |= names_in(body)
-            case Let(local):
-                found.add(local)
-            case _:
-                pass
-    return found
-
-
-def variables_in(body: Sequence[Statement]) -> set[Var]:
-    """Variables of all loops in some statements."""
-    found: set[Var] = set()
-    for s in body:
-        if isinstance(s, For):
-            found |= {s.var} | variables_in(s.body)
-    return found
+    return {s.local for s in walk(body) if isinstance(s, Let)}
 
 
 def locals_in(value: Value) -> set[str]:
     """Locals that a value reads, those inside indices too."""
-    match value:
-        case Local(name):
-            return {name}
-        case Convert(inner):
-            return locals_in(inner)
-        case Apply(_, operands):
-            return set().union(*map(locals_in, operands))
-        case Guarded(guard, inner, other):
-            return locals_in(guard) | locals_in(inner) | locals_in(other) | _data(value)
-        case _:
-            return _data(value)
-
-
-def _data(value: Value) -> set[str]:
-    match value:
-        case Load(_, index) | Position(index) | Within(index):
-            return set(data_locals(index))
-        case _:
-            return set()
+    found: set[str] = set()
+    for part in subvalues(value):
+        match part:
+            case Local(name):
+                found.add(name)
+            case Load(_, index) | Position(index) | Within(index):
+                found.update(data_locals(index))
+            case _:
+                pass
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from treadle.kernel.launch import LibraryCall, MatrixFacts, Product, Tensor
-from treadle.kernel.nodes import Kernel, Matrix, View, Walk, library_call, whole_product
+from treadle.kernel.nodes import Kernel, Matrix, View, library_call, whole_product
 
 
 def call_of(kernel: Kernel) -> LibraryCall | None:
@@ -11,10 +11,10 @@ def call_of(kernel: Kernel) -> LibraryCall | None:
     found = library_call(kernel)
     if found is None:
         return None
-    places = {b.name: i for i, b in enumerate(kernel.buffers)}
+    positions = {b.name: i for i, b in enumerate(kernel.buffers)}
 
     def tensor(view: View) -> Tensor:
-        at = places[view.buffer]
+        at = positions[view.buffer]
         dtype = kernel.buffers[at].dtype.name
         return Tensor(at, dtype, view.start, view.shape, view.strides)
 
@@ -23,7 +23,7 @@ def call_of(kernel: Kernel) -> LibraryCall | None:
 
 
 def product_of(kernel: Kernel) -> Product | None:
-    """A kernel that is a batch of products at one stride; None for any other."""
+    """A kernel that is a batch of matmuls at one stride; None for any other."""
     found = whole_product(kernel)
     if found is None or len(found[0]) > 1:
         return None
@@ -41,7 +41,7 @@ def product_of(kernel: Kernel) -> Product | None:
             matrix.index.offset,
         )
 
-    if any(_is_listed(m.rows) or _is_listed(m.columns) for m in statement.matrices):
+    if any(m.rows.listed or m.columns.listed for m in statement.matrices):
         return None
     target, left, right = map(facts, statement.matrices)
     m, n = statement.target.rows.count, statement.target.columns.count
@@ -51,7 +51,3 @@ def product_of(kernel: Kernel) -> Product | None:
     return Product(
         m, n, statement.left.columns.count, batch, target, left, right, bias, statement.adds
     )
-
-
-def _is_listed(walk: Walk) -> bool:
-    return bool(walk.listed)

@@ -1,4 +1,4 @@
-"""What a kernel costs, counted: turns, operations, bytes."""
+"""What a kernel costs, counted: iterations, operations, bytes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,14 @@ from treadle.kernel.nodes import (
     Buffer,
     Convert,
     For,
-    Guarded,
     Kernel,
     Let,
     Library,
     Multiply,
     Role,
-    Set,
     Statement,
-    Store,
-    Update,
-    Value,
 )
+from treadle.kernel.traverse import subvalues, tally, walk
 
 LINE = 64  # bytes
 
@@ -38,7 +34,7 @@ def scratch_bytes(kernel: Kernel) -> int:
 
 
 def outermost(kernel: Kernel) -> For | None:
-    """The loop whose turns threads share; None where a kernel has one turn.
+    """The loop whose iterations threads share; None where a kernel has one.
 
     Values may be named before it: every task computes them.
     """
@@ -56,41 +52,27 @@ def turns(kernel: Kernel) -> int:
 
 
 def flops(kernel: Kernel) -> int:
-    """Arithmetic of all turns: an elementwise op counts as one, whichever it is."""
-    return _flops(kernel.body)
+    """Arithmetic of all iterations: an elementwise op counts as one, whichever it is."""
+    return tally(kernel.body, _operations)
 
 
-def _flops(body: Sequence[Statement]) -> int:
-    found = 0
-    for statement in body:
-        match statement:
-            case For(var, _, inner):
-                found += var.extent * _flops(inner)
-            case Multiply() | Library():
-                found += statement.flops
-            case Accumulate(_, _, value):
-                found += 1 + _operations(value)
-            case Let(_, value) | Set(_, value) | Store(_, _, value) | Update(_, _, value):
-                found += _operations(value)
-    return found
-
-
-def _operations(value: Value) -> int:
-    match value:
-        case Apply(_, operands, _):
-            return 1 + sum(map(_operations, operands))
-        case Convert(inner, _):
-            return 1 + _operations(inner)
-        case Guarded(guard, inner, other, _):
-            return sum(map(_operations, (guard, inner, other)))
-        case _:
+def _operations(statement: Statement) -> int:
+    match statement:
+        case Multiply() | Library():
+            return statement.flops
+        case For():
             return 0
+        case _:
+            parts = subvalues(statement.value)
+            own = isinstance(statement, Accumulate)
+            return own + sum(isinstance(v, (Apply, Convert)) for v in parts)
 
 
 def traffic(kernel: Kernel) -> int:
     """Bytes that a kernel must at least move: what it reads of each buffer and what it writes.
 
-    A buffer that is updated in place is both; what a kernel reads back after writing it is near.
+    A buffer that is updated in place is both. What a kernel reads back after writing it is in a
+    cache.
     """
     sizes = {b.name: b for b in kernel.buffers}
     spans: dict[tuple[Buffer, bool], tuple[int, int]] = {}
@@ -107,10 +89,8 @@ def traffic(kernel: Kernel) -> int:
 
 def _in_order(body: Sequence[Statement]) -> Iterator[Access]:
     """Accesses as they happen: a statement reads before it writes."""
-    for statement in body:
-        if isinstance(statement, For):
-            yield from _in_order(statement.body)
-        else:
+    for statement in walk(body):
+        if not isinstance(statement, For):
             yield from sorted(accesses([statement]), key=lambda a: a.writes)
 
 
@@ -120,10 +100,7 @@ def largest(buffers: Sequence[Buffer]) -> int:
 
 def statements(body: Sequence[Statement]) -> int:
     """How often the innermost statements run: a measure of work."""
-    found = 0
-    for s in body:
-        found += s.var.extent * statements(s.body) if isinstance(s, For) else 1
-    return found
+    return tally(body, lambda s: 1)
 
 
 def work(kernel: Kernel) -> int:

@@ -26,7 +26,7 @@ def _has_its_outputs(plan: Plan, graph: Graph) -> bool:
     found = [(o.kind, o.name, o.type) for o in plan.outputs]
     wanted = zip(graph.outputs, graph.output_types, strict=True)
     return found == [(o.kind, o.name, t) for o, t in wanted] and all(
-        o.type.nbytes <= plan.slots[_place(o.slot, plan.slots)].nbytes for o in plan.outputs
+        o.type.nbytes <= plan.slots[_checked(o.slot, plan.slots)].nbytes for o in plan.outputs
     )
 
 
@@ -50,7 +50,7 @@ def _has_room(plan: Plan, graph: Graph) -> bool:
             return False
     if any(e.turns < 0 or e.scratch < 0 for e in plan.entries):
         return False
-    leaves = all(t.nbytes <= plan.slots[_place(s, plan.slots)].nbytes for _, s, t in plan.leaves)
+    leaves = all(t.nbytes <= plan.slots[_checked(s, plan.slots)].nbytes for _, s, t in plan.leaves)
     return leaves and _can_follow(plan, plan.steps, 1)
 
 
@@ -65,25 +65,25 @@ def _can_follow(plan: Plan, steps: Sequence[PlannedStep], length: int) -> bool:
 
 
 def _can_call(plan: Plan, call: PlannedCall, length: int) -> bool:
-    """Rows of all turns of the repeat around start inside their buffers."""
-    _place(call.entry, plan.entries)
+    """Rows of all iterations of the repeat around start inside their buffers."""
+    _checked(call.entry, plan.entries)
     if call.tasks < 1 or len(call.slots) != len(call.rows):
         return False
     return all(
-        0 <= row * max(0, length - 1) <= plan.slots[_place(slot, plan.slots)].nbytes
+        0 <= row * max(0, length - 1) <= plan.slots[_checked(slot, plan.slots)].nbytes
         for slot, row in zip(call.slots, call.rows, strict=True)
     )
 
 
 def _has_constants(plan: Plan, constants: Mapping[str, np.ndarray]) -> bool:
     return all(
-        constants[name].nbytes >= plan.slots[_place(slot, plan.slots)].nbytes
+        constants[name].nbytes >= plan.slots[_checked(slot, plan.slots)].nbytes
         for slot, name in plan.constants
     )
 
 
-def _place(number: int, among: Sequence[object]) -> int:
-    """A place in a sequence: no negative one, which Python would count from the end."""
+def _checked(number: int, among: Sequence[object]) -> int:
+    """A position in a sequence: no negative one, which Python would count from the end."""
     if not 0 <= number < len(among):
         raise IndexError(number)
     return number

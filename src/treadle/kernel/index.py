@@ -87,8 +87,8 @@ class Index:
         factors = dict(self.terms)
         for atom, factor in other.terms:
             factors[atom] = factors.get(atom, 0) + factor
-        kept = tuple((a, f) for a, f in factors.items() if f)
-        return Index(kept, self.offset + other.offset)
+        left = tuple((a, f) for a, f in factors.items() if f)
+        return Index(left, self.offset + other.offset)
 
     def __mul__(self, factor: int) -> Index:
         if factor == 0:
@@ -208,14 +208,14 @@ def divide(index: Index, divisor: int) -> tuple[Index, Index]:
         less = Index(tuple((a, f) for a, f in rest.terms if f % factor), rest.offset % factor)
         if less.range[0] >= 0 and less.range[1] < factor:
             more = tuple((a, f // factor) for a, f in rest.terms if f % factor == 0)
-            far, near = divide(Index(more, rest.offset // factor), divisor // factor)
-            return whole + far, near * factor + less
+            quotient, left = divide(Index(more, rest.offset // factor), divisor // factor)
+            return whole + quotient, left * factor + less
     quotient = whole + Index(((Quotient(rest, divisor), 1),))
     return quotient, Index(((Remainder(rest, divisor), 1),))
 
 
 def flatten(indices: Sequence[Index], shape: Sequence[int]) -> Index:
-    """The place in row-major memory."""
+    """The index in row-major memory."""
     flat = Index()
     for index, n in zip(indices, shape, strict=True):
         flat = flat * n + index
@@ -223,7 +223,7 @@ def flatten(indices: Sequence[Index], shape: Sequence[int]) -> Index:
 
 
 def unflatten(flat: Index, shape: Sequence[int]) -> tuple[Index, ...]:
-    """The indices of a place in row-major memory."""
+    """The indices along the axes of one in row-major memory."""
     found: list[Index] = []
     for n in reversed(shape[1:]):
         flat, rest = divide(flat, n)
@@ -231,46 +231,47 @@ def unflatten(flat: Index, shape: Sequence[int]) -> tuple[Index, ...]:
     return (flat, *reversed(found)) if shape else ()
 
 
-def substitute(index: Index, values: Mapping[Var, Index]) -> Index:
-    """The index with variables replaced, simplified again."""
-    if all(isinstance(atom, Var) and atom not in values for atom, _ in index.terms):
-        return index
+def map_atoms(index: Index, change: Callable[[Var | Data], Index]) -> Index:
+    """The index with its variables and data replaced, simplified again."""
     result = constant(index.offset)
     for atom, factor in index.terms:
         match atom:
-            case Var():
-                new = values.get(atom, variable(atom))
-            case Data():
-                new = Index(((atom, 1),))
+            case Var() | Data():
+                new = change(atom)
             case Quotient(inner, divisor):
-                new = divide(substitute(inner, values), divisor)[0]
+                new = divide(map_atoms(inner, change), divisor)[0]
             case Remainder(inner, divisor):
-                new = divide(substitute(inner, values), divisor)[1]
+                new = divide(map_atoms(inner, change), divisor)[1]
             case Bounded(inner, extent):
-                new = bounded(substitute(inner, values), extent)
+                new = bounded(map_atoms(inner, change), extent)
         result = result + new * factor
     return recombined(result)
+
+
+def substitute(index: Index, values: Mapping[Var, Index]) -> Index:
+    """The index with variables replaced."""
+    if all(isinstance(atom, Var) and atom not in values for atom, _ in index.terms):
+        return index
+
+    def change(atom: Var | Data) -> Index:
+        if isinstance(atom, Data):
+            return Index(((atom, 1),))
+        return values[atom] if atom in values else variable(atom)
+
+    return map_atoms(index, change)
 
 
 def renamed_data(index: Index, rename: Callable[[str], str]) -> Index:
     """The index with the locals that are data renamed."""
     if all(isinstance(atom, Var) for atom, _ in index.terms):
         return index
-    result = constant(index.offset)
-    for atom, factor in index.terms:
-        match atom:
-            case Var():
-                new: Atom = atom
-            case Data(local, extent):
-                new = Data(rename(local), extent)
-            case Quotient(inner, divisor):
-                new = Quotient(renamed_data(inner, rename), divisor)
-            case Remainder(inner, divisor):
-                new = Remainder(renamed_data(inner, rename), divisor)
-            case Bounded(inner, extent):
-                new = Bounded(renamed_data(inner, rename), extent)
-        result = result + Index(((new, factor),))
-    return result
+
+    def change(atom: Var | Data) -> Index:
+        if isinstance(atom, Data):
+            return data(rename(atom.local), atom.extent)
+        return variable(atom)
+
+    return map_atoms(index, change)
 
 
 def recombined(index: Index) -> Index:
@@ -284,25 +285,6 @@ def recombined(index: Index) -> Index:
             rest = tuple((a, f) for a, f in index.terms if a not in (atom, whole))
             return recombined(Index(rest, index.offset) + atom.index * factor)
     return index
-
-
-def evaluate(index: Index, values: Mapping[str, int]) -> int:
-    """The number an index stands for, variables and locals given by name."""
-    total = index.offset
-    for atom, factor in index.terms:
-        match atom:
-            case Var(name, _):
-                value = values[name]
-            case Data(local, extent):
-                value = min(max(values[local], 0), extent - 1)
-            case Quotient(inner, divisor):
-                value = evaluate(inner, values) // divisor
-            case Remainder(inner, divisor):
-                value = evaluate(inner, values) % divisor
-            case Bounded(inner, _):
-                value = evaluate(inner, values)
-        total += factor * value
-    return total
 
 
 def data_locals(index: Index) -> list[str]:

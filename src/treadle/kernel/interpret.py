@@ -16,6 +16,7 @@ import numpy as np
 from treadle.base.dtypes import DType
 from treadle.ir.literal import to_numpy
 from treadle.kernel.access import accesses, names_in
+from treadle.kernel.accumulate import identity
 from treadle.kernel.cost import outermost
 from treadle.kernel.index import Bounded, Data, Index, Quotient, Remainder, Var
 from treadle.kernel.nodes import (
@@ -147,10 +148,7 @@ class _Machine:
         self._iterations(loop, whole)
 
     def _identity(self, op: str, dtype: DType, width: int) -> Lanes:
-        if op in ("add", "mul"):
-            return np.full(width, op == "mul", dtype.numpy)
-        low, high = (-np.inf, np.inf) if dtype.is_float else dtype.range()
-        return np.full(width, low if op == "max" else high, dtype.numpy)
+        return np.full(width, identity(op, dtype), dtype.numpy)
 
     def _folded(self, lanes: Lanes, op: str, dtype: DType) -> Lanes:
         """Lanes combined in pairs, halves with each other."""

@@ -15,10 +15,23 @@ class Machine:
     permutes: bool = False  # whether lanes look numbers up in a register of 16
     has_fma: bool = True  # whether one instruction multiplies and adds
     has_half: bool = True  # whether one instruction converts float16
+    # Sizes of loops, measured on processors with AVX2 and AVX-512.
+    tile_vectors: int = 2  # of a row of a matmul's tile
+    unroll: int = 4  # iterations of a matmul's depth written out
+    # Lines of the next panel fetched in as many iterations as are written out; more would crowd
+    # out the loads of this one.
+    most_ahead: int = 8
+    # Bytes of panels that stay in the second-level cache from one block of rows to the next.
+    near_bytes: int = 1 << 19
+    # Vectors of a loop that sums inside, and of one that is itself a sum: as many additions at a
+    # time as hide the latency of one.
+    summing_vectors: int = 2
+    accumulating_vectors: int = 4
+    least_width: int = 4  # lanes of the narrower vectors that take what wide ones leave
 
     @property
     def tile_rows(self) -> int:
-        """Rows of a product's tile, as many as leave registers for the vectors it needs beside."""
+        """Rows of a matmul's tile, as many as leave registers for the vectors it needs beside."""
         return {16: 8, 8: 6}.get(self.width, 4)
 
 

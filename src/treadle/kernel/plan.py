@@ -1,7 +1,7 @@
 """A plan: all that a runtime needs of a program beside its code, as plain data that can be stored.
 
-The script is what threads follow: phases of calls, and repeats. A call's turns are cut into tasks;
-any cut gives the same bits.
+The script is what threads follow: phases of calls, and repeats. A call's iterations are cut into
+tasks; any cut gives the same bits.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from treadle.ir.types import TensorType
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A compiled kernel: its symbol, its turns, and what one thread needs to run it."""
+    """A compiled kernel: its symbol, its iterations, and what one thread needs to run it."""
 
     symbol: str
     turns: int
-    is_vector: bool  # whether turns are elements, so that tasks are cut at whole vectors
+    is_vector: bool  # whether iterations are elements, so that tasks are cut at whole vectors
     scratch: int  # bytes
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedCall:
-    """An entry on buffers: slots of the table, and bytes that a turn of the repeat moves each."""
+    """An entry on buffers: slots of the table, and bytes that each moves on in a repeat."""
 
     entry: int
     tasks: int
@@ -85,7 +85,7 @@ class KernelFacts:
 
 @dataclass(frozen=True, slots=True)
 class IndexCheck:
-    """An index that is data: the op that uses it, and how many places there are."""
+    """An index that is data: the op that uses it, and how many elements there are."""
 
     op: str
     extent: int

@@ -15,10 +15,10 @@ from treadle.kernel.nodes import Buffer, Kernel
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """A buffer of the program, or the row of it that belongs to a turn of the repeat around."""
+    """A buffer of the program, or its row that belongs to an iteration of the repeat around."""
 
     buffer: str
-    row: int = 0  # elements a turn moves on
+    row: int = 0  # elements that an iteration moves on
 
 
 @dataclass(frozen=True, slots=True)

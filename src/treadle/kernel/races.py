@@ -1,7 +1,7 @@
 """Where iterations of a loop that run side by side may meet in memory.
 
 Two iterations meet in a buffer if one of them may write an element that the other reads or writes.
-The analysis is shared: the scheduler asks before it gives a loop to lanes, the verifier asks again.
+The analysis is shared: the scheduler asks before it gives a loop to lanes, the verifier asks too.
 It says that iterations stay apart only where it can show that.
 """
 
@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from treadle.kernel.access import BLOCK, accesses, changed_in, names_in, variables_in
+from treadle.kernel.access import BLOCK, accesses, changed_in, names_in
 from treadle.kernel.index import (
     Atom,
     Bounded,
@@ -25,6 +25,7 @@ from treadle.kernel.index import (
     uses,
 )
 from treadle.kernel.nodes import For
+from treadle.kernel.traverse import loop_variables
 
 
 def meeting_in(loop: For, exempt: Iterable[str] = ()) -> set[str]:
@@ -43,7 +44,7 @@ def meeting_in(loop: For, exempt: Iterable[str] = ()) -> set[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Split:
     """An index in three parts: what all iterations share, what moves with them, what is free."""
 
     shared: dict[Atom, int]
@@ -63,16 +64,16 @@ class _Inside:
     @staticmethod
     def of(loop: For) -> _Inside:
         named = names_in(loop.body) | changed_in(loop.body)
-        return _Inside(loop.var, frozenset(variables_in(loop.body)), frozenset(named))
+        return _Inside(loop.var, frozenset(loop_variables(loop.body)), frozenset(named))
 
     def keeps_apart(self, indices: Sequence[Index]) -> bool:
         """Whether iterations do not meet, with bounded sums as one number or written out."""
         return any(
-            _stay_apart([self.place(spelled(i)) for i in indices], self)
+            _stay_apart([self.split(spelled(i)) for i in indices], self)
             for spelled in (_as_it_is, opened)
         )
 
-    def place(self, index: Index) -> _Place:
+    def split(self, index: Index) -> _Split:
         shared: dict[Atom, int] = {}
         moving: dict[Atom, int] = {}
         free: dict[Atom, int] = {}
@@ -84,7 +85,7 @@ class _Inside:
             else:
                 (moving if uses(atom, self.var) else shared)[atom] = factor
         offset = index.offset + sum(atom_range(a)[0] * f for a, f in index.terms if _is_single(a))
-        return _Place(shared, moving, free, offset)
+        return _Split(shared, moving, free, offset)
 
     def differs(self, atom: Atom) -> bool:
         """Whether an atom may have two values in two iterations."""
@@ -105,16 +106,16 @@ def _is_single(atom: Atom) -> bool:
     return low == high
 
 
-def _stay_apart(places: Sequence[_Place], inside: _Inside) -> bool:
-    """Whether the element says which iteration it belongs to, in all of the places alike."""
-    first = places[0]
-    if any(p.shared != first.shared or p.moving != first.moving for p in places):
+def _stay_apart(indices: Sequence[_Split], inside: _Inside) -> bool:
+    """Whether the element says which iteration it belongs to, in all of the indices alike."""
+    first = indices[0]
+    if any(p.shared != first.shared or p.moving != first.moving for p in indices):
         return False
-    digits = {a for a, f in first.moving.items() if _is_digit(a, f, places)}
+    digits = {a for a, f in first.moving.items() if _is_digit(a, f, indices)}
     return inside.var in _known(digits, inside)
 
 
-def _is_digit(atom: Atom, factor: int, places: Sequence[_Place]) -> bool:
+def _is_digit(atom: Atom, factor: int, indices: Sequence[_Split]) -> bool:
     """Whether elements that differ in the atom differ, whatever everything else is.
 
     For some modulus, terms are multiples of it or small: the atom is what is left of an element's
@@ -122,28 +123,28 @@ def _is_digit(atom: Atom, factor: int, places: Sequence[_Place]) -> bool:
     """
     low, high = atom_range(atom)
     size = abs(factor)
-    moduli = {abs(f) for p in places for _, f in _others(p, atom)}
-    moduli |= {abs(p.offset - places[0].offset) for p in places}
+    moduli = {abs(f) for p in indices for _, f in _others(p, atom)}
+    moduli |= {abs(p.offset - indices[0].offset) for p in indices}
     for modulus in (0, *sorted(m for m in moduli if m > size)):
-        span = _small_span(places, atom, modulus)
+        span = _small_span(indices, atom, modulus)
         if span < size and (not modulus or size * (high - low) + span < modulus):
             return True
     return False
 
 
-def _others(place: _Place, atom: Atom) -> Iterator[tuple[Atom, int]]:
-    yield from place.free.items()
-    yield from ((a, f) for a, f in place.moving.items() if a != atom)
+def _others(split: _Split, atom: Atom) -> Iterator[tuple[Atom, int]]:
+    yield from split.free.items()
+    yield from ((a, f) for a, f in split.moving.items() if a != atom)
 
 
-def _small_span(places: Sequence[_Place], atom: Atom, modulus: int) -> int:
+def _small_span(indices: Sequence[_Split], atom: Atom, modulus: int) -> int:
     """How far apart the sums of the small terms can be; 0 as a modulus divides nothing."""
     least, most = math.inf, -math.inf
-    for place in places:
-        low = place.offset - places[0].offset
+    for split in indices:
+        low = split.offset - indices[0].offset
         low -= round(low / modulus) * modulus if modulus else 0
         high = low
-        for other, factor in _others(place, atom):
+        for other, factor in _others(split, atom):
             if modulus and factor % modulus == 0:
                 continue
             ends = [x * factor for x in atom_range(other)]

@@ -80,14 +80,14 @@ def _view(view: View) -> str:
 
 
 def _matrix(matrix: Matrix) -> str:
-    rows, columns = _walk(matrix.rows), _walk(matrix.columns)
+    rows, columns = _axis(matrix.rows), _axis(matrix.columns)
     return f"{matrix.buffer}[{matrix.index}: {rows} by {columns}]"
 
 
-def _walk(walk: Walk) -> str:
-    if walk.listed:
-        return f"{walk.count} at {walk.listed[0]}…{walk.listed[-1]}"
-    return f"{walk.count}" if walk.stride == 1 else f"{walk.count} step {walk.stride}"
+def _axis(axis: Walk) -> str:
+    if axis.listed:
+        return f"{axis.count} at {axis.listed[0]}…{axis.listed[-1]}"
+    return f"{axis.count}" if axis.stride == 1 else f"{axis.count} step {axis.stride}"
 
 
 def value_text(value: Value) -> str:

@@ -1,15 +1,18 @@
 """The one way through the loop IR: statements and values in order, rebuilt, and loops taken off.
 
-`walk` and `subvalues` yield, `rewrite` and `map_value` rebuild, `peel` takes loops off. A pass that
-needs more than these is a closed `match` of its own; there are few.
+`walk` and `subvalues` yield, `tally` counts, `peel` takes loops off. `replace_value` and
+`map_value` rebuild values, `map_statements` and `rewrite` rebuild statements. A value that did not
+change is the same object afterwards. A pass that needs more than these is a closed `match` of its
+own; there are few.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import is_
 
-from treadle.kernel.index import Index, Var
+from treadle.kernel.index import Index, Var, renamed_data, substitute
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -19,6 +22,7 @@ from treadle.kernel.nodes import (
     Let,
     Library,
     Load,
+    Local,
     Matrix,
     Multiply,
     Position,
@@ -71,16 +75,38 @@ def peel(
     return loops, inner
 
 
+def tally(
+    body: Sequence[Statement],
+    leaf: Callable[[Statement], int],
+    loop: Callable[[For, int], int] = lambda loop, inner: loop.var.extent * inner,
+) -> int:
+    """A number of each statement, added up; a loop makes its own of the sum inside it."""
+    total = 0
+    for s in body:
+        total += loop(s, tally(s.body, leaf, loop)) if isinstance(s, For) else leaf(s)
+    return total
+
+
+def loop_variables(body: Sequence[Statement]) -> set[Var]:
+    """Variables of all loops in some statements."""
+    return {s.var for s in walk(body) if isinstance(s, For)}
+
+
+def loop_names(body: Sequence[Statement]) -> set[str]:
+    """Names of all loop variables in some statements."""
+    return {s.var.name for s in walk(body) if isinstance(s, For)}
+
+
 # Values
 
 
 def operands_of(value: Value) -> tuple[Value, ...]:
     """The values that a value is computed from."""
     match value:
-        case Convert(inner):
-            return (inner,)
         case Apply(_, operands):
             return operands
+        case Convert(inner):
+            return (inner,)
         case Guarded(guard, inner, other):
             return guard, inner, other
         case _:
@@ -97,15 +123,21 @@ def subvalues(value: Value) -> Iterator[Value]:
 def with_operands(value: Value, operands: tuple[Value, ...]) -> Value:
     """The value computed from others."""
     match value:
-        case Convert(_, dtype):
-            return Convert(operands[0], dtype)
-        case Apply(op, _, dtype):
-            return Apply(op, operands, dtype)
-        case Guarded(_, _, _, dtype):
+        case Apply(op, old, dtype):
+            return value if _are_same(operands, old) else Apply(op, operands, dtype)
+        case Convert(old, dtype):
+            return value if operands[0] is old else Convert(operands[0], dtype)
+        case Guarded(guard, inner, other, dtype):
+            if _are_same(operands, (guard, inner, other)):
+                return value
             guard, inner, other = operands
             return Guarded(guard, inner, other, dtype)
         case _:
             return value
+
+
+def _are_same(new: tuple[Value, ...], old: tuple[Value, ...]) -> bool:
+    return all(map(is_, new, old))
 
 
 ValueMap = Callable[[Value], Value]
@@ -116,7 +148,18 @@ def map_value(value: Value, change: ValueMap) -> Value:
     operands = operands_of(value)
     if not operands:
         return change(value)
-    return change(with_operands(value, tuple(map_value(o, change) for o in operands)))
+    return change(with_operands(value, tuple([map_value(o, change) for o in operands])))
+
+
+def replace_value(value: Value, choose: Callable[[Value], Value | None]) -> Value:
+    """The value with some of its parts replaced, the largest first; None leaves a part there."""
+    found = choose(value)
+    if found is not None:
+        return found
+    operands = operands_of(value)
+    if not operands:
+        return value
+    return with_operands(value, tuple([replace_value(o, choose) for o in operands]))
 
 
 # Rebuilding
@@ -137,52 +180,132 @@ def map_values(statement: Statement, change: ValueMap) -> Statement:
             return statement
 
 
+def map_statements(
+    body: Sequence[Statement], change: Callable[[Statement], Iterable[Statement]]
+) -> tuple[Statement, ...]:
+    """Each statement replaced by any number of others; a loop after what it contains."""
+    found: list[Statement] = []
+    for s in body:
+        if isinstance(s, For):
+            s = For(s.var, s.role, map_statements(s.body, change), s.stop)
+        found += change(s)
+    return tuple(found)
+
+
 IndexMap = Callable[[str, Index], Index]  # by the buffer that is accessed; "" where none is
 NameMap = Callable[[str], str]
 
 
+def _same_index(buffer: str, index: Index) -> Index:
+    return index
+
+
+def _same_name(name: str) -> str:
+    return name
+
+
 def rewrite(
     statement: Statement,
-    index: IndexMap = lambda buffer, index: index,
-    buffer: NameMap = lambda name: name,
+    index: IndexMap = _same_index,
+    buffer: NameMap = _same_name,
+    local: NameMap = _same_name,
 ) -> Statement:
-    """The statement with every index and every buffer's name replaced."""
+    """The statement with every index, buffer's name and local's name replaced.
 
-    def leaf(value: Value) -> Value:
+    Locals inside indices are the index map's to replace.
+    """
+    return _Rewriter(index, buffer, local).statement(statement)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rewriter:
+    index: IndexMap
+    buffer: NameMap
+    local: NameMap
+
+    def statement(self, statement: Statement) -> Statement:
+        match statement:
+            case For(var, role, body, stop):
+                end = None if stop is None else self.index("", stop)
+                return For(var, role, tuple([self.statement(s) for s in body]), end)
+            case Let(local, value):
+                return Let(self.local(local), self.value(value))
+            case Set(local, value):
+                return Set(self.local(local), self.value(value))
+            case Accumulate(local, op, value):
+                return Accumulate(self.local(local), op, self.value(value))
+            case Store(buffer, index, value, guard):
+                held = None if guard is None else self.value(guard)
+                assert held is None or isinstance(held, Within)
+                at = self.index(buffer, index)
+                return Store(self.buffer(buffer), at, self.value(value), held)
+            case Update(buffer, index, value):
+                return Update(self.buffer(buffer), self.index(buffer, index), self.value(value))
+            case Multiply(target, left, right, adds, bias):
+                a, b, c = map(self.matrix, (target, left, right))
+                return Multiply(a, b, c, adds, None if bias is None else self.buffer(bias))
+            case Library(_, results, operands):
+                made, given = (
+                    tuple([replace(v, buffer=self.buffer(v.buffer)) for v in views])
+                    for views in (results, operands)
+                )
+                return replace(statement, results=made, operands=given)
+
+    def matrix(self, m: Matrix) -> Matrix:
+        return Matrix(self.buffer(m.buffer), self.index(m.buffer, m.index), m.rows, m.columns)
+
+    def value(self, value: Value) -> Value:
+        operands = operands_of(value)
+        if operands:
+            return with_operands(value, tuple([self.value(o) for o in operands]))
         match value:
-            case Load(name, at, dtype):
-                return Load(buffer(name), index(name, at), dtype)
-            case Position(at, dtype):
-                return Position(index("", at), dtype)
-            case Within(at, low, high):
-                return Within(index("", at), low, high)
+            case Load(buffer, index, dtype):
+                name, at = self.buffer(buffer), self.index(buffer, index)
+                return value if at is index and name == buffer else Load(name, at, dtype)
+            case Local(name, dtype):
+                new = self.local(name)
+                return value if new == name else Local(new, dtype)
+            case Position(index, dtype):
+                at = self.index("", index)
+                return value if at is index else Position(at, dtype)
+            case Within(index, low, high):
+                at = self.index("", index)
+                return value if at is index else Within(at, low, high)
             case _:
                 return value
 
-    def matrix(m: Matrix) -> Matrix:
-        return replace(m, buffer=buffer(m.buffer), index=index(m.buffer, m.index))
 
-    match statement:
-        case For(body=body, stop=stop):
-            end = None if stop is None else index("", stop)
-            return replace(statement, body=tuple(rewrite(s, index, buffer) for s in body), stop=end)
-        case Multiply(target, left, right, adds, bias):
-            named = None if bias is None else buffer(bias)
-            return Multiply(matrix(target), matrix(left), matrix(right), adds, named)
-        case Library(_, results, operands):
-            made, given = (
-                tuple(replace(v, buffer=buffer(v.buffer)) for v in views)
-                for views in (results, operands)
-            )
-            return replace(statement, results=made, operands=given)
-        case _:
-            moved = map_values(statement, lambda value: map_value(value, leaf))
-            if isinstance(moved, (Store, Update)):
-                at = index(moved.buffer, moved.index)
-                return replace(moved, buffer=buffer(moved.buffer), index=at)
-            return moved
+def substituted(body: Iterable[Statement], values: Mapping[Var, Index]) -> tuple[Statement, ...]:
+    """The statements with loop variables replaced in every index."""
+    rewriter = _Rewriter(lambda _, index: substitute(index, values), _same_name, _same_name)
+    return tuple([rewriter.statement(s) for s in body])
 
 
-def loop_variables(body: Sequence[Statement]) -> set[Var]:
-    """Variables of all loops in some statements."""
-    return {s.var for s in walk(body) if isinstance(s, For)}
+def with_buffers(body: Iterable[Statement], rename: NameMap) -> tuple[Statement, ...]:
+    """The statements with every buffer renamed."""
+    rewriter = _Rewriter(_same_index, rename, _same_name)
+    return tuple([rewriter.statement(s) for s in body])
+
+
+def with_locals(body: Iterable[Statement], names: Mapping[str, str]) -> tuple[Statement, ...]:
+    """The statements with some locals renamed, those inside indices too."""
+
+    def rename(name: str) -> str:
+        return names.get(name, name)
+
+    rewriter = _Rewriter(lambda _, index: renamed_data(index, rename), _same_name, rename)
+    return tuple([rewriter.statement(s) for s in body])
+
+
+def indices_of(body: Iterable[Statement]) -> list[Index]:
+    """Every index in some statements."""
+    found: list[Index] = []
+
+    def note(_: str, index: Index) -> Index:
+        found.append(index)
+        return index
+
+    rewriter = _Rewriter(note, _same_name, _same_name)
+    for statement in body:
+        rewriter.statement(statement)
+    return found

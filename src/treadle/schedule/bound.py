@@ -6,19 +6,19 @@ A model's layers give the same kernels again and again on other buffers. What is
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from treadle.base.origin import Origin
-from treadle.kernel.nodes import Buffer, Kernel
+from treadle.kernel.nodes import Kernel
 from treadle.kernel.rowsums import row_sums_of
 from treadle.kernel.target import CPU, Target
 from treadle.kernel.verify import verify
 from treadle.schedule.finish import finished
-from treadle.schedule.fuse import fused, is_serial, localised, outer_turns, spread
-from treadle.schedule.near import kept_near
-from treadle.schedule.nests import anonymous, map_places
+from treadle.schedule.fuse import fused, is_serial, localised, outer_iterations, spread
+from treadle.schedule.nests import anonymous, with_buffer_names
 from treadle.schedule.rowsums import with_own_numbers
 from treadle.schedule.signature import Signature
+from treadle.schedule.staging import with_staging
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,9 @@ class Memo:
         return Bound(known, tuple(b.name for b in kernel.buffers), kernel.origins)
 
     def fused(self, first: Bound, second: Bound, is_needed: bool, is_single: bool) -> Bound | None:
-        """Both as one, if that pays. `is_single`: as one turn."""
-        places = {n: i for i, n in enumerate(first.names)}
-        shared = tuple(places.get(n, -1) for n in second.names)
+        """Both as one, if that pays. `is_single`: as one iteration."""
+        positions = {n: i for i, n in enumerate(first.names)}
+        shared = tuple(positions.get(n, -1) for n in second.names)
         key = (id(first.kernel), id(second.kernel), shared, is_needed, is_single)
         if key not in self.pairs:
             self.pairs[key] = _fused(
@@ -79,14 +79,14 @@ class Memo:
 
     def finished(self, bound: Bound, own: frozenset[str]) -> tuple[Kernel, tuple[str, ...]]:
         """The kernel as it is rendered, outputs of its own inside; and its buffers."""
-        places = tuple(i for i, n in enumerate(bound.names) if n in own)
-        key = (id(bound.kernel), places)
+        positions = tuple(i for i, n in enumerate(bound.names) if n in own)
+        key = (id(bound.kernel), positions)
         if key not in self.calls:
-            names = {bound.kernel.buffers[i].name for i in places}
+            names = {bound.kernel.buffers[i].name for i in positions}
             outputs = {b.name for b in bound.kernel.outputs}
             kernel = self._localised(bound.kernel, names & outputs)
             order = {b.name: i for i, b in enumerate(bound.kernel.buffers)}
-            done = verify(finished(anonymous(kernel), not self.target.is_gpu))
+            done = verify(finished(anonymous(kernel), self.target))
             known = self.kernels.setdefault(done, done)
             self.calls[key] = known, tuple(order[b.name] for b in kernel.buffers)
         done, order_ = self.calls[key]
@@ -94,23 +94,20 @@ class Memo:
 
     def _localised(self, kernel: Kernel, names: set[str]) -> Kernel:
         """Outputs of its own inside: a thread's memory, or what a block's shared memory holds."""
-        if not self.target.is_gpu:
-            return localised(spread(kernel), names)
+        if not self.target.is_spmd:
+            return localised(spread(kernel, self.target.fusion.shared_iterations), names)
         if row_sums_of(kernel) is not None:
             return with_own_numbers(kernel, names)
         if is_serial(kernel) or kernel.is_whole:
             return kernel
-        turns = outer_turns(kernel)
-        room, kept = SHARED, set[str]()
+        iterations = outer_iterations(kernel)
+        room, own = self.target.fusion.shared_memory, set[str]()
         for buffer in sorted(kernel.outputs, key=lambda b: b.nbytes):
-            if buffer.name in names and buffer.nbytes // turns <= room:
-                kept.add(buffer.name)
-                room -= buffer.nbytes // turns
-        found = localised(kernel, kept)
-        return kept_near(found, room) if self.target.is_small else found
-
-
-SHARED = 32 << 10  # bytes of shared memory that a block's own buffers may take
+            if buffer.name in names and buffer.nbytes // iterations <= room:
+                own.add(buffer.name)
+                room -= buffer.nbytes // iterations
+        found = localised(kernel, own)
+        return with_staging(found, room) if self.target.is_small else found
 
 
 def _fused(
@@ -127,26 +124,13 @@ def _fused(
         b.name: first.buffers[at].name if at >= 0 else f"q{count + i}"
         for i, (b, at) in enumerate(zip(second.buffers, shared, strict=True))
     }
-    found = fused(first, _renamed(second, names), is_needed, is_single, target)
+    renamed = with_buffer_names(second, names)
+    found = fused(first, renamed, is_needed, is_single, target)
     if found is None:
         return None
-    places = {b.name: i for i, b in enumerate(first.buffers)}
+    positions = {b.name: i for i, b in enumerate(first.buffers)}
     for i, b in enumerate(second.buffers):
-        places.setdefault(names[b.name], count + i)
-    # Names that the next fusing cannot meet again.
+        positions.setdefault(names[b.name], count + i)
+    # Names that the next fusing cannot meet.
     plain = anonymous(found)
-    return plain, tuple(places[b.name] for b in found.buffers)
-
-
-def _renamed(kernel: Kernel, names: dict[str, str]) -> Kernel:
-    def renamed(buffer: Buffer) -> Buffer:
-        return Buffer(names[buffer.name], buffer.dtype, buffer.size)
-
-    return replace(
-        kernel,
-        inputs=tuple(map(renamed, kernel.inputs)),
-        outputs=tuple(map(renamed, kernel.outputs)),
-        body=tuple(
-            map_places(s, lambda index: index, lambda n: names.get(n, n)) for s in kernel.body
-        ),
-    )
+    return plain, tuple(positions[b.name] for b in found.buffers)

@@ -15,9 +15,9 @@ def kind_of(buffer: Buffer) -> tuple[DType, int]:
     return buffer.dtype, buffer.size
 
 
-def stays(body: Sequence[Statement], leaf: str, place: Index) -> bool:
-    """Whether a leaf is read only at the place that is written."""
-    return all(a.index == place for a in accesses(body) if a.buffer == leaf)
+def stays(body: Sequence[Statement], leaf: str, at: Index) -> bool:
+    """Whether a leaf is read only at the index that is written."""
+    return all(a.index == at for a in accesses(body) if a.buffer == leaf)
 
 
 def whole_copy(source: str, target: str, like: Buffer) -> Kernel:

@@ -1,4 +1,4 @@
-"""The last shaping of a kernel: values kept in registers, loops merged, lanes chosen."""
+"""The last shaping of a kernel: values held in registers, loops merged, lanes chosen."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from treadle.kernel.access import (
     loads_of,
     locals_in,
     map_loads,
-    variables_in,
+    names_in,
 )
-from treadle.kernel.index import Index, Var, substitute, uses, variable
+from treadle.kernel.index import Index, Var, uses, variable
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -37,25 +37,36 @@ from treadle.kernel.nodes import (
     Within,
 )
 from treadle.kernel.races import meeting_in
-from treadle.schedule.nests import indices_of, loop_names, map_places, names_in
+from treadle.kernel.target import Fusion, Target
+from treadle.kernel.traverse import (
+    indices_of,
+    loop_names,
+    loop_variables,
+    map_statements,
+    replace_value,
+    substituted,
+    subvalues,
+    walk,
+)
 from treadle.schedule.split import split
 from treadle.schedule.trees import with_blocks
 
 
-def finished(kernel: Kernel, lanes: bool = True) -> Kernel:
-    """The kernel as it is rendered; without lanes, loops keep the roles they have."""
+def finished(kernel: Kernel, target: Target) -> Kernel:
+    """The kernel as it is rendered; loops get lanes where threads do not take their place."""
     counter = _Names(names_in(kernel.body))
-    body = tuple(_merged(s) for s in forwarded(kernel.body, counter, {}))
+    body = map_statements(forwarded(kernel.body, counter, {}), _merged)
     kernel = without_dead_scratch(replace(kernel, body=body))
-    merged = [_merged(s) for s in kernel.body]
-    if not lanes:
-        return replace(kernel, body=tuple(merged))
-    body = tuple(split(merged, names_in(merged) | loop_names(merged)))
-    kernel = vectorised(replace(kernel, body=body))
+    merged = map_statements(kernel.body, _merged)
+    if target.is_spmd:
+        return replace(kernel, body=merged)
+    taken = names_in(merged) | loop_names(merged)
+    body = tuple(split(merged, taken, target.fusion))
+    kernel = vectorised(replace(kernel, body=body), target.fusion)
     taken = names_in(kernel.body) | loop_names(kernel.body)
-    body = tuple(with_blocks(kernel.body, taken))
+    body = with_blocks(kernel.body, taken, target.reductions)
     counter.taken |= taken
-    return replace(kernel, body=tuple(hoisted(body, counter)))
+    return replace(kernel, body=hoisted(body, counter))
 
 
 class _Names:
@@ -101,7 +112,7 @@ def forwarded(body: Sequence[Statement], names: _Names, known: Known) -> list[St
 
 
 def _forget(known: Known, body: Sequence[Statement]) -> None:
-    """Places that some statements may have changed, and locals that they set."""
+    """Elements that some statements may have changed, and locals that they set."""
     written = {a.buffer for a in accesses(body) if a.writes}
     changed = changed_in(body) | names_in(body)
     for key in [k for k, v in known.items() if k[0] in written or v.name in changed]:
@@ -118,104 +129,80 @@ def _with_known(statement: Statement, known: Known) -> Statement:
 def without_dead_scratch(kernel: Kernel) -> Kernel:
     """The kernel without scratch that is written but never read."""
     read = {a.buffer for a in accesses(kernel.body) if not a.writes}
-    read |= {a.buffer for a in _adding(kernel.body)}
+    read |= {s.buffer for s in walk(kernel.body) if isinstance(s, Update)}
     dead = {b.name for b in kernel.scratch} - read
     if not dead:
         return kernel
-    body = tuple(_without_stores(kernel.body, dead))
+
+    def living(s: Statement) -> list[Statement]:
+        match s:
+            case For():
+                is_dead = not s.body
+            case Multiply(target):
+                is_dead = target.buffer in dead
+            case _:
+                is_dead = isinstance(s, Store) and s.buffer in dead
+        return [] if is_dead else [s]
+
     scratch = tuple(b for b in kernel.scratch if b.name not in dead)
-    return replace(kernel, body=body, scratch=scratch)
-
-
-def _adding(body: Sequence[Statement]) -> list[Update]:
-    found = []
-    for s in body:
-        if isinstance(s, For):
-            found += _adding(s.body)
-        elif isinstance(s, Update):
-            found.append(s)
-    return found
-
-
-def _without_stores(body: Sequence[Statement], dead: set[str]) -> list[Statement]:
-    found: list[Statement] = []
-    for s in body:
-        if isinstance(s, For):
-            inner = tuple(_without_stores(s.body, dead))
-            if inner:
-                found.append(replace(s, body=inner))
-        elif isinstance(s, Multiply):
-            if s.target.buffer not in dead:
-                found.append(s)
-        elif not (isinstance(s, Store) and s.buffer in dead):
-            found.append(s)
-    return found
+    return replace(kernel, body=map_statements(kernel.body, living), scratch=scratch)
 
 
 # Loops
 
 
-def _merged(statement: Statement) -> Statement:
-    """Two loops, one right inside the other, become one where every index walks both in order."""
-    if not isinstance(statement, For):
-        return statement
-    body = tuple(_merged(s) for s in statement.body)
-    outer = replace(statement, body=body)
-    if len(body) != 1 or not isinstance(body[0], For):
-        return outer
-    inner = body[0]
+def _merged(outer: Statement) -> list[Statement]:
+    """Two loops, one right inside the other, become one where every index counts both in order."""
+    inner = outer.body[0] if isinstance(outer, For) and len(outer.body) == 1 else None
+    if not isinstance(outer, For) or not isinstance(inner, For):
+        return [outer]
     is_whole = outer.stop is None and inner.stop is None
-    if inner.role is not outer.role or not is_whole or not _walks_together(outer.var, inner):
-        return outer
+    if inner.role is not outer.role or not is_whole or not _counts_together(outer.var, inner):
+        return [outer]
     both = Var(f"{outer.var.name}{inner.var.name}", outer.var.extent * inner.var.extent)
     # Every index has the pair as factor · (outer · extent + inner): the inner one stands for both.
     values = {outer.var: Index(), inner.var: variable(both)}
-    merged = tuple(map_places(s, lambda i: substitute(i, values)) for s in inner.body)
-    return For(both, outer.role, merged)
+    return [For(both, outer.role, substituted(inner.body, values))]
 
 
-def _walks_together(outer: Var, inner: For) -> bool:
+def _counts_together(outer: Var, inner: For) -> bool:
     if any(isinstance(s, Multiply) for s in inner.body):
         return False
     for index in indices_of(inner.body):
-        far, near = index.factor_of(outer), index.factor_of(inner.var)
-        if far is None or near is None or far != near * inner.var.extent:
+        outer_step, step = index.factor_of(outer), index.factor_of(inner.var)
+        if outer_step is None or step is None or outer_step != step * inner.var.extent:
             return False
     return True
 
 
-# Private memory: lanes of a loop at most (two vectors of the widest kind), at least, and bytes of
-# a thread that all lanes together may take (a quarter of a core's second cache).
-MOST_LANES, FEWEST_LANES, PRIVATE = 32, 4, 1 << 18
-
-
-def vectorised(kernel: Kernel) -> Kernel:
-    """Loops with roles: lanes along the innermost loop that walks memory in order.
+def vectorised(kernel: Kernel, sizes: Fusion) -> Kernel:
+    """Loops with roles: lanes along the innermost loop that goes through memory in order.
 
     Lanes run in lockstep, so they may not meet in memory. Scratch in which they would, and which
     only this loop uses, becomes private: an iteration reads nothing there that it did not write.
     """
-    writer = _Lanes(kernel)
-    body = tuple(map(writer.statement, kernel.body))
+    writer = _Lanes(kernel, sizes)
+    body = map_statements(kernel.body, writer.statement)
     scratch = tuple(writer.private.get(b.name, b) for b in kernel.scratch)
     return replace(kernel, body=body, scratch=scratch)
 
 
 class _Lanes:
-    def __init__(self, kernel: Kernel):
+    def __init__(self, kernel: Kernel, sizes: Fusion):
+        self.sizes = sizes
         self.scratch = {b.name: b for b in kernel.scratch}
         self.uses = Counter(a.buffer for a in accesses(kernel.body))
         self.private: dict[str, Buffer] = {}
 
-    def statement(self, statement: Statement) -> Statement:
-        if not isinstance(statement, For):
-            return statement
-        if statement.role is Role.SEQUENTIAL and _sums_in_lanes(statement):
-            return replace(statement, role=Role.VECTOR)
-        is_parallel = statement.role is Role.PARALLEL
-        if is_parallel and _takes_lanes(statement) and self._are_apart(statement):
-            return replace(statement, role=Role.VECTOR)
-        return replace(statement, body=tuple(map(self.statement, statement.body)))
+    def statement(self, statement: Statement) -> list[Statement]:
+        if isinstance(statement, For) and self._is_lanes(statement):
+            return [replace(statement, role=Role.VECTOR)]
+        return [statement]
+
+    def _is_lanes(self, loop: For) -> bool:
+        if loop.role is Role.PARALLEL:
+            return _takes_lanes(loop) and self._are_apart(loop)
+        return _sums_in_lanes(loop, self.sizes.least_lanes)
 
     def _are_apart(self, loop: For) -> bool:
         """Whether the iterations meet nowhere, once some scratch is private."""
@@ -223,44 +210,26 @@ class _Lanes:
         used = Counter(a.buffer for a in accesses(loop.body))
         if any(n not in self.scratch or used[n] != self.uses[n] for n in shared):
             return False
-        lanes = MOST_LANES
-        while lanes * sum(self.scratch[n].nbytes for n in shared) > PRIVATE:
+        lanes = self.sizes.most_private_lanes
+        while lanes * sum(self.scratch[n].nbytes for n in shared) > self.sizes.private_bytes:
             lanes //= 2
-        if lanes < FEWEST_LANES:
+        if lanes < self.sizes.fewest_private_lanes:
             return False
         self.private |= {n: replace(self.scratch[n], lanes=lanes) for n in shared}
         return True
 
 
 def _takes_lanes(loop: For) -> bool:
-    """Whether a parallel loop becomes lanes: nothing inside would do better."""
-    if _has(loop.body, Multiply):
-        return False
-    return not any(_has_parallel(s) or _contains_lanes(s) for s in loop.body)
-
-
-def _has(body: Sequence[Statement], kind: type) -> bool:
-    return any(isinstance(s, kind) or (isinstance(s, For) and _has(s.body, kind)) for s in body)
-
-
-def _has_parallel(statement: Statement) -> bool:
-    return isinstance(statement, For) and (
-        statement.role is Role.PARALLEL or any(_has_parallel(s) for s in statement.body)
+    """Whether a parallel loop may become lanes: nothing inside it is parallel, or lanes already."""
+    return not any(
+        isinstance(s, Multiply) or (isinstance(s, For) and s.role in (Role.PARALLEL, Role.VECTOR))
+        for s in walk(loop.body)
     )
 
 
-def _contains_lanes(statement: Statement) -> bool:
-    return isinstance(statement, For) and (
-        _sums_in_lanes(statement) or any(_contains_lanes(s) for s in statement.body)
-    )
-
-
-LEAST_LANES = 8
-
-
-def _sums_in_lanes(loop: For) -> bool:
-    """Whether a loop only accumulates, in order of memory: its turns can be lanes."""
-    if loop.role is not Role.SEQUENTIAL or loop.var.extent < LEAST_LANES:
+def _sums_in_lanes(loop: For, least: int) -> bool:
+    """Whether a loop only accumulates, in order of memory: its iterations can be lanes."""
+    if loop.role is not Role.SEQUENTIAL or loop.var.extent < least:
         return False
     inner = names_in(loop.body)
     has_accumulation = False
@@ -287,26 +256,26 @@ def _reads(statement: Statement, names: set[str]) -> bool:
 # What does not change inside a loop is computed before it.
 
 
-def hoisted(body: Sequence[Statement], names: _Names) -> list[Statement]:
-    found: list[Statement] = []
-    for statement in body:
+def hoisted(body: Sequence[Statement], names: _Names) -> tuple[Statement, ...]:
+    """Loops, each after what is the same in all of its iterations."""
+
+    def lifted(statement: Statement) -> list[Statement]:
         if not isinstance(statement, For):
-            found.append(statement)
-            continue
-        inner = hoisted(statement.body, names)
-        lifter = _Lifter(statement.var, inner, names)
-        moved = tuple(lifter.statement(s) for s in inner)
-        found += [Let(name, value) for value, name in lifter.lifted.items()]
-        found.append(replace(statement, body=moved))
-    return found
+            return [statement]
+        lifter = _Lifter(statement.var, statement.body, names)
+        inner = tuple(lifter.statement(s) for s in statement.body)
+        before = [Let(name, value) for value, name in lifter.lifted.items()]
+        return [*before, replace(statement, body=inner)]
+
+    return map_statements(body, lifted)
 
 
 class _Lifter:
-    """Finds what a loop computes again and again: the same in each of its turns."""
+    """Finds what a loop recomputes: the same in each of its iterations."""
 
     def __init__(self, var: Var, body: Sequence[Statement], names: _Names):
         self.var, self.names = var, names
-        self.variables = {var, *variables_in(body)}
+        self.variables = {var, *loop_variables(body)}
         self.locals = changed_in(body) | names_in(body)
         self.written = {a.buffer for a in accesses(body) if a.writes}
         self.lifted: dict[Value, str] = {}
@@ -316,37 +285,29 @@ class _Lifter:
             return statement
         if isinstance(statement, Store) and statement.guard is not None:
             return statement
-        return replace(statement, value=self.value(statement.value))
+        return replace(statement, value=replace_value(statement.value, self.chosen))
 
-    def value(self, value: Value) -> Value:
+    def chosen(self, value: Value) -> Value | None:
+        """What stands for a value: a name, or itself where a guard holds it back."""
         if isinstance(value, (Load, Apply, Convert, Guarded)) and self.is_fixed(value):
             if value not in self.lifted:
                 self.lifted[value] = self.names.fresh("h")
             return Local(self.lifted[value], value.dtype)
-        match value:
-            case Convert(inner, dtype):
-                return Convert(self.value(inner), dtype)
-            case Apply(op, operands, dtype):
-                return Apply(op, tuple(map(self.value, operands)), dtype)
-            case _:
-                return value  # what a guard holds back is left where it is
+        return value if isinstance(value, Guarded) else None
 
     def is_fixed(self, value: Value) -> bool:
         if locals_in(value) & self.locals:
             return False
-        match value:
-            case Load(buffer, index):
-                return buffer not in self.written and self._is_still(index)
-            case Position(index) | Within(index):
-                return self._is_still(index)
-            case Convert(inner):
-                return self.is_fixed(inner)
-            case Apply(_, operands):
-                return all(map(self.is_fixed, operands))
-            case Guarded(guard, inner, other):
-                return all(map(self.is_fixed, (guard, inner, other)))
-            case _:
-                return True
+        for part in subvalues(value):
+            match part:
+                case Load(buffer) if buffer in self.written:
+                    return False
+                case Load(_, index) | Position(index) | Within(index):
+                    if not self._is_still(index):
+                        return False
+                case _:
+                    pass
+        return True
 
     def _is_still(self, index: Index) -> bool:
         return not any(uses(atom, v) for atom, _ in index.terms for v in self.variables)

@@ -1,8 +1,8 @@
 """Kernels that walk the same rows become one: rows are independent, and stay in the cache.
 
 Two kernels are fused at n rows if each runs in parallel over n equal parts and, of every buffer
-that one writes and the other touches, part r is touched in turn r alone. That holds for chains of
-elementwise work, for reductions along rows with what comes before and after, and for products by
+that one writes and the other touches, part r is touched in iteration r alone. That holds for chains
+of elementwise work, for reductions along rows with what comes before and after, and for matmuls by
 blocks of rows with all of these around them.
 """
 
@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
 
-from treadle.kernel.access import accesses, is_local
-from treadle.kernel.cost import flops
-from treadle.kernel.index import Index, Var, substitute, unflatten, variable
+from treadle.kernel.access import accesses
+from treadle.kernel.cost import flops, largest
+from treadle.kernel.index import Index, Var, unflatten, variable
 from treadle.kernel.nodes import (
     Buffer,
     For,
@@ -29,26 +29,11 @@ from treadle.kernel.nodes import (
     Update,
 )
 from treadle.kernel.rowsums import row_sums_of
-from treadle.kernel.target import CPU, Target
-from treadle.schedule.nests import (
-    fresh,
-    loop_names,
-    map_buffers,
-    map_places,
-    with_own_names,
-)
-from treadle.schedule.rowsums import (
-    FEWEST,
-    LEAST_PARTS,
-    LEAST_ROWS,
-    started,
-    with_rows,
-    with_sum,
-)
-from treadle.schedule.twins import fed, sum_of, twins
-
-TURNS = 32  # that a kernel should have for threads to share
-ROW, BLOCK = 1 << 13, 1 << 12  # operations of a row, of all rows that are one block's
+from treadle.kernel.target import CPU, Reductions, Target
+from treadle.kernel.traverse import loop_names, peel, rewrite, substituted, walk
+from treadle.schedule.nests import Parts, fresh, joined_kernel, nest, with_own_names
+from treadle.schedule.rowsums import started, with_rows, with_sum
+from treadle.schedule.sum_fusion import fused_sums, sum_of, with_producer
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,78 +45,61 @@ class Rows:
 
 
 def peeled(kernel: Kernel) -> tuple[list[Var], tuple[Statement, ...]]:
-    """The parallel loops around everything, and what is inside."""
-    variables: list[Var] = []
-    body = kernel.body
-    while len(body) == 1 and isinstance(body[0], For) and body[0].role is Role.PARALLEL:
-        if body[0].stop is not None:
-            break
-        variables.append(body[0].var)
-        body = body[0].body
-    return variables, body
+    """Variables of the parallel loops around everything, and what is inside."""
+    loops, body = peel(kernel.body, Role.PARALLEL)
+    return [loop.var for loop in loops], body
 
 
-def in_rows(kernel: Kernel, turns: int) -> Rows | None:
+def in_rows(kernel: Kernel, count: int) -> Rows | None:
     """The kernel as that many parts, if its parallel loops divide so."""
-    turn = Var("turn", turns)
-    first = kernel.body[0] if len(kernel.body) == 1 else None
-    if isinstance(first, For) and first.var == turn and first.role is Role.PARALLEL:
-        return Rows(turn, first.body)  # it was fused at as many rows before
+    whole = Var("turn", count)
+    around, _ = peel(kernel.body, Role.PARALLEL, most=1)
+    if around and around[0].var == whole:
+        return Rows(whole, around[0].body)  # it was fused at as many rows before
     variables, body = peeled(kernel)
-    taken = {"turn", *loop_names(body)}
+    taken = {whole.name, *loop_names(body)}
     digits: list[int] = []
-    inner: list[tuple[Var, Var | None, int]] = []  # the loop, what is left of it, its length
-    left = turns
+    rests: list[Var] = []  # what is left of each loop
+    left = count
     for var in variables:
-        if left % var.extent == 0:
-            digits.append(var.extent)
-            left //= var.extent
-            inner.append((var, None, 1))
-        elif var.extent % left == 0:
-            digits.append(left)
-            length = var.extent // left
-            left = 1
-            inner.append((var, Var(fresh(var.name, taken), length), length))
-        else:
+        if left % var.extent and var.extent % left:
             return None
+        digits.append(math.gcd(left, var.extent))
+        left //= digits[-1]
+        is_whole = digits[-1] == var.extent
+        rests.append(Var("" if is_whole else fresh(var.name, taken), var.extent // digits[-1]))
     if left != 1:
         return None
-    places = unflatten(variable(turn), digits) if digits else ()
-    values: dict[Var, Index] = {}
-    loops: list[Var] = []
-    for (var, rest, length), place in zip(inner, places, strict=True):
-        values[var] = place * length
-        if rest is not None:
-            values[var] = values[var] + variable(rest)
-            loops += [rest] if rest.extent > 1 else []
-    moved = tuple(map_places(s, lambda i: substitute(i, values)) for s in body)
-    for loop in reversed(loops):
-        moved = (For(loop, Role.PARALLEL, moved),)
-    return Rows(turn, moved)
+    parts = unflatten(variable(whole), digits) if digits else ()
+    values: dict[Var, Index] = {
+        var: part * rest.extent + variable(rest)
+        for var, rest, part in zip(variables, rests, parts, strict=True)
+    }
+    return Rows(whole, nest(rests, Role.PARALLEL, substituted(body, values)))
 
 
-def turn_counts(kernel: Kernel) -> list[int]:
-    """Into how many rows a kernel divides: the last axis stays whole, as vectors run along it."""
+def row_counts(kernel: Kernel) -> list[int]:
+    """Into how many rows a kernel divides: the last axis is not cut, as vectors run along it."""
     variables, body = peeled(kernel)
-    products = list(accumulate((v.extent for v in variables), mul))
+    counts = list(accumulate((v.extent for v in variables), mul))
     has_loops = any(isinstance(s, (For, Multiply)) for s in body)
-    return products if has_loops or len(products) < 2 else products[:-1]
+    return counts if has_loops or len(counts) < 2 else counts[:-1]
 
 
-def outer_turns(kernel: Kernel) -> int:
-    """Turns of the outermost parallel loop, at which outputs are made a turn's own."""
+def outer_iterations(kernel: Kernel) -> int:
+    """Of the outermost parallel loop, of which each may have outputs in memory of its own."""
     variables, _ = peeled(kernel)
     return variables[0].extent if variables else 1
 
 
-def spread(kernel: Kernel) -> Kernel:
-    """The kernel with its parallel loops as one, as far as threads need turns to share."""
-    counts = turn_counts(kernel)
-    if len(counts) < 2 or counts[0] >= TURNS:
+def spread(kernel: Kernel, wanted: int) -> Kernel:
+    """The kernel with its parallel loops as one, as far as threads need iterations to share."""
+    counts = row_counts(kernel)
+    if len(counts) < 2 or counts[0] >= wanted:
         return kernel
-    turns = next((n for n in counts if n >= TURNS), counts[-1])
-    rows = in_rows(kernel, turns)
-    if rows is None or turns == counts[0]:
+    count = next((n for n in counts if n >= wanted), counts[-1])
+    rows = in_rows(kernel, count)
+    if rows is None or count == counts[0]:
         return kernel
     return replace(kernel, body=(For(rows.var, Role.PARALLEL, rows.body),))
 
@@ -143,51 +111,43 @@ def _elements(kernel: Kernel) -> int:
     return math.prod(v.extent for v in variables) if is_map else 0
 
 
-def work(kernel: Kernel) -> int:
-    return max((b.size for b in (*kernel.buffers, *kernel.scratch)), default=0)
+def _size(kernel: Kernel) -> int:
+    return largest((*kernel.buffers, *kernel.scratch))
 
 
-def footprint(first: Kernel, second: Kernel, turns: int) -> int:
-    """Bytes that a turn of both together writes."""
+def footprint(first: Kernel, second: Kernel, count: int) -> int:
+    """Bytes that an iteration of both together writes."""
     outputs = {b.name: b for b in (*first.outputs, *second.outputs)}
     scratch = sum(b.nbytes for b in first.scratch + second.scratch)
-    return scratch + sum(b.nbytes // turns for b in outputs.values())
+    return scratch + sum(b.nbytes // count for b in outputs.values())
 
 
 def is_serial(kernel: Kernel) -> bool:
-    """Whether some loop's turns depend on each other otherwise than by a sum."""
-    return any(_is_serial(s) for s in kernel.body)
-
-
-def _is_serial(statement: Statement) -> bool:
-    if not isinstance(statement, For):
-        return False
-    is_ordered = statement.role is Role.SEQUENTIAL and any(
-        isinstance(s, (Set, Store, Update)) for s in statement.body
+    """Whether some loop's iterations depend on each other otherwise than by a sum."""
+    return any(
+        isinstance(loop, For)
+        and loop.role is Role.SEQUENTIAL
+        and any(isinstance(s, (Set, Store, Update)) for s in loop.body)
+        for loop in walk(kernel.body)
     )
-    return is_ordered or any(_is_serial(s) for s in statement.body)
 
 
 def panels(first: Kernel, second: Kernel) -> int:
-    """Bytes of right operands that every block of rows reads, if both kernels have products."""
+    """Bytes of right operands that every block of rows reads, if both kernels have matmuls."""
     found: list[dict[str, int]] = []
     for kernel in (first, second):
         sizes = {b.name: b.nbytes for b in kernel.inputs}
-        names = {m.right.buffer for m in products_in(kernel.body)}
+        names = {m.right.buffer for m in matmuls_in(kernel.body)}
         found.append({n: sizes[n] for n in names if n in sizes})
     return sum((found[0] | found[1]).values()) if all(found) else 0
 
 
-def products_in(body: Sequence[Statement]) -> Iterator[Multiply]:
-    for s in body:
-        if isinstance(s, Multiply):
-            yield s
-        elif isinstance(s, For):
-            yield from products_in(s.body)
+def matmuls_in(body: Sequence[Statement]) -> Iterator[Multiply]:
+    return (s for s in walk(body) if isinstance(s, Multiply))
 
 
 def statements_in(body: Sequence[Statement]) -> int:
-    return sum(1 + (statements_in(s.body) if isinstance(s, For) else 0) for s in body)
+    return sum(1 for _ in walk(body))
 
 
 def fused(
@@ -200,205 +160,173 @@ def fused(
     """Both kernels as one, at the most rows at which they can be; None if at none.
 
     Kernels of which none needs the other are fused only where they read the same rows.
-    `is_single` fuses small ones as a single turn instead; a GPU, whose launches cost more than its
-    waiting, takes either at once.
+    `is_single` fuses small ones as a single iteration instead; where launches cost more than
+    waiting, either is taken at once.
     """
     if statements_in(first.body) + statements_in(second.body) > target.most_statements:
         return None
-    if target.is_gpu:
-        whole = _with_row_sums(first, second, is_needed)
-        if whole is not None:
-            return whole
+    if target.fuses_column_sums:
+        found = _with_row_sums(first, second, is_needed, target.reductions)
+        if found is not None:
+            return found
     if len({b.name for b in (*first.buffers, *second.buffers)}) > target.most_buffers:
         return None
     if panels(first, second) > target.panels:
         return None
-    if target.is_gpu:
-        found = (fed(first, second) if is_needed else None) or twins(first, second)
+    if target.fuses_column_sums:
+        large = target.fusion.read_once
+        found = with_producer(first, second, large) if is_needed else None
+        found = found or fused_sums(first, second, large)
         if found is not None:
             return found
     if target.keeps_serial_apart and (is_serial(first) or is_serial(second)):
         return None
-    counts = [turn_counts(k) for k in (first, second)]
-    both = sorted({*counts[0], *counts[1]}, reverse=True)
-    least = min(target.least_rows, *(max(c, default=1) for c in counts))
-    is_alone = max(counts[0], default=1) == 1 and not target.is_gpu  # a single turn already
-    is_small = (is_alone or work(first) < target.small) and work(second) < target.small
-    is_small = is_small and statements_in(first.body) < target.most_small_statements
-    wanted = [n for n in both if n >= max(2, least)]
-    if target.is_gpu:
-        # A row that was a block's or a thread's stays one: fewer rows would leave most idle.
-        most = max(both, default=1)
-        is_enough = most >= target.least_rows or max(work(first), work(second)) <= target.few
-        # What is as many elements as there are rows waits for nothing but its row.
-        is_enough = is_enough or (max(counts[0], default=1) == work(second) == most)
-        wanted = [most] if most > 1 and is_enough else []
-        sizes = {_elements(k) for k in (first, second)}
-        if len(sizes) == 1 and (size := sizes.pop()) > most:
-            wanted = [*wanted, size]  # elementwise work of one size, element by element
-    if target.is_small:
-        # Unless a row takes less than a launch: then the one that follows is spared.
-        cost = flops(first) + flops(second)
-        wanted += [n for n in both if 1 < n < most and cost <= n * ROW]
-        is_small = is_small and cost <= BLOCK
-    if is_single:
-        wanted = []
-    if is_small and (is_single or target.is_gpu):
-        wanted = [*wanted, 1]
-    for turns in wanted:
-        if turns < max(both, default=1) and footprint(first, second, turns) > target.cache:
+    most, wanted = _wanted_rows(first, second, is_single, target)
+    for count in wanted:
+        if count < most and footprint(first, second, count) > target.cache:
             break
-        found = _fused_at(first, second, turns, is_needed)
+        found = _fused_at(first, second, count, is_needed)
         if found is not None:
             return found
     return None
 
 
-def _with_row_sums(first: Kernel, second: Kernel, is_needed: bool) -> Kernel | None:
+def _wanted_rows(
+    first: Kernel, second: Kernel, is_single: bool, target: Target
+) -> tuple[int, list[int]]:
+    """The most rows of either kernel, and numbers of rows to fuse them at, the best first."""
+    counts = [row_counts(k) for k in (first, second)]
+    most_of = [max(c, default=1) for c in counts]
+    both, most = sorted({*counts[0], *counts[1]}, reverse=True), max(most_of)
+    is_alone = most_of[0] == 1 and not target.is_spmd  # one iteration already
+    is_small = (is_alone or _size(first) < target.small) and _size(second) < target.small
+    is_small = is_small and statements_in(first.body) < target.most_small_statements
+    if target.is_spmd:
+        wanted = _rows_of_blocks(first, second, most_of, target)
+    else:
+        wanted = [n for n in both if n >= max(2, min(target.least_rows, *most_of))]
+    if target.is_small:
+        # Unless a row takes less than a launch: then the one that follows is spared.
+        cost = flops(first) + flops(second)
+        wanted += [n for n in both if 1 < n < most and cost <= n * target.fusion.row_flops]
+        is_small = is_small and cost <= target.fusion.block_flops
+    if is_single:
+        wanted = []
+    if is_small and (is_single or target.has_launches):
+        wanted.append(1)
+    return most, wanted
+
+
+def _rows_of_blocks(first: Kernel, second: Kernel, most_of: list[int], target: Target) -> list[int]:
+    """A row that was a block's or a thread's stays one: fewer rows would leave most idle."""
+    most, sizes = max(most_of), (_size(first), _size(second))
+    is_enough = most >= target.least_rows or max(sizes) <= target.few
+    # What is as many elements as there are rows waits for nothing but its row.
+    is_enough = is_enough or most_of[0] == sizes[1] == most
+    wanted = [most] if most > 1 and is_enough else []
+    elements = _elements(first)
+    if elements > most and elements == _elements(second):
+        wanted.append(elements)  # elementwise work of one size, element by element
+    return wanted
+
+
+def _with_row_sums(
+    first: Kernel, second: Kernel, is_needed: bool, sizes: Reductions
+) -> Kernel | None:
     """Rows of a kernel and sums of their columns as one."""
     rows = row_sums_of(first)
     if rows is not None and not is_needed:
-        return with_sum(rows, first, second)  # of what the rows read too
+        return with_sum(rows, first, second, sizes)  # of what the rows read too
     if not is_needed:
         return None
     if rows is None:
         found = sum_of(second)
-        if found is None or first.scratch or not _has_row_loops(first):
+        if found is None or first.scratch or not _has_row_loops(first, sizes.least_columns):
             return None
-        parts = math.prod(v.extent for v in found.turns[:-1])
+        parts = math.prod(v.extent for v in found.around[:-1])
         inner = math.prod(v.extent for v in found.loops)
-        walked = in_rows(first, parts * inner)
-        if walked is None or parts < LEAST_PARTS or inner < LEAST_ROWS:
+        divided = in_rows(first, parts * inner)
+        is_short = parts < sizes.least_row_parts or inner < sizes.least_part_rows
+        if divided is None or is_short:
             return None
-        rows = started(parts, inner, walked.body, walked.var)
-        return with_sum(rows, first, second)
-    whole = with_sum(rows, first, second)
+        rows = started(parts, inner, divided.body, divided.var)
+        return with_sum(rows, first, second, sizes)
+    whole = with_sum(rows, first, second, sizes)
     if whole is None and not is_serial(second) and sum_of(second) is None:
-        walked = in_rows(second, rows.part.extent * rows.row.extent)
-        if walked is not None:
-            whole = with_rows(rows, first, second, walked.body, walked.var)
+        divided = in_rows(second, rows.part.extent * rows.row.extent)
+        if divided is not None:
+            whole = with_rows(rows, first, second, divided.body, divided.var)
     return whole
 
 
-def _has_row_loops(kernel: Kernel) -> bool:
-    """Whether a kernel's turn walks a row, one that is long enough to be a warp's."""
+def _has_row_loops(kernel: Kernel, least: int) -> bool:
+    """Whether a kernel's iteration goes along a row, one that is long enough to be a warp's."""
     _, body = peeled(kernel)
-    return any(isinstance(s, For) and s.var.extent >= FEWEST for s in body)
+    return any(isinstance(s, For) and s.var.extent >= least for s in body)
 
 
-def _fused_at(first: Kernel, second: Kernel, turns: int, is_needed: bool) -> Kernel | None:
-    a, b = in_rows(first, turns), in_rows(second, turns)
+def _fused_at(first: Kernel, second: Kernel, count: int, is_needed: bool) -> Kernel | None:
+    a, b = in_rows(first, count), in_rows(second, count)
     if a is None or b is None:
         return None
     second, moved = with_own_names(second, b.body, first, a.body)
-    sizes = {k.name: k.size for k in (*first.buffers, *second.buffers)}
-    if not _are_local(a.body, moved, variable(a.var), sizes, turns):
+    sizes = {b.name: b.size for b in (*first.buffers, *second.buffers)}
+    parts = Parts(variable(a.var), count, sizes)
+    if not parts.separate(a.body, moved):
         return None
-    if not is_needed and not _share_rows(a.body, moved, variable(a.var), sizes, turns):
+    if not is_needed and not _share_parts(a.body, moved, parts):
         return None
-    body = _joined(a.body, moved, variable(a.var), sizes, turns)
-    loops: tuple[Statement, ...] = (For(a.var, Role.PARALLEL, body),) if turns > 1 else body
-    outputs = {b.name: b for b in (*first.outputs, *second.outputs)}
-    inputs = {b.name: b for b in (*first.inputs, *second.inputs) if b.name not in outputs}
-    origins = tuple(dict.fromkeys((*first.origins, *second.origins)))
-    return Kernel(
-        first.name,
-        tuple(inputs.values()),
-        tuple(outputs.values()),
-        loops,
-        origins,
-        first.scratch + second.scratch,
-    )
+    body = nest([a.var], Role.PARALLEL, _joined(a.body, moved, parts))
+    return joined_kernel(first, second, body, second.scratch)
 
 
-def _are_local(
-    first: Sequence[Statement],
-    second: Sequence[Statement],
-    turn: Index,
-    sizes: dict[str, int],
-    turns: int,
-) -> bool:
-    """Whether what one writes and the other touches stays within the turn."""
-    sides = list(accesses(first)), list(accesses(second))
-    written = [{a.buffer for a in side if a.writes} for side in sides]
-    touched = [{a.buffer for a in side} for side in sides]
-    shared = (written[0] & touched[1]) | (written[1] & touched[0])
-    return all(
-        is_local(a, turn, sizes[a.buffer], turns)
-        for side in sides
-        for a in side
-        if a.buffer in shared and a.buffer in sizes
-    )
-
-
-def _share_rows(
-    first: Sequence[Statement],
-    second: Sequence[Statement],
-    turn: Index,
-    sizes: dict[str, int],
-    turns: int,
-) -> bool:
-    """Whether both read some buffer, each turn its own part alone."""
-    near: list[set[str]] = []
+def _share_parts(first: Sequence[Statement], second: Sequence[Statement], parts: Parts) -> bool:
+    """Whether both touch some buffer, each iteration its own part alone."""
+    own: list[set[str]] = []
     for body in (first, second):
-        found: dict[str, bool] = {}
-        for a in accesses(body):
-            is_near = a.buffer in sizes and is_local(a, turn, sizes[a.buffer], turns)
-            found[a.buffer] = found.get(a.buffer, True) and is_near
-        near.append({b for b, held in found.items() if held})
-    return bool(near[0] & near[1])
+        every = list(accesses(body))
+        own.append({a.buffer for a in every} - {a.buffer for a in every if not parts.has(a)})
+    return bool(own[0] & own[1])
 
 
 def _joined(
-    first: tuple[Statement, ...],
-    second: tuple[Statement, ...],
-    turn: Index,
-    sizes: dict[str, int],
-    turns: int,
+    first: tuple[Statement, ...], second: tuple[Statement, ...], parts: Parts
 ) -> tuple[Statement, ...]:
-    """One after the other; two loops that meet become one where their turns stay apart too."""
+    """One after the other; two loops side by side become one where their iterations are apart."""
     last, following = first[-1] if first else None, second[0] if len(second) == 1 else None
     if not isinstance(last, For) or not isinstance(following, For):
         return first + second
     same = last.role is following.role is Role.PARALLEL and last.stop is following.stop is None
     if not same or last.var.extent != following.var.extent:
         return first + second
-    values = {following.var: variable(last.var)}
-    body = tuple(map_places(s, lambda i: substitute(i, values)) for s in following.body)
-    inner, count = turn * last.var.extent + variable(last.var), turns * last.var.extent
-    if not _are_local(last.body, body, inner, sizes, count):
+    body = substituted(following.body, {following.var: variable(last.var)})
+    extent = last.var.extent
+    iteration = parts.iteration * extent + variable(last.var)
+    inner = Parts(iteration, parts.count * extent, parts.sizes)
+    if not inner.separate(last.body, body):
         return first + second
-    joined = _joined(last.body, body, inner, sizes, count)
-    return (*first[:-1], For(last.var, Role.PARALLEL, joined))
+    return (*first[:-1], For(last.var, Role.PARALLEL, _joined(last.body, body, inner)))
 
 
 def localised(kernel: Kernel, names: set[str]) -> Kernel:
     """The kernel with some of its outputs, which no other kernel touches, in memory of a thread."""
-    variables, body = peeled(kernel)
     if not names:
         return kernel
-    turn = variables[0] if len(variables) >= 1 else Var("turn", 1)
-    if len(variables) > 1:
-        body = kernel.body[0].body if isinstance(kernel.body[0], For) else body
-    every = list(accesses(body))
+    around, body = peel(kernel.body, Role.PARALLEL, most=1)
+    var = around[0].var if around else Var("turn", 1)
     sizes = {b.name: b.size for b in kernel.outputs}
-    own = {
-        n
-        for n in names
-        if all(is_local(a, variable(turn), sizes[n], turn.extent) for a in every if a.buffer == n)
-    }
-    moved = tuple(_shifted(s, turn, {n: sizes[n] // turn.extent for n in own}) for s in body)
-    loops: tuple[Statement, ...] = (For(turn, Role.PARALLEL, moved),) if variables else moved
+    parts = Parts(variable(var), var.extent, sizes)
+    own = names - {a.buffer for a in accesses(body) if not parts.has(a)}
+    lengths = {n: sizes[n] // var.extent for n in own}
+
+    def shifted(buffer: str, index: Index) -> Index:
+        """Counted from the start of the iteration's part."""
+        return index - variable(var) * lengths[buffer] if buffer in lengths else index
+
+    moved = tuple(rewrite(s, shifted) for s in body)
+    loops: tuple[Statement, ...] = (For(var, Role.PARALLEL, moved),) if around else moved
     scratch = tuple(
-        Buffer(b.name, b.dtype, b.size // turn.extent) for b in kernel.outputs if b.name in own
+        Buffer(b.name, b.dtype, lengths[b.name]) for b in kernel.outputs if b.name in own
     )
     outputs = tuple(b for b in kernel.outputs if b.name not in own)
     return replace(kernel, body=loops, outputs=outputs, scratch=kernel.scratch + scratch)
-
-
-def _shifted(statement: Statement, turn: Var, parts: dict[str, int]) -> Statement:
-    """Places in some buffers counted from the start of the turn's part."""
-    return map_buffers(
-        statement,
-        lambda buffer, index: index - variable(turn) * parts[buffer] if buffer in parts else index,
-    )

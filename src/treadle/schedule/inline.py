@@ -69,12 +69,12 @@ class Reader:
         node = self.graph.nodes[value.node]
         if self.uses.get(value, 0) < 2 or not node.operands:
             return INLINE[node.op](self, node, indices)
-        # What is used again is named, so that an expression never grows beyond its graph.
+        # What is used more than once is named, so that an expression never grows beyond its graph.
         key = (value, indices, tuple(self.guards))
         if key not in self.known:
             found = INLINE[node.op](self, node, indices)
             if isinstance(found, (Load, Literal, Position, Local)):
-                return found  # it costs nothing to read again
+                return found  # it costs nothing to read twice
             self.known[key] = self.named(found)
         return self.known[key]
 
@@ -105,7 +105,7 @@ class Reader:
 
 
 def laid_out(indices: Indices, shape: Sequence[int], order: Sequence[int] | None) -> Index:
-    """The place of an element of a tensor whose axes lie in memory in some order."""
+    """The index of an element of a tensor whose axes lie in memory in some order."""
     if order is None:
         return flatten(indices, shape)
     return flatten([indices[i] for i in order], [shape[i] for i in order])
@@ -167,14 +167,14 @@ def _cast(reader: Reader, node: Node, indices: Indices) -> Value:
 
 @INLINE(leaves.CONSTANT)
 def _constant(reader: Reader, node: Node, indices: Indices) -> Value:
-    attributes: leaves.Constant = _attributes(node)
+    attributes: leaves.Constant = attributes_of(node)
     assert not isinstance(attributes.value, ArrayLiteral), "arrays are in buffers"
     return Literal(attributes.value, attributes.type.dtype)
 
 
 @INLINE(leaves.IOTA)
 def _iota(reader: Reader, node: Node, indices: Indices) -> Value:
-    attributes: leaves.Iota = _attributes(node)
+    attributes: leaves.Iota = attributes_of(node)
     return Position(indices[attributes.axis], attributes.dtype)
 
 
@@ -186,18 +186,18 @@ def _reshape(reader: Reader, node: Node, indices: Indices) -> Value:
 
 @INLINE(shaping.PERMUTE)
 def _permute(reader: Reader, node: Node, indices: Indices) -> Value:
-    axes = _attributes(node).axes
+    axes = attributes_of(node).axes
     return reader.operand(node, 0, tuple(indices[axes.index(i)] for i in range(len(axes))))
 
 
 @INLINE(shaping.BROADCAST)
 def _broadcast(reader: Reader, node: Node, indices: Indices) -> Value:
-    return reader.operand(node, 0, tuple(indices[a] for a in _attributes(node).axes))
+    return reader.operand(node, 0, tuple(indices[a] for a in attributes_of(node).axes))
 
 
 @INLINE(shaping.SLICE)
 def _slice(reader: Reader, node: Node, indices: Indices) -> Value:
-    a: shaping.Slice = _attributes(node)
+    a: shaping.Slice = attributes_of(node)
     moved = (
         i * stride + start for i, start, stride in zip(indices, a.starts, a.strides, strict=True)
     )
@@ -206,21 +206,21 @@ def _slice(reader: Reader, node: Node, indices: Indices) -> Value:
 
 @INLINE(shaping.FLIP)
 def _flip(reader: Reader, node: Node, indices: Indices) -> Value:
-    axes, shape = _attributes(node).axes, node.types[0].shape
-    turned = (constant(shape[i] - 1) - x if i in axes else x for i, x in enumerate(indices))
-    return reader.operand(node, 0, tuple(turned))
+    axes, shape = attributes_of(node).axes, node.types[0].shape
+    flipped = (constant(shape[i] - 1) - x if i in axes else x for i, x in enumerate(indices))
+    return reader.operand(node, 0, tuple(flipped))
 
 
 @INLINE(shaping.PAD)
 def _pad(reader: Reader, node: Node, indices: Indices) -> Value:
     """The operand's element where the index hits one, else the fill."""
-    a: shaping.Pad = _attributes(node)
+    a: shaping.Pad = attributes_of(node)
     guards: list[Within] = []
     inner: list[Index] = []
     parts = zip(indices, a.low, a.interior, reader.operand_type(node, 0).shape, strict=True)
     for index, low, gap, n in parts:
-        place, guard = _unpadded(index - low, gap, n)
-        inner.append(place)
+        at, guard = _unpadded(index - low, gap, n)
+        inner.append(at)
         guards += guard
     fill = Literal(a.value, node.types[0].dtype)
     return reader.under(guards, lambda: reader.operand(node, 0, tuple(inner)), fill)
@@ -240,7 +240,7 @@ def _unpadded(index: Index, gap: int, n: int) -> tuple[Index, list[Within]]:
 
 @INLINE(shaping.CONCAT)
 def _concat(reader: Reader, node: Node, indices: Indices) -> Value:
-    axis = _attributes(node).axis
+    axis = attributes_of(node).axis
     sizes = [reader.operand_type(node, i).shape[axis] for i in range(len(node.operands))]
     value: Value = Literal(0, node.types[0].dtype)
     start = sum(sizes)
@@ -259,18 +259,18 @@ def _joined(
     shifted = indices[axis] - start
     low, high = shifted.range
     guards = [] if low >= 0 and high < size else [Within(shifted, 0, size)]
-    place = (*indices[:axis], bounded(shifted, size), *indices[axis + 1 :])
-    return reader.under(guards, lambda: reader.operand(node, i, place), other)
+    at = (*indices[:axis], bounded(shifted, size), *indices[axis + 1 :])
+    return reader.under(guards, lambda: reader.operand(node, i, at), other)
 
 
 @INLINE(linear.WINDOW)
 def _window(reader: Reader, node: Node, indices: Indices) -> Value:
-    a: linear.Window = _attributes(node)
+    a: linear.Window = attributes_of(node)
     rank = reader.operand_type(node, 0).rank
-    places = list(indices[:rank])
+    moved = list(indices[:rank])
     for i, axis in enumerate(a.axes):
-        places[axis] = places[axis] * a.strides[i] + indices[rank + i] * a.dilations[i]
-    return reader.operand(node, 0, tuple(places))
+        moved[axis] = moved[axis] * a.strides[i] + indices[rank + i] * a.dilations[i]
+    return reader.operand(node, 0, tuple(moved))
 
 
 def is_apart(node: Node) -> bool:
@@ -285,18 +285,18 @@ def is_apart(node: Node) -> bool:
 @INLINE(linear.UNWINDOW)
 def _unwindow(reader: Reader, node: Node, indices: Indices) -> Value:
     """The element of the one window that an element lies in, if it lies in one."""
-    a: linear.Unwindow = _attributes(node)
-    places, offsets, guards = list(indices), list[Index](), list[Within]()
+    a: linear.Unwindow = attributes_of(node)
+    moved, offsets, guards = list(indices), list[Index](), list[Within]()
     counts = a.window.starts(a.shape)
     for i, axis in enumerate(a.window.axes):
         quotient, rest = divide(indices[axis], a.window.strides[i])
         for index, extent in ((quotient, counts[i]), (rest, a.window.sizes[i])):
             if index.range[1] >= extent:
                 guards.append(Within(index, 0, extent))
-        places[axis] = bounded(quotient, counts[i])
+        moved[axis] = bounded(quotient, counts[i])
         offsets.append(bounded(rest, a.window.sizes[i]))
     zero = Literal(0, node.types[0].dtype)
-    return reader.under(guards, lambda: reader.operand(node, 0, (*places, *offsets)), zero)
+    return reader.under(guards, lambda: reader.operand(node, 0, (*moved, *offsets)), zero)
 
 
 def is_single(node: Node, indices: TensorType) -> bool:
@@ -309,26 +309,26 @@ def is_single(node: Node, indices: TensorType) -> bool:
 @INLINE(indexing.SCATTER_ADD)
 def _scatter_single(reader: Reader, node: Node, indices: Indices) -> Value:
     """The update where the index points here, else 0."""
-    a: indexing.ScatterAdd = _attributes(node)
+    a: indexing.ScatterAdd = attributes_of(node)
     chosen = reader.operand_type(node, 1).rank - a.batch
     zeros = (constant(0),) * chosen
     index = Convert(reader.operand(node, 1, (*indices[: a.batch], *zeros)), dtypes.int64)
     here = Apply("eq", (Position(indices[a.axis], dtypes.int64), index), dtypes.bool_)
-    place = (*indices[: a.axis], *zeros, *indices[a.axis + 1 :])
+    at = (*indices[: a.axis], *zeros, *indices[a.axis + 1 :])
     dtype = node.types[0].dtype
-    return Apply("where", (here, reader.operand(node, 0, place), Literal(0, dtype)), dtype)
+    return Apply("where", (here, reader.operand(node, 0, at), Literal(0, dtype)), dtype)
 
 
 @INLINE(indexing.GATHER)
 def _gather(reader: Reader, node: Node, indices: Indices) -> Value:
     """Indices are held inside the axis: a wrong one reads a wrong element, never outside."""
-    a: indexing.Gather = _attributes(node)
+    a: indexing.Gather = attributes_of(node)
     type_ = reader.operand_type(node, 0)
     chosen = reader.operand_type(node, 1).rank - a.batch
     where = (*indices[: a.batch], *indices[a.axis : a.axis + chosen])
     index = reader.named(Convert(reader.operand(node, 1, where), dtypes.int64))
-    place = data(index.name, type_.shape[a.axis])
-    return reader.operand(node, 0, (*indices[: a.axis], place, *indices[a.axis + chosen :]))
+    at = data(index.name, type_.shape[a.axis])
+    return reader.operand(node, 0, (*indices[: a.axis], at, *indices[a.axis + chosen :]))
 
 
 @INLINE(shaping.DYNAMIC_SLICE)
@@ -362,5 +362,5 @@ def _starts(
     return found
 
 
-def _attributes(node: Node) -> Any:
+def attributes_of(node: Node) -> Any:
     return node.attributes

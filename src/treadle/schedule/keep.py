@@ -1,8 +1,9 @@
-"""Which tensors are kept in memory, and which are computed where they are read."""
+"""Which tensors are materialized, and which are computed where they are read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from treadle.base.dtypes import DType, accumulator
@@ -24,6 +25,7 @@ from treadle.ir.ops import elementwise as e
 from treadle.ir.ops import indexing, linear, shaping
 from treadle.ir.ops.leaves import CONSTANT, IOTA, Constant, Leaf
 from treadle.kernel.nodes import Kernel
+from treadle.kernel.target import CPU, Materialization, Target
 from treadle.schedule.inline import ELEMENTWISE, INLINE, is_apart, is_single
 
 # What computes ops that are not computed where they are read, given a `Lowering`.
@@ -41,34 +43,27 @@ def is_root(graph: Graph, node: Node) -> bool:
     return node.op in STREAMS or (node.op in ROOTS and not is_apart(node))
 
 
-MAX_DEPTH = 40  # of an expression: what is deeper is kept in memory
-# What a choice between places adds to the depth: indices grow with each, and all is behind guards.
-CHOICE_DEPTH = 13
-# Computations of an expression that only repeat another one at other places of the same tensor:
-# halves of halves of a tensor double at each level, and so would the kernel.
-MOST_REPEATS = 16
-
-
-def kept_values(
-    graph: Graph, fuse: bool, is_gpu: bool = False, also: Collection[TensorValue] = ()
+def materialized_values(
+    graph: Graph, fuse: bool, target: Target = CPU, also: Collection[TensorValue] = ()
 ) -> dict[TensorValue, None]:
     """Tensors that are in memory, in order: roots, outputs, and what several kernels read."""
-    wanted = {o.value for o in graph.outputs} | _read_again(graph) | set(also)
-    kept = _kept(graph, fuse, wanted, is_gpu)
-    cuts = _too_deep(graph, kept) | _too_wide(graph, kept)
-    return _kept(graph, fuse, wanted | cuts, is_gpu) if cuts else kept
+    wanted = {o.value for o in graph.outputs} | _read_often(graph) | set(also)
+    stored = _materialized(graph, fuse, wanted, target)
+    sizes = target.materialization
+    cuts = _too_deep(graph, stored, sizes) | _too_wide(graph, stored, sizes.most_repeats)
+    return _materialized(graph, fuse, wanted | cuts, target) if cuts else stored
 
 
 _NOBODY: set[int] = set()
 
 
-def _kept(
-    graph: Graph, fuse: bool, wanted: set[TensorValue], is_gpu: bool
+def _materialized(
+    graph: Graph, fuse: bool, wanted: set[TensorValue], target: Target
 ) -> dict[TensorValue, None]:
     readers: dict[TensorValue, set[int]] = {}
     scalars = _cheap_scalars(graph)
-    kept: dict[TensorValue, None] = {}
-    shared: dict[TensorValue, None] = {}  # those that are kept only because several read them
+    stored: dict[TensorValue, None] = {}
+    shared: dict[TensorValue, None] = {}  # only because several kernels read them
     # From the end: which kernels an inlined value ends up in is known from its users.
     for position in range(len(graph.nodes) - 1, -1, -1):
         node = graph.nodes[position]
@@ -80,9 +75,9 @@ def _kept(
             used_by = used_by | readers.get(value, _NOBODY)
         is_made = is_root(graph, node) or not is_inline(node)
         is_shared = len(used_by) > 1 and node.op not in _VIEWS and position not in scalars
-        is_shared = is_shared and not (is_gpu and _widens(graph, node))
+        is_shared = is_shared and not (target.rematerializes and _widens(graph, node))
         if is_made or is_shared or not fuse or any(v in wanted for v in values):
-            kept |= dict.fromkeys(values)
+            stored |= dict.fromkeys(values)
             home = {position}
             if not is_made and fuse and not any(v in wanted for v in values):
                 shared |= dict.fromkeys(values)
@@ -91,34 +86,35 @@ def _kept(
         for operand in node.operands:
             known = readers.get(operand)
             readers[operand] = home if known is None or known is home else known | home
+    sources = stored if target.rematerializes else shared
     for value in sorted(shared):
-        if _is_cheap_again(graph, value, kept, kept if is_gpu else shared, readers):
-            del kept[value]
-    return dict.fromkeys(sorted(kept))
+        if _is_cheap(graph, value, stored, sources, readers, target.materialization):
+            del stored[value]
+    return dict.fromkeys(sorted(stored))
 
 
 def heads_last(
-    graph: Graph, kept: Mapping[TensorValue, None]
+    graph: Graph, stored: Mapping[TensorValue, None]
 ) -> dict[TensorValue, tuple[int, ...]]:
-    """Attention's results (B, H, T, D) as (B, T, H, D) in memory: products read them as rows."""
+    """Attention's results (B, H, T, D) as (B, T, H, D) in memory: matmuls read them as rows."""
     outside = {o.value for o in graph.outputs}
     outside |= {v for n in graph.nodes if n.op is SCAN for v in n.operands}
     return {
         v: (0, 2, 1, 3)
-        for v in kept
+        for v in stored
         if graph.nodes[v.node].op in (ATTENTION, ATTENTION_GRAD)
         and len(graph.type_of(v).shape) == 4
         and v not in outside
     }
 
 
-def wider_values(graph: Graph, kept: Mapping[TensorValue, None]) -> dict[TensorValue, DType]:
+def wider_values(graph: Graph, stored: Mapping[TensorValue, None]) -> dict[TensorValue, DType]:
     """Narrow sums that stay in memory as they were summed: who reads them rounds them.
 
     Only where elementwise work reads them; a kernel that rounds them first would cost more.
     """
     found: dict[TensorValue, DType] = {}
-    for v in kept:
+    for v in stored:
         node, dtype = graph.nodes[v.node], graph.type_of(v).dtype
         is_sum = node.op is indexing.SCATTER_ADD and is_root(graph, node)
         is_sum = is_sum or (node.op is LINEAR_CROSS_ENTROPY_GRAD and v.output > 1)
@@ -134,39 +130,36 @@ def wider_values(graph: Graph, kept: Mapping[TensorValue, None]) -> dict[TensorV
 
 
 def _widens(graph: Graph, node: Node) -> bool:
-    """Whether a node is a cast to more bytes: the fewer are read again rather than kept."""
+    """Whether a node is a cast to more bytes: the fewer are read once more instead."""
     if node.op is not e.CAST:
         return False
     source = graph.type_of(node.operands[0]).dtype
     return source.itemsize < node.types[0].dtype.itemsize
 
 
-ROOM = 16 << 20  # bytes of activations that may wait for the backward pass
-MOST_OPERATIONS = 16  # to compute a value again rather than keep it
-
-
-def _is_cheap_again(
+def _is_cheap(
     graph: Graph,
     value: TensorValue,
-    kept: dict[TensorValue, None],
+    stored: dict[TensorValue, None],
     shared: dict[TensorValue, None],
     readers: Mapping[TensorValue, set[int]],
+    sizes: Materialization,
 ) -> bool:
-    """Whether a value is better computed again wherever it is read.
+    """Whether a value is better recomputed wherever it is read.
 
-    It is if it takes little arithmetic on one large tensor that several kernels read anyway; on a
-    GPU, where arithmetic costs next to nothing, on one that is in memory. So is what is one
+    It is if it takes little arithmetic on one large tensor that several kernels read anyway; where
+    arithmetic is nearly free, on any that is in memory. So is what is one
     operation away from a tensor that others read too (the square of a gradient, for its norm and
     for a moment): reading either costs the same.
     """
-    large = _sources(graph, value, kept)
+    large = _sources(graph, value, stored, sizes)
     if large is None or len(large) != 1:
         return False
     (source,) = large
     of_source, of_value = graph.type_of(source), graph.type_of(value)
     if isinstance(graph.nodes[source.node].attributes, Leaf) or source in shared:
         return of_value.dtype.itemsize >= of_source.dtype.itemsize
-    is_next = _sources(graph, value, kept, most=1) is not None
+    is_next = _sources(graph, value, stored, replace(sizes, most_operations=1)) is not None
     is_read = bool(readers[source] - {value.node})
     return is_next and is_read and of_source.nbytes <= of_value.nbytes
 
@@ -174,53 +167,55 @@ def _is_cheap_again(
 def _sources(
     graph: Graph,
     value: TensorValue,
-    kept: Collection[TensorValue],
-    most: int = MOST_OPERATIONS,
+    stored: Collection[TensorValue],
+    sizes: Materialization,
 ) -> set[TensorValue] | None:
-    """What computing a value again reads, without what is small; None if it takes too much.
+    """What recomputing a value reads, without what is small; None if it takes too much.
 
-    What is read at several places counts once for each.
+    What is read at several indices counts once for each.
     """
     size = graph.type_of(value).size
     start = (value, 0)
     pending, seen, large, count = [start], {start}, set[TensorValue](), 0
     while pending:
-        current, place = pending.pop()
+        current, index = pending.pop()
         node = graph.nodes[current.node]
-        is_there = current != value and (current in kept or isinstance(node.attributes, Leaf))
+        is_there = current != value and (current in stored or isinstance(node.attributes, Leaf))
         if is_there:
-            if graph.type_of(current).size * 8 > size:
+            if graph.type_of(current).size * sizes.small_share > size:
                 large.add(current)
             continue
-        if node.op not in _AGAIN and node.op not in _VIEWS:
+        if node.op not in _OPERATIONS and node.op not in _VIEWS:
             return None
-        count += _AGAIN.get(node.op, 0)
-        if count > most:
+        count += _OPERATIONS.get(node.op, 0)
+        if count > sizes.most_operations:
             return None
-        places = ((v, _behind(node, current.node, i, place)) for i, v in enumerate(node.operands))
-        read = [at for at in places if at not in seen]
+        indices = ((v, _behind(node, current.node, i, index)) for i, v in enumerate(node.operands))
+        read = [at for at in indices if at not in seen]
         pending += read
         seen.update(read)
     return large
 
 
-def _behind(node: Node, position: int, operand: int, place: int) -> int:
-    """Where an operand is read when its node is read at some place.
+def _behind(node: Node, position: int, operand: int, index: int) -> int:
+    """Where an operand is read when its node is read at some index.
 
-    Places are numbers, the same for the same way through views and choices.
+    Indices are numbers here, the same for the same way through views and choices.
     """
     moves = node.op in _VIEWS or node.op in _CHOICES
-    return hash((place, position, operand)) if moves else place
+    return hash((index, position, operand)) if moves else index
 
 
-def computed_again(graph: Graph, kept: Collection[TensorValue]) -> dict[int, TensorValue]:
-    """Products that compute an operand anew while they copy it, by position.
+def recomputed_operands(
+    graph: Graph, stored: Collection[TensorValue], target: Target = CPU
+) -> dict[int, TensorValue]:
+    """Matmuls that recompute an operand while they copy it, by position.
 
-    An activation is read in the forward pass, and much later by the product of a weight's
+    An activation is read in the forward pass, and much later by the matmul of a weight's
     gradient. If what it is made of stays in memory until then, it need not stay too; little of it
     stays, as a cache holds it.
     """
-    homes = _homes(graph, kept)
+    homes = _homes(graph, stored)
     found: dict[int, TensorValue] = {}
     for position, node in enumerate(graph.nodes):
         if node.op is not linear.CONTRACT:
@@ -228,55 +223,57 @@ def computed_again(graph: Graph, kept: Collection[TensorValue]) -> dict[int, Ten
         for operand in node.operands:
             value = _behind_views(graph, operand)
             others = homes.get(value, _NOBODY) - {position}
-            if value not in kept or not others or max(others) > position:
+            if value not in stored or not others or max(others) > position:
                 continue
             if is_root(graph, graph.nodes[value.node]):
                 continue
-            large = _sources(graph, value, kept)
+            large = _sources(graph, value, stored, target.materialization)
             if large and all(max(homes[v]) >= position for v in large):
                 found[position] = value
     total = sum(graph.type_of(v).nbytes for v in found.values())
-    return found if total > ROOM else {}
+    return found if total > target.materialization.waiting_bytes else {}
 
 
 def last_reads(
-    graph: Graph, kept: Collection[TensorValue], again: Mapping[int, TensorValue]
+    graph: Graph, stored: Collection[TensorValue], recomputed: Mapping[int, TensorValue]
 ) -> dict[int, int]:
     """The node in whose kernel each node's value is read last: what is inlined reads there."""
     found: dict[int, int] = {}
-    late = {v.node: position for position, v in again.items()}
+    late = {v.node: position for position, v in recomputed.items()}
     for position in range(len(graph.nodes) - 1, -1, -1):
-        is_kept = TensorValue(position) in kept
-        at = late.get(position, position) if is_kept else found.get(position, position)
+        is_materialized = TensorValue(position) in stored
+        at = late.get(position, position) if is_materialized else found.get(position, position)
         for operand in graph.nodes[position].operands:
             found[operand.node] = max(found.get(operand.node, -1), at)
     return found
 
 
-def _homes(graph: Graph, kept: Collection[TensorValue]) -> dict[TensorValue, set[int]]:
-    """The nodes whose kernels read a value: what is not kept is read where its users are."""
+def _homes(graph: Graph, stored: Collection[TensorValue]) -> dict[TensorValue, set[int]]:
+    """The nodes whose kernels read a value: what is inlined is read where its users are."""
     found: dict[TensorValue, set[int]] = {}
     for position in range(len(graph.nodes) - 1, -1, -1):
         value = TensorValue(position)
-        home = {position} if value in kept else found.get(value, {position})
+        home = {position} if value in stored else found.get(value, {position})
         for operand in graph.nodes[position].operands:
             known = found.get(operand)
             found[operand] = home if known is None or known is home else known | home
     return found
 
 
-# What computing an op again costs: memory is dear, and an exponential not much dearer.
-_AGAIN = dict.fromkeys(
+# Operations that recomputing an op counts as: memory is dear, an exponential not much dearer.
+_OPERATIONS = dict.fromkeys(
     [e.NEG, e.ABS, e.ADD, e.SUB, e.MUL, e.MAX, e.MIN, e.CAST, e.WHERE, e.LT, e.LE, e.EQ], 1
 )
-_AGAIN |= dict.fromkeys([e.AND, e.OR, e.NOT], 1) | dict.fromkeys([e.EXP, e.TANH, e.ERF, e.DIV], 6)
+_OPERATIONS |= dict.fromkeys([e.AND, e.OR, e.NOT], 1) | dict.fromkeys(
+    [e.EXP, e.TANH, e.ERF, e.DIV], 6
+)
 
 
-# Ops whose results are dear enough to be kept when their elements are read more than once.
+# Ops whose results are dear enough to be materialized when their elements are read more than once.
 _COSTLY = frozenset(
     [e.EXP, e.LOG, e.SQRT, e.RSQRT, e.SIN, e.COS, e.TANH, e.ERF, e.POW, e.DIV, e.MOD]
 )
-# Elements in other places: reading through them costs nothing.
+# Elements at other indices: reading through them costs nothing.
 _VIEWS = frozenset(
     [
         CONSTANT,
@@ -292,11 +289,11 @@ _VIEWS = frozenset(
 )
 
 
-# Elements of one operand or another, or none, by where they are.
+# Elements of one operand or another, or none, by their index.
 _CHOICES = frozenset([shaping.PAD, shaping.CONCAT, shaping.DYNAMIC_UPDATE, linear.UNWINDOW])
 
 
-_PRODUCTS = frozenset(
+_MATMULS = frozenset(
     [
         linear.CONTRACT,
         ATTENTION,
@@ -310,10 +307,10 @@ _PRODUCTS = frozenset(
 )
 
 
-def _read_again(graph: Graph) -> set[TensorValue]:
-    """Values whose elements a consumer reads again and again, and that are not mere views.
+def _read_often(graph: Graph) -> set[TensorValue]:
+    """Values whose elements a consumer reads often, and that are not mere views.
 
-    A product reads each element of an operand once for every row or column of the other.
+    A matmul reads each element of an operand once for every row or column of the other.
     """
     found: set[TensorValue] = set()
     costly: list[bool] = []  # whether computing an element anew, operands inlined, is dear
@@ -322,7 +319,7 @@ def _read_again(graph: Graph) -> set[TensorValue]:
         for operand in node.operands:
             if node.op is SCAN:
                 found.add(operand)
-            elif node.op in _PRODUCTS:
+            elif node.op in _MATMULS:
                 found |= _computed(graph, operand)
             elif node.op is linear.WINDOW and _is_guarded(graph, operand):
                 found.add(operand)  # guards are dear where windows overlap
@@ -332,7 +329,7 @@ def _read_again(graph: Graph) -> set[TensorValue]:
 
 
 def _cheap_scalars(graph: Graph) -> set[int]:
-    """Single numbers that cost less to compute again than to wait for: 1 − β, rate · decay."""
+    """Single numbers that cost less to recompute than to wait for: 1 − β, rate · decay."""
     found: set[int] = set()
     for position, node in enumerate(graph.nodes):
         is_cheap = node.op in INLINE and node.op not in _COSTLY and node.types[0].size == 1
@@ -346,7 +343,7 @@ def _is_there(graph: Graph, value: TensorValue) -> bool:
 
 
 def _computed(graph: Graph, value: TensorValue) -> set[TensorValue]:
-    """What is computed behind views of a value: that is kept, and read through the views."""
+    """What is computed behind views of a value, which is materialized and read through them."""
     value = _behind_views(graph, value)
     node = graph.nodes[value.node]
     is_there = isinstance(node.attributes, Leaf) or is_root(graph, node) or node.op in _VIEWS
@@ -363,35 +360,37 @@ def _is_guarded(graph: Graph, value: TensorValue) -> bool:
     return graph.nodes[value.node].op in (shaping.PAD, shaping.CONCAT)
 
 
-def _too_deep(graph: Graph, kept: Mapping[TensorValue, None]) -> set[TensorValue]:
+def _too_deep(
+    graph: Graph, stored: Mapping[TensorValue, None], sizes: Materialization
+) -> set[TensorValue]:
     """Values that cut long chains of inlined ops into pieces."""
     found: set[TensorValue] = set()
     depths: list[int] = []
     for position, node in enumerate(graph.nodes):
-        own = CHOICE_DEPTH if node.op in _CHOICES else 1
+        own = sizes.choice_depth if node.op in _CHOICES else 1
         depth = own + max((depths[v.node] for v in node.operands), default=0)
-        is_kept = TensorValue(position) in kept or isinstance(node.attributes, Leaf)
-        if depth >= MAX_DEPTH and not is_kept:
+        is_materialized = TensorValue(position) in stored or isinstance(node.attributes, Leaf)
+        if depth >= sizes.most_depth and not is_materialized:
             found.update(TensorValue(position, i) for i in range(len(node.types)))
-            is_kept = True
-        depths.append(0 if is_kept else depth)
+            is_materialized = True
+        depths.append(0 if is_materialized else depth)
     return found
 
 
-def _too_wide(graph: Graph, kept: Mapping[TensorValue, None]) -> set[TensorValue]:
-    """Values that keep expressions from computing one tensor at ever more places."""
+def _too_wide(graph: Graph, stored: Mapping[TensorValue, None], most: int) -> set[TensorValue]:
+    """Values that stop expressions from computing one tensor at ever more indices."""
     found: set[TensorValue] = set()
     nothing: frozenset[tuple[int, int]] = frozenset()
     computed: list[frozenset[tuple[int, int]]] = []  # by node: what is computed, and where
     for position, node in enumerate(graph.nodes):
-        is_there = TensorValue(position) in kept or isinstance(node.attributes, Leaf)
+        is_there = TensorValue(position) in stored or isinstance(node.attributes, Leaf)
         if is_there or not node.operands:
             computed.append(nothing)
             continue
         own = nothing if node.op in _VIEWS else frozenset({(position, 0)})
         for i, v in enumerate(node.operands):
-            own |= {(n, _behind(node, position, i, place)) for n, place in computed[v.node]}
-        if len(own) - len({n for n, _ in own}) > MOST_REPEATS:
+            own |= {(n, _behind(node, position, i, index)) for n, index in computed[v.node]}
+        if len(own) - len({n for n, _ in own}) > most:
             found.update(TensorValue(position, i) for i in range(len(node.types)))
             own = nothing
         computed.append(own)

@@ -1,7 +1,7 @@
-"""Graph to Program: which tensors are kept in memory, and a kernel for each of them.
+"""Graph to Program: which tensors are materialized, and a kernel for each of them.
 
 What is elementwise, moves elements or is a constant is computed where it is read, unless several
-kernels would compute it again. Everything else is a root: a kernel of its own, its operands'
+kernels would recompute it. Everything else is a root: a kernel of its own, its operands'
 elementwise work folded in.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from treadle.ir.ops.leaves import CONSTANT, Constant, Leaf
 from treadle.ir.ops.linear import CONTRACT
 from treadle.ir.types import TensorType
 from treadle.kernel.index import Index, Var, variable
-from treadle.kernel.nodes import Buffer, Kernel, Role, Statement, Store
+from treadle.kernel.nodes import Buffer, Kernel, Role, Statement, Store, Value, Within
 from treadle.kernel.phases import calls_in
 from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step
 from treadle.kernel.target import CPU, Target
@@ -35,15 +34,16 @@ from treadle.schedule.copies import kind_of, stays, whole_copies, whole_copy
 from treadle.schedule.epilogues import biased_matmuls, concatenated_gradients
 from treadle.schedule.groups import is_small
 from treadle.schedule.inline import Reader, laid_out
+from treadle.schedule.inline import attributes_of as attributes_of
 from treadle.schedule.keep import (
     ROOTS,
     STREAMS,
-    computed_again,
     heads_last,
     is_inline,
     is_root,
-    kept_values,
     last_reads,
+    materialized_values,
+    recomputed_operands,
     wider_values,
 )
 from treadle.schedule.nests import axis_vars, nest
@@ -51,24 +51,22 @@ from treadle.schedule.order import Order
 from treadle.schedule.signature import signature
 from treadle.schedule.templates import has_kernels, has_template
 
-PANEL = 32  # columns of a product's tile, of four bytes: two vectors of the widest kind
-
 
 def lower(
     graph: Graph,
     fuse: bool = True,
-    panel: int = PANEL,
+    panel: int = CPU.panel,
     in_place: bool = False,
     target: Target = CPU,
 ) -> Program:
-    """The program of a graph. `fuse=False` keeps every tensor in memory, for debugging.
+    """The program of a graph. `fuse=False` materializes every tensor, for debugging.
 
     `in_place` writes updates over the leaves they replace.
     """
     expanded = expand(graph, target, has_kernels if fuse else None)
-    if target.is_gpu:
-        expanded = canonicalise(expanded)  # definitions and their gradients look alike again
-    if target.is_gpu and fuse and is_small(expanded):
+    if target.fuses_epilogues:
+        expanded = canonicalise(expanded)  # definitions and their gradients look alike then
+    if target.has_launches and fuse and is_small(expanded):
         target = replace(target, is_small=True, parts=4 * target.parts)
     lowering = Lowering(expanded, fuse, panel, Memo(target))
     if in_place:
@@ -139,10 +137,10 @@ def _bounds_in(drafts: list[Draft]) -> list[Bound]:
 
 
 class Lowering:
-    """One walk over a graph of primitives; bodies of scans are walks of their own."""
+    """One pass over a graph of primitives; bodies of scans are passes of their own."""
 
     uses_again = True  # kernels of equal ops
-    repeats = False  # whether its kernels run again and again: what stays is copied before
+    repeats = False  # whether its kernels run in a repeat: what stays is copied before
 
     def __init__(
         self, graph: Graph, fuse: bool, panel: int, memo: Memo | None = None, prefix: str = ""
@@ -150,28 +148,29 @@ class Lowering:
         self.graph, self.fuse, self.panel, self.prefix = graph, fuse, panel, prefix
         self.memo = memo or Memo()
         self.target = self.memo.target
-        self.kept = kept_values(graph, fuse, self.target.is_gpu)
-        self.biased = biased_matmuls(graph, self.kept) if self.target.is_gpu and fuse else {}
+        self.kept = materialized_values(graph, fuse, self.target)
+        fuses_epilogues = fuse and self.target.fuses_epilogues
+        self.biased = biased_matmuls(graph, self.kept) if fuses_epilogues else {}
         if self.biased:
             biases = {b.bias for b in self.biased.values()}
-            self.kept = kept_values(graph, fuse, self.target.is_gpu, biases)
-        is_copied = fuse and not self.target.is_gpu  # products copy operands into panels
-        self.again = computed_again(graph, self.kept) if is_copied else {}
+            self.kept = materialized_values(graph, fuse, self.target, biases)
+        is_copied = fuse and self.target.copies_operands
+        self.again = recomputed_operands(graph, self.kept, self.target) if is_copied else {}
         self.uses = Counter(v for n in graph.nodes for v in n.operands)
         self.names = {v: f"{prefix}b{v.node}.{v.output}" for v in self.kept}
         for name, position in graph.leaves.items():
             self.names[TensorValue(position)] = f"{prefix}{name}"
         self.constants: dict[str, np.ndarray] = {}
-        self.wider = wider_values(graph, self.kept) if self.target.is_gpu and fuse else {}
+        self.wider = wider_values(graph, self.kept) if self.target.has_launches and fuse else {}
         self.buffers = {n: self.buffer(v) for v, n in self.names.items()}
         # Tensors whose axes lie in memory in another order than they are counted.
         self.images = images(graph) if self.target.has_conv else frozenset()
         self.layouts = channels_last(graph, self.kept, self.images)
-        self.layouts |= heads_last(graph, self.kept) if self.target.is_gpu else {}
-        parts = concatenated_gradients(graph, self.layouts) if self.target.is_gpu and fuse else {}
+        self.layouts |= heads_last(graph, self.kept) if self.target.chooses_layouts else {}
+        parts = concatenated_gradients(graph, self.layouts) if fuses_epilogues else {}
         self.parts = {v: p for v, p in parts.items() if p.whole in self.kept}
         self.done = {p.whole for p in self.parts.values()}  # what has nothing left to do
-        self.sums = {b.sum: product for product, b in self.biased.items()}
+        self.sums = {b.sum: matmul for matmul, b in self.biased.items()}
         for value in [*self.parts, *self.biased]:
             self.buffers.pop(self.names.pop(value))
         self.rows: dict[str, Argument] = {}  # buffers that are rows of others
@@ -258,29 +257,30 @@ class Lowering:
         """The kernels of a node into an order; one made for another layer is used again."""
         value = TensorValue(position)
         is_map = value in self.kept and not is_root(self.graph, node) and is_inline(node)
-        is_again = is_map and node.operands and self.uses_again and not self.target.is_gpu
-        if not (is_again and node.types[0].size):
+        # A signature tells ops apart, not layouts.
+        is_known = is_map and self.uses_again and not self.target.chooses_layouts
+        if not (is_known and node.operands and node.types[0].size):
             for kernel in self._kernels(position, node):
                 self.place_kernel(kernel, order)
             return
         key, names = signature(self.graph, value, self.source, self.uses)
         if key in self.memo.maps:
-            known, places = self.memo.maps[key]
+            known, positions = self.memo.maps[key]
             origins = (node.origin,) if node.origin else ()
-            order.add_bound(Bound(known, tuple(names[i] for i in places), origins))
+            order.add_bound(Bound(known, tuple(names[i] for i in positions), origins))
             return
         for kernel in self._kernels(position, node):
             bound = self.memo.bound(kernel)
             order.add_bound(bound)
             if value not in self.late.values():
-                spots = tuple(names.index(n) for n in bound.names)
-                self.memo.maps[key] = bound.kernel, spots
+                positions = tuple(names.index(n) for n in bound.names)
+                self.memo.maps[key] = bound.kernel, positions
 
     def place_kernel(self, kernel: Kernel, order: Order) -> None:
         order.add(kernel)
 
     def finish(self, order: Order) -> None:
-        """What a scan's turn does at its end."""
+        """What a scan's iteration does at its end."""
 
     def _kernels(self, position: int, node: Node) -> list[Kernel]:
         value = TensorValue(position)
@@ -296,18 +296,18 @@ class Lowering:
         if value in self.biased:
             return []  # it is made where its bias is known
         if value in self.sums:
-            product = self.sums[value].node
-            return ROOTS[CONTRACT](self, product, self.graph.nodes[product])
+            matmul = self.sums[value].node
+            return ROOTS[CONTRACT](self, matmul, self.graph.nodes[matmul])
         if is_root(self.graph, node):
             return ROOTS[node.op](self, position, node)
         is_made = value in self.kept and value not in self.done
         return self.map_kernels(value) if is_made else []
 
     def _scan(self, position: int, node: Node, order: Order) -> list[Draft]:
-        """The body's program for each row; carries have buffers that a turn changes at its end."""
+        """The body's program for each row; an iteration changes buffers of carries at its end."""
         attributes: Scan = attributes_of(node)
         inner = ScanBody(self, position, attributes, node)
-        turn = inner.drafts()
+        drafts = inner.drafts()
         before = Order(self.fuse, self.memo)
         for kernel in inner.starts:
             before.add(kernel)
@@ -316,13 +316,13 @@ class Lowering:
         self.rows |= inner.rows
         for kernel in inner.ends:
             order.add(kernel)
-        repeat = RepeatDraft(attributes.length, attributes.reverse, turn)
+        repeat = RepeatDraft(attributes.length, attributes.reverse, drafts)
         return [*before.phases(), repeat]
 
     def source(self, value: TensorValue) -> str | None:
         """The buffer a tensor is read from; a number is written where it is read."""
         node = self.graph.nodes[value.node]
-        is_number = not self.target.is_gpu and isinstance(node.attributes, Constant)
+        is_number = self.target.inlines_constants and isinstance(node.attributes, Constant)
         return None if is_number and is_inline(node) else self.names.get(value)
 
     def reader(self, being_made: TensorValue | None = None) -> Reader:
@@ -338,15 +338,15 @@ class Lowering:
         type_, reader = self.graph.type_of(value), self.reader(value)
         axes = axis_vars("i", type_.shape)
         element = reader.at(value, tuple(map(variable, axes)))
-        place = self.place(value, list(map(variable, axes)))
+        store = self.store(value, list(map(variable, axes)), element)
         loops = self.walked(value, axes) if value in self.layouts else axes
-        body = [*reader.lets, Store(self.names[value], place, element)]
-        if value in self.in_place and not stays(body, self.names[value], place):
+        body = [*reader.lets, store]
+        if value in self.in_place and not stays(body, store.buffer, store.index):
             return self._set_aside(value)
         return [self.kernel(value.node, reader, [value], nest(loops, Role.PARALLEL, body))]
 
     def _set_aside(self, value: TensorValue) -> list[Kernel]:
-        """An update that reads other places of its leaf than it writes: copied at the end."""
+        """An update that reads other elements of its leaf than it writes: copied at the end."""
         leaf = self.in_place.pop(value)
         name = f"{self.prefix}b{value.node}.{value.output}"
         type_ = self.graph.type_of(value)
@@ -371,9 +371,9 @@ class Lowering:
         node = self.graph.nodes[position]
         inputs = tuple(Buffer(n, t.dtype, t.size) for n, t in reader.used.items())
         outputs = (*(self.buffer(v) for v in made), *also)
-        kept = tuple(b for b in inputs if b.name not in {o.name for o in outputs})
+        read = tuple(b for b in inputs if b.name not in {o.name for o in outputs})
         origins: tuple[Origin, ...] = (node.origin,) if node.origin else ()
-        return Kernel(f"{node.op.name}_{position}{suffix}", kept, outputs, tuple(body), origins)
+        return Kernel(f"{node.op.name}_{position}{suffix}", read, outputs, tuple(body), origins)
 
     def buffer(self, value: TensorValue) -> Buffer:
         type_ = self.graph.type_of(value)
@@ -383,13 +383,24 @@ class Lowering:
         """Loops over a tensor's axes in the order in which it lies, or would lie."""
         return walked(value, variables, self.images)
 
+    def store(
+        self,
+        value: TensorValue,
+        indices: Sequence[Index],
+        element: Value,
+        guard: Within | None = None,
+    ) -> Store:
+        """An element of a tensor into its buffer."""
+        return Store(self.names[value], self.place(value, indices), element, guard)
+
     def place(self, value: TensorValue, indices: Sequence[Index]) -> Index:
+        """Where an element of a tensor is in its buffer."""
         shape = self.graph.type_of(value).shape
         return laid_out(tuple(indices), shape, self.layouts.get(value))
 
 
 class ScanBody(Lowering):
-    """The body of a scan: rows are read and written in place, carries copied at a turn's end."""
+    """The body of a scan: rows are read and written in place, carries copied after an iteration."""
 
     uses_again = False  # where a kernel goes depends on what it reads
     repeats = True
@@ -400,7 +411,7 @@ class ScanBody(Lowering):
         prefix = f"{outer.prefix}scan{position}:"
         super().__init__(body, outer.fuse, outer.panel, outer.memo, prefix)
         self.attributes = attributes
-        self.fixed: set[str] = set()  # buffers that no turn changes
+        self.fixed: set[str] = set()  # buffers that no iteration changes
         self.starts: list[Kernel] = []
         self.ends: list[Kernel] = []
         inputs = [TensorValue(i) for i in body.inputs]
@@ -432,7 +443,7 @@ class ScanBody(Lowering):
         self._place_rows()
 
     def _place_rows(self) -> None:
-        """What a turn gives is written to its row at once, where it is made here and only once."""
+        """Results of an iteration are written to their rows where they are made here and once."""
         inputs = {self.names[TensorValue(i)] for i in self.graph.inputs}
         self.copied_rows: list[tuple[str, str]] = []
         for output, target in zip(
@@ -450,7 +461,7 @@ class ScanBody(Lowering):
                 self.rows[name] = row
 
     def place_kernel(self, kernel: Kernel, order: Order) -> None:
-        """What every turn would compute again is computed once, before the first."""
+        """What every iteration would recompute is computed once, before the first."""
         made = {b.name for b in kernel.outputs}
         is_fixed = all(b.name in self.fixed for b in kernel.inputs) and not made & set(self.rows)
         if is_fixed:
@@ -466,7 +477,7 @@ class ScanBody(Lowering):
         self.buffers.setdefault(name, Buffer(name, old.dtype, old.size))
 
     def finish(self, order: Order) -> None:
-        """Rows that are copies, then the carries of the next turn."""
+        """Rows that are copies, then the carries of the next iteration."""
         for name, alias in self.copied_rows:
             for kernel in whole_copies(name, alias, self.buffers[name]):
                 order.add(kernel)
@@ -481,7 +492,3 @@ class ScanBody(Lowering):
         for name, carried in zip(made, self.carried, strict=True):
             for kernel in whole_copies(name, carried, self.buffers[carried]):
                 order.add(kernel)
-
-
-def attributes_of(node: Node) -> Any:
-    return node.attributes

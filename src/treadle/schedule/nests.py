@@ -1,38 +1,14 @@
-"""Loop nests: variables for axes, loops that walk memory in order merged, roles chosen."""
+"""Loop nests: variables for axes, kernels that become one, and names that do not clash."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from treadle.kernel.access import map_loads
-from treadle.kernel.access import names_in as names_in
-from treadle.kernel.index import Index, Var, renamed_data, substitute, variable
-from treadle.kernel.nodes import (
-    Accumulate,
-    Apply,
-    Buffer,
-    Convert,
-    For,
-    Guarded,
-    Kernel,
-    Let,
-    Library,
-    Load,
-    Local,
-    Matrix,
-    Multiply,
-    Role,
-    Set,
-    Statement,
-    Store,
-    Update,
-    Value,
-)
-from treadle.kernel.places import Rename
-from treadle.kernel.places import indices_of as indices_of
-from treadle.kernel.places import map_places as map_places
-from treadle.kernel.places import map_value as map_value
+from treadle.kernel.access import Access, accesses, is_local, names_in
+from treadle.kernel.index import Index, Var, flatten, variable
+from treadle.kernel.nodes import Buffer, For, Kernel, Role, Statement
+from treadle.kernel.traverse import loop_names, substituted, with_buffers, with_locals
 
 
 def axis_vars(stem: str, shape: Sequence[int]) -> tuple[Var, ...]:
@@ -40,7 +16,7 @@ def axis_vars(stem: str, shape: Sequence[int]) -> tuple[Var, ...]:
 
 
 def nest(variables: Sequence[Var], role: Role, body: Sequence[Statement]) -> tuple[Statement, ...]:
-    """The body inside a loop for each variable, the first outermost; loops of one turn vanish."""
+    """The body inside a loop for each variable, the first outermost; none for one iteration."""
     inner = tuple(body)
     for var in reversed(variables):
         if var.extent != 1:
@@ -48,75 +24,61 @@ def nest(variables: Sequence[Var], role: Role, body: Sequence[Statement]) -> tup
     return inner
 
 
-Replace = Callable[[str, Index], Index]
+def in_order(var: Var, body: Sequence[Statement]) -> tuple[Statement, ...]:
+    """The body for one iteration after the other."""
+    return nest([var], Role.SEQUENTIAL, body)
 
 
-def map_buffers(statement: Statement, place: Replace) -> Statement:
-    """The statement with the place of every access replaced, by buffer and index."""
-
-    def inner(value: Value) -> Value:
-        return map_loads(value, lambda x: Load(x.buffer, place(x.buffer, x.index), x.dtype))
-
-    match statement:
-        case For(var, role, body, stop):
-            return For(var, role, tuple(map_buffers(s, place) for s in body), stop)
-        case Let(local, value):
-            return Let(local, inner(value))
-        case Set(local, value):
-            return Set(local, inner(value))
-        case Accumulate(local, op, value):
-            return Accumulate(local, op, inner(value))
-        case Store(buffer, index, value, guard):
-            return Store(buffer, place(buffer, index), inner(value), guard)
-        case Update(buffer, index, value):
-            return Update(buffer, place(buffer, index), inner(value))
-        case Multiply(target, left, right, adds, bias):
-            a, b, c = (
-                Matrix(m.buffer, place(m.buffer, m.index), m.rows, m.columns)
-                for m in (target, left, right)
-            )
-            return Multiply(a, b, c, adds, bias)
-        case Library():
-            return statement
+def flat_index(variables: Sequence[Var]) -> Index:
+    """The index of an element that loops over some axes count in row-major order."""
+    return flatten([variable(v) for v in variables], [v.extent for v in variables])
 
 
-def map_locals(statement: Statement, rename: Rename) -> Statement:
-    """The statement with every local renamed, those inside indices too."""
+def joined_kernel(
+    first: Kernel,
+    second: Kernel,
+    body: tuple[Statement, ...],
+    scratch: tuple[Buffer, ...] = (),
+) -> Kernel:
+    """Both kernels as one, given its statements and what it needs beside the first's scratch."""
+    outputs = {b.name: b for b in (*first.outputs, *second.outputs)}
+    inputs = {b.name: b for b in (*first.inputs, *second.inputs) if b.name not in outputs}
+    origins = tuple(dict.fromkeys((*first.origins, *second.origins)))
+    return Kernel(
+        first.name,
+        tuple(inputs.values()),
+        tuple(outputs.values()),
+        body,
+        origins,
+        first.scratch + scratch,
+    )
 
-    def at(index: Index) -> Index:
-        return renamed_data(index, rename)
 
-    def value(v: Value) -> Value:
-        match v:
-            case Local(name, dtype):
-                return Local(rename(name), dtype)
-            case Convert(inner, dtype):
-                return Convert(value(inner), dtype)
-            case Apply(op, operands, dtype):
-                return Apply(op, tuple(map(value, operands)), dtype)
-            case Guarded(guard, inner, other, dtype):
-                return Guarded(value(guard), value(inner), value(other), dtype)
-            case _:
-                return v
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Buffers in equal parts, one for each iteration of the loops around some statements."""
 
-    if isinstance(statement, For):  # inside it each name is replaced once, not again and again
-        stop = None if statement.stop is None else at(statement.stop)
-        body = tuple(map_locals(s, rename) for s in statement.body)
-        return For(statement.var, statement.role, body, stop)
-    moved = map_places(statement, at)
-    match moved:
-        case Let(local, v):
-            return Let(rename(local), value(v))
-        case Set(local, v):
-            return Set(rename(local), value(v))
-        case Accumulate(local, op, v):
-            return Accumulate(rename(local), op, value(v))
-        case Store(buffer, index, v, guard):
-            return Store(buffer, index, value(v), guard)
-        case Update(buffer, index, v):
-            return Update(buffer, index, value(v))
-        case For() | Multiply() | Library():
-            return moved
+    iteration: Index
+    count: int
+    sizes: Mapping[str, int]  # elements of each buffer
+
+    def has(self, access: Access) -> bool:
+        """Whether an access stays in the part of its iteration."""
+        size = self.sizes.get(access.buffer)
+        return size is not None and is_local(access, self.iteration, size, self.count)
+
+    def separate(self, first: Sequence[Statement], second: Sequence[Statement]) -> bool:
+        """Whether what one writes and the other touches stays in its part."""
+        sides = list(accesses(first)), list(accesses(second))
+        written = [{a.buffer for a in side if a.writes} for side in sides]
+        touched = [{a.buffer for a in side} for side in sides]
+        shared = (written[0] & touched[1]) | (written[1] & touched[0])
+        return all(
+            self.has(a)
+            for side in sides
+            for a in side
+            if a.buffer in shared and a.buffer in self.sizes
+        )
 
 
 def with_own_names(
@@ -127,22 +89,9 @@ def with_own_names(
     names = {n: fresh(n, taken) for n in sorted(names_in(body))}
     scratches = {b.name for b in other.scratch}
     own = {b.name: fresh(b.name, scratches) for b in kernel.scratch}
-    moved = tuple(
-        map_places(map_locals(s, lambda n: names.get(n, n)), lambda i: i, lambda b: own.get(b, b))
-        for s in body
-    )
-    scratch = tuple(Buffer(own[b.name], b.dtype, b.size) for b in kernel.scratch)
+    renamed = with_buffer_names(replace(kernel, body=with_locals(body, names)), own)
     loops = loop_names(others)
-    return replace(kernel, scratch=scratch), tuple(with_own_loops(s, loops) for s in moved)
-
-
-def loop_names(body: Sequence[Statement]) -> set[str]:
-    """Names of all loop variables in some statements."""
-    found: set[str] = set()
-    for statement in body:
-        if isinstance(statement, For):
-            found |= {statement.var.name} | loop_names(statement.body)
-    return found
+    return renamed, tuple(with_own_loops(s, loops) for s in renamed.body)
 
 
 def with_own_loops(statement: Statement, taken: set[str]) -> Statement:
@@ -156,10 +105,7 @@ def with_own_loops(statement: Statement, taken: set[str]) -> Statement:
     body = tuple(with_own_loops(s, taken) for s in statement.body)
     name = fresh(name, taken | loop_names(body))
     var = Var(name, statement.var.extent)
-    values = {statement.var: variable(var)}
-    return replace(
-        statement, var=var, body=tuple(map_places(s, lambda i: substitute(i, values)) for s in body)
-    )
+    return replace(statement, var=var, body=substituted(body, {statement.var: variable(var)}))
 
 
 def fresh(name: str, taken: set[str]) -> str:
@@ -176,16 +122,14 @@ def anonymous(kernel: Kernel) -> Kernel:
     """The kernel with its buffers named by position."""
     names = {b.name: f"p{i}" for i, b in enumerate(kernel.buffers)}
     names |= {b.name: f"s{i}" for i, b in enumerate(kernel.scratch)}
+    return with_buffer_names(kernel, names)
 
-    def renamed(buffer: Buffer) -> Buffer:
-        return Buffer(names[buffer.name], buffer.dtype, buffer.size)
 
-    return Kernel(
-        kernel.name,
-        tuple(map(renamed, kernel.inputs)),
-        tuple(map(renamed, kernel.outputs)),
-        tuple(map_places(s, lambda index: index, names.__getitem__) for s in kernel.body),
-        kernel.origins,
-        tuple(map(renamed, kernel.scratch)),
-        kernel.is_whole,
+def with_buffer_names(kernel: Kernel, names: Mapping[str, str]) -> Kernel:
+    """The kernel with some of its buffers renamed."""
+    inputs, outputs, scratch = (
+        tuple(replace(b, name=names.get(b.name, b.name)) for b in buffers)
+        for buffers in (kernel.inputs, kernel.outputs, kernel.scratch)
     )
+    body = with_buffers(kernel.body, lambda name: names.get(name, name))
+    return replace(kernel, inputs=inputs, outputs=outputs, scratch=scratch, body=body)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from treadle.kernel.nodes import Kernel, Statement
 from treadle.schedule.bound import Bound, Memo
-from treadle.schedule.fuse import outer_turns, products_in
+from treadle.schedule.fuse import matmuls_in, outer_iterations
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Group:
 
 @dataclass
 class Order:
-    """Groups as kernels are added. Positions are kept: a group that was fused away is empty."""
+    """Groups as kernels are added. Positions stay: a group that was fused away is empty."""
 
     fuses: bool
     memo: Memo
@@ -56,14 +56,15 @@ class Order:
     def _join(self, bound: Bound, direct: set[int]) -> int | None:
         """The group that the kernel was fused into, the latest that takes it."""
         kernel = bound.kernel
-        large = (n for n, b in zip(bound.inputs, kernel.inputs, strict=True) if b.size > 64)
-        near = {g for n in large for g in self.readers.get(n, ())}
+        least = self.memo.target.fusion.shared_input
+        large = (n for n, b in zip(bound.inputs, kernel.inputs, strict=True) if b.size > least)
+        sharing = {g for n in large for g in self.readers.get(n, ())}
         candidates = [
-            p for p in sorted(direct | near, reverse=True) if self._may_join(p, kernel, direct)
+            p for p in sorted(direct | sharing, reverse=True) if self._may_join(p, kernel, direct)
         ]
         if self.memo.target.is_small:  # what is needed before what only reads the same
             candidates.sort(key=lambda p: p not in direct)
-        for is_single in (False,) if self.memo.target.is_gpu else (False, True):
+        for is_single in (False,) if self.memo.target.has_launches else (False, True):
             for position in candidates:
                 group = self.groups[position]
                 if is_single and self._delays(position, direct):
@@ -77,7 +78,7 @@ class Order:
     def _delays(self, position: int, direct: set[int]) -> bool:
         """Whether a kernel that joins a group lets the group wait, or waits for it itself.
 
-        As one turn of one thread that does not pay: others wait longer.
+        As one iteration of one thread that does not pay: others wait longer.
         """
         group = self.groups[position]
         others = max((self.groups[d].level for d in direct if d != position), default=-1)
@@ -85,7 +86,7 @@ class Order:
 
     def _holds_up(self, found: Bound, position: int, direct: set[int]) -> bool:
         """Whether a block's small work would wait for more than it did: others may need it soon."""
-        if not self.memo.target.is_small or outer_turns(found.kernel) > 1:
+        if not self.memo.target.is_small or outer_iterations(found.kernel) > 1:
             return False
         before = self.groups[position].before
         others = [d for d in direct if d != position and not before >> d & 1]
@@ -97,9 +98,9 @@ class Order:
             self.groups[d].before >> position & 1 for d in direct if d != position
         ):
             return False
-        # What only reads the same does not gain from a product between.
+        # What only reads the same does not gain from a matmul between.
         is_apart = position not in direct
-        return not (is_apart and (has_product(kernel.body) or has_product(group.bound.kernel.body)))
+        return not (is_apart and (has_matmul(kernel.body) or has_matmul(group.bound.kernel.body)))
 
     def _note(self, position: int, bound: Bound) -> None:
         for name in bound.inputs:
@@ -154,7 +155,7 @@ class Order:
 
     def _is_sooner(self, found: Bound, a: int, b: int) -> bool:
         """Whether two groups as one are done sooner: rows; a block's work, if all wait for it."""
-        if outer_turns(found.kernel) > 1:
+        if outer_iterations(found.kernel) > 1:
             return True
         others = {d for d in self.groups[b].direct if d != a}
         is_free = not any(a in g.direct for i, g in enumerate(self.groups) if i != b)
@@ -196,8 +197,8 @@ class Order:
             for j in self.groups[i].direct:
                 first_use[j] = min(level[i], first_use.get(j, level[i]))
         for i in first_use:
-            # A GPU runs equal kernels of one phase together: what only reads leaves comes first.
-            is_first = self.memo.target.is_gpu and self.groups[i].bound.inputs
+            # Equal kernels of one phase share a launch: what only reads leaves comes first.
+            is_first = self.memo.target.has_launches and self.groups[i].bound.inputs
             if not self.groups[i].direct and not is_first:
                 level[i] = first_use[i] - 1
         if not self.memo.target.is_small:
@@ -210,9 +211,10 @@ class Order:
     def _put_off(self, level: list[int], ordered: Sequence[int]) -> None:
         """Later, where nothing large lives longer for it.
 
-        On a GPU equal kernels then meet in one phase; elsewhere what is large lives shorter.
+        Equal kernels then share a launch in one phase; without launches what is large lives
+        shorter.
         """
-        is_gpu = self.memo.target.is_gpu
+        has_launches, sizes = self.memo.target.has_launches, self.memo.target.fusion
         users: dict[int, list[int]] = {}
         for i in ordered:
             for j in self.groups[i].direct:
@@ -220,13 +222,13 @@ class Order:
         last = max(level, default=0)
         for i in reversed(ordered):
             bound = self.groups[i].bound
-            if not self.groups[i].direct or (is_gpu and bound.kernel.is_whole):
+            if not self.groups[i].direct or (has_launches and bound.kernel.is_whole):
                 continue
             made = max(b.nbytes for b in bound.kernel.outputs)
-            if not is_gpu and (i not in users or made < WORTH):
+            if not has_launches and (i not in users or made < sizes.moved_bytes):
                 continue
             limit = min((level[u] - 1 for u in users.get(i, ())), default=last)
-            light = LIGHT if is_gpu else made // 8
+            light = sizes.delayed_bytes if has_launches else made // 8
             large = [
                 n
                 for n, b in zip(bound.inputs, bound.kernel.inputs, strict=True)
@@ -237,9 +239,5 @@ class Order:
                 level[i] = limit
 
 
-LIGHT = 8 << 20  # bytes that may live longer
-WORTH = 1 << 18  # bytes that should live shorter
-
-
-def has_product(body: Sequence[Statement]) -> bool:
-    return any(True for _ in products_in(body))
+def has_matmul(body: Sequence[Statement]) -> bool:
+    return any(True for _ in matmuls_in(body))

@@ -1,4 +1,4 @@
-"""The kernels of ops that are not computed where they are read: sums, products, order, indices."""
+"""Kernels of ops that are not computed where they are read: windows, scatters, random bits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from treadle.base.dtypes import accumulator
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops import indexing, linear, reductions
-from treadle.kernel.index import Index, Var, bounded, constant, data, divide, flatten, variable
+from treadle.kernel.index import Index, Var, bounded, constant, data, divide, variable
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -33,7 +33,7 @@ from treadle.kernel.nodes import (
 from treadle.kernel.scatter import is_scatter
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering, attributes_of
-from treadle.schedule.nests import axis_vars, nest
+from treadle.schedule.nests import axis_vars, flat_index, in_order, nest
 from treadle.schedule.sorting import is_same
 from treadle.schedule.sums import accumulated, widened
 
@@ -46,7 +46,7 @@ def _arg(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     every = axis_vars("i", source.shape)
     reader = lowering.reader()
     element = reader.at(node.operands[0], tuple(map(variable, every)))
-    kept = [v for i, v in enumerate(every) if i != axis]
+    others = [v for i, v in enumerate(every) if i != axis]
     best, at = Local("best", source.dtype), Local("at", dtypes.int32)
     here = Local("here", source.dtype)
     op = "max" if node.op is reductions.ARGMAX else "min"
@@ -67,14 +67,10 @@ def _arg(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     body: list[Statement] = [
         Let("best", Literal(0, source.dtype)),
         Let("at", Literal(0, dtypes.int32)),
-        *_loop(every[axis], inner),
-        Store(lowering.names[value], lowering.place(value, list(map(variable, kept))), at),
+        *in_order(every[axis], inner),
+        lowering.store(value, list(map(variable, others)), at),
     ]
     return [lowering.kernel(position, reader, [value], nest(loops, Role.PARALLEL, body))]
-
-
-def _loop(var: Var, body: Sequence[Statement]) -> tuple[Statement, ...]:
-    return nest([var], Role.SEQUENTIAL, body)
 
 
 @ROOTS(reductions.CUMSUM)
@@ -83,21 +79,21 @@ def _cumsum(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     value, axis = TensorValue(position), attributes.axis
     source = lowering.graph.type_of(node.operands[0])
     every = axis_vars("i", source.shape)
-    places = list(map(variable, every))
+    indices = list(map(variable, every))
     if attributes.reverse:
-        places[axis] = constant(source.shape[axis] - 1) - places[axis]
+        indices[axis] = constant(source.shape[axis] - 1) - indices[axis]
     reader = lowering.reader()
-    element = reader.at(node.operands[0], tuple(places))
+    element = reader.at(node.operands[0], tuple(indices))
     wide = accumulator(source.dtype)
     result = widened(Local("acc", wide), source.dtype)
     inner = [
         *reader.lets,
         Accumulate("acc", "add", widened(element, wide)),
-        Store(lowering.names[value], lowering.place(value, places), result),
+        lowering.store(value, indices, result),
     ]
-    body = [Let("acc", Literal(0, wide)), *_loop(every[axis], inner)]
-    kept = [v for i, v in enumerate(every) if i != axis]
-    return [lowering.kernel(position, reader, [value], nest(kept, Role.PARALLEL, body))]
+    body = [Let("acc", Literal(0, wide)), *in_order(every[axis], inner)]
+    others = [v for i, v in enumerate(every) if i != axis]
+    return [lowering.kernel(position, reader, [value], nest(others, Role.PARALLEL, body))]
 
 
 @ROOTS(linear.UNWINDOW)
@@ -109,21 +105,21 @@ def _unwindow(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     every = axis_vars("i", shape)
     starts: list[Index] = list(map(variable, every))
     guards: list[Within] = []
-    if lowering.target.is_gpu and all(d == 1 for d in window.dilations):
-        offsets, places = _windows_around(window, shape, starts, guards)
+    if lowering.target.is_spmd and all(d == 1 for d in window.dilations):
+        offsets, inner = _windows_around(window, shape, starts, guards)
     else:
         offsets = axis_vars("k", window.sizes)
-        places = _every_window(window, shape, starts, guards, offsets)
+        inner = _every_window(window, shape, starts, guards, offsets)
     reader = lowering.reader()
     source = lowering.graph.type_of(node.operands[0])
-    indices = (*starts, *places)
+    indices = (*starts, *inner)
     element = reader.under(
         guards, lambda: reader.at(node.operands[0], indices), Literal(0, source.dtype)
     )
     wide = accumulator(source.dtype)
     body = accumulated("add", wide, offsets, reader.lets, element)
     result = widened(Local("acc", wide), source.dtype)
-    store = Store(lowering.names[value], lowering.place(value, list(map(variable, every))), result)
+    store = lowering.store(value, list(map(variable, every)), result)
     loops = nest(lowering.walked(value, every), Role.PARALLEL, [*body, store])
     return [lowering.kernel(position, reader, [value], loops)]
 
@@ -135,7 +131,7 @@ def _every_window(
     guards: list[Within],
     offsets: Sequence[Var],
 ) -> list[Index]:
-    """Each place in a window, if some window has the element there: `starts` become windows."""
+    """Each element of a window, if some window has the element there: `starts` become windows."""
     counts = window.starts(tuple(shape))
     for i, axis in enumerate(window.axes):
         moved = starts[axis] - variable(offsets[i]) * window.dilations[i]
@@ -154,17 +150,17 @@ def _windows_around(
     """The few windows that can have the element, the last to begin before it first."""
     counts, found = window.starts(tuple(shape)), list[Index]()
     strides, sizes = window.strides, window.sizes
-    near = axis_vars("k", [-(-k // s) for k, s in zip(sizes, strides, strict=True)])
+    around = axis_vars("k", [-(-k // s) for k, s in zip(sizes, strides, strict=True)])
     for i, axis in enumerate(window.axes):
         quotient, rest = divide(starts[axis], strides[i])
-        start = quotient - variable(near[i])
+        start = quotient - variable(around[i])
         guards.append(Within(start, 0, counts[i]))
-        place = rest + variable(near[i]) * strides[i]
-        if place.range[1] >= sizes[i]:
-            guards.append(Within(place, 0, sizes[i]))
+        offset = rest + variable(around[i]) * strides[i]
+        if offset.range[1] >= sizes[i]:
+            guards.append(Within(offset, 0, sizes[i]))
         starts[axis] = bounded(start, counts[i])
-        found.append(bounded(place, sizes[i]))
-    return near, found
+        found.append(bounded(offset, sizes[i]))
+    return around, found
 
 
 @ROOTS(indexing.SCATTER_ADD)
@@ -190,17 +186,17 @@ def _scatter_add(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     element = widened(reader.at(node.operands[0], own), wide)
     at = Local("at", dtypes.int64)
     inside = Apply("and", (_not_less(at, 0), _less(at, attributes.size)), dtypes.bool_)
-    kept = Guarded(inside, element, Literal(0, wide), wide)
-    place = data("at", attributes.size)
-    target = lowering.place(value, [*own[:axis], place, *own[axis + chosen :]])
+    held = Guarded(inside, element, Literal(0, wide), wide)
+    chosen_at = data("at", attributes.size)
+    target = lowering.place(value, [*own[:axis], chosen_at, *own[axis + chosen :]])
     body: list[Statement] = [
         *reader.lets,
         Let("at", Convert(index, dtypes.int64)),
-        Update(sums.name, target, kept),
+        Update(sums.name, target, held),
     ]
     free = [*every[:axis], *every[axis + chosen :]]
     added = nest(every[axis : axis + chosen], Role.SEQUENTIAL, body)
-    if lowering.target.is_gpu and attributes.size > 1:
+    if lowering.target.is_spmd and attributes.size > 1:
         row = Var("row", attributes.size)
         cleared = lowering.place(value, [*own[:axis], variable(row), *own[axis + chosen :]])
         zeros = nest([row], Role.SEQUENTIAL, [Store(sums.name, cleared, Literal(0, wide))])
@@ -218,8 +214,7 @@ def _scatter_add(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
 
 def _filled(target: Buffer, shape: Sequence[int], element: Value) -> tuple[Statement, ...]:
     axes = axis_vars("i", shape)
-    place = flatten(tuple(map(variable, axes)), tuple(shape))
-    return nest(axes, Role.PARALLEL, [Store(target.name, place, element)])
+    return nest(axes, Role.PARALLEL, [Store(target.name, flat_index(axes), element)])
 
 
 def _rounded(lowering: Lowering, value: TensorValue, sums: Buffer) -> Kernel:
@@ -227,9 +222,9 @@ def _rounded(lowering: Lowering, value: TensorValue, sums: Buffer) -> Kernel:
     reader, type_ = lowering.reader(), lowering.graph.type_of(value)
     reader.used[sums.name] = lowering.as_type(sums)
     axes = axis_vars("i", type_.shape)
-    place = flatten(tuple(map(variable, axes)), type_.shape)
-    element = Convert(Load(sums.name, place, sums.dtype), type_.dtype)
-    store = Store(lowering.names[value], place, element)
+    at = flat_index(axes)
+    element = Convert(Load(sums.name, at, sums.dtype), type_.dtype)
+    store = Store(lowering.names[value], at, element)
     loops = nest(axes, Role.PARALLEL, [store])
     return lowering.kernel(value.node, reader, [value], loops, "_rounded")
 
@@ -279,9 +274,9 @@ def _philox(key: Sequence[Value], block: Var, site: int) -> list[Statement]:
     last = op("add", op("mul", key[3], word(1 << 16)), own_site)
     counters = [Position(variable(block), u32), key[4], key[2], last]
     found: list[Statement] = [Let(f"c{i}_0", c) for i, c in enumerate(counters)]
-    for turn in range(_ROUNDS):
-        c = [Local(f"c{i}_{turn}", u32) for i in range(4)]
-        k = [op("add", key[i], word(turn * _WEYL[i] % 2**32)) for i in range(2)]
+    for done in range(_ROUNDS):
+        c = [Local(f"c{i}_{done}", u32) for i in range(4)]
+        k = [op("add", key[i], word(done * _WEYL[i] % 2**32)) for i in range(2)]
         high = [op("mulhi", c[2 * i], word(_MULTIPLIERS[i])) for i in range(2)]
         low = [op("mul", c[2 * i], word(_MULTIPLIERS[i])) for i in range(2)]
         new = [
@@ -290,5 +285,5 @@ def _philox(key: Sequence[Value], block: Var, site: int) -> list[Statement]:
             op("xor", op("xor", high[0], c[3]), k[1]),
             low[0],
         ]
-        found += [Let(f"c{i}_{turn + 1}", v) for i, v in enumerate(new)]
+        found += [Let(f"c{i}_{done + 1}", v) for i, v in enumerate(new)]
     return found

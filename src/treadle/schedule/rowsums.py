@@ -1,6 +1,7 @@
-"""Sums of columns inside the kernel that makes the rows: what it has at hand is not read again.
+"""Sums of columns inside the kernel that computes the rows, which are then not read once more.
 
-A turn is a part of the rows, one after the other; the sums are a turn's own memory until its end.
+An iteration is a part of the rows, one after the other. The sums are in the iteration's own memory
+until its end.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ import math
 from dataclasses import replace
 
 from treadle.base import dtypes
-from treadle.kernel.access import accesses, is_local
-from treadle.kernel.index import Index, Var, flatten, substitute, unflatten, variable
+from treadle.kernel.access import accesses
+from treadle.kernel.index import Index, Var, substitute, unflatten, variable
 from treadle.kernel.nodes import (
     Accumulate,
     Buffer,
@@ -26,50 +27,53 @@ from treadle.kernel.nodes import (
     Update,
 )
 from treadle.kernel.rowsums import RowSums, row_sums_of
-from treadle.schedule.nests import fresh, map_buffers, map_places, with_own_names
-from treadle.schedule.twins import Sum, sum_of
+from treadle.kernel.target import Reductions
+from treadle.kernel.traverse import loop_names, rewrite, substituted
+from treadle.schedule.nests import Parts, flat_index, fresh, joined_kernel, with_own_names
+from treadle.schedule.sum_fusion import Sum, renamed_sum, sum_of
 
-FEWEST, MOST = 128, 1024  # columns: a warp has those of a row in registers
-LEAST_PARTS, LEAST_ROWS = 64, 8
-MOST_SUMS, MOST_TURNS = 3, 4
 F32 = dtypes.float32
 
 
-def started(parts: int, rows: int, body: tuple[Statement, ...], turn: Var) -> RowSums:
+def started(parts: int, rows: int, body: tuple[Statement, ...], var: Var) -> RowSums:
     """A kernel's rows as parts that nothing is summed of yet."""
     part, row = Var("part", parts), Var("row", rows)
-    values = {turn: variable(part) * rows + variable(row)}
-    moved = tuple(map_places(s, lambda i: substitute(i, values)) for s in body)
-    return RowSums(part, row, (), moved, ())
+    values = {var: variable(part) * rows + variable(row)}
+    return RowSums(part, row, (), substituted(body, values), ())
 
 
-def with_sum(rows: RowSums, first: Kernel, second: Kernel) -> Kernel | None:
+def _parts(rows: RowSums, *kernels: Kernel) -> Parts:
+    """The rows as parts of the buffers of some kernels."""
+    sizes = {b.name: b.size for k in kernels for b in k.buffers}
+    return Parts(rows.index, rows.part.extent * rows.row.extent, sizes)
+
+
+def with_sum(rows: RowSums, first: Kernel, second: Kernel, sizes: Reductions) -> Kernel | None:
     """Both kernels as one, if the second sums columns of the same parts."""
     found = sum_of(second)
-    if found is None or not _fits(found, rows) or not _is_a_warps(found.turns[-1], rows, first):
+    if found is None or not _fits(found, rows, sizes):
+        return None
+    if not _is_a_warps(found.around[-1], rows, first, sizes.most_row_vectors):
         return None
     every = (*rows.before, *rows.body, *rows.after)
-    second, moved = with_own_names(second, second.body, first, every)
-    found = sum_of(Kernel(second.name, second.inputs, second.outputs, moved))
-    assert found is not None
-    column = Var(fresh("column", _loop_names(every)), found.turns[-1].extent)
-    values = _places(found, rows, column)
+    second, found = renamed_sum(second, first, every)
+    column = Var(fresh("column", loop_names(every)), found.around[-1].extent)
+    values = _indices(found, rows, column)
     names = {b.name for b in first.scratch}
     sums: dict[str, Buffer] = {}
     for s in found.inner:
         if isinstance(s, Accumulate):
             sums[s.local] = Buffer(fresh("sum", names), F32, column.extent)
             names.add(sums[s.local].name)
-    if len(sums) + _sum_count(first) > MOST_SUMS:
+    if len(sums) + _sum_count(first) > sizes.most_fused_sums:
         return None
-    inner: list[Statement] = []
-    for s in found.inner:
-        s = map_places(s, lambda i: substitute(i, values))
-        if isinstance(s, Accumulate):
-            s = Update(sums[s.local].name, variable(column), s.value)
-        inner.append(s)
-    sizes = {b.name: b.size for b in (*first.buffers, *second.buffers)}
-    if not _stays(rows, tuple(inner), sizes) or not _shares(rows, tuple(inner), sizes):
+    inner = tuple(
+        Update(sums[s.local].name, variable(column), s.value) if isinstance(s, Accumulate) else s
+        for s in substituted(found.inner, values)
+    )
+    parts = _parts(rows, first, second)
+    least = parts.count * sizes.least_columns
+    if not parts.separate(rows.body, inner) or not _shares(parts, rows.body, inner, least):
         return None
     zeros = tuple(Store(b.name, variable(column), Literal(0, F32)) for b in sums.values())
     last: list[Statement] = []
@@ -82,48 +86,32 @@ def with_sum(rows: RowSums, first: Kernel, second: Kernel) -> Kernel | None:
         rows.part,
         rows.row,
         (*rows.before, For(column, Role.PARALLEL, zeros)),
-        (*rows.body, For(column, Role.PARALLEL, tuple(inner))),
+        (*rows.body, For(column, Role.PARALLEL, inner)),
         (*rows.after, For(column, Role.PARALLEL, tuple(last))),
     )
-    return _kernel(new, first, second, tuple(sums.values()))
+    return joined_kernel(first, second, new.statements, tuple(sums.values()))
 
 
 def with_rows(
-    rows: RowSums, first: Kernel, second: Kernel, body: tuple[Statement, ...], turn: Var
+    rows: RowSums, first: Kernel, second: Kernel, body: tuple[Statement, ...], var: Var
 ) -> Kernel | None:
-    """Both kernels as one, if the second walks the same rows, given as its statements of a turn."""
+    """Both kernels as one, if the second, given as statements of one row, has the same rows."""
     every = (*rows.before, *rows.body, *rows.after)
     second, moved = with_own_names(second, body, first, every)
-    values = {turn: rows.index}
-    moved = tuple(map_places(s, lambda i: substitute(i, values)) for s in moved)
-    sizes = {b.name: b.size for b in (*first.buffers, *second.buffers)}
-    if not _stays(rows, moved, sizes):
+    moved = substituted(moved, {var: rows.index})
+    if not _parts(rows, first, second).separate(rows.body, moved):
         return None
-    return _kernel(replace(rows, body=(*rows.body, *moved)), first, second, second.scratch)
+    whole = replace(rows, body=(*rows.body, *moved))
+    return joined_kernel(first, second, whole.statements, second.scratch)
 
 
-def _kernel(rows: RowSums, first: Kernel, second: Kernel, scratch: tuple[Buffer, ...]) -> Kernel:
-    outputs = {b.name: b for b in (*first.outputs, *second.outputs)}
-    inputs = {b.name: b for b in (*first.inputs, *second.inputs) if b.name not in outputs}
-    origins = tuple(dict.fromkeys((*first.origins, *second.origins)))
-    return Kernel(
-        first.name,
-        tuple(inputs.values()),
-        tuple(outputs.values()),
-        rows.statements,
-        origins,
-        first.scratch + scratch,
-    )
-
-
-def _fits(found: Sum, rows: RowSums) -> bool:
+def _fits(found: Sum, rows: RowSums, sizes: Reductions) -> bool:
     """Whether sums are plain ones of a row's columns, by the same parts of the rows."""
-    parts, inner = found.turns[:-1], found.loops
-    counts = math.prod(v.extent for v in parts), math.prod(v.extent for v in inner)
+    counts = math.prod(found.extents[0][:-1]), math.prod(found.extents[1])
     if counts != (rows.part.extent, rows.row.extent):
         return False
-    column = found.turns[-1]
-    if not FEWEST <= column.extent <= MOST or column.extent % 8:
+    column = found.around[-1]
+    if not sizes.least_columns <= column.extent <= sizes.most_columns or column.extent % 8:
         return False
     starts = {s.local: s.value for s in found.before if isinstance(s, Let)}
     sums = [s for s in found.inner if isinstance(s, Accumulate)]
@@ -133,64 +121,39 @@ def _fits(found: Sum, rows: RowSums) -> bool:
         return False
     if any(not isinstance(v, Literal) or v.value != 0 for v in starts.values()):
         return False
-    place = flatten([variable(v) for v in found.turns], [v.extent for v in found.turns])
+    at = flat_index(found.around)
     return all(
-        isinstance(s, Store) and s.index == place and isinstance(s.value, Local)
-        for s in found.after
+        isinstance(s, Store) and s.index == at and isinstance(s.value, Local) for s in found.after
     )
 
 
-def _is_a_warps(column: Var, rows: RowSums, kernel: Kernel) -> bool:
+def _is_a_warps(column: Var, rows: RowSums, kernel: Kernel, vectors: int) -> bool:
     """Whether a warp's registers have room for a row: 16 bytes of each thread, some times."""
     size = rows.part.extent * rows.row.extent * column.extent
     widths = [b.dtype.itemsize for b in kernel.buffers if b.size == size]
-    return bool(widths) and column.extent <= MOST_TURNS * 32 * 16 // min(widths)
+    return bool(widths) and column.extent <= vectors * 32 * 16 // min(widths)
 
 
-def _places(found: Sum, rows: RowSums, column: Var) -> dict[Var, Index]:
-    parts, inner = found.turns[:-1], found.loops
-    values: dict[Var, Index] = {found.turns[-1]: variable(column)}
-    for variables, whole in ((parts, rows.part), (inner, rows.row)):
-        places = unflatten(variable(whole), [v.extent for v in variables])
-        values |= dict(zip(variables, places, strict=True))
+def _indices(found: Sum, rows: RowSums, column: Var) -> dict[Var, Index]:
+    """The sum's variables by the part, the row and the column."""
+    *parts, last = found.around
+    values: dict[Var, Index] = {last: variable(column)}
+    for variables, var in ((parts, rows.part), (found.loops, rows.row)):
+        indices = unflatten(variable(var), [v.extent for v in variables])
+        values |= dict(zip(variables, indices, strict=True))
     return values
 
 
-def _stays(rows: RowSums, body: tuple[Statement, ...], sizes: dict[str, int]) -> bool:
-    """Whether what one writes and the other touches belongs to the row."""
-    count = rows.part.extent * rows.row.extent
-    sides = list(accesses(rows.body)), list(accesses(body))
-    written = [{a.buffer for a in side if a.writes} for side in sides]
-    touched = [{a.buffer for a in side} for side in sides]
-    shared = (written[0] & touched[1]) | (written[1] & touched[0])
-    return all(
-        is_local(a, rows.index, sizes[a.buffer], count)
-        for side in sides
-        for a in side
-        if a.buffer in shared and a.buffer in sizes
-    )
-
-
-def _shares(rows: RowSums, body: tuple[Statement, ...], sizes: dict[str, int]) -> bool:
+def _shares(
+    parts: Parts, first: tuple[Statement, ...], second: tuple[Statement, ...], least: int
+) -> bool:
     """Whether both touch the same row of something large."""
-    count = rows.part.extent * rows.row.extent
-    near = [
-        {a.buffer for a in accesses(s) if is_local(a, rows.index, sizes.get(a.buffer, 1), count)}
-        for s in (rows.body, body)
-    ]
-    return any(sizes[b] >= count * FEWEST for b in near[0] & near[1])
+    own = [{a.buffer for a in accesses(s) if parts.has(a)} for s in (first, second)]
+    return any(parts.sizes[b] >= least for b in own[0] & own[1])
 
 
 def _sum_count(kernel: Kernel) -> int:
     return sum(b.size > 1 for b in kernel.scratch)
-
-
-def _loop_names(body: tuple[Statement, ...]) -> set[str]:
-    found: set[str] = set()
-    for s in body:
-        if isinstance(s, For):
-            found |= {s.var.name} | _loop_names(s.body)
-    return found
 
 
 def with_own_numbers(kernel: Kernel, names: set[str]) -> Kernel:
@@ -201,8 +164,7 @@ def with_own_numbers(kernel: Kernel, names: set[str]) -> Kernel:
     own = {b.name for b in kernel.outputs if b.name in names and b.size == count}
     own -= {a.buffer for a in accesses(kernel.body) if a.index - rows.index != Index()}
     moved = tuple(
-        map_buffers(s, lambda buffer, index: Index() if buffer in own else index)
-        for s in kernel.body
+        rewrite(s, lambda buffer, index: Index() if buffer in own else index) for s in kernel.body
     )
     scratch = tuple(Buffer(b.name, b.dtype, 1) for b in kernel.outputs if b.name in own)
     outputs = tuple(b for b in kernel.outputs if b.name not in own)

@@ -14,14 +14,14 @@ from treadle.schedule import products as products
 from treadle.schedule import roots as roots
 from treadle.schedule import streams as streams
 from treadle.schedule import sums as sums
-from treadle.schedule.lower import PANEL, lower
+from treadle.schedule.lower import lower
 from treadle.schedule.together import put_together
 
 
 def schedule(
     graph: Graph,
     fuse: bool = True,
-    panel: int = PANEL,
+    panel: int = CPU.panel,
     in_place: bool = False,
     target: Target = CPU,
 ) -> Program:

@@ -1,4 +1,4 @@
-"""What an element-by-element kernel is made of, so that an equal one is not made again."""
+"""What an element-by-element kernel is made of, so that an equal one is used again."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ def signature(
     as one that is updated in place does, is one buffer in both.
     """
     buffers: dict[str, int] = {buffer_of(value) or "": 0}
-    places: dict[TensorValue, int] = {}
+    positions: dict[TensorValue, int] = {}
     rows: list[Hashable] = []
     pending = [value]
     while pending:
         current = pending[-1]
         name = None if current == value else buffer_of(current)
-        if current in places:
+        if current in positions:
             pending.pop()
             continue
         node = graph.nodes[current.node]
-        missing = [] if name is not None else [v for v in node.operands if v not in places]
+        missing = [] if name is not None else [v for v in node.operands if v not in positions]
         if missing:
             pending += reversed(missing)
             continue
         pending.pop()
-        places[current] = len(places)
+        positions[current] = len(positions)
         if name is not None:
             rows.append((buffers.setdefault(name, len(buffers)), node.types[current.output]))
         else:
-            operands = tuple(places[v] for v in node.operands)
-            again = uses.get(current, 0) > 1
-            rows.append((node.op, node.attributes, operands, node.types, current.output, again))
+            operands = tuple(positions[v] for v in node.operands)
+            is_shared = uses.get(current, 0) > 1
+            rows.append((node.op, node.attributes, operands, node.types, current.output, is_shared))
     return tuple(rows), list(buffers)

@@ -5,7 +5,7 @@ Both are stable, and NaN counts as the greatest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from treadle.base import dtypes
@@ -13,7 +13,7 @@ from treadle.base.dtypes import DType
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops import reductions
-from treadle.kernel.index import Index, Var, bounded, data, flatten, variable
+from treadle.kernel.index import Index, Var, bounded, data, variable
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -34,9 +34,7 @@ from treadle.kernel.nodes import (
 )
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering, attributes_of
-from treadle.schedule.nests import axis_vars, nest
-
-COUNTED = 64  # elements of an axis up to which counting is no slower than merging
+from treadle.schedule.nests import axis_vars, flat_index, in_order, nest
 
 
 @ROOTS(reductions.SORT)
@@ -61,14 +59,15 @@ class _Order:
 
 def _ordered(lowering: Lowering, position: int, node: Node, order: _Order) -> list[Kernel]:
     n = lowering.graph.type_of(node.operands[0]).shape[order.axis]
-    # A GPU has a thread for each element that is counted, and one for each row that is merged.
-    is_merged = n > COUNTED and order.size and not lowering.target.is_gpu
+    # Threads count for each element side by side; a row would be merged by one of them.
+    target = lowering.target
+    is_merged = n > target.reductions.counted and order.size and not target.is_spmd
     return [(_merged if is_merged else _counted)(lowering, position, node, order)]
 
 
 def _counted(lowering: Lowering, position: int, node: Node, order: _Order) -> Kernel:
     """Each element goes to its rank: how many others come before it."""
-    values, places, axis = TensorValue(position, 0), TensorValue(position, 1), order.axis
+    values, origins, axis = TensorValue(position, 0), TensorValue(position, 1), order.axis
     source = lowering.graph.type_of(node.operands[0])
     n, size = source.shape[axis], order.size
     every = axis_vars("i", source.shape)
@@ -83,30 +82,25 @@ def _counted(lowering: Lowering, position: int, node: Node, order: _Order) -> Ke
     before = _before(there, Local("here", source.dtype), other, every[axis], order.descending)
     rank = Local("rank", dtypes.int64)
     counted = Accumulate("rank", "add", Convert(before, dtypes.int64))
-    place = data(rank.name, n)
-    guard = None if size == n else Within(place, 0, size)
-    target = place if guard is None else bounded(place, size)
-    spot = [*own[:axis], target, *own[axis + 1 :]]
+    ranked = data(rank.name, n)
+    guard = None if size == n else Within(ranked, 0, size)
+    target = ranked if guard is None else bounded(ranked, size)
+    indices = [*own[:axis], target, *own[axis + 1 :]]
     inner: list[Statement] = [
         *named,
         Let("here", here),
         Let("rank", Literal(0, dtypes.int64)),
-        *_loop(other, [*reader.lets, counted]),
+        *in_order(other, [*reader.lets, counted]),
     ]
     if size:
         at = Position(variable(every[axis]), dtypes.int32)
         inner += [
-            Store(
-                lowering.names[values],
-                lowering.place(values, spot),
-                Local("here", source.dtype),
-                guard,
-            ),
-            Store(lowering.names[places], lowering.place(places, spot), at, guard),
+            lowering.store(values, indices, Local("here", source.dtype), guard),
+            lowering.store(origins, indices, at, guard),
         ]
-    kept = [v for i, v in enumerate(every) if i != axis]
-    body = nest(kept, Role.PARALLEL, _loop(every[axis], inner))
-    return lowering.kernel(position, reader, [values, places], body)
+    rows = [v for i, v in enumerate(every) if i != axis]
+    body = nest(rows, Role.PARALLEL, in_order(every[axis], inner))
+    return lowering.kernel(position, reader, [values, origins], body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,77 +108,77 @@ class _Runs:
     """Where the elements of an axis are while they are merged, and which they were."""
 
     values: Buffer
-    places: Buffer
+    origins: Buffer
 
     def loads(self, at: Index) -> tuple[Load, Load]:
-        values, places = (Load(b.name, at, b.dtype) for b in (self.values, self.places))
-        return values, places
+        values, origins = (Load(b.name, at, b.dtype) for b in (self.values, self.origins))
+        return values, origins
 
-    def stores(self, at: Index, value: Value, place: Value) -> list[Statement]:
-        return [Store(self.values.name, at, value), Store(self.places.name, at, place)]
+    def stores(self, at: Index, value: Value, origin: Value) -> list[Statement]:
+        return [Store(self.values.name, at, value), Store(self.origins.name, at, origin)]
 
 
 Put = Callable[[Index, Value, Value], list[Statement]]  # the number of an element, and it
 
 
 def _merged(lowering: Lowering, position: int, node: Node, order: _Order) -> Kernel:
-    """Runs of one, two, four … elements, merged from one place to another and back."""
-    values, places, axis = TensorValue(position, 0), TensorValue(position, 1), order.axis
+    """Runs of one, two, four … elements, merged from one buffer to the other and back."""
+    values, origins, axis = TensorValue(position, 0), TensorValue(position, 1), order.axis
     source = lowering.graph.type_of(node.operands[0])
     n = source.shape[axis]
     every = axis_vars("i", source.shape)
     own = tuple(map(variable, every))
-    kept = [v for i, v in enumerate(every) if i != axis]
-    row = flatten([variable(v) for v in kept], [v.extent for v in kept]) * n
+    others = [v for i, v in enumerate(every) if i != axis]
+    row = flat_index(others) * n
     sides = [_runs(lowering, position, side, source.dtype, source.size) for side in "ab"]
 
-    def put_last(number: Index, value: Value, place: Value) -> list[Statement]:
-        spot = [*own[:axis], number, *own[axis + 1 :]]
-        pairs = ((values, value), (places, place))
-        return [Store(lowering.names[v], lowering.place(v, spot), x) for v, x in pairs]
+    def put_last(number: Index, value: Value, origin: Value) -> list[Statement]:
+        indices = [*own[:axis], number, *own[axis + 1 :]]
+        pairs = ((values, value), (origins, origin))
+        return [lowering.store(v, indices, x) for v, x in pairs]
 
     reader = lowering.reader()
     element = reader.at(node.operands[0], own)
     given = sides[0].stores(row + own[axis], element, Position(own[axis], dtypes.int32))
     body: list[Statement] = [*nest([every[axis]], Role.PARALLEL, [*reader.lets, *given])]
-    turns = (n - 1).bit_length()
-    for turn in range(turns - 1):
-        body += _all_runs(turn, sides[turn % 2], sides[1 - turn % 2], row, n, order)
-    width = 1 << (turns - 1)
-    last = sides[(turns - 1) % 2]
-    body += _two_runs(f"{turns}", last, row, width, n - width, order, put_last)
-    also = tuple(b for side in sides for b in (side.values, side.places))
-    loops = nest(kept, Role.PARALLEL, body)
-    return lowering.kernel(position, reader, [values, places], loops, "", also)
+    rounds = (n - 1).bit_length()
+    for round_ in range(rounds - 1):
+        body += _all_runs(round_, sides[round_ % 2], sides[1 - round_ % 2], row, n, order)
+    width = 1 << (rounds - 1)
+    last = sides[(rounds - 1) % 2]
+    body += _two_runs(f"{rounds}", last, row, width, n - width, order, put_last)
+    also = tuple(b for side in sides for b in (side.values, side.origins))
+    loops = nest(others, Role.PARALLEL, body)
+    return lowering.kernel(position, reader, [values, origins], loops, "", also)
 
 
 def _runs(lowering: Lowering, position: int, side: str, dtype: DType, size: int) -> _Runs:
     prefix = f"{lowering.prefix}b{position}"
     values = Buffer(f"{prefix}.runs_{side}", dtype, size)
-    places = Buffer(f"{prefix}.from_{side}", dtypes.int32, size)
-    lowering.buffers |= {b.name: b for b in (values, places)}
-    return _Runs(values, places)
+    origins = Buffer(f"{prefix}.from_{side}", dtypes.int32, size)
+    lowering.buffers |= {b.name: b for b in (values, origins)}
+    return _Runs(values, origins)
 
 
 def _all_runs(
-    turn: int, source: _Runs, target: _Runs, row: Index, n: int, order: _Order
+    round_: int, source: _Runs, target: _Runs, row: Index, n: int, order: _Order
 ) -> list[Statement]:
     """Every two runs of an axis as one; a last one without another is copied."""
-    width = 1 << turn
+    width = 1 << round_
     pairs, rest = divmod(n, 2 * width)
-    pair = Var(f"pair{turn}", pairs)
+    pair = Var(f"pair{round_}", pairs)
 
     def put_at(low: Index) -> Put:
-        return lambda number, value, place: target.stores(low + number, value, place)
+        return lambda number, value, origin: target.stores(low + number, value, origin)
 
     low = row + variable(pair) * (2 * width)
-    both = _two_runs(f"{turn}", source, low, width, width, order, put_at(low))
+    both = _two_runs(f"{round_}", source, low, width, width, order, put_at(low))
     found = [*nest([pair], Role.SEQUENTIAL, both)]
     low = row + pairs * 2 * width
     if rest > width:
-        found += _two_runs(f"{turn}~", source, low, width, rest - width, order, put_at(low))
+        found += _two_runs(f"{round_}~", source, low, width, rest - width, order, put_at(low))
     elif rest:
-        t = Var(f"t{turn}~", min(rest, order.size))
+        t = Var(f"t{round_}~", min(rest, order.size))
         copied = put_at(low)(variable(t), *source.loads(low + variable(t)))
         found += nest([t], Role.PARALLEL, copied)
     return found
@@ -193,7 +187,7 @@ def _all_runs(
 def _two_runs(
     name: str, source: _Runs, low: Index, width: int, rest: int, order: _Order, put: Put
 ) -> list[Statement]:
-    """A run of so many places and the one behind it, merged: the left first where they are equal.
+    """A run of so many elements and the one behind it, merged: the left first where they are equal.
 
     Of each only as many count as are wanted in the end.
     """
@@ -212,7 +206,7 @@ def _two_runs(
     a, b = (Local(f"{side}_value{name}", source.values.dtype) for side in ("left", "right"))
     is_next = Apply("or", (_not(is_left), _less(b, a, order.descending)), dtypes.bool_)
     takes = Local(f"takes{name}", dtypes.bool_)
-    value, place = (
+    value, origin = (
         Apply("where", (takes, x, y), x.dtype) for x, y in ((b, a), (loads[1][1], loads[0][1]))
     )
     moves = [Convert(x, dtypes.int64) for x in (_not(takes), takes)]
@@ -220,21 +214,17 @@ def _two_runs(
         Let(a.name, loads[0][0]),
         Let(b.name, loads[1][0]),
         Let(takes.name, Apply("and", (is_right, is_next), dtypes.bool_)),
-        *put(variable(t), value, place),
+        *put(variable(t), value, origin),
         *(
             Set(head.name, Apply("add", (head, move), dtypes.int64))
             for head, move in zip(heads, moves, strict=True)
         ),
     ]
-    return [*(Let(h.name, Literal(0, dtypes.int64)) for h in heads), *_loop(t, inner)]
-
-
-def _loop(var: Var, body: Sequence[Statement]) -> tuple[Statement, ...]:
-    return nest([var], Role.SEQUENTIAL, body)
+    return [*(Let(h.name, Literal(0, dtypes.int64)) for h in heads), *in_order(t, inner)]
 
 
 def _before(a: Value, b: Value, i: Var, j: Var, descending: bool) -> Value:
-    """Whether element i, of value a, comes before element j, of b; equals keep their order."""
+    """Whether element i, of value a, comes before element j, of b; equals stay in order."""
     at = [Position(variable(v), dtypes.int64) for v in (i, j)]
     earlier = Apply("lt", tuple(at), dtypes.bool_)
     tied = Apply("and", (is_same(a, b), earlier), dtypes.bool_)

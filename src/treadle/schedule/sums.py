@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from treadle.base.dtypes import DType, accumulator
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
-from treadle.ir.literal import Number
 from treadle.ir.ops import reductions
-from treadle.kernel.index import Index, Var, constant, flatten, substitute, variable
+from treadle.kernel.accumulate import identity
+from treadle.kernel.index import Index, Var, constant, substitute, variable
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -27,12 +27,14 @@ from treadle.kernel.nodes import (
     Store,
     Value,
 )
+from treadle.kernel.target import Reductions
 from treadle.schedule.divisors import best_divisor
+from treadle.schedule.inline import Reader
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.labels import block_rows
 from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.moments import spread_sums, spreads
-from treadle.schedule.nests import axis_vars, nest
+from treadle.schedule.nests import axis_vars, flat_index, nest
 
 _COMBINE = {
     reductions.REDUCE_SUM: "add",
@@ -42,137 +44,114 @@ _COMBINE = {
 }
 
 
-def identity(op: str, dtype: DType) -> Number:
-    """What accumulating starts from."""
-    if op in ("add", "mul"):
-        return int(op == "mul")
-    if dtype.is_float:
-        return float("-inf") if op == "max" else float("inf")
-    return dtype.range()[op == "min"]
+@dataclass(frozen=True, slots=True)
+class _Loops:
+    """Loops of a reduction: over parts of what is summed, inside a part, and over the rest."""
+
+    every: tuple[Var, ...]  # the axes of the source
+    indices: dict[Var, Index]  # of the source, by axis
+    parts: list[Var]
+    inner: list[Var]
+    others: list[Var]
+
+    @property
+    def source(self) -> tuple[Index, ...]:
+        return tuple(self.indices[v] for v in self.every)
+
+    @property
+    def result(self) -> tuple[Index, ...]:
+        return tuple(variable(v) for v in self.every if v in self.others)
+
+    @property
+    def stored(self) -> list[Var]:
+        """Loops over what the parts give."""
+        return [*self.parts, *self.others]
+
+    @property
+    def at(self) -> Index:
+        """Where a part's result is."""
+        return flat_index(self.stored)
 
 
-FEWEST = 8
+def _size(variables: Sequence[Var]) -> int:
+    return math.prod(v.extent for v in variables)
 
 
 @ROOTS(*_COMBINE)
 def _reduce(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     """In one go, or by parts that the shape fixes: any number of threads gives the same bits."""
     axes, source = attributes_of(node).axes, lowering.graph.type_of(node.operands[0])
-    kept = [i for i in range(source.rank) if i not in axes]
-    reduction = _Reduction(lowering, position, node, source.dtype)
     every = axis_vars("i", source.shape)
-    summed, others = [every[i] for i in axes], [every[i] for i in kept]
-    places = {v: variable(v) for v in every}
-    if lowering.target.is_gpu:
-        loops = lowering.walked(node.operands[0], every)
-        summed, others = ([v for v in loops if v in vs] for vs in (summed, others))
-        return _shared_out(reduction, every, loops[-1:], summed, others)
-    rows = math.prod(v.extent for v in summed)
-    columns = math.prod(v.extent for v in others)
-    is_split = rows * columns >= lowering.target.parts and columns and rows > 1
-    if is_split and (not kept or (columns >= FEWEST and min(kept) > max(axes))):
-        # Along whole rows where nothing is kept, by blocks of rows where columns are.
-        split = dict(places)
-        parts, inner = _cut(summed, None if not kept else block_rows(rows), split)
-        if math.prod(v.extent for v in parts) >= FEWEST:
-            return reduction.in_two(every, split, parts, inner, others)
-    return [reduction.at_once(every, places, others, summed)]
+    order = lowering.walked(node.operands[0], every)
+    reduced = {every[i] for i in axes}
+    summed, others = [v for v in order if v in reduced], [v for v in order if v not in reduced]
+    loops = _Loops(every, {v: variable(v) for v in every}, [], summed, others)
+    reduction = _Reduction(lowering, position, node, source.dtype)
+    target, is_by_columns = lowering.target, bool(others) and others[-1] == order[-1]
+    if not _size(others) or _size(summed) < 2 or _size(every) < target.parts:
+        return [reduction.at_once(loops)]
+    if target.is_spmd:
+        is_image = node.operands[0] in lowering.images
+        split = _for_threads(loops, is_by_columns, is_image, target.reductions)
+    else:
+        split = _for_cores(loops, target.reductions)
+    if _size(split.parts) < target.reductions.fewest_parts:
+        return [reduction.at_once(loops)]
+    has_moments = target.is_spmd and is_by_columns and reduction.op == "add"
+    found = reduction.moments(split) if has_moments else None
+    return found or reduction.in_two(split)
 
 
-SHORT = 1024  # columns up to which sums may be made with the rows, by fewer and larger parts
-BLOCKS = 1024  # of a reduction: enough for every multiprocessor
-THREADS = 1 << 19  # of a reduction that keeps columns: as many as a device has at a time
-COLUMNS = 1 << 16  # the same of images, which have many rows: a block sums many of them
+def _for_cores(loops: _Loops, sizes: Reductions) -> _Loops:
+    """Along whole rows where nothing stays, by blocks of rows where columns do."""
+    summed, others = loops.inner, loops.others
+    if others:
+        is_last = loops.every[-len(others) :] == tuple(others)
+        if not is_last or _size(others) < sizes.fewest_parts:
+            return loops
+    elif len(summed) > 1:
+        count = 1
+        while count < len(summed) - 1 and _size(summed[:count]) < sizes.fewest_parts:
+            count += 1
+        return replace(loops, parts=summed[:count], inner=summed[count:])
+    var = summed[-1]
+    length = block_rows(_size(summed)) if others else max(1, var.extent // sizes.least_part)
+    part = best_divisor(var.extent, min(var.extent, length))
+    return _cut(loops, summed[:-1], var, var.extent // part, [])
 
 
-def _shared_out(
-    reduction: _Reduction,
-    every: Sequence[Var],
-    last: Sequence[Var],
-    summed: list[Var],
-    kept: list[Var],
-) -> list[Kernel]:
-    """For a GPU: parts as many as fill it, where what is kept does not fill it alone."""
-    places = {v: variable(v) for v in every}
-    rows, columns = (math.prod(v.extent for v in vs) for vs in (summed, kept))
-    if columns and rows * columns >= reduction.lowering.target.parts:
-        is_columns = bool(kept) and kept[-1] is last[-1]
-        wanted = (THREADS if is_columns else BLOCKS) // columns
-        if is_columns and reduction.node.operands[0] in reduction.lowering.images:
-            wanted = COLUMNS // columns
-        elif is_columns and columns <= SHORT:
-            wanted //= 2
-        split = dict(places)
-        parts, inner = _in_parts(summed, min(wanted, rows // 16), split)
-        if math.prod(v.extent for v in parts) >= FEWEST:
-            if is_columns and reduction.op == "add":
-                found = _moments(reduction, every, split, parts, inner, kept)
-                if found is not None:
-                    return found
-            return reduction.in_two(every, split, parts, inner, kept)
-    return [reduction.at_once(every, places, kept, summed)]
-
-
-def _moments(
-    reduction: _Reduction,
-    every: Sequence[Var],
-    split: dict[Var, Index],
-    parts: list[Var],
-    inner: list[Var],
-    kept: list[Var],
-) -> list[Kernel] | None:
-    """The sum or the spread of a pair that is read once; None for any other sum."""
-    graph, value = reduction.lowering.graph, TensorValue(reduction.position)
-    if value in spread_sums(graph):
-        return reduction.first_of_two(every, split, parts, inner, kept)
-    pair = spreads(graph).get(value)
-    if pair is None:
-        return None
-    return [reduction.second_of_two(every, parts, inner, kept, *pair)]
-
-
-def _in_parts(
-    summed: Sequence[Var], wanted: int, places: dict[Var, Index]
-) -> tuple[list[Var], list[Var]]:
-    """Loops over about as many parts as wanted, and loops inside a part."""
+def _for_threads(loops: _Loops, is_by_columns: bool, is_image: bool, sizes: Reductions) -> _Loops:
+    """Parts as many as fill a device, where the rest does not fill it alone."""
+    summed, columns = loops.inner, _size(loops.others)
+    wanted = (sizes.threads if is_by_columns else sizes.blocks) // columns
+    if is_by_columns and is_image:
+        wanted = sizes.image_threads // columns
+    elif is_by_columns and columns <= sizes.few_columns:
+        wanted //= 2
+    wanted = min(wanted, _size(summed) // sizes.least_part)
     parts: list[Var] = []
-    inner: list[Var] = []
-    for var in summed:
+    for i, var in enumerate(summed):
         if wanted <= 1:
-            inner.append(var)
-        elif var.extent <= wanted:
-            parts.append(var)
-            wanted //= var.extent
-        else:
+            return replace(loops, parts=parts, inner=summed[i:])
+        if var.extent > wanted:
             count = best_divisor(var.extent, wanted)
             count = count if count <= 2 * wanted else 1
-            outer, rest = Var(f"{var.name}b", count), Var(f"{var.name}r", var.extent // count)
-            places[var] = variable(outer) * rest.extent + variable(rest)
-            parts.append(outer)
-            inner.append(rest)
-            wanted = 1
-    return parts, inner
+            return _cut(loops, parts, var, count, summed[i + 1 :])
+        parts.append(var)
+        wanted //= var.extent
+    return replace(loops, parts=parts, inner=[])
 
 
-def _cut(
-    summed: Sequence[Var], block: int | None, places: dict[Var, Index]
-) -> tuple[list[Var], list[Var]]:
-    """Loops over parts of what is summed, and loops inside a part."""
-    if block is None and len(summed) > 1:
-        count = 1
-        while count < len(summed) - 1 and math.prod(v.extent for v in summed[:count]) < FEWEST:
-            count += 1
-        return list(summed[:count]), list(summed[count:])
-    var = summed[-1]
-    part = best_divisor(var.extent, min(var.extent, block or max(1, var.extent // 16)))
-    outer, inner = Var(f"{var.name}b", var.extent // part), Var(f"{var.name}r", part)
-    places[var] = variable(outer) * part + variable(inner)
-    return [*summed[:-1], outer], [inner]
+def _cut(loops: _Loops, parts: list[Var], var: Var, count: int, inner: list[Var]) -> _Loops:
+    """Some axes as parts, one cut into a number of them, and others inside a part."""
+    outer, rest = Var(f"{var.name}b", count), Var(f"{var.name}r", var.extent // count)
+    indices = loops.indices | {var: variable(outer) * rest.extent + variable(rest)}
+    return _Loops(loops.every, indices, [*parts, outer], [rest, *inner], loops.others)
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class _Reduction:
-    """Writes the loops of one reduction."""
+    """Writes the kernels of one reduction."""
 
     lowering: Lowering
     position: int
@@ -187,45 +166,69 @@ class _Reduction:
     def wide(self) -> DType:
         return accumulator(self.dtype)
 
-    def at_once(
-        self,
-        every: Sequence[Var],
-        places: dict[Var, Index],
-        kept: Sequence[Var],
-        summed: Sequence[Var],
-    ) -> Kernel:
-        lowering, value = self.lowering, TensorValue(self.position)
-        reader = lowering.reader()
-        element = reader.at(self.node.operands[0], tuple(places[v] for v in every))
-        body = accumulated(self.op, self.wide, summed, reader.lets, element)
-        result = widened(Local("acc", self.wide), self.dtype)
-        at = lowering.place(value, [places[v] for v in every if v in kept])
-        body.append(Store(lowering.names[value], at, result))
-        loops = nest(kept, Role.PARALLEL, body)
-        return lowering.kernel(self.position, reader, [value], loops)
+    def at_once(self, loops: _Loops) -> Kernel:
+        reader = self.lowering.reader()
+        element = reader.at(self.node.operands[0], loops.source)
+        body = accumulated(self.op, self.wide, loops.inner, reader.lets, element)
+        return self._result(loops, reader, body)
 
-    def first_of_two(
-        self,
-        every: Sequence[Var],
-        places: dict[Var, Index],
-        parts: list[Var],
-        inner: list[Var],
-        kept: Sequence[Var],
-    ) -> list[Kernel]:
+    def in_two(self, loops: _Loops) -> list[Kernel]:
+        """Parts in memory, then the parts together."""
+        lowering = self.lowering
+        buffer = self._buffer(self.position, "parts", loops)
+        reader = lowering.reader()
+        element = reader.at(self.node.operands[0], loops.source)
+        body = accumulated(self.op, self.wide, loops.inner, reader.lets, element)
+        body.append(Store(buffer.name, loops.at, Local("acc", self.wide)))
+        nested = nest(loops.stored, Role.PARALLEL, body)
+        first = lowering.kernel(self.position, reader, [], nested, "_parts", (buffer,))
+        return [first, self._combined(loops, buffer)]
+
+    def _combined(self, loops: _Loops, buffer: Buffer) -> Kernel:
+        """The result from its parts."""
+        reader = self.lowering.reader()
+        reader.used[buffer.name] = self.lowering.as_type(buffer)
+        element = Load(buffer.name, loops.at, self.wide)
+        return self._result(
+            loops, reader, accumulated(self.op, self.wide, loops.parts, [], element)
+        )
+
+    def _result(self, loops: _Loops, reader: Reader, body: list[Statement]) -> Kernel:
+        """The kernel that stores what was accumulated."""
+        lowering, value = self.lowering, TensorValue(self.position)
+        result = widened(Local("acc", self.wide), self.dtype)
+        store = lowering.store(value, loops.result, result)
+        nested = nest(loops.others, Role.PARALLEL, [*body, store])
+        return lowering.kernel(self.position, reader, [value], nested)
+
+    def _buffer(self, position: int, name: str, loops: _Loops) -> Buffer:
+        """Where a number of each part is."""
+        size = _size(loops.stored)
+        buffer = Buffer(f"{self.lowering.prefix}b{position}.{name}", self.wide, size)
+        self.lowering.buffers[buffer.name] = buffer
+        return buffer
+
+    def moments(self, loops: _Loops) -> list[Kernel] | None:
+        """The sum or the spread of a pair that is read once; None for any other sum."""
+        graph, value = self.lowering.graph, TensorValue(self.position)
+        if value in spread_sums(graph):
+            return self._sums_and_spreads(loops)
+        pair = spreads(graph).get(value)
+        return None if pair is None else [self._spread(loops, *pair)]
+
+    def _sums_and_spreads(self, loops: _Loops) -> list[Kernel]:
         """Sums of parts and their spreads in memory, then the sums together."""
         lowering, wide = self.lowering, self.wide
-        shape = [v.extent for v in (*parts, *kept)]
-        sums, spread = self._buffers(self.position, math.prod(shape))
-        at = flatten([variable(v) for v in (*parts, *kept)], shape)
+        sums, spread = (self._buffer(self.position, n, loops) for n in ("parts", "spreads"))
         reader, x = lowering.reader(), self.node.operands[0]
-        zeros: dict[Var, Index] = {v: constant(0) for v in inner}
-        first = reader.at(x, tuple(substitute(places[v], zeros) for v in every))
+        zeros: dict[Var, Index] = {v: constant(0) for v in loops.inner}
+        first = reader.at(x, tuple(substitute(i, zeros) for i in loops.source))
         before = [*reader.lets, Let("first", first)]
         reader.lets.clear()
-        element = reader.at(x, tuple(places[v] for v in every))
+        element = reader.at(x, loops.source)
         gap, acc, squares = (Local(n, wide) for n in ("gap", "acc", "squares"))
-        count = Literal(math.prod(v.extent for v in inner), wide)
-        loop: list[Statement] = [
+        count = Literal(_size(loops.inner), wide)
+        inner: list[Statement] = [
             *reader.lets,
             Let("gap", Apply("sub", (element, Local("first", wide)), wide)),
             Accumulate("acc", "add", gap),
@@ -238,91 +241,30 @@ class _Reduction:
             *before,
             Let("acc", Literal(0, wide)),
             Let("squares", Literal(0, wide)),
-            *nest(inner, Role.SEQUENTIAL, loop),
-            Store(sums.name, at, Apply("add", (acc, whole), wide)),
-            Store(spread.name, at, Apply("max", (rest, Literal(0, wide)), wide)),
+            *nest(loops.inner, Role.SEQUENTIAL, inner),
+            Store(sums.name, loops.at, Apply("add", (acc, whole), wide)),
+            Store(spread.name, loops.at, Apply("max", (rest, Literal(0, wide)), wide)),
         ]
-        loops = nest([*parts, *kept], Role.PARALLEL, body)
-        made = lowering.kernel(self.position, reader, [], loops, "_parts", (sums, spread))
-        return [made, self._together(every, parts, kept, sums, at)]
+        nested = nest(loops.stored, Role.PARALLEL, body)
+        made = lowering.kernel(self.position, reader, [], nested, "_parts", (sums, spread))
+        return [made, self._combined(loops, sums)]
 
-    def _buffers(self, position: int, size: int) -> tuple[Buffer, Buffer]:
-        """Where the parts of a sum are, and their spreads."""
-        names = (f"{self.lowering.prefix}b{position}.{n}" for n in ("parts", "spreads"))
-        found = [Buffer(name, self.wide, size) for name in names]
-        self.lowering.buffers |= {b.name: b for b in found}
-        return found[0], found[1]
-
-    def second_of_two(
-        self,
-        every: Sequence[Var],
-        parts: list[Var],
-        inner: list[Var],
-        kept: Sequence[Var],
-        total: TensorValue,
-        mean: TensorValue,
-    ) -> Kernel:
+    def _spread(self, loops: _Loops, total: TensorValue, mean: TensorValue) -> Kernel:
         """Spreads of parts, and those of their means around the mean of all."""
-        lowering, wide, value = self.lowering, self.wide, TensorValue(self.position)
-        shape = [v.extent for v in (*parts, *kept)]
-        sums, spread = self._buffers(total.node, math.prod(shape))
-        at = flatten([variable(v) for v in (*parts, *kept)], shape)
+        lowering, wide = self.lowering, self.wide
+        sums, spread = (self._buffer(total.node, n, loops) for n in ("parts", "spreads"))
         reader = lowering.reader()
-        places = tuple(variable(v) for v in every if v in kept)
-        centre = reader.at(mean, places)
+        centre = reader.at(mean, loops.result)
         reader.used |= {b.name: lowering.as_type(b) for b in (sums, spread)}
-        count = Literal(math.prod(v.extent for v in inner), wide)
-        own = Apply("div", (Load(sums.name, at, wide), count), wide)
+        count = Literal(_size(loops.inner), wide)
+        own = Apply("div", (Load(sums.name, loops.at, wide), count), wide)
         gap = Local("gap", wide)
         moved = Apply("mul", (Apply("mul", (gap, gap), wide), count), wide)
-        element = Apply("add", (Load(spread.name, at, wide), moved), wide)
+        element = Apply("add", (Load(spread.name, loops.at, wide), moved), wide)
         lets = [Let("gap", Apply("sub", (own, Local("mean", wide)), wide))]
-        body: list[Statement] = [*reader.lets, Let("mean", centre)]
-        body += accumulated("add", wide, parts, lets, element)
-        result = widened(Local("acc", wide), self.dtype)
-        body.append(Store(lowering.names[value], lowering.place(value, places), result))
-        return lowering.kernel(self.position, reader, [value], nest(kept, Role.PARALLEL, body))
-
-    def in_two(
-        self,
-        every: Sequence[Var],
-        places: dict[Var, Index],
-        parts: list[Var],
-        inner: list[Var],
-        kept: Sequence[Var],
-    ) -> list[Kernel]:
-        """Parts in memory, then the parts together."""
-        lowering = self.lowering
-        shape = [v.extent for v in (*parts, *kept)]
-        name = f"{lowering.prefix}b{self.position}.parts"
-        buffer = Buffer(name, self.wide, math.prod(shape))
-        lowering.buffers[name] = buffer
-        at = flatten([variable(v) for v in (*parts, *kept)], shape)
-        reader = lowering.reader()
-        element = reader.at(self.node.operands[0], tuple(places[v] for v in every))
-        body = accumulated(self.op, self.wide, inner, reader.lets, element)
-        body.append(Store(name, at, Local("acc", self.wide)))
-        loops = nest([*parts, *kept], Role.PARALLEL, body)
-        first = lowering.kernel(self.position, reader, [], loops, "_parts", (buffer,))
-        return [first, self._together(every, parts, kept, buffer, at)]
-
-    def _together(
-        self,
-        every: Sequence[Var],
-        parts: Sequence[Var],
-        kept: Sequence[Var],
-        buffer: Buffer,
-        at: Index,
-    ) -> Kernel:
-        """The result from its parts."""
-        lowering, value = self.lowering, TensorValue(self.position)
-        reader = lowering.reader()
-        reader.used[buffer.name] = lowering.as_type(buffer)
-        body = accumulated(self.op, self.wide, parts, [], Load(buffer.name, at, self.wide))
-        result = widened(Local("acc", self.wide), self.dtype)
-        place = lowering.place(value, [variable(v) for v in every if v in kept])
-        body.append(Store(lowering.names[value], place, result))
-        return lowering.kernel(self.position, reader, [value], nest(kept, Role.PARALLEL, body))
+        body = [*reader.lets, Let("mean", centre)]
+        body += accumulated("add", wide, loops.parts, lets, element)
+        return self._result(loops, reader, body)
 
 
 def accumulated(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from treadle.base.dtypes import DType
 from treadle.kernel.access import locals_in, names_in
-from treadle.kernel.index import Index, Var, data_locals, substitute, variable
+from treadle.kernel.index import Index, Var, data_locals, variable
 from treadle.kernel.nodes import (
     Accumulate,
     For,
@@ -25,31 +25,32 @@ from treadle.kernel.nodes import (
     Role,
     Set,
     Statement,
-    Store,
-    Update,
 )
-from treadle.kernel.places import indices_of
+from treadle.kernel.target import Reductions
+from treadle.kernel.traverse import (
+    indices_of,
+    map_statements,
+    substituted,
+    tally,
+    values_of,
+    walk,
+    with_locals,
+)
 from treadle.schedule.divisors import best_divisor
-from treadle.schedule.nests import fresh, map_locals, map_places
-
-LONGEST = 64  # additions one after another
-# Lanes add side by side, in at least 16 accumulators: blocks are longer, as each ends with a sum
-# of all lanes.
-LONGEST_IN_LANES, BLOCK_IN_LANES = 4096, 2048
+from treadle.schedule.nests import fresh
 
 Sums = dict[str, DType]
 
 
-def with_blocks(body: Sequence[Statement], taken: set[str]) -> list[Statement]:
+def with_blocks(
+    body: Sequence[Statement], taken: set[str], sizes: Reductions
+) -> tuple[Statement, ...]:
     """Statements whose long sums are made in blocks; new names are taken."""
-    found: list[Statement] = []
-    for s in body:
-        if isinstance(s, For):
-            s = replace(s, body=tuple(with_blocks(s.body, taken)))
-            found += _Blocks(taken, _sums_of(s)).loop(s)
-        else:
-            found.append(s)
-    return found
+
+    def cut(s: Statement) -> list[Statement]:
+        return _Blocks(taken, _sums_of(s), sizes).loop(s) if isinstance(s, For) else [s]
+
+    return map_statements(body, cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +59,19 @@ class _Blocks:
 
     taken: set[str]
     sums: Sums
+    sizes: Reductions
 
     def loop(self, loop: For) -> list[Statement]:
         if not self.sums or loop.role is Role.PARALLEL or _has_products(loop.body):
             return [loop]
         extent = loop.var.extent
         if loop.role is Role.VECTOR:
-            is_long = extent > LONGEST_IN_LANES and loop.stop is None
-            return self.cut(loop, BLOCK_IN_LANES) if is_long else [loop]
-        if _additions(loop) <= LONGEST:
+            is_long = extent > self.sizes.longest_lane_sum and loop.stop is None
+            return self.cut(loop, self.sizes.lane_block) if is_long else [loop]
+        if _additions(loop) <= self.sizes.longest_sum:
             return [loop]
         loop = replace(loop, body=tuple(self.apart(loop.body)))
-        if extent <= LONGEST or loop.stop is not None:
+        if extent <= self.sizes.longest_sum or loop.stop is not None:
             return [loop]
         return self.cut(loop, _block(extent))
 
@@ -85,10 +87,9 @@ class _Blocks:
         """A loop that sums from zero, and then its sums added to what was there."""
         used = {n: t for n, t in _sums_of(loop).items() if n in self.sums}
         names = {n: fresh(n, self.taken) for n in used}
-        moved = map_locals(loop, lambda n: names.get(n, n))
         return [
             *(Let(names[n], Literal(0, t)) for n, t in used.items()),
-            moved,
+            *with_locals([loop], names),
             *(Accumulate(n, "add", Local(names[n], t)) for n, t in used.items()),
         ]
 
@@ -97,19 +98,19 @@ class _Blocks:
         count, rest = divmod(loop.var.extent, size)
         outer = Var(fresh(f"{loop.var.name}b", self.taken), count)
         block = self.own(self.part(loop, size, variable(outer) * size))
-        whole = For(outer, Role.SEQUENTIAL, tuple(block))
+        blocks = For(outer, Role.SEQUENTIAL, tuple(block))
         if not rest:
-            return [whole]
+            return [blocks]
         names = {n: fresh(n, self.taken) for n in sorted(names_in(loop.body))}
-        last = map_locals(self.part(loop, rest, Index((), count * size)), lambda n: names.get(n, n))
+        (last,) = with_locals([self.part(loop, rest, Index((), count * size))], names)
         assert isinstance(last, For)
-        return [whole, *self.own(last)]
+        return [blocks, *self.own(last)]
 
     def part(self, loop: For, size: int, start: Index) -> For:
         """Some of the loop's iterations, counted from where they start."""
         var = Var(fresh(f"{loop.var.name}r", self.taken), size)
         values = {loop.var: start + variable(var)}
-        body = tuple(map_places(s, lambda i: substitute(i, values)) for s in loop.body)
+        body = substituted(loop.body, values)
         return For(var, loop.role, body)
 
 
@@ -122,47 +123,26 @@ def _block(extent: int) -> int:
 
 def _additions(loop: For) -> int:
     """How many are made one after another; lanes come with one sum each time."""
-    count = sum(
-        1 if isinstance(s, Accumulate) else _additions(s)
-        for s in loop.body
-        if isinstance(s, (Accumulate, For))
-    )
-    return min(1, count) if loop.role is Role.VECTOR else loop.var.extent * count
+
+    def of_loop(inner: For, count: int) -> int:
+        return min(1, count) if inner.role is Role.VECTOR else inner.var.extent * count
+
+    return tally([loop], lambda s: isinstance(s, Accumulate), of_loop)
 
 
 def _has_products(body: Sequence[Statement]) -> bool:
-    return any(
-        isinstance(s, (Multiply, Library)) or (isinstance(s, For) and _has_products(s.body))
-        for s in body
-    )
+    return any(isinstance(s, (Multiply, Library)) for s in walk(body))
 
 
 def _sums_of(loop: For) -> Sums:
     """Floats of outside that a loop adds to and does not use in any other way."""
     added: Sums = {}
-    other: set[str] = set()
-    _collect(loop.body, added, other)
-    other |= names_in(loop.body)
+    other = names_in(loop.body)
+    for s in walk(loop.body):
+        if isinstance(s, Accumulate) and s.op == "add":
+            added[s.local] = s.value.dtype
+        elif isinstance(s, (Accumulate, Set)):
+            other.add(s.local)
+        other = other.union(*map(locals_in, values_of(s)))
+    other = other.union(*map(data_locals, indices_of(loop.body)))
     return {n: t for n, t in added.items() if n not in other and t.is_float}
-
-
-def _collect(body: Sequence[Statement], added: Sums, other: set[str]) -> None:
-    for s in body:
-        match s:
-            case For(_, _, inner):
-                _collect(inner, added, other)
-                continue
-            case Accumulate(local, op, value):
-                other |= locals_in(value)
-                if op == "add":
-                    added[local] = value.dtype
-                else:
-                    other.add(local)
-            case Let(_, value) | Store(_, _, value) | Update(_, _, value):
-                other |= locals_in(value)
-            case Set(local, value):
-                other |= {local} | locals_in(value)
-            case _:
-                pass
-        for index in indices_of([s]):
-            other |= set(data_locals(index))

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 
 from treadle.codegen.cuda.shape import WARP, Shape, lane_step, lanes_for, nested, peeled
+from treadle.kernel import accumulate
 from treadle.kernel.access import accesses, locals_in
 from treadle.kernel.index import Index, Var, uses
 from treadle.kernel.nodes import Accumulate, For, Kernel, Let, Literal, Role, Statement, Store
@@ -21,11 +22,7 @@ EACH = 2  # rows that a thread should have at least
 
 def identity(s: Accumulate) -> float | int:
     """What a sum starts from."""
-    if s.op in ("add", "mul"):
-        return int(s.op == "mul")
-    if s.value.dtype.is_float:
-        return float("-inf") if s.op == "max" else float("inf")
-    return s.value.dtype.range()[s.op == "min"]
+    return accumulate.identity(s.op, s.value.dtype)
 
 
 def columns_of(kernel: Kernel) -> Shape | None:

@@ -16,7 +16,6 @@ from treadle.kernel.index import (
     Remainder,
     Var,
     flatten,
-    substitute,
     uses,
     variable,
 )
@@ -35,7 +34,7 @@ from treadle.kernel.nodes import (
     Store,
     Value,
 )
-from treadle.kernel.places import map_places
+from treadle.kernel.traverse import substituted
 
 LEAST_DEPTH, LEAST_SIDE, LEAST_WORK = 16, 4, 1 << 14
 
@@ -145,7 +144,7 @@ def _split(turn: Var, body: tuple[Statement, ...]) -> tuple[tuple[Var, ...], tup
         return (turn,), body
     parts = tuple(Var(f"{turn.name}.{i}", n) for i, n in enumerate([*extents, left]))
     whole = flatten([variable(v) for v in parts], [v.extent for v in parts])
-    return parts, tuple(map_places(s, lambda i: substitute(i, {turn: whole})) for s in body)
+    return parts, substituted(body, {turn: whole})
 
 
 def _indices(body: tuple[Statement, ...]) -> Iterator[Index]:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from treadle.base.dtypes import DType
 from treadle.codegen.llvm.scalars import register_element
 from treadle.ir.literal import to_numpy
-from treadle.kernel.nodes import Accumulate, For, Literal, Set, Statement
+from treadle.kernel.nodes import Accumulate, Literal, Set, Statement
+from treadle.kernel.traverse import walk
 
 
 def memory_element(dtype: DType) -> str:
@@ -23,41 +24,14 @@ def python_number(literal: Literal) -> float | int | bool:
 
 def changed_locals(body: Sequence[Statement], known: Iterable[str]) -> list[str]:
     """Locals of outside that some statements change, in order."""
-    found: dict[str, None] = {}
     names = set(known)
-    for statement in body:
-        match statement:
-            case Accumulate(local) | Set(local):
-                if local in names:
-                    found[local] = None
-            case For(_, _, inner):
-                found |= dict.fromkeys(changed_locals(inner, names))
-            case _:
-                pass
-    return list(found)
+    changed = (s.local for s in walk(body) if isinstance(s, (Accumulate, Set)))
+    return list(dict.fromkeys(local for local in changed if local in names))
 
 
-def accumulation(body: Sequence[Statement], name: str) -> str:
-    """The op by which a vector loop accumulates a local."""
-    return _find_accumulation(body, name).op
-
-
-def accumulated_dtype(body: Sequence[Statement], name: str) -> DType:
-    return _find_accumulation(body, name).value.dtype
-
-
-def _find_accumulation(body: Sequence[Statement], name: str) -> Accumulate:
-    for statement in body:
-        if isinstance(statement, Accumulate) and statement.local == name:
-            return statement
-        if isinstance(statement, For) and name in changed_locals(statement.body, [name]):
-            return _find_accumulation(statement.body, name)
+def accumulation(body: Sequence[Statement], name: str) -> Accumulate:
+    """The statement by which a vector loop accumulates a local."""
+    for s in walk(body):
+        if isinstance(s, Accumulate) and s.local == name:
+            return s
     raise AssertionError(f"a vector loop sets {name}")
-
-
-def identity(op: str, dtype: DType) -> float | int:
-    if op in ("add", "mul"):
-        return int(op == "mul")
-    if dtype.is_float:
-        return float("-inf") if op == "max" else float("inf")
-    return dtype.range()[op == "min"]

@@ -1,7 +1,7 @@
 """The source of a program: its kernels, and for each an entry that takes pointers from memory.
 
 An entry is `void @kernel.N(i64 begin, i64 end, ptr scratch, ptr arguments, i64 turn)`: arguments
-are pairs of a pointer and the bytes that a turn of the repeat around moves it.
+are pairs of a pointer and the bytes that an iteration of the repeat around moves it.
 """
 
 from __future__ import annotations
@@ -51,5 +51,5 @@ def _entry(number_: int, count: int) -> Function:
 
 
 def _word(f: Function, i: int, type_: str) -> Reg:
-    place = f.value("ptr", f"getelementptr inbounds i64, ptr %arguments, {number(i, 'i64')}")
-    return f.value(type_, f"load {type_}, {place}, align 8")
+    address = f.value("ptr", f"getelementptr inbounds i64, ptr %arguments, {number(i, 'i64')}")
+    return f.value(type_, f"load {type_}, {address}, align 8")

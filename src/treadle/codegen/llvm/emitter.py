@@ -65,6 +65,12 @@ def number(value: float | int | bool, type_: str) -> Reg:
     return Reg(type_, "<" + ", ".join(f"{element} {text}" for _ in range(width)) + ">")
 
 
+def listed(values: Sequence[int], element: str) -> Reg:
+    """A constant vector of integers, one for each lane."""
+    lanes = ", ".join(f"{element} {value}" for value in values)
+    return Reg(vector(element, len(values)), f"<{lanes}>")
+
+
 def _scalar_text(value: float | int | bool, element: str) -> str:
     if element == "i1":
         return "true" if value else "false"
@@ -82,11 +88,11 @@ def _scalar_text(value: float | int | bool, element: str) -> str:
 
 @dataclass
 class Loop:
-    """A counted loop in the making: its counter, and values carried from turn to turn."""
+    """A counted loop in the making: its counter, and values carried from iteration to iteration."""
 
     counter: Reg
     carried: tuple[Reg, ...]
-    next: tuple[Reg, ...] = ()  # set inside: the carried values of the next turn
+    next: tuple[Reg, ...] = ()  # set inside: the carried values of the next iteration
     results: tuple[Reg, ...] = ()  # set at the end: the last carried values
 
 
@@ -166,9 +172,32 @@ class Function:
     def insert(self, x: Reg, scalar: Reg, lane: int) -> Reg:
         return self.value(x.type, f"insertelement {x}, {scalar}, i64 {lane}")
 
+    def shuffle(self, a: Reg, b: Reg, lanes: Sequence[int]) -> Reg:
+        """Lanes of two vectors by their numbers, those of the second counted on."""
+        type_ = vector(element_of(a.type), len(lanes))
+        return self.value(type_, f"shufflevector {a}, {b}, {listed(lanes, 'i32')}")
+
+    def phi(self, *sources: tuple[Reg, str]) -> Reg:
+        """The value of the block that control came from."""
+        type_ = sources[0][0].type
+        pairs = ", ".join(f"[ {value.text}, %{block} ]" for value, block in sources)
+        return self.value(type_, f"phi {type_} {pairs}")
+
+    def masked_load(self, address: Reg, mask: Reg, other: Reg, align: int) -> Reg:
+        """Lanes outside the mask are not touched, and have the other value."""
+        type_ = other.type
+        name = f"llvm.masked.load.{suffix(type_)}.p0"
+        self.declarations.add(f"declare {type_} @{name}(ptr, i32, {mask.type}, {type_})")
+        return self.call(name, type_, address, Reg("i32", str(align)), mask, other)
+
+    def masked_store(self, value: Reg, address: Reg, mask: Reg, align: int) -> None:
+        name = f"llvm.masked.store.{suffix(value.type)}.p0"
+        self.declarations.add(f"declare void @{name}({value.type}, ptr, i32, {mask.type})")
+        self.do(f"call void @{name}({value}, {address}, i32 {align}, {mask})")
+
     @contextmanager
     def loop(self, start: Reg, stop: Reg, step: Reg, carried: Sequence[Reg] = ()) -> Iterator[Loop]:
-        """start, start + step, … below stop; no turn at all if start is not below stop."""
+        """start, start + step, … below stop; no iteration at all if start is not below stop."""
         before, head, body, after = (self.block, *map(self.fresh, ("head", "body", "after")))
         self.jump(head)
         self.label(head)
@@ -184,8 +213,8 @@ class Function:
         end = self.block
         self.jump(head)
         pairs = [(counter, start, following), *zip(values, carried, state.next, strict=True)]
-        for i, (phi, first, again) in enumerate(pairs):
-            source = f"[ {first.text}, %{before} ], [ {again.text}, %{end} ]"
+        for i, (phi, first, later) in enumerate(pairs):
+            source = f"[ {first.text}, %{before} ], [ {later.text}, %{end} ]"
             self.lines[at + i] = f"  {phi.text} = phi {phi.type} {source}"
         self.label(after)
         state.results = values

@@ -56,16 +56,16 @@ class Lanes:
             value = self.fma(value, x, coefficient)
         return value
 
-    def looked_up(self, table: Sequence[float], place: Reg) -> Reg:
+    def looked_up(self, table: Sequence[float], index: Reg) -> Reg:
         """Of 16 numbers for each lane the one that its lowest four bits count to."""
-        f, width = self.function, width_of(place.type)
+        f, width = self.function, width_of(index.type)
         numbers = [number(x, "float") for x in table]
         all_ = Reg(vector("float", 16), f"<{', '.join(map(str, numbers))}>")
         if width == 16:
             name = "llvm.x86.avx512.permvar.sf.512"
-            f.declarations.add(f"declare {all_.type} @{name}({all_.type}, {place.type})")
-            return f.call(name, all_.type, all_, place)
-        count = self.integer("and", place, 15)
+            f.declarations.add(f"declare {all_.type} @{name}({all_.type}, {index.type})")
+            return f.call(name, all_.type, all_, index)
+        count = self.integer("and", index, 15)
         if width == 1:
             return f.value("float", f"extractelement {all_}, {count}")
         found = number(0.0, vector("float", width))

@@ -42,7 +42,7 @@ class Module:
         return full
 
     def tile(self, tile: Tile) -> str:
-        """The name of a product's tile function, defined when first asked for."""
+        """The name of a matmul's tile function, defined when first asked for."""
         if tile not in self._tiles:
             self._tiles[tile] = f"tile.{len(self._tiles)}"
             self.add(tile_function(tile, self._tiles[tile]))

@@ -1,9 +1,9 @@
 """Kernels as LLVM functions.
 
-A kernel becomes `void @name(i64 begin, i64 end, ptr scratch, ptr …)`: the turns begin … end − 1 of
-its outermost parallel loop (any part of them gives the same bits), or everything for a kernel that
-has none. A vector loop runs in steps of the machine's width and finishes one by one; lanes do the
-same arithmetic at any width.
+A kernel becomes `void @name(i64 begin, i64 end, ptr scratch, ptr …)`: the iterations begin …
+end − 1 of its outermost parallel loop (any part of them gives the same bits), or everything for a
+kernel that has none. A vector loop runs in steps of the machine's width and finishes one by one;
+lanes do the same arithmetic at any width.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from treadle.base import dtypes
+from treadle.codegen.llvm.addresses import Addresses
 from treadle.codegen.llvm.analysis import (
-    accumulated_dtype,
     accumulation,
     changed_locals,
-    identity,
     memory_element,
     python_number,
 )
@@ -25,17 +24,16 @@ from treadle.codegen.llvm.emitter import (
     Reg,
     multiply_add,
     number,
-    suffix,
     vector,
     width_of,
 )
+from treadle.codegen.llvm.matmuls import MatmulWriter
 from treadle.codegen.llvm.module import Module
-from treadle.codegen.llvm.places import Places
-from treadle.codegen.llvm.products import ProductWriter
 from treadle.codegen.llvm.scalars import register_element
 from treadle.codegen.llvm.transpose import transposition
 from treadle.codegen.llvm.transpose import write as write_transposed
 from treadle.kernel.access import accesses, loads_in, locals_in
+from treadle.kernel.accumulate import identity
 from treadle.kernel.cost import outermost, padded
 from treadle.kernel.index import Index
 from treadle.kernel.nodes import (
@@ -64,17 +62,17 @@ from treadle.kernel.nodes import (
 
 def render(kernel: Kernel, name: str, module: Module, linkage: str = "internal") -> None:
     """Add a kernel to a module."""
-    pointers = [Reg("ptr noalias", f"%{_safe(i)}") for i, _ in enumerate(kernel.buffers)]
+    given = [Reg("ptr noalias", f"%{_safe(i)}") for i, _ in enumerate(kernel.buffers)]
     bounds = [Reg("i64", "%begin"), Reg("i64", "%end"), Reg("ptr noalias", "%scratch")]
-    function = Function(name, [*bounds, *pointers], linkage=linkage)
-    places = {b.name: Reg("ptr", p.text) for b, p in zip(kernel.buffers, pointers, strict=True)}
+    function = Function(name, [*bounds, *given], linkage=linkage)
+    pointers = {b.name: Reg("ptr", p.text) for b, p in zip(kernel.buffers, given, strict=True)}
     offset = 0
     for buffer in kernel.scratch:
         moved = f"getelementptr inbounds i8, ptr %scratch, i64 {offset}"
-        places[buffer.name] = function.value("ptr", moved)
+        pointers[buffer.name] = function.value("ptr", moved)
         offset += padded(buffer.nbytes)
     types = {b.name: b.dtype for b in (*kernel.buffers, *kernel.scratch)}
-    writer = _Writer(function, module, places, types)
+    writer = _Writer(function, module, pointers, types)
     writer.private = {b.name: b.lanes for b in kernel.scratch if b.lanes > 1}
     writer.outermost(kernel)
     function.do("ret void")
@@ -86,12 +84,9 @@ def _safe(i: int) -> str:
 
 
 _FUSED = (dtypes.float32, dtypes.float64)
-# Vectors of a loop that sums inside: as many sums at a time as hide an addition's latency.
-SUMMING_VECTORS = 2
-ACCUMULATING_VECTORS = 4  # of a loop that is itself a sum
 
 
-class _Writer(Places):
+class _Writer(Addresses):
     """Writes statements. A local is a register; loops carry those that they change."""
 
     def outermost(self, kernel: Kernel) -> None:
@@ -102,7 +97,7 @@ class _Writer(Places):
             write = self.vector_loop if loop.role is Role.VECTOR else self.loop
             write(loop, begin, end)
             return
-        # One turn: for the thread that has it.
+        # One iteration: for the thread that has it.
         then, after = self.f.fresh("then"), self.f.fresh("after")
         self.f.branch(self.f.compare("icmp slt", begin, end), then, after)
         self.f.label(then)
@@ -119,7 +114,7 @@ class _Writer(Places):
             case For(var, role, _, end):
                 start = number(0, "i64")
                 stop = number(var.extent, "i64") if end is None else self.index(end)
-                move = transposition(statement, self.module.width) if self.width == 1 else None
+                move = transposition(statement, self.module.machine) if self.width == 1 else None
                 if move is not None:
                     write_transposed(self.f, move, self.variables, self._at)
                 elif role is Role.VECTOR and self.width == 1:
@@ -144,13 +139,13 @@ class _Writer(Places):
     def _at(self, buffer: str, index: Index) -> Reg:
         return self._address(buffer, self.index(index), self.types[buffer])
 
-    def multiply(self, product: Multiply) -> None:
-        dtype = self.types[product.target.buffer]
-        starts = [self._address(m.buffer, self.index(m.index), dtype) for m in product.matrices]
-        writer = ProductWriter(self.f, self.module, register_element(dtype))
+    def multiply(self, matmul: Multiply) -> None:
+        dtype = self.types[matmul.target.buffer]
+        starts = [self._address(m.buffer, self.index(m.index), dtype) for m in matmul.matrices]
+        writer = MatmulWriter(self.f, self.module, register_element(dtype))
         inner = next(reversed(self.variables), None)  # the loop around it
-        apart = None if inner is None else product.right.index.factor_of(inner)
-        writer.write(product, starts, apart or 0, 1 if inner is None else inner.extent)
+        apart = None if inner is None else matmul.right.index.factor_of(inner)
+        writer.write(matmul, starts, apart or 0, 1 if inner is None else inner.extent)
 
     def accumulated(self, old: Reg, op: str, value: Value) -> Reg:
         """A product that is added is rounded once, where the machine has an instruction for it."""
@@ -162,15 +157,15 @@ class _Writer(Places):
     # Loops
 
     def loop(self, loop: For, start: Reg, stop: Reg) -> None:
-        """One turn after the other; what the body changes is carried."""
+        """One iteration after the other; what the body changes is carried."""
         names = changed_locals(loop.body, self.locals)
         carried = [self.locals[n] for n in names]
-        with self.f.loop(start, stop, number(1, "i64"), carried) as turn:
-            self.variables[loop.var] = turn.counter
-            self.locals |= dict(zip(names, turn.carried, strict=True))
+        with self.f.loop(start, stop, number(1, "i64"), carried) as state:
+            self.variables[loop.var] = state.counter
+            self.locals |= dict(zip(names, state.carried, strict=True))
             self.inner(loop.body)
-            turn.next = tuple(self.locals[n] for n in names)
-        self.locals |= dict(zip(names, turn.results, strict=True))
+            state.next = tuple(self.locals[n] for n in names)
+        self.locals |= dict(zip(names, state.results, strict=True))
         del self.variables[loop.var]
 
     def inner(self, body: Sequence[Statement]) -> None:
@@ -181,9 +176,9 @@ class _Writer(Places):
             del self.locals[name]
 
     def vector_loop(self, loop: For, start: Reg, stop: Reg) -> None:
-        """Lanes of turns, then the rest one by one.
+        """Lanes of iterations, then the rest one by one.
 
-        Where the number of turns is known, narrower vectors take what wide ones leave.
+        Where the number of iterations is known, narrower vectors take what wide ones leave.
         """
         widths = self._widths(loop)
         if not (start.text == "0" and stop.text.isdigit()):
@@ -192,7 +187,8 @@ class _Writer(Places):
             self.loop(loop, start, stop)
             return
         at, end = 0, int(stop.text)
-        narrower = [w for w in (self.module.width // 2, self.module.width // 4) if w >= 4]
+        width, least = self.module.width, self.module.machine.least_width
+        narrower = [w for w in (width // 2, width // 4) if w >= least]
         narrower = [w for w in narrower if not widths or w < widths[-1]]
         self.is_aligned = True
         for width in (*widths, *narrower):
@@ -206,34 +202,34 @@ class _Writer(Places):
 
     def _widths(self, loop: For) -> list[int]:
         """Several vectors at a time where sums would wait for each other."""
-        width = self.module.width
+        machine, width = self.module.machine, self.module.width
         if width == 1:
             return []
         found = [width]
         if changed_locals(loop.body, self.locals):
-            found = [width * ACCUMULATING_VECTORS, width]
+            found = [width * machine.accumulating_vectors, width]
         elif any(isinstance(s, For) for s in loop.body):
-            found = [width * SUMMING_VECTORS, width]
+            found = [width * machine.summing_vectors, width]
         used = {a.buffer for a in accesses(loop.body)} if self.private else ()
         most = min((n for b, n in self.private.items() if b in used), default=found[0])
         return list(dict.fromkeys(min(w, most) for w in found))
 
     def lanes_loop(self, loop: For, start: Reg, stop: Reg, width: int) -> Reg:
-        """Turns in whole vectors of a width; where they end."""
+        """Iterations in whole vectors of a width; where they end."""
         f = self.f
         names = changed_locals(loop.body, self.locals)
         spread = [self._spread_start(loop.body, n, width) for n in names]
         scalars = [self.locals[n] for n in names]
-        with f.loop(start, stop, number(width, "i64"), spread) as turn:
+        with f.loop(start, stop, number(width, "i64"), spread) as state:
             self.lanes, self.width, self.apart = loop.var, width, width
-            self.variables[loop.var] = turn.counter
-            self.locals |= dict(zip(names, turn.carried, strict=True))
+            self.variables[loop.var] = state.counter
+            self.locals |= dict(zip(names, state.carried, strict=True))
             outer = self._widened_locals(names)
             self.inner(loop.body)
-            turn.next = tuple(self.locals[n] for n in names)
+            state.next = tuple(self.locals[n] for n in names)
             self.locals |= outer
             self.lanes, self.width, self.apart = None, 1, 1
-        for name, scalar, lanes in zip(names, scalars, turn.results, strict=True):
+        for name, scalar, lanes in zip(names, scalars, state.results, strict=True):
             self.locals[name] = self._folded(loop.body, name, scalar, lanes)
         return stop
 
@@ -251,14 +247,14 @@ class _Writer(Places):
         return outer
 
     def _spread_start(self, body: Sequence[Statement], name: str, width: int) -> Reg:
-        op = accumulation(body, name)
+        found = accumulation(body, name)
         element = self.locals[name].type
-        dtype = accumulated_dtype(body, name)
-        return number(identity(op, dtype), vector(element, width))
+        return number(identity(found.op, found.value.dtype), vector(element, width))
 
     def _folded(self, body: Sequence[Statement], name: str, scalar: Reg, lanes: Reg) -> Reg:
         """The lanes combined in pairs, then with what was there: always in the same order."""
-        op, dtype = accumulation(body, name), accumulated_dtype(body, name)
+        found = accumulation(body, name)
+        op, dtype = found.op, found.value.dtype
         parts = [self.f.extract(lanes, i) for i in range(width_of(lanes.type))]
         while len(parts) > 1:
             half = len(parts) // 2
@@ -326,10 +322,7 @@ class _Writer(Places):
         memory = vector(memory_element(dtype), self.width)
         if dtype is dtypes.bool_:
             other = f.convert("zext", other, memory)
-        name = f"llvm.masked.load.{suffix(memory)}.p0"
-        f.declarations.add(f"declare {memory} @{name}(ptr, i32, {mask.type}, {memory})")
-        align = Reg("i32", str(dtype.itemsize))
-        found = f.call(name, memory, address, align, mask, other)
+        found = f.masked_load(address, mask, other, dtype.itemsize)
         return f.compare("icmp ne", found, number(0, memory)) if dtype is dtypes.bool_ else found
 
     def _branch(self, condition: Reg, inner: Value, other: Value) -> Reg:
@@ -343,8 +336,7 @@ class _Writer(Places):
         b, from_else = self.value(other), f.block
         f.jump(after)
         f.label(after)
-        source = f"[ {a.text}, %{from_then} ], [ {b.text}, %{from_else} ]"
-        return f.value(a.type, f"phi {a.type} {source}")
+        return f.phi((a, from_then), (b, from_else))
 
     def _guarded_lane(self, condition: Reg, result: Reg, inner: Value, lane: int) -> Reg:
         f = self.f
@@ -356,8 +348,7 @@ class _Writer(Places):
         end = f.block
         f.jump(after)
         f.label(after)
-        source = f"[ {value.text}, %{end} ], [ {result.text}, %{before} ]"
-        return f.value(value.type, f"phi {value.type} {source}")
+        return f.phi((value, end), (result, before))
 
     def _in_lane(self, lane: int, value: Value) -> Reg:
         """A value for one lane alone."""
@@ -394,8 +385,8 @@ class _Writer(Places):
         element = value if width_of(value.type) == 1 else f.extract(value, lane)
         after = ""
         if guard is not None:
-            place = self._lane_index(guard.index, lane)
-            moved = f.binary("sub", place, number(guard.low, "i64"))
+            at = self._lane_index(guard.index, lane)
+            moved = f.binary("sub", at, number(guard.low, "i64"))
             held = f.compare("icmp ult", moved, number(guard.high - guard.low, "i64"))
             then, after = f.fresh("then"), f.fresh("join")
             f.branch(held, then, after)
@@ -406,7 +397,7 @@ class _Writer(Places):
             f.label(after)
 
     def update(self, buffer: str, index: Index, value: Value) -> None:
-        """Lane by lane: places that are data are never said to be distinct."""
+        """Lane by lane: indices that are data are never said to be distinct."""
         dtype, found = self.types[buffer], self.value(value)
         for lane in range(self.width):
             element = found if width_of(found.type) == 1 else self.f.extract(found, lane)

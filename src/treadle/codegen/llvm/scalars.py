@@ -15,7 +15,9 @@ from treadle.codegen.llvm.emitter import (
     Function,
     Reg,
     element_of,
+    element_type,
     number,
+    suffix,
     vector,
     width_of,
 )
@@ -30,18 +32,7 @@ SHORT = ("exp", "log", "tanh", "erf", "rsqrt")
 
 def register_element(dtype: DType) -> str:
     """The element type that values of a dtype have in registers."""
-    if dtype.is_narrow:
-        return "float"
-    return {
-        "float64": "double",
-        "float32": "float",
-        "int64": "i64",
-        "int32": "i32",
-        "uint32": "i32",
-        "int8": "i8",
-        "uint8": "i8",
-        "bool": "i1",
-    }[dtype.name]
+    return "float" if dtype.is_narrow else element_type(dtype)
 
 
 Call = Callable[[str, int, str], str]  # (function, width, element) to the name of its definition
@@ -230,9 +221,9 @@ class Scalars:
         return self.f.convert("fpext" if element_of(to) == "double" else "fptrunc", x, to)
 
     def _saturated(self, name: str, x: Reg, to: str) -> Reg:
-        from_, f = x.type, self.f
-        full = f"llvm.{name}.{_suffix(to)}.{_suffix(from_)}"
-        f.declarations.add(f"declare {to} @{full}({from_})")
+        f = self.f
+        full = f"llvm.{name}.{suffix(to)}.{suffix(x.type)}"
+        f.declarations.add(f"declare {to} @{full}({x.type})")
         return f.call(full, to, x)
 
     def _between_integers(self, x: Reg, source: DType, to: str) -> Reg:
@@ -259,10 +250,3 @@ class Scalars:
         is_nan = f.compare("fcmp uno", x, x)
         quiet = f.binary("or", bits, number(0x400000, ints))
         return f.binary("and", f.select(is_nan, quiet, moved), number(-65536, ints))
-
-
-def _suffix(type_: str) -> str:
-    names = {"double": "f64", "float": "f32"}
-    element, width = element_of(type_), width_of(type_)
-    name = names.get(element, element)
-    return name if width == 1 else f"v{width}{name}"

@@ -1,4 +1,4 @@
-"""Loops that only move elements from columns to rows: squares turned over in registers.
+"""Loops that only move elements from columns to rows: squares transposed in registers.
 
 Element by element, each line of the source is read once for every lane; where lines are a power of
 two apart they also push each other out of the cache.
@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from treadle.base import dtypes
-from treadle.codegen.llvm.emitter import Function, Reg, number, vector
+from treadle.codegen.llvm.emitter import Function, Reg, number, vector, width_of
 from treadle.kernel.index import Index, Var
+from treadle.kernel.machine import Machine
 from treadle.kernel.nodes import For, Let, Load, Local, Role, Statement, Store
 
 Address = Callable[[str, Index], Reg]  # of an element, loop variables as they stand
@@ -28,7 +29,7 @@ class Transposition:
     width: int  # of a square
 
 
-def transposition(loop: For, width: int) -> Transposition | None:
+def transposition(loop: For, machine: Machine) -> Transposition | None:
     """The move that two loops, one right inside the other, make in whole squares."""
     match loop.body:
         case (For(inner, Role.VECTOR, body, None),) if loop.stop is None:
@@ -40,13 +41,13 @@ def transposition(loop: For, width: int) -> Transposition | None:
         return None
     load, store = found
     # Half a vector's squares take as long for an element as whole ones.
-    widths = [w for w in (width, width // 2) if w >= 4 and not loop.var.extent % w]
-    widths = [w for w in widths if not inner.extent % w]
+    widths = [w for w in (machine.width, machine.width // 2) if w >= machine.least_width]
+    widths = [w for w in widths if not loop.var.extent % w and not inner.extent % w]
     if not widths:
         return None
-    is_turned = load.index.factor_of(loop.var) == 1 and store.index.factor_of(inner) == 1
+    is_transposed = load.index.factor_of(loop.var) == 1 and store.index.factor_of(inner) == 1
     steps = load.index.factor_of(inner), store.index.factor_of(loop.var)
-    if not is_turned or None in steps or load.dtype is not dtypes.float32:
+    if not is_transposed or None in steps or load.dtype is not dtypes.float32:
         return None
     return Transposition(loop.var, inner, load, store, widths[0])
 
@@ -65,13 +66,13 @@ def _moved(body: tuple[Statement, ...]) -> tuple[Load, Store] | None:
 def write(f: Function, move: Transposition, variables: dict[Var, Reg], at: Address) -> None:
     """Squares in order of the target."""
     step, zero = number(move.width, "i64"), number(0, "i64")
-    with f.loop(zero, number(move.outer.extent, "i64"), step) as turn:
-        variables[move.outer] = turn.counter
+    with f.loop(zero, number(move.outer.extent, "i64"), step) as outer:
+        variables[move.outer] = outer.counter
         with f.loop(zero, number(move.inner.extent, "i64"), step) as lane:
             variables[move.inner] = lane.counter
             _square(f, move, at)
             lane.next = ()
-        turn.next = ()
+        outer.next = ()
     del variables[move.outer], variables[move.inner]
 
 
@@ -81,15 +82,15 @@ def _square(f: Function, move: Transposition, at: Address) -> None:
     apart = move.target.index.factor_of(move.outer) or 0
     rows: list[Reg] = []
     for i in range(width):
-        place = at(move.source.buffer, move.source.index + far * i)
-        rows.append(f.value(type_, f"load {type_}, {place}, align 4"))
-    for i, row in enumerate(turned(f, rows)):
-        place = at(move.target.buffer, move.target.index + apart * i)
-        f.do(f"store {row}, {place}, align 4")
+        address = at(move.source.buffer, move.source.index + far * i)
+        rows.append(f.value(type_, f"load {type_}, {address}, align 4"))
+    for i, row in enumerate(transposed(f, rows)):
+        address = at(move.target.buffer, move.target.index + apart * i)
+        f.do(f"store {row}, {address}, align 4")
 
 
-def turned(f: Function, rows: list[Reg]) -> list[Reg]:
-    """As many vectors as each has lanes, turned over: halves are interleaved until all are."""
+def transposed(f: Function, rows: list[Reg]) -> list[Reg]:
+    """As many vectors as each has lanes, transposed: halves are interleaved until all are."""
     width = len(rows)
     for _ in range(width.bit_length() - 1):
         pairs = zip(rows[: width // 2], rows[width // 2 :], strict=True)
@@ -98,9 +99,7 @@ def turned(f: Function, rows: list[Reg]) -> list[Reg]:
 
 
 def _interleaved(f: Function, a: Reg, b: Reg, half: int) -> Reg:
-    """Lanes of two vectors by turns: those of the lower halves, or of the upper ones."""
-    width = int(a.type[1 : a.type.index(" ")])
+    """Lanes of two vectors in alternation: those of the lower halves, or of the upper ones."""
+    width = width_of(a.type)
     first = half * width // 2
-    lanes = [first + i // 2 + (i % 2) * width for i in range(width)]
-    mask = ", ".join(f"i32 {i}" for i in lanes)
-    return f.value(a.type, f"shufflevector {a}, {b}, <{width} x i32> <{mask}>")
+    return f.shuffle(a, b, [first + i // 2 + (i % 2) * width for i in range(width)])

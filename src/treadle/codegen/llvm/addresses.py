@@ -1,26 +1,34 @@
-"""Places in memory and indices, for one lane or for all lanes of a vector."""
+"""Addresses in memory and indices, for one lane or for all lanes of a vector."""
 
 from __future__ import annotations
 
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.codegen.llvm.analysis import memory_element
-from treadle.codegen.llvm.emitter import Function, Reg, number, vector, width_of
+from treadle.codegen.llvm.emitter import Function, Reg, listed, number, vector, width_of
 from treadle.codegen.llvm.halves import half_bits, half_value
 from treadle.codegen.llvm.module import Module
 from treadle.codegen.llvm.scalars import Scalars, register_element
-from treadle.kernel.index import Bounded, Data, Index, Quotient, Remainder, Var, data_locals, uses
+from treadle.kernel.index import (
+    Atom,
+    Bounded,
+    Data,
+    Index,
+    Quotient,
+    Remainder,
+    Var,
+    data_locals,
+    uses,
+)
 
-Atom = Var | Data | Quotient | Remainder | Bounded
 
-
-class Places:
+class Addresses:
     """Where a function is: loop variables, locals, and the variable that lanes count."""
 
     def __init__(
-        self, function: Function, module: Module, places: dict[str, Reg], types: dict[str, DType]
+        self, function: Function, module: Module, pointers: dict[str, Reg], types: dict[str, DType]
     ):
-        self.f, self.module, self.places, self.types = function, module, places, types
+        self.f, self.module, self.pointers, self.types = function, module, pointers, types
         self.scalars = Scalars(function, module.elementary, module.machine)
         self.variables: dict[Var, Reg] = {}  # the first lane's value
         self.lanes: Var | None = None  # the variable that lanes count
@@ -66,10 +74,10 @@ class Places:
             for start in (0, width - 1)
         ]
         chosen = [2 * i if i < width // 2 else 2 * i + 1 for i in range(width)]
-        return self._shuffled(parts[0], parts[1], chosen)
+        return self.f.shuffle(parts[0], parts[1], chosen)
 
     def _repeats(self, index: Index) -> int:
-        """How many lanes in turn have one element, where lanes are divided by that; 0 otherwise."""
+        """How many lanes in a row have one element, where lanes are divided by that; else 0."""
         assert self.lanes is not None
         found = 0
         for atom, factor in index.terms:
@@ -87,12 +95,7 @@ class Places:
         part = self._loaded(self._address(buffer, self.index(index), dtype), dtype, few)
         if few == 1:
             return self.f.splat(part, self.width)
-        return self._shuffled(part, part, [i // repeats for i in range(self.width)])
-
-    def _shuffled(self, a: Reg, b: Reg, lanes: list[int]) -> Reg:
-        type_ = vector(a.type[a.type.index("x") + 2 : -1], len(lanes))
-        mask = ", ".join(f"i32 {i}" for i in lanes)
-        return self.f.value(type_, f"shufflevector {a}, {b}, <{len(lanes)} x i32> <{mask}>")
+        return self.f.shuffle(part, part, [i // repeats for i in range(self.width)])
 
     def _is_aligned(self, atom: Atom) -> bool:
         """Whether lanes of a quotient or remainder follow the same pattern in every vector."""
@@ -115,13 +118,13 @@ class Places:
         """Of one lane's element."""
         return self._address(buffer, self._lane_index(index, lane), self.types[buffer], lane)
 
-    def _address(self, buffer: str, place: Reg, dtype: DType, lane: int = 0) -> Reg:
+    def _address(self, buffer: str, at: Reg, dtype: DType, lane: int = 0) -> Reg:
         memory = memory_element(dtype)
         if buffer in self.private and self.apart > 1:
-            place = self.f.binary("mul", place, number(self.apart, "i64"))
-            place = self.f.binary("add", place, number(self.lane + lane, "i64"))
+            at = self.f.binary("mul", at, number(self.apart, "i64"))
+            at = self.f.binary("add", at, number(self.lane + lane, "i64"))
         return self.f.value(
-            "ptr", f"getelementptr inbounds {memory}, {self.places[buffer]}, {place}"
+            "ptr", f"getelementptr inbounds {memory}, {self.pointers[buffer]}, {at}"
         )
 
     def _loaded(self, address: Reg, dtype: DType, width: int) -> Reg:
@@ -168,8 +171,8 @@ class Places:
             first = self.f.splat(self.index(index), self.width)
             if step == 0:
                 return first
-            lanes = ", ".join(f"i64 {step * lane}" for lane in range(self.width))
-            return self.f.binary("add", first, Reg(wide, f"<{lanes}>"))
+            lanes = [step * lane for lane in range(self.width)]
+            return self.f.binary("add", first, listed(lanes, "i64"))
         if self._has_lane_data(index):
             result = Reg(wide, "poison")
             for lane in range(self.width):
@@ -192,12 +195,9 @@ class Places:
         if isinstance(atom, (Quotient, Remainder)) and self._is_aligned(atom):
             d = atom.divisor
             if isinstance(atom, Remainder):
-                pattern = [i % d for i in range(self.width)]
-                return Reg(wide, f"<{', '.join(f'i64 {i}' for i in pattern)}>")
-            pattern = [i // d for i in range(self.width)]
+                return listed([i % d for i in range(self.width)], "i64")
             first = f.splat(self._atom(atom, 0), self.width)
-            lanes = Reg(wide, f"<{', '.join(f'i64 {i}' for i in pattern)}>")
-            return f.binary("add", first, lanes)
+            return f.binary("add", first, listed([i // d for i in range(self.width)], "i64"))
         result = Reg(wide, "poison")
         for lane in range(self.width):
             result = f.insert(result, self._atom(atom, lane), lane)
