@@ -24,10 +24,10 @@ from treadle.memory import plan as memory
 from treadle.memory.assemble import assemble
 from treadle.memory.plan import BufferPlan, plan_buffers
 from treadle.runtime.cuda.batches import batches_in
-from treadle.schedule import together
+from treadle.schedule import batched
+from treadle.schedule.batched import Member, with_series
 from treadle.schedule.lower import lower
 from treadle.schedule.schedule import CPU, GPU, schedule
-from treadle.schedule.together import Member, with_series
 
 APART = replace(GPU, fills=0)
 LAYERS = 3
@@ -214,7 +214,9 @@ def test_as_many_are_put_off_as_memory_allows() -> None:
     assert max(map(len, scheduled(small, in_place=True).series)) >= 22
     assert max(map(len, scheduled(large, in_place=True).series)) < 12
     old, new = sizes_of(large)
-    assert old + together.FREE < new <= old + old // together.ROOM + old // memory.ROOM
+    limits = GPU.matmuls
+    most = old + old // limits.batch_memory_part + old // memory.ROOM
+    assert old + limits.batch_memory < new <= most
 
 
 def test_series_that_take_much_memory_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,4 +254,4 @@ def test_a_processor_gets_what_it_got() -> None:
     program = schedule(graph, in_place=True)
     assert program.series == ()
     assert program.steps == lower(graph, in_place=True).steps
-    assert together.put_together(program, replace(CPU, fills=512)).steps == program.steps
+    assert batched.put_together(program, replace(CPU, fills=512)).steps == program.steps

@@ -39,10 +39,10 @@ from treadle.kernel.nodes import (
 from treadle.schedule.expand import attention_block
 from treadle.schedule.inline import Reader
 from treadle.schedule.keep import ROOTS
-from treadle.schedule.labels import plain_load
+from treadle.schedule.library_attention import library_attention
 from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import nest
-from treadle.schedule.routines import library_attention
+from treadle.schedule.operands import plain_load
 
 F32 = dtypes.float32
 # What masked scores are taken for in the maximum, as in the definition.
@@ -175,7 +175,7 @@ def _mul(a: Value, b: Value) -> Value:
 
 @ROOTS(c.ATTENTION)
 def attention_kernels(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
-    if lowering.target.is_gpu:
+    if lowering.target.has_attention:
         return library_attention(lowering, position, node)
     attributes: c.Attention = attributes_of(node)
     w = _Writer(lowering, position, node)
@@ -288,7 +288,7 @@ def _scaled(h: _Heads, out: _Rows, shares: Buffer) -> Statement:
 
 @ROOTS(c.ATTENTION_GRAD)
 def attention_grad_kernels(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
-    if lowering.target.is_gpu:
+    if lowering.target.has_attention:
         return library_attention(lowering, position, node)
     attributes: c.Attention = attributes_of(node)
     ct, out, lse, q, k, v = node.operands

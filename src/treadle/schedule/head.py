@@ -25,9 +25,9 @@ from treadle.kernel.nodes import (
     Value,
     Walk,
 )
-from treadle.schedule.labels import plain_load
 from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import axis_vars, nest
+from treadle.schedule.operands import plain_load
 from treadle.schedule.order import Order
 
 F32, I32 = dtypes.float32, dtypes.int32

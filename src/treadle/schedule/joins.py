@@ -17,7 +17,8 @@ from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops import elementwise as e
 from treadle.ir.ops import linear, shaping
 from treadle.ir.ops.leaves import Leaf
-from treadle.schedule.groups import groups_of
+from treadle.kernel.contraction import contraction_of
+from treadle.kernel.target import Matmuls
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,9 @@ class Part:
     start: int
 
 
-def biased_products(graph: Graph, kept: Mapping[TensorValue, None]) -> dict[TensorValue, Biased]:
+def biased_products(
+    graph: Graph, kept: Mapping[TensorValue, None], limits: Matmuls
+) -> dict[TensorValue, Biased]:
     """Products of narrow floats to which one vector is added, and that nothing else uses.
 
     Only where the sum is kept: elsewhere it costs nothing to add the vector where it is read.
@@ -51,20 +54,20 @@ def biased_products(graph: Graph, kept: Mapping[TensorValue, None]) -> dict[Tens
         for product, other in (node.operands, node.operands[::-1]):
             made, spread = graph.nodes[product.node], graph.nodes[other.node]
             is_product = made.op is linear.CONTRACT and uses[product] == 1
-            if is_product and _is_along_last(graph, spread) and _ends_in_columns(graph, made):
+            is_biased = is_product and _is_along_last(graph, spread)
+            if is_biased and _ends_in_columns(graph, made, limits):
                 found[product] = Biased(TensorValue(position), spread.operands[0])
                 break
     return found
 
 
-def _ends_in_columns(graph: Graph, node: Node) -> bool:
+def _ends_in_columns(graph: Graph, node: Node, limits: Matmuls) -> bool:
     """Whether a product is a whole one whose rows of columns lie as the result counts them."""
-    attributes: Any = node.attributes
-    groups, lr = groups_of(graph, node), attributes.labels[2]
-    if groups is None or not groups.is_large or not groups.columns:
+    found = contraction_of(graph, node)
+    if not found.is_for_library(limits) or not found.columns:
         return False
     is_narrow = all(graph.type_of(v).dtype is node.types[0].dtype for v in node.operands)
-    return is_narrow and not groups.batch and lr == groups.rows + groups.columns
+    return is_narrow and not found.batch and found.result == found.rows + found.columns
 
 
 def _is_along_last(graph: Graph, node: Node) -> bool:

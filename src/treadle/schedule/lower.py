@@ -23,6 +23,7 @@ from treadle.ir.literal import ArrayLiteral
 from treadle.ir.ops.leaves import CONSTANT, Constant, Leaf
 from treadle.ir.ops.linear import CONTRACT
 from treadle.ir.types import TensorType
+from treadle.kernel.contraction import launches_dominate
 from treadle.kernel.index import Index, Var, variable
 from treadle.kernel.nodes import Buffer, Kernel, Role, Statement, Store
 from treadle.kernel.phases import calls_in
@@ -32,7 +33,6 @@ from treadle.schedule.bound import Bound, Memo
 from treadle.schedule.channels import channels_last, images, walked
 from treadle.schedule.copies import kind_of, stays, whole_copies, whole_copy
 from treadle.schedule.expand import expand
-from treadle.schedule.groups import is_small
 from treadle.schedule.inline import Reader, laid_out
 from treadle.schedule.joins import biased_products, gathered_parts
 from treadle.schedule.keep import (
@@ -67,7 +67,7 @@ def lower(
     expanded = expand(graph, fuse, True, target)
     if target.is_gpu:
         expanded = canonicalise(expanded)  # definitions and their gradients look alike again
-    if target.is_gpu and fuse and is_small(expanded):
+    if target.is_gpu and fuse and launches_dominate(expanded, target.matmuls):
         target = replace(target, is_small=True, parts=4 * target.parts)
     lowering = Lowering(expanded, fuse, panel, Memo(target))
     if in_place:
@@ -150,7 +150,11 @@ class Lowering:
         self.memo = memo or Memo()
         self.target = self.memo.target
         self.kept = kept_values(graph, fuse, self.target.is_gpu)
-        self.biased = biased_products(graph, self.kept) if self.target.is_gpu and fuse else {}
+        self.biased = (
+            biased_products(graph, self.kept, self.target.matmuls)
+            if self.target.is_gpu and fuse
+            else {}
+        )
         if self.biased:
             biases = {b.bias for b in self.biased.values()}
             self.kept = kept_values(graph, fuse, self.target.is_gpu, biases)

@@ -35,7 +35,7 @@ def linear_cross_entropy_grad_drafts(lowering: Lowering, position: int, node: No
 
 def _drafts(head: Head) -> list[Draft]:
     """What comes before, a repeat over chunks, and the rows that are left over."""
-    if head.lowering.target.is_gpu:
+    if head.lowering.target.matmuls.by_library:
         return gpu_drafts(head)
     if head.ct is not None:
         for output in sorted(head.wanted - {0, 1}):  # gradients that chunks add to

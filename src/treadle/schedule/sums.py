@@ -29,7 +29,6 @@ from treadle.kernel.nodes import (
 )
 from treadle.schedule.divisors import best_divisor
 from treadle.schedule.keep import ROOTS
-from treadle.schedule.labels import block_rows
 from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.moments import spread_sums, spreads
 from treadle.schedule.nests import axis_vars, nest
@@ -73,7 +72,8 @@ def _reduce(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     if is_split and (not kept or (columns >= FEWEST and min(kept) > max(axes))):
         # Along whole rows where nothing is kept, by blocks of rows where columns are.
         split = dict(places)
-        parts, inner = _cut(summed, None if not kept else block_rows(rows), split)
+        block = lowering.target.matmuls.block_rows(rows) if kept else None
+        parts, inner = _cut(summed, block, split)
         if math.prod(v.extent for v in parts) >= FEWEST:
             return reduction.in_two(every, split, parts, inner, others)
     return [reduction.at_once(every, places, others, summed)]

@@ -8,7 +8,7 @@ other. Their matrices then have to lie at one distance, which a program's series
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,11 +18,6 @@ from treadle.kernel.nodes import Kernel
 from treadle.kernel.phases import calls_in
 from treadle.kernel.program import Call, Phase, Program, Step
 from treadle.kernel.target import Target
-
-TILE = 128  # rows and columns that one processor computes at a time
-PARTS = (1, 2, 3, 4, 6)  # into how many batches equal products may go: the fewest that fit
-ROOM = 12  # the part of the peak of live bytes by which it may grow
-FREE = 32 << 20  # bytes by which it may grow in any case
 
 
 @dataclass(frozen=True)
@@ -45,10 +40,11 @@ Run = list[Member]  # equal products of several layers
 def put_together(program: Program, target: Target) -> Program:
     """Equal products of several phases in that of the last, as many as memory allows."""
     uses = _Uses(program)
-    chains = _chains(program, uses, target.fills)
+    limits = target.matmuls
+    chains = _chains(program, uses, lambda kernel: _is_small(kernel, target.fills, limits.tile))
     peak = uses.peak([])
-    most = peak + max(peak // ROOM, FREE)
-    for parts in PARTS if chains else ():
+    most = peak + max(peak // limits.batch_memory_part, limits.batch_memory)
+    for parts in limits.batch_counts if chains else ():
         runs, series = with_series([r for c in chains for r in _runs(c, parts)])
         if uses.peak(runs) <= most:
             return replace(program, steps=_moved(program, runs), series=series)
@@ -101,7 +97,7 @@ class _Uses:
         return int(change.cumsum().max(initial=0))
 
 
-def _chains(program: Program, uses: _Uses, fills: int) -> list[Run]:
+def _chains(program: Program, uses: _Uses, can_wait: Callable[[Kernel], bool]) -> list[Run]:
     """Calls of one product that play one part in their layers, by when they are made.
 
     How often operands are touched tells parts from each other: queries share theirs with keys.
@@ -114,7 +110,7 @@ def _chains(program: Program, uses: _Uses, fills: int) -> list[Run]:
         for place, call in enumerate(step.calls if isinstance(step, Phase) else ()):
             number = id(call.kernel)
             if number not in is_small:
-                is_small[number] = _is_small(call.kernel, fills)
+                is_small[number] = can_wait(call.kernel)
             if not is_small[number] or not uses.are_whole(call):
                 continue
             key = (number, *(len(uses.touched[a.buffer]) for a in call.arguments))
@@ -124,12 +120,12 @@ def _chains(program: Program, uses: _Uses, fills: int) -> list[Run]:
     return [c for c in found.values() if len(c) > 1]
 
 
-def _is_small(kernel: Kernel, fills: int) -> bool:
+def _is_small(kernel: Kernel, fills: int, tile: int) -> bool:
     """Whether a kernel is one product of few tiles, of operands that it reads and no more."""
     product = product_of(kernel)
     if product is None or product.batch > 1 or product.bias >= 0 or product.adds:
         return False
-    return -(-product.m // TILE) * -(-product.n // TILE) < fills
+    return -(-product.m // tile) * -(-product.n // tile) < fills
 
 
 def _runs(chain: Run, parts: int) -> list[Run]:
