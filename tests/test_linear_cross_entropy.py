@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -13,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import backend
 import treadle as td
 from backend import THREADS, assert_within, build, same_bits
 from refusals import refused
@@ -22,8 +25,10 @@ from treadle.base.errors import ArgumentError, DTypeError, IndexRangeError, Shap
 from treadle.frontend.mean import Mean
 from treadle.ir import composites as c
 from treadle.ir.graph import Graph
+from treadle.kernel.program import Program
+from treadle.kernel.target import CPU
 from treadle.memory.plan import plan_buffers
-from treadle.schedule import expand, head
+from treadle.schedule import expand
 from treadle.schedule.schedule import schedule
 
 Arrays = dict[str, np.ndarray]
@@ -114,13 +119,15 @@ def test_all_ignored_is_as_in_pytorch() -> None:
 
 
 @contextmanager
-def small_chunks(rows: int = 4, block: int = 6) -> Iterator[None]:
-    """Streams for few rows and classes, in several chunks and blocks."""
+def small_chunks(rows: int = 4, block: int = 6) -> Iterator[Callable[[Graph], Program]]:
+    """Chunked loops for few rows and classes, in several chunks and blocks."""
+    streaming = replace(CPU.streaming, least_rows=rows, block=block)
+    small = partial(schedule, target=replace(CPU, streaming=streaming))
     with (
         mock.patch.object(expand, "LEAST_CLASSES", 1),
-        mock.patch.multiple(head, LEAST_ROWS=rows, BLOCK=block),
+        mock.patch.object(backend, "schedule", small),
     ):
-        yield
+        yield small
 
 
 def loss_graph(
@@ -195,10 +202,10 @@ def test_streams_of_real_blocks(size: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("wrt", [("x",), ("weight",), ("bias",), ("x", "bias")])
 def test_only_gradients_that_are_read_are_computed(wrt: tuple[str, ...]) -> None:
     graph = loss_graph(9, 5, 13, True, wrt=wrt)
-    with small_chunks():
+    with small_chunks() as small:
         streamed(graph, arrays_for(graph))
-        whole = schedule(loss_graph(9, 5, 13, True))
-        part = schedule(graph)
+        whole = small(loss_graph(9, 5, 13, True))
+        part = small(graph)
     assert sum(b.nbytes for b in part.buffers) < sum(b.nbytes for b in whole.buffers)
 
 

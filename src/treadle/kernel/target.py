@@ -86,6 +86,7 @@ class Streaming:
     # vector registers.
     tile_classes: int = 6
     wide_tile_classes: int = 8
+    wide_panel: int = 32  # columns of a panel, from which there are 32 registers: two of AVX-512
 
 
 @dataclass(frozen=True, slots=True)
