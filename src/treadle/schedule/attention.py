@@ -18,7 +18,6 @@ from treadle.kernel.nodes import (
     Kernel,
     Let,
     Literal,
-    Local,
     Matrix,
     Position,
     Role,
@@ -39,6 +38,7 @@ from treadle.schedule.softmax import (
     Scores,
     choose,
     finite,
+    local,
     log_sum,
     mul,
     power,
@@ -178,21 +178,20 @@ class _Forward(_Attention):
 
     def _softmax(self, scores: Scores, shares: Rows) -> Statement:
         """Lanes of queries: exponentials in place of scores, and what they are divided by."""
-        s, i, total = Var("s", self.count), variable(self.i), Local("total", F32)
-        key, weight = variable(s), Local("weight", F32)
-        score = mul(scores.load(key, i), self.scale)
+        s, i, weight = Var("s", self.count), self.i, local("weight")
+        score = mul(scores.load(s, i), self.scale)
         terms: list[Statement] = [
-            Let("weight", self.masked(key, power(score, Local("shift", F32)), 0.0)),
-            scores.store(weight, key, i),
+            Let("weight", self.masked(variable(s), power(score, local("shift")), 0.0)),
+            scores.store(weight, s, i),
             Accumulate("total", "add", weight),
         ]
-        greatest = self.masked(key, score, LOWEST)
+        greatest = self.masked(variable(s), score, LOWEST)
         logs = self.lowering.names[TensorValue(self.position, 1)]
-        query = [variable(self.b), self.head, self.first_query + i]
+        query = [variable(self.b), self.head, self.first_query + variable(i)]
         body: list[Statement] = [
             *statistics(s, greatest, terms, ("total",), self.seen(1)),
             Store(logs, flatten(query, self.node.types[1].shape), log_sum("total", "shift")),
-            shares.store(Apply("div", (Literal(1, F32), total), F32), i),
+            shares.store(Apply("div", (Literal(1, F32), local("total")), F32), i),
         ]
         return For(self.i, Role.PARALLEL, tuple(body))
 
@@ -214,9 +213,9 @@ class _Forward(_Attention):
 
     def _scaled(self, out: Rows, shares: Rows) -> tuple[Statement, ...]:
         """Each row by its share; a row that sees nothing stays 0."""
-        e, i = Var("e", self.width), variable(self.i)
-        value = mul(out.load(i, variable(e)), shares.load(i))
-        return nest([self.i, e], Role.PARALLEL, [out.store(value, i, variable(e))])
+        e, i = Var("e", self.width), self.i
+        value = mul(out.load(i, e), shares.load(i))
+        return nest([i, e], Role.PARALLEL, [out.store(value, i, e)])
 
 
 class _Backward(_Attention):
@@ -253,20 +252,20 @@ class _Backward(_Attention):
 
     def _row_sums(self) -> Statement:
         """Σ ct · out of each query, and its logsumexp, finite."""
-        e, i = Var("e", self.width), variable(self.i)
-        pair = mul(self.ct.load(i, variable(e)), self.out.load(i, variable(e)))
-        place = (variable(self.b), self.head, self.first_query + i)
+        e, i = Var("e", self.width), self.i
+        pair = mul(self.ct.load(i, e), self.out.load(i, e))
+        place = (variable(self.b), self.head, self.first_query + variable(i))
         log = self.reader.at(self.lse, place)
         lets, self.reader.lets = list(self.reader.lets), []
         body: list[Statement] = [
             Let("row", Literal(0, F32)),
             *nest([e], Role.SEQUENTIAL, [Accumulate("row", "add", pair)]),
-            self.sums.store(Local("row", F32), i),
+            self.sums.store(local("row"), i),
             *lets,
             Let("log", log),
-            self.logs.store(finite(Local("log", F32)), i),
+            self.logs.store(finite(local("log")), i),
         ]
-        return For(self.i, Role.PARALLEL, tuple(body))
+        return For(i, Role.PARALLEL, tuple(body))
 
     def _key_block(self) -> list[Statement]:
         """Scores recomputed, their gradient, and what they add to the gradients of k, v and q."""
@@ -288,13 +287,13 @@ class _Backward(_Attention):
 
     def _score_gradients(self, first: Index) -> tuple[Statement, ...]:
         """Probabilities in place of scores, and the gradients of scores beside them."""
-        s, i, weight = Var("s", self.key_block), variable(self.i), Local("weight", F32)
-        key = variable(s)
-        score = mul(self.p.load(key, i), self.scale)
-        change = sub(self.ds.load(key, i), self.sums.load(i))
+        s, i, weight = Var("s", self.key_block), self.i, local("weight")
+        score = mul(self.p.load(s, i), self.scale)
+        change = sub(self.ds.load(s, i), self.sums.load(i))
+        probability = power(score, self.logs.load(i))
         body: list[Statement] = [
-            Let("weight", self.masked(first + key, power(score, self.logs.load(i)), 0.0)),
-            self.ds.store(mul(mul(weight, change), self.scale), key, i),
-            self.p.store(weight, key, i),
+            Let("weight", self.masked(first + variable(s), probability, 0.0)),
+            self.ds.store(mul(mul(weight, change), self.scale), s, i),
+            self.p.store(weight, s, i),
         ]
-        return nest([s, self.i], Role.PARALLEL, body)
+        return nest([s, i], Role.PARALLEL, body)

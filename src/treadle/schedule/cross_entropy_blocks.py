@@ -41,6 +41,7 @@ from treadle.schedule.softmax import (
     choose,
     equals,
     finite,
+    local,
     log_sum,
     mul,
     power,
@@ -67,7 +68,7 @@ def block_drafts(head: Head) -> list[Draft]:
 
 def _cleared(head: Head, buffer: Buffer) -> Kernel:
     i = Var("i", buffer.size)
-    body = nest([i], Role.PARALLEL, [Rows(buffer, Index(), 1).store(Literal(0, F32), variable(i))])
+    body = nest([i], Role.PARALLEL, [Rows(buffer, Index(), 1).store(Literal(0, F32), i)])
     return head.kernel("clear", (), (buffer,), body)
 
 
@@ -164,15 +165,15 @@ class _BlockChunk(Chunk):
         return head.kernel("exp", reads, [*writes, scores.buffer], body)
 
     def _block_sums(self, band: _Band, scores: Scores) -> list[Statement]:
-        head, i, s = self.head, variable(self.i), variable(band.inner)
-        which, value, exponential = band.start + s, Local("value", F32), Local("power", F32)
+        head, i, s = self.head, self.i, band.inner
+        which, value, exponential = band.start + variable(s), local("value"), local("power")
         logit = scores.load(s, i)
         if head.bias is not None:
             logit = add(logit, head.bias.load(which))
         own = choose(_is_own(which, Local("target", I32)), value, 0.0)
         terms: list[Statement] = [
             Let("value", logit),
-            Let("power", power(value, Local("shift", F32))),
+            Let("power", power(value, local("shift"))),
             *([] if head.ct is None else [scores.store(exponential, s, i)]),
             Accumulate("sum", "add", exponential),
             Accumulate("own", "add", own),
@@ -180,15 +181,15 @@ class _BlockChunk(Chunk):
         ]
         return [
             Let("target", self.targets.load(i)),
-            *statistics(band.inner, logit, terms, self.sums[1:]),
-            *(self._statistic(band, n).store(Local(n, F32), i) for n in self.sums),
+            *statistics(s, logit, terms, self.sums[1:]),
+            *(self._statistic(band, n).store(local(n), i) for n in self.sums),
         ]
 
     # Logarithms of a chunk's rows
 
     def _logarithms(self) -> Kernel:
         """The logsumexp of each row from its blocks', and the loss."""
-        head, i = self.head, variable(self.i)
+        head, i = self.head, self.i
         names = ("total", *self.sums[2:])
         tops: list[Statement] = []
         totals: list[Statement] = []
@@ -198,14 +199,14 @@ class _BlockChunk(Chunk):
             is_none = equals(total, 0.0)
             greatest = Accumulate("top", "max", choose(is_none, float("-inf"), shift))
             tops += nest([band.block], Role.SEQUENTIAL, [greatest])
-            scaled = mul(total, power(shift, Local("around", F32)))
+            scaled = mul(total, power(shift, local("around")))
             terms = [choose(is_none, 0.0, scaled), *others]
             added = [Accumulate(n, "add", t) for n, t in zip(names, terms, strict=True)]
             totals += nest([band.block], Role.SEQUENTIAL, added)
         body: list[Statement] = [
             Let("top", Literal(float("-inf"), F32)),
             *tops,
-            Let("around", finite(Local("top", F32))),
+            Let("around", finite(local("top"))),
             *(Let(name, Literal(0, F32)) for name in names),
             *totals,
             Let("log", log_sum("total", "around")),
@@ -213,10 +214,10 @@ class _BlockChunk(Chunk):
         ]
         writes = [self.rows.buffer]
         if head.ct is not None:
-            body.append(self.logs.store(finite(Local("log", F32)), i))
+            body.append(self.logs.store(finite(local("log")), i))
             writes.append(self.logs.buffer)
         reads = [self._kept(band, n) for band in self.bands for n in self.sums]
-        return head.kernel("log", reads, writes, nest([self.i], Role.PARALLEL, body))
+        return head.kernel("log", reads, writes, nest([i], Role.PARALLEL, body))
 
     # Gradients
 
@@ -244,21 +245,20 @@ class _BlockChunk(Chunk):
         self, band: _Band, scores: Scores, ct: Rows, factors: Rows
     ) -> list[Statement]:
         """ct (p − target): the exponentials by one factor for each token and block."""
-        head, i, s = self.head, variable(self.i), variable(band.inner)
+        head, i, s = self.head, self.i, band.inner
         upstream, score = ct.load(i), scores.load(s, i)
         scale = power(self._statistic(band).load(i), self.logs.load(i))
         factor = factors.store(mul(scale, upstream), i)
         # Where all exponentials are 0 the factor may be infinite.
         share = choose(equals(score, 0.0), 0.0, mul(score, factors.load(i)))
-        is_own = _is_own(band.start + s, self.targets.load(i))
+        is_own = _is_own(band.start + variable(s), self.targets.load(i))
         taken = choose(is_own, head.own_share(upstream), 0.0)
         if head.smoothing:
             taken = add(taken, head.every_share(upstream))
         gradient = scores.store(sub(share, taken), s, i)
-        lanes = [band.inner, self.i]
         return [
-            *nest([self.i], Role.PARALLEL, [factor]),
-            *nest(lanes, Role.PARALLEL, [gradient]),
+            *nest([i], Role.PARALLEL, [factor]),
+            *nest([s, i], Role.PARALLEL, [gradient]),
         ]
 
     def _onto_weight(self, band: _Band, scores: Scores) -> list[Statement]:
@@ -278,14 +278,14 @@ class _BlockChunk(Chunk):
         return found
 
     def _onto_bias(self, band: _Band, scores: Scores) -> list[Statement]:
-        s = variable(band.inner)
-        terms = [Accumulate("total", "add", scores.load(s, variable(self.i)))]
+        s = band.inner
+        terms = [Accumulate("total", "add", scores.load(s, self.i))]
         summed: list[Statement] = [
             Let("total", Literal(0, F32)),
             *nest([self.i], Role.SEQUENTIAL, terms),
-            Update(self.head.result(3).name, band.start + s, Local("total", F32)),
+            Update(self.head.result(3).name, band.start + variable(s), local("total")),
         ]
-        return [*nest([band.inner], Role.SEQUENTIAL, summed)]
+        return [*nest([s], Role.SEQUENTIAL, summed)]
 
     def _input_gradients(self) -> list[Kernel]:
         """Groups of columns, each summed over all classes."""

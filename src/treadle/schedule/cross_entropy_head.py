@@ -15,7 +15,6 @@ from treadle.kernel.nodes import (
     Buffer,
     Kernel,
     Literal,
-    Local,
     Role,
     Statement,
     Store,
@@ -26,7 +25,7 @@ from treadle.schedule.lower import Draft, Lowering, RepeatDraft, attributes_of
 from treadle.schedule.nests import axis_vars, nest
 from treadle.schedule.operands import as_dtype, copied, load_of, row_major, temporary
 from treadle.schedule.order import Order
-from treadle.schedule.softmax import F32, I32, Rows, mul, sub
+from treadle.schedule.softmax import F32, I32, Rows, local, mul, sub
 
 
 class Head:
@@ -64,10 +63,10 @@ class Head:
 
     def loss(self) -> Value:
         """The logsumexp less the target's logit, and less the mean logit where it is smoothed."""
-        log, own = Local("log", F32), Local("own", F32)
+        log, own = local("log"), local("own")
         if not self.smoothing:
             return sub(log, own)
-        return sub(sub(log, self.own_share(own)), self.every_share(Local("every", F32)))
+        return sub(sub(log, self.own_share(own)), self.every_share(local("every")))
 
     def own_share(self, value: Value) -> Value:
         """What the target has of a value, beside what every class has."""

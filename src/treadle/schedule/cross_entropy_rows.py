@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from treadle.base.dtypes import DType
 from treadle.ir.graph import Value as TensorValue
-from treadle.kernel.index import Index, Var, data, variable
+from treadle.kernel.index import Index, Var, data
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -20,7 +20,6 @@ from treadle.kernel.nodes import (
     Let,
     Literal,
     Load,
-    Local,
     Role,
     Statement,
     Store,
@@ -31,7 +30,19 @@ from treadle.schedule.cross_entropy_head import Chunk, Head, chunk_drafts
 from treadle.schedule.lower import Draft
 from treadle.schedule.nests import axis_vars, nest
 from treadle.schedule.operands import as_dtype, row_major
-from treadle.schedule.softmax import F32, Rows, Scores, add, log_sum, mul, power, statistics, sub
+from treadle.schedule.softmax import (
+    F32,
+    At,
+    Rows,
+    Scores,
+    add,
+    local,
+    log_sum,
+    mul,
+    power,
+    statistics,
+    sub,
+)
 
 
 def chunk_sizes(rows: int, limits: Streaming) -> list[int]:
@@ -118,8 +129,8 @@ class _RowChunk(Chunk):
 
     # The rows
 
-    def _logit(self, which: Index) -> Value:
-        found = as_dtype(self.logits.load(which, variable(self.i)), F32)
+    def _logit(self, which: At) -> Value:
+        found = as_dtype(self.logits.load(which, self.i), F32)
         bias = self.head.bias
         return found if bias is None else add(found, as_dtype(bias.load(which), F32))
 
@@ -129,9 +140,9 @@ class _RowChunk(Chunk):
 
     def _rows(self) -> Kernel:
         """A row's statistics and its loss; then the gradients of its logits."""
-        head, i, logit = self.head, variable(self.i), self._logit(variable(self.v))
+        head, i, logit = self.head, self.i, self._logit(self.v)
         targets, rows = self.part(head.targets, 1), self.part(head.result(0), 1)
-        terms = [Accumulate("total", "add", power(logit, Local("shift", F32)))]
+        terms = [Accumulate("total", "add", power(logit, local("shift")))]
         sums = ["total"]
         if head.smoothing:
             terms.append(Accumulate("every", "add", logit))
@@ -152,39 +163,39 @@ class _RowChunk(Chunk):
         is_in_place = head.ct is not None and self.gradients is self.logits
         (writes if is_in_place else reads).append(self.logits.buffer)
         writes += [] if self.gradients is self.logits else [self.gradients.buffer]
-        return head.kernel("rows", reads, writes, nest([self.i], Role.PARALLEL, body))
+        return head.kernel("rows", reads, writes, nest([i], Role.PARALLEL, body))
 
     def _logit_gradients(self, ct: Rows) -> list[Statement]:
         """ct (p − target), over the logits where they are as wide; then once more at the target."""
-        upstream, logit = Local("ct", F32), self._logit(variable(self.v))
-        at_target = sub(self._share(Local("own", F32)), self.head.own_share(upstream))
-        every = self._gradient(self._share(logit), variable(self.v))
+        upstream, logit = local("ct"), self._logit(self.v)
+        at_target = sub(self._share(local("own")), self.head.own_share(upstream))
+        every = self._gradient(self._share(logit), self.v)
         return [
-            Let("ct", as_dtype(ct.load(variable(self.i)), F32)),
-            Let("factor", Apply("div", (upstream, Local("total", F32)), F32)),
+            Let("ct", as_dtype(ct.load(self.i), F32)),
+            Let("factor", Apply("div", (upstream, local("total")), F32)),
             *nest([self.v], Role.PARALLEL, [every]),
             self._gradient(at_target, self._target),
         ]
 
     def _share(self, logit: Value) -> Value:
         """ct p, less the part of a smoothed target that every class has."""
-        share = mul(power(logit, Local("shift", F32)), Local("factor", F32))
+        share = mul(power(logit, local("shift")), local("factor"))
         is_smooth = bool(self.head.smoothing)
-        return sub(share, self.head.every_share(Local("ct", F32))) if is_smooth else share
+        return sub(share, self.head.every_share(local("ct"))) if is_smooth else share
 
-    def _gradient(self, value: Value, which: Index) -> Store:
+    def _gradient(self, value: Value, which: At) -> Store:
         held = as_dtype(value, self.gradients.buffer.dtype)
-        return self.gradients.store(held, which, variable(self.i))
+        return self.gradients.store(held, which, self.i)
 
     def _bias_gradient(self) -> Kernel:
         """Sums over the chunk's rows, added to what earlier chunks had."""
         sums = Rows(_sums(self.head, 3), Index(), 1)
-        v, total = variable(self.v), Local("acc", F32)
-        element = as_dtype(self.gradients.load(v, variable(self.i)), F32)
+        v, total = self.v, local("acc")
+        element = as_dtype(self.gradients.load(v, self.i), F32)
         body: list[Statement] = [
             Let("acc", Literal(0, F32)),
             *nest([self.i], Role.SEQUENTIAL, [Accumulate("acc", "add", element)]),
             sums.store(total if self.start == 0 else add(sums.load(v), total), v),
         ]
-        loops = nest([self.v], Role.PARALLEL, body)
+        loops = nest([v], Role.PARALLEL, body)
         return self.head.kernel("d_bias", (self.gradients.buffer,), (sums.buffer,), loops)

@@ -34,7 +34,12 @@ from treadle.kernel.nodes import (
 from treadle.schedule.nests import nest
 
 F32, I32 = dtypes.float32, dtypes.int32
+At = Index | Var
 NOWHERE = Index()
+
+
+def index_of(place: At) -> Index:
+    return variable(place) if isinstance(place, Var) else place
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +50,18 @@ class Rows:
     index: Index
     stride: int
 
-    def at(self, row: Index, column: Index = NOWHERE) -> Index:
-        return self.index + row * self.stride + column
+    def at(self, row: At, column: At = NOWHERE) -> Index:
+        return self.index + index_of(row) * self.stride + index_of(column)
 
-    def load(self, row: Index, column: Index = NOWHERE) -> Value:
+    def load(self, row: At, column: At = NOWHERE) -> Value:
         return Load(self.buffer.name, self.at(row, column), self.buffer.dtype)
 
-    def store(self, value: Value, row: Index, column: Index = NOWHERE) -> Store:
+    def store(self, value: Value, row: At, column: At = NOWHERE) -> Store:
         return Store(self.buffer.name, self.at(row, column), value)
 
     def shifted(self, row: Index) -> Rows:
         """The rows from one of them on."""
-        return replace(self, index=self.index + row * self.stride)
+        return replace(self, index=self.at(row))
 
     def matrix(self, count: int, width: int, column: Index = NOWHERE) -> Matrix:
         walks = Walk(count, self.stride), Walk(width)
@@ -64,7 +69,7 @@ class Rows:
 
     def cleared(self, row: Var, column: Var, first: Index = NOWHERE) -> tuple[Statement, ...]:
         """Zeros in some columns of some rows."""
-        zero = self.store(Literal(0, F32), variable(row), first + variable(column))
+        zero = self.store(Literal(0, F32), row, first + variable(column))
         return nest([row, column], Role.PARALLEL, [zero])
 
 
@@ -84,7 +89,7 @@ class Queries:
         """copy[d, i] = rows[i, d]."""
         d = Var("d", self.width)
         place = variable(d) * self.count + variable(lane)
-        store = Store(self.copy.name, place, rows.load(variable(lane), variable(d)))
+        store = Store(self.copy.name, place, rows.load(lane, d))
         return nest([d, lane], Role.PARALLEL, [store])
 
     @property
@@ -105,14 +110,14 @@ class Scores:
     stride: int  # between rows
     keys_are_rows: bool = True  # and queries contiguous; else the other way around
 
-    def at(self, key: Index, query: Index) -> Index:
+    def at(self, key: At, query: At) -> Index:
         row, column = (key, query) if self.keys_are_rows else (query, key)
-        return self.start + row * self.stride + column
+        return self.start + index_of(row) * self.stride + index_of(column)
 
-    def load(self, key: Index, query: Index) -> Value:
+    def load(self, key: At, query: At) -> Value:
         return Load(self.buffer.name, self.at(key, query), self.buffer.dtype)
 
-    def store(self, value: Value, key: Index, query: Index) -> Store:
+    def store(self, value: Value, key: At, query: At) -> Store:
         return Store(self.buffer.name, self.at(key, query), value)
 
     def part(self, first: Index, count: int) -> Scores:
@@ -162,7 +167,7 @@ def statistics(
     return [
         Let("top", Literal(float("-inf"), F32)),
         *over_keys([Accumulate("top", "max", score)]),
-        Let("shift", finite(Local("top", F32))),
+        Let("shift", finite(local("top"))),
         *(Let(name, Literal(0, F32)) for name in sums),
         *over_keys(terms),
     ]
@@ -170,12 +175,16 @@ def statistics(
 
 def log_sum(total: str, shift: str) -> Value:
     """The logarithm of a row's sum of exponentials."""
-    return add(Apply("log", (Local(total, F32),), F32), Local(shift, F32))
+    return add(Apply("log", (local(total),), F32), local(shift))
 
 
 def power(score: Value, shift: Value) -> Value:
     """An exponential: a probability, where the shift is the logarithm of the sum."""
     return Apply("exp", (sub(score, shift),), F32)
+
+
+def local(name: str) -> Local:
+    return Local(name, F32)
 
 
 def add(a: Value, b: Value) -> Value:
