@@ -155,7 +155,7 @@ def walk_of(index: Index, axes: Sequence[Var]) -> Walk | None:
     return walk([sum((f or 0) * i for f, i in zip(factors, p, strict=True)) for p in places])
 
 
-LIBRARY_CALLS = frozenset([CONV, CONV_GRAD_X, CONV_GRAD_W])  # launches of their own in any case
+CONVOLUTIONS = frozenset([CONV, CONV_GRAD_X, CONV_GRAD_W])
 
 
 def launches_dominate(graph: Graph, limits: Matmuls) -> bool:
@@ -174,8 +174,8 @@ def _wide_flops(graph: Graph, most: int) -> float:
         if node.op is SCAN:
             attributes: Any = node.attributes
             total += attributes.length * _wide_flops(attributes.body, most)
-        elif node.op in LIBRARY_CALLS:
-            return math.inf
+        elif node.op in CONVOLUTIONS:
+            return math.inf  # a library call in any case
         elif node.op is CONTRACT and node.types[0].is_float:
             flops = contraction_of(graph, node).flops
             if node.types[0].dtype.is_narrow or flops > most:

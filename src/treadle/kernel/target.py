@@ -43,7 +43,8 @@ class Matmuls:
     copied_depth: int = 128  # elements of the depth that a transposed copy takes at a time: chosen
     copy_tasks: int = 32  # tasks of such a copy, so that threads share it evenly: chosen
 
-    # Matmuls of a library
+    # Matmuls, convolutions and attention of a library
+    pack: int = 8  # elements of a library's widest loads, 16 bytes of narrow floats
     # Operations, below which a thread for each element is as fast: chosen.
     library_flops: int = 1 << 16
     library_depth: int = 4  # elements of the depth, below which it is too: chosen
@@ -77,6 +78,7 @@ class Streaming:
 
     least_rows: int = 64  # of a chunk: each reads and writes all of the weight's gradient
     most_rows: int = 256  # of a chunk: chosen, so that a block's logits stay in the second cache
+    rows_multiple: int = 32  # of a chunk, if it has many: two vectors of the widest kind
     # Of all rows in a chunk: with its statistics, a twentieth of the memory of all logits.
     share: float = 0.047
     block: int = 96  # classes of a block: with 96 rows its logits are 36 KB, near the first cache
@@ -142,5 +144,5 @@ GPU = Target(
     fills=512,
     matmuls=Matmuls(by_library=True),
     # Rows: matmuls of half as many are a little slower, more take more memory (measured, H200).
-    streaming=Streaming(least_rows=2048, most_rows=4096),
+    streaming=Streaming(least_rows=2048, most_rows=4096, rows_multiple=8),
 )

@@ -160,7 +160,7 @@ class _Forward(_Attention):
     def kernels(self) -> list[Kernel]:
         q, k, v = self.node.operands
         rows, keys, values = self.of_queries(q), self.of_keys(k), self.of_keys(v)
-        queries = self.queries("turned", self.depth)
+        queries = self.queries("transposed", self.depth)
         scores, shares = self.scores("scores", self.count), self.per_query("shares")
         first, block = variable(self.k) * self.key_block, self.key_block
         of_keys = keys.shifted(first).matrix(block, self.depth)
@@ -228,8 +228,8 @@ class _Backward(_Attention):
         self.keys, self.values = self.of_keys(k), self.of_keys(v)
         self.d_q = self.result(0, self.head).shifted(self.first_query)
         self.d_k, self.d_v = (self.result(i, variable(self.g)) for i in (1, 2))
-        self.queries_t = self.queries("turned", self.depth)
-        self.ct_t = self.queries("turned_ct", self.width)
+        self.queries_t = self.queries("transposed", self.depth)
+        self.ct_t = self.queries("transposed_ct", self.width)
         self.p, self.ds = (self.scores(name, self.key_block) for name in ("weights", "scores"))
         self.sums, self.logs = self.per_query("rows"), self.per_query("logs")
 

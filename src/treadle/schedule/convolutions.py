@@ -9,7 +9,6 @@ from dataclasses import replace
 from treadle.ir.composites import CONV, CONV_GRAD_W, Conv, ConvGrad
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
-from treadle.ir.types import TensorType
 from treadle.kernel.index import Index, Var, constant, variable
 from treadle.kernel.nodes import (
     Kernel,
@@ -31,8 +30,6 @@ from treadle.schedule.lower import Lowering
 from treadle.schedule.nests import axis_vars
 from treadle.schedule.operands import copied, load_of, moved, reading, temporary
 
-PACK = 8  # elements that a library loads at once: rows of matrices start at multiples
-
 
 @ROOTS(*CONVOLUTIONS)
 def _conv(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
@@ -51,24 +48,25 @@ def _conv(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     result = View(target.name, 0, type_.shape, last_strides(type_.shape))
     body: list[Statement] = [
         _matmul(node, result, *operands)
-        if is_pointwise(node, [lowering.graph.type_of(v) for v in node.operands])
+        if _is_pointwise(lowering, node)
         else Library(node.op.name, (result,), operands, conv_numbers(node), _flops(lowering, node))
     ]
     kernel = lowering.kernel(position, reader, [], body, "", (target,))
     return [*copies, replace(kernel, is_whole=True), *finish]
 
 
-def is_pointwise(node: Node, types: Sequence[TensorType]) -> bool:
+def _is_pointwise(lowering: Lowering, node: Node) -> bool:
     """Whether a convolution takes each pixel by itself: a matmul of pixels and channels.
 
     Channels are multiples of a pack, so that rows of matrices are aligned.
     """
-    weight = node.types[0] if node.op is CONV_GRAD_W else types[1]
+    is_weight = node.op is CONV_GRAD_W
+    weight = node.types[0] if is_weight else lowering.graph.type_of(node.operands[1])
     given = node.attributes
     conv = given.conv if isinstance(given, ConvGrad) else given
     assert isinstance(conv, Conv)
     is_still = all(s == 1 for s in conv.strides) and not any(map(any, conv.padding))
-    is_aligned = all(n % PACK == 0 for n in weight.shape[:2])
+    is_aligned = all(n % lowering.target.matmuls.pack == 0 for n in weight.shape[:2])
     return weight.shape[2:] == (1, 1) and conv.groups == 1 and is_still and is_aligned
 
 
@@ -106,7 +104,7 @@ def _operand(
     type_ = lowering.graph.type_of(value)
     axes = axis_vars("x", type_.shape)
     load = load_of(lowering.reader(), value, axes)
-    is_aligned = load is not None and load.index.offset % PACK == 0
+    is_aligned = load is not None and load.index.offset % lowering.target.matmuls.pack == 0
     if load is not None and is_aligned and _has_channels_last(load.index, axes):
         return View(load.buffer, load.index.offset, type_.shape, last_strides(type_.shape))
     buffer = temporary(lowering, position, f"last{number}", type_.dtype, type_.size)

@@ -52,7 +52,7 @@ from treadle.schedule.softmax import (
 
 def chunk_sizes(rows: int, limits: Streaming) -> list[int]:
     """Rows of each chunk: each reads and writes all of the weight's gradient, so not too few."""
-    wanted = int(rows * limits.share) // 32 * 32
+    wanted = int(rows * limits.share) // limits.rows_multiple * limits.rows_multiple
     size = min(rows, max(limits.least_rows, min(limits.most_rows, wanted)))
     count, rest = divmod(rows, size)
     return [size] * count + ([rest] if rest else [])
@@ -113,7 +113,7 @@ class _BlockChunk(Chunk):
         self.x = self.part(head.x, head.width)
         self.targets = self.part(head.targets, 1)
         self.rows = self.part(head.result(0), 1)
-        self.queries = Queries(head.buffer("turned", head.width * most), size, head.width)
+        self.queries = Queries(head.buffer("transposed", head.width * most), size, head.width)
         self.logs = Rows(head.buffer("logs", most), Index(), 1)
         # Of each block: the shift, Σ exp, the target's logit, and Σ logits.
         self.sums = ("shift", "sum", "own", "every")[: 4 if head.smoothing else 3]
@@ -125,9 +125,9 @@ class _BlockChunk(Chunk):
         return [self._transposed(), *blocks, self._logarithms(), *gradients]
 
     def _transposed(self) -> Kernel:
-        """The tokens as columns."""
+        """The tokens as lanes."""
         body = self.queries.copied(self.x, self.i)
-        return self.head.kernel("turn", (self.x.buffer,), (self.queries.copy,), body)
+        return self.head.kernel("transpose", (self.x.buffer,), (self.queries.copy,), body)
 
     def _kept(self, band: _Band, name: str, size: int = 1) -> Buffer:
         """Numbers of each block for each token: as many as this chunk needs of their memory."""

@@ -49,7 +49,8 @@ def chunk_sizes(rows: int, limits: Streaming) -> list[int]:
     """Rows of each chunk: equal ones, and the last what is left over."""
     count = max(-(-rows // limits.most_rows), min(2, rows // limits.least_rows), 1)
     size = -(-rows // count)
-    size += -size % 8 if size >= 64 else 0  # rows that start at multiples of a pack
+    if size >= 8 * limits.rows_multiple:
+        size += -size % limits.rows_multiple
     return [min(size, rows - start) for start in range(0, rows, size)]
 
 
@@ -84,8 +85,9 @@ class _RowChunk(Chunk):
         super().__init__(head, size, start, done=1)
         held = head.x.dtype if head.is_rounded else F32
         self.logits = self._scores("logits", most, held)
-        is_apart = head.ct is not None and held is not head.x.dtype
-        self.gradients = self._scores("slopes", most, head.x.dtype) if is_apart else self.logits
+        self.gradients = self.logits
+        if head.ct is not None and held is not head.x.dtype:
+            self.gradients = self._scores("logit_gradients", most, head.x.dtype)
         self.x = self.part(head.x, head.width)
         self.v = Var("v", head.classes)
 

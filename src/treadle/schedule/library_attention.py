@@ -15,8 +15,6 @@ from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import axis_vars
 from treadle.schedule.operands import copied, load_of, reading, row_major, temporary
 
-PACK = 8  # elements that a library loads at once: strides and starts are multiples
-
 
 def library_attention(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     """Forward or backward, and copies of operands whose last axis is not contiguous."""
@@ -53,17 +51,17 @@ def _result(lowering: Lowering, value: TensorValue) -> View:
 def _operand(lowering: Lowering, position: int, value: TensorValue, copies: list[Kernel]) -> View:
     """Where an operand lies; a copy of it where its last axis is not contiguous."""
     type_ = lowering.graph.type_of(value)
-    axes = axis_vars("x", type_.shape)
+    axes, pack = axis_vars("x", type_.shape), lowering.target.matmuls.pack
     load = load_of(lowering.reader(), value, axes)
     if load is not None:
         strides = [load.index.factor_of(v) for v in axes]
-        is_even = all(s is not None and s % PACK == 0 for s in strides[:-1])
+        is_even = all(s is not None and s % pack == 0 for s in strides[:-1])
         is_packed = type_.rank != 4 or (strides[-1] == 1 and is_even)
-        if is_packed and load.index.offset % PACK == 0:
+        if is_packed and load.index.offset % pack == 0:
             return _view(load, type_.shape)
-    name = f"whole{value.node}.{value.output}"
+    name = f"copy{value.node}.{value.output}"
     buffer = temporary(lowering, position, name, type_.dtype, type_.size)
-    copies.append(copied(lowering, position, value, buffer, axes, axes, f"_whole{value.node}"))
+    copies.append(copied(lowering, position, value, buffer, axes, axes, f"_copy{value.node}"))
     return _view(Load(buffer.name, row_major(axes), buffer.dtype), type_.shape)
 
 

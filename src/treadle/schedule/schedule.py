@@ -14,7 +14,7 @@ from treadle.schedule import cross_entropy as cross_entropy
 from treadle.schedule import matmuls as matmuls
 from treadle.schedule import roots as roots
 from treadle.schedule import sums as sums
-from treadle.schedule.batched import put_together
+from treadle.schedule.batched import batch_matmuls
 from treadle.schedule.lower import PANEL, lower
 
 
@@ -32,5 +32,5 @@ def schedule(
     """
     program = lower(graph, fuse, panel, in_place, target)
     if fuse and target.fills:
-        program = put_together(program, target)
+        program = batch_matmuls(program, target)
     return check_phases(program)

@@ -254,4 +254,4 @@ def test_a_processor_gets_what_it_got() -> None:
     program = schedule(graph, in_place=True)
     assert program.series == ()
     assert program.steps == lower(graph, in_place=True).steps
-    assert batched.put_together(program, replace(CPU, fills=512)).steps == program.steps
+    assert batched.batch_matmuls(program, replace(CPU, fills=512)).steps == program.steps
