@@ -151,8 +151,8 @@ def walk_of(index: Index, axes: Sequence[Var]) -> Walk | None:
         return None
     if len(axes) == 1:
         return Walk(axes[0].extent, factors[0] or 0)
-    places = product(*(range(v.extent) for v in axes))
-    return walk([sum((f or 0) * i for f, i in zip(factors, p, strict=True)) for p in places])
+    steps = product(*(range(v.extent) for v in axes))
+    return walk([sum((f or 0) * i for f, i in zip(factors, s, strict=True)) for s in steps])
 
 
 CONVOLUTIONS = frozenset([CONV, CONV_GRAD_X, CONV_GRAD_W])

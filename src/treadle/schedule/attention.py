@@ -30,7 +30,7 @@ from treadle.schedule.keep import ROOTS
 from treadle.schedule.library_attention import library_attention
 from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import axis_vars, nest
-from treadle.schedule.operands import copied, plain_load, temporary
+from treadle.schedule.operands import copied, plain_load
 from treadle.schedule.softmax import (
     F32,
     Queries,
@@ -70,7 +70,7 @@ class _Attention:
     def __init__(self, lowering: Lowering, position: int, node: Node):
         self.lowering, self.position, self.node = lowering, position, node
         self.reader = lowering.reader()
-        self.copies: list[Kernel] = []
+        self.copies: dict[TensorValue, tuple[Buffer, Kernel]] = {}
         attributes: c.Attention = attributes_of(node)
         self.causal, self.scale = attributes.causal, float(attributes.scale)
         q, k, v = (lowering.graph.type_of(x).shape for x in node.operands[-3:])
@@ -120,8 +120,8 @@ class _Attention:
         """The rows of a head; the operand is copied first where rows are not contiguous."""
         shape = self.lowering.graph.type_of(operand).shape
         t, d = Var("t~", shape[2]), Var("d~", shape[3])
-        places = (variable(self.b), head, variable(t), variable(d))
-        found = plain_load(self.reader, self.reader.at(operand, places))
+        indices = (variable(self.b), head, variable(t), variable(d))
+        found = plain_load(self.reader, self.reader.at(operand, indices))
         step, stride = (None if found is None else found.index.factor_of(v) for v in (d, t))
         if found is None or stride is None or (step != 1 and d.extent > 1):
             return self._in_order(self._copied(operand), shape, head)
@@ -130,15 +130,13 @@ class _Attention:
         return Rows(buffer, Index(terms, found.index.offset), stride)
 
     def _copied(self, operand: TensorValue) -> Buffer:
-        lowering, type_ = self.lowering, self.lowering.graph.type_of(operand)
+        lowering, name = self.lowering, f"rows{operand.node}.{operand.output}"
         self.reader.lets.clear()
-        before = len(lowering.buffers)
-        name = f"rows{operand.node}.{operand.output}"
-        buffer = temporary(lowering, self.position, name, F32, type_.size)
-        if len(lowering.buffers) > before:  # else another operand is the same tensor
-            axes = axis_vars("i", type_.shape)
-            kernel = copied(lowering, self.position, operand, buffer, axes, axes, "_rows")
-            self.copies.append(kernel)
+        if operand not in self.copies:  # which another operand may be too
+            axes = axis_vars("i", lowering.graph.type_of(operand).shape)
+            given = lowering, self.position, operand, name
+            self.copies[operand] = copied(*given, axes, axes, "_rows")
+        buffer = self.copies[operand][0]
         self.reader.used[buffer.name] = lowering.as_type(buffer)
         return buffer
 
@@ -147,13 +145,14 @@ class _Attention:
         return self._in_order(self.lowering.buffer(value), self.node.types[output].shape, head)
 
     def _in_order(self, buffer: Buffer, shape: Sequence[int], head: Index) -> Rows:
-        places = [variable(self.b), head, constant(0), constant(0)]
-        return Rows(buffer, flatten(places, shape), shape[3])
+        indices = [variable(self.b), head, constant(0), constant(0)]
+        return Rows(buffer, flatten(indices, shape), shape[3])
 
     def kernel(self, body: Sequence[Statement], scratch: Sequence[Buffer]) -> list[Kernel]:
         made = [TensorValue(self.position, i) for i in range(len(self.node.types))]
         kernel = self.lowering.kernel(self.position, self.reader, made, body)
-        return [*self.copies, replace(kernel, scratch=tuple(scratch), is_whole=True)]
+        copies = [copy for _, copy in self.copies.values()]
+        return [*copies, replace(kernel, scratch=tuple(scratch), is_whole=True)]
 
 
 class _Forward(_Attention):
@@ -254,8 +253,8 @@ class _Backward(_Attention):
         """Σ ct · out of each query, and its logsumexp, finite."""
         e, i = Var("e", self.width), self.i
         pair = mul(self.ct.load(i, e), self.out.load(i, e))
-        place = (variable(self.b), self.head, self.first_query + variable(i))
-        log = self.reader.at(self.lse, place)
+        indices = (variable(self.b), self.head, self.first_query + variable(i))
+        log = self.reader.at(self.lse, indices)
         lets, self.reader.lets = list(self.reader.lets), []
         body: list[Statement] = [
             Let("row", Literal(0, F32)),

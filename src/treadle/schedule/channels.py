@@ -76,7 +76,7 @@ def images(graph: Graph) -> frozenset[TensorValue]:
     for i, node in enumerate(graph.nodes):
         if node.op in CONVOLUTIONS:
             found.update(node.operands, (TensorValue(i),))
-    near: dict[TensorValue, list[TensorValue]] = {}
+    neighbours: dict[TensorValue, list[TensorValue]] = {}
     for i, node in enumerate(graph.nodes):
         if node.op in CONVOLUTIONS or node.op in _REORDERS:
             continue
@@ -84,11 +84,11 @@ def images(graph: Graph) -> frozenset[TensorValue]:
         for a in node.operands:
             for b in results:
                 if _counts_alike(graph, node, a, b):
-                    near.setdefault(a, []).append(b)
-                    near.setdefault(b, []).append(a)
+                    neighbours.setdefault(a, []).append(b)
+                    neighbours.setdefault(b, []).append(a)
     pending = list(found)
     while pending:
-        for other in near.get(pending.pop(), ()):
+        for other in neighbours.get(pending.pop(), ()):
             if other not in found:
                 found.add(other)
                 pending.append(other)
@@ -103,14 +103,14 @@ def _counts_alike(graph: Graph, node: Node, a: TensorValue, b: TensorValue) -> b
 
 
 def channels_last(
-    graph: Graph, kept: Mapping[TensorValue, None], of: Collection[TensorValue]
+    graph: Graph, materialized: Mapping[TensorValue, None], of: Collection[TensorValue]
 ) -> dict[TensorValue, tuple[int, ...]]:
     """The order in memory of images that are materialized inside the program."""
     outside = {o.value for o in graph.outputs}
     outside |= {v for n in graph.nodes if n.op is SCAN for v in n.operands}
     return {
         v: last_order(4)
-        for v in kept
+        for v in materialized
         if v in of and graph.type_of(v).rank == 4 and v not in outside
         if graph.nodes[v.node].op not in _OWN
     }

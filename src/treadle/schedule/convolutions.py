@@ -107,9 +107,10 @@ def _operand(
     is_aligned = load is not None and load.index.offset % lowering.target.matmuls.pack == 0
     if load is not None and is_aligned and _has_channels_last(load.index, axes):
         return View(load.buffer, load.index.offset, type_.shape, last_strides(type_.shape))
-    buffer = temporary(lowering, position, f"last{number}", type_.dtype, type_.size)
     order = [axes[i] for i in last_order(4)]
-    copies.append(copied(lowering, position, value, buffer, axes, order, f"_last{number}"))
+    given = lowering, position, value, f"last{number}"
+    buffer, kernel = copied(*given, axes, order, f"_last{number}")
+    copies.append(kernel)
     return View(buffer.name, 0, type_.shape, last_strides(type_.shape))
 
 

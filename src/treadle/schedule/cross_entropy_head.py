@@ -87,8 +87,9 @@ class Head:
             known = lowering.buffers[found.buffer]
             if known.size == type_.size:
                 return known
-        buffer = self.buffer(f"flat{operand.node}.{operand.output}", type_.size, type_.dtype)
-        self.before.add(copied(lowering, self.position, operand, buffer, axes, axes, "_copy"))
+        given = lowering, self.position, operand, f"flat{operand.node}.{operand.output}"
+        buffer, kernel = copied(*given, axes, axes, "_copy")
+        self.before.add(kernel)
         return buffer
 
     def _targets(self, operand: TensorValue) -> Buffer:

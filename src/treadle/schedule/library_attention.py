@@ -13,7 +13,7 @@ from treadle.kernel.index import variable
 from treadle.kernel.nodes import Kernel, Library, Load, View
 from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import axis_vars
-from treadle.schedule.operands import copied, load_of, reading, row_major, temporary
+from treadle.schedule.operands import copied, load_of, reading, row_major
 
 
 def library_attention(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
@@ -59,9 +59,9 @@ def _operand(lowering: Lowering, position: int, value: TensorValue, copies: list
         is_packed = type_.rank != 4 or (strides[-1] == 1 and is_even)
         if is_packed and load.index.offset % pack == 0:
             return _view(load, type_.shape)
-    name = f"copy{value.node}.{value.output}"
-    buffer = temporary(lowering, position, name, type_.dtype, type_.size)
-    copies.append(copied(lowering, position, value, buffer, axes, axes, f"_copy{value.node}"))
+    given = lowering, position, value, f"copy{value.node}.{value.output}"
+    buffer, kernel = copied(*given, axes, axes, f"_copy{value.node}")
+    copies.append(kernel)
     return _view(Load(buffer.name, row_major(axes), buffer.dtype), type_.shape)
 
 

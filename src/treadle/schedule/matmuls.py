@@ -344,7 +344,7 @@ class _Matmul:
 
     def _cleared(self, target: Buffer, part: Var) -> list[Statement]:
         lanes = Var("z", self.panel if self.is_by_panels else self.columns)
-        at = self._place(part) + variable(lanes)
+        at = self._address(part) + variable(lanes)
         if self.is_by_panels:
             at = at + variable(self._panel_var) * self.panel
         zero = Store(target.name, at, Literal(0, self.dtype))
@@ -354,7 +354,7 @@ class _Matmul:
     def _panel_var(self) -> Var:
         return Var("panel", self.columns // self.panel)
 
-    def _place(self, part: Var) -> Index:
+    def _address(self, part: Var) -> Index:
         """Where a row of the target starts: axes in the order of the (transposed) result."""
         result, indices = self.contraction.result, self._indices()
         at = flatten([indices[v] for v in result], [v.extent for v in result])
@@ -362,11 +362,11 @@ class _Matmul:
 
     def _into(self, target: Buffer, part: Var) -> Matrix:
         """The rows of a block in the target, all columns."""
-        place = self._place(part)
-        rows = walk_of(place, self.rows.inner)
+        address = self._address(part)
+        rows = walk_of(address, self.rows.inner)
         assert rows is not None
         assert not rows.listed
-        return Matrix(target.name, _without(place, self.rows.inner), rows, Walk(self.columns))
+        return Matrix(target.name, _without(address, self.rows.inner), rows, Walk(self.columns))
 
     def _panels(
         self, reader: Reader, into: Matrix, left: Matrix, depth: Walk, move: Index, adds: bool

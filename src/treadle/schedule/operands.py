@@ -53,17 +53,18 @@ def copied(
     lowering: Lowering,
     position: int,
     value: TensorValue,
-    into: Buffer,
+    name: str,
     axes: Sequence[Var],
     order: Sequence[Var],
     suffix: str,
-) -> Kernel:
-    """Copies a tensor into memory that has its axes in some order."""
-    reader = lowering.reader()
-    element = as_dtype(reader.at(value, tuple(map(variable, axes))), into.dtype)
+) -> tuple[Buffer, Kernel]:
+    """A tensor in memory that has its axes in some order, and the kernel that copies it."""
+    type_, reader = lowering.graph.type_of(value), lowering.reader()
+    into = temporary(lowering, position, name, type_.dtype, type_.size)
+    element = reader.at(value, tuple(map(variable, axes)))
     body = [*reader.lets, Store(into.name, row_major(order), element)]
     loops = nest(order, Role.PARALLEL, body)
-    return lowering.kernel(position, reader, [], loops, suffix, (into,))
+    return into, lowering.kernel(position, reader, [], loops, suffix, (into,))
 
 
 def moved(
@@ -74,8 +75,8 @@ def moved(
     order: Sequence[Var],
 ) -> Kernel:
     """Writes a result from memory that has its axes in some other order."""
-    place = lowering.place(value, [variable(v) for v in axes])
+    index = lowering.place(value, [variable(v) for v in axes])
     load = Load(source.name, row_major(order), source.dtype)
-    body = nest(axes, Role.PARALLEL, [Store(lowering.names[value], place, load)])
+    body = nest(axes, Role.PARALLEL, [Store(lowering.names[value], index, load)])
     reader = reading(lowering, [source.name])
     return lowering.kernel(value.node, reader, [value], body, "_moved")

@@ -42,8 +42,8 @@ def into_panels(
     column = variable(number) * panel + variable(lane)
     guards = [] if columns % panel == 0 else [Within(column, 0, columns)]
     split = unflatten(bounded(column, columns), [v.extent for v in contraction.tiled])
-    places = dict(zip(contraction.tiled, split, strict=True))
-    places |= {axis: variable(v) for axis, v in (outer | depth).items()}
+    indices = dict(zip(contraction.tiled, split, strict=True))
+    indices |= {axis: variable(v) for axis, v in (outer | depth).items()}
     loops = order = [*outer.values(), number, *depth.values(), lane]
     last = contraction.depth[-1]
     # A transposed view is contiguous along the depth, whatever the order of its axes.
@@ -53,12 +53,12 @@ def into_panels(
         rows = best_divisor(last.extent, limits.packed_rows)
         row = replace(depth.pop(last), extent=rows)
         block = Var(f"{row.name}_block", last.extent // rows)
-        places[last] = variable(block) * rows + variable(row)
+        indices[last] = variable(block) * rows + variable(row)
         loops = [*outer.values(), number, *depth.values(), block, row, lane]
         order = [*outer.values(), *depth.values(), block, number, row, lane]
     element = reader.under(
         guards,
-        lambda: as_dtype(reader.at(right.value, tuple(places[v] for v in right.axes)), dtype),
+        lambda: as_dtype(reader.at(right.value, tuple(indices[v] for v in right.axes)), dtype),
         Literal(0, dtype),
     )
     if order is loops and isinstance(element, Load) and _is_transposed(element, loops):

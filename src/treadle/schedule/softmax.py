@@ -38,8 +38,8 @@ At = Index | Var
 NOWHERE = Index()
 
 
-def index_of(place: At) -> Index:
-    return variable(place) if isinstance(place, Var) else place
+def index_of(at: At) -> Index:
+    return variable(at) if isinstance(at, Var) else at
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,8 @@ class Queries:
     def copied(self, rows: Rows, lane: Var) -> tuple[Statement, ...]:
         """copy[d, i] = rows[i, d]."""
         d = Var("d", self.width)
-        place = variable(d) * self.count + variable(lane)
-        store = Store(self.copy.name, place, rows.load(lane, d))
+        address = variable(d) * self.count + variable(lane)
+        store = Store(self.copy.name, address, rows.load(lane, d))
         return nest([d, lane], Role.PARALLEL, [store])
 
     @property

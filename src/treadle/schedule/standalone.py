@@ -89,10 +89,9 @@ class _Standalone:
             if found is not None:
                 return found
         order = self.contraction.batch + rows + columns
-        dtype = self.lowering.graph.type_of(operand.value).dtype
-        buffer = temporary(self.lowering, self.position, f"matrix{i}", dtype, size(order))
-        given = self.lowering, self.position, operand.value
-        self.copies.append(copied(*given, buffer, operand.axes, order, f"_matrix{i}"))
+        given = self.lowering, self.position, operand.value, f"matrix{i}"
+        buffer, kernel = copied(*given, operand.axes, order, f"_matrix{i}")
+        self.copies.append(kernel)
         return self.in_rows(buffer, rows, columns)
 
     def in_rows(self, buffer: Buffer, rows: Axes, columns: Axes) -> Matrix:
