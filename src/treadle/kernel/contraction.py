@@ -42,8 +42,9 @@ class Operand(Generic[T]):
 class Contraction(Generic[T]):
     """result[batch, rows, columns] = Σ over the depth of left[rows, depth] · right[depth, columns].
 
-    Columns are the right operand's axes alone. `tiled` are those of them that lie next to each
-    other at the end of the result: matmul tiles run along these.
+    Columns are axes of the right operand alone. `tiled` are those of them that stand next to each
+    other at the end of the result: matmul tiles run along these. Operands are tensors where a node
+    of a graph is described, values where a kernel is.
     """
 
     left: Operand[T]
@@ -53,20 +54,26 @@ class Contraction(Generic[T]):
 
     @property
     def batch(self) -> Axes:
-        return tuple(v for v in self.result if v in self.left.axes and v in self.right.axes)
+        """Axes of both operands; loops of a kernel may also be of neither."""
+        left, right = self.left.axes, self.right.axes
+        return tuple(v for v in self.result if (v in left) == (v in right))
 
     @property
     def rows(self) -> Axes:
-        return tuple(v for v in self.result if v not in self.right.axes)
+        return self._alone(self.left, self.right)
 
     @property
     def columns(self) -> Axes:
-        return tuple(v for v in self.result if v not in self.left.axes)
+        return self._alone(self.right, self.left)
+
+    def _alone(self, operand: Operand[T], other: Operand[T]) -> Axes:
+        return tuple(v for v in self.result if v in operand.axes and v not in other.axes)
 
     @property
     def depth(self) -> Axes:
         """What is summed, in the order of the left operand."""
-        return tuple(v for v in self.left.axes if v not in self.result)
+        every = dict.fromkeys(self.left.axes + self.right.axes)
+        return tuple(v for v in every if v not in self.result)
 
     @property
     def outer(self) -> Axes:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from treadle.kernel.index import Index, Var, variable
 from treadle.kernel.nodes import Walk, walk
 from treadle.schedule.divisors import best_divisor
 
@@ -47,6 +48,30 @@ def cut_depth(digits: Sequence[Digit], most: int) -> tuple[list[Digit], list[Dig
             outer.append(Digit(d.count // part, d.left * part, d.right * part))
         break
     return outer, inner
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """Loops around the template, how they move both operands, and what the template sums."""
+
+    part: Var  # of sums that are added at the end
+    loops: list[Var]
+    moves: tuple[Index, Index]
+    summed: tuple[Walk, Walk]
+
+
+def depth_of(digits: Sequence[Digit], parts: int, most: int) -> Depth:
+    """The depth in equal parts, each in loops around about `most` elements."""
+    part, first = Var("part", parts), digits[0]
+    share = replace(first, count=first.count // parts)
+    outer, inner = cut_depth(merged([share, *digits[1:]]), most)
+    loops = [Var(f"d{i}", d.count) for i, d in enumerate(outer)]
+    left, right = (variable(part) * (share.count * step) for step in (first.left, first.right))
+    for var, d in zip(loops, outer, strict=True):
+        left, right = left + variable(var) * d.left, right + variable(var) * d.right
+    by_left = walked(tuple((d.left, d.count) for d in inner))
+    by_right = walked(tuple((d.right, d.count) for d in inner))
+    return Depth(part, loops, (left, right), (by_left, by_right))
 
 
 @functools.lru_cache(maxsize=256)

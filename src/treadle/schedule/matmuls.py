@@ -43,7 +43,7 @@ from treadle.kernel.nodes import (
     Value,
     Walk,
 )
-from treadle.schedule.depth import Digit, cut_depth, merged, walked
+from treadle.schedule.depth import Depth, Digit, depth_of
 from treadle.schedule.divisors import best_divisor
 from treadle.schedule.inline import Reader
 from treadle.schedule.keep import ROOTS
@@ -53,7 +53,7 @@ from treadle.schedule.operands import as_dtype, load_of, reading, row_major, tem
 from treadle.schedule.packing import into_panels
 from treadle.schedule.standalone import by_elements, standalone_matmul
 
-OWN_PANEL = "panel.copy"
+OWN_PANEL, OWN_LEFT = "panel.copy", "left.copy"  # a thread's memory
 
 
 @ROOTS(CONTRACT)
@@ -229,11 +229,12 @@ class _Matmul:
         found = [] if self.reads_right or self.copies_panels else [self._pack()]
         digits = self._digits()
         parts = self._parts(digits)
+        depth = depth_of(digits, parts, self.limits.depth)
         is_final = not self.is_transposed and self.node.types[0].dtype is self.dtype
         if is_final and parts == 1:
-            return [*found, self._multiply(self.lowering.buffer(self.value), digits, parts)]
+            return [*found, self._multiply(self.lowering.buffer(self.value), depth)]
         sums = self._temporary("sums", self.node.types[0].size * parts)
-        return [*found, self._multiply(sums, digits, parts), self._finish(sums, parts)]
+        return [*found, self._multiply(sums, depth), self._finish(sums, parts)]
 
     def _temporary(self, name: str, count: int) -> Buffer:
         return temporary(self.lowering, self.position, name, self.dtype, count)
@@ -252,14 +253,14 @@ class _Matmul:
         waits = self.position in self.lowering.again or all(b.name in leaves for b in kernel.inputs)
         return replace(kernel, is_whole=waits)
 
-    def _copied_panel(self, reader: Reader) -> tuple[Buffer, list[Statement]]:
+    def _copied_panel(self, reader: Reader, body: list[Statement]) -> Buffer:
         """One panel of the right operand in memory of the thread."""
         given = self.panel, self.dtype, self.limits
         found = into_panels(reader, self.contraction, *given, is_one=True)
         inner = found.loops[1:]
-        buffer = Buffer(OWN_PANEL, self.dtype, size(inner))
         store = Store(OWN_PANEL, row_major(inner), found.element)
-        return buffer, list(nest(inner, Role.PARALLEL, [store]))
+        body += nest(inner, Role.PARALLEL, [store])
+        return Buffer(OWN_PANEL, self.dtype, size(inner))
 
     def _digits(self) -> list[Digit]:
         """The depth as loops, with how far each moves the operands or their copies."""
@@ -279,35 +280,24 @@ class _Matmul:
             return 1
         return best_divisor(digits[0].count, limits.most_parts)
 
-    def _multiply(self, target: Buffer, digits: list[Digit], parts: int) -> Kernel:
-        reader, part = self.lowering.reader(), Var("part", parts)
-        copied = self._copied_left(reader) if self.copies_left else None
-        first = digits[0]
-        share = replace(first, count=first.count // parts)
-        start = share.count if parts > 1 else 0
-        loops, inner = cut_depth(merged([share, *digits[1:]]), self.limits.depth)
-        around = [Var(f"d{i}", d.count) for i, d in enumerate(loops)]
-        moves = [variable(part) * (start * first.left), variable(part) * (start * first.right)]
-        for var, d in zip(around, loops, strict=True):
-            moves = [moves[0] + variable(var) * d.left, moves[1] + variable(var) * d.right]
-        depth = walked(tuple((d.left, d.count) for d in inner))
-        body: list[Statement] = [] if copied is None else [*copied[1]]
-        body += self._cleared(target, part) if around else []
-        own = self._copied_panel(reader) if self.copies_panels else None
-        body += own[1] if own else []
-        left = self._left(reader, copied[0] if copied else None, depth, moves[0])
-        depth = walked(tuple((d.right, d.count) for d in inner))
-        into = self._into(target, part)
-        panels = self._panels(reader, into, left, depth, moves[1], bool(around))
-        body += nest(around, Role.SEQUENTIAL, panels)
+    def _multiply(self, target: Buffer, depth: Depth) -> Kernel:
+        """Copies of blocks in the thread's memory, sums cleared, and the template in its loops."""
+        reader, body, scratch = self.lowering.reader(), list[Statement](), list[Buffer]()
+        if self.copies_left:
+            scratch.append(self._copied_left(reader, body))
+        if depth.loops:
+            body += self._cleared(target, depth.part)
+        if self.copies_panels:
+            scratch.append(self._copied_panel(reader, body))
+        left, into = self._left(reader, depth), self._into(target, depth.part)
+        body += nest(depth.loops, Role.SEQUENTIAL, self._panels(reader, into, left, depth))
         panel = [self._panel_var] if self.is_by_panels else []
-        order = [part, *self.outer.values(), *panel, *self.rows.outer]
+        order = [depth.part, *self.outer.values(), *panel, *self.rows.outer]
         is_result = target == self.lowering.buffer(self.value)
         made, also = ([self.value], ()) if is_result else ([], (target,))
-        around_all = nest(order, Role.PARALLEL, body)
-        kernel = self.lowering.kernel(self.position, reader, made, around_all, "", also)
-        scratch = tuple(c[0] for c in (copied, own) if c)
-        return replace(kernel, scratch=scratch, is_whole=self.copies_panels)
+        loops = nest(order, Role.PARALLEL, body)
+        kernel = self.lowering.kernel(self.position, reader, made, loops, "", also)
+        return replace(kernel, scratch=tuple(scratch), is_whole=self.copies_panels)
 
     def _element(self, reader: Reader, operand: Operand[TensorValue], depth: bool) -> Value:
         """An operand at this block's rows; columns are 0, and so is the depth unless asked for."""
@@ -323,24 +313,25 @@ class _Matmul:
         found |= {axis: variable(v) for axis, v in self.outer.items()}
         return found | self.rows.indices
 
-    def _copied_left(self, reader: Reader) -> tuple[Buffer, list[Statement]]:
+    def _copied_left(self, reader: Reader, body: list[Statement]) -> Buffer:
         """A block of the left operand in memory of the thread: depth by depth, rows contiguous."""
         c = self.contraction
         element = self._element(reader, c.left, depth=True)
-        buffer = Buffer("left.copy", self.dtype, size(c.depth) * self.rows.count)
         order = [*(named("k", v) for v in c.depth), *self.rows.inner]
         lets, reader.lets = list(reader.lets), []
-        store = Store(buffer.name, row_major(order), as_dtype(element, self.dtype))
-        return buffer, list(nest(order, Role.PARALLEL, [*lets, store]))
+        store = Store(OWN_LEFT, row_major(order), as_dtype(element, self.dtype))
+        body += nest(order, Role.PARALLEL, [*lets, store])
+        return Buffer(OWN_LEFT, self.dtype, size(order))
 
-    def _left(self, reader: Reader, copied: Buffer | None, depth: Walk, move: Index) -> Matrix:
-        if copied is not None:
-            return Matrix(copied.name, move, Walk(self.rows.count), depth)
+    def _left(self, reader: Reader, depth: Depth) -> Matrix:
+        move, summed = depth.moves[0], depth.summed[0]
+        if self.copies_left:
+            return Matrix(OWN_LEFT, move, Walk(self.rows.count), summed)
         load = self._element(reader, self.contraction.left, depth=False)
         assert isinstance(load, Load)
         rows = walk_of(load.index, self.rows.inner)
         assert rows is not None
-        return Matrix(load.buffer, _without(load.index, self.rows.inner) + move, rows, depth)
+        return Matrix(load.buffer, _without(load.index, self.rows.inner) + move, rows, summed)
 
     def _cleared(self, target: Buffer, part: Var) -> list[Statement]:
         lanes = Var("z", self.panel if self.is_by_panels else self.columns)
@@ -368,9 +359,7 @@ class _Matmul:
         assert not rows.listed
         return Matrix(target.name, _without(address, self.rows.inner), rows, Walk(self.columns))
 
-    def _panels(
-        self, reader: Reader, into: Matrix, left: Matrix, depth: Walk, move: Index, adds: bool
-    ) -> list[Statement]:
+    def _panels(self, reader: Reader, into: Matrix, left: Matrix, depth: Depth) -> list[Statement]:
         """Full panels in a loop, then the columns that are left."""
         right, step = self._right_base(reader)
         full, rest = divmod(self.columns, self.panel)
@@ -378,8 +367,9 @@ class _Matmul:
         def matmul(number: Index, count: int) -> Multiply:
             columns = Walk(count)
             target = replace(into, index=into.index + number * self.panel, columns=columns)
-            source = Matrix(right.buffer, right.index + number * step + move, depth, columns)
-            return Multiply(target, left, source, adds)
+            index = right.index + number * step + depth.moves[1]
+            source = Matrix(right.buffer, index, depth.summed[1], columns)
+            return Multiply(target, left, source, bool(depth.loops))
 
         if self.is_by_panels:
             return [matmul(variable(self._panel_var), self.panel)]
