@@ -53,6 +53,9 @@ class Matmuls:
     launch_flops: int = 1 << 26
     launch_flops_of_graph: int = 1 << 28
     tile: int = 128  # rows and columns that one multiprocessor computes at a time: cuBLASLt's usual
+    # Tiles of a matmul that keeps a device busy; smaller ones of equal layers are batched. A GPU's
+    # is about four for each multiprocessor of an H200; 0 batches nothing.
+    busy_tiles: int = 0
     # Into how many batches equal matmuls of layers may go: the fewest that fit into memory.
     batch_counts: tuple[int, ...] = (1, 2, 3, 4, 6)
     # The part of the peak of live bytes by which batches may raise it, and bytes in any case:
@@ -117,9 +120,6 @@ class Target:
     is_small: bool = False  # launches cost more than the arithmetic: loops compute products too
     has_conv: bool = False  # whether one computes convolutions
     without: frozenset[Any] = frozenset()  # routines that it said it has not
-    fills: int = (
-        0  # tiles of a product that keeps it busy: smaller ones of equal layers are batches
-    )
     fusion: Fusion = Fusion()
     matmuls: Matmuls = Matmuls()
     streaming: Streaming = Streaming()
@@ -141,8 +141,7 @@ GPU = Target(
     60,
     True,
     True,
-    fills=512,
-    matmuls=Matmuls(by_library=True),
+    matmuls=Matmuls(by_library=True, busy_tiles=512),
     # Rows: matmuls of half as many are a little slower, more take more memory (measured, H200).
     streaming=Streaming(least_rows=2048, most_rows=4096, rows_multiple=8),
 )

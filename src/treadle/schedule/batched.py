@@ -9,7 +9,7 @@ program's series ask for.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +18,7 @@ from treadle.kernel.calls import product_of
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.phases import calls_in
 from treadle.kernel.program import Call, Phase, Program, Step
-from treadle.kernel.target import Target
+from treadle.kernel.target import Matmuls
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,10 @@ class Member:
 Run = list[Member]  # equal matmuls of several layers
 
 
-def batch_matmuls(program: Program, target: Target) -> Program:
+def batch_matmuls(program: Program, limits: Matmuls) -> Program:
     """Moves equal matmuls of several phases into that of the last, as many as memory allows."""
     uses = _Uses(program)
-    limits = target.matmuls
-    chains = _chains(program, uses, lambda kernel: _is_small(kernel, target.fills, limits.tile))
+    chains = _chains(program, uses, limits)
     peak = uses.peak([])
     most = peak + max(peak // limits.batch_memory_part, limits.batch_memory)
     for parts in limits.batch_counts if chains else ():
@@ -98,7 +97,7 @@ class _Uses:
         return int(change.cumsum().max(initial=0))
 
 
-def _chains(program: Program, uses: _Uses, is_small: Callable[[Kernel], bool]) -> list[Run]:
+def _chains(program: Program, uses: _Uses, limits: Matmuls) -> list[Run]:
     """Calls of one matmul kernel that play one part in their layers, in the order of steps.
 
     How often operands are touched tells parts from each other: queries share theirs with keys.
@@ -111,7 +110,7 @@ def _chains(program: Program, uses: _Uses, is_small: Callable[[Kernel], bool]) -
         for index, call in enumerate(step.calls if isinstance(step, Phase) else ()):
             number = id(call.kernel)
             if number not in known:
-                known[number] = is_small(call.kernel)
+                known[number] = _is_small(call.kernel, limits)
             if not known[number] or not uses.are_in_arena(call):
                 continue
             key = (number, *(len(uses.touched[a.buffer]) for a in call.arguments))
@@ -121,12 +120,13 @@ def _chains(program: Program, uses: _Uses, is_small: Callable[[Kernel], bool]) -
     return [c for c in found.values() if len(c) > 1]
 
 
-def _is_small(kernel: Kernel, fills: int, tile: int) -> bool:
+def _is_small(kernel: Kernel, limits: Matmuls) -> bool:
     """Whether a kernel is one plain matmul of few tiles: no batch, no bias, nothing added to."""
     matmul = product_of(kernel)
     if matmul is None or matmul.batch > 1 or matmul.bias >= 0 or matmul.adds:
         return False
-    return -(-matmul.m // tile) * -(-matmul.n // tile) < fills
+    rows, columns = (-(-n // limits.tile) for n in (matmul.m, matmul.n))
+    return rows * columns < limits.busy_tiles
 
 
 def _runs(chain: Run, parts: int) -> list[Run]:

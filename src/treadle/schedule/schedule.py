@@ -31,6 +31,6 @@ def schedule(
     leaves they replace.
     """
     program = lower(graph, fuse, panel, in_place, target)
-    if fuse and target.fills:
-        program = batch_matmuls(program, target)
+    if fuse and target.matmuls.busy_tiles:
+        program = batch_matmuls(program, target.matmuls)
     return check_phases(program)
