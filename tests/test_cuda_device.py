@@ -16,7 +16,7 @@ from backend import assert_within, draw, same_bits
 from cuda_backend import needs_gpu, on_gpu
 from test_backend_ops import CASES, COMPUTED, SIZES, agreement, prepared, shaped
 from test_backend_programs import prepared as random_program
-from test_cuda_together import APART, LAYERS, training
+from test_cuda_batched import APART, LAYERS, training
 from treadle import losses, nn, optim
 from treadle.base import dtypes
 from treadle.base.dtypes import DType

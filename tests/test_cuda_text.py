@@ -40,7 +40,7 @@ from treadle.memory.plan import plan_buffers
 from treadle.nn.tracing import Inputs
 from treadle.pipeline import CompileReport, StepRecipe, build_evaluation
 from treadle.rules.heads import recognise_heads
-from treadle.schedule import gpu_head
+from treadle.schedule.cross_entropy_rows import chunk_sizes
 from treadle.schedule.schedule import GPU, Target, schedule
 from treadle.step.programs import UNWATCHED
 
@@ -219,9 +219,12 @@ def head_types(n: int, classes: int, dtype: DType, has_bias: bool) -> list[Tenso
 
 
 def by_chunks(graph: Graph, most: int, least: int) -> Program:
-    sizes = gpu_head.chunk_sizes
-    with mock.patch.object(gpu_head, "chunk_sizes", lambda rows: sizes(rows, most, least)):
-        return schedule(graph, target=BY_CHUNKS)
+    return schedule(graph, target=chunks_of(most, least))
+
+
+def chunks_of(most: int, least: int) -> Target:
+    streaming = dataclasses.replace(GPU.streaming, most_rows=most, least_rows=least)
+    return dataclasses.replace(BY_CHUNKS, streaming=streaming)
 
 
 HEADS = [
@@ -246,10 +249,10 @@ def test_heads_by_chunks(
 
 
 def test_chunks_cover_all_rows() -> None:
-    assert gpu_head.chunk_sizes(32768) == [4096] * 8
-    assert gpu_head.chunk_sizes(4096) == [2048] * 2
-    assert gpu_head.chunk_sizes(100) == [100]
-    assert sum(gpu_head.chunk_sizes(10001)) == 10001
+    assert chunk_sizes(32768, GPU.streaming) == [4096] * 8
+    assert chunk_sizes(4096, GPU.streaming) == [2048] * 2
+    assert chunk_sizes(100, GPU.streaming) == [100]
+    assert sum(chunk_sizes(10001, GPU.streaming)) == 10001
 
 
 @needs_host
@@ -376,9 +379,7 @@ def test_logits_that_something_else_reads_stay() -> None:
 
 def test_a_head_s_logits_are_never_whole() -> None:
     graph = step_graph(1)
-    sizes = gpu_head.chunk_sizes
-    with mock.patch.object(gpu_head, "chunk_sizes", lambda n: sizes(n, 64, 32)):
-        program = schedule(graph, in_place=True, target=BY_CHUNKS)
+    program = schedule(graph, in_place=True, target=chunks_of(64, 32))
     assert any(isinstance(s, Repeat) and s.length == 7 for s in program.steps)
     largest = max(b.size for b in program.buffers)
     assert largest < 512 * 600 // 4

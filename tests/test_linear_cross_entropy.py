@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import backend
 import treadle as td
 from backend import THREADS, assert_within, build, same_bits
 from refusals import refused
@@ -22,12 +24,11 @@ from treadle.autodiff.backward import differentiate
 from treadle.base.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
 from treadle.frontend.mean import Mean
 from treadle.ir import composites as c
-from treadle.ir.graph import Graph, Node
-from treadle.ir.op import Types
+from treadle.ir.graph import Graph
+from treadle.kernel.program import Program
+from treadle.kernel.target import CPU
 from treadle.memory.plan import plan_buffers
-from treadle.schedule import head, lower
-from treadle.schedule.schedule import Target, schedule
-from treadle.schedule.templates import has_kernels
+from treadle.schedule.schedule import schedule
 
 Arrays = dict[str, np.ndarray]
 
@@ -116,19 +117,15 @@ def test_all_ignored_is_as_in_pytorch() -> None:
 # Streams
 
 
-def for_any_classes(node: Node, types: Types, target: Target) -> bool:
-    rewriting = replace(target.rewriting, least_classes=1)
-    return has_kernels(node, types, replace(target, rewriting=rewriting))
-
-
 @contextmanager
-def small_chunks(rows: int = 4, block: int = 6) -> Iterator[None]:
-    """Streams for few rows and classes, in several chunks and blocks."""
-    with (
-        mock.patch.object(lower, "has_kernels", for_any_classes),
-        mock.patch.multiple(head, LEAST_ROWS=rows, BLOCK=block),
-    ):
-        yield
+def small_chunks(rows: int = 4, block: int = 6) -> Iterator[Callable[[Graph], Program]]:
+    """Chunked loops for few rows and classes, in several chunks and blocks."""
+    streaming = replace(CPU.streaming, least_rows=rows, block=block)
+    rewriting = replace(CPU.rewriting, least_classes=1)
+    target = replace(CPU, streaming=streaming, rewriting=rewriting)
+    small = partial(schedule, target=target)
+    with mock.patch.object(backend, "schedule", small):
+        yield small
 
 
 def loss_graph(
@@ -203,10 +200,10 @@ def test_streams_of_real_blocks(size: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("wrt", [("x",), ("weight",), ("bias",), ("x", "bias")])
 def test_only_gradients_that_are_read_are_computed(wrt: tuple[str, ...]) -> None:
     graph = loss_graph(9, 5, 13, True, wrt=wrt)
-    with small_chunks():
+    with small_chunks() as small:
         streamed(graph, arrays_for(graph))
-        whole = schedule(loss_graph(9, 5, 13, True))
-        part = schedule(graph)
+        whole = small(loss_graph(9, 5, 13, True))
+        part = small(graph)
     assert sum(b.nbytes for b in part.buffers) < sum(b.nbytes for b in whole.buffers)
 
 

@@ -1,21 +1,14 @@
-"""Attention by blocks of queries and keys: the scores of a block at a time, never all of them.
-
-Scores are computed with keys as rows and queries as columns: what follows (the maximum, the
-exponentials, the sums) then runs along lanes of queries, and every product reads keys and values
-where they are. Only a block of queries is copied, turned around.
-"""
+"""Attention by blocks of queries and keys: the scores of a block at a time, never all of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from treadle.base import dtypes
 from treadle.ir import composites as c
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
-from treadle.ir.types import TensorType
 from treadle.kernel.index import Index, Var, constant, flatten, variable
 from treadle.kernel.nodes import (
     Accumulate,
@@ -25,382 +18,281 @@ from treadle.kernel.nodes import (
     Kernel,
     Let,
     Literal,
-    Load,
-    Local,
     Matrix,
-    Multiply,
     Position,
     Role,
     Statement,
     Store,
     Value,
-    Walk,
 )
-from treadle.schedule.inline import Reader
 from treadle.schedule.keep import ROOTS
-from treadle.schedule.labels import plain_load
+from treadle.schedule.library_attention import library_attention
 from treadle.schedule.lower import Lowering, attributes_of
-from treadle.schedule.nests import nest
-from treadle.schedule.routines import library_attention
+from treadle.schedule.nests import axis_vars, nest
+from treadle.schedule.operands import copied, plain_load
+from treadle.schedule.softmax import (
+    F32,
+    Queries,
+    Rows,
+    Scores,
+    choose,
+    finite,
+    local,
+    log_sum,
+    mul,
+    power,
+    statistics,
+    sub,
+)
 from treadle.schedule.templates import attention_block
 
-F32 = dtypes.float32
 # What masked scores are taken for in the maximum, as in the definition.
 LOWEST = -3.4e38
 
 
-@dataclass
-class _Heads:
-    """The loops over batch, groups of heads, and heads of a group; sizes and blocks."""
+@ROOTS(c.ATTENTION)
+def attention_kernels(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
+    if lowering.target.has_attention:
+        return library_attention(lowering, position, node)
+    return _Forward(lowering, position, node).kernels()
 
-    queries: TensorType
-    keys: TensorType
-    width: int  # of the values
-    causal: bool
-    scale: float
 
-    def __post_init__(self) -> None:
-        batch, heads, self.length, self.depth = self.queries.shape
-        self.count = self.keys.shape[2]
-        groups = self.keys.shape[1]
-        self.b, self.g, self.r = Var("b", batch), Var("g", groups), Var("r", heads // groups)
-        self.block = attention_block(self.length, self.causal)
+@ROOTS(c.ATTENTION_GRAD)
+def attention_grad_kernels(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
+    if lowering.target.has_attention:
+        return library_attention(lowering, position, node)
+    return _Backward(lowering, position, node).kernels()
+
+
+class _Attention:
+    """Loops over batch, groups of heads, heads of a group and blocks; where operands lie."""
+
+    def __init__(self, lowering: Lowering, position: int, node: Node):
+        self.lowering, self.position, self.node = lowering, position, node
+        self.reader = lowering.reader()
+        self.copies: dict[TensorValue, tuple[Buffer, Kernel]] = {}
+        attributes: c.Attention = attributes_of(node)
+        self.causal, self.scale = attributes.causal, float(attributes.scale)
+        q, k, v = (lowering.graph.type_of(x).shape for x in node.operands[-3:])
+        (batch, heads, length, self.depth), (_, groups, self.count, _) = q, k
+        self.width = v[3]
+        self.block = attention_block(length, self.causal)
         self.key_block = self.block if self.causal else attention_block(self.count)
-        self.q = Var("qb", self.length // self.block)
-        self.k = Var("kb", self.count // self.key_block)
-        self.i, self.s = Var("i", self.block), Var("s", self.count)
+        self.b, self.g, self.r = Var("b", batch), Var("g", groups), Var("r", heads // groups)
+        self.q, self.k = Var("qb", length // self.block), Var("kb", self.count // self.key_block)
+        self.i = Var("i", self.block)
+        self.head = variable(self.g) * self.r.extent + variable(self.r)
+        self.first_query = variable(self.q) * self.block
 
-    @property
-    def head(self) -> Index:
-        return variable(self.g) * self.r.extent + variable(self.r)
-
-    @property
-    def first_query(self) -> Index:
-        return variable(self.q) * self.block
-
-    def keys_seen(self, unit: int) -> Index | None:
+    def seen(self, unit: int) -> Index | None:
         """How many keys (in units) the queries of this block see; None for all."""
-        if not self.causal:
-            return None
-        return (variable(self.q) + 1) * (self.block // unit)
+        return (variable(self.q) + 1) * (self.block // unit) if self.causal else None
 
-    def seen(self, key: Index, value: Value, other: float) -> Value:
+    def masked(self, key: Index, value: Value, other: float) -> Value:
         """A value where the query of this lane sees a key."""
         if not self.causal:
             return value
         query = Position(self.first_query + variable(self.i), dtypes.int32)
         can = Apply("le", (Position(key, dtypes.int32), query), dtypes.bool_)
-        return Apply("where", (can, value, Literal(other, F32)), F32)
+        return choose(can, value, other)
 
+    def scores(self, name: str, keys: int) -> Scores:
+        """A thread's memory for scores: keys as rows, queries as lanes."""
+        buffer = Buffer(name, F32, keys * self.block)
+        return Scores(buffer, Index(), keys, self.block, self.block)
 
-@dataclass
-class _Rows:
-    """An operand (B, heads, positions, width) whose rows lie in memory as they are."""
+    def queries(self, name: str, width: int) -> Queries:
+        return Queries(Buffer(name, F32, width * self.block), self.block, width)
 
-    buffer: str
-    index: Index  # of the first element of a row, in b, head and position variables
-    stride: int  # between positions
+    def per_query(self, name: str) -> Rows:
+        """A thread's memory for a number of each query."""
+        return Rows(Buffer(name, F32, self.block), Index(), 1)
 
+    # Rows of operands and results
 
-class _Writer:
-    def __init__(self, lowering: Lowering, position: int, node: Node):
-        self.lowering, self.position, self.node = lowering, position, node
-        self.reader: Reader = lowering.reader()
-        self.copies: list[Kernel] = []
+    def of_queries(self, operand: TensorValue) -> Rows:
+        return self._rows(operand, self.head).shifted(self.first_query)
 
-    def rows(self, operand: TensorValue, head: Index, b: Var, at: Index) -> _Rows:
-        """Where rows of an operand start; it is copied first where they do not lie together."""
-        type_ = self.lowering.graph.type_of(operand)
-        t, d = Var("t~", type_.shape[2]), Var("d~", type_.shape[3])
-        places = (variable(b), head, variable(t), variable(d))
-        found = plain_load(self.reader, self.reader.at(operand, places))
-        step = None if found is None else found.index.factor_of(d)
-        stride = None if found is None else found.index.factor_of(t)
+    def of_keys(self, operand: TensorValue) -> Rows:
+        return self._rows(operand, variable(self.g))
+
+    def _rows(self, operand: TensorValue, head: Index) -> Rows:
+        """The rows of a head; the operand is copied first where rows are not contiguous."""
+        shape = self.lowering.graph.type_of(operand).shape
+        t, d = Var("t~", shape[2]), Var("d~", shape[3])
+        indices = (variable(self.b), head, variable(t), variable(d))
+        found = plain_load(self.reader, self.reader.at(operand, indices))
+        step, stride = (None if found is None else found.index.factor_of(v) for v in (d, t))
         if found is None or stride is None or (step != 1 and d.extent > 1):
-            return self._copied(operand, head, b, at)
-        base = Index(
-            tuple((a, f) for a, f in found.index.terms if a not in (t, d)), found.index.offset
-        )
-        return _Rows(found.buffer, base + at * stride, stride)
+            return self._in_order(self._copied(operand), shape, head)
+        terms = tuple((a, f) for a, f in found.index.terms if a not in (t, d))
+        buffer = self.lowering.buffers[found.buffer]
+        return Rows(buffer, Index(terms, found.index.offset), stride)
 
-    def _copied(self, operand: TensorValue, head: Index, b: Var, at: Index) -> _Rows:
-        lowering, type_ = self.lowering, self.lowering.graph.type_of(operand)
+    def _copied(self, operand: TensorValue) -> Buffer:
+        lowering, name = self.lowering, f"rows{operand.node}.{operand.output}"
         self.reader.lets.clear()
-        name = f"{lowering.prefix}b{self.position}.rows{operand.node}.{operand.output}"
-        if name not in lowering.buffers:
-            buffer = lowering.buffers[name] = Buffer(name, F32, type_.size)
-            axes = [Var(f"i{i}", n) for i, n in enumerate(type_.shape)]
-            reader = lowering.reader()
-            element = reader.at(operand, tuple(map(variable, axes)))
-            place = flatten([variable(v) for v in axes], type_.shape)
-            body = nest(axes, Role.PARALLEL, [*reader.lets, Store(name, place, element)])
-            kernel = lowering.kernel(self.position, reader, [], body, "_rows", (buffer,))
-            self.copies.append(kernel)
-        self.reader.used[name] = lowering.as_type(lowering.buffers[name])
-        places = [variable(b), head, at, constant(0)]
-        return _Rows(name, flatten(places, type_.shape), type_.shape[3])
+        if operand not in self.copies:  # which another operand may be too
+            axes = axis_vars("i", lowering.graph.type_of(operand).shape)
+            given = lowering, self.position, operand, name
+            self.copies[operand] = copied(*given, axes, axes, "_rows")
+        buffer = self.copies[operand][0]
+        self.reader.used[buffer.name] = lowering.as_type(buffer)
+        return buffer
 
-    def result(self, output: int, b: Var, head: Index, at: Index) -> _Rows:
-        """Where rows of a result start."""
+    def result(self, output: int, head: Index) -> Rows:
         value = TensorValue(self.position, output)
-        shape = self.node.types[output].shape
-        place = flatten([variable(b), head, at, constant(0)], shape)
-        return _Rows(self.lowering.names[value], place, shape[3])
+        return self._in_order(self.lowering.buffer(value), self.node.types[output].shape, head)
 
-    def kernel(self, outputs: int, body: Sequence[Statement], scratch: Sequence[Buffer]) -> Kernel:
-        made = [TensorValue(self.position, i) for i in range(outputs)]
+    def _in_order(self, buffer: Buffer, shape: Sequence[int], head: Index) -> Rows:
+        indices = [variable(self.b), head, constant(0), constant(0)]
+        return Rows(buffer, flatten(indices, shape), shape[3])
+
+    def kernel(self, body: Sequence[Statement], scratch: Sequence[Buffer]) -> list[Kernel]:
+        made = [TensorValue(self.position, i) for i in range(len(self.node.types))]
         kernel = self.lowering.kernel(self.position, self.reader, made, body)
-        return replace(kernel, scratch=tuple(scratch), is_whole=True)
+        copies = [copy for _, copy in self.copies.values()]
+        return [*copies, replace(kernel, scratch=tuple(scratch), is_whole=True)]
 
 
-def _turned(h: _Heads, rows: _Rows, width: int, into: Buffer) -> Statement:
-    """A block of rows with its columns as rows: into[d, i] = rows[i, d]."""
-    d = Var("d", width)
-    load = Load(rows.buffer, rows.index + variable(h.i) * rows.stride + variable(d), F32)
-    store = Store(into.name, variable(d) * h.block + variable(h.i), load)
-    return nest([d, h.i], Role.PARALLEL, [store])[0]
+class _Forward(_Attention):
+    def kernels(self) -> list[Kernel]:
+        q, k, v = self.node.operands
+        rows, keys, values = self.of_queries(q), self.of_keys(k), self.of_keys(v)
+        queries = self.queries("transposed", self.depth)
+        scores, shares = self.scores("scores", self.count), self.per_query("shares")
+        first, block = variable(self.k) * self.key_block, self.key_block
+        of_keys = keys.shifted(first).matrix(block, self.depth)
+        dot = scores.part(first, block).computed(of_keys, queries.matrix)
+        out = self.result(0, self.head).shifted(self.first_query)
+        body = [
+            *queries.copied(rows, self.i),
+            For(self.k, Role.SEQUENTIAL, (dot,), self.seen(block)),
+            self._softmax(scores, shares),
+            *self._mixed(scores, values, out),
+            *self._scaled(out, shares),
+        ]
+        loops = nest([self.b, self.g, self.r, self.q], Role.PARALLEL, body)
+        return self.kernel(loops, (queries.copy, scores.buffer, shares.buffer))
+
+    def _softmax(self, scores: Scores, shares: Rows) -> Statement:
+        """Lanes of queries: exponentials in place of scores, and what they are divided by."""
+        s, i, weight = Var("s", self.count), self.i, local("weight")
+        score = mul(scores.load(s, i), self.scale)
+        terms: list[Statement] = [
+            Let("weight", self.masked(variable(s), power(score, local("shift")), 0.0)),
+            scores.store(weight, s, i),
+            Accumulate("total", "add", weight),
+        ]
+        greatest = self.masked(variable(s), score, LOWEST)
+        logs = self.lowering.names[TensorValue(self.position, 1)]
+        query = [variable(self.b), self.head, self.first_query + variable(i)]
+        body: list[Statement] = [
+            *statistics(s, greatest, terms, ("total",), self.seen(1)),
+            Store(logs, flatten(query, self.node.types[1].shape), log_sum("total", "shift")),
+            shares.store(Apply("div", (Literal(1, F32), local("total")), F32), i),
+        ]
+        return For(self.i, Role.PARALLEL, tuple(body))
+
+    def _mixed(self, scores: Scores, values: Rows, out: Rows) -> list[Statement]:
+        """Values by their weights: the first block of keys, then the others added."""
+        found: list[Statement] = []
+        block, more = self.key_block, Var("more", self.k.extent - 1)
+        for at, adds in ((constant(0), False), (variable(more) + 1, True)):
+            of_values = values.shifted(at * block).matrix(block, self.width)
+            into = out.matrix(self.block, self.width)
+            matmul = scores.part(at * block, block).onto_queries(into, of_values, adds)
+            if not adds:
+                found.append(matmul)
+            elif more.extent:
+                seen = self.seen(block)
+                stop = None if seen is None else seen - 1
+                found.append(For(more, Role.SEQUENTIAL, (matmul,), stop))
+        return found
+
+    def _scaled(self, out: Rows, shares: Rows) -> tuple[Statement, ...]:
+        """Each row by its share; a row that sees nothing stays 0."""
+        e, i = Var("e", self.width), self.i
+        value = mul(out.load(i, e), shares.load(i))
+        return nest([i, e], Role.PARALLEL, [out.store(value, i, e)])
 
 
-def _matrix(rows: _Rows, count: int, width: int) -> Matrix:
-    return Matrix(rows.buffer, rows.index, Walk(count, rows.stride), Walk(width))
-
-
-def _load(buffer: Buffer, index: Index) -> Value:
-    return Load(buffer.name, index, F32)
-
-
-def _mul(a: Value, b: Value) -> Value:
-    return Apply("mul", (a, b), F32)
-
-
-@ROOTS(c.ATTENTION)
-def attention_kernels(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
-    if lowering.target.is_gpu:
-        return library_attention(lowering, position, node)
-    attributes: c.Attention = attributes_of(node)
-    w = _Writer(lowering, position, node)
-    q, k, v = node.operands
-    types = [lowering.graph.type_of(x) for x in (q, k, v)]
-    h = _Heads(types[0], types[1], types[2].shape[3], attributes.causal, attributes.scale)
-    block, keys = h.block, h.key_block
-    queries = w.rows(q, h.head, h.b, h.first_query)
-    of_keys = w.rows(k, variable(h.g), h.b, variable(h.k) * keys)
-    turned = Buffer("turned", F32, h.depth * block)
-    scores = Buffer("scores", F32, h.count * block)
-    shares = Buffer("shares", F32, block)
-    rows = variable(h.k) * (keys * block)
-    dot = Multiply(
-        Matrix(scores.name, rows, Walk(keys, block), Walk(block)),
-        _matrix(of_keys, keys, h.depth),
-        Matrix(turned.name, Index(), Walk(h.depth, block), Walk(block)),
-    )
-    out = w.result(0, h.b, h.head, h.first_query)
-    body: list[Statement] = [
-        _turned(h, queries, h.depth, turned),
-        For(h.k, Role.SEQUENTIAL, (dot,), h.keys_seen(keys)),
-        _softmax(h, w, scores, shares),
-        *_mixed(h, w, scores, out),
-        _scaled(h, out, shares),
-    ]
-    loops = nest([h.b, h.g, h.r, h.q], Role.PARALLEL, body)
-    return [*w.copies, w.kernel(2, loops, (turned, scores, shares))]
-
-
-def _softmax(h: _Heads, w: _Writer, scores: Buffer, shares: Buffer) -> Statement:
-    """Lanes of queries: the greatest score, exponentials in place of scores, and their sum."""
-    at = variable(h.s) * h.block + variable(h.i)
-    score = _mul(_load(scores, at), Literal(h.scale, F32))
-    top, total = Local("top", F32), Local("total", F32)
-    shift = Local("shift", F32)
-    finite = Apply("where", (_is(top, float("-inf")), Literal(0.0, F32), top), F32)
-    finite = Apply("where", (_is(top, float("inf")), Literal(0.0, F32), finite), F32)
-    power = Apply("exp", (Apply("sub", (score, shift), F32),), F32)
-    lse = TensorValue(w.position, 1)
-    place = flatten([variable(h.b), h.head, h.first_query + variable(h.i)], w.node.types[1].shape)
-    seen = h.keys_seen(1)
-    body: list[Statement] = [
-        Let("top", Literal(float("-inf"), F32)),
-        For(
-            h.s,
-            Role.SEQUENTIAL,
-            (Accumulate("top", "max", h.seen(variable(h.s), score, LOWEST)),),
-            seen,
-        ),
-        Let("shift", finite),
-        Let("total", Literal(0, F32)),
-        For(
-            h.s,
-            Role.SEQUENTIAL,
-            (
-                Let("weight", h.seen(variable(h.s), power, 0.0)),
-                Store(scores.name, at, Local("weight", F32)),
-                Accumulate("total", "add", Local("weight", F32)),
-            ),
-            seen,
-        ),
-        Store(
-            w.lowering.names[lse],
-            place,
-            Apply("add", (Apply("log", (total,), F32), shift), F32),
-        ),
-        Store(shares.name, variable(h.i), Apply("div", (Literal(1, F32), total), F32)),
-    ]
-    return For(h.i, Role.PARALLEL, tuple(body))
-
-
-def _is(value: Value, number: float) -> Value:
-    return Apply("eq", (value, Literal(number, F32)), dtypes.bool_)
-
-
-def _mixed(h: _Heads, w: _Writer, scores: Buffer, out: _Rows) -> list[Statement]:
-    """Values by their weights: the first block of keys, then the others added."""
-    found: list[Statement] = []
-    more = Var("more", h.k.extent - 1)
-    for at, adds in ((constant(0), False), (variable(more) + 1, True)):
-        values = w.rows(w.node.operands[2], variable(h.g), h.b, at * h.key_block)
-        product = Multiply(
-            _matrix(out, h.block, h.width),
-            Matrix(
-                scores.name,
-                at * (h.key_block * h.block),
-                Walk(h.block),
-                Walk(h.key_block, h.block),
-            ),
-            _matrix(values, h.key_block, h.width),
-            adds,
-        )
-        if not adds:
-            found.append(product)
-        elif more.extent:
-            seen = h.keys_seen(h.key_block)
-            stop = None if seen is None else seen - 1
-            found.append(For(more, Role.SEQUENTIAL, (product,), stop))
-    return found
-
-
-def _scaled(h: _Heads, out: _Rows, shares: Buffer) -> Statement:
-    """Each row by its share; a row that sees nothing stays 0."""
-    d = Var("e", h.width)
-    place = out.index + variable(h.i) * out.stride + variable(d)
-    value = _mul(Load(out.buffer, place, F32), _load(shares, variable(h.i)))
-    return nest([h.i, d], Role.PARALLEL, [Store(out.buffer, place, value)])[0]
-
-
-@ROOTS(c.ATTENTION_GRAD)
-def attention_grad_kernels(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
-    if lowering.target.is_gpu:
-        return library_attention(lowering, position, node)
-    attributes: c.Attention = attributes_of(node)
-    ct, out, lse, q, k, v = node.operands
-    types = [lowering.graph.type_of(x) for x in (q, k, v)]
-    h = _Heads(types[0], types[1], types[2].shape[3], attributes.causal, attributes.scale)
-    return _Backward(_Writer(lowering, position, node), h, (ct, out, lse, q, k, v)).kernels()
-
-
-class _Backward:
+class _Backward(_Attention):
     """Gradients of one group of heads: for each block of queries, over the keys it sees."""
 
-    def __init__(self, w: _Writer, h: _Heads, operands: Sequence[Any]):
-        self.w, self.h = w, h
-        ct, out, self.lse, q, k, v = operands
-        at, keys = h.first_query, variable(h.k) * h.key_block
-        self.ct, self.out = w.rows(ct, h.head, h.b, at), w.rows(out, h.head, h.b, at)
-        self.q = w.rows(q, h.head, h.b, at)
-        self.k, self.v = w.rows(k, variable(h.g), h.b, keys), w.rows(v, variable(h.g), h.b, keys)
-        self.d_q = w.result(0, h.b, h.head, at)
-        self.d_k = w.result(1, h.b, variable(h.g), keys)
-        self.d_v = w.result(2, h.b, variable(h.g), keys)
-        size = h.key_block * h.block
-        self.turned = Buffer("turned", F32, h.depth * h.block)
-        self.turned_ct = Buffer("turned_ct", F32, h.width * h.block)
-        self.p, self.ds = Buffer("weights", F32, size), Buffer("scores", F32, size)
-        self.rows, self.logs = Buffer("rows", F32, h.block), Buffer("logs", F32, h.block)
+    def __init__(self, lowering: Lowering, position: int, node: Node):
+        super().__init__(lowering, position, node)
+        ct, out, self.lse, q, k, v = node.operands
+        self.ct, self.out, self.rows = map(self.of_queries, (ct, out, q))
+        self.keys, self.values = self.of_keys(k), self.of_keys(v)
+        self.d_q = self.result(0, self.head).shifted(self.first_query)
+        self.d_k, self.d_v = (self.result(i, variable(self.g)) for i in (1, 2))
+        self.queries_t = self.queries("transposed", self.depth)
+        self.ct_t = self.queries("transposed_ct", self.width)
+        self.p, self.ds = (self.scores(name, self.key_block) for name in ("weights", "scores"))
+        self.sums, self.logs = self.per_query("rows"), self.per_query("logs")
 
     def kernels(self) -> list[Kernel]:
-        h, w = self.h, self.w
         per_block: list[Statement] = [
-            _turned(h, self.q, h.depth, self.turned),
-            _turned(h, self.ct, h.width, self.turned_ct),
+            *self.queries_t.copied(self.rows, self.i),
+            *self.ct_t.copied(self.ct, self.i),
             self._row_sums(),
-            _cleared(self.d_q, h.block, h.depth),
-            For(h.k, Role.SEQUENTIAL, tuple(self._key_block()), h.keys_seen(h.key_block)),
+            *self.d_q.cleared(Var("z", self.block), Var("e", self.depth)),
+            For(self.k, Role.SEQUENTIAL, tuple(self._key_block()), self.seen(self.key_block)),
         ]
-        blocks = nest([h.r, h.q], Role.SEQUENTIAL, per_block)
-        zero_k = w.result(1, h.b, variable(h.g), constant(0))
-        zero_v = w.result(2, h.b, variable(h.g), constant(0))
         body = [
-            _cleared(zero_k, h.count, h.depth),
-            _cleared(zero_v, h.count, h.width),
-            *blocks,
+            *self.d_k.cleared(Var("z", self.count), Var("e", self.depth)),
+            *self.d_v.cleared(Var("z", self.count), Var("e", self.width)),
+            *nest([self.r, self.q], Role.SEQUENTIAL, per_block),
         ]
-        scratch = (self.turned, self.turned_ct, self.p, self.ds, self.rows, self.logs)
-        return [*w.copies, w.kernel(3, nest([h.b, h.g], Role.PARALLEL, body), scratch)]
+        held = (self.p, self.ds, self.sums, self.logs)
+        scratch = [self.queries_t.copy, self.ct_t.copy, *(h.buffer for h in held)]
+        return self.kernel(nest([self.b, self.g], Role.PARALLEL, body), scratch)
 
     def _row_sums(self) -> Statement:
         """Σ ct · out of each query, and its logsumexp, finite."""
-        h, w = self.h, self.w
-        d = Var("e", h.width)
-        pair = [
-            Load(r.buffer, r.index + variable(h.i) * r.stride + variable(d), F32)
-            for r in (self.ct, self.out)
-        ]
-        place = (variable(h.b), h.head, h.first_query + variable(h.i))
-        log = w.reader.at(self.lse, place)
-        lets, w.reader.lets = list(w.reader.lets), []
-        known = Local("log", F32)
-        finite = Apply("where", (_is(known, float("-inf")), Literal(0.0, F32), known), F32)
-        finite = Apply("where", (_is(known, float("inf")), Literal(0.0, F32), finite), F32)
+        e, i = Var("e", self.width), self.i
+        pair = mul(self.ct.load(i, e), self.out.load(i, e))
+        indices = (variable(self.b), self.head, self.first_query + variable(i))
+        log = self.reader.at(self.lse, indices)
+        lets, self.reader.lets = list(self.reader.lets), []
         body: list[Statement] = [
             Let("row", Literal(0, F32)),
-            *nest([d], Role.SEQUENTIAL, [Accumulate("row", "add", _mul(pair[0], pair[1]))]),
-            Store(self.rows.name, variable(h.i), Local("row", F32)),
+            *nest([e], Role.SEQUENTIAL, [Accumulate("row", "add", pair)]),
+            self.sums.store(local("row"), i),
             *lets,
             Let("log", log),
-            Store(self.logs.name, variable(h.i), finite),
+            self.logs.store(finite(local("log")), i),
         ]
-        return For(h.i, Role.PARALLEL, tuple(body))
+        return For(i, Role.PARALLEL, tuple(body))
 
     def _key_block(self) -> list[Statement]:
-        """Scores again, their gradient, and what they add to the gradients of k, v and q."""
-        h, block, keys = self.h, self.h.block, self.h.key_block
-        square = [
-            Matrix(b.name, Index(), Walk(keys, block), Walk(block)) for b in (self.p, self.ds)
-        ]
-        across = Matrix(self.ds.name, Index(), Walk(block), Walk(keys, block))
-        turned = Matrix(self.turned.name, Index(), Walk(h.depth, block), Walk(block))
-        turned_ct = Matrix(self.turned_ct.name, Index(), Walk(h.width, block), Walk(block))
-        of_keys, of_values = _matrix(self.k, keys, h.depth), _matrix(self.v, keys, h.width)
+        """Scores recomputed, their gradient, and what they add to the gradients of k, v and q."""
+        block, keys, first = self.block, self.key_block, variable(self.k) * self.key_block
+
+        def part(rows: Rows, width: int) -> Matrix:
+            return rows.shifted(first).matrix(keys, width)
+
+        of_keys, of_values = part(self.keys, self.depth), part(self.values, self.width)
+        d_k, d_v = part(self.d_k, self.depth), part(self.d_v, self.width)
         return [
-            Multiply(square[0], of_keys, turned),
-            Multiply(square[1], of_values, turned_ct),
-            *self._scores(),
-            Multiply(
-                _matrix(self.d_v, keys, h.width), square[0], _matrix(self.ct, block, h.width), True
-            ),
-            Multiply(
-                _matrix(self.d_k, keys, h.depth), square[1], _matrix(self.q, block, h.depth), True
-            ),
-            Multiply(_matrix(self.d_q, block, h.depth), across, of_keys, True),
+            self.p.computed(of_keys, self.queries_t.matrix),
+            self.ds.computed(of_values, self.ct_t.matrix),
+            *self._score_gradients(first),
+            self.p.onto_keys(d_v, self.ct.matrix(block, self.width)),
+            self.ds.onto_keys(d_k, self.rows.matrix(block, self.depth)),
+            self.ds.onto_queries(self.d_q.matrix(block, self.depth), of_keys),
         ]
 
-    def _scores(self) -> tuple[Statement, ...]:
-        h = self.h
-        s = Var("s", h.key_block)
-        at = variable(s) * h.block + variable(h.i)
-        key = variable(h.k) * h.key_block + variable(s)
-        scale = Literal(h.scale, F32)
-        score = _mul(_load(self.p, at), scale)
-        power = Apply("exp", (Apply("sub", (score, _load(self.logs, variable(h.i))), F32),), F32)
-        change = Apply("sub", (_load(self.ds, at), _load(self.rows, variable(h.i))), F32)
+    def _score_gradients(self, first: Index) -> tuple[Statement, ...]:
+        """Probabilities in place of scores, and the gradients of scores beside them."""
+        s, i, weight = Var("s", self.key_block), self.i, local("weight")
+        score = mul(self.p.load(s, i), self.scale)
+        change = sub(self.ds.load(s, i), self.sums.load(i))
+        probability = power(score, self.logs.load(i))
         body: list[Statement] = [
-            Let("weight", h.seen(key, power, 0.0)),
-            Store(self.ds.name, at, _mul(_mul(Local("weight", F32), change), scale)),
-            Store(self.p.name, at, Local("weight", F32)),
+            Let("weight", self.masked(first + variable(s), probability, 0.0)),
+            self.ds.store(mul(mul(weight, change), self.scale), s, i),
+            self.p.store(weight, s, i),
         ]
-        return nest([s, h.i], Role.PARALLEL, body)
-
-
-def _cleared(rows: _Rows, count: int, width: int) -> Statement:
-    t, d = Var("z", count), Var("e", width)
-    place = rows.index + variable(t) * rows.stride + variable(d)
-    return nest([t, d], Role.PARALLEL, [Store(rows.buffer, place, Literal(0, F32))])[0]
+        return nest([s, i], Role.PARALLEL, body)

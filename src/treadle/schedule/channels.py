@@ -1,8 +1,8 @@
-"""Images whose channels lie together in memory: what convolutions of a library want on a GPU.
+"""Images in channels-last order: what convolutions of a library want on a GPU.
 
-Tensors count their axes as (N, C, H, W) wherever they are written. In memory those that belong to
-convolutions lie as (N, H, W, C), and kernels walk them in that order. Only values inside a program
-do: leaves and outputs stay as they are counted.
+Tensors have the axes (N, C, H, W) wherever they are written. In memory those that belong to
+convolutions have the order (N, H, W, C), and loops over them run in that order. Leaves and outputs
+of a program keep the order of their axes.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ from collections.abc import Collection, Mapping, Sequence
 from treadle.ir.composites import (
     ATTENTION,
     ATTENTION_GRAD,
-    CONV,
-    CONV_GRAD_W,
-    CONV_GRAD_X,
     Conv,
     ConvGrad,
 )
@@ -23,11 +20,11 @@ from treadle.ir.graph import Graph, Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops import indexing, linear, shaping
 from treadle.ir.types import TensorType
+from treadle.kernel.contraction import CONVOLUTIONS as CONVOLUTIONS
 from treadle.kernel.index import Var
 
-CONVOLUTIONS = frozenset([CONV, CONV_GRAD_X, CONV_GRAD_W])
-# Ops whose results do not count axes as their operands do, or that lay them out by themselves.
-_TURNS = frozenset(
+# Ops whose results have other axes than their operands, or that choose their own order.
+_REORDERS = frozenset(
     [
         SCAN,
         ATTENTION,
@@ -44,7 +41,7 @@ Routine = tuple[str, tuple[tuple[tuple[int, ...], str], ...], tuple[tuple[str, f
 
 
 def conv_numbers(node: Node) -> tuple[tuple[str, float], ...]:
-    """Strides, padding and dilations by name, as a library's routine has them."""
+    """Strides, padding and dilations by name, as a library call has them."""
     given = node.attributes
     conv = given.conv if isinstance(given, ConvGrad) else given
     assert isinstance(conv, Conv)
@@ -54,7 +51,7 @@ def conv_numbers(node: Node) -> tuple[tuple[str, float], ...]:
 
 
 def conv_routine(node: Node, types: Sequence[TensorType]) -> Routine:
-    """What a library is asked for, as `LibraryCall` tells it too."""
+    """The key of a library call: what `LibraryCall` says too."""
     operands = tuple((t.shape, t.dtype.name) for t in types)
     return node.op.name, operands, conv_numbers(node)
 
@@ -62,7 +59,7 @@ def conv_routine(node: Node, types: Sequence[TensorType]) -> Routine:
 def is_conv_for_library(
     node: Node, types: Sequence[TensorType], without: Collection[Routine]
 ) -> bool:
-    """Whether a library takes a convolution: images, and no routine that it said it has not."""
+    """Whether a library computes a convolution: of images, and none that it refused before."""
     if any(t.rank != 4 or not t.size for t in (*types, *node.types)):
         return False
     if types[0].dtype.name not in ("bfloat16", "float16", "float32"):
@@ -79,19 +76,19 @@ def images(graph: Graph) -> frozenset[TensorValue]:
     for i, node in enumerate(graph.nodes):
         if node.op in CONVOLUTIONS:
             found.update(node.operands, (TensorValue(i),))
-    near: dict[TensorValue, list[TensorValue]] = {}
+    neighbours: dict[TensorValue, list[TensorValue]] = {}
     for i, node in enumerate(graph.nodes):
-        if node.op in CONVOLUTIONS or node.op in _TURNS:
+        if node.op in CONVOLUTIONS or node.op in _REORDERS:
             continue
         results = [TensorValue(i, k) for k in range(len(node.types))]
         for a in node.operands:
             for b in results:
                 if _counts_alike(graph, node, a, b):
-                    near.setdefault(a, []).append(b)
-                    near.setdefault(b, []).append(a)
+                    neighbours.setdefault(a, []).append(b)
+                    neighbours.setdefault(b, []).append(a)
     pending = list(found)
     while pending:
-        for other in near.get(pending.pop(), ()):
+        for other in neighbours.get(pending.pop(), ()):
             if other not in found:
                 found.add(other)
                 pending.append(other)
@@ -106,31 +103,31 @@ def _counts_alike(graph: Graph, node: Node, a: TensorValue, b: TensorValue) -> b
 
 
 def channels_last(
-    graph: Graph, kept: Mapping[TensorValue, None], of: Collection[TensorValue]
+    graph: Graph, materialized: Mapping[TensorValue, None], of: Collection[TensorValue]
 ) -> dict[TensorValue, tuple[int, ...]]:
-    """The order in memory of images that are kept inside the program."""
+    """The order in memory of images that are materialized inside the program."""
     outside = {o.value for o in graph.outputs}
     outside |= {v for n in graph.nodes if n.op is SCAN for v in n.operands}
     return {
         v: last_order(4)
-        for v in kept
+        for v in materialized
         if v in of and graph.type_of(v).rank == 4 and v not in outside
         if graph.nodes[v.node].op not in _OWN
     }
 
 
 def last_order(rank: int) -> tuple[int, ...]:
-    """Axes with the channels after those of space; axes of windows stay the last."""
+    """Axes with the channels after the spatial ones; axes of windows stay the last."""
     return (0, 2, 3, 1, *range(4, rank))
 
 
 def walked(value: TensorValue, variables: Sequence[Var], of: Collection[TensorValue]) -> list[Var]:
-    """The loops over a tensor, in the order in which images lie."""
+    """The loops over a tensor, images in their order in memory."""
     is_image = value in of and len(variables) >= 4
     return [variables[i] for i in last_order(len(variables))] if is_image else list(variables)
 
 
 def last_strides(shape: Sequence[int]) -> tuple[int, int, int, int]:
-    """Steps along (N, C, H, W) of images that lie as (N, H, W, C)."""
+    """Strides along (N, C, H, W) of images in the order (N, H, W, C)."""
     _, c, h, w = shape
     return h * w * c, 1, w * c, c

@@ -16,10 +16,10 @@ from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops import elementwise as e
 from treadle.ir.ops import linear, shaping
 from treadle.ir.rewrite import use_counts
-from treadle.kernel.target import CPU
+from treadle.kernel.contraction import contraction_of
+from treadle.kernel.target import CPU, Matmuls
 from treadle.rules.pattern import Anything, Root, apply, captures, in_each_order
 from treadle.rules.rule import Match
-from treadle.schedule.groups import groups_of
 
 _MATMUL = apply(linear.CONTRACT, Anything("a"), Anything("b"), name="matmul", single_use=True)
 _ALONG_ROWS = apply(shaping.BROADCAST, Anything("bias"), name="rows")
@@ -50,7 +50,7 @@ class Part:
 
 
 def biased_matmuls(
-    graph: Graph, materialized: Mapping[TensorValue, None]
+    graph: Graph, materialized: Mapping[TensorValue, None], limits: Matmuls
 ) -> dict[TensorValue, Biased]:
     """Matmuls of narrow floats that only a sum with one vector reads.
 
@@ -63,7 +63,8 @@ def biased_matmuls(
         if node.op is not e.ADD or value not in materialized or not node.types[0].dtype.is_narrow:
             continue
         for match in _matches(graph, BIASED_MATMUL, node, uses):
-            if _is_along_rows(match) and _ends_in_columns(graph, match.node("matmul")):
+            matmul = match.node("matmul")
+            if _is_along_rows(match) and _ends_in_columns(graph, matmul, limits):
                 found[match["matmul"]] = Biased(value, match["bias"])
                 break
     return found
@@ -82,17 +83,14 @@ def _is_along_rows(match: Match) -> bool:
     return spread.axes == (match.type.rank - 1,) and match.type_of("bias").rank == 1
 
 
-def _ends_in_columns(graph: Graph, node: Node) -> bool:
+def _ends_in_columns(graph: Graph, node: Node, limits: Matmuls) -> bool:
     """Whether a library's matmul of one dtype writes rows of columns as the result counts them."""
-    assert isinstance(node.attributes, linear.Contraction)
-    groups = groups_of(graph, node)
-    if groups is None or not groups.is_large:
-        return False
-    if groups.batch or not groups.columns:
+    found = contraction_of(graph, node)
+    if not found.is_for_library(limits) or not found.columns:
         return False
     dtype = node.types[0].dtype
     is_one_dtype = all(graph.type_of(v).dtype is dtype for v in node.operands)
-    return is_one_dtype and node.attributes.labels[2] == groups.rows + groups.columns
+    return is_one_dtype and not found.batch and found.result == found.rows + found.columns
 
 
 def concatenated_gradients(

@@ -21,6 +21,7 @@ from treadle.ir.literal import ArrayLiteral
 from treadle.ir.ops.leaves import CONSTANT, Constant, Leaf
 from treadle.ir.ops.linear import CONTRACT
 from treadle.ir.types import TensorType
+from treadle.kernel.contraction import launches_dominate
 from treadle.kernel.index import Index, Var, variable
 from treadle.kernel.nodes import Buffer, Kernel, Role, Statement, Store, Value, Within
 from treadle.kernel.phases import calls_in
@@ -32,7 +33,6 @@ from treadle.schedule.bound import Bound, Memo
 from treadle.schedule.channels import channels_last, images, walked
 from treadle.schedule.copies import kind_of, stays, whole_copies, whole_copy
 from treadle.schedule.epilogues import biased_matmuls, concatenated_gradients
-from treadle.schedule.groups import is_small
 from treadle.schedule.inline import Reader, laid_out
 from treadle.schedule.inline import attributes_of as attributes_of
 from treadle.schedule.keep import (
@@ -66,7 +66,7 @@ def lower(
     expanded = expand(graph, target, has_kernels if fuse else None)
     if target.fuses_epilogues:
         expanded = canonicalise(expanded)  # definitions and their gradients look alike then
-    if target.has_launches and fuse and is_small(expanded):
+    if target.has_launches and fuse and launches_dominate(expanded, target.matmuls):
         target = replace(target, is_small=True, parts=4 * target.parts)
     lowering = Lowering(expanded, fuse, panel, Memo(target))
     if in_place:
@@ -150,7 +150,8 @@ class Lowering:
         self.target = self.memo.target
         self.kept = materialized_values(graph, fuse, self.target)
         fuses_epilogues = fuse and self.target.fuses_epilogues
-        self.biased = biased_matmuls(graph, self.kept) if fuses_epilogues else {}
+        limits = self.target.matmuls
+        self.biased = biased_matmuls(graph, self.kept, limits) if fuses_epilogues else {}
         if self.biased:
             biases = {b.bias for b in self.biased.values()}
             self.kept = materialized_values(graph, fuse, self.target, biases)

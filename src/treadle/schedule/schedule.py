@@ -10,12 +10,12 @@ from treadle.kernel.target import GPU as GPU
 from treadle.kernel.target import Target as Target
 from treadle.schedule import attention as attention
 from treadle.schedule import convolutions as convolutions
-from treadle.schedule import products as products
+from treadle.schedule import cross_entropy as cross_entropy
+from treadle.schedule import matmuls as matmuls
 from treadle.schedule import roots as roots
-from treadle.schedule import streams as streams
 from treadle.schedule import sums as sums
+from treadle.schedule.batched import batch_matmuls
 from treadle.schedule.lower import lower
-from treadle.schedule.together import put_together
 
 
 def schedule(
@@ -31,6 +31,6 @@ def schedule(
     leaves they replace.
     """
     program = lower(graph, fuse, panel, in_place, target)
-    if fuse and target.fills:
-        program = put_together(program, target)
+    if fuse and target.matmuls.busy_tiles:
+        program = batch_matmuls(program, target.matmuls)
     return check_phases(program)

@@ -27,11 +27,10 @@ from treadle.kernel.nodes import (
     Store,
     Value,
 )
-from treadle.kernel.target import Reductions
+from treadle.kernel.target import Matmuls, Reductions
 from treadle.schedule.divisors import best_divisor
 from treadle.schedule.inline import Reader
 from treadle.schedule.keep import ROOTS
-from treadle.schedule.labels import block_rows
 from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.moments import spread_sums, spreads
 from treadle.schedule.nests import axis_vars, flat_index, nest
@@ -94,7 +93,7 @@ def _reduce(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
         is_image = node.operands[0] in lowering.images
         split = _for_threads(loops, is_by_columns, is_image, target.reductions)
     else:
-        split = _for_cores(loops, target.reductions)
+        split = _for_cores(loops, target.reductions, target.matmuls)
     if _size(split.parts) < target.reductions.fewest_parts:
         return [reduction.at_once(loops)]
     has_moments = target.is_spmd and is_by_columns and reduction.op == "add"
@@ -102,7 +101,7 @@ def _reduce(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     return found or reduction.in_two(split)
 
 
-def _for_cores(loops: _Loops, sizes: Reductions) -> _Loops:
+def _for_cores(loops: _Loops, sizes: Reductions, matmuls: Matmuls) -> _Loops:
     """Along whole rows where nothing stays, by blocks of rows where columns do."""
     summed, others = loops.inner, loops.others
     if others:
@@ -115,7 +114,7 @@ def _for_cores(loops: _Loops, sizes: Reductions) -> _Loops:
             count += 1
         return replace(loops, parts=summed[:count], inner=summed[count:])
     var = summed[-1]
-    length = block_rows(_size(summed)) if others else max(1, var.extent // sizes.least_part)
+    length = matmuls.block_rows(_size(summed)) if others else max(1, var.extent // sizes.least_part)
     part = best_divisor(var.extent, min(var.extent, length))
     return _cut(loops, summed[:-1], var, var.extent // part, [])
 

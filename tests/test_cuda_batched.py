@@ -23,12 +23,17 @@ from treadle.kernel.target import Arena
 from treadle.memory.assemble import assemble
 from treadle.memory.plan import BufferPlan, plan_buffers
 from treadle.runtime.cuda.batches import batches_in
-from treadle.schedule import together
+from treadle.schedule import batched
+from treadle.schedule.batched import Member, with_series
 from treadle.schedule.lower import lower
-from treadle.schedule.schedule import CPU, GPU, schedule
-from treadle.schedule.together import Member, with_series
+from treadle.schedule.schedule import CPU, GPU, Target, schedule
 
-APART = replace(GPU, fills=0)
+
+def with_busy(tiles: int) -> Target:
+    return replace(GPU, matmuls=replace(GPU.matmuls, busy_tiles=tiles))
+
+
+APART = with_busy(0)
 LAYERS = 3
 
 
@@ -213,7 +218,9 @@ def test_as_many_are_put_off_as_memory_allows() -> None:
     assert max(map(len, scheduled(small, in_place=True).series)) >= 22
     assert max(map(len, scheduled(large, in_place=True).series)) < 12
     old, new = sizes_of(large)
-    assert old + together.FREE < new <= old + old // together.ROOM + old // GPU.arena.part
+    limits = GPU.matmuls
+    most = old + old // limits.batch_memory_part + old // GPU.arena.part
+    assert old + limits.batch_memory < new <= most
 
 
 def test_series_that_take_much_memory_are_given_up() -> None:
@@ -226,8 +233,8 @@ def test_series_that_take_much_memory_are_given_up() -> None:
 
 def test_products_that_fill_a_device_stay_where_they_are() -> None:
     graph = training()[0]
-    assert scheduled(graph, target=replace(GPU, fills=1)).series == ()
-    assert scheduled(graph, target=replace(GPU, fills=2)).series != ()
+    assert scheduled(graph, target=with_busy(1)).series == ()
+    assert scheduled(graph, target=with_busy(2)).series != ()
 
 
 def test_what_is_read_in_between_is_not_put_off() -> None:
@@ -246,8 +253,8 @@ def test_what_is_read_in_between_is_not_put_off() -> None:
 
 def test_a_processor_gets_what_it_got() -> None:
     graph = training()[0]
-    assert CPU.fills == 0
+    assert CPU.matmuls.busy_tiles == 0
     program = schedule(graph, in_place=True)
     assert program.series == ()
     assert program.steps == lower(graph, in_place=True).steps
-    assert together.put_together(program, replace(CPU, fills=512)).steps == program.steps
+    assert batched.batch_matmuls(program, GPU.matmuls).steps == program.steps

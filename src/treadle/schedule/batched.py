@@ -1,8 +1,9 @@
-"""Weight gradients of equal layers in one phase, so that a library multiplies them at once.
+"""Batched matmuls: weight gradients of equal layers in one phase, so that they are one batch.
 
-One such product has hardly more tiles than a GPU has processors: most of these wait for the last.
-Nothing of the backward waits for a weight's gradient, so those of several layers can wait for each
-other. Their matrices then have to lie at one distance, which a program's series ask for.
+One such matmul has hardly more tiles than a GPU has multiprocessors: most of these would idle while
+the last tiles are computed. No kernel of the backward pass reads a weight's gradient, so those of
+several layers can be postponed. Their matrices have to lie at one distance in memory, which a
+program's series ask for.
 """
 
 from __future__ import annotations
@@ -17,21 +18,16 @@ from treadle.kernel.calls import product_of
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.phases import calls_in
 from treadle.kernel.program import Call, Phase, Program, Step
-from treadle.kernel.target import Target
-
-TILE = 128  # rows and columns that one processor computes at a time
-PARTS = (1, 2, 3, 4, 6)  # into how many batches equal products may go: the fewest that fit
-ROOM = 12  # the part of the peak of live bytes by which it may grow
-FREE = 32 << 20  # bytes by which it may grow in any case
+from treadle.kernel.target import Matmuls
 
 
 @dataclass(frozen=True)
 class Member:
-    """A call that can wait: where it is, and the last step in which it can be made."""
+    """A call that can be postponed: its step and index, and the last step that it can move to."""
 
     call: Call
     step: int
-    place: int  # among the calls of its phase
+    index: int  # among the calls of its phase
     limit: int
 
     @property
@@ -39,16 +35,16 @@ class Member:
         return tuple(a.buffer for a in self.call.arguments)
 
 
-Run = list[Member]  # equal products of several layers
+Run = list[Member]  # equal matmuls of several layers
 
 
-def put_together(program: Program, target: Target) -> Program:
-    """Equal products of several phases in that of the last, as many as memory allows."""
+def batch_matmuls(program: Program, limits: Matmuls) -> Program:
+    """Moves equal matmuls of several phases into that of the last, as many as memory allows."""
     uses = _Uses(program)
-    chains = _chains(program, uses, target.fills)
+    chains = _chains(program, uses, limits)
     peak = uses.peak([])
-    most = peak + max(peak // ROOM, FREE)
-    for parts in PARTS if chains else ():
+    most = peak + max(peak // limits.batch_memory_part, limits.batch_memory)
+    for parts in limits.batch_counts if chains else ():
         runs, series = with_series([r for c in chains for r in _runs(c, parts)])
         if uses.peak(runs) <= most:
             return replace(program, steps=_moved(program, runs), series=series)
@@ -72,20 +68,20 @@ class _Uses:
                 for argument in call.written:
                     self.written.setdefault(argument.buffer, []).append(position)
 
-    def are_whole(self, call: Call) -> bool:
+    def are_in_arena(self, call: Call) -> bool:
         """Whether a call's buffers are the arena's, each as large as the kernel says."""
         pairs = zip(call.arguments, call.kernel.buffers, strict=True)
         return all(self.sizes.get(a.buffer) == b.nbytes and not a.row for a, b in pairs)
 
     def limit(self, call: Call, step: int) -> int:
-        """The last step before those that need the call to be done."""
+        """The last step before those that need its result or overwrite its operands."""
         given = call.arguments[: len(call.kernel.inputs)]
         needed = [s for a in call.written for s in self.touched[a.buffer] if s > step]
         needed += [s for a in given for s in self.written.get(a.buffer, ()) if s > step]
         return min(needed, default=self.count) - 1
 
     def peak(self, runs: Sequence[Run]) -> int:
-        """The most bytes that live at one time, if each run is made in the step of its last."""
+        """The most live bytes at one time, if each run moves to the step of its last member."""
         first = {n: steps[0] for n, steps in self.touched.items() if n in self.sizes}
         last = {n: self.touched[n][-1] for n in first}
         for run in runs:
@@ -101,39 +97,40 @@ class _Uses:
         return int(change.cumsum().max(initial=0))
 
 
-def _chains(program: Program, uses: _Uses, fills: int) -> list[Run]:
-    """Calls of one product that play one part in their layers, by when they are made.
+def _chains(program: Program, uses: _Uses, limits: Matmuls) -> list[Run]:
+    """Calls of one matmul kernel that play one part in their layers, in the order of steps.
 
     How often operands are touched tells parts from each other: queries share theirs with keys.
     Equal calls of one phase are in chains of their own.
     """
-    is_small: dict[int, bool] = {}
+    known: dict[int, bool] = {}
     found: dict[tuple[object, ...], Run] = {}
     for position, step in enumerate(program.steps):
         seen: Counter[tuple[object, ...]] = Counter()
-        for place, call in enumerate(step.calls if isinstance(step, Phase) else ()):
+        for index, call in enumerate(step.calls if isinstance(step, Phase) else ()):
             number = id(call.kernel)
-            if number not in is_small:
-                is_small[number] = _is_small(call.kernel, fills)
-            if not is_small[number] or not uses.are_whole(call):
+            if number not in known:
+                known[number] = _is_small(call.kernel, limits)
+            if not known[number] or not uses.are_in_arena(call):
                 continue
             key = (number, *(len(uses.touched[a.buffer]) for a in call.arguments))
-            member = Member(call, position, place, uses.limit(call, position))
+            member = Member(call, position, index, uses.limit(call, position))
             found.setdefault((*key, seen[key]), []).append(member)
             seen[key] += 1
     return [c for c in found.values() if len(c) > 1]
 
 
-def _is_small(kernel: Kernel, fills: int) -> bool:
-    """Whether a kernel is one product of few tiles, of operands that it reads and no more."""
-    product = product_of(kernel)
-    if product is None or product.batch > 1 or product.bias >= 0 or product.adds:
+def _is_small(kernel: Kernel, limits: Matmuls) -> bool:
+    """Whether a kernel is one plain matmul of few tiles: no batch, no bias, nothing added to."""
+    matmul = product_of(kernel)
+    if matmul is None or matmul.batch > 1 or matmul.bias >= 0 or matmul.adds:
         return False
-    return -(-product.m // TILE) * -(-product.n // TILE) < fills
+    rows, columns = (-(-n // limits.tile) for n in (matmul.m, matmul.n))
+    return rows * columns < limits.busy_tiles
 
 
 def _runs(chain: Run, parts: int) -> list[Run]:
-    """A chain cut into parts, and where a result is needed before the next can be there."""
+    """A chain cut into parts, and where a result is read before the next matmul can be computed."""
     most = -(-len(chain) // parts)
     found: list[Run] = [[]]
     for member in chain:
@@ -148,22 +145,22 @@ def _runs(chain: Run, parts: int) -> list[Run]:
 def with_series(runs: Sequence[Run]) -> tuple[list[Run], tuple[tuple[str, ...], ...]]:
     """Runs whose matrices can lie at one distance, and the buffers that have to.
 
-    A buffer has one place: it is in one series, which several runs may share.
+    A buffer has one address: it is in one series, which several runs may share.
     """
     known: dict[str, tuple[str, ...]] = {}
-    kept: list[Run] = []
+    chosen: list[Run] = []
     for run in runs:
         columns = list(zip(*(m.names for m in run), strict=True))
         wanted = [c for c in columns if len(set(c)) > 1]  # one that all read is at no distance
         is_new = len({n for c in wanted for n in c}) == sum(map(len, wanted))
         if is_new and all(known.get(n, c) == c for c in wanted for n in c):
-            kept.append(run)
+            chosen.append(run)
             known |= {n: c for c in wanted for n in c}
-    return kept, tuple(dict.fromkeys(known.values()))
+    return chosen, tuple(dict.fromkeys(known.values()))
 
 
 def _moved(program: Program, runs: Sequence[Run]) -> tuple[Step, ...]:
-    gone = {(m.step, m.place) for run in runs for m in run}
+    gone = {(m.step, m.index) for run in runs for m in run}
     added: dict[int, list[Call]] = {}
     for run in runs:
         added.setdefault(run[-1].step, []).extend(m.call for m in run)

@@ -1,0 +1,191 @@
+"""One description of a contraction: its axes by what they do, its operands and where they lie."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, Generic, TypeVar
+
+from treadle.ir.composites import CONV, CONV_GRAD_W, CONV_GRAD_X
+from treadle.ir.control import SCAN
+from treadle.ir.graph import Graph, Node
+from treadle.ir.graph import Value as TensorValue
+from treadle.ir.ops.linear import CONTRACT
+from treadle.kernel.index import Index, Var
+from treadle.kernel.nodes import Load, Walk, walk
+from treadle.kernel.target import Matmuls
+
+Axes = tuple[Var, ...]
+T = TypeVar("T")  # what an operand is: a tensor of a graph, or a value inside a kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Operand(Generic[T]):
+    """One factor: the axes it varies along, and the load that gives an element if it has one."""
+
+    value: T
+    axes: Axes
+    load: Load | None = None
+
+    @property
+    def size(self) -> int:
+        return size(self.axes)
+
+    def stride(self, axis: Var) -> int | None:
+        """Elements between neighbours along an axis; None where the operand is not affine in it."""
+        return None if self.load is None else self.load.index.factor_of(axis)
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction(Generic[T]):
+    """result[batch, rows, columns] = Σ over the depth of left[rows, depth] · right[depth, columns].
+
+    Columns are axes of the right operand alone. `tiled` are those of them that stand next to each
+    other at the end of the result: matmul tiles run along these. Operands are tensors where a node
+    of a graph is described, values where a kernel is.
+    """
+
+    left: Operand[T]
+    right: Operand[T]
+    result: Axes
+    tiled: Axes
+
+    @property
+    def batch(self) -> Axes:
+        """Axes of both operands; loops of a kernel may also be of neither."""
+        left, right = self.left.axes, self.right.axes
+        return tuple(v for v in self.result if (v in left) == (v in right))
+
+    @property
+    def rows(self) -> Axes:
+        return self._alone(self.left, self.right)
+
+    @property
+    def columns(self) -> Axes:
+        return self._alone(self.right, self.left)
+
+    def _alone(self, operand: Operand[T], other: Operand[T]) -> Axes:
+        return tuple(v for v in self.result if v in operand.axes and v not in other.axes)
+
+    @property
+    def depth(self) -> Axes:
+        """What is summed, in the order of the left operand."""
+        every = dict.fromkeys(self.left.axes + self.right.axes)
+        return tuple(v for v in every if v not in self.result)
+
+    @property
+    def outer(self) -> Axes:
+        """The right operand's axes that tiles do not run along: batch axes and other columns."""
+        return tuple(v for v in self.result if v in self.right.axes and v not in self.tiled)
+
+    @property
+    def flops(self) -> int:
+        return 2 * size(self.result) * size(self.depth)
+
+    def is_for_library(self, limits: Matmuls) -> bool:
+        """Whether a library's matmul is worth a launch of its own."""
+        is_deep = size(self.depth) >= limits.library_depth
+        return self.flops >= limits.library_flops and is_deep
+
+    @property
+    def columns_last(self) -> Contraction[T]:
+        """The operand that has the last axis of the result on the right."""
+        is_left = bool(self.result) and self.result[-1] not in self.right.axes
+        return oriented(self.right, self.left, self.result) if is_left else self
+
+    @property
+    def transposed(self) -> Contraction[T] | None:
+        """Columns along the last rows that lie together; None where there are no rows."""
+        rows: Axes = ()
+        for axis in reversed(self.rows):
+            if rows and self.result.index(axis) + 1 != self.result.index(rows[0]):
+                break
+            rows = (axis, *rows)
+        others = tuple(v for v in self.result if v not in rows)
+        return oriented(self.right, self.left, others + rows) if rows else None
+
+
+def oriented(left: Operand[T], right: Operand[T], result: Axes) -> Contraction[T]:
+    """A contraction whose tiles run along all columns at the end of the result."""
+    count = 0
+    while count < len(result) and result[-1 - count] not in left.axes:
+        count += 1
+    return Contraction(left, right, result, result[len(result) - count :])
+
+
+def contraction_of(graph: Graph, node: Node) -> Contraction[TensorValue]:
+    """The contraction that a node of a graph is, its operands in their order."""
+    attributes: Any = node.attributes
+    axes: dict[str, Var] = {}
+    operands: list[Operand[TensorValue]] = []
+    for value, labels in zip(node.operands, attributes.labels, strict=False):
+        for label, extent in zip(labels, graph.type_of(value).shape, strict=True):
+            axes[label] = Var(f"x{label}", extent)
+        operands.append(Operand(value, tuple(axes[c] for c in labels)))
+    left, right = operands
+    return oriented(left, right, tuple(axes[c] for c in attributes.labels[2]))
+
+
+def size(axes: Sequence[Var]) -> int:
+    return math.prod(v.extent for v in axes)
+
+
+def named(stem: str, axis: Var) -> Var:
+    """A loop over an axis, or over a part of it, by a name of its own."""
+    return replace(axis, name=stem + axis.name[1:])
+
+
+def stride_of(index: Index, axes: Sequence[Var]) -> int | None:
+    """The one stride at which axes together, the last the fastest, move an index, if there is."""
+    found, reach = 0, 1
+    for axis in reversed(axes):
+        if axis.extent == 1:
+            continue
+        factor = index.factor_of(axis)
+        if factor is None or (reach > 1 and factor != found * reach):
+            return None
+        found = factor if reach == 1 else found
+        reach *= axis.extent
+    return found
+
+
+def walk_of(index: Index, axes: Sequence[Var]) -> Walk | None:
+    """Where axes together, the last the fastest, take an index; None if that is not affine."""
+    factors = [index.factor_of(v) for v in axes]
+    if any(f is None for f in factors):
+        return None
+    if len(axes) == 1:
+        return Walk(axes[0].extent, factors[0] or 0)
+    steps = product(*(range(v.extent) for v in axes))
+    return walk([sum((f or 0) * i for f, i in zip(factors, s, strict=True)) for s in steps])
+
+
+CONVOLUTIONS = frozenset([CONV, CONV_GRAD_X, CONV_GRAD_W])
+
+
+def launches_dominate(graph: Graph, limits: Matmuls) -> bool:
+    """Whether launches would cost more than a graph's matmuls, which loops then compute.
+
+    What is around a loop can be fused into it, what is around a library's matmul cannot. Only wide
+    floats are counted: narrow ones are for units that a library drives better.
+    """
+    return _wide_flops(graph, limits.launch_flops) <= limits.launch_flops_of_graph
+
+
+def _wide_flops(graph: Graph, most: int) -> float:
+    """Operations of all matmuls, of loops' bodies too; infinite if one matmul is large."""
+    total = 0.0
+    for node in graph.nodes:
+        if node.op is SCAN:
+            attributes: Any = node.attributes
+            total += attributes.length * _wide_flops(attributes.body, most)
+        elif node.op in CONVOLUTIONS:
+            return math.inf  # a library call in any case
+        elif node.op is CONTRACT and node.types[0].is_float:
+            flops = contraction_of(graph, node).flops
+            if node.types[0].dtype.is_narrow or flops > most:
+                return math.inf
+            total += flops
+    return total

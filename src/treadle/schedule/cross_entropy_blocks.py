@@ -1,0 +1,318 @@
+"""Cross-entropy where loops multiply: a chunk's logits by blocks of classes.
+
+Classes are rows and tokens lanes. Blocks of classes have their own maximum and sum; a chunk's
+logarithms come of these. With gradients the exponentials stay in memory until the logarithms are
+known, become the gradients of the logits in place, and are multiplied twice: the weight's gradient
+is added up chunk by chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from treadle.base import dtypes
+from treadle.kernel.index import Index, Var, variable
+from treadle.kernel.nodes import (
+    Accumulate,
+    Apply,
+    Buffer,
+    For,
+    Kernel,
+    Let,
+    Literal,
+    Local,
+    Position,
+    Role,
+    Statement,
+    Update,
+    Value,
+)
+from treadle.kernel.target import Streaming
+from treadle.schedule.cross_entropy_head import Chunk, Head, chunk_drafts
+from treadle.schedule.lower import Draft
+from treadle.schedule.nests import nest
+from treadle.schedule.softmax import (
+    F32,
+    I32,
+    Queries,
+    Rows,
+    Scores,
+    add,
+    choose,
+    equals,
+    finite,
+    local,
+    log_sum,
+    mul,
+    power,
+    statistics,
+    sub,
+)
+
+
+def chunk_sizes(rows: int, limits: Streaming) -> list[int]:
+    """Rows of each chunk: each reads and writes all of the weight's gradient, so not too few."""
+    wanted = int(rows * limits.share) // limits.rows_multiple * limits.rows_multiple
+    size = min(rows, max(limits.least_rows, min(limits.most_rows, wanted)))
+    count, rest = divmod(rows, size)
+    return [size] * count + ([rest] if rest else [])
+
+
+def block_drafts(head: Head) -> list[Draft]:
+    """Gradients that chunks add to are cleared first."""
+    for output in sorted(head.gradients - {1}):
+        head.before.add(_cleared(head, head.result(output)))
+    sizes = chunk_sizes(head.rows, head.lowering.target.streaming)
+    return chunk_drafts(head, sizes, 0, lambda n, start: _BlockChunk(head, sizes[0], n, start))
+
+
+def _cleared(head: Head, buffer: Buffer) -> Kernel:
+    i = Var("i", buffer.size)
+    body = nest([i], Role.PARALLEL, [Rows(buffer, Index(), 1).store(Literal(0, F32), i)])
+    return head.kernel("clear", (), (buffer,), body)
+
+
+def cut(extent: int, size: int) -> list[tuple[int, int, int]]:
+    """An extent as equal parts and what is left: (start, parts, size of each)."""
+    count, rest = divmod(extent, size)
+    found = [(0, count, size), (count * size, 1, rest)]
+    return [part for part in found if part[1] and part[2]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Band:
+    """Blocks of classes of one size."""
+
+    first: int
+    count: int
+    size: int
+
+    @property
+    def block(self) -> Var:
+        return Var("k", self.count)
+
+    @property
+    def inner(self) -> Var:
+        return Var("s", self.size)
+
+    @property
+    def start(self) -> Index:
+        """The first class of a block."""
+        return variable(self.block) * self.size + self.first
+
+
+def _is_own(which: Index, target: Value) -> Value:
+    return Apply("eq", (Position(which, I32), target), dtypes.bool_)
+
+
+class _BlockChunk(Chunk):
+    def __init__(self, head: Head, most: int, size: int, start: int | None):
+        super().__init__(head, size, start)
+        self.most, self.limits = most, head.lowering.target.streaming
+        self.bands = [_Band(*part) for part in cut(head.classes, self.limits.block)]
+        self.x = self.part(head.x, head.width)
+        self.targets = self.part(head.targets, 1)
+        self.rows = self.part(head.result(0), 1)
+        self.queries = Queries(head.buffer("transposed", head.width * most), size, head.width)
+        self.logs = Rows(head.buffer("logs", most), Index(), 1)
+        # Of each block: the shift, Σ exp, the target's logit, and Σ logits.
+        self.sums = ("shift", "sum", "own", "every")[: 4 if head.smoothing else 3]
+
+    def kernels(self) -> list[Kernel]:
+        """A matmul for each block of classes, logarithms of rows, and gradients."""
+        gradients = [] if self.head.ct is None else self._gradients(self.part(self.head.ct, 1))
+        blocks = [self._exponentials(band) for band in self.bands]
+        return [self._transposed(), *blocks, self._logarithms(), *gradients]
+
+    def _transposed(self) -> Kernel:
+        """The tokens as lanes."""
+        body = self.queries.copied(self.x, self.i)
+        return self.head.kernel("transpose", (self.x.buffer,), (self.queries.copy,), body)
+
+    def _kept(self, band: _Band, name: str, size: int = 1) -> Buffer:
+        """Numbers of each block for each token: as many as this chunk needs of their memory."""
+        each = band.count * size
+        most = self.head.buffer(f"band{band.first}.{name}", each * self.most)
+        return replace(most, size=each * self.size)
+
+    def _statistic(self, band: _Band, name: str = "shift") -> Rows:
+        """One of the numbers of a block, by token."""
+        start = variable(band.block) * self.size
+        return Rows(self._kept(band, name), start, 1)
+
+    def _scores(self, band: _Band) -> Scores:
+        """A block's numbers: in memory for the gradients, or a thread's own."""
+        if self.head.ct is None:
+            buffer, start = Buffer("scores", F32, band.size * self.size), Index()
+        else:
+            buffer = self._kept(band, "scores", band.size)
+            start = variable(band.block) * (band.size * self.size)
+        return Scores(buffer, start, band.size, self.size, self.size)
+
+    # Exponentials of a block's logits, their sum, and the target's logit
+
+    def _exponentials(self, band: _Band) -> Kernel:
+        head, scores = self.head, self._scores(band)
+        weight = head.weight.shifted(band.start).matrix(band.size, head.width)
+        matmul = scores.computed(weight, self.queries.matrix)
+        lanes = For(self.i, Role.PARALLEL, tuple(self._block_sums(band, scores)))
+        reads = [head.weight.buffer, self.queries.copy, self.targets.buffer]
+        reads += [] if head.bias is None else [head.bias.buffer]
+        writes = [self._kept(band, name) for name in self.sums]
+        body = nest([band.block], Role.PARALLEL, [matmul, lanes])
+        if head.ct is None:
+            return head.kernel("exp", reads, writes, body, (scores.buffer,))
+        return head.kernel("exp", reads, [*writes, scores.buffer], body)
+
+    def _block_sums(self, band: _Band, scores: Scores) -> list[Statement]:
+        head, i, s = self.head, self.i, band.inner
+        which, value, exponential = band.start + variable(s), local("value"), local("power")
+        logit = scores.load(s, i)
+        if head.bias is not None:
+            logit = add(logit, head.bias.load(which))
+        own = choose(_is_own(which, Local("target", I32)), value, 0.0)
+        terms: list[Statement] = [
+            Let("value", logit),
+            Let("power", power(value, local("shift"))),
+            *([] if head.ct is None else [scores.store(exponential, s, i)]),
+            Accumulate("sum", "add", exponential),
+            Accumulate("own", "add", own),
+            *([Accumulate("every", "add", value)] if head.smoothing else []),
+        ]
+        return [
+            Let("target", self.targets.load(i)),
+            *statistics(s, logit, terms, self.sums[1:]),
+            *(self._statistic(band, n).store(local(n), i) for n in self.sums),
+        ]
+
+    # Logarithms of a chunk's rows
+
+    def _logarithms(self) -> Kernel:
+        """The logsumexp of each row from its blocks', and the loss."""
+        head, i = self.head, self.i
+        names = ("total", *self.sums[2:])
+        tops: list[Statement] = []
+        totals: list[Statement] = []
+        for band in self.bands:
+            shift, total, *others = (self._statistic(band, n).load(i) for n in self.sums)
+            # A block of −∞ counts for nothing, whatever its shift.
+            is_none = equals(total, 0.0)
+            greatest = Accumulate("top", "max", choose(is_none, float("-inf"), shift))
+            tops += nest([band.block], Role.SEQUENTIAL, [greatest])
+            scaled = mul(total, power(shift, local("around")))
+            terms = [choose(is_none, 0.0, scaled), *others]
+            added = [Accumulate(n, "add", t) for n, t in zip(names, terms, strict=True)]
+            totals += nest([band.block], Role.SEQUENTIAL, added)
+        body: list[Statement] = [
+            Let("top", Literal(float("-inf"), F32)),
+            *tops,
+            Let("around", finite(local("top"))),
+            *(Let(name, Literal(0, F32)) for name in names),
+            *totals,
+            Let("log", log_sum("total", "around")),
+            self.rows.store(head.loss(), i),
+        ]
+        writes = [self.rows.buffer]
+        if head.ct is not None:
+            body.append(self.logs.store(finite(local("log")), i))
+            writes.append(self.logs.buffer)
+        reads = [self._kept(band, n) for band in self.bands for n in self.sums]
+        return head.kernel("log", reads, writes, nest([i], Role.PARALLEL, body))
+
+    # Gradients
+
+    def _gradients(self, ct: Rows) -> list[Kernel]:
+        found = [self._weight_gradient(band, ct) for band in self.bands]
+        return found + (self._input_gradients() if 1 in self.head.wanted else [])
+
+    def _weight_gradient(self, band: _Band, ct: Rows) -> Kernel:
+        """Gradients of a block's logits in place of exponentials; what they add to the head's."""
+        head, scores = self.head, self._scores(band)
+        factors = Rows(Buffer("factors", F32, self.size), Index(), 1)
+        body, writes = self._logit_gradients(band, scores, ct, factors), [scores.buffer]
+        if 2 in head.wanted:
+            writes.append(head.result(2))
+            body += self._onto_weight(band, scores)
+        if 3 in head.wanted:
+            writes.append(head.result(3))
+            body += self._onto_bias(band, scores)
+        reads = [self.x.buffer, self.targets.buffer, ct.buffer, self.logs.buffer]
+        reads.append(self._kept(band, "shift"))
+        loops = nest([band.block], Role.PARALLEL, body)
+        return head.kernel("d_weight", reads, writes, loops, (factors.buffer,))
+
+    def _logit_gradients(
+        self, band: _Band, scores: Scores, ct: Rows, factors: Rows
+    ) -> list[Statement]:
+        """ct (p − target): the exponentials by one factor for each token and block."""
+        head, i, s = self.head, self.i, band.inner
+        upstream, score = ct.load(i), scores.load(s, i)
+        scale = power(self._statistic(band).load(i), self.logs.load(i))
+        factor = factors.store(mul(scale, upstream), i)
+        # Where all exponentials are 0 the factor may be infinite.
+        share = choose(equals(score, 0.0), 0.0, mul(score, factors.load(i)))
+        is_own = _is_own(band.start + variable(s), self.targets.load(i))
+        taken = choose(is_own, head.own_share(upstream), 0.0)
+        if head.smoothing:
+            taken = add(taken, head.every_share(upstream))
+        gradient = scores.store(sub(share, taken), s, i)
+        return [
+            *nest([i], Role.PARALLEL, [factor]),
+            *nest([s, i], Role.PARALLEL, [gradient]),
+        ]
+
+    def _onto_weight(self, band: _Band, scores: Scores) -> list[Statement]:
+        """A tile of classes at a time, so that rows of the gradient are read in order."""
+        width, limits = self.head.width, self.limits
+        target = Rows(self.head.result(2), Index(), width)
+        has_wide_tiles = self.head.lowering.panel >= limits.wide_panel
+        rows = limits.wide_tile_classes if has_wide_tiles else limits.tile_classes
+        found: list[Statement] = []
+        for first, count, tiles in cut(band.size, rows):
+            tile = Var("tile", count)
+            row = variable(tile) * tiles + first
+            into = target.shifted(band.start + row).matrix(tiles, width)
+            tokens = self.x.matrix(self.size, width)
+            matmul = scores.part(row, tiles).onto_keys(into, tokens)
+            found += nest([tile], Role.SEQUENTIAL, [matmul])
+        return found
+
+    def _onto_bias(self, band: _Band, scores: Scores) -> list[Statement]:
+        s = band.inner
+        terms = [Accumulate("total", "add", scores.load(s, self.i))]
+        summed: list[Statement] = [
+            Let("total", Literal(0, F32)),
+            *nest([self.i], Role.SEQUENTIAL, terms),
+            Update(self.head.result(3).name, band.start + variable(s), local("total")),
+        ]
+        return [*nest([s], Role.SEQUENTIAL, summed)]
+
+    def _input_gradients(self) -> list[Kernel]:
+        """Groups of columns, each summed over all classes."""
+        head, width, panel = self.head, self.head.width, self.head.lowering.panel
+        target = self.part(head.result(1), width)
+        columns = min(width, -(-width // (self.limits.column_groups * panel)) * panel)
+        reads = [*(self._scores(band).buffer for band in self.bands), head.weight.buffer]
+        found: list[Kernel] = []
+        for first, count, size in cut(width, columns):
+            group = Var("g", count)
+            column = variable(group) * size + first
+            body = [*target.cleared(self.i, Var("z", size), column)]
+            for band in self.bands:
+                body += self._onto_input(band, target, column, size)
+            loops = nest([group], Role.PARALLEL, body)
+            found.append(head.kernel("d_input", reads, [target.buffer], loops))
+        return found
+
+    def _onto_input(self, band: _Band, target: Rows, column: Index, width: int) -> list[Statement]:
+        """A band's classes, some at a time, added to a group of columns."""
+        scores = replace(self._scores(band), start=Index())
+        found: list[Statement] = []
+        for first, count, depth in cut(band.count * band.size, self.limits.depth):
+            step = Var("step", count)
+            at = variable(step) * depth + first
+            weight = self.head.weight.shifted(at + band.first).matrix(depth, width, column)
+            into = target.matrix(self.size, width, column)
+            matmul = scores.part(at, depth).onto_queries(into, weight)
+            found += nest([step], Role.SEQUENTIAL, [matmul])
+        return found

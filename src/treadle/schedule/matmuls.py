@@ -1,0 +1,420 @@
+"""Contractions as loops around the matmul template: blocks of rows, panels of columns, cut depth.
+
+A block of rows belongs to one thread at a time: what follows row by row is fused behind it, and
+what comes before it row by row in front of it. The right operand is copied into panels that lie in
+memory as tiles read them, unless it is read too seldom to pay or lies that way already; views
+(windows too) are read where they are. Where there are few rows for many weights, threads share
+panels instead, and each copies its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from treadle.base import dtypes
+from treadle.base.dtypes import DType, accumulator
+from treadle.ir.graph import Node
+from treadle.ir.graph import Value as TensorValue
+from treadle.ir.ops.linear import CONTRACT
+from treadle.kernel.contraction import (
+    Axes,
+    Contraction,
+    Operand,
+    contraction_of,
+    named,
+    size,
+    stride_of,
+    walk_of,
+)
+from treadle.kernel.index import Index, Var, constant, flatten, variable
+from treadle.kernel.nodes import (
+    Accumulate,
+    Buffer,
+    Kernel,
+    Let,
+    Literal,
+    Load,
+    Local,
+    Matrix,
+    Multiply,
+    Role,
+    Statement,
+    Store,
+    Value,
+    Walk,
+)
+from treadle.schedule.depth import Depth, Digit, depth_of
+from treadle.schedule.divisors import best_divisor
+from treadle.schedule.inline import Reader
+from treadle.schedule.keep import ROOTS
+from treadle.schedule.lower import Lowering
+from treadle.schedule.nests import nest
+from treadle.schedule.operands import as_dtype, load_of, reading, row_major, temporary
+from treadle.schedule.packing import into_panels
+from treadle.schedule.standalone import by_elements, standalone_matmul
+
+OWN_PANEL, OWN_LEFT = "panel.copy", "left.copy"  # a thread's memory
+
+
+@ROOTS(CONTRACT)
+def contract_kernels(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
+    if lowering.target.matmuls.by_library:
+        return standalone_matmul(lowering, position, node)
+    contraction = contraction_of(lowering.graph, node).columns_last
+    dtype = accumulator(node.types[0].dtype)
+    is_float = dtype in (dtypes.float32, dtypes.float64)
+    has_axes = contraction.tiled and contraction.depth and size(contraction.depth)
+    if not is_float or not has_axes:
+        return [by_elements(lowering, position, node)]
+    return _Matmul(lowering, position, node, contraction, dtype).kernels()
+
+
+@dataclass
+class _Rows:
+    """The rows of a matmul: loops over blocks, and the rows of one block."""
+
+    outer: list[Var]
+    inner: list[Var]
+    indices: dict[Var, Index]
+
+    @property
+    def count(self) -> int:
+        return size(self.inner)
+
+
+def _blocks(contraction: Contraction[TensorValue], wanted: int, least: int) -> _Rows:
+    """The last axes, and part of one before, as the rows of a block."""
+    rows, count, after = _Rows([], [], {}), 1, 0
+    for axis in reversed(contraction.rows):
+        n, at = axis.extent, contraction.result.index(axis)
+        is_next = not rows.inner or at + 1 == after
+        part = n if count * n <= wanted and not rows.outer and is_next else 1
+        if part < n and count < wanted and not rows.outer and is_next:
+            part = best_divisor(n, wanted // count, max(1, least // count))
+        after = at
+        inner, outer = (
+            replace(named("r", axis), extent=part),
+            replace(named("b", axis), extent=n // part),
+        )
+        rows.indices[axis] = variable(outer) * part + variable(inner)
+        rows.inner = [inner, *rows.inner] if part > 1 else rows.inner
+        rows.outer = [outer, *rows.outer] if outer.extent > 1 else rows.outer
+        count *= part
+    return rows
+
+
+class _Matmul:
+    """One contraction: the kernels of its operands' copies, of itself, and of its result."""
+
+    def __init__(
+        self,
+        lowering: Lowering,
+        position: int,
+        node: Node,
+        contraction: Contraction[TensorValue],
+        dtype: DType,
+    ):
+        self.lowering, self.position, self.node, self.dtype = lowering, position, node, dtype
+        self.value, self.limits = TensorValue(position), lowering.target.matmuls
+        self.panel = lowering.panel * 4 // dtype.itemsize
+        self.contraction = self._placed(contraction)
+        self.reads_right = self._reads_right()
+        self.is_transposed = not self.reads_right and self._transposes()
+        self.copies_left = self._copies_left()
+        self.copies_panels = self._copies_panels()
+        count, limits = size(self.contraction.rows), self.limits
+        wanted = count if self.copies_panels else limits.block_rows(count)
+        self.rows = _blocks(self.contraction, wanted, limits.block_rows(0))
+        self.outer = {v: named("o", v) for v in self.contraction.outer}
+        self.columns = size(self.contraction.tiled)
+        self.is_by_panels = self._is_by_panels()
+
+    # How the operands are read
+
+    def _placed(self, contraction: Contraction[TensorValue]) -> Contraction[TensorValue]:
+        """The contraction with where its operands lie, if they are as wide as sums are."""
+
+        def placed(operand: Operand[TensorValue], reader: Reader) -> Operand[TensorValue]:
+            load = load_of(reader, operand.value, operand.axes)
+            is_wide = load is not None and load.dtype is self.dtype
+            return replace(operand, load=load if is_wide else None)
+
+        left = placed(contraction.left, self.lowering.reader())
+        return replace(contraction, left=left, right=placed(contraction.right, self._right()))
+
+    def _right(self) -> Reader:
+        """Reads the right operand, which may be recomputed rather than materialized."""
+        return self.lowering.reader(self.lowering.again.get(self.position))
+
+    def _transposes(self) -> bool:
+        """Columns along the other operand, so that windows are read in place as the left one."""
+        other = self.contraction.transposed
+        if other is None or not self._expands(self.contraction.right):
+            return False
+        other = self._placed(other)
+        is_narrow = size(other.tiled) < self.limits.least_columns
+        if self._expands(other.right) or is_narrow or other.left.load is None:
+            return False
+        self.contraction = other
+        self.reads_right = self._reads_right()
+        return True
+
+    def _expands(self, operand: Operand[TensorValue]) -> bool:
+        """Whether an operand has more elements than the memory it is read from: windows."""
+        load = operand.load
+        return load is not None and operand.size > self.lowering.buffers[load.buffer].size
+
+    def _reads_right(self) -> bool:
+        """Whether the right operand is read where it lies; tiles then run as far as it does."""
+        c, right = self.contraction, self.contraction.right
+        if right.load is None:
+            return False
+        tiled: Axes = ()
+        for axis in reversed(c.tiled):
+            if stride_of(right.load.index, (axis, *tiled)) != 1:
+                break
+            tiled = (axis, *tiled)
+        is_short = size(tiled) < min(self.limits.least_columns, size(c.tiled))
+        is_read_often = size(c.rows) > self.limits.few_rows and size(c.tiled) > self.panel
+        if is_short or (is_read_often and not self._expands(right)):
+            return False  # panels pay
+        self.contraction = replace(c, tiled=tiled)
+        return True
+
+    def _copies_left(self) -> bool:
+        """Whether a block of the left operand is copied first: if it is computed, or scattered."""
+        c, limits = self.contraction, self.limits
+        if c.left.load is None:
+            return True
+        is_long = size(c.depth) > limits.long_depth
+        is_used_often = size(c.tiled) // self.panel >= limits.reused_panels
+        is_scattered = c.left.stride(c.depth[-1]) != 1
+        return is_scattered and is_long and is_used_often and not self._expands(c.left)
+
+    def _copies_panels(self) -> bool:
+        """Whether a thread copies a panel of weights for itself, and takes all rows through it.
+
+        Threads that share rows must each see all that the others have copied. Where there are few
+        rows, less goes from one to another if they share columns: the result, and the left operand
+        unless it was given.
+        """
+        c, lowering, limits = self.contraction, self.lowering, self.limits
+        left, right = c.left.load, c.right.load
+        if self.reads_right or left is None or right is None or lowering.repeats:
+            return False
+        is_plain = len(c.rows) == 1 and not c.outer and not self.is_transposed
+        is_plain = is_plain and self.node.types[0].dtype is self.dtype and not self.copies_left
+        leaves = lowering.graph.leaves
+        if not is_plain or right.buffer not in leaves:
+            return False
+        rows, columns, depth = (size(axes) for axes in (c.rows, c.tiled, c.depth))
+        is_even = columns % self.panel == 0 and columns >= limits.few_tasks * self.panel
+        is_worth = c.flops >= limits.shared_flops and depth <= limits.depth
+        exchanged = rows * (columns + (0 if left.buffer in leaves else depth))
+        return is_even and is_worth and limits.exchange_gain * exchanged <= depth * columns
+
+    def _is_by_panels(self) -> bool:
+        """Whether threads share panels of columns instead of blocks of rows."""
+        is_wide = self.columns >= self.limits.few_tasks * self.panel
+        is_worth = self.contraction.flops >= self.limits.shared_flops
+        return self._has_few_tasks and self.columns % self.panel == 0 and is_wide and is_worth
+
+    @property
+    def _has_few_tasks(self) -> bool:
+        return size(self.contraction.outer) * size(self.rows.outer) < self.limits.few_tasks
+
+    # Kernels
+
+    def kernels(self) -> list[Kernel]:
+        found = [] if self.reads_right or self.copies_panels else [self._pack()]
+        digits = self._digits()
+        parts = self._parts(digits)
+        depth = depth_of(digits, parts, self.limits.depth)
+        is_final = not self.is_transposed and self.node.types[0].dtype is self.dtype
+        if is_final and parts == 1:
+            return [*found, self._multiply(self.lowering.buffer(self.value), depth)]
+        sums = self._temporary("sums", self.node.types[0].size * parts)
+        return [*found, self._multiply(sums, depth), self._finish(sums, parts)]
+
+    def _temporary(self, name: str, count: int) -> Buffer:
+        return temporary(self.lowering, self.position, name, self.dtype, count)
+
+    def _pack(self) -> Kernel:
+        """The right operand in panels, in memory for all threads."""
+        reader = self._right()
+        given = self.panel, self.dtype, self.limits
+        found = into_panels(reader, self.contraction, *given, is_one=False)
+        buffer = self._temporary("packed", size(found.loops))
+        store = Store(buffer.name, row_major(found.loops), found.element)
+        body = nest(found.order, Role.PARALLEL, [*reader.lets, store])
+        kernel = self.lowering.kernel(self.position, reader, [], body, "_pack", (buffer,))
+        # What is recomputed, or is there from the start, waits by itself until it is needed.
+        leaves = self.lowering.graph.leaves
+        waits = self.position in self.lowering.again or all(b.name in leaves for b in kernel.inputs)
+        return replace(kernel, is_whole=waits)
+
+    def _copied_panel(self, reader: Reader, body: list[Statement]) -> Buffer:
+        """One panel of the right operand in memory of the thread."""
+        given = self.panel, self.dtype, self.limits
+        found = into_panels(reader, self.contraction, *given, is_one=True)
+        inner = found.loops[1:]
+        store = Store(OWN_PANEL, row_major(inner), found.element)
+        body += nest(inner, Role.PARALLEL, [store])
+        return Buffer(OWN_PANEL, self.dtype, size(inner))
+
+    def _digits(self) -> list[Digit]:
+        """The depth as loops, with how far each moves the operands or their copies."""
+        c, found = self.contraction, list[Digit]()
+        inner = size(c.depth)
+        for axis in c.depth:
+            inner //= axis.extent
+            left = inner * self.rows.count if self.copies_left else c.left.stride(axis)
+            right = c.right.stride(axis) if self.reads_right else inner * self.panel
+            found.append(Digit(axis.extent, left or 0, right or 0))
+        return found
+
+    def _parts(self, digits: list[Digit]) -> int:
+        """Sums of parts of the depth, added at the end, where there are too few rows to share."""
+        depth, limits = size(self.contraction.depth), self.limits
+        if not self._has_few_tasks or depth <= limits.split_depth or self.is_by_panels:
+            return 1
+        return best_divisor(digits[0].count, limits.most_parts)
+
+    def _multiply(self, target: Buffer, depth: Depth) -> Kernel:
+        """Copies of blocks in the thread's memory, sums cleared, and the template in its loops."""
+        reader, body, scratch = self.lowering.reader(), list[Statement](), list[Buffer]()
+        if self.copies_left:
+            scratch.append(self._copied_left(reader, body))
+        if depth.loops:
+            body += self._cleared(target, depth.part)
+        if self.copies_panels:
+            scratch.append(self._copied_panel(reader, body))
+        left, into = self._left(reader, depth), self._into(target, depth.part)
+        body += nest(depth.loops, Role.SEQUENTIAL, self._panels(reader, into, left, depth))
+        panel = [self._panel_var] if self.is_by_panels else []
+        order = [depth.part, *self.outer.values(), *panel, *self.rows.outer]
+        is_result = target == self.lowering.buffer(self.value)
+        made, also = ([self.value], ()) if is_result else ([], (target,))
+        loops = nest(order, Role.PARALLEL, body)
+        kernel = self.lowering.kernel(self.position, reader, made, loops, "", also)
+        return replace(kernel, scratch=tuple(scratch), is_whole=self.copies_panels)
+
+    def _element(self, reader: Reader, operand: Operand[TensorValue], depth: bool) -> Value:
+        """An operand at this block's rows; columns are 0, and so is the depth unless asked for."""
+        indices = self._indices()
+        if depth:
+            indices |= {v: variable(named("k", v)) for v in self.contraction.depth}
+        return reader.at(operand.value, tuple(indices[v] for v in operand.axes))
+
+    def _indices(self) -> dict[Var, Index]:
+        """Outer axes and rows as indices; columns and depth are 0."""
+        c = self.contraction
+        found = {v: constant(0) for v in c.result + c.depth}
+        found |= {axis: variable(v) for axis, v in self.outer.items()}
+        return found | self.rows.indices
+
+    def _copied_left(self, reader: Reader, body: list[Statement]) -> Buffer:
+        """A block of the left operand in memory of the thread: depth by depth, rows contiguous."""
+        c = self.contraction
+        element = self._element(reader, c.left, depth=True)
+        order = [*(named("k", v) for v in c.depth), *self.rows.inner]
+        lets, reader.lets = list(reader.lets), []
+        store = Store(OWN_LEFT, row_major(order), as_dtype(element, self.dtype))
+        body += nest(order, Role.PARALLEL, [*lets, store])
+        return Buffer(OWN_LEFT, self.dtype, size(order))
+
+    def _left(self, reader: Reader, depth: Depth) -> Matrix:
+        move, summed = depth.moves[0], depth.summed[0]
+        if self.copies_left:
+            return Matrix(OWN_LEFT, move, Walk(self.rows.count), summed)
+        load = self._element(reader, self.contraction.left, depth=False)
+        assert isinstance(load, Load)
+        rows = walk_of(load.index, self.rows.inner)
+        assert rows is not None
+        return Matrix(load.buffer, _without(load.index, self.rows.inner) + move, rows, summed)
+
+    def _cleared(self, target: Buffer, part: Var) -> list[Statement]:
+        lanes = Var("z", self.panel if self.is_by_panels else self.columns)
+        at = self._address(part) + variable(lanes)
+        if self.is_by_panels:
+            at = at + variable(self._panel_var) * self.panel
+        zero = Store(target.name, at, Literal(0, self.dtype))
+        return list(nest([*self.rows.inner, lanes], Role.PARALLEL, [zero]))
+
+    @property
+    def _panel_var(self) -> Var:
+        return Var("panel", self.columns // self.panel)
+
+    def _address(self, part: Var) -> Index:
+        """Where a row of the target starts: axes in the order of the (transposed) result."""
+        result, indices = self.contraction.result, self._indices()
+        at = flatten([indices[v] for v in result], [v.extent for v in result])
+        return at + variable(part) * self.node.types[0].size
+
+    def _into(self, target: Buffer, part: Var) -> Matrix:
+        """The rows of a block in the target, all columns."""
+        address = self._address(part)
+        rows = walk_of(address, self.rows.inner)
+        assert rows is not None
+        assert not rows.listed
+        return Matrix(target.name, _without(address, self.rows.inner), rows, Walk(self.columns))
+
+    def _panels(self, reader: Reader, into: Matrix, left: Matrix, depth: Depth) -> list[Statement]:
+        """Full panels in a loop, then the columns that are left."""
+        right, step = self._right_base(reader)
+        full, rest = divmod(self.columns, self.panel)
+
+        def matmul(number: Index, count: int) -> Multiply:
+            columns = Walk(count)
+            target = replace(into, index=into.index + number * self.panel, columns=columns)
+            index = right.index + number * step + depth.moves[1]
+            source = Matrix(right.buffer, index, depth.summed[1], columns)
+            return Multiply(target, left, source, bool(depth.loops))
+
+        if self.is_by_panels:
+            return [matmul(variable(self._panel_var), self.panel)]
+        found: list[Statement] = []
+        if full:
+            var = Var("p", full)
+            found += nest([var], Role.SEQUENTIAL, [matmul(variable(var), self.panel)])
+        if rest:
+            found.append(matmul(constant(full), rest))
+        return found
+
+    def _right_base(self, reader: Reader) -> tuple[Load, int]:
+        """Where the right matrix starts, and how far the next panel is."""
+        if self.reads_right:
+            load = self._element(reader, self.contraction.right, depth=False)
+            assert isinstance(load, Load)
+            return load, self.panel
+        if self.copies_panels:
+            return Load(OWN_PANEL, constant(0), self.dtype), 0
+        step = size(self.contraction.depth) * self.panel
+        count = -(-self.columns // self.panel)
+        buffer = self._temporary("packed", 0)
+        reader.used[buffer.name] = self.lowering.as_type(buffer)
+        at = row_major(list(self.outer.values())) * (count * step)
+        return Load(buffer.name, at, self.dtype), step
+
+    def _finish(self, sums: Buffer, parts: int) -> Kernel:
+        """The result from sums: parts added, axes in the result's order, in its dtype."""
+        type_, c = self.node.types[0], self.contraction
+        result = contraction_of(self.lowering.graph, self.node).result
+        axes = {v: Var(f"i{k}", v.extent) for k, v in enumerate(result)}
+        part, order = Var("part", parts), [axes[v] for v in result]
+        source = row_major([axes[v] for v in c.result]) + variable(part) * type_.size
+        found: Value = Load(sums.name, source, self.dtype)
+        body: list[Statement] = []
+        if parts > 1:
+            body = [Let("acc", Literal(0, self.dtype))]
+            body += nest([part], Role.SEQUENTIAL, [Accumulate("acc", "add", found)])
+            found = Local("acc", self.dtype)
+        element = as_dtype(found, type_.dtype)
+        body.append(Store(self.lowering.names[self.value], row_major(order), element))
+        loops, reader = nest(order, Role.PARALLEL, body), reading(self.lowering, [sums.name])
+        return self.lowering.kernel(self.position, reader, [self.value], loops, "_finish")
+
+
+def _without(index: Index, variables: list[Var]) -> Index:
+    """The index where some variables are 0."""
+    return Index(tuple((a, f) for a, f in index.terms if a not in variables), index.offset)

@@ -1,0 +1,214 @@
+"""Softmax by blocks of scores: what attention, its gradient and the cross-entropy head share.
+
+The scores of some keys for some queries are one matmul; classes are the keys of tokens. A row's
+greatest score and its sum of exponentials are its statistics. Probabilities, or the gradients of
+scores that take their place, are then multiplied by rows of keys onto queries, and by rows of
+queries onto keys. On processors scores lie with keys as rows: statistics run along lanes of
+queries, and every matmul reads keys where they are. Only a block of queries is copied, transposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from treadle.base import dtypes
+from treadle.kernel.index import Index, Var, variable
+from treadle.kernel.nodes import (
+    Accumulate,
+    Apply,
+    Buffer,
+    For,
+    Let,
+    Literal,
+    Load,
+    Local,
+    Matrix,
+    Multiply,
+    Role,
+    Statement,
+    Store,
+    Value,
+    Walk,
+)
+from treadle.schedule.nests import nest
+
+F32, I32 = dtypes.float32, dtypes.int32
+At = Index | Var
+NOWHERE = Index()
+
+
+def index_of(at: At) -> Index:
+    return variable(at) if isinstance(at, Var) else at
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of contiguous elements: where the first starts, and elements between rows."""
+
+    buffer: Buffer
+    index: Index
+    stride: int
+
+    def at(self, row: At, column: At = NOWHERE) -> Index:
+        return self.index + index_of(row) * self.stride + index_of(column)
+
+    def load(self, row: At, column: At = NOWHERE) -> Value:
+        return Load(self.buffer.name, self.at(row, column), self.buffer.dtype)
+
+    def store(self, value: Value, row: At, column: At = NOWHERE) -> Store:
+        return Store(self.buffer.name, self.at(row, column), value)
+
+    def shifted(self, row: Index) -> Rows:
+        """The rows from one of them on."""
+        return replace(self, index=self.at(row))
+
+    def matrix(self, count: int, width: int, column: Index = NOWHERE) -> Matrix:
+        walks = Walk(count, self.stride), Walk(width)
+        return Matrix(self.buffer.name, self.index + column, *walks)
+
+    def cleared(self, row: Var, column: Var, first: Index = NOWHERE) -> tuple[Statement, ...]:
+        """Zeros in some columns of some rows."""
+        zero = self.store(Literal(0, F32), row, first + variable(column))
+        return nest([row, column], Role.PARALLEL, [zero])
+
+
+def transposed(matrix: Matrix) -> Matrix:
+    return replace(matrix, rows=matrix.columns, columns=matrix.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """A block of queries copied with its elements as rows, so that queries are lanes."""
+
+    copy: Buffer
+    count: int
+    width: int
+
+    def copied(self, rows: Rows, lane: Var) -> tuple[Statement, ...]:
+        """copy[d, i] = rows[i, d]."""
+        d = Var("d", self.width)
+        address = variable(d) * self.count + variable(lane)
+        store = Store(self.copy.name, address, rows.load(lane, d))
+        return nest([d, lane], Role.PARALLEL, [store])
+
+    @property
+    def matrix(self) -> Matrix:
+        """Queries as rows, whose elements are strided."""
+        walks = Walk(self.count), Walk(self.width, self.count)
+        return Matrix(self.copy.name, Index(), *walks)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Scores, probabilities or gradients of scores: of each key for each query."""
+
+    buffer: Buffer
+    start: Index
+    keys: int
+    queries: int
+    stride: int  # between rows
+    keys_are_rows: bool = True  # and queries contiguous; else the other way around
+
+    def at(self, key: At, query: At) -> Index:
+        row, column = (key, query) if self.keys_are_rows else (query, key)
+        return self.start + index_of(row) * self.stride + index_of(column)
+
+    def load(self, key: At, query: At) -> Value:
+        return Load(self.buffer.name, self.at(key, query), self.buffer.dtype)
+
+    def store(self, value: Value, key: At, query: At) -> Store:
+        return Store(self.buffer.name, self.at(key, query), value)
+
+    def part(self, first: Index, count: int) -> Scores:
+        """Those of some keys, which are rows."""
+        return replace(self, start=self.start + first * self.stride, keys=count)
+
+    @property
+    def by_keys(self) -> Matrix:
+        """Keys down and queries across, wherever they lie."""
+        if self.keys_are_rows:
+            walks = Walk(self.keys, self.stride), Walk(self.queries)
+        else:
+            walks = Walk(self.keys), Walk(self.queries, self.stride)
+        return Matrix(self.buffer.name, self.start, *walks)
+
+    # Matmuls: `keys` and `queries` are matrices of rows
+
+    def computed(self, keys: Matrix, queries: Matrix) -> Multiply:
+        """scores ← keys · queriesᵀ."""
+        if self.keys_are_rows:
+            return Multiply(self.by_keys, keys, transposed(queries))
+        return Multiply(transposed(self.by_keys), queries, transposed(keys))
+
+    def onto_queries(self, target: Matrix, keys: Matrix, adds: bool = True) -> Multiply:
+        """target ← scoresᵀ · keys: values by their weights, or the gradient of queries."""
+        return Multiply(target, transposed(self.by_keys), keys, adds)
+
+    def onto_keys(self, target: Matrix, queries: Matrix, adds: bool = True) -> Multiply:
+        """target ← scores · queries: the gradient of keys or of values."""
+        return Multiply(target, self.by_keys, queries, adds)
+
+
+def statistics(
+    key: Var,
+    score: Value,
+    terms: Sequence[Statement],
+    sums: Sequence[str],
+    stop: Index | None = None,
+) -> list[Statement]:
+    """The greatest score, what to shift by, and sums: `terms` add to them, given the shift."""
+
+    def over_keys(body: Sequence[Statement]) -> tuple[Statement, ...]:
+        if stop is None:
+            return nest([key], Role.SEQUENTIAL, body)
+        return (For(key, Role.SEQUENTIAL, tuple(body), stop),)
+
+    return [
+        Let("top", Literal(float("-inf"), F32)),
+        *over_keys([Accumulate("top", "max", score)]),
+        Let("shift", finite(local("top"))),
+        *(Let(name, Literal(0, F32)) for name in sums),
+        *over_keys(terms),
+    ]
+
+
+def log_sum(total: str, shift: str) -> Value:
+    """The logarithm of a row's sum of exponentials."""
+    return add(Apply("log", (local(total),), F32), local(shift))
+
+
+def power(score: Value, shift: Value) -> Value:
+    """An exponential: a probability, where the shift is the logarithm of the sum."""
+    return Apply("exp", (sub(score, shift),), F32)
+
+
+def local(name: str) -> Local:
+    return Local(name, F32)
+
+
+def add(a: Value, b: Value) -> Value:
+    return Apply("add", (a, b), F32)
+
+
+def sub(a: Value, b: Value) -> Value:
+    return Apply("sub", (a, b), F32)
+
+
+def mul(a: Value, b: Value | float) -> Value:
+    return Apply("mul", (a, Literal(b, F32) if isinstance(b, float) else b), F32)
+
+
+def equals(value: Value, number: float) -> Value:
+    return Apply("eq", (value, Literal(number, F32)), dtypes.bool_)
+
+
+def choose(condition: Value, value: Value | float, other: Value | float) -> Value:
+    a, b = (Literal(v, F32) if isinstance(v, float) else v for v in (value, other))
+    return Apply("where", (condition, a, b), F32)
+
+
+def finite(value: Value) -> Value:
+    """Zero in place of infinities, as the definition shifts by."""
+    inner = choose(equals(value, float("inf")), 0.0, value)
+    return choose(equals(value, float("-inf")), 0.0, inner)
