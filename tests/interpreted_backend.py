@@ -156,6 +156,7 @@ class InterpretedBackend:
 
     name = NAME
     memory = HostMemory(NAME)
+    target = targets.CPU
     fuses_heads = False
 
     def why_not(self) -> None:

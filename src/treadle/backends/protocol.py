@@ -124,6 +124,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def target(self) -> Target:
+        """What graphs and kernels are shaped for, whatever is installed here."""
+        ...
+
+    @property
     def fuses_heads(self) -> bool:
         """Whether a matmul that only a cross-entropy reads should be one op with it."""
         ...

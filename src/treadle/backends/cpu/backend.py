@@ -95,6 +95,7 @@ class CpuBackend:
 
     name = "cpu"
     memory = HostMemory("cpu")
+    target = targets.CPU
     fuses_heads = False
 
     def why_not(self) -> None:

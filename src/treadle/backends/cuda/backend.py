@@ -111,6 +111,7 @@ class CudaBackend:
 
     name = "cuda"
     memory = DeviceMemory("cuda")
+    target = targets.GPU
     fuses_heads = True
 
     def why_not(self) -> str | None:

@@ -10,6 +10,7 @@ import numpy as np
 from treadle.base.memory import refuse_beyond
 from treadle.compile_report import CompileOptions, CompileReport, KernelTime, Profile
 from treadle.ir.graph import Graph
+from treadle.kernel import target as targets
 from treadle.kernel.plan import KernelFacts
 from treadle.runtime.ceilings import ceilings
 from treadle.runtime.executable import Executable
@@ -22,6 +23,7 @@ class OracleBackend:
 
     name = "oracle"
     memory = WideMemory("oracle")
+    target = targets.CPU
     fuses_heads = False
 
     def why_not(self) -> None:
