@@ -23,7 +23,7 @@ from treadle.kernel.interpret import interpret
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.plan import Plan
 from treadle.kernel.program import Call, Program, Repeat, Step
-from treadle.kernel.target import CPU, Target
+from treadle.kernel.target import Target
 from treadle.kernel.text import to_text
 from treadle.runtime.executable import Ceilings, Executable, Timing
 from treadle.runtime.memory import HostMemory
@@ -156,7 +156,7 @@ class InterpretedBackend:
 
     name = NAME
     memory = HostMemory(NAME)
-    target = CPU
+    target = targets.CPU
 
     def why_not(self) -> None:
         """It is always there."""

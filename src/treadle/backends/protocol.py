@@ -125,7 +125,7 @@ class Backend(Protocol):
 
     @property
     def target(self) -> Target:
-        """What rules of graphs know of the device, before anything is compiled."""
+        """What graphs and kernels are shaped for, whatever is installed here."""
         ...
 
     def why_not(self) -> str | None:

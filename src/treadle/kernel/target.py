@@ -186,14 +186,14 @@ class Rewriting:
 class Tasks:
     """How calls are cut for threads, and how threads wait (memory/assemble, runtime)."""
 
-    # Operations of a task, some microseconds. Half as long as 65,536, which took 2 to 3 % longer on
-    # GPT 4 × 128 and an LSTM (Zen 4, two threads).
+    # Operations of a task, some microseconds. With twice as many GPT 4 × 128 and an LSTM took 2 to
+    # 3 % longer (docs/decisions.md).
     operations: int = 1 << 15
     serial: int = 1 << 14  # operations of a phase that one thread runs: a barrier costs more
     most: int = 128  # of a call: chosen, several for each thread of a large machine
     # Numbers of tasks are powers of two up to it, then multiples of it: equal shares for threads.
     even: int = 16
-    barrier_spins: int = 2000  # chosen: microseconds, before the processor is offered to others
+    barrier_spins: int = 2000  # chosen: before the processor is offered to other threads
     idle_spins: int = 200_000  # chosen: some milliseconds between steps, before a thread sleeps
 
 

@@ -18,7 +18,7 @@ from treadle.kernel import target as targets
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.plan import Plan
 from treadle.kernel.program import Program
-from treadle.kernel.target import GPU, Target
+from treadle.kernel.target import Target
 from treadle.runtime.cuda.blas import blas_version
 from treadle.runtime.cuda.code import CudaCode
 from treadle.runtime.cuda.compiler import compile_parts, compiler_version
@@ -111,7 +111,7 @@ class CudaBackend:
 
     name = "cuda"
     memory = DeviceMemory("cuda")
-    target = GPU
+    target = targets.GPU
 
     def why_not(self) -> str | None:
         return why_not()

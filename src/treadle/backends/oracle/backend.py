@@ -10,8 +10,8 @@ import numpy as np
 from treadle.base.memory import refuse_beyond
 from treadle.compile_report import CompileOptions, CompileReport, KernelTime, Profile
 from treadle.ir.graph import Graph
+from treadle.kernel import target as targets
 from treadle.kernel.plan import KernelFacts
-from treadle.kernel.target import CPU
 from treadle.runtime.ceilings import ceilings
 from treadle.runtime.executable import Executable
 from treadle.runtime.oracle import OracleProgram, WideMemory
@@ -23,7 +23,7 @@ class OracleBackend:
 
     name = "oracle"
     memory = WideMemory("oracle")
-    target = CPU
+    target = targets.CPU
 
     def why_not(self) -> None:
         """It is always there."""
