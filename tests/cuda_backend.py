@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from dataclasses import replace
 
 import pytest
 
@@ -31,12 +32,16 @@ def no_compiler() -> str | None:
     return None
 
 
+# Every kernel is a launch of its own, however small the program is.
+assert GPU.mapping is not None
+ALONE = replace(GPU, mapping=replace(GPU.mapping, is_cooperative=False))
+
 needs_gpu = pytest.mark.skipif(why_not() is not None, reason=f"no GPU: {why_not()}")
 needs_compiler = pytest.mark.skipif(no_compiler() is not None, reason=f"{no_compiler()}")
 
 
 def scheduled(
-    graph: Graph, fuse: bool = True, in_place: bool = False, target: Target = GPU
+    graph: Graph, fuse: bool = True, in_place: bool = False, target: Target = ALONE
 ) -> Program:
     return schedule(graph, fuse, in_place=in_place, target=target)
 

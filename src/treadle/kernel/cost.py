@@ -25,6 +25,7 @@ from treadle.kernel.nodes import (
 )
 
 LINE = 64  # bytes
+_SPREAD = (Role.PARALLEL, Role.GRID, Role.VECTOR)
 
 
 def padded(nbytes: int) -> int:
@@ -45,7 +46,7 @@ def outermost(kernel: Kernel) -> For | None:
     if not kernel.body or not all(isinstance(s, Let) for s in kernel.body[:-1]):
         return None
     last = kernel.body[-1]
-    if isinstance(last, For) and last.role in (Role.PARALLEL, Role.VECTOR) and last.stop is None:
+    if isinstance(last, For) and last.role in _SPREAD and last.stop is None:
         return last
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,18 +15,30 @@ from treadle.ir.literal import Number, number_key
 from treadle.kernel.index import Index, Range, Var
 
 
+class Space(Enum):
+    """Who sees a buffer. Scratch that is not mapped yet is said to be global."""
+
+    GLOBAL = "global"  # all threads, and whatever runs afterwards
+    SHARED = "shared"  # the threads that share one iteration of the grid
+    PRIVATE = "private"  # one thread, of each element that its iterations touch
+
+
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """Memory of a number of elements of one dtype, by name.
 
     `lanes` above 1: private memory of the lanes of the one vector loop that uses the buffer, of at
     most that many at a time. Every lane has all of the elements for itself.
+    `pack` above 1: a row that loops of one shape walk, so that each thread touches packs of
+    elements of its own alone; in private memory it holds no others.
     """
 
     name: str
     dtype: DType
     size: int
     lanes: int = 1
+    space: Space = Space.GLOBAL
+    pack: int = 1
 
     @property
     def nbytes(self) -> int:
@@ -33,7 +46,9 @@ class Buffer:
 
     def __str__(self) -> str:
         private = f" for each of {self.lanes} lanes" if self.lanes > 1 else ""
-        return f"{self.name}: {self.dtype}[{self.size}]{private}"
+        where = "" if self.space is Space.GLOBAL else f" {self.space.value}"
+        packs = f" in packs of {self.pack}" if self.pack > 1 else ""
+        return f"{self.name}: {self.dtype}[{self.size}]{private}{where}{packs}"
 
 
 # Values: scalar expressions.
@@ -124,22 +139,47 @@ Value = Literal | Load | Local | Position | Apply | Convert | Within | Guarded
 
 
 class Role(Enum):
-    """How a loop's turns relate."""
+    """How a loop's iterations relate, and who runs them.
 
-    PARALLEL = "parallel"  # independent: any thread, any order
+    A GPU's kernel has GRID loops around everything. Each of their iterations belongs to a group of
+    threads: one thread, a warp or a block (`Geometry.share`). What stands inside GRID loops alone
+    is executed once for the group: every thread computes values, one stores. GROUP and SUBGROUP
+    loops share their iterations out; loops of one role, each all that the other contains, count as
+    one loop. A GROUP loop that contains SUBGROUP loops gives each iteration to a warp. A SUBGROUP
+    loop outside such a loop is run by every warp of the group. What shared-out iterations
+    accumulate or update of the group's own is summed by each thread apart and then combined, in an
+    order that `Geometry.combine` fixes.
+    """
+
+    PARALLEL = "parallel"  # independent, not mapped yet: any thread, any order
+    GRID = "grid"  # independent: each a group's of threads
+    GROUP = "group"  # independent: shared out among the threads, or warps, of a group
+    SUBGROUP = "subgroup"  # independent: shared out among the threads of a warp
     VECTOR = "vector"  # independent: lanes of a vector
-    UNROLLED = "unrolled"  # in order, written out
     SEQUENTIAL = "sequential"  # in order
 
 
 @dataclass(frozen=True, slots=True)
 class For:
-    """The body for each value of a variable: all of them, or those below `stop`."""
+    """The body for each value of a variable: all of them, or those below `stop`.
+
+    A thread takes `lanes` neighbouring iterations at a time, in lockstep as a vector's, and writes
+    out `unroll` of its own turns one after another.
+    """
 
     var: Var
     role: Role
     body: tuple[Statement, ...]
     stop: Index | None = None  # never above the variable's extent
+    lanes: int = 1
+    unroll: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """Threads of a group, or of each warp, wait for each other, and see what all have written."""
+
+    scope: Role = Role.GROUP
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +327,111 @@ class Library:
     flops: int
 
 
-Statement = For | Let | Accumulate | Set | Store | Update | Multiply | Library
+Statement = For | Let | Accumulate | Set | Store | Update | Multiply | Library | Barrier
+
+
+# How a GPU runs a kernel.
+
+
+class Combine(Enum):
+    """How threads that share an iteration of the grid lie in a block, and combine their parts.
+
+    All but the first wait for each other as they combine, and then the first thread alone executes
+    what stands after the last sum.
+    """
+
+    EXCHANGE = "exchange"  # side by side; a warp's by exchange, then those of warps in order
+    IN_ORDER = "in order"  # one in each warp, beside neighbouring iterations; warp after warp
+    TREE = "tree"  # beside neighbouring iterations; one half is added to the other, and so on
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """An operand's part of a tile in shared memory: rows of elements, along the depth or across."""
+
+    is_along: bool  # rows lie along the depth
+    length: int  # of the tile, across the depth
+    step: int  # elements from one row to the next: padded, so that threads read other banks
+    lanes: int  # elements of a copy
+    batch: int  # copies that each thread has under way at a time
+
+    def size(self, depth: int) -> int:
+        return self.step * (self.length if self.is_along else depth)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiled:
+    """A template: each block computes a tile of a contraction, its operands in shared memory.
+
+    The kernel's loops say what is computed: those of both operands, of each alone, and the depth.
+    """
+
+    batch: tuple[Var, ...]
+    rows: tuple[Var, ...]
+    columns: tuple[Var, ...]
+    depth: tuple[Var, ...]
+    is_swapped: bool  # the second factor is the left operand
+    tile_depth: int  # of the panels
+    down: int  # rows of a thread
+    across: int  # columns of a thread
+    shares: int  # threads that share an element's depth
+    left: Panel
+    right: Panel
+    is_whole: bool  # copies of both panels are under way at once
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        groups = self.batch, self.rows, self.columns, self.depth
+        b, m, n, k = (math.prod(v.extent for v in g) for g in groups)
+        return b, m, n, k
+
+    @property
+    def blocks(self) -> int:
+        b, m, n, _ = self.sizes
+        return b * -(-m // self.left.length) * -(-n // self.right.length)
+
+
+@dataclass(frozen=True, slots=True)
+class Scattered:
+    """A template: each block owns rows of a sum whose places are data, and adds in order."""
+
+    rows: int
+    blocks: int
+    noted: int  # updates that a warp can note at a time
+    looked: int  # indices that a thread looks at in one go
+    terms: int  # numbers that a thread loads before it adds the first
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A template: a standalone matmul in square tiles, each thread with a square of its own."""
+
+    tile: int
+    depth: int
+    each: int
+    blocks: int
+
+
+Template = Tiled | Scattered | Blocked
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """How the threads of a launch run a mapped kernel."""
+
+    threads: int  # of a block
+    share: int = 1  # of them share one iteration of the grid
+    combine: Combine = Combine.EXCHANGE
+    room: int = 1  # blocks for which a multiprocessor should have registers
+    calls: int = 1  # of the kernel in one launch, at most
+    is_cooperative: bool = False  # part of a launch that synchronizes its grid
+    unrounded: frozenset[str] | None = None  # locals of narrow floats in excess precision, if any
+    template: Template | None = None
+
+    @property
+    def groups(self) -> int:
+        """Iterations of the grid that a block has at a time."""
+        return self.threads // self.share
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +445,7 @@ class Kernel:
     origins: tuple[Origin, ...] = field(default=(), compare=False)
     scratch: tuple[Buffer, ...] = ()  # a thread's own memory, undefined at first
     is_whole: bool = field(default=False, compare=False)  # a template that stays by itself
+    geometry: Geometry | None = None  # of a kernel that is mapped to a GPU
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
@@ -315,7 +460,8 @@ def whole_product(kernel: Kernel) -> tuple[tuple[Var, ...], Multiply] | None:
         (only,) = body
         if isinstance(only, Multiply):
             return tuple(loops), only
-        if not isinstance(only, For) or only.role is not Role.PARALLEL or only.stop is not None:
+        is_batch = isinstance(only, For) and only.role in (Role.PARALLEL, Role.GRID)
+        if not isinstance(only, For) or not is_batch or only.stop is not None:
             break
         loops.append(only.var)
         body = only.body

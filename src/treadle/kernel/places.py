@@ -9,6 +9,7 @@ from treadle.kernel.index import Index
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
+    Barrier,
     Convert,
     For,
     Guarded,
@@ -59,6 +60,8 @@ def map_places(statement: Statement, move: Move, rename: Rename = same_name) -> 
                 for m in (target, left, right)
             )
             return Multiply(a, b, c, adds, None if bias is None else rename(bias))
+        case Barrier():
+            return statement
         case Library(name, results, operands, numbers, flops):
             made, given = (
                 tuple(replace(v, buffer=rename(v.buffer)) for v in views)

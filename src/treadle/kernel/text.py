@@ -9,6 +9,7 @@ from typing import assert_never
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
+    Barrier,
     Convert,
     For,
     Guarded,
@@ -49,7 +50,8 @@ def _statement(statement: Statement, depth: int) -> list[str]:
     match statement:
         case For(var, role, body, stop):
             end = var.extent if stop is None else f"{stop} of {var.extent}"
-            lines = [f"{pad}for {var.name} in {end} {role.value}:"]
+            lanes = f", lanes {statement.lanes}" if statement.lanes > 1 else ""
+            lines = [f"{pad}for {var.name} in {end} {role.value}{lanes}:"]
             for inner in body:
                 lines += _statement(inner, depth + 1)
             return lines
@@ -67,6 +69,8 @@ def _statement(statement: Statement, depth: int) -> list[str]:
         case Multiply(target, left, right, adds, bias):
             sign, more = "+=" if adds else "=", "" if bias is None else f" + {bias}"
             return [f"{pad}{_matrix(target)} {sign} {_matrix(left)} · {_matrix(right)}{more}"]
+        case Barrier(scope):
+            return [f"{pad}barrier of the {scope.value}"]
         case Library(name, results, operands):
             made, given = (", ".join(map(_view, views)) for views in (results, operands))
             return [f"{pad}{made} = {name}({given})"]

@@ -13,6 +13,7 @@ from treadle.kernel.index import Index, Var
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
+    Barrier,
     Convert,
     For,
     Guarded,
@@ -49,7 +50,7 @@ def values_of(statement: Statement) -> tuple[Value, ...]:
             return (value,)
         case Store(_, _, value, guard):
             return (value,) if guard is None else (value, guard)
-        case For() | Multiply() | Library():
+        case For() | Multiply() | Library() | Barrier():
             return ()
 
 
@@ -133,7 +134,7 @@ def map_values(statement: Statement, change: ValueMap) -> Statement:
             held = None if guard is None else change(guard)
             assert held is None or isinstance(held, Within)
             return replace(statement, value=change(value), guard=held)
-        case Multiply() | Library():
+        case Multiply() | Library() | Barrier():
             return statement
 
 

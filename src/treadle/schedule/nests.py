@@ -11,6 +11,7 @@ from treadle.kernel.index import Index, Var, renamed_data, substitute, variable
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
+    Barrier,
     Buffer,
     Convert,
     For,
@@ -76,7 +77,7 @@ def map_buffers(statement: Statement, place: Replace) -> Statement:
                 for m in (target, left, right)
             )
             return Multiply(a, b, c, adds, bias)
-        case Library():
+        case Library() | Barrier():
             return statement
 
 
@@ -115,7 +116,7 @@ def map_locals(statement: Statement, rename: Rename) -> Statement:
             return Store(buffer, index, value(v), guard)
         case Update(buffer, index, v):
             return Update(buffer, index, value(v))
-        case For() | Multiply() | Library():
+        case For() | Multiply() | Library() | Barrier():
             return moved
 
 

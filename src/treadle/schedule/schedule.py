@@ -15,6 +15,7 @@ from treadle.schedule import roots as roots
 from treadle.schedule import streams as streams
 from treadle.schedule import sums as sums
 from treadle.schedule.lower import PANEL, lower
+from treadle.schedule.mapping.program import map_to
 from treadle.schedule.together import put_together
 
 
@@ -33,4 +34,5 @@ def schedule(
     program = lower(graph, fuse, panel, in_place, target)
     if fuse and target.fills:
         program = put_together(program, target)
-    return check_phases(program)
+    program = check_phases(program)
+    return program if target.mapping is None else map_to(program, target)

@@ -41,6 +41,7 @@ from treadle.kernel.index import Index
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
+    Barrier,
     Convert,
     For,
     Guarded,
@@ -136,6 +137,8 @@ class _Writer(Places):
                 self.update(buffer, index, value)
             case Multiply():
                 self.multiply(statement)
+            case Barrier():
+                pass  # one thread runs all iterations in order: it waits for nobody
             case Library(name):
                 raise AssertionError(f"there is no library for {name} here")
             case _:

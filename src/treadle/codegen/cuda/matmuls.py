@@ -1,28 +1,24 @@
-"""A product as a kernel of its own, where no library computes it: tiles in shared memory."""
+"""A standalone matmul where no library computes it: square tiles in shared memory."""
 
 from __future__ import annotations
 
 from treadle.codegen.cuda import scalars
 from treadle.kernel.index import Index, Var
-from treadle.kernel.nodes import Kernel, Matrix, Multiply, whole_product
-
-TILE, DEPTH, EACH = 64, 16, 4  # rows and columns of a block's tile, its depth, a thread's square
-THREADS = (TILE // EACH) ** 2
+from treadle.kernel.mapped import geometry_of
+from treadle.kernel.nodes import Blocked, Kernel, Matrix, Multiply, whole_product
 
 
-def product_lines(kernel: Kernel) -> tuple[list[str], int]:
-    """Lines of the function of a whole product, and how many blocks it takes."""
+def matmul_lines(kernel: Kernel, blocked: Blocked) -> list[str]:
+    """Lines of the function of a standalone matmul."""
     found = whole_product(kernel)
     assert found is not None
     loops, product = found
+    tile = blocked.tile
     dtypes = {b.name: b.dtype for b in kernel.buffers}
     places = {b.name: f"p{i}" for i, b in enumerate(kernel.buffers)}
     m, n = product.target.rows.count, product.target.columns.count
     k = product.left.columns.count
-    down, across = -(-m // TILE), -(-n // TILE)
-    batch = 1
-    for var in loops:
-        batch *= var.extent
+    down, across = -(-m // tile), -(-n // tile)
     wide = scalars.register(dtypes[product.target.buffer])
 
     def at(matrix: Matrix, row: str, column: str) -> str:
@@ -33,13 +29,14 @@ def product_lines(kernel: Kernel) -> tuple[list[str], int]:
         )
 
     text = _BODY.format(
-        tile=TILE, depth=DEPTH, each=EACH, threads=THREADS, m=m, n=n, k=k, wide=wide,
+        tile=tile, depth=blocked.depth, each=blocked.each, threads=geometry_of(kernel).threads,
+        m=m, n=n, k=k, wide=wide,
         tiles=down * across, across=across, decode=_decoded(loops),
         left=at(product.left, "row", "at"), right=at(product.right, "at", "column"),
         target=at(product.target, "row", "column"),
         sum=_sum(product, at(product.target, "row", "column"), wide, places),
     )  # fmt: skip
-    return text.strip("\n").split("\n"), down * across * batch
+    return text.strip("\n").split("\n")
 
 
 def _sum(product: Multiply, target: str, wide: str, places: dict[str, str]) -> str:
