@@ -379,6 +379,10 @@ class Tiled:
     right: Panel
     is_whole: bool  # copies of both panels are under way at once
 
+    def __str__(self) -> str:
+        tile = f"{self.left.length} by {self.right.length} by {self.tile_depth}"
+        return f"tiles of {tile}, {self.down} by {self.across} a thread, depth in {self.shares}"
+
     @property
     def sizes(self) -> tuple[int, int, int, int]:
         groups = self.batch, self.rows, self.columns, self.depth
@@ -401,6 +405,9 @@ class Scattered:
     looked: int  # indices that a thread looks at in one go
     terms: int  # numbers that a thread loads before it adds the first
 
+    def __str__(self) -> str:
+        return f"blocks own {self.rows} rows of a scattered sum"
+
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
@@ -410,6 +417,9 @@ class Blocked:
     depth: int
     each: int
     blocks: int
+
+    def __str__(self) -> str:
+        return f"square tiles of {self.tile}"
 
 
 Template = Tiled | Scattered | Blocked
@@ -432,6 +442,15 @@ class Geometry:
     def groups(self) -> int:
         """Iterations of the grid that a block has at a time."""
         return self.threads // self.share
+
+    def __str__(self) -> str:
+        facts = [f"{self.threads} threads"]
+        facts += [f"{self.share} to an iteration"] if self.share > 1 else []
+        facts += [f"combined {self.combine.value}"] if self.combine is not Combine.EXCHANGE else []
+        facts += ["cooperative"] if self.is_cooperative else []
+        facts += ["excess precision"] if self.unrounded is not None else []
+        facts += [str(self.template)] if self.template is not None else []
+        return ", ".join(facts)
 
 
 @dataclass(frozen=True, slots=True)

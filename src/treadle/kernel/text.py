@@ -39,6 +39,7 @@ def to_text(kernel: Kernel) -> str:
     inputs = ", ".join(map(str, kernel.inputs))
     outputs = ", ".join(map(str, kernel.outputs))
     lines = [f"kernel {kernel.name}({inputs}) -> {outputs} {{"]
+    lines += [f"  launch {kernel.geometry}"] if kernel.geometry is not None else []
     lines += [f"  scratch {buffer}" for buffer in kernel.scratch]
     for statement in kernel.body:
         lines += _statement(statement, 1)
@@ -128,6 +129,10 @@ def program_text(program: Program) -> str:
     lines += [f"buffer {b}" for b in program.buffers if b.name not in known]
     lines += [f"adjacent {', '.join(names)}" for names in program.series]
     lines += _steps(program.steps, numbers, 0)
+    lines += [
+        f"cooperative {'.'.join(map(str, (*b.path, b.first)))}: {len(b.phases)} phases"
+        for b in program.cooperative
+    ]
     lines += [f"output {o.kind.value} {o.name}: {t} = {name}" for o, name, t in program.outputs]
     lines += [f"updated {name}" for name in program.updated]
     texts = (f"{i}: {to_text(kernel)}" for i, kernel in enumerate(kernels))
