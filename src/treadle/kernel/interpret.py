@@ -26,7 +26,6 @@ from treadle.kernel.cost import outermost
 from treadle.kernel.index import Bounded, Data, Index, Quotient, Remainder, Var
 from treadle.kernel.mapped import (
     SHARED_OUT,
-    WARP,
     group_rows,
     is_of_warps,
     nest_of,
@@ -211,12 +210,13 @@ class _Machine:
         """Iterations that are a warp's each. Rows of sums are each warp's, and added in order."""
         assert self.geometry is not None
         loops, body = nest_of(loop)
-        group, warps = self.threads, self.geometry.share // WARP
+        group, width = self.threads, self.geometry.warp
+        warps = self.geometry.share // width
         count = int(np.prod([s.var.extent for s in loops]))
         rows = {s.buffer for s in walk(body) if isinstance(s, Update)} & self.rows
         sums = {name: [self.memory[name]] for name in rows}
         for warp in reversed(range(min(warps, count))):
-            self.threads = Threads(group.first + WARP * warp, WARP)
+            self.threads = Threads(group.first + width * warp, width)
             self.memory |= {name: np.zeros_like(sums[name][0]) for name in rows}
             for i in range(warp, count, warps):
                 self._pack(loops, i, body)

@@ -26,7 +26,6 @@ from treadle.kernel.nodes import (
 from treadle.kernel.scatter import scatter_bytes
 from treadle.kernel.traverse import peel, walk
 
-WARP = 32  # threads that run in step; the width of every exchange
 PACK = 16  # bytes: what the widest access must be aligned to
 SHARED_OUT = (Role.GROUP, Role.SUBGROUP)
 
@@ -102,7 +101,7 @@ def shared_bytes(kernel: Kernel) -> int:
             itemsize = tiled_dtype(kernel).itemsize
             return (tiled_start(tiled) + tiled.right.size(tiled.tile_depth)) * itemsize
         case Scattered() as scattered:
-            return scatter_bytes(kernel, scattered, geometry.threads // WARP)
+            return scatter_bytes(kernel, scattered, geometry.threads // geometry.warp)
         case _:
             return geometry.groups * group_bytes(kernel)
 
@@ -130,7 +129,7 @@ def nest_of(loop: For) -> tuple[list[For], tuple[Statement, ...]]:
 
 def width_of(role: Role, geometry: Geometry) -> int:
     """Threads that share the iterations of a loop."""
-    return WARP if role is Role.SUBGROUP else geometry.share
+    return geometry.warp if role is Role.SUBGROUP else geometry.share
 
 
 def sums_of(loop: For) -> dict[str, Accumulate]:

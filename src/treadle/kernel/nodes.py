@@ -431,6 +431,7 @@ class Geometry:
 
     threads: int  # of a block
     share: int = 1  # of them share one iteration of the grid
+    warp: int = 32  # threads of a warp
     combine: Combine = Combine.EXCHANGE
     room: int = 1  # blocks for which a multiprocessor should have registers
     calls: int = 1  # of the kernel in one launch, at most

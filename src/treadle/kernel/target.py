@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -126,3 +126,6 @@ GPU = Target(
     "gpu", 512, 2048, 120, 40, 1 << 15, 1 << 14, 1 << 40, 1 << 16, 60, True, True, fills=512,
     mapping=Mapping(),
 )  # fmt: skip
+# Sizes of NVIDIA's, but for what the hardware's definition says: warps of CDNA have 64 threads, and
+# a block has 64 KB of shared memory. Nothing was timed.
+AMD = replace(GPU, name="amd", mapping=Mapping(warp=64, shared_limit=64 << 10, staged=64 << 10))

@@ -10,7 +10,6 @@ from treadle.kernel.access import accesses
 from treadle.kernel.index import variable
 from treadle.kernel.mapped import (
     SHARED_OUT,
-    WARP,
     grid_of,
     group_rows,
     is_of_warps,
@@ -78,7 +77,8 @@ class _Mapped:
         for name in self.rows:
             self.row(name)
         if self.geometry.template is None and self.geometry.share > 1:
-            self.level(self.grid.body, Role.SUBGROUP if self.geometry.share == WARP else Role.GROUP)
+            is_warp = self.geometry.share == self.geometry.warp
+            self.level(self.grid.body, Role.SUBGROUP if is_warp else Role.GROUP)
             self.statements(self.grid.body, _Since())
 
     # Sizes

@@ -17,7 +17,6 @@ from treadle.kernel.access import accesses
 from treadle.kernel.arithmetic import identity
 from treadle.kernel.index import Var
 from treadle.kernel.mapped import (
-    WARP,
     geometry_of,
     grid_of,
     group_bytes,
@@ -66,7 +65,7 @@ class Writer(Lanes):
     def __init__(self, kernel: Kernel):
         self.geometry, self.grid = geometry_of(kernel), grid_of(kernel)
         super().__init__(kernel, counts_far(kernel, self.grid.count, self.grid.lanes))
-        self.tid = "tid"
+        self.tid, self.warp = "tid", self.geometry.warp
         # Beside other kernels in one launch: what these wrote a moment ago is not read as if it had
         # been there from the start, and loads come before stores that do not concern them.
         self.hoists = self.geometry.is_cooperative
@@ -116,7 +115,9 @@ class Writer(Lanes):
     def _begin_group(self) -> None:
         type_, share, groups = self.index_type, self.geometry.share, self.geometry.groups
         if self.sums:
-            self.add(f"const int tid = threadIdx.x % {WARP}, warp = threadIdx.x / {WARP};")
+            self.add(
+                f"const int tid = threadIdx.x % {self.warp}, warp = threadIdx.x / {self.warp};"
+            )
             self.add(f"const {type_} turn = blockIdx.x;")
         else:
             self.add(f"const int tid = threadIdx.x % {share};")
@@ -160,10 +161,10 @@ class Writer(Lanes):
             self.add(f"const {type_} turn = (({type_})blockIdx.x * {groups} + tx){scale};")
             return
         count = self.grid.count // lanes
-        self.add(f"const int row = threadIdx.x / {WARP}, lane = threadIdx.x % {WARP};")
-        self.add(f"{type_} turn = ({type_})block * {WARP} + lane;")
+        self.add(f"const int row = threadIdx.x / {self.warp}, lane = threadIdx.x % {self.warp};")
+        self.add(f"{type_} turn = ({type_})block * {self.warp} + lane;")
         # Too many threads have no rows.
-        self.add(f"const bool is_in = {f'turn < {count}' if count % WARP else 'true'};")
+        self.add(f"const bool is_in = {f'turn < {count}' if count % self.warp else 'true'};")
         self.add(f"turn = is_in ? turn * {lanes} : 0;")
 
     def _columns(self, body: Sequence[Statement]) -> None:
@@ -195,7 +196,7 @@ class Writer(Lanes):
         for local, s in sums.items():
             shared[local] = self.new("columns")
             type_ = scalars.register(s.value.dtype)
-            self.add(f"__shared__ {type_} {shared[local]}[{rows - 1}][{lanes}][{WARP}];")
+            self.add(f"__shared__ {type_} {shared[local]}[{rows - 1}][{lanes}][{self.warp}];")
             self.unrolled(
                 f"if (row) {shared[local]}[row - 1][u][lane] = {self.name(local)}[u];", lanes
             )
@@ -244,7 +245,7 @@ class Writer(Lanes):
     def _row_sums(self, body: Sequence[Statement]) -> None:
         """The warps' sums are added in order; the first warp has what follows."""
         at = next(i for i, s in enumerate(body) if isinstance(s, For) and is_of_warps(s))
-        rows, warps = body[at], self.geometry.share // WARP
+        rows, warps = body[at], self.geometry.share // self.warp
         assert isinstance(rows, For)
         packs, lanes = self._packs_of(self.sums[0]), self.sums[0].pack
         for i, b in enumerate(self.sums):
@@ -254,7 +255,7 @@ class Writer(Lanes):
         r = self.vars[rows.var] = self.new("row")
         with self.block(f"for (int {r} = warp; {r} < {rows.var.extent}; {r} += {warps})"):
             self.group_all(rows.body)
-        self.add(f"__shared__ f32 others[{warps - 1}][{packs * lanes}][{WARP}];")
+        self.add(f"__shared__ f32 others[{warps - 1}][{packs * lanes}][{self.warp}];")
         for own in self.held.values():
             for who, line in (
                 ("if (warp)", f"others[warp - 1][k * {lanes} + u][tid] = {own}[k][u];"),
@@ -301,10 +302,10 @@ class Writer(Lanes):
         if is_of_warps(loop):
             self._by_warps(loop)
             return
-        is_warp = loop.role is Role.SUBGROUP and self.geometry.share > WARP
+        is_warp = loop.role is Role.SUBGROUP and self.geometry.share > self.warp
         before = self.tid
         if is_warp and not self.sums and self.tid == "tid":
-            self.tid = f"({self.tid} % {WARP})"
+            self.tid = f"({self.tid} % {self.warp})"
         if sums_of(loop):
             self._sum(loop)
         else:
@@ -322,10 +323,10 @@ class Writer(Lanes):
     def _by_warps(self, loop: For) -> None:
         loops, body = nest_of(loop)
         count = math.prod(s.var.extent for s in loops)
-        warps, q, type_ = self.geometry.share // WARP, self.new("q"), self.index_type
-        head = f"for ({type_} {q} = tid / {WARP}; {q} < {count}; {q} += {warps})"
+        warps, q, type_ = self.geometry.share // self.warp, self.new("q"), self.index_type
+        head = f"for ({type_} {q} = tid / {self.warp}; {q} < {count}; {q} += {warps})"
         with self.decoded_block(head, q, [s.var for s in loops]):
-            self.add(f"const int lane = tid % {WARP};")
+            self.add(f"const int lane = tid % {self.warp};")
             before, self.tid = self.tid, "lane"
             for s in body:
                 if isinstance(s, For):
@@ -405,7 +406,7 @@ class Writer(Lanes):
             whole = f"in_warp<{op}>({found})"
         else:
             none = scalars.literal(Literal(identity(s), dtype))
-            whole = f"in_block<{op}, {self.geometry.share // WARP}, {type_}>({found}, {none})"
+            whole = f"in_block<{op}, {self.geometry.share // self.warp}, {type_}>({found}, {none})"
         self.add(f"{local} = {op}::of({local}, {whole});")
 
     # A thread's statements

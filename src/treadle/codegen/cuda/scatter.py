@@ -13,7 +13,7 @@ from treadle.codegen.cuda import scalars
 from treadle.codegen.cuda.lanes import Lanes
 from treadle.kernel.access import locals_in
 from treadle.kernel.index import Index
-from treadle.kernel.mapped import WARP, geometry_of
+from treadle.kernel.mapped import geometry_of
 from treadle.kernel.nodes import Kernel, Let, Scattered
 from treadle.kernel.scatter import scatter_of, sums_bytes
 
@@ -31,9 +31,9 @@ class _Scatter(Lanes):
         assert found is not None
         self.found, self.rows, self.room = found, template.rows, template.noted
         self.looked, self.terms = template.looked, template.terms
-        self.threads = geometry_of(kernel).threads
-        self.warps = self.threads // WARP
-        self.stride = WARP * template.looked  # indices that a warp looks at in one go
+        self.threads, self.warp = geometry_of(kernel).threads, geometry_of(kernel).warp
+        self.warps = self.threads // self.warp
+        self.stride = self.warp * template.looked  # indices that a warp looks at in one go
         self.part = -(-found.count // (self.warps * self.stride)) * self.stride  # that a warp has
         super().__init__(kernel, found.count + self.threads * self.stride >= 1 << 31)
         self.exceeds = False
@@ -69,7 +69,7 @@ class _Scatter(Lanes):
         lists = (self.warps + 1) * self.room  # of each warp, and of all together
         self.add(f"unsigned char *owners = shared + {self.size + 4 * lists};")
         self.add(f"__shared__ int totals[{self.warps + 1}], resumed[{self.warps}];")
-        self.add(f"const int warp = threadIdx.x / {WARP}, lane = threadIdx.x % {WARP};")
+        self.add(f"const int warp = threadIdx.x / {self.warp}, lane = threadIdx.x % {self.warp};")
         self.add(f"const i64 first = (i64)block * {self.rows};")
         last = f"{self.found.place.extent} - first"
         self.add(f"const int owned = (int)t_min<i64>({self.rows}, {last}) * {self.found.width};")
@@ -95,7 +95,7 @@ class _Scatter(Lanes):
             self.add("#pragma unroll")
             with self.block(f"for (int j = 0; j < {self.looked}; ++j)"):
                 start = f"warp * ({self.index_type}){part}"
-                self.add(f"{self.index_type} turn = {start} + from + j * {WARP} + lane;")
+                self.add(f"{self.index_type} turn = {start} + from + j * {self.warp} + lane;")
                 self.add("near[j] = -1;")
                 with self.block(f"if (turn < {found.count})"):
                     self.decode("turn", found.updates)
@@ -114,7 +114,7 @@ class _Scatter(Lanes):
         self.add("const unsigned every = __ballot_sync(0xffffffffu, near[j] >= 0);")
         before = "__popc(every & ((1u << lane) - 1u))"
         self.add(f"const int spot = warp * {self.room} + count + {before};")
-        turn = f"warp * {self.part} + from + j * {WARP} + lane"
+        turn = f"warp * {self.part} + from + j * {self.warp} + lane"
         self.add(f"if (near[j] >= 0) {{ turns[spot] = {turn}; owners[spot] = near[j]; }}")
         self.add("count += __popc(every);")
 
@@ -129,7 +129,7 @@ class _Scatter(Lanes):
             self.add("sum += totals[i];")
             self.add(f"is_whole = is_whole && resumed[i] >= {self.part};")
         with self.block(f"if (__syncthreads_and(is_whole && sum <= {room}))"):
-            with self.block(f"for (int i = lane; i < totals[warp]; i += {WARP})"):
+            with self.block(f"for (int i = lane; i < totals[warp]; i += {self.warp})"):
                 for name in ("turns", "owners"):
                     source = f"{name}[warp * {room} + i]"
                     self.add(f"{name}[{warps * room} + before + i] = {source};")

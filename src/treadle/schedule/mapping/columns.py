@@ -80,7 +80,8 @@ def _warps(shape: Shape, sums: Sequence[Accumulate], rows: int, mapping: Mapping
     """Warps that share a column, as many as have rows to sum and room for their parts."""
     blocks = shape.count // shape.lanes // mapping.warp
     part = mapping.warp * shape.lanes * sum(max(4, s.value.dtype.itemsize) for s in sums)
-    most = mapping.column_warps if blocks >= mapping.few_blocks else mapping.warp
+    is_many = blocks >= mapping.few_blocks
+    most = mapping.column_warps if is_many else mapping.most_threads // mapping.warp
     most, count = min(most, mapping.column_bytes // part), 2
     while 2 * count <= min(most, rows // mapping.least_each):
         count *= 2

@@ -61,7 +61,7 @@ def map_kernel(
 def _map_shape(
     kernel: Kernel, shape: Shape, mapping: Mapping, is_aligned: bool, is_cooperative: bool
 ) -> Kernel:
-    geometry = Geometry(shape.threads, shape.share, shape.combine)
+    geometry = Geometry(shape.threads, shape.share, mapping.warp, shape.combine)
     if shape.share == 1:
         scratch = tuple(replace(b, space=Space.PRIVATE) for b in kernel.scratch)
         return _built(kernel, shape, in_order(shape.body), scratch, geometry)
@@ -119,7 +119,7 @@ def _map_scatter(kernel: Kernel, mapping: Mapping) -> Kernel:
         mapping.scatter_looked,
         mapping.scatter_terms,
     )
-    geometry = Geometry(mapping.scatter_threads, template=template)
+    geometry = Geometry(mapping.scatter_threads, 1, mapping.warp, template=template)
     return replace(kernel, body=_on_grid(kernel.body), geometry=geometry)
 
 

@@ -59,7 +59,7 @@ def map_row_sums(kernel: Kernel, mapping: Mapping) -> Kernel | None:
         kernel,
         body=(For(rows.part, Role.GRID, inside),),
         scratch=(*memory, *(s.memory for s in stages)),
-        geometry=Geometry(threads, threads, room=2),
+        geometry=Geometry(threads, threads, mapping.warp, room=2),
     )
 
 

@@ -135,7 +135,9 @@ def map_contraction(
         depth, tile.down, tile.across, tile.shares, left, right, is_whole,
     )  # fmt: skip
     body = (*found.lets, *nest(found.grid, Role.GRID, in_order(found.body)))
-    return replace(kernel, body=body, geometry=Geometry(mapping.threads, template=template))
+    return replace(
+        kernel, body=body, geometry=Geometry(mapping.threads, 1, mapping.warp, template=template)
+    )
 
 
 def _panel(
