@@ -46,8 +46,14 @@ def scheduled(
     return schedule(graph, fuse, in_place=in_place, target=target)
 
 
+def with_matmuls(target: Target, library: bool) -> Target:
+    """The target with standalone matmuls from a library, or as kernels of our own."""
+    assert target.mapping is not None
+    return replace(target, mapping=replace(target.mapping, has_matmul=library))
+
+
 def rendered(graph: Graph, fuse: bool = True, library: bool = True) -> CudaSource:
-    return render_program(scheduled(graph, fuse), library)
+    return render_program(scheduled(graph, fuse, target=with_matmuls(ALONE, library)))
 
 
 def on_gpu(
@@ -58,8 +64,8 @@ def on_gpu(
     target: Target = GPU,
 ) -> CudaProgram:
     """A graph on the device; `library=False` has generated kernels for products too."""
-    program = scheduled(graph, fuse, in_place, target)
-    source = render_program(program, library)
+    program = scheduled(graph, fuse, in_place, with_matmuls(target, library))
+    source = render_program(program)
     cubins = compile_parts(source.parts, device().architecture)
     plan = assemble(program, plan_buffers(program))
     return CudaProgram(

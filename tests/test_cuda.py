@@ -251,7 +251,7 @@ def test_equal_updates_are_one_launch() -> None:
     program = schedule(step_graph(model, loss, specs, "float32"), in_place=True, target=ALONE)
     counts = Counter(id(c.kernel) for c in program.steps[-1].calls)
     assert 6 in counts.values(), "all weights together"
-    assert max(launch.calls for launch in render_program(program, library=False).launches) >= 6
+    assert max(launch.calls for launch in render_program(program).launches) >= 6
 
 
 # Small programs

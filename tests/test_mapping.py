@@ -10,7 +10,8 @@ import pytest
 
 import treadle as td
 from backend import assert_within, draw
-from cuda_backend import ALONE, scheduled
+from cuda_backend import ALONE, scheduled, with_matmuls
+from cuda_on_host import no_host_compiler, run_on_host
 from test_backend_ops import CASES, agreement, prepared
 from test_kernels import MEANINGS
 from test_kernels import run as interpreted
@@ -33,6 +34,7 @@ from treadle.kernel.nodes import (
     Literal,
     Load,
     Local,
+    Multiply,
     Role,
     Scattered,
     Space,
@@ -126,12 +128,26 @@ def test_each_way_of_mapping_means_what_it_did(name: str) -> None:
     assert_within(graph, arrays, interpreted(program, arrays), 8.0)
 
 
+@pytest.mark.parametrize("dtype", [F32, dtypes.bfloat16], ids=str)
+def test_matmuls_without_a_library_are_loops(dtype: DType) -> None:
+    def matmuls(x, y):
+        return [td.linear(x, y, y[:, 0]), td.einsum("ij,kj->ki", x, y), (x * 2) @ y.T]
+
+    graph = td.trace(matmuls, TensorType((40, 48), dtype), TensorType((24, 48), dtype))
+    program = scheduled(graph, fuse=False, target=with_matmuls(ALONE, False))
+    assert not any(isinstance(s, Multiply) for k in program.distinct() for s in walk(k.body))
+    assert any(isinstance(geometry_of(k).template, Tiled) for k in program.distinct())
+    arrays = draw(graph, 3)
+    for run in (interpreted, run_on_host) if no_host_compiler() is None else (interpreted,):
+        assert_within(graph, arrays, run(program, arrays), 4.0)
+
+
 # Kernels that are wrong
 
 
-I, J = Var("i", 4), Var("j", 64)
+R, J = Var("i", 4), Var("j", 64)
 X, Y = Buffer("x", F32, 256), Buffer("y", F32, 256)
-ROW = variable(I) * 64 + variable(J)
+ROW = variable(R) * 64 + variable(J)
 NEAR = Buffer("near", F32, 64, space=Space.SHARED)
 ONE_WARP = Geometry(128, 32)
 
@@ -143,7 +159,7 @@ def group(*body: Statement, role: Role = Role.SUBGROUP, lanes: int = 1) -> For:
 def kernel(
     *body: Statement, scratch: Sequence[Buffer] = (NEAR,), geometry: Geometry | None = ONE_WARP
 ) -> Kernel:
-    return Kernel("k", (X,), (Y,), (For(I, Role.GRID, body),), (), tuple(scratch), False, geometry)
+    return Kernel("k", (X,), (Y,), (For(R, Role.GRID, body),), (), tuple(scratch), False, geometry)
 
 
 FILL = group(Store("near", variable(J), Load("x", ROW, F32)))
@@ -194,7 +210,7 @@ WRONG = {
         "does not walk the row kept",
     ),
     "row outside": (
-        kernel(COPY, Store("y", variable(I) * 64, Load("kept", constant(0), F32)), scratch=(KEPT,)),
+        kernel(COPY, Store("y", variable(R) * 64, Load("kept", constant(0), F32)), scratch=(KEPT,)),
         "the row kept is touched outside",
     ),
     "sum that is read": (

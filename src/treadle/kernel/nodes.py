@@ -409,20 +409,7 @@ class Scattered:
         return f"blocks own {self.rows} rows of a scattered sum"
 
 
-@dataclass(frozen=True, slots=True)
-class Blocked:
-    """A template: a standalone matmul in square tiles, each thread with a square of its own."""
-
-    tile: int
-    depth: int
-    each: int
-    blocks: int
-
-    def __str__(self) -> str:
-        return f"square tiles of {self.tile}"
-
-
-Template = Tiled | Scattered | Blocked
+Template = Tiled | Scattered
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,9 +73,7 @@ class Mapping:
     in_flight: int = 96  # numbers that a thread holds on their way to shared memory
     blocks: int = 128  # that run at a time
     fewest_blocks: int = 8  # that a contraction gets beside larger ones
-    matmul_tile: int = 64  # rows and columns of a standalone matmul's tile
-    matmul_depth: int = 16
-    matmul_each: int = 4
+    has_matmul: bool = True  # whether a library computes standalone matmuls
     # Sums whose places are data
     scatter_threads: int = 512
     scatter_rows: int = 32  # of the result, that a block owns at most

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from treadle.codegen.cuda.functions import cooperative, function
-from treadle.codegen.cuda.matmuls import matmul_lines
 from treadle.codegen.cuda.prelude import PRELUDE
 from treadle.codegen.cuda.render import Writer
 from treadle.codegen.cuda.scatter import scatter_lines
@@ -13,7 +12,7 @@ from treadle.codegen.cuda.tiles import tiled_lines
 from treadle.kernel.calls import call_of, product_of
 from treadle.kernel.launch import Bundle, Launch
 from treadle.kernel.mapped import blocks_of, geometry_of, shared_bytes
-from treadle.kernel.nodes import Blocked, Kernel, Scattered, Tiled
+from treadle.kernel.nodes import Kernel, Scattered, Tiled
 from treadle.kernel.program import Program
 
 
@@ -26,8 +25,8 @@ class CudaSource:
     bundles: tuple[Bundle, ...] = ()
 
 
-def render_program(program: Program, library: bool = True, per_part: int = 24) -> CudaSource:
-    """Kernels numbered as `Program.distinct` numbers them; standalone matmuls are a library's."""
+def render_program(program: Program, per_part: int = 24) -> CudaSource:
+    """Kernels numbered as `Program.distinct` numbers them."""
     kernels = program.distinct()
     lines = dict[int, list[str]]()
     launches = list[Launch]()
@@ -36,7 +35,7 @@ def render_program(program: Program, library: bool = True, per_part: int = 24) -
         symbol, product, called = f"kernel_{i}", product_of(kernel), call_of(kernel)
         if called is not None:
             launches.append(Launch(symbol, 0, 0, routine=called))
-        elif product is not None and library:
+        elif product is not None:
             launches.append(Launch(symbol, 0, 0, product=product))
         elif geometry_of(kernel).is_cooperative:
             lines[i] = lines_of(kernel)
@@ -44,7 +43,7 @@ def render_program(program: Program, library: bool = True, per_part: int = 24) -
         else:
             threads, calls = geometry_of(kernel).threads, geometry_of(kernel).calls
             shared = shared_bytes(kernel)
-            launches.append(Launch(symbol, blocks_of(kernel), threads, shared, calls, product))
+            launches.append(Launch(symbol, blocks_of(kernel), threads, shared, calls))
             texts.append(function(kernel, symbol, lines_of(kernel)))
     texts += [cooperative(run, kernels, lines) for run in program.cooperative]
     groups = [texts[i : i + per_part] for i in range(0, len(texts), per_part)]
@@ -59,14 +58,12 @@ def lines_of(kernel: Kernel) -> list[str]:
             return tiled_lines(kernel, tiled)
         case Scattered() as scattered:
             return scatter_lines(kernel, scattered)
-        case Blocked() as blocked:
-            return matmul_lines(kernel, blocked)
         case None:
             return Writer(kernel).written()
 
 
 def render_kernel(kernel: Kernel) -> str:
     """One kernel's source, with what it calls."""
-    if call_of(kernel) is not None:
+    if call_of(kernel) is not None or product_of(kernel) is not None:
         return f"// {kernel.name} is a library's"
     return "\n".join([PRELUDE, function(kernel, kernel.name, lines_of(kernel))])

@@ -43,6 +43,7 @@ from treadle.kernel.nodes import (
     Within,
 )
 from treadle.kernel.packs import is_pack
+from treadle.kernel.traverse import subvalues
 
 Guards = tuple[str, ...]
 
@@ -143,17 +144,8 @@ class Lanes:
             return False
         if locals_in(value) & self.spread:
             return True
-        match value:
-            case Load(_, index) | Position(index) | Within(index):
-                return self.index_differs(index)
-            case Convert(inner):
-                return self.differs(inner)
-            case Apply(_, operands):
-                return any(map(self.differs, operands))
-            case Guarded(guard, inner, other):
-                return any(map(self.differs, (guard, inner, other)))
-            case _:
-                return False
+        indexed = (v for v in subvalues(value) if isinstance(v, (Load, Position, Within)))
+        return any(self.index_differs(v.index) for v in indexed)
 
     def index_differs(self, index: Index) -> bool:
         if self.lane is None:

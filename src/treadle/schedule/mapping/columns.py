@@ -58,13 +58,12 @@ def warps_of(kernel: Kernel, mapping: Mapping) -> Shape | None:
     if kernel.scratch or len(inner) != 1 or not grid:
         return None
     (loop,) = inner
-    if loop.role is not Role.SEQUENTIAL or loop.stop is not None:
-        return None
     loops, statements = nested(loop)
     lanes = lanes_for(kernel, grid[-1], body, mapping)
     rows = math.prod(v.extent for v in loops)
-    is_short = lanes == 1 or rows < 2 * mapping.least_each
-    if is_short or not _is_plain(body, loop, loops, statements):
+    if lanes == 1 or rows < 2 * mapping.least_each:
+        return None
+    if not _are_sums_of_columns(body) or not _stores_apart(body, loops, loop):
         return None
     large = [a.index for a in accesses(statements) if any(_moves(a.index, v) for v in loops)]
     across = [is_pack(i, grid[-1], lanes) for i in large if _moves(i, grid[-1])]
@@ -92,28 +91,13 @@ def _moves(index: Index, var: Var) -> bool:
     return any(uses(atom, var) for atom, _ in index.terms)
 
 
-def _is_plain(
-    body: Sequence[Statement], loop: For, loops: Sequence[Var], inner: Sequence[Statement]
-) -> bool:
-    """Whether rows of a sum can be summed in any order, apart from each other."""
-    sums = {s.local: s for s in inner if isinstance(s, Accumulate)}
-    others = [s for s in body if s is not loop]
-    if not sums or not all(isinstance(s, (Let, Accumulate, Store)) for s in inner):
-        return False
-    if not all(isinstance(s, (Let, Store)) for s in others):
-        return False
-    own = {s.local for s in inner if isinstance(s, Let)}
-    if any(
-        locals_in(s.value) & set(sums) for s in inner if isinstance(s, (Let, Accumulate, Store))
-    ):
-        return False  # sums so far, of the rows before
-    if own & set(sums) or not _start_from_nothing(sums, others):
-        return False
-    stores = [s for s in inner if isinstance(s, Store)]
+def _stores_apart(body: Sequence[Statement], loops: Sequence[Var], loop: For) -> bool:
+    """Whether what rows store is read nowhere, and no two rows store to one element."""
+    stores = [s for s in nested(loop)[1] if isinstance(s, Store)]
     stored = {s.buffer for s in stores}
     if any(a.buffer in stored and not a.writes for a in accesses(list(body))):
         return False
-    return all(s.guard is None and _is_apart(s.index, loops) for s in stores)
+    return all(_is_apart(s.index, loops) for s in stores)
 
 
 def _start_from_nothing(sums: dict[str, Accumulate], before: Sequence[Statement]) -> bool:

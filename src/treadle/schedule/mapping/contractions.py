@@ -34,7 +34,7 @@ from treadle.kernel.nodes import (
     Value,
 )
 from treadle.kernel.target import Mapping
-from treadle.kernel.traverse import rewrite
+from treadle.kernel.traverse import rewrite, walk
 from treadle.schedule.mapping.shapes import is_sum, nested, peeled
 
 
@@ -153,10 +153,7 @@ def _split(var: Var, body: tuple[Statement, ...]) -> tuple[tuple[Var, ...], tupl
 
 
 def _indices(body: tuple[Statement, ...]) -> Iterator[Index]:
-    for s in body:
-        if isinstance(s, For):
-            yield from _indices(s.body)
-            continue
+    for s in walk(body):
         if isinstance(s, Store):
             yield s.index
         yield from (x.index for x in loads_of(s))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from treadle.kernel.calls import product_of
 from treadle.kernel.nodes import (
-    Blocked,
     Buffer,
     Combine,
     For,
@@ -24,6 +24,7 @@ from treadle.kernel.target import Mapping
 from treadle.schedule.mapping.columns import chosen_shape, reads_ahead
 from treadle.schedule.mapping.contractions import contraction_of
 from treadle.schedule.mapping.groups import Group, in_order, nest
+from treadle.schedule.mapping.matmuls import as_loops
 from treadle.schedule.mapping.row_sums import map_row_sums
 from treadle.schedule.mapping.shapes import Shape, nested, shape_of
 from treadle.schedule.mapping.staging import stages_of, with_locals, with_stages
@@ -33,7 +34,7 @@ from treadle.schedule.mapping.tiles import map_contraction
 def map_kernel(
     kernel: Kernel, mapping: Mapping, is_aligned: bool = True, beside: int | None = None
 ) -> Kernel:
-    """A kernel with its loops shared out; one that a library computes stays as it is.
+    """A kernel with its loops shared out; what a library computes stays as it is.
 
     `is_aligned`: its buffers start at whole packs. `beside`: it is part of a cooperative launch,
     and should have about as many blocks beside the other kernels of its phase.
@@ -43,7 +44,9 @@ def map_kernel(
     if is_scatter(kernel, mapping):
         return _map_scatter(kernel, mapping)
     if whole_product(kernel) is not None:
-        return _map_matmul(kernel, mapping)
+        if mapping.has_matmul and product_of(kernel) is not None:
+            return kernel
+        kernel = as_loops(kernel)
     found = contraction_of(kernel, mapping)
     if found is not None:
         blocks = mapping.blocks if beside is None else beside
@@ -120,19 +123,6 @@ def _map_scatter(kernel: Kernel, mapping: Mapping) -> Kernel:
         mapping.scatter_terms,
     )
     geometry = Geometry(mapping.scatter_threads, 1, mapping.warp, template=template)
-    return replace(kernel, body=_on_grid(kernel.body), geometry=geometry)
-
-
-def _map_matmul(kernel: Kernel, mapping: Mapping) -> Kernel:
-    found = whole_product(kernel)
-    assert found is not None
-    loops, matmul = found
-    tile, each = mapping.matmul_tile, mapping.matmul_each
-    blocks = -(-matmul.target.rows.count // tile) * -(-matmul.target.columns.count // tile)
-    for var in loops:
-        blocks *= var.extent
-    template = Blocked(tile, mapping.matmul_depth, each, blocks)
-    geometry = Geometry((tile // each) ** 2, template=template)
     return replace(kernel, body=_on_grid(kernel.body), geometry=geometry)
 
 
