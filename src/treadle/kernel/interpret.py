@@ -20,7 +20,7 @@ import numpy as np
 
 from treadle.base.dtypes import DType
 from treadle.ir.literal import to_numpy
-from treadle.kernel.access import accesses, names_in
+from treadle.kernel.access import accesses
 from treadle.kernel.arithmetic import identity
 from treadle.kernel.cost import outermost
 from treadle.kernel.index import Bounded, Data, Index, Quotient, Remainder, Var
@@ -239,6 +239,10 @@ class _Machine:
         assert self.geometry is not None
         if self.geometry.combine is Combine.IN_ORDER:
             return self._in_order(parts, s)
+        return self._in_pairs(parts, s)
+
+    def _in_pairs(self, parts: list[Lanes], s: Accumulate) -> Lanes:
+        """One half is combined with the other, and so on."""
         while len(parts) > 1:
             half = -(-len(parts) // 2)
             pairs = [self._in_order(list(two), s) for two in zip(parts, parts[half:], strict=False)]
@@ -258,33 +262,20 @@ class _Machine:
         used = {a.buffer for a in accesses(loop.body)}
         width = min([self.width, *(n for b, n in self.most.items() if b in used)])
         whole = self._count(loop) // width * width
-        sums = _sums(loop.body, names_in(loop.body))
+        sums = sums_of(loop)
         before = {n: self.locals[n] for n in sums}
         if whole:
-            self.locals |= {n: self._identity(op, dtype, width) for n, (op, dtype) in sums.items()}
+            self.locals |= {n: np.full(width, self._none(s)) for n, s in sums.items()}
         self.lanes = np.arange(width)
         for first in range(0, whole, width):
             self.variables[loop.var.name] = first + self.lanes
             for inner in loop.body:
                 self.run(inner)
         self.lanes = np.zeros((), np.int64)
-        for name, (op, dtype) in sums.items() if whole else ():
-            parts = self._folded(self.locals[name], op, dtype)
-            self.locals[name] = self._apply(op, (before[name], parts), dtype)
+        for name, s in sums.items() if whole else ():
+            parts = self._in_pairs(list(np.broadcast_to(self.locals[name], width)), s)
+            self.locals[name] = self._in_order([before[name], parts], s)
         self._iterations(loop, whole)
-
-    def _identity(self, op: str, dtype: DType, width: int) -> Lanes:
-        if op in ("add", "mul"):
-            return np.full(width, op == "mul", dtype.numpy)
-        low, high = (-np.inf, np.inf) if dtype.is_float else dtype.range()
-        return np.full(width, low if op == "max" else high, dtype.numpy)
-
-    def _folded(self, lanes: Lanes, op: str, dtype: DType) -> Lanes:
-        """Lanes combined in pairs, halves with each other."""
-        while lanes.size > 1:
-            half = lanes.size // 2
-            lanes = self._apply(op, (lanes[:half], lanes[half:]), dtype)
-        return lanes.reshape(())
 
     # Memory
 
@@ -435,20 +426,6 @@ class _Machine:
 def _numbers(place: Lanes) -> list[int]:
     """Elements that are touched, one of each lane."""
     found: list[int] = np.asarray(place).reshape(-1).tolist()
-    return found
-
-
-def _sums(body: Sequence[Statement], own: set[str]) -> dict[str, tuple[str, DType]]:
-    """What a loop accumulates into locals of outside: by which op, and in which dtype."""
-    found: dict[str, tuple[str, DType]] = {}
-    for s in body:
-        match s:
-            case For(_, _, inner):
-                found |= _sums(inner, own)
-            case Accumulate(local, op, value) if local not in own:
-                found[local] = op, value.dtype
-            case _:
-                pass
     return found
 
 

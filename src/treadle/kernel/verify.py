@@ -56,7 +56,7 @@ from treadle.kernel.nodes import (
 )
 from treadle.kernel.races import meeting_in
 from treadle.kernel.target import Mapping
-from treadle.kernel.traverse import walk
+from treadle.kernel.traverse import values_of, walk
 from treadle.kernel.verify_mapping import verify_mapping
 
 INDEPENDENT = (Role.PARALLEL, Role.GRID, Role.GROUP, Role.SUBGROUP, Role.VECTOR)
@@ -341,13 +341,10 @@ def _by_vector_loop(body: tuple[Statement, ...]) -> Iterator[tuple[For | None, l
 
 def _read_by(statement: Statement) -> set[str]:
     """Locals that a statement reads, beside the one that it accumulates."""
-    match statement:
-        case Let(_, value) | Set(_, value) | Accumulate(_, _, value):
-            return locals_in(value)
-        case Store(_, index, value) | Update(_, index, value):
-            return locals_in(value) | set(data_locals(index))
-        case _:
-            return set()
+    found = set().union(*map(locals_in, values_of(statement)))
+    return found | set(
+        data_locals(statement.index) if isinstance(statement, (Store, Update)) else ()
+    )
 
 
 def _conjuncts(guard: Value) -> tuple[Within, ...]:
