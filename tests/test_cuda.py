@@ -26,6 +26,7 @@ from treadle.ir.graph import Graph
 from treadle.ir.op import Op
 from treadle.ir.types import TensorType
 from treadle.kernel.calls import call_of, product_of
+from treadle.kernel.geometry import Combine, Scattered, Tiled
 from treadle.kernel.index import Var, constant, divide, variable
 from treadle.kernel.launch import (
     bundles_from_json,
@@ -34,7 +35,11 @@ from treadle.kernel.launch import (
     launches_to_json,
 )
 from treadle.kernel.mapped import geometry_of, grid_of
-from treadle.kernel.nodes import Combine, Kernel, Multiply, Scattered, Tiled, whole_product
+from treadle.kernel.nodes import (
+    Kernel,
+    Multiply,
+    whole_product,
+)
 from treadle.kernel.packs import lane_step
 from treadle.kernel.program import Program
 from treadle.kernel.verify import verify

@@ -25,9 +25,14 @@ from treadle.ir.graph import Graph
 from treadle.ir.op import Op, infer_types
 from treadle.ir.types import TensorType
 from treadle.kernel.calls import call_of, product_of
+from treadle.kernel.geometry import Combine
 from treadle.kernel.launch import launches_from_json, launches_to_json
 from treadle.kernel.mapped import blocks_of, geometry_of, grid_of
-from treadle.kernel.nodes import Combine, For, Kernel, whole_product
+from treadle.kernel.nodes import (
+    For,
+    Kernel,
+    whole_product,
+)
 from treadle.kernel.phases import calls_in
 from treadle.kernel.program import Program
 from treadle.loading import _routine

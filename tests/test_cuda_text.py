@@ -30,8 +30,12 @@ from treadle.ir.heads import with_heads
 from treadle.ir.ops.indexing import SCATTER_ADD, ScatterAdd
 from treadle.ir.types import TensorType
 from treadle.kernel.calls import product_of
+from treadle.kernel.geometry import Combine, Scattered
 from treadle.kernel.mapped import geometry_of, grid_of, group_rows, is_of_warps, shared_bytes
-from treadle.kernel.nodes import Combine, For, Kernel, Scattered
+from treadle.kernel.nodes import (
+    For,
+    Kernel,
+)
 from treadle.kernel.program import Program, Repeat
 from treadle.memory.plan import plan_buffers
 from treadle.schedule import gpu_head

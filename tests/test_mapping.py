@@ -19,6 +19,7 @@ from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.ir.op import Op
 from treadle.ir.types import TensorType
+from treadle.kernel.geometry import Combine, Geometry, Scattered, Tiled
 from treadle.kernel.index import Var, constant, variable
 from treadle.kernel.interpret import interpret
 from treadle.kernel.mapped import geometry_of, group_rows, shared_bytes
@@ -26,9 +27,7 @@ from treadle.kernel.nodes import (
     Accumulate,
     Barrier,
     Buffer,
-    Combine,
     For,
-    Geometry,
     Kernel,
     Let,
     Literal,
@@ -36,11 +35,9 @@ from treadle.kernel.nodes import (
     Local,
     Multiply,
     Role,
-    Scattered,
     Space,
     Statement,
     Store,
-    Tiled,
 )
 from treadle.kernel.program import Program
 from treadle.kernel.text import to_text

@@ -23,6 +23,7 @@ from treadle.ir.literal import to_numpy
 from treadle.kernel.access import accesses
 from treadle.kernel.arithmetic import identity
 from treadle.kernel.cost import outermost
+from treadle.kernel.geometry import Combine
 from treadle.kernel.index import Bounded, Data, Index, Quotient, Remainder, Var
 from treadle.kernel.mapped import (
     SHARED_OUT,
@@ -37,7 +38,6 @@ from treadle.kernel.nodes import (
     Apply,
     Barrier,
     Buffer,
-    Combine,
     Convert,
     For,
     Guarded,

@@ -9,19 +9,17 @@ from dataclasses import dataclass
 from treadle.base.dtypes import DType
 from treadle.kernel.access import accesses, names_in
 from treadle.kernel.cost import padded
+from treadle.kernel.geometry import Geometry, Scattered, Tiled
 from treadle.kernel.index import Var
 from treadle.kernel.nodes import (
     Accumulate,
     Buffer,
     For,
-    Geometry,
     Kernel,
     Let,
     Role,
-    Scattered,
     Space,
     Statement,
-    Tiled,
 )
 from treadle.kernel.scatter import scatter_bytes
 from treadle.kernel.traverse import peel, walk
@@ -98,8 +96,7 @@ def shared_bytes(kernel: Kernel) -> int:
     geometry = geometry_of(kernel)
     match geometry.template:
         case Tiled() as tiled:
-            itemsize = tiled_dtype(kernel).itemsize
-            return (tiled_start(tiled) + tiled.right.size(tiled.tile_depth)) * itemsize
+            return tiled.elements * tiled_dtype(kernel).itemsize
         case Scattered() as scattered:
             return scatter_bytes(kernel, scattered, geometry.threads // geometry.warp)
         case _:
@@ -110,11 +107,6 @@ def group_rows(kernel: Kernel) -> frozenset[str]:
     """Private rows whose elements are spread over the threads of a group."""
     rows = (b for b in kernel.scratch if b.space is Space.PRIVATE and b.pack > 1)
     return frozenset(b.name for b in rows)
-
-
-def tiled_start(tiled: Tiled) -> int:
-    """Where the right panel starts: after the left, at a whole pack."""
-    return -(-tiled.left.size(tiled.tile_depth) // 4) * 4
 
 
 def tiled_dtype(kernel: Kernel) -> DType:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from treadle.kernel.access import locals_in
+from treadle.kernel.geometry import Scattered
 from treadle.kernel.index import Data, Index, Var, uses
 from treadle.kernel.nodes import (
     For,
@@ -17,7 +18,6 @@ from treadle.kernel.nodes import (
     Local,
     Position,
     Role,
-    Scattered,
     Statement,
     Store,
     Update,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from treadle.base.errors import GraphError
 from treadle.kernel.access import accesses
+from treadle.kernel.geometry import Combine, Geometry, Tiled
 from treadle.kernel.index import variable
 from treadle.kernel.mapped import (
     SHARED_OUT,
@@ -19,15 +20,12 @@ from treadle.kernel.mapped import (
 )
 from treadle.kernel.nodes import (
     Barrier,
-    Combine,
     For,
-    Geometry,
     Kernel,
     Role,
     Space,
     Statement,
     Store,
-    Tiled,
     library_call,
 )
 from treadle.kernel.target import Mapping

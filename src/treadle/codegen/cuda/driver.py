@@ -10,9 +10,12 @@ from treadle.codegen.cuda.render import Writer
 from treadle.codegen.cuda.scatter import scatter_lines
 from treadle.codegen.cuda.tiles import tiled_lines
 from treadle.kernel.calls import call_of, product_of
+from treadle.kernel.geometry import Scattered, Tiled
 from treadle.kernel.launch import Bundle, Launch
 from treadle.kernel.mapped import blocks_of, geometry_of, shared_bytes
-from treadle.kernel.nodes import Kernel, Scattered, Tiled
+from treadle.kernel.nodes import (
+    Kernel,
+)
 from treadle.kernel.program import Program
 
 

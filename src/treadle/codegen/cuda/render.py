@@ -15,6 +15,7 @@ from treadle.codegen.cuda import scalars
 from treadle.codegen.cuda.lanes import Lanes
 from treadle.kernel.access import accesses
 from treadle.kernel.arithmetic import identity
+from treadle.kernel.geometry import Combine
 from treadle.kernel.index import Var
 from treadle.kernel.mapped import (
     geometry_of,
@@ -32,7 +33,6 @@ from treadle.kernel.nodes import (
     Apply,
     Barrier,
     Buffer,
-    Combine,
     For,
     Kernel,
     Let,

@@ -12,9 +12,13 @@ from collections.abc import Callable
 from treadle.codegen.cuda import scalars
 from treadle.codegen.cuda.lanes import Lanes
 from treadle.kernel.access import locals_in
+from treadle.kernel.geometry import Scattered
 from treadle.kernel.index import Index
 from treadle.kernel.mapped import geometry_of
-from treadle.kernel.nodes import Kernel, Let, Scattered
+from treadle.kernel.nodes import (
+    Kernel,
+    Let,
+)
 from treadle.kernel.scatter import scatter_of, sums_bytes
 
 

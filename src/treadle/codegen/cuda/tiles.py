@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager
 
 from treadle.codegen.cuda import scalars
 from treadle.codegen.cuda.render import Writer, counts_far
+from treadle.kernel.geometry import Panel, Tiled
 from treadle.kernel.index import Var
-from treadle.kernel.mapped import tiled_start
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -20,9 +20,7 @@ from treadle.kernel.nodes import (
     For,
     Kernel,
     Load,
-    Panel,
     Statement,
-    Tiled,
     Value,
 )
 from treadle.kernel.traverse import walk
@@ -162,8 +160,7 @@ class _Contraction(Writer):
         self.add(f"const int first_row = tile / {across} * {rows};")
         self.add(f"const int first_column = tile % {across} * {columns};")
         self.add("extern __shared__ __align__(16) unsigned char shared[];")
-        start = tiled_start(tile)
-        self.add(f"{wide} *lefts = ({wide} *)shared, *rights = lefts + {start};")
+        self.add(f"{wide} *lefts = ({wide} *)shared, *rights = lefts + {tile.right_start};")
         self.add(f"{wide} sums[{tile.down}][{tile.across}] = {{}};")
         shares = f"threadIdx.x % {tile.shares}, group = threadIdx.x / {tile.shares}"
         self.add(f"const int share = {shares};")

@@ -14,10 +14,10 @@ from dataclasses import replace
 
 from treadle.kernel.access import accesses, loads_of, locals_in
 from treadle.kernel.arithmetic import identity
+from treadle.kernel.geometry import Combine
 from treadle.kernel.index import Index, Var, uses
 from treadle.kernel.nodes import (
     Accumulate,
-    Combine,
     For,
     Kernel,
     Let,

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from treadle.kernel.calls import product_of
+from treadle.kernel.geometry import Combine, Geometry, Scattered
 from treadle.kernel.nodes import (
     Buffer,
-    Combine,
     For,
-    Geometry,
     Kernel,
     Role,
-    Scattered,
     Space,
     Statement,
     library_call,

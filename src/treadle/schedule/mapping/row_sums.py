@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from treadle.kernel.access import accesses
+from treadle.kernel.geometry import Geometry
 from treadle.kernel.index import Var, substitute, variable
 from treadle.kernel.nodes import (
     For,
-    Geometry,
     Kernel,
     Load,
     Role,

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from treadle.kernel.access import loads_of, locals_in
 from treadle.kernel.cost import flops
+from treadle.kernel.geometry import Combine
 from treadle.kernel.index import Var
 from treadle.kernel.nodes import (
     Accumulate,
-    Combine,
     For,
     Kernel,
     Let,

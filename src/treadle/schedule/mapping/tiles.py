@@ -11,8 +11,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from treadle.kernel.geometry import Geometry, Panel, Tiled
 from treadle.kernel.index import Var
-from treadle.kernel.nodes import Geometry, Kernel, Load, Panel, Role, Tiled
+from treadle.kernel.nodes import (
+    Kernel,
+    Load,
+    Role,
+)
 from treadle.kernel.packs import is_pack
 from treadle.kernel.target import Mapping
 from treadle.schedule.mapping.contractions import Contraction
