@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from dataclasses import replace
 
 import pytest
 
@@ -32,18 +33,28 @@ def no_compiler() -> str | None:
     return None
 
 
+# Every kernel is a launch of its own, however small the program is.
+assert GPU.mapping is not None
+ALONE = replace(GPU, mapping=replace(GPU.mapping, is_cooperative=False))
+
 needs_gpu = pytest.mark.skipif(why_not() is not None, reason=f"no GPU: {why_not()}")
 needs_compiler = pytest.mark.skipif(no_compiler() is not None, reason=f"{no_compiler()}")
 
 
 def scheduled(
-    graph: Graph, fuse: bool = True, in_place: bool = False, target: Target = GPU
+    graph: Graph, fuse: bool = True, in_place: bool = False, target: Target = ALONE
 ) -> Program:
     return schedule(graph, fuse, in_place=in_place, target=target)
 
 
+def with_matmuls(target: Target, library: bool) -> Target:
+    """The target with standalone matmuls from a library, or as kernels of our own."""
+    assert target.mapping is not None
+    return replace(target, mapping=replace(target.mapping, has_matmul=library))
+
+
 def rendered(graph: Graph, fuse: bool = True, library: bool = True) -> CudaSource:
-    return render_program(scheduled(graph, fuse), library)
+    return render_program(scheduled(graph, fuse, target=with_matmuls(ALONE, library)))
 
 
 def on_gpu(
@@ -54,8 +65,8 @@ def on_gpu(
     target: Target = GPU,
 ) -> CudaProgram:
     """A graph on the device; `library=False` has generated kernels for products too."""
-    program = scheduled(graph, fuse, in_place, target)
-    source = render_program(program, library)
+    program = scheduled(graph, fuse, in_place, with_matmuls(target, library))
+    source = render_program(program)
     cubins = compile_parts(source.parts, device().architecture)
     plan = assemble(program, plan_buffers(program))
     code = CudaCode(source.launches, source.bundles, cubins)

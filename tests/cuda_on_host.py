@@ -239,12 +239,10 @@ class _Host:
             run(ctypes.byref(given), launch.grid, launch.block)
 
 
-def run_on_host(
-    program: Program, arrays: dict[str, np.ndarray], together: bool = False
-) -> list[np.ndarray]:
-    """A program through its text; products as the interpreter computes them.
+def run_on_host(program: Program, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """A program through its text; matmuls as the interpreter computes them.
 
-    `together` launches what a GPU would launch together: slow, as every block waits for the last.
+    Cooperative launches are slow here: a single block takes all blocks of each phase.
     """
     memory = {}
     for b in program.buffers:
@@ -255,6 +253,6 @@ def run_on_host(
         memory[name] = np.ascontiguousarray(given).reshape(-1)
     for name, array in program.constants:
         memory[name] = np.ascontiguousarray(array).reshape(-1)
-    source = render_program(program, together=together)
+    source = render_program(program)
     _Host(program, source, memory).steps(program.steps, 0)
     return [memory[name].reshape(t.shape) for _, name, t in program.outputs]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 import treadle as td
 from backend import assert_within, draw
-from cuda_backend import needs_compiler, rendered, scheduled
+from cuda_backend import ALONE, needs_compiler, rendered, scheduled
 from test_backend_ops import CASES, agreement, prepared
 from test_backend_programs import SEEDS, SETTINGS
 from test_backend_programs import prepared as random_program
@@ -21,15 +21,12 @@ from treadle import losses, nn, optim
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.base.errors import DeviceError
-from treadle.codegen.cuda.contractions import LEAST_WORK, contraction_of
 from treadle.codegen.cuda.driver import render_kernel, render_program
-from treadle.codegen.cuda.rounding import may_be_loose
-from treadle.codegen.cuda.shape import lane_step, shape_of
-from treadle.codegen.cuda.tiles import best_tile
 from treadle.ir.graph import Graph
 from treadle.ir.op import Op
 from treadle.ir.types import TensorType
 from treadle.kernel.calls import call_of, product_of
+from treadle.kernel.geometry import Combine, Scattered, Tiled
 from treadle.kernel.index import Var, constant, divide, variable
 from treadle.kernel.launch import (
     bundles_from_json,
@@ -37,13 +34,20 @@ from treadle.kernel.launch import (
     launches_from_json,
     launches_to_json,
 )
-from treadle.kernel.nodes import Multiply, whole_product
+from treadle.kernel.mapped import geometry_of, grid_of
+from treadle.kernel.nodes import (
+    Kernel,
+    Multiply,
+    whole_product,
+)
+from treadle.kernel.packs import lane_step
 from treadle.kernel.program import Program
-from treadle.kernel.scatter import is_scatter
+from treadle.kernel.verify import verify
 from treadle.memory.assemble import assemble
 from treadle.memory.plan import plan_buffers
 from treadle.runtime.cuda import device as devices
 from treadle.runtime.cuda.compiler import compile_source, is_cubin
+from treadle.schedule.mapping.kernels import map_kernel
 from treadle.schedule.schedule import GPU, schedule
 from treadle.step.programs import UNWATCHED
 
@@ -103,8 +107,7 @@ def program_of(function, dtype: DType = dtypes.bfloat16, shape=(4096, 768)) -> P
 
 def test_rows_are_warps_and_accesses_are_packs() -> None:
     program = program_of(rows)
-    shapes = {k.name.split("_")[0]: shape_of(k) for k in program.distinct()}
-    assert 32 in {s.team for s in shapes.values()}, "a norm's row is a warp's"
+    assert 32 in {geometry_of(k).share for k in program.distinct()}, "a norm's row is a warp's"
     text = "\n".join(render_kernel(k) for k in program.distinct())
     assert "load<8>" in text, "sixteen bytes of bfloat16 at a time"
     assert "store<8>" in text
@@ -114,9 +117,8 @@ def test_rows_are_warps_and_accesses_are_packs() -> None:
 def test_sums_of_columns_are_threads_side_by_side() -> None:
     program = program_of(lambda x, y: [(x * y).sum(0)], dtypes.float32)
     parts = next(k for k in program.distinct() if k.name.endswith("_parts"))
-    shape = shape_of(parts)
-    assert shape.team == 1
-    assert shape.lanes == 4
+    assert geometry_of(parts).combine is not Combine.EXCHANGE
+    assert grid_of(parts).lanes == 4
 
 
 def test_lanes_lie_together_where_a_place_says_so() -> None:
@@ -136,21 +138,21 @@ def test_scattered_sums_have_owners() -> None:
         return [td.scatter_add(x, td.cast(td.argmax(y, 1), td.int32), y, 0)]
 
     program = program_of(scatter, dtypes.float32, (512, 256))
-    assert any(is_scatter(k) for k in program.distinct())
+    assert any(isinstance(geometry_of(k).template, Scattered) for k in program.distinct())
 
 
 # Rounding
 
 
 def test_narrow_floats_stay_exact_only_where_nothing_is_compared() -> None:
-    smooth = program_of(lambda x, y: [td.gelu(x) * y]).distinct()
-    compared = program_of(lambda x, y: [td.relu(x * y)]).distinct()
-    assert may_be_loose(smooth)
-    assert not may_be_loose(compared)
-    assert may_be_loose(program_of(lambda x, y: [td.max(x, 1)]).distinct()), (
-        "what is loaded is exact"
-    )
-    assert not may_be_loose(program_of(lambda x, y: [td.max(x * y, 1)]).distinct())
+    def exceeds(function) -> bool:
+        (found,) = {geometry_of(k).unrounded is not None for k in program_of(function).distinct()}
+        return found
+
+    assert exceeds(lambda x, y: [td.gelu(x) * y])
+    assert not exceeds(lambda x, y: [td.relu(x * y)])
+    assert exceeds(lambda x, y: [td.max(x, 1)]), "what is loaded is exact"
+    assert not exceeds(lambda x, y: [td.max(x * y, 1)])
 
 
 # Products and attention
@@ -251,10 +253,10 @@ def test_equal_updates_are_one_launch() -> None:
 
     model = nn.Sequential(*(nn.Linear(128, 128) for _ in range(6)))
     specs = {"x": td.Spec((64, 128)), "y": td.Spec((64,), td.int32)}
-    program = schedule(step_graph(model, loss, specs, "float32"), in_place=True, target=GPU)
+    program = schedule(step_graph(model, loss, specs, "float32"), in_place=True, target=ALONE)
     counts = Counter(id(c.kernel) for c in program.steps[-1].calls)
     assert 6 in counts.values(), "all weights together"
-    assert max(launch.calls for launch in render_program(program, library=False).launches) >= 6
+    assert max(launch.calls for launch in render_program(program).launches) >= 6
 
 
 # Small programs
@@ -279,14 +281,19 @@ def test_a_small_step_is_one_launch_of_a_few_phases() -> None:
     assert not any(launch.product or launch.block for launch in source.launches)
     assert "".join(source.parts).count("__global__") == 1
     assert bundles_from_json(bundles_to_json(source.bundles)) == source.bundles
-    products = [c for k in program.distinct() if (c := contraction_of(k)) is not None]
-    assert [c.sizes for c in products] == [
+    contractions = [k for k in program.distinct() if tile_of(k) is not None]
+    assert [tile_of(k).sizes for k in contractions] == [
         (1, 128, 128, 784),
         (1, 10, 128, 128),
         (1, 128, 784, 128),
     ]
     # The update is done where the gradient is made: the weight is written by the product's kernel.
-    assert len(products[-1].after) > 3
+    assert len(grid_of(contractions[-1]).body) > 5
+
+
+def tile_of(kernel: Kernel) -> Tiled | None:
+    template = geometry_of(kernel).template
+    return template if isinstance(template, Tiled) else None
 
 
 def test_rows_between_two_products_are_one_kernel() -> None:
@@ -324,7 +331,8 @@ def lone_calls(program: Program, source) -> list[int]:
 def test_what_is_launched_together_and_by_itself_can_be_both() -> None:
     """A scan copies its carry before the first turn, and again at the end of each."""
     cases = [c.values for c in CASES if c.values[0].name == "scan"]
-    programs = [scheduled(prepared(*c, seed=4)[0], fuse) for c in cases for fuse in (True, False)]
+    graphs = [prepared(*c, seed=4)[0] for c in cases]
+    programs = [scheduled(g, fuse, target=GPU) for g in graphs for fuse in (True, False)]
     alone = 0
     for program in programs:
         source = render_program(program)
@@ -339,15 +347,14 @@ def test_tiles_fit_any_sizes() -> None:
     for sizes in ((4, 4, 16), (5, 7, 33), (128, 10, 128), (10, 128, 4000), (1000, 300, 20)):
         m, n, k = sizes
         types = TensorType((m, k), dtypes.float32), TensorType((k, n), dtypes.float32)
-        program = scheduled(td.trace(lambda x, y: [td.relu(x @ y + 1.0)], *types))
-        found = contraction_of(program.distinct()[0])
-        if 2 * m * n * k < 2 * LEAST_WORK:
-            assert found is None
-            continue
-        assert found.sizes == (1, m, n, k)
+        graph = td.trace(lambda x, y: [td.relu(x @ y + 1.0)], *types)
+        (kernel,) = schedule(graph, target=dataclasses.replace(GPU, mapping=None)).distinct()
         for blocks in (128, 8):
-            tile = best_tile(found, True, blocks)
-            assert tile.rows // tile.down * (tile.columns // tile.across) * tile.shares == 256
+            tile = tile_of(verify(map_kernel(kernel, GPU.mapping, True, blocks), GPU.mapping))
+            if m * n * k < GPU.mapping.least_work:
+                assert tile is None
+                continue
+            assert tile.sizes == (1, m, n, k)
             assert n % tile.across == 0
 
 
@@ -360,7 +367,7 @@ def test_small_products_compile(sizes: tuple[int, int, int], architecture: str) 
 
     m, n, k = sizes
     types = TensorType((m, k), dtypes.float32), TensorType((k, n), dtypes.float32)
-    source = render_program(scheduled(td.trace(products, *types)))
+    source = render_program(scheduled(td.trace(products, *types), target=GPU))
     assert source.bundles
     assert is_cubin(compile_source(source.parts[0], architecture))
 

@@ -18,7 +18,6 @@ from treadle.backends.cuda.stored import routine_from_json
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.codegen.cuda.driver import render_kernel, render_program
-from treadle.codegen.cuda.tall import chosen_shape
 from treadle.domains.float64 import evaluate_float64
 from treadle.frontend.scopes import bind1
 from treadle.ir import composites as c
@@ -27,8 +26,14 @@ from treadle.ir.graph import Graph
 from treadle.ir.op import Op, infer_types
 from treadle.ir.types import TensorType
 from treadle.kernel.calls import call_of, product_of
+from treadle.kernel.geometry import Combine
 from treadle.kernel.launch import launches_from_json, launches_to_json
-from treadle.kernel.nodes import For, Kernel, whole_product
+from treadle.kernel.mapped import blocks_of, geometry_of, grid_of
+from treadle.kernel.nodes import (
+    For,
+    Kernel,
+    whole_product,
+)
 from treadle.kernel.phases import calls_in
 from treadle.kernel.program import Program
 from treadle.memory.assemble import assemble
@@ -250,9 +255,13 @@ def test_a_batch_norm_is_read_three_times_forward_and_back_twice(large: Program)
 
 def test_kernels_on_images_take_packs_of_channels(large: Program) -> None:
     size = 32 * 64 * 16 * 16
-    shapes = [chosen_shape(k) for k in touching(large, size) if "argmax" not in k.name]
-    assert all(s.team == 1 for s in shapes), "neighbours are channels: no thread waits for others"
-    assert all(s.lanes >= 2 for s in shapes)
+    kernels = [k for k in touching(large, size) if "argmax" not in k.name]
+    assert all(geometry_of(k).share == 1 or is_columns(k) for k in kernels), "neighbours: channels"
+    assert all(grid_of(k).lanes >= 2 for k in kernels)
+
+
+def is_columns(kernel: Kernel) -> bool:
+    return geometry_of(kernel).combine is not Combine.EXCHANGE
 
 
 def test_rows_of_threads_share_sums_of_columns(large: Program) -> None:
@@ -260,16 +269,15 @@ def test_rows_of_threads_share_sums_of_columns(large: Program) -> None:
     sums = [k for k in touching(large, size) if any(b.dtype is dtypes.float32 for b in k.outputs)]
     assert sums
     for kernel in sums:
-        shape = chosen_shape(kernel)
-        assert max(shape.tall, shape.rows) > 1, "either way, whichever has more threads"
-        assert shape.grid * shape.block >= 1 << 14
+        assert is_columns(kernel), "either way, whichever has more threads"
+        assert blocks_of(kernel) * geometry_of(kernel).threads >= 1 << 14
         assert "__syncthreads();" in render_kernel(kernel)
 
 
 def test_both_moments_of_a_norm_are_finished_in_one_kernel(large: Program) -> None:
     """Stores between the sums wait for the end: another thread may still read what they change."""
     own = filter(is_own, large.distinct())
-    found = [k for k in own if chosen_shape(k).tall > 1 and len(loops_of(k)) == 2]
+    found = [k for k in own if is_tree(k) and len(loops_of(k)) == 2]
     assert found, "mean, spread and both running statistics"
     for kernel in found:
         text = render_kernel(kernel)
@@ -277,7 +285,11 @@ def test_both_moments_of_a_norm_are_finished_in_one_kernel(large: Program) -> No
 
 
 def loops_of(kernel: Kernel) -> list[For]:
-    return [s for s in chosen_shape(kernel).body if isinstance(s, For)]
+    return [s for s in grid_of(kernel).body if isinstance(s, For)]
+
+
+def is_tree(kernel: Kernel) -> bool:
+    return geometry_of(kernel).combine is Combine.TREE
 
 
 @needs_compiler
@@ -330,7 +342,7 @@ def test_the_text_of_a_norm_computes_it(dtype: DType) -> None:
     wide = TensorType((8,), dtypes.float32)
     graph = td.trace(both, TensorType((16, 8, 16, 16), dtype), wide, wide)
     program = scheduled(graph, target=WITH_CONV)
-    assert any(chosen_shape(k).tall > 1 for k in program.distinct() if is_own(k))
+    assert any(is_tree(k) for k in program.distinct() if is_own(k))
     arrays = draw(graph, 4)
     for ours, exact in zip(run_on_host(program, arrays), run(program, arrays), strict=True):
         ours, exact = ours.astype(np.float64), exact.astype(np.float64)

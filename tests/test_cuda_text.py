@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 import treadle as td
 from backend import assert_within, draw
-from cuda_backend import needs_compiler, ptx_of, scheduled
+from cuda_backend import ALONE, needs_compiler, ptx_of, scheduled
 from cuda_on_host import no_host_compiler, run_on_host
 from test_backend_ops import shaped
 from test_backend_programs import SEEDS, SETTINGS
@@ -21,11 +21,7 @@ from test_kernels import run as interpreted
 from treadle import losses, nn, optim
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
-from treadle.codegen.cuda.columns import columns_of
 from treadle.codegen.cuda.driver import render_program
-from treadle.codegen.cuda.rows import rows_of, sums_of
-from treadle.codegen.cuda.shape import shape_of
-from treadle.codegen.cuda.stages import stages_of
 from treadle.domains.float64 import evaluate_float64
 from treadle.frontend.scopes import bind, bind1
 from treadle.ir import composites as c
@@ -33,9 +29,13 @@ from treadle.ir.graph import Graph
 from treadle.ir.ops.indexing import SCATTER_ADD, ScatterAdd
 from treadle.ir.types import TensorType
 from treadle.kernel.calls import product_of
+from treadle.kernel.geometry import Combine, Scattered
+from treadle.kernel.mapped import geometry_of, grid_of, group_rows, is_of_warps, shared_bytes
+from treadle.kernel.nodes import (
+    For,
+    Kernel,
+)
 from treadle.kernel.program import Program, Repeat
-from treadle.kernel.rowsums import row_sums_of
-from treadle.kernel.scatter import is_scatter
 from treadle.memory.plan import plan_buffers
 from treadle.nn.tracing import Inputs
 from treadle.pipeline import CompileReport, StepRecipe, build_evaluation
@@ -45,7 +45,7 @@ from treadle.schedule.schedule import GPU, Target, schedule
 from treadle.step.programs import UNWATCHED
 
 BF16, F32, I32 = dtypes.bfloat16, dtypes.float32, dtypes.int32
-BY_CHUNKS = dataclasses.replace(GPU, least_logits=1)
+BY_CHUNKS = dataclasses.replace(ALONE, least_logits=1)
 needs_host = pytest.mark.skipif(no_host_compiler() is not None, reason=f"{no_host_compiler()}")
 
 
@@ -113,7 +113,9 @@ def test_small_programs_as_one_launch() -> None:
     """Tiles with what follows them, phases that meet, loads before stores: all of it as text."""
     types = TensorType((24, 40), dtypes.float32), TensorType((40, 20), dtypes.float32)
     graph, arrays = traced(small, *types)
-    found = run_on_host(scheduled(graph), arrays, together=True)
+    program = scheduled(graph, target=GPU)
+    assert program.cooperative
+    found = run_on_host(program, arrays)
     assert apart(graph, arrays, found) < limit(dtypes.float32)
 
 
@@ -176,7 +178,7 @@ def test_scattered_sums(classes: int, count: int, width: int, where: str) -> Non
     name = next(n for n, a in arrays.items() if a.dtype.kind == "i")
     arrays[name] = PLACES[where](np.random.default_rng(1), count, classes).astype(np.int32)
     program = scheduled(graph)
-    assert any(is_scatter(k) for k in program.distinct())
+    assert any(isinstance(geometry_of(k).template, Scattered) for k in program.distinct())
     found = run_on_host(program, arrays)
     # In order, one after the other: the bits that one thread would give.
     expected = interpreted(program, arrays)
@@ -189,9 +191,10 @@ def test_scattered_sums(classes: int, count: int, width: int, where: str) -> Non
 def test_columns_are_shared_by_warps_and_rows_are_not() -> None:
     type_ = TensorType((4096, 768), BF16)
     by_columns = scheduled(td.trace(lambda x: [x.sum(0)], type_)).distinct()
-    assert [columns_of(k) is not None for k in by_columns] == [True, True], "parts, then all"
+    combined = [geometry_of(k).combine is not Combine.EXCHANGE for k in by_columns]
+    assert combined == [True, True], "parts, then all"
     by_rows = scheduled(td.trace(lambda x: [x.sum(1)], type_)).distinct()
-    assert not any(columns_of(k) for k in by_rows)
+    assert all(geometry_of(k).combine is Combine.EXCHANGE for k in by_rows)
 
 
 def test_rows_in_order_are_not_scattered() -> None:
@@ -200,7 +203,7 @@ def test_rows_in_order_are_not_scattered() -> None:
 
     graph, arrays = traced(scattered, TensorType((64, 96), BF16))
     program = scheduled(graph)
-    assert not any(is_scatter(k) for k in program.distinct())
+    assert not any(isinstance(geometry_of(k).template, Scattered) for k in program.distinct())
     assert_within(graph, arrays, interpreted(program, arrays))
 
 
@@ -261,20 +264,26 @@ def test_long_rows_are_kept_in_shared_memory() -> None:
     arrays = {n: np.abs(a) % 17000 if a.dtype.kind == "i" else a for n, a in arrays.items()}
     program = by_chunks(graph, 32, 16)
     kernels = [k for k in program.distinct() if k.name.endswith("_rows")]
-    assert [stages_of(k, shape_of(k), True).shared for k in kernels] == [68000, 68000]
+    assert [shared_bytes(k) for k in kernels] == [68000, 68000]
     assert apart(graph, arrays, run_on_host(program, arrays)) < 1e-4
 
 
 def test_norms_and_the_sums_of_their_columns_are_one_kernel() -> None:
     types = [TensorType((4096, 768), BF16)] * 2
     program = scheduled(td.trace(norm_gradients, *types))
-    (kernel,) = [k for k in program.distinct() if row_sums_of(k) is not None]
-    found = rows_of(kernel)
-    assert found is not None
-    assert found[0].part.extent * found[0].row.extent == 4096
-    assert len(sums_of(kernel)) == 2, "of the weight's gradient, and of the bias's"
+    ((kernel, rows),) = by_warps(program)
+    assert grid_of(kernel).count * rows.var.extent == 4096
+    sums = [b for b in kernel.scratch if b.name in group_rows(kernel) and b.dtype is F32]
+    assert len(sums) == 2, "of the weight's gradient, and of the bias's"
     wide = scheduled(td.trace(norm_gradients, *[TensorType((4096, 1536), BF16)] * 2))
-    assert not any(row_sums_of(k) for k in wide.distinct()), "a warp has no room for such a row"
+    assert not by_warps(wide), "a warp has no room for such a row"
+
+
+def by_warps(program: Program) -> list[tuple[Kernel, For]]:
+    """Kernels whose rows are warps', and the loops over them."""
+    own = [k for k in program.distinct() if k.geometry is not None]
+    loops = [(k, s) for k in own for s in grid_of(k).body if isinstance(s, For)]
+    return [(k, s) for k, s in loops if is_of_warps(s)]
 
 
 @needs_compiler

@@ -8,6 +8,7 @@ from treadle.kernel.access import Access, accesses
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
+    Barrier,
     Buffer,
     Convert,
     For,
@@ -21,6 +22,7 @@ from treadle.kernel.nodes import (
 from treadle.kernel.traverse import subvalues, tally, walk
 
 LINE = 64  # bytes
+_SPREAD = (Role.PARALLEL, Role.GRID, Role.VECTOR)
 
 
 def padded(nbytes: int) -> int:
@@ -41,7 +43,7 @@ def outermost(kernel: Kernel) -> For | None:
     if not kernel.body or not all(isinstance(s, Let) for s in kernel.body[:-1]):
         return None
     last = kernel.body[-1]
-    if isinstance(last, For) and last.role in (Role.PARALLEL, Role.VECTOR) and last.stop is None:
+    if isinstance(last, For) and last.role in _SPREAD and last.stop is None:
         return last
     return None
 
@@ -60,7 +62,7 @@ def _operations(statement: Statement) -> int:
     match statement:
         case Multiply() | Library():
             return statement.flops
-        case For():
+        case For() | Barrier():
             return 0
         case _:
             parts = subvalues(statement.value)

@@ -3,6 +3,11 @@
 Lanes of a vector loop run in lockstep: each statement is executed for all lanes of a vector before
 the next one, at any width that the caller asks for. What lanes accumulate they accumulate apart;
 at the end their parts are combined in pairs. Iterations that do not fill a vector run one by one.
+
+A kernel that is mapped to a GPU runs one iteration of its grid after another, the last first, with
+undefined memory of its own. Threads that share a loop run one after another, the last first: each
+its own iterations in order, lanes in lockstep. Wherever one of them touches what another wrote and
+no barrier stands between, that is an error, as the order of a GPU's threads is its own.
 """
 
 from __future__ import annotations
@@ -15,13 +20,23 @@ import numpy as np
 
 from treadle.base.dtypes import DType
 from treadle.ir.literal import to_numpy
-from treadle.kernel.access import accesses, names_in
-from treadle.kernel.accumulate import identity
+from treadle.kernel.access import accesses
+from treadle.kernel.arithmetic import identity
 from treadle.kernel.cost import outermost
+from treadle.kernel.geometry import Combine
 from treadle.kernel.index import Bounded, Data, Index, Quotient, Remainder, Var
+from treadle.kernel.mapped import (
+    SHARED_OUT,
+    group_rows,
+    is_of_warps,
+    nest_of,
+    sums_of,
+    width_of,
+)
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
+    Barrier,
     Buffer,
     Convert,
     For,
@@ -44,6 +59,8 @@ from treadle.kernel.nodes import (
     View,
     Within,
 )
+from treadle.kernel.sharing import Sharing, Threads
+from treadle.kernel.traverse import walk
 
 Lanes = np.ndarray  # one axis, of all lanes; none where there is one value for them all
 # What each elementwise op does to values of its dtype; given by the caller, who has the oracle's.
@@ -84,13 +101,23 @@ class _Machine:
         self.meanings, self.width = meanings, width
         self.lanes: np.ndarray = np.zeros((), np.int64)  # which run: one, or an axis of all
         self.scratch, self.shared_out = kernel.scratch, outermost(kernel)
+        self.geometry = kernel.geometry
+        share = 1 if kernel.geometry is None else kernel.geometry.share
+        self.waits = kernel.geometry is not None and kernel.geometry.combine is not Combine.EXCHANGE
+        self.threads, self.lane = Threads(0, 1 if self.waits else share), 0
+        self.rows = group_rows(kernel)  # of which every thread has its own elements
+        self.sharing = Sharing(kernel.name, self.rows) if share > 1 else None
         self.variables: dict[str, Any] = {}  # numbers, or lanes
         self.locals: dict[str, Lanes] = {}
 
     def run(self, statement: Statement) -> None:
         match statement:
             case For(_, role):
-                if role is Role.VECTOR and self.width > 1 and not self.lanes.ndim:
+                if role is Role.GRID:
+                    self._grid(statement)
+                elif role in SHARED_OUT:
+                    self._by_warps(statement) if is_of_warps(statement) else self._shared(statement)
+                elif role is Role.VECTOR and self.width > 1 and not self.lanes.ndim:
                     self._vector(statement)
                 else:
                     self._iterations(statement, 0)
@@ -104,6 +131,9 @@ class _Machine:
                 self._store(buffer, self._place(index), self.value(value), held)
             case Update(buffer, index, value):
                 self._update(buffer, self._place(index), self.value(value), value.dtype)
+            case Barrier():
+                if self.sharing is not None:
+                    self.sharing.barrier(self.threads)
             case Multiply():
                 self._multiply(statement)
             case Library():
@@ -127,35 +157,125 @@ class _Machine:
             for inner in loop.body:
                 self.run(inner)
 
+    # Threads of a GPU
+
+    def _grid(self, loop: For) -> None:
+        """Iterations of the grid, of which each has memory of its own."""
+        only = loop.body[0] if len(loop.body) == 1 else None
+        is_inner = not isinstance(only, For) or only.role is not Role.GRID
+        for first in reversed(range(0, loop.var.extent, loop.lanes)):
+            if is_inner:
+                self.memory |= {b.name: _undefined(b) for b in self.scratch}
+                if self.sharing is not None:
+                    self.sharing.start()
+            self._pack((loop,), first, loop.body)
+
+    def _pack(self, loops: Sequence[For], flat: int, body: Sequence[Statement]) -> None:
+        """One iteration of loops that count as one, or lanes of them in lockstep."""
+        lanes = loops[-1].lanes
+        for loop in reversed(loops):
+            flat, self.variables[loop.var.name] = divmod(flat, loop.var.extent)
+        if lanes > 1:
+            self.lanes = np.arange(lanes)
+            self.variables[loops[-1].var.name] += self.lanes
+        for inner in body:
+            self.run(inner)
+        if lanes > 1:
+            self.lanes = np.zeros((), np.int64)
+
+    def _shared(self, loop: For) -> None:
+        """Iterations shared out among threads; what they sum is combined at the end."""
+        assert self.geometry is not None
+        (loops, body), sums = nest_of(loop), sums_of(loop)
+        lanes, width = loops[-1].lanes, width_of(loop.role, self.geometry)
+        packs = int(np.prod([s.var.extent for s in loops])) // lanes
+        before, group = {n: self.locals[n] for n in sums}, self.threads
+        parts: dict[str, list[Lanes]] = {n: [] for n in sums}
+        for thread in reversed(range(min(width, packs))):
+            every = max(1, group.count - width + 1)  # warps that all do the same
+            self.threads, self.lane = Threads(group.first + thread, every), thread
+            self.locals |= {n: self._none(s) for n, s in sums.items()}
+            for pack in range(thread, packs, width):
+                self._pack(loops, pack * lanes, body)
+            for name, s in sums.items():
+                parts[name].insert(0, self._lanes_combined(self.locals[name], s, lanes))
+        self.threads = group
+        if self.waits and self.sharing is not None:
+            self.sharing.start()
+        for name, s in sums.items():
+            own = [before[name], self._combined(parts[name], s)] if parts[name] else [before[name]]
+            self.locals[name] = self._in_order(own, s)
+
+    def _by_warps(self, loop: For) -> None:
+        """Iterations that are a warp's each. Rows of sums are each warp's, and added in order."""
+        assert self.geometry is not None
+        loops, body = nest_of(loop)
+        group, width = self.threads, self.geometry.warp
+        warps = self.geometry.share // width
+        count = int(np.prod([s.var.extent for s in loops]))
+        rows = {s.buffer for s in walk(body) if isinstance(s, Update)} & self.rows
+        sums = {name: [self.memory[name]] for name in rows}
+        for warp in reversed(range(min(warps, count))):
+            self.threads = Threads(group.first + width * warp, width)
+            self.memory |= {name: np.zeros_like(sums[name][0]) for name in rows}
+            for i in range(warp, count, warps):
+                self._pack(loops, i, body)
+            for name in rows:
+                sums[name].insert(1, self.memory[name])
+        self.threads = group
+        if rows and self.sharing is not None:
+            self.sharing.barrier(group)
+        self.memory |= {name: sum(found[1:], found[0]) for name, found in sums.items()}
+
+    def _none(self, s: Accumulate) -> Lanes:
+        return to_numpy(identity(s.op, s.value.dtype), s.value.dtype.numpy)
+
+    def _lanes_combined(self, part: Lanes, s: Accumulate, lanes: int) -> Lanes:
+        """A thread's own lanes, one after the other."""
+        return self._in_order(list(part), s) if lanes > 1 and part.ndim else part
+
+    def _combined(self, parts: list[Lanes], s: Accumulate) -> Lanes:
+        """Parts of threads, in the order that the geometry fixes."""
+        assert self.geometry is not None
+        if self.geometry.combine is Combine.IN_ORDER:
+            return self._in_order(parts, s)
+        return self._in_pairs(parts, s)
+
+    def _in_pairs(self, parts: list[Lanes], s: Accumulate) -> Lanes:
+        """One half is combined with the other, and so on."""
+        while len(parts) > 1:
+            half = -(-len(parts) // 2)
+            pairs = [self._in_order(list(two), s) for two in zip(parts, parts[half:], strict=False)]
+            parts = pairs + parts[len(pairs) : half]
+        return parts[0]
+
+    def _in_order(self, parts: list[Lanes], s: Accumulate) -> Lanes:
+        found = parts[0]
+        for part in parts[1:]:
+            found = self._apply(s.op, (found, part), s.value.dtype)
+        return found
+
+    # Lanes of a vector
+
     def _vector(self, loop: For) -> None:
         """Whole vectors of iterations, then the rest one by one."""
         used = {a.buffer for a in accesses(loop.body)}
         width = min([self.width, *(n for b, n in self.most.items() if b in used)])
         whole = self._count(loop) // width * width
-        sums = _sums(loop.body, names_in(loop.body))
+        sums = sums_of(loop)
         before = {n: self.locals[n] for n in sums}
         if whole:
-            self.locals |= {n: self._identity(op, dtype, width) for n, (op, dtype) in sums.items()}
+            self.locals |= {n: np.full(width, self._none(s)) for n, s in sums.items()}
         self.lanes = np.arange(width)
         for first in range(0, whole, width):
             self.variables[loop.var.name] = first + self.lanes
             for inner in loop.body:
                 self.run(inner)
         self.lanes = np.zeros((), np.int64)
-        for name, (op, dtype) in sums.items() if whole else ():
-            parts = self._folded(self.locals[name], op, dtype)
-            self.locals[name] = self._apply(op, (before[name], parts), dtype)
+        for name, s in sums.items() if whole else ():
+            parts = self._in_pairs(list(np.broadcast_to(self.locals[name], width)), s)
+            self.locals[name] = self._in_order([before[name], parts], s)
         self._iterations(loop, whole)
-
-    def _identity(self, op: str, dtype: DType, width: int) -> Lanes:
-        return np.full(width, identity(op, dtype), dtype.numpy)
-
-    def _folded(self, lanes: Lanes, op: str, dtype: DType) -> Lanes:
-        """Lanes combined in pairs, halves with each other."""
-        while lanes.size > 1:
-            half = lanes.size // 2
-            lanes = self._apply(op, (lanes[:half], lanes[half:]), dtype)
-        return lanes.reshape(())
 
     # Memory
 
@@ -169,12 +289,18 @@ class _Machine:
         return int(self.lanes) if buffer in self.most else 0
 
     def _load(self, buffer: str, place: Lanes) -> Lanes:
+        if self.sharing is not None:
+            self.sharing.reads(buffer, _numbers(place), self.threads, self.lane)
         if not self.lanes.ndim:
             return np.asarray(self.memory[buffer][place, self._lane(buffer)])
         return np.asarray(self.memory[buffer][self._cells(buffer, place)])
 
     def _store(self, buffer: str, place: Lanes, value: Lanes, held: Any) -> None:
         """In the order of lanes: of several at one element the last stays."""
+        if self.sharing is not None:
+            held_at = np.broadcast_to(place, np.shape(held))[held] if np.ndim(held) else place
+            touched = _numbers(held_at) if np.any(held) else []
+            self.sharing.writes(buffer, touched, self.threads.writer, self.lane)
         if not self.lanes.ndim:
             if held:
                 self.memory[buffer][place, self._lane(buffer)] = value
@@ -184,6 +310,8 @@ class _Machine:
                 self.memory[buffer][cell] = new
 
     def _update(self, buffer: str, place: Lanes, value: Lanes, dtype: DType) -> None:
+        if self.sharing is not None:
+            self.sharing.writes(buffer, _numbers(place), self.threads.writer, self.lane)
         memory = self.memory[buffer]
         for cell, new, _ in self._one_by_one(buffer, place, value, True):
             memory[cell] = self._apply("add", (memory[cell], new), dtype)
@@ -295,17 +423,9 @@ class _Machine:
         return np.asarray(found).astype(dtype.numpy)
 
 
-def _sums(body: Sequence[Statement], own: set[str]) -> dict[str, tuple[str, DType]]:
-    """What a loop accumulates into locals of outside: by which op, and in which dtype."""
-    found: dict[str, tuple[str, DType]] = {}
-    for s in body:
-        match s:
-            case For(_, _, inner):
-                found |= _sums(inner, own)
-            case Accumulate(local, op, value) if local not in own:
-                found[local] = op, value.dtype
-            case _:
-                pass
+def _numbers(place: Lanes) -> list[int]:
+    """Elements that are touched, one of each lane."""
+    found: list[int] = np.asarray(place).reshape(-1).tolist()
     return found
 
 

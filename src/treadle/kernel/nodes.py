@@ -11,7 +11,16 @@ from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.base.origin import Origin
 from treadle.ir.literal import Number, number_key
+from treadle.kernel.geometry import Geometry
 from treadle.kernel.index import Index, Range, Var
+
+
+class Space(Enum):
+    """Who sees a buffer. Scratch that is not mapped yet is said to be global."""
+
+    GLOBAL = "global"  # all threads, and whatever runs afterwards
+    SHARED = "shared"  # the threads that share one iteration of the grid
+    PRIVATE = "private"  # one thread, of each element that its iterations touch
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +29,16 @@ class Buffer:
 
     `lanes` above 1: private memory of the lanes of the one vector loop that uses the buffer, of at
     most that many at a time. Every lane has all of the elements for itself.
+    `pack` above 1: a row that loops of one shape walk, so that each thread touches packs of
+    elements of its own alone; in private memory it holds no others.
     """
 
     name: str
     dtype: DType
     size: int
     lanes: int = 1
+    space: Space = Space.GLOBAL
+    pack: int = 1
 
     @property
     def nbytes(self) -> int:
@@ -33,7 +46,9 @@ class Buffer:
 
     def __str__(self) -> str:
         private = f" for each of {self.lanes} lanes" if self.lanes > 1 else ""
-        return f"{self.name}: {self.dtype}[{self.size}]{private}"
+        where = "" if self.space is Space.GLOBAL else f" {self.space.value}"
+        packs = f" in packs of {self.pack}" if self.pack > 1 else ""
+        return f"{self.name}: {self.dtype}[{self.size}]{private}{where}{packs}"
 
 
 # Values: scalar expressions.
@@ -124,22 +139,47 @@ Value = Literal | Load | Local | Position | Apply | Convert | Within | Guarded
 
 
 class Role(Enum):
-    """How a loop's turns relate."""
+    """How a loop's iterations relate, and who runs them.
 
-    PARALLEL = "parallel"  # independent: any thread, any order
+    A GPU's kernel has GRID loops around everything. Each of their iterations belongs to a group of
+    threads: one thread, a warp or a block (`Geometry.share`). What stands inside GRID loops alone
+    is executed once for the group: every thread computes values, one stores. GROUP and SUBGROUP
+    loops share their iterations out; loops of one role, each all that the other contains, count as
+    one loop. A GROUP loop that contains SUBGROUP loops gives each iteration to a warp. A SUBGROUP
+    loop outside such a loop is run by every warp of the group. What shared-out iterations
+    accumulate or update of the group's own is summed by each thread apart and then combined, in an
+    order that `Geometry.combine` fixes.
+    """
+
+    PARALLEL = "parallel"  # independent, not mapped yet: any thread, any order
+    GRID = "grid"  # independent: each a group's of threads
+    GROUP = "group"  # independent: shared out among the threads, or warps, of a group
+    SUBGROUP = "subgroup"  # independent: shared out among the threads of a warp
     VECTOR = "vector"  # independent: lanes of a vector
-    UNROLLED = "unrolled"  # in order, written out
     SEQUENTIAL = "sequential"  # in order
 
 
 @dataclass(frozen=True, slots=True)
 class For:
-    """The body for each value of a variable: all of them, or those below `stop`."""
+    """The body for each value of a variable: all of them, or those below `stop`.
+
+    A thread takes `lanes` neighbouring iterations at a time, in lockstep as a vector's, and writes
+    out `unroll` of its own turns one after another.
+    """
 
     var: Var
     role: Role
     body: tuple[Statement, ...]
     stop: Index | None = None  # never above the variable's extent
+    lanes: int = 1
+    unroll: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """Threads of a group, or of each warp, wait for each other, and see what all have written."""
+
+    scope: Role = Role.GROUP
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +327,7 @@ class Library:
     flops: int
 
 
-Statement = For | Let | Accumulate | Set | Store | Update | Multiply | Library
+Statement = For | Let | Accumulate | Set | Store | Update | Multiply | Library | Barrier
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +341,7 @@ class Kernel:
     origins: tuple[Origin, ...] = field(default=(), compare=False)
     scratch: tuple[Buffer, ...] = ()  # a thread's own memory, undefined at first
     is_whole: bool = field(default=False, compare=False)  # a template that stays by itself
+    geometry: Geometry | None = None  # of a kernel that is mapped to a GPU
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
@@ -315,7 +356,8 @@ def whole_product(kernel: Kernel) -> tuple[tuple[Var, ...], Multiply] | None:
         (only,) = body
         if isinstance(only, Multiply):
             return tuple(loops), only
-        if not isinstance(only, For) or only.role is not Role.PARALLEL or only.stop is not None:
+        is_batch = isinstance(only, For) and only.role in (Role.PARALLEL, Role.GRID)
+        if not isinstance(only, For) or not is_batch or only.stop is not None:
             break
         loops.append(only.var)
         body = only.body

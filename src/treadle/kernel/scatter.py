@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from treadle.kernel.access import locals_in
+from treadle.kernel.geometry import Scattered
 from treadle.kernel.index import Data, Index, Var, uses
 from treadle.kernel.nodes import (
     For,
@@ -15,16 +16,16 @@ from treadle.kernel.nodes import (
     Literal,
     Load,
     Local,
+    Position,
     Role,
     Statement,
     Store,
     Update,
     Value,
+    Within,
 )
-
-MOST_ROWS = 32  # of the result, that a block owns
-MOST_BYTES = 76 << 10  # of shared memory for them
-LEAST = 1 << 12  # updates times columns: fewer are one thread's each
+from treadle.kernel.target import Mapping
+from treadle.kernel.traverse import peel, subvalues
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Scatter:
     """The parts of such a kernel."""
 
     columns: tuple[Var, ...]
-    updates: list[Var]
+    updates: tuple[Var, ...]
     lets: tuple[Let, ...]  # that give the place
     update: Update
     place: Data
@@ -61,45 +62,65 @@ class Scatter:
     def count(self) -> int:
         return math.prod(v.extent for v in self.updates)
 
-    def rows(self, itemsize: int) -> int:
-        fitting = MOST_BYTES // (self.width * itemsize)
-        return max(1, min(MOST_ROWS, fitting))
+
+def is_scatter(kernel: Kernel, mapping: Mapping | None) -> bool:
+    """Whether blocks of a GPU can own rows of the sum, and it is worth it."""
+    found = scatter_of(kernel)
+    if found is None or mapping is None:
+        return False
+    fits = found.width * itemsize_of(kernel, found) <= scatter_room(mapping)
+    return fits and found.count * found.width >= mapping.scatter_least
 
 
-def is_scatter(kernel: Kernel) -> bool:
-    return scatter_of(kernel) is not None
+def scatter_room(mapping: Mapping) -> int:
+    """Bytes of shared memory for a block's rows, beside what its warps note."""
+    warps = mapping.scatter_threads // mapping.warp
+    lists = _list_bytes(warps, mapping.scatter_noted)
+    return min(mapping.scatter_bytes, mapping.shared_limit - lists)
+
+
+def _list_bytes(warps: int, noted: int) -> int:
+    """What each warp and all together have noted: an update's number, and its row."""
+    return 5 * (warps + 1) * noted
 
 
 def scatter_of(kernel: Kernel) -> Scatter | None:
-    columns, body = _peeled(kernel.body, Role.PARALLEL)
+    """The parts of a kernel whose places do not depend on the column; None for any other."""
+    loops, body = peel(kernel.body, Role.PARALLEL, Role.GRID)
     only = body[-1] if 1 <= len(body) <= 2 else None
     if kernel.scratch or not isinstance(only, For) or only.role is not Role.SEQUENTIAL:
         return None
-    updates, inner = _peeled((only,), Role.SEQUENTIAL)
+    updates, inner = peel((only,), Role.SEQUENTIAL)
     *named, last = inner
     if not isinstance(last, Update) or not all(isinstance(s, Let) for s in named):
         return None
     atoms = [a for a, _ in last.index.terms if isinstance(a, Data)]
-    if len(atoms) != 1 or not columns:
+    if len(atoms) != 1 or not loops:
         return None
     is_filled = len(body) == 2
     if is_filled and not _is_filling(body[0], last.index, last.buffer, atoms[0]):
         return None
-    found = Scatter(tuple(columns), updates, _only_lets(inner), last, atoms[0], is_filled)
-    size = _itemsize(kernel, last.buffer)
-    is_small = found.width * size <= MOST_BYTES and found.count * found.width >= LEAST
-    return found if is_small and not _by_column(found) else None
+    columns, counted = (tuple(s.var for s in group) for group in (loops, updates))
+    lets = tuple(s for s in inner if isinstance(s, Let))
+    found = Scatter(columns, counted, lets, last, atoms[0], is_filled)
+    return None if _by_column(found) else found
 
 
-def _peeled(body: tuple[Statement, ...], role: Role) -> tuple[list[Var], tuple[Statement, ...]]:
-    """Loops of a role, each around all that follows, and what is inside."""
-    found: list[Var] = []
-    while len(body) == 1 and isinstance(body[0], For) and body[0].role is role:
-        if body[0].stop is not None:
-            break
-        found.append(body[0].var)
-        body = body[0].body
-    return found, body
+def itemsize_of(kernel: Kernel, found: Scatter) -> int:
+    return next(b.dtype.itemsize for b in kernel.buffers if b.name == found.update.buffer)
+
+
+def sums_bytes(kernel: Kernel, scattered: Scattered) -> int:
+    """Shared memory of a block's rows, up to a whole pack."""
+    found = scatter_of(kernel)
+    assert found is not None
+    size = scattered.rows * found.width * itemsize_of(kernel, found)
+    return size + -size % 16
+
+
+def scatter_bytes(kernel: Kernel, scattered: Scattered, warps: int) -> int:
+    """Shared memory of a block: its rows, and what its warps note."""
+    return sums_bytes(kernel, scattered) + _list_bytes(warps, scattered.noted)
 
 
 def _is_filling(statement: Statement, index: Index, buffer: str, place: Data) -> bool:
@@ -119,29 +140,17 @@ def _is_filling(statement: Statement, index: Index, buffer: str, place: Data) ->
     return is_zero and same and statement.var.extent == place.extent
 
 
-def _only_lets(body: tuple[Statement, ...]) -> tuple[Let, ...]:
-    return tuple(s for s in body if isinstance(s, Let))
-
-
-def _itemsize(kernel: Kernel, buffer: str) -> int:
-    return next(b.dtype.itemsize for b in kernel.buffers if b.name == buffer)
-
-
 def _by_column(found: Scatter) -> bool:
     """Whether the place depends on the column: then no block can own rows."""
-    needed, depends = {found.place.local}, False
+    needed = {found.place.local}
     for let in reversed(found.lets):
         if let.local in needed:
             needed |= locals_in(let.value)
-            depends = depends or any(_uses(let.value, v) for v in found.columns)
-    return depends
+            if any(_uses(let.value, v) for v in found.columns):
+                return True
+    return False
 
 
 def _uses(value: Value, var: Var) -> bool:
-    if isinstance(value, Load):
-        return any(uses(a, var) for a, _ in value.index.terms)
-    parts = [getattr(value, n) for n in ("value", "guard", "other") if hasattr(value, n)]
-    parts += list(getattr(value, "operands", ()))
-    index = getattr(value, "index", None)
-    is_here = isinstance(index, Index) and any(uses(a, var) for a, _ in index.terms)
-    return is_here or any(_uses(p, var) for p in parts if not isinstance(p, (int, float)))
+    indices = (v.index for v in subvalues(value) if isinstance(v, (Load, Position, Within)))
+    return any(uses(atom, var) for index in indices for atom, _ in index.terms)

@@ -9,6 +9,7 @@ from typing import assert_never
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
+    Barrier,
     Convert,
     For,
     Guarded,
@@ -38,6 +39,7 @@ def to_text(kernel: Kernel) -> str:
     inputs = ", ".join(map(str, kernel.inputs))
     outputs = ", ".join(map(str, kernel.outputs))
     lines = [f"kernel {kernel.name}({inputs}) -> {outputs} {{"]
+    lines += [f"  launch {kernel.geometry}"] if kernel.geometry is not None else []
     lines += [f"  scratch {buffer}" for buffer in kernel.scratch]
     for statement in kernel.body:
         lines += _statement(statement, 1)
@@ -49,7 +51,8 @@ def _statement(statement: Statement, depth: int) -> list[str]:
     match statement:
         case For(var, role, body, stop):
             end = var.extent if stop is None else f"{stop} of {var.extent}"
-            lines = [f"{pad}for {var.name} in {end} {role.value}:"]
+            lanes = f", lanes {statement.lanes}" if statement.lanes > 1 else ""
+            lines = [f"{pad}for {var.name} in {end} {role.value}{lanes}:"]
             for inner in body:
                 lines += _statement(inner, depth + 1)
             return lines
@@ -67,6 +70,8 @@ def _statement(statement: Statement, depth: int) -> list[str]:
         case Multiply(target, left, right, adds, bias):
             sign, more = "+=" if adds else "=", "" if bias is None else f" + {bias}"
             return [f"{pad}{_matrix(target)} {sign} {_matrix(left)} · {_matrix(right)}{more}"]
+        case Barrier(scope):
+            return [f"{pad}barrier of the {scope.value}"]
         case Library(name, results, operands):
             made, given = (", ".join(map(_view, views)) for views in (results, operands))
             return [f"{pad}{made} = {name}({given})"]
@@ -124,6 +129,10 @@ def program_text(program: Program) -> str:
     lines += [f"buffer {b}" for b in program.buffers if b.name not in known]
     lines += [f"adjacent {', '.join(names)}" for names in program.series]
     lines += _steps(program.steps, numbers, 0)
+    lines += [
+        f"cooperative {'.'.join(map(str, (*b.path, b.first)))}: {len(b.phases)} phases"
+        for b in program.cooperative
+    ]
     lines += [f"output {o.kind.value} {o.name}: {t} = {name}" for o, name, t in program.outputs]
     lines += [f"updated {name}" for name in program.updated]
     texts = (f"{i}: {to_text(kernel)}" for i, kernel in enumerate(kernels))

@@ -16,6 +16,7 @@ from treadle.kernel.index import Index, Var, renamed_data, substitute
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
+    Barrier,
     Convert,
     For,
     Guarded,
@@ -53,7 +54,7 @@ def values_of(statement: Statement) -> tuple[Value, ...]:
             return (value,)
         case Store(_, _, value, guard):
             return (value,) if guard is None else (value, guard)
-        case For() | Multiply() | Library():
+        case For() | Multiply() | Library() | Barrier():
             return ()
 
 
@@ -176,7 +177,7 @@ def map_values(statement: Statement, change: ValueMap) -> Statement:
             held = None if guard is None else change(guard)
             assert held is None or isinstance(held, Within)
             return replace(statement, value=change(value), guard=held)
-        case Multiply() | Library():
+        case Multiply() | Library() | Barrier():
             return statement
 
 
@@ -244,6 +245,8 @@ class _Rewriter:
             case Multiply(target, left, right, adds, bias):
                 a, b, c = map(self.matrix, (target, left, right))
                 return Multiply(a, b, c, adds, None if bias is None else self.buffer(bias))
+            case Barrier():
+                return statement
             case Library(_, results, operands):
                 made, given = (
                     tuple([replace(v, buffer=self.buffer(v.buffer)) for v in views])

@@ -3,12 +3,13 @@
 Bounds hold by the ranges of indices, or by a guard that the access stands under. Two iterations of
 a parallel or vector loop never meet in memory (`races`). Scratch belongs to a thread, which runs
 its iterations of a parallel loop one after another, but lanes of a vector loop run in lockstep: in
-scratch they may not meet either, unless it is private to each of them.
+scratch they may not meet either, unless it is private to each of them. Kernels that are mapped to a
+GPU must also have a barrier wherever threads meet, and fit its memory (`verify_mapping`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -26,9 +27,11 @@ from treadle.kernel.index import (
     data_locals,
     uses,
 )
+from treadle.kernel.mapped import SHARED_OUT, group_rows, is_of_warps
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
+    Barrier,
     Buffer,
     Convert,
     For,
@@ -52,8 +55,11 @@ from treadle.kernel.nodes import (
     whole_product,
 )
 from treadle.kernel.races import meeting_in
+from treadle.kernel.target import Mapping
+from treadle.kernel.traverse import values_of, walk
+from treadle.kernel.verify_mapping import verify_mapping
 
-INDEPENDENT = (Role.PARALLEL, Role.VECTOR)
+INDEPENDENT = (Role.PARALLEL, Role.GRID, Role.GROUP, Role.SUBGROUP, Role.VECTOR)
 ACCUMULATORS = ("add", "mul", "max", "min")
 
 
@@ -66,9 +72,13 @@ class _Scope:
     guards: tuple[Within, ...]
 
 
-def verify(kernel: Kernel) -> Kernel:
-    """The kernel itself if all holds; a GraphError that names the statement otherwise."""
+def verify(kernel: Kernel, mapping: Mapping | None = None) -> Kernel:
+    """The kernel itself if all holds; a GraphError that names the statement otherwise.
+
+    A kernel that is mapped to a GPU is held to the limits of the mapping, where it is given.
+    """
     _Checker(kernel).check()
+    verify_mapping(kernel, mapping)
     return kernel
 
 
@@ -118,8 +128,10 @@ class _Checker:
                     body, _Scope((*scope.loops, (var, role)), scope.locals, scope.guards)
                 )
                 self.races(statement)
-                if role is Role.VECTOR:
+                if role is Role.VECTOR or statement.lanes > 1:
                     self.lockstep(statement)
+                elif role in SHARED_OUT:
+                    self.sums(statement)
             case Let(local, value):
                 scope.locals[local] = (self.value(value, scope), len(scope.loops))
             case Accumulate(local, op, value):
@@ -134,6 +146,8 @@ class _Checker:
                 if buffer not in self.written:
                     raise self.wrong(f"{buffer} is written but is not an output")
                 self.same(target.dtype, self.value(value, scope), f"a store to {buffer}")
+            case Barrier():
+                pass  # where it stands is the mapping's
             case Multiply():
                 self.multiply(statement, scope)
             case Library():
@@ -190,16 +204,23 @@ class _Checker:
         """Iterations that run side by side meet in no buffer."""
         if loop.role not in INDEPENDENT:
             return
-        exempt = self.private if loop.role is Role.VECTOR else self.own
-        found = meeting_in(loop, exempt)
+        found = meeting_in(loop, self.exempt(loop))
         if found:
             kind = "lanes" if loop.role is Role.VECTOR else "iterations"
             raise self.wrong(f"{kind} of {loop.var.name} may meet in {', '.join(sorted(found))}")
 
+    def exempt(self, loop: For) -> Collection[str]:
+        """Buffers of which every thread that runs iterations of a loop has its own."""
+        if loop.role is Role.VECTOR:
+            return self.private
+        if loop.role not in SHARED_OUT:
+            return self.own
+        return group_rows(self.kernel) if is_of_warps(loop) else ()
+
     def lockstep(self, loop: For) -> None:
         """Lanes make the same statements at the same time; what they sum, they sum apart."""
         named = names_in(loop.body) | changed_in(loop.body)
-        for s in _inside(loop.body):
+        for s in walk(loop.body):
             match s:
                 case Multiply() | Library():
                     raise self.wrong(f"lanes of {loop.var.name} share a product or a library call")
@@ -212,7 +233,7 @@ class _Checker:
     def sums(self, loop: For) -> None:
         """A local of outside that lanes accumulate has one op, and is read by none of them."""
         own = names_in(loop.body)
-        every = list(_inside(loop.body))
+        every = list(walk(loop.body))
         outer = [s for s in every if isinstance(s, Accumulate) and s.local not in own]
         ops = {s.local: s.op for s in outer}
         for s in outer:
@@ -227,8 +248,8 @@ class _Checker:
             raise self.wrong(f"{local} is not an accumulator, or {op} does not accumulate")
         dtype, depth = scope.locals[local]
         self.same(dtype, self.value(value, scope), f"an accumulation into {local}")
-        if any(role is Role.PARALLEL for _, role in scope.loops[depth:]):
-            raise self.wrong(f"turns of a parallel loop accumulate into {local}")
+        if any(role in (Role.PARALLEL, Role.GRID) for _, role in scope.loops[depth:]):
+            raise self.wrong(f"iterations of a parallel loop accumulate into {local}")
 
     def set(self, local: str, value: Value, scope: _Scope) -> None:
         if local not in scope.locals:
@@ -236,7 +257,7 @@ class _Checker:
         dtype, depth = scope.locals[local]
         self.same(dtype, self.value(value, scope), f"{local}")
         if any(role in INDEPENDENT for _, role in scope.loops[depth:]):
-            raise self.wrong(f"independent turns set {local}")
+            raise self.wrong(f"independent iterations set {local}")
 
     def same(self, expected: DType, found: DType, where: str) -> None:
         if expected is not found:
@@ -307,14 +328,6 @@ class _Checker:
                     self.index(inner, scope)
 
 
-def _inside(body: tuple[Statement, ...]) -> Iterator[Statement]:
-    """Every statement, loops before what is in them."""
-    for s in body:
-        yield s
-        if isinstance(s, For):
-            yield from _inside(s.body)
-
-
 def _by_vector_loop(body: tuple[Statement, ...]) -> Iterator[tuple[For | None, list[Access]]]:
     """Accesses by the outermost vector loop around them; None for those under none."""
     for s in body:
@@ -328,13 +341,10 @@ def _by_vector_loop(body: tuple[Statement, ...]) -> Iterator[tuple[For | None, l
 
 def _read_by(statement: Statement) -> set[str]:
     """Locals that a statement reads, beside the one that it accumulates."""
-    match statement:
-        case Let(_, value) | Set(_, value) | Accumulate(_, _, value):
-            return locals_in(value)
-        case Store(_, index, value) | Update(_, index, value):
-            return locals_in(value) | set(data_locals(index))
-        case _:
-            return set()
+    found = set().union(*map(locals_in, values_of(statement)))
+    return found | set(
+        data_locals(statement.index) if isinstance(statement, (Store, Update)) else ()
+    )
 
 
 def _conjuncts(guard: Value) -> tuple[Within, ...]:

@@ -202,7 +202,7 @@ def _scatter_add(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
         zeros = nest([row], Role.SEQUENTIAL, [Store(sums.name, cleared, Literal(0, wide))])
         whole = nest(free, Role.PARALLEL, [*zeros, *added])
         kernel = lowering.kernel(position, reader, [], whole, "", (sums,))
-        if is_scatter(kernel):
+        if is_scatter(kernel, lowering.target.mapping):
             return [kernel, _rounded(lowering, value, sums)] if is_rounded else [kernel]
     scattered = nest(free, Role.PARALLEL, added)
     fill = _filled(sums, result.shape, Literal(0, wide))

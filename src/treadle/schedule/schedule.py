@@ -16,6 +16,7 @@ from treadle.schedule import roots as roots
 from treadle.schedule import sums as sums
 from treadle.schedule.batched import batch_matmuls
 from treadle.schedule.lower import lower
+from treadle.schedule.mapping.program import map_to
 
 
 def schedule(
@@ -33,4 +34,5 @@ def schedule(
     program = lower(graph, fuse, panel, in_place, target)
     if fuse and target.matmuls.busy_tiles:
         program = batch_matmuls(program, target.matmuls)
-    return check_phases(program)
+    program = check_phases(program)
+    return program if target.mapping is None else map_to(program, target)

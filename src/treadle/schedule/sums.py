@@ -10,7 +10,7 @@ from treadle.base.dtypes import DType, accumulator
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops import reductions
-from treadle.kernel.accumulate import identity
+from treadle.kernel.arithmetic import identity
 from treadle.kernel.index import Index, Var, constant, substitute, variable
 from treadle.kernel.nodes import (
     Accumulate,

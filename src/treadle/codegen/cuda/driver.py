@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treadle.codegen.cuda.bundles import (
-    TOGETHER,
-    Written,
-    bundle_text,
-    bundles,
-    lines_of,
-    shares,
-    sized,
-)
-from treadle.codegen.cuda.functions import function
+from treadle.codegen.cuda.functions import cooperative, function
 from treadle.codegen.cuda.prelude import PRELUDE
-from treadle.codegen.cuda.rounding import may_be_loose
+from treadle.codegen.cuda.render import Writer
+from treadle.codegen.cuda.scatter import scatter_lines
+from treadle.codegen.cuda.tiles import tiled_lines
 from treadle.kernel.calls import call_of, product_of
+from treadle.kernel.geometry import Scattered, Tiled
 from treadle.kernel.launch import Bundle, Launch
-from treadle.kernel.nodes import Kernel
-from treadle.kernel.program import Phase, Program, Step
-
-PACK = 16  # bytes of the widest access
-MOST_ARGUMENTS = 3840  # bytes: a launch takes 4 KB
+from treadle.kernel.mapped import blocks_of, geometry_of, shared_bytes
+from treadle.kernel.nodes import (
+    Kernel,
+)
+from treadle.kernel.program import Program
 
 
 @dataclass(frozen=True)
@@ -36,78 +28,45 @@ class CudaSource:
     bundles: tuple[Bundle, ...] = ()
 
 
-def render_program(
-    program: Program, library: bool = True, per_part: int = 24, together: bool = True
-) -> CudaSource:
-    """Kernels numbered as `Program.distinct` numbers them; whole products are a library's.
-
-    Phases of small programs are one launch, unless each kernel is to be one.
-    """
+def render_program(program: Program, per_part: int = 24) -> CudaSource:
+    """Kernels numbered as `Program.distinct` numbers them."""
     kernels = program.distinct()
-    odd = _unaligned(program.steps, {b.name: b.dtype.itemsize for b in program.buffers})
-    most, is_loose = _most_calls(program.steps), may_be_loose(kernels)
-    found = bundles(program) if library and together else ()
-    beside = shares(found, kernels)
-    every = Counter(id(call.kernel) for call in program.calls())
-    bundled = sum((Counter(dict(p)) for b in found for p in b.phases), Counter[int]())
-    parts, launches = dict[int, Written](), list[Launch]()
+    lines = dict[int, list[str]]()
+    launches = list[Launch]()
     texts: list[str] = []
     for i, kernel in enumerate(kernels):
         symbol, product, called = f"kernel_{i}", product_of(kernel), call_of(kernel)
         if called is not None:
             launches.append(Launch(symbol, 0, 0, routine=called))
-            continue
-        if product is not None and library:
+        elif product is not None:
             launches.append(Launch(symbol, 0, 0, product=product))
-            continue
-        if i in beside:
-            is_even = id(kernel) not in odd
-            parts[i] = lines_of(kernel, is_even, is_loose, TOGETHER, beside[i])
-            if every[id(kernel)] == bundled[i]:
-                launches.append(Launch(symbol, 0, 0))
-                continue
-        count = max(1, len(kernel.buffers))
-        calls = max(1, min(most[id(kernel)], MOST_ARGUMENTS // (8 * count)))
-        own = lines_of(kernel, id(kernel) not in odd, is_loose)
-        launches.append(Launch(symbol, own.grid, own.block, own.shared, calls, product))
-        texts.append(function(kernel, symbol, calls, own.block, own.lines, own.fewest))
-    for bundle in found:
-        texts.append(bundle_text(bundle, kernels, parts))
-    found = tuple(sized(b, parts) for b in found)
+        elif geometry_of(kernel).is_cooperative:
+            lines[i] = lines_of(kernel)
+            launches.append(Launch(symbol, 0, 0))
+        else:
+            threads, calls = geometry_of(kernel).threads, geometry_of(kernel).calls
+            shared = shared_bytes(kernel)
+            launches.append(Launch(symbol, blocks_of(kernel), threads, shared, calls))
+            texts.append(function(kernel, symbol, lines_of(kernel)))
+    texts += [cooperative(run, kernels, lines) for run in program.cooperative]
     groups = [texts[i : i + per_part] for i in range(0, len(texts), per_part)]
     sources = tuple("\n".join([PRELUDE, *p]) for p in groups)
-    return CudaSource(sources, tuple(launches), found)
+    return CudaSource(sources, tuple(launches), program.cooperative)
+
+
+def lines_of(kernel: Kernel) -> list[str]:
+    """A mapped kernel as lines for one of its blocks."""
+    match geometry_of(kernel).template:
+        case Tiled() as tiled:
+            return tiled_lines(kernel, tiled)
+        case Scattered() as scattered:
+            return scatter_lines(kernel, scattered)
+        case None:
+            return Writer(kernel).written()
 
 
 def render_kernel(kernel: Kernel) -> str:
     """One kernel's source, with what it calls."""
-    if call_of(kernel) is not None:
+    if call_of(kernel) is not None or product_of(kernel) is not None:
         return f"// {kernel.name} is a library's"
-    own = lines_of(kernel, True, False)
-    return "\n".join([PRELUDE, function(kernel, kernel.name, 1, own.block, own.lines)])
-
-
-def _most_calls(steps: Sequence[Step]) -> Counter[int]:
-    """How often a phase calls each kernel at most: such calls are one launch."""
-    found: Counter[int] = Counter()
-    for step in steps:
-        here = (
-            Counter(id(c.kernel) for c in step.calls)
-            if isinstance(step, Phase)
-            else _most_calls(step.steps)
-        )
-        found |= here
-    return found
-
-
-def _unaligned(steps: Sequence[Step], itemsize: dict[str, int]) -> set[int]:
-    """Kernels that are called on rows which do not start at whole packs."""
-    found: set[int] = set()
-    for step in steps:
-        if not isinstance(step, Phase):
-            found |= _unaligned(step.steps, itemsize)
-            continue
-        for call in step.calls:
-            if any(a.row * itemsize[a.buffer] % PACK for a in call.arguments):
-                found.add(id(call.kernel))
-    return found
+    return "\n".join([PRELUDE, function(kernel, kernel.name, lines_of(kernel))])

@@ -1,24 +1,22 @@
-"""What is around the lines of a kernel: its function, and the memory that its blocks share."""
+"""What is around the lines of a kernel: its function, or its part of a cooperative one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from treadle.codegen.cuda import scalars
-from treadle.codegen.cuda.shape import Shape
-from treadle.codegen.cuda.stages import Stages, own_numbers
-from treadle.kernel.cost import padded
+from treadle.kernel.launch import Bundle
+from treadle.kernel.mapped import blocks_of, geometry_of
 from treadle.kernel.nodes import Kernel
 
 
-def function(
-    kernel: Kernel, symbol: str, calls: int, block: int, body: Sequence[str], fewest: int = 1
-) -> str:
+def function(kernel: Kernel, symbol: str, body: Sequence[str]) -> str:
     """The function around some lines: pointers from its one argument, by the call's number."""
-    count = max(1, len(kernel.buffers))
+    geometry, count = geometry_of(kernel), max(1, len(kernel.buffers))
+    room = f", {geometry.room}" if geometry.room > 1 else ""
     head = [
-        f"struct {symbol}_args {{ void *p[{calls}][{count}]; }};",
-        f'extern "C" __global__ void __launch_bounds__({block}{f", {fewest}" * (fewest > 1)}) '
+        f"struct {symbol}_args {{ void *p[{geometry.calls}][{count}]; }};",
+        f'extern "C" __global__ void __launch_bounds__({geometry.threads}{room}) '
         f"{symbol}(const __grid_constant__ {symbol}_args a) {{",
     ]
     head += ["  begin();", "  const int block = blockIdx.x;"]
@@ -43,17 +41,38 @@ def part(kernel: Kernel, symbol: str, body: Sequence[str]) -> str:
     return "\n".join([*head, *body, "}"])
 
 
-def shared_bytes(kernel: Kernel, shape: Shape, stages: Stages) -> int:
-    """Shared memory that a block of a kernel needs for its teams' own buffers."""
-    if shape.team == 1:
-        return 0
-    own = own_numbers(shape)
-    scratch = sum(padded(b.nbytes) for b in kernel.scratch if b.name not in own)
-    return shape.teams * (scratch + stages.shared)
-
-
-def counts_far(kernel: Kernel, shape: Shape) -> bool:
-    """Whether turns need 64 bits to count."""
-    inner = max((b.size for b in (*kernel.buffers, *kernel.scratch)), default=0)
-    inner = inner if shape.count == 1 else 0  # one turn may walk a whole buffer
-    return max(inner, shape.count) + 4 * shape.block * shape.lanes >= 1 << 31
+def cooperative(run: Bundle, kernels: Sequence[Kernel], lines: Mapping[int, Sequence[str]]) -> str:
+    """Phases as one function: every block takes blocks of a phase in turn, then all synchronize."""
+    symbol = run.symbol
+    entries = dict.fromkeys(i for phase in run.phases for i, _ in phase)
+    texts = [part(kernels[i], f"{symbol}_{i}", lines[i]) for i in entries]
+    body: list[str] = []
+    at = 0
+    for number, phase in enumerate(run.phases):
+        if number:
+            body.append(f"  meet(&{symbol}_met, until);")
+        total = sum(blocks_of(kernels[i]) * n for i, n in phase)
+        body.append(f"  for (int at = blockIdx.x; at < {total}; at += gridDim.x) {{")
+        start, held = 0, ""
+        for i, n in phase:
+            count, grid = len(kernels[i].buffers), blocks_of(kernels[i])
+            if not grid:
+                at += n * count
+                continue
+            here = "at" if not start else f"(at - {start})"
+            body.append(f"    {held}if (at < {start + n * grid})")
+            where = f"a.p + {at}" if n == 1 else f"a.p + {at} + {here} / {grid} * {count}"
+            block = here if n == 1 else f"{here} % {grid}"
+            body.append(f"      {symbol}_{i}({block}, {where});")
+            start, held = start + n * grid, "else "
+            at += n * count
+        body += ["    __syncthreads();", "  }"]
+    head = [
+        f"struct {symbol}_args {{ void *p[{max(1, at)}]; }};",
+        f"__device__ u64 {symbol}_met;",
+        f'extern "C" __global__ void __launch_bounds__({run.block}) '
+        f"{symbol}(const __grid_constant__ {symbol}_args a) {{",
+        "  begin();",
+        f"  u64 until = first_meeting(&{symbol}_met);",
+    ]
+    return "\n".join([*texts, *head, *body, "}"])

@@ -12,10 +12,8 @@ from typing import assert_never
 
 from treadle.base import dtypes
 from treadle.codegen.cuda import scalars
-from treadle.codegen.cuda.rounding import loose_locals
-from treadle.codegen.cuda.shape import lane_step
-from treadle.codegen.cuda.stages import Key, Stage, key_of
 from treadle.kernel.access import changed_in, loads_in, locals_in, plain_loads
+from treadle.kernel.arithmetic import SMOOTH
 from treadle.kernel.index import (
     Atom,
     Bounded,
@@ -44,6 +42,8 @@ from treadle.kernel.nodes import (
     Value,
     Within,
 )
+from treadle.kernel.packs import is_pack
+from treadle.kernel.traverse import subvalues
 
 Guards = tuple[str, ...]
 
@@ -51,9 +51,12 @@ Guards = tuple[str, ...]
 class Lanes:
     """Lines of a function, and what names stand for where they are written."""
 
-    def __init__(self, kernel: Kernel, is_wide: bool, is_loose: bool = False):
-        self.kernel, self.is_loose = kernel, is_loose
-        # Of what counts turns; places are as wide as each of them needs.
+    def __init__(self, kernel: Kernel, is_wide: bool):
+        self.kernel = kernel
+        unrounded = None if kernel.geometry is None else kernel.geometry.unrounded
+        self.exceeds = unrounded is not None  # narrow floats may have excess precision
+        self.unrounded = unrounded or frozenset()
+        # Of what counts iterations; indices are as wide as each of them needs.
         self.index_type, self.unsigned = ("i64", "u64") if is_wide else ("int", "unsigned")
         self.lines: list[str] = []
         self.depth, self.count = 1, 0
@@ -68,14 +71,11 @@ class Lanes:
         self.changing: set[str] = set()  # those that must be, whatever they start from
         self.unrolling = False
         self.narrow: set[str] = set()  # locals of lanes that come from narrow floats alone
-        self.numbers: dict[str, str] = {}  # buffers of which a turn has one number, by its name
         self.packs: dict[Load, str] = {}
         self.loaded: dict[Load, str] = {}  # loads that were made early, the same in every lane
-        self.staged: dict[Key, Stage] = {}  # packs that the team keeps, in the loop at hand
-        self.unread: set[Key] = set()  # those of them that no later loop reads
-        self.stage_place = ""
-        self.held: dict[str, str] = {}  # buffers of which a thread has its own columns
-        self.loose = loose_locals(kernel.body)
+        self.staged: dict[str, str] = {}  # buffers of packs, by their name in the text
+        self.held: dict[str, str] = {}  # rows of sums in registers
+        self.at_pack = ""  # which pack of a row the loop at hand is at
 
     def add(self, line: str) -> None:
         self.lines.append("  " * self.depth + line)
@@ -144,17 +144,8 @@ class Lanes:
             return False
         if locals_in(value) & self.spread:
             return True
-        match value:
-            case Load(_, index) | Position(index) | Within(index):
-                return self.index_differs(index)
-            case Convert(inner):
-                return self.differs(inner)
-            case Apply(_, operands):
-                return any(map(self.differs, operands))
-            case Guarded(guard, inner, other):
-                return any(map(self.differs, (guard, inner, other)))
-            case _:
-                return False
+        indexed = (v for v in subvalues(value) if isinstance(v, (Load, Position, Within)))
+        return any(self.index_differs(v.index) for v in indexed)
 
     def index_differs(self, index: Index) -> bool:
         if self.lane is None:
@@ -166,7 +157,7 @@ class Lanes:
         """Whether the lanes' places lie together, the first at a whole pack."""
         if self.lane is None or set(data_locals(index)) & self.spread:
             return False
-        return lane_step(index, self.lane, self.width) == (1, True)
+        return is_pack(index, self.lane, self.width)
 
     @contextmanager
     def packed(self, value: Value) -> Iterator[None]:
@@ -174,22 +165,32 @@ class Lanes:
         before, ways = dict(self.packs), dict[Load, list[str]]()
         for load, guards in self._loads(value, ()):
             ways.setdefault(load, []).append(" && ".join(guards))
+        ways |= {x: [""] for x in loads_in(value) if x.buffer in self.staged}
         for load, guarded in ways.items():
-            if load in self.packs or load.buffer in self.held or not self.is_pack(load.index):
+            if load in self.packs or load.buffer in self.held:
+                continue
+            if load.buffer not in self.staged and not self.is_pack(load.index):
                 continue
             # One place may be read in several branches: it must be there for each of them.
             if "" not in guarded and len(guarded) < loads_in(value).count(load):
                 continue
-            name, type_ = self.new("pack"), scalars.register(load.dtype)
-            self.add(f"{type_} {name}[{self.width}];")
-            place = f"{self.places[load.buffer]} + {self.index(load.index)}"
             held = "" if "" in guarded else f"if ({' || '.join(dict.fromkeys(guarded))}) "
-            if not self._from_stage(load, place, name, bool(held)):
-                verb = "fetch" if load.buffer in self.constant else "load"
-                self.add(f"{held}{verb}<{self.width}>({place}, {name});")
-            self.packs[load] = name
+            self.packs[load] = self._loaded_pack(load, held)
         yield
         self.packs = before
+
+    def _loaded_pack(self, load: Load, held: str) -> str:
+        name, type_ = self.new("pack"), scalars.register(load.dtype)
+        self.add(f"{type_} {name}[{self.width}];")
+        if load.buffer in self.staged:
+            self.add(f"unpacked<{self.width}>({self.staged[load.buffer]}[{self.at_pack}], {name});")
+            return name
+        verb = "fetch" if load.buffer in self.constant else "load"
+        self.add(f"{held}{verb}<{self.width}>({self._place(load.buffer, load.index)}, {name});")
+        return name
+
+    def _place(self, buffer: str, index: Index) -> str:
+        return f"{self.places[buffer]} + {self.index(index)}"
 
     def early(self, body: Sequence[Statement], guard: str = "") -> None:
         """Loads of some statements made before all of them, where no store comes between.
@@ -211,8 +212,6 @@ class Lanes:
     def _hold(self, load: Load, guard: str) -> None:
         if load in self.packs or load in self.loaded or data_locals(load.index):
             return
-        if load.buffer in self.numbers:
-            return
         type_ = scalars.register(load.dtype)
         if not self.index_differs(load.index):
             name = self.loaded[load] = self.new("held")
@@ -221,27 +220,10 @@ class Lanes:
             self.add(f"const {type_} {name} = {found};")
         elif self.is_pack(load.index):
             name = self.packs[load] = self.new("pack")
-            place = f"{self.places[load.buffer]} + {self.index(load.index)}"
             self.add(f"{type_} {name}[{self.width}];")
             held = f"if ({guard}) " if guard else ""
+            place = self._place(load.buffer, load.index)
             self.add(f"{held}load<{self.width}>({place}, {name});")
-
-    def _from_stage(self, load: Load, place: str, name: str, is_guarded: bool) -> bool:
-        """A pack from where the team keeps it, put there first if it is not there yet."""
-        assert self.lane is not None
-        stage = self.staged.get(key_of(load.buffer, load.index, self.lane))
-        if stage is None or (is_guarded and not stage.is_there):
-            return False
-        at = f"{stage.name}[{self.stage_place}]"
-        if not stage.is_there:
-            type_ = f"Pack<{scalars.memory(load.dtype)}, {self.width}>"
-            read = f"*(const {type_} *)({place})"
-            if load.buffer in self.constant:
-                read = f"fetched<{self.width}>({place})"
-            self.add(f"{at} = {read};")
-            stage.is_there = True
-        self.add(f"unpacked<{self.width}>({at}, {name});")
-        return True
 
     def _loads(self, value: Value, guards: Guards) -> Iterator[tuple[Load, Guards]]:
         """Loads, and the guards around them, on which all lanes of a pack agree."""
@@ -282,16 +264,16 @@ class Lanes:
     def let(self, local: str, value: Value) -> None:
         name, type_ = self.new(_safe(local)), scalars.register(value.dtype)
         is_array = self.lane is not None and (self.differs(value) or local in self.changing)
-        loose = local in self.loose
+        exceeds = local in self.unrounded
         if not is_array:
-            text = self.value(value, loose)
+            text = self.value(value, exceeds)
             self.names[local] = name
             self.spread.discard(local)
             self.add(f"{type_} {name} = {text};")
             return
         self.add(f"{type_} {name}[{self.width}];")
         with self.packed(value):
-            self.each(lambda: f"{name}[u] = {self.value(value, loose)};")
+            self.each(lambda: f"{name}[u] = {self.value(value, exceeds)};")
         if self._is_of_narrow(value) and local not in self.changing:
             self.narrow.add(local)
         self.names[local] = name
@@ -309,36 +291,47 @@ class Lanes:
             self.add(f"{name} = {to(name)};")
 
     def store(self, buffer: str, index: Index, value: Value, guard: Within | None) -> None:
-        place = self.places.get(buffer, "")
+        if buffer in self.staged:
+            self._stage(buffer, value)
+            return
         is_same = not self.index_differs(index) and not self.differs(value)
         is_same = is_same and buffer not in self.held
         if self.lane is None or is_same:
-            text = f"put({place}[{self.index(index)}], {self._typed(value)});"
-            self.add(text if guard is None else f"if ({self.value(guard)}) {text}")
-            return
+            self.add(self._put(buffer, index, value, guard))
+        elif isinstance(value, Load) and value.buffer in self.staged:
+            type_ = f"Pack<{scalars.memory(self.types[buffer])}, {self.width}>"
+            row = f"{self.staged[value.buffer]}[{self.at_pack}]"
+            self.add(f"*({type_} *)({self._place(buffer, index)}) = {row};")
+        else:
+            self._store_lanes(buffer, index, value, guard)
+
+    def _store_lanes(self, buffer: str, index: Index, value: Value, guard: Within | None) -> None:
         with self.packed(value):
             if buffer in self.held:
-                own = f"{self.held[buffer]}[{self.stage_place}][u]"
+                own = f"{self.held[buffer]}[{self.at_pack}][u]"
                 self.each(lambda: f"{own} = {self._typed(value)};")
-                return
-            if guard is None and self.is_pack(index):
-                array, at = self.array(value), f"{place} + {self.index(index)}"
-                key = key_of(buffer, index, self.lane)
-                stage = self.staged.get(key)
-                if stage is None or key in self.unread:
-                    self.add(f"store<{self.width}>({at}, {array});")
-                    return
-                kept, stage.is_there = f"{stage.name}[{self.stage_place}]", True
-                self.add(f"packed<{self.width}>({kept}, {array});")
-                type_ = f"Pack<{scalars.memory(self.types[buffer])}, {self.width}>"
-                self.add(f"*({type_} *)({at}) = {kept};")
-                return
+            elif guard is None and self.is_pack(index):
+                array, at = self.array(value), self._place(buffer, index)
+                self.add(f"store<{self.width}>({at}, {array});")
+            else:
+                self.each(lambda: self._put(buffer, index, value, guard))
 
-            def line() -> str:
-                text = f"put({place}[{self.index(index)}], {self._typed(value)});"
-                return text if guard is None else f"if ({self.value(guard)}) {text}"
+    def _put(self, buffer: str, index: Index, value: Value, guard: Within | None) -> str:
+        text = f"put({self.places[buffer]}[{self.index(index)}], {self._typed(value)});"
+        return text if guard is None else f"if ({self.value(guard)}) {text}"
 
-            self.each(line)
+    def _stage(self, buffer: str, value: Value) -> None:
+        """A pack to where a row is staged: as it is in memory, or as it was computed."""
+        row = f"{self.staged[buffer]}[{self.at_pack}]"
+        if isinstance(value, Load) and value.buffer not in self.staged:
+            place = self._place(value.buffer, value.index)
+            read = f"*(const Pack<{scalars.memory(value.dtype)}, {self.width}> *)({place})"
+            if value.buffer in self.constant:
+                read = f"fetched<{self.width}>({place})"
+            self.add(f"{row} = {read};")
+            return
+        with self.packed(value):
+            self.add(f"packed<{self.width}>({row}, {self.array(value)});")
 
     def array(self, value: Value) -> str:
         """A value of all lanes as an array."""
@@ -355,7 +348,7 @@ class Lanes:
     def update(self, buffer: str, index: Index, value: Value) -> None:
         dtype = self.types[buffer]
         if buffer in self.held:
-            own = f"{self.held[buffer]}[{self.stage_place}][u]"
+            own = f"{self.held[buffer]}[{self.at_pack}][u]"
             with self.packed(value):
                 self.each(lambda: f"{own} = {own} + {self.value(value)};")
             return
@@ -374,17 +367,15 @@ class Lanes:
 
     # Values
 
-    def value(self, value: Value, loose: bool = False) -> str:
-        """A value; a loose one, which only smooth arithmetic uses, is not rounded to its dtype."""
-        loose = loose and self.is_loose
+    def value(self, value: Value, exceeds: bool = False) -> str:
+        """A value; not rounded to its dtype where only smooth arithmetic uses it."""
+        exceeds = exceeds and self.exceeds
         match value:
             case Literal():
                 return scalars.literal(value)
             case Load(buffer, index):
-                if buffer in self.numbers:
-                    return self.numbers[buffer]
                 if buffer in self.held:
-                    return f"{self.held[buffer]}[{self.stage_place}][u]"
+                    return f"{self.held[buffer]}[{self.at_pack}][u]"
                 if self.unrolling and value in self.packs:
                     return f"{self.packs[value]}[u]"
                 if value in self.loaded:
@@ -396,17 +387,17 @@ class Lanes:
                 own = dtypes.int32 if is_narrow(index) else dtypes.int64
                 return scalars.convert(f"({self.index(index)})", own, dtype)
             case Apply(op, operands, dtype):
-                inside = self.is_loose and op in scalars.SMOOTH
+                inside = self.exceeds and op in SMOOTH
                 given = [
-                    self.value(o, inside or (loose and op == "where" and i > 0))
+                    self.value(o, inside or (exceeds and op == "where" and i > 0))
                     for i, o in enumerate(operands)
                 ]
                 is_fast = op == "exp" and dtype is dtypes.float32 and self.differs(value)
                 if is_fast and self._is_of_narrow(value):
                     return self._fast_exp(operands[0], given[0])
-                return scalars.apply(op, given, operands[-1].dtype, dtype, loose)
+                return scalars.apply(op, given, operands[-1].dtype, dtype, exceeds)
             case Convert(inner, dtype):
-                if loose and dtype.is_narrow and inner.dtype is dtypes.float32:
+                if exceeds and dtype.is_narrow and inner.dtype is dtypes.float32:
                     return self.value(inner)
                 return scalars.convert(self.value(inner), inner.dtype, dtype)
             case Within(index, low, high):

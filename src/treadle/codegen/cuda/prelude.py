@@ -202,14 +202,6 @@ template <class Op, class T> DEV T in_warp(T x) {
 #pragma unroll
   for (int m = 16; m; m >>= 1) x = Op::of(x, shuffled(x, m));
   return x; }
-// What the lanes before this one have together.
-DEV int in_warp_before(int x) {
-  int all = x;
-#pragma unroll
-  for (int m = 1; m < 32; m <<= 1) {
-    int y = __shfl_up_sync(0xffffffffu, all, m);
-    if ((threadIdx.x & 31) >= m) all += y; }
-  return all - x; }
 // All threads of a block get the same bits: warps first, then their results in the same order.
 template <class Op, int WARPS, class T> DEV T in_block(T x, T none) {
   __shared__ T parts[32];

@@ -1,36 +1,37 @@
-"""Kernels as CUDA functions: a turn is a thread's or a team's, loops inside it are shared out.
+"""Mapped kernels as CUDA text: loops that are shared out, sums that are combined, barriers.
 
-In a team every thread names the same values; stores outside loops are the first thread's; a barrier
-stands wherever one thread may read what another wrote.
+Every thread of a group names the same values; stores outside loops are the first thread's. What is
+decided is decided in the kernel: nothing here chooses.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import assert_never
 
 from treadle.codegen.cuda import scalars
-from treadle.codegen.cuda.columns import identity
-from treadle.codegen.cuda.functions import counts_far
-from treadle.codegen.cuda.rows import rows_of, sums_of
-from treadle.codegen.cuda.shape import (
-    WARP,
-    Shape,
-    is_sum,
-    nested,
-    shape_of,
-)
-from treadle.codegen.cuda.stages import COMMON, Stages, lanes_of, own_numbers, stages_of
-from treadle.codegen.cuda.tall import OPS, Tall, chosen_shape
+from treadle.codegen.cuda.lanes import Lanes
 from treadle.kernel.access import accesses
-from treadle.kernel.cost import padded
-from treadle.kernel.index import Index, Var
+from treadle.kernel.arithmetic import identity
+from treadle.kernel.geometry import Combine
+from treadle.kernel.index import Var
+from treadle.kernel.mapped import (
+    geometry_of,
+    grid_of,
+    group_bytes,
+    is_of_warps,
+    nest_of,
+    row_loops,
+    shared_of,
+    sums_of,
+    width_of,
+)
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
+    Barrier,
     Buffer,
     For,
     Kernel,
@@ -40,150 +41,162 @@ from treadle.kernel.nodes import (
     Multiply,
     Role,
     Set,
+    Space,
     Statement,
     Store,
     Update,
     Value,
 )
-from treadle.kernel.rowsums import RowSums
+from treadle.kernel.traverse import walk
+
+OPS = {"add": "Add", "mul": "Mul", "max": "Max", "min": "Min"}
 
 
-def written(
-    kernel: Kernel, is_aligned: bool, is_loose: bool, block: int = 0
-) -> tuple[list[str], Shape, Stages]:
-    """A kernel's lines for one of its blocks, its shape, and what its teams keep on the chip.
-
-    Blocks are as large as asked for, beside others in one launch: what these wrote a moment ago is
-    not read as if it had been there from the start.
-    """
-    if is_aligned and not block and (parts := rows_of(kernel)) is not None:
-        rows, shape, stages = parts
-        writer = Writer(kernel, shape, stages, is_aligned, is_loose)
-        writer.by_parts(rows)
-        return writer.lines, shape, stages
-    if block:
-        shape, stages = shape_of(kernel, is_aligned, block), Stages()
-    else:
-        shape = chosen_shape(kernel, is_aligned)
-        stages = stages_of(kernel, shape, is_aligned)
-    writer = Writer(kernel, shape, stages, is_aligned, is_loose)
-    writer.hoists = bool(block)
-    writer.constant = set() if block else writer.constant
-    writer.begin()
-    writer.whole()
-    return writer.lines, shape, stages
+def counts_far(kernel: Kernel, count: int, lanes: int = 1) -> bool:
+    """Whether iterations need 64 bits to count."""
+    inner = max((b.size for b in (*kernel.buffers, *kernel.scratch)), default=0)
+    inner = inner if count == 1 else 0  # one iteration may walk a whole buffer
+    return max(inner, count) + 4 * geometry_of(kernel).threads * lanes >= 1 << 31
 
 
-class Writer(Tall):
-    """Writes a kernel's statements, a team's or a thread's."""
+class Writer(Lanes):
+    """Writes a kernel's statements, a group's or a thread's."""
 
-    def __init__(
-        self, kernel: Kernel, shape: Shape, stages: Stages, is_aligned: bool, is_loose: bool
-    ):
-        super().__init__(kernel, shape, counts_far(kernel, shape), is_loose)
-        self.stages, self.is_aligned = stages, is_aligned
-        self.own, self.tid = own_numbers(shape), "tid"
-        self.is_held = False  # whether the loop at hand has columns that threads hold
-        self.hoists = False  # whether loads come before stores that do not concern them
-        self.fresh, self.touched = set[str](), set[str]()  # written and read since the barrier
+    def __init__(self, kernel: Kernel):
+        self.geometry, self.grid = geometry_of(kernel), grid_of(kernel)
+        super().__init__(kernel, counts_far(kernel, self.grid.count, self.grid.lanes))
+        self.tid, self.warp = "tid", self.geometry.warp
+        # Beside other kernels in one launch: what these wrote a moment ago is not read as if it had
+        # been there from the start, and loads come before stores that do not concern them.
+        self.hoists = self.geometry.is_cooperative
+        self.constant = set() if self.hoists else self.constant
+        updated = {s.buffer for s in walk(kernel.body) if isinstance(s, Update)}
+        rows = [b for b in kernel.scratch if b.pack > 1 and b.space is Space.PRIVATE]
+        self.sums = [b for b in rows if b.name in updated]  # rows of sums that each warp has
 
-    def begin(self) -> None:
-        """Which turn this is, and where its own memory lies."""
-        shape, type_ = self.shape, self.index_type
-        if shape.tall > 1:
-            self.begin_tall()
-        elif shape.team == 1:
-            for i, b in enumerate(self.kernel.scratch):
-                self.add(f"{scalars.memory(b.dtype)} {self._own(b, i)}[{max(1, b.size)}];")
-            count = shape.count // shape.lanes
-            if shape.rows > 1:
-                self._begin_columns(count)
-                return
-            self.add(f"{type_} turn = ({type_})block * {shape.block} + threadIdx.x;")
-            self.add(f"if (turn >= {count}) return;")
-            if shape.lanes > 1:
-                self.add(f"turn *= {shape.lanes};")
+    def written(self) -> list[str]:
+        """The lines of one block."""
+        self._begin()
+        for s in self.grid.lets:
+            self.thread(s)
+        lanes, body = self.grid.lanes, self.grid.body
+        with self.in_lanes(self.grid.variables[-1], lanes, body) if lanes > 1 else nullcontext():
+            if self.sums:
+                self._row_sums(body)
+            elif self.geometry.combine is not Combine.EXCHANGE:
+                self._columns(body)
+            elif self.geometry.share == 1:
+                self.thread_all(body)
+            else:
+                self.group_all(body)
+        return self.lines
+
+    # Which iteration of the grid this is, and where its memory lies
+
+    def _begin(self) -> None:
+        if self.geometry.combine is not Combine.EXCHANGE:
+            self._begin_columns()
+        elif self.geometry.share == 1:
+            self._begin_thread()
         else:
-            self.add(f"const int tid = threadIdx.x % {shape.team};")
+            self._begin_group()
+        self.decode("turn", self.grid.variables)
+
+    def _begin_thread(self) -> None:
+        type_, lanes = self.index_type, self.grid.lanes
+        for i, b in enumerate(self.kernel.scratch):
+            self.places[b.name] = f"s{i}"
+            self.add(f"{scalars.memory(b.dtype)} s{i}[{max(1, b.size)}];")
+        self.add(f"{type_} turn = ({type_})block * {self.geometry.threads} + threadIdx.x;")
+        self.add(f"if (turn >= {self.grid.count // lanes}) return;")
+        if lanes > 1:
+            self.add(f"turn *= {lanes};")
+
+    def _begin_group(self) -> None:
+        type_, share, groups = self.index_type, self.geometry.share, self.geometry.groups
+        if self.sums:
             self.add(
-                f"const {type_} turn = ({type_})block * {shape.teams} + threadIdx.x / {shape.team};"
+                f"const int tid = threadIdx.x % {self.warp}, warp = threadIdx.x / {self.warp};"
             )
-            if shape.count % shape.teams:
-                self.add(f"if (turn >= {shape.count}) return;")
-            self._scratch()
-        self.decode("turn", shape.turns)
+            self.add(f"const {type_} turn = blockIdx.x;")
+        else:
+            self.add(f"const int tid = threadIdx.x % {share};")
+            self.add(f"const {type_} turn = ({type_})block * {groups} + threadIdx.x / {share};")
+        if self.grid.count % groups:
+            self.add(f"if (turn >= {self.grid.count}) return;")
+        self._group_memory()
 
-    def _begin_columns(self, count: int) -> None:
-        """Which columns are this thread's, and which rows; too many threads have no rows."""
-        type_, shape = self.index_type, self.shape
-        self.add(f"const int row = threadIdx.x / {WARP}, lane = threadIdx.x % {WARP};")
-        self.add(f"{type_} turn = ({type_})block * {WARP} + lane;")
-        self.add(f"const bool is_in = {f'turn < {count}' if count % WARP else 'true'};")
-        self.add(f"turn = is_in ? turn * {shape.lanes} : 0;")
-        self.decode("turn", shape.turns)
-
-    def _own(self, buffer: Buffer, i: int) -> str:
-        self.places[buffer.name] = f"s{i}"
-        return f"s{i}"
-
-    def _scratch(self) -> None:
-        scratch = [b for b in self.kernel.scratch if b.name not in self.own]
-        scratch = [] if self.shape.rows > 1 else scratch
-        each = sum(padded(b.nbytes) for b in scratch) + self.stages.shared
+    def _group_memory(self) -> None:
+        each = group_bytes(self.kernel)
         if each:
             self.add("extern __shared__ __align__(16) unsigned char shared[];")
-        offset = 0
-        team = f"threadIdx.x / {self.shape.team} * {each}"
-        for i, b in enumerate(scratch):
-            type_ = scalars.memory(b.dtype)
-            self.add(f"{type_} *{self._own(b, i)} = ({type_} *)(shared + {offset} + {team});")
-            offset += padded(b.nbytes)
-        for stage in self.stages.every:
-            type_ = f"Pack<{scalars.memory(self.types[stage.buffer])}, {self.stages.lanes}>"
-            if stage.in_registers:
-                self.add(f"{type_} {stage.name}[{self.stages.turns}];")
+        team = f"threadIdx.x / {self.geometry.share} * {each}"
+        for i, (b, offset) in enumerate(shared_of(self.kernel)):
+            type_, name = scalars.memory(b.dtype), f"s{i}"
+            if b.pack > 1:
+                type_ = f"Pack<{type_}, {b.pack}>"
+                name = self.staged[b.name] = b.name
             else:
-                at = f"shared + {offset + stage.offset} + {team}"
-                self.add(f"{type_} *{stage.name} = ({type_} *)({at});")
+                self.places[b.name] = name
+            self.add(f"{type_} *{name} = ({type_} *)(shared + {offset} + {team});")
+        for b in self.kernel.scratch:
+            if b.space is Space.PRIVATE and b not in self.sums:
+                self.staged[b.name] = b.name
+                type_ = f"Pack<{scalars.memory(b.dtype)}, {b.pack}>"
+                self.add(f"{type_} {b.name}[{self._packs_of(b)}];")
 
-    def whole(self) -> None:
-        for s in self.shape.lets:
-            self.thread(s)
-        if self.shape.tall > 1:
-            self.whole_tall()
+    def _packs_of(self, row: Buffer) -> int:
+        """Packs of a row that each thread has."""
+        loop = next(row_loops(self.grid.body, row.name))
+        return -(-row.size // (width_of(loop.role, self.geometry) * row.pack))
+
+    # Sums of columns: threads beside each other have columns beside each other
+
+    def _begin_columns(self) -> None:
+        """Which columns are this thread's, and which rows."""
+        type_, lanes, groups = self.index_type, self.grid.lanes, self.geometry.groups
+        if self.geometry.combine is Combine.TREE:
+            self.add(f"const int tx = threadIdx.x % {groups}, ty = threadIdx.x / {groups};")
+            scale = "" if lanes == 1 else f" * {lanes}"
+            self.add(f"const {type_} turn = (({type_})blockIdx.x * {groups} + tx){scale};")
             return
-        if self.shape.rows > 1:
-            with self.in_lanes(self.shape.turns[-1], self.shape.lanes, self.shape.body):
-                self._columns()
-            return
-        if self.shape.team == 1:
-            if self.shape.lanes > 1:
-                with self.in_lanes(self.shape.turns[-1], self.shape.lanes, self.shape.body):
-                    self.thread_all(self.shape.body)
+        count = self.grid.count // lanes
+        self.add(f"const int row = threadIdx.x / {self.warp}, lane = threadIdx.x % {self.warp};")
+        self.add(f"{type_} turn = ({type_})block * {self.warp} + lane;")
+        # Too many threads have no rows.
+        self.add(f"const bool is_in = {f'turn < {count}' if count % self.warp else 'true'};")
+        self.add(f"turn = is_in ? turn * {lanes} : 0;")
+
+    def _columns(self, body: Sequence[Statement]) -> None:
+        """Threads of a column sum some of its rows; then the first has what follows."""
+        last = max(i for i, s in enumerate(body) if isinstance(s, For))
+        for i, s in enumerate(body[: last + 1]):
+            if not isinstance(s, For):
+                self.thread(s)
+            elif self.geometry.combine is Combine.TREE:
+                self._column_tree(s, i == last)
             else:
-                self.thread_all(self.shape.body)
-            return
-        self.team_all(self.shape.body)
+                self._column_warps(s)
+        self.thread_all(body[last + 1 :])
 
-    def _columns(self) -> None:
-        """Each warp's rows, then the warps' sums in order; the first warp has what follows."""
-        at = next(i for i, s in enumerate(self.shape.body) if isinstance(s, For))
-        loop = self.shape.body[at]
-        assert isinstance(loop, For)
-        self.thread_all(self.shape.body[:at])
-        loops, inner = nested(loop, Role.SEQUENTIAL)
-        count = math.prod(v.extent for v in loops)
-        r = self.new("r")
-        self.add("#pragma unroll 4")
-        head = f"for (int {r} = is_in ? row : {count}; {r} < {count}; {r} += {self.shape.rows})"
-        with self.decoded_block(head, r, loops):
+    def _column_rows(self, loop: For, stem: str, type_: str, start: str) -> None:
+        loops, inner = nest_of(loop)
+        count, q = math.prod(s.var.extent for s in loops), self.new(stem)
+        if loops[-1].unroll > 1:
+            self.add(f"#pragma unroll {loops[-1].unroll}")
+        start = start.format(count=count)
+        head = f"for ({type_} {q} = {start}; {q} < {count}; {q} += {self.geometry.share})"
+        with self.decoded_block(head, q, [s.var for s in loops]):
             self.thread_all(inner)
-        sums = {s.local: s for s in inner if isinstance(s, Accumulate)}
-        lanes, rows, shared = self.shape.lanes, self.shape.rows, dict[str, str]()
+
+    def _column_warps(self, loop: For) -> None:
+        self._column_rows(loop, "r", "int", "is_in ? row : {count}")
+        lanes, rows, shared = self.grid.lanes, self.geometry.share, dict[str, str]()
+        sums = sums_of(loop)
         for local, s in sums.items():
             shared[local] = self.new("columns")
             type_ = scalars.register(s.value.dtype)
-            self.add(f"__shared__ {type_} {shared[local]}[{rows - 1}][{lanes}][{WARP}];")
+            self.add(f"__shared__ {type_} {shared[local]}[{rows - 1}][{lanes}][{self.warp}];")
             self.unrolled(
                 f"if (row) {shared[local]}[row - 1][u][lane] = {self.name(local)}[u];", lanes
             )
@@ -194,160 +207,126 @@ class Writer(Tall):
             self.add("#pragma unroll")
             with self.block(f"for (int y = 0; y < {rows - 1}; ++y)"):
                 self.unrolled(f"{name}[u] = {op}::of({name}[u], {shared[local]}[y][u][lane]);")
-        self.thread_all(self.shape.body[at + 1 :])
 
-    def by_parts(self, rows: RowSums) -> None:
-        """Rows of a part, each a warp's, with sums of columns; the first warp has what follows."""
-        width, turns, lanes = self.shape.rows, self.stages.turns, self.stages.lanes
-        self.add(f"const int tid = threadIdx.x % {WARP}, warp = threadIdx.x / {WARP};")
-        self.add(f"const {self.index_type} turn = blockIdx.x;")
-        self._scratch()
-        self.decode("turn", self.shape.turns)
-        for i, b in enumerate(sums_of(self.kernel)):
+    def _column_tree(self, loop: For, is_last: bool) -> None:
+        """One of the sums; all threads of the column have it, unless it is the last."""
+        self._column_rows(loop, "q", self.index_type, "ty")
+        tall, groups = self.geometry.share, self.geometry.groups
+        sums = sums_of(loop)
+        places = {local: self.new("tall") for local in sums}
+        for local, s in sums.items():
+            width = self.width if local in self.spread else 1
+            type_, place = scalars.register(s.value.dtype), places[local]
+            self.add(f"__shared__ {type_} {place}[{tall}][{groups * width}];")
+            self._column(local, f"{place}[ty][AT] = NAME;")
+        self.add("__syncthreads();")
+        with self.block(f"for (int h = {tall // 2}; h > 0; h >>= 1)"):
+            with self.block("if (ty < h)"):
+                for local, s in sums.items():
+                    own, other = (f"{places[local]}[{row}][AT]" for row in ("ty", "ty + h"))
+                    self._column(local, f"{own} = {OPS[s.op]}::of({own}, {other});")
+            self.add("__syncthreads();")
+        if is_last:
+            self.add("if (ty != 0) return;")
+        for local, place in places.items():
+            self._column(local, f"NAME = {place}[0][AT];")
+
+    def _column(self, local: str, line: str) -> None:
+        """A line for the sum of each lane: AT is its place among the block's, NAME its name."""
+        name = self.name(local)
+        if local not in self.spread:
+            self.add(line.replace("AT", "tx").replace("NAME", name))
+            return
+        at = f"u * {self.geometry.groups} + tx"
+        self.unrolled(line.replace("AT", at).replace("NAME", f"{name}[u]"), self.width)
+
+    # Rows of a part, each a warp's, with sums of their columns
+
+    def _row_sums(self, body: Sequence[Statement]) -> None:
+        """The warps' sums are added in order; the first warp has what follows."""
+        at = next(i for i, s in enumerate(body) if isinstance(s, For) and is_of_warps(s))
+        rows, warps = body[at], self.geometry.share // self.warp
+        assert isinstance(rows, For)
+        packs, lanes = self._packs_of(self.sums[0]), self.sums[0].pack
+        for i, b in enumerate(self.sums):
             self.held[b.name] = f"sums{i}"
-            self.add(f"{scalars.register(b.dtype)} sums{i}[{turns}][{lanes}];")
-        self.team_all(rows.before)
-        r = self.vars[rows.row] = self.new("row")
-        head = f"for (int {r} = warp; {r} < {rows.row.extent}; {r} += {width})"
-        with self.block(head):
-            self._load_ahead()
-            self.team_all(rows.body)
-            if self.fresh or self.touched:
-                self.barrier()
-        self.add(f"__shared__ f32 others[{width - 1}][{turns * lanes}][{WARP}];")
+            self.add(f"{scalars.register(b.dtype)} sums{i}[{packs}][{lanes}];")
+        self.group_all(body[:at])
+        r = self.vars[rows.var] = self.new("row")
+        with self.block(f"for (int {r} = warp; {r} < {rows.var.extent}; {r} += {warps})"):
+            self.group_all(rows.body)
+        self.add(f"__shared__ f32 others[{warps - 1}][{packs * lanes}][{self.warp}];")
         for own in self.held.values():
             for who, line in (
                 ("if (warp)", f"others[warp - 1][k * {lanes} + u][tid] = {own}[k][u];"),
                 (
-                    f"if (!warp) for (int y = 0; y < {width - 1}; ++y)",
+                    f"if (!warp) for (int y = 0; y < {warps - 1}; ++y)",
                     f"{own}[k][u] += others[y][k * {lanes} + u][tid];",
                 ),
             ):
                 self.add("__syncthreads();")
                 with self.block(who):
                     self.add("#pragma unroll")
-                    with self.block(f"for (int k = 0; k < {turns}; ++k)"):
+                    with self.block(f"for (int k = 0; k < {packs}; ++k)"):
                         self.unrolled(line, lanes)
         self.add("if (warp) return;")
-        self.team_all(rows.after)
+        self.group_all(body[at + 1 :])
 
-    def _load_ahead(self) -> None:
-        """All of a row that is kept, before anything waits for it."""
-        lanes, turns = self.stages.lanes, self.stages.turns
-        every = {s.name: (k, s) for found in self.stages.loops.values() for k, s in found.items()}
-        for (buffer, index), stage in every.values():
-            if buffer not in self.constant:
-                continue
-            var = next(a for a, _ in index.terms if isinstance(a, Var) and a.name == COMMON)
-            self.add("#pragma unroll")
-            with self.block(f"for (int k = 0; k < {turns}; ++k)"):
-                q = self.vars[var] = self.new("q")
-                self.add(f"const int {q} = (k * {WARP} + tid) * {lanes};")
-                held = f"if ({q} < {var.extent}) " if var.extent % (WARP * lanes) else ""
-                place = f"{self.places[buffer]} + {self.index(index)}"
-                self.add(f"{held}{stage.name}[k] = fetched<{lanes}>({place});")
-            stage.is_there = True
+    # A group's statements
 
-    # A team's statements
-
-    def team_all(self, body: Sequence[Statement]) -> None:
+    def group_all(self, body: Sequence[Statement]) -> None:
         for s in body:
-            self.team(s)
+            self.group(s)
 
-    def team(self, statement: Statement) -> None:
+    def group(self, statement: Statement) -> None:
         match statement:
-            case For(_, Role.SEQUENTIAL, _) if not is_sum(statement):
-                self._ordered(statement)
+            case For(_, Role.SEQUENTIAL, body):
+                with self.loop(statement):
+                    self.group_all(body)
             case For():
-                self._meet(statement)
-                if statement.role is Role.SEQUENTIAL:
-                    self._sum(statement)
-                else:
-                    self._spread(statement)
-            case Store(buffer, index, value, None) if buffer in self.own:
-                self._named(buffer, index, value)
+                self._shared(statement)
             case Store() | Update():
-                self._meet(statement)
                 with self.block("if (tid == 0)"):
                     self.thread(statement)
             case Let() | Set() | Accumulate():
-                self._meet(statement)
                 self.thread(statement)
+            case Barrier(scope):
+                self.add("__syncwarp();" if scope is Role.SUBGROUP else "__syncthreads();")
             case Multiply() | Library():
-                raise AssertionError("products are kernels of their own")
+                raise AssertionError("matmuls are kernels of their own")
             case _:
                 assert_never(statement)
 
-    def _named(self, buffer: str, index: Index, value: Value) -> None:
-        """A number that every thread knows: only what is read after the kernel is stored."""
-        name, type_ = self.new("known"), scalars.register(value.dtype)
-        self.add(f"const {type_} {name} = {self.value(value)};")
-        if buffer in self.places:
-            with self.block("if (tid == 0)"):
-                self.add(f"put({self.places[buffer]}[{self.index(index)}], {name});")
-        self.numbers[buffer] = name
-
-    def _meet(self, statement: Statement) -> None:
-        """A barrier, if the statement touches what others wrote, or writes what they read."""
-        every = [a for a in accesses([statement]) if a.buffer not in self.own]
-        read = {a.buffer for a in every}
-        written = {a.buffer for a in every if a.writes}
-        if read & self.fresh or written & self.touched:
-            self.barrier()
-        self.touched |= read
-        self.fresh |= written
-
-    def barrier(self) -> None:
-        self.add("__syncwarp();" if self.shape.team == WARP else "__syncthreads();")
-        self.fresh, self.touched = set(), set()
-
-    def _ordered(self, loop: For) -> None:
-        """Turns one after the other, each the whole team's."""
-        if self.fresh or self.touched:
-            self.barrier()
-        with self.loop(loop):
-            self.team_all(loop.body)
-            if self.fresh or self.touched:
-                self.barrier()
-
-    def _inner(self, loop: For) -> tuple[list[Var], tuple[Statement, ...], int]:
-        if not self.is_aligned:
-            return *nested(loop, loop.role), 1
-        if self._has_held(loop):
-            return *nested(loop, loop.role), self.stages.lanes
-        return lanes_of(self.kernel, loop, self.shape.team)
-
-    def _spread(self, loop: For) -> None:
-        """Independent turns, some of them each thread's; each warp's if they are few and long."""
-        loops, body, lanes = self._inner(loop)
-        if self.hoists and self._is_for_warps(loops, body):
-            self._by_warps(loops, body)
+    def _shared(self, loop: For) -> None:
+        """Iterations shared out among threads, or among warps."""
+        if is_of_warps(loop):
+            self._by_warps(loop)
             return
-        with self._strided(loop, loops, lanes):
-            if lanes > 1:
-                with self.in_lanes(loops[-1], lanes, body):
-                    self.thread_all(body)
-            else:
+        is_warp = loop.role is Role.SUBGROUP and self.geometry.share > self.warp
+        before = self.tid
+        if is_warp and not self.sums and self.tid == "tid":
+            self.tid = f"({self.tid} % {self.warp})"
+        if sums_of(loop):
+            self._sum(loop)
+        else:
+            loops, body = nest_of(loop)
+            with self._strided(loop), self._in_lanes_of(loops, body, set()):
                 self.thread_all(body)
+        self.tid = before
 
-    def _is_for_warps(self, loops: Sequence[Var], body: Sequence[Statement]) -> bool:
-        """Whether turns are fewer than threads, and all each does is one sum worth sharing."""
-        inner = [s for s in body if isinstance(s, For)]
-        if self.shape.team == WARP or len(inner) != 1 or not is_sum(inner[0]):
-            return False
-        if any(isinstance(s, (Update, Accumulate)) for s in body):
-            return False
-        count = math.prod(v.extent for v in loops)
-        depth = math.prod(v.extent for v in nested(inner[0], Role.SEQUENTIAL)[0])
-        return 2 * count <= self.shape.team and depth >= WARP
+    def _in_lanes_of(
+        self, loops: Sequence[For], body: Sequence[Statement], sums: set[str]
+    ) -> AbstractContextManager[None]:
+        lanes = loops[-1].lanes
+        return self.in_lanes(loops[-1].var, lanes, body, sums) if lanes > 1 else nullcontext()
 
-    def _by_warps(self, loops: Sequence[Var], body: Sequence[Statement]) -> None:
-        count = math.prod(v.extent for v in loops)
-        warps, q, type_ = self.shape.team // WARP, self.new("q"), self.index_type
-        head = f"for ({type_} {q} = tid / {WARP}; {q} < {count}; {q} += {warps})"
-        with self.decoded_block(head, q, loops):
-            own, self.shape = self.shape, replace(self.shape, team=WARP)
-            self.add(f"const int lane = tid % {WARP};")
+    def _by_warps(self, loop: For) -> None:
+        loops, body = nest_of(loop)
+        count = math.prod(s.var.extent for s in loops)
+        warps, q, type_ = self.geometry.share // self.warp, self.new("q"), self.index_type
+        head = f"for ({type_} {q} = tid / {self.warp}; {q} < {count}; {q} += {warps})"
+        with self.decoded_block(head, q, [s.var for s in loops]):
+            self.add(f"const int lane = tid % {self.warp};")
             before, self.tid = self.tid, "lane"
             for s in body:
                 if isinstance(s, For):
@@ -357,43 +336,32 @@ class Writer(Tall):
                         self.thread(s)
                 else:
                     self.thread(s)
-            self.shape, self.tid = own, before
+            self.tid = before
 
-    @contextmanager
-    def _strided(self, loop: For, loops: Sequence[Var], lanes: int) -> Iterator[None]:
-        """Every turn of some loops, the team's threads side by side."""
-        self.staged = self.stages.loops.get(id(loop), {})
-        self.unread = {k for k in self.staged if (id(loop), k) in self.stages.last}
-        self.is_held = self._has_held(loop)
-        with self._walked(loops, lanes):
-            yield
-        self.staged, self.unread, self.is_held = {}, set(), False
-
-    def _has_held(self, loop: For) -> bool:
-        """Whether a loop touches sums that threads have in registers."""
-        return bool(self.held) and any(a.buffer in self.held for a in accesses([loop]))
-
-    def _walked(self, loops: Sequence[Var], lanes: int) -> AbstractContextManager[None]:
-        count = 1
-        for v in loops:
-            count *= v.extent
-        q, team, type_ = self.new("q"), self.shape.team, self.index_type
+    def _strided(self, loop: For) -> AbstractContextManager[None]:
+        """Every iteration of some loops, the threads that share them side by side."""
+        nest, _ = nest_of(loop)
+        loops, lanes = [s.var for s in nest], nest[-1].lanes
+        count, width = math.prod(v.extent for v in loops), width_of(loop.role, self.geometry)
+        touched = {a.buffer for a in accesses([loop])}
+        q, type_ = self.new("q"), self.index_type
         start = self.tid if lanes == 1 else f"{self.tid} * {lanes}"
-        head = f"for ({type_} {q} = {start}; {q} < {count}; {q} += {team * lanes})"
-        if self.is_held or (self.staged and self.stages.in_registers):
-            self.stage_place = self.new("k")
-            return self._written_out(q, start, count, team * lanes, loops)
-        if self.staged:
-            self.stage_place = f"{q} / {lanes}"
-            self.add("#pragma unroll 4")
+        rows = {b.name for b in self.kernel.scratch if b.pack > 1 and b.space is Space.PRIVATE}
+        if touched & rows:
+            self.at_pack = self.new("k")
+            return self._written_out(q, start, count, width * lanes, loops)
+        self.at_pack = f"{q} / {lanes}"
+        if nest[-1].unroll > 1:
+            self.add(f"#pragma unroll {nest[-1].unroll}")
+        head = f"for ({type_} {q} = {start}; {q} < {count}; {q} += {width * lanes})"
         return self.decoded_block(head, q, loops)
 
     @contextmanager
     def _written_out(
         self, q: str, start: str, count: int, step: int, loops: Sequence[Var]
     ) -> Iterator[None]:
-        """The few turns of a thread one after the other, so that registers have their numbers."""
-        k, turns = self.stage_place, -(-count // step)
+        """The few packs of a thread one after the other, so that registers have their numbers."""
+        k, turns = self.at_pack, -(-count // step)
         self.add("#pragma unroll")
         with self.block(f"for (int {k} = 0; {k} < {turns}; ++{k})"):
             self.add(f"const int {q} = {start} + {k} * {step};")
@@ -405,40 +373,28 @@ class Writer(Tall):
                 yield
 
     def _sum(self, loop: For) -> None:
-        """Each thread sums some of the turns, then the team adds up: always in the same order."""
-        loops, body, lanes = self._inner(loop)
-        count = math.prod(v.extent for v in loops)
-        if self.hoists and self.shape.team > WARP and count <= 2 * WARP:
-            # So few that each warp sums all of them: nobody waits for the others.
-            own, tid = self.shape, self.tid
-            self.shape, self.tid = replace(own, team=WARP), f"({tid} % {WARP})"
-            self._sum(loop)
-            self.shape, self.tid = own, tid
-            return
-        sums = {s.local: s for s in body if isinstance(s, Accumulate)}
+        """Each thread sums some iterations, then all are combined: always in the same order."""
+        loops, body = nest_of(loop)
+        lanes, sums = loops[-1].lanes, sums_of(loop)
         before = dict(self.names)
         parts: dict[str, str] = {}
         for local, s in sums.items():
             type_ = scalars.register(s.value.dtype)
             part = parts[local] = self.new("part")
-            none = scalars.literal(Literal(identity(s), s.value.dtype))
+            none = scalars.literal(Literal(identity(s.op, s.value.dtype), s.value.dtype))
             if lanes > 1:
                 self.add(f"{type_} {part}[{lanes}];")
                 self.unrolled(f"{part}[u] = {none};", lanes)
             else:
                 self.add(f"{type_} {part} = {none};")
             self.names[local] = part
-        with self._strided(loop, loops, lanes):
-            if lanes > 1:
-                with self.in_lanes(loops[-1], lanes, body, set(sums)):
-                    self.thread_all(body)
-            else:
-                self.thread_all(body)
+        with self._strided(loop), self._in_lanes_of(loops, body, set(sums)):
+            self.thread_all(body)
         self.names = before
         for local, s in sums.items():
-            self._combine(self.name(local), parts[local], s, lanes)
+            self._combine(self.name(local), parts[local], s, lanes, loop.role)
 
-    def _combine(self, local: str, part: str, s: Accumulate, lanes: int) -> None:
+    def _combine(self, local: str, part: str, s: Accumulate, lanes: int, role: Role) -> None:
         dtype = s.value.dtype
         type_, op = scalars.register(dtype), OPS[s.op]
         found = part
@@ -446,11 +402,11 @@ class Writer(Tall):
             found = self.new("lane")
             self.add(f"{type_} {found} = {part}[0];")
             self.unrolled(f"{found} = {op}::of({found}, {part}[u]);", lanes, 1)
-        if self.shape.team == WARP:
+        if role is Role.SUBGROUP:
             whole = f"in_warp<{op}>({found})"
         else:
-            none = scalars.literal(Literal(identity(s), dtype))
-            whole = f"in_block<{op}, {self.shape.team // WARP}, {type_}>({found}, {none})"
+            none = scalars.literal(Literal(identity(s.op, s.value.dtype), dtype))
+            whole = f"in_block<{op}, {self.geometry.share // self.warp}, {type_}>({found}, {none})"
         self.add(f"{local} = {op}::of({local}, {whole});")
 
     # A thread's statements
@@ -478,8 +434,8 @@ class Writer(Tall):
                 self.store(buffer, index, value, guard)
             case Update(buffer, index, value):
                 self.update(buffer, index, value)
-            case Multiply() | Library():
-                raise AssertionError("products are kernels of their own")
+            case Multiply() | Library() | Barrier():
+                raise AssertionError(f"{statement} is no thread's")
             case _:
                 assert_never(statement)
 

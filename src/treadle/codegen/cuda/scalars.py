@@ -68,20 +68,16 @@ _WRAPPING = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "
 _LOGIC = {"and": "&&", "or": "||", "xor": "!=", "eq": "=="}
 
 
-# What a small change of an operand changes little: inside it, narrow floats need no rounding.
-SMOOTH = frozenset("add sub mul div neg abs sqrt rsqrt exp log sin cos tanh erf pow".split())
-
-
-def apply(op: str, x: list[str], operand: DType, dtype: DType, loose: bool = False) -> str:
+def apply(op: str, x: list[str], operand: DType, dtype: DType, exceeds: bool = False) -> str:
     """One op on expressions; `operand` is the dtype of the last of them.
 
-    A loose result is left as exact as it is computed.
+    A result in excess precision is left as exact as it is computed.
     """
     if op == "where":
         return f"({x[0]} ? {x[1]} : {x[2]})"
     if operand.is_float:
         found = _float(op, x, operand)
-        return found if loose else rounded(found, dtype)
+        return found if exceeds else rounded(found, dtype)
     if operand is dtypes.bool_:
         return f"(!{x[0]})" if op == "not" else f"({x[0]} {_LOGIC[op]} {x[1]})"
     return _integer(op, x, operand)

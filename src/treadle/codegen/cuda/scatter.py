@@ -12,160 +12,179 @@ from collections.abc import Callable
 from treadle.codegen.cuda import scalars
 from treadle.codegen.cuda.lanes import Lanes
 from treadle.kernel.access import locals_in
+from treadle.kernel.geometry import Scattered
 from treadle.kernel.index import Index
-from treadle.kernel.nodes import Kernel, Let
-from treadle.kernel.scatter import Scatter, scatter_of
-
-SCATTER_THREADS = 512
-WARPS = SCATTER_THREADS // 32
-ROOM = 384  # numbers that a warp can note at a time, and that all have together
-EACH = 8  # indices that a thread looks at in one go
-MOST_TERMS = 8  # numbers that a thread loads before it adds the first
+from treadle.kernel.mapped import geometry_of
+from treadle.kernel.nodes import (
+    Kernel,
+    Let,
+)
+from treadle.kernel.scatter import scatter_of, sums_bytes
 
 
-def scatter_lines(kernel: Kernel) -> tuple[list[str], int, int]:
-    """Lines of the function, how many blocks it takes, and the bytes of shared memory of each."""
-    found = scatter_of(kernel)
-    assert found is not None
-    dtype = next(b.dtype for b in kernel.buffers if b.name == found.update.buffer)
-    rows, width = found.rows(dtype.itemsize), found.width
-    w = Lanes(kernel, found.count + SCATTER_THREADS * EACH * 32 >= 1 << 31)
-    wide, size = scalars.register(dtype), rows * width * dtype.itemsize
-    size += -size % 16
-    place, target = w.places[found.update.buffer], found.update.index
-    w.add("extern __shared__ __align__(16) unsigned char shared[];")
-    w.add(f"{wide} *sums = ({wide} *)shared;")
-    w.add(f"int *turns = (int *)(shared + {size});")
-    lists = (WARPS + 1) * ROOM  # of each warp, and of all together
-    w.add(f"unsigned char *owners = shared + {size + 4 * lists};")
-    w.add(f"__shared__ int totals[{WARPS + 1}], resumed[{WARPS}];")
-    w.add("const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;")
-    w.add(f"const i64 first = (i64)block * {rows};")
-    last = f"{found.place.extent} - first"
-    w.add(f"const int owned = (int)t_min<i64>({rows}, {last}) * {width};")
-
-    def over_rows(line: str) -> None:
-        w.add("#pragma unroll 8")
-        head = f"for (int q = threadIdx.x; q < owned; q += {SCATTER_THREADS})"
-        with w.block(head):
-            w.add(f"const i64 row = first + q / {width};")
-            w.add(f"{w.index_type} column = q % {width};")
-            w.decode("column", found.columns)
-            w.names[found.place.local] = "row"
-            w.add(line.format(at=w.index(target)))
-
-    over_rows("sums[q] = 0;" if found.is_filled else f"sums[q] = get({place}[{{at}}]);")
-    part = -(-found.count // (WARPS * 32 * EACH)) * 32 * EACH  # indices that a warp looks at
-    w.add("int from = 0, owner = 0;")
-    w.add("bool is_mine = true;")
-    with w.block("while (true)"):
-        with w.block("if (is_mine)"):
-            _look(w, found, rows, part)
-        w.add("__syncthreads();")
-        _put_together(w, part)
-        with w.block("while (true)"):
-            _add_up(w, found, wide)
-            w.add(f"if (owner == {WARPS} || resumed[owner] < {part}) break;")
-            w.add(f"if (++owner == {WARPS}) break;")
-        w.add("__syncthreads();")
-        w.add(f"if (owner == {WARPS}) break;")
-        w.add("is_mine = warp == owner;")
-    over_rows(f"put({place}[{{at}}], sums[q]);")
-    grid = -(-found.place.extent // rows)
-    return w.lines, grid, size + 5 * lists
+def scatter_lines(kernel: Kernel, template: Scattered) -> list[str]:
+    """Lines of the function of a scattered sum."""
+    return _Scatter(kernel, template).written()
 
 
-def _look(w: Lanes, found: Scatter, rows: int, part: int) -> None:
-    """Which of a warp's indices are this block's: their numbers and rows, in order, while there is
-    room to note them."""
-    lets = _needed(found, {found.place.local})
-    w.add("int count = 0;")
-    head = f"for (; from < {part} && count <= {ROOM - 32 * EACH}; from += {32 * EACH})"
-    with w.block(head):
-        w.add(f"int near[{EACH}];")
-        w.add("#pragma unroll")
-        with w.block(f"for (int j = 0; j < {EACH}; ++j)"):
-            w.add(f"{w.index_type} turn = warp * ({w.index_type}){part} + from + j * 32 + lane;")
-            w.add("near[j] = -1;")
-            with w.block(f"if (turn < {found.count})"):
-                w.decode("turn", found.updates)
-                for let in lets:
-                    w.let(let.local, let.value)
-                w.add(f"const i64 at = (i64)({w.index(Index(((found.place, 1),)))}) - first;")
-                held = "" if found.held is None else f" && {w.value(found.held)}"
-                w.add(f"if (at >= 0 && at < {rows}{held}) near[j] = (int)at;")
-        w.add("#pragma unroll")
-        with w.block(f"for (int j = 0; j < {EACH}; ++j)"):
-            w.add("const unsigned every = __ballot_sync(0xffffffffu, near[j] >= 0);")
-            w.add(f"const int spot = warp * {ROOM} + count + __popc(every & ((1u << lane) - 1u));")
-            turn = f"warp * {part} + from + j * 32 + lane"
-            w.add(f"if (near[j] >= 0) {{ turns[spot] = {turn}; owners[spot] = near[j]; }}")
-            w.add("count += __popc(every);")
-    w.add("if (lane == 0) { totals[warp] = count; resumed[warp] = from; }")
+class _Scatter(Lanes):
+    """Writes such a kernel for one of its blocks."""
 
+    def __init__(self, kernel: Kernel, template: Scattered):
+        found = scatter_of(kernel)
+        assert found is not None
+        self.found, self.rows, self.room = found, template.rows, template.noted
+        self.looked, self.terms = template.looked, template.terms
+        self.threads, self.warp = geometry_of(kernel).threads, geometry_of(kernel).warp
+        self.warps = self.threads // self.warp
+        self.stride = self.warp * template.looked  # indices that a warp looks at in one go
+        self.part = -(-found.count // (self.warps * self.stride)) * self.stride  # that a warp has
+        super().__init__(kernel, found.count + self.threads * self.stride >= 1 << 31)
+        self.exceeds = False
+        self.wide = scalars.register(self.types[found.update.buffer])
+        self.size = sums_bytes(kernel, template)
 
-def _put_together(w: Lanes, part: int) -> None:
-    """What all warps noted as one list, where it has room: as a rule few updates are a block's."""
-    w.add("bool is_whole = is_mine && owner == 0;")
-    w.add("int sum = 0, before = 0;")
-    w.add("#pragma unroll")
-    with w.block(f"for (int i = 0; i < {WARPS}; ++i)"):
-        w.add("if (i == warp) before = sum;")
-        w.add("sum += totals[i];")
-        w.add(f"is_whole = is_whole && resumed[i] >= {part};")
-    with w.block(f"if (__syncthreads_and(is_whole && sum <= {ROOM}))"):
-        with w.block("for (int i = lane; i < totals[warp]; i += 32)"):
-            w.add(f"turns[{WARPS * ROOM} + before + i] = turns[warp * {ROOM} + i];")
-            w.add(f"owners[{WARPS * ROOM} + before + i] = owners[warp * {ROOM} + i];")
-        w.add(f"if (threadIdx.x == 0) totals[{WARPS}] = sum;")
-        w.add(f"owner = {WARPS};")
-        w.add("__syncthreads();")
+    def written(self) -> list[str]:
+        warps, place = self.warps, self.places[self.found.update.buffer]
+        self._begin()
+        is_filled = self.found.is_filled
+        self._over_rows("sums[q] = 0;" if is_filled else f"sums[q] = get({place}[{{at}}]);")
+        self.add("int from = 0, owner = 0;")
+        self.add("bool is_mine = true;")
+        with self.block("while (true)"):
+            with self.block("if (is_mine)"):
+                self._look()
+            self.add("__syncthreads();")
+            self._put_together()
+            with self.block("while (true)"):
+                self._add_up()
+                self.add(f"if (owner == {warps} || resumed[owner] < {self.part}) break;")
+                self.add(f"if (++owner == {warps}) break;")
+            self.add("__syncthreads();")
+            self.add(f"if (owner == {warps}) break;")
+            self.add("is_mine = warp == owner;")
+        self._over_rows(f"put({place}[{{at}}], sums[q]);")
+        return self.lines
 
+    def _begin(self) -> None:
+        self.add("extern __shared__ __align__(16) unsigned char shared[];")
+        self.add(f"{self.wide} *sums = ({self.wide} *)shared;")
+        self.add(f"int *turns = (int *)(shared + {self.size});")
+        lists = (self.warps + 1) * self.room  # of each warp, and of all together
+        self.add(f"unsigned char *owners = shared + {self.size + 4 * lists};")
+        self.add(f"__shared__ int totals[{self.warps + 1}], resumed[{self.warps}];")
+        self.add(f"const int warp = threadIdx.x / {self.warp}, lane = threadIdx.x % {self.warp};")
+        self.add(f"const i64 first = (i64)block * {self.rows};")
+        last = f"{self.found.place.extent} - first"
+        self.add(f"const int owned = (int)t_min<i64>({self.rows}, {last}) * {self.found.width};")
 
-def _add_up(w: Lanes, found: Scatter, wide: str) -> None:
-    """What one warp noted, added in order by the threads that have the columns."""
-    width, each = found.width, -(-found.width // SCATTER_THREADS)
-    lets = _needed(found, locals_in(found.value))
-    together = max(1, MOST_TERMS // each)
+    def _over_rows(self, line: str) -> None:
+        found, width = self.found, self.found.width
+        self.add("#pragma unroll 8")
+        with self.block(f"for (int q = threadIdx.x; q < owned; q += {self.threads})"):
+            self.add(f"const i64 row = first + q / {width};")
+            self.add(f"{self.index_type} column = q % {width};")
+            self.decode("column", found.columns)
+            self.names[found.place.local] = "row"
+            self.add(line.format(at=self.index(found.update.index)))
 
-    def every(line: Callable[[], None]) -> None:
+    def _look(self) -> None:
+        """Which of a warp's indices are this block's: their numbers and rows, in order, while
+        there is room to note them."""
+        found, part = self.found, self.part
+        self.add("int count = 0;")
+        room = self.room - self.stride
+        with self.block(f"for (; from < {part} && count <= {room}; from += {self.stride})"):
+            self.add(f"int near[{self.looked}];")
+            self.add("#pragma unroll")
+            with self.block(f"for (int j = 0; j < {self.looked}; ++j)"):
+                start = f"warp * ({self.index_type}){part}"
+                self.add(f"{self.index_type} turn = {start} + from + j * {self.warp} + lane;")
+                self.add("near[j] = -1;")
+                with self.block(f"if (turn < {found.count})"):
+                    self.decode("turn", found.updates)
+                    for let in self._needed({found.place.local}):
+                        self.let(let.local, let.value)
+                    place = self.index(Index(((found.place, 1),)))
+                    self.add(f"const i64 at = (i64)({place}) - first;")
+                    held = "" if found.held is None else f" && {self.value(found.held)}"
+                    self.add(f"if (at >= 0 && at < {self.rows}{held}) near[j] = (int)at;")
+            self.add("#pragma unroll")
+            with self.block(f"for (int j = 0; j < {self.looked}; ++j)"):
+                self._note()
+        self.add("if (lane == 0) { totals[warp] = count; resumed[warp] = from; }")
+
+    def _note(self) -> None:
+        self.add("const unsigned every = __ballot_sync(0xffffffffu, near[j] >= 0);")
+        before = "__popc(every & ((1u << lane) - 1u))"
+        self.add(f"const int spot = warp * {self.room} + count + {before};")
+        turn = f"warp * {self.part} + from + j * {self.warp} + lane"
+        self.add(f"if (near[j] >= 0) {{ turns[spot] = {turn}; owners[spot] = near[j]; }}")
+        self.add("count += __popc(every);")
+
+    def _put_together(self) -> None:
+        """What all warps noted as one list, where it has room: mostly, few are a block's."""
+        warps, room = self.warps, self.room
+        self.add("bool is_whole = is_mine && owner == 0;")
+        self.add("int sum = 0, before = 0;")
+        self.add("#pragma unroll")
+        with self.block(f"for (int i = 0; i < {warps}; ++i)"):
+            self.add("if (i == warp) before = sum;")
+            self.add("sum += totals[i];")
+            self.add(f"is_whole = is_whole && resumed[i] >= {self.part};")
+        with self.block(f"if (__syncthreads_and(is_whole && sum <= {room}))"):
+            with self.block(f"for (int i = lane; i < totals[warp]; i += {self.warp})"):
+                for name in ("turns", "owners"):
+                    source = f"{name}[warp * {room} + i]"
+                    self.add(f"{name}[{warps * room} + before + i] = {source};")
+            self.add(f"if (threadIdx.x == 0) totals[{warps}] = sum;")
+            self.add(f"owner = {warps};")
+            self.add("__syncthreads();")
+
+    def _add_up(self) -> None:
+        """What one warp noted, added in order by the threads that have the columns."""
+        found = self.found
+        each = -(-found.width // self.threads)
+        together = max(1, self.terms // each)
+        lets = self._needed(locals_in(found.value))
+
+        def load() -> None:
+            near = f"owner * {self.room} + t_min(h + k, total - 1)"
+            self.add(f"const {self.index_type} turn = turns[{near}];")
+            self.decode("turn", found.updates)
+            self.decode("c", found.columns)
+            for let in lets:
+                self.let(let.local, let.value)
+            self.add(f"terms[k][v] = {self.value(found.value)};")
+
+        def add() -> None:
+            own = f"owners[owner * {self.room} + h + k] * {found.width} + c"
+            self.add(f"if (h + k < total) sums[{own}] += terms[k][v];")
+
+        self.add("const int total = totals[owner];")
+        with self.block(f"for (int h = 0; h < total; h += {together})"):
+            self.add(f"{self.wide} terms[{together}][{each}];")
+            for line in (load, add):
+                self._each_term(together, each, line)
+
+    def _each_term(self, together: int, each: int, line: Callable[[], None]) -> None:
         """For some updates at once, and all columns of a thread."""
-        w.add("#pragma unroll")
-        with w.block(f"for (int k = 0; k < {together}; ++k)"):
-            w.add("#pragma unroll")
-            with w.block(f"for (int v = 0; v < {each}; ++v)"):
-                w.add(f"const int c = threadIdx.x + v * {SCATTER_THREADS};")
-                if width % SCATTER_THREADS:
-                    with w.block(f"if (c < {width})"):
+        self.add("#pragma unroll")
+        with self.block(f"for (int k = 0; k < {together}; ++k)"):
+            self.add("#pragma unroll")
+            with self.block(f"for (int v = 0; v < {each}; ++v)"):
+                self.add(f"const int c = threadIdx.x + v * {self.threads};")
+                if self.found.width % self.threads:
+                    with self.block(f"if (c < {self.found.width})"):
                         line()
                 else:
                     line()
 
-    def load() -> None:
-        near = f"owner * {ROOM} + t_min(h + k, total - 1)"
-        w.add(f"const {w.index_type} turn = turns[{near}];")
-        w.decode("turn", found.updates)
-        w.decode("c", found.columns)
-        for let in lets:
-            w.let(let.local, let.value)
-        w.add(f"terms[k][v] = {w.value(found.value)};")
-
-    def add() -> None:
-        own = f"owners[owner * {ROOM} + h + k] * {width} + c"
-        w.add(f"if (h + k < total) sums[{own}] += terms[k][v];")
-
-    w.add("const int total = totals[owner];")
-    with w.block(f"for (int h = 0; h < total; h += {together})"):
-        w.add(f"{wide} terms[{together}][{each}];")
-        every(load)
-        every(add)
-
-
-def _needed(found: Scatter, locals_: set[str]) -> list[Let]:
-    """The values that some locals depend on, in order."""
-    needed, lets = set(locals_), list[Let]()
-    for let in reversed(found.lets):
-        if let.local in needed:
-            needed |= locals_in(let.value)
-            lets.insert(0, let)
-    return lets
+    def _needed(self, locals_: set[str]) -> list[Let]:
+        """The values that some locals depend on, in order."""
+        needed, lets = set(locals_), list[Let]()
+        for let in reversed(self.found.lets):
+            if let.local in needed:
+                needed |= locals_in(let.value)
+                lets.insert(0, let)
+        return lets

@@ -33,12 +33,13 @@ from treadle.codegen.llvm.scalars import register_element
 from treadle.codegen.llvm.transpose import transposition
 from treadle.codegen.llvm.transpose import write as write_transposed
 from treadle.kernel.access import accesses, loads_in, locals_in
-from treadle.kernel.accumulate import identity
+from treadle.kernel.arithmetic import identity
 from treadle.kernel.cost import outermost, padded
 from treadle.kernel.index import Index
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
+    Barrier,
     Convert,
     For,
     Guarded,
@@ -131,6 +132,8 @@ class _Writer(Addresses):
                 self.update(buffer, index, value)
             case Multiply():
                 self.multiply(statement)
+            case Barrier():
+                pass  # one thread runs all iterations in order: it waits for nobody
             case Library(name):
                 raise AssertionError(f"there is no library for {name} here")
             case _:

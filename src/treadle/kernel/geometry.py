@@ -1,0 +1,127 @@
+"""How the threads of a GPU's launch run a kernel: blocks, groups of threads, and templates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+from treadle.kernel.index import Var
+
+
+class Combine(Enum):
+    """How threads that share an iteration of the grid lie in a block, and combine their parts.
+
+    All but the first wait for each other as they combine, and then the first thread alone executes
+    what stands after the last sum.
+    """
+
+    EXCHANGE = "exchange"  # side by side; a warp's by exchange, then those of warps in order
+    IN_ORDER = "in order"  # one in each warp, beside neighbouring iterations; warp after warp
+    TREE = "tree"  # beside neighbouring iterations; one half is added to the other, and so on
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """An operand's part of a tile in shared memory: rows of elements, along the depth or across."""
+
+    is_along: bool  # rows lie along the depth
+    length: int  # of the tile, across the depth
+    step: int  # elements from one row to the next: padded, so that threads read other banks
+    lanes: int  # elements of a copy
+    batch: int  # copies that each thread has under way at a time
+
+    def size(self, depth: int) -> int:
+        return self.step * (self.length if self.is_along else depth)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiled:
+    """A template: each block computes a tile of a contraction, its operands in shared memory.
+
+    The kernel's loops say what is computed: those of both operands, of each alone, and the depth.
+    """
+
+    batch: tuple[Var, ...]
+    rows: tuple[Var, ...]
+    columns: tuple[Var, ...]
+    depth: tuple[Var, ...]
+    is_swapped: bool  # the second factor is the left operand
+    tile_depth: int  # of the panels
+    down: int  # rows of a thread
+    across: int  # columns of a thread
+    shares: int  # threads that share an element's depth
+    left: Panel
+    right: Panel
+    is_whole: bool  # copies of both panels are under way at once
+
+    def __str__(self) -> str:
+        tile = f"{self.left.length} by {self.right.length} by {self.tile_depth}"
+        return f"tiles of {tile}, {self.down} by {self.across} a thread, depth in {self.shares}"
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        groups = self.batch, self.rows, self.columns, self.depth
+        b, m, n, k = (math.prod(v.extent for v in g) for g in groups)
+        return b, m, n, k
+
+    @property
+    def right_start(self) -> int:
+        """Where the right panel starts, in elements: after the left, at a whole pack."""
+        return -(-self.left.size(self.tile_depth) // 4) * 4
+
+    @property
+    def elements(self) -> int:
+        """Of both panels."""
+        return self.right_start + self.right.size(self.tile_depth)
+
+    @property
+    def blocks(self) -> int:
+        b, m, n, _ = self.sizes
+        return b * -(-m // self.left.length) * -(-n // self.right.length)
+
+
+@dataclass(frozen=True, slots=True)
+class Scattered:
+    """A template: each block owns rows of a sum whose places are data, and adds in order."""
+
+    rows: int
+    blocks: int
+    noted: int  # updates that a warp can note at a time
+    looked: int  # indices that a thread looks at in one go
+    terms: int  # numbers that a thread loads before it adds the first
+
+    def __str__(self) -> str:
+        return f"blocks own {self.rows} rows of a scattered sum"
+
+
+Template = Tiled | Scattered
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """How the threads of a launch run a mapped kernel."""
+
+    threads: int  # of a block
+    share: int = 1  # of them share one iteration of the grid
+    warp: int = 32  # threads of a warp
+    combine: Combine = Combine.EXCHANGE
+    room: int = 1  # blocks for which a multiprocessor should have registers
+    calls: int = 1  # of the kernel in one launch, at most
+    is_cooperative: bool = False  # part of a launch that synchronizes its grid
+    unrounded: frozenset[str] | None = None  # locals of narrow floats in excess precision, if any
+    template: Template | None = None
+
+    @property
+    def groups(self) -> int:
+        """Iterations of the grid that a block has at a time."""
+        return self.threads // self.share
+
+    def __str__(self) -> str:
+        facts = [f"{self.threads} threads"]
+        facts += [f"{self.share} to an iteration"] if self.share > 1 else []
+        facts += [f"combined {self.combine.value}"] if self.combine is not Combine.EXCHANGE else []
+        facts += ["cooperative"] if self.is_cooperative else []
+        facts += ["excess precision"] if self.unrounded is not None else []
+        facts += [str(self.template)] if self.template is not None else []
+        return ", ".join(facts)

@@ -1,0 +1,68 @@
+"""Accesses of neighbouring iterations that lie together: packs that one instruction moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from treadle.kernel.access import accesses
+from treadle.kernel.index import Bounded, Data, Index, Quotient, Remainder, Var, uses
+from treadle.kernel.nodes import Kernel, Statement
+from treadle.kernel.target import Mapping
+
+
+def lanes_for(kernel: Kernel, var: Var, body: Sequence[Statement], mapping: Mapping) -> int:
+    """How many neighbours a thread should take at once along a loop: accesses of a whole pack."""
+    sizes = {b.name: b.dtype.itemsize for b in (*kernel.buffers, *kernel.scratch)}
+    near = [
+        sizes[a.buffer]
+        for a in accesses(list(body))
+        if a.low == a.high == 0 and lane_step(a.index, var, 1)[0] == 1
+    ]
+    if not near:
+        return 1
+    lanes = min(mapping.lanes, mapping.pack // min(near))
+    if max(near) == 8:
+        lanes = min(lanes, mapping.pack // 8)
+    while lanes > 1 and var.extent % lanes:
+        lanes //= 2
+    return lanes
+
+
+def lane_step(index: Index, var: Var, lanes: int) -> tuple[int | None, bool]:
+    """How far a lane moves an index (None: not evenly), and whether the first is a whole pack.
+
+    The first lane's variable is a multiple of the number of lanes.
+    """
+    step, aligned = 0, index.offset % lanes == 0
+    for atom, factor in index.terms:
+        if not uses(atom, var):
+            aligned = aligned and factor % lanes == 0
+            continue
+        match atom:
+            case Var():
+                step += factor
+            case Bounded(inner, _):
+                own, even = lane_step(inner, var, lanes)
+                if own is None:
+                    return None, False
+                step += factor * own
+                aligned = aligned and (even or factor % lanes == 0)
+            case Quotient(inner, divisor) | Remainder(inner, divisor):
+                own, even = lane_step(inner, var, lanes)
+                if own == 0:
+                    aligned = aligned and factor % lanes == 0
+                elif own == 1 and even and divisor % lanes == 0:
+                    if isinstance(atom, Remainder):
+                        step += factor
+                    else:
+                        aligned = aligned and factor % lanes == 0
+                else:
+                    return None, False
+            case Data():
+                return None, False
+    return step, aligned
+
+
+def is_pack(index: Index, var: Var, lanes: int) -> bool:
+    """Whether elements of neighbouring iterations lie together, the first at a whole pack."""
+    return lane_step(index, var, lanes) == (1, True)

@@ -1,0 +1,93 @@
+"""Which threads of a group touched which elements since they last waited for each other.
+
+A thread that reads an element which another wrote, or writes one that another touched, must stand
+after a barrier. Elements of a private row have one owner, whatever barriers there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from treadle.base.errors import GraphError
+
+Element = tuple[str, int]  # by the buffer's name
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """Neighbouring threads that execute a statement: one, a warp, or all of a group."""
+
+    first: int
+    count: int = 1
+
+    @property
+    def writer(self) -> Threads:
+        """The one of them that stores."""
+        return Threads(self.first)
+
+    @property
+    def end(self) -> int:
+        return self.first + self.count
+
+    def and_(self, other: Threads) -> Threads:
+        """Both, and whoever is between them."""
+        first = min(self.first, other.first)
+        return Threads(first, max(self.end, other.end) - first)
+
+    def is_with(self, other: Threads) -> bool:
+        """Whether both are one and the same thread, to which its own order is enough."""
+        return self == other and self.count == 1
+
+
+@dataclass
+class Sharing:
+    """What the threads of one group did since the last barrier."""
+
+    kernel: str
+    private: frozenset[str] = frozenset()  # rows of which every thread has its own elements
+    written: dict[Element, Threads] = field(default_factory=dict)
+    read: dict[Element, Threads] = field(default_factory=dict)
+    owners: dict[Element, int] = field(default_factory=dict)
+
+    def reads(self, buffer: str, elements: Iterable[int], by: Threads, lane: int) -> None:
+        for element in ((buffer, e) for e in elements):
+            if buffer in self.private:
+                self._own(element, lane)
+                continue
+            writer = self.written.get(element)
+            if writer is not None and not writer.is_with(by):
+                raise self._meeting(element, "reads what another thread wrote")
+            self.read[element] = by.and_(self.read.get(element, by))
+
+    def writes(self, buffer: str, elements: Iterable[int], by: Threads, lane: int) -> None:
+        for element in ((buffer, e) for e in elements):
+            if buffer in self.private:
+                self._own(element, lane)
+                continue
+            for other in (self.written.get(element), self.read.get(element)):
+                if other is not None and not other.is_with(by):
+                    raise self._meeting(element, "writes what another thread touched")
+            self.written[element] = by
+
+    def barrier(self, of: Threads) -> None:
+        """Some threads have waited for each other: what they alone touched is seen by all."""
+        for noted in (self.written, self.read):
+            inside = [e for e, t in noted.items() if of.first <= t.first and t.end <= of.end]
+            for element in inside:
+                del noted[element]
+
+    def start(self) -> None:
+        """Another iteration of the grid."""
+        for noted in (self.written, self.read):
+            noted.clear()
+        self.owners.clear()
+
+    def _own(self, element: Element, lane: int) -> None:
+        if self.owners.setdefault(element, lane) != lane:
+            raise self._meeting(element, "touches a private element of another thread")
+
+    def _meeting(self, element: Element, what: str) -> GraphError:
+        buffer, at = element
+        cause = f"kernel {self.kernel}: without a barrier a thread {what}: {buffer}[{at}]"
+        return GraphError("interpret", cause)

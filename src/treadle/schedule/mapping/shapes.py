@@ -1,0 +1,194 @@
+"""How a kernel is spread over threads: which loops are the grid, and who runs the rest.
+
+The grid is the parallel loops around everything. One of its iterations is a thread's, or it is
+shared by a warp or a block, whose threads share the loops inside it. The choice depends on the
+kernel alone, so that results do not depend on the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from treadle.kernel.access import loads_of, locals_in
+from treadle.kernel.cost import flops
+from treadle.kernel.geometry import Combine
+from treadle.kernel.index import Var
+from treadle.kernel.nodes import (
+    Accumulate,
+    For,
+    Kernel,
+    Let,
+    Role,
+    Set,
+    Statement,
+    Update,
+)
+from treadle.kernel.packs import lane_step, lanes_for
+from treadle.kernel.target import Mapping
+from treadle.kernel.traverse import peel
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A kernel's grid, how many threads share an iteration of it, and how wide accesses are."""
+
+    lets: tuple[Statement, ...]  # before everything
+    grid: tuple[Var, ...]
+    body: tuple[Statement, ...]
+    share: int  # threads of an iteration
+    threads: int  # of a block
+    lanes: int = 1  # iterations that one thread takes at once, along the last variable
+    combine: Combine = Combine.EXCHANGE
+
+    @property
+    def count(self) -> int:
+        return math.prod(v.extent for v in self.grid)
+
+    @property
+    def launched(self) -> int:
+        """Threads of all blocks."""
+        groups = self.threads // self.share
+        return -(-(self.count // self.lanes) // groups) * self.threads
+
+
+def shape_of(kernel: Kernel, mapping: Mapping, is_aligned: bool, threads: int = 0) -> Shape:
+    """How a kernel is spread; over blocks of as many threads as asked for, if that is said."""
+    lets, grid, body = peeled(kernel)
+    inner = [s for s in body if isinstance(s, For)]
+    count = math.prod(v.extent for v in grid)
+    flat = Shape(lets, grid, body, 1, mapping.threads)
+    if any(is_serial(s) for s in inner) or not any(is_shared(s) for s in inner):
+        is_small = sum(b.nbytes for b in kernel.scratch) <= mapping.private
+        if is_small or any(is_serial(s) for s in inner):
+            return _with_lanes(kernel, flat, mapping, is_aligned)
+    if not kernel.scratch and _is_better_flat(grid, inner, count, mapping):
+        return _with_lanes(kernel, flat, mapping, is_aligned)
+    if threads:
+        is_light = flops(kernel) <= mapping.warp_work * count
+        return Shape(lets, grid, body, mapping.warp if is_light else threads, threads)
+    longest = max((extent_of(s) for s in _shared(body)), default=1)
+    share = _share(longest, count, mapping)
+    is_warp = share == mapping.warp
+    return Shape(lets, grid, body, share, mapping.warp_threads if is_warp else share)
+
+
+def _share(longest: int, count: int, mapping: Mapping) -> int:
+    """A warp for short rows where there are many; otherwise a block that fits the row."""
+    is_short = longest <= mapping.warp_row and count >= mapping.many_rows
+    if longest <= 2 * mapping.warp or is_short:
+        return mapping.warp
+    is_many = count >= mapping.many
+    wanted = longest // (4 if is_many else 2)
+    most = mapping.few_threads if is_many else mapping.most_threads
+    return min(most, max(2 * mapping.warp, 1 << (wanted - 1).bit_length()))
+
+
+def peeled(kernel: Kernel) -> tuple[tuple[Statement, ...], tuple[Var, ...], tuple[Statement, ...]]:
+    """Values named first, the parallel loops around everything else, and what is inside.
+
+    With scratch only the outermost loop: scratch belongs to an iteration of that one.
+    """
+    body, count = kernel.body, 0
+    while count < len(body) - 1 and isinstance(body[count], Let):
+        count += 1
+    most = 1 if kernel.scratch else None
+    loops, inner = peel(body[count:], Role.PARALLEL, Role.VECTOR, most=most)
+    if not loops:
+        return (), (), body
+    return body[:count], tuple(s.var for s in loops), inner
+
+
+def is_parallel(statement: Statement) -> bool:
+    return (
+        isinstance(statement, For)
+        and statement.role in (Role.PARALLEL, Role.VECTOR)
+        and statement.stop is None
+    )
+
+
+def is_sum(statement: Statement) -> bool:
+    """Whether a loop in order only accumulates: its iterations can be shared out."""
+    if not isinstance(statement, For) or statement.role is not Role.SEQUENTIAL:
+        return False
+    if statement.stop is not None:
+        return False
+    _, body = nested(statement)
+    own = {s.local for s in body if isinstance(s, Let)}
+    summed = {s.local for s in body if isinstance(s, Accumulate)}
+    if not summed or own & summed:
+        return False
+    return all(isinstance(s, (Let, Accumulate)) and not summed & locals_in(s.value) for s in body)
+
+
+def nested(loop: For) -> tuple[list[Var], tuple[Statement, ...]]:
+    """Loops of one role, each right inside the other, and what they contain."""
+    loops, body = peel(loop.body, loop.role)
+    return [loop.var, *(s.var for s in loops)], body
+
+
+def is_shared(statement: Statement) -> bool:
+    """Whether a group's threads can share a loop, or loops inside it."""
+    if not isinstance(statement, For):
+        return False
+    if is_parallel(statement) or is_sum(statement):
+        return True
+    return any(is_shared(s) for s in statement.body)
+
+
+def is_serial(statement: Statement) -> bool:
+    """Whether a loop must be run in order, and nothing in it can be shared."""
+    if not isinstance(statement, For) or is_parallel(statement) or is_sum(statement):
+        return False
+    return not any(is_shared(s) for s in statement.body) or any(
+        isinstance(s, (Set, Update)) or is_serial(s) for s in statement.body
+    )
+
+
+def _shared(body: Sequence[Statement]) -> Iterator[For]:
+    for s in body:
+        if isinstance(s, For):
+            if is_parallel(s) or is_sum(s):
+                yield s
+            else:
+                yield from _shared(s.body)
+
+
+def extent_of(loop: For) -> int:
+    return math.prod(v.extent for v in nested(loop)[0])
+
+
+def _is_better_flat(
+    grid: Sequence[Var], inner: Sequence[For], count: int, mapping: Mapping
+) -> bool:
+    """Whether threads that sum by themselves do better: few terms, or neighbours read together."""
+    is_busy = count >= mapping.busy
+    if not inner or not all(is_sum(s) for s in inner):
+        return bool(inner) and is_busy and max(map(extent_of, inner)) <= mapping.short_loop
+    if is_busy and max(map(extent_of, inner)) <= mapping.short:
+        return True
+    if not grid or count < mapping.beside:
+        return False
+    return lies_across(grid, inner) and grid[-1].extent >= mapping.warp
+
+
+def lies_across(grid: Sequence[Var], inner: Sequence[For]) -> bool:
+    """Whether neighbours of what is summed belong to other sums."""
+    last = grid[-1]
+    loads = [x for s in inner for t in nested(s)[1] for x in loads_of(t)]
+    summed = [nested(s)[0][-1] for s in inner]
+    both = [x.index for x in loads if x.index.factor_of(last) != 0]
+    both = [i for i in both if any(i.factor_of(v) != 0 for v in summed)]  # what is large
+    across = sum(lane_step(i, last, 1)[0] == 1 for i in both)
+    along = sum(lane_step(i, v, 1)[0] == 1 for i in both for v in summed)
+    return across > along
+
+
+def _with_lanes(kernel: Kernel, flat: Shape, mapping: Mapping, is_aligned: bool) -> Shape:
+    if not flat.grid or not is_aligned or kernel.scratch:
+        return flat
+    lanes = lanes_for(kernel, flat.grid[-1], flat.body, mapping)
+    while lanes > 1 and flat.count // lanes < mapping.busy // 2:
+        lanes //= 2
+    return Shape(flat.lets, flat.grid, flat.body, 1, flat.threads, lanes)
