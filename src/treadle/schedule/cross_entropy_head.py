@@ -25,7 +25,7 @@ from treadle.schedule.lower import Draft, Lowering, RepeatDraft, attributes_of
 from treadle.schedule.nests import axis_vars, nest
 from treadle.schedule.operands import as_dtype, copied, load_of, row_major, temporary
 from treadle.schedule.order import Order
-from treadle.schedule.softmax import F32, I32, Rows, local, mul, sub
+from treadle.schedule.softmax import F32, I32, At, Rows, Scores, add, local, mul, sub
 
 
 class Head:
@@ -148,6 +148,11 @@ class Chunk:
         # Iterations count from the first row on: theirs come after those that are done.
         rows = Buffer(alias, buffer.dtype, (self.done + 1) * step)
         return Rows(rows, constant(self.done * step), width)
+
+    def logit(self, scores: Scores, key: At, which: At) -> Value:
+        """A row's score of a class, and its bias."""
+        found, bias = as_dtype(scores.load(key, self.i), F32), self.head.bias
+        return found if bias is None else add(found, as_dtype(bias.load(which), F32))
 
 
 class Kernels(Protocol):
