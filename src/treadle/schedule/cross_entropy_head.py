@@ -23,7 +23,7 @@ from treadle.kernel.nodes import (
 from treadle.kernel.program import Argument
 from treadle.schedule.lower import Draft, Lowering, RepeatDraft, attributes_of
 from treadle.schedule.nests import axis_vars, nest
-from treadle.schedule.operands import as_dtype, copied, load_of, row_major, temporary
+from treadle.schedule.operands import Site, as_dtype, load_of, row_major
 from treadle.schedule.order import Order
 from treadle.schedule.softmax import F32, I32, At, Rows, Scores, add, local, mul, sub
 
@@ -87,8 +87,8 @@ class Head:
             known = lowering.buffers[found.buffer]
             if known.size == type_.size:
                 return known
-        given = lowering, self.position, operand, f"flat{operand.node}.{operand.output}"
-        buffer, kernel = copied(*given, axes, axes, "_copy")
+        name = f"flat{operand.node}.{operand.output}"
+        buffer, kernel = Site(lowering, self.position).copied(operand, name, axes, axes, "_copy")
         self.before.add(kernel)
         return buffer
 
@@ -109,7 +109,7 @@ class Head:
         return buffer
 
     def buffer(self, name: str, size: int, dtype: dtypes.DType = F32) -> Buffer:
-        return temporary(self.lowering, self.position, name, dtype, size)
+        return Site(self.lowering, self.position).memory(name, dtype, size)
 
     def result(self, output: int) -> Buffer:
         return self.lowering.buffer(TensorValue(self.position, output))
