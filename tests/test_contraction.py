@@ -9,9 +9,17 @@ from treadle.frontend.scopes import bind1
 from treadle.ir.graph import Value
 from treadle.ir.ops import linear
 from treadle.ir.types import TensorType
-from treadle.kernel.contraction import Contraction, contraction_of, size, stride_of, walk_of
+from treadle.kernel.contraction import (
+    Contraction,
+    Operand,
+    contraction_of,
+    oriented,
+    size,
+    stride_of,
+    walk_of,
+)
 from treadle.kernel.index import Var, flatten, variable
-from treadle.kernel.nodes import Walk
+from treadle.kernel.nodes import Load, Walk
 from treadle.kernel.target import CPU, GPU, Matmuls
 
 EXTENTS = {"a": 2, "b": 3, "c": 5, "d": 7, "e": 11}
@@ -64,6 +72,17 @@ def test_rows_become_columns() -> None:
     assert (letters(other.result), letters(other.tiled)) == ("dab", "ab")
     assert letters(other.rows) == "d"
     assert contraction("ab,ab->").transposed is None
+
+
+def test_loops_of_a_kernel() -> None:
+    """Values in place of tensors; a loop that neither operand varies along is of the batch."""
+    i, j, k, b = (Var(n, extent) for n, extent in (("i", 4), ("j", 6), ("k", 8), ("b", 2)))
+    left = Load("x", flatten([variable(i), variable(k)], [4, 8]), td.float32)
+    right = Load("y", flatten([variable(k), variable(j)], [8, 6]), td.float32)
+    factors = Operand(left, (i, k), left), Operand(right, (k, j), right)
+    c = oriented(*factors, (b, i, j))
+    assert (c.batch, c.rows, c.columns, c.depth, c.tiled) == ((b,), (i,), (j,), (k,), (j,))
+    assert (c.left.stride(i), c.left.stride(k), c.right.stride(k)) == (8, 1, 6)
 
 
 def test_a_library_takes_large_ones() -> None:

@@ -29,7 +29,7 @@ from treadle.schedule.keep import ROOTS
 from treadle.schedule.library_attention import library_attention
 from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import axis_vars, nest
-from treadle.schedule.operands import copied, plain_load
+from treadle.schedule.operands import Site, plain_load
 from treadle.schedule.softmax import (
     F32,
     Queries,
@@ -134,8 +134,8 @@ class _Attention:
         self.reader.lets.clear()
         if operand not in self.copies:  # which another operand may be too
             axes = axis_vars("i", lowering.graph.type_of(operand).shape)
-            given = lowering, self.position, operand, name
-            self.copies[operand] = copied(*given, axes, axes, "_rows")
+            site = Site(lowering, self.position)
+            self.copies[operand] = site.copied(operand, name, axes, axes, "_rows")
         buffer = self.copies[operand][0]
         self.reader.used[buffer.name] = lowering.as_type(buffer)
         return buffer

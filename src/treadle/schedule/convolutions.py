@@ -28,22 +28,21 @@ from treadle.schedule.channels import (
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering
 from treadle.schedule.nests import axis_vars
-from treadle.schedule.operands import copied, load_of, moved, reading, temporary
+from treadle.schedule.operands import Site, load_of, reading
 
 
 @ROOTS(*CONVOLUTIONS)
 def _conv(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     """The library call, copies of operands in another order, and the result moved after it."""
     copies, finish = list[Kernel](), list[Kernel]()
-    operands = tuple(
-        _operand(lowering, position, i, v, copies) for i, v in enumerate(node.operands)
-    )
+    site = Site(lowering, position)
+    operands = tuple(_operand(site, i, v, copies) for i, v in enumerate(node.operands))
     value, type_ = TensorValue(position), node.types[0]
     target, axes = lowering.buffer(value), axis_vars("x", type_.shape)
     if not _has_channels_last(lowering.place(value, [variable(v) for v in axes]), axes):
-        target = temporary(lowering, position, "last", type_.dtype, type_.size)
-        order = [axes[i] for i in last_order(4)]
-        finish = [moved(lowering, value, target, axes, order)]
+        target = site.memory("last", type_.dtype, type_.size)
+        order = tuple(axes[i] for i in last_order(4))
+        finish = [site.moved(target, axes, order)]
     reader = reading(lowering, (view.buffer for view in operands))
     result = View(target.name, 0, type_.shape, last_strides(type_.shape))
     body: list[Statement] = [
@@ -97,19 +96,16 @@ def _flops(lowering: Lowering, node: Node) -> int:
     return 2 * pixels.size * math.prod(other.shape[1:])
 
 
-def _operand(
-    lowering: Lowering, position: int, number: int, value: TensorValue, copies: list[Kernel]
-) -> View:
+def _operand(site: Site, number: int, value: TensorValue, copies: list[Kernel]) -> View:
     """Where an operand lies; a copy of it where its channels are not contiguous."""
-    type_ = lowering.graph.type_of(value)
+    lowering, type_ = site.lowering, site.lowering.graph.type_of(value)
     axes = axis_vars("x", type_.shape)
     load = load_of(lowering.reader(), value, axes)
     is_aligned = load is not None and load.index.offset % lowering.target.matmuls.pack == 0
     if load is not None and is_aligned and _has_channels_last(load.index, axes):
         return View(load.buffer, load.index.offset, type_.shape, last_strides(type_.shape))
-    order = [axes[i] for i in last_order(4)]
-    given = lowering, position, value, f"last{number}"
-    buffer, kernel = copied(*given, axes, order, f"_last{number}")
+    order = tuple(axes[i] for i in last_order(4))
+    buffer, kernel = site.copied(value, f"last{number}", axes, order, f"_last{number}")
     copies.append(kernel)
     return View(buffer.name, 0, type_.shape, last_strides(type_.shape))
 

@@ -129,7 +129,7 @@ class _BlockChunk(Chunk):
         body = self.queries.copied(self.x, self.i)
         return self.head.kernel("transpose", (self.x.buffer,), (self.queries.copy,), body)
 
-    def _kept(self, band: _Band, name: str, size: int = 1) -> Buffer:
+    def _memory(self, band: _Band, name: str, size: int = 1) -> Buffer:
         """Numbers of each block for each token: as many as this chunk needs of their memory."""
         each = band.count * size
         most = self.head.buffer(f"band{band.first}.{name}", each * self.most)
@@ -138,14 +138,14 @@ class _BlockChunk(Chunk):
     def _statistic(self, band: _Band, name: str = "shift") -> Rows:
         """One of the numbers of a block, by token."""
         start = variable(band.block) * self.size
-        return Rows(self._kept(band, name), start, 1)
+        return Rows(self._memory(band, name), start, 1)
 
     def _scores(self, band: _Band) -> Scores:
         """A block's numbers: in memory for the gradients, or a thread's own."""
         if self.head.ct is None:
             buffer, start = Buffer("scores", F32, band.size * self.size), Index()
         else:
-            buffer = self._kept(band, "scores", band.size)
+            buffer = self._memory(band, "scores", band.size)
             start = variable(band.block) * (band.size * self.size)
         return Scores(buffer, start, band.size, self.size, self.size)
 
@@ -158,7 +158,7 @@ class _BlockChunk(Chunk):
         lanes = For(self.i, Role.PARALLEL, tuple(self._block_sums(band, scores)))
         reads = [head.weight.buffer, self.queries.copy, self.targets.buffer]
         reads += [] if head.bias is None else [head.bias.buffer]
-        writes = [self._kept(band, name) for name in self.sums]
+        writes = [self._memory(band, name) for name in self.sums]
         body = nest([band.block], Role.PARALLEL, [matmul, lanes])
         if head.ct is None:
             return head.kernel("exp", reads, writes, body, (scores.buffer,))
@@ -167,9 +167,7 @@ class _BlockChunk(Chunk):
     def _block_sums(self, band: _Band, scores: Scores) -> list[Statement]:
         head, i, s = self.head, self.i, band.inner
         which, value, exponential = band.start + variable(s), local("value"), local("power")
-        logit = scores.load(s, i)
-        if head.bias is not None:
-            logit = add(logit, head.bias.load(which))
+        logit = self.logit(scores, s, which)
         own = choose(_is_own(which, Local("target", I32)), value, 0.0)
         terms: list[Statement] = [
             Let("value", logit),
@@ -216,7 +214,7 @@ class _BlockChunk(Chunk):
         if head.ct is not None:
             body.append(self.logs.store(finite(local("log")), i))
             writes.append(self.logs.buffer)
-        reads = [self._kept(band, n) for band in self.bands for n in self.sums]
+        reads = [self._memory(band, n) for band in self.bands for n in self.sums]
         return head.kernel("log", reads, writes, nest([i], Role.PARALLEL, body))
 
     # Gradients
@@ -237,7 +235,7 @@ class _BlockChunk(Chunk):
             writes.append(head.result(3))
             body += self._onto_bias(band, scores)
         reads = [self.x.buffer, self.targets.buffer, ct.buffer, self.logs.buffer]
-        reads.append(self._kept(band, "shift"))
+        reads.append(self._memory(band, "shift"))
         loops = nest([band.block], Role.PARALLEL, body)
         return head.kernel("d_weight", reads, writes, loops, (factors.buffer,))
 

@@ -23,9 +23,9 @@ from treadle.kernel.nodes import (
 from treadle.kernel.program import Argument
 from treadle.schedule.lower import Draft, Lowering, RepeatDraft, attributes_of
 from treadle.schedule.nests import axis_vars, nest
-from treadle.schedule.operands import as_dtype, copied, load_of, row_major, temporary
+from treadle.schedule.operands import Site, as_dtype, load_of, row_major
 from treadle.schedule.order import Order
-from treadle.schedule.softmax import F32, I32, Rows, local, mul, sub
+from treadle.schedule.softmax import F32, I32, At, Rows, Scores, add, local, mul, sub
 
 
 class Head:
@@ -87,8 +87,8 @@ class Head:
             known = lowering.buffers[found.buffer]
             if known.size == type_.size:
                 return known
-        given = lowering, self.position, operand, f"flat{operand.node}.{operand.output}"
-        buffer, kernel = copied(*given, axes, axes, "_copy")
+        name = f"flat{operand.node}.{operand.output}"
+        buffer, kernel = Site(lowering, self.position).copied(operand, name, axes, axes, "_copy")
         self.before.add(kernel)
         return buffer
 
@@ -109,7 +109,7 @@ class Head:
         return buffer
 
     def buffer(self, name: str, size: int, dtype: dtypes.DType = F32) -> Buffer:
-        return temporary(self.lowering, self.position, name, dtype, size)
+        return Site(self.lowering, self.position).memory(name, dtype, size)
 
     def result(self, output: int) -> Buffer:
         return self.lowering.buffer(TensorValue(self.position, output))
@@ -148,6 +148,11 @@ class Chunk:
         # Iterations count from the first row on: theirs come after those that are done.
         rows = Buffer(alias, buffer.dtype, (self.done + 1) * step)
         return Rows(rows, constant(self.done * step), width)
+
+    def logit(self, scores: Scores, key: At, which: At) -> Value:
+        """A row's score of a class, and its bias."""
+        found, bias = as_dtype(scores.load(key, self.i), F32), self.head.bias
+        return found if bias is None else add(found, as_dtype(bias.load(which), F32))
 
 
 class Kernels(Protocol):

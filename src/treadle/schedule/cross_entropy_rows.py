@@ -131,18 +131,13 @@ class _RowChunk(Chunk):
 
     # The rows
 
-    def _logit(self, which: At) -> Value:
-        found = as_dtype(self.logits.load(which, self.i), F32)
-        bias = self.head.bias
-        return found if bias is None else add(found, as_dtype(bias.load(which), F32))
-
     @property
     def _target(self) -> Index:
         return Index() + data("target", self.head.classes)
 
     def _rows(self) -> Kernel:
         """A row's statistics and its loss; then the gradients of its logits."""
-        head, i, logit = self.head, self.i, self._logit(self.v)
+        head, i, logit = self.head, self.i, self.logit(self.logits, self.v, self.v)
         targets, rows = self.part(head.targets, 1), self.part(head.result(0), 1)
         terms = [Accumulate("total", "add", power(logit, local("shift")))]
         sums = ["total"]
@@ -151,7 +146,7 @@ class _RowChunk(Chunk):
             sums.append("every")
         body: list[Statement] = [
             Let("target", targets.load(i)),
-            Let("own", self._logit(self._target)),
+            Let("own", self.logit(self.logits, self._target, self._target)),
             *statistics(self.v, logit, terms, sums),
             Let("log", log_sum("total", "shift")),
             rows.store(head.loss(), i),
@@ -169,7 +164,7 @@ class _RowChunk(Chunk):
 
     def _logit_gradients(self, ct: Rows) -> list[Statement]:
         """ct (p − target), over the logits where they are as wide; then once more at the target."""
-        upstream, logit = local("ct"), self._logit(self.v)
+        upstream, logit = local("ct"), self.logit(self.logits, self.v, self.v)
         at_target = sub(self._share(local("own")), self.head.own_share(upstream))
         every = self._gradient(self._share(logit), self.v)
         return [

@@ -13,14 +13,14 @@ from treadle.kernel.index import variable
 from treadle.kernel.nodes import Kernel, Library, Load, View
 from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import axis_vars
-from treadle.schedule.operands import copied, load_of, reading, row_major
+from treadle.schedule.operands import Site, load_of, reading, row_major
 
 
 def library_attention(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     """Forward or backward, and copies of operands whose last axis is not contiguous."""
     attributes: Attention = attributes_of(node)
-    copies: list[Kernel] = []
-    operands = tuple(_operand(lowering, position, v, copies) for v in node.operands)
+    site, copies = Site(lowering, position), list[Kernel]()
+    operands = tuple(_operand(site, v, copies) for v in node.operands)
     every = [TensorValue(position, i) for i in range(len(node.types))]
     results = tuple(_result(lowering, v) for v in every)
     q, k = (lowering.graph.type_of(v).shape for v in node.operands[-3:-1])
@@ -48,9 +48,9 @@ def _result(lowering: Lowering, value: TensorValue) -> View:
     return _view(Load(lowering.names[value], index, lowering.buffer(value).dtype), shape)
 
 
-def _operand(lowering: Lowering, position: int, value: TensorValue, copies: list[Kernel]) -> View:
+def _operand(site: Site, value: TensorValue, copies: list[Kernel]) -> View:
     """Where an operand lies; a copy of it where its last axis is not contiguous."""
-    type_ = lowering.graph.type_of(value)
+    lowering, type_ = site.lowering, site.lowering.graph.type_of(value)
     axes, pack = axis_vars("x", type_.shape), lowering.target.matmuls.pack
     load = load_of(lowering.reader(), value, axes)
     if load is not None:
@@ -59,8 +59,8 @@ def _operand(lowering: Lowering, position: int, value: TensorValue, copies: list
         is_packed = type_.rank != 4 or (strides[-1] == 1 and is_even)
         if is_packed and load.index.offset % pack == 0:
             return _view(load, type_.shape)
-    given = lowering, position, value, f"copy{value.node}.{value.output}"
-    buffer, kernel = copied(*given, axes, axes, f"_copy{value.node}")
+    name = f"copy{value.node}.{value.output}"
+    buffer, kernel = site.copied(value, name, axes, axes, f"_copy{value.node}")
     copies.append(kernel)
     return _view(Load(buffer.name, row_major(axes), buffer.dtype), type_.shape)
 

@@ -49,7 +49,7 @@ from treadle.schedule.inline import Reader
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering
 from treadle.schedule.nests import nest
-from treadle.schedule.operands import as_dtype, load_of, reading, row_major, temporary
+from treadle.schedule.operands import Site, as_dtype, load_of, reading, row_major
 from treadle.schedule.packing import into_panels
 from treadle.schedule.standalone import by_elements, standalone_matmul
 
@@ -237,7 +237,7 @@ class _Matmul:
         return [*found, self._multiply(sums, depth), self._finish(sums, parts)]
 
     def _temporary(self, name: str, count: int) -> Buffer:
-        return temporary(self.lowering, self.position, name, self.dtype, count)
+        return Site(self.lowering, self.position).memory(name, self.dtype, count)
 
     def _pack(self) -> Kernel:
         """The right operand in panels, in memory for all threads."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from treadle.base.dtypes import DType
 from treadle.ir.graph import Value as TensorValue
+from treadle.kernel.contraction import Axes
 from treadle.kernel.index import Index, Var, flatten, variable
 from treadle.kernel.nodes import Buffer, Convert, Kernel, Load, Role, Store, Value
 from treadle.schedule.inline import Reader
@@ -43,40 +45,34 @@ def reading(lowering: Lowering, names: Iterable[str]) -> Reader:
     return reader
 
 
-def temporary(lowering: Lowering, position: int, name: str, dtype: DType, size: int) -> Buffer:
-    """Memory that the kernels of one node share; it is as large as the first who asks says."""
-    full = f"{lowering.prefix}b{position}.{name}"
-    return lowering.buffers.setdefault(full, Buffer(full, dtype, size))
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A node that is being lowered: memory that its kernels share, and copies around them."""
 
+    lowering: Lowering
+    position: int
 
-def copied(
-    lowering: Lowering,
-    position: int,
-    value: TensorValue,
-    name: str,
-    axes: Sequence[Var],
-    order: Sequence[Var],
-    suffix: str,
-) -> tuple[Buffer, Kernel]:
-    """A tensor in memory that has its axes in some order, and the kernel that copies it."""
-    type_, reader = lowering.graph.type_of(value), lowering.reader()
-    into = temporary(lowering, position, name, type_.dtype, type_.size)
-    element = reader.at(value, tuple(map(variable, axes)))
-    body = [*reader.lets, Store(into.name, row_major(order), element)]
-    loops = nest(order, Role.PARALLEL, body)
-    return into, lowering.kernel(position, reader, [], loops, suffix, (into,))
+    def memory(self, name: str, dtype: DType, size: int) -> Buffer:
+        """A buffer by its name, as large as the first who asks for it says."""
+        full = f"{self.lowering.prefix}b{self.position}.{name}"
+        return self.lowering.buffers.setdefault(full, Buffer(full, dtype, size))
 
+    def copied(
+        self, value: TensorValue, name: str, axes: Axes, order: Axes, suffix: str
+    ) -> tuple[Buffer, Kernel]:
+        """A tensor in memory that has its axes in some order, and the kernel that copies it."""
+        type_, reader = self.lowering.graph.type_of(value), self.lowering.reader()
+        into = self.memory(name, type_.dtype, type_.size)
+        element = reader.at(value, tuple(map(variable, axes)))
+        body = [*reader.lets, Store(into.name, row_major(order), element)]
+        loops = nest(order, Role.PARALLEL, body)
+        return into, self.lowering.kernel(self.position, reader, [], loops, suffix, (into,))
 
-def moved(
-    lowering: Lowering,
-    value: TensorValue,
-    source: Buffer,
-    axes: Sequence[Var],
-    order: Sequence[Var],
-) -> Kernel:
-    """Writes a result from memory that has its axes in some other order."""
-    index = lowering.place(value, [variable(v) for v in axes])
-    load = Load(source.name, row_major(order), source.dtype)
-    body = nest(axes, Role.PARALLEL, [Store(lowering.names[value], index, load)])
-    reader = reading(lowering, [source.name])
-    return lowering.kernel(value.node, reader, [value], body, "_moved")
+    def moved(self, source: Buffer, axes: Axes, order: Axes) -> Kernel:
+        """Writes the result from memory that has its axes in some other order."""
+        lowering, value = self.lowering, TensorValue(self.position)
+        index = lowering.place(value, [variable(v) for v in axes])
+        load = Load(source.name, row_major(order), source.dtype)
+        body = nest(axes, Role.PARALLEL, [Store(lowering.names[value], index, load)])
+        reader = reading(lowering, [source.name])
+        return lowering.kernel(self.position, reader, [value], body, "_moved")

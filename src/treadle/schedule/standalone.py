@@ -30,15 +30,7 @@ from treadle.kernel.nodes import (
 )
 from treadle.schedule.lower import Lowering
 from treadle.schedule.nests import nest
-from treadle.schedule.operands import (
-    as_dtype,
-    copied,
-    load_of,
-    moved,
-    reading,
-    row_major,
-    temporary,
-)
+from treadle.schedule.operands import Site, as_dtype, load_of, reading, row_major
 
 
 def standalone_matmul(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
@@ -55,7 +47,7 @@ class _Standalone:
         self, lowering: Lowering, position: int, node: Node, contraction: Contraction[TensorValue]
     ):
         self.lowering, self.position, self.node = lowering, position, node
-        self.contraction = contraction
+        self.contraction, self.site = contraction, Site(lowering, position)
         self.batch = Var("batch", size(contraction.batch))
         self.copies: list[Kernel] = []
 
@@ -70,10 +62,9 @@ class _Standalone:
         also, finish = tuple[Buffer, ...](), list[Kernel]()
         if target is None:
             order = c.batch + c.rows + c.columns
-            dtype = self.node.types[0].dtype
-            sums = temporary(lowering, self.position, "sums", dtype, size(order))
+            sums = self.site.memory("sums", self.node.types[0].dtype, size(order))
             target = self.in_rows(sums, c.rows, c.columns)
-            finish = [moved(lowering, value, sums, c.result, order)]
+            finish = [self.site.moved(sums, c.result, order)]
             made, also = [], (sums,)
         body = nest([self.batch], Role.PARALLEL, [Multiply(target, left, right, bias=bias)])
         read = (left.buffer, right.buffer, *([] if bias is None else [bias]))
@@ -89,8 +80,8 @@ class _Standalone:
             if found is not None:
                 return found
         order = self.contraction.batch + rows + columns
-        given = self.lowering, self.position, operand.value, f"matrix{i}"
-        buffer, kernel = copied(*given, operand.axes, order, f"_matrix{i}")
+        given = operand.value, f"matrix{i}", operand.axes, order
+        buffer, kernel = self.site.copied(*given, f"_matrix{i}")
         self.copies.append(kernel)
         return self.in_rows(buffer, rows, columns)
 
