@@ -15,11 +15,11 @@ class Machine:
     permutes: bool = False  # whether lanes look numbers up in a register of 16
     has_fma: bool = True  # whether one instruction multiplies and adds
     has_half: bool = True  # whether one instruction converts float16
-    # Sizes of loops, measured on processors with AVX2 and AVX-512.
+    # Sizes of loops: chosen, unless a reason is given.
     tile_vectors: int = 2  # of a row of a matmul's tile
     unroll: int = 4  # iterations of a matmul's depth written out
-    # Lines of the next panel fetched in as many iterations as are written out; more would crowd
-    # out the loads of this one.
+    # Lines of the next panel that are fetched in as many iterations as are written out: two in
+    # each. That fetching pays was measured (docs/decisions.md, "The next panel is fetched ahead").
     most_ahead: int = 8
     # Bytes of panels that stay in the second-level cache from one block of rows to the next.
     near_bytes: int = 1 << 19

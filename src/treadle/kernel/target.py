@@ -10,21 +10,21 @@ from typing import Any
 class Fusion:
     """When kernels are fused, ordered and given lanes (schedule: fuse, order, finish, split).
 
-    All were chosen on the workloads of bench/models.py, except where another reason is given.
+    Values without a reason of their own were chosen; no measurement of them is on record.
     """
 
-    shared_iterations: int = 32  # of the outermost loop: enough for the threads of a processor
+    shared_iterations: int = 32  # of the outermost loop, for threads to share evenly
     shared_input: int = 64  # elements above which reading the same input is a reason to fuse
     read_once: int = 1 << 16  # elements of an input that two column sums should read only once
     row_flops: int = 1 << 13  # of a fused row that takes less than a launch
     block_flops: int = 1 << 12  # of all rows that are one block's, less than a launch too
-    shared_memory: int = 32 << 10  # bytes that a block's own buffers take, of 48 KiB in any case
+    shared_memory: int = 32 << 10  # bytes that a block's own buffers take; every device has 48 KiB
     delayed_bytes: int = 8 << 20  # that may live longer so that equal kernels share a launch
     moved_bytes: int = 1 << 18  # of a result from which its kernel runs as late as possible
     # Lanes of a vector loop.
-    least_lanes: int = 8  # iterations of a sum from which they are lanes: one vector of AVX2
+    least_lanes: int = 8  # iterations of a sum from which they are lanes
     most_private_lanes: int = 32  # that have private memory: two vectors of the widest kind
-    fewest_private_lanes: int = 4  # fewer are no faster than a plain loop
+    fewest_private_lanes: int = 4  # fewer are left a plain loop
     private_bytes: int = 1 << 18  # of all lanes together: a quarter of a core's second cache
     # Loops that are cut where a guard changes.
     most_pieces: int = 8
@@ -35,7 +35,8 @@ class Fusion:
 class Reductions:
     """How sums are shared out, cut into blocks, and fused with rows (schedule: sums, trees).
 
-    Numbers of threads and blocks were chosen on an H100.
+    Numbers of threads and blocks were chosen for an H200, the device of docs/cuda.md. Values
+    without a reason of their own were chosen; no measurement of them is on record.
     """
 
     fewest_parts: int = 8  # of a reduction that is made in two steps
@@ -44,8 +45,8 @@ class Reductions:
     threads: int = 1 << 19  # of a reduction that keeps columns: as many as a device has at a time
     image_threads: int = 1 << 16  # the same of images, which have many rows: a block sums many
     few_columns: int = 1024  # up to which parts are fewer and larger, to be made with the rows
-    counted: int = 64  # elements of an axis up to which sorting by counting is as fast as merging
-    # Additions one after another. Their rounding errors grow with the number: docs/decisions.md.
+    counted: int = 64  # elements of an axis up to which sorting by counting is no slower
+    # Additions one after another: errors grow with their number (measured: docs/decisions.md).
     longest_sum: int = 64
     longest_lane_sum: int = 4096  # iterations; lanes add in at least 16 accumulators side by side
     lane_block: int = 2048  # longer than others, as each block ends with a sum of all lanes
@@ -70,7 +71,7 @@ class Materialization:
     most_repeats: int = 16
     most_operations: int = 16  # to recompute a value rather than to materialize it
     small_share: int = 8  # a tensor of less than this part of the result costs nothing to read
-    # Bytes of activations that may wait for the backward pass: about what a cache holds.
+    # Bytes of activations that may wait for the backward pass; fewer stay in a cache until then.
     waiting_bytes: int = 16 << 20
 
 
@@ -286,7 +287,7 @@ class Launching:
 class Target:
     """What a machine can do, and sizes at which kernels are fused and cut for it.
 
-    Sizes without another word were chosen on the workloads of bench/models.py.
+    Sizes without a reason of their own were chosen; no measurement of them is on record.
     """
 
     name: str

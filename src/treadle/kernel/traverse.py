@@ -41,10 +41,12 @@ from treadle.kernel.nodes import (
 
 def walk(body: Sequence[Statement]) -> Iterator[Statement]:
     """Every statement in order, a loop before what it contains."""
-    for statement in body:
+    pending = [*reversed(body)]  # generators inside generators would be slower
+    while pending:
+        statement = pending.pop()
         yield statement
         if isinstance(statement, For):
-            yield from walk(statement.body)
+            pending += reversed(statement.body)
 
 
 def values_of(statement: Statement) -> tuple[Value, ...]:
@@ -116,9 +118,11 @@ def operands_of(value: Value) -> tuple[Value, ...]:
 
 def subvalues(value: Value) -> Iterator[Value]:
     """The value and everything it is computed from, in order."""
-    yield value
-    for operand in operands_of(value):
-        yield from subvalues(operand)
+    pending = [value]
+    while pending:
+        value = pending.pop()
+        yield value
+        pending += reversed(operands_of(value))
 
 
 def with_operands(value: Value, operands: tuple[Value, ...]) -> Value:

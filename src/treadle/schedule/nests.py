@@ -128,7 +128,7 @@ def anonymous(kernel: Kernel) -> Kernel:
 def with_buffer_names(kernel: Kernel, names: Mapping[str, str]) -> Kernel:
     """The kernel with some of its buffers renamed."""
     inputs, outputs, scratch = (
-        tuple(replace(b, name=names.get(b.name, b.name)) for b in buffers)
+        tuple([Buffer(names.get(b.name, b.name), b.dtype, b.size, b.lanes) for b in buffers])
         for buffers in (kernel.inputs, kernel.outputs, kernel.scratch)
     )
     body = with_buffers(kernel.body, lambda name: names.get(name, name))
