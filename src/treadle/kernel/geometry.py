@@ -83,7 +83,7 @@ class Tiled:
 
 @dataclass(frozen=True, slots=True)
 class Scattered:
-    """A template: each block owns rows of a sum whose places are data, and adds in order."""
+    """A template: each block owns rows of a sum whose indices are data, and adds in order."""
 
     rows: int
     blocks: int

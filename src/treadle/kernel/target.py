@@ -74,7 +74,7 @@ class Mapping:
     blocks: int = 128  # that run at a time
     fewest_blocks: int = 8  # that a contraction gets beside larger ones
     has_matmul: bool = True  # whether a library computes standalone matmuls
-    # Sums whose places are data
+    # Sums whose indices are data
     scatter_threads: int = 512
     scatter_rows: int = 32  # of the result, that a block owns at most
     scatter_bytes: int = 76 << 10  # of shared memory for them
