@@ -54,6 +54,7 @@ class Tiled:
     left: Panel
     right: Panel
     is_whole: bool  # copies of both panels are under way at once
+    unroll: int  # steps along the depth that are written out
 
     def __str__(self) -> str:
         tile = f"{self.left.length} by {self.right.length} by {self.tile_depth}"

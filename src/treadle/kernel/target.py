@@ -70,6 +70,7 @@ class Mapping:
     least_work: int = 1 << 14  # multiply-adds
     tile_bytes: int = 96 << 10  # of shared memory for the panels
     tile_thread: int = 4  # rows and columns of a thread, at most
+    tile_unroll: int = 8  # steps along a tile's depth that are written out
     in_flight: int = 96  # numbers that a thread holds on their way to shared memory
     blocks: int = 128  # that run at a time
     fewest_blocks: int = 8  # that a contraction gets beside larger ones

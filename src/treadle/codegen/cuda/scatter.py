@@ -80,7 +80,7 @@ class _Scatter(Lanes):
 
     def _over_rows(self, line: str) -> None:
         found, width = self.found, self.found.width
-        self.add("#pragma unroll 8")
+        self.add(f"#pragma unroll {self.terms}")
         with self.block(f"for (int q = threadIdx.x; q < owned; q += {self.threads})"):
             self.add(f"const i64 row = first + q / {width};")
             self.add(f"{self.index_type} column = q % {width};")

@@ -25,8 +25,6 @@ from treadle.kernel.nodes import (
 )
 from treadle.kernel.traverse import walk
 
-MOST_UNROLLED = 8  # steps along the depth that are written out
-
 
 def tiled_lines(kernel: Kernel, tiled: Tiled) -> list[str]:
     """Lines of the function of a contraction."""
@@ -187,7 +185,7 @@ class _Contraction(Writer):
             panel.clear()
         self.add("__syncthreads();")
         steps = tile.tile_depth // tile.shares
-        self.add(f"#pragma unroll {max(1, min(MOST_UNROLLED, steps))}")
+        self.add(f"#pragma unroll {tile.unroll}")
         with self.block(f"for (int e = 0; e < {steps}; ++e)"):
             self.add(f"const int d = share + e * {tile.shares};")
             self.add(f"{self.wide} a[{tile.down}], b[{tile.across}];")
