@@ -22,7 +22,7 @@ from treadle.ir.types import TensorType
 from treadle.kernel.geometry import Combine, Geometry, Scattered, Tiled
 from treadle.kernel.index import Var, constant, variable
 from treadle.kernel.interpret import interpret
-from treadle.kernel.mapped import geometry_of, group_rows, shared_bytes
+from treadle.kernel.mapped import geometry_of, group_rows, is_of_warps, shared_bytes
 from treadle.kernel.nodes import (
     Accumulate,
     Barrier,
@@ -38,11 +38,13 @@ from treadle.kernel.nodes import (
     Space,
     Statement,
     Store,
+    Update,
 )
 from treadle.kernel.program import Program
 from treadle.kernel.text import to_text
 from treadle.kernel.traverse import walk
 from treadle.kernel.verify import verify
+from treadle.schedule.mapping.kernels import map_kernel
 from treadle.schedule.schedule import GPU
 
 F32 = dtypes.float32
@@ -89,6 +91,10 @@ def in_registers(kernel: Kernel) -> bool:
     return bool(group_rows(kernel))
 
 
+def is_by_warps(kernel: Kernel) -> bool:
+    return any(isinstance(s, For) and is_of_warps(s) for s in walk(kernel.body))
+
+
 def is_template(kind: type) -> Callable[[Kernel], bool]:
     return lambda kernel: isinstance(geometry_of(kernel).template, kind)
 
@@ -98,9 +104,8 @@ def is_columns(kernel: Kernel) -> bool:
 
 
 MAPPED = {
-    "rows": (rows, (64, 256), in_registers),
+    "rows": (rows, (16, 128), in_registers),
     "columns": (columns, (256, 64), is_columns),
-    "row sums": (norm_gradients, (1024, 64), in_registers),
     "contraction": (contraction, (24, 40), is_template(Tiled)),
     "scatter": (scattered, (96, 64), is_template(Scattered)),
 }
@@ -123,6 +128,32 @@ def test_each_way_of_mapping_means_what_it_did(name: str) -> None:
     graph = td.trace(function, *[TensorType(shape, F32)] * 2)
     arrays = draw(graph, 3)
     assert_within(graph, arrays, interpreted(program, arrays), 8.0)
+
+
+def row_sums(start: float) -> Kernel:
+    """Two parts of nine rows, and the sums of each part's columns."""
+    part, row, c = Var("part", 2), Var("row", 9), Var("c", 128)
+    at = variable(c)
+    x, y = (Buffer(n, F32, 2 * 128 * k) for n, k in (("x", 9), ("y", 1)))
+    load = Load("x", variable(part) * 1152 + variable(row) * 128 + at, F32)
+    statements = (
+        For(c, Role.PARALLEL, (Store("sums", at, Literal(start, F32)),)),
+        For(row, Role.SEQUENTIAL, (For(c, Role.PARALLEL, (Update("sums", at, load),)),)),
+        For(c, Role.PARALLEL, (Store("y", variable(part) * 128 + at, Load("sums", at, F32)),)),
+    )
+    body = (For(part, Role.PARALLEL, statements),)
+    return Kernel("k", (x,), (y,), body, scratch=(Buffer("sums", F32, 128),))
+
+
+@pytest.mark.parametrize("start", [0.0, 2.0])
+def test_warps_share_rows_and_sum_their_columns(start: float) -> None:
+    found = verify(map_kernel(row_sums(start), MAPPING), MAPPING)
+    assert is_by_warps(found) == (start == 0), "every warp would start from it"
+    x = np.random.default_rng(0).normal(size=(2, 9, 128)).astype(np.float32)
+    memory = {"x": x.reshape(-1), "y": np.zeros(256, np.float32)}
+    interpret(found, memory, MEANINGS)
+    expected = x.astype(np.float64).sum(1).reshape(-1) + start
+    np.testing.assert_allclose(memory["y"], expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [F32, dtypes.bfloat16], ids=str)

@@ -54,6 +54,7 @@ class Tiled:
     left: Panel
     right: Panel
     is_whole: bool  # copies of both panels are under way at once
+    unroll: int  # steps along the depth that are written out
 
     def __str__(self) -> str:
         tile = f"{self.left.length} by {self.right.length} by {self.tile_depth}"
@@ -83,7 +84,7 @@ class Tiled:
 
 @dataclass(frozen=True, slots=True)
 class Scattered:
-    """A template: each block owns rows of a sum whose places are data, and adds in order."""
+    """A template: each block owns rows of a sum whose indices are data, and adds in order."""
 
     rows: int
     blocks: int

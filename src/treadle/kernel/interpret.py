@@ -128,9 +128,9 @@ class _Machine:
                 self.locals[local] = self._apply(op, (old, self.value(value)), value.dtype)
             case Store(buffer, index, value, guard):
                 held = True if guard is None else self.value(guard)
-                self._store(buffer, self._place(index), self.value(value), held)
+                self._store(buffer, self._number(index), self.value(value), held)
             case Update(buffer, index, value):
-                self._update(buffer, self._place(index), self.value(value), value.dtype)
+                self._update(buffer, self._number(index), self.value(value), value.dtype)
             case Barrier():
                 if self.sharing is not None:
                     self.sharing.barrier(self.threads)
@@ -146,7 +146,7 @@ class _Machine:
     def _count(self, loop: For) -> int:
         if loop.stop is None:
             return loop.var.extent
-        return int(np.broadcast_to(self._place(loop.stop), self.lanes.shape).flat[0])
+        return int(np.broadcast_to(self._number(loop.stop), self.lanes.shape).flat[0])
 
     def _iterations(self, loop: For, first: int) -> None:
         """One iteration after the other."""
@@ -279,47 +279,47 @@ class _Machine:
 
     # Memory
 
-    def _cells(self, buffer: str, place: Lanes) -> tuple[np.ndarray, np.ndarray]:
+    def _cells(self, buffer: str, at: Lanes) -> tuple[np.ndarray, np.ndarray]:
         """Elements and lanes, one pair for each lane that runs."""
         lanes = self.lanes if buffer in self.most else np.zeros((), np.int64)
-        return np.broadcast_arrays(place, lanes)  # type: ignore[return-value]
+        return np.broadcast_arrays(at, lanes)  # type: ignore[return-value]
 
     def _lane(self, buffer: str) -> int:
         """The lane that runs alone, as memory counts it."""
         return int(self.lanes) if buffer in self.most else 0
 
-    def _load(self, buffer: str, place: Lanes) -> Lanes:
+    def _load(self, buffer: str, at: Lanes) -> Lanes:
         if self.sharing is not None:
-            self.sharing.reads(buffer, _numbers(place), self.threads, self.lane)
+            self.sharing.reads(buffer, _numbers(at), self.threads, self.lane)
         if not self.lanes.ndim:
-            return np.asarray(self.memory[buffer][place, self._lane(buffer)])
-        return np.asarray(self.memory[buffer][self._cells(buffer, place)])
+            return np.asarray(self.memory[buffer][at, self._lane(buffer)])
+        return np.asarray(self.memory[buffer][self._cells(buffer, at)])
 
-    def _store(self, buffer: str, place: Lanes, value: Lanes, held: Any) -> None:
+    def _store(self, buffer: str, at: Lanes, value: Lanes, held: Any) -> None:
         """In the order of lanes: of several at one element the last stays."""
         if self.sharing is not None:
-            held_at = np.broadcast_to(place, np.shape(held))[held] if np.ndim(held) else place
+            held_at = np.broadcast_to(at, np.shape(held))[held] if np.ndim(held) else at
             touched = _numbers(held_at) if np.any(held) else []
             self.sharing.writes(buffer, touched, self.threads.writer, self.lane)
         if not self.lanes.ndim:
             if held:
-                self.memory[buffer][place, self._lane(buffer)] = value
+                self.memory[buffer][at, self._lane(buffer)] = value
             return
-        for cell, new, holds in self._one_by_one(buffer, place, value, held):
+        for cell, new, holds in self._one_by_one(buffer, at, value, held):
             if holds:
                 self.memory[buffer][cell] = new
 
-    def _update(self, buffer: str, place: Lanes, value: Lanes, dtype: DType) -> None:
+    def _update(self, buffer: str, at: Lanes, value: Lanes, dtype: DType) -> None:
         if self.sharing is not None:
-            self.sharing.writes(buffer, _numbers(place), self.threads.writer, self.lane)
+            self.sharing.writes(buffer, _numbers(at), self.threads.writer, self.lane)
         memory = self.memory[buffer]
-        for cell, new, _ in self._one_by_one(buffer, place, value, True):
+        for cell, new, _ in self._one_by_one(buffer, at, value, True):
             memory[cell] = self._apply("add", (memory[cell], new), dtype)
 
     def _one_by_one(
-        self, buffer: str, place: Lanes, value: Lanes, held: Any
+        self, buffer: str, at: Lanes, value: Lanes, held: Any
     ) -> Iterator[tuple[tuple[int, int], Any, Any]]:
-        elements, lanes = self._cells(buffer, place)
+        elements, lanes = self._cells(buffer, at)
         every = np.broadcast_arrays(elements, lanes, value, held, self.lanes)[:4]
         for element, lane, new, holds in zip(*(a.reshape(-1) for a in every), strict=True):
             yield (int(element), int(lane)), new, holds
@@ -336,7 +336,7 @@ class _Machine:
 
     def _multiply(self, statement: Multiply) -> None:
         """In the dtype of the target, in NumPy's order: sums may differ in their last bits."""
-        target, left, right = (self._places(m) for m in statement.matrices)
+        target, left, right = (self._elements(m) for m in statement.matrices)
         into = self.memory[statement.target.buffer][:, 0]
         wide = np.result_type(into.dtype, np.float32)  # of narrow floats too
         a, b = (self.memory[m.buffer][:, 0] for m in (statement.left, statement.right))
@@ -345,12 +345,12 @@ class _Machine:
             found = found + self.memory[statement.bias][: found.shape[1], 0].astype(wide)
         into[target] = into[target] + found if statement.adds else found
 
-    def _places(self, matrix: Matrix) -> np.ndarray:
+    def _elements(self, matrix: Matrix) -> np.ndarray:
         rows = np.array([matrix.rows.at(i) for i in range(matrix.rows.count)], np.int64)
         columns = np.array([matrix.columns.at(i) for i in range(matrix.columns.count)], np.int64)
-        return self._place(matrix.index) + rows[:, None] + columns[None, :]
+        return self._number(matrix.index) + rows[:, None] + columns[None, :]
 
-    def _place(self, index: Index) -> Any:
+    def _number(self, index: Index) -> Any:
         """The number that an index stands for, or those of all lanes."""
         total: Any = index.offset
         for atom, factor in index.terms:
@@ -364,11 +364,11 @@ class _Machine:
                     else:
                         value = min(max(int(given), 0), extent - 1)
                 case Quotient(inner, divisor):
-                    value = self._place(inner) // divisor
+                    value = self._number(inner) // divisor
                 case Remainder(inner, divisor):
-                    value = self._place(inner) % divisor
+                    value = self._number(inner) % divisor
                 case Bounded(inner, _):
-                    value = self._place(inner)
+                    value = self._number(inner)
             total = total + factor * value
         return total
 
@@ -379,18 +379,18 @@ class _Machine:
             case Literal(number, dtype):
                 return to_numpy(number, dtype.numpy)
             case Load(buffer, index, _):
-                return self._load(buffer, self._place(index))
+                return self._load(buffer, self._number(index))
             case Local(name, _):
                 return self.locals[name]
             case Position(index, dtype):
-                return np.asarray(self._place(index)).astype(dtype.numpy)
+                return np.asarray(self._number(index)).astype(dtype.numpy)
             case Apply(op, operands, dtype):
                 return self._apply(op, tuple(map(self.value, operands)), dtype)
             case Convert(inner, dtype):
                 return np.asarray(self.value(inner)).astype(dtype.numpy)
             case Within(index, low, high, _):
-                place = self._place(index)
-                return np.asarray((low <= place) & (place < high))
+                at = self._number(index)
+                return np.asarray((low <= at) & (at < high))
             case Guarded(guard, inner, other, dtype):
                 return self._guarded(self.value(guard), inner, other, dtype)
             case _:
@@ -423,9 +423,9 @@ class _Machine:
         return np.asarray(found).astype(dtype.numpy)
 
 
-def _numbers(place: Lanes) -> list[int]:
+def _numbers(at: Lanes) -> list[int]:
     """Elements that are touched, one of each lane."""
-    found: list[int] = np.asarray(place).reshape(-1).tolist()
+    found: list[int] = np.asarray(at).reshape(-1).tolist()
     return found
 
 

@@ -219,7 +219,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """buffer[index] ← buffer[index] + value: for sums whose places are data."""
+    """buffer[index] ← buffer[index] + value: for sums whose indices are data."""
 
     buffer: str
     index: Index
@@ -228,7 +228,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """Places along one axis of a matrix: a number of them at a stride, or listed."""
+    """Elements along one axis of a matrix: a number of them at a stride, or listed."""
 
     count: int
     stride: int = 1
@@ -241,22 +241,22 @@ class Walk:
     def range(self) -> Range:
         if not self.count:
             return 0, 0
-        places = self.listed or (0, (self.count - 1) * self.stride)
-        return min(places), max(places)
+        elements = self.listed or (0, (self.count - 1) * self.stride)
+        return min(elements), max(elements)
 
     def part(self, start: int, count: int) -> Walk:
-        """Some of the places, counted from the first of them; `at(start)` is added elsewhere."""
+        """Some of the elements, counted from the first of them; `at(start)` is added elsewhere."""
         if not self.listed:
             return Walk(count, self.stride)
         return walk([p - self.listed[start] for p in self.listed[start : start + count]])
 
 
-def walk(places: Sequence[int]) -> Walk:
-    """A walk over places, by stride where they have one. The first is 0."""
-    steps = {b - a for a, b in pairwise(places)}
+def walk(elements: Sequence[int]) -> Walk:
+    """A walk over elements, by stride where they have one. The first is 0."""
+    steps = {b - a for a, b in pairwise(elements)}
     if len(steps) <= 1:
-        return Walk(len(places), steps.pop() if steps else 1)
-    return Walk(len(places), 0, tuple(places))
+        return Walk(len(elements), steps.pop() if steps else 1)
+    return Walk(len(elements), 0, tuple(elements))
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +270,7 @@ class Matrix:
 
     @property
     def range(self) -> Range:
-        """Lowest and highest place."""
+        """Lowest and highest element."""
         ranges = self.index.range, self.rows.range, self.columns.range
         return sum(r[0] for r in ranges), sum(r[1] for r in ranges)
 

@@ -1,4 +1,4 @@
-"""Kernels that are sums whose places are data: zeros, then updates in order."""
+"""Kernels that are sums whose indices are data: zeros, then updates in order."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ class Scatter:
 
     columns: tuple[Var, ...]
     updates: tuple[Var, ...]
-    lets: tuple[Let, ...]  # that give the place
+    lets: tuple[Let, ...]  # that give the row
     update: Update
-    place: Data
+    row: Data  # of the result, that an update adds to
     is_filled: bool  # with zeros first
 
     @property
     def held(self) -> Value | None:
-        """A condition without which nothing is added, if it is the place's alone."""
+        """A condition without which nothing is added, if it is the row's alone."""
         value = self.update.value
         if not isinstance(value, Guarded) or not isinstance(value.other, Literal):
             return None
-        is_place = locals_in(value.guard) <= {self.place.local}
-        return value.guard if is_place and value.other.value == 0 else None
+        is_of_row = locals_in(value.guard) <= {self.row.local}
+        return value.guard if is_of_row and value.other.value == 0 else None
 
     @property
     def value(self) -> Value:
@@ -85,7 +85,7 @@ def _list_bytes(warps: int, noted: int) -> int:
 
 
 def scatter_of(kernel: Kernel) -> Scatter | None:
-    """The parts of a kernel whose places do not depend on the column; None for any other."""
+    """The parts of a kernel whose rows do not depend on the column; None for any other."""
     loops, body = peel(kernel.body, Role.PARALLEL, Role.GRID)
     only = body[-1] if 1 <= len(body) <= 2 else None
     if kernel.scratch or not isinstance(only, For) or only.role is not Role.SEQUENTIAL:
@@ -123,7 +123,7 @@ def scatter_bytes(kernel: Kernel, scattered: Scattered, warps: int) -> int:
     return sums_bytes(kernel, scattered) + _list_bytes(warps, scattered.noted)
 
 
-def _is_filling(statement: Statement, index: Index, buffer: str, place: Data) -> bool:
+def _is_filling(statement: Statement, index: Index, buffer: str, row: Data) -> bool:
     """Whether a statement sets every row to zero."""
     if not isinstance(statement, For) or statement.stop is not None:
         return False
@@ -135,14 +135,14 @@ def _is_filling(statement: Statement, index: Index, buffer: str, place: Data) ->
     if isinstance(value, Local):
         value = values.get(value.name, value)
     is_zero = isinstance(value, Literal) and value.value == 0 and len(values) == len(named)
-    terms = tuple((statement.var if a == place else a, f) for a, f in index.terms)
+    terms = tuple((statement.var if a == row else a, f) for a, f in index.terms)
     same = dict(terms) == dict(store.index.terms) and index.offset == store.index.offset
-    return is_zero and same and statement.var.extent == place.extent
+    return is_zero and same and statement.var.extent == row.extent
 
 
 def _by_column(found: Scatter) -> bool:
-    """Whether the place depends on the column: then no block can own rows."""
-    needed = {found.place.local}
+    """Whether the row depends on the column: then no block can own rows."""
+    needed = {found.row.local}
     for let in reversed(found.lets):
         if let.local in needed:
             needed |= locals_in(let.value)

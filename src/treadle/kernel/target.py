@@ -207,11 +207,12 @@ class Mapping:
     least_work: int = 1 << 14  # multiply-adds
     tile_bytes: int = 96 << 10  # of shared memory for the panels
     tile_thread: int = 4  # rows and columns of a thread, at most
+    tile_unroll: int = 8  # steps along a tile's depth that are written out
     in_flight: int = 96  # numbers that a thread holds on their way to shared memory
     blocks: int = 128  # that run at a time
     fewest_blocks: int = 8  # that a contraction gets beside larger ones
     has_matmul: bool = True  # whether a library computes standalone matmuls
-    # Sums whose places are data
+    # Sums whose indices are data
     scatter_threads: int = 512
     scatter_rows: int = 32  # of the result, that a block owns at most
     scatter_bytes: int = 76 << 10  # of shared memory for them

@@ -1,4 +1,4 @@
-"""Values and places as C++ text, one at a time or for all lanes that a thread takes at once.
+"""Values and addresses as C++ text, one at a time or for all lanes that a thread takes at once.
 
 A local that differs from lane to lane is an array; accesses that lie together are packs.
 """
@@ -60,7 +60,7 @@ class Lanes:
         self.index_type, self.unsigned = ("i64", "u64") if is_wide else ("int", "unsigned")
         self.lines: list[str] = []
         self.depth, self.count = 1, 0
-        self.places = {b.name: f"p{i}" for i, b in enumerate(kernel.buffers)}
+        self.pointers = {b.name: f"p{i}" for i, b in enumerate(kernel.buffers)}
         self.constant = {b.name for b in kernel.inputs}  # what the kernel does not write
         self.types = {b.name: b.dtype for b in (*kernel.buffers, *kernel.scratch)}
         self.names: dict[str, str] = {}  # of locals
@@ -154,7 +154,7 @@ class Lanes:
         return bool(by_data) or any(uses(atom, self.lane) for atom, _ in index.terms)
 
     def is_pack(self, index: Index) -> bool:
-        """Whether the lanes' places lie together, the first at a whole pack."""
+        """Whether the lanes' elements lie together, the first at a whole pack."""
         if self.lane is None or set(data_locals(index)) & self.spread:
             return False
         return is_pack(index, self.lane, self.width)
@@ -171,7 +171,7 @@ class Lanes:
                 continue
             if load.buffer not in self.staged and not self.is_pack(load.index):
                 continue
-            # One place may be read in several branches: it must be there for each of them.
+            # One element may be read in several branches: it must be there for each of them.
             if "" not in guarded and len(guarded) < loads_in(value).count(load):
                 continue
             held = "" if "" in guarded else f"if ({' || '.join(dict.fromkeys(guarded))}) "
@@ -186,11 +186,11 @@ class Lanes:
             self.add(f"unpacked<{self.width}>({self.staged[load.buffer]}[{self.at_pack}], {name});")
             return name
         verb = "fetch" if load.buffer in self.constant else "load"
-        self.add(f"{held}{verb}<{self.width}>({self._place(load.buffer, load.index)}, {name});")
+        self.add(f"{held}{verb}<{self.width}>({self._address(load.buffer, load.index)}, {name});")
         return name
 
-    def _place(self, buffer: str, index: Index) -> str:
-        return f"{self.places[buffer]} + {self.index(index)}"
+    def _address(self, buffer: str, index: Index) -> str:
+        return f"{self.pointers[buffer]} + {self.index(index)}"
 
     def early(self, body: Sequence[Statement], guard: str = "") -> None:
         """Loads of some statements made before all of them, where no store comes between.
@@ -215,15 +215,15 @@ class Lanes:
         type_ = scalars.register(load.dtype)
         if not self.index_differs(load.index):
             name = self.loaded[load] = self.new("held")
-            place = f"get({self.places[load.buffer]}[{self.index(load.index)}])"
-            found = f"{guard} ? {place} : ({type_})0" if guard else place
+            address = f"get({self.pointers[load.buffer]}[{self.index(load.index)}])"
+            found = f"{guard} ? {address} : ({type_})0" if guard else address
             self.add(f"const {type_} {name} = {found};")
         elif self.is_pack(load.index):
             name = self.packs[load] = self.new("pack")
             self.add(f"{type_} {name}[{self.width}];")
             held = f"if ({guard}) " if guard else ""
-            place = self._place(load.buffer, load.index)
-            self.add(f"{held}load<{self.width}>({place}, {name});")
+            address = self._address(load.buffer, load.index)
+            self.add(f"{held}load<{self.width}>({address}, {name});")
 
     def _loads(self, value: Value, guards: Guards) -> Iterator[tuple[Load, Guards]]:
         """Loads, and the guards around them, on which all lanes of a pack agree."""
@@ -301,7 +301,7 @@ class Lanes:
         elif isinstance(value, Load) and value.buffer in self.staged:
             type_ = f"Pack<{scalars.memory(self.types[buffer])}, {self.width}>"
             row = f"{self.staged[value.buffer]}[{self.at_pack}]"
-            self.add(f"*({type_} *)({self._place(buffer, index)}) = {row};")
+            self.add(f"*({type_} *)({self._address(buffer, index)}) = {row};")
         else:
             self._store_lanes(buffer, index, value, guard)
 
@@ -311,23 +311,23 @@ class Lanes:
                 own = f"{self.held[buffer]}[{self.at_pack}][u]"
                 self.each(lambda: f"{own} = {self._typed(value)};")
             elif guard is None and self.is_pack(index):
-                array, at = self.array(value), self._place(buffer, index)
+                array, at = self.array(value), self._address(buffer, index)
                 self.add(f"store<{self.width}>({at}, {array});")
             else:
                 self.each(lambda: self._put(buffer, index, value, guard))
 
     def _put(self, buffer: str, index: Index, value: Value, guard: Within | None) -> str:
-        text = f"put({self.places[buffer]}[{self.index(index)}], {self._typed(value)});"
+        text = f"put({self.pointers[buffer]}[{self.index(index)}], {self._typed(value)});"
         return text if guard is None else f"if ({self.value(guard)}) {text}"
 
     def _stage(self, buffer: str, value: Value) -> None:
         """A pack to where a row is staged: as it is in memory, or as it was computed."""
         row = f"{self.staged[buffer]}[{self.at_pack}]"
         if isinstance(value, Load) and value.buffer not in self.staged:
-            place = self._place(value.buffer, value.index)
-            read = f"*(const Pack<{scalars.memory(value.dtype)}, {self.width}> *)({place})"
+            address = self._address(value.buffer, value.index)
+            read = f"*(const Pack<{scalars.memory(value.dtype)}, {self.width}> *)({address})"
             if value.buffer in self.constant:
-                read = f"fetched<{self.width}>({place})"
+                read = f"fetched<{self.width}>({address})"
             self.add(f"{row} = {read};")
             return
         with self.packed(value):
@@ -352,10 +352,10 @@ class Lanes:
             with self.packed(value):
                 self.each(lambda: f"{own} = {own} + {self.value(value)};")
             return
-        place = self.places[buffer]
+        address = self.pointers[buffer]
 
         def line() -> str:
-            at = f"{place}[{self.index(index)}]"
+            at = f"{address}[{self.index(index)}]"
             found = scalars.apply("add", [f"get({at})", self.value(value)], dtype, dtype)
             return f"put({at}, ({scalars.register(dtype)})({found}));"
 
@@ -380,7 +380,7 @@ class Lanes:
                     return f"{self.packs[value]}[u]"
                 if value in self.loaded:
                     return self.loaded[value]
-                return f"get({self.places[buffer]}[{self.index(index)}])"
+                return f"get({self.pointers[buffer]}[{self.index(index)}])"
             case Local(name):
                 return self._local(name)
             case Position(index, dtype):
@@ -404,10 +404,10 @@ class Lanes:
                 # Where all lanes agree the first one tells, so that it is told once.
                 is_walked, self.unrolling = self.unrolling, not self._agrees(value)
                 self.unrolling = self.unrolling and is_walked
-                place, (least, most) = self.index(index), index.range
+                address, (least, most) = self.index(index), index.range
                 self.unrolling = is_walked
-                bounds = [f"({place}) >= {low}"] if least < low else []
-                bounds += [f"({place}) < {high}"] if most >= high else []
+                bounds = [f"({address}) >= {low}"] if least < low else []
+                bounds += [f"({address}) < {high}"] if most >= high else []
                 return f"({' && '.join(bounds) or 'true'})"
             case Guarded(guard, inner, other):
                 return f"({self.value(guard)} ? {self.value(inner)} : {self.value(other)})"
@@ -444,7 +444,7 @@ class Lanes:
         return f"{self.names[name]}[u]" if is_array else self.names[name]
 
     def index(self, index: Index) -> str:
-        """A place; of the first lane, or of the lane at hand while lanes are walked."""
+        """An index; of the first lane, or of the lane at hand while lanes are walked."""
         wide = "(int)" if is_narrow(index) else "(i64)"
         parts = []
         for atom, factor in index.terms:

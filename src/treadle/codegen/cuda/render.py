@@ -105,7 +105,7 @@ class Writer(Lanes):
     def _begin_thread(self) -> None:
         type_, lanes = self.index_type, self.grid.lanes
         for i, b in enumerate(self.kernel.scratch):
-            self.places[b.name] = f"s{i}"
+            self.pointers[b.name] = f"s{i}"
             self.add(f"{scalars.memory(b.dtype)} s{i}[{max(1, b.size)}];")
         self.add(f"{type_} turn = ({type_})block * {self.geometry.threads} + threadIdx.x;")
         self.add(f"if (turn >= {self.grid.count // lanes}) return;")
@@ -137,7 +137,7 @@ class Writer(Lanes):
                 type_ = f"Pack<{type_}, {b.pack}>"
                 name = self.staged[b.name] = b.name
             else:
-                self.places[b.name] = name
+                self.pointers[b.name] = name
             self.add(f"{type_} *{name} = ({type_} *)(shared + {offset} + {team});")
         for b in self.kernel.scratch:
             if b.space is Space.PRIVATE and b not in self.sums:
@@ -213,26 +213,26 @@ class Writer(Lanes):
         self._column_rows(loop, "q", self.index_type, "ty")
         tall, groups = self.geometry.share, self.geometry.groups
         sums = sums_of(loop)
-        places = {local: self.new("tall") for local in sums}
+        shared = {local: self.new("tall") for local in sums}
         for local, s in sums.items():
             width = self.width if local in self.spread else 1
-            type_, place = scalars.register(s.value.dtype), places[local]
-            self.add(f"__shared__ {type_} {place}[{tall}][{groups * width}];")
-            self._column(local, f"{place}[ty][AT] = NAME;")
+            type_, part = scalars.register(s.value.dtype), shared[local]
+            self.add(f"__shared__ {type_} {part}[{tall}][{groups * width}];")
+            self._column(local, f"{part}[ty][AT] = NAME;")
         self.add("__syncthreads();")
         with self.block(f"for (int h = {tall // 2}; h > 0; h >>= 1)"):
             with self.block("if (ty < h)"):
                 for local, s in sums.items():
-                    own, other = (f"{places[local]}[{row}][AT]" for row in ("ty", "ty + h"))
+                    own, other = (f"{shared[local]}[{row}][AT]" for row in ("ty", "ty + h"))
                     self._column(local, f"{own} = {OPS[s.op]}::of({own}, {other});")
             self.add("__syncthreads();")
         if is_last:
             self.add("if (ty != 0) return;")
-        for local, place in places.items():
-            self._column(local, f"NAME = {place}[0][AT];")
+        for local, part in shared.items():
+            self._column(local, f"NAME = {part}[0][AT];")
 
     def _column(self, local: str, line: str) -> None:
-        """A line for the sum of each lane: AT is its place among the block's, NAME its name."""
+        """A line for the sum of each lane: AT is its index among the block's, NAME its name."""
         name = self.name(local)
         if local not in self.spread:
             self.add(line.replace("AT", "tx").replace("NAME", name))

@@ -1,4 +1,4 @@
-"""Sums whose places are data, in a fixed order and without waiting for each other.
+"""Sums whose indices are data, in a fixed order and without waiting for each other.
 
 A block owns some rows of the result: its warps look through the indices, note in order which are
 its own, and add what belongs to its rows in shared memory, a thread for every column. The sums have
@@ -45,10 +45,10 @@ class _Scatter(Lanes):
         self.size = sums_bytes(kernel, template)
 
     def written(self) -> list[str]:
-        warps, place = self.warps, self.places[self.found.update.buffer]
+        warps, pointer = self.warps, self.pointers[self.found.update.buffer]
         self._begin()
         is_filled = self.found.is_filled
-        self._over_rows("sums[q] = 0;" if is_filled else f"sums[q] = get({place}[{{at}}]);")
+        self._over_rows("sums[q] = 0;" if is_filled else f"sums[q] = get({pointer}[{{at}}]);")
         self.add("int from = 0, owner = 0;")
         self.add("bool is_mine = true;")
         with self.block("while (true)"):
@@ -63,7 +63,7 @@ class _Scatter(Lanes):
             self.add("__syncthreads();")
             self.add(f"if (owner == {warps}) break;")
             self.add("is_mine = warp == owner;")
-        self._over_rows(f"put({place}[{{at}}], sums[q]);")
+        self._over_rows(f"put({pointer}[{{at}}], sums[q]);")
         return self.lines
 
     def _begin(self) -> None:
@@ -75,17 +75,17 @@ class _Scatter(Lanes):
         self.add(f"__shared__ int totals[{self.warps + 1}], resumed[{self.warps}];")
         self.add(f"const int warp = threadIdx.x / {self.warp}, lane = threadIdx.x % {self.warp};")
         self.add(f"const i64 first = (i64)block * {self.rows};")
-        last = f"{self.found.place.extent} - first"
+        last = f"{self.found.row.extent} - first"
         self.add(f"const int owned = (int)t_min<i64>({self.rows}, {last}) * {self.found.width};")
 
     def _over_rows(self, line: str) -> None:
         found, width = self.found, self.found.width
-        self.add("#pragma unroll 8")
+        self.add(f"#pragma unroll {self.terms}")
         with self.block(f"for (int q = threadIdx.x; q < owned; q += {self.threads})"):
             self.add(f"const i64 row = first + q / {width};")
             self.add(f"{self.index_type} column = q % {width};")
             self.decode("column", found.columns)
-            self.names[found.place.local] = "row"
+            self.names[found.row.local] = "row"
             self.add(line.format(at=self.index(found.update.index)))
 
     def _look(self) -> None:
@@ -103,10 +103,10 @@ class _Scatter(Lanes):
                 self.add("near[j] = -1;")
                 with self.block(f"if (turn < {found.count})"):
                     self.decode("turn", found.updates)
-                    for let in self._needed({found.place.local}):
+                    for let in self._needed({found.row.local}):
                         self.let(let.local, let.value)
-                    place = self.index(Index(((found.place, 1),)))
-                    self.add(f"const i64 at = (i64)({place}) - first;")
+                    row = self.index(Index(((found.row, 1),)))
+                    self.add(f"const i64 at = (i64)({row}) - first;")
                     held = "" if found.held is None else f" && {self.value(found.held)}"
                     self.add(f"if (at >= 0 && at < {self.rows}{held}) near[j] = (int)at;")
             self.add("#pragma unroll")

@@ -25,8 +25,6 @@ from treadle.kernel.nodes import (
 )
 from treadle.kernel.traverse import walk
 
-MOST_UNROLLED = 8  # steps along the depth that are written out
-
 
 def tiled_lines(kernel: Kernel, tiled: Tiled) -> list[str]:
     """Lines of the function of a contraction."""
@@ -56,7 +54,7 @@ class _Panel:
         w.add("#pragma unroll")
         return w.block(f"for (int e = {begin}; e < {begin + count}; ++e)")
 
-    def _place(self) -> list[str]:
+    def _which(self) -> list[str]:
         """Which pack this is, and the condition under which there is one."""
         w, panel, threads = self.w, self.panel, self.w.geometry.threads
         fast = (self.filled if panel.is_along else panel.length) // panel.lanes
@@ -71,25 +69,25 @@ class _Panel:
         before = dict(w.vars)
         w.add(f"{self.wide} {got}[{count}][{v}];")
         with self._each(begin, count):
-            limits = self._place()
+            limits = self._which()
             i, d = ("far", "near") if self.panel.is_along else ("near", "far")
             w.add(f"const int at = {self.first} + {i}, turn = start + {d};")
             w.decode("at", self.loops)
             w.decode("turn", w.tile.depth)
             limits += [f"at < {self.count}"] if self.count % self.panel.length else []
             limits += [f"turn < {self.whole}"] if self.whole % self.filled else []
-            place = f"{w.places[load.buffer]} + {w.index(load.index)}"
+            address = f"{w.pointers[load.buffer]} + {w.index(load.index)}"
             w.add(f"{scalars.register(load.dtype)} pack[{v}] = {{}};")
-            w.add(f"if ({' && '.join(limits) or 'true'}) load<{v}>({place}, pack);")
+            w.add(f"if ({' && '.join(limits) or 'true'}) load<{v}>({address}, pack);")
             w.unrolled(f"{got}[e - {begin}][u] = ({self.wide})pack[u];", v)
         w.vars = before
 
     def store(self, begin: int, count: int) -> None:
         w, got = self.w, f"{self.name}_{begin}"
         with self._each(begin, count):
-            limits = self._place()
-            place = f"{self.name} + far * {self.panel.step} + near"
-            text = f"store<{self.panel.lanes}>({place}, {got}[e - {begin}]);"
+            limits = self._which()
+            address = f"{self.name} + far * {self.panel.step} + near"
+            text = f"store<{self.panel.lanes}>({address}, {got}[e - {begin}]);"
             w.add(f"if ({limits[0]}) {text}" if limits else text)
 
     def clear(self) -> None:
@@ -187,7 +185,7 @@ class _Contraction(Writer):
             panel.clear()
         self.add("__syncthreads();")
         steps = tile.tile_depth // tile.shares
-        self.add(f"#pragma unroll {max(1, min(MOST_UNROLLED, steps))}")
+        self.add(f"#pragma unroll {tile.unroll}")
         with self.block(f"for (int e = 0; e < {steps}; ++e)"):
             self.add(f"const int d = share + e * {tile.shares};")
             self.add(f"{self.wide} a[{tile.down}], b[{tile.across}];")

@@ -8,7 +8,6 @@ still read what it changes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -22,12 +21,13 @@ from treadle.kernel.nodes import (
     Kernel,
     Let,
     Literal,
-    Role,
     Statement,
     Store,
 )
 from treadle.kernel.packs import is_pack, lanes_for
+from treadle.kernel.races import meeting_in
 from treadle.kernel.target import Mapping
+from treadle.kernel.traverse import walk
 from treadle.schedule.mapping.shapes import (
     Shape,
     extent_of,
@@ -41,48 +41,47 @@ from treadle.schedule.mapping.shapes import (
 
 def chosen_shape(kernel: Kernel, mapping: Mapping, is_aligned: bool = True) -> Shape:
     """How a kernel is spread; of two ways to share sums of columns the one with more threads."""
-    tree = tree_of(kernel, mapping, is_aligned)
-    in_order = warps_of(kernel, mapping) if is_aligned else None
-    if tree is not None and in_order is not None:
-        return tree if tree.launched > in_order.launched else in_order
-    return tree or in_order or shape_of(kernel, mapping, is_aligned)
+    lets, grid, body = peeled(kernel)
+    loops = [s for s in body if isinstance(s, For)]
+    if kernel.scratch or not grid or not loops or not _are_sums_of_columns(body):
+        return shape_of(kernel, mapping, is_aligned)
+    lanes = lanes_for(kernel, grid[-1], body, mapping) if is_aligned else 1
+    one = Shape(lets, grid, body, 1, mapping.threads, lanes)
+    found = [s for s in (_in_order(one, loops, mapping), _tree(one, loops, mapping)) if s]
+    if not found:
+        return shape_of(kernel, mapping, is_aligned)
+    return max(found, key=lambda shape: shape.launched)
+
+
+def _sums(loops: Sequence[For]) -> list[Accumulate]:
+    return [s for loop in loops for s in nested(loop)[1] if isinstance(s, Accumulate)]
 
 
 # One thread of a column in each warp
 
 
-def warps_of(kernel: Kernel, mapping: Mapping) -> Shape | None:
-    """The shape of a kernel with one sum of columns; None for any other."""
-    lets, grid, body = peeled(kernel)
-    inner = [s for s in body if isinstance(s, For)]
-    if kernel.scratch or len(inner) != 1 or not grid:
-        return None
-    (loop,) = inner
-    loops, statements = nested(loop)
-    lanes = lanes_for(kernel, grid[-1], body, mapping)
-    rows = math.prod(v.extent for v in loops)
-    if lanes == 1 or rows < 2 * mapping.least_each:
-        return None
-    if not _are_sums_of_columns(body) or not _stores_apart(body, loops, loop):
+def _in_order(one: Shape, inner: Sequence[For], mapping: Mapping) -> Shape | None:
+    """One sum, of columns that lie in whole packs; None for any other."""
+    loops, statements = nested(inner[0])
+    if len(inner) != 1 or one.lanes == 1 or extent_of(inner[0]) < 2 * mapping.least_each:
         return None
     large = [a.index for a in accesses(statements) if any(_moves(a.index, v) for v in loops)]
-    across = [is_pack(i, grid[-1], lanes) for i in large if _moves(i, grid[-1])]
+    last = one.grid[-1]
+    across = [is_pack(i, last, one.lanes) for i in large if _moves(i, last)]
     if not across or not all(across):
         return None
-    shape = Shape(lets, grid, body, 1, mapping.warp, lanes, Combine.IN_ORDER)
-    sums = [s for s in statements if isinstance(s, Accumulate)]
-    count = _warps(shape, sums, rows, mapping)
-    return replace(shape, share=count, threads=mapping.warp * count)
+    count = _warps(one, inner[0], mapping)
+    return replace(one, share=count, threads=mapping.warp * count, combine=Combine.IN_ORDER)
 
 
-def _warps(shape: Shape, sums: Sequence[Accumulate], rows: int, mapping: Mapping) -> int:
+def _warps(one: Shape, loop: For, mapping: Mapping) -> int:
     """Warps that share a column, as many as have rows to sum and room for their parts."""
-    blocks = shape.count // shape.lanes // mapping.warp
-    part = mapping.warp * shape.lanes * sum(max(4, s.value.dtype.itemsize) for s in sums)
+    blocks = one.count // one.lanes // mapping.warp
+    part = mapping.warp * one.lanes * sum(max(4, s.value.dtype.itemsize) for s in _sums([loop]))
     is_many = blocks >= mapping.few_blocks
     most = mapping.column_warps if is_many else mapping.most_threads // mapping.warp
     most, count = min(most, mapping.column_bytes // part), 2
-    while 2 * count <= min(most, rows // mapping.least_each):
+    while 2 * count <= min(most, extent_of(loop) // mapping.least_each):
         count *= 2
     return count
 
@@ -91,64 +90,25 @@ def _moves(index: Index, var: Var) -> bool:
     return any(uses(atom, var) for atom, _ in index.terms)
 
 
-def _stores_apart(body: Sequence[Statement], loops: Sequence[Var], loop: For) -> bool:
-    """Whether what rows store is read nowhere, and no two rows store to one element."""
-    stores = [s for s in nested(loop)[1] if isinstance(s, Store)]
-    stored = {s.buffer for s in stores}
-    if any(a.buffer in stored and not a.writes for a in accesses(list(body))):
-        return False
-    return all(_is_apart(s.index, loops) for s in stores)
-
-
-def _start_from_nothing(sums: dict[str, Accumulate], before: Sequence[Statement]) -> bool:
-    starts = {s.local: s.value for s in before if isinstance(s, Let)}
-    return all(
-        isinstance(start := starts.get(local), Literal)
-        and start.value == identity(s.op, s.value.dtype)
-        for local, s in sums.items()
-    )
-
-
-def _is_apart(index: Index, loops: Sequence[Var]) -> bool:
-    """Whether elements of two rows differ: each factor is beyond the reach of the smaller ones."""
-    if not all(isinstance(atom, Var) for atom, _ in index.terms):
-        return False
-    known = {atom for atom, _ in index.terms}
-    reach = 0
-    for atom, factor in sorted(index.terms, key=lambda t: abs(t[1])):
-        assert isinstance(atom, Var)
-        if abs(factor) <= reach:
-            return False
-        reach += abs(factor) * (atom.extent - 1)
-    return all(v in known for v in loops if v.extent > 1)
-
-
 # Rows of threads
 
 
-def tree_of(kernel: Kernel, mapping: Mapping, is_aligned: bool = True) -> Shape | None:
-    """The shape of a kernel of sums of columns that rows of threads share; None for any other."""
-    lets, grid, body = peeled(kernel)
-    loops = [s for s in body if isinstance(s, For)]
-    if not loops or not grid or kernel.scratch or not _are_sums_of_columns(body):
+def _tree(one: Shape, loops: Sequence[For], mapping: Mapping) -> Shape | None:
+    """Sums whose rows of threads fill whole blocks; None for any other."""
+    if not lies_across(one.grid, loops):
         return None
-    if not lies_across(grid, loops):
-        return None
-    rows, count = min(map(extent_of, loops)), math.prod(v.extent for v in grid)
-    inner = [s for loop in loops for s in nested(loop)[1]]
-    room = sum(s.value.dtype.itemsize for s in inner if isinstance(s, Accumulate))
-    room *= mapping.threads
-    lanes = lanes_for(kernel, grid[-1], body, mapping) if is_aligned else 1
+    rows, lanes = min(map(extent_of, loops)), one.lanes
+    room = sum(s.value.dtype.itemsize for s in _sums(loops)) * mapping.threads
     least = mapping.busy // 4 // mapping.tallest
-    while lanes > 1 and (count // lanes < least or room * lanes > mapping.tall_bytes):
+    while lanes > 1 and (one.count // lanes < least or room * lanes > mapping.tall_bytes):
         lanes //= 2
-    tall = mapping.tallest
+    count, tall = one.count // lanes, mapping.tallest
     while tall > 1:
-        is_even = count // lanes % (mapping.threads // tall) == 0
-        is_full = count // lanes * tall > mapping.tall_threads
+        is_even = count % (mapping.threads // tall) == 0
+        is_full = count * tall > mapping.tall_threads
         if is_even and mapping.tall_rows * tall <= rows and not is_full:
-            ordered = _stores_last(body)
-            return Shape(lets, grid, ordered, tall, mapping.threads, lanes, Combine.TREE)
+            body = _stores_last(one.body)
+            return replace(one, body=body, share=tall, lanes=lanes, combine=Combine.TREE)
         tall //= 2
     return None
 
@@ -166,17 +126,26 @@ def _are_sums_of_columns(body: Sequence[Statement]) -> bool:
 
 
 def _is_sum_of_columns(before: Sequence[Statement], loop: Statement) -> bool:
-    """Whether a loop only accumulates from nothing, and perhaps stores what it adds."""
+    """Whether a loop only accumulates from nothing, and perhaps stores what it adds.
+
+    Its rows do not meet in what they store.
+    """
     assert isinstance(loop, For)
     inner = nested(loop)[1]
-    if loop.role is not Role.SEQUENTIAL or loop.stop is not None:
-        return False
     stores = [s for s in inner if isinstance(s, Store)]
     plain = tuple(s for s in inner if not isinstance(s, Store))
-    sums = {s.local: s for s in plain if isinstance(s, Accumulate)}
-    if not _start_from_nothing(sums, before) or not is_sum(replace(loop, body=plain)):
+    starts = {s.local: s.value for s in before if isinstance(s, Let)}
+    if not is_sum(replace(loop, body=plain)):
         return False
-    return not any(s.guard or set(sums) & locals_in(s.value) for s in stores)
+    for s in (s for s in plain if isinstance(s, Accumulate)):
+        start = starts.get(s.local)
+        if not isinstance(start, Literal) or start.value != identity(s.op, s.value.dtype):
+            return False
+    summed = {s.local for s in plain if isinstance(s, Accumulate)}
+    if any(s.guard or summed & locals_in(s.value) for s in stores):
+        return False
+    rows = [s for s in walk([loop]) if isinstance(s, For)]
+    return not stores or not any(meeting_in(row) for row in rows)
 
 
 def _stores_last(body: tuple[Statement, ...]) -> tuple[Statement, ...]:

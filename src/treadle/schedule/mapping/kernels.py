@@ -115,7 +115,7 @@ def _map_scatter(kernel: Kernel, mapping: Mapping) -> Kernel:
     rows = max(1, min(mapping.scatter_rows, room))
     template = Scattered(
         rows,
-        -(-found.place.extent // rows),
+        -(-found.row.extent // rows),
         mapping.scatter_noted,
         mapping.scatter_looked,
         mapping.scatter_terms,

@@ -11,6 +11,7 @@ from treadle.kernel.mapped import PACK
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.program import Phase, Program, Step
 from treadle.kernel.target import Mapping, Target
+from treadle.kernel.verify_mapping import verify_mapping
 from treadle.schedule.mapping.cooperative import cooperative_runs, shares, sized
 from treadle.schedule.mapping.kernels import map_kernel
 from treadle.schedule.mapping.precision import may_exceed, unrounded_locals
@@ -88,7 +89,9 @@ class _Mapper:
             is_cooperative=beside is not None,
             unrounded=unrounded,
         )
-        return replace(found, geometry=geometry)
+        mapped = replace(found, geometry=geometry)
+        verify_mapping(mapped, self.mapping)
+        return mapped
 
 
 def _most_calls(steps: Sequence[Step]) -> Counter[int]:

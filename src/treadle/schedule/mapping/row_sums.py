@@ -14,7 +14,10 @@ from treadle.kernel.index import Var, substitute, variable
 from treadle.kernel.nodes import (
     For,
     Kernel,
+    Let,
+    Literal,
     Load,
+    Local,
     Role,
     Space,
     Statement,
@@ -22,6 +25,7 @@ from treadle.kernel.nodes import (
 )
 from treadle.kernel.rowsums import RowSums, row_sums_of
 from treadle.kernel.target import Mapping
+from treadle.kernel.traverse import walk
 from treadle.schedule.mapping.groups import Group, nest
 from treadle.schedule.mapping.staging import (
     COMMON,
@@ -39,6 +43,8 @@ def map_row_sums(kernel: Kernel, mapping: Mapping) -> Kernel | None:
     sums = [b for b in kernel.scratch if b.size > 1]
     if rows is None or len({b.size for b in sums}) != 1:
         return None
+    if not all(_is_zero(s) for s in walk(rows.before) if not isinstance(s, For)):
+        return None  # every warp starts from it
     lanes = _lanes(kernel, rows, {b.name for b in sums}, sums[0].size, mapping)
     if lanes is None or -(-sums[0].size // (mapping.warp * lanes)) > mapping.unrolled:
         return None
@@ -61,6 +67,14 @@ def map_row_sums(kernel: Kernel, mapping: Mapping) -> Kernel | None:
         scratch=(*memory, *(s.memory for s in stages)),
         geometry=Geometry(threads, threads, mapping.warp, room=2),
     )
+
+
+def _is_zero(statement: Statement) -> bool:
+    """Whether a statement names or stores 0, or stores what was named so."""
+    if isinstance(statement, Store) and isinstance(statement.value, Local):
+        return True
+    value = statement.value if isinstance(statement, (Let, Store)) else None
+    return isinstance(value, Literal) and value.value == 0
 
 
 def _lanes(

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from treadle.kernel.access import accesses, loads_in, loads_of, map_loads, names_in
+from treadle.kernel.cost import padded
 from treadle.kernel.index import Index, Var, data_locals, substitute, variable
 from treadle.kernel.nodes import (
     Accumulate,
@@ -75,18 +76,18 @@ def stages_of(
 ) -> list[Stage]:
     """What a group stages of the rows it walks."""
     walks = _walks(kernel, body, share, mapping)
-    longest = max((w.var.extent * w.lanes for w in walks), default=0)
-    if len({(w.var.extent, w.lanes) for w in walks}) != 1:
-        walks = [w for w in walks if w.var.extent * w.lanes == longest]
-    if len(walks) < 2 or walks[0].lanes == 1:
+    sizes = [(w.var.extent, w.lanes) for w in walks]
+    extent, lanes = max(sizes, key=math.prod, default=(0, 1))
+    walks = [w for w, size in zip(walks, sizes, strict=True) if size == (extent, lanes)]
+    if len(walks) < 2 or lanes == 1:
         return []
-    extent, lanes = walks[0].var.extent, walks[0].lanes
     turns = -(-extent // (share * lanes))
     in_registers = turns <= mapping.unrolled
     if not in_registers and share == mapping.warp:
         return []
     dtypes = {b.name: b.dtype for b in kernel.buffers}
-    room = mapping.registers if in_registers else min(mapping.staged, mapping.shared_limit)
+    limit = mapping.shared_limit - sum(padded(b.nbytes) for b in kernel.scratch)
+    room = mapping.registers if in_registers else min(mapping.staged, limit)
     space = Space.PRIVATE if in_registers else Space.SHARED
     found = list[Stage]()
     for key, loops in _repeated(body, walks).items():

@@ -121,55 +121,49 @@ def map_contraction(
     """The kernel with its tile; its loops say what is computed."""
     tile = best_tile(found, is_aligned, mapping, blocks)
     depth = tile.depth(found, min(mapping.tile_bytes, mapping.shared_limit))
-    panels = [
-        _panel(load, loops, length, found.depth, depth, tile.shares, is_aligned, mapping)
-        for load, loops, length in (
-            (found.left, found.rows, tile.rows),
-            (found.right, found.columns, tile.columns),
-        )
-    ]
-    copies = [_copies(panel, found, depth, mapping.threads) for panel in panels]
-    held = sum(n * panel.lanes for n, panel in zip(copies, panels, strict=True))
+    pack = mapping.pack if is_aligned else 1
+    left = _panel(found.left, found.rows, tile.rows, found, tile, depth, pack)
+    right = _panel(found.right, found.columns, tile.columns, found, tile, depth, pack)
+    # Copies of both panels are under way at once, where a thread has registers for them.
+    left, right = (_in_batches(p, found, depth, mapping.threads) for p in (left, right))
+    held = left.batch * left.lanes + right.batch * right.lanes
     is_whole = held <= mapping.in_flight
-    left, right = (
-        replace(panel, batch=n if is_whole else max(1, mapping.in_flight // panel.lanes))
-        for n, panel in zip(copies, panels, strict=True)
-    )
+    if not is_whole:
+        most = (max(1, mapping.in_flight // p.lanes) for p in (left, right))
+        left, right = (replace(p, batch=n) for p, n in zip((left, right), most, strict=True))
+    unroll = max(1, min(mapping.tile_unroll, depth // tile.shares))
     template = Tiled(
         found.batch, found.rows, found.columns, found.depth, found.is_swapped,
-        depth, tile.down, tile.across, tile.shares, left, right, is_whole,
+        depth, tile.down, tile.across, tile.shares, left, right, is_whole, unroll,
     )  # fmt: skip
     body = (*found.lets, *nest(found.grid, Role.GRID, in_order(found.body)))
-    return replace(
-        kernel, body=body, geometry=Geometry(mapping.threads, 1, mapping.warp, template=template)
-    )
+    geometry = Geometry(mapping.threads, 1, mapping.warp, template=template)
+    return replace(kernel, body=body, geometry=geometry)
 
 
 def _panel(
     load: Load,
     loops: tuple[Var, ...],
     length: int,
-    depths: tuple[Var, ...],
+    found: Contraction,
+    tile: Tile,
     depth: int,
-    shares: int,
-    packs: bool,
-    mapping: Mapping,
+    pack: int,
 ) -> Panel:
     """How a block holds one operand: along the depth where that lies together, or across it."""
-    is_along = _lies_along(load, depths)
-    along = depths[-1] if is_along else loops[-1]
-    filled = min(depth, math.prod(v.extent for v in depths))
-    count = filled if is_along else length
-    lanes, most = 1, mapping.pack // load.dtype.itemsize if packs else 1
-    while lanes < most:
+    is_along = _lies_along(load, found.depth)
+    along = found.depth[-1] if is_along else loops[-1]
+    count = min(depth, found.sizes[-1]) if is_along else length
+    lanes = 1
+    while 2 * lanes * load.dtype.itemsize <= pack:
         wide = 2 * lanes
         if along.extent % wide or count % wide or not is_pack(load.index, along, wide):
             break
         lanes = wide
-    return Panel(is_along, length, _step(is_along, length, depth, shares), lanes, 0)
+    return Panel(is_along, length, _step(is_along, length, depth, tile.shares), lanes, 0)
 
 
-def _copies(panel: Panel, found: Contraction, depth: int, threads: int) -> int:
-    """How often each thread copies a pack until all of a panel is there."""
+def _in_batches(panel: Panel, found: Contraction, depth: int, threads: int) -> Panel:
+    """The panel with as many copies under way as each thread makes."""
     packs = panel.length * min(depth, found.sizes[-1]) // panel.lanes
-    return -(-packs // threads)
+    return replace(panel, batch=-(-packs // threads))
