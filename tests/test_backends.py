@@ -15,6 +15,7 @@ import treadle as td
 from cuda_backend import needs_gpu
 from fake_cuda import FakeDriver, fake_gpu
 from interpreted_backend import InterpretedBackend
+from refusals import refused
 from treadle import losses, nn, optim, pipeline
 from treadle.backends import compiled, registry, stored, views
 from treadle.backends.cpu.backend import CPU, CpuToolchain
@@ -94,7 +95,9 @@ def test_a_profile_of_the_oracle_is_by_op() -> None:
 def test_a_profile_of_the_cpu_has_every_kernel() -> None:
     step = step_on("cpu")
     assert {r.kernel for r in step.profile(BATCH).kernels} == set(step.report.kernels)
-    assert not step.kernels[0].cuda.isspace(), "kernels have every language"
+    kernel = step.kernels[0]
+    assert "define" in kernel.llvm
+    refused(lambda: kernel.cuda, DeviceError, "kernel.cuda", "llvm, assembly")
 
 
 @pytest.mark.parametrize("debug", [False, True])

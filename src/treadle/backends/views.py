@@ -13,7 +13,8 @@ from typing import Any
 
 from treadle.backends.compiled import compiled_part
 from treadle.backends.protocol import Toolchain
-from treadle.backends.registry import DEVICES, backend
+from treadle.backends.registry import backend
+from treadle.base.errors import DeviceError
 from treadle.compile_report import CompileOptions
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.plan import KernelFacts
@@ -64,19 +65,18 @@ class KernelView:
         return self._in("cuda")
 
     def _in(self, language: str) -> str:
-        """The kernel as its own toolchain writes it, or as the one that has the language does."""
+        """The kernel as its own toolchain writes it."""
         own = self._toolchain
-        tools = own if language in own.languages else toolchain_for(language)
-        return tools.text(self._kernel(), language)
+        if language not in own.languages:
+            raise DeviceError(
+                f"kernel.{language}",
+                f"{self.name} was made for another device, and has {', '.join(own.languages)}",
+                "Compile the step for the device whose source you want to see.",
+            )
+        return own.text(self._kernel(), language)
 
     def __repr__(self) -> str:
         return f"Kernel({self.name}, {self.calls} calls, {self.facts.flops:,} flops)"
-
-
-def toolchain_for(language: str) -> Toolchain[Any, Any]:
-    """The first device's that has a language, with the usual options."""
-    every = (backend(name).toolchain(CompileOptions()) for name in DEVICES)
-    return next(tools for tools in every if tools is not None and language in tools.languages)
 
 
 def kernels_of(device: str, program: Executable, options: CompileOptions) -> tuple[KernelView, ...]:
