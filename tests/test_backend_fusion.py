@@ -15,11 +15,11 @@ from treadle.autodiff.backward import differentiate
 from treadle.ir.graph import Graph
 from treadle.kernel.nodes import For, Kernel, Multiply, Statement
 from treadle.kernel.program import Phase, Program
+from treadle.kernel.target import CPU
 from treadle.kernel.text import to_text
 from treadle.memory import assemble as assembling
 from treadle.runtime.native import host
 from treadle.schedule.schedule import schedule
-from treadle.kernel.target import CPU
 
 SHAPES = [(64, 128), (7, 13), (4, 2, 16, 17), (3, 1), (1, 9)]
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import treadle as td
+from layer_cases import Case, built, case, chain, floats, integers
 from sizes import SIZES, SOME, Problem, assert_near, every_size, options, rounded
-from test_layers import EXCEPTIONS, Case, built, case, chain, floats, integers, prepared
+from test_layers import EXCEPTIONS, prepared
 from treadle import nn
 
 Make = Callable[[int, int], Case]

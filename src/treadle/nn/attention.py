@@ -14,7 +14,7 @@ from treadle.frontend.functions.arithmetic import cos, exp, sin, where
 from treadle.frontend.functions.shaping import chunk, concat, iota, permute, reshape, transpose
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.nn import init
-from treadle.nn.containers import Dropout
+from treadle.nn.dropout import Dropout
 from treadle.nn.layers import Linear
 from treadle.nn.module import Module, Parameter
 

@@ -15,7 +15,7 @@ from treadle.frontend.functions.arithmetic import tanh
 from treadle.frontend.functions.shaping import chunk, concat, stack, transpose, zeros
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.nn import init
-from treadle.nn.containers import Dropout
+from treadle.nn.dropout import Dropout
 from treadle.nn.module import Module, Parameter
 
 Carry = tuple[Tensor, ...]
