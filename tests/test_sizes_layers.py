@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+import layer_rows
 import treadle as td
-from layer_cases import Case, built, case, chain, floats, integers
-from sizes import SIZES, SOME, Problem, assert_near, every_size, options, rounded
+from layer_cases import Case, Draw, built, case, chain, floats, integers
+from sizes import SIZES, SOME, Problem, assert_near, check, every_size, options, rounded
 from test_layers import EXCEPTIONS, prepared
 from treadle import nn
 
@@ -70,6 +71,11 @@ ROWS: dict[str, Make] = {
     "Softmax": lambda f, n: case("Softmax", (-1,), floats(n, f)),
     **{n: with_inputs(n) for n in ("Identity", "ReLU", "GELU", "SiLU", "Tanh", "Sigmoid")},
 }
+# Rows of the table of layers, by name. Those that give indices too have a test of their own.
+BY_NAME: dict[str, list[Case]] = {}
+for row in layer_rows.ROWS:
+    if not getattr(row.ours(), "return_indices", False):
+        BY_NAME.setdefault(row.name, []).append(row)
 TOGETHER = {"Sequential", "ModuleList", "SwiGLU"}  # made of layers that have rows of their own
 # Other forms of them, and all sizes of those.
 MORE: dict[str, Make] = {
@@ -90,7 +96,7 @@ MORE: dict[str, Make] = {
 
 def arrays_of(c: Case) -> list[np.ndarray]:
     rng = np.random.default_rng(1)
-    return [rounded(x.array(rng)) for x in c.inputs]
+    return [rounded(x.array(rng) if isinstance(x, Draw) else x) for x in c.inputs]
 
 
 def problem(c: Case) -> Problem:
@@ -123,7 +129,7 @@ def problem(c: Case) -> Problem:
 
 def test_every_layer_has_rows_or_a_reason() -> None:
     public = {n for n, v in vars(nn).items() if isinstance(v, type) and not n.startswith("_")}
-    assert ROWS.keys() | EXCEPTIONS.keys() == public
+    assert ROWS.keys() | EXCEPTIONS.keys() | BY_NAME.keys() == public
     assert all(make(2, 7).name == name for name, make in ROWS.items())
 
 
@@ -131,6 +137,12 @@ def test_every_layer_has_rows_or_a_reason() -> None:
 def test_values_and_gradients(name: str) -> None:
     sizes = SOME if name in TOGETHER else SIZES
     every_size(lambda f, n: problem(ROWS[name](f, n)), sizes=sizes)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_rows_of_the_table(name: str) -> None:
+    """Every configuration of a layer in one program."""
+    check({f"{name} {i}": problem(c) for i, c in enumerate(BY_NAME[name])})
 
 
 @pytest.mark.slow
