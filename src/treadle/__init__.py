@@ -131,6 +131,12 @@ from treadle.frontend.functions.arithmetic import stop_gradient as stop_gradient
 from treadle.frontend.functions.arithmetic import sub as sub
 from treadle.frontend.functions.arithmetic import tanh as tanh
 from treadle.frontend.functions.arithmetic import where as where
+from treadle.frontend.functions.distances import cdist as cdist
+from treadle.frontend.functions.distances import cosine_similarity as cosine_similarity
+from treadle.frontend.functions.distances import normalize as normalize
+from treadle.frontend.functions.distances import pairwise_distance as pairwise_distance
+from treadle.frontend.functions.distances import squared_distances as squared_distances
+from treadle.frontend.functions.distances import vector_norm as vector_norm
 from treadle.frontend.functions.images import channel_shuffle as channel_shuffle
 from treadle.frontend.functions.images import conv_transpose as conv_transpose
 from treadle.frontend.functions.images import fold as fold
