@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from layer_cases import COUNTERPARTS, Case, Draw, case, floats, integers
+from treadle import nn
 
 EDGES = np.array([-1e4, -30.0, -4.0, -0.7, -1e-8, 1e-8, 0.3, 2.9, 30.0, 1e4])
 
@@ -277,5 +278,97 @@ OTHERS = [
     case("EmbeddingBag", {"num_embeddings": 5, "embedding_dim": 2, "mode": "sum", "padding_idx": 0}, np.array([[1, 0, 1], [4, 2, 3]])),
 ]  # fmt: skip
 
+
+def rnn_rows(name: str) -> list[Case]:
+    return [
+        case(name, (3, 4), floats(5, 2, 3)),
+        case(name, (3, 4, 2), floats(5, 2, 3), floats(2, 2, 4)),
+        case(name, {"input_size": 2, "hidden_size": 3, "nonlinearity": "relu"}, floats(3, 2, 2)),
+        case(name, {"input_size": 2, "hidden_size": 3, "bias": False, "batch_first": True}, floats(2, 4, 2)),
+        case(name, {"input_size": 3, "hidden_size": 2, "bidirectional": True, "num_layers": 2}, floats(4, 17, 3)),
+    ]  # fmt: skip
+
+
+def cell_rows(name: str, states: int) -> list[Case]:
+    def state(*shape: int) -> Any:
+        return (floats(*shape), floats(*shape)) if states == 2 else floats(*shape)
+
+    return [
+        case(name, (3, 4), floats(5, 3)),
+        case(name, (3, 4), floats(5, 3), state(5, 4)),
+        case(name, (2, 3, False), floats(17, 2), state(17, 3)),
+        case(name, (2, 3), floats(2), state(3)),
+        case(name, {"input_size": 1, "hidden_size": 1}, floats(2, 1), state(2, 1)),
+    ]
+
+
+HIDDEN = np.array([[False, False, True, False, True], [False, True, True, True, False]])
+LATER = np.triu(np.ones((5, 5), bool), 1)
+BATCH_FIRST = {"embed_dim": 6, "num_heads": 2, "batch_first": True}
+ENCODER = {"d_model": 6, "nhead": 2, "dim_feedforward": 8, "dropout": 0.0}
+
+
+class TorchEncoder(torch.nn.TransformerEncoder):
+    """Ours takes a function that makes a layer, and gives each its own values."""
+
+    def __init__(self, make, num_layers):
+        super().__init__(make(torch.nn), num_layers, enable_nested_tensor=False)
+
+
+class TorchDecoder(torch.nn.TransformerDecoder):
+    def __init__(self, make, num_layers):
+        super().__init__(make(torch.nn), num_layers)
+
+
+def stack_rows(name: str, theirs: Any, layer: str, *inputs: Any) -> list[Case]:
+    found = []
+    for count, options in (
+        (1, {}),
+        (2, {}),
+        (3, {"norm_first": True}),
+        (2, {"activation": "gelu"}),
+        (1, {"bias": False}),
+    ):
+        make = lambda m, o=options: getattr(m, layer)(**ENCODER, **o)  # noqa: E731
+        ours = lambda n=count, f=make: getattr(nn, name)(lambda: f(nn), n)  # noqa: E731
+        torchs = lambda n=count, f=make: theirs(f, n)  # noqa: E731
+        found.append(Case(name, ours, torchs, inputs, {}, (False, True)))
+    return found
+
+
+SEQUENCES = [
+    *rnn_rows("RNN"),
+    *cell_rows("LSTMCell", 2), *cell_rows("GRUCell", 1), *cell_rows("RNNCell", 1),
+    case("MultiheadAttention", (4, 2), floats(5, 2, 4), floats(3, 2, 4), floats(3, 2, 4)),
+    case("MultiheadAttention", {"embed_dim": 6, "num_heads": 3, "bias": False}, floats(4, 1, 6), floats(4, 1, 6), floats(4, 1, 6), need_weights=False),
+    case("MultiheadAttention", BATCH_FIRST, *[floats(2, 5, 6)] * 3, key_padding_mask=HIDDEN),
+    case("MultiheadAttention", BATCH_FIRST, *[floats(2, 5, 6)] * 3, attn_mask=LATER, average_attn_weights=False),
+    case("MultiheadAttention", BATCH_FIRST, *[floats(2, 5, 6)] * 3, attn_mask=np.where(LATER, -np.inf, 0.3), need_weights=False),
+    case("MultiheadAttention", BATCH_FIRST, *[floats(2, 5, 6)] * 3, attn_mask=LATER, key_padding_mask=HIDDEN[::-1] & (np.arange(5) > 0), need_weights=False),
+    case("MultiheadAttention", {**BATCH_FIRST, "kdim": 3, "vdim": 4}, floats(2, 5, 6), floats(2, 7, 3), floats(2, 7, 4)),
+    case("TransformerEncoderLayer", ENCODER, floats(5, 2, 6)),
+    case("TransformerEncoderLayer", {**ENCODER, "activation": "gelu", "norm_first": True}, floats(5, 2, 6)),
+    case("TransformerEncoderLayer", {**ENCODER, "batch_first": True}, floats(2, 5, 6), src_key_padding_mask=HIDDEN),
+    case("TransformerEncoderLayer", {**ENCODER, "batch_first": True, "layer_norm_eps": 1e-2}, floats(2, 5, 6), src_mask=LATER),
+    case("TransformerEncoderLayer", {**ENCODER, "bias": False}, floats(17, 1, 6)),
+    case("TransformerDecoderLayer", ENCODER, floats(5, 2, 6), floats(3, 2, 6)),
+    case("TransformerDecoderLayer", {**ENCODER, "activation": "gelu", "norm_first": True}, floats(5, 2, 6), floats(3, 2, 6)),
+    case("TransformerDecoderLayer", {**ENCODER, "batch_first": True}, floats(2, 4, 6), floats(2, 5, 6), memory_key_padding_mask=HIDDEN),
+    case("TransformerDecoderLayer", {**ENCODER, "batch_first": True}, floats(2, 5, 6), floats(2, 3, 6), tgt_mask=LATER),
+    case("TransformerDecoderLayer", {**ENCODER, "bias": False}, floats(4, 1, 6), floats(17, 1, 6)),
+    *stack_rows("TransformerEncoder", TorchEncoder, "TransformerEncoderLayer", floats(5, 2, 6)),
+    *stack_rows("TransformerDecoder", TorchDecoder, "TransformerDecoderLayer", floats(5, 2, 6), floats(3, 2, 6)),
+]  # fmt: skip
+
 UNPOOLS = [c for d in (1, 2, 3) for c in unpool(d)]
-ROWS = [*ACTIVATIONS, *NORMS, *CONVOLUTIONS, *POOLS, *UNPOOLS, *PADS, *RESIZING, *OTHERS]
+ROWS = [
+    *ACTIVATIONS,
+    *NORMS,
+    *CONVOLUTIONS,
+    *POOLS,
+    *UNPOOLS,
+    *PADS,
+    *RESIZING,
+    *OTHERS,
+    *SEQUENCES,
+]
