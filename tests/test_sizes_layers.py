@@ -15,6 +15,7 @@ from layer_cases import Case, Draw, built, case, chain, floats, integers
 from sizes import SIZES, SOME, Problem, assert_near, check, every_size, options, rounded
 from test_layers import EXCEPTIONS, prepared
 from treadle import nn
+from treadle.base import trees
 
 Make = Callable[[int, int], Case]
 
@@ -94,9 +95,11 @@ MORE: dict[str, Make] = {
 }
 
 
-def arrays_of(c: Case) -> list[np.ndarray]:
+def arrays_of(c: Case) -> list[Any]:
     rng = np.random.default_rng(1)
-    return [rounded(x.array(rng) if isinstance(x, Draw) else x) for x in c.inputs]
+    return trees.map_leaves(
+        lambda x: rounded(x.array(rng) if isinstance(x, Draw) else x), list(c.inputs)
+    )
 
 
 def problem(c: Case) -> Problem:
@@ -105,14 +108,18 @@ def problem(c: Case) -> Problem:
     training = c.modes[-1]
     theirs.train(training)
     trained = {n: rounded(values[n]) for n, _ in ours.named_parameters()}
-    inputs = {f"input {i}": a for i, a in enumerate(arrays_of(c))}
+    arrays, structure = trees.flatten(arrays_of(c))
+    inputs = {f"input {i}": a for i, a in enumerate(arrays)}
+    keywords = {
+        n: torch.tensor(v) if isinstance(v, np.ndarray) else v for n, v in c.keywords.items()
+    }
     states = {n: rounded(a) for n, a in values.items() if n not in trained}
     constants = states | {n: a for n, a in inputs.items() if a.dtype.kind != "f"}
     given = trained | {n: a for n, a in inputs.items() if n not in constants}
 
     def split(floats: Any, fixed: Any) -> tuple[dict[str, Any], list[Any]]:
         both = {**floats, **fixed}
-        arguments = [both.pop(n) for n in inputs]
+        arguments: list[Any] = structure.rebuild([both.pop(n) for n in inputs])
         return both, arguments
 
     def by_us(floats: Any, fixed: Any) -> Any:
@@ -122,7 +129,7 @@ def problem(c: Case) -> Problem:
     def by_torch(floats: Any, fixed: Any) -> Any:
         # PyTorch updates running states in place.
         params, arguments = split(floats, {n: t.clone() for n, t in fixed.items()})
-        return torch.func.functional_call(theirs, params, tuple(arguments), c.keywords)
+        return torch.func.functional_call(theirs, params, tuple(arguments), keywords)
 
     return Problem(by_us, by_torch, given, constants)
 
