@@ -33,6 +33,7 @@ from treadle.nn.attention import MultiheadAttention as MultiheadAttention
 from treadle.nn.attention import SwiGLU as SwiGLU
 from treadle.nn.containers import Flatten as Flatten
 from treadle.nn.containers import Identity as Identity
+from treadle.nn.containers import ModuleDict as ModuleDict
 from treadle.nn.containers import ModuleList as ModuleList
 from treadle.nn.containers import Sequential as Sequential
 from treadle.nn.containers import Unflatten as Unflatten

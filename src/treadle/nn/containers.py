@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from treadle.base.errors import ArgumentError
@@ -14,11 +14,14 @@ from treadle.nn.module import Module
 
 
 class Sequential(Module):
-    """One module after the other; names are "0", "1", …"""
+    """One module after the other; names are "0", "1", …, or the keys of one dict."""
 
-    def __init__(self, *modules: Module):
-        for i, module in enumerate(modules):
-            setattr(self, str(i), _checked("Sequential", module))
+    def __init__(self, *modules: Module | Mapping[str, Module]):
+        named: Iterable[tuple[object, object]] = enumerate(modules)
+        if len(modules) == 1 and isinstance(modules[0], Mapping):
+            named = modules[0].items()
+        for name, module in named:
+            setattr(self, _checked_name("Sequential", name), _checked("Sequential", module))
 
     def __iter__(self) -> Iterator[Module]:
         return (m for m in vars(self).values() if isinstance(m, Module))
@@ -26,13 +29,30 @@ class Sequential(Module):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def __getitem__(self, index: int) -> Module:
-        return list(self)[index]
+    def __getitem__(self, index: Any) -> Any:
+        """A module by its number, or those of a slice as another Sequential with their names."""
+        if not isinstance(index, slice):
+            return list(self)[index]
+        named = [(n, m) for n, m in vars(self).items() if isinstance(m, Module)]
+        return Sequential(dict(named[index])) if named[index] else Sequential()
+
+    def append(self, module: Module) -> Sequential:
+        setattr(self, str(len(self)), _checked("Sequential", module))
+        return self
 
     def forward(self, x: Any) -> Any:
         for module in self:
             x = module(x)
         return x
+
+
+def _checked_name(container: str, name: object) -> str:
+    text = str(name)
+    if not text or "." in text or hasattr(Module, text):
+        raise ArgumentError(
+            container, f"{name!r} is no name for a module", "Use a word without dots."
+        )
+    return text
 
 
 def _checked(container: str, module: object) -> Module:
@@ -64,8 +84,51 @@ class ModuleList(Module):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def __getitem__(self, index: int) -> Module:
-        return list(self)[index]
+    def __getitem__(self, index: Any) -> Any:
+        """A module by its number, or those of a slice as another list."""
+        found = list(self)[index]
+        return ModuleList(found) if isinstance(found, list) else found
+
+    def extend(self, modules: Iterable[Module]) -> ModuleList:
+        for module in modules:
+            self.append(module)
+        return self
+
+
+class ModuleDict(Module):
+    """Modules by name."""
+
+    def __init__(self, modules: Mapping[str, Module] | None = None):
+        for name, module in (modules or {}).items():
+            self[name] = module
+
+    def __setitem__(self, name: str, module: Module) -> None:
+        setattr(self, _checked_name("ModuleDict", name), _checked("ModuleDict", module))
+
+    def __getitem__(self, name: str) -> Module:
+        found = vars(self).get(name)
+        if not isinstance(found, Module):
+            known = ", ".join(self) or "none"
+            raise ArgumentError("ModuleDict", f"there is no {name!r}", f"There are: {known}.")
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return (n for n, m in vars(self).items() if isinstance(m, Module))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, name: str) -> bool:
+        return name in set(self)
+
+    def keys(self) -> Iterator[str]:
+        return iter(self)
+
+    def values(self) -> Iterator[Module]:
+        return (self[n] for n in self)
+
+    def items(self) -> Iterator[tuple[str, Module]]:
+        return ((n, self[n]) for n in self)
 
 
 class Flatten(Module):
