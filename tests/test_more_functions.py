@@ -345,3 +345,9 @@ def test_refusals() -> None:
     refused(lambda: td.pad(x, [(0, 0), (9, 0)], mode="reflect"), td.ShapeError, "pad", "At most 2")
     refused(lambda: td.conv_transpose(x, x), td.ShapeError, "conv_transpose")
     refused(lambda: td.cdist(x, td.ones((2, 2))), td.ShapeError, "cdist")
+
+
+def test_squared_distances() -> None:
+    x, y = normal(5, 3), normal(4, 3)
+    expected = ((x[:, None] - y[None]) ** 2).sum(-1)
+    np.testing.assert_allclose(td.squared_distances(x, y).numpy(), expected, rtol=1e-10)

@@ -96,6 +96,7 @@ def dice(input: Operand, target: Operand, smooth: float = 1.0, mode: str = "mult
     Multiclass: logits (N, classes, …) and class indices (N, …). Binary: logits and targets of one
     shape.
     """
+    check_number("dice", "smooth", smooth, NOT_NEGATIVE)
     return tversky(input, target, 0.5, 0.5, smooth / 2, mode, name="dice")
 
 

@@ -99,6 +99,8 @@ class ModuleDict(Module):
     """Modules by name."""
 
     def __init__(self, modules: Mapping[str, Module] | None = None):
+        if modules is not None and not isinstance(modules, Mapping):
+            raise ArgumentError("ModuleDict", f"modules = {modules!r}", "Pass a dict of modules.")
         for name, module in (modules or {}).items():
             self[name] = module
 

@@ -20,7 +20,7 @@ class _Pad(Module):
 
     def __init__(self, padding: int | Sequence[int]):
         name = type(self).__name__
-        given = (padding,) * (2 * self.dims) if isinstance(padding, int) else tuple(padding)
+        given = tuple(padding) if isinstance(padding, Sequence) else (padding,) * (2 * self.dims)
         if len(given) != 2 * self.dims:
             raise ArgumentError(
                 name, f"padding {padding}", f"Give one amount, or {2 * self.dims} of them."

@@ -74,7 +74,9 @@ def selu(x: Operand) -> Tensor:
 
 def celu(x: Operand, alpha: float = 1.0) -> Tensor:
     """x above 0, alpha · (e^(x / alpha) − 1) below."""
-    x = _real("celu", x)
+    x, alpha = _real("celu", x), number_of("celu", "alpha", alpha)
+    if alpha <= 0:
+        raise ArgumentError("celu", f"alpha is {alpha}", "It is positive.")
     below = where(x > 0, 0, x)
     return where(x > 0, x, (exp(below * (1 / alpha)) - 1) * alpha)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from treadle.base.dtypes import DType, int32
 from treadle.base.errors import ArgumentError, ShapeError
+from treadle.base.numbers import POSITIVE, check_number
 from treadle.frontend.coerce import as_tensor, cast
 from treadle.frontend.functions.arithmetic import maximum, pow, where
 from treadle.frontend.functions.indexing import scatter_add, take, take_along_axis
@@ -212,11 +213,9 @@ def lp_pool(
     x: Operand, norm_type: float, kernel_size: Sizes, stride: Sizes | None = None
 ) -> Tensor:
     """The p-norm of each window over the last axes, as F.lp_pool1d and its relatives."""
-    if norm_type <= 0:
-        raise ArgumentError("lp_pool", f"norm_type is {norm_type}", "It is positive.")
-    value = as_tensor(x)
-    dims = len(kernel_size) if isinstance(kernel_size, Sequence) else value.ndim - 2
-    count = math.prod(per_axis("lp_pool", "kernel_size", kernel_size, dims))
+    check_number("lp_pool", "norm_type", norm_type, POSITIVE)
+    value, pool = pool_of("lp_pool", x, kernel_size, stride, 0, 1)
+    count = math.prod(pool.sizes)
     total = avg_pool(pow(value, norm_type), kernel_size, stride) * count
     is_zero = total == 0  # where a root has no slope
     return where(is_zero, 0, pow(where(is_zero, 1, total), 1 / norm_type))

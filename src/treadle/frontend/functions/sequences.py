@@ -106,20 +106,25 @@ def logcumsumexp(x: Operand, axis: int) -> Tensor:
 
 def linspace(start: float, end: float, steps: int, dtype: object = dtypes.float32) -> Tensor:
     """A number of values from start to end, both included."""
-    count = integer_of("linspace", "steps", steps)
+    count = _steps("linspace", steps)
     a, b = number_of("linspace", "start", start), number_of("linspace", "end", end)
-    if count < 0:
-        raise ArgumentError("linspace", f"{count} steps", "Give 0 or more.")
     return as_tensor(np.linspace(a, b, count).astype(as_dtype(dtype).numpy))
+
+
+def _steps(name: str, steps: int) -> int:
+    count = integer_of(name, "steps", steps)
+    if count < 0:
+        raise ArgumentError(name, f"{count} steps", "Give 0 or more.")
+    return count
 
 
 def logspace(
     start: float, end: float, steps: int, base: float = 10.0, dtype: object = dtypes.float32
 ) -> Tensor:
     """A number of values from baseˢᵗᵃʳᵗ to baseᵉⁿᵈ, evenly spaced in their logarithm."""
-    count = integer_of("logspace", "steps", steps)
+    count, root = _steps("logspace", steps), number_of("logspace", "base", base)
     a, b = number_of("logspace", "start", start), number_of("logspace", "end", end)
-    return as_tensor(np.logspace(a, b, count, base=base).astype(as_dtype(dtype).numpy))
+    return as_tensor(np.logspace(a, b, count, base=root).astype(as_dtype(dtype).numpy))
 
 
 def meshgrid(*tensors: Operand, indexing: str = "ij") -> tuple[Tensor, ...]:
