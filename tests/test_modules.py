@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -621,3 +622,56 @@ def test_attention_with_dropout_of_its_weights() -> None:
         model, lambda m, b: m(b, causal=True), td.Spec((2, 3, 4)), training=True
     )
     np.testing.assert_allclose(plain(x), same(x), rtol=1e-5, atol=1e-6)
+
+
+# Habits of PyTorch's users
+
+
+def test_a_sequential_by_names_and_by_slices() -> None:
+    model = nn.Sequential(OrderedDict(first=nn.Linear(2, 3), act=nn.ReLU(), last=nn.Linear(3, 1)))
+    assert list(model.init(0)) == ["first.weight", "first.bias", "last.weight", "last.bias"]
+    part = model[:2]
+    assert isinstance(part, nn.Sequential)
+    assert list(part.init(0)) == ["first.weight", "first.bias"]
+    assert part[0] is model[0]
+    assert len(model[3:]) == 0
+    assert isinstance(nn.ModuleList([nn.ReLU(), nn.Tanh()])[1:], nn.ModuleList)
+
+
+def test_a_dict_of_modules() -> None:
+    heads = nn.ModuleDict({"a": nn.Linear(2, 1), "b": nn.Linear(2, 3)})
+    assert list(heads) == ["a", "b"]
+    assert "a" in heads
+    assert heads["b"].out_features == 3
+    assert list(heads.init(0)) == ["a.weight", "a.bias", "b.weight", "b.bias"]
+    refused(lambda: heads["c"], td.ArgumentError, "ModuleDict", "There are: a, b")
+    refused(lambda: nn.ModuleDict({"x.y": nn.ReLU()}), td.ArgumentError, "ModuleDict", "dots")
+
+
+def test_children_and_paths() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Tanh(), nn.Linear(2, 1)))
+    assert [n for n, _ in model.named_children()] == ["0", "1"]
+    assert len(list(model.modules())) == 5
+    assert model.get_submodule("1.1") is model[1][1]
+    refused(lambda: model.get_submodule("1.7"), td.ArgumentError, "get_submodule", "1.7")
+
+
+def test_a_part_in_evaluation_keeps_its_statistics() -> None:
+    backbone = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.9)).eval()
+    model = nn.Sequential(backbone.requires_grad_(False), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    batch = {"x": np.random.default_rng(0).standard_normal((16, 3)).astype(np.float32)}
+    step = td.compile_step(
+        model, lambda m, b: (m(b["x"]) ** 2).mean(), td.optim.sgd(0.1), batch, device="cpu"
+    )
+    before = {n: v.copy() for n, v in step.state_dict().items()}
+    step(batch)
+    changed = {n for n, v in step.state_dict().items() if not np.array_equal(v, before[n])}
+    assert not any(n.startswith("0.") for n in changed)
+    assert {"1.running_mean", "1.running_var", "2.weight"} <= changed
+    backbone.train()
+    step = td.compile_step(
+        model, lambda m, b: (m(b["x"]) ** 2).mean(), td.optim.sgd(0.1), batch, device="cpu"
+    )
+    before = {n: v.copy() for n, v in step.state_dict().items()}
+    step(batch)
+    assert not np.array_equal(step.state_dict()["0.1.running_mean"], before["0.1.running_mean"])

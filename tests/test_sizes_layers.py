@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+import layer_rows
 import treadle as td
-from sizes import SIZES, SOME, Problem, assert_near, every_size, options, rounded
-from test_layers import EXCEPTIONS, Case, built, case, chain, floats, integers, prepared
+from layer_cases import Case, Draw, built, case, chain, floats, integers
+from sizes import SIZES, SOME, Problem, assert_near, check, every_size, options, rounded
+from test_layers import EXCEPTIONS, prepared
 from treadle import nn
+from treadle.base import trees
 
 Make = Callable[[int, int], Case]
 
@@ -69,6 +72,11 @@ ROWS: dict[str, Make] = {
     "Softmax": lambda f, n: case("Softmax", (-1,), floats(n, f)),
     **{n: with_inputs(n) for n in ("Identity", "ReLU", "GELU", "SiLU", "Tanh", "Sigmoid")},
 }
+# Rows of the table of layers, by name. Those that give indices too have a test of their own.
+BY_NAME: dict[str, list[Case]] = {}
+for row in layer_rows.ROWS:
+    if not getattr(row.ours(), "return_indices", False):
+        BY_NAME.setdefault(row.name, []).append(row)
 TOGETHER = {"Sequential", "ModuleList", "SwiGLU"}  # made of layers that have rows of their own
 # Other forms of them, and all sizes of those.
 MORE: dict[str, Make] = {
@@ -87,9 +95,11 @@ MORE: dict[str, Make] = {
 }
 
 
-def arrays_of(c: Case) -> list[np.ndarray]:
+def arrays_of(c: Case) -> list[Any]:
     rng = np.random.default_rng(1)
-    return [rounded(x.array(rng)) for x in c.inputs]
+    return trees.map_leaves(
+        lambda x: rounded(x.array(rng) if isinstance(x, Draw) else x), list(c.inputs)
+    )
 
 
 def problem(c: Case) -> Problem:
@@ -98,14 +108,18 @@ def problem(c: Case) -> Problem:
     training = c.modes[-1]
     theirs.train(training)
     trained = {n: rounded(values[n]) for n, _ in ours.named_parameters()}
-    inputs = {f"input {i}": a for i, a in enumerate(arrays_of(c))}
+    arrays, structure = trees.flatten(arrays_of(c))
+    inputs = {f"input {i}": a for i, a in enumerate(arrays)}
+    keywords = {
+        n: torch.tensor(v) if isinstance(v, np.ndarray) else v for n, v in c.keywords.items()
+    }
     states = {n: rounded(a) for n, a in values.items() if n not in trained}
     constants = states | {n: a for n, a in inputs.items() if a.dtype.kind != "f"}
     given = trained | {n: a for n, a in inputs.items() if n not in constants}
 
     def split(floats: Any, fixed: Any) -> tuple[dict[str, Any], list[Any]]:
         both = {**floats, **fixed}
-        arguments = [both.pop(n) for n in inputs]
+        arguments: list[Any] = structure.rebuild([both.pop(n) for n in inputs])
         return both, arguments
 
     def by_us(floats: Any, fixed: Any) -> Any:
@@ -115,14 +129,14 @@ def problem(c: Case) -> Problem:
     def by_torch(floats: Any, fixed: Any) -> Any:
         # PyTorch updates running states in place.
         params, arguments = split(floats, {n: t.clone() for n, t in fixed.items()})
-        return torch.func.functional_call(theirs, params, tuple(arguments), c.keywords)
+        return torch.func.functional_call(theirs, params, tuple(arguments), keywords)
 
     return Problem(by_us, by_torch, given, constants)
 
 
 def test_every_layer_has_rows_or_a_reason() -> None:
     public = {n for n, v in vars(nn).items() if isinstance(v, type) and not n.startswith("_")}
-    assert ROWS.keys() | EXCEPTIONS.keys() == public
+    assert ROWS.keys() | EXCEPTIONS.keys() | BY_NAME.keys() == public
     assert all(make(2, 7).name == name for name, make in ROWS.items())
 
 
@@ -130,6 +144,12 @@ def test_every_layer_has_rows_or_a_reason() -> None:
 def test_values_and_gradients(name: str) -> None:
     sizes = SOME if name in TOGETHER else SIZES
     every_size(lambda f, n: problem(ROWS[name](f, n)), sizes=sizes)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_rows_of_the_table(name: str) -> None:
+    """Every configuration of a layer in one program."""
+    check({f"{name} {i}": problem(c) for i, c in enumerate(BY_NAME[name])})
 
 
 @pytest.mark.slow

@@ -82,12 +82,27 @@ FAMILIES = (
         "See [gradients](gradients.md).",
     ),
     Family("Differentiation", ("treadle.autodiff.transforms",), "See [gradients](gradients.md)."),
-    Family("Elementwise", ("treadle.frontend.functions.arithmetic",)),
+    Family(
+        "Elementwise",
+        ("treadle.frontend.functions.arithmetic", "treadle.frontend.functions.elementary"),
+    ),
     Family("Activations and normalisation", ("treadle.frontend.functions.activations",)),
-    Family("Products, convolution, pooling, attention", ("treadle.frontend.functions.linear",)),
+    Family("Matmul, convolution, attention", ("treadle.frontend.functions.linear",)),
+    Family(
+        "Images and signals",
+        ("treadle.frontend.functions.images", "treadle.frontend.functions.pooling"),
+    ),
+    Family("Distances", ("treadle.frontend.functions.distances",)),
     Family("Reductions and ordering", ("treadle.frontend.functions.reductions",)),
-    Family("Shapes, and tensors from nothing", ("treadle.frontend.functions.shaping",)),
-    Family("Gathering and scattering", ("treadle.frontend.functions.indexing",)),
+    Family("Running results, lines and diagonals", ("treadle.frontend.functions.sequences",)),
+    Family(
+        "Shapes, and tensors from nothing",
+        ("treadle.frontend.functions.shaping", "treadle.frontend.functions.padding"),
+    ),
+    Family(
+        "Gathering, scattering and segments",
+        ("treadle.frontend.functions.indexing", "treadle.frontend.functions.segments"),
+    ),
 )
 # Folders whose names are public: each is a section, or a page of its own.
 FOLDERS = {

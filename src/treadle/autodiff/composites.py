@@ -182,6 +182,23 @@ def conv_vjp(attributes: c.Conv, ct: Tensor, out: Tensor, x: Tensor, w: Tensor) 
     return d_x, bind1(c.CONV_GRAD_W, c.ConvGrad(attributes, w.shape), ct, x)
 
 
+@vjp(c.CONV_GRAD_X)
+def conv_grad_x_vjp(
+    attributes: c.ConvGrad, ct: Tensor, out: Tensor, given: Tensor, w: Tensor
+) -> Cts:
+    """The transposed convolution is linear in both: its gradients are the convolution's own."""
+    d_w = bind1(c.CONV_GRAD_W, c.ConvGrad(attributes.conv, w.shape), given, ct)
+    return bind1(c.CONV, attributes.conv, ct, w), d_w
+
+
+@vjp(c.CONV_GRAD_W)
+def conv_grad_w_vjp(
+    attributes: c.ConvGrad, ct: Tensor, out: Tensor, given: Tensor, x: Tensor
+) -> Cts:
+    d_x = bind1(c.CONV_GRAD_X, c.ConvGrad(attributes.conv, x.shape), given, ct)
+    return bind1(c.CONV, attributes.conv, x, ct), d_x
+
+
 @vjp(c.CROSS_ENTROPY)
 def cross_entropy_vjp(
     attributes: c.CrossEntropy, ct: Tensor, out: Tensor, logits: Tensor, targets: Tensor

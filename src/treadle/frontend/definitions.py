@@ -23,6 +23,7 @@ from treadle.frontend.functions.arithmetic import (
 from treadle.frontend.functions.arithmetic import rsqrt as rsqrt_of
 from treadle.frontend.functions.indexing import take_along_axis
 from treadle.frontend.functions.linear import contract
+from treadle.frontend.functions.pooling import least, pool_windows
 from treadle.frontend.functions.reductions import argmax as argmax_of
 from treadle.frontend.functions.reductions import count_of, kept_shape
 from treadle.frontend.functions.reductions import max as max_of
@@ -378,36 +379,20 @@ def conv_grad_w(attributes: c.ConvGrad, ct: Tensor, x: Tensor) -> Tensor:
     return reshape(contract(grouped, windows, (lr, lx, ly)), shape)
 
 
-def _pool_windows(attributes: c.Pool, x: Tensor, fill: float) -> Tensor:
-    """Windows over the last axes with their own axes flattened into one, the last."""
-    dims = len(attributes.sizes)
-    lead = x.ndim - dims
-    padded = pad(x, (*((0, 0),) * lead, *((p, p) for p in attributes.padding)), fill)
-    axes = tuple(range(lead, x.ndim))
-    windows = bind1(
-        WINDOW, Window(axes, attributes.sizes, attributes.strides, attributes.dilations), padded
-    )
-    return reshape(windows, (*windows.shape[: x.ndim], math.prod(attributes.sizes)))
-
-
-def _least(dtype: DType) -> float:
-    return -math.inf if dtype.is_float else dtype.range()[0]
-
-
 @definition(c.MAX_POOL)
 def max_pool(attributes: c.Pool, x: Tensor) -> Tensor:
-    windows = _pool_windows(attributes, x, _least(x.dtype))
+    windows = pool_windows(attributes, x, least(x.dtype))
     first = argmax_of(windows, -1, keepdims=True)
     return reshape(take_along_axis(windows, first, -1), windows.shape[:-1])
 
 
 @definition(c.AVG_POOL)
 def avg_pool(attributes: c.Pool, x: Tensor) -> Tensor:
-    windows = _pool_windows(attributes, x, 0)
+    windows = pool_windows(attributes, x, 0)
     total = sum_of(windows, -1)
     if attributes.count_padding or not any(attributes.padding):
         return total / math.prod(attributes.sizes)
-    inside = _pool_windows(attributes, constant(1, x.shape, x.dtype), 0)
+    inside = pool_windows(attributes, constant(1, x.shape, x.dtype), 0)
     return total / sum_of(inside, -1)
 
 

@@ -20,6 +20,8 @@ class Mean(Placeholder):
     for one batch, and refused where batches are accumulated.
     """
 
+    __array_ufunc__ = None  # a NumPy number on the left leaves operators to the mean's own
+
     def __init__(self, total: Operand, weight: Operand):
         scalar, amount = as_tensor(total), as_tensor(weight)
         for name, t in (("total", scalar), ("weight", amount)):

@@ -5,9 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from treadle.base import dtypes
+from treadle.frontend import numpy_calls as numpy_calls
 from treadle.frontend.coerce import as_tensor
+from treadle.frontend.functions import (
+    activations,
+    distances,
+    elementary,
+    indexing,
+    linear,
+    reductions,
+    segments,
+    sequences,
+    shaping,
+)
 from treadle.frontend.functions import arithmetic as a
-from treadle.frontend.functions import indexing, linear, reductions, shaping
 from treadle.frontend.mean import Mean
 from treadle.frontend.tensor import Operand, Operators, Tensor
 
@@ -58,6 +70,62 @@ _METHODS: dict[str, Callable[..., Any]] = {
 }
 
 
+# Functions of a tensor that are methods of it too, by the same name.
+_ALSO: dict[Any, str] = {
+    a: "exp log log1p log2 sqrt rsqrt square reciprocal sin cos tanh erf abs neg sign floor ceil "
+    "round clamp maximum minimum pow add sub mul div floor_divide remainder eq ne lt le gt ge "
+    "logical_and logical_or logical_xor logical_not isnan isfinite cast",
+    elementary: "expm1 log10 tan sinh cosh asinh acosh atanh trunc frac isinf nan_to_num logaddexp "
+    "lerp addcmul addcdiv hypot masked_fill",
+    activations: "relu sigmoid softmax log_softmax",
+    reductions: "std logsumexp norm any all cumsum sort argsort topk",
+    sequences: "cumprod cummax cummin logcumsumexp diag diagonal outer repeat_interleave",
+    segments: "scatter bincount",
+    shaping: "expand split chunk flip roll repeat moveaxis tril triu",
+    indexing: "take take_along_axis",
+    linear: "matmul",
+    distances: "cdist",
+}
+
+
+def _view(self: Operand, *shape: Any) -> Tensor:
+    """`reshape` by PyTorch's other name: memory is the compiler's business."""
+    return shaping.reshape(self, *shape)
+
+
+def _contiguous(self: Operand) -> Tensor:
+    """x itself: every tensor is."""
+    return as_tensor(self)
+
+
+def _to(self: Operand, dtype: object) -> Tensor:
+    """Another dtype; devices are chosen when a program is compiled."""
+    return a.cast(self, dtype)
+
+
+_MORE: dict[str, Callable[..., Any]] = {
+    "view": _view,
+    "contiguous": _contiguous,
+    "to": _to,
+    "float": lambda self: a.cast(self, dtypes.float32),
+    "double": lambda self: a.cast(self, dtypes.float64),
+    "half": lambda self: a.cast(self, dtypes.float16),
+    "bfloat16": lambda self: a.cast(self, dtypes.bfloat16),
+    "int": lambda self: a.cast(self, dtypes.int32),
+    "long": lambda self: a.cast(self, dtypes.int64),
+    "bool": lambda self: a.cast(self, dtypes.bool_),
+    "detach": a.stop_gradient,
+    "gather": lambda self, axis, index: indexing.take_along_axis(self, index, axis),
+    "index_select": lambda self, axis, index: indexing.take(self, index, axis),
+    "scatter_add": segments.scatter_add_along,
+    "mm": linear.matmul,
+    "bmm": linear.matmul,
+    "amax": reductions.max,
+    "amin": reductions.min,
+    "t": lambda self: _reversed_axes(self),
+}
+
+
 def _reversed_axes(self: Operand) -> Tensor:
     """All axes in reverse order, as NumPy's T."""
     x = as_tensor(self)
@@ -77,7 +145,8 @@ def attach() -> None:
     for name, function in _BINARY.items():
         setattr(Operators, f"__{name}__", _unless_mean(function))
         setattr(Operators, f"__r{name}__", _swapped(function))
-    for name, method in _METHODS.items():
+    also = {n: getattr(module, n) for module, names in _ALSO.items() for n in names.split()}
+    for name, method in (also | _MORE | _METHODS).items():
         setattr(Operators, name, method)
     setattr(Operators, "T", property(_reversed_axes))  # noqa: B010
 

@@ -1,4 +1,4 @@
-"""Multi-head attention, rotary positions and the gated feed-forward layer."""
+"""Multi-head attention, in two spellings, and the gated feed-forward layer."""
 
 from __future__ import annotations
 
@@ -6,15 +6,25 @@ import math
 
 from treadle.base import dtypes
 from treadle.base.errors import ArgumentError, ShapeError
-from treadle.base.numbers import POSITIVE, check_number, check_whole
-from treadle.frontend.coerce import as_tensor, cast
+from treadle.base.numbers import check_whole
+from treadle.base.shapes import Shape
+from treadle.frontend.coerce import as_tensor, broadcast_to, cast
 from treadle.frontend.functions import linear
 from treadle.frontend.functions.activations import silu, softmax
-from treadle.frontend.functions.arithmetic import cos, exp, sin, where
-from treadle.frontend.functions.shaping import chunk, concat, iota, permute, reshape, transpose
+from treadle.frontend.functions.arithmetic import (
+    where,
+)
+from treadle.frontend.functions.reductions import mean
+from treadle.frontend.functions.shaping import (
+    iota,
+    permute,
+    reshape,
+    transpose,
+    unsqueeze,
+)
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.nn import init
-from treadle.nn.containers import Dropout
+from treadle.nn.dropout import Dropout
 from treadle.nn.layers import Linear
 from treadle.nn.module import Module, Parameter
 
@@ -97,30 +107,6 @@ class MultiHeadAttention(Module):
         return permute(reshape(projected, (b, t, self.num_heads, -1)), 0, 2, 1, 3)
 
 
-class RotaryEmbedding(Module):
-    """Rotates queries and keys (…, T, D) by their position; halves are paired, as in Llama."""
-
-    def __init__(self, dim: int, base: float = 10000.0):
-        if check_whole("RotaryEmbedding", "dim", dim) % 2:
-            raise ArgumentError("RotaryEmbedding", f"a width of {dim}", "It must be even.")
-        self.dim, self.base = dim, check_number("RotaryEmbedding", "base", base, POSITIVE)
-
-    def forward(self, x: Operand, offset: Operand = 0) -> Tensor:
-        """`offset` is the position of the first row."""
-        value = as_tensor(x)
-        if value.ndim < 2 or value.shape[-1] != self.dim:
-            raise ShapeError(
-                "RotaryEmbedding", f"x is {value.type}", f"Its last axis is {self.dim}."
-            )
-        t, half = value.shape[-2], self.dim // 2
-        rate = exp(iota((half,), 0, dtypes.float32) * (-2 * math.log(self.base) / self.dim))
-        position = cast(iota((t,), 0) + offset, dtypes.float32)
-        angle = position[:, None] * rate  # (T, D / 2)
-        c, s = (cast(f(angle), value.dtype) for f in (cos, sin))
-        a, b = chunk(value, 2, -1)
-        return concat([a * c - b * s, b * c + a * s], -1)
-
-
 class SwiGLU(Module):
     """down(silu(gate x) · up x): the gated feed-forward layer of Llama."""
 
@@ -134,3 +120,160 @@ class SwiGLU(Module):
     def forward(self, x: Operand) -> Tensor:
         result: Tensor = self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
         return result
+
+
+class MultiheadAttention(Module):
+    """torch.nn.MultiheadAttention: `output, weights = attention(query, key, value)`.
+
+    Masks are bool (True hides) or float (added to the scores). `num_kv_heads` shares keys and
+    values among groups of heads.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        batch_first: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        num_kv_heads: int | None = None,
+    ):
+        name = "MultiheadAttention"
+        check_whole(name, "embed_dim", embed_dim)
+        check_whole(name, "num_heads", num_heads)
+        groups = (
+            num_heads if num_kv_heads is None else check_whole(name, "num_kv_heads", num_kv_heads)
+        )
+        if embed_dim % num_heads or num_heads % groups:
+            raise ArgumentError(
+                name,
+                f"{num_heads} heads, {groups} of keys, for a width of {embed_dim}",
+                "The heads divide the width, and those of keys divide the heads.",
+            )
+        self.embed_dim, self.num_heads, self.batch_first = embed_dim, num_heads, batch_first
+        self.num_kv_heads, self.head_dim = groups, embed_dim // num_heads
+        self.dropout = Dropout(dropout)
+        narrow = groups * self.head_dim
+        self.is_packed = (
+            narrow == embed_dim and kdim in (None, embed_dim) and vdim in (None, embed_dim)
+        )
+        if self.is_packed:
+            self.in_proj_weight = Parameter((3 * embed_dim, embed_dim), init.xavier_uniform())
+        else:
+            first = init.xavier_uniform()
+            self.q_proj_weight = Parameter((embed_dim, embed_dim), first)
+            self.k_proj_weight = Parameter((narrow, kdim or embed_dim), first)
+            self.v_proj_weight = Parameter((narrow, vdim or embed_dim), first)
+        rows = embed_dim + 2 * narrow
+        self.in_proj_bias = Parameter((rows,), init.zeros) if bias else None
+        self.out_proj = Linear(embed_dim, embed_dim, bias)
+        if self.out_proj.bias is not None:
+            self.out_proj.bias.init = init.zeros
+
+    def forward(
+        self,
+        query: Operand,
+        key: Operand,
+        value: Operand,
+        key_padding_mask: Operand | None = None,
+        need_weights: bool = True,
+        attn_mask: Operand | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        q, k, v = (as_tensor(t) for t in (query, key, value))
+        for label, x in (("query", q), ("key", k), ("value", v)):
+            if x.ndim != 3:
+                raise ShapeError(
+                    "MultiheadAttention",
+                    f"the {label} is {x.type}",
+                    "It is (T, N, width), or (N, T, width) with batch_first.",
+                )
+        q, k, v = (self._heads(i, x) for i, x in enumerate((q, k, v)))
+        shape = (q.shape[0], self.num_heads, q.shape[2], k.shape[2])
+        bias = masks_as_bias(shape, q.dtype, attn_mask, key_padding_mask)
+        is_dropped = self.training and self.dropout.p > 0
+        if need_weights or is_dropped:
+            weights = self._weights(q, k, bias, is_causal)
+            mixed = linear.matmul(self.dropout(weights), self._spread(v))
+        else:
+            weights = None
+            mixed = linear.attention(q, k, v, bias, is_causal)
+        joined = reshape(permute(mixed, 0, 2, 1, 3), (shape[0], shape[2], self.embed_dim))
+        result: Tensor = self.out_proj(joined)
+        output = result if self.batch_first else transpose(result, 0, 1)
+        if weights is None or not need_weights:
+            return output, None
+        return output, mean(weights, 1) if average_attn_weights else weights
+
+    def _weights(self, q: Tensor, k: Tensor, bias: Tensor | None, is_causal: bool) -> Tensor:
+        scores = linear.matmul(q, transpose(self._spread(k), -1, -2)) * self.head_dim**-0.5
+        if bias is not None:
+            scores = scores + bias
+        if is_causal:
+            t, s = scores.shape[-2:]
+            scores = where(iota((t, s), 1) <= iota((t, s), 0), scores, -math.inf)
+        return softmax(scores)
+
+    def _spread(self, x: Tensor) -> Tensor:
+        """Keys or values of a group for each of its heads."""
+        times = self.num_heads // self.num_kv_heads
+        if times == 1:
+            return x
+        b, g, s, d = x.shape
+        each = broadcast_to(unsqueeze(x, 2), (b, g, times, s, d))
+        return reshape(each, (b, g * times, s, d))
+
+    def _heads(self, part: int, x: Tensor) -> Tensor:
+        """One of the three projections, split into heads: (B, H, T, D)."""
+        narrow = self.num_kv_heads * self.head_dim
+        widths = (self.embed_dim, narrow, narrow)
+        start = sum(widths[:part])
+        rows = slice(start, start + widths[part])
+        if self.is_packed:
+            weight: Operand = self.in_proj_weight[rows]
+        else:
+            weight = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)[part]
+        bias = None if self.in_proj_bias is None else self.in_proj_bias[rows]
+        projected = linear.linear(x, weight, bias)
+        if not self.batch_first:
+            projected = transpose(projected, 0, 1)
+        b, t, _ = projected.shape
+        return permute(reshape(projected, (b, t, -1, self.head_dim)), 0, 2, 1, 3)
+
+
+def masks_as_bias(
+    shape: Shape,
+    dtype: dtypes.DType,
+    attn_mask: Operand | None = None,
+    key_padding_mask: Operand | None = None,
+) -> Tensor | None:
+    """PyTorch's masks as what is added to scores (B, H, T, S); None where there are none."""
+    b, heads, t, s = shape
+    found: Tensor | None = None
+    if attn_mask is not None:
+        mask = as_tensor(attn_mask)
+        if mask.ndim == 3 and mask.shape == (b * heads, t, s):
+            mask = reshape(mask, (b, heads, t, s))
+        if mask.shape[-2:] != (t, s) and mask.shape[-2:] != (1, s):
+            raise ShapeError(
+                "attention", f"attn_mask is {mask.type}", f"It ends in {(t, s)}: queries and keys."
+            )
+        found = _added(mask, dtype)
+    if key_padding_mask is not None:
+        mask = as_tensor(key_padding_mask)
+        if mask.shape != (b, s):
+            raise ShapeError(
+                "attention", f"key_padding_mask is {mask.type}", f"It is {(b, s)}: batch and keys."
+            )
+        hidden = reshape(_added(mask, dtype), (b, 1, 1, s))
+        found = hidden if found is None else found + hidden
+    return found
+
+
+def _added(mask: Tensor, dtype: dtypes.DType) -> Tensor:
+    if mask.dtype is dtypes.bool_:
+        return where(mask, as_tensor(-math.inf).astype(dtype), as_tensor(0.0).astype(dtype))
+    return cast(mask, dtype)

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from treadle.base.errors import ArgumentError
-from treadle.base.numbers import (
-    PROBABILITY,
-    check_choice,
-    check_integer,
-    check_number,
-    check_sizes,
-)
-from treadle.frontend import random
+from treadle.base.numbers import check_integer, check_whole
 from treadle.frontend.coerce import as_tensor
-from treadle.frontend.functions import activations, linear, shaping
-from treadle.frontend.functions.arithmetic import tanh, where
+from treadle.frontend.functions import shaping
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.nn.module import Module
 
 
 class Sequential(Module):
-    """One module after the other; names are "0", "1", …"""
+    """One module after the other; names are "0", "1", …, or the keys of one dict."""
 
-    def __init__(self, *modules: Module):
-        for i, module in enumerate(modules):
-            setattr(self, str(i), _checked("Sequential", module))
+    def __init__(self, *modules: Module | Mapping[str, Module]):
+        named: Iterable[tuple[object, object]] = enumerate(modules)
+        if len(modules) == 1 and isinstance(modules[0], Mapping):
+            named = modules[0].items()
+        for name, module in named:
+            setattr(self, _checked_name("Sequential", name), _checked("Sequential", module))
 
     def __iter__(self) -> Iterator[Module]:
         return (m for m in vars(self).values() if isinstance(m, Module))
@@ -34,13 +29,30 @@ class Sequential(Module):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def __getitem__(self, index: int) -> Module:
-        return list(self)[index]
+    def __getitem__(self, index: Any) -> Any:
+        """A module by its number, or those of a slice as another Sequential with their names."""
+        if not isinstance(index, slice):
+            return list(self)[index]
+        named = [(n, m) for n, m in vars(self).items() if isinstance(m, Module)]
+        return Sequential(dict(named[index])) if named[index] else Sequential()
+
+    def append(self, module: Module) -> Sequential:
+        setattr(self, str(len(self)), _checked("Sequential", module))
+        return self
 
     def forward(self, x: Any) -> Any:
         for module in self:
             x = module(x)
         return x
+
+
+def _checked_name(container: str, name: object) -> str:
+    text = str(name)
+    if not text or "." in text or hasattr(Module, text):
+        raise ArgumentError(
+            container, f"{name!r} is no name for a module", "Use a word without dots."
+        )
+    return text
 
 
 def _checked(container: str, module: object) -> Module:
@@ -72,64 +84,53 @@ class ModuleList(Module):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def __getitem__(self, index: int) -> Module:
-        return list(self)[index]
+    def __getitem__(self, index: Any) -> Any:
+        """A module by its number, or those of a slice as another list."""
+        found = list(self)[index]
+        return ModuleList(found) if isinstance(found, list) else found
+
+    def extend(self, modules: Iterable[Module]) -> ModuleList:
+        for module in modules:
+            self.append(module)
+        return self
 
 
-class Dropout(Module):
-    """Zero each element with probability p and scale the rest by 1 / (1 − p), in training only."""
+class ModuleDict(Module):
+    """Modules by name."""
 
-    def __init__(self, p: float = 0.5):
-        self.p = check_number("Dropout", "p", p, PROBABILITY)
+    def __init__(self, modules: Mapping[str, Module] | None = None):
+        if modules is not None and not isinstance(modules, Mapping):
+            raise ArgumentError("ModuleDict", f"modules = {modules!r}", "Pass a dict of modules.")
+        for name, module in (modules or {}).items():
+            self[name] = module
 
-    def forward(self, x: Operand) -> Tensor:
-        value = as_tensor(x)
-        if not self.training or self.p == 0:
-            return value
-        if self.p == 1:
-            return value * 0
-        kept = random.bernoulli(1 - self.p, value.shape)
-        return where(kept, value * (1 / (1 - self.p)), 0)
+    def __setitem__(self, name: str, module: Module) -> None:
+        setattr(self, _checked_name("ModuleDict", name), _checked("ModuleDict", module))
 
+    def __getitem__(self, name: str) -> Module:
+        found = vars(self).get(name)
+        if not isinstance(found, Module):
+            known = ", ".join(self) or "none"
+            raise ArgumentError("ModuleDict", f"there is no {name!r}", f"There are: {known}.")
+        return found
 
-class MaxPool2d(Module):
-    """The greatest of each window of the last two axes."""
+    def __iter__(self) -> Iterator[str]:
+        return (n for n, m in vars(self).items() if isinstance(m, Module))
 
-    def __init__(
-        self,
-        kernel_size: int | tuple[int, int],
-        stride: int | tuple[int, int] | None = None,
-        padding: int | tuple[int, int] = 0,
-        dilation: int | tuple[int, int] = 1,
-    ):
-        self.kernel_size = check_sizes("MaxPool2d", "kernel_size", kernel_size, 2)
-        self.stride = None if stride is None else check_sizes("MaxPool2d", "stride", stride, 2)
-        self.padding = check_sizes("MaxPool2d", "padding", padding, 2, least=0)
-        self.dilation = check_sizes("MaxPool2d", "dilation", dilation, 2)
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
-    def forward(self, x: Operand) -> Tensor:
-        return linear.max_pool(x, self.kernel_size, self.stride, self.padding, self.dilation)
+    def __contains__(self, name: str) -> bool:
+        return name in set(self)
 
+    def keys(self) -> Iterator[str]:
+        return iter(self)
 
-class AvgPool2d(Module):
-    """The mean of each window of the last two axes."""
+    def values(self) -> Iterator[Module]:
+        return (self[n] for n in self)
 
-    def __init__(
-        self,
-        kernel_size: int | tuple[int, int],
-        stride: int | tuple[int, int] | None = None,
-        padding: int | tuple[int, int] = 0,
-        count_include_pad: bool = True,
-    ):
-        self.kernel_size = check_sizes("AvgPool2d", "kernel_size", kernel_size, 2)
-        self.stride = None if stride is None else check_sizes("AvgPool2d", "stride", stride, 2)
-        self.padding = check_sizes("AvgPool2d", "padding", padding, 2, least=0)
-        self.count_include_pad = count_include_pad
-
-    def forward(self, x: Operand) -> Tensor:
-        return linear.avg_pool(
-            x, self.kernel_size, self.stride, self.padding, self.count_include_pad
-        )
+    def items(self) -> Iterator[tuple[str, Module]]:
+        return ((n, self[n]) for n in self)
 
 
 class Flatten(Module):
@@ -150,50 +151,21 @@ class Identity(Module):
         return x
 
 
-class ReLU(Module):
-    """max(x, 0)."""
+class Unflatten(Module):
+    """One axis as several, the counterpart of Flatten."""
+
+    def __init__(self, dim: int, unflattened_size: Sequence[int]):
+        self.dim = check_integer("Unflatten", "dim", dim)
+        if not isinstance(unflattened_size, Sequence):
+            raise ArgumentError(
+                "Unflatten", f"unflattened_size = {unflattened_size!r}", "Give a tuple of sizes."
+            )
+        self.unflattened_size = tuple(
+            check_whole("Unflatten", "a size", n, -1) for n in unflattened_size
+        )
 
     def forward(self, x: Operand) -> Tensor:
-        return activations.relu(x)
-
-
-class GELU(Module):
-    """x · Φ(x)."""
-
-    def __init__(self, approximate: str = "none"):
-        check_choice("GELU", "approximate", approximate, ("none", "tanh"))
-        self.approximate = approximate
-
-    def forward(self, x: Operand) -> Tensor:
-        return activations.gelu(x, self.approximate)
-
-
-class SiLU(Module):
-    """x · sigmoid(x)."""
-
-    def forward(self, x: Operand) -> Tensor:
-        return activations.silu(x)
-
-
-class Tanh(Module):
-    """The hyperbolic tangent."""
-
-    def forward(self, x: Operand) -> Tensor:
-        return tanh(x)
-
-
-class Sigmoid(Module):
-    """1 / (1 + e⁻ˣ)."""
-
-    def forward(self, x: Operand) -> Tensor:
-        return activations.sigmoid(x)
-
-
-class Softmax(Module):
-    """eˣ / Σ eˣ along an axis."""
-
-    def __init__(self, dim: int = -1):
-        self.dim = check_integer("Softmax", "dim", dim)
-
-    def forward(self, x: Operand) -> Tensor:
-        return activations.softmax(x, self.dim)
+        value = as_tensor(x)
+        at = shaping.axis_of("Unflatten", self.dim, value)
+        shape = (*value.shape[:at], *self.unflattened_size, *value.shape[at + 1 :])
+        return shaping.reshape(value, shape)

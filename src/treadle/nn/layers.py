@@ -20,8 +20,10 @@ from treadle.base.numbers import (
 from treadle.base.shapes import Shape, size_of
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.functions import activations, indexing, linear
-from treadle.frontend.functions.arithmetic import ne, rsqrt, stop_gradient, where
+from treadle.frontend.functions.arithmetic import maximum, ne, rsqrt, stop_gradient, where
+from treadle.frontend.functions.reductions import max as max_over
 from treadle.frontend.functions.reductions import mean, var
+from treadle.frontend.functions.reductions import sum as sum_over
 from treadle.frontend.functions.shaping import reshape, unsqueeze
 from treadle.frontend.scopes import bind1
 from treadle.frontend.tensor import Operand, Tensor
@@ -277,3 +279,67 @@ class BatchNorm2d(_BatchNorm):
     """Batch normalisation of (N, C, H, W)."""
 
     ranks = (4,)
+
+
+class BatchNorm3d(_BatchNorm):
+    """Batch normalisation of (N, C, D, H, W)."""
+
+    ranks = (5,)
+
+
+class Bilinear(Module):
+    """x₁ᵀ A x₂ + b for each output; weight (out, in1, in2)."""
+
+    def __init__(self, in1_features: int, in2_features: int, out_features: int, bias: bool = True):
+        for label, n in (("in1_features", in1_features), ("in2_features", in2_features)):
+            check_whole("Bilinear", label, n)
+        check_whole("Bilinear", "out_features", out_features)
+        first = fan_in_uniform(in1_features)
+        self.weight = Parameter((out_features, in1_features, in2_features), first)
+        self.bias = Parameter((out_features,), first) if bias else None
+
+    def forward(self, x1: Operand, x2: Operand) -> Tensor:
+        a, b, w = as_tensor(x1), as_tensor(x2), as_tensor(self.weight)
+        sizes = (*a.shape[-1:], *b.shape[-1:])
+        if a.shape[:-1] != b.shape[:-1] or sizes != w.shape[1:]:
+            raise ShapeError(
+                "Bilinear", f"x1 {a.type}, x2 {b.type}, weight {w.type}", "They do not fit."
+            )
+        result = linear.einsum("...i,oij,...j->...o", a, w, b)
+        return result if self.bias is None else result + self.bias
+
+
+class EmbeddingBag(Module):
+    """Rows of a table, summed, averaged or maximised over the last axis of (N, L) indices."""
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        mode: str = "mean",
+        padding_idx: int | None = None,
+    ):
+        check_choice("EmbeddingBag", "mode", mode, ("sum", "mean", "max"))
+        table = Embedding(num_embeddings, embedding_dim, padding_idx)
+        self.mode, self.padding_idx, self.weight = mode, table.padding_idx, table.weight
+
+    def forward(self, indices: Operand, per_sample_weights: Operand | None = None) -> Tensor:
+        index = as_tensor(indices)
+        if index.ndim != 2:
+            raise ShapeError("EmbeddingBag", f"indices {index.type}", "They are (bags, length).")
+        rows = indexing.embedding(index, self.weight)
+        kept = None if self.padding_idx is None else unsqueeze(ne(index, self.padding_idx), -1)
+        if per_sample_weights is not None:
+            if self.mode != "sum":
+                raise ArgumentError(
+                    "EmbeddingBag", f"weights with mode {self.mode!r}", 'They are for "sum".'
+                )
+            rows = rows * unsqueeze(as_tensor(per_sample_weights), -1)
+        if self.mode == "max":
+            return max_over(rows if kept is None else where(kept, rows, -math.inf), 1)
+        total = sum_over(rows if kept is None else where(kept, rows, 0), 1)
+        if self.mode == "sum":
+            return total
+        if kept is None:
+            return total / index.shape[1]
+        return total / maximum(sum_over(where(kept, as_tensor(1.0), 0), 1), 1)

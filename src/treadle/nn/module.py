@@ -161,10 +161,43 @@ class Module:
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         return self.forward(*arguments, **keywords)
 
+    _stays_in_evaluation = False
+
     @property
     def training(self) -> bool:
-        """Whether the model is being traced for training."""
-        return is_training()
+        """Whether the model is being traced for training, and this module was not set to eval()."""
+        return is_training() and not self._stays_in_evaluation
+
+    def train(self, mode: bool = True) -> Module:
+        """This module and all inside follow the mode of the program again; eval() if False."""
+        for _, module in self.named_modules():
+            module._stays_in_evaluation = not mode
+        return self
+
+    def eval(self) -> Module:
+        """This module and all inside stay in evaluation, in training programs too.
+
+        So the statistics of a frozen backbone stay, and nothing is dropped in it.
+        """
+        return self.train(False)
+
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """Modules right inside this one, by name; those in lists and dicts too."""
+        return ((n, part) for n, part in _direct(self) if isinstance(part, Module))
+
+    def children(self) -> Iterator[Module]:
+        return (part for _, part in self.named_children())
+
+    def modules(self) -> Iterator[Module]:
+        return (part for _, part in self.named_modules())
+
+    def get_submodule(self, path: str) -> Module:
+        """The module at a path, such as "blocks.0.fc"."""
+        for name, part in self.named_modules():
+            if name == path:
+                return part
+        known = ", ".join(n for n, _ in self.named_modules() if n) or "none"
+        raise ArgumentError("get_submodule", f"there is no module {path!r}", f"There are: {known}.")
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """This module and all inside it, each once, by path."""

@@ -1,4 +1,4 @@
-"""LSTM and GRU through `scan`, with PyTorch's names and gate order."""
+"""LSTM, GRU and RNN through `scan`, with PyTorch's names and gate order; and their cells."""
 
 from __future__ import annotations
 
@@ -6,16 +6,24 @@ import math
 from collections.abc import Callable
 
 from treadle.base.errors import ShapeError
-from treadle.base.numbers import check_whole
+from treadle.base.numbers import check_choice, check_whole
 from treadle.frontend.coerce import as_tensor, cast
 from treadle.frontend.control import scan
 from treadle.frontend.functions import linear
-from treadle.frontend.functions.activations import sigmoid
-from treadle.frontend.functions.arithmetic import tanh
-from treadle.frontend.functions.shaping import chunk, concat, stack, transpose, zeros
+from treadle.frontend.functions.activations import relu, sigmoid
+from treadle.frontend.functions.arithmetic import tanh, where
+from treadle.frontend.functions.shaping import (
+    chunk,
+    concat,
+    iota,
+    stack,
+    transpose,
+    unsqueeze,
+    zeros,
+)
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.nn import init
-from treadle.nn.containers import Dropout
+from treadle.nn.dropout import Dropout
 from treadle.nn.module import Module, Parameter
 
 Carry = tuple[Tensor, ...]
@@ -63,7 +71,10 @@ class _Recurrent(Module):
         """The next carry from both projections; the first of it is the output."""
         raise NotImplementedError
 
-    def run(self, x: Operand, initial: tuple[Operand, ...] | None) -> tuple[Tensor, Carry]:
+    def run(
+        self, x: Operand, initial: tuple[Operand, ...] | None, lengths: Operand | None = None
+    ) -> tuple[Tensor, Carry]:
+        """Outputs and final carries; sequences end at their lengths, if those are given."""
         sequence = as_tensor(x)
         if sequence.ndim != 3 or sequence.shape[2] != self.input_size:
             raise ShapeError(
@@ -74,6 +85,7 @@ class _Recurrent(Module):
         if self.batch_first:
             sequence = transpose(sequence, 0, 1)
         starts = self._initial(sequence, initial)
+        valid = None if lengths is None else self._valid(sequence, lengths)
         ways = 2 if self.bidirectional else 1
         finals: list[Carry] = []
         for layer in range(self.num_layers):
@@ -82,7 +94,7 @@ class _Recurrent(Module):
             outputs = []
             for way in range(ways):
                 start = tuple(s[layer * ways + way] for s in starts)
-                last, output = self._one_way(sequence, start, _suffix(layer, way), bool(way))
+                last, output = self._one_way(sequence, start, _suffix(layer, way), bool(way), valid)
                 finals.append(last)
                 outputs.append(output)
             sequence = concat(outputs, -1)
@@ -103,8 +115,20 @@ class _Recurrent(Module):
             )
         return given
 
+    def _valid(self, sequence: Tensor, lengths: Operand) -> Tensor:
+        """Which steps of each sequence count: (T, N, 1)."""
+        t, n = sequence.shape[:2]
+        given = as_tensor(lengths)
+        if given.shape != (n,) or not given.dtype.is_integer:
+            raise ShapeError(
+                type(self).__name__,
+                f"lengths are {given.type} for {n} sequences",
+                "Give one integer for each, from 0 to T.",
+            )
+        return unsqueeze(iota((t, n), 0, given.dtype) < given, -1)
+
     def _one_way(
-        self, sequence: Tensor, start: Carry, suffix: str, reverse: bool
+        self, sequence: Tensor, start: Carry, suffix: str, reverse: bool, valid: Tensor | None
     ) -> tuple[Carry, Tensor]:
         parameter: Callable[[str], Parameter | None] = lambda kind: getattr(  # noqa: E731
             self, f"{kind}_{suffix}", None
@@ -121,7 +145,16 @@ class _Recurrent(Module):
             after = self.step(inputs, hidden, carry)
             return after, after[0]
 
-        return scan(body, first, projected, reverse=reverse)
+        def masked(carry: Carry, given: tuple[Tensor, Tensor]) -> tuple[Carry, Tensor]:
+            """Beyond a sequence's end the carry stays and the output is 0."""
+            inputs, is_valid = given
+            after, output = body(carry, inputs)
+            kept = tuple(where(is_valid, a, c) for a, c in zip(after, carry, strict=True))
+            return kept, where(is_valid, output, 0)
+
+        if valid is None:
+            return scan(body, first, projected, reverse=reverse)
+        return scan(masked, first, (projected, valid), reverse=reverse)
 
 
 def _suffix(layer: int, way: int) -> str:
@@ -140,9 +173,13 @@ class LSTM(_Recurrent):
         return sigmoid(o) * tanh(cell), cell
 
     def forward(
-        self, x: Operand, initial: tuple[Operand, Operand] | None = None
+        self,
+        x: Operand,
+        initial: tuple[Operand, Operand] | None = None,
+        lengths: Operand | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        output, (h, c) = self.run(x, initial)
+        """`lengths` (N,) end sequences early, as packing them does in PyTorch."""
+        output, (h, c) = self.run(x, initial, lengths)
         return output, (h, c)
 
 
@@ -159,6 +196,115 @@ class GRU(_Recurrent):
         new = tanh(new_x + sigmoid(reset_x + reset_h) * new_h)
         return ((1 - update) * new + update * carry[0],)
 
-    def forward(self, x: Operand, initial: Operand | None = None) -> tuple[Tensor, Tensor]:
-        output, (h,) = self.run(x, None if initial is None else (initial,))
+    def forward(
+        self, x: Operand, initial: Operand | None = None, lengths: Operand | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`lengths` (N,) end sequences early, as packing them does in PyTorch."""
+        output, (h,) = self.run(x, None if initial is None else (initial,), lengths)
         return output, h
+
+
+class RNN(_Recurrent):
+    """The plain recurrent layer, of tanh or relu: `output, h = rnn(x)`."""
+
+    gates = 1
+    carries = 1
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: str = "tanh",
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+    ):
+        check_choice("RNN", "nonlinearity", nonlinearity, ("tanh", "relu"))
+        self.nonlinearity = nonlinearity
+        super().__init__(
+            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional
+        )
+
+    def step(self, inputs: Tensor, hidden: Tensor, carry: Carry) -> Carry:
+        activation = tanh if self.nonlinearity == "tanh" else relu
+        return (activation(inputs + hidden),)
+
+    def forward(
+        self, x: Operand, initial: Operand | None = None, lengths: Operand | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`lengths` (N,) end sequences early, as packing them does in PyTorch."""
+        output, (h,) = self.run(x, None if initial is None else (initial,), lengths)
+        return output, h
+
+
+class _Cell(Module):
+    """One step of a recurrent layer on (N, features) or (features,)."""
+
+    layer: type[_Recurrent]
+
+    def __init__(self, input_size: int, hidden_size: int, bias: bool = True):
+        name = type(self).__name__
+        self.input_size = check_whole(name, "input_size", input_size)
+        self.hidden_size = check_whole(name, "hidden_size", hidden_size)
+        bound = 1 / math.sqrt(hidden_size)
+        first, rows = init.uniform(-bound, bound), self.layer.gates * hidden_size
+        self.weight_ih = Parameter((rows, input_size), first)
+        self.weight_hh = Parameter((rows, hidden_size), first)
+        self.bias_ih = Parameter((rows,), first) if bias else None
+        self.bias_hh = Parameter((rows,), first) if bias else None
+
+    def _next(self, x: Operand, carry: tuple[Operand, ...] | None) -> Carry:
+        value = as_tensor(x)
+        if value.ndim not in (1, 2) or value.shape[-1] != self.input_size:
+            raise ShapeError(
+                type(self).__name__, f"x is {value.type}", f"It is (N, {self.input_size})."
+            )
+        shape = (*value.shape[:-1], self.hidden_size)
+        states = tuple(map(as_tensor, carry or ()))
+        if carry is None:
+            states = (zeros(shape, value.dtype),) * self.layer.carries
+        if any(t.shape != shape for t in states):
+            found = ", ".join(str(t.type) for t in states)
+            raise ShapeError(type(self).__name__, f"the state is {found}", f"It is {shape}.")
+        inputs = linear.linear(value, self.weight_ih, self.bias_ih)
+        hidden = linear.linear(states[0], self.weight_hh, self.bias_hh)
+        return self.layer.step(self, inputs, hidden, states)  # type: ignore[arg-type]
+
+
+class LSTMCell(_Cell):
+    """One step of an LSTM: `h, c = cell(x, (h, c))`."""
+
+    layer = LSTM
+
+    def forward(
+        self, x: Operand, state: tuple[Operand, Operand] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        h, c = self._next(x, state)
+        return h, c
+
+
+class GRUCell(_Cell):
+    """One step of a GRU: `h = cell(x, h)`."""
+
+    layer = GRU
+
+    def forward(self, x: Operand, state: Operand | None = None) -> Tensor:
+        return self._next(x, None if state is None else (state,))[0]
+
+
+class RNNCell(_Cell):
+    """One step of a plain recurrent layer: `h = cell(x, h)`."""
+
+    layer = RNN
+
+    def __init__(
+        self, input_size: int, hidden_size: int, bias: bool = True, nonlinearity: str = "tanh"
+    ):
+        check_choice("RNNCell", "nonlinearity", nonlinearity, ("tanh", "relu"))
+        super().__init__(input_size, hidden_size, bias)
+        self.nonlinearity = nonlinearity
+
+    def forward(self, x: Operand, state: Operand | None = None) -> Tensor:
+        return self._next(x, None if state is None else (state,))[0]

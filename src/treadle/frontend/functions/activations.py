@@ -5,12 +5,15 @@ from __future__ import annotations
 from treadle.base.errors import ArgumentError, DTypeError, ShapeError
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.coerce import cast as cast_to
-from treadle.frontend.functions.arithmetic import exp, where
+from treadle.frontend.functions.arithmetic import abs, exp, tanh, where
 from treadle.frontend.functions.shaping import axis_of, chunk, integer_of, number_of, reshape
 from treadle.frontend.scopes import bind1
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.ir import composites as c
 from treadle.ir.op import NONE
+
+# Of the self-normalising unit: mean 0 and variance 1 stay so (Klambauer et al., 2017).
+SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
 
 def _real(name: str, x: Operand) -> Tensor:
@@ -40,6 +43,114 @@ def elu(x: Operand, alpha: float = 1.0) -> Tensor:
     x = _real("elu", x)
     below = where(x > 0, 0, x)  # keeps exp from overflowing where it is not used
     return where(x > 0, x, (exp(below) - 1) * alpha)
+
+
+def relu6(x: Operand) -> Tensor:
+    """x limited to 0 … 6; the gradient at both ends is 0."""
+    return hardtanh(x, 0.0, 6.0)
+
+
+def hardtanh(x: Operand, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
+    """x limited to min_val … max_val; the gradient at both ends is 0."""
+    low, high = (
+        number_of("hardtanh", n, v) for n, v in (("min_val", min_val), ("max_val", max_val))
+    )
+    if low > high:
+        raise ArgumentError("hardtanh", f"min_val {low} above max_val {high}", "Swap them.")
+    x = _real("hardtanh", x)
+    return where(x <= low, low, where(x >= high, high, x))
+
+
+def threshold(x: Operand, threshold: float, value: float) -> Tensor:
+    """x above the threshold, otherwise the value."""
+    x = _real("threshold", x)
+    return where(x > number_of("threshold", "threshold", threshold), x, value)
+
+
+def selu(x: Operand) -> Tensor:
+    """The self-normalising exponential unit: scale · elu(x, alpha) with its two constants."""
+    return elu(x, SELU_ALPHA) * SELU_SCALE
+
+
+def celu(x: Operand, alpha: float = 1.0) -> Tensor:
+    """x above 0, alpha · (e^(x / alpha) − 1) below."""
+    x, alpha = _real("celu", x), number_of("celu", "alpha", alpha)
+    if alpha <= 0:
+        raise ArgumentError("celu", f"alpha is {alpha}", "It is positive.")
+    below = where(x > 0, 0, x)
+    return where(x > 0, x, (exp(below * (1 / alpha)) - 1) * alpha)
+
+
+def mish(x: Operand) -> Tensor:
+    """x · tanh(softplus(x))."""
+    x = _real("mish", x)
+    return x * tanh(softplus(x))
+
+
+def hardsigmoid(x: Operand) -> Tensor:
+    """x / 6 + ½, limited to 0 … 1."""
+    x = _real("hardsigmoid", x)
+    return where(x <= -3, 0, where(x >= 3, 1, x * (1 / 6) + 0.5))
+
+
+def hardswish(x: Operand) -> Tensor:
+    """x · hardsigmoid(x)."""
+    x = _real("hardswish", x)
+    return where(x <= -3, 0, where(x >= 3, x, x * (x + 3) * (1 / 6)))
+
+
+def log_sigmoid(x: Operand) -> Tensor:
+    """log sigmoid(x), without underflow."""
+    return -softplus(-_real("log_sigmoid", x))
+
+
+def softsign(x: Operand) -> Tensor:
+    """x / (1 + |x|)."""
+    x = _real("softsign", x)
+    return x / (1 + abs(x))
+
+
+def tanhshrink(x: Operand) -> Tensor:
+    """x − tanh x."""
+    x = _real("tanhshrink", x)
+    return x - tanh(x)
+
+
+def softshrink(x: Operand, lambd: float = 0.5) -> Tensor:
+    """x moved towards 0 by lambd; 0 where it is not further away."""
+    x, far = _real("softshrink", x), _distance("softshrink", lambd)
+    return where(x > far, x - far, where(x < -far, x + far, 0))
+
+
+def hardshrink(x: Operand, lambd: float = 0.5) -> Tensor:
+    """x where it is further than lambd from 0, otherwise 0."""
+    x, far = _real("hardshrink", x), _distance("hardshrink", lambd)
+    return where(abs(x) > far, x, 0)
+
+
+def _distance(name: str, lambd: float) -> float:
+    found = number_of(name, "lambd", lambd)
+    if found < 0:
+        raise ArgumentError(name, f"lambd is {found}", "It is not negative.")
+    return found
+
+
+def prelu(x: Operand, weight: Operand) -> Tensor:
+    """x above 0, weight · x below; one weight, or one for each channel (axis 1)."""
+    x, slope = _real("prelu", x), as_tensor(weight)
+    channels = x.shape[1] if x.ndim > 1 else 1
+    if slope.size not in (1, channels) or slope.ndim > 1:
+        raise ShapeError(
+            "prelu", f"the weight {slope.type} for {x.type}", f"It has 1 or {channels} entries."
+        )
+    each = (slope.size, *(1,) * (x.ndim - 2)) if x.ndim > 1 else ()
+    return where(x > 0, x, x * reshape(cast_to(slope, x.dtype), each))
+
+
+def glu(x: Operand, axis: int = -1) -> Tensor:
+    """a · sigmoid(b) for the halves a, b of an axis."""
+    value, gate = _halves("glu", x, axis)
+    return value * sigmoid(gate)
 
 
 def sigmoid(x: Operand) -> Tensor:
@@ -78,14 +189,15 @@ def geglu(x: Operand) -> Tensor:
     return gelu(gate) * value
 
 
-def _halves(name: str, x: Operand) -> tuple[Tensor, Tensor]:
+def _halves(name: str, x: Operand, axis: int = -1) -> tuple[Tensor, Tensor]:
     x = _real(name, x)
-    if x.ndim == 0 or x.shape[-1] % 2:
+    at = axis_of(name, axis, x)
+    if x.shape[at] % 2:
         raise ShapeError(
-            name, f"the last axis of {x.type} cannot be halved", "It holds two halves, a and b."
+            name, f"axis {axis} of {x.type} cannot be halved", "It holds two halves, a and b."
         )
-    gate, value = chunk(x, 2, -1)
-    return gate, value
+    first, second = chunk(x, 2, at)
+    return first, second
 
 
 def softmax(x: Operand, axis: int = -1) -> Tensor:

@@ -65,14 +65,14 @@ def _real_dtype(*values: Operand) -> dtypes.DType:
     return dtype if dtype.is_float else dtypes.float32
 
 
-def _as_real(x: Operand) -> Tensor:
+def as_real(x: Operand) -> Tensor:
     """Integers and bool become float32."""
     return cast_to(as_tensor(x), _real_dtype(x))
 
 
 def _real(op: Op, x: Operand) -> Tensor:
     """A float function; integers become float32 first."""
-    return bind1(op, NONE, _as_real(x))
+    return bind1(op, NONE, as_real(x))
 
 
 def add(x: Operand, y: Operand) -> Tensor:
@@ -170,12 +170,12 @@ def floor(x: Operand) -> Tensor:
 
 def ceil(x: Operand) -> Tensor:
     """The smallest whole number that is not below x."""
-    return neg(floor(neg(_as_real(x))))
+    return neg(floor(neg(as_real(x))))
 
 
 def round(x: Operand) -> Tensor:
     """The nearest whole number; halves go to the even one."""
-    real = _as_real(x)
+    real = as_real(x)
     low = floor(real)
     rest = sub(real, low)
     is_odd = eq(remainder(low, 2.0), 1.0)
@@ -195,7 +195,7 @@ def log(x: Operand) -> Tensor:
 
 def log1p(x: Operand) -> Tensor:
     """log(1 + x), exact for small x too."""
-    real = _as_real(x)
+    real = as_real(x)
     # Rounding 1 + x loses what x − ((1 + x) − 1) shows: the first order of it is added back. That
     # also keeps the gradient 1 / (1 + x). From |x| = 1 on nothing is lost.
     small = where(lt(abs(real), 1), real, 0)
@@ -322,7 +322,7 @@ def isnan(x: Operand) -> Tensor:
 
 def isfinite(x: Operand) -> Tensor:
     """Whether x is neither infinite nor NaN."""
-    return lt(abs(_as_real(x)), math.inf)
+    return lt(abs(as_real(x)), math.inf)
 
 
 def _bool(x: Operand) -> Tensor:

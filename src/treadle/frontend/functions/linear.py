@@ -1,4 +1,4 @@
-"""Products: matmul, einsum, linear; convolution and pooling."""
+"""Matmul, einsum, linear, convolution and attention."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def contract(
     return bind1(CONTRACT, Contraction(spec, dtype or x.dtype), x, y)
 
 
-def _aligned(*values: Operand) -> list[Tensor]:
+def aligned(*values: Operand) -> list[Tensor]:
     """The values in one dtype; bool counts as int32, as in sums and products."""
     dtype = common_dtype(values)
     numeric = int32 if dtype is bool_ else dtype
@@ -42,7 +42,7 @@ def _aligned(*values: Operand) -> list[Tensor]:
 
 def matmul(x: Operand, y: Operand) -> Tensor:
     """The matrix product of the last two axes, batched over the others with broadcasting."""
-    a, b = _aligned(x, y)
+    a, b = aligned(x, y)
     if a.ndim == 0 or b.ndim == 0:
         raise ShapeError("matmul", f"{a.type} @ {b.type}: a scalar has no rows", "Multiply with *.")
     inner = a.shape[-1], b.shape[-2] if b.ndim > 1 else b.shape[0]
@@ -80,7 +80,7 @@ def _drop_ones(x: Tensor, batch: tuple[int, ...], letters: str) -> tuple[Tensor,
 
 def linear(x: Operand, weight: Operand, bias: Operand | None = None) -> Tensor:
     """x Wᵀ + b over the last axis; weight is (out, in), as in PyTorch."""
-    a, w = _aligned(x, weight)
+    a, w = aligned(x, weight)
     if a.ndim == 0 or w.ndim != 2 or a.shape[-1] != w.shape[1]:
         raise ShapeError(
             "linear",
@@ -108,7 +108,7 @@ def einsum(spec: str, *operands: Operand) -> Tensor:
     """
     if not operands:
         raise ArgumentError("einsum", f"{spec!r} without operands", "Pass one for each term.")
-    tensors = _aligned(*operands)
+    tensors = aligned(*operands)
     terms, result = _parse_einsum(spec, tensors)
     parts = [_without_diagonals(spec, t, labels) for t, labels in zip(tensors, terms, strict=True)]
     sizes = _einsum_sizes(spec, parts)
@@ -220,7 +220,7 @@ def _sum_alone(x: Tensor, labels: str, needed: set[str]) -> tuple[Tensor, str]:
     return sum_over(x, alone), "".join(ch for ch in labels if ch in needed)
 
 
-def _per_axis(
+def per_axis(
     name: str, label: str, value: int | Sequence[int], dims: int, least: int = 1
 ) -> tuple[int, ...]:
     given = value if isinstance(value, Sequence) else (value,) * dims
@@ -249,7 +249,7 @@ def conv(
 
     `padding` is a number, one per axis, "valid" or "same" (stride 1).
     """
-    a, w = _aligned(x, weight)
+    a, w = aligned(x, weight)
     dims = w.ndim - 2
     if dims < 1 or a.ndim != w.ndim:
         raise ShapeError(
@@ -262,10 +262,10 @@ def conv(
             f"x {a.type} and the weight {w.type} do not fit in {groups} groups",
             "The weight is (outputs, channels / groups, …) and groups divides both.",
         )
-    strides = _per_axis("conv", "stride", stride, dims)
-    dilations = _per_axis("conv", "dilation", dilation, dims)
+    strides = per_axis("conv", "stride", stride, dims)
+    dilations = per_axis("conv", "dilation", dilation, dims)
     pads = _conv_padding(padding, w.shape[2:], strides, dilations)
-    _check_kernel("conv", a, w.shape[2:], dilations, pads)
+    check_kernel("conv", a, w.shape[2:], dilations, pads)
     result = bind1(c.CONV, c.Conv(strides, pads, dilations, groups), a, w)
     if bias is None:
         return result
@@ -279,7 +279,7 @@ def conv(
     return result + reshape(b, (w.shape[0], *(1,) * dims))
 
 
-def _check_kernel(
+def check_kernel(
     name: str,
     x: Tensor,
     kernel: Sequence[int],
@@ -315,60 +315,7 @@ def _conv_padding(
         raise ArgumentError(
             "conv", f"padding {padding!r}", 'Use a number, one per axis, "same" or "valid".'
         )
-    return tuple((p, p) for p in _per_axis("conv", "padding", padding, len(kernel), 0))
-
-
-def _pool(
-    name: str,
-    x: Operand,
-    kernel: int | Sequence[int],
-    stride: int | Sequence[int] | None,
-    padding: int | Sequence[int],
-    dilation: int | Sequence[int],
-    count_padding: bool,
-) -> tuple[Tensor, c.Pool]:
-    x = as_tensor(x)
-    dims = len(kernel) if isinstance(kernel, Sequence) else x.ndim - 2
-    if not 0 < dims < x.ndim:
-        raise ShapeError(
-            name, f"{x.type} has no {dims} spatial axes", "x is (N, channels, spatial …)."
-        )
-    sizes = _per_axis(name, "kernel", kernel, dims)
-    pads = _per_axis(name, "padding", padding, dims, 0)
-    if any(2 * p > k for p, k in zip(pads, sizes, strict=True)):
-        raise ArgumentError(
-            name,
-            f"padding {pads} is more than half of the kernel {sizes}",
-            "A window must hold an element of x.",
-        )
-    strides = sizes if stride is None else _per_axis(name, "stride", stride, dims)
-    dilations = _per_axis(name, "dilation", dilation, dims)
-    _check_kernel(name, x, sizes, dilations, [(p, p) for p in pads])
-    return x, c.Pool(sizes, strides, pads, dilations, count_padding)
-
-
-def max_pool(
-    x: Operand,
-    kernel: int | Sequence[int],
-    stride: int | Sequence[int] | None = None,
-    padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-) -> Tensor:
-    """The greatest of each window over the last axes; the first of equals gets the gradient."""
-    tensor, attributes = _pool("max_pool", x, kernel, stride, padding, dilation, True)
-    return bind1(c.MAX_POOL, attributes, tensor)
-
-
-def avg_pool(
-    x: Operand,
-    kernel: int | Sequence[int],
-    stride: int | Sequence[int] | None = None,
-    padding: int | Sequence[int] = 0,
-    count_include_pad: bool = True,
-) -> Tensor:
-    """The mean of each window over the last axes."""
-    tensor, attributes = _pool("avg_pool", x, kernel, stride, padding, 1, count_include_pad)
-    return bind1(c.AVG_POOL, attributes, tensor)
+    return tuple((p, p) for p in per_axis("conv", "padding", padding, len(kernel), 0))
 
 
 def attention(
@@ -384,7 +331,7 @@ def attention(
     `causal` lets position t see 0 … t. The scale is 1/√D unless given. T×T is never kept for the
     backward.
     """
-    a, b, d = _aligned(q, k, v)
+    a, b, d = aligned(q, k, v)
     if not a.dtype.is_float:
         raise DTypeError(
             "attention", f"q {a.type}, k {b.type}, v {d.type} are not floats", "Cast them first."

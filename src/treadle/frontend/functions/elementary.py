@@ -1,0 +1,179 @@
+"""Elementary functions made of others, so that they are exact near 0 and far from it."""
+
+from __future__ import annotations
+
+import math
+
+from treadle.base.numbers import PROBABILITY, check_number
+from treadle.frontend import random
+from treadle.frontend.coerce import align, as_tensor
+from treadle.frontend.functions.arithmetic import (
+    abs,
+    as_real,
+    ceil,
+    cos,
+    div,
+    eq,
+    exp,
+    floor,
+    isnan,
+    log,
+    log1p,
+    maximum,
+    mul,
+    sin,
+    sqrt,
+    stop_gradient,
+    sub,
+    tanh,
+    where,
+)
+from treadle.frontend.tensor import Operand, Tensor
+
+
+def expm1(x: Operand) -> Tensor:
+    """eˣ − 1, exact for small x too."""
+    real = as_real(x)
+    # tanh(x / 2) · (eˣ + 1) is the same and has no difference of near numbers. Where x is large
+    # the other way round loses nothing.
+    is_small = abs(real) < 1
+    small = where(is_small, real, 0)
+    return where(is_small, tanh(small * 0.5) * (exp(small) + 1), exp(real) - 1)
+
+
+def log10(x: Operand) -> Tensor:
+    """The logarithm to base 10."""
+    return mul(log(x), 1 / math.log(10))
+
+
+def tan(x: Operand) -> Tensor:
+    """The tangent of x radians."""
+    return div(sin(x), cos(x))
+
+
+def sinh(x: Operand) -> Tensor:
+    """The hyperbolic sine."""
+    real = as_real(x)
+    size = abs(real)
+    return _signed(real, expm1(size) * 0.5 - expm1(-size) * 0.5)
+
+
+def cosh(x: Operand) -> Tensor:
+    """The hyperbolic cosine."""
+    half = exp(abs(as_real(x))) * 0.5
+    return half + div(0.25, half)
+
+
+def asinh(x: Operand) -> Tensor:
+    """The inverse of the hyperbolic sine."""
+    real = as_real(x)
+    size = abs(real)
+    is_large = size > LARGE
+    inner = where(is_large, 0, size)
+    near = log1p(inner + inner * inner / (sqrt(inner * inner + 1) + 1))
+    far = log(where(is_large, size, 1)) + math.log(2)
+    return _signed(real, where(is_large, far, near))
+
+
+def acosh(x: Operand) -> Tensor:
+    """The inverse of the hyperbolic cosine, for x from 1 on; NaN below."""
+    real = as_real(x)
+    is_large = real > LARGE
+    above = where(is_large, 1, real - 1)
+    near = log1p(above + sqrt(above * (above + 2)))
+    return where(is_large, log(where(is_large, real, 1)) + math.log(2), near)
+
+
+LARGE = 1e4  # beyond which √(x² ± 1) is x in float32, and its square may overflow in float16
+
+
+def atanh(x: Operand) -> Tensor:
+    """The inverse of the hyperbolic tangent, for x between −1 and 1."""
+    real = as_real(x)
+    size = abs(real)
+    return _signed(real, log1p(size * 2 / (1 - size)) * 0.5)
+
+
+def _signed(x: Tensor, size: Tensor) -> Tensor:
+    """A number with the sign of x: an odd function out of its half. The slope at 0 stays."""
+    return where(x < 0, -size, size)
+
+
+def trunc(x: Operand) -> Tensor:
+    """The whole part: rounded towards 0."""
+    real = as_real(x)
+    return where(real < 0, ceil(real), floor(real))
+
+
+def frac(x: Operand) -> Tensor:
+    """What is left without the whole part, with the sign of x."""
+    real = as_real(x)
+    return sub(real, trunc(real))
+
+
+def isinf(x: Operand) -> Tensor:
+    """Whether x is infinite, of either sign."""
+    return eq(abs(as_real(x)), math.inf)
+
+
+def nan_to_num(
+    x: Operand, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
+) -> Tensor:
+    """x with NaN and infinities replaced: by numbers, or the largest of the dtype."""
+    real = as_real(x)
+    most = real.dtype.largest
+    found = where(isnan(real), nan, real)
+    found = where(eq(real, math.inf), most if posinf is None else posinf, found)
+    return where(eq(real, -math.inf), -most if neginf is None else neginf, found)
+
+
+def logaddexp(x: Operand, y: Operand) -> Tensor:
+    """log(eˣ + eʸ), without overflow."""
+    a, b = align("logaddexp", as_real(x), as_real(y))
+    top = stop_gradient(maximum(a, b))
+    is_endless = eq(abs(top), math.inf)  # equal infinities, whose difference is none
+    centre = where(is_endless, 0, top)
+    total = exp(a - centre) + exp(b - centre)
+    return where(is_endless, top, log(where(is_endless, 1, total)) + centre)
+
+
+def lerp(start: Operand, end: Operand, weight: Operand) -> Tensor:
+    """start + weight · (end − start)."""
+    a, b = as_tensor(start), as_tensor(end)
+    return a + (b - a) * as_tensor(weight)
+
+
+def addcmul(x: Operand, first: Operand, second: Operand, value: float = 1.0) -> Tensor:
+    """x + value · first · second."""
+    return as_tensor(x) + as_tensor(first) * as_tensor(second) * value
+
+
+def addcdiv(x: Operand, first: Operand, second: Operand, value: float = 1.0) -> Tensor:
+    """x + value · first / second."""
+    return as_tensor(x) + div(as_tensor(first), as_tensor(second)) * value
+
+
+def hypot(x: Operand, y: Operand) -> Tensor:
+    """√(x² + y²), without overflow; its slope at the origin is 0."""
+    a, b = align("hypot", as_real(x), as_real(y))
+    top = stop_gradient(maximum(abs(a), abs(b)))
+    scale = where(eq(top, 0), 1, where(eq(top, math.inf), 1, top))
+    square = (a / scale) * (a / scale) + (b / scale) * (b / scale)
+    is_zero = eq(square, 0)
+    return where(is_zero, 0, sqrt(where(is_zero, 1, square))) * scale
+
+
+def masked_fill(x: Operand, mask: Operand, value: Operand) -> Tensor:
+    """x with a value where the mask holds."""
+    return where(mask, value, x)
+
+
+def dropout(x: Operand, p: float = 0.5, training: bool = True) -> Tensor:
+    """Zero each element with probability p and scale the rest by 1 / (1 − p)."""
+    check_number("dropout", "p", p, PROBABILITY)
+    value = as_tensor(x)
+    if not training or p == 0:
+        return value
+    if p == 1:
+        return value * 0
+    return where(random.bernoulli(1 - p, value.shape), value * (1 / (1 - p)), 0)

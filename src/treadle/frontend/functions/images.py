@@ -1,0 +1,332 @@
+"""Functions of images and signals: transposed convolution, resizing, windows, pixel shuffle."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from treadle.base.errors import ArgumentError, ShapeError
+from treadle.frontend.coerce import as_tensor
+from treadle.frontend.functions.indexing import take
+from treadle.frontend.functions.linear import aligned, per_axis
+from treadle.frontend.functions.pooling import adaptive_avg_pool
+from treadle.frontend.functions.shaping import integer_of, pad, permute, reshape
+from treadle.frontend.scopes import bind1
+from treadle.frontend.tensor import Operand, Tensor
+from treadle.ir import composites as c
+from treadle.ir.ops.linear import UNWINDOW, WINDOW, Unwindow, Window
+
+Sizes = int | Sequence[int]
+
+
+def conv_transpose(
+    x: Operand,
+    weight: Operand,
+    bias: Operand | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    output_padding: Sizes = 0,
+    groups: int = 1,
+    dilation: Sizes = 1,
+) -> Tensor:
+    """The transpose of `conv` in any number of dimensions: x (N, C, …), weight (C, O / groups, …).
+
+    What `conv` with the same arguments maps to x's shape, this maps back to; `output_padding`
+    chooses among the shapes that it maps so.
+    """
+    a, w = aligned(x, weight)
+    dims = w.ndim - 2
+    if dims < 1 or a.ndim != w.ndim:
+        raise ShapeError(
+            "conv_transpose",
+            f"x is {a.type}, the weight {w.type}",
+            "Both are (·, channels, spatial …).",
+        )
+    groups = integer_of("conv_transpose", "groups", groups)
+    if groups < 1 or a.shape[1] != w.shape[0] or a.shape[1] % groups:
+        raise ShapeError(
+            "conv_transpose",
+            f"x {a.type} and the weight {w.type} do not fit in {groups} groups",
+            "The weight is (channels, outputs / groups, …), and groups divides the channels.",
+        )
+    strides, dilations = (
+        per_axis("conv_transpose", label, value, dims)
+        for label, value in (("stride", stride), ("dilation", dilation))
+    )
+    pads, extra = (
+        per_axis("conv_transpose", label, value, dims, 0)
+        for label, value in (("padding", padding), ("output_padding", output_padding))
+    )
+    _check_output_padding(extra, strides, dilations)
+    # The convolution that this transposes pads less at the end; beyond its reach there are zeros.
+    high = [max(0, p - e) for p, e in zip(pads, extra, strict=True)]
+    reach = [d * (k - 1) for d, k in zip(dilations, w.shape[2:], strict=True)]
+    lengths = [
+        (n - 1) * s + r + 1 - p - h
+        for n, s, r, p, h in zip(a.shape[2:], strides, reach, pads, high, strict=True)
+    ]
+    if min(lengths) < 1:
+        raise ShapeError(
+            "conv_transpose", f"padding {pads} leaves nothing of {a.type}", "Pad less."
+        )
+    attributes = c.Conv(strides, tuple(zip(pads, high, strict=True)), dilations, groups)
+    shape = (a.shape[0], w.shape[1] * groups, *lengths)
+    result = bind1(c.CONV_GRAD_X, c.ConvGrad(attributes, shape), a, w)
+    beyond = [max(0, e - p) for p, e in zip(pads, extra, strict=True)]
+    result = pad(result, ((0, 0), (0, 0), *((0, n) for n in beyond)))
+    if bias is None:
+        return result
+    b = as_tensor(bias)
+    if b.shape != (shape[1],):
+        raise ShapeError(
+            "conv_transpose", f"the bias is {b.type}", f"It has one entry for {shape[1]} channels."
+        )
+    return result + reshape(b, (shape[1], *(1,) * dims))
+
+
+def _check_output_padding(
+    extra: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> None:
+    if any(e >= max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True)):
+        raise ArgumentError(
+            "conv_transpose",
+            f"output_padding {tuple(extra)} with stride {tuple(strides)} and dilation "
+            f"{tuple(dilations)}",
+            "It is smaller than the stride or the dilation.",
+        )
+
+
+# Windows
+
+
+def unfold(
+    x: Operand, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1
+) -> Tensor:
+    """Windows of (N, C, spatial …) as columns: (N, C · kernel, windows), as F.unfold."""
+    x = as_tensor(x)
+    if x.ndim < 3:
+        raise ShapeError("unfold", f"x is {x.type}", "It is (N, channels, spatial …).")
+    window, pads = _window("unfold", x.ndim - 2, kernel_size, dilation, padding, stride)
+    padded = pad(x, ((0, 0), (0, 0), *((p, p) for p in pads)))
+    windows = bind1(WINDOW, window, padded)  # (N, C, windows …, kernel …)
+    dims = x.ndim - 2
+    order = (0, 1, *range(2 + dims, 2 + 2 * dims), *range(2, 2 + dims))
+    return reshape(permute(windows, order), (x.shape[0], x.shape[1] * math.prod(window.sizes), -1))
+
+
+def fold(
+    x: Operand,
+    output_size: Sizes,
+    kernel_size: Sizes,
+    dilation: Sizes = 1,
+    padding: Sizes = 0,
+    stride: Sizes = 1,
+) -> Tensor:
+    """Columns (N, C · kernel, windows) added up where windows overlap, as F.fold."""
+    x = as_tensor(x)
+    given = (output_size, kernel_size, dilation, padding, stride)
+    dims = next((len(n) for n in given if isinstance(n, Sequence)), 2)
+    size = per_axis("fold", "output_size", output_size, dims)
+    window, pads = _window("fold", dims, kernel_size, dilation, padding, stride)
+    lengths = tuple(n + 2 * p for n, p in zip(size, pads, strict=True))
+    counts = [
+        (n - d * (k - 1) - 1) // s + 1
+        for n, d, k, s in zip(lengths, window.dilations, window.sizes, window.strides, strict=True)
+    ]
+    kernel = math.prod(window.sizes)
+    if x.ndim != 3 or x.shape[1] % kernel or x.shape[2] != math.prod(counts):
+        raise ShapeError(
+            "fold",
+            f"x is {x.type} for {math.prod(counts)} windows of {kernel} elements",
+            "It is (N, channels · kernel, windows).",
+        )
+    n, channels = x.shape[0], x.shape[1] // kernel
+    columns = reshape(x, (n, channels, *window.sizes, *counts))
+    order = (0, 1, *range(2 + dims, 2 + 2 * dims), *range(2, 2 + dims))
+    shape = (n, channels, *lengths)
+    whole = bind1(UNWINDOW, Unwindow(window, shape), permute(columns, order))
+    inside = [slice(p, p + s) for p, s in zip(pads, size, strict=True)]
+    return whole[(slice(None), slice(None), *inside)]
+
+
+def _window(
+    name: str, dims: int, kernel_size: Sizes, dilation: Sizes, padding: Sizes, stride: Sizes
+) -> tuple[Window, tuple[int, ...]]:
+    kernel = per_axis(name, "kernel_size", kernel_size, dims)
+    strides = per_axis(name, "stride", stride, dims)
+    dilations = per_axis(name, "dilation", dilation, dims)
+    axes = tuple(range(2, 2 + dims))
+    return Window(axes, kernel, strides, dilations), per_axis(name, "padding", padding, dims, 0)
+
+
+# Pixels and channels
+
+
+def pixel_shuffle(x: Operand, upscale_factor: int) -> Tensor:
+    """(…, C · r², H, W) as (…, C, H · r, W · r)."""
+    x, r = _with_factor("pixel_shuffle", x, upscale_factor)
+    *lead, channels, h, w = x.shape
+    if channels % (r * r):
+        raise ShapeError(
+            "pixel_shuffle", f"{channels} channels of {x.type}", f"{r * r} divides them."
+        )
+    parts = reshape(x, (*lead, channels // (r * r), r, r, h, w))
+    n = len(lead)
+    order = (*range(n), n, n + 3, n + 1, n + 4, n + 2)
+    return reshape(permute(parts, order), (*lead, channels // (r * r), h * r, w * r))
+
+
+def pixel_unshuffle(x: Operand, downscale_factor: int) -> Tensor:
+    """(…, C, H · r, W · r) as (…, C · r², H, W)."""
+    x, r = _with_factor("pixel_unshuffle", x, downscale_factor)
+    *lead, channels, h, w = x.shape
+    if h % r or w % r:
+        raise ShapeError("pixel_unshuffle", f"{h} × {w} of {x.type}", f"{r} divides both.")
+    parts = reshape(x, (*lead, channels, h // r, r, w // r, r))
+    n = len(lead)
+    order = (*range(n), n, n + 2, n + 4, n + 1, n + 3)
+    return reshape(permute(parts, order), (*lead, channels * r * r, h // r, w // r))
+
+
+def _with_factor(name: str, x: Operand, factor: int) -> tuple[Tensor, int]:
+    x, r = as_tensor(x), integer_of(name, "the factor", factor)
+    if x.ndim < 3 or r < 1:
+        raise ShapeError(
+            name, f"x is {x.type}, the factor {r}", "x is (…, channels, H, W), the factor positive."
+        )
+    return x, r
+
+
+def channel_shuffle(x: Operand, groups: int) -> Tensor:
+    """Channels (axis 1) of the groups taken in turn."""
+    x, count = as_tensor(x), integer_of("channel_shuffle", "groups", groups)
+    if x.ndim < 3 or count < 1 or x.shape[1] % count:
+        raise ShapeError(
+            "channel_shuffle", f"{count} groups of {x.type}", "groups divides the channels, axis 1."
+        )
+    n, channels, *rest = x.shape
+    parts = reshape(x, (n, count, channels // count, *rest))
+    return reshape(permute(parts, (0, 2, 1, *range(3, x.ndim + 1))), x.shape)
+
+
+# Resizing
+
+LINEAR = {"linear": 1, "bilinear": 2, "trilinear": 3}
+CUBIC = -0.75  # the curvature of PyTorch's kernel (Keys, 1981)
+MODES = ("nearest", "nearest-exact", *LINEAR, "bicubic", "area")
+
+
+def interpolate(
+    x: Operand,
+    size: Sizes | None = None,
+    scale_factor: float | Sequence[float] | None = None,
+    mode: str = "nearest",
+    align_corners: bool = False,
+    recompute_scale_factor: bool = False,
+) -> Tensor:
+    """Resize the spatial axes of (N, C, spatial …) to a size or by a factor, as F.interpolate."""
+    x = as_tensor(x)
+    dims = x.ndim - 2
+    _check_mode(x, mode, dims, align_corners)
+    sizes, steps = _sizes_and_steps(x, size, scale_factor, recompute_scale_factor)
+    if mode == "area":
+        return adaptive_avg_pool(x, sizes)
+    for axis, (out, step) in enumerate(zip(sizes, steps, strict=True), 2):
+        n = x.shape[axis]
+        if mode.startswith("nearest"):
+            shift = 0.5 if mode == "nearest-exact" else 0.0
+            at = np.minimum(np.floor((np.arange(out) + shift) * step), n - 1)
+            x = take(x, at.astype(np.int32), axis)
+            continue
+        place = _coordinates(n, out, step, align_corners, is_clamped=mode != "bicubic")
+        x = _cubic(x, axis, place) if mode == "bicubic" else _between(x, axis, place)
+    return x
+
+
+def _check_mode(x: Tensor, mode: str, dims: int, align_corners: bool) -> None:
+    if mode not in MODES:
+        raise ArgumentError("interpolate", f"mode {mode!r}", f"Use one of {', '.join(MODES)}.")
+    wanted = LINEAR.get(mode, 2 if mode == "bicubic" else dims)
+    if dims < 1 or dims != wanted:
+        names = {1: "(N, C, L)", 2: "(N, C, H, W)", 3: "(N, C, D, H, W)"}
+        raise ShapeError(
+            "interpolate",
+            f"mode {mode!r} of {x.type}",
+            f"It is for {names.get(wanted, '(N, C, spatial …)')}.",
+        )
+    if align_corners and (mode.startswith("nearest") or mode == "area"):
+        raise ArgumentError(
+            "interpolate", f"align_corners with mode {mode!r}", "It is for linear and cubic modes."
+        )
+
+
+def _sizes_and_steps(
+    x: Tensor, size: Sizes | None, scale_factor: Any, recompute: bool
+) -> tuple[tuple[int, ...], list[float]]:
+    """Output sizes, and how far apart their places are in the input."""
+    dims, lengths = x.ndim - 2, x.shape[2:]
+    if (size is None) == (scale_factor is None):
+        raise ArgumentError(
+            "interpolate", f"size = {size}, scale_factor = {scale_factor}", "Give one of them."
+        )
+    if size is not None:
+        sizes = per_axis("interpolate", "size", size, dims)
+        return sizes, [n / out for n, out in zip(lengths, sizes, strict=True)]
+    given = scale_factor if isinstance(scale_factor, Sequence) else (scale_factor,) * dims
+    factors = [float(f) for f in given]
+    if len(factors) != dims or min(factors) <= 0:
+        raise ArgumentError(
+            "interpolate", f"scale_factor {scale_factor}", f"Give a positive one for {dims} axes."
+        )
+    sizes = tuple(math.floor(n * f) for n, f in zip(lengths, factors, strict=True))
+    if min(sizes) < 1:
+        raise ShapeError("interpolate", f"{x.type} by {scale_factor} has no elements", "Scale up.")
+    if recompute:
+        return sizes, [n / out for n, out in zip(lengths, sizes, strict=True)]
+    return sizes, [1 / f for f in factors]
+
+
+def _coordinates(n: int, out: int, step: float, align: bool, is_clamped: bool) -> np.ndarray:
+    """Where each output lies among the inputs."""
+    if align:
+        return np.arange(out) * ((n - 1) / (out - 1) if out > 1 else 0.0)
+    found = (np.arange(out) + 0.5) * step - 0.5
+    return np.maximum(found, 0.0) if is_clamped else found
+
+
+def _between(x: Tensor, axis: int, place: np.ndarray) -> Tensor:
+    """The neighbours on both sides, weighed by how near they are."""
+    n = x.shape[axis]
+    low = np.minimum(np.floor(place), n - 1).astype(np.int32)
+    high = np.minimum(low + 1, n - 1)
+    share = _along(x, axis, np.clip(place - low, 0.0, 1.0))
+    return take(x, low, axis) * (1 - share) + take(x, high, axis) * share
+
+
+def _cubic(x: Tensor, axis: int, place: np.ndarray) -> Tensor:
+    """Four neighbours, those beyond the ends being the last ones again."""
+    n, start = x.shape[axis], np.floor(place)
+    t = place - start
+    weights = (_far(t + 1), _near(t), _near(1 - t), _far(2 - t))
+    terms = []
+    for i, weight in enumerate(weights, -1):
+        at = np.clip(start + i, 0, n - 1).astype(np.int32)
+        terms.append(take(x, at, axis) * _along(x, axis, weight))
+    return (terms[0] + terms[1]) + (terms[2] + terms[3])
+
+
+def _near(t: np.ndarray) -> np.ndarray:
+    return ((CUBIC + 2) * t - (CUBIC + 3)) * t * t + 1
+
+
+def _far(t: np.ndarray) -> np.ndarray:
+    return ((CUBIC * t - 5 * CUBIC) * t + 8 * CUBIC) * t - 4 * CUBIC
+
+
+def _along(x: Tensor, axis: int, values: np.ndarray) -> Tensor:
+    """Numbers for the places of an axis, in x's dtype."""
+    shape = (len(values), *(1,) * (x.ndim - axis - 1))
+    return as_tensor(values.astype(x.dtype.numpy).reshape(shape))
