@@ -21,7 +21,7 @@ import numpy as np
 from treadle.base.dtypes import DType
 from treadle.ir.literal import to_numpy
 from treadle.kernel.access import accesses
-from treadle.kernel.arithmetic import identity
+from treadle.kernel.accumulate import identity
 from treadle.kernel.cost import outermost
 from treadle.kernel.geometry import Combine
 from treadle.kernel.index import Bounded, Data, Index, Quotient, Remainder, Var
@@ -228,7 +228,7 @@ class _Machine:
         self.memory |= {name: sum(found[1:], found[0]) for name, found in sums.items()}
 
     def _none(self, s: Accumulate) -> Lanes:
-        return to_numpy(identity(s), s.value.dtype.numpy)
+        return to_numpy(identity(s.op, s.value.dtype), s.value.dtype.numpy)
 
     def _lanes_combined(self, part: Lanes, s: Accumulate, lanes: int) -> Lanes:
         """A thread's own lanes, one after the other."""

@@ -14,7 +14,7 @@ from typing import assert_never
 from treadle.codegen.cuda import scalars
 from treadle.codegen.cuda.lanes import Lanes
 from treadle.kernel.access import accesses
-from treadle.kernel.arithmetic import identity
+from treadle.kernel.accumulate import identity
 from treadle.kernel.geometry import Combine
 from treadle.kernel.index import Var
 from treadle.kernel.mapped import (
@@ -381,7 +381,7 @@ class Writer(Lanes):
         for local, s in sums.items():
             type_ = scalars.register(s.value.dtype)
             part = parts[local] = self.new("part")
-            none = scalars.literal(Literal(identity(s), s.value.dtype))
+            none = scalars.literal(Literal(identity(s.op, s.value.dtype), s.value.dtype))
             if lanes > 1:
                 self.add(f"{type_} {part}[{lanes}];")
                 self.unrolled(f"{part}[u] = {none};", lanes)
@@ -405,7 +405,7 @@ class Writer(Lanes):
         if role is Role.SUBGROUP:
             whole = f"in_warp<{op}>({found})"
         else:
-            none = scalars.literal(Literal(identity(s), dtype))
+            none = scalars.literal(Literal(identity(s.op, s.value.dtype), dtype))
             whole = f"in_block<{op}, {self.geometry.share // self.warp}, {type_}>({found}, {none})"
         self.add(f"{local} = {op}::of({local}, {whole});")
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from treadle.kernel.access import accesses, loads_of, locals_in
-from treadle.kernel.arithmetic import identity
+from treadle.kernel.accumulate import identity
 from treadle.kernel.geometry import Combine
 from treadle.kernel.index import Index, Var, uses
 from treadle.kernel.nodes import (
@@ -139,7 +139,7 @@ def _is_sum_of_columns(before: Sequence[Statement], loop: Statement) -> bool:
         return False
     for s in (s for s in plain if isinstance(s, Accumulate)):
         start = starts.get(s.local)
-        if not isinstance(start, Literal) or start.value != identity(s):
+        if not isinstance(start, Literal) or start.value != identity(s.op, s.value.dtype):
             return False
     summed = {s.local for s in plain if isinstance(s, Accumulate)}
     if any(s.guard or summed & locals_in(s.value) for s in stores):
