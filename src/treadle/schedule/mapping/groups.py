@@ -134,15 +134,11 @@ class Group:
         return 2 * _count(loops) <= self.share and depth >= self.mapping.warp
 
     def _by_warps(self, loops: Sequence[Var], body: Sequence[Statement]) -> tuple[Statement, ...]:
-        found: list[Statement] = []
-        for s in body:
-            if isinstance(s, For):
-                lanes = self._lanes(s, self.mapping.warp)
-                variables, inner = nested(s)
-                found += nest(variables, Role.SUBGROUP, in_order(inner), lanes)
-            else:
-                found.append(s)
-        return nest(loops, Role.GROUP, found)
+        """Each iteration a warp's: one thread stores what all of the warp may have read."""
+        warp = replace(
+            self, share=self.mapping.warp, is_cooperative=False, written=set(), touched=set()
+        )
+        return nest(loops, Role.GROUP, warp.statements(body))
 
 
 def _touches(loop: For, buffers: frozenset[str]) -> bool:
