@@ -15,9 +15,10 @@ import treadle as td
 from backend import THREADS
 from test_trajectories import CASES
 from treadle import losses, nn, optim
+from treadle.backends.cpu.backend import CpuBackend, CpuToolchain
 from treadle.ir.graph import Graph, Value
 from treadle.kernel.target import CPU, Materialization, Target
-from treadle.memory import assemble as assembling
+from treadle.runtime.native import chosen_target
 from treadle.schedule import keep, lower
 
 # The keys' bias moves all scores of a row alike: its gradient is 0, and Adam makes whole steps of
@@ -34,8 +35,12 @@ def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 def shared(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even the smallest kernel is cut into tasks; one plan is used for all numbers of threads."""
     monkeypatch.setenv("TREADLE_CACHE", str(tmp_path))
-    monkeypatch.setattr(assembling, "SERIAL", 0)
-    monkeypatch.setattr(assembling, "TASK", 1)
+    target = replace(CPU, tasks=replace(CPU.tasks, serial=0, operations=1))
+    monkeypatch.setattr(
+        CpuBackend,
+        "toolchain",
+        lambda _, options: CpuToolchain(chosen_target(options.target), target),
+    )
 
 
 def loss(model, batch):

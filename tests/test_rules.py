@@ -380,12 +380,12 @@ def test_matmuls_with_a_bias(function: Callable[..., Any], count: int) -> None:
     square = TensorType((64, 64), BF16)
     graph = td.trace(function, square, square, TensorType((64,), BF16))
     every = {Value(i): None for i in range(len(graph.nodes))}
-    found = biased_matmuls(graph, every)
+    found = biased_matmuls(graph, every, GPU.matmuls)
     assert len(found) == count
     for matmul, epilogue in found.items():
         assert graph.nodes[matmul.node].op is linear.CONTRACT
         assert graph.nodes[epilogue.sum.node].op is e.ADD
-    assert not biased_matmuls(graph, {}), "a sum that is not materialized"
+    assert not biased_matmuls(graph, {}, GPU.matmuls), "a sum that is not materialized"
 
 
 # Patterns

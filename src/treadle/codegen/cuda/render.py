@@ -286,7 +286,7 @@ class Writer(Lanes):
             case For():
                 self._shared(statement)
             case Store() | Update():
-                with self.block("if (tid == 0)"):
+                with self.block(f"if ({self.tid} == 0)"):
                     self.thread(statement)
             case Let() | Set() | Accumulate():
                 self.thread(statement)
@@ -328,14 +328,7 @@ class Writer(Lanes):
         with self.decoded_block(head, q, [s.var for s in loops]):
             self.add(f"const int lane = tid % {self.warp};")
             before, self.tid = self.tid, "lane"
-            for s in body:
-                if isinstance(s, For):
-                    self._sum(s)
-                elif isinstance(s, Store):
-                    with self.block("if (lane == 0)"):
-                        self.thread(s)
-                else:
-                    self.thread(s)
+            self.group_all(body)
             self.tid = before
 
     def _strided(self, loop: For) -> AbstractContextManager[None]:

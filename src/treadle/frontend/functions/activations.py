@@ -191,8 +191,8 @@ def geglu(x: Operand) -> Tensor:
 
 def _halves(name: str, x: Operand, axis: int = -1) -> tuple[Tensor, Tensor]:
     x = _real(name, x)
-    at = axis_of(name, axis, x)
-    if x.shape[at] % 2:
+    at = axis_of(name, axis, x) if x.ndim else 0
+    if not x.ndim or x.shape[at] % 2:
         raise ShapeError(
             name, f"axis {axis} of {x.type} cannot be halved", "It holds two halves, a and b."
         )

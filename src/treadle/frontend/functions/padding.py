@@ -50,7 +50,8 @@ def pad(
 
 def _cropped(x: Tensor, amounts: Any) -> tuple[Tensor, Any]:
     """Without what negative amounts take away, and the amounts that are left."""
-    is_plain = isinstance(amounts, Sequence) and len(amounts) == x.ndim
+    is_list = isinstance(amounts, Sequence) and len(amounts) == x.ndim
+    is_plain = is_list and all(isinstance(p, Sequence) and len(p) == 2 for p in amounts)
     if not is_plain or not all(isinstance(n, int) for pair in amounts for n in pair):
         return x, amounts  # refused further down
     for axis, (before, after) in enumerate(amounts):
