@@ -69,7 +69,7 @@ def on_gpu(
     source = render_program(program)
     cubins = compile_parts(source.parts, device().architecture)
     plan = assemble(program, plan_buffers(program))
-    code = CudaCode(source.launches, source.bundles, cubins)
+    code = CudaCode(source.launches, source.cooperative, cubins)
     return CudaProgram(graph, plan, dict(program.constants), code)
 
 

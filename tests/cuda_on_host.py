@@ -19,7 +19,7 @@ import numpy as np
 from test_kernels import MEANINGS
 from treadle.codegen.cuda.driver import CudaSource, render_program
 from treadle.kernel.interpret import interpret
-from treadle.kernel.launch import Bundle, Launch
+from treadle.kernel.launch import CooperativeLaunch, Launch
 from treadle.kernel.program import Call, Program, Repeat, Step
 
 HEAD = r"""
@@ -190,15 +190,15 @@ class _Host:
             for part in source.parts
             for name in re.findall(r"\b((?:kernel|bundle)_\d+)_args \{", part)
         }
-        self.bundles = {(b.path, b.first): b for b in source.bundles}
+        self.cooperative = {(b.path, b.first): b for b in source.cooperative}
 
     def steps(self, steps: tuple[Step, ...], turn: int, path: tuple[int, ...] = ()) -> None:
         skipped = 0
         for i, step in enumerate(steps):
-            bundle = self.bundles.get((path, i))
-            if bundle is not None:
-                self.together(bundle, steps[i : i + len(bundle.phases)], turn)
-                skipped = len(bundle.phases)
+            run = self.cooperative.get((path, i))
+            if run is not None:
+                self.together(run, steps[i : i + len(run.phases)], turn)
+                skipped = len(run.phases)
             if skipped:
                 skipped -= 1
             elif isinstance(step, Repeat):
@@ -215,22 +215,22 @@ class _Host:
             b.name: self.memory[a.buffer][a.row * turn : a.row * turn + b.size] for b, a in pairs
         }
 
-    def together(self, bundle: Bundle, steps: tuple[Step, ...], turn: int) -> None:
+    def together(self, run: CooperativeLaunch, steps: tuple[Step, ...], turn: int) -> None:
         """Phases as one launch, of a single block that takes all blocks of each in turn."""
         places: list[int] = []
-        for phase, step in zip(bundle.phases, steps, strict=True):
+        for phase, step in zip(run.phases, steps, strict=True):
             for entry, count in phase:
                 calls = [c for c in step.calls if self.numbers[id(c.kernel)] == entry]
                 assert len(calls) == count
                 places += [v.ctypes.data for c in calls for v in self.views(c, turn).values()]
         given = (ctypes.c_void_p * max(1, len(places)))(*places)
-        run = getattr(self.libraries[bundle.symbol], f"run_{bundle.symbol}")
-        run(ctypes.byref(given), 1, bundle.block)
+        call = getattr(self.libraries[run.symbol], f"run_{run.symbol}")
+        call(ctypes.byref(given), 1, run.block)
 
     def call(self, call: Call, turn: int) -> None:
         views = self.views(call, turn)
         launch: Launch = self.launches[self.numbers[id(call.kernel)]]
-        if launch.product is not None or launch.routine is not None:
+        if launch.matmul is not None or launch.library_call is not None:
             interpret(call.kernel, views, MEANINGS)
         elif launch.grid:
             places = [v.ctypes.data for v in views.values()]

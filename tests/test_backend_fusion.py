@@ -13,7 +13,7 @@ from trajectories import GPT
 from treadle import losses, nn, optim
 from treadle.autodiff.backward import differentiate
 from treadle.ir.graph import Graph
-from treadle.kernel.nodes import For, Kernel, Multiply, Statement
+from treadle.kernel.nodes import For, Kernel, Matmul, Statement
 from treadle.kernel.program import Phase, Program
 from treadle.kernel.target import CPU
 from treadle.kernel.text import to_text
@@ -125,9 +125,7 @@ def test_what_surrounds_a_product_is_in_its_kernel() -> None:
 
 
 def has_product(body: tuple[Statement, ...]) -> bool:
-    return any(
-        isinstance(s, Multiply) or (isinstance(s, For) and has_product(s.body)) for s in body
-    )
+    return any(isinstance(s, Matmul) or (isinstance(s, For) and has_product(s.body)) for s in body)
 
 
 @pytest.mark.parametrize("size", [16, 17, 64])

@@ -21,7 +21,7 @@ from treadle.ir.graph import Graph
 from treadle.ir.types import TensorType
 from treadle.kernel import cost
 from treadle.kernel.machine import Machine
-from treadle.kernel.nodes import For, Multiply, Statement
+from treadle.kernel.nodes import For, Matmul, Statement
 from treadle.schedule.fuse import matmuls_in
 from treadle.schedule.schedule import schedule
 
@@ -74,7 +74,7 @@ def own_panels(graph: Graph) -> list[int]:
         scratch = {b.name for b in kernel.scratch}
         for product in matmuls_in(kernel.body):
             is_own = product.right.buffer in scratch
-            found.append(cost.turns(kernel) if is_own else 0)
+            found.append(cost.iterations(kernel) if is_own else 0)
     return found
 
 
@@ -258,7 +258,7 @@ def test_every_way_through_the_template(name: str, dtype: DType) -> None:
 
 def multiplies(body: tuple[Statement, ...]) -> int:
     inner = sum(multiplies(s.body) for s in body if isinstance(s, For))
-    return inner + sum(isinstance(s, Multiply) for s in body)
+    return inner + sum(isinstance(s, Matmul) for s in body)
 
 
 @pytest.mark.parametrize("name", [n for n in WAYS if n not in ("a column", "a number")])

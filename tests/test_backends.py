@@ -25,7 +25,7 @@ from treadle.backends.registry import DEVICES, FASTEST, REFERENCE, backend
 from treadle.backends.stored import SHAPELESS, UNRELATED, fingerprint_of, key_of
 from treadle.base.errors import DeviceError, IndexRangeError
 from treadle.compile_report import CompileOptions, CompileReport
-from treadle.kernel.launch import Bundle, Launch
+from treadle.kernel.launch import CooperativeLaunch, Launch
 from treadle.kernel.plan import Entry, Plan
 from treadle.runtime.cuda.code import CudaCode
 from treadle.runtime.cuda.compiler import CUBIN
@@ -182,7 +182,7 @@ def test_a_program_is_scheduled_once_more_if_a_library_lacks_a_call(
 
 CODE = CudaCode(
     (Launch("kernel_0", 1, 32, 64),),
-    (Bundle("bundle_0", (0,), 1, (((0, 2),),), 3, 128, 0),),
+    (CooperativeLaunch("bundle_0", (0,), 1, (((0, 2),),), 3, 128, 0),),
     (CUBIN + b"code",),
     {"a matmul": list(range(8))},
     {0: b"a plan"},

@@ -16,10 +16,10 @@ from treadle.kernel.contraction import (
     oriented,
     size,
     stride_of,
-    walk_of,
+    strided_axis_of,
 )
 from treadle.kernel.index import Var, flatten, variable
-from treadle.kernel.nodes import Load, Walk
+from treadle.kernel.nodes import Load, StridedAxis
 from treadle.kernel.target import CPU, GPU, Matmuls
 
 EXTENTS = {"a": 2, "b": 3, "c": 5, "d": 7, "e": 11}
@@ -98,8 +98,8 @@ def test_strides_of_axes_together() -> None:
     assert stride_of(rows, (a, b)) == 5
     assert stride_of(rows, (b, a)) is None
     assert stride_of(rows, (a, one)) == 15
-    assert walk_of(rows, (a, b)) == Walk(6, 5)
-    assert walk_of(rows, (b, a)) == Walk(6, 0, (0, 15, 5, 20, 10, 25))
+    assert strided_axis_of(rows, (a, b)) == StridedAxis(6, 5)
+    assert strided_axis_of(rows, (b, a)) == StridedAxis(6, 0, (0, 15, 5, 20, 10, 25))
 
 
 def test_blocks_of_rows_grow_with_the_rows() -> None:

@@ -25,20 +25,20 @@ from treadle.codegen.cuda.driver import render_kernel, render_program
 from treadle.ir.graph import Graph
 from treadle.ir.op import Op
 from treadle.ir.types import TensorType
-from treadle.kernel.calls import call_of, product_of
+from treadle.kernel.calls import call_of, matmul_call_of
 from treadle.kernel.geometry import Combine, Scattered, Tiled
 from treadle.kernel.index import Var, constant, divide, variable
 from treadle.kernel.launch import (
-    bundles_from_json,
-    bundles_to_json,
+    cooperative_from_json,
+    cooperative_to_json,
     launches_from_json,
     launches_to_json,
 )
 from treadle.kernel.mapped import geometry_of, grid_of
 from treadle.kernel.nodes import (
     Kernel,
-    Multiply,
-    whole_product,
+    Matmul,
+    standalone_matmul,
 )
 from treadle.kernel.packs import lane_step
 from treadle.kernel.program import Program
@@ -199,7 +199,7 @@ def test_a_bias_that_would_be_added_by_itself_is_the_product_s() -> None:
     biased = [
         found[1]
         for k in attention_program().distinct()
-        if (found := whole_product(k)) is not None and found[1].bias is not None
+        if (found := standalone_matmul(k)) is not None and found[1].bias is not None
     ]
     assert [m.target.columns.count for m in biased] == [192], "that of q, k and v alone"
 
@@ -208,7 +208,7 @@ def test_products_are_whole_and_their_facts_are_stored() -> None:
     program = attention_program()
     assert plan_buffers(program).size > 0
     source = render_program(program)
-    products = [launch.product for launch in source.launches if launch.product is not None]
+    products = [launch.matmul for launch in source.launches if launch.matmul is not None]
     assert products
     assert all(p.left.dtype == "bfloat16" for p in products)
     assert launches_from_json(launches_to_json(source.launches)) == source.launches
@@ -227,15 +227,15 @@ def test_a_product_with_a_bias_means_what_it_says() -> None:
 
 
 def test_operands_that_are_no_matrices_are_copied() -> None:
-    def product(x, y):
+    def matmul(x, y):
         return [td.einsum("bihd,bjhd->bhij", x, y)]
 
     type_ = TensorType((3, 40, 4, 32), dtypes.bfloat16)
-    program = scheduled(td.trace(product, type_, type_))
+    program = scheduled(td.trace(matmul, type_, type_))
     names = [k.name for k in program.distinct()]
     assert sum("_matrix" in n for n in names) == 2, "batches at two strides are none"
-    assert sum(isinstance(s, Multiply) for k in program.distinct() for s in _inner(k.body)) == 1
-    assert [product_of(k).batch for k in program.distinct() if product_of(k)] == [12]
+    assert sum(isinstance(s, Matmul) for k in program.distinct() for s in _inner(k.body)) == 1
+    assert [matmul_call_of(k).batch for k in program.distinct() if matmul_call_of(k)] == [12]
 
 
 def _inner(body):
@@ -276,11 +276,11 @@ def mlp_program(rows: int = 128, width: int = 128) -> Program:
 def test_a_small_step_is_one_launch_of_a_few_phases() -> None:
     program = mlp_program()
     source = render_program(program)
-    (bundle,) = source.bundles
-    assert len(bundle.phases) == len(program.steps) <= 5
-    assert not any(launch.product or launch.block for launch in source.launches)
+    (cooperative_launch,) = source.cooperative
+    assert len(cooperative_launch.phases) == len(program.steps) <= 5
+    assert not any(launch.matmul or launch.block for launch in source.launches)
     assert "".join(source.parts).count("__global__") == 1
-    assert bundles_from_json(bundles_to_json(source.bundles)) == source.bundles
+    assert cooperative_from_json(cooperative_to_json(source.cooperative)) == source.cooperative
     contractions = [k for k in program.distinct() if tile_of(k) is not None]
     assert [tile_of(k).sizes for k in contractions] == [
         (1, 128, 128, 784),
@@ -305,14 +305,14 @@ def test_rows_between_two_products_are_one_kernel() -> None:
 
 
 def test_what_is_large_is_launched_by_itself() -> None:
-    assert not render_program(mlp_program(4096, 512)).bundles
-    assert not render_program(attention_program()).bundles, "a library's products are launches"
+    assert not render_program(mlp_program(4096, 512)).cooperative
+    assert not render_program(attention_program()).cooperative, "a library's products are launches"
 
 
 def lone_calls(program: Program, source) -> list[int]:
     """Kernels of phases that no bundle has."""
     numbers = {id(k): i for i, k in enumerate(program.distinct())}
-    starts = {(b.path, b.first): len(b.phases) for b in source.bundles}
+    starts = {(b.path, b.first): len(b.phases) for b in source.cooperative}
 
     def walk(steps, path):
         skipped = 0
@@ -336,7 +336,7 @@ def test_what_is_launched_together_and_by_itself_can_be_both() -> None:
     alone = 0
     for program in programs:
         source = render_program(program)
-        assert source.bundles
+        assert source.cooperative
         for i in lone_calls(program, source):
             alone += 1
             assert source.launches[i].block, "it has a function of its own"
@@ -368,7 +368,7 @@ def test_small_products_compile(sizes: tuple[int, int, int], architecture: str) 
     m, n, k = sizes
     types = TensorType((m, k), dtypes.float32), TensorType((k, n), dtypes.float32)
     source = render_program(scheduled(td.trace(products, *types), target=GPU))
-    assert source.bundles
+    assert source.cooperative
     assert is_cubin(compile_source(source.parts[0], architecture))
 
 

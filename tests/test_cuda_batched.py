@@ -16,7 +16,7 @@ from test_kernels import run_steps
 from treadle import nn, optim
 from treadle.codegen.cuda.driver import render_program
 from treadle.ir.graph import Graph
-from treadle.kernel.calls import product_of
+from treadle.kernel.calls import matmul_call_of
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.program import Argument, Call, Phase, Program
 from treadle.kernel.target import Arena
@@ -106,7 +106,7 @@ def gradients_in(program: Program) -> list[list[int]]:
     found = []
     for step in program.steps:
         calls = step.calls if isinstance(step, Phase) else ()
-        counts = Counter(id(c.kernel) for c in calls if product_of(c.kernel) is not None)
+        counts = Counter(id(c.kernel) for c in calls if matmul_call_of(c.kernel) is not None)
         found.append(sorted(n for n in counts.values() if n > 1))
     return [f for f in found if f]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from treadle.base.errors import DeviceError
-from treadle.kernel.launch import Launch, MatrixFacts, Product
+from treadle.kernel.launch import Launch, MatmulCall, MatrixFacts
 from treadle.kernel.plan import Entry, Plan, PlannedCall, PlannedPhase, Slot
 from treadle.runtime.cuda import batches, blas
 from treadle.runtime.cuda.batches import batch_of, batches_in, chosen_batches, runs_of
@@ -16,8 +16,8 @@ from treadle.runtime.cuda.blas import Matmul, timed
 from treadle.runtime.cuda.launches import Runner
 
 FACTS = MatrixFacts("bfloat16", 64, 1, 0, 0)
-PRODUCT = Product(32, 64, 64, 1, FACTS, FACTS, FACTS)
-LAUNCH = Launch("kernel_0", 0, 0, product=PRODUCT)
+PRODUCT = MatmulCall(32, 64, 64, 1, FACTS, FACTS, FACTS)
+LAUNCH = Launch("kernel_0", 0, 0, matmul=PRODUCT)
 SIZE = 64 * 64 * 2
 
 
@@ -83,8 +83,8 @@ RUNS = [*TWO_RUNS, *rows_of((0, 60, 70), (1, 63, 71))]
 class Multiplier:
     """A product that notes where it was asked to run."""
 
-    def __init__(self, product: Product, code: int = 0):
-        self.product, self.code, self.runs = product, code, list[tuple[int, ...]]()
+    def __init__(self, product: MatmulCall, code: int = 0):
+        self.matmul, self.code, self.runs = product, code, list[tuple[int, ...]]()
         self.words = [1] * 8
 
     def choose(self, *places: int) -> None:
@@ -140,7 +140,7 @@ def test_what_is_faster_is_found_once_and_remembered(
     for _ in range(2):
         found = chosen_batches(plan_of(RUNS), [LAUNCH], products, algorithms, arena)
         assert [b[1] for b in found] == ([3, 2, 2] if is_faster else [])
-        assert len({m.product.right.batch for m in found.values()}) == (3 if is_faster else 0)
+        assert len({m.matmul.right.batch for m in found.values()}) == (3 if is_faster else 0)
     assert timed == [[1, 3], [1, 2]]  # of two that differ in distances, one
     assert len(filled) == 1  # numbers of zero would be faster
     assert len(algorithms) == 2
@@ -150,7 +150,7 @@ class Candidates(Matmul):
     """A product whose algorithms are numbers: how long each takes, in milliseconds."""
 
     def __init__(self, *times: float, refused: tuple[float, ...] = ()):
-        self.product, self.times, self.refused = PRODUCT, times, refused
+        self.matmul, self.times, self.refused = PRODUCT, times, refused
         self.algorithm, self.clock, self.count = None, 0.0, 0
 
     def candidates(self) -> list[Any]:

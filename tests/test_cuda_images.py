@@ -14,7 +14,7 @@ from cuda_backend import needs_compiler, scheduled
 from cuda_on_host import no_host_compiler, run_on_host
 from test_kernels import MEANINGS, run
 from treadle import losses, nn, optim
-from treadle.backends.cuda.stored import routine_from_json
+from treadle.backends.cuda.stored import call_key_from_json
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.codegen.cuda.driver import render_kernel, render_program
@@ -25,21 +25,21 @@ from treadle.ir.composites import definition_graph
 from treadle.ir.graph import Graph
 from treadle.ir.op import Op, infer_types
 from treadle.ir.types import TensorType
-from treadle.kernel.calls import call_of, product_of
+from treadle.kernel.calls import call_of, matmul_call_of
 from treadle.kernel.geometry import Combine
 from treadle.kernel.launch import launches_from_json, launches_to_json
 from treadle.kernel.mapped import blocks_of, geometry_of, grid_of
 from treadle.kernel.nodes import (
     For,
     Kernel,
-    whole_product,
+    standalone_matmul,
 )
 from treadle.kernel.phases import calls_in
 from treadle.kernel.program import Program
 from treadle.memory.assemble import assemble
 from treadle.memory.plan import plan_buffers
 from treadle.runtime.cuda.compiler import compile_source, is_cubin
-from treadle.schedule.channels import conv_routine
+from treadle.schedule.channels import conv_call_key
 from treadle.schedule.schedule import GPU, schedule
 from treadle.step.programs import UNWATCHED
 
@@ -123,7 +123,7 @@ def test_convolutions_of_single_places_are_products(dtype: DType) -> None:
     graph = three(((2, 8, 5, 6), (16, 8, 1, 1), 1, 0, 1, 1), dtype)
     program = scheduled(graph, target=WITH_CONV)
     assert names_of(program) == []
-    found = [product_of(k) for k in program.distinct() if whole_product(k) is not None]
+    found = [matmul_call_of(k) for k in program.distinct() if standalone_matmul(k) is not None]
     assert sorted((p.m, p.n, p.k) for p in found) == [(16, 8, 60), (60, 8, 16), (60, 16, 8)]
     arrays = draw(graph, 3)
     assert_within(graph, arrays, run(program, arrays))
@@ -162,16 +162,18 @@ def test_double_precision_is_the_definition_too() -> None:
 def test_what_a_library_has_not_is_the_definition() -> None:
     graph = three(SHAPES[1], dtypes.bfloat16)
     node = next(n for n in graph.nodes if n.op is c.CONV_GRAD_W)
-    routine = conv_routine(node, [graph.type_of(v) for v in node.operands])
-    target = dataclasses.replace(WITH_CONV, without=frozenset([routine]))
+    library_call = conv_call_key(node, [graph.type_of(v) for v in node.operands])
+    target = dataclasses.replace(WITH_CONV, without=frozenset([library_call]))
     program = scheduled(graph, target=target)
     assert sorted(names_of(program)) == ["conv", "conv_grad_x"]
     arrays = draw(graph, 3)
     assert_within(graph, arrays, run(program, arrays))
-    assert routine_from_json(json.loads(json.dumps(routine))) == routine, "the plan cache keeps it"
+    assert call_key_from_json(json.loads(json.dumps(library_call))) == library_call, (
+        "the plan cache keeps it"
+    )
     facts = [call_of(k) for k in scheduled(graph, target=WITH_CONV).distinct()]
     known = [(f.name, tuple((t.shape, t.dtype) for t in f.operands), f.numbers) for f in facts if f]
-    assert routine in known, "the runtime tells it by the same facts"
+    assert library_call in known, "the runtime tells it by the same facts"
 
 
 # A whole network
@@ -226,7 +228,7 @@ def large() -> Program:
 
 
 def is_own(kernel: Kernel) -> bool:
-    return call_of(kernel) is None and whole_product(kernel) is None
+    return call_of(kernel) is None and standalone_matmul(kernel) is None
 
 
 def touching(program: Program, size: int) -> list[Kernel]:

@@ -13,7 +13,7 @@ import treadle as td
 from fake_cuda import fake_gpu
 from treadle.backends.cuda import backend as cuda_backend
 from treadle.backends.stored import key_of
-from treadle.kernel.launch import LibraryCall, Tensor
+from treadle.kernel.launch import LibraryLaunch, Tensor
 from treadle.runtime.cuda import conv, dnn
 from treadle.runtime.cuda.attention import planned_attention
 from treadle.runtime.cuda.conv import NoLibraryCallError, planned_convolution
@@ -79,11 +79,11 @@ def cudnn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         cached.cache_clear()
 
 
-def call_of(name: str, dtype: str, operands: int = 2, results: int = 1) -> LibraryCall:
+def call_of(name: str, dtype: str, operands: int = 2, results: int = 1) -> LibraryLaunch:
     tensors = [Tensor(i, dtype, 0, (2, 3, 4, 4), (48, 16, 4, 1)) for i in range(operands + results)]
     numbers = {f"{n}{i}": 1.0 for n in ("low", "high", "stride", "dilation") for i in range(2)}
     numbers |= {"scale": 1.0, "causal": 0.0}
-    return LibraryCall(
+    return LibraryLaunch(
         name, tuple(tensors[operands:]), tuple(tensors[:operands]), tuple(numbers.items())
     )
 
@@ -92,9 +92,9 @@ def call_of(name: str, dtype: str, operands: int = 2, results: int = 1) -> Libra
 @pytest.mark.parametrize("routine", ["conv", "conv_grad_x", "conv_grad_w"])
 @pytest.mark.parametrize(("dtype", "fast", "same"), [("float32", 0, 2), ("bfloat16", 0, 1)])
 def test_convolutions_that_repeat_take_no_plan_that_adds_in_any_order(
-    routine: str, dtype: str, fast: int, same: int
+    library_call: str, dtype: str, fast: int, same: int
 ) -> None:
-    call = call_of(routine, dtype)
+    call = call_of(library_call, dtype)
     assert planned_convolution(call, False, list).graph.plan == fast
     assert planned_convolution(call, True, list).graph.plan == same
 

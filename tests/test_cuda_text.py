@@ -28,7 +28,7 @@ from treadle.ir import composites as c
 from treadle.ir.graph import Graph
 from treadle.ir.ops.indexing import SCATTER_ADD, ScatterAdd
 from treadle.ir.types import TensorType
-from treadle.kernel.calls import product_of
+from treadle.kernel.calls import matmul_call_of
 from treadle.kernel.geometry import Combine, Scattered
 from treadle.kernel.mapped import geometry_of, grid_of, group_rows, is_of_warps, shared_bytes
 from treadle.kernel.nodes import (
@@ -393,5 +393,5 @@ def test_a_head_s_logits_are_never_whole() -> None:
     largest = max(b.size for b in program.buffers)
     assert largest < 512 * 600 // 4
     assert plan_buffers(program).size < 512 * 600 * 2
-    adding = [p for k in program.distinct() if (p := product_of(k)) is not None and p.adds]
+    adding = [p for k in program.distinct() if (p := matmul_call_of(k)) is not None and p.adds]
     assert [(p.m, p.n, p.k) for p in adding] == [(600, 16, 64)]

@@ -350,7 +350,7 @@ def test_tiles_of_wide_floats_fit_into_shared_memory(sizes: tuple[int, ...]) -> 
     f = td.grad(lambda a, b: ((a @ b) ** 2).sum(), (0, 1))
     specs = td.Spec((batch, m, k), td.float64), td.Spec((batch, k, n), td.float64)
     source = render_program(schedule(td.trace(f, *specs), target=GPU))
-    assert max(p.shared for p in (*source.launches, *source.bundles)) <= 96 << 10
+    assert max(p.shared for p in (*source.launches, *source.cooperative)) <= 96 << 10
 
 
 @pytest.mark.parametrize("device", ["cpu", "oracle"])

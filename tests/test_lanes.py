@@ -23,14 +23,14 @@ from treadle.kernel.nodes import (
     Literal,
     Load,
     Local,
+    Matmul,
     Matrix,
-    Multiply,
     Role,
     Statement,
     Store,
-    Walk,
+    StridedAxis,
 )
-from treadle.kernel.races import meeting_in
+from treadle.kernel.races import conflicts_in
 from treadle.kernel.verify import verify
 from treadle.schedule import bound, finish
 from treadle.schedule.schedule import schedule
@@ -77,12 +77,12 @@ MEETING = {
 
 @pytest.mark.parametrize("name", APART)
 def test_iterations_that_stay_apart(name: str) -> None:
-    assert not meeting_in(APART[name])
+    assert not conflicts_in(APART[name])
 
 
 @pytest.mark.parametrize("name", MEETING)
 def test_iterations_that_may_meet(name: str) -> None:
-    assert meeting_in(MEETING[name]) == {"y"}
+    assert conflicts_in(MEETING[name]) == {"y"}
 
 
 @pytest.mark.parametrize("name", [*APART, *MEETING])
@@ -107,22 +107,22 @@ def _elements(index: Index, values: dict[str, int]) -> set[int]:
 
 def test_a_read_of_what_another_iteration_writes_is_a_meeting() -> None:
     shifted = Load("y", AT + 1, F32)
-    assert meeting_in(For(I40, Role.VECTOR, (Store("y", AT, shifted),))) == {"y"}
-    assert not meeting_in(For(I40, Role.VECTOR, (Store("y", AT, Load("y", AT, F32)),)))
-    assert not meeting_in(For(I40, Role.VECTOR, (Store("y", AT, Load("x", AT + 1, F32)),)))
+    assert conflicts_in(For(I40, Role.VECTOR, (Store("y", AT, shifted),))) == {"y"}
+    assert not conflicts_in(For(I40, Role.VECTOR, (Store("y", AT, Load("y", AT, F32)),)))
+    assert not conflicts_in(For(I40, Role.VECTOR, (Store("y", AT, Load("x", AT + 1, F32)),)))
 
 
 def test_products_in_panels_stay_apart() -> None:
     """Columns of a panel are part of a row: other panels have the rest of it."""
 
-    def product(step: int) -> For:
-        whole = Matrix("x", Index(), Walk(8, 4), Walk(4))
-        target = Matrix("y", variable(J) * step, Walk(8, 96), Walk(16))
-        right = Matrix("w", variable(J) * 16, Walk(4, 96), Walk(16))
-        return For(J, Role.PARALLEL, (Multiply(target, whole, right),))
+    def matmul(step: int) -> For:
+        whole = Matrix("x", Index(), StridedAxis(8, 4), StridedAxis(4))
+        target = Matrix("y", variable(J) * step, StridedAxis(8, 96), StridedAxis(16))
+        right = Matrix("w", variable(J) * 16, StridedAxis(4, 96), StridedAxis(16))
+        return For(J, Role.PARALLEL, (Matmul(target, whole, right),))
 
-    assert not meeting_in(product(16))
-    assert meeting_in(product(15)) == {"y"}
+    assert not conflicts_in(matmul(16))
+    assert conflicts_in(matmul(15)) == {"y"}
 
 
 # The verifier

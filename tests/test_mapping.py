@@ -33,7 +33,7 @@ from treadle.kernel.nodes import (
     Literal,
     Load,
     Local,
-    Multiply,
+    Matmul,
     Role,
     Space,
     Statement,
@@ -163,7 +163,7 @@ def test_matmuls_without_a_library_are_loops(dtype: DType) -> None:
 
     graph = td.trace(matmuls, TensorType((40, 48), dtype), TensorType((24, 48), dtype))
     program = scheduled(graph, fuse=False, target=with_matmuls(ALONE, False))
-    assert not any(isinstance(s, Multiply) for k in program.distinct() for s in walk(k.body))
+    assert not any(isinstance(s, Matmul) for k in program.distinct() for s in walk(k.body))
     assert any(isinstance(geometry_of(k).template, Tiled) for k in program.distinct())
     arrays = draw(graph, 3)
     for run in (interpreted, run_on_host) if no_host_compiler() is None else (interpreted,):

@@ -24,7 +24,7 @@ from treadle.ir.op import Op
 from treadle.ir.types import TensorType
 from treadle.kernel.machine import LEVELS, NATIVE, WIDTHS, Machine, features_of, target_name
 from treadle.runtime import native
-from treadle.runtime.native import Library, compile_object, host, processor
+from treadle.runtime.native import LibraryCall, compile_object, host, processor
 from treadle.runtime.objects import missing_names
 from treadle.runtime.targets import Processor, named_target, target_of
 from treadle.schedule.schedule import schedule
@@ -112,10 +112,10 @@ def test_what_code_may_use() -> None:
 
 @needs_x86
 def test_a_level_has_no_instructions_of_the_next() -> None:
-    def product(x, w):
+    def matmul(x, w):
         return td.cast(td.tanh(x @ w), td.float16)
 
-    program = schedule(td.trace(product, td.Spec((8, 8)), td.Spec((8, 8))), True, 8)
+    program = schedule(td.trace(matmul, td.Spec((8, 8)), td.Spec((8, 8))), True, 8)
     target = target_of("x86-64-v2", x86(*ALL_OF_V4))
     text = native.assembly(render_program(program, target.machine), target)
     names = {line.split()[0] for line in text.splitlines() if line.startswith("\tv")}
@@ -298,14 +298,14 @@ def test_a_function_that_is_not_there_is_an_error_not_a_crash() -> None:
     code = compile_object(CALLS.format(name="treadle_has_no_such_function"))
     assert missing_names([code]) == ["treadle_has_no_such_function"]
     with pytest.raises(DeviceError, match="calls treadle_has_no_such_function, which this process"):
-        Library([code])
+        LibraryCall([code])
 
 
 def test_functions_of_one_object_are_there_for_another() -> None:
     other = "define float @in_another(float %x) {\n  ret float %x\n}"
     objects = [compile_object(CALLS.format(name="in_another")), compile_object(other)]
     assert missing_names(objects) == []
-    assert Library(objects).address("run")
+    assert LibraryCall(objects).address("run")
 
 
 def test_names_are_found_in_objects_of_other_systems() -> None:

@@ -11,20 +11,20 @@ from treadle.kernel.nodes import (
     For,
     Guarded,
     Let,
-    Library,
+    LibraryCall,
     Literal,
     Load,
     Local,
+    Matmul,
     Matrix,
-    Multiply,
     Position,
     Role,
     Set,
     Statement,
     Store,
+    StridedAxis,
     Update,
     View,
-    Walk,
     Within,
 )
 from treadle.kernel.traverse import (
@@ -57,7 +57,7 @@ def loop(var: Var, *body: Statement, role: Role = Role.SEQUENTIAL) -> For:
 
 
 def matrix(name: str, index: Index) -> Matrix:
-    return Matrix(name, index, Walk(2), Walk(2))
+    return Matrix(name, index, StridedAxis(2), StridedAxis(2))
 
 
 def of_every_kind() -> tuple[Statement, ...]:
@@ -66,14 +66,16 @@ def of_every_kind() -> tuple[Statement, ...]:
     guard = Within(at[0], 0, 9)
     value = Guarded(Within(at[1], 0, 9), Load("a", at[2], F32), Position(at[3], F32), F32)
     matrices = [matrix(name, at[n]) for n, name in ((4, "c"), (5, "a"), (6, "b"))]
-    library = Library("attention", (View("c", 0, (2,), (1,)),), (View("a", 0, (2,), (1,)),), (), 8)
+    library = LibraryCall(
+        "attention", (View("c", 0, (2,), (1,)),), (View("a", 0, (2,), (1,)),), (), 8
+    )
     inner: tuple[Statement, ...] = (
         Let("x", value),
         Set("x", Apply("neg", (Local("x", F32),), F32)),
         Accumulate("x", "add", Convert(Load("b", at[7], F32), F32)),
         Store("c", at[8], Local("x", F32), guard),
         Update("c", at[9] + data("x", 4), ONE),
-        Multiply(*matrices, True, "d"),
+        Matmul(*matrices, True, "d"),
         library,
     )
     return (For(K, Role.SEQUENTIAL, inner, at[10]),)

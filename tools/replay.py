@@ -91,7 +91,7 @@ def texts(name: str) -> Iterator[tuple[str, str]]:
         program = schedule(for_gpu, True, in_place=True, target=target)
         yield f"gpu_program_{title}", program_text(program)
         source = render_cuda(program)
-        launches = "\n".join(map(str, (*source.launches, *source.bundles)))
+        launches = "\n".join(map(str, (*source.launches, *source.cooperative)))
         yield f"cuda_{title}", "\n".join([*source.parts, launches])
 
 

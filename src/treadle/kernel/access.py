@@ -10,17 +10,17 @@ from treadle.kernel.nodes import (
     Accumulate,
     Guarded,
     Let,
-    Library,
+    LibraryCall,
     Load,
     Local,
-    Multiply,
+    Matmul,
     Position,
     Set,
     Statement,
     Store,
+    StridedAxis,
     Update,
     Value,
-    Walk,
     Within,
 )
 from treadle.kernel.traverse import operands_of, replace_value, subvalues, values_of, walk
@@ -74,7 +74,7 @@ def accesses(statements: Sequence[Statement]) -> Iterator[Access]:
     """Every access of some statements; a statement writes before it reads here."""
     for statement in walk(statements):
         match statement:
-            case Multiply():
+            case Matmul():
                 for i, m in enumerate(statement.matrices):
                     low = m.rows.range[0] + m.columns.range[0]
                     high = m.rows.range[1] + m.columns.range[1]
@@ -84,7 +84,7 @@ def accesses(statements: Sequence[Statement]) -> Iterator[Access]:
                     last = statement.target.columns.count - 1
                     yield _span(statement.bias, 0, last, False)
                 continue
-            case Library(_, results, operands):
+            case LibraryCall(_, results, operands):
                 for view in (*results, *operands):
                     low, high = view.range
                     yield _span(view.buffer, low, high, view in results)
@@ -97,7 +97,7 @@ def accesses(statements: Sequence[Statement]) -> Iterator[Access]:
             yield Access(load.buffer, load.index, 0, 0, False, load.index)
 
 
-def _block(axis: Walk, name: str) -> Index:
+def _block(axis: StridedAxis, name: str) -> Index:
     """Along an axis of a matrix; elements that are listed, as everything between them."""
     if not axis.listed:
         return variable(Var(name, axis.count)) * axis.stride

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from treadle.kernel.launch import LibraryCall, MatrixFacts, Product, Tensor
-from treadle.kernel.nodes import Kernel, Matrix, View, library_call, whole_product
+from treadle.kernel.launch import LibraryLaunch, MatmulCall, MatrixFacts, Tensor
+from treadle.kernel.nodes import Kernel, Matrix, View, library_call_of, standalone_matmul
 
 
-def call_of(kernel: Kernel) -> LibraryCall | None:
+def call_of(kernel: Kernel) -> LibraryLaunch | None:
     """A kernel that is a library's, with its tensors by argument; None for any other."""
-    found = library_call(kernel)
+    found = library_call_of(kernel)
     if found is None:
         return None
     positions = {b.name: i for i, b in enumerate(kernel.buffers)}
@@ -19,12 +19,12 @@ def call_of(kernel: Kernel) -> LibraryCall | None:
         return Tensor(at, dtype, view.start, view.shape, view.strides)
 
     made, given = (tuple(map(tensor, v)) for v in (found.results, found.operands))
-    return LibraryCall(found.name, made, given, found.numbers)
+    return LibraryLaunch(found.name, made, given, found.numbers)
 
 
-def product_of(kernel: Kernel) -> Product | None:
+def matmul_call_of(kernel: Kernel) -> MatmulCall | None:
     """A kernel that is a batch of matmuls at one stride; None for any other."""
-    found = whole_product(kernel)
+    found = standalone_matmul(kernel)
     if found is None or len(found[0]) > 1:
         return None
     loops, statement = found
@@ -48,6 +48,6 @@ def product_of(kernel: Kernel) -> Product | None:
     batch = loops[0].extent if loops else 1
     names = [b.name for b in kernel.buffers]
     bias = -1 if statement.bias is None else names.index(statement.bias)
-    return Product(
+    return MatmulCall(
         m, n, statement.left.columns.count, batch, target, left, right, bias, statement.adds
     )

@@ -14,7 +14,7 @@ from treadle.ir.graph import Graph, Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops.linear import CONTRACT
 from treadle.kernel.index import Index, Var
-from treadle.kernel.nodes import Load, Walk, walk
+from treadle.kernel.nodes import Load, StridedAxis, strided_axis
 from treadle.kernel.target import Matmuls
 
 Axes = tuple[Var, ...]
@@ -151,15 +151,15 @@ def stride_of(index: Index, axes: Sequence[Var]) -> int | None:
     return found
 
 
-def walk_of(index: Index, axes: Sequence[Var]) -> Walk | None:
+def strided_axis_of(index: Index, axes: Sequence[Var]) -> StridedAxis | None:
     """Where axes together, the last the fastest, take an index; None if that is not affine."""
     factors = [index.factor_of(v) for v in axes]
     if any(f is None for f in factors):
         return None
     if len(axes) == 1:
-        return Walk(axes[0].extent, factors[0] or 0)
+        return StridedAxis(axes[0].extent, factors[0] or 0)
     steps = product(*(range(v.extent) for v in axes))
-    return walk([sum((f or 0) * i for f, i in zip(factors, s, strict=True)) for s in steps])
+    return strided_axis([sum((f or 0) * i for f, i in zip(factors, s, strict=True)) for s in steps])
 
 
 CONVOLUTIONS = frozenset([CONV, CONV_GRAD_X, CONV_GRAD_W])

@@ -14,8 +14,8 @@ from treadle.kernel.nodes import (
     For,
     Kernel,
     Let,
-    Library,
-    Multiply,
+    LibraryCall,
+    Matmul,
     Role,
     Statement,
 )
@@ -48,7 +48,7 @@ def outermost(kernel: Kernel) -> For | None:
     return None
 
 
-def turns(kernel: Kernel) -> int:
+def iterations(kernel: Kernel) -> int:
     loop = outermost(kernel)
     return 1 if loop is None else loop.var.extent
 
@@ -60,7 +60,7 @@ def flops(kernel: Kernel) -> int:
 
 def _operations(statement: Statement) -> int:
     match statement:
-        case Multiply() | Library():
+        case Matmul() | LibraryCall():
             return statement.flops
         case For() | Barrier():
             return 0

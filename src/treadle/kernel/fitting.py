@@ -48,7 +48,7 @@ def _has_room(plan: Plan, graph: Graph) -> bool:
         is_given = slot.offset == -1 and (i in outside or slot.nbytes == 0)
         if not (is_inside or is_given):
             return False
-    if any(e.turns < 0 or e.scratch < 0 for e in plan.entries):
+    if any(e.iterations < 0 or e.scratch < 0 for e in plan.entries):
         return False
     leaves = all(t.nbytes <= plan.slots[_checked(s, plan.slots)].nbytes for _, s, t in plan.leaves)
     return leaves and _can_follow(plan, plan.steps, 1)

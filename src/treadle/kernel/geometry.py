@@ -53,7 +53,7 @@ class Tiled:
     shares: int  # threads that share an element's depth
     left: Panel
     right: Panel
-    is_whole: bool  # copies of both panels are under way at once
+    is_standalone: bool  # copies of both panels are under way at once
     unroll: int  # steps along the depth that are written out
 
     def __str__(self) -> str:

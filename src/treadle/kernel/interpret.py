@@ -43,12 +43,12 @@ from treadle.kernel.nodes import (
     Guarded,
     Kernel,
     Let,
-    Library,
+    LibraryCall,
     Literal,
     Load,
     Local,
+    Matmul,
     Matrix,
-    Multiply,
     Position,
     Role,
     Set,
@@ -134,10 +134,10 @@ class _Machine:
             case Barrier():
                 if self.sharing is not None:
                     self.sharing.barrier(self.threads)
-            case Multiply():
+            case Matmul():
                 self._multiply(statement)
-            case Library():
-                self._routine(statement)
+            case LibraryCall():
+                self._library_call(statement)
             case _:
                 assert_never(statement)
 
@@ -324,7 +324,7 @@ class _Machine:
         for element, lane, new, holds in zip(*(a.reshape(-1) for a in every), strict=True):
             yield (int(element), int(lane)), new, holds
 
-    def _routine(self, statement: Library) -> None:
+    def _library_call(self, statement: LibraryCall) -> None:
         """What a library computes is given by name too, as a function of whole tensors."""
         if statement.name not in self.meanings:
             raise AssertionError(f"{statement.name} is a library's: look at its definition")
@@ -334,7 +334,7 @@ class _Machine:
         for view, array in zip(statement.results, found, strict=True):
             self.memory[view.buffer][_spots(view), 0] = array
 
-    def _multiply(self, statement: Multiply) -> None:
+    def _multiply(self, statement: Matmul) -> None:
         """In the dtype of the target, in NumPy's order: sums may differ in their last bits."""
         target, left, right = (self._elements(m) for m in statement.matrices)
         into = self.memory[statement.target.buffer][:, 0]

@@ -22,7 +22,7 @@ class MatrixFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class MatmulCall:
     """target (m, n) ← left (m, k) · right (k, n), for each of a batch."""
 
     m: int
@@ -48,7 +48,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class LibraryCall:
+class LibraryLaunch:
     """What a library computes, by name."""
 
     name: str
@@ -66,12 +66,12 @@ class Launch:
     block: int
     shared: int = 0
     calls: int = 1
-    product: Product | None = None
-    routine: LibraryCall | None = None
+    matmul: MatmulCall | None = None
+    library_call: LibraryLaunch | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Bundle:
+class CooperativeLaunch:
     """Phases that are one launch: where they start among the steps of a plan, and their entries.
 
     The path names the repeats around them. A phase lists its entries and how often it calls each.
@@ -86,15 +86,15 @@ class Bundle:
     shared: int = 0
 
 
-def bundles_to_json(bundles: tuple[Bundle, ...]) -> str:
-    return json.dumps([asdict(b) for b in bundles], separators=(",", ":"))
+def cooperative_to_json(cooperative: tuple[CooperativeLaunch, ...]) -> str:
+    return json.dumps([asdict(b) for b in cooperative], separators=(",", ":"))
 
 
-def bundles_from_json(text: str) -> tuple[Bundle, ...]:
+def cooperative_from_json(text: str) -> tuple[CooperativeLaunch, ...]:
     """What was written; KeyError, TypeError or ValueError if it is none."""
     found: list[dict[str, Any]] = json.loads(text)
     return tuple(
-        Bundle(
+        CooperativeLaunch(
             **item
             | {
                 "path": tuple(int(i) for i in item["path"]),
@@ -116,21 +116,21 @@ def launches_from_json(text: str) -> tuple[Launch, ...]:
 
 
 def _launch(item: dict[str, Any]) -> Launch:
-    routine = item.pop("routine")
-    if routine is not None:
+    library_call = item.pop("routine")
+    if library_call is not None:
         tensors = {
             n: tuple(
                 Tensor(
                     t["argument"], t["dtype"], t["start"], tuple(t["shape"]), tuple(t["strides"])
                 )
-                for t in routine[n]
+                for t in library_call[n]
             )
             for n in ("results", "operands")
         }
-        numbers = tuple((str(n), float(x)) for n, x in routine["numbers"])
-        routine = LibraryCall(routine["name"], numbers=numbers, **tensors)
-    product = item.pop("product")
-    if product is not None:
-        target, left, right = (MatrixFacts(**product.pop(n)) for n in ("target", "left", "right"))
-        product = Product(**product, target=target, left=left, right=right)
-    return Launch(**item, product=product, routine=routine)
+        numbers = tuple((str(n), float(x)) for n, x in library_call["numbers"])
+        library_call = LibraryLaunch(library_call["name"], numbers=numbers, **tensors)
+    matmul = item.pop("product")
+    if matmul is not None:
+        target, left, right = (MatrixFacts(**matmul.pop(n)) for n in ("target", "left", "right"))
+        matmul = MatmulCall(**matmul, target=target, left=left, right=right)
+    return Launch(**item, matmul=matmul, library_call=library_call)

@@ -22,7 +22,7 @@ class Machine:
     # each. That fetching pays was measured (docs/decisions.md, "The next panel is fetched ahead").
     most_ahead: int = 8
     # Bytes of panels that stay in the second-level cache from one block of rows to the next.
-    near_bytes: int = 1 << 19
+    cached_bytes: int = 1 << 19
     # Vectors of a loop that sums inside, and of one that is itself a sum: as many additions at a
     # time as hide the latency of one.
     summing_vectors: int = 2

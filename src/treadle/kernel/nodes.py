@@ -227,7 +227,7 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class StridedAxis:
     """Elements along one axis of a matrix: a number of them at a stride, or listed."""
 
     count: int
@@ -244,19 +244,19 @@ class Walk:
         elements = self.listed or (0, (self.count - 1) * self.stride)
         return min(elements), max(elements)
 
-    def part(self, start: int, count: int) -> Walk:
+    def part(self, start: int, count: int) -> StridedAxis:
         """Some of the elements, counted from the first of them; `at(start)` is added elsewhere."""
         if not self.listed:
-            return Walk(count, self.stride)
-        return walk([p - self.listed[start] for p in self.listed[start : start + count]])
+            return StridedAxis(count, self.stride)
+        return strided_axis([p - self.listed[start] for p in self.listed[start : start + count]])
 
 
-def walk(elements: Sequence[int]) -> Walk:
+def strided_axis(elements: Sequence[int]) -> StridedAxis:
     """A walk over elements, by stride where they have one. The first is 0."""
     steps = {b - a for a, b in pairwise(elements)}
     if len(steps) <= 1:
-        return Walk(len(elements), steps.pop() if steps else 1)
-    return Walk(len(elements), 0, tuple(elements))
+        return StridedAxis(len(elements), steps.pop() if steps else 1)
+    return StridedAxis(len(elements), 0, tuple(elements))
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,8 +265,8 @@ class Matrix:
 
     buffer: str
     index: Index
-    rows: Walk
-    columns: Walk
+    rows: StridedAxis
+    columns: StridedAxis
 
     @property
     def range(self) -> Range:
@@ -276,7 +276,7 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
-class Multiply:
+class Matmul:
     """target ← left · right, or target + left · right: the template of every matrix product.
 
     Columns of target and right lie next to each other, unless the product is a kernel of its own.
@@ -317,7 +317,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Library:
+class LibraryCall:
     """What a library computes on whole tensors, by the name of the composite that it is."""
 
     name: str
@@ -327,7 +327,7 @@ class Library:
     flops: int
 
 
-Statement = For | Let | Accumulate | Set | Store | Update | Multiply | Library | Barrier
+Statement = For | Let | Accumulate | Set | Store | Update | Matmul | LibraryCall | Barrier
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +340,7 @@ class Kernel:
     body: tuple[Statement, ...]
     origins: tuple[Origin, ...] = field(default=(), compare=False)
     scratch: tuple[Buffer, ...] = ()  # a thread's own memory, undefined at first
-    is_whole: bool = field(default=False, compare=False)  # a template that stays by itself
+    is_standalone: bool = field(default=False, compare=False)  # a template that stays by itself
     geometry: Geometry | None = None  # of a kernel that is mapped to a GPU
 
     @property
@@ -348,13 +348,13 @@ class Kernel:
         return self.inputs + self.outputs
 
 
-def whole_product(kernel: Kernel) -> tuple[tuple[Var, ...], Multiply] | None:
+def standalone_matmul(kernel: Kernel) -> tuple[tuple[Var, ...], Matmul] | None:
     """The product that a kernel is, and the loops over batches around it; None for any other."""
     loops: list[Var] = []
     body = kernel.body
-    while kernel.is_whole and len(body) == 1:
+    while kernel.is_standalone and len(body) == 1:
         (only,) = body
-        if isinstance(only, Multiply):
+        if isinstance(only, Matmul):
             return tuple(loops), only
         is_batch = isinstance(only, For) and only.role in (Role.PARALLEL, Role.GRID)
         if not isinstance(only, For) or not is_batch or only.stop is not None:
@@ -364,7 +364,7 @@ def whole_product(kernel: Kernel) -> tuple[tuple[Var, ...], Multiply] | None:
     return None
 
 
-def library_call(kernel: Kernel) -> Library | None:
+def library_call_of(kernel: Kernel) -> LibraryCall | None:
     """What a kernel asks of a library; None where it is code of our own."""
     only = kernel.body[0] if len(kernel.body) == 1 else None
-    return only if isinstance(only, Library) else None
+    return only if isinstance(only, LibraryCall) else None

@@ -20,7 +20,7 @@ class Entry:
     """A compiled kernel: its symbol, its iterations, and what one thread needs to run it."""
 
     symbol: str
-    turns: int
+    iterations: int
     is_vector: bool  # whether iterations are elements, so that tasks are cut at whole vectors
     scratch: int  # bytes
 
@@ -113,7 +113,7 @@ class Plan:
 
     def to_json(self) -> str:
         found = {
-            "entries": [[e.symbol, e.turns, e.is_vector, e.scratch] for e in self.entries],
+            "entries": [[e.symbol, e.iterations, e.is_vector, e.scratch] for e in self.entries],
             "steps": list(map(_step_out, self.steps)),
             "slots": [[s.name, s.nbytes, s.offset] for s in self.slots],
             "leaves": [[n, s, _type_out(t)] for n, s, t in self.leaves],

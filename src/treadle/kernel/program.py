@@ -10,7 +10,7 @@ import numpy as np
 from treadle.base.origin import Origin
 from treadle.ir.graph import Output
 from treadle.ir.types import TensorType
-from treadle.kernel.launch import Bundle
+from treadle.kernel.launch import CooperativeLaunch
 from treadle.kernel.nodes import Buffer, Kernel
 
 
@@ -65,7 +65,7 @@ class Program:
     outputs: tuple[tuple[Output, str, TensorType], ...]  # what leaves, and the buffer it is in
     updated: tuple[str, ...] = ()  # leaves that are written in place
     series: tuple[tuple[str, ...], ...] = ()  # buffers of one size that lie at one distance
-    cooperative: tuple[Bundle, ...] = ()  # phases that a GPU runs as one launch
+    cooperative: tuple[CooperativeLaunch, ...] = ()  # phases that a GPU runs as one launch
 
     def calls(self) -> Iterator[Call]:
         """Every call, those inside repeats once."""

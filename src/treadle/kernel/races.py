@@ -28,7 +28,7 @@ from treadle.kernel.nodes import For
 from treadle.kernel.traverse import loop_variables
 
 
-def meeting_in(loop: For, exempt: Iterable[str] = ()) -> set[str]:
+def conflicts_in(loop: For, exempt: Iterable[str] = ()) -> set[str]:
     """Buffers in which two iterations of a loop may meet."""
     if loop.var.extent < 2:
         return set()

@@ -15,20 +15,20 @@ from treadle.kernel.nodes import (
     Guarded,
     Kernel,
     Let,
-    Library,
+    LibraryCall,
     Literal,
     Load,
     Local,
+    Matmul,
     Matrix,
-    Multiply,
     Position,
     Set,
     Statement,
     Store,
+    StridedAxis,
     Update,
     Value,
     View,
-    Walk,
     Within,
 )
 from treadle.kernel.program import Call, Phase, Program, Repeat, Step
@@ -67,12 +67,12 @@ def _statement(statement: Statement, depth: int) -> list[str]:
             return [f"{pad}{buffer}[{index}] = {value_text(value)}{condition}"]
         case Update(buffer, index, value):
             return [f"{pad}{buffer}[{index}] += {value_text(value)}"]
-        case Multiply(target, left, right, adds, bias):
+        case Matmul(target, left, right, adds, bias):
             sign, more = "+=" if adds else "=", "" if bias is None else f" + {bias}"
             return [f"{pad}{_matrix(target)} {sign} {_matrix(left)} · {_matrix(right)}{more}"]
         case Barrier(scope):
             return [f"{pad}barrier of the {scope.value}"]
-        case Library(name, results, operands):
+        case LibraryCall(name, results, operands):
             made, given = (", ".join(map(_view, views)) for views in (results, operands))
             return [f"{pad}{made} = {name}({given})"]
         case _:
@@ -89,7 +89,7 @@ def _matrix(matrix: Matrix) -> str:
     return f"{matrix.buffer}[{matrix.index}: {rows} by {columns}]"
 
 
-def _axis(axis: Walk) -> str:
+def _axis(axis: StridedAxis) -> str:
     if axis.listed:
         return f"{axis.count} at {axis.listed[0]}…{axis.listed[-1]}"
     return f"{axis.count}" if axis.stride == 1 else f"{axis.count} step {axis.stride}"

@@ -21,11 +21,11 @@ from treadle.kernel.nodes import (
     For,
     Guarded,
     Let,
-    Library,
+    LibraryCall,
     Load,
     Local,
+    Matmul,
     Matrix,
-    Multiply,
     Position,
     Role,
     Set,
@@ -56,7 +56,7 @@ def values_of(statement: Statement) -> tuple[Value, ...]:
             return (value,)
         case Store(_, _, value, guard):
             return (value,) if guard is None else (value, guard)
-        case For() | Multiply() | Library() | Barrier():
+        case For() | Matmul() | LibraryCall() | Barrier():
             return ()
 
 
@@ -181,7 +181,7 @@ def map_values(statement: Statement, change: ValueMap) -> Statement:
             held = None if guard is None else change(guard)
             assert held is None or isinstance(held, Within)
             return replace(statement, value=change(value), guard=held)
-        case Multiply() | Library() | Barrier():
+        case Matmul() | LibraryCall() | Barrier():
             return statement
 
 
@@ -246,12 +246,12 @@ class _Rewriter:
                 return Store(self.buffer(buffer), at, self.value(value), held)
             case Update(buffer, index, value):
                 return Update(self.buffer(buffer), self.index(buffer, index), self.value(value))
-            case Multiply(target, left, right, adds, bias):
+            case Matmul(target, left, right, adds, bias):
                 a, b, c = map(self.matrix, (target, left, right))
-                return Multiply(a, b, c, adds, None if bias is None else self.buffer(bias))
+                return Matmul(a, b, c, adds, None if bias is None else self.buffer(bias))
             case Barrier():
                 return statement
-            case Library(_, results, operands):
+            case LibraryCall(_, results, operands):
                 made, given = (
                     tuple([replace(v, buffer=self.buffer(v.buffer)) for v in views])
                     for views in (results, operands)

@@ -38,12 +38,12 @@ from treadle.kernel.nodes import (
     Guarded,
     Kernel,
     Let,
-    Library,
+    LibraryCall,
     Literal,
     Load,
     Local,
+    Matmul,
     Matrix,
-    Multiply,
     Position,
     Role,
     Set,
@@ -52,9 +52,9 @@ from treadle.kernel.nodes import (
     Update,
     Value,
     Within,
-    whole_product,
+    standalone_matmul,
 )
-from treadle.kernel.races import meeting_in
+from treadle.kernel.races import conflicts_in
 from treadle.kernel.target import Mapping
 from treadle.kernel.traverse import values_of, walk
 from treadle.kernel.verify_mapping import verify_mapping
@@ -148,14 +148,14 @@ class _Checker:
                 self.same(target.dtype, self.value(value, scope), f"a store to {buffer}")
             case Barrier():
                 pass  # where it stands is the mapping's
-            case Multiply():
+            case Matmul():
                 self.multiply(statement, scope)
-            case Library():
-                self.routine(statement, scope)
+            case LibraryCall():
+                self.library_call(statement, scope)
             case _:
                 assert_never(statement)
 
-    def routine(self, statement: Library, scope: _Scope) -> None:
+    def library_call(self, statement: LibraryCall, scope: _Scope) -> None:
         """Every view inside its buffer, results apart from operands, and nothing around it."""
         if scope.loops:
             raise self.wrong(f"{statement.name} is inside a loop")
@@ -169,12 +169,12 @@ class _Checker:
             if view.buffer not in self.written or view.buffer in given:
                 raise self.wrong(f"{statement.name} may not write {view.buffer}")
 
-    def multiply(self, statement: Multiply, scope: _Scope) -> None:
+    def multiply(self, statement: Matmul, scope: _Scope) -> None:
         target, left, right = statement.matrices
         shapes = [(m.rows.count, m.columns.count) for m in statement.matrices]
         if shapes[0] != (shapes[1][0], shapes[2][1]) or shapes[1][1] != shapes[2][0]:
             raise self.wrong(f"a product of {shapes[1]} and {shapes[2]} gives no {shapes[0]}")
-        is_whole = whole_product(self.kernel) is not None
+        is_whole = standalone_matmul(self.kernel) is not None
         if statement.bias is not None:
             bias = self.buffers.get(statement.bias)
             if not is_whole or bias is None or bias.size < target.columns.count:
@@ -204,7 +204,7 @@ class _Checker:
         """Iterations that run side by side meet in no buffer."""
         if loop.role not in INDEPENDENT:
             return
-        found = meeting_in(loop, self.exempt(loop))
+        found = conflicts_in(loop, self.exempt(loop))
         if found:
             kind = "lanes" if loop.role is Role.VECTOR else "iterations"
             raise self.wrong(f"{kind} of {loop.var.name} may meet in {', '.join(sorted(found))}")
@@ -222,7 +222,7 @@ class _Checker:
         named = names_in(loop.body) | changed_in(loop.body)
         for s in walk(loop.body):
             match s:
-                case Multiply() | Library():
+                case Matmul() | LibraryCall():
                     raise self.wrong(f"lanes of {loop.var.name} share a product or a library call")
                 case For(var, _, _, stop) if stop is not None:
                     lanes = any(uses(a, loop.var) for a, _ in stop.terms)
@@ -303,8 +303,8 @@ class _Checker:
         target = self.buffers[buffer]
         self.index(index, scope)
         low, high = index.range
-        has_turns = all(v.extent > 0 for v, _ in scope.loops)
-        if has_turns and not (low >= 0 and high < target.size):
+        has_iterations = all(v.extent > 0 for v, _ in scope.loops)
+        if has_iterations and not (low >= 0 and high < target.size):
             raise self.wrong(f"{buffer}[{index}] may be {low} to {high}, outside {target}")
         return target
 

@@ -26,7 +26,7 @@ from treadle.kernel.nodes import (
     Space,
     Statement,
     Store,
-    library_call,
+    library_call_of,
 )
 from treadle.kernel.target import Mapping
 from treadle.kernel.traverse import walk
@@ -36,7 +36,7 @@ UNMAPPED = (Role.PARALLEL, Role.VECTOR)
 
 def verify_mapping(kernel: Kernel, mapping: Mapping | None = None) -> None:
     """A GraphError where a mapped kernel, or one that is not, says what it cannot."""
-    if library_call(kernel) is not None:
+    if library_call_of(kernel) is not None:
         return
     if kernel.geometry is None:
         _refuse_mapped(kernel)

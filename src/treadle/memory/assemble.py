@@ -45,7 +45,7 @@ def assemble(program: Program, buffers: BufferPlan, target: Target = CPU) -> Pla
 def _entry(kernel: Kernel, number: int) -> Entry:
     loop = cost.outermost(kernel)
     is_vector = loop is not None and loop.role is Role.VECTOR
-    return Entry(f"kernel.{number}", cost.turns(kernel), is_vector, cost.scratch_bytes(kernel))
+    return Entry(f"kernel.{number}", cost.iterations(kernel), is_vector, cost.scratch_bytes(kernel))
 
 
 def _facts(
@@ -89,7 +89,7 @@ class _Assembler:
             return PlannedRepeat(step.length, step.reverse, tuple(map(self.step, step.steps)))
         total = sum(self.work[id(c.kernel)] for c in step.calls)
         is_small = total < self.tasks.serial
-        is_single = len(step.calls) == 1 and cost.turns(step.calls[0].kernel) == 1
+        is_single = len(step.calls) == 1 and cost.iterations(step.calls[0].kernel) == 1
         is_serial = is_small or is_single
         # The longest first: what is left at the end is short.
         ordered = sorted(step.calls, key=lambda c: -self.work[id(c.kernel)])
@@ -98,7 +98,7 @@ class _Assembler:
     def call(self, call: Call) -> PlannedCall:
         return PlannedCall(
             self.numbers[id(call.kernel)],
-            tasks_of(cost.turns(call.kernel), self.work[id(call.kernel)], self.tasks),
+            tasks_of(cost.iterations(call.kernel), self.work[id(call.kernel)], self.tasks),
             tuple(self.slots[a.buffer] for a in call.arguments),
             tuple(a.row * self.itemsize[a.buffer] for a in call.arguments),
         )

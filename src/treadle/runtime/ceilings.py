@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from treadle.runtime.executable import Ceilings
-from treadle.runtime.native import Library, host
+from treadle.runtime.native import LibraryCall, host
 
 CHAINS = 12  # independent: more than latency × units of processors so far
 UNROLLED = 8  # multiply-adds of a chain in an iteration of the loop
@@ -27,7 +27,7 @@ def ceilings() -> Ceilings:
 
 
 def _fma_rate(width: int) -> float:
-    library = Library.from_text(fma_text(width))
+    library = LibraryCall.from_text(fma_text(width))
     kinds = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_float)
     loop = ctypes.CFUNCTYPE(None, *kinds)(library.address("loop"))
     out = np.zeros(CHAINS * width, np.float32)
@@ -36,7 +36,7 @@ def _fma_rate(width: int) -> float:
 
 
 def _memory_rate(width: int) -> float:
-    library = Library.from_text(memory_text(width, copies=False))
+    library = LibraryCall.from_text(memory_text(width, copies=False))
     kinds = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
     loop = ctypes.CFUNCTYPE(None, *kinds)(library.address("loop"))
     source, out = np.ones(BYTES // 4, np.float32), np.zeros(STREAMS * width, np.float32)

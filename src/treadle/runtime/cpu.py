@@ -15,7 +15,7 @@ from treadle.ir.graph import Graph, OutputKind
 from treadle.kernel.plan import Plan, PlannedRepeat, PlannedStep
 from treadle.runtime.executable import Timing
 from treadle.runtime.held import aligned, aligned_copy
-from treadle.runtime.native import Library, host
+from treadle.runtime.native import LibraryCall, host
 from treadle.runtime.script import LINE, RUNS, WORDS, planned_calls, script_words
 from treadle.runtime.targets import Target
 from treadle.runtime.threads import pool
@@ -41,7 +41,7 @@ class NativeProgram:
     ):
         self.graph, self.plan, self.threads = graph, plan, threads
         self.target = target or host()
-        self._library = Library(list(objects))
+        self._library = LibraryCall(list(objects))
         self._lock = threading.Lock()
         self._arena = aligned(plan.arena)
         self._table = np.zeros(max(1, len(plan.slots)), np.int64)
@@ -250,7 +250,7 @@ class NativeProgram:
                     self._walk(step.steps, functions, iter(inner), i, seconds)
                 continue
             for call in step.calls:
-                length = self.plan.entries[call.entry].turns
+                length = self.plan.entries[call.entry].iterations
                 address = next(addresses)
                 start = time.thread_time()
                 functions[call.entry](0, length, self._scratch.ctypes.data, address, iteration)

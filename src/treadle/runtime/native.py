@@ -63,7 +63,7 @@ def _parsed(text: str) -> Any:
     return module
 
 
-class Library:
+class LibraryCall:
     """Compiled functions; the code lives as long as this object."""
 
     def __init__(self, objects: list[bytes]):
@@ -75,7 +75,7 @@ class Library:
         self._engine.finalize_object()
 
     @classmethod
-    def from_text(cls, text: str) -> Library:
+    def from_text(cls, text: str) -> LibraryCall:
         return cls([compile_object(text)])
 
     def address(self, name: str) -> int:

@@ -71,9 +71,9 @@ class _ScriptWriter:
         for i, call in enumerate(phase.calls):
             entry = self.plan.entries[call.entry]
             tasks = 0 if phase.is_serial else call.tasks
-            mask = -64 if entry.is_vector and entry.turns >= 64 * max(1, tasks) else -1
+            mask = -64 if entry.is_vector and entry.iterations >= 64 * max(1, tasks) else -1
             address = self.arguments.ctypes.data + 16 * self.pairs
-            self.add(CALL, self.symbols[call.entry], entry.turns, tasks, address, i, mask)
+            self.add(CALL, self.symbols[call.entry], entry.iterations, tasks, address, i, mask)
             for slot, row in zip(call.slots, call.rows, strict=True):
                 self.arguments[self.pairs] = np.int64(self.table[slot]), row
                 self.pairs += 1

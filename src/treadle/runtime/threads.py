@@ -9,7 +9,7 @@ import threading
 import numpy as np
 
 from treadle.kernel.target import CPU
-from treadle.runtime.native import Library
+from treadle.runtime.native import LibraryCall
 from treadle.runtime.script import LINE, RUNS, follower_source, pause_call
 
 # The control block's first line has words of 8 bytes: how many programs were launched, the script,
@@ -173,7 +173,7 @@ class Pool:
             spins=CPU.tasks.barrier_spins,
             runs=RUNS,
         )
-        self._library = Library.from_text(follower_source() + worker)
+        self._library = LibraryCall.from_text(follower_source() + worker)
         words = (threads + 2) * LINE // 8
         self._memory = np.zeros(words + LINE // 8, np.int64)
         start = self._memory.ctypes.data

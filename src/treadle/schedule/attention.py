@@ -152,7 +152,7 @@ class _Attention:
         made = [TensorValue(self.position, i) for i in range(len(self.node.types))]
         kernel = self.lowering.kernel(self.position, self.reader, made, body)
         copies = [copy for _, copy in self.copies.values()]
-        return [*copies, replace(kernel, scratch=tuple(scratch), is_whole=True)]
+        return [*copies, replace(kernel, scratch=tuple(scratch), is_standalone=True)]
 
 
 class _Forward(_Attention):

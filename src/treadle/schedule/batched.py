@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from treadle.kernel.calls import product_of
+from treadle.kernel.calls import matmul_call_of
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.phases import calls_in
 from treadle.kernel.program import Call, Phase, Program, Step
@@ -122,7 +122,7 @@ def _chains(program: Program, uses: _Uses, limits: Matmuls) -> list[Run]:
 
 def _is_small(kernel: Kernel, limits: Matmuls) -> bool:
     """Whether a kernel is one plain matmul of few tiles: no batch, no bias, nothing added to."""
-    matmul = product_of(kernel)
+    matmul = matmul_call_of(kernel)
     if matmul is None or matmul.batch > 1 or matmul.bias >= 0 or matmul.adds:
         return False
     rows, columns = (-(-n // limits.tile) for n in (matmul.m, matmul.n))

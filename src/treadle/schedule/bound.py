@@ -57,7 +57,7 @@ class Memo:
         plain = anonymous(kernel)
         known = self.kernels.setdefault(plain, plain)
         # Equality ignores whether a kernel stays by itself.
-        if known.is_whole != plain.is_whole:
+        if known.is_standalone != plain.is_standalone:
             known = plain
         return Bound(known, tuple(b.name for b in kernel.buffers), kernel.origins)
 
@@ -98,7 +98,7 @@ class Memo:
             return localised(spread(kernel, self.target.fusion.shared_iterations), names)
         if row_sums_of(kernel) is not None:
             return with_own_numbers(kernel, names)
-        if is_serial(kernel) or kernel.is_whole:
+        if is_serial(kernel) or kernel.is_standalone:
             return kernel
         iterations = outer_iterations(kernel)
         room, own = self.target.fusion.shared_memory, set[str]()

@@ -37,7 +37,7 @@ _REORDERS = frozenset(
 )
 _OWN = frozenset([SCAN, linear.CONTRACT, indexing.SCATTER_ADD, indexing.RANDOM_BITS])
 
-Routine = tuple[str, tuple[tuple[tuple[int, ...], str], ...], tuple[tuple[str, float], ...]]
+LibraryCallKey = tuple[str, tuple[tuple[tuple[int, ...], str], ...], tuple[tuple[str, float], ...]]
 
 
 def conv_numbers(node: Node) -> tuple[tuple[str, float], ...]:
@@ -50,14 +50,14 @@ def conv_numbers(node: Node) -> tuple[tuple[str, float], ...]:
     return tuple((f"{n}{i}", float(x)) for n, of in rows.items() for i, x in enumerate(of))
 
 
-def conv_routine(node: Node, types: Sequence[TensorType]) -> Routine:
+def conv_call_key(node: Node, types: Sequence[TensorType]) -> LibraryCallKey:
     """The key of a library call: what `LibraryCall` says too."""
     operands = tuple((t.shape, t.dtype.name) for t in types)
     return node.op.name, operands, conv_numbers(node)
 
 
 def is_conv_for_library(
-    node: Node, types: Sequence[TensorType], without: Collection[Routine]
+    node: Node, types: Sequence[TensorType], without: Collection[LibraryCallKey]
 ) -> bool:
     """Whether a library computes a convolution: of images, and none that it refused before."""
     if any(t.rank != 4 or not t.size for t in (*types, *node.types)):
@@ -65,7 +65,7 @@ def is_conv_for_library(
     if types[0].dtype.name not in ("bfloat16", "float16", "float32"):
         return False
     is_one = all(t.dtype is types[0].dtype for t in types)
-    return is_one and conv_routine(node, types) not in without
+    return is_one and conv_call_key(node, types) not in without
 
 
 def images(graph: Graph) -> frozenset[TensorValue]:
@@ -121,7 +121,9 @@ def last_order(rank: int) -> tuple[int, ...]:
     return (0, 2, 3, 1, *range(4, rank))
 
 
-def walked(value: TensorValue, variables: Sequence[Var], of: Collection[TensorValue]) -> list[Var]:
+def in_memory_order(
+    value: TensorValue, variables: Sequence[Var], of: Collection[TensorValue]
+) -> list[Var]:
     """The loops over a tensor, images in their order in memory."""
     is_image = value in of and len(variables) >= 4
     return [variables[i] for i in last_order(len(variables))] if is_image else list(variables)

@@ -12,12 +12,12 @@ from treadle.ir.graph import Value as TensorValue
 from treadle.kernel.index import Index, Var, constant, variable
 from treadle.kernel.nodes import (
     Kernel,
-    Library,
+    LibraryCall,
+    Matmul,
     Matrix,
-    Multiply,
     Statement,
+    StridedAxis,
     View,
-    Walk,
 )
 from treadle.schedule.channels import (
     CONVOLUTIONS,
@@ -39,7 +39,7 @@ def _conv(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     operands = tuple(_operand(site, i, v, copies) for i, v in enumerate(node.operands))
     value, type_ = TensorValue(position), node.types[0]
     target, axes = lowering.buffer(value), axis_vars("x", type_.shape)
-    if not _has_channels_last(lowering.place(value, [variable(v) for v in axes]), axes):
+    if not _has_channels_last(lowering.address(value, [variable(v) for v in axes]), axes):
         target = site.memory("last", type_.dtype, type_.size)
         order = tuple(axes[i] for i in last_order(4))
         finish = [site.moved(target, axes, order)]
@@ -48,10 +48,12 @@ def _conv(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     body: list[Statement] = [
         _matmul(node, result, *operands)
         if _is_pointwise(lowering, node)
-        else Library(node.op.name, (result,), operands, conv_numbers(node), _flops(lowering, node))
+        else LibraryCall(
+            node.op.name, (result,), operands, conv_numbers(node), _flops(lowering, node)
+        )
     ]
     kernel = lowering.kernel(position, reader, [], body, "", (target,))
-    return [*copies, replace(kernel, is_whole=True), *finish]
+    return [*copies, replace(kernel, is_standalone=True), *finish]
 
 
 def _is_pointwise(lowering: Lowering, node: Node) -> bool:
@@ -69,21 +71,21 @@ def _is_pointwise(lowering: Lowering, node: Node) -> bool:
     return weight.shape[2:] == (1, 1) and conv.groups == 1 and is_still and is_aligned
 
 
-def _matmul(node: Node, result: View, left: View, right: View) -> Multiply:
+def _matmul(node: Node, result: View, left: View, right: View) -> Matmul:
     """Pixels are rows and channels columns; a weight's rows are its outputs."""
 
     def rows(view: View) -> Matrix:
         n, channels, h, w = view.shape
-        walks = Walk(n * h * w, channels), Walk(channels, 1)
+        walks = StridedAxis(n * h * w, channels), StridedAxis(channels, 1)
         return Matrix(view.buffer, constant(view.start), *walks)
 
     def transposed(matrix: Matrix) -> Matrix:
         return Matrix(matrix.buffer, matrix.index, matrix.columns, matrix.rows)
 
     if node.op is CONV_GRAD_W:
-        return Multiply(rows(result), transposed(rows(left)), rows(right))
+        return Matmul(rows(result), transposed(rows(left)), rows(right))
     weight = rows(right)
-    return Multiply(rows(result), rows(left), transposed(weight) if node.op is CONV else weight)
+    return Matmul(rows(result), rows(left), transposed(weight) if node.op is CONV else weight)
 
 
 def _flops(lowering: Lowering, node: Node) -> int:

@@ -20,7 +20,7 @@ def stays(body: Sequence[Statement], leaf: str, at: Index) -> bool:
     return all(a.index == at for a in accesses(body) if a.buffer == leaf)
 
 
-def whole_copy(source: str, target: str, like: Buffer) -> Kernel:
+def copy_kernel(source: str, target: str, like: Buffer) -> Kernel:
     var = Var("i", like.size)
     at = variable(var)
     store = Store(target, at, Load(source, at, like.dtype))
@@ -32,5 +32,5 @@ def whole_copy(source: str, target: str, like: Buffer) -> Kernel:
     )
 
 
-def whole_copies(source: str, target: str, like: Buffer) -> list[Kernel]:
-    return [whole_copy(source, target, like)] if like.size else []
+def copy_kernels(source: str, target: str, like: Buffer) -> list[Kernel]:
+    return [copy_kernel(source, target, like)] if like.size else []

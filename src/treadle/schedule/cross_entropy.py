@@ -7,16 +7,16 @@ from treadle.ir.graph import Node
 from treadle.schedule.cross_entropy_blocks import block_drafts
 from treadle.schedule.cross_entropy_head import Head
 from treadle.schedule.cross_entropy_rows import row_drafts
-from treadle.schedule.keep import STREAMS
+from treadle.schedule.keep import CHUNKED
 from treadle.schedule.lower import Draft, Lowering
 
 
-@STREAMS(c.LINEAR_CROSS_ENTROPY)
+@CHUNKED(c.LINEAR_CROSS_ENTROPY)
 def linear_cross_entropy_drafts(lowering: Lowering, position: int, node: Node) -> list[Draft]:
     return _drafts(Head(lowering, position, node, None, node.operands))
 
 
-@STREAMS(c.LINEAR_CROSS_ENTROPY_GRAD)
+@CHUNKED(c.LINEAR_CROSS_ENTROPY_GRAD)
 def linear_cross_entropy_grad_drafts(lowering: Lowering, position: int, node: Node) -> list[Draft]:
     return _drafts(Head(lowering, position, node, node.operands[0], node.operands[1:]))
 

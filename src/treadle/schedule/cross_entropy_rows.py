@@ -77,7 +77,7 @@ def _rounded(head: Head, output: int) -> Kernel:
     value = as_dtype(Load(sums.name, row_major(axes), F32), result.dtype)
     body = nest(axes, Role.PARALLEL, [Store(result.name, row_major(axes), value)])
     made = head.kernel(f"sum{output}", (sums,), (result,), body)
-    return replace(made, is_whole=False)
+    return replace(made, is_standalone=False)
 
 
 class _RowChunk(Chunk):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from treadle.kernel.index import Index, Var, variable
-from treadle.kernel.nodes import Walk, walk
+from treadle.kernel.nodes import StridedAxis, strided_axis
 from treadle.schedule.divisors import best_divisor
 
 
@@ -57,7 +57,7 @@ class Depth:
     part: Var  # of sums that are added at the end
     loops: list[Var]
     moves: tuple[Index, Index]
-    summed: tuple[Walk, Walk]
+    summed: tuple[StridedAxis, StridedAxis]
 
 
 def depth_of(digits: Sequence[Digit], parts: int, most: int) -> Depth:
@@ -69,15 +69,15 @@ def depth_of(digits: Sequence[Digit], parts: int, most: int) -> Depth:
     left, right = (variable(part) * (share.count * step) for step in (first.left, first.right))
     for var, d in zip(loops, outer, strict=True):
         left, right = left + variable(var) * d.left, right + variable(var) * d.right
-    by_left = walked(tuple((d.left, d.count) for d in inner))
-    by_right = walked(tuple((d.right, d.count) for d in inner))
+    by_left = strided_by(tuple((d.left, d.count) for d in inner))
+    by_right = strided_by(tuple((d.right, d.count) for d in inner))
     return Depth(part, loops, (left, right), (by_left, by_right))
 
 
 @functools.lru_cache(maxsize=256)
-def walked(digits: tuple[tuple[int, int], ...]) -> Walk:
+def strided_by(digits: tuple[tuple[int, int], ...]) -> StridedAxis:
     """Where loops take an operand, by their strides and counts."""
     places = [0]
     for stride, count in digits:
         places = [p + i * stride for p in places for i in range(count)]
-    return walk(places)
+    return strided_axis(places)

@@ -26,7 +26,7 @@ from treadle.kernel.nodes import (
     Let,
     Load,
     Local,
-    Multiply,
+    Matmul,
     Position,
     Role,
     Set,
@@ -36,7 +36,7 @@ from treadle.kernel.nodes import (
     Value,
     Within,
 )
-from treadle.kernel.races import meeting_in
+from treadle.kernel.races import conflicts_in
 from treadle.kernel.target import Fusion, Target
 from treadle.kernel.traverse import (
     indices_of,
@@ -138,7 +138,7 @@ def without_dead_scratch(kernel: Kernel) -> Kernel:
         match s:
             case For():
                 is_dead = not s.body
-            case Multiply(target):
+            case Matmul(target):
                 is_dead = target.buffer in dead
             case _:
                 is_dead = isinstance(s, Store) and s.buffer in dead
@@ -166,7 +166,7 @@ def _merged(outer: Statement) -> list[Statement]:
 
 
 def _counts_together(outer: Var, inner: For) -> bool:
-    if any(isinstance(s, Multiply) for s in inner.body):
+    if any(isinstance(s, Matmul) for s in inner.body):
         return False
     for index in indices_of(inner.body):
         outer_step, step = index.factor_of(outer), index.factor_of(inner.var)
@@ -206,7 +206,7 @@ class _Lanes:
 
     def _are_apart(self, loop: For) -> bool:
         """Whether the iterations meet nowhere, once some scratch is private."""
-        shared = meeting_in(loop)
+        shared = conflicts_in(loop)
         used = Counter(a.buffer for a in accesses(loop.body))
         if any(n not in self.scratch or used[n] != self.uses[n] for n in shared):
             return False
@@ -222,7 +222,7 @@ class _Lanes:
 def _takes_lanes(loop: For) -> bool:
     """Whether a parallel loop may become lanes: nothing inside it is parallel, or lanes already."""
     return not any(
-        isinstance(s, Multiply) or (isinstance(s, For) and s.role in (Role.PARALLEL, Role.VECTOR))
+        isinstance(s, Matmul) or (isinstance(s, For) and s.role in (Role.PARALLEL, Role.VECTOR))
         for s in walk(loop.body)
     )
 

@@ -21,7 +21,7 @@ from treadle.kernel.nodes import (
     Buffer,
     For,
     Kernel,
-    Multiply,
+    Matmul,
     Role,
     Set,
     Statement,
@@ -31,7 +31,7 @@ from treadle.kernel.nodes import (
 from treadle.kernel.rowsums import row_sums_of
 from treadle.kernel.target import CPU, Reductions, Target
 from treadle.kernel.traverse import loop_names, peel, rewrite, substituted, walk
-from treadle.schedule.nests import Parts, fresh, joined_kernel, nest, with_own_names
+from treadle.schedule.nests import Parts, fresh, fused_kernel, nest, with_own_names
 from treadle.schedule.rowsums import started, with_rows, with_sum
 from treadle.schedule.sum_fusion import fused_sums, sum_of, with_producer
 
@@ -82,7 +82,7 @@ def row_counts(kernel: Kernel) -> list[int]:
     """Into how many rows a kernel divides: the last axis is not cut, as vectors run along it."""
     variables, body = peeled(kernel)
     counts = list(accumulate((v.extent for v in variables), mul))
-    has_loops = any(isinstance(s, (For, Multiply)) for s in body)
+    has_loops = any(isinstance(s, (For, Matmul)) for s in body)
     return counts if has_loops or len(counts) < 2 else counts[:-1]
 
 
@@ -107,7 +107,7 @@ def spread(kernel: Kernel, wanted: int) -> Kernel:
 def _elements(kernel: Kernel) -> int:
     """How many elements a kernel computes each by itself; 0 if it has other loops."""
     variables, body = peeled(kernel)
-    is_map = not any(isinstance(s, (For, Multiply)) for s in body)
+    is_map = not any(isinstance(s, (For, Matmul)) for s in body)
     return math.prod(v.extent for v in variables) if is_map else 0
 
 
@@ -142,8 +142,8 @@ def panels(first: Kernel, second: Kernel) -> int:
     return sum((found[0] | found[1]).values()) if all(found) else 0
 
 
-def matmuls_in(body: Sequence[Statement]) -> Iterator[Multiply]:
-    return (s for s in walk(body) if isinstance(s, Multiply))
+def matmuls_in(body: Sequence[Statement]) -> Iterator[Matmul]:
+    return (s for s in walk(body) if isinstance(s, Matmul))
 
 
 def statements_in(body: Sequence[Statement]) -> int:
@@ -277,7 +277,7 @@ def _fused_at(first: Kernel, second: Kernel, count: int, is_needed: bool) -> Ker
     if not is_needed and not _share_parts(a.body, moved, parts):
         return None
     body = nest([a.var], Role.PARALLEL, _joined(a.body, moved, parts))
-    return joined_kernel(first, second, body, second.scratch)
+    return fused_kernel(first, second, body, second.scratch)
 
 
 def _share_parts(first: Sequence[Statement], second: Sequence[Statement], parts: Parts) -> bool:

@@ -32,15 +32,15 @@ from treadle.schedule.inline import ELEMENTWISE, INLINE, is_apart, is_single
 Root = Callable[[Any, int, Node], list[Kernel]]
 ROOTS: RuleTable[Root] = RuleTable("kernel")
 # What computes ops by phases that are repeated: drafts instead of kernels.
-Stream = Callable[[Any, int, Node], list[Any]]
-STREAMS: RuleTable[Stream] = RuleTable("stream")
+ChunkedLoop = Callable[[Any, int, Node], list[Any]]
+CHUNKED: RuleTable[ChunkedLoop] = RuleTable("stream")
 
 
 def is_root(graph: Graph, node: Node) -> bool:
     """Whether a node has a kernel of its own."""
     if node.op is indexing.SCATTER_ADD:
         return not is_single(node, graph.type_of(node.operands[1]))
-    return node.op in STREAMS or (node.op in ROOTS and not is_apart(node))
+    return node.op in CHUNKED or (node.op in ROOTS and not is_apart(node))
 
 
 def materialized_values(

@@ -10,7 +10,7 @@ from treadle.ir.composites import ATTENTION, Attention
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.kernel.index import variable
-from treadle.kernel.nodes import Kernel, Library, Load, View
+from treadle.kernel.nodes import Kernel, LibraryCall, Load, View
 from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import axis_vars
 from treadle.schedule.operands import Site, load_of, reading, row_major
@@ -30,9 +30,9 @@ def library_attention(lowering: Lowering, position: int, node: Node) -> list[Ker
     reader = reading(lowering, (view.buffer for view in operands))
     parts = {lowering.parts[v].whole: None for v in every if v in lowering.parts}
     made = [*(v for v in every if v not in lowering.parts), *parts]
-    body = [Library(node.op.name, results, operands, numbers, flops)]
+    body = [LibraryCall(node.op.name, results, operands, numbers, flops)]
     kernel = lowering.kernel(position, reader, made, body)
-    return [*copies, replace(kernel, is_whole=True)]
+    return [*copies, replace(kernel, is_standalone=True)]
 
 
 def _result(lowering: Lowering, value: TensorValue) -> View:
@@ -44,7 +44,7 @@ def _result(lowering: Lowering, value: TensorValue) -> View:
         strides = (length * row, depth, row, 1)
         return View(lowering.names[part.whole], part.start, shape, strides)
     axes = axis_vars("x", shape)
-    index = lowering.place(value, [variable(v) for v in axes])
+    index = lowering.address(value, [variable(v) for v in axes])
     return _view(Load(lowering.names[value], index, lowering.buffer(value).dtype), shape)
 
 

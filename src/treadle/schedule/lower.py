@@ -30,14 +30,14 @@ from treadle.kernel.target import CPU, Target
 from treadle.rules.canonical import canonicalise
 from treadle.rules.expansion import expand
 from treadle.schedule.bound import Bound, Memo
-from treadle.schedule.channels import channels_last, images, walked
-from treadle.schedule.copies import kind_of, stays, whole_copies, whole_copy
+from treadle.schedule.channels import channels_last, images, in_memory_order
+from treadle.schedule.copies import copy_kernel, copy_kernels, kind_of, stays
 from treadle.schedule.epilogues import biased_matmuls, concatenated_gradients
 from treadle.schedule.inline import Reader, laid_out
 from treadle.schedule.inline import attributes_of as attributes_of
 from treadle.schedule.keep import (
+    CHUNKED,
     ROOTS,
-    STREAMS,
     heads_last,
     is_inline,
     is_root,
@@ -139,7 +139,7 @@ def _bounds_in(drafts: list[Draft]) -> list[Bound]:
 class Lowering:
     """One pass over a graph of primitives; bodies of scans are passes of their own."""
 
-    uses_again = True  # kernels of equal ops
+    reuses_kernels = True  # kernels of equal ops
     repeats = False  # whether its kernels run in a repeat: what stays is copied before
 
     def __init__(
@@ -148,28 +148,32 @@ class Lowering:
         self.graph, self.fuse, self.panel, self.prefix = graph, fuse, panel, prefix
         self.memo = memo or Memo()
         self.target = self.memo.target
-        self.kept = materialized_values(graph, fuse, self.target)
+        self.materialized = materialized_values(graph, fuse, self.target)
         fuses_epilogues = fuse and self.target.fuses_epilogues
         limits = self.target.matmuls
-        self.biased = biased_matmuls(graph, self.kept, limits) if fuses_epilogues else {}
+        self.biased = biased_matmuls(graph, self.materialized, limits) if fuses_epilogues else {}
         if self.biased:
             biases = {b.bias for b in self.biased.values()}
-            self.kept = materialized_values(graph, fuse, self.target, biases)
+            self.materialized = materialized_values(graph, fuse, self.target, biases)
         is_copied = fuse and self.target.copies_operands
-        self.again = recomputed_operands(graph, self.kept, self.target) if is_copied else {}
+        self.recomputed = (
+            recomputed_operands(graph, self.materialized, self.target) if is_copied else {}
+        )
         self.uses = Counter(v for n in graph.nodes for v in n.operands)
-        self.names = {v: f"{prefix}b{v.node}.{v.output}" for v in self.kept}
+        self.names = {v: f"{prefix}b{v.node}.{v.output}" for v in self.materialized}
         for name, position in graph.leaves.items():
             self.names[TensorValue(position)] = f"{prefix}{name}"
         self.constants: dict[str, np.ndarray] = {}
-        self.wider = wider_values(graph, self.kept) if self.target.has_launches and fuse else {}
+        self.wider = (
+            wider_values(graph, self.materialized) if self.target.has_launches and fuse else {}
+        )
         self.buffers = {n: self.buffer(v) for v, n in self.names.items()}
         # Tensors whose axes lie in memory in another order than they are counted.
         self.images = images(graph) if self.target.has_conv else frozenset()
-        self.layouts = channels_last(graph, self.kept, self.images)
-        self.layouts |= heads_last(graph, self.kept) if self.target.chooses_layouts else {}
+        self.layouts = channels_last(graph, self.materialized, self.images)
+        self.layouts |= heads_last(graph, self.materialized) if self.target.chooses_layouts else {}
         parts = concatenated_gradients(graph, self.layouts) if fuses_epilogues else {}
-        self.parts = {v: p for v, p in parts.items() if p.whole in self.kept}
+        self.parts = {v: p for v, p in parts.items() if p.whole in self.materialized}
         self.done = {p.whole for p in self.parts.values()}  # what has nothing left to do
         self.sums = {b.sum: matmul for matmul, b in self.biased.items()}
         for value in [*self.parts, *self.biased]:
@@ -183,7 +187,7 @@ class Lowering:
 
     def update_in_place(self) -> None:
         """Updates take the place of their leaves where nothing reads the leaf afterwards."""
-        last_read = last_reads(self.graph, self.kept, self.again)
+        last_read = last_reads(self.graph, self.materialized, self.recomputed)
         leaves = self.graph.leaves
         made: set[TensorValue] = set()
         updates = [o for o in self.graph.outputs if o.kind is OutputKind.UPDATE]
@@ -234,35 +238,35 @@ class Lowering:
         found: list[Draft] = []
         order = Order(self.fuse, self.memo)
         for value, copy in self.before.items():
-            order.add(whole_copy(self.names[value], copy, self.buffers[copy]))
+            order.add(copy_kernel(self.names[value], copy, self.buffers[copy]))
         for position, node in enumerate(self.graph.nodes):
             if node.op is SCAN:
                 found += order.phases()
                 order = Order(self.fuse, self.memo)
                 found += self._scan(position, node, order)
-            elif node.op in STREAMS:
-                found += [*order.phases(), *STREAMS[node.op](self, position, node)]
+            elif node.op in CHUNKED:
+                found += [*order.phases(), *CHUNKED[node.op](self, position, node)]
                 order = Order(self.fuse, self.memo)
                 for kernel in self.after:
                     order.add(kernel)
                 self.after = []
             else:
-                self._place(position, node, order)
+                self._add_node(position, node, order)
         for name, value in self.late.items():
             source = self.before.get(value, self.names[value])
-            order.add(whole_copy(source, name, self.buffers[name]))
+            order.add(copy_kernel(source, name, self.buffers[name]))
         self.finish(order)
         return found + list(order.phases())
 
-    def _place(self, position: int, node: Node, order: Order) -> None:
+    def _add_node(self, position: int, node: Node, order: Order) -> None:
         """The kernels of a node into an order; one made for another layer is used again."""
         value = TensorValue(position)
-        is_map = value in self.kept and not is_root(self.graph, node) and is_inline(node)
+        is_map = value in self.materialized and not is_root(self.graph, node) and is_inline(node)
         # A signature tells ops apart, not layouts.
-        is_known = is_map and self.uses_again and not self.target.chooses_layouts
+        is_known = is_map and self.reuses_kernels and not self.target.chooses_layouts
         if not (is_known and node.operands and node.types[0].size):
             for kernel in self._kernels(position, node):
-                self.place_kernel(kernel, order)
+                self.add_kernel(kernel, order)
             return
         key, names = signature(self.graph, value, self.source, self.uses)
         if key in self.memo.maps:
@@ -277,7 +281,7 @@ class Lowering:
                 positions = tuple(names.index(n) for n in bound.names)
                 self.memo.maps[key] = bound.kernel, positions
 
-    def place_kernel(self, kernel: Kernel, order: Order) -> None:
+    def add_kernel(self, kernel: Kernel, order: Order) -> None:
         order.add(kernel)
 
     def finish(self, order: Order) -> None:
@@ -301,7 +305,7 @@ class Lowering:
             return ROOTS[CONTRACT](self, matmul, self.graph.nodes[matmul])
         if is_root(self.graph, node):
             return ROOTS[node.op](self, position, node)
-        is_made = value in self.kept and value not in self.done
+        is_made = value in self.materialized and value not in self.done
         return self.map_kernels(value) if is_made else []
 
     def _scan(self, position: int, node: Node, order: Order) -> list[Draft]:
@@ -340,7 +344,7 @@ class Lowering:
         axes = axis_vars("i", type_.shape)
         element = reader.at(value, tuple(map(variable, axes)))
         store = self.store(value, list(map(variable, axes)), element)
-        loops = self.walked(value, axes) if value in self.layouts else axes
+        loops = self.in_memory_order(value, axes) if value in self.layouts else axes
         body = [*reader.lets, store]
         if value in self.in_place and not stays(body, store.buffer, store.index):
             return self._set_aside(value)
@@ -380,9 +384,9 @@ class Lowering:
         type_ = self.graph.type_of(value)
         return Buffer(self.names[value], self.wider.get(value, type_.dtype), type_.size)
 
-    def walked(self, value: TensorValue, variables: Sequence[Var]) -> list[Var]:
+    def in_memory_order(self, value: TensorValue, variables: Sequence[Var]) -> list[Var]:
         """Loops over a tensor's axes in the order in which it lies, or would lie."""
-        return walked(value, variables, self.images)
+        return in_memory_order(value, variables, self.images)
 
     def store(
         self,
@@ -392,9 +396,9 @@ class Lowering:
         guard: Within | None = None,
     ) -> Store:
         """An element of a tensor into its buffer."""
-        return Store(self.names[value], self.place(value, indices), element, guard)
+        return Store(self.names[value], self.address(value, indices), element, guard)
 
-    def place(self, value: TensorValue, indices: Sequence[Index]) -> Index:
+    def address(self, value: TensorValue, indices: Sequence[Index]) -> Index:
         """Where an element of a tensor is in its buffer."""
         shape = self.graph.type_of(value).shape
         return laid_out(tuple(indices), shape, self.layouts.get(value))
@@ -403,7 +407,7 @@ class Lowering:
 class ScanBody(Lowering):
     """The body of a scan: rows are read and written in place, carries copied after an iteration."""
 
-    uses_again = False  # where a kernel goes depends on what it reads
+    reuses_kernels = False  # where a kernel goes depends on what it reads
     repeats = True
 
     def __init__(self, outer: Lowering, position: int, attributes: Scan, node: Node):
@@ -424,26 +428,26 @@ class ScanBody(Lowering):
                 whole = outer.graph.type_of(operand)
                 copy = f"{name}@whole"
                 self.buffers[copy] = Buffer(copy, whole.dtype, whole.size)
-                self.starts += whole_copies(source, copy, self.buffers[copy])
+                self.starts += copy_kernels(source, copy, self.buffers[copy])
                 source = copy
             if value in inputs[split:]:
                 self.rows[name] = Argument(source, buffer.size)
             elif value in inputs[attributes.constants :]:
-                self.starts += whole_copies(source, name, buffer)
+                self.starts += copy_kernels(source, name, buffer)
             else:
                 self.rename(value, source)
                 self.fixed.add(source)
         self.carried = [self.names[v] for v in inputs[attributes.constants : split]]
         for k, name in enumerate(self.carried):
             target = outer.names[TensorValue(position, k)]
-            self.ends += whole_copies(name, target, self.buffers[name])
+            self.ends += copy_kernels(name, target, self.buffers[name])
         self.stacked = [
             outer.names[TensorValue(position, attributes.carries + k)]
             for k in range(len(body.outputs) - attributes.carries)
         ]
-        self._place_rows()
+        self._bind_rows()
 
-    def _place_rows(self) -> None:
+    def _bind_rows(self) -> None:
         """Results of an iteration are written to their rows where they are made here and once."""
         inputs = {self.names[TensorValue(i)] for i in self.graph.inputs}
         self.copied_rows: list[tuple[str, str]] = []
@@ -461,7 +465,7 @@ class ScanBody(Lowering):
             else:
                 self.rows[name] = row
 
-    def place_kernel(self, kernel: Kernel, order: Order) -> None:
+    def add_kernel(self, kernel: Kernel, order: Order) -> None:
         """What every iteration would recompute is computed once, before the first."""
         made = {b.name for b in kernel.outputs}
         is_fixed = all(b.name in self.fixed for b in kernel.inputs) and not made & set(self.rows)
@@ -480,16 +484,16 @@ class ScanBody(Lowering):
     def finish(self, order: Order) -> None:
         """Rows that are copies, then the carries of the next iteration."""
         for name, alias in self.copied_rows:
-            for kernel in whole_copies(name, alias, self.buffers[name]):
+            for kernel in copy_kernels(name, alias, self.buffers[name]):
                 order.add(kernel)
         made = [self.names[o.value] for o in self.graph.outputs[: self.attributes.carries]]
         for k, name in enumerate(made):
             if name in self.carried:  # it may be overwritten before it is copied
                 aside = f"{self.prefix}next{k}"
                 self.buffers[aside] = Buffer(aside, *kind_of(self.buffers[name]))
-                for kernel in whole_copies(name, aside, self.buffers[name]):
+                for kernel in copy_kernels(name, aside, self.buffers[name]):
                     order.add(kernel)
                 made[k] = aside
         for name, carried in zip(made, self.carried, strict=True):
-            for kernel in whole_copies(name, carried, self.buffers[carried]):
+            for kernel in copy_kernels(name, carried, self.buffers[carried]):
                 order.add(kernel)

@@ -24,7 +24,7 @@ from treadle.kernel.contraction import (
     named,
     size,
     stride_of,
-    walk_of,
+    strided_axis_of,
 )
 from treadle.kernel.index import Index, Var, constant, flatten, variable
 from treadle.kernel.nodes import (
@@ -35,13 +35,13 @@ from treadle.kernel.nodes import (
     Literal,
     Load,
     Local,
+    Matmul,
     Matrix,
-    Multiply,
     Role,
     Statement,
     Store,
+    StridedAxis,
     Value,
-    Walk,
 )
 from treadle.schedule.depth import Depth, Digit, depth_of
 from treadle.schedule.divisors import best_divisor
@@ -144,7 +144,7 @@ class _Matmul:
 
     def _right(self) -> Reader:
         """Reads the right operand, which may be recomputed rather than materialized."""
-        return self.lowering.reader(self.lowering.again.get(self.position))
+        return self.lowering.reader(self.lowering.recomputed.get(self.position))
 
     def _transposes(self) -> bool:
         """Columns along the other operand, so that windows are read in place as the left one."""
@@ -250,8 +250,10 @@ class _Matmul:
         kernel = self.lowering.kernel(self.position, reader, [], body, "_pack", (buffer,))
         # What is recomputed, or is there from the start, waits by itself until it is needed.
         leaves = self.lowering.graph.leaves
-        waits = self.position in self.lowering.again or all(b.name in leaves for b in kernel.inputs)
-        return replace(kernel, is_whole=waits)
+        waits = self.position in self.lowering.recomputed or all(
+            b.name in leaves for b in kernel.inputs
+        )
+        return replace(kernel, is_standalone=waits)
 
     def _copied_panel(self, reader: Reader, body: list[Statement]) -> Buffer:
         """One panel of the right operand in memory of the thread."""
@@ -297,7 +299,7 @@ class _Matmul:
         made, also = ([self.value], ()) if is_result else ([], (target,))
         loops = nest(order, Role.PARALLEL, body)
         kernel = self.lowering.kernel(self.position, reader, made, loops, "", also)
-        return replace(kernel, scratch=tuple(scratch), is_whole=self.copies_panels)
+        return replace(kernel, scratch=tuple(scratch), is_standalone=self.copies_panels)
 
     def _element(self, reader: Reader, operand: Operand[TensorValue], depth: bool) -> Value:
         """An operand at this block's rows; columns are 0, and so is the depth unless asked for."""
@@ -326,10 +328,10 @@ class _Matmul:
     def _left(self, reader: Reader, depth: Depth) -> Matrix:
         move, summed = depth.moves[0], depth.summed[0]
         if self.copies_left:
-            return Matrix(OWN_LEFT, move, Walk(self.rows.count), summed)
+            return Matrix(OWN_LEFT, move, StridedAxis(self.rows.count), summed)
         load = self._element(reader, self.contraction.left, depth=False)
         assert isinstance(load, Load)
-        rows = walk_of(load.index, self.rows.inner)
+        rows = strided_axis_of(load.index, self.rows.inner)
         assert rows is not None
         return Matrix(load.buffer, _without(load.index, self.rows.inner) + move, rows, summed)
 
@@ -354,22 +356,24 @@ class _Matmul:
     def _into(self, target: Buffer, part: Var) -> Matrix:
         """The rows of a block in the target, all columns."""
         address = self._address(part)
-        rows = walk_of(address, self.rows.inner)
+        rows = strided_axis_of(address, self.rows.inner)
         assert rows is not None
         assert not rows.listed
-        return Matrix(target.name, _without(address, self.rows.inner), rows, Walk(self.columns))
+        return Matrix(
+            target.name, _without(address, self.rows.inner), rows, StridedAxis(self.columns)
+        )
 
     def _panels(self, reader: Reader, into: Matrix, left: Matrix, depth: Depth) -> list[Statement]:
         """Full panels in a loop, then the columns that are left."""
         right, step = self._right_base(reader)
         full, rest = divmod(self.columns, self.panel)
 
-        def matmul(number: Index, count: int) -> Multiply:
-            columns = Walk(count)
+        def matmul(number: Index, count: int) -> Matmul:
+            columns = StridedAxis(count)
             target = replace(into, index=into.index + number * self.panel, columns=columns)
             index = right.index + number * step + depth.moves[1]
             source = Matrix(right.buffer, index, depth.summed[1], columns)
-            return Multiply(target, left, source, bool(depth.loops))
+            return Matmul(target, left, source, bool(depth.loops))
 
         if self.is_by_panels:
             return [matmul(variable(self._panel_var), self.panel)]

@@ -34,7 +34,7 @@ def flat_index(variables: Sequence[Var]) -> Index:
     return flatten([variable(v) for v in variables], [v.extent for v in variables])
 
 
-def joined_kernel(
+def fused_kernel(
     first: Kernel,
     second: Kernel,
     body: tuple[Statement, ...],

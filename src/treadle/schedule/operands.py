@@ -71,7 +71,7 @@ class Site:
     def moved(self, source: Buffer, axes: Axes, order: Axes) -> Kernel:
         """Writes the result from memory that has its axes in some other order."""
         lowering, value = self.lowering, TensorValue(self.position)
-        index = lowering.place(value, [variable(v) for v in axes])
+        index = lowering.address(value, [variable(v) for v in axes])
         load = Load(source.name, row_major(order), source.dtype)
         body = nest(axes, Role.PARALLEL, [Store(lowering.names[value], index, load)])
         reader = reading(lowering, [source.name])

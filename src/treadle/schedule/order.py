@@ -36,7 +36,9 @@ class Order:
 
     def add_bound(self, bound: Bound) -> None:
         direct = self._direct(bound)
-        joined = self._join(bound, direct) if self.fuses and not bound.kernel.is_whole else None
+        joined = (
+            self._join(bound, direct) if self.fuses and not bound.kernel.is_standalone else None
+        )
         is_new = joined is None
         if joined is None:
             joined = len(self.groups)
@@ -94,7 +96,7 @@ class Order:
 
     def _may_join(self, position: int, kernel: Kernel, direct: set[int]) -> bool:
         group = self.groups[position]
-        if group.bound.kernel.is_whole or any(
+        if group.bound.kernel.is_standalone or any(
             self.groups[d].before >> position & 1 for d in direct if d != position
         ):
             return False
@@ -140,7 +142,7 @@ class Order:
             if first.is_gone or second.is_gone or a not in second.direct:
                 continue
             between = (d for d in second.direct if d != a)
-            if first.bound.kernel.is_whole or second.bound.kernel.is_whole:
+            if first.bound.kernel.is_standalone or second.bound.kernel.is_standalone:
                 continue
             if any(self.groups[d].before >> a & 1 for d in between):
                 continue
@@ -222,7 +224,7 @@ class Order:
         last = max(level, default=0)
         for i in reversed(ordered):
             bound = self.groups[i].bound
-            if not self.groups[i].direct or (has_launches and bound.kernel.is_whole):
+            if not self.groups[i].direct or (has_launches and bound.kernel.is_standalone):
                 continue
             made = max(b.nbytes for b in bound.kernel.outputs)
             if not has_launches and (i not in users or made < sizes.moved_bytes):

@@ -63,7 +63,7 @@ def _arg(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
         Set("at", Apply("where", (takes, here_at, at), dtypes.int32)),
         Set("best", Apply("where", (is_first, here, combined), source.dtype)),
     ]
-    loops = [v for v in lowering.walked(node.operands[0], every) if v is not every[axis]]
+    loops = [v for v in lowering.in_memory_order(node.operands[0], every) if v is not every[axis]]
     body: list[Statement] = [
         Let("best", Literal(0, source.dtype)),
         Let("at", Literal(0, dtypes.int32)),
@@ -120,7 +120,7 @@ def _unwindow(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     body = accumulated("add", wide, offsets, reader.lets, element)
     result = widened(Local("acc", wide), source.dtype)
     store = lowering.store(value, list(map(variable, every)), result)
-    loops = nest(lowering.walked(value, every), Role.PARALLEL, [*body, store])
+    loops = nest(lowering.in_memory_order(value, every), Role.PARALLEL, [*body, store])
     return [lowering.kernel(position, reader, [value], loops)]
 
 
@@ -188,7 +188,7 @@ def _scatter_add(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     inside = Apply("and", (_not_less(at, 0), _less(at, attributes.size)), dtypes.bool_)
     held = Guarded(inside, element, Literal(0, wide), wide)
     chosen_at = data("at", attributes.size)
-    target = lowering.place(value, [*own[:axis], chosen_at, *own[axis + chosen :]])
+    target = lowering.address(value, [*own[:axis], chosen_at, *own[axis + chosen :]])
     body: list[Statement] = [
         *reader.lets,
         Let("at", Convert(index, dtypes.int64)),
@@ -198,7 +198,7 @@ def _scatter_add(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     added = nest(every[axis : axis + chosen], Role.SEQUENTIAL, body)
     if lowering.target.is_spmd and attributes.size > 1:
         row = Var("row", attributes.size)
-        cleared = lowering.place(value, [*own[:axis], variable(row), *own[axis + chosen :]])
+        cleared = lowering.address(value, [*own[:axis], variable(row), *own[axis + chosen :]])
         zeros = nest([row], Role.SEQUENTIAL, [Store(sums.name, cleared, Literal(0, wide))])
         whole = nest(free, Role.PARALLEL, [*zeros, *added])
         kernel = lowering.kernel(position, reader, [], whole, "", (sums,))

@@ -29,7 +29,7 @@ from treadle.kernel.nodes import (
 from treadle.kernel.rowsums import RowSums, row_sums_of
 from treadle.kernel.target import Reductions
 from treadle.kernel.traverse import loop_names, rewrite, substituted
-from treadle.schedule.nests import Parts, flat_index, fresh, joined_kernel, with_own_names
+from treadle.schedule.nests import Parts, flat_index, fresh, fused_kernel, with_own_names
 from treadle.schedule.sum_fusion import Sum, renamed_sum, sum_of
 
 F32 = dtypes.float32
@@ -89,7 +89,7 @@ def with_sum(rows: RowSums, first: Kernel, second: Kernel, sizes: Reductions) ->
         (*rows.body, For(column, Role.PARALLEL, inner)),
         (*rows.after, For(column, Role.PARALLEL, tuple(last))),
     )
-    return joined_kernel(first, second, new.statements, tuple(sums.values()))
+    return fused_kernel(first, second, new.statements, tuple(sums.values()))
 
 
 def with_rows(
@@ -102,7 +102,7 @@ def with_rows(
     if not _parts(rows, first, second).separate(rows.body, moved):
         return None
     whole = replace(rows, body=(*rows.body, *moved))
-    return joined_kernel(first, second, whole.statements, second.scratch)
+    return fused_kernel(first, second, whole.statements, second.scratch)
 
 
 def _fits(found: Sum, rows: RowSums, sizes: Reductions) -> bool:

@@ -23,13 +23,13 @@ from treadle.kernel.nodes import (
     Literal,
     Load,
     Local,
+    Matmul,
     Matrix,
-    Multiply,
     Role,
     Statement,
     Store,
+    StridedAxis,
     Value,
-    Walk,
 )
 from treadle.schedule.nests import nest
 
@@ -64,7 +64,7 @@ class Rows:
         return replace(self, index=self.at(row))
 
     def matrix(self, count: int, width: int, column: Index = NOWHERE) -> Matrix:
-        walks = Walk(count, self.stride), Walk(width)
+        walks = StridedAxis(count, self.stride), StridedAxis(width)
         return Matrix(self.buffer.name, self.index + column, *walks)
 
     def cleared(self, row: Var, column: Var, first: Index = NOWHERE) -> tuple[Statement, ...]:
@@ -95,7 +95,7 @@ class Queries:
     @property
     def matrix(self) -> Matrix:
         """Queries as rows, whose elements are strided."""
-        walks = Walk(self.count), Walk(self.width, self.count)
+        walks = StridedAxis(self.count), StridedAxis(self.width, self.count)
         return Matrix(self.copy.name, Index(), *walks)
 
 
@@ -128,26 +128,26 @@ class Scores:
     def by_keys(self) -> Matrix:
         """Keys down and queries across, wherever they lie."""
         if self.keys_are_rows:
-            walks = Walk(self.keys, self.stride), Walk(self.queries)
+            walks = StridedAxis(self.keys, self.stride), StridedAxis(self.queries)
         else:
-            walks = Walk(self.keys), Walk(self.queries, self.stride)
+            walks = StridedAxis(self.keys), StridedAxis(self.queries, self.stride)
         return Matrix(self.buffer.name, self.start, *walks)
 
     # Matmuls: `keys` and `queries` are matrices of rows
 
-    def computed(self, keys: Matrix, queries: Matrix) -> Multiply:
+    def computed(self, keys: Matrix, queries: Matrix) -> Matmul:
         """scores ← keys · queriesᵀ."""
         if self.keys_are_rows:
-            return Multiply(self.by_keys, keys, transposed(queries))
-        return Multiply(transposed(self.by_keys), queries, transposed(keys))
+            return Matmul(self.by_keys, keys, transposed(queries))
+        return Matmul(transposed(self.by_keys), queries, transposed(keys))
 
-    def onto_queries(self, target: Matrix, keys: Matrix, adds: bool = True) -> Multiply:
+    def onto_queries(self, target: Matrix, keys: Matrix, adds: bool = True) -> Matmul:
         """target ← scoresᵀ · keys: values by their weights, or the gradient of queries."""
-        return Multiply(target, transposed(self.by_keys), keys, adds)
+        return Matmul(target, transposed(self.by_keys), keys, adds)
 
-    def onto_keys(self, target: Matrix, queries: Matrix, adds: bool = True) -> Multiply:
+    def onto_keys(self, target: Matrix, queries: Matrix, adds: bool = True) -> Matmul:
         """target ← scores · queries: the gradient of keys or of values."""
-        return Multiply(target, self.by_keys, queries, adds)
+        return Matmul(target, self.by_keys, queries, adds)
 
 
 def statistics(

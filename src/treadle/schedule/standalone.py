@@ -21,12 +21,12 @@ from treadle.kernel.nodes import (
     Let,
     Literal,
     Local,
+    Matmul,
     Matrix,
-    Multiply,
     Role,
     Statement,
     Store,
-    Walk,
+    StridedAxis,
 )
 from treadle.schedule.lower import Lowering
 from treadle.schedule.nests import nest
@@ -66,11 +66,11 @@ class _Standalone:
             target = self.in_rows(sums, c.rows, c.columns)
             finish = [self.site.moved(sums, c.result, order)]
             made, also = [], (sums,)
-        body = nest([self.batch], Role.PARALLEL, [Multiply(target, left, right, bias=bias)])
+        body = nest([self.batch], Role.PARALLEL, [Matmul(target, left, right, bias=bias)])
         read = (left.buffer, right.buffer, *([] if bias is None else [bias]))
         reader = reading(lowering, read)
         kernel = lowering.kernel(self.position, reader, made, body, "", also)
-        return [*self.copies, replace(kernel, is_whole=True), *finish]
+        return [*self.copies, replace(kernel, is_standalone=True), *finish]
 
     def operand(self, i: int, operand: Operand[TensorValue], rows: Axes, columns: Axes) -> Matrix:
         """An operand as a batch of matrices; a copy of it where it does not lie so."""
@@ -88,7 +88,9 @@ class _Standalone:
     def in_rows(self, buffer: Buffer, rows: Axes, columns: Axes) -> Matrix:
         """Matrices that lie one after the other, rows of columns."""
         m, n = size(rows), size(columns)
-        return Matrix(buffer.name, variable(self.batch) * (m * n), Walk(m, n), Walk(n))
+        return Matrix(
+            buffer.name, variable(self.batch) * (m * n), StridedAxis(m, n), StridedAxis(n)
+        )
 
     def matrix(self, buffer: str, index: Index, rows: Axes, columns: Axes) -> Matrix | None:
         """An affine index as a batch of matrices of which one axis is contiguous."""
@@ -103,7 +105,7 @@ class _Standalone:
             return None
         down, across = _filled(down, across, m, n)
         start = variable(self.batch) * batch + index.offset
-        return Matrix(buffer, start, Walk(m, down), Walk(n, across))
+        return Matrix(buffer, start, StridedAxis(m, down), StridedAxis(n, across))
 
 
 def _filled(down: int, across: int, m: int, n: int) -> tuple[int, int]:
@@ -133,6 +135,6 @@ def by_elements(lowering: Lowering, position: int, node: Node) -> Kernel:
     body: list[Statement] = [Let("acc", Literal(0, wide))]
     body += nest([variables[v] for v in c.depth], Role.SEQUENTIAL, [*reader.lets, step])
     order = [variables[v] for v in c.result]
-    at = lowering.place(value, [variable(v) for v in order])
+    at = lowering.address(value, [variable(v) for v in order])
     body.append(Store(lowering.names[value], at, as_dtype(Local("acc", wide), dtype)))
     return lowering.kernel(position, reader, [value], nest(order, Role.PARALLEL, body))

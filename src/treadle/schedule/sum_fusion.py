@@ -10,7 +10,7 @@ from treadle.kernel.access import Access, accesses
 from treadle.kernel.index import Atom, Index, Var, unflatten, variable
 from treadle.kernel.nodes import Accumulate, For, Kernel, Let, Role, Statement, Store
 from treadle.kernel.traverse import peel, substituted
-from treadle.schedule.nests import flat_index, joined_kernel, nest, with_own_names
+from treadle.schedule.nests import flat_index, fused_kernel, nest, with_own_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def with_producer(first: Kernel, second: Kernel, large: int) -> Kernel | None:
     _, body = peel(first.body, Role.PARALLEL)
     producer = substituted(body, dict(zip(variables, indices, strict=True)))
     whole = replace(sum_, inner=(*producer, *sum_.inner))
-    return joined_kernel(first, second, whole.statements)
+    return fused_kernel(first, second, whole.statements)
 
 
 def _elementwise(kernel: Kernel) -> list[Var] | None:
@@ -135,7 +135,7 @@ def fused_sums(first: Kernel, second: Kernel, large: int) -> Kernel | None:
     if not reads <= stored or any(x.buffer in made for x in accesses((*before, *after))):
         return None
     whole = Sum(a.around, (*a.before, *before), a.loops, (*a.inner, *inner), (*a.after, *after))
-    return joined_kernel(first, second, whole.statements)
+    return fused_kernel(first, second, whole.statements)
 
 
 def _element(access: Access) -> tuple[str, frozenset[tuple[Atom, int]], int]:

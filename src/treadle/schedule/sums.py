@@ -81,7 +81,7 @@ def _reduce(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     """In one go, or by parts that the shape fixes: any number of threads gives the same bits."""
     axes, source = attributes_of(node).axes, lowering.graph.type_of(node.operands[0])
     every = axis_vars("i", source.shape)
-    order = lowering.walked(node.operands[0], every)
+    order = lowering.in_memory_order(node.operands[0], every)
     reduced = {every[i] for i in axes}
     summed, others = [v for v in order if v in reduced], [v for v in order if v not in reduced]
     loops = _Loops(every, {v: variable(v) for v in every}, [], summed, others)

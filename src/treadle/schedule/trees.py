@@ -18,10 +18,10 @@ from treadle.kernel.nodes import (
     Accumulate,
     For,
     Let,
-    Library,
+    LibraryCall,
     Literal,
     Local,
-    Multiply,
+    Matmul,
     Role,
     Set,
     Statement,
@@ -62,7 +62,7 @@ class _Blocks:
     sizes: Reductions
 
     def loop(self, loop: For) -> list[Statement]:
-        if not self.sums or loop.role is Role.PARALLEL or _has_products(loop.body):
+        if not self.sums or loop.role is Role.PARALLEL or _has_matmuls(loop.body):
             return [loop]
         extent = loop.var.extent
         if loop.role is Role.VECTOR:
@@ -130,8 +130,8 @@ def _additions(loop: For) -> int:
     return tally([loop], lambda s: isinstance(s, Accumulate), of_loop)
 
 
-def _has_products(body: Sequence[Statement]) -> bool:
-    return any(isinstance(s, (Multiply, Library)) for s in walk(body))
+def _has_matmuls(body: Sequence[Statement]) -> bool:
+    return any(isinstance(s, (Matmul, LibraryCall)) for s in walk(body))
 
 
 def _sums_of(loop: For) -> Sums:

@@ -146,7 +146,7 @@ def spread(run: Run, types: Sequence[TensorType], agree: float = AGREE) -> list[
 
 
 # Programs have numbers of the size of one. What cancels to nothing keeps roundings of them, which
-# no few turns of noise show in full: a thousandth of a rounding of one is always allowed.
+# no few turns of noise show in full: part of a rounding of one is always allowed.
 LEAST = 2.0**-30
 
 

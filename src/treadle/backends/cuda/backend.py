@@ -29,7 +29,7 @@ from treadle.runtime.cuda.profile import ceilings
 from treadle.runtime.cuda.program import CudaProgram
 from treadle.runtime.cuda.values import DeviceMemory
 from treadle.runtime.executable import Ceilings, Executable
-from treadle.schedule.channels import Routine
+from treadle.schedule.channels import LibraryCallKey
 from treadle.schedule.schedule import schedule
 
 
@@ -41,7 +41,7 @@ class CudaToolchain:
     """
 
     is_deterministic: bool = False
-    without: frozenset[Routine] = frozenset()
+    without: frozenset[LibraryCallKey] = frozenset()
     title: str = ""
     damage: tuple[type[Exception], ...] = (LookupError, ValueError, TypeError, RescheduleError)
     languages: tuple[str, ...] = ("cuda",)
@@ -67,7 +67,7 @@ class CudaToolchain:
 
     def compile(self, source: CudaSource) -> CudaCode:
         cubins = compile_parts(source.parts, device().architecture)
-        return CudaCode(source.launches, source.bundles, cubins, without=self.without)
+        return CudaCode(source.launches, source.cooperative, cubins, without=self.without)
 
     def load(self, graph: Graph, built: Built[CudaCode]) -> CudaProgram:
         try:
@@ -81,10 +81,10 @@ class CudaToolchain:
         """The toolchain that knows of a call which a library has not."""
         call = missing.call
         operands = tuple((t.shape, t.dtype) for t in call.operands)
-        routine = (call.name, operands, call.numbers)
-        if routine in self.without:
+        library_call = (call.name, operands, call.numbers)
+        if library_call in self.without:
             return missing  # it was scheduled all the same: once more would not end
-        return RescheduleError(replace(self, without=self.without | {routine}))
+        return RescheduleError(replace(self, without=self.without | {library_call}))
 
     def pack(self, code: CudaCode, program: CudaProgram) -> dict[str, bytes]:
         """With the algorithms that loading chose."""

@@ -8,15 +8,15 @@ from typing import Any
 
 from treadle.backends.stored import packed_objects, unpacked_objects
 from treadle.kernel.launch import (
-    bundles_from_json,
-    bundles_to_json,
+    cooperative_from_json,
+    cooperative_to_json,
     launches_from_json,
     launches_to_json,
 )
 from treadle.kernel.plan import Plan
 from treadle.runtime.cuda.code import CudaCode
 from treadle.runtime.cuda.compiler import is_cubin
-from treadle.schedule.channels import Routine
+from treadle.schedule.channels import LibraryCallKey
 
 WORDS = 8  # of an algorithm, as cuBLASLt describes it
 _PLAN = "routine "  # begins the names of a library's plans
@@ -26,7 +26,7 @@ def packed_code(code: CudaCode) -> dict[str, bytes]:
     return {
         **packed_objects(code.cubins),
         "launches": launches_to_json(code.launches).encode(),
-        "bundles": bundles_to_json(code.bundles).encode(),
+        "bundles": cooperative_to_json(code.cooperative).encode(),
         "algorithms": json.dumps(code.algorithms).encode(),
         "without": json.dumps(sorted(code.without)).encode(),
         **{f"{_PLAN}{entry}": plan for entry, plan in code.library_plans.items()},
@@ -37,18 +37,18 @@ def unpacked_code(parts: Mapping[str, bytes], plan: Plan) -> CudaCode | None:
     """What was packed; None, or an error of reading, for anything else."""
     found = CudaCode(
         launches_from_json(parts["launches"].decode()),
-        bundles_from_json(parts["bundles"].decode()),
+        cooperative_from_json(parts["bundles"].decode()),
         unpacked_objects(parts),
         {str(k): [int(w) for w in v] for k, v in json.loads(parts["algorithms"]).items()},
         {int(n.removeprefix(_PLAN)): d for n, d in parts.items() if n.startswith(_PLAN)},
-        frozenset(map(routine_from_json, json.loads(parts["without"]))),
+        frozenset(map(call_key_from_json, json.loads(parts["without"]))),
     )
     is_whole = len(found.launches) == len(plan.entries) and all(map(is_cubin, found.cubins))
     has_words = all(len(words) == WORDS for words in found.algorithms.values())
     return found if is_whole and has_words else None
 
 
-def routine_from_json(found: Any) -> Routine:
+def call_key_from_json(found: Any) -> LibraryCallKey:
     name, operands, numbers = found
     shapes = tuple((tuple(int(n) for n in shape), str(dtype)) for shape, dtype in operands)
     return str(name), shapes, tuple((str(n), float(x)) for n, x in numbers)

@@ -9,9 +9,9 @@ from treadle.codegen.cuda.prelude import PRELUDE
 from treadle.codegen.cuda.render import Writer
 from treadle.codegen.cuda.scatter import scatter_lines
 from treadle.codegen.cuda.tiles import tiled_lines
-from treadle.kernel.calls import call_of, product_of
+from treadle.kernel.calls import call_of, matmul_call_of
 from treadle.kernel.geometry import Scattered, Tiled
-from treadle.kernel.launch import Bundle, Launch
+from treadle.kernel.launch import CooperativeLaunch, Launch
 from treadle.kernel.mapped import blocks_of, geometry_of, shared_bytes
 from treadle.kernel.nodes import (
     Kernel,
@@ -25,7 +25,7 @@ class CudaSource:
 
     parts: tuple[str, ...]
     launches: tuple[Launch, ...]
-    bundles: tuple[Bundle, ...] = ()
+    cooperative: tuple[CooperativeLaunch, ...] = ()
 
 
 def render_program(program: Program, per_part: int = 24) -> CudaSource:
@@ -35,11 +35,11 @@ def render_program(program: Program, per_part: int = 24) -> CudaSource:
     launches = list[Launch]()
     texts: list[str] = []
     for i, kernel in enumerate(kernels):
-        symbol, product, called = f"kernel_{i}", product_of(kernel), call_of(kernel)
+        symbol, matmul, called = f"kernel_{i}", matmul_call_of(kernel), call_of(kernel)
         if called is not None:
-            launches.append(Launch(symbol, 0, 0, routine=called))
-        elif product is not None:
-            launches.append(Launch(symbol, 0, 0, product=product))
+            launches.append(Launch(symbol, 0, 0, library_call=called))
+        elif matmul is not None:
+            launches.append(Launch(symbol, 0, 0, matmul=matmul))
         elif geometry_of(kernel).is_cooperative:
             lines[i] = lines_of(kernel)
             launches.append(Launch(symbol, 0, 0))
@@ -67,6 +67,6 @@ def lines_of(kernel: Kernel) -> list[str]:
 
 def render_kernel(kernel: Kernel) -> str:
     """One kernel's source, with what it calls."""
-    if call_of(kernel) is not None or product_of(kernel) is not None:
+    if call_of(kernel) is not None or matmul_call_of(kernel) is not None:
         return f"// {kernel.name} is a library's"
     return "\n".join([PRELUDE, function(kernel, kernel.name, lines_of(kernel))])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from treadle.codegen.cuda import scalars
-from treadle.kernel.launch import Bundle
+from treadle.kernel.launch import CooperativeLaunch
 from treadle.kernel.mapped import blocks_of, geometry_of
 from treadle.kernel.nodes import Kernel
 
@@ -41,7 +41,9 @@ def part(kernel: Kernel, symbol: str, body: Sequence[str]) -> str:
     return "\n".join([*head, *body, "}"])
 
 
-def cooperative(run: Bundle, kernels: Sequence[Kernel], lines: Mapping[int, Sequence[str]]) -> str:
+def cooperative(
+    run: CooperativeLaunch, kernels: Sequence[Kernel], lines: Mapping[int, Sequence[str]]
+) -> str:
     """Phases as one function: every block takes blocks of a phase in turn, then all synchronize."""
     symbol = run.symbol
     entries = dict.fromkeys(i for phase in run.phases for i, _ in phase)

@@ -36,9 +36,9 @@ from treadle.kernel.nodes import (
     For,
     Kernel,
     Let,
-    Library,
+    LibraryCall,
     Literal,
-    Multiply,
+    Matmul,
     Role,
     Set,
     Space,
@@ -292,7 +292,7 @@ class Writer(Lanes):
                 self.thread(statement)
             case Barrier(scope):
                 self.add("__syncwarp();" if scope is Role.SUBGROUP else "__syncthreads();")
-            case Multiply() | Library():
+            case Matmul() | LibraryCall():
                 raise AssertionError("matmuls are kernels of their own")
             case _:
                 assert_never(statement)
@@ -354,9 +354,9 @@ class Writer(Lanes):
         self, q: str, start: str, count: int, step: int, loops: Sequence[Var]
     ) -> Iterator[None]:
         """The few packs of a thread one after the other, so that registers have their numbers."""
-        k, turns = self.at_pack, -(-count // step)
+        k, packs = self.at_pack, -(-count // step)
         self.add("#pragma unroll")
-        with self.block(f"for (int {k} = 0; {k} < {turns}; ++{k})"):
+        with self.block(f"for (int {k} = 0; {k} < {packs}; ++{k})"):
             self.add(f"const int {q} = {start} + {k} * {step};")
             if count % step:
                 with self.decoded_block(f"if ({q} < {count})", q, loops):
@@ -427,7 +427,7 @@ class Writer(Lanes):
                 self.store(buffer, index, value, guard)
             case Update(buffer, index, value):
                 self.update(buffer, index, value)
-            case Multiply() | Library() | Barrier():
+            case Matmul() | LibraryCall() | Barrier():
                 raise AssertionError(f"{statement} is no thread's")
             case _:
                 assert_never(statement)

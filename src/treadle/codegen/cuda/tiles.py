@@ -46,7 +46,7 @@ class _Panel:
         self.count, self.whole = (math.prod(v.extent for v in vs) for vs in (loops, w.tile.depth))
         self.filled = min(self.depth, self.whole)  # elements along the depth that there are
         self.packs = panel.length * self.filled // panel.lanes
-        self.turns = -(-self.packs // w.geometry.threads)  # copies of each thread
+        self.iterations = -(-self.packs // w.geometry.threads)  # copies of each thread
 
     def _each(self, begin: int, count: int) -> AbstractContextManager[None]:
         """A fixed number of copies, written out: loads of all of them are on their way at once."""
@@ -169,16 +169,16 @@ class _Contraction(Writer):
     def _part(self) -> None:
         """A part of the depth: into shared memory, then each thread's share of it."""
         tile = self.tile
-        if tile.is_whole:
+        if tile.is_standalone:
             for panel in self.panels:
-                panel.load(0, panel.turns)
+                panel.load(0, panel.iterations)
             for panel in self.panels:
-                panel.store(0, panel.turns)
+                panel.store(0, panel.iterations)
         else:
             for panel in self.panels:
                 most = panel.panel.batch
-                for begin in range(0, panel.turns, most):
-                    count = min(most, panel.turns - begin)
+                for begin in range(0, panel.iterations, most):
+                    count = min(most, panel.iterations - begin)
                     panel.load(begin, count)
                     panel.store(begin, count)
         for panel in self.panels:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from treadle.codegen.cuda import driver as cuda
 from treadle.codegen.cuda.driver import CudaSource
 from treadle.kernel.mapped import geometry_of
-from treadle.kernel.nodes import Kernel, library_call
+from treadle.kernel.nodes import Kernel, library_call_of
 from treadle.kernel.program import Program
 
 HEAD = r"""
@@ -93,7 +93,7 @@ SPELLING = [
 def render_program(program: Program) -> CudaSource:
     """The text of a program and its launches, numbered as `Program.distinct` numbers kernels."""
     source = cuda.render_program(program)
-    own = [k for k in program.distinct() if library_call(k) is None]
+    own = [k for k in program.distinct() if library_call_of(k) is None]
     warps = {geometry_of(k).warp for k in own if k.geometry is not None}
     assert len(warps) <= 1, f"warps of one device differ: {sorted(warps)}"
     warp = warps.pop() if warps else 64

@@ -9,7 +9,7 @@ from treadle.codegen.llvm.emitter import Function, Reg, number
 from treadle.codegen.llvm.module import Module
 from treadle.codegen.llvm.multiply import Tile
 from treadle.kernel.cost import LINE
-from treadle.kernel.nodes import Multiply, Walk
+from treadle.kernel.nodes import Matmul, StridedAxis
 
 
 def even_tiles(rows: int, most: int) -> list[tuple[int, int, int]]:
@@ -52,13 +52,11 @@ class MatmulWriter:
         self.bytes = 8 if element == "double" else 4
         self.width = max(1, module.width * 4 // self.bytes)
 
-    def write(
-        self, matmul: Multiply, starts: Sequence[Reg], apart: int = 0, count: int = 1
-    ) -> None:
+    def write(self, matmul: Matmul, starts: Sequence[Reg], apart: int = 0, count: int = 1) -> None:
         """`count` such matmuls follow each other, with right matrices `apart` elements apart."""
         target, left, right = starts
         step = apart * self.bytes
-        self.next = step if step * count > self.machine.near_bytes else 0
+        self.next = step if step * count > self.machine.cached_bytes else 0
         columns, vectors = matmul.target.columns.count, self.machine.tile_vectors
         if not matmul.left.columns.count:
             raise AssertionError("a matmul without depth is a fill")
@@ -74,7 +72,7 @@ class MatmulWriter:
 
             self._repeat(panel.count, one)
 
-    def _rows(self, matmul: Multiply, panel: Panel, target: Reg, left: Reg, right: Reg) -> None:
+    def _rows(self, matmul: Matmul, panel: Panel, target: Reg, left: Reg, right: Reg) -> None:
         rows = matmul.left.rows
         step = matmul.target.rows.stride * self.bytes
         for first, tiles, height in even_tiles(rows.count, self.machine.tile_rows):
@@ -87,7 +85,7 @@ class MatmulWriter:
                 continue
             part = rows.part(first, height)
 
-            def one(number_: Reg | None, part: Walk = part, first: int = first) -> None:
+            def one(number_: Reg | None, part: StridedAxis = part, first: int = first) -> None:
                 stride = rows.stride * self.bytes
                 source = self._at(left, number_, part.count * stride, first * stride)
                 into = self._at(target, number_, part.count * step, first * step)
@@ -96,7 +94,7 @@ class MatmulWriter:
 
             self._repeat(tiles, one)
 
-    def _ahead(self, matmul: Multiply, first: int, tile: Reg | None, right: Reg) -> tuple[int, Reg]:
+    def _ahead(self, matmul: Matmul, first: int, tile: Reg | None, right: Reg) -> tuple[int, Reg]:
         """How many lines of the next right matrix a tile fetches at a time, and from where on.
 
         The tiles of a matrix fetch all of the next one: its first tile would wait for memory.
@@ -114,8 +112,8 @@ class MatmulWriter:
 
     def _call(
         self,
-        matmul: Multiply,
-        rows: Walk,
+        matmul: Matmul,
+        rows: StridedAxis,
         panel: Panel,
         target: Reg,
         left: Reg,
@@ -143,7 +141,7 @@ class MatmulWriter:
         arguments = ", ".join(map(str, (left, right, target, row, *steps, depth, lanes, ahead[1])))
         self.f.do(f"call void @{name}({arguments})")
 
-    def _step(self, axis: Walk) -> Reg:
+    def _step(self, axis: StridedAxis) -> Reg:
         if axis.listed:
             offsets = tuple(p * self.bytes for p in axis.listed)
             return Reg("ptr", f"@{self.module.table(offsets)}")

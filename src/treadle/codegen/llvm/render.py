@@ -45,11 +45,11 @@ from treadle.kernel.nodes import (
     Guarded,
     Kernel,
     Let,
-    Library,
+    LibraryCall,
     Literal,
     Load,
     Local,
-    Multiply,
+    Matmul,
     Position,
     Role,
     Set,
@@ -130,11 +130,11 @@ class _Writer(Addresses):
                 self.store(buffer, index, value, guard)
             case Update(buffer, index, value):
                 self.update(buffer, index, value)
-            case Multiply():
+            case Matmul():
                 self.multiply(statement)
             case Barrier():
                 pass  # one thread runs all iterations in order: it waits for nobody
-            case Library(name):
+            case LibraryCall(name):
                 raise AssertionError(f"there is no library for {name} here")
             case _:
                 assert_never(statement)
@@ -142,7 +142,7 @@ class _Writer(Addresses):
     def _at(self, buffer: str, index: Index) -> Reg:
         return self._address(buffer, self.index(index), self.types[buffer])
 
-    def multiply(self, matmul: Multiply) -> None:
+    def multiply(self, matmul: Matmul) -> None:
         dtype = self.types[matmul.target.buffer]
         starts = [self._address(m.buffer, self.index(m.index), dtype) for m in matmul.matrices]
         writer = MatmulWriter(self.f, self.module, register_element(dtype))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from treadle.kernel.launch import LibraryCall
+from treadle.kernel.launch import LibraryLaunch
 from treadle.runtime.cuda.dnn import DnnCall, empty_graph, operands_of, set_results
 
 # Names of the operands, in the order of the composites.
@@ -10,7 +10,7 @@ FORWARD = ("q", "k", "v")
 BACKWARD = ("dO", "o", "stats", "q", "k", "v")
 
 
-def planned_attention(call: LibraryCall, is_deterministic: bool) -> DnnCall:
+def planned_attention(call: LibraryLaunch, is_deterministic: bool) -> DnnCall:
     """One shape of attention with the plan that cuDNN likes best."""
     import cudnn
 

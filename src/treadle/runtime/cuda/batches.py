@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from treadle.kernel.launch import Launch, MatrixFacts, Product
+from treadle.kernel.launch import Launch, MatmulCall, MatrixFacts
 from treadle.kernel.plan import Plan, PlannedPhase, PlannedStep
 from treadle.runtime.cuda.blas import Matmul, itemsize, noise, timed
 from treadle.runtime.cuda.device import Block
@@ -24,12 +24,12 @@ def in_order(rows: Iterable[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: row[-1])
 
 
-def runs_of(product: Product, rows: Sequence[Row]) -> list[list[Row]]:
+def runs_of(matmul: MatmulCall, rows: Sequence[Row]) -> list[list[Row]]:
     """Calls by where they write, cut wherever the distance between matrices changes."""
     found: list[list[Row]] = []
     steps: tuple[int, int, int] | None = None
     for row in in_order(rows):
-        step = steps_between(product, found[-1][-1], row) if found else None
+        step = steps_between(matmul, found[-1][-1], row) if found else None
         is_next = step is not None and (len(found[-1]) == 1 or step == steps)
         if is_next:
             found[-1].append(row)
@@ -39,41 +39,41 @@ def runs_of(product: Product, rows: Sequence[Row]) -> list[list[Row]]:
     return found
 
 
-def steps_between(product: Product, first: Row, second: Row) -> tuple[int, int, int] | None:
+def steps_between(matmul: MatmulCall, first: Row, second: Row) -> tuple[int, int, int] | None:
     """Bytes from the matrices of a call to those of another: target, left and right.
 
     None where some go backwards, as not every kernel of a library can.
     """
-    pairs = zip(matrices(product, first)[:3], matrices(product, second)[:3], strict=True)
+    pairs = zip(matrices(matmul, first)[:3], matrices(matmul, second)[:3], strict=True)
     target, left, right = (b - a for a, b in pairs)
-    facts = product.target, product.left, product.right
+    facts = matmul.target, matmul.left, matmul.right
     sizes = [itemsize(f.dtype) for f in facts]
     is_whole = not any(s % n for s, n in zip((target, left, right), sizes, strict=True))
     return (target, left, right) if is_whole and target > 0 and min(left, right) >= 0 else None
 
 
-def batch_of(product: Product, count: int, steps: tuple[int, int, int]) -> Product:
+def batch_of(matmul: MatmulCall, count: int, steps: tuple[int, int, int]) -> MatmulCall:
     """Several calls as one batched matmul."""
 
     def moved(facts: MatrixFacts, step: int) -> MatrixFacts:
         return replace(facts, batch=step // itemsize(facts.dtype))
 
-    facts = product.target, product.left, product.right
+    facts = matmul.target, matmul.left, matmul.right
     target, left, right = (moved(f, s) for f, s in zip(facts, steps, strict=True))
-    return replace(product, batch=count, target=target, left=left, right=right)
+    return replace(matmul, batch=count, target=target, left=left, right=right)
 
 
-def matrices(product: Product, addresses: Sequence[int]) -> tuple[int, int, int, int]:
+def matrices(matmul: MatmulCall, addresses: Sequence[int]) -> tuple[int, int, int, int]:
     """Target, left, right and bias among a call's arguments: left first, then right, the bias."""
-    if product.bias < 0:
+    if matmul.bias < 0:
         return addresses[-1], addresses[0], addresses[-2], 0
-    right = addresses[min(1, product.bias - 1)]
-    return addresses[-1], addresses[0], right, addresses[product.bias]
+    right = addresses[min(1, matmul.bias - 1)]
+    return addresses[-1], addresses[0], right, addresses[matmul.bias]
 
 
-def batch_in(entry: int, product: Product, run: Sequence[Row]) -> Batch:
+def batch_in(entry: int, matmul: MatmulCall, run: Sequence[Row]) -> Batch:
     """A run of several calls as what tells batches apart."""
-    steps = steps_between(product, run[0], run[1])
+    steps = steps_between(matmul, run[0], run[1])
     assert steps is not None
     return entry, len(run), steps
 
@@ -88,12 +88,12 @@ def batches_in(plan: Plan, launches: Sequence[Launch]) -> dict[Batch, list[Row]]
             if min(found_at, default=-1) >= 0:
                 offsets.setdefault(call.entry, []).append(found_at)
         for entry, rows in offsets.items():
-            product = launches[entry].product
-            if product is None or launches[entry].block or product.batch > 1 or product.bias >= 0:
+            matmul = launches[entry].matmul
+            if matmul is None or launches[entry].block or matmul.batch > 1 or matmul.bias >= 0:
                 continue
-            for run in runs_of(product, rows):
+            for run in runs_of(matmul, rows):
                 if len(run) > 1:
-                    found.setdefault(batch_in(entry, product, run), run)
+                    found.setdefault(batch_in(entry, matmul, run), run)
     return found
 
 
@@ -104,7 +104,7 @@ def _phases(steps: Sequence[PlannedStep]) -> Iterator[PlannedPhase]:
 def chosen_batches(
     plan: Plan,
     launches: Sequence[Launch],
-    products: Mapping[int, Matmul],
+    matmuls: Mapping[int, Matmul],
     algorithms: dict[str, list[int]],
     arena: Block,
 ) -> dict[Batch, Matmul]:
@@ -116,14 +116,14 @@ def chosen_batches(
     is_filled = False
     for batch, run in batches_in(plan, launches).items():
         _, count, steps = batch
-        single = products[batch[0]]
-        matmul = Matmul(batch_of(single.product, count, steps))
-        key = f"batch of {count}, {[bool(s) for s in steps]}: {single.product}"
+        single = matmuls[batch[0]]
+        matmul = Matmul(batch_of(single.matmul, count, steps))
+        key = f"batch of {count}, {[bool(s) for s in steps]}: {single.matmul}"
         if key not in algorithms:
             if not is_filled:
                 arena.fill(noise())
                 is_filled = True
-            addresses = [matrices(single.product, [arena.address + o for o in row]) for row in run]
+            addresses = [matrices(single.matmul, [arena.address + o for o in row]) for row in run]
             matmul.choose(*addresses[0])
             # One by one as they would run, each on its own memory.
             batched, apart = timed([(matmul, addresses[0])], [(single, p) for p in addresses])

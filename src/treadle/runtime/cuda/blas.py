@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base.errors import DeviceError
-from treadle.kernel.launch import MatrixFacts, Product
+from treadle.kernel.launch import MatmulCall, MatrixFacts
 from treadle.kernel.target import GPU
 from treadle.runtime.cuda.device import INSTALL, Block, Event, device
 
@@ -26,7 +26,7 @@ NOISE = 8 << 20  # bytes
 
 _TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
 _COMPUTE = {"float64": 70}  # otherwise 68: sums of float32
-_TRANSPOSE_A, _TRANSPOSE_B = 3, 4  # attributes of a product
+_TRANSPOSE_A, _TRANSPOSE_B = 3, 4  # attributes of a matmul
 _EPILOGUE, _BIAS_ADDRESS, _BIAS = 7, 8, 4
 _BATCH, _STRIDE = 5, 6  # attributes of a matrix
 _MOST_WORKSPACE = 1  # attribute of a preference
@@ -115,7 +115,7 @@ class _Descriptors:
     def new(self, kind: str, *facts: Any) -> ctypes.c_void_p:
         lt, found = library(), ctypes.c_void_p()
         create, destroy = (getattr(lt, f"cublasLt{kind}{verb}") for verb in ("Create", "Destroy"))
-        _checked(create(ctypes.byref(found), *facts), "product")
+        _checked(create(ctypes.byref(found), *facts), "matmul")
         self._made.append((destroy, found))
         return found
 
@@ -127,20 +127,20 @@ class _Descriptors:
 class Matmul:
     """One shape of a matmul, ready to be run on any addresses."""
 
-    def __init__(self, product: Product):
-        self.product, self._descriptors = product, _Descriptors()
+    def __init__(self, matmul: MatmulCall):
+        self.matmul, self._descriptors = matmul, _Descriptors()
         workspace()  # as the handle: made now, since the first run may be captured
         _handle()
-        m, n, k = product.m, product.n, product.k
-        target = _side(product.target, m, n)
-        left, right = _side(product.left, m, k), _side(product.right, k, n)
+        m, n, k = matmul.m, matmul.n, matmul.k
+        target = _side(matmul.target, m, n)
+        left, right = _side(matmul.left, m, k), _side(matmul.right, k, n)
         # A target whose rows are contiguous is computed transposed: right before left.
         self.is_swapped = target.is_transposed
         first, second = (right, left) if self.is_swapped else (left, right)
-        facts = (product.right, product.left) if self.is_swapped else (product.left, product.right)
+        facts = (matmul.right, matmul.left) if self.is_swapped else (matmul.left, matmul.right)
         transposed = [s.is_transposed != self.is_swapped for s in (first, second)]
-        compute = _COMPUTE.get(product.left.dtype, 68)
-        scale = 1 if product.left.dtype == "float64" else 0
+        compute = _COMPUTE.get(matmul.left.dtype, 68)
+        scale = 1 if matmul.left.dtype == "float64" else 0
         lt, self._handle = library(), self._descriptors.new("MatmulDesc", compute, scale)
         for attribute, flag in zip((_TRANSPOSE_A, _TRANSPOSE_B), transposed, strict=True):
             self._set(
@@ -149,21 +149,21 @@ class Matmul:
                 attribute,
                 ctypes.c_int32(int(flag)),
             )
-        if product.bias >= 0:
+        if matmul.bias >= 0:
             assert self.is_swapped, "a bias is of contiguous columns"
             self._set(
                 lt.cublasLtMatmulDescSetAttribute, self._handle, _EPILOGUE, ctypes.c_uint32(_BIAS)
             )
         self._a = self._layout(first, facts[0])
         self._b = self._layout(second, facts[1])
-        self._d = self._layout(target, product.target)
+        self._d = self._layout(target, matmul.target)
         number = ctypes.c_double if scale else ctypes.c_float
-        self._one, self._kept = number(1.0), number(float(product.adds))
+        self._one, self._kept = number(1.0), number(float(matmul.adds))
         self.algorithm: ctypes.Array[ctypes.c_uint64] | None = None
 
     def _set(self, setter: Any, target: Any, attribute: int, value: Any) -> None:
         code = setter(target, attribute, ctypes.byref(value), ctypes.sizeof(value))
-        _checked(code, "product")
+        _checked(code, "matmul")
 
     def _layout(self, side: _Side, facts: MatrixFacts) -> ctypes.c_void_p:
         found = self._descriptors.new(
@@ -173,9 +173,9 @@ class Matmul:
             ctypes.c_uint64(side.columns),
             ctypes.c_int64(side.step),
         )
-        if self.product.batch > 1:
+        if self.matmul.batch > 1:
             setter = library().cublasLtMatrixLayoutSetAttribute
-            self._set(setter, found, _BATCH, ctypes.c_int32(self.product.batch))
+            self._set(setter, found, _BATCH, ctypes.c_int32(self.matmul.batch))
             self._set(setter, found, _STRIDE, ctypes.c_int64(facts.batch))
         return found
 
@@ -189,7 +189,7 @@ class Matmul:
         stream: Any = None,
     ) -> int:
         """Put the matmul into a stream, or the usual one; addresses are those of the buffers."""
-        p = self.product
+        p = self.matmul
         if p.bias >= 0:
             self._set(
                 library().cublasLtMatmulDescSetAttribute,
@@ -216,7 +216,7 @@ class Matmul:
     def candidates(self) -> list[Any]:
         """Algorithms that the library thinks are fast, its best first."""
         lt, preference = library(), ctypes.c_void_p()
-        _checked(lt.cublasLtMatmulPreferenceCreate(ctypes.byref(preference)), "product")
+        _checked(lt.cublasLtMatmulPreferenceCreate(ctypes.byref(preference)), "matmul")
         self._set(
             lt.cublasLtMatmulPreferenceSetAttribute,
             preference,
@@ -229,7 +229,7 @@ class Matmul:
             CANDIDATES, found, ctypes.byref(count),
         )  # fmt: skip
         lt.cublasLtMatmulPreferenceDestroy(preference)
-        _checked(code, f"product {self.product}")
+        _checked(code, f"matmul {self.matmul}")
         return [found[i].algorithm for i in range(count.value)]
 
     def take_first(self, target: int, left: int, right: int, bias: int = 0) -> None:
@@ -237,7 +237,7 @@ class Matmul:
         every = self.candidates()
         able = next((a for a in every if not self.run(target, left, right, bias, a)), None)
         if able is None:
-            raise DeviceError("product", f"cuBLASLt has no algorithm for {self.product}")
+            raise DeviceError("matmul", f"cuBLASLt has no algorithm for {self.matmul}")
         self.use(list(able))
 
     def choose(self, target: int, left: int, right: int, bias: int = 0) -> None:
@@ -260,7 +260,7 @@ class Matmul:
             able += [a for a in every[FEW:] if not self.run(*addresses, a)]
         repeats = 1 if is_long else REPEATS
         if not able:
-            raise DeviceError("product", f"cuBLASLt has no algorithm for {self.product}")
+            raise DeviceError("matmul", f"cuBLASLt has no algorithm for {self.matmul}")
         best = sorted(able, key=lambda a: timed(a, min(2, repeats)))[:FINALISTS]
         times = [[timed(a, repeats) for a in best] for _ in range(ROUNDS)]
         totals = [sorted(t)[ROUNDS // 2] for t in zip(*times, strict=True)]
@@ -280,7 +280,7 @@ Placed = tuple["Matmul", tuple[int, int, int, int]]  # and addresses: target, le
 
 
 def timed(*turns: list[Placed]) -> list[float]:
-    """Milliseconds of each of some lists of products, which take turns.
+    """Milliseconds of each of some lists of matmuls, which take turns.
 
     The first list keeps the device busy ahead of them, so that it never waits for Python.
     """
@@ -289,16 +289,16 @@ def timed(*turns: list[Placed]) -> list[float]:
     for _ in range(ROUNDS):
         _run_all(turns[0] * REPEATS)
         events[0].record()
-        for products, event in zip(turns, events[1:], strict=True):
-            _run_all(products)
+        for matmuls, event in zip(turns, events[1:], strict=True):
+            _run_all(matmuls)
             event.record()
         events[-1].wait()
         times.append([b.milliseconds_since(a) for a, b in pairwise(events)])
     return [min(t) for t in zip(*times, strict=True)]
 
 
-def _run_all(products: Sequence[Placed]) -> None:
-    for matmul, addresses in products:
+def _run_all(matmuls: Sequence[Placed]) -> None:
+    for matmul, addresses in matmuls:
         matmul.run(*addresses)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from treadle.kernel.launch import Bundle, Launch
+from treadle.kernel.launch import CooperativeLaunch, Launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class CudaCode:
     """Launches by entry, machine code, and what was chosen of the libraries."""
 
     launches: tuple[Launch, ...]
-    bundles: tuple[Bundle, ...]
+    cooperative: tuple[CooperativeLaunch, ...]
     cubins: tuple[bytes, ...]
     algorithms: Mapping[str, list[int]] = field(default_factory=dict)  # of cuBLASLt, by matmul
     library_plans: Mapping[int, bytes] = field(default_factory=dict)  # of cuDNN, by entry

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from treadle.kernel.launch import LibraryCall
+from treadle.kernel.launch import LibraryLaunch
 from treadle.kernel.target import GPU
 from treadle.runtime.cuda.device import Block, Event, device
 from treadle.runtime.cuda.dnn import DnnCall, empty_graph, operands_of, set_results
@@ -27,13 +27,13 @@ _BUILDERS = {"conv": "conv_fprop", "conv_grad_x": "conv_dgrad", "conv_grad_w": "
 class NoLibraryCallError(Exception):
     """A library has no plan for a call."""
 
-    def __init__(self, call: LibraryCall, cause: str):
+    def __init__(self, call: LibraryLaunch, cause: str):
         super().__init__(f"{call.name}: {cause}")
         self.call = call
 
 
 def planned_convolution(
-    call: LibraryCall, is_deterministic: bool, memory: Callable[[], Sequence[int]]
+    call: LibraryLaunch, is_deterministic: bool, memory: Callable[[], Sequence[int]]
 ) -> DnnCall:
     """One convolution with the fastest of the first plans, timed on memory for its buffers.
 
@@ -65,7 +65,7 @@ def planned_convolution(
     return DnnCall(call, graph)
 
 
-def _described(call: LibraryCall, is_deterministic: bool) -> Any:
+def _described(call: LibraryLaunch, is_deterministic: bool) -> Any:
     import cudnn
 
     graph = empty_graph(call)

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from treadle.kernel.launch import LibraryCall, Tensor
+from treadle.kernel.launch import LibraryLaunch, Tensor
 
 
 @functools.cache
@@ -46,7 +46,7 @@ def data_types() -> dict[str, Any]:
     return {"bfloat16": types.BFLOAT16, "float16": types.HALF, "float32": types.FLOAT}
 
 
-def empty_graph(call: LibraryCall) -> Any:
+def empty_graph(call: LibraryLaunch) -> Any:
     """What a call is described in: it reads the first operand's dtype and sums in float32."""
     import cudnn
 
@@ -58,7 +58,7 @@ def empty_graph(call: LibraryCall) -> Any:
     )
 
 
-def operands_of(graph: Any, call: LibraryCall, names: Sequence[str]) -> dict[str, Any]:
+def operands_of(graph: Any, call: LibraryLaunch, names: Sequence[str]) -> dict[str, Any]:
     """The graph's tensors for operands; numbered, as a plan that is stored has no names."""
     found = {}
     for i, (name, tensor) in enumerate(zip(names, call.operands, strict=True)):
@@ -69,7 +69,7 @@ def operands_of(graph: Any, call: LibraryCall, names: Sequence[str]) -> dict[str
     return found
 
 
-def set_results(call: LibraryCall, results: Sequence[Any]) -> None:
+def set_results(call: LibraryLaunch, results: Sequence[Any]) -> None:
     """Where a call's results lie; their numbers follow those of the operands."""
     for i, (result, tensor) in enumerate(zip(results, call.results, strict=True)):
         dims, steps = _dims(tensor)
@@ -80,7 +80,7 @@ def set_results(call: LibraryCall, results: Sequence[Any]) -> None:
 class DnnCall:
     """A call with its plan, ready to be run on any addresses."""
 
-    def __init__(self, call: LibraryCall, graph: Any):
+    def __init__(self, call: LibraryLaunch, graph: Any):
         self.call, self.graph = call, graph
         self.workspace = int(graph.get_workspace_size())
 
@@ -106,7 +106,7 @@ class DnnCall:
             return b""
 
 
-def unpacked(call: LibraryCall, plan: bytes) -> DnnCall | None:
+def unpacked(call: LibraryLaunch, plan: bytes) -> DnnCall | None:
     """The call with a plan that was packed: 0.1 s where describing and planning take seconds."""
     graph = empty_graph(call)
     try:

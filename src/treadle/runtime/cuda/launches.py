@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from treadle.base.errors import DeviceError
-from treadle.kernel.launch import Bundle, Launch
+from treadle.kernel.launch import CooperativeLaunch, Launch
 from treadle.kernel.plan import Plan, PlannedCall, PlannedPhase, PlannedStep
 from treadle.runtime.cuda.batches import Batch, batch_in, matrices, runs_of
 from treadle.runtime.cuda.blas import Matmul
@@ -33,7 +33,10 @@ class Code:
     """
 
     def __init__(
-        self, cubins: Sequence[bytes], launches: Sequence[Launch], bundles: Sequence[Bundle] = ()
+        self,
+        cubins: Sequence[bytes],
+        launches: Sequence[Launch],
+        cooperative: Sequence[CooperativeLaunch] = (),
     ):
         self.device = device()
         self.graphs: list[Any] = []
@@ -42,12 +45,12 @@ class Code:
         for cubin in cubins:
             self.modules.append(checked(self.device.driver.cuModuleLoadData(cubin), "load"))
         self.functions: dict[str, Any] = {}
-        every: list[Launch | Bundle] = [*launches, *bundles]
+        every: list[Launch | CooperativeLaunch] = [*launches, *cooperative]
         for launch in every:
             if launch.block:
                 self.functions[launch.symbol] = self._function(launch)
 
-    def _function(self, launch: Launch | Bundle) -> Any:
+    def _function(self, launch: Launch | CooperativeLaunch) -> Any:
         driver = device().driver
         for module in self.modules:
             found = driver.cuModuleGetFunction(module, launch.symbol.encode())
@@ -62,7 +65,7 @@ class Code:
             checked(driver.cuFuncSetAttribute(function, kind, launch.shared), "load")
         return function
 
-    def _check_shared(self, launch: Launch | Bundle, function: Any) -> None:
+    def _check_shared(self, launch: Launch | CooperativeLaunch, function: Any) -> None:
         """A kernel that needs more shared memory than a block may have is refused by name."""
         driver, here = self.device.driver, self.device
         kind = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
@@ -109,10 +112,10 @@ class Runner:
         matmuls: Mapping[int, Matmul],
         library_calls: Mapping[int, DnnCall],
         batches: Mapping[Batch, Matmul],
-        bundles: Sequence[Bundle] = (),
+        cooperative: Sequence[CooperativeLaunch] = (),
     ):
         self.plan, self.launches, self.code, self.matmuls = plan, launches, code, matmuls
-        self.bundles = {(b.path, b.first): b for b in bundles}
+        self.cooperative = {(b.path, b.first): b for b in cooperative}
         self.library_calls, self.batches = library_calls, batches
         self.workspace = Block(max((a.workspace for a in library_calls.values()), default=0))
         self.stream: Any = None  # the one that calls go into now
@@ -132,12 +135,15 @@ class Runner:
     ) -> int:
         count, skipped = 0, 0
         for i, step in enumerate(steps):
-            bundle = self.bundles.get((path, i))
-            if bundle is not None:
+            cooperative_launch = self.cooperative.get((path, i))
+            if cooperative_launch is not None:
                 count += self._launch_cooperative(
-                    bundle, steps[i : i + len(bundle.phases)], table, iteration
+                    cooperative_launch,
+                    steps[i : i + len(cooperative_launch.phases)],
+                    table,
+                    iteration,
                 )
-                skipped = len(bundle.phases)
+                skipped = len(cooperative_launch.phases)
             if skipped:
                 skipped -= 1
             elif isinstance(step, PlannedPhase):
@@ -151,21 +157,33 @@ class Runner:
         return count
 
     def _launch_cooperative(
-        self, bundle: Bundle, steps: Sequence[PlannedStep], table: Sequence[int], iteration: int
+        self,
+        cooperative_launch: CooperativeLaunch,
+        steps: Sequence[PlannedStep],
+        table: Sequence[int],
+        iteration: int,
     ) -> int:
         """Phases of small kernels as one cooperative launch."""
         words: list[int] = []
-        for phase, step in zip(bundle.phases, steps, strict=True):
+        for phase, step in zip(cooperative_launch.phases, steps, strict=True):
             assert isinstance(step, PlannedPhase)
             found = _by_entry(step, table, iteration)
             for entry, calls in phase:
                 assert len(found[entry]) == calls
                 words += [a for row in found[entry] for a in row]
         # All blocks must run at once: they wait for each other.
-        grid = min(bundle.grid, device().multiprocessors)
-        config = self._config((grid, 1), bundle.block, bundle.shared, len(bundle.phases) > 1)
-        self._launch(bundle.symbol, words or [0], config)
-        self._note(tuple(pair for phase in bundle.phases for pair in phase), bundle.symbol)
+        grid = min(cooperative_launch.grid, device().multiprocessors)
+        config = self._config(
+            (grid, 1),
+            cooperative_launch.block,
+            cooperative_launch.shared,
+            len(cooperative_launch.phases) > 1,
+        )
+        self._launch(cooperative_launch.symbol, words or [0], config)
+        self._note(
+            tuple(pair for phase in cooperative_launch.phases for pair in phase),
+            cooperative_launch.symbol,
+        )
         return 1
 
     def launch(self, entry: int, rows: list[list[int]]) -> int:
@@ -225,12 +243,10 @@ class Runner:
 
     def _multiply_all(self, entry: int, rows: list[list[int]]) -> int:
         """Equal matmuls, as batches if those were found to be faster."""
-        product, count = self.matmuls[entry].product, 0
-        for run in runs_of(product, rows):
-            matmul = None
-            if len(run) > 1:
-                matmul = self.batches.get(batch_in(entry, product, run))
-            if matmul is not None and self._has_run(matmul, matrices(product, run[0])):
+        call, count = self.matmuls[entry].matmul, 0
+        for run in runs_of(call, rows):
+            batched = self.batches.get(batch_in(entry, call, run)) if len(run) > 1 else None
+            if batched is not None and self._has_run(batched, matrices(call, run[0])):
                 count += 1
                 continue
             for addresses in run:
@@ -243,9 +259,9 @@ class Runner:
 
     def _multiply(self, entry: int, addresses: Sequence[int]) -> None:
         matmul = self.matmuls[entry]
-        code = matmul.run(*matrices(matmul.product, addresses), stream=self.stream)
+        code = matmul.run(*matrices(matmul.matmul, addresses), stream=self.stream)
         if code:
-            raise AssertionError(f"cuBLASLt says {code} for {matmul.product}")
+            raise AssertionError(f"cuBLASLt says {code} for {matmul.matmul}")
 
 
 def _by_entry(

@@ -13,7 +13,7 @@ import numpy as np
 
 from treadle.ir.graph import Graph, OutputKind
 from treadle.ir.types import TensorType
-from treadle.kernel.launch import Bundle
+from treadle.kernel.launch import CooperativeLaunch
 from treadle.kernel.plan import Plan, PlannedCall, PlannedPhase, PlannedRepeat
 from treadle.kernel.target import GPU
 from treadle.runtime.cuda.arrays import DeviceArray
@@ -62,11 +62,11 @@ class CudaProgram:
         self._constants = [(slot, Block(constants[n].nbytes)) for slot, n in plan.constants]
         for (_, block), (_, name) in zip(self._constants, plan.constants, strict=True):
             block.write(constants[name])
-        self._code = Code(code.cubins, code.launches, code.bundles)
+        self._code = Code(code.cubins, code.launches, code.cooperative)
         # Those that were chosen before, to which this adds.
         self.algorithms, self.library_plans = dict(code.algorithms), dict(code.library_plans)
         with self._device.lock:
-            self._runner = self._chosen(is_deterministic, code.bundles)
+            self._runner = self._chosen(is_deterministic, code.cooperative)
         self._traffic: dict[int, Traffic] = {}  # by how many steps are one launch
         self._bound: tuple[object, ...] = ()
         self._held: tuple[object, int] = (None, -1)
@@ -93,7 +93,7 @@ class CudaProgram:
         self._inputs_size = sum(padded(t.nbytes) for _, t in self._leaves.values() if t.size)
         self._inputs_size = min(self._inputs_size, 1 << 28)
 
-    def _chosen(self, is_deterministic: bool, bundles: Sequence[Bundle]) -> Runner:
+    def _chosen(self, is_deterministic: bool, cooperative: Sequence[CooperativeLaunch]) -> Runner:
         """The plan with what libraries compute of it."""
         matmuls = self._chosen_matmuls(is_deterministic)
         calls = chosen_library_calls(
@@ -106,16 +106,16 @@ class CudaProgram:
             batches = chosen_batches(
                 self.plan, self.launches, matmuls, self.algorithms, self._arena
             )
-        return Runner(self.plan, self.launches, self._code, matmuls, calls, batches, bundles)
+        return Runner(self.plan, self.launches, self._code, matmuls, calls, batches, cooperative)
 
     def _chosen_matmuls(self, is_deterministic: bool) -> dict[int, Matmul]:
         """Matmuls with the algorithms that were chosen before, or that are timed now."""
         found: dict[int, Matmul] = {}
         for i, launch in enumerate(self.launches):
-            if launch.product is None or launch.block:
+            if launch.matmul is None or launch.block:
                 continue
-            matmul = found[i] = Matmul(launch.product)
-            key = repr(launch.product)
+            matmul = found[i] = Matmul(launch.matmul)
+            key = repr(launch.matmul)
             if key not in self.algorithms:
                 choose = matmul.take_first if is_deterministic else matmul.choose
                 choose(*self._somewhere(i))
@@ -129,7 +129,7 @@ class CudaProgram:
         return self._runner.workspace.nbytes + (workspace().nbytes if self._runner.matmuls else 0)
 
     def _somewhere(self, entry: int) -> tuple[int, int, int, int]:
-        product = self.launches[entry].product
+        product = self.launches[entry].matmul
         assert product is not None
         return matrices(product, self._addresses(entry))
 

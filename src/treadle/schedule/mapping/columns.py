@@ -25,7 +25,7 @@ from treadle.kernel.nodes import (
     Store,
 )
 from treadle.kernel.packs import is_pack, lanes_for
-from treadle.kernel.races import meeting_in
+from treadle.kernel.races import conflicts_in
 from treadle.kernel.target import Mapping
 from treadle.kernel.traverse import walk
 from treadle.schedule.mapping.shapes import (
@@ -145,7 +145,7 @@ def _is_sum_of_columns(before: Sequence[Statement], loop: Statement) -> bool:
     if any(s.guard or summed & locals_in(s.value) for s in stores):
         return False
     rows = [s for s in walk([loop]) if isinstance(s, For)]
-    return not stores or not any(meeting_in(row) for row in rows)
+    return not stores or not any(conflicts_in(row) for row in rows)
 
 
 def _stores_last(body: tuple[Statement, ...]) -> tuple[Statement, ...]:

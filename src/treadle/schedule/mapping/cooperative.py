@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from treadle.kernel import cost, target
-from treadle.kernel.launch import Bundle
+from treadle.kernel.launch import CooperativeLaunch
 from treadle.kernel.mapped import blocks_of, geometry_of, shared_bytes
-from treadle.kernel.nodes import Kernel, library_call, whole_product
+from treadle.kernel.nodes import Kernel, library_call_of, standalone_matmul
 from treadle.kernel.program import Phase, Program, Step
 from treadle.kernel.scatter import is_scatter
 
 
-def cooperative_runs(program: Program, mapping: target.Mapping) -> tuple[Bundle, ...]:
+def cooperative_runs(program: Program, mapping: target.Mapping) -> tuple[CooperativeLaunch, ...]:
     """Runs of phases that are one launch, by kernels' numbers; none if some phase is not small."""
     if not all(_is_light(phase, mapping) for phase in _phases(program.steps)):
         return ()
@@ -37,7 +37,7 @@ def _phases(steps: Sequence[Step]) -> Iterator[Phase]:
 
 def _is_light(phase: Phase, mapping: target.Mapping) -> bool:
     own = [call.kernel for call in phase.calls]
-    if any(library_call(k) is not None or whole_product(k) is not None for k in own):
+    if any(library_call_of(k) is not None or standalone_matmul(k) is not None for k in own):
         return False
     return sum(map(cost.work, own)) <= mapping.light
 
@@ -49,7 +49,7 @@ class _Runs:
         self.mapping, self.numbers = mapping, numbers
         self.most = mapping.arguments // 8  # pointers
 
-    def of(self, steps: Sequence[Step], path: tuple[int, ...]) -> Iterator[Bundle]:
+    def of(self, steps: Sequence[Step], path: tuple[int, ...]) -> Iterator[CooperativeLaunch]:
         run: list[tuple[tuple[int, int], ...]] = []
         first, pointers = 0, 0
         for i, step in enumerate(steps):
@@ -87,13 +87,13 @@ class _Runs:
 
 def _done(
     path: tuple[int, ...], first: int, run: Sequence[tuple[tuple[int, int], ...]]
-) -> Iterator[Bundle]:
+) -> Iterator[CooperativeLaunch]:
     if sum(map(len, run)) > 1:
-        yield Bundle("", path, first, tuple(run))
+        yield CooperativeLaunch("", path, first, tuple(run))
 
 
 def shares(
-    found: Sequence[Bundle], kernels: Sequence[Kernel], mapping: target.Mapping
+    found: Sequence[CooperativeLaunch], kernels: Sequence[Kernel], mapping: target.Mapping
 ) -> dict[int, int]:
     """Blocks that each kernel gets beside the others of its phase."""
     given: dict[int, int] = {}
@@ -112,7 +112,7 @@ def _share(work: int, total: int, mapping: target.Mapping) -> int:
     return max(mapping.fewest_blocks, mapping.blocks * work // max(1, total))
 
 
-def sized(run: Bundle, kernels: Sequence[Kernel]) -> Bundle:
+def sized(run: CooperativeLaunch, kernels: Sequence[Kernel]) -> CooperativeLaunch:
     """The launch with the blocks that its largest phase can use, and its shared memory."""
     entries = {i for phase in run.phases for i, _ in phase}
     grid = max(sum(blocks_of(kernels[i]) * n for i, n in phase) for phase in run.phases)

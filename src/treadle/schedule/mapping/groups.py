@@ -70,7 +70,7 @@ class Group:
         found: list[Statement] = []
         for s, moved in zip(body, body if staged is None else staged, strict=True):
             if isinstance(s, For) and not is_parallel(s) and not is_sum(s):
-                found += self._in_turn(s)
+                found += self._in_sequence(s)
                 continue
             found += self._barrier_before(s)
             if isinstance(s, For) and isinstance(moved, For):
@@ -96,7 +96,7 @@ class Group:
         self.written |= written
         return found
 
-    def _in_turn(self, loop: For) -> list[Statement]:
+    def _in_sequence(self, loop: For) -> list[Statement]:
         """Iterations one after the other, each the whole group's."""
         before = self.barrier()
         body = self.statements(loop.body)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from treadle.kernel.calls import product_of
+from treadle.kernel.calls import matmul_call_of
 from treadle.kernel.geometry import Combine, Geometry, Scattered
 from treadle.kernel.nodes import (
     Buffer,
@@ -14,8 +14,8 @@ from treadle.kernel.nodes import (
     Role,
     Space,
     Statement,
-    library_call,
-    whole_product,
+    library_call_of,
+    standalone_matmul,
 )
 from treadle.kernel.scatter import is_scatter, itemsize_of, scatter_of, scatter_room
 from treadle.kernel.target import Mapping
@@ -37,12 +37,12 @@ def map_kernel(
     `is_aligned`: its buffers start at whole packs. `beside`: it is part of a cooperative launch,
     and should have about as many blocks beside the other kernels of its phase.
     """
-    if library_call(kernel) is not None:
+    if library_call_of(kernel) is not None:
         return kernel
     if is_scatter(kernel, mapping):
         return _map_scatter(kernel, mapping)
-    if whole_product(kernel) is not None:
-        if mapping.has_matmul and product_of(kernel) is not None:
+    if standalone_matmul(kernel) is not None:
+        if mapping.has_matmul and matmul_call_of(kernel) is not None:
             return kernel
         kernel = as_loops(kernel)
     found = contraction_of(kernel, mapping)

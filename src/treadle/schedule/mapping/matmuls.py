@@ -20,14 +20,14 @@ from treadle.kernel.nodes import (
     Role,
     Store,
     Value,
-    whole_product,
+    standalone_matmul,
 )
 from treadle.schedule.mapping.groups import nest
 
 
 def as_loops(kernel: Kernel) -> Kernel:
     """The kernel of a matmul with its sums written out, in the dtype that it sums in."""
-    found = whole_product(kernel)
+    found = standalone_matmul(kernel)
     assert found is not None, f"{kernel.name} is no matmul"
     batch, matmul = found
     types = {b.name: b.dtype for b in kernel.buffers}
@@ -55,7 +55,7 @@ def as_loops(kernel: Kernel) -> Kernel:
         Store(matmul.target.buffer, at, _as(total, into)),
     ]
     loops = nest([*batch, row, column], Role.PARALLEL, body)
-    return replace(kernel, body=loops, is_whole=False)
+    return replace(kernel, body=loops, is_standalone=False)
 
 
 def _as(value: Value, dtype: DType) -> Value:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from treadle.kernel.launch import Bundle
+from treadle.kernel.launch import CooperativeLaunch
 from treadle.kernel.mapped import PACK
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.program import Phase, Program, Step
@@ -41,7 +41,7 @@ def map_to(program: Program, target: Target) -> Program:
 class _Mapper:
     """Maps each kernel once for launches of its own, and once for cooperative ones."""
 
-    def __init__(self, program: Program, mapping: Mapping, runs: Sequence[Bundle]):
+    def __init__(self, program: Program, mapping: Mapping, runs: Sequence[CooperativeLaunch]):
         self.mapping = mapping
         self.kernels = program.distinct()
         self.numbers = {id(k): i for i, k in enumerate(self.kernels)}

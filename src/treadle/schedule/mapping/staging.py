@@ -40,7 +40,7 @@ COMMON = "walked"
 
 
 @dataclass(frozen=True)
-class Walk:
+class StridedAxis:
     """A loop that a group shares: where it stands, its variable, its lanes, its statements."""
 
     position: int
@@ -102,15 +102,17 @@ def stages_of(
     return found
 
 
-def _walks(kernel: Kernel, body: Sequence[Statement], share: int, mapping: Mapping) -> list[Walk]:
+def _walks(
+    kernel: Kernel, body: Sequence[Statement], share: int, mapping: Mapping
+) -> list[StridedAxis]:
     """The loops right inside an iteration that its group shares, of one variable each."""
-    found: list[Walk] = []
+    found: list[StridedAxis] = []
     for i, s in enumerate(body):
         if not isinstance(s, For) or (s.role is Role.SEQUENTIAL and not is_sum(s)):
             continue
         loops, inner, lanes = lanes_of(kernel, s, share, mapping)
         if len(loops) == 1 and all(isinstance(t, (Let, Accumulate, Store, Update)) for t in inner):
-            found.append(Walk(i, loops[0], lanes, inner))
+            found.append(StridedAxis(i, loops[0], lanes, inner))
     return found
 
 
@@ -123,7 +125,7 @@ def ordered(index: Index) -> Index:
     return Index(tuple(sorted(index.terms, key=lambda t: (t[1], str(t[0])))), index.offset)
 
 
-def _repeated(body: Sequence[Statement], walks: Sequence[Walk]) -> dict[Key, list[int]]:
+def _repeated(body: Sequence[Statement], walks: Sequence[StridedAxis]) -> dict[Key, list[int]]:
     """Elements that a later loop reads after an earlier one touched them, and those loops."""
     numbers = {w.position: i for i, w in enumerate(walks)}
     known: dict[Key, list[int]] = {}
@@ -158,7 +160,7 @@ def _forget(
             done[key] = loops
 
 
-def _touched(walk: Walk) -> tuple[list[Key], list[Key]]:
+def _touched(walk: StridedAxis) -> tuple[list[Key], list[Key]]:
     """Elements that a loop's statements store to and load from, whole packs without a guard."""
     stored: list[Key] = []
     loaded: list[Key] = []
@@ -171,7 +173,7 @@ def _touched(walk: Walk) -> tuple[list[Key], list[Key]]:
     return stored, loaded
 
 
-def _is_row(index: Index, walk: Walk) -> bool:
+def _is_row(index: Index, walk: StridedAxis) -> bool:
     return not data_locals(index) and is_pack(index, walk.var, walk.lanes)
 
 
