@@ -164,7 +164,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 @functools.cache
 def _compiled(part: str) -> ctypes.CDLL:
-    names = re.findall(r"__global__ void .*?\b((?:kernel|bundle)_\d+)\(", part)
+    names = re.findall(r"__global__ void .*?\b((?:kernel|cooperative)_\d+)\(", part)
     calls = [
         f'extern "C" void run_{n}(void *a, int grid, int threads) '
         f"{{ launch<{n}_args>({n}, a, grid, threads); }}"
@@ -188,7 +188,7 @@ class _Host:
         self.libraries = {
             name: _compiled(part)
             for part in source.parts
-            for name in re.findall(r"\b((?:kernel|bundle)_\d+)_args \{", part)
+            for name in re.findall(r"\b((?:kernel|cooperative)_\d+)_args \{", part)
         }
         self.cooperative = {(b.path, b.first): b for b in source.cooperative}
 

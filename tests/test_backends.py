@@ -182,7 +182,7 @@ def test_a_program_is_scheduled_once_more_if_a_library_lacks_a_call(
 
 CODE = CudaCode(
     (Launch("kernel_0", 1, 32, 64),),
-    (CooperativeLaunch("bundle_0", (0,), 1, (((0, 2),),), 3, 128, 0),),
+    (CooperativeLaunch("cooperative_0", (0,), 1, (((0, 2),),), 3, 128, 0),),
     (CUBIN + b"code",),
     {"a matmul": list(range(8))},
     {0: b"a plan"},

@@ -310,7 +310,7 @@ def test_what_is_large_is_launched_by_itself() -> None:
 
 
 def lone_calls(program: Program, source) -> list[int]:
-    """Kernels of phases that no bundle has."""
+    """Kernels of phases that no cooperative launch has."""
     numbers = {id(k): i for i, k in enumerate(program.distinct())}
     starts = {(b.path, b.first): len(b.phases) for b in source.cooperative}
 

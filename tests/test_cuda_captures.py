@@ -308,7 +308,7 @@ def test_a_capture_that_is_ended_is_made_once_more() -> None:
         assert driver.calls["cuStreamBeginCapture"] == 2
         assert device().captured_again == 1
         assert driver.calls["cuGraphLaunch"] == program_of(step).runs == 1
-        assert [k.name for k in driver.launched] == ["bundle_0"]
+        assert [k.name for k in driver.launched] == ["cooperative_0"]
         np.testing.assert_array_equal(inputs_of(program_of(step)), np.full((1, 160), 3.0))
 
 

@@ -77,7 +77,7 @@ def test_a_step_is_one_launch_and_nothing_is_waited_for() -> None:
         step(batch_of(9))
         once = {"cuCtxSetCurrent", "cuEventSynchronize", "cuGraphLaunch", "cuEventRecord"}
         assert driver.calls == dict.fromkeys(once, 1)
-        assert [k.name for k in driver.launched] == ["bundle_0"], "a small step is one kernel"
+        assert [k.name for k in driver.launched] == ["cooperative_0"], "a small step is one kernel"
         np.testing.assert_array_equal(inputs_of(program_of(step)), np.full((1, 160), 9.0))
 
 

@@ -164,7 +164,7 @@ class For:
     """The body for each value of a variable: all of them, or those below `stop`.
 
     A thread takes `lanes` neighbouring iterations at a time, in lockstep as a vector's, and writes
-    out `unroll` of its own turns one after another.
+    out `unroll` of its own iterations one after another.
     """
 
     var: Var

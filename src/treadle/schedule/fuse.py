@@ -52,7 +52,7 @@ def peeled(kernel: Kernel) -> tuple[list[Var], tuple[Statement, ...]]:
 
 def in_rows(kernel: Kernel, count: int) -> Rows | None:
     """The kernel as that many parts, if its parallel loops divide so."""
-    whole = Var("turn", count)
+    whole = Var("row", count)
     around, _ = peel(kernel.body, Role.PARALLEL, most=1)
     if around and around[0].var == whole:
         return Rows(whole, around[0].body)  # it was fused at as many rows before
@@ -313,7 +313,7 @@ def localised(kernel: Kernel, names: set[str]) -> Kernel:
     if not names:
         return kernel
     around, body = peel(kernel.body, Role.PARALLEL, most=1)
-    var = around[0].var if around else Var("turn", 1)
+    var = around[0].var if around else Var("row", 1)
     sizes = {b.name: b.size for b in kernel.outputs}
     parts = Parts(variable(var), var.extent, sizes)
     own = names - {a.buffer for a in accesses(body) if not parts.has(a)}

@@ -26,7 +26,7 @@ def packed_code(code: CudaCode) -> dict[str, bytes]:
     return {
         **packed_objects(code.cubins),
         "launches": launches_to_json(code.launches).encode(),
-        "bundles": cooperative_to_json(code.cooperative).encode(),
+        "cooperative": cooperative_to_json(code.cooperative).encode(),
         "algorithms": json.dumps(code.algorithms).encode(),
         "without": json.dumps(sorted(code.without)).encode(),
         **{f"{_PLAN}{entry}": plan for entry, plan in code.library_plans.items()},
@@ -37,7 +37,7 @@ def unpacked_code(parts: Mapping[str, bytes], plan: Plan) -> CudaCode | None:
     """What was packed; None, or an error of reading, for anything else."""
     found = CudaCode(
         launches_from_json(parts["launches"].decode()),
-        cooperative_from_json(parts["bundles"].decode()),
+        cooperative_from_json(parts["cooperative"].decode()),
         unpacked_objects(parts),
         {str(k): [int(w) for w in v] for k, v in json.loads(parts["algorithms"]).items()},
         {int(n.removeprefix(_PLAN)): d for n, d in parts.items() if n.startswith(_PLAN)},

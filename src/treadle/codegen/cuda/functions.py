@@ -52,7 +52,7 @@ def cooperative(
     at = 0
     for number, phase in enumerate(run.phases):
         if number:
-            body.append(f"  meet(&{symbol}_met, until);")
+            body.append(f"  grid_sync(&{symbol}_arrived, until);")
         total = sum(blocks_of(kernels[i]) * n for i, n in phase)
         body.append(f"  for (int at = blockIdx.x; at < {total}; at += gridDim.x) {{")
         start, held = 0, ""
@@ -71,10 +71,10 @@ def cooperative(
         body += ["    __syncthreads();", "  }"]
     head = [
         f"struct {symbol}_args {{ void *p[{max(1, at)}]; }};",
-        f"__device__ u64 {symbol}_met;",
+        f"__device__ u64 {symbol}_arrived;",
         f'extern "C" __global__ void __launch_bounds__({run.block}) '
         f"{symbol}(const __grid_constant__ {symbol}_args a) {{",
         "  begin();",
-        f"  u64 until = first_meeting(&{symbol}_met);",
+        f"  u64 until = first_sync(&{symbol}_arrived);",
     ]
     return "\n".join([*texts, *head, *body, "}"])

@@ -131,18 +131,18 @@ DEV void begin() {  // what the kernel before wrote is there; the next one may b
 // Blocks of a launch, all of which run at once, wait for each other: each counts itself, and all
 // wait for the next multiple of their number, which is known from the start. What was written
 // before is seen afterwards.
-DEV u64 first_meeting(const u64 *met) {
+DEV u64 first_sync(const u64 *arrived) {
   u64 here = 0;
   if (threadIdx.x == 0)
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(here) : "l"(met) : "memory");
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(here) : "l"(arrived) : "memory");
   return (here / gridDim.x + 1) * gridDim.x; }
-DEV void meet(u64 *met, u64 &until) {
+DEV void grid_sync(u64 *arrived, u64 &until) {
   __syncthreads();
   if (threadIdx.x == 0) {
-    asm volatile("red.release.gpu.global.add.u64 [%0], 1;" :: "l"(met) : "memory");
+    asm volatile("red.release.gpu.global.add.u64 [%0], 1;" :: "l"(arrived) : "memory");
     u64 here;
     do {
-      asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(here) : "l"(met) : "memory");
+      asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(here) : "l"(arrived) : "memory");
     } while (here < until);
   }
   until += gridDim.x;

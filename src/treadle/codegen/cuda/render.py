@@ -100,17 +100,17 @@ class Writer(Lanes):
             self._begin_thread()
         else:
             self._begin_group()
-        self.decode("turn", self.grid.variables)
+        self.decode("iteration", self.grid.variables)
 
     def _begin_thread(self) -> None:
         type_, lanes = self.index_type, self.grid.lanes
         for i, b in enumerate(self.kernel.scratch):
             self.pointers[b.name] = f"s{i}"
             self.add(f"{scalars.memory(b.dtype)} s{i}[{max(1, b.size)}];")
-        self.add(f"{type_} turn = ({type_})block * {self.geometry.threads} + threadIdx.x;")
-        self.add(f"if (turn >= {self.grid.count // lanes}) return;")
+        self.add(f"{type_} iteration = ({type_})block * {self.geometry.threads} + threadIdx.x;")
+        self.add(f"if (iteration >= {self.grid.count // lanes}) return;")
         if lanes > 1:
-            self.add(f"turn *= {lanes};")
+            self.add(f"iteration *= {lanes};")
 
     def _begin_group(self) -> None:
         type_, share, groups = self.index_type, self.geometry.share, self.geometry.groups
@@ -118,12 +118,14 @@ class Writer(Lanes):
             self.add(
                 f"const int tid = threadIdx.x % {self.warp}, warp = threadIdx.x / {self.warp};"
             )
-            self.add(f"const {type_} turn = blockIdx.x;")
+            self.add(f"const {type_} iteration = blockIdx.x;")
         else:
             self.add(f"const int tid = threadIdx.x % {share};")
-            self.add(f"const {type_} turn = ({type_})block * {groups} + threadIdx.x / {share};")
+            self.add(
+                f"const {type_} iteration = ({type_})block * {groups} + threadIdx.x / {share};"
+            )
         if self.grid.count % groups:
-            self.add(f"if (turn >= {self.grid.count}) return;")
+            self.add(f"if (iteration >= {self.grid.count}) return;")
         self._group_memory()
 
     def _group_memory(self) -> None:
@@ -158,14 +160,14 @@ class Writer(Lanes):
         if self.geometry.combine is Combine.TREE:
             self.add(f"const int tx = threadIdx.x % {groups}, ty = threadIdx.x / {groups};")
             scale = "" if lanes == 1 else f" * {lanes}"
-            self.add(f"const {type_} turn = (({type_})blockIdx.x * {groups} + tx){scale};")
+            self.add(f"const {type_} iteration = (({type_})blockIdx.x * {groups} + tx){scale};")
             return
         count = self.grid.count // lanes
         self.add(f"const int row = threadIdx.x / {self.warp}, lane = threadIdx.x % {self.warp};")
-        self.add(f"{type_} turn = ({type_})block * {self.warp} + lane;")
+        self.add(f"{type_} iteration = ({type_})block * {self.warp} + lane;")
         # Too many threads have no rows.
-        self.add(f"const bool is_in = {f'turn < {count}' if count % self.warp else 'true'};")
-        self.add(f"turn = is_in ? turn * {lanes} : 0;")
+        self.add(f"const bool is_in = {f'iteration < {count}' if count % self.warp else 'true'};")
+        self.add(f"iteration = is_in ? iteration * {lanes} : 0;")
 
     def _columns(self, body: Sequence[Statement]) -> None:
         """Threads of a column sum some of its rows; then the first has what follows."""

@@ -69,7 +69,7 @@ class _Scatter(Lanes):
     def _begin(self) -> None:
         self.add("extern __shared__ __align__(16) unsigned char shared[];")
         self.add(f"{self.wide} *sums = ({self.wide} *)shared;")
-        self.add(f"int *turns = (int *)(shared + {self.size});")
+        self.add(f"int *updates_noted = (int *)(shared + {self.size});")
         lists = (self.warps + 1) * self.room  # of each warp, and of all together
         self.add(f"unsigned char *owners = shared + {self.size + 4 * lists};")
         self.add(f"__shared__ int totals[{self.warps + 1}], resumed[{self.warps}];")
@@ -99,10 +99,10 @@ class _Scatter(Lanes):
             self.add("#pragma unroll")
             with self.block(f"for (int j = 0; j < {self.looked}; ++j)"):
                 start = f"warp * ({self.index_type}){part}"
-                self.add(f"{self.index_type} turn = {start} + from + j * {self.warp} + lane;")
+                self.add(f"{self.index_type} iteration = {start} + from + j * {self.warp} + lane;")
                 self.add("near[j] = -1;")
-                with self.block(f"if (turn < {found.count})"):
-                    self.decode("turn", found.updates)
+                with self.block(f"if (iteration < {found.count})"):
+                    self.decode("iteration", found.updates)
                     for let in self._needed({found.row.local}):
                         self.let(let.local, let.value)
                     row = self.index(Index(((found.row, 1),)))
@@ -118,8 +118,10 @@ class _Scatter(Lanes):
         self.add("const unsigned every = __ballot_sync(0xffffffffu, near[j] >= 0);")
         before = "__popc(every & ((1u << lane) - 1u))"
         self.add(f"const int spot = warp * {self.room} + count + {before};")
-        turn = f"warp * {self.part} + from + j * {self.warp} + lane"
-        self.add(f"if (near[j] >= 0) {{ turns[spot] = {turn}; owners[spot] = near[j]; }}")
+        iteration = f"warp * {self.part} + from + j * {self.warp} + lane"
+        self.add(
+            f"if (near[j] >= 0) {{ updates_noted[spot] = {iteration}; owners[spot] = near[j]; }}"
+        )
         self.add("count += __popc(every);")
 
     def _put_together(self) -> None:
@@ -134,7 +136,7 @@ class _Scatter(Lanes):
             self.add(f"is_whole = is_whole && resumed[i] >= {self.part};")
         with self.block(f"if (__syncthreads_and(is_whole && sum <= {room}))"):
             with self.block(f"for (int i = lane; i < totals[warp]; i += {self.warp})"):
-                for name in ("turns", "owners"):
+                for name in ("updates_noted", "owners"):
                     source = f"{name}[warp * {room} + i]"
                     self.add(f"{name}[{warps * room} + before + i] = {source};")
             self.add(f"if (threadIdx.x == 0) totals[{warps}] = sum;")
@@ -150,8 +152,8 @@ class _Scatter(Lanes):
 
         def load() -> None:
             near = f"owner * {self.room} + t_min(h + k, total - 1)"
-            self.add(f"const {self.index_type} turn = turns[{near}];")
-            self.decode("turn", found.updates)
+            self.add(f"const {self.index_type} iteration = updates_noted[{near}];")
+            self.decode("iteration", found.updates)
             self.decode("c", found.columns)
             for let in lets:
                 self.let(let.local, let.value)

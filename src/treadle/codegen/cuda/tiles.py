@@ -71,11 +71,11 @@ class _Panel:
         with self._each(begin, count):
             limits = self._which()
             i, d = ("far", "near") if self.panel.is_along else ("near", "far")
-            w.add(f"const int at = {self.first} + {i}, turn = start + {d};")
+            w.add(f"const int at = {self.first} + {i}, iteration = start + {d};")
             w.decode("at", self.loops)
-            w.decode("turn", w.tile.depth)
+            w.decode("iteration", w.tile.depth)
             limits += [f"at < {self.count}"] if self.count % self.panel.length else []
-            limits += [f"turn < {self.whole}"] if self.whole % self.filled else []
+            limits += [f"iteration < {self.whole}"] if self.whole % self.filled else []
             address = f"{w.pointers[load.buffer]} + {w.index(load.index)}"
             w.add(f"{scalars.register(load.dtype)} pack[{v}] = {{}};")
             w.add(f"if ({' && '.join(limits) or 'true'}) load<{v}>({address}, pack);")
@@ -197,11 +197,11 @@ class _Contraction(Writer):
             self.add(f"  for (int j = 0; j < {tile.across}; ++j)")
             self.add("    sums[i][j] = t_fma(a[i], b[j], sums[i][j]);")
 
-    def _element(self, turn: str) -> str:
+    def _element(self, iteration: str) -> str:
         """Which row and columns of the result are a thread's, and whether there are such."""
         tile = self.tile
         _, m, n, _ = tile.sizes
-        self.add(f"const int i = {turn} * {tile.shares} + share;")
+        self.add(f"const int i = {iteration} * {tile.shares} + share;")
         self.add("const int row = first_row + r + i, column = first_column + c;")
         limits = [f"i < {tile.down}"] if tile.down % tile.shares else []
         limits += [f"row < {m}"] if m % tile.left.length else []
@@ -234,8 +234,8 @@ class _Contraction(Writer):
                 self._after()
             return
         self.add("#pragma unroll")
-        with self.block(f"for (int turn = 0; turn < {-(-down // shares)}; ++turn)"):
-            limits = self._element("turn")
+        with self.block(f"for (int iteration = 0; iteration < {-(-down // shares)}; ++iteration)"):
+            limits = self._element("iteration")
             with self.block(f"if ({limits})"):
                 self._after()
 

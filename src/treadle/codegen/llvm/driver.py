@@ -1,7 +1,7 @@
 """The source of a program: its kernels, and for each an entry that takes pointers from memory.
 
-An entry is `void @kernel.N(i64 begin, i64 end, ptr scratch, ptr arguments, i64 turn)`: arguments
-are pairs of a pointer and the bytes that an iteration of the repeat around moves it.
+An entry is `void @kernel.N(i64 begin, i64 end, ptr scratch, ptr arguments, i64 iteration)`:
+arguments are pairs of a pointer and the bytes that an iteration of the repeat around moves it.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def _entry(number_: int, count: int) -> Function:
         Reg("i64", "%end"),
         Reg("ptr", "%scratch"),
         Reg("ptr", "%arguments"),
-        Reg("i64", "%turn"),
+        Reg("i64", "%iteration"),
     ]
     f = Function(f"kernel.{number_}", parameters, linkage="")
     given = [str(p) for p in parameters[:3]]
     for i in range(count):
         base = _word(f, 2 * i, "ptr")
         row = _word(f, 2 * i + 1, "i64")
-        moved = f.binary("mul", row, Reg("i64", "%turn"))
+        moved = f.binary("mul", row, Reg("i64", "%iteration"))
         given.append(str(f.value("ptr", f"getelementptr inbounds i8, {base}, {moved}")))
     f.do(f"call void @body.{number_}({', '.join(given)})")
     f.do("ret void")

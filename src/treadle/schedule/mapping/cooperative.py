@@ -24,7 +24,7 @@ def cooperative_runs(program: Program, mapping: target.Mapping) -> tuple[Coopera
         return ()
     runs = _Runs(mapping, {id(k): i for i, k in enumerate(program.distinct())})
     found = runs.of(program.steps, ())
-    return tuple(replace(b, symbol=f"bundle_{i}") for i, b in enumerate(found))
+    return tuple(replace(b, symbol=f"cooperative_{i}") for i, b in enumerate(found))
 
 
 def _phases(steps: Sequence[Step]) -> Iterator[Phase]:

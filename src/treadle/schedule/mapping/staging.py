@@ -81,8 +81,8 @@ def stages_of(
     walks = [w for w, size in zip(walks, sizes, strict=True) if size == (extent, lanes)]
     if len(walks) < 2 or lanes == 1:
         return []
-    turns = -(-extent // (share * lanes))
-    in_registers = turns <= mapping.unrolled
+    packs = -(-extent // (share * lanes))
+    in_registers = packs <= mapping.unrolled
     if not in_registers and share == mapping.warp:
         return []
     dtypes = {b.name: b.dtype for b in kernel.buffers}
@@ -94,7 +94,7 @@ def stages_of(
         if key[0] not in dtypes:
             continue  # the group's own memory is near already
         memory = Buffer(f"kept{len(found)}", dtypes[key[0]], extent, 1, space, lanes)
-        own = turns * lanes * memory.dtype.itemsize if in_registers else memory.nbytes
+        own = packs * lanes * memory.dtype.itemsize if in_registers else memory.nbytes
         if own > room or (not in_registers and own < mapping.least_staged):
             continue
         room -= own
