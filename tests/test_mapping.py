@@ -44,8 +44,9 @@ from treadle.kernel.program import Program
 from treadle.kernel.text import to_text
 from treadle.kernel.traverse import walk
 from treadle.kernel.verify import verify
+from treadle.kernel.verify_mapping import verify_mapping
 from treadle.schedule.mapping.kernels import map_kernel
-from treadle.schedule.schedule import GPU
+from treadle.schedule.schedule import GPU, schedule
 
 F32 = dtypes.float32
 MAPPING = GPU.mapping
@@ -301,3 +302,18 @@ def test_shared_memory_is_what_the_target_has() -> None:
         kernels = [verify(k, target.mapping) for k in scheduled(graph, target=target).distinct()]
         used.append(max(map(shared_bytes, kernels)))
     assert used == [104000, 0]
+
+
+def test_a_device_with_less_shared_memory_stages_less() -> None:
+    """99 KB a block, as compute capability 8.6 and 8.9 have."""
+    assert GPU.mapping is not None
+    small = GPU.mapping.within(99 << 10)
+    assert small.shared_limit == small.staged == 99 << 10
+    rows = td.Spec((64, 20_000))
+    graph = td.trace(lambda x: td.softmax(x) * td.exp(x), rows)
+    for mapping in (GPU.mapping, small):
+        program = schedule(graph, target=replace(GPU, mapping=mapping))
+        used = max(shared_bytes(kernel) for kernel in program.distinct())
+        assert used <= mapping.shared_limit
+        for kernel in program.distinct():
+            verify_mapping(kernel, mapping)

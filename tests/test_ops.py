@@ -28,6 +28,9 @@ from treadle.ir.table import all_composites, primitives
 from treadle.ir.text import to_text
 from treadle.ir.types import TensorType
 from treadle.ir.verify import verify
+from treadle.schedule import schedule as schedule  # fills the tables of kernels
+from treadle.schedule.inline import INLINE
+from treadle.schedule.keep import ROOTS
 from treadle.verify.samples import samples_of
 from treadle.verify.sampling import SAMPLES, Sample, sample_graph
 
@@ -61,6 +64,8 @@ def test_no_cell_is_empty(op: Op) -> None:
         assert op in DEFINITIONS, "definition"
         return
     assert op in VJP, "vjp"
+    is_lowered = op in INLINE or op in ROOTS or op in BODIED
+    assert is_lowered, "lowering: an index inside the kernel that reads it, or a kernel of its own"
     if op not in BODIED:  # a body's ops are what has these cells
         assert op in MEANING, "meaning"
         assert op in TANGENT, "tangent"

@@ -225,6 +225,14 @@ class Mapping:
     light: int = 1 << 27  # operations of a phase that takes about as long as a launch
     most_parts: int = 48  # kernels of one launch: more take long to compile
 
+    def within(self, shared: int) -> Mapping:
+        """For devices whose blocks have so many bytes of shared memory."""
+        sizes = {
+            name: min(getattr(self, name), shared)
+            for name in ("staged", "tile_bytes", "scatter_bytes", "column_bytes", "tall_bytes")
+        }
+        return replace(self, shared_limit=shared, **sizes)
+
 
 @dataclass(frozen=True, slots=True)
 class Rewriting:
