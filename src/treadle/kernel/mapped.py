@@ -139,11 +139,10 @@ def is_of_warps(loop: For) -> bool:
 
 def row_loops(body: Sequence[Statement], buffer: str) -> Iterator[For]:
     """The shared-out loops, none inside another of its kind, that touch a buffer."""
-    for s in body:
-        if not isinstance(s, For):
-            continue
-        if s.role in SHARED_OUT and not is_of_warps(s):
-            if any(a.buffer == buffer for a in accesses(s.body)):
-                yield s
-        else:
-            yield from row_loops(s.body, buffer)
+
+    def is_row(loop: For) -> bool:
+        return loop.role in SHARED_OUT and not is_of_warps(loop)
+
+    for s in walk(body, lambda loop: not is_row(loop)):
+        if isinstance(s, For) and is_row(s) and any(a.buffer == buffer for a in accesses(s.body)):
+            yield s

@@ -39,13 +39,17 @@ from treadle.kernel.nodes import (
 # Statements
 
 
-def walk(body: Sequence[Statement]) -> Iterator[Statement]:
-    """Every statement in order, a loop before what it contains."""
+def _always(part: object) -> bool:
+    return True
+
+
+def walk(body: Sequence[Statement], into: Callable[[For], bool] = _always) -> Iterator[Statement]:
+    """Every statement in order, a loop before what it contains; `into` says which are entered."""
     pending = [*reversed(body)]  # generators inside generators would be slower
     while pending:
         statement = pending.pop()
         yield statement
-        if isinstance(statement, For):
+        if isinstance(statement, For) and into(statement):
             pending += reversed(statement.body)
 
 
@@ -116,13 +120,14 @@ def operands_of(value: Value) -> tuple[Value, ...]:
             return ()
 
 
-def subvalues(value: Value) -> Iterator[Value]:
-    """The value and everything it is computed from, in order."""
+def subvalues(value: Value, into: Callable[[Value], bool] = _always) -> Iterator[Value]:
+    """The value and everything it is computed from, in order; `into` says what is entered."""
     pending = [value]
     while pending:
         value = pending.pop()
         yield value
-        pending += reversed(operands_of(value))
+        if into(value):
+            pending += reversed(operands_of(value))
 
 
 def with_operands(value: Value, operands: tuple[Value, ...]) -> Value:
@@ -192,7 +197,8 @@ def map_statements(
     found: list[Statement] = []
     for s in body:
         if isinstance(s, For):
-            s = For(s.var, s.role, map_statements(s.body, change), s.stop)
+            inner = map_statements(s.body, change)
+            s = For(s.var, s.role, inner, s.stop, s.lanes, s.unroll)
         found += change(s)
     return tuple(found)
 
@@ -230,9 +236,10 @@ class _Rewriter:
 
     def statement(self, statement: Statement) -> Statement:
         match statement:
-            case For(var, role, body, stop):
+            case For(var, role, body, stop, lanes, unroll):
                 end = None if stop is None else self.index("", stop)
-                return For(var, role, tuple([self.statement(s) for s in body]), end)
+                inner = tuple([self.statement(s) for s in body])
+                return For(var, role, inner, end, lanes, unroll)
             case Let(local, value):
                 return Let(self.local(local), self.value(value))
             case Set(local, value):

@@ -56,7 +56,7 @@ from treadle.kernel.nodes import (
 )
 from treadle.kernel.races import conflicts_in
 from treadle.kernel.target import Mapping
-from treadle.kernel.traverse import values_of, walk
+from treadle.kernel.traverse import subvalues, values_of, walk
 from treadle.kernel.verify_mapping import verify_mapping
 
 INDEPENDENT = (Role.PARALLEL, Role.GRID, Role.GROUP, Role.SUBGROUP, Role.VECTOR)
@@ -330,13 +330,11 @@ class _Checker:
 
 def _by_vector_loop(body: tuple[Statement, ...]) -> Iterator[tuple[For | None, list[Access]]]:
     """Accesses by the outermost vector loop around them; None for those under none."""
-    for s in body:
+    for s in walk(body, lambda loop: loop.role is not Role.VECTOR):
         if not isinstance(s, For):
             yield None, list(accesses([s]))
         elif s.role is Role.VECTOR:
             yield s, list(accesses(s.body))
-        else:
-            yield from _by_vector_loop(s.body)
 
 
 def _read_by(statement: Statement) -> set[str]:
@@ -349,10 +347,5 @@ def _read_by(statement: Statement) -> set[str]:
 
 def _conjuncts(guard: Value) -> tuple[Within, ...]:
     """The bounds that a guard makes sure of."""
-    match guard:
-        case Within():
-            return (guard,)
-        case Apply("and", operands, _):
-            return tuple(w for o in operands for w in _conjuncts(o))
-        case _:
-            return ()
+    every = subvalues(guard, lambda v: isinstance(v, Apply) and v.op == "and")
+    return tuple(v for v in every if isinstance(v, Within))

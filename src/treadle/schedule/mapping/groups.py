@@ -18,15 +18,15 @@ from treadle.kernel.nodes import (
     Update,
 )
 from treadle.kernel.target import Mapping
+from treadle.kernel.traverse import map_statements
 from treadle.schedule.mapping.shapes import is_parallel, is_sum, nested
 from treadle.schedule.mapping.staging import lanes_of
 
 
 def in_order(body: Sequence[Statement]) -> tuple[Statement, ...]:
     """Statements of one thread, which runs every loop in order."""
-    return tuple(
-        replace(s, role=Role.SEQUENTIAL, body=in_order(s.body)) if isinstance(s, For) else s
-        for s in body
+    return map_statements(
+        body, lambda s: [replace(s, role=Role.SEQUENTIAL) if isinstance(s, For) else s]
     )
 
 

@@ -19,6 +19,7 @@ from treadle.kernel.nodes import (
 )
 from treadle.kernel.scatter import is_scatter, itemsize_of, scatter_of, scatter_room
 from treadle.kernel.target import Mapping
+from treadle.kernel.traverse import peel
 from treadle.schedule.mapping.columns import chosen_shape, reads_ahead
 from treadle.schedule.mapping.contractions import contraction_of
 from treadle.schedule.mapping.groups import Group, in_order, nest
@@ -126,7 +127,8 @@ def _map_scatter(kernel: Kernel, mapping: Mapping) -> Kernel:
 
 def _on_grid(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     """Parallel loops around everything as loops of the grid; all others in order."""
-    only = body[0] if len(body) == 1 else None
-    if isinstance(only, For) and only.role is Role.PARALLEL and only.stop is None:
-        return (replace(only, role=Role.GRID, body=_on_grid(only.body)),)
-    return in_order(body)
+    loops, inner = peel(body, Role.PARALLEL)
+    found = in_order(inner)
+    for loop in reversed(loops):
+        found = (replace(loop, role=Role.GRID, body=found),)
+    return found

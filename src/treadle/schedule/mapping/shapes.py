@@ -27,7 +27,7 @@ from treadle.kernel.nodes import (
 )
 from treadle.kernel.packs import lane_step, lanes_for
 from treadle.kernel.target import Mapping
-from treadle.kernel.traverse import peel
+from treadle.kernel.traverse import peel, walk
 
 
 @dataclass(frozen=True)
@@ -130,11 +130,11 @@ def nested(loop: For) -> tuple[list[Var], tuple[Statement, ...]]:
 
 def is_shared(statement: Statement) -> bool:
     """Whether a group's threads can share a loop, or loops inside it."""
-    if not isinstance(statement, For):
-        return False
-    if is_parallel(statement) or is_sum(statement):
-        return True
-    return any(is_shared(s) for s in statement.body)
+    return any(_can_share(s) for s in walk([statement]))
+
+
+def _can_share(statement: Statement) -> bool:
+    return is_parallel(statement) or is_sum(statement)
 
 
 def is_serial(statement: Statement) -> bool:
@@ -147,12 +147,8 @@ def is_serial(statement: Statement) -> bool:
 
 
 def _shared(body: Sequence[Statement]) -> Iterator[For]:
-    for s in body:
-        if isinstance(s, For):
-            if is_parallel(s) or is_sum(s):
-                yield s
-            else:
-                yield from _shared(s.body)
+    every = walk(body, lambda loop: not _can_share(loop))
+    return (s for s in every if isinstance(s, For) and _can_share(s))
 
 
 def extent_of(loop: For) -> int:

@@ -32,7 +32,7 @@ from treadle.kernel.nodes import (
 )
 from treadle.kernel.packs import is_pack, lanes_for
 from treadle.kernel.target import Mapping
-from treadle.kernel.traverse import map_values, operands_of, subvalues, values_of
+from treadle.kernel.traverse import map_values, subvalues, values_of
 from treadle.schedule.mapping.shapes import is_sum, nested
 
 Key = tuple[str, Index]  # a buffer, and an index as of one common variable
@@ -235,11 +235,8 @@ def _staged(
 
 def _outside_guards(value: Value) -> list[Load]:
     """Loads that are made whatever a guard says."""
-    if isinstance(value, Guarded):
-        return []
-    if isinstance(value, Load):
-        return [value]
-    return [load for operand in operands_of(value) for load in _outside_guards(operand)]
+    every = subvalues(value, lambda v: not isinstance(v, Guarded))
+    return [v for v in every if isinstance(v, Load)]
 
 
 # Numbers of a group
