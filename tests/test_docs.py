@@ -23,7 +23,8 @@ from unittest import SkipTest
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
-PAGES = sorted([README, ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")])
+FOLDERS = (ROOT / "src").rglob("README.md")  # pages inside the folders that they are about
+PAGES = sorted([README, ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md"), *FOLDERS])
 
 # Blocks run as this file, with lines counted from the top of the block: what they print about
 # their own lines does not change when the page around them does.
