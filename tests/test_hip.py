@@ -27,7 +27,14 @@ TARGETS = {64: AMD, 32: NARROW}
 CASES = [(rows, (16, 128)), (columns, (256, 64)), (contraction, (24, 40)), (scattered, (96, 64))]
 LARGE = [*CASES, (norm_gradients, (1024, 256))]
 # What only NVIDIA's compiler reads.
-FOREIGN = (r"\basm\b", r"_sync\(", r"__grid_constant__", r"__CUDA_ARCH__", r"__isGlobal", r"& 31\b")
+FOREIGN = (
+    r"\basm\b",
+    r"__\w+_sync\(",
+    r"__grid_constant__",
+    r"__CUDA_ARCH__",
+    r"__isGlobal",
+    r"& 31\b",
+)
 
 
 def alone(target: Target) -> Target:

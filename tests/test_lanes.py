@@ -221,7 +221,7 @@ RUNNING = USED_AGAIN["running sum"]
 @pytest.fixture
 def shared_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler as it was: it gives loops to lanes without a look at scratch."""
-    monkeypatch.setattr(finish, "meeting_in", lambda loop: set())
+    monkeypatch.setattr(finish, "conflicts_in", lambda loop: set())
 
 
 @pytest.fixture

@@ -116,7 +116,7 @@ def launches_from_json(text: str) -> tuple[Launch, ...]:
 
 
 def _launch(item: dict[str, Any]) -> Launch:
-    library_call = item.pop("routine")
+    library_call = item.pop("library_call")
     if library_call is not None:
         tensors = {
             n: tuple(
@@ -129,7 +129,7 @@ def _launch(item: dict[str, Any]) -> Launch:
         }
         numbers = tuple((str(n), float(x)) for n, x in library_call["numbers"])
         library_call = LibraryLaunch(library_call["name"], numbers=numbers, **tensors)
-    matmul = item.pop("product")
+    matmul = item.pop("matmul")
     if matmul is not None:
         target, left, right = (MatrixFacts(**matmul.pop(n)) for n in ("target", "left", "right"))
         matmul = MatmulCall(**matmul, target=target, left=left, right=right)

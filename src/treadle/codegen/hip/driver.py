@@ -65,15 +65,15 @@ SPELLING = [
     (r"#if __CUDA_ARCH__ >= 900.*?#endif\n", ""),  # a launch starts when the one before is done
     (
         r'asm volatile\("ld\.relaxed\.gpu.*?\);',
-        "here = __hip_atomic_load(met, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);",
+        "here = __hip_atomic_load(arrived, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);",
     ),
     (
         r'asm volatile\("red\.release.*?\);',
-        "__hip_atomic_fetch_add(met, 1ull, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT);",
+        "__hip_atomic_fetch_add(arrived, 1ull, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT);",
     ),
     (
         r'asm volatile\("ld\.acquire.*?\);',
-        "here = __hip_atomic_load(met, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT);",
+        "here = __hip_atomic_load(arrived, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT);",
     ),
     (r'asm volatile\("" :.*?\); __builtin_assume\(__isGlobal\(p\)\);', ""),
     (r"__shfl_xor_sync\(0xffffffffu, (.*?), m\)", r"__shfl_xor(\1, m, WARP)"),

@@ -93,7 +93,7 @@ def stages_of(
     for key, loops in _repeated(body, walks).items():
         if key[0] not in dtypes:
             continue  # the group's own memory is near already
-        memory = Buffer(f"kept{len(found)}", dtypes[key[0]], extent, 1, space, lanes)
+        memory = Buffer(f"staged{len(found)}", dtypes[key[0]], extent, 1, space, lanes)
         own = packs * lanes * memory.dtype.itemsize if in_registers else memory.nbytes
         if own > room or (not in_registers and own < mapping.least_staged):
             continue
