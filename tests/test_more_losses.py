@@ -370,9 +370,9 @@ def problem(c: Case, reduction: str | None) -> Problem:
 
 
 def cases_of(name: str) -> list[tuple[Case, str | None]]:
-    found: list[tuple[Case, str | None]] = [
-        (c, r) for c in TABLE for r in REDUCTIONS if c.name == name
-    ]
+    # Each configuration with one reduction, and each reduction with some.
+    own = [c for c in TABLE if c.name == name]
+    found: list[tuple[Case, str | None]] = [(c, REDUCTIONS[i % 3]) for i, c in enumerate(own)]
     return found + [(c, None) for c in WHOLE if c.name == name]
 
 

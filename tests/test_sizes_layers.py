@@ -146,9 +146,19 @@ def test_values_and_gradients(name: str) -> None:
     every_size(lambda f, n: problem(ROWS[name](f, n)), sizes=sizes)
 
 
-@pytest.mark.parametrize("name", BY_NAME)
+# One and three dimensions are the same code with other axes.
+LIKE_OTHERS = [n for n in BY_NAME if n.endswith(("1d", "3d")) and f"{n[:-2]}2d" in BY_NAME]
+
+
+@pytest.mark.parametrize("name", [n for n in BY_NAME if n not in LIKE_OTHERS])
 def test_rows_of_the_table(name: str) -> None:
     """Every configuration of a layer in one program."""
+    check({f"{name} {i}": problem(c) for i, c in enumerate(BY_NAME[name])})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LIKE_OTHERS)
+def test_rows_of_other_dimensions(name: str) -> None:
     check({f"{name} {i}": problem(c) for i, c in enumerate(BY_NAME[name])})
 
 
