@@ -183,7 +183,7 @@ def specs(draw_) -> Spec:
 
 
 @given(specs(), st.sampled_from(dtypes.FLOATS), st.integers(2, 8))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_any_contraction(spec: Spec, dtype: DType, threads: int) -> None:
     operands = [TensorType(spec.shape(labels), dtype) for labels in (spec.left, spec.right)]
     graph = td.trace(lambda x, y: td.einsum(spec.text, x, y), *operands)
@@ -210,7 +210,7 @@ VIEWS = {
     st.sampled_from(sorted(VIEWS)),
     st.sampled_from(sorted(VIEWS)),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_products_of_views_with_gradients(
     text: str, numbers: list[int], first: str, second: str
 ) -> None:
@@ -347,7 +347,7 @@ def convolved(c: Convolution, dtype: DType) -> Graph:
 
 
 @given(convolutions(), st.sampled_from([dtypes.float32, dtypes.float32, *dtypes.FLOATS]))
-@settings(max_examples=35, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_any_convolution_with_gradients(c: Convolution, dtype: DType) -> None:
     checked(convolved(c, dtype), math.prod(c.x))
 

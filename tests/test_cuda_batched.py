@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+import pytest
 
 import treadle as td
 from backend import same_bits
@@ -189,6 +190,7 @@ def test_a_series_lies_at_one_distance() -> None:
         assert are_even([offsets[n] for n in names])
 
 
+@pytest.mark.slow
 def test_results_are_the_same_bits_in_the_planned_memory() -> None:
     graph, values = training()
     found = []

@@ -328,7 +328,9 @@ def test_batch_norm_is_as_narrow_as_its_images() -> None:
 
 
 @needs_host
-@pytest.mark.parametrize("dtype", [dtypes.bfloat16, dtypes.float32], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [dtypes.float32, pytest.param(dtypes.bfloat16, marks=pytest.mark.slow)], ids=str
+)
 def test_the_text_of_a_norm_computes_it(dtype: DType) -> None:
     """Both moments, the gradient's sums and what follows, by the text that a GPU would run."""
 
