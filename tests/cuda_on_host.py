@@ -230,7 +230,7 @@ class _Host:
     def call(self, call: Call, turn: int) -> None:
         views = self.views(call, turn)
         launch: Launch = self.launches[self.numbers[id(call.kernel)]]
-        if launch.matmul is not None or launch.library_call is not None:
+        if launch.matmul is not None or launch.called is not None:
             interpret(call.kernel, views, MEANINGS)
         elif launch.grid:
             places = [v.ctypes.data for v in views.values()]

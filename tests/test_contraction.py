@@ -88,8 +88,8 @@ def test_loops_of_a_kernel() -> None:
 def test_a_library_takes_large_ones() -> None:
     c = contraction("ab,bc->ac")
     assert not c.is_for_library(GPU.matmuls)
-    assert c.is_for_library(Matmuls(library_flops=2 * 2 * 3 * 5, library_depth=3))
-    assert not c.is_for_library(Matmuls(library_flops=1, library_depth=4))
+    assert c.is_for_library(Matmuls(flops_for_library=2 * 2 * 3 * 5, depth_for_library=3))
+    assert not c.is_for_library(Matmuls(flops_for_library=1, depth_for_library=4))
 
 
 def test_strides_of_axes_together() -> None:

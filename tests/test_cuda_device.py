@@ -245,7 +245,7 @@ def test_plans_of_the_library_come_from_the_cache(
     def planned(*_: object) -> None:
         raise AssertionError("planned once more")
 
-    monkeypatch.setattr("treadle.runtime.cuda.library_calls._planned", planned)
+    monkeypatch.setattr("treadle.runtime.cuda.calls._planned", planned)
     assert losses_of() == (first, 1)
 
 

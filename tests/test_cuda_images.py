@@ -162,18 +162,16 @@ def test_double_precision_is_the_definition_too() -> None:
 def test_what_a_library_has_not_is_the_definition() -> None:
     graph = three(SHAPES[1], dtypes.bfloat16)
     node = next(n for n in graph.nodes if n.op is c.CONV_GRAD_W)
-    library_call = conv_call_key(node, [graph.type_of(v) for v in node.operands])
-    target = dataclasses.replace(WITH_CONV, without=frozenset([library_call]))
+    called = conv_call_key(node, [graph.type_of(v) for v in node.operands])
+    target = dataclasses.replace(WITH_CONV, without=frozenset([called]))
     program = scheduled(graph, target=target)
     assert sorted(names_of(program)) == ["conv", "conv_grad_x"]
     arrays = draw(graph, 3)
     assert_within(graph, arrays, run(program, arrays))
-    assert call_key_from_json(json.loads(json.dumps(library_call))) == library_call, (
-        "the plan cache keeps it"
-    )
+    assert call_key_from_json(json.loads(json.dumps(called))) == called, "the plan cache keeps it"
     facts = [call_of(k) for k in scheduled(graph, target=WITH_CONV).distinct()]
     known = [(f.name, tuple((t.shape, t.dtype) for t in f.operands), f.numbers) for f in facts if f]
-    assert library_call in known, "the runtime tells it by the same facts"
+    assert called in known, "the runtime tells it by the same facts"
 
 
 # A whole network

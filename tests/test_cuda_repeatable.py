@@ -89,12 +89,12 @@ def call_of(name: str, dtype: str, operands: int = 2, results: int = 1) -> Libra
 
 
 @pytest.mark.usefixtures("cudnn")
-@pytest.mark.parametrize("library_call", ["conv", "conv_grad_x", "conv_grad_w"])
+@pytest.mark.parametrize("called", ["conv", "conv_grad_x", "conv_grad_w"])
 @pytest.mark.parametrize(("dtype", "fast", "same"), [("float32", 0, 2), ("bfloat16", 0, 1)])
 def test_convolutions_that_repeat_take_no_plan_that_adds_in_any_order(
-    library_call: str, dtype: str, fast: int, same: int
+    called: str, dtype: str, fast: int, same: int
 ) -> None:
-    call = call_of(library_call, dtype)
+    call = call_of(called, dtype)
     assert planned_convolution(call, False, list).graph.plan == fast
     assert planned_convolution(call, True, list).graph.plan == same
 

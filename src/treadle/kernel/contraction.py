@@ -86,8 +86,8 @@ class Contraction(Generic[T]):
 
     def is_for_library(self, limits: Matmuls) -> bool:
         """Whether a library's matmul is worth a launch of its own."""
-        is_deep = size(self.depth) >= limits.library_depth
-        return self.flops >= limits.library_flops and is_deep
+        is_deep = size(self.depth) >= limits.depth_for_library
+        return self.flops >= limits.flops_for_library and is_deep
 
     @property
     def columns_last(self) -> Contraction[T]:

@@ -67,7 +67,7 @@ class Launch:
     shared: int = 0
     calls: int = 1
     matmul: MatmulCall | None = None
-    library_call: LibraryLaunch | None = None
+    called: LibraryLaunch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,21 +116,21 @@ def launches_from_json(text: str) -> tuple[Launch, ...]:
 
 
 def _launch(item: dict[str, Any]) -> Launch:
-    library_call = item.pop("library_call")
-    if library_call is not None:
+    called = item.pop("called")
+    if called is not None:
         tensors = {
             n: tuple(
                 Tensor(
                     t["argument"], t["dtype"], t["start"], tuple(t["shape"]), tuple(t["strides"])
                 )
-                for t in library_call[n]
+                for t in called[n]
             )
             for n in ("results", "operands")
         }
-        numbers = tuple((str(n), float(x)) for n, x in library_call["numbers"])
-        library_call = LibraryLaunch(library_call["name"], numbers=numbers, **tensors)
+        numbers = tuple((str(n), float(x)) for n, x in called["numbers"])
+        called = LibraryLaunch(called["name"], numbers=numbers, **tensors)
     matmul = item.pop("matmul")
     if matmul is not None:
         target, left, right = (MatrixFacts(**matmul.pop(n)) for n in ("target", "left", "right"))
         matmul = MatmulCall(**matmul, target=target, left=left, right=right)
-    return Launch(**item, matmul=matmul, library_call=library_call)
+    return Launch(**item, matmul=matmul, called=called)

@@ -110,8 +110,8 @@ class Matmuls:
     # Matmuls, convolutions and attention of a library
     pack: int = 8  # elements of a library's widest loads, 16 bytes of narrow floats
     # Operations, below which a thread for each element is as fast: chosen.
-    library_flops: int = 1 << 16
-    library_depth: int = 4  # elements of the depth, below which it is too: chosen
+    flops_for_library: int = 1 << 16
+    depth_for_library: int = 4  # elements of the depth, below which it is too: chosen
     # A graph whose wide matmuls are no larger, each and all together, is computed by loops: its
     # launches would cost more than its arithmetic. Chosen, an edge of a CUDA graph costs 1 to 3 µs.
     launch_flops: int = 1 << 26

@@ -151,11 +151,11 @@ class _Checker:
             case Matmul():
                 self.multiply(statement, scope)
             case LibraryCall():
-                self.library_call(statement, scope)
+                self.called(statement, scope)
             case _:
                 assert_never(statement)
 
-    def library_call(self, statement: LibraryCall, scope: _Scope) -> None:
+    def called(self, statement: LibraryCall, scope: _Scope) -> None:
         """Every view inside its buffer, results apart from operands, and nothing around it."""
         if scope.loops:
             raise self.wrong(f"{statement.name} is inside a loop")

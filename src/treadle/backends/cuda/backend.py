@@ -86,14 +86,14 @@ class CudaToolchain:
         """The toolchain that knows of a call which a library has not."""
         call = missing.call
         operands = tuple((t.shape, t.dtype) for t in call.operands)
-        library_call = (call.name, operands, call.numbers)
-        if library_call in self.without:
+        called = (call.name, operands, call.numbers)
+        if called in self.without:
             return missing  # it was scheduled all the same: once more would not end
-        return RescheduleError(replace(self, without=self.without | {library_call}))
+        return RescheduleError(replace(self, without=self.without | {called}))
 
     def pack(self, code: CudaCode, program: CudaProgram) -> dict[str, bytes]:
         """With the algorithms that loading chose."""
-        chosen = replace(code, algorithms=program.algorithms, library_plans=program.library_plans)
+        chosen = replace(code, algorithms=program.algorithms, call_plans=program.call_plans)
         return packed_code(chosen)
 
     def unpack(self, parts: Mapping[str, bytes], plan: Plan) -> CudaCode | None:

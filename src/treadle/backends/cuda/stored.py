@@ -29,7 +29,7 @@ def packed_code(code: CudaCode) -> dict[str, bytes]:
         "cooperative": cooperative_to_json(code.cooperative).encode(),
         "algorithms": json.dumps(code.algorithms).encode(),
         "without": json.dumps(sorted(code.without)).encode(),
-        **{f"{_PLAN}{entry}": plan for entry, plan in code.library_plans.items()},
+        **{f"{_PLAN}{entry}": plan for entry, plan in code.call_plans.items()},
     }
 
 

@@ -37,7 +37,7 @@ def render_program(program: Program, per_part: int = 24) -> CudaSource:
     for i, kernel in enumerate(kernels):
         symbol, matmul, called = f"kernel_{i}", matmul_call_of(kernel), call_of(kernel)
         if called is not None:
-            launches.append(Launch(symbol, 0, 0, library_call=called))
+            launches.append(Launch(symbol, 0, 0, called=called))
         elif matmul is not None:
             launches.append(Launch(symbol, 0, 0, matmul=matmul))
         elif geometry_of(kernel).is_cooperative:

@@ -17,5 +17,5 @@ class CudaCode:
     cooperative: tuple[CooperativeLaunch, ...]
     cubins: tuple[bytes, ...]
     algorithms: Mapping[str, list[int]] = field(default_factory=dict)  # of cuBLASLt, by matmul
-    library_plans: Mapping[int, bytes] = field(default_factory=dict)  # of cuDNN, by entry
+    call_plans: Mapping[int, bytes] = field(default_factory=dict)  # of cuDNN, by entry
     without: frozenset[Any] = frozenset()  # library calls that turned out not to exist

@@ -110,14 +110,14 @@ class Runner:
         launches: Sequence[Launch],
         code: Code,
         matmuls: Mapping[int, Matmul],
-        library_calls: Mapping[int, DnnCall],
+        called_entries: Mapping[int, DnnCall],
         batches: Mapping[Batch, Matmul],
         cooperative: Sequence[CooperativeLaunch] = (),
     ):
         self.plan, self.launches, self.code, self.matmuls = plan, launches, code, matmuls
         self.cooperative = {(b.path, b.first): b for b in cooperative}
-        self.library_calls, self.batches = library_calls, batches
-        self.workspace = Block(max((a.workspace for a in library_calls.values()), default=0))
+        self.called_entries, self.batches = called_entries, batches
+        self.workspace = Block(max((a.workspace for a in called_entries.values()), default=0))
         self.stream: Any = None  # the one that calls go into now
         self._note: Note = _unnoticed
 
@@ -191,9 +191,9 @@ class Runner:
         launch = self.launches[entry]
         if entry in self.matmuls:
             return self._multiply_all(entry, rows)
-        if entry in self.library_calls:
+        if entry in self.called_entries:
             for addresses in rows:
-                self.library_calls[entry].run(addresses, self.workspace.address, self.stream)
+                self.called_entries[entry].run(addresses, self.workspace.address, self.stream)
             return len(rows)
         if not launch.grid:
             return 0

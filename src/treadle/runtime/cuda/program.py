@@ -19,10 +19,10 @@ from treadle.kernel.target import GPU
 from treadle.runtime.cuda.arrays import DeviceArray
 from treadle.runtime.cuda.batches import Batch, chosen_batches, matrices
 from treadle.runtime.cuda.blas import Matmul, noise, workspace
+from treadle.runtime.cuda.calls import chosen_library_calls
 from treadle.runtime.cuda.code import CudaCode
 from treadle.runtime.cuda.device import Block, checked, device, out_of_memory, padded
 from treadle.runtime.cuda.launches import Code, Runner
-from treadle.runtime.cuda.library_calls import chosen_library_calls
 from treadle.runtime.cuda.profile import timed_launches
 from treadle.runtime.cuda.transfers import Captured, Later, Pending, Slot, Sources, Traffic
 from treadle.runtime.cuda.values import DeviceValues
@@ -64,7 +64,7 @@ class CudaProgram:
             block.write(constants[name])
         self._code = Code(code.cubins, code.launches, code.cooperative)
         # Those that were chosen before, to which this adds.
-        self.algorithms, self.library_plans = dict(code.algorithms), dict(code.library_plans)
+        self.algorithms, self.call_plans = dict(code.algorithms), dict(code.call_plans)
         with self._device.lock:
             self._runner = self._chosen(is_deterministic, code.cooperative)
         self._traffic: dict[int, Traffic] = {}  # by how many steps are one launch
@@ -97,7 +97,7 @@ class CudaProgram:
         """The plan with what libraries compute of it."""
         matmuls = self._chosen_matmuls(is_deterministic)
         calls = chosen_library_calls(
-            self.launches, self.library_plans, is_deterministic, self._addresses
+            self.launches, self.call_plans, is_deterministic, self._addresses
         )
         self._code.plans += [call.graph for call in calls.values()]
         self._spare: list[Block] = []

@@ -20,11 +20,11 @@ def chosen_library_calls(
     """Calls by entry; what is planned here, on memory for an entry, is added to the plans."""
     found: dict[int, DnnCall] = {}
     for i, launch in enumerate(launches):
-        if launch.library_call is None:
+        if launch.called is None:
             continue
-        made = unpacked(launch.library_call, plans[i]) if i in plans else None
+        made = unpacked(launch.called, plans[i]) if i in plans else None
         if made is None:
-            made = _planned(launch.library_call, is_deterministic, partial(memory, i))
+            made = _planned(launch.called, is_deterministic, partial(memory, i))
             plan = made.packed()
             plans |= {i: plan} if plan else {}
         found[i] = made
