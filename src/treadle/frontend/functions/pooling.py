@@ -203,12 +203,6 @@ def _output(x: Tensor, name: str, output_size: OptionalSizes) -> tuple[Tensor, t
     return x, per_axis(name, "output_size", sizes, dims)
 
 
-def global_avg_pool(x: Operand) -> Tensor:
-    """The mean of each channel of (N, C, spatial …), spatial axes of one element left."""
-    value = as_tensor(x)
-    return adaptive_avg_pool(value, (1,) * (value.ndim - 2))
-
-
 def lp_pool(
     x: Operand, norm_type: float, kernel_size: Sizes, stride: Sizes | None = None
 ) -> Tensor:
