@@ -270,4 +270,5 @@ def test_activations_that_are_computed_again_for_gradients_are_the_same(
     (again, params), (kept, others) = found.values()
     assert again == kept
     assert all(np.array_equal(params[n], others[n]) for n in others)
-    assert arenas[0] < 0.9 * arenas[1 << 40]
+    waiting = 4 * 64 * 64 * 4  # bytes of a norm's result
+    assert arenas[0] <= arenas[1 << 40] - waiting
