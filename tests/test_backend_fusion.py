@@ -18,8 +18,8 @@ from treadle.kernel.program import Phase, Program
 from treadle.kernel.target import CPU
 from treadle.kernel.text import to_text
 from treadle.memory import assemble as assembling
-from treadle.runtime.native import processor
-from treadle.runtime.targets import named_target, target_of
+from treadle.runtime.cpu.native import processor
+from treadle.runtime.cpu.targets import named_target, target_of
 from treadle.schedule.schedule import schedule
 
 SHAPES = [(64, 128), (7, 13), (4, 2, 16, 17), (3, 1), (1, 9)]

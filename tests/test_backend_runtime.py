@@ -18,7 +18,7 @@ import pytest
 import treadle as td
 from backend import build
 from treadle import losses, nn, optim
-from treadle.runtime.cpu import NativeProgram
+from treadle.runtime.cpu.program import NativeProgram
 
 TESTS = str(Path(__file__).parent)
 PATIENCE = 300  # seconds for a process that should take two

@@ -18,7 +18,7 @@ from treadle import losses, nn, optim
 from treadle.backends.cpu.backend import CpuBackend, CpuToolchain
 from treadle.ir.graph import Graph, Value
 from treadle.kernel.target import CPU, Materialization, Target
-from treadle.runtime.native import chosen_target
+from treadle.runtime.cpu.native import chosen_target
 from treadle.schedule import keep, lower
 
 # The keys' bias moves all scores of a row alike: its gradient is 0, and Adam makes whole steps of

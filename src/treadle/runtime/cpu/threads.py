@@ -11,8 +11,8 @@ import threading
 import numpy as np
 
 from treadle.kernel.target import CPU
-from treadle.runtime.native import LibraryCall
-from treadle.runtime.script import LINE, RUNS, follower_source, pause_call
+from treadle.runtime.cpu.native import LibraryCall
+from treadle.runtime.cpu.script import LINE, RUNS, follower_source, pause_call
 
 # The control block's first line has words of 8 bytes: how many programs were launched, the script,
 # the number of threads, how many workers sleep. Then a line for each thread: how many barriers it
