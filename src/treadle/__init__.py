@@ -50,6 +50,7 @@ from treadle.base.errors import TreadleError as TreadleError
 from treadle.base.errors import UnknownParameterError as UnknownParameterError
 from treadle.base.errors import UnreachedWarning as UnreachedWarning
 from treadle.base.version import __version__ as __version__
+from treadle.batching.vmap import vmap as vmap
 from treadle.domains.anomaly import Anomaly as Anomaly
 from treadle.domains.anomaly import AnomalyError as AnomalyError
 from treadle.frontend import random as random
