@@ -112,8 +112,6 @@ def _size(name: str, leaves: Sequence[Tensor], axes: Sequence[int | None]) -> in
             "They must have equal sizes; use None in in_dims for what is not mapped.",
         )
     (size,) = sizes
-    if size == 0:
-        raise ShapeError("vmap", f"the mapped axis is empty: {shown}", "Map one element or more.")
     return size
 
 

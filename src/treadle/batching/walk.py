@@ -124,9 +124,12 @@ def _draws(op: Op, attributes: Attributes) -> bool:
 def apply_rule(
     op: Op, attributes: Attributes, batch: Batch, operands: Sequence[Tensor]
 ) -> Sequence[Tensor]:
-    """The results of an op by its rule, or by its definition where a composite has none."""
+    """The results of an op by its rule, or by its definition where a composite has none.
+
+    No elements cannot be folded into an axis and come out again.
+    """
     rule = BATCHING.get(op)
-    if rule is None:
+    if rule is None or (op.is_composite and batch.size == 0):
         return by_definition(op, attributes, batch, operands)
     given = (attributes,) if op.has_attributes else ()
     return rule(*given, batch, *operands)
