@@ -47,7 +47,10 @@ def of_closures_further_in(x: td.Tensor) -> td.Tensor:
 
 def of_trees(x: td.Tensor) -> td.Tensor:
     pair = td.cond(
-        x > 0, lambda t: {"a": td.sqrt(t[0]), "b": t[1]}, lambda t: {"a": t[0], "b": t[1] * 3}, (x, x)
+        x > 0,
+        lambda t: {"a": td.sqrt(t[0]), "b": t[1]},
+        lambda t: {"a": t[0], "b": t[1] * 3},
+        (x, x),
     )
     return td.cond(x > 0, lambda: pair["a"], lambda: pair["b"])
 

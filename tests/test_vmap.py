@@ -190,9 +190,7 @@ def test_each_element_draws_its_own_noise() -> None:
     assert len(np.unique(equal[0])) == equal[0].size
     nested = td.vmap(td.vmap(lambda x: td.random.uniform((3,)) + x))(np.zeros((2, 3), np.float32))
     assert len(np.unique(nested.numpy())) == 18
-    refused(
-        lambda: td.vmap(noise, randomness="error")(x), td.ArgumentError, "vmap", "draws random"
-    )
+    refused(lambda: td.vmap(noise, randomness="error")(x), td.ArgumentError, "vmap", "draws random")
     assert td.vmap(td.sin, randomness="error")(x).shape == (4,)
 
 

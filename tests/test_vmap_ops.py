@@ -105,7 +105,9 @@ def check_gradients(op: Op, sample: Sample, mapped: tuple[bool, ...]) -> None:
     each = draws(sample)
     shared = {n: a for n, a in each[0].items() if n not in names}
     rows = [
-        gradients(graph, shared | {n: given[n] for n in names} | {n: ct[k] for n, ct in cts.items()})
+        gradients(
+            graph, shared | {n: given[n] for n in names} | {n: ct[k] for n, ct in cts.items()}
+        )
         for k, given in enumerate(each)
     ]
     wanted = {n: np.stack([row[n] for row in rows]) for n in rows[0]}
