@@ -77,9 +77,14 @@ FAMILIES = (
     Family("Tensors and graphs", ("treadle.frontend.coerce",), "", ("Tensor", "Spec", "Graph")),
     Family("Tracing", ("treadle.frontend.tracing",), "See [graphs](graphs.md)."),
     Family(
-        "Loops and recomputation",
-        ("treadle.frontend.control",),
-        "See [gradients](gradients.md).",
+        "Batches, loops, conditions and recomputation",
+        (
+            "treadle.batching.vmap",
+            "treadle.frontend.control",
+            "treadle.batching.associative",
+            "treadle.frontend.branches",
+        ),
+        "See [transformations and control flow](transforms.md) and [gradients](gradients.md).",
     ),
     Family("Differentiation", ("treadle.autodiff.transforms",), "See [gradients](gradients.md)."),
     Family(

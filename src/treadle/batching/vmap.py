@@ -142,7 +142,7 @@ def _placed(traced: Traced, values: Sequence[Tensor], out_dims: Dims, size: int)
         if axis is None:
             raise AxisError(
                 "vmap",
-                f"out_dims has the axis {dim} for result {i}, which has {rank} without the mapped one",
+                f"out_dims has the axis {dim} for result {i}, which has {rank} and the mapped one",
                 f"Axes are {-rank - 1} to {rank}.",
             )
         found.append(moveaxis(value if is_batched else repeated(value, size), 0, axis))
