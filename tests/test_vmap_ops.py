@@ -158,11 +158,9 @@ def test_a_wrong_rule_is_told_apart() -> None:
     """The comparison above can fail."""
     op = OPS["flip"]
     right = BATCHING._entries[op]
-    batch_graph.cache_clear()
     try:
         BATCHING._entries[op] = lambda attributes, batch, x: bind(op, attributes, x)
         with pytest.raises(AssertionError):
             compare(op, samples_of(op)[0], (True,), 0)
     finally:
         BATCHING._entries[op] = right
-        batch_graph.cache_clear()

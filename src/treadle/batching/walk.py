@@ -16,7 +16,7 @@ from treadle.frontend.tracing import emit
 from treadle.ir.composites import definition_graph
 from treadle.ir.control import bodies
 from treadle.ir.graph import Graph, Node, Output
-from treadle.ir.op import Attributes, Op, RuleTable
+from treadle.ir.op import Attributes, Op, RuleTable, Types
 from treadle.ir.ops.indexing import RANDOM_BITS
 from treadle.ir.ops.leaves import Leaf
 from treadle.ir.ops.shaping import BROADCAST, Broadcast
@@ -61,7 +61,6 @@ def with_axis(type_: TensorType, size: int) -> TensorType:
     return type_.with_shape((size, *type_.shape))
 
 
-@lru_cache(maxsize=4096)
 def batch_graph(
     graph: Graph,
     mapped: frozenset[str],
@@ -114,7 +113,6 @@ def _visit(
     return trace.apply(op, attributes, operands)
 
 
-@lru_cache(maxsize=4096)
 def _draws(op: Op, attributes: Attributes) -> bool:
     """Whether the op draws random bits, in its bodies too."""
     inside = (n for body in bodies(attributes) for n in body.nodes)
@@ -144,10 +142,16 @@ def by_definition(
         x.type.with_shape(x.shape[1:]) if is_batched else x.type
         for x, is_batched in zip(operands, batch.batched, strict=True)
     )
-    definition = definition_graph(op, attributes, plain)
-    names = input_names(definition)
-    graph = batch_graph(definition, mapped_names(names, batch.batched), batch.size)
-    return emit(graph, dict(zip(names, operands, strict=True)))
+    graph = _batched_definition(op, attributes, plain, batch.batched, batch.size)
+    return emit(graph, dict(zip(input_names(graph), operands, strict=True)))
+
+
+@lru_cache(maxsize=4096)
+def _batched_definition(
+    op: Op, attributes: Attributes, operands: Types, batched: tuple[bool, ...], size: int
+) -> Graph:
+    definition = definition_graph(op, attributes, operands)
+    return batch_graph(definition, mapped_names(input_names(definition), batched), size)
 
 
 def mapped_names(names: Sequence[str], batched: Sequence[bool]) -> frozenset[str]:
