@@ -12,6 +12,7 @@ import torch
 import treadle as td
 from refusals import refused
 from treadle import losses, nn, optim
+from treadle.backends.registry import backend
 from treadle.base import trees
 from treadle.domains.float64 import evaluate_float64
 from treadle.ir.verify import verify
@@ -342,3 +343,18 @@ def test_clipped_gradients_of_samples_in_a_step() -> None:
     each = 2 * (x @ w.T - y)[:, :, None] * x[:, None, :]
     norms = np.sqrt((each**2).sum((1, 2), keepdims=True))
     same(step.params["w"], w - (each * np.minimum(1 / norms, 1)).mean(0), 1e-5)
+
+
+@pytest.mark.slow
+def test_programs_are_rendered_for_cuda() -> None:
+    options = td.CompileOptions()
+    toolchain = backend("cuda").toolchain(options)
+    values = {n: td.Spec(a.shape) for n, a in NET.init(0).items()}
+    images, labels = td.Spec((5, 2, 4, 6)), td.Spec((5,), td.int32)
+    each = td.trace(td.vmap(td.grad(loss_of_one), (None, 0, 0)), values, images, labels)
+    loops = td.trace(
+        natively, td.Spec((9, 2)), td.Spec((5, 2)), td.Spec((9, 2)), td.Spec((9,), td.int32)
+    )
+    for graph in (each, loops):
+        program = toolchain.schedule(graph, options)
+        assert len(toolchain.render(program).launches) == len(program.distinct())

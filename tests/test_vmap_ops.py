@@ -9,6 +9,7 @@ import pytest
 
 import treadle as td
 from treadle.autodiff.backward import has_gradient, vjp_graph
+from treadle.base import trees
 from treadle.batching.walk import BATCHING, batch_graph
 from treadle.domains.float64 import evaluate_float64, lift
 from treadle.frontend.scopes import EAGER, bind
@@ -164,3 +165,31 @@ def test_a_wrong_rule_is_told_apart() -> None:
             compare(op, samples_of(op)[0], (True,), 0)
     finally:
         BATCHING._entries[op] = right
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", MAPPED, ids=str)
+def test_natively(op: Op) -> None:
+    """One program for some samples of an op, each mapped over all operands and over the last."""
+    given, functions = [], []
+    # A program refuses labels beyond the classes, which the second sample of one_hot has.
+    for sample in samples_of(op)[: 1 if op.name == "one_hot" else 4]:
+        count = len(sample.operands)
+        for mapped in {(True,) * count, (*(False,) * (count - 1), True)}:
+            dims = tuple(0 if m else None for m in mapped)
+            function = lambda *xs, s=sample: bind(op, s.attributes, *xs)  # noqa: E731
+            functions.append(td.vmap(function, dims))
+            given.append([t.numpy() for t in tensors(sample, mapped, 0)])
+
+    def together(arguments: list[list[td.Tensor]]) -> list[td.Tensor]:
+        return [f(*xs) for f, xs in zip(functions, arguments, strict=True)]
+
+    found, oracle = (
+        td.compile(together, [[td.Spec(a.shape, a.dtype) for a in xs] for xs in given], device=d)(
+            given
+        )
+        for d in ("cpu", "oracle")
+    )
+    for ours, theirs in zip(trees.flatten(found)[0], trees.flatten(oracle)[0], strict=True):
+        near = np.asarray(theirs, np.float64)
+        np.testing.assert_allclose(np.asarray(ours, np.float64), near, 1e-4, 1e-5)
