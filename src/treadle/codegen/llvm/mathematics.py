@@ -397,19 +397,22 @@ def _atan2(lanes: Lanes, y: Reg, x: Reg) -> Reg:
     ratio = lanes.select(is_diagonal, lanes.constant(1.0, x), ratio)
     square = lanes.mul(ratio, ratio)
     angle = lanes.fma(lanes.mul(square, ratio), lanes.polynomial(ATAN, square), ratio)
-    angle = _turned(lanes, is_steep, 1, angle)
     is_behind = lanes.compare("icmp slt", lanes.bits(x), 0)  # −0 too
-    angle = _turned(lanes, is_behind, 2, angle)
+    turned = _turned(lanes, is_steep, is_behind, angle)
     has_nan = lanes.compare("fcmp uno", x, y)
-    signed = lanes.with_sign_of(angle, y)
+    signed = lanes.with_sign_of(turned, y)
     return lanes.select(has_nan, lanes.constant(math.nan, x), signed)
 
 
-def _turned(lanes: Lanes, where: Reg, quarters: int, angle: Reg) -> Reg:
-    """`quarters` · π/2 − angle in some lanes: π/2 in two parts, so that one rounding is left."""
-    near, rest = (quarters * part for part in HALF_PI[:2])
-    turned = lanes.sub(lanes.constant(near, angle), lanes.sub(angle, rest))
-    return lanes.select(where, turned, angle)
+def _turned(lanes: Lanes, is_steep: Reg, is_behind: Reg, angle: Reg) -> Reg:
+    """π/2 ± angle if steep, else π − angle if behind: π in two parts, for one rounding is left."""
+    is_less = lanes.function.binary("xor", is_steep, is_behind)
+    value = lanes.select(is_less, lanes.negative(angle), angle)
+    for part in HALF_PI[1::-1]:
+        none, one, two = (lanes.constant(quarters * part, angle) for quarters in (0, 1, 2))
+        quarter = lanes.select(is_steep, one, lanes.select(is_behind, two, none))
+        value = lanes.add(value, quarter)
+    return value
 
 
 def _each_lane(lanes: Lanes, name: str, *operands: Reg) -> Reg:
