@@ -4,6 +4,7 @@ import importlib as _importlib
 import typing as _typing
 
 # Fills the rule tables, which gives ops their meaning and gradients.
+from treadle import fft as fft
 from treadle import losses as losses
 from treadle import nn as nn
 from treadle import optim as optim
