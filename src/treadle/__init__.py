@@ -5,6 +5,7 @@ import typing as _typing
 
 # Fills the rule tables, which gives ops their meaning and gradients.
 from treadle import fft as fft
+from treadle import linalg as linalg
 from treadle import losses as losses
 from treadle import nn as nn
 from treadle import optim as optim
