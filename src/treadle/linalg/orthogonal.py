@@ -87,7 +87,7 @@ def _reflect(a: Tensor, v: Tensor, tau: Tensor) -> Tensor:
     return a - outer(v * tau, sum_over(unsqueeze(v, 2) * a, 1))
 
 
-def _householder(a: Tensor, width: int) -> QR:
+def householder(a: Tensor, width: int) -> QR:
     """`width` columns of Q, by the reflections in reverse."""
     b, m, _ = a.shape
     left, reflections = _reflections(a)
@@ -104,11 +104,11 @@ def _householder(a: Tensor, width: int) -> QR:
 @cache
 def _reflected(width: int) -> Function:
     """All columns of Q: the gradient goes back through the reflections."""
-    return lambda a: _householder(a, width)
+    return lambda a: householder(a, width)
 
 
 def _reduced(a: Tensor) -> QR:
-    return _householder(a, min(a.shape[1:]))
+    return householder(a, min(a.shape[1:]))
 
 
 def _reduced_vjp(ct: QR, out: QR, a: Tensor) -> tuple[Tensor]:
