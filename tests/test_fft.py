@@ -40,9 +40,15 @@ def beside_torch(name: str, x: np.ndarray, **options: Any) -> Problem:
 
 # Lengths by one matrix, by two, by three, and without factors; along rows, columns and others.
 LENGTHS = [((3, 7), {}), ((5, 16, 3), {"dim": 1}), ((2, 33), {"norm": "ortho"}), ((1,), {})]
-LENGTHS += [((2, 300), {"norm": "forward"}), ((2, 320, 3), {"dim": -2}), ((9, 2), {"dim": 0})]
+LENGTHS += [((2, 300), {"norm": "forward"}), ((1, 274, 2), {"dim": -2}), ((1, 257), {})]
 LENGTHS += [((3, 12), {"n": 17}), ((3, 12), {"n": 5}), ((2, 4, 3, 8), {"norm": "backward"})]
-LONG = [((1, 1009), {}), ((1, 331, 2), {"dim": 1}), ((1, 1536), {}), ((2, 514), {}), ((1, 2187), {})]
+LONG = [
+    ((1, 1009), {}),
+    ((1, 331, 2), {"dim": 1}),
+    ((1, 1536), {}),
+    ((2, 514), {}),
+    ((1, 2187), {}),
+]
 
 
 def along_one(name: str, cases: list[Any]) -> dict[str, Problem]:
@@ -79,6 +85,7 @@ def test_beside_torch(name: str) -> None:
     check_exactly(every_case(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES[:4])
 def test_long_ones(name: str) -> None:
     check_exactly(inverse_of_real(LONG) if name == "irfft" else along_one(name, LONG))
@@ -208,10 +215,14 @@ def test_complex_numbers() -> None:
 
 def test_narrow_floats_are_transformed_in_float32() -> None:
     x = td.tensor(normal(2, 64)).astype(td.bfloat16)
-    found = td.compile(lambda x: td.fft.rfft(x), td.Spec((2, 64), td.bfloat16), device="cpu")(x.numpy())
+    found = td.compile(lambda x: td.fft.rfft(x), td.Spec((2, 64), td.bfloat16), device="cpu")(
+        x.numpy()
+    )
     assert found.dtype.name == "bfloat16"
     expected = np.fft.rfft(x.numpy().astype(np.float64))
-    np.testing.assert_allclose(found[..., 0].astype(np.float64), expected.real, rtol=5e-3, atol=0.02)
+    np.testing.assert_allclose(
+        found[..., 0].astype(np.float64), expected.real, rtol=5e-3, atol=0.02
+    )
 
 
 X, Z = td.zeros((3, 4)), td.zeros((3, 4, 2))

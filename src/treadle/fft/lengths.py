@@ -77,9 +77,7 @@ def _to_real(z: Tensor, matrix: Array) -> Tensor:
     k = matrix.shape[1]
     weights = np.stack([matrix.real, -matrix.imag], 1).reshape(2 * n, k)
     if c == 1:
-        product = contract(
-            reshape(z, (b, 2 * n)), _constant(weights, z.dtype), ("bn", "nk", "bk")
-        )
+        product = contract(reshape(z, (b, 2 * n)), _constant(weights, z.dtype), ("bn", "nk", "bk"))
         return reshape(product, (b, k, 1))
     rows = reshape(permute(z, (0, 1, 3, 2)), (b, 2 * n, c))
     return contract(_constant(weights.T, z.dtype), rows, ("kn", "bnc", "bkc"))

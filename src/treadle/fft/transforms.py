@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import math
+from collections.abc import Sequence
 
 from treadle.base.dtypes import float32
 from treadle.base.errors import ArgumentError, AxisError, ShapeError
@@ -42,9 +41,7 @@ def rfft(
     return _back(found, real, (*real.shape[:at], used, *real.shape[at + 1 :], 2))
 
 
-def irfft(
-    z: Operand, n: int | None = None, dim: int = -1, norm: str | None = None
-) -> Tensor:
+def irfft(z: Operand, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
     """n real numbers of their frequencies 0 … n // 2; n is 2 (m − 1) for m of them by default.
 
     Frequencies that are missing count as zeros, and cost nothing.

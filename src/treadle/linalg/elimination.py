@@ -8,7 +8,16 @@ from treadle.autodiff.transforms import custom_vjp
 from treadle.base.trees import Tree
 from treadle.frontend.coerce import cast
 from treadle.frontend.control import scan
-from treadle.frontend.functions.arithmetic import abs, as_real, eq, log, remainder, sign, where
+from treadle.frontend.functions.arithmetic import (
+    abs,
+    as_real,
+    eq,
+    log,
+    remainder,
+    sign,
+    stop_gradient,
+    where,
+)
 from treadle.frontend.functions.reductions import argmax, prod
 from treadle.frontend.functions.reductions import sum as sum_over
 from treadle.frontend.functions.sequences import diagonal
@@ -96,13 +105,6 @@ def _lu_vjp(ct: LU, out: LU, a: Tensor) -> tuple[Tensor]:
 _factors = custom_vjp(_lu, _lu_vjp)
 
 
-class Solved(NamedTuple):
-    """A solution, and the factors that its gradient uses again."""
-
-    x: Tensor
-    factors: LU
-
-
 def solve(a: Operand, b: Operand, *, left: bool = True) -> Tensor:
     """X with A X = B, or X A = B if not `left`. B has columns, or is a vector as in PyTorch.
 
@@ -116,26 +118,20 @@ def solve(a: Operand, b: Operand, *, left: bool = True) -> Tensor:
     if not left:
         return turned(solve(turned(first), turned(second)))
     check_fit("solve", first, second)
-    found = solved_together(lambda a, b: _solved(a, b).x, first, second)
+    found = solved_together(_solved, first, second)
     return squeeze(found, -1) if is_vector else found
 
 
-def _solve(a: Tensor, b: Tensor) -> Solved:
-    factors = _lu(a)
-    middle = substituted(factors.L, product(turned(factors.P), b), upper=False, unit=True)
-    return Solved(substituted(factors.U, middle, upper=True), factors)
+def _solve(a: Tensor, b: Tensor) -> Tensor:
+    order, lower, upper = _lu(a)
+    middle = substituted(lower, product(turned(order), b), upper=False, unit=True)
+    return substituted(upper, middle, upper=True)
 
 
-def _solve_vjp(ct: Solved, out: Solved, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def _solve_vjp(ct: Tensor, x: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """dB = A⁻ᵀ ct, dA = −dB Xᵀ."""
-    right = _solved_transposed(out.factors, ct.x)
-    return -product(right, turned(out.x)), right
-
-
-def _solved_transposed(factors: LU, b: Tensor) -> Tensor:
-    """A⁻ᵀ B = P L⁻ᵀ U⁻ᵀ B."""
-    middle = substituted(turned(factors.U), b, upper=False)
-    return product(factors.P, substituted(turned(factors.L), middle, upper=True, unit=True))
+    right = _solve(turned(a), ct)
+    return -product(right, turned(x)), right
 
 
 _solved = custom_vjp(_solve, _solve_vjp)
@@ -149,7 +145,7 @@ def inv(a: Operand) -> Tensor:
 
 
 def _inverse(a: Tensor) -> Tensor:
-    return _solve(a, identity(a.shape[1], a)).x
+    return _solve(a, identity(a.shape[1], a))
 
 
 def _inverse_vjp(ct: Tensor, out: Tensor, a: Tensor) -> tuple[Tensor]:
@@ -160,54 +156,36 @@ def _inverse_vjp(ct: Tensor, out: Tensor, a: Tensor) -> tuple[Tensor]:
 _inverted = custom_vjp(_inverse, _inverse_vjp)
 
 
-class Determined(NamedTuple):
-    """A determinant, as its sign and as logarithm too, and the factors."""
-
-    det: Tensor
-    sign: Tensor
-    logabsdet: Tensor
-    factors: LU
-
-
 def det(a: Operand) -> Tensor:
     """The determinant. Where it is 0 its gradient is not finite."""
-    found = mapped(lambda flat: _determined(flat).det, matrices("det", a, is_square=True))
-    assert isinstance(found, Tensor)
-    return found
+
+    def found(flat: Tensor) -> Tensor:
+        order, _, upper = _factors(flat)
+        return _parity(order) * prod(diagonal(upper, axis1=1, axis2=2), 1)
+
+    result = mapped(found, matrices("det", a, is_square=True))
+    assert isinstance(result, Tensor)
+    return result
 
 
 def slogdet(a: Operand) -> SLogDet:
     """The sign of the determinant, and log|det A|, which neither overflows nor underflows."""
 
-    def parts(flat: Tensor) -> SLogDet:
-        found = _determined(flat)
-        return SLogDet(found.sign, found.logabsdet)
+    def found(flat: Tensor) -> SLogDet:
+        order, _, upper = _factors(flat)
+        pivots = diagonal(upper, axis1=1, axis2=2)
+        signs = _parity(order) * prod(sign(pivots), 1)
+        return SLogDet(signs, sum_over(log(abs(pivots)), 1))
 
-    found = mapped(parts, matrices("slogdet", a, is_square=True))
-    assert isinstance(found, SLogDet)
-    return found
-
-
-def _determine(a: Tensor) -> Determined:
-    factors = _lu(a)
-    pivots, parity = diagonal(factors.U, axis1=1, axis2=2), _parity(factors.P)
-    signs = parity * prod(sign(pivots), 1)
-    return Determined(parity * prod(pivots, 1), signs, sum_over(log(abs(pivots)), 1), factors)
+    result = mapped(found, matrices("slogdet", a, is_square=True))
+    assert isinstance(result, SLogDet)
+    return result
 
 
 def _parity(order: Tensor) -> Tensor:
     """1 or −1: whether the pairs of rows that a permutation puts out of order are even."""
     n = order.shape[1]
-    position = sum_over(order * cast(iota((n, n), 0), order.dtype), 1)  # (b, n)
+    position = sum_over(stop_gradient(order) * cast(iota((n, n), 0), order.dtype), 1)  # (b, n)
     before, after = reshape(position, (-1, n, 1)), reshape(position, (-1, 1, n))
     crossed = where(before > after, triu(ones_like(order), 1), 0)
     return 1 - 2 * remainder(sum_over(crossed, (1, 2)), 2)
-
-
-def _determine_vjp(ct: Determined, out: Determined, a: Tensor) -> tuple[Tensor]:
-    """dA = (ct det A + ct′) A⁻ᵀ, ct′ being that of the logarithm."""
-    inverse = _solved_transposed(out.factors, identity(a.shape[1], a))
-    return (reshape(ct.det * out.det + ct.logabsdet, (-1, 1, 1)) * inverse,)
-
-
-_determined = custom_vjp(_determine, _determine_vjp)

@@ -14,9 +14,9 @@ from treadle.frontend.functions.reductions import argsort, sort
 from treadle.frontend.functions.reductions import max as max_over
 from treadle.frontend.functions.reductions import sum as sum_over
 from treadle.frontend.functions.sequences import diag_embed, diagonal
-from treadle.frontend.functions.shaping import expand, slice_along, unsqueeze
+from treadle.frontend.functions.shaping import expand, eye, slice_along, unsqueeze
 from treadle.frontend.tensor import Operand, Tensor
-from treadle.linalg.jacobi import diagonalized, orthogonalized
+from treadle.linalg.jacobi import orthogonalized
 from treadle.linalg.matrices import (
     even_part,
     identity,
@@ -64,14 +64,21 @@ def eigvalsh(a: Operand, UPLO: str = "L") -> Tensor:
 
 
 def _eigh(a: Tensor) -> Eigh:
-    values, vectors = diagonalized(symmetric(a))
+    """Of a multiple of the identity added, all eigenvalues are positive, and singular values too.
+
+    They are taken of A itself again, as lengths along its eigenvectors.
+    """
+    whole = symmetric(a)
+    bound = max_over(sum_over(abs(whole), 2, keepdims=True), 1, keepdims=True)
+    _, vectors = orthogonalized(whole + 2 * bound * eye(a.shape[1], dtype=a.dtype))
+    values = sum_over(product(vectors, whole) * vectors, 2)
     ordered, order = sort(values, 1)
-    return Eigh(ordered, _columns(vectors, order))
+    return Eigh(ordered, turned(_rows(vectors, order)))
 
 
-def _columns(a: Tensor, order: Tensor) -> Tensor:
-    """Columns in another order for each matrix."""
-    return take_along_axis(a, expand(unsqueeze(order, 1), a.shape), 2)
+def _rows(a: Tensor, order: Tensor) -> Tensor:
+    """Rows in another order for each matrix."""
+    return take_along_axis(a, expand(unsqueeze(order, 2), a.shape), 1)
 
 
 def _eigh_vjp(ct: Eigh, out: Eigh, a: Tensor) -> tuple[Tensor]:
@@ -121,15 +128,11 @@ def svdvals(a: Operand) -> Tensor:
 def _svd(a: Tensor, width: int) -> SVD:
     """Of (b, m, n) with m ≥ n. The left vectors come by reflections: orthonormal at any rank."""
     scaled, vectors = orthogonalized(a)
-    squares = sum_over(scaled * scaled, 1)
-    order = argsort(squares, 1, descending=True)
-    q, r = householder(_columns(scaled, order), width)
+    order = argsort(sum_over(scaled * scaled, 2), 1, descending=True)
+    q, r = householder(turned(_rows(scaled, order)), width)
     pivots = diagonal(r, axis1=1, axis2=2)
-    is_turned = unsqueeze(pivots < 0, 1)
-    first = slice_along(q, 2, 0, a.shape[2])
-    vectors = where(is_turned, -_columns(vectors, order), _columns(vectors, order))
-    assert first.shape[2] == pivots.shape[1]
-    return SVD(q, abs(pivots), turned(vectors))
+    right = _rows(vectors, order)
+    return SVD(q, abs(pivots), where(unsqueeze(pivots < 0, 2), -right, right))
 
 
 def _thin_svd(a: Tensor) -> SVD:
