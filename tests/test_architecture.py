@@ -22,7 +22,7 @@ BASE = frozenset({"base"})
 VALUES = BASE | {"ir", "kernel"}  # every value that is passed between stages
 TRACED = BASE | {"ir", "domains", "frontend"}
 MODELS = TRACED | {"autodiff", "batching"}
-LIBRARY = MODELS | {"nn", "losses", "metrics", "optim"}
+LIBRARY = MODELS | {"fft", "linalg", "nn", "losses", "metrics", "optim"}
 STAGES = frozenset({"precision", "schedule", "memory", "codegen", "runtime"})
 BELOW_PIPELINE = LIBRARY | VALUES | STAGES | {"rules"}
 TOP = frozenset(
@@ -49,6 +49,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "frontend": BASE | {"ir", "domains"},
     "autodiff": TRACED,
     "batching": TRACED,
+    "fft": TRACED,
+    "linalg": MODELS,
     "nn": MODELS,
     "losses": MODELS,
     "metrics": MODELS,
