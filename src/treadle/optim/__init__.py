@@ -24,6 +24,7 @@ from treadle.optim.cycles import triangular as triangular
 from treadle.optim.gradients import centralize_gradients as centralize_gradients
 from treadle.optim.gradients import normalize_gradients as normalize_gradients
 from treadle.optim.grouping import freeze as freeze
+from treadle.optim.grouping import group as group
 from treadle.optim.grouping import groups as groups
 from treadle.optim.grouping import only as only
 from treadle.optim.layerwise import lamb as lamb

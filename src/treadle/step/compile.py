@@ -170,7 +170,8 @@ def _compile(given: _Asked) -> TrainStep:
                 "no parameter is trained",
                 "Check requires_grad and the selectors of optim.only and optim.groups.",
             )
-        return TrainStep(recipe, asked.batch, session, report, asked.seed, stream)
+        with recipe.naming():
+            return TrainStep(recipe, asked.batch, session, report, asked.seed, stream)
 
 
 def _recipe(asked: _Asked, module: Module, prefix: str, precision: DType) -> StepRecipe:

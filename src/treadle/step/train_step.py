@@ -22,7 +22,7 @@ from treadle.domains.float64 import carrier
 from treadle.domains.philox import make_key
 from treadle.frontend.scopes import RANDOM_STATE
 from treadle.ir.graph import Graph, OutputKind
-from treadle.nn.tracing import Inputs
+from treadle.nn.tracing import Inputs, as_argument
 from treadle.optim.append import Mode, state_types, trace_eval_params, trace_init
 from treadle.pipeline import (
     CompileOptions,
@@ -36,7 +36,7 @@ from treadle.pipeline import (
 from treadle.runtime.executable import updates_in_place
 from treadle.runtime.oracle import OracleProgram
 from treadle.runtime.session import Session
-from treadle.step.batches import Arrays, ByShape, write_first_values
+from treadle.step.batches import Arrays, ByShape, check_flags, write_first_values
 from treadle.step.finite import FiniteValues
 from treadle.step.forward import Forward
 from treadle.step.hyperparameters import Hyperparameters
@@ -46,6 +46,8 @@ from treadle.step.loading import (
     OWN,
     Counters,
     Loaded,
+    Rename,
+    Terms,
     load_step,
     load_values,
     own_names,
@@ -104,7 +106,7 @@ class TrainStep:
         session.declare(types)
         self._own += [n for n in types if n not in self._own]
         self._graph = graphs[Mode.UPDATE]
-        self.hyperparameters = Hyperparameters(session, self._plan)
+        self.hyperparameters = Hyperparameters(session, self._plan, recipe.naming)
         self._start()
         # Compiled now rather than at the first step: errors and seconds belong here.
         self._programs.built(inputs).step(self._mode(), UNWATCHED)
@@ -113,7 +115,8 @@ class TrainStep:
         self._is_ready = True
 
     def _build(self, inputs: Inputs) -> Variants:
-        graphs = build_step(self.recipe, self._plan, inputs, self.report)
+        with self.recipe.naming():
+            graphs = build_step(self.recipe, self._plan, inputs, self.report)
         self._declare(graphs)
         return Variants(graphs, self.report, self.recipe.options)
 
@@ -153,8 +156,11 @@ class TrainStep:
         histograms: bool = False,
     ) -> StepResult:
         """One step, or one micro-step of an accumulation. Calls from several threads take turns."""
-        is_watched = captures or grad_norms or histograms
-        watched = Watched(captures, grad_norms, histograms) if is_watched else UNWATCHED
+        watched = UNWATCHED
+        if not (captures is grad_norms is histograms is False):
+            flags = {"captures": captures, "grad_norms": grad_norms, "histograms": histograms}
+            check_flags("step", self._inputs, **flags)
+            watched = Watched(*map(bool, flags.values()))
         outputs, mode = self._once("step", batch, watched)
         return StepResult(outputs, mode)
 
@@ -292,6 +298,7 @@ class TrainStep:
 
     def evaluate(self, batch: Tree, captures: bool = False) -> EvalResult:
         """Loss and metrics in evaluation mode; other batch sizes are compiled as they come."""
+        check_flags("evaluate", self._inputs, captures=captures)
         evaluation, arrays = self._evaluations.get("evaluate", batch)
         program = functools.partial(evaluation.program, captures)
         given = self._with_key(arrays)
@@ -328,6 +335,11 @@ class TrainStep:
         )
 
     @property
+    def model(self) -> Any:
+        """What was compiled: the module, or the tree of modules, parameters and arrays."""
+        return as_argument(self.recipe.model)
+
+    @property
     def device_params(self) -> dict[str, Any]:
         """The parameters and states themselves, for other frameworks to read without a copy.
 
@@ -341,13 +353,23 @@ class TrainStep:
         """Copies of the parameters and states, under PyTorch's names."""
         return self.session.read(self.recipe.model.declarations())
 
-    def load_params(self, values: Mapping[str, object], strict: bool = True) -> Loaded:
+    def load_params(
+        self,
+        values: Mapping[str, object],
+        strict: bool = True,
+        *,
+        rename: Rename | None = None,
+        skip_mismatched: bool = False,
+    ) -> Loaded:
         """Replace parameters and states by name; `strict=False` takes what fits the names.
 
-        What was `missing` and what was `unexpected` is returned. Before the first update the
-        optimizer starts from them: averages begin where training does.
+        What was `missing` and what was `unexpected` is returned. `rename` is a dict of prefixes,
+        {"module": "", "backbone": "encoder"}, or a function of a name; `skip_mismatched` leaves
+        out what has another shape, such as a head. Before the first update the optimizer starts
+        from them: averages begin where training does.
         """
-        found = load_values(self.session, self.recipe.model, (), values, strict, "load_params")
+        terms = Terms(strict, rename, skip_mismatched)
+        found = load_values(self.session, self.recipe.model, (), values, "load_params", terms)
         self._finite.note_loaded(found.arrays)
         if self.count == 0:
             self.session.run(self._init, {})
@@ -385,7 +407,7 @@ class TrainStep:
         counters = Counters.read(state, self.recipe.accumulate)
         given = own_names(state, self.recipe.prefix)
         model = self.recipe.model
-        found = load_values(self.session, model, self._own, given, True, "load_state_dict")
+        found = load_values(self.session, model, self._own, given, "load_state_dict")
         self._finite.note_loaded({n: found.arrays[n] for n in model.declarations()})
         self._seed, self._stream = counters.seed, counters.stream
         self._done.steps, self._done.micro = counters.steps, counters.micro

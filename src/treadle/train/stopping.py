@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from treadle.base.errors import ArgumentError
 from treadle.train.callback import Callback
 from treadle.train.run import Run
 
-Metrics = str | Mapping[str, str]
+Metrics = str | Sequence[str] | Mapping[str, str]
 
 
 class Improvement:
@@ -21,7 +21,8 @@ class Improvement:
 
     def __init__(self, operation: str, metrics: Metrics, mode: str, min_delta: float):
         self.operation, self.min_delta = operation, min_delta
-        self.modes = {metrics: mode} if isinstance(metrics, str) else dict(metrics)
+        names = [metrics] if isinstance(metrics, str) else metrics
+        self.modes = dict(names) if isinstance(names, Mapping) else dict.fromkeys(names, mode)
         wrong = [f"{n}: {m!r}" for n, m in self.modes.items() if m not in ("min", "max")]
         if wrong or not self.modes:
             cause = f"modes are {', '.join(wrong)}" if wrong else "there are no metrics"
