@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refusals import refused
 
 import treadle as td
+from refusals import refused
 from treadle import losses, metrics, nn, optim
 
 X, Y = np.ones((4, 3), np.float32), np.zeros((4, 2), np.float32)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from refusals import refused
 
 import treadle as td
+from refusals import refused
 from treadle import losses, nn, optim
 
 

@@ -217,14 +217,13 @@ def _freezable(inner: Optimizer) -> Optimizer:
 
 
 def _checked_pair(member: object) -> tuple[Selector, Optimizer]:
-    is_pair = isinstance(member, tuple) and len(member) == 2
-    if not is_pair or not isinstance(member[1], Optimizer):  # type: ignore[index]
+    selector, optimizer = member if isinstance(member, tuple) and len(member) == 2 else (None, None)
+    if not isinstance(optimizer, Optimizer):
         raise ArgumentError(
             "groups",
             f"{member!r} is not a group",
             'Pass pairs, ("*.bias", optim.sgd(0.1)), or groups with names, group("head", lr=0.1).',
         )
-    selector, optimizer = member  # type: ignore[misc]
     check_selector("groups", "the selector", selector)
     return selector, optimizer
 

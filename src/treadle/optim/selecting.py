@@ -42,13 +42,14 @@ def check_selector(operation: str, name: str, selector: object) -> None:
     if isinstance(selector, (list, tuple)) and selector:
         for one in selector:
             check_selector(operation, name, one)
-    elif selector is not None and not isinstance(selector, (str, Placeholder)):
-        if not callable(selector) or isinstance(selector, (list, tuple)):
-            raise ArgumentError(
-                operation,
-                f"{name} = {selector!r}",
-                "It is a pattern of names, a function of one, a module of the model, or a list.",
-            )
+        return
+    is_one = isinstance(selector, (str, Placeholder)) or callable(selector)
+    if selector is not None and not is_one:
+        raise ArgumentError(
+            operation,
+            f"{name} = {selector!r}",
+            "It is a pattern of names, a function of one, a module of the model, or a list.",
+        )
 
 
 def check_selects(operation: str, selector: Selector | None, params: Mapping[str, object]) -> None:

@@ -73,7 +73,7 @@ class Forward:
         self.model, self.session, self.report = model, session, report
         self._forward, self._precision, self._training = forward, precision, training
         self._eval_params, self._options = eval_params, options
-        self._seed, self._calls = seed, 0
+        self._seed = seed
         self._fixed = fixed = Inputs.of(inputs)
         self._programs = ByShape(self._build, options, fixed, session.memory)
         self.graph = self._programs.built(fixed).traced.graph
@@ -111,13 +111,14 @@ class Forward:
             check_flags(name, self._fixed, on_device=on_device)
         built, arrays = self._programs.get(name, batch)
         traced = built.traced
-        arrays[RANDOM_STATE] = make_key(self._seed, self._calls, stream=self._stream)
+        calls = self.session.calls.get(self._stream, 0)
+        arrays[RANDOM_STATE] = make_key(self._seed, calls, stream=self._stream)
         outputs: Mapping[str, Any]
         if on_device:
             outputs = self.session.run_there(built.program(), arrays)
         else:
             outputs = run_guarded(self.session, name, built, built.program, arrays)
-        self._calls += 1
+        self.session.calls[self._stream] = calls + 1
         results = [outputs[f"result:{i}"] for i in range(traced.structure.leaves)]
         is_there = on_device and not self.session.memory.is_host
         return traced.structure.rebuild(results if is_there else list(map(np.asarray, results)))

@@ -58,6 +58,9 @@ class Terms:
     skip_mismatched: bool = False
 
 
+STRICT = Terms()
+
+
 class Checked(NamedTuple):
     """Arrays that fit, by first name, and what is not among them."""
 
@@ -113,7 +116,7 @@ def load_values(
     own: Sequence[str],
     values: object,
     operation: str,
-    terms: Terms = Terms(),
+    terms: Terms = STRICT,
 ) -> Checked:
     """Write values of a model, and `own` ones beside it, by name; all or nothing.
 

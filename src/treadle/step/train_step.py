@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treadle.base.dtypes import float32
-from treadle.base.errors import ArgumentError, TreadleError
+from treadle.base.errors import ArgumentError
 from treadle.base.memory import give_back_memory
 from treadle.base.numbers import FACTOR, RATE, check_number, check_rounding, check_seed
 from treadle.base.trees import Tree
@@ -33,7 +33,6 @@ from treadle.pipeline import (
     kernels_of,
     profile,
 )
-from treadle.runtime.executable import updates_in_place
 from treadle.runtime.oracle import OracleProgram
 from treadle.runtime.session import Session
 from treadle.step.batches import Arrays, ByShape, check_flags, write_first_values
@@ -53,15 +52,13 @@ from treadle.step.loading import (
     own_names,
     save_step,
 )
+from treadle.step.native_runs import NativeRuns
 from treadle.step.programs import UNWATCHED, Evaluation, Variants, Watched
 from treadle.step.results import EvalResult, RunResult, StepResult, arrays_of, named
 from treadle.step.watching import anomaly_of, run_watched
 
 if TYPE_CHECKING:
     from treadle.backends.views import KernelView
-
-MOST_IN_A_CALL = 64  # steps
-LONGEST_CALL = 0.1  # seconds
 
 
 @dataclass(slots=True)
@@ -86,7 +83,7 @@ class TrainStep:
     ):
         self.recipe, self.session, self.report = recipe, session, report
         self._seed, self._stream, self._done = seed, stream, _Done()
-        self._unlooked = Unlooked()
+        self._unlooked, self._watched = Unlooked(), UNWATCHED
         self._plan = recipe.plan()
         self._plan.check_numbers()
         self._own: list[str] = []
@@ -100,6 +97,13 @@ class TrainStep:
         most = max(2, recipe.options.max_shapes)
         specialise = replace(recipe.options, on_new_shape="specialise", max_shapes=most)
         self._evaluations = ByShape(self._build_evaluation, specialise, inputs, session.memory)
+        self._native_runs = NativeRuns(
+            session,
+            self._programs,
+            self._unlooked,
+            key=lambda later: self._key(self._done.steps + later, 0),
+            advance=self._add_steps,
+        )
         graphs = self._programs.built(inputs).graphs
         types = dict(zip((o.name for o in init.outputs), init.output_types, strict=True))
         types |= {n: t for n, (t, _) in self._plan.scalars().items()}
@@ -156,13 +160,24 @@ class TrainStep:
         histograms: bool = False,
     ) -> StepResult:
         """One step, or one micro-step of an accumulation. Calls from several threads take turns."""
-        watched = UNWATCHED
+        watched = self._watched
         if not (captures is grad_norms is histograms is False):
             flags = {"captures": captures, "grad_norms": grad_norms, "histograms": histograms}
             check_flags("step", self._inputs, **flags)
             watched = Watched(*map(bool, flags.values()))
         outputs, mode = self._once("step", batch, watched)
         return StepResult(outputs, mode)
+
+    @contextmanager
+    def watching(
+        self, captures: bool = False, grad_norms: bool = False, histograms: bool = False
+    ) -> Iterator[None]:
+        """Inside, a call that asks for nothing by itself asks for these."""
+        before, self._watched = self._watched, Watched(captures, grad_norms, histograms)
+        try:
+            yield
+        finally:
+            self._watched = before
 
     def _once(
         self, operation: str, batch: Tree, watched: Watched
@@ -216,67 +231,19 @@ class TrainStep:
         else:
             self._done.steps, self._done.micro = self._done.steps + 1, 0
 
+    def _add_steps(self, made: int) -> None:
+        self._done.steps += made
+
     def run(self, batches: Iterable[Tree]) -> RunResult:
         """A step for each batch; metrics are weighted means over all of them.
 
         A list or tuple of batches stays in native code for many steps at a time. What another
         iterable yields is used before the next is asked for, as it may be the same memory.
         """
-        return RunResult(self._several(batches))
-
-    def _several(self, batches: Iterable[Tree]) -> Iterator[tuple[Mapping[str, Any], Mode]]:
-        """Outputs of a step for each batch."""
-        done = 0
-        if isinstance(batches, (list, tuple)) and self._stays_native():
-            # A device's calls return at once: their time says nothing of the steps.
-            size = MOST_IN_A_CALL if self._on_device else 1
-            while done < len(batches):
-                start = time.perf_counter()
-                found = self._in_one_call(batches[done : done + size])
-                if not found:
-                    break
-                yield from found
-                done += len(found)
-                each = (time.perf_counter() - start) / len(found)
-                if not self._on_device:  # so many that Ctrl-C is not kept waiting
-                    size = max(1, min(MOST_IN_A_CALL, int(LONGEST_CALL / each)))
-        for batch in batches[done:] if isinstance(batches, (list, tuple)) else batches:
-            yield self._once("run", batch, UNWATCHED)
-
-    def _stays_native(self) -> bool:
-        return self.recipe.accumulate == 1 and not self.recipe.options.detect_anomaly
-
-    def _in_one_call(self, batches: Sequence[Tree]) -> list[tuple[Mapping[str, Any], Mode]]:
-        """Steps on the first of some batches, those that fit one program; none if that cannot."""
-        with self.session.lock:
-            if self._on_device:
-                self._unlooked.look(MOST_IN_A_CALL)
-            variants, first = self._programs.get("run", batches[0])
-            is_guarded = self._on_device and variants.indices.are_there(first)
-            program = variants.step(Mode.UPDATE, UNWATCHED, is_guarded)
-            if not updates_in_place(program) or not program.can_repeat:
-                return []
-            rows = [self._with_key(first) if variants.is_random else first]
-            for i, batch in enumerate(batches[1:], 1):
-                try:
-                    others, arrays = self._programs.get("run", batch)
-                except TreadleError:
-                    break  # it is refused when its turn comes
-                is_there = self._on_device and variants.indices.are_there(arrays)
-                if others is not variants or is_there != is_guarded:
-                    break
-                if variants.is_random:
-                    arrays = arrays | {RANDOM_STATE: self._key(self._done.steps + i, 0)}
-                rows.append(arrays)
-            before = program.runs
-            try:
-                found: list[Any] = self.session.run_several(program, rows)
-            finally:
-                self._done.steps += program.runs - before
-            if is_guarded:
-                pairs = zip(rows, found, strict=True)
-                found = [self._unlooked.add("run", variants, r, outputs) for r, outputs in pairs]
-            return [(outputs, Mode.UPDATE) for outputs in found]
+        options = self.recipe.options
+        stays_native = self.recipe.accumulate == 1 and not options.detect_anomaly
+        once = functools.partial(self._once, "run", watched=UNWATCHED)
+        return RunResult(self._native_runs.outputs(batches, once, stays_native))
 
     def gradients(self, batch: Tree) -> Arrays:
         """Gradients of the loss on a batch, by parameter; nothing changes."""
@@ -446,6 +413,11 @@ class TrainStep:
     def count(self) -> int:
         """Updates done."""
         return int(self.session.values[self._plan.name("count")])
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Updates made, those that overflowed too, and micro-steps since; a device is not asked."""
+        return self._done.steps, self._done.micro
 
     @property
     def micro_step(self) -> int:
