@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -20,6 +20,7 @@ class Binding:
     names: Mapping[int, str]
     training: bool
     inside: dict[int, frozenset[str]] = field(default_factory=dict)  # names in parts, when asked
+    made: dict[int, Tensor] = field(default_factory=dict)  # of declarations, once for each trace
 
 
 @runtime_checkable
@@ -60,6 +61,16 @@ def name_of(declaration: Placeholder) -> str | None:
         if id(declaration) in binding.names:
             return binding.names[id(declaration)]
     return None
+
+
+def made_once(declaration: Placeholder, make: Callable[[], Tensor]) -> Tensor:
+    """What is made of a declaration, once for each binding that gives it a value."""
+    for binding in reversed(_active.bindings):
+        if id(declaration) in binding.tensors:
+            if id(declaration) not in binding.made:
+                binding.made[id(declaration)] = make()
+            return binding.made[id(declaration)]
+    return make()
 
 
 def names_inside(part: Part | Placeholder) -> frozenset[str]:

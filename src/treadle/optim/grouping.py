@@ -217,7 +217,7 @@ def _freezable(inner: Optimizer) -> Optimizer:
 
 
 def _checked_pair(member: object) -> tuple[Selector, Optimizer]:
-    selector, optimizer = member if isinstance(member, tuple) and len(member) == 2 else (None, None)
+    selector, optimizer = member if isinstance(member, tuple) and len(member) == 2 else ("", None)
     if not isinstance(optimizer, Optimizer):
         raise ArgumentError(
             "groups",
