@@ -195,6 +195,14 @@ def capture(name: str, x: Operand) -> Tensor:
     return value
 
 
+PART = "loss."  # begins the names of captures that are parts of the loss
+
+
+def capture_part(name: str, x: Operand) -> None:
+    """Name a part of the loss as it stands in the sum, for optimizers that look at each."""
+    capture(PART + name, x)
+
+
 def metric(name: str, value: Operand, weight: Operand = 1) -> Tensor:
     """Report a number with every step; means over steps are weighted by `weight`."""
     _check_name("metric", name)

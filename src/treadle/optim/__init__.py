@@ -31,6 +31,8 @@ from treadle.optim.layerwise import lamb as lamb
 from treadle.optim.layerwise import lars as lars
 from treadle.optim.matrix import galore as galore
 from treadle.optim.matrix import muon as muon
+from treadle.optim.multitask import gradnorm as gradnorm
+from treadle.optim.multitask import pcgrad as pcgrad
 from treadle.optim.optimizer import Context as Context
 from treadle.optim.optimizer import Optimizer as Optimizer
 from treadle.optim.optimizer import Transform as Transform
