@@ -11,6 +11,7 @@ import numpy as np
 
 from treadle.base import trees
 from treadle.base.errors import ArgumentError, BatchError
+from treadle.base.numbers import check_whole
 from treadle.base.trees import Tree
 from treadle.ir.types import TensorType
 from treadle.nn.module import Declaration, Module
@@ -232,6 +233,13 @@ def _resized(fixed: Inputs, batch: Tree) -> Inputs | None:
             return None
         types.append((name, type_.with_shape(shape)))
     return Inputs(tuple(types), fixed.structure) if len(given) == len(types) else None
+
+
+def chosen_stream(session: Session, stream: int | None, is_step: bool) -> int:
+    """The random stream of the next program of a session: its own, or the one that it is told."""
+    if stream is None:
+        return session.stream(is_step)
+    return check_whole("compile", "stream", stream, 0)
 
 
 def declare_model(session: Session, model: Module, seed: int) -> None:

@@ -31,7 +31,14 @@ from treadle.pipeline import (
 )
 from treadle.runtime.executable import Executable
 from treadle.runtime.session import Session
-from treadle.step.batches import Arrays, ByShape, check_arguments, check_flags, declare_model
+from treadle.step.batches import (
+    Arrays,
+    ByShape,
+    check_arguments,
+    check_flags,
+    chosen_stream,
+    declare_model,
+)
 from treadle.step.index_checks import checks_of
 from treadle.step.index_guard import guarded, run_guarded
 from treadle.step.loading import Loaded, Rename, Terms, load_model, load_values, save_model
@@ -68,6 +75,7 @@ class Forward:
         training: bool = False,
         seed: int = 0,
         eval_params: Graph | None = None,
+        stream: int | None = None,
     ):
         check_arguments("compile", "the forward", forward)
         self.model, self.session, self.report = model, session, report
@@ -77,7 +85,8 @@ class Forward:
         self._fixed = fixed = Inputs.of(inputs)
         self._programs = ByShape(self._build, options, fixed, session.memory)
         self.graph = self._programs.built(fixed).traced.graph
-        self._stream = session.stream(is_step=False)
+        self._stream = chosen_stream(session, stream, is_step=False)
+        self._number = session.forwards
         session.forwards += 1
 
     def _build(self, inputs: Inputs) -> Built:
@@ -111,14 +120,14 @@ class Forward:
             check_flags(name, self._fixed, on_device=on_device)
         built, arrays = self._programs.get(name, batch)
         traced = built.traced
-        calls = self.session.calls.get(self._stream, 0)
+        calls = self.session.calls.get(self._number, 0)
         arrays[RANDOM_STATE] = make_key(self._seed, calls, stream=self._stream)
         outputs: Mapping[str, Any]
         if on_device:
             outputs = self.session.run_there(built.program(), arrays)
         else:
             outputs = run_guarded(self.session, name, built, built.program, arrays)
-        self.session.calls[self._stream] = calls + 1
+        self.session.calls[self._number] = calls + 1
         results = [outputs[f"result:{i}"] for i in range(traced.structure.leaves)]
         is_there = on_device and not self.session.memory.is_host
         return traced.structure.rebuild(results if is_there else list(map(np.asarray, results)))
@@ -170,12 +179,13 @@ def compile_forward(
     precision: object = "float32",
     seed: int = 0,
     share: Any = None,
+    stream: int | None = None,
     training: bool = False,
     options: CompileOptions | None = None,
 ) -> Forward:
     """Compile `forward(model, batch)`: no gradient, no optimizer. It may own state (a cache).
 
-    `share` is a step or forward whose values it uses.
+    `share` is a step or forward whose values it uses; `stream` is as for `compile_step`.
     """
     module, seed = as_module(model), check_seed("compile", seed)
     narrow = choose_precision(precision)
@@ -193,6 +203,7 @@ def compile_forward(
             options=as_options(options),
             training=training,
             seed=seed,
+            stream=stream,
         )
 
 

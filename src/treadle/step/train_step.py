@@ -284,6 +284,7 @@ class TrainStep:
         inputs: Tree,
         training: bool = False,
         options: CompileOptions | None = None,
+        stream: int | None = None,
     ) -> Forward:
         """A forward program on the same values: no copies, never stale."""
         recipe = self.recipe
@@ -299,6 +300,7 @@ class TrainStep:
             training=training,
             seed=self._seed,
             eval_params=self._eval_params,
+            stream=stream,
         )
 
     @property

@@ -159,7 +159,7 @@ class Trained:
 
     def load_calls(self, calls: Calls) -> None:
         for session, own in zip(self._sessions(), calls, strict=False):
-            session.calls = {int(stream): count for stream, count in own.items()}
+            session.calls = {int(number): count for number, count in own.items()}
 
 
 def _checked(given: object) -> dict[str, TrainStep]:
