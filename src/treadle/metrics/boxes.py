@@ -42,7 +42,7 @@ def match_boxes(iou: object, threshold: float = 0.5) -> np.ndarray:
     least by `threshold`, of those that none before it took.
     """
     check_number("match_boxes", "threshold", threshold, PROBABILITY)
-    ious = np.asarray(iou, np.float64)
+    ious = _as_floats("match_boxes", iou)
     if ious.ndim != 2:
         raise ShapeError("match_boxes", f"IoU of shape {ious.shape}", "(detections, targets).")
     none = np.zeros(ious.shape[1], bool)
@@ -50,10 +50,17 @@ def match_boxes(iou: object, threshold: float = 0.5) -> np.ndarray:
 
 
 def _as_boxes(operation: str, given: object) -> np.ndarray:
-    boxes = np.asarray(given, np.float64)
+    boxes = _as_floats(operation, given)
     if boxes.ndim != 2 or boxes.shape[1] != 4:
         raise ShapeError(operation, f"boxes of shape {boxes.shape}", "(N, 4): x₁, y₁, x₂, y₂.")
     return boxes
+
+
+def _as_floats(operation: str, given: object) -> np.ndarray:
+    try:
+        return np.asarray(given, np.float64)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(operation, f"{given!r} is no array", "Pass numbers.") from error
 
 
 def _area(boxes: np.ndarray) -> np.ndarray:
