@@ -170,9 +170,11 @@ def unsqueeze(x: Operand, axis: int) -> Tensor:
 
 
 def expand(x: Operand, *shape: Any) -> Tensor:
-    """Repeated to a shape, as NumPy's broadcast_to."""
+    """Repeated to a shape, as NumPy's broadcast_to; −1 stands for the size that x has there."""
     x = as_tensor(x)
-    sizes = tuple(_integers("expand", "a size", shape))
+    given = tuple(_integers("expand", "a size", shape))
+    new = len(given) - x.ndim  # axes in front that x does not have
+    sizes = tuple(x.shape[i - new] if n == -1 and i >= new else n for i, n in enumerate(given))
     if broadcast_shapes(x.shape, sizes) != sizes:
         raise ShapeError(
             "expand",
