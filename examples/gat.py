@@ -72,7 +72,7 @@ def society(people: int = 600, seed: int = 0, known: float = 0.1):
     y = rng.integers(0, GROUPS, people).astype(np.int32)
     centres = rng.normal(size=(GROUPS, FEATURES))
     x = 0.4 * centres[y] + rng.normal(size=(people, FEATURES))
-    chance = np.where(y[:, None] == y, 6.0, 1.0) / people
+    chance = np.where(y[:, None] == y, 16.0, 2.0) / people
     one, other = np.nonzero(np.triu(rng.random((people, people)) < chance, 1))
     itself = np.arange(people)
     return {

@@ -16,7 +16,7 @@ TIMES, STEP = 20, 0.15  # of a path
 
 
 class Velocity(nn.Module):
-    def __init__(self, hidden: int = 32):
+    def __init__(self, hidden: int = 64):
         self.net = nn.Sequential(nn.Linear(2, hidden), nn.Tanh(), nn.Linear(hidden, 2))
 
     def forward(self, y):
@@ -66,7 +66,7 @@ def observed(rng, rows: int, times: int = TIMES, noise: float = 0.02):
     return {"start": start.astype(np.float32), "path": seen.astype(np.float32)}
 
 
-def train(steps: int = 800, lr: float = 1e-2, hidden: int = 32, paths: int = 256, batch: int = 32):
+def train(steps: int = 1500, lr: float = 1e-2, hidden: int = 64, paths: int = 256, batch: int = 32):
     rng = np.random.default_rng(0)
     data = observed(rng, paths)
     rate = optim.cosine(lr, steps=steps + 1)

@@ -23,13 +23,21 @@ BRIEF: dict[str, tuple[list[str], str]] = {
     "digits_cnn": (["epochs=1", "width=4"], "of 359 digits are read right"),
     "dqn": (["steps=600", "episodes=2"], "mean return of 2 episodes: "),
     "gan": (["steps=20", "out={folder}/gan.png"], "gan.png: digits that no one wrote"),
+    "gat": (["steps=2", "people=60"], "groups told right: "),
     "gpt": (
         ["steps=2", "batch=4", "width=16", "layers=1", "letters=40000", "sampled=5"],
         "the network has ",
     ),
+    "maml": (["steps=2", "hidden=8", "tasks=3"], "error after 5 steps of descent on ten points: "),
+    "neural_ode": (["steps=2", "hidden=8", "paths=32", "batch=8"], "a path that was not seen: "),
     "pinn": (["steps=5", "width=8"], "largest error at 4096 points: "),
     "plain_loop": (["epochs=2", "folder={folder}/run"], "'000001-step-22', '000002-step-44']"),
+    "seq2seq": (["steps=2", "width=16", "layers=1", "batch=8"], "numbers held out are right"),
+    "transfer": (["epochs=1", "width=4"], "with the backbone: "),
+    "unet": (["steps=2", "width=4", "batch=2"], "that of a threshold "),
     "vae": (["epochs=1", "out={folder}/vae.png"], "vae.png: digits of the data"),
+    "vit": (["epochs=1", "width=16", "layers=1"], "of 359 digits are read right"),
+    "wgan_gp": (["steps=2", "hidden=8"], "of 8 clouds are found"),
 }
 
 

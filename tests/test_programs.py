@@ -376,13 +376,13 @@ def torch_network(inputs: int, outputs: int, hidden: int) -> nn.Module:
     )  # fmt: skip
 
 
-def torch_critic_loss(pair: nn.ModuleDict, batch: Tensors) -> torch.Tensor:
+def torch_critic_loss(pair: nn.ModuleDict, batch: Tensors, weight: float) -> torch.Tensor:
     critic = pair["critic"]
     drawn = pair["generator"](batch["noise"]).detach()
     between = (drawn + batch["share"] * (batch["real"] - drawn)).requires_grad_()
     (slopes,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
     penalty = ((slopes.norm(dim=1) - 1) ** 2).mean()
-    return 10 * penalty - (critic(batch["real"]).mean() - critic(drawn).mean())
+    return weight * penalty - (critic(batch["real"]).mean() - critic(drawn).mean())
 
 
 def test_wgan_gp() -> None:
@@ -400,7 +400,7 @@ def test_wgan_gp() -> None:
         batch, noise = ours.critic_batch(rng, 20), ours.noise_of(rng, 20)
         found += [critic_step(batch).loss, generator_step(noise).loss]
         losses = (
-            ("critic", lambda b=batch: torch_critic_loss(pair, tensors(b))),
+            ("critic", lambda b=batch: torch_critic_loss(pair, tensors(b), ours.PENALTY)),
             ("generator", lambda z=noise: -pair["critic"](pair["generator"](torch.tensor(z))).mean()),
         )
         for name, loss in losses:
