@@ -1,0 +1,82 @@
+"""What PyTorch users type by habit: `dim=`, `keepdim=`, sizes and methods, the same on both sides."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import treadle as td
+from refusals import refused
+
+# Of x, (2, 3, 4), and of y, a list of integers along the last axis.
+EXPRESSIONS = """
+x.sum(dim=1)
+x.sum(dim=(0, 2), keepdim=True)
+x.mean(dim=-1, keepdim=True)
+x.var(dim=1)
+x.std(dim=-1, keepdim=True)
+x.amax(dim=1)
+x.argmax(dim=2)
+x.logsumexp(dim=0)
+x.norm(dim=1)
+x.softmax(dim=1)
+x.cumsum(dim=2)
+x.sort(dim=1)[0]
+x.topk(2, dim=1)[0]
+x.gather(dim=2, index=y)
+x.unsqueeze(dim=0)
+x.chunk(2, dim=2)[1]
+x.split(1, dim=1)[2]
+x.flip(dims=(0, 2))
+x.roll(shifts=1, dims=2)
+x.flatten(start_dim=1)
+x.flatten(end_dim=1)
+x.transpose(dim0=0, dim1=2)
+x.repeat_interleave(2, dim=1)
+x.expand(5, -1, -1, 4)
+x[:, :1].expand(-1, 3, -1)
+x.unbind(1)[2]
+x.unbind(dim=-1)[0]
+x.unflatten(2, (2, -1))
+x.tile(2)
+x.tile((2, 1, 1, 3))
+x.swapaxes(0, 2)
+x.movedim(0, 2)
+x.clip(-1, 1)
+x.clone()
+x.where(x > 0, 0.0)
+x[0].expand_as(x)
+x.view_as(x.flip(0))
+x.type_as(x)
+x.mT
+""".split("\n")[1:-1]
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_methods_are_those_of_pytorch(expression: str) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2, 3, 4)), rng.integers(0, 4, (2, 3, 2))
+    expected = eval(expression, {"x": torch.tensor(x), "y": torch.tensor(y)})
+    found = eval(expression, {"x": td.tensor(x), "y": td.tensor(y)})
+    assert found.shape == tuple(expected.shape)
+    np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-12)
+
+
+def test_sizes() -> None:
+    x = td.zeros((2, 3, 4))
+    assert (x.size, x.size(), x.size(1), x.size(-1)) == (24, (2, 3, 4), 3, 4)
+    assert (x.numel(), x.dim(), x[0, 0].tolist()) == (24, 3, [0.0] * 4)
+    refused(lambda: x.size(3), td.AxisError, "size", "axis 3")
+
+
+def test_functions_take_dim_too() -> None:
+    x = td.ones((2, 3))
+    assert td.concat([x, x], dim=1).shape == (2, 6)
+    assert td.stack([x, x], dim=-1).shape == (2, 3, 2)
+    assert td.compile(lambda x: td.softmax(x, dim=0).sum(dim=0), x)(x.numpy()).tolist() == [1] * 3
+    refused(lambda: td.sum(x, axis=0, dim=1), td.ArgumentError, "sum", "dim and axis")
+
+
+def test_an_expanded_size_that_is_not_there() -> None:
+    refused(lambda: td.ones((3,)).expand(-1, 3), td.ShapeError, "expand", "(-1, 3)")
