@@ -91,7 +91,9 @@ def fit(model, graph, steps: int, lr: float):
         out = step(graph)
         if i % 50 == 0 or i == steps:
             told = out.metrics["accuracy"]
-            print(f"{type(model).__name__}, step {i}: loss {out.loss:.3f}, {told:.1%} of the others")
+            print(
+                f"{type(model).__name__}, step {i}: loss {out.loss:.3f}, {told:.1%} of the others"
+            )
     return step.evaluate(graph).metrics["accuracy"]
 
 

@@ -3,8 +3,9 @@
     python examples/maml.py
 
 Every task is a sine of its own height and phase, seen at ten points. The loss takes a step of
-descent on those points (`td.grad` inside), asks how well the changed network does on ten others, and
-is differentiated through that step. `model.apply` calls the network with weights that are not its own.
+descent on those points (`td.grad` inside), asks how well the changed network does on ten others,
+and is differentiated through that step. `model.apply` calls the network with weights that are not
+its own.
 """
 
 import numpy as np
@@ -70,7 +71,9 @@ def train(steps: int = 3000, lr: float = 2e-3, hidden: int = 40, tasks: int = 16
     for count in (0, 1, 5):
         judge = step.attach(lambda model, tasks, count=count: loss(model, tasks, count), unseen)
         errors.append(float(judge(unseen)))
-        print(f"100 new sines, error after {count} steps of descent on ten points: {errors[-1]:.3f}")
+        print(
+            f"100 new sines, error after {count} steps of descent on ten points: {errors[-1]:.3f}"
+        )
     return errors
 
 

@@ -2,9 +2,9 @@
 
     python examples/neural_ode.py
 
-Paths of a spiral are observed at a few times, with noise. The network gives the velocity at a place;
-Runge and Kutta's method of fourth order goes along it, as a `td.scan`, and training goes back
-through the solver. At the end a path from a start that was not seen is compared with the truth.
+Paths of a spiral are observed at a few times, with noise. The network gives the velocity at a
+place; Runge and Kutta's method of fourth order goes along it, as a `td.scan`, and training goes
+back through the solver. At the end a path from a new start is compared with the truth.
 """
 
 import numpy as np

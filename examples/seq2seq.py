@@ -78,11 +78,11 @@ def loss(model, batch):
 
 def translate(step, source):
     """Digits one after the other, each the likeliest."""
-    count = len(source)
-    spec = {"source": td.Spec((count, SOURCE), td.int32), "target": td.Spec((count, TARGET), td.int32)}  # fmt: skip
-    scores = step.attach(lambda model, b: model(b["source"], b["target"]), spec)
-    target = np.full((count, TARGET), PAD, np.int32)
+    target = np.full((len(source), TARGET), PAD, np.int32)
     target[:, 0] = START
+    scores = step.attach(
+        lambda model, b: model(b["source"], b["target"]), {"source": source, "target": target}
+    )
     for i in range(TARGET - 1):
         likeliest = scores({"source": source, "target": target})[:, i].argmax(-1)
         is_done = np.isin(target[:, i], (PAD, END))

@@ -103,6 +103,7 @@ class TorchNet(nn.Module):
         return self.head(self.backbone(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stays", [False, True])
 def test_transfer(stays: bool) -> None:
     torch.manual_seed(0)
@@ -401,7 +402,10 @@ def test_wgan_gp() -> None:
         found += [critic_step(batch).loss, generator_step(noise).loss]
         losses = (
             ("critic", lambda b=batch: torch_critic_loss(pair, tensors(b), ours.PENALTY)),
-            ("generator", lambda z=noise: -pair["critic"](pair["generator"](torch.tensor(z))).mean()),
+            (
+                "generator",
+                lambda z=noise: -pair["critic"](pair["generator"](torch.tensor(z))).mean(),
+            ),
         )
         for name, loss in losses:
             adam[name].zero_grad()

@@ -8,6 +8,7 @@ import torch
 
 import treadle as td
 from refusals import refused
+from treadle import losses, nn, optim
 
 # Of x, (2, 3, 4), and of y, a list of integers along the last axis.
 EXPRESSIONS = """
@@ -80,3 +81,47 @@ def test_functions_take_dim_too() -> None:
 
 def test_an_expanded_size_that_is_not_there() -> None:
     refused(lambda: td.ones((3,)).expand(-1, 3), td.ShapeError, "expand", "(-1, 3)")
+
+
+def test_a_parameter_may_be_given_by_its_values() -> None:
+    first = np.arange(6.0).reshape(2, 3)
+    model = {"a": nn.Parameter(first), "b": nn.Parameter(td.tensor(first[0]))}
+    forward = td.compile_forward(model, lambda m, x: m["a"] @ m["b"] + x, np.zeros(2))
+    np.testing.assert_array_equal(forward(np.ones(2)), first @ first[0] + 1)
+    assert nn.Parameter(np.array([4, 5])).shape == (4, 5)
+
+
+class Broken(nn.Module):
+    @property
+    def width(self) -> int:
+        return self.misspelt
+
+
+@pytest.mark.parametrize(
+    ("call", "operation", "fragment"),
+    [
+        (lambda: td.cat([1.0]), "treadle", "td.concat"),
+        (lambda: td.no_grad(), "treadle", "step.evaluate"),
+        (lambda: td.conact([1.0]), "treadle", "Is it concat?"),
+        (lambda: nn.CrossEntropyLoss(), "nn", "losses.cross_entropy"),
+        (lambda: nn.functional.relu, "nn", "td.relu"),
+        (lambda: optim.Adam, "optim", "It is adam."),
+        (lambda: optim.lr_scheduler, "optim", "optim.cosine"),
+        (lambda: losses.mse_loss, "losses", "It is mse."),
+        (lambda: td.zeros(()).backward(), "Tensor", "td.compile_step"),
+        (lambda: td.zeros((2, 3)).max(dim=1).values, "Tensor", "argmax"),
+        (lambda: td.zeros(()).add_(1), "add_", "x = x.add(...)"),
+        (lambda: nn.Linear(2, 3).state_dict(), "Linear", "step.params"),
+        (lambda: nn.Linear(2, 3).to("cpu"), "Linear", "device="),
+    ],
+)
+def test_names_of_pytorch_lead_somewhere(call, operation: str, fragment: str) -> None:
+    refused(call, td.UnknownNameError, operation, fragment)
+
+
+def test_other_names_are_missing_as_always() -> None:
+    for thing in (td, nn, td.zeros(()), nn.Linear(2, 3)):
+        with pytest.raises(AttributeError, match="has no attribute 'quux_of'"):
+            thing.quux_of  # noqa: B018
+    with pytest.raises(AttributeError, match="has no attribute 'misspelt'"):
+        Broken().width  # noqa: B018

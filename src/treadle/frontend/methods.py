@@ -140,14 +140,39 @@ def _tile(self: Operand, *times: Any) -> Tensor:
     return shaping.repeat(x, *(1,) * (x.ndim - len(given)), *given)
 
 
+def _numel(self: Operand) -> int:
+    """How many elements there are."""
+    return as_tensor(self).size
+
+
+def _dim(self: Operand) -> int:
+    """How many axes there are."""
+    return as_tensor(self).ndim
+
+
+def _expand_as(self: Operand, other: Operand) -> Tensor:
+    """Repeated to the shape of another tensor."""
+    return shaping.expand(self, as_tensor(other).shape)
+
+
+def _view_as(self: Operand, other: Operand) -> Tensor:
+    """`reshape` to the shape of another tensor."""
+    return shaping.reshape(self, as_tensor(other).shape)
+
+
+def _type_as(self: Operand, other: Operand) -> Tensor:
+    """`cast` to the dtype of another tensor."""
+    return a.cast(self, as_tensor(other).dtype)
+
+
 def _where(self: Operand, condition: Operand, other: Operand) -> Tensor:
     """x where the condition holds, otherwise the other."""
     return a.where(condition, self, other)
 
 
 _MORE: dict[str, Callable[..., Any]] = {
-    "numel": lambda self: as_tensor(self).size,
-    "dim": lambda self: as_tensor(self).ndim,
+    "numel": _numel,
+    "dim": _dim,
     "clone": _contiguous,
     "clip": a.clamp,
     "swapaxes": shaping.transpose,
@@ -156,9 +181,9 @@ _MORE: dict[str, Callable[..., Any]] = {
     "unflatten": _unflatten,
     "tile": _tile,
     "where": _where,
-    "expand_as": lambda self, other: shaping.expand(self, as_tensor(other).shape),
-    "view_as": lambda self, other: shaping.reshape(self, as_tensor(other).shape),
-    "type_as": lambda self, other: a.cast(self, as_tensor(other).dtype),
+    "expand_as": _expand_as,
+    "view_as": _view_as,
+    "type_as": _type_as,
     "view": _view,
     "contiguous": _contiguous,
     "to": _to,

@@ -10,7 +10,8 @@ import numpy as np
 
 from treadle.base.arrays import rounded
 from treadle.base.dtypes import DType
-from treadle.base.errors import AxisError, DTypeError, ShapeError, TraceError
+from treadle.base.elsewhere import TENSOR, unknown
+from treadle.base.errors import AxisError, DTypeError, ShapeError, TraceError, UnknownNameError
 from treadle.base.shapes import Shape
 from treadle.ir.op import Attributes, Op
 from treadle.ir.types import TensorType
@@ -39,12 +40,28 @@ class Scope(Protocol):
         ...
 
 
+def _refused_change(name: str, plain: str) -> UnknownNameError:
+    return UnknownNameError(
+        name, "tensors do not change: they are values of a program", f"Write x = x.{plain}(...)."
+    )
+
+
 class Operators:
     """Operators and methods of everything that is or stands for a tensor."""
 
     __slots__ = ()
     __array_ufunc__ = None  # NumPy arrays on the left leave operators to us
     __hash__ = object.__hash__
+
+    if not TYPE_CHECKING:  # mypy would take every name for one that is there
+
+        def __getattr__(self, name: str) -> object:
+            if name in TENSOR:
+                raise unknown(type(self).__name__, name, TENSOR)
+            plain = name.removesuffix("_")
+            if name != plain and not name.startswith("_") and plain in dir(Operators):
+                raise _refused_change(name, plain)
+            return object.__getattribute__(self, name)  # raises what it raised before
 
     if TYPE_CHECKING:
         # Attached by frontend/methods.py, which knows the functions; these are their signatures.
