@@ -98,9 +98,7 @@ def train(steps: int = 2500, critic_steps: int = 5, lr: float = 1e-3, hidden: in
     near = gaps.min(1) < 0.4
     found = len(set(gaps[near].argmin(1).tolist()))
     print(picture(points))
-    print(
-        f"{near.mean():.0%} of 1000 points are near a cloud; {found} of {CLOUDS} clouds are found"
-    )
+    print(f"{near.mean():.0%} of 1000 points are near a cloud; clouds found: {found} of {CLOUDS}")
     return float(near.mean()), found
 
 

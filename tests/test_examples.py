@@ -41,7 +41,7 @@ BRIEF: dict[str, tuple[list[str], str]] = {
     "wgan_gp": (["steps=2", "hidden=8"], "clouds found: "),
 }
 # These take seconds to compile; their steps are compared with PyTorch's in test_programs.py.
-LARGE = {"seq2seq", "transfer", "unet", "vit", "wgan_gp"}
+LARGE = {"gat", "seq2seq", "transfer", "unet", "vit", "wgan_gp"}
 
 # What a whole run prints, and between which bounds it lies.
 AIMS: dict[str, tuple[str, float, float]] = {
@@ -75,7 +75,7 @@ def _brief(path: Path) -> object:
     return pytest.param(path, id=path.stem, marks=marks)
 
 
-@pytest.mark.parametrize("path", map(_brief, EXAMPLES))
+@pytest.mark.parametrize("path", [_brief(path) for path in EXAMPLES])
 def test_examples_run(
     path: Path,
     tmp_path: Path,

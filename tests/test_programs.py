@@ -355,6 +355,7 @@ def torch_known(model: nn.Module, graph: Tensors) -> torch.Tensor:
     return (each * graph["known"]).sum() / graph["known"].sum()
 
 
+@pytest.mark.slow
 def test_gat() -> None:
     torch.manual_seed(4)
     ours = program("gat")
@@ -441,7 +442,6 @@ def torch_path(velocity: nn.Module, y: torch.Tensor, times: int, h: float) -> to
     return torch.stack(path)
 
 
-@pytest.mark.slow
 def test_neural_ode() -> None:
     torch.manual_seed(6)
     ours, theirs = program("neural_ode"), TorchVelocity(9)
