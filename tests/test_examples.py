@@ -41,7 +41,7 @@ BRIEF: dict[str, tuple[list[str], str]] = {
     "wgan_gp": (["steps=2", "hidden=8"], "clouds found: "),
 }
 # These take seconds to compile; their steps are compared with PyTorch's in test_programs.py.
-LARGE = {"gat", "seq2seq", "transfer", "unet", "vit", "wgan_gp"}
+LARGE = {"gat", "maml", "seq2seq", "transfer", "unet", "vit", "wgan_gp"}
 
 # What a whole run prints, and between which bounds it lies.
 AIMS: dict[str, tuple[str, float, float]] = {

@@ -442,6 +442,7 @@ def torch_path(velocity: nn.Module, y: torch.Tensor, times: int, h: float) -> to
     return torch.stack(path)
 
 
+@pytest.mark.slow
 def test_neural_ode() -> None:
     torch.manual_seed(6)
     ours, theirs = program("neural_ode"), TorchVelocity(9)
