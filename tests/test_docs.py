@@ -1,6 +1,9 @@
 """The documentation runs: every Python block of every page, and what it prints.
 
-Each page is run in a process of its own, by this file as a script: a page may declare ops.
+Each page is run in a process of its own, by this file as a script: a page may declare ops. Blocks with a
+title, as the columns of a comparison have, share what other blocks of that title define, and what
+untitled blocks before the first of them did; two columns side by side that both end with a `result`
+must agree on it.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from types import ModuleType
 from typing import Any
 from unittest import SkipTest
 
+import numpy as np
+
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
@@ -37,7 +42,11 @@ RUN_THE_TESTS = (
     "&& .venv/bin/pytest -n 2"
 )
 
-_FENCE = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(
+    r'^```(?P<language>\w*)(?: title="(?P<title>[^"]*)")?[^\n]*\n(?P<text>.*?)^```$',
+    re.MULTILINE | re.DOTALL,
+)
+CLOSE = {"rtol": 1e-4, "atol": 1e-6}  # results of two columns, in float32
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,7 @@ class Block:
     line: int  # of its first line, in the page
     text: str
     expected: str | None = None
+    title: str | None = None
 
 
 def blocks_of(page: str) -> list[Block]:
@@ -60,21 +70,45 @@ def blocks_of(page: str) -> list[Block]:
         if after is not None and is_answer and not page[match.end() : after.start()].strip():
             expected = after["text"]
         line = page.count("\n", 0, match.start("text")) + 1
-        blocks.append(Block(match["language"], line, match["text"], expected))
+        blocks.append(Block(match["language"], line, match["text"], expected, match["title"]))
     return blocks
 
 
 def failures_of(name: str, page: str) -> list[str]:
-    """Run the Python blocks of a page in one namespace; what went wrong, with file and line."""
+    """Run the Python blocks of a page in one namespace, or one for each title; what went wrong,
+    with file and line."""
     namespace: dict[str, Any] = {"__name__": "example"}
+    titled: dict[str, dict[str, Any]] = {}
+    results: dict[str, Any] = {}  # of the columns since the last untitled block or pair
     failures = []
     for block in blocks_of(page):
-        if block.language == "python":
-            problem = _run(block, namespace)
-            if problem is not None:
-                line, cause = problem
-                failures.append(f"{name}:{line}: {cause}")
+        if block.language != "python":
+            continue
+        own = namespace if block.title is None else titled.setdefault(block.title, dict(namespace))
+        problem = _run(block, own)
+        if block.title is None or block.title in results:
+            results.clear()
+        if block.title is not None:
+            results[block.title] = own.pop("result", None)
+            problem = problem or _difference(block, results)
+        if problem is not None:
+            line, cause = problem
+            failures.append(f"{name}:{line}: {cause}")
     return failures
+
+
+def _difference(block: Block, results: dict[str, Any]) -> tuple[int, str] | None:
+    """Where the columns of a comparison do not agree."""
+    if len(results) < 2:
+        return None
+    given = [r for r in results.values() if r is not None]
+    try:
+        for other in given[1:]:
+            np.testing.assert_allclose(np.asarray(other), np.asarray(given[0]), **CLOSE)
+        assert len(given) in (0, len(results)), "one column has a result, another none"
+    except AssertionError as error:
+        return block.line, f"{' and '.join(results)} differ: {error}"
+    return None
 
 
 def _run(block: Block, namespace: dict[str, Any]) -> tuple[int, str] | None:
@@ -177,6 +211,50 @@ nothing
 not python
 ```
 """
+
+COLUMNS = """\
+```python
+x = 2
+```
+
+```python title="one"
+y = x + 1
+result = [y, 1.0]
+```
+
+```python title="other"
+result = [3, 1.0]
+```
+
+```python title="one"
+result = y
+```
+
+```python title="other"
+result = x
+```
+
+```python title="one"
+x = 5
+```
+
+```python title="other"
+result = x
+```
+
+```python
+assert x == 2
+y
+```
+"""
+
+
+def test_columns_have_names_of_their_own_and_are_compared() -> None:
+    failures = failures_of("PAGE.md", COLUMNS)
+    assert [f.partition(" ")[0] for f in failures] == ["PAGE.md:19:", "PAGE.md:27:", "PAGE.md:32:"]
+    assert "one and other differ" in failures[0]
+    assert "one column has a result" in failures[1]
+    assert "NameError" in failures[2]
 
 
 def test_the_runner_finds_what_is_wrong() -> None:

@@ -15,6 +15,7 @@ from treadle.autodiff.transforms import grad as grad
 from treadle.autodiff.transforms import jvp as jvp
 from treadle.autodiff.transforms import value_and_grad as value_and_grad
 from treadle.autodiff.transforms import vjp as vjp
+from treadle.base import elsewhere as _elsewhere
 from treadle.base.dtypes import bfloat16 as bfloat16
 from treadle.base.dtypes import bool_ as bool_
 from treadle.base.dtypes import float16 as float16
@@ -49,6 +50,7 @@ from treadle.base.errors import SaveError as SaveError
 from treadle.base.errors import ShapeError as ShapeError
 from treadle.base.errors import TraceError as TraceError
 from treadle.base.errors import TreadleError as TreadleError
+from treadle.base.errors import UnknownNameError as UnknownNameError
 from treadle.base.errors import UnknownParameterError as UnknownParameterError
 from treadle.base.errors import UnreachedWarning as UnreachedWarning
 from treadle.base.version import __version__ as __version__
@@ -311,7 +313,7 @@ _LATER = {
 
 def __getattr__(name: str) -> object:
     if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise _elsewhere.unknown("treadle", name, _elsewhere.TREADLE, __dir__())
     module = _importlib.import_module(f"{__name__}.{_LATER[name]}")
     found = module if _LATER[name].endswith(name) else getattr(module, name)
     globals()[name] = found

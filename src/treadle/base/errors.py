@@ -54,6 +54,10 @@ class NameTakenError(TreadleError, ValueError):
     """A name that must be unique is used twice."""
 
 
+class UnknownNameError(TreadleError, AttributeError):
+    """A name that is not there; the remedy says what stands in its place."""
+
+
 class GradientError(TreadleError, ValueError):
     """Something cannot be differentiated, or a user-supplied gradient does not fit."""
 

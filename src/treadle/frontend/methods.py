@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from treadle.base import dtypes
@@ -21,6 +21,7 @@ from treadle.frontend.functions import (
 )
 from treadle.frontend.functions import arithmetic as a
 from treadle.frontend.mean import Mean
+from treadle.frontend.spelling import takes_dim
 from treadle.frontend.tensor import Operand, Operators, Tensor
 
 
@@ -103,7 +104,86 @@ def _to(self: Operand, dtype: object) -> Tensor:
     return a.cast(self, dtype)
 
 
+@takes_dim
+def _gather(self: Operand, axis: int, index: Operand) -> Tensor:
+    """One entry along the axis for each index, as torch.gather."""
+    return indexing.take_along_axis(self, index, axis)
+
+
+@takes_dim
+def _index_select(self: Operand, axis: int, index: Operand) -> Tensor:
+    """Entries along the axis, as torch.index_select."""
+    return indexing.take(self, index, axis)
+
+
+@takes_dim
+def _unbind(self: Operand, axis: int = 0) -> tuple[Tensor, ...]:
+    """The entries along an axis, without it."""
+    x = as_tensor(self)
+    at = shaping.axis_of("unbind", axis, x)
+    parts = shaping.split(x, 1, at) if x.shape[at] else ()
+    return tuple(shaping.squeeze(part, at) for part in parts)
+
+
+@takes_dim
+def _unflatten(self: Operand, axis: int, sizes: Sequence[int]) -> Tensor:
+    """One axis as several; one size may be −1."""
+    x = as_tensor(self)
+    at = shaping.axis_of("unflatten", axis, x)
+    return shaping.reshape(x, (*x.shape[:at], *sizes, *x.shape[at + 1 :]))
+
+
+def _tile(self: Operand, *times: Any) -> Tensor:
+    """`repeat`, where axes in front may be left out."""
+    x = as_tensor(self)
+    given = tuple(times[0]) if len(times) == 1 and isinstance(times[0], Sequence) else times
+    return shaping.repeat(x, *(1,) * (x.ndim - len(given)), *given)
+
+
+def _numel(self: Operand) -> int:
+    """How many elements there are."""
+    return as_tensor(self).size
+
+
+def _dim(self: Operand) -> int:
+    """How many axes there are."""
+    return as_tensor(self).ndim
+
+
+def _expand_as(self: Operand, other: Operand) -> Tensor:
+    """Repeated to the shape of another tensor."""
+    return shaping.expand(self, as_tensor(other).shape)
+
+
+def _view_as(self: Operand, other: Operand) -> Tensor:
+    """`reshape` to the shape of another tensor."""
+    return shaping.reshape(self, as_tensor(other).shape)
+
+
+def _type_as(self: Operand, other: Operand) -> Tensor:
+    """`cast` to the dtype of another tensor."""
+    return a.cast(self, as_tensor(other).dtype)
+
+
+def _where(self: Operand, condition: Operand, other: Operand) -> Tensor:
+    """x where the condition holds, otherwise the other."""
+    return a.where(condition, self, other)
+
+
 _MORE: dict[str, Callable[..., Any]] = {
+    "numel": _numel,
+    "dim": _dim,
+    "clone": _contiguous,
+    "clip": a.clamp,
+    "swapaxes": shaping.transpose,
+    "movedim": shaping.moveaxis,
+    "unbind": _unbind,
+    "unflatten": _unflatten,
+    "tile": _tile,
+    "where": _where,
+    "expand_as": _expand_as,
+    "view_as": _view_as,
+    "type_as": _type_as,
     "view": _view,
     "contiguous": _contiguous,
     "to": _to,
@@ -115,8 +195,8 @@ _MORE: dict[str, Callable[..., Any]] = {
     "long": lambda self: a.cast(self, dtypes.int64),
     "bool": lambda self: a.cast(self, dtypes.bool_),
     "detach": a.stop_gradient,
-    "gather": lambda self, axis, index: indexing.take_along_axis(self, index, axis),
-    "index_select": lambda self, axis, index: indexing.take(self, index, axis),
+    "gather": _gather,
+    "index_select": _index_select,
     "scatter_add": segments.scatter_add_along,
     "mm": linear.matmul,
     "bmm": linear.matmul,
@@ -149,6 +229,7 @@ def attach() -> None:
     for name, method in (also | _MORE | _METHODS).items():
         setattr(Operators, name, method)
     setattr(Operators, "T", property(_reversed_axes))  # noqa: B010
+    setattr(Operators, "mT", property(lambda self: shaping.transpose(self, -2, -1)))  # noqa: B010
 
 
 attach()

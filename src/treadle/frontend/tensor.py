@@ -10,7 +10,8 @@ import numpy as np
 
 from treadle.base.arrays import rounded
 from treadle.base.dtypes import DType
-from treadle.base.errors import DTypeError, ShapeError, TraceError
+from treadle.base.elsewhere import TENSOR, unknown
+from treadle.base.errors import AxisError, DTypeError, ShapeError, TraceError, UnknownNameError
 from treadle.base.shapes import Shape
 from treadle.ir.op import Attributes, Op
 from treadle.ir.types import TensorType
@@ -48,6 +49,12 @@ def _refused_change(operation: str) -> TraceError:
     )
 
 
+def _no_change_in_place(name: str, plain: str) -> UnknownNameError:
+    return UnknownNameError(
+        name, "tensors do not change: they are values of a program", f"Write x = x.{plain}(...)."
+    )
+
+
 class Operators:
     """Operators and methods of everything that is or stands for a tensor."""
 
@@ -60,6 +67,16 @@ class Operators:
 
     def __delitem__(self, index: Any) -> None:
         raise _refused_change("del x[...]")
+
+    if not TYPE_CHECKING:  # mypy would take every name for one that is there
+
+        def __getattr__(self, name: str) -> object:
+            if name in TENSOR:
+                raise unknown(type(self).__name__, name, TENSOR)
+            plain = name.removesuffix("_")
+            if name != plain and not name.startswith("_") and plain in dir(Operators):
+                raise _no_change_in_place(name, plain)
+            return object.__getattribute__(self, name)  # raises what it raised before
 
     if TYPE_CHECKING:
         # Attached by frontend/methods.py, which knows the functions; these are their signatures.
@@ -114,6 +131,23 @@ class Operators:
         def argmin(self, axis: int | None = None, keepdims: bool = False) -> Tensor: ...
 
 
+class Size(int):
+    """How many elements there are; called, as PyTorch does, the shape or one size of it."""
+
+    shape: Shape
+
+    def __call__(self, axis: int | None = None) -> Shape | int:
+        if axis is None:
+            return self.shape
+        if not -len(self.shape) <= axis < len(self.shape):
+            raise AxisError(
+                "size",
+                f"axis {axis} of a tensor of shape {self.shape} does not exist",
+                f"There are {len(self.shape)} axes.",
+            )
+        return self.shape[axis]
+
+
 class Tensor(Operators):
     """A typed value. Inside a trace it has no numbers yet; an eager one (`td.tensor`) has."""
 
@@ -137,8 +171,11 @@ class Tensor(Operators):
         return self.type.rank
 
     @property
-    def size(self) -> int:
-        return self.type.size
+    def size(self) -> Size:
+        """How many elements there are; `x.size(0)` is PyTorch's spelling of `x.shape[0]`."""
+        count = Size(self.type.size)
+        count.shape = self.shape
+        return count
 
     def __len__(self) -> int:
         if not self.shape:
@@ -153,6 +190,10 @@ class Tensor(Operators):
     def numpy(self) -> np.ndarray:
         """The values of an eager tensor, in its dtype."""
         return rounded(self._concrete("numpy()"), self.dtype.numpy)
+
+    def tolist(self) -> Any:
+        """The values of an eager tensor, as nested lists."""
+        return self.numpy().tolist()
 
     def item(self) -> bool | int | float:
         """The one value of an eager tensor."""

@@ -1,5 +1,8 @@
 """Losses. PyTorch's definitions and reductions; a mean is a `td.Mean`, which knows its weight."""
 
+import typing as _typing
+
+from treadle.base import elsewhere as _elsewhere
 from treadle.losses.classification import bce as bce
 from treadle.losses.classification import bce_with_logits as bce_with_logits
 from treadle.losses.classification import cross_entropy as cross_entropy
@@ -50,3 +53,8 @@ from treadle.losses.regions import tversky as tversky
 from treadle.losses.regression import huber as huber
 from treadle.losses.regression import l1 as l1
 from treadle.losses.regression import mse as mse
+
+if not _typing.TYPE_CHECKING:  # mypy would take every name for one that is there
+
+    def __getattr__(name: str) -> object:
+        raise _elsewhere.unknown("losses", name, {}, globals())

@@ -1,5 +1,8 @@
 """Modules: descriptions of models. PyTorch's names, shapes and defaults where they exist."""
 
+import typing as _typing
+
+from treadle.base import elsewhere as _elsewhere
 from treadle.nn import init as init
 from treadle.nn.activations import CELU as CELU
 from treadle.nn.activations import ELU as ELU
@@ -126,3 +129,8 @@ from treadle.nn.transformer import TransformerEncoderLayer as TransformerEncoder
 from treadle.nn.transposed import ConvTranspose1d as ConvTranspose1d
 from treadle.nn.transposed import ConvTranspose2d as ConvTranspose2d
 from treadle.nn.transposed import ConvTranspose3d as ConvTranspose3d
+
+if not _typing.TYPE_CHECKING:  # mypy would take every name for one that is there
+
+    def __getattr__(name: str) -> object:
+        raise _elsewhere.unknown("nn", name, _elsewhere.NN, globals())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from reprlib import recursive_repr
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from treadle.base import dtypes
 from treadle.base.arrays import lost_range
 from treadle.base.dtypes import DType
+from treadle.base.elsewhere import MODULE, unknown
 from treadle.base.errors import ArgumentError, NameTakenError, ShapeError, TraceError
 from treadle.base.memory import refuse_beyond
 from treadle.base.numbers import check_seed
@@ -86,20 +87,25 @@ class Declaration(Placeholder):
 class Parameter(Declaration):
     """A trained tensor: `nn.Parameter((out, in), nn.init.xavier_uniform())`.
 
-    `requires_grad=False` freezes it; `decay=False` exempts it from weight decay.
+    An array of floats in place of the shape is what it starts from. `requires_grad=False` freezes
+    it; `decay=False` exempts it from weight decay.
     """
 
     noun = "parameter"
 
     def __init__(
         self,
-        shape: Shape,
+        shape: Shape | np.ndarray | Tensor,
         init: Init = initialisers.zeros,
         requires_grad: bool = True,
         decay: bool = True,
         dtype: DType = dtypes.float32,
     ):
-        super().__init__(shape, init, dtype)
+        if isinstance(shape, Tensor):
+            shape = shape.numpy()
+        if isinstance(shape, np.ndarray) and shape.dtype.kind == "f":
+            init, shape = initialisers.literal(shape), shape.shape
+        super().__init__(tuple(shape) if isinstance(shape, np.ndarray) else shape, init, dtype)
         if requires_grad and not self.dtype.is_float:
             raise ArgumentError(
                 "Parameter", f"{self.type} cannot be trained", "Use nn.State for integers."
@@ -160,6 +166,13 @@ class Module:
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         return self.forward(*arguments, **keywords)
+
+    if not TYPE_CHECKING:  # mypy would take every name for one that is there
+
+        def __getattr__(self, name: str) -> object:
+            if name in MODULE:
+                raise unknown(type(self).__name__, name, MODULE)
+            return object.__getattribute__(self, name)  # raises what it raised before
 
     _stays_in_evaluation = False
 

@@ -1,5 +1,8 @@
 """Optimizers as pairs of pure, traced functions, and learning-rate schedules."""
 
+import typing as _typing
+
+from treadle.base import elsewhere as _elsewhere
 from treadle.base.numbers import Domain as Domain
 from treadle.optim.adaptive import adabelief as adabelief
 from treadle.optim.adaptive import adamax as adamax
@@ -67,3 +70,8 @@ from treadle.optim.standard import adam as adam
 from treadle.optim.standard import adamw as adamw
 from treadle.optim.standard import rmsprop as rmsprop
 from treadle.optim.standard import sgd as sgd
+
+if not _typing.TYPE_CHECKING:  # mypy would take every name for one that is there
+
+    def __getattr__(name: str) -> object:
+        raise _elsewhere.unknown("optim", name, _elsewhere.OPTIM, globals())

@@ -8,6 +8,7 @@ from treadle.frontend.coerce import cast as cast_to
 from treadle.frontend.functions.arithmetic import abs, exp, tanh, where
 from treadle.frontend.functions.shaping import axis_of, chunk, integer_of, number_of, reshape
 from treadle.frontend.scopes import bind1
+from treadle.frontend.spelling import takes_dim
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.ir import composites as c
 from treadle.ir.op import NONE
@@ -147,6 +148,7 @@ def prelu(x: Operand, weight: Operand) -> Tensor:
     return where(x > 0, x, x * reshape(cast_to(slope, x.dtype), each))
 
 
+@takes_dim
 def glu(x: Operand, axis: int = -1) -> Tensor:
     """a · sigmoid(b) for the halves a, b of an axis."""
     value, gate = _halves("glu", x, axis)
@@ -200,6 +202,7 @@ def _halves(name: str, x: Operand, axis: int = -1) -> tuple[Tensor, Tensor]:
     return first, second
 
 
+@takes_dim
 def softmax(x: Operand, axis: int = -1) -> Tensor:
     """eˣ / Σ eˣ along an axis."""
     x = _real("softmax", x)
@@ -207,6 +210,7 @@ def softmax(x: Operand, axis: int = -1) -> Tensor:
     return bind1(c.SOFTMAX, c.Axis(at), x) if x.shape[at] else x
 
 
+@takes_dim
 def log_softmax(x: Operand, axis: int = -1) -> Tensor:
     """log softmax, computed without underflow."""
     x = _real("log_softmax", x)

@@ -11,9 +11,11 @@ from treadle.frontend.functions.linear import matmul
 from treadle.frontend.functions.reductions import max as max_of
 from treadle.frontend.functions.reductions import sum as sum_of
 from treadle.frontend.functions.shaping import axis_of, number_of, transpose, unsqueeze
+from treadle.frontend.spelling import takes_dim
 from treadle.frontend.tensor import Operand, Tensor
 
 
+@takes_dim
 def vector_norm(x: Operand, p: float = 2.0, axis: int = -1, keepdims: bool = False) -> Tensor:
     """(Σ |x|ᵖ)^(1/p) along an axis; the greatest |x| for p = inf. Its slope at 0 is 0."""
     x = as_tensor(x)
@@ -37,6 +39,7 @@ def _powered(x: Tensor, p: float) -> Tensor:
     return where(is_zero, 0, pow(where(is_zero, 1, x), p))
 
 
+@takes_dim
 def normalize(x: Operand, p: float = 2.0, axis: int = 1, eps: float = 1e-12) -> Tensor:
     """x / max(|x|, eps) along an axis: rows of length 1, as F.normalize."""
     x = as_tensor(x)
@@ -44,6 +47,7 @@ def normalize(x: Operand, p: float = 2.0, axis: int = 1, eps: float = 1e-12) -> 
     return x / maximum(length, number_of("normalize", "eps", eps))
 
 
+@takes_dim
 def cosine_similarity(x1: Operand, x2: Operand, axis: int = 1, eps: float = 1e-8) -> Tensor:
     """x₁ · x₂ / (max(|x₁|, eps) · max(|x₂|, eps)) along an axis; shapes broadcast."""
     a, b = align("cosine_similarity", x1, x2)

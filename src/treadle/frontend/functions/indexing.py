@@ -23,6 +23,7 @@ from treadle.frontend.functions.shaping import (
     slice_along,
 )
 from treadle.frontend.scopes import bind1
+from treadle.frontend.spelling import takes_dim
 from treadle.frontend.tensor import Operand, Placeholder, Tensor
 from treadle.ir import composites as c
 from treadle.ir.op import NONE
@@ -58,6 +59,7 @@ def _indices(name: str, indices: Operand, size: int, what: str) -> Tensor:
     return tensor
 
 
+@takes_dim
 def take(x: Operand, indices: Operand, axis: int = 0) -> Tensor:
     """Entries along an axis; the indices' axes stand in its place. Indices are not negative."""
     x = as_tensor(x)
@@ -65,6 +67,7 @@ def take(x: Operand, indices: Operand, axis: int = 0) -> Tensor:
     return bind1(i.GATHER, i.Gather(at), x, _indices("take", indices, x.shape[at], f"axis {axis}"))
 
 
+@takes_dim
 def take_along_axis(x: Operand, indices: Operand, axis: int) -> Tensor:
     """One entry along `axis` for each index, all other axes running together, as torch.gather."""
     x = as_tensor(x)
@@ -83,6 +86,7 @@ def take_along_axis(x: Operand, indices: Operand, axis: int) -> Tensor:
     return permute(taken, inverse_permutation(order))
 
 
+@takes_dim
 def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -> Tensor:
     """x with updates added at indices along an axis: the counterpart of `take`. Repeats add up."""
     x = as_tensor(x)

@@ -18,6 +18,7 @@ from treadle.frontend.functions.shaping import (
     reshape,
 )
 from treadle.frontend.scopes import bind, bind1
+from treadle.frontend.spelling import takes_dim
 from treadle.frontend.tensor import Axes, Operand, Tensor
 from treadle.ir import composites as c
 from treadle.ir.op import Op
@@ -53,11 +54,13 @@ def _not_empty(name: str, x: Tensor, axis: Axes) -> None:
         )
 
 
+@takes_dim
 def sum(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Added up over axes, or over all; bool and integers of 8 bits as int32."""
     return _reduce(r.REDUCE_SUM, "sum", _wide(x), axis, keepdims)
 
 
+@takes_dim
 def max(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """The greatest over axes; ties share the gradient evenly, as torch.amax."""
     x = _number(x)
@@ -65,6 +68,7 @@ def max(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     return _reduce(r.REDUCE_MAX, "max", x, axis, keepdims)
 
 
+@takes_dim
 def min(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """The least over axes; ties share the gradient evenly, as torch.amin."""
     x = _number(x)
@@ -72,6 +76,7 @@ def min(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     return _reduce(r.REDUCE_MIN, "min", x, axis, keepdims)
 
 
+@takes_dim
 def prod(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Multiplied over axes; the gradient is right with zeros among the factors."""
     return _reduce(r.REDUCE_PROD, "prod", _wide(x), axis, keepdims)
@@ -88,6 +93,7 @@ def _real(name: str, x: Operand) -> Tensor:
     return x
 
 
+@takes_dim
 def mean(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """The mean over axes."""
     x = _real("mean", x)
@@ -96,6 +102,7 @@ def mean(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     return reshape(result, kept_shape(x, axes)) if keepdims else result
 
 
+@takes_dim
 def var(x: Operand, axis: Axes = None, correction: int = 1, keepdims: bool = False) -> Tensor:
     """The variance over axes, divided by n − correction as torch.var does."""
     x = _real("var", x)
@@ -105,6 +112,7 @@ def var(x: Operand, axis: Axes = None, correction: int = 1, keepdims: bool = Fal
     return reshape(result, kept_shape(x, axes)) if keepdims else result
 
 
+@takes_dim
 def std(x: Operand, axis: Axes = None, correction: int = 1, keepdims: bool = False) -> Tensor:
     """The standard deviation over axes."""
     return _root(var(x, axis, correction, keepdims))
@@ -116,6 +124,7 @@ def _root(x: Tensor) -> Tensor:
     return where(is_zero, 0, sqrt(where(is_zero, 1, x)))
 
 
+@takes_dim
 def logsumexp(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """log Σ exp x over axes, without overflow."""
     x = _real("logsumexp", x)
@@ -125,18 +134,21 @@ def logsumexp(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     return reshape(result, kept_shape(x, axes)) if keepdims else result
 
 
+@takes_dim
 def norm(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """The Euclidean norm over axes."""
     x = _real("norm", x)
     return _root(sum(x * x, axis, keepdims))
 
 
+@takes_dim
 def any(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Whether any is true over axes."""
     flags = cast_to(cast_to(as_tensor(x), dtypes.bool_), dtypes.int32)
     return ne(sum(flags, axis, keepdims), 0)
 
 
+@takes_dim
 def all(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Whether all are true over axes."""
     return logical_not(any(logical_not(x), axis, keepdims))
@@ -155,22 +167,26 @@ def _arg(op: Op, name: str, x: Operand, axis: int | None, keepdims: bool) -> Ten
     return reshape(result, kept_shape(x, (at,))) if keepdims else result
 
 
+@takes_dim
 def argmax(x: Operand, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """The int32 index of the greatest: the first of equals; over all elements without an axis."""
     return _arg(r.ARGMAX, "argmax", x, axis, keepdims)
 
 
+@takes_dim
 def argmin(x: Operand, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """The int32 index of the least: the first of equals; over all elements without an axis."""
     return _arg(r.ARGMIN, "argmin", x, axis, keepdims)
 
 
+@takes_dim
 def cumsum(x: Operand, axis: int, reverse: bool = False) -> Tensor:
     """Running sums along an axis; `reverse` runs from the end."""
     x = _wide(x)
     return bind1(r.CUMSUM, r.Cumulate(axis_of("cumsum", axis, x), reverse), x)
 
 
+@takes_dim
 def sort(x: Operand, axis: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
     """Sorted values and their int32 indices; stable, NaN counts as the greatest."""
     x = _number(x)
@@ -178,11 +194,13 @@ def sort(x: Operand, axis: int = -1, descending: bool = False) -> tuple[Tensor, 
     return values, indices
 
 
+@takes_dim
 def argsort(x: Operand, axis: int = -1, descending: bool = False) -> Tensor:
     """The int32 indices that sort."""
     return sort(x, axis, descending)[1]
 
 
+@takes_dim
 def topk(x: Operand, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
     """The k greatest (or least) values along an axis, in order, and their int32 indices."""
     x = _number(x)

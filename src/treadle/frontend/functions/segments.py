@@ -33,6 +33,7 @@ from treadle.frontend.functions.shaping import (
     unsqueeze,
     zeros,
 )
+from treadle.frontend.spelling import takes_dim
 from treadle.frontend.tensor import Operand, Tensor
 
 
@@ -66,6 +67,7 @@ def _back(flat: Tensor, x: Tensor, axis: int) -> Tensor:
     return permute(moved, inverse_permutation(order))
 
 
+@takes_dim
 def scatter_add_along(x: Operand, axis: int, index: Operand, src: Operand) -> Tensor:
     """x with src added at one index along the axis for each, as torch.Tensor.scatter_add."""
     x = as_tensor(x)
@@ -73,6 +75,7 @@ def scatter_add_along(x: Operand, axis: int, index: Operand, src: Operand) -> Te
     return _back(scatter_add(flat, places, updates), x, axis)
 
 
+@takes_dim
 def scatter(x: Operand, axis: int, index: Operand, src: Operand) -> Tensor:
     """x with src written at one index along the axis for each, as torch.Tensor.scatter.
 
@@ -88,6 +91,7 @@ def scatter(x: Operand, axis: int, index: Operand, src: Operand) -> Tensor:
     return _back(where(count > 0, mean, flat), x, axis)
 
 
+@takes_dim
 def scatter_max(x: Operand, axis: int, index: Operand, src: Operand) -> Tensor:
     """x with the greatest of itself and what src has for an index, along the axis."""
     x = as_tensor(x)

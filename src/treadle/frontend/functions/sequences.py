@@ -25,6 +25,7 @@ from treadle.frontend.functions.shaping import (
     slice_along,
     unsqueeze,
 )
+from treadle.frontend.spelling import takes_dim
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.ir.types import as_dtype
 
@@ -50,6 +51,7 @@ def _later(x: Tensor, axis: int, by: int, fill: Tensor) -> Tensor:
     return concat([broadcast_to(fill, shape), slice_along(x, axis, 0, x.shape[axis] - by)], axis)
 
 
+@takes_dim
 def cumprod(x: Operand, axis: int) -> Tensor:
     """Running products along an axis; gradients are right with zeros among the factors."""
     x = as_tensor(x)
@@ -59,11 +61,13 @@ def cumprod(x: Operand, axis: int) -> Tensor:
     return _doubled((wide,), at, lambda a, b: (a[0] * b[0],), one)[0]
 
 
+@takes_dim
 def cummax(x: Operand, axis: int) -> tuple[Tensor, Tensor]:
     """Running maxima along an axis, and the index of the last that is as great."""
     return _running("cummax", x, axis, is_max=True)
 
 
+@takes_dim
 def cummin(x: Operand, axis: int) -> tuple[Tensor, Tensor]:
     """Running minima along an axis, and the index of the last that is as small."""
     return _running("cummin", x, axis, is_max=False)
@@ -93,6 +97,7 @@ def extreme(dtype: dtypes.DType, is_max: bool) -> float:
     return dtype.range()[1 if is_max else 0]
 
 
+@takes_dim
 def logcumsumexp(x: Operand, axis: int) -> Tensor:
     """log of the running sums of eˣ along an axis, without overflow."""
     x = as_tensor(x)
@@ -202,6 +207,7 @@ def diag_embed(x: Operand, offset: int = 0) -> Tensor:
 # Repeats
 
 
+@takes_dim
 def repeat_interleave(x: Operand, repeats: int | Sequence[int], axis: int | None = None) -> Tensor:
     """Each element of an axis a number of times, one after the other."""
     x = as_tensor(x)

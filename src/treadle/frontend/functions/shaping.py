@@ -18,6 +18,7 @@ from treadle.frontend.coerce import as_tensor, broadcast_to, common_dtype, const
 from treadle.frontend.coerce import cast as cast_to
 from treadle.frontend.functions.arithmetic import where
 from treadle.frontend.scopes import bind1
+from treadle.frontend.spelling import takes_dim
 from treadle.frontend.tensor import Axes, Operand, Placeholder, Tensor
 from treadle.ir.literal import Number
 from treadle.ir.ops import shaping as s
@@ -115,6 +116,7 @@ def permute(x: Operand, *axes: Any) -> Tensor:
     return x if order == tuple(range(x.ndim)) else bind1(s.PERMUTE, s.Permute(order), x)
 
 
+@takes_dim
 def transpose(x: Operand, first: int, second: int) -> Tensor:
     """Two axes exchanged."""
     x = as_tensor(x)
@@ -133,6 +135,7 @@ def moveaxis(x: Operand, source: int, destination: int) -> Tensor:
     return permute(x, order)
 
 
+@takes_dim
 def flatten(x: Operand, start: int = 0, stop: int = -1) -> Tensor:
     """The axes from `start` to `stop`, included, as one."""
     x = as_tensor(x)
@@ -146,6 +149,7 @@ def flatten(x: Operand, start: int = 0, stop: int = -1) -> Tensor:
     return reshape(x, (*x.shape[:a], size_of(x.shape[a : b + 1]), *x.shape[b + 1 :]))
 
 
+@takes_dim
 def squeeze(x: Operand, axis: Axes = None) -> Tensor:
     """Without axes of one element: all such, or those named."""
     x = as_tensor(x)
@@ -162,6 +166,7 @@ def squeeze(x: Operand, axis: Axes = None) -> Tensor:
     return reshape(x, tuple(n for i, n in enumerate(x.shape) if i not in axes))
 
 
+@takes_dim
 def unsqueeze(x: Operand, axis: int) -> Tensor:
     """With a new axis of one element."""
     x = as_tensor(x)
@@ -170,13 +175,15 @@ def unsqueeze(x: Operand, axis: int) -> Tensor:
 
 
 def expand(x: Operand, *shape: Any) -> Tensor:
-    """Repeated to a shape, as NumPy's broadcast_to."""
+    """Repeated to a shape, as NumPy's broadcast_to; −1 stands for the size that x has there."""
     x = as_tensor(x)
-    sizes = tuple(_integers("expand", "a size", shape))
-    if broadcast_shapes(x.shape, sizes) != sizes:
+    given = tuple(_integers("expand", "a size", shape))
+    new = len(given) - x.ndim  # axes in front that x does not have
+    sizes = tuple(x.shape[i - new] if n == -1 and i >= new else n for i, n in enumerate(given))
+    if min(sizes, default=0) < 0 or broadcast_shapes(x.shape, sizes) != sizes:
         raise ShapeError(
             "expand",
-            f"{x.type} does not broadcast to {sizes}",
+            f"{x.type} does not broadcast to {given}",
             "Sizes must be equal or 1 in x, counted from the last axis.",
         )
     return broadcast_to(x, sizes)
@@ -192,6 +199,7 @@ def slice_along(x: Tensor, axis: int, start: int, stop: int, stride: int = 1) ->
     return bind1(s.SLICE, s.Slice(starts, stops, strides), x)
 
 
+@takes_dim
 def concat(tensors: Sequence[Operand], axis: int = 0) -> Tensor:
     """Joined along an axis; dtypes are promoted."""
     given = _listed("concat", tensors)
@@ -210,6 +218,7 @@ def concat(tensors: Sequence[Operand], axis: int = 0) -> Tensor:
     return parts[0] if len(parts) == 1 else bind1(s.CONCAT, s.Concat(at), *parts)
 
 
+@takes_dim
 def stack(tensors: Sequence[Operand], axis: int = 0) -> Tensor:
     """Joined along a new axis."""
     parts = [as_tensor(t) for t in _listed("stack", tensors)]
@@ -226,6 +235,7 @@ def stack(tensors: Sequence[Operand], axis: int = 0) -> Tensor:
     return concat([unsqueeze(p, at) for p in parts], at)
 
 
+@takes_dim
 def split(x: Operand, size: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
     """Pieces of `size` along an axis (the last may be smaller), or of the sizes listed."""
     x = as_tensor(x)
@@ -252,6 +262,7 @@ def _equal_sizes(n: int, size: int) -> list[int]:
     return [min(size, n - i) for i in range(0, max(n, 1), size)]
 
 
+@takes_dim
 def chunk(x: Operand, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
     """At most `chunks` pieces of equal size along an axis; the last may be smaller."""
     x = as_tensor(x)
@@ -291,6 +302,7 @@ def pad(
     return bind1(s.PAD, s.Pad(low, high, gaps, value), x)
 
 
+@takes_dim
 def flip(x: Operand, axis: Axes = None) -> Tensor:
     """In reverse order along axes."""
     x = as_tensor(x)
@@ -298,6 +310,7 @@ def flip(x: Operand, axis: Axes = None) -> Tensor:
     return bind1(s.FLIP, s.Flip(axes), x) if axes else x
 
 
+@takes_dim
 def roll(x: Operand, shift: int, axis: int) -> Tensor:
     """Moved along an axis; what leaves at one end enters at the other."""
     x = as_tensor(x)

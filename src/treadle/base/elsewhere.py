@@ -1,0 +1,144 @@
+"""Names that PyTorch has and Treadle has not, by where they are looked for: what to use instead."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from treadle.base.errors import UnknownNameError
+
+_DEVICE = "Devices are chosen when a program is compiled: device=."
+_NO_GRAD = (
+    "step.evaluate, step.attach and td.compile_forward record no gradients; td.stop_gradient(x) "
+    "lets none pass."
+)
+_LOADED = "Values live in the step: step.params, step.load_params(state_dict), step.save(path)."
+_DTYPE = "Parameters are float32; precision= of td.compile_step computes in narrower floats."
+_HOOKS = "td.capture(name, x) in the forward: step(batch, captures=True) returns it."
+
+TREADLE = {
+    "cat": "It is td.concat.",
+    "hstack": "It is td.concat.",
+    "vstack": "It is td.concat.",
+    "clip": "It is td.clamp.",
+    "mm": "It is td.matmul, or @.",
+    "bmm": "It is td.matmul, or @.",
+    "amax": "It is td.max.",
+    "amin": "It is td.min.",
+    "gather": "It is td.take_along_axis(x, indices, axis).",
+    "index_select": "It is td.take(x, indices, axis).",
+    "masked_select": "Shapes are fixed: td.where(mask, x, 0), or multiply by the mask.",
+    "index_add": "It is td.scatter_add(x, indices, updates, axis).",
+    "unbind": "It is a method: x.unbind(axis).",
+    "empty": "It is td.zeros.",
+    "from_numpy": "It is td.tensor; steps and forwards take NumPy arrays as they are.",
+    "as_tensor": "It is td.tensor; steps and forwards take NumPy arrays as they are.",
+    "randn": "It is td.random.normal(shape).",
+    "rand": "It is td.random.uniform(shape).",
+    "randint": "Draw integers with NumPy and pass them in the batch.",
+    "manual_seed": "A step has a seed=; td.random.seed(value) is for eager calls.",
+    "no_grad": _NO_GRAD,
+    "inference_mode": _NO_GRAD,
+    "autocast": "It is precision= of td.compile_step.",
+    "amp": "It is precision= of td.compile_step.",
+    "autograd": "It is td.grad, td.vjp and td.custom_vjp.",
+    "func": "td.grad, td.vjp, td.jvp and model.apply are its functions.",
+    "device": _DEVICE,
+    "cuda": _DEVICE,
+    "save": "It is step.save(path).",
+    "load": "It is step.load(path), or load_params of arrays by name.",
+    "utils": "Loaders are in td.data.",
+    "float": "It is td.float32.",
+    "double": "It is td.float64.",
+    "half": "It is td.float16.",
+    "int": "It is td.int32.",
+    "long": "It is td.int64.",
+    "bool": "It is td.bool_.",
+}
+NN = {
+    "functional": "Functions are in td: td.relu(x); losses in td.losses.",
+    "utils": "Clipping is clip_norm= of td.compile_step; lengths= of nn.LSTM are packed sequences.",
+    "Buffer": "It is nn.State.",
+    "ParameterList": "A list of parameters will do.",
+    "ParameterDict": "A dict of parameters will do.",
+    "Transformer": "Join nn.TransformerEncoder and nn.TransformerDecoder.",
+    "CrossEntropyLoss": "It is a function: losses.cross_entropy(scores, labels).",
+    "MSELoss": "It is a function: losses.mse(found, wanted).",
+    "L1Loss": "It is a function: losses.l1(found, wanted).",
+    "BCELoss": "It is a function: losses.bce(chances, wanted).",
+    "BCEWithLogitsLoss": "It is a function: losses.bce_with_logits(scores, wanted).",
+    "NLLLoss": "It is a function: losses.nll(log_chances, labels).",
+}
+OPTIM = {
+    "lr_scheduler": "A schedule is a learning rate: optim.adam(optim.cosine(1e-3, steps=1000)).",
+    "swa_utils": "They are optim.swa and optim.ema.",
+}
+TENSOR = {
+    "backward": "Return the loss from the function that td.compile_step is given, which "
+    "differentiates it; td.grad(function) does elsewhere.",
+    "grad": "step.gradients(batch) has gradients by parameter; td.grad(function) elsewhere.",
+    "grad_fn": "td.grad(function) differentiates functions.",
+    "requires_grad": "td.grad(function) says what is differentiated by.",
+    "requires_grad_": "td.grad(function) says what is differentiated by.",
+    "retain_grad": "td.grad(function) says what is differentiated by.",
+    "data": "td.stop_gradient(x) lets no gradient pass.",
+    "device": _DEVICE,
+    "is_cuda": _DEVICE,
+    "cuda": _DEVICE,
+    "cpu": "Steps and forwards return NumPy arrays; x.numpy() is that of an eager tensor.",
+    "values": "It is the values already; argmax, argmin or argsort give indices.",
+    "indices": "argmax, argmin or argsort give indices.",
+    "nonzero": "Shapes are fixed: td.nonzero(x, size) of a vector.",
+    "masked_select": "Shapes are fixed: td.where(mask, x, 0), or multiply by the mask.",
+    "index_add": "It is td.scatter_add(x, indices, updates, axis).",
+    "new_zeros": "It is td.zeros(shape, x.dtype).",
+    "new_ones": "It is td.ones(shape, x.dtype).",
+    "new_tensor": "It is td.tensor.",
+}
+MODULE = {
+    "state_dict": _LOADED,
+    "load_state_dict": _LOADED,
+    "buffers": "It is named_states().",
+    "named_buffers": "It is named_states().",
+    "to": _DEVICE,
+    "cuda": _DEVICE,
+    "cpu": _DEVICE,
+    "float": _DTYPE,
+    "half": _DTYPE,
+    "bfloat16": _DTYPE,
+    "double": _DTYPE,
+    "zero_grad": "Gradients are not kept: every step has its own.",
+    "register_buffer": "Set an attribute: self.name = nn.State(shape).",
+    "register_parameter": "Set an attribute: self.name = nn.Parameter(shape).",
+    "add_module": "Set an attribute: self.name = module.",
+    "register_module": "Set an attribute: self.name = module.",
+    "register_forward_hook": _HOOKS,
+    "register_forward_pre_hook": _HOOKS,
+    "register_full_backward_hook": "step.gradients(batch) has gradients by parameter; "
+    "td.custom_vjp changes one on its way.",
+}
+
+
+def unknown(
+    where: str, name: str, remedies: dict[str, str], known: Iterable[str] = ()
+) -> AttributeError:
+    """The error for a name that is not there, with what stands in its place where that is known."""
+    plain = f"{where} has no attribute {name!r}"
+    if name.startswith("__"):  # asked for by Python and NumPy, which want no advice
+        return AttributeError(plain)
+    remedy = remedies.get(name) or _similar(name, known)
+    return (
+        UnknownNameError(where, f"there is no {name!r}", remedy)
+        if remedy
+        else AttributeError(plain)
+    )
+
+
+def _similar(name: str, known: Iterable[str]) -> str:
+    names = {n.lower(): n for n in known if not n.startswith("_")}
+    for ending in ("", "_loss"):
+        exact = names.get(name.lower().removesuffix(ending))
+        if exact is not None:
+            return f"It is {exact}."
+    close = difflib.get_close_matches(name.lower(), names, n=2, cutoff=0.8)
+    return f"Is it {' or '.join(names[n] for n in close)}?" if close else ""
