@@ -9,11 +9,10 @@ from dataclasses import replace
 from treadle.ir.composites import ATTENTION, Attention
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
-from treadle.kernel.index import variable
 from treadle.kernel.nodes import Kernel, LibraryCall, Load, View
 from treadle.schedule.lower import Lowering, attributes_of
-from treadle.schedule.nests import axis_vars
-from treadle.schedule.operands import Site, load_of, reading, row_major
+from treadle.schedule.nests import along, axis_vars, flat_index
+from treadle.schedule.operands import Site, load_of, reading
 
 
 def library_attention(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
@@ -44,7 +43,7 @@ def _result(lowering: Lowering, value: TensorValue) -> View:
         strides = (length * row, depth, row, 1)
         return View(lowering.names[part.whole], part.start, shape, strides)
     axes = axis_vars("x", shape)
-    index = lowering.address(value, [variable(v) for v in axes])
+    index = lowering.address(value, along(axes))
     return _view(Load(lowering.names[value], index, lowering.buffer(value).dtype), shape)
 
 
@@ -62,7 +61,7 @@ def _operand(site: Site, value: TensorValue, copies: list[Kernel]) -> View:
     name = f"copy{value.node}.{value.output}"
     buffer, kernel = site.copied(value, name, axes, axes, f"_copy{value.node}")
     copies.append(kernel)
-    return _view(Load(buffer.name, row_major(axes), buffer.dtype), type_.shape)
+    return _view(Load(buffer.name, flat_index(axes), buffer.dtype), type_.shape)
 
 
 def _view(load: Load, shape: Sequence[int]) -> View:

@@ -9,12 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from treadle.ir.composites import (
-    ATTENTION,
-    ATTENTION_GRAD,
-    Conv,
-    ConvGrad,
-)
+from treadle.ir.composites import ATTENTION, ATTENTION_GRAD, Conv, ConvGrad
 from treadle.ir.control import SCAN
 from treadle.ir.graph import Graph, Node
 from treadle.ir.graph import Value as TensorValue

@@ -9,25 +9,12 @@ from dataclasses import replace
 from treadle.ir.composites import CONV, CONV_GRAD_W, Conv, ConvGrad
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
-from treadle.kernel.index import Index, Var, constant, variable
-from treadle.kernel.nodes import (
-    Kernel,
-    LibraryCall,
-    Matmul,
-    Matrix,
-    Statement,
-    StridedAxis,
-    View,
-)
-from treadle.schedule.channels import (
-    CONVOLUTIONS,
-    conv_numbers,
-    last_order,
-    last_strides,
-)
+from treadle.kernel.index import Index, Var, constant
+from treadle.kernel.nodes import Kernel, LibraryCall, Matmul, Matrix, Statement, StridedAxis, View
+from treadle.schedule.channels import CONVOLUTIONS, conv_numbers, last_order, last_strides
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering
-from treadle.schedule.nests import axis_vars
+from treadle.schedule.nests import along, axis_vars
 from treadle.schedule.operands import Site, load_of, reading
 
 
@@ -39,7 +26,7 @@ def _conv(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     operands = tuple(_operand(site, i, v, copies) for i, v in enumerate(node.operands))
     value, type_ = TensorValue(position), node.types[0]
     target, axes = lowering.buffer(value), axis_vars("x", type_.shape)
-    if not _has_channels_last(lowering.address(value, [variable(v) for v in axes]), axes):
+    if not _has_channels_last(lowering.address(value, along(axes)), axes):
         target = site.memory("last", type_.dtype, type_.size)
         order = tuple(axes[i] for i in last_order(4))
         finish = [site.moved(target, axes, order)]

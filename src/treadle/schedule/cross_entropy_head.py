@@ -10,20 +10,11 @@ from treadle.ir import composites as c
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.kernel.index import Index, Var, constant, variable
-from treadle.kernel.nodes import (
-    Apply,
-    Buffer,
-    Kernel,
-    Literal,
-    Role,
-    Statement,
-    Store,
-    Value,
-)
+from treadle.kernel.nodes import Apply, Buffer, Kernel, Literal, Role, Statement, Store, Value
 from treadle.kernel.program import Argument
 from treadle.schedule.lower import Draft, Lowering, RepeatDraft, attributes_of
-from treadle.schedule.nests import axis_vars, nest
-from treadle.schedule.operands import Site, as_dtype, load_of, row_major
+from treadle.schedule.nests import as_dtype, axis_vars, flat_index, nest
+from treadle.schedule.operands import Site, load_of
 from treadle.schedule.order import Order
 from treadle.schedule.softmax import F32, I32, At, Rows, Scores, add, local, mul, sub
 
@@ -83,7 +74,7 @@ class Head:
         lowering, type_ = self.lowering, self.lowering.graph.type_of(operand)
         axes = axis_vars("i", type_.shape)
         found = load_of(lowering.reader(), operand, axes)
-        if found is not None and found.index - row_major(axes) == Index():
+        if found is not None and found.index - flat_index(axes) == Index():
             known = lowering.buffers[found.buffer]
             if known.size == type_.size:
                 return known

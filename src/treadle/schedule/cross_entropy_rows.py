@@ -28,8 +28,7 @@ from treadle.kernel.nodes import (
 from treadle.kernel.target import Streaming
 from treadle.schedule.cross_entropy_head import Chunk, Head, chunk_drafts
 from treadle.schedule.lower import Draft
-from treadle.schedule.nests import axis_vars, nest
-from treadle.schedule.operands import as_dtype, row_major
+from treadle.schedule.nests import as_dtype, axis_vars, flat_index, nest
 from treadle.schedule.softmax import (
     F32,
     At,
@@ -74,8 +73,8 @@ def _rounded(head: Head, output: int) -> Kernel:
     """A sum of chunks in the dtype of the result."""
     sums, result = _sums(head, output), head.result(output)
     axes = axis_vars("i", head.lowering.graph.type_of(TensorValue(head.position, output)).shape)
-    value = as_dtype(Load(sums.name, row_major(axes), F32), result.dtype)
-    body = nest(axes, Role.PARALLEL, [Store(result.name, row_major(axes), value)])
+    value = as_dtype(Load(sums.name, flat_index(axes), F32), result.dtype)
+    body = nest(axes, Role.PARALLEL, [Store(result.name, flat_index(axes), value)])
     made = head.kernel(f"sum{output}", (sums,), (result,), body)
     return replace(made, is_standalone=False)
 

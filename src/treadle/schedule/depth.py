@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from treadle.kernel.index import Index, Var, variable
 from treadle.kernel.nodes import StridedAxis, strided_axis
-from treadle.schedule.divisors import best_divisor
+from treadle.schedule.nests import best_divisor
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from treadle.kernel.access import (
-    accesses,
-    changed_in,
-    loads_of,
-    locals_in,
-    map_loads,
-    names_in,
-)
+from treadle.kernel.access import accesses, changed_in, loads_of, locals_in, map_loads, names_in
 from treadle.kernel.index import Index, Var, uses, variable
 from treadle.kernel.nodes import (
     Accumulate,

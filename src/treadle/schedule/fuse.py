@@ -17,17 +17,7 @@ from operator import mul
 from treadle.kernel.access import accesses
 from treadle.kernel.cost import flops, largest
 from treadle.kernel.index import Index, Var, unflatten, variable
-from treadle.kernel.nodes import (
-    Buffer,
-    For,
-    Kernel,
-    Matmul,
-    Role,
-    Set,
-    Statement,
-    Store,
-    Update,
-)
+from treadle.kernel.nodes import Buffer, For, Kernel, Matmul, Role, Set, Statement, Store, Update
 from treadle.kernel.rowsums import row_sums_of
 from treadle.kernel.target import CPU, Reductions, Target
 from treadle.kernel.traverse import loop_names, peel, rewrite, substituted, walk

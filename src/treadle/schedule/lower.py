@@ -22,7 +22,7 @@ from treadle.ir.ops.leaves import CONSTANT, Constant, Leaf
 from treadle.ir.ops.linear import CONTRACT
 from treadle.ir.types import TensorType
 from treadle.kernel.contraction import launches_dominate
-from treadle.kernel.index import Index, Var, variable
+from treadle.kernel.index import Index, Var
 from treadle.kernel.nodes import Buffer, Kernel, Role, Statement, Store, Value, Within
 from treadle.kernel.phases import calls_in
 from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step
@@ -31,7 +31,6 @@ from treadle.rules.canonical import canonicalise
 from treadle.rules.expansion import expand
 from treadle.schedule.bound import Bound, Memo
 from treadle.schedule.channels import channels_last, images, in_memory_order
-from treadle.schedule.copies import copy_kernel, copy_kernels, kind_of, stays
 from treadle.schedule.epilogues import biased_matmuls, concatenated_gradients
 from treadle.schedule.inline import Reader, laid_out
 from treadle.schedule.inline import attributes_of as attributes_of
@@ -46,7 +45,7 @@ from treadle.schedule.keep import (
     recomputed_operands,
     wider_values,
 )
-from treadle.schedule.nests import axis_vars, nest
+from treadle.schedule.nests import along, axis_vars, copy_kernel, copy_kernels, kind_of, nest, stays
 from treadle.schedule.order import Order
 from treadle.schedule.signature import signature
 from treadle.schedule.templates import has_kernels, has_template
@@ -342,8 +341,8 @@ class Lowering:
         """Each element on its own."""
         type_, reader = self.graph.type_of(value), self.reader(value)
         axes = axis_vars("i", type_.shape)
-        element = reader.at(value, tuple(map(variable, axes)))
-        store = self.store(value, list(map(variable, axes)), element)
+        element = reader.at(value, along(axes))
+        store = self.store(value, along(axes), element)
         loops = self.in_memory_order(value, axes) if value in self.layouts else axes
         body = [*reader.lets, store]
         if value in self.in_place and not stays(body, store.buffer, store.index):

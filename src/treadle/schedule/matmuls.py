@@ -44,12 +44,11 @@ from treadle.kernel.nodes import (
     Value,
 )
 from treadle.schedule.depth import Depth, Digit, depth_of
-from treadle.schedule.divisors import best_divisor
 from treadle.schedule.inline import Reader
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering
-from treadle.schedule.nests import nest
-from treadle.schedule.operands import Site, as_dtype, load_of, reading, row_major
+from treadle.schedule.nests import as_dtype, best_divisor, flat_index, nest
+from treadle.schedule.operands import Site, load_of, reading
 from treadle.schedule.packing import into_panels
 from treadle.schedule.standalone import by_elements, standalone_matmul
 
@@ -245,7 +244,7 @@ class _Matmul:
         given = self.panel, self.dtype, self.limits
         found = into_panels(reader, self.contraction, *given, is_one=False)
         buffer = self._temporary("packed", size(found.loops))
-        store = Store(buffer.name, row_major(found.loops), found.element)
+        store = Store(buffer.name, flat_index(found.loops), found.element)
         body = nest(found.order, Role.PARALLEL, [*reader.lets, store])
         kernel = self.lowering.kernel(self.position, reader, [], body, "_pack", (buffer,))
         # What is recomputed, or is there from the start, waits by itself until it is needed.
@@ -260,7 +259,7 @@ class _Matmul:
         given = self.panel, self.dtype, self.limits
         found = into_panels(reader, self.contraction, *given, is_one=True)
         inner = found.loops[1:]
-        store = Store(OWN_PANEL, row_major(inner), found.element)
+        store = Store(OWN_PANEL, flat_index(inner), found.element)
         body += nest(inner, Role.PARALLEL, [store])
         return Buffer(OWN_PANEL, self.dtype, size(inner))
 
@@ -321,7 +320,7 @@ class _Matmul:
         element = self._element(reader, c.left, depth=True)
         order = [*(named("k", v) for v in c.depth), *self.rows.inner]
         lets, reader.lets = list(reader.lets), []
-        store = Store(OWN_LEFT, row_major(order), as_dtype(element, self.dtype))
+        store = Store(OWN_LEFT, flat_index(order), as_dtype(element, self.dtype))
         body += nest(order, Role.PARALLEL, [*lets, store])
         return Buffer(OWN_LEFT, self.dtype, size(order))
 
@@ -397,7 +396,7 @@ class _Matmul:
         count = -(-self.columns // self.panel)
         buffer = self._temporary("packed", 0)
         reader.used[buffer.name] = self.lowering.as_type(buffer)
-        at = row_major(list(self.outer.values())) * (count * step)
+        at = flat_index(list(self.outer.values())) * (count * step)
         return Load(buffer.name, at, self.dtype), step
 
     def _finish(self, sums: Buffer, parts: int) -> Kernel:
@@ -406,7 +405,7 @@ class _Matmul:
         result = contraction_of(self.lowering.graph, self.node).result
         axes = {v: Var(f"i{k}", v.extent) for k, v in enumerate(result)}
         part, order = Var("part", parts), [axes[v] for v in result]
-        source = row_major([axes[v] for v in c.result]) + variable(part) * type_.size
+        source = flat_index([axes[v] for v in c.result]) + variable(part) * type_.size
         found: Value = Load(sums.name, source, self.dtype)
         body: list[Statement] = []
         if parts > 1:
@@ -414,7 +413,7 @@ class _Matmul:
             body += nest([part], Role.SEQUENTIAL, [Accumulate("acc", "add", found)])
             found = Local("acc", self.dtype)
         element = as_dtype(found, type_.dtype)
-        body.append(Store(self.lowering.names[self.value], row_major(order), element))
+        body.append(Store(self.lowering.names[self.value], flat_index(order), element))
         loops, reader = nest(order, Role.PARALLEL, body), reading(self.lowering, [sums.name])
         return self.lowering.kernel(self.position, reader, [self.value], loops, "_finish")
 

@@ -1,13 +1,28 @@
-"""Loop nests: variables for axes, kernels that become one, and names that do not clash."""
+"""What kernels are written with: loops, indices, arithmetic; kernels made one, and their names."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from treadle.base import dtypes
+from treadle.base.dtypes import DType
 from treadle.kernel.access import Access, accesses, is_local, names_in
 from treadle.kernel.index import Index, Var, flatten, variable
-from treadle.kernel.nodes import Buffer, For, Kernel, Role, Statement
+from treadle.kernel.nodes import (
+    Apply,
+    Buffer,
+    Convert,
+    For,
+    Kernel,
+    Load,
+    Role,
+    Statement,
+    Store,
+    Value,
+)
 from treadle.kernel.traverse import loop_names, substituted, with_buffers, with_locals
 
 
@@ -24,6 +39,11 @@ def nest(variables: Sequence[Var], role: Role, body: Sequence[Statement]) -> tup
     return inner
 
 
+def along(axes: Iterable[Var]) -> tuple[Index, ...]:
+    """The indices that loops over some axes count."""
+    return tuple(map(variable, axes))
+
+
 def in_order(var: Var, body: Sequence[Statement]) -> tuple[Statement, ...]:
     """The body for one iteration after the other."""
     return nest([var], Role.SEQUENTIAL, body)
@@ -31,7 +51,21 @@ def in_order(var: Var, body: Sequence[Statement]) -> tuple[Statement, ...]:
 
 def flat_index(variables: Sequence[Var]) -> Index:
     """The index of an element that loops over some axes count in row-major order."""
-    return flatten([variable(v) for v in variables], [v.extent for v in variables])
+    return flatten(along(variables), [v.extent for v in variables])
+
+
+def as_dtype(value: Value, dtype: DType) -> Value:
+    return value if value.dtype is dtype else Convert(value, dtype)
+
+
+def apply(op: str, *operands: Value) -> Value:
+    """An op on scalars that has the dtype of the last of them."""
+    return Apply(op, operands, operands[-1].dtype)
+
+
+def compare(op: str, *operands: Value) -> Value:
+    """An op on scalars that is true or false."""
+    return Apply(op, operands, dtypes.bool_)
 
 
 def fused_kernel(
@@ -133,3 +167,43 @@ def with_buffer_names(kernel: Kernel, names: Mapping[str, str]) -> Kernel:
     )
     body = with_buffers(kernel.body, lambda name: names.get(name, name))
     return replace(kernel, inputs=inputs, outputs=outputs, scratch=scratch, body=body)
+
+
+def kind_of(buffer: Buffer) -> tuple[DType, int]:
+    return buffer.dtype, buffer.size
+
+
+def stays(body: Sequence[Statement], leaf: str, at: Index) -> bool:
+    """Whether a leaf is read only at the index that is written."""
+    return all(a.index == at for a in accesses(body) if a.buffer == leaf)
+
+
+def copy_kernel(source: str, target: str, like: Buffer) -> Kernel:
+    var = Var("i", like.size)
+    at = variable(var)
+    store = Store(target, at, Load(source, at, like.dtype))
+    return Kernel(
+        "copy",
+        (Buffer(source, like.dtype, like.size),),
+        (Buffer(target, like.dtype, like.size),),
+        nest([var], Role.PARALLEL, [store]),
+    )
+
+
+def copy_kernels(source: str, target: str, like: Buffer) -> list[Kernel]:
+    return [copy_kernel(source, target, like)] if like.size else []
+
+
+@functools.cache
+def best_divisor(n: int, target: int, least: int = 1) -> int:
+    """The divisor of n nearest below a target, or the smallest above; at least `least`."""
+    every = divisors(n)
+    below = [d for d in every if least <= d <= target]
+    above = [d for d in every if d > target]
+    return below[-1] if below else above[0]
+
+
+def divisors(n: int) -> list[int]:
+    """All of them, in order."""
+    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+    return sorted({*small, *(n // d for d in small)})

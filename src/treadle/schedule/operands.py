@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from treadle.base.dtypes import DType
 from treadle.ir.graph import Value as TensorValue
 from treadle.kernel.contraction import Axes
-from treadle.kernel.index import Index, Var, flatten, variable
-from treadle.kernel.nodes import Buffer, Convert, Kernel, Load, Role, Store, Value
+from treadle.kernel.index import Var
+from treadle.kernel.nodes import Buffer, Kernel, Load, Role, Store, Value
 from treadle.schedule.inline import Reader
 from treadle.schedule.lower import Lowering
-from treadle.schedule.nests import nest
-
-
-def as_dtype(value: Value, dtype: DType) -> Value:
-    return value if value.dtype is dtype else Convert(value, dtype)
-
-
-def row_major(axes: Sequence[Var]) -> Index:
-    """The address of an element of memory that has some axes in order."""
-    return flatten([variable(v) for v in axes], [v.extent for v in axes])
+from treadle.schedule.nests import along, flat_index, nest
 
 
 def plain_load(reader: Reader, value: Value) -> Load | None:
@@ -34,7 +25,7 @@ def plain_load(reader: Reader, value: Value) -> Load | None:
 
 def load_of(reader: Reader, value: TensorValue, axes: Iterable[Var]) -> Load | None:
     """The load that an element of a tensor is, if it lies in memory in some affine order."""
-    return plain_load(reader, reader.at(value, tuple(map(variable, axes))))
+    return plain_load(reader, reader.at(value, along(axes)))
 
 
 def reading(lowering: Lowering, names: Iterable[str]) -> Reader:
@@ -63,16 +54,16 @@ class Site:
         """A tensor in memory that has its axes in some order, and the kernel that copies it."""
         type_, reader = self.lowering.graph.type_of(value), self.lowering.reader()
         into = self.memory(name, type_.dtype, type_.size)
-        element = reader.at(value, tuple(map(variable, axes)))
-        body = [*reader.lets, Store(into.name, row_major(order), element)]
+        element = reader.at(value, along(axes))
+        body = [*reader.lets, Store(into.name, flat_index(order), element)]
         loops = nest(order, Role.PARALLEL, body)
         return into, self.lowering.kernel(self.position, reader, [], loops, suffix, (into,))
 
     def moved(self, source: Buffer, axes: Axes, order: Axes) -> Kernel:
         """Writes the result from memory that has its axes in some other order."""
         lowering, value = self.lowering, TensorValue(self.position)
-        index = lowering.address(value, [variable(v) for v in axes])
-        load = Load(source.name, row_major(order), source.dtype)
+        index = lowering.address(value, along(axes))
+        load = Load(source.name, flat_index(order), source.dtype)
         body = nest(axes, Role.PARALLEL, [Store(lowering.names[value], index, load)])
         reader = reading(lowering, [source.name])
         return lowering.kernel(self.position, reader, [value], body, "_moved")

@@ -11,9 +11,8 @@ from treadle.kernel.contraction import Contraction, named, size
 from treadle.kernel.index import Var, bounded, substitute, unflatten, variable
 from treadle.kernel.nodes import Literal, Load, Value, Within
 from treadle.kernel.target import Matmuls
-from treadle.schedule.divisors import best_divisor, divisors
 from treadle.schedule.inline import Reader
-from treadle.schedule.operands import as_dtype
+from treadle.schedule.nests import as_dtype, best_divisor, divisors
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from treadle.ir.ops import indexing, linear, reductions
 from treadle.kernel.index import Index, Var, bounded, constant, data, divide, variable
 from treadle.kernel.nodes import (
     Accumulate,
-    Apply,
     Buffer,
     Convert,
     Guarded,
@@ -33,9 +32,18 @@ from treadle.kernel.nodes import (
 from treadle.kernel.scatter import is_scatter
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering, attributes_of
-from treadle.schedule.nests import axis_vars, flat_index, in_order, nest
+from treadle.schedule.nests import (
+    along,
+    apply,
+    as_dtype,
+    axis_vars,
+    compare,
+    flat_index,
+    in_order,
+    nest,
+)
 from treadle.schedule.sorting import is_same
-from treadle.schedule.sums import accumulated, widened
+from treadle.schedule.sums import accumulated
 
 
 @ROOTS(reductions.ARGMAX, reductions.ARGMIN)
@@ -45,30 +53,27 @@ def _arg(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     source = lowering.graph.type_of(node.operands[0])
     every = axis_vars("i", source.shape)
     reader = lowering.reader()
-    element = reader.at(node.operands[0], tuple(map(variable, every)))
+    element = reader.at(node.operands[0], along(every))
     others = [v for i, v in enumerate(every) if i != axis]
-    best, at = Local("best", source.dtype), Local("at", dtypes.int32)
-    here = Local("here", source.dtype)
+    best, here, combined = (Local(n, source.dtype) for n in ("best", "here", "combined"))
+    at, here_at = Local("at", dtypes.int32), Position(variable(every[axis]), dtypes.int32)
     op = "max" if node.op is reductions.ARGMAX else "min"
-    here_at = Position(variable(every[axis]), dtypes.int32)
     # max and min keep NaN; whatever changes the best is a new best.
-    combined = Local("combined", source.dtype)
-    changes = Apply("not", (is_same(combined, best),), dtypes.bool_)
     is_first = Within(variable(every[axis]), 0, 1)
-    takes = Apply("or", (changes, is_first), dtypes.bool_)
+    takes = compare("or", compare("not", is_same(combined, best)), is_first)
     inner: list[Statement] = [
         *reader.lets,
         Let("here", element),
-        Let("combined", Apply(op, (best, here), source.dtype)),
-        Set("at", Apply("where", (takes, here_at, at), dtypes.int32)),
-        Set("best", Apply("where", (is_first, here, combined), source.dtype)),
+        Let("combined", apply(op, best, here)),
+        Set("at", apply("where", takes, here_at, at)),
+        Set("best", apply("where", is_first, here, combined)),
     ]
     loops = [v for v in lowering.in_memory_order(node.operands[0], every) if v is not every[axis]]
     body: list[Statement] = [
         Let("best", Literal(0, source.dtype)),
         Let("at", Literal(0, dtypes.int32)),
         *in_order(every[axis], inner),
-        lowering.store(value, list(map(variable, others)), at),
+        lowering.store(value, along(others), at),
     ]
     return [lowering.kernel(position, reader, [value], nest(loops, Role.PARALLEL, body))]
 
@@ -79,16 +84,16 @@ def _cumsum(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     value, axis = TensorValue(position), attributes.axis
     source = lowering.graph.type_of(node.operands[0])
     every = axis_vars("i", source.shape)
-    indices = list(map(variable, every))
+    indices = [*along(every)]
     if attributes.reverse:
         indices[axis] = constant(source.shape[axis] - 1) - indices[axis]
     reader = lowering.reader()
     element = reader.at(node.operands[0], tuple(indices))
     wide = accumulator(source.dtype)
-    result = widened(Local("acc", wide), source.dtype)
+    result = as_dtype(Local("acc", wide), source.dtype)
     inner = [
         *reader.lets,
-        Accumulate("acc", "add", widened(element, wide)),
+        Accumulate("acc", "add", as_dtype(element, wide)),
         lowering.store(value, indices, result),
     ]
     body = [Let("acc", Literal(0, wide)), *in_order(every[axis], inner)]
@@ -103,7 +108,7 @@ def _unwindow(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     window, shape = attributes.window, attributes.shape
     value = TensorValue(position)
     every = axis_vars("i", shape)
-    starts: list[Index] = list(map(variable, every))
+    starts = [*along(every)]
     guards: list[Within] = []
     if lowering.target.is_spmd and all(d == 1 for d in window.dilations):
         offsets, inner = _windows_around(window, shape, starts, guards)
@@ -118,8 +123,8 @@ def _unwindow(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     )
     wide = accumulator(source.dtype)
     body = accumulated("add", wide, offsets, reader.lets, element)
-    result = widened(Local("acc", wide), source.dtype)
-    store = lowering.store(value, list(map(variable, every)), result)
+    result = as_dtype(Local("acc", wide), source.dtype)
+    store = lowering.store(value, along(every), result)
     loops = nest(lowering.in_memory_order(value, every), Role.PARALLEL, [*body, store])
     return [lowering.kernel(position, reader, [value], loops)]
 
@@ -141,7 +146,7 @@ def _every_window(
         if window.strides[i] > 1:
             guards.append(Within(rest, 0, 1))
         starts[axis] = quotient
-    return list(map(variable, offsets))
+    return [*along(offsets)]
 
 
 def _windows_around(
@@ -180,12 +185,13 @@ def _scatter_add(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     updates, indices = (lowering.graph.type_of(v) for v in node.operands)
     chosen = indices.rank - batch
     every = axis_vars("i", updates.shape)
-    own = tuple(map(variable, every))
+    own = along(every)
     reader = lowering.reader()
     index = reader.at(node.operands[1], (*own[:batch], *own[axis : axis + chosen]))
-    element = widened(reader.at(node.operands[0], own), wide)
+    element = as_dtype(reader.at(node.operands[0], own), wide)
     at = Local("at", dtypes.int64)
-    inside = Apply("and", (_not_less(at, 0), _less(at, attributes.size)), dtypes.bool_)
+    low, high = (Literal(n, at.dtype) for n in (0, attributes.size))
+    inside = compare("and", compare("le", low, at), compare("lt", at, high))
     held = Guarded(inside, element, Literal(0, wide), wide)
     chosen_at = data("at", attributes.size)
     target = lowering.address(value, [*own[:axis], chosen_at, *own[axis + chosen :]])
@@ -205,16 +211,12 @@ def _scatter_add(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
         if is_scatter(kernel, lowering.target.mapping):
             return [kernel, _rounded(lowering, value, sums)] if is_rounded else [kernel]
     scattered = nest(free, Role.PARALLEL, added)
-    fill = _filled(sums, result.shape, Literal(0, wide))
+    axes = axis_vars("i", result.shape)
+    fill = nest(axes, Role.PARALLEL, [Store(sums.name, flat_index(axes), Literal(0, wide))])
     found = [lowering.kernel(position, lowering.reader(), [], fill, "_zero", (sums,))]
     if attributes.size:
         found.append(lowering.kernel(position, reader, [], scattered, "", (sums,)))
     return [*found, _rounded(lowering, value, sums)] if is_rounded else found
-
-
-def _filled(target: Buffer, shape: Sequence[int], element: Value) -> tuple[Statement, ...]:
-    axes = axis_vars("i", shape)
-    return nest(axes, Role.PARALLEL, [Store(target.name, flat_index(axes), element)])
 
 
 def _rounded(lowering: Lowering, value: TensorValue, sums: Buffer) -> Kernel:
@@ -227,14 +229,6 @@ def _rounded(lowering: Lowering, value: TensorValue, sums: Buffer) -> Kernel:
     store = Store(lowering.names[value], at, element)
     loops = nest(axes, Role.PARALLEL, [store])
     return lowering.kernel(value.node, reader, [value], loops, "_rounded")
-
-
-def _less(a: Value, bound: int) -> Value:
-    return Apply("lt", (a, Literal(bound, a.dtype)), dtypes.bool_)
-
-
-def _not_less(a: Value, bound: int) -> Value:
-    return Apply("le", (Literal(bound, a.dtype), a), dtypes.bool_)
 
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -267,22 +261,19 @@ def _philox(key: Sequence[Value], block: Var, site: int) -> list[Statement]:
     def word(value: int) -> Value:
         return Literal(value, u32)
 
-    def op(name: str, *operands: Value) -> Value:
-        return Apply(name, operands, u32)
-
-    own_site = op("and", op("add", key[5], word(site)), word(0xFFFF))
-    last = op("add", op("mul", key[3], word(1 << 16)), own_site)
+    own_site = apply("and", apply("add", key[5], word(site)), word(0xFFFF))
+    last = apply("add", apply("mul", key[3], word(1 << 16)), own_site)
     counters = [Position(variable(block), u32), key[4], key[2], last]
     found: list[Statement] = [Let(f"c{i}_0", c) for i, c in enumerate(counters)]
     for done in range(_ROUNDS):
         c = [Local(f"c{i}_{done}", u32) for i in range(4)]
-        k = [op("add", key[i], word(done * _WEYL[i] % 2**32)) for i in range(2)]
-        high = [op("mulhi", c[2 * i], word(_MULTIPLIERS[i])) for i in range(2)]
-        low = [op("mul", c[2 * i], word(_MULTIPLIERS[i])) for i in range(2)]
+        k = [apply("add", key[i], word(done * _WEYL[i] % 2**32)) for i in range(2)]
+        high = [apply("mulhi", c[2 * i], word(_MULTIPLIERS[i])) for i in range(2)]
+        low = [apply("mul", c[2 * i], word(_MULTIPLIERS[i])) for i in range(2)]
         new = [
-            op("xor", op("xor", high[1], c[1]), k[0]),
+            apply("xor", apply("xor", high[1], c[1]), k[0]),
             low[1],
-            op("xor", op("xor", high[0], c[3]), k[1]),
+            apply("xor", apply("xor", high[0], c[3]), k[1]),
             low[0],
         ]
         found += [Let(f"c{i}_{done + 1}", v) for i, v in enumerate(new)]

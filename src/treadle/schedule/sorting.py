@@ -16,7 +16,6 @@ from treadle.ir.ops import reductions
 from treadle.kernel.index import Index, Var, bounded, data, variable
 from treadle.kernel.nodes import (
     Accumulate,
-    Apply,
     Buffer,
     Convert,
     Kernel,
@@ -34,7 +33,7 @@ from treadle.kernel.nodes import (
 )
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering, attributes_of
-from treadle.schedule.nests import axis_vars, flat_index, in_order, nest
+from treadle.schedule.nests import along, apply, axis_vars, compare, flat_index, in_order, nest
 
 
 @ROOTS(reductions.SORT)
@@ -73,7 +72,7 @@ def _counted(lowering: Lowering, position: int, node: Node, order: _Order) -> Ke
     every = axis_vars("i", source.shape)
     other = Var("j", n)
     reader = lowering.reader()
-    own = tuple(map(variable, every))
+    own = along(every)
     here = reader.at(node.operands[0], own)
     others = (*own[:axis], variable(other), *own[axis + 1 :])
     named = list(reader.lets)
@@ -127,7 +126,7 @@ def _merged(lowering: Lowering, position: int, node: Node, order: _Order) -> Ker
     source = lowering.graph.type_of(node.operands[0])
     n = source.shape[axis]
     every = axis_vars("i", source.shape)
-    own = tuple(map(variable, every))
+    own = along(every)
     others = [v for i, v in enumerate(every) if i != axis]
     row = flat_index(others) * n
     sides = [_runs(lowering, position, side, source.dtype, source.size) for side in "ab"]
@@ -200,23 +199,21 @@ def _two_runs(
         for start, head, size in zip(starts, heads, sizes, strict=True)
     ]
     is_left, is_right = (
-        Apply("lt", (head, Literal(size, dtypes.int64)), dtypes.bool_)
+        compare("lt", head, Literal(size, dtypes.int64))
         for head, size in zip(heads, sizes, strict=True)
     )
     a, b = (Local(f"{side}_value{name}", source.values.dtype) for side in ("left", "right"))
-    is_next = Apply("or", (_not(is_left), _less(b, a, order.descending)), dtypes.bool_)
+    is_next = compare("or", _not(is_left), _less(b, a, order.descending))
     takes = Local(f"takes{name}", dtypes.bool_)
-    value, origin = (
-        Apply("where", (takes, x, y), x.dtype) for x, y in ((b, a), (loads[1][1], loads[0][1]))
-    )
+    value, origin = (apply("where", takes, x, y) for x, y in ((b, a), (loads[1][1], loads[0][1])))
     moves = [Convert(x, dtypes.int64) for x in (_not(takes), takes)]
     inner: list[Statement] = [
         Let(a.name, loads[0][0]),
         Let(b.name, loads[1][0]),
-        Let(takes.name, Apply("and", (is_right, is_next), dtypes.bool_)),
+        Let(takes.name, compare("and", is_right, is_next)),
         *put(variable(t), value, origin),
         *(
-            Set(head.name, Apply("add", (head, move), dtypes.int64))
+            Set(head.name, apply("add", head, move))
             for head, move in zip(heads, moves, strict=True)
         ),
     ]
@@ -226,33 +223,33 @@ def _two_runs(
 def _before(a: Value, b: Value, i: Var, j: Var, descending: bool) -> Value:
     """Whether element i, of value a, comes before element j, of b; equals stay in order."""
     at = [Position(variable(v), dtypes.int64) for v in (i, j)]
-    earlier = Apply("lt", tuple(at), dtypes.bool_)
-    tied = Apply("and", (is_same(a, b), earlier), dtypes.bool_)
-    return Apply("or", (_less(a, b, descending), tied), dtypes.bool_)
+    earlier = compare("lt", *at)
+    tied = compare("and", is_same(a, b), earlier)
+    return compare("or", _less(a, b, descending), tied)
 
 
 def _less(a: Value, b: Value, descending: bool) -> Value:
     """Whether a comes before b, whatever their order was."""
     first, second = (b, a) if descending else (a, b)
-    less: Value = Apply("lt", (first, second), dtypes.bool_)
+    less: Value = compare("lt", first, second)
     if a.dtype.is_float:
-        rises = Apply("and", (_is_nan(second), _not(_is_nan(first))), dtypes.bool_)
-        less = Apply("or", (less, rises), dtypes.bool_)
+        rises = compare("and", _is_nan(second), _not(_is_nan(first)))
+        less = compare("or", less, rises)
     return less
 
 
 def is_same(a: Value, b: Value) -> Value:
     """Equality in which NaN equals NaN."""
-    equal = Apply("eq", (a, b), dtypes.bool_)
+    equal = compare("eq", a, b)
     if not a.dtype.is_float:
         return equal
-    both = Apply("and", (_is_nan(a), _is_nan(b)), dtypes.bool_)
-    return Apply("or", (equal, both), dtypes.bool_)
+    both = compare("and", _is_nan(a), _is_nan(b))
+    return compare("or", equal, both)
 
 
 def _is_nan(a: Value) -> Value:
-    return _not(Apply("eq", (a, a), dtypes.bool_))
+    return _not(compare("eq", a, a))
 
 
 def _not(a: Value) -> Value:
-    return Apply("not", (a,), dtypes.bool_)
+    return compare("not", a)

@@ -29,8 +29,8 @@ from treadle.kernel.nodes import (
     StridedAxis,
 )
 from treadle.schedule.lower import Lowering
-from treadle.schedule.nests import nest
-from treadle.schedule.operands import Site, as_dtype, load_of, reading, row_major
+from treadle.schedule.nests import along, as_dtype, flat_index, nest
+from treadle.schedule.operands import Site, load_of, reading
 
 
 def standalone_matmul(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
@@ -58,7 +58,7 @@ class _Standalone:
         biased = lowering.biased.get(value)
         bias = None if biased is None else lowering.names[biased.bias]
         made = [value if biased is None else biased.sum]
-        target = self.matrix(lowering.names[made[0]], row_major(c.result), c.rows, c.columns)
+        target = self.matrix(lowering.names[made[0]], flat_index(c.result), c.rows, c.columns)
         also, finish = tuple[Buffer, ...](), list[Kernel]()
         if target is None:
             order = c.batch + c.rows + c.columns
@@ -135,6 +135,6 @@ def by_elements(lowering: Lowering, position: int, node: Node) -> Kernel:
     body: list[Statement] = [Let("acc", Literal(0, wide))]
     body += nest([variables[v] for v in c.depth], Role.SEQUENTIAL, [*reader.lets, step])
     order = [variables[v] for v in c.result]
-    at = lowering.address(value, [variable(v) for v in order])
+    at = lowering.address(value, along(order))
     body.append(Store(lowering.names[value], at, as_dtype(Local("acc", wide), dtype)))
     return lowering.kernel(position, reader, [value], nest(order, Role.PARALLEL, body))

@@ -14,7 +14,6 @@ from treadle.kernel.arithmetic import identity
 from treadle.kernel.index import Index, Var, constant, substitute, variable
 from treadle.kernel.nodes import (
     Accumulate,
-    Apply,
     Buffer,
     Convert,
     Kernel,
@@ -28,12 +27,11 @@ from treadle.kernel.nodes import (
     Value,
 )
 from treadle.kernel.target import Matmuls, Reductions
-from treadle.schedule.divisors import best_divisor
 from treadle.schedule.inline import Reader
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.moments import spread_sums, spreads
-from treadle.schedule.nests import axis_vars, flat_index, nest
+from treadle.schedule.nests import apply, as_dtype, axis_vars, best_divisor, flat_index, nest
 
 _COMBINE = {
     reductions.REDUCE_SUM: "add",
@@ -195,7 +193,7 @@ class _Reduction:
     def _result(self, loops: _Loops, reader: Reader, body: list[Statement]) -> Kernel:
         """The kernel that stores what was accumulated."""
         lowering, value = self.lowering, TensorValue(self.position)
-        result = widened(Local("acc", self.wide), self.dtype)
+        result = as_dtype(Local("acc", self.wide), self.dtype)
         store = lowering.store(value, loops.result, result)
         nested = nest(loops.others, Role.PARALLEL, [*body, store])
         return lowering.kernel(self.position, reader, [value], nested)
@@ -229,20 +227,20 @@ class _Reduction:
         count = Literal(_size(loops.inner), wide)
         inner: list[Statement] = [
             *reader.lets,
-            Let("gap", Apply("sub", (element, Local("first", wide)), wide)),
+            Let("gap", apply("sub", element, Local("first", wide))),
             Accumulate("acc", "add", gap),
-            Accumulate("squares", "add", Apply("mul", (gap, gap), wide)),
+            Accumulate("squares", "add", apply("mul", gap, gap)),
         ]
-        whole = Apply("mul", (count, Local("first", wide)), wide)
-        mean_square = Apply("div", (Apply("mul", (acc, acc), wide), count), wide)
-        rest = Apply("sub", (squares, mean_square), wide)
+        whole = apply("mul", count, Local("first", wide))
+        mean_square = apply("div", apply("mul", acc, acc), count)
+        rest = apply("sub", squares, mean_square)
         body: list[Statement] = [
             *before,
             Let("acc", Literal(0, wide)),
             Let("squares", Literal(0, wide)),
             *nest(loops.inner, Role.SEQUENTIAL, inner),
-            Store(sums.name, loops.at, Apply("add", (acc, whole), wide)),
-            Store(spread.name, loops.at, Apply("max", (rest, Literal(0, wide)), wide)),
+            Store(sums.name, loops.at, apply("add", acc, whole)),
+            Store(spread.name, loops.at, apply("max", rest, Literal(0, wide))),
         ]
         nested = nest(loops.stored, Role.PARALLEL, body)
         made = lowering.kernel(self.position, reader, [], nested, "_parts", (sums, spread))
@@ -256,11 +254,11 @@ class _Reduction:
         centre = reader.at(mean, loops.result)
         reader.used |= {b.name: lowering.as_type(b) for b in (sums, spread)}
         count = Literal(_size(loops.inner), wide)
-        own = Apply("div", (Load(sums.name, loops.at, wide), count), wide)
+        own = apply("div", Load(sums.name, loops.at, wide), count)
         gap = Local("gap", wide)
-        moved = Apply("mul", (Apply("mul", (gap, gap), wide), count), wide)
-        element = Apply("add", (Load(spread.name, loops.at, wide), moved), wide)
-        lets = [Let("gap", Apply("sub", (own, Local("mean", wide)), wide))]
+        moved = apply("mul", apply("mul", gap, gap), count)
+        element = apply("add", Load(spread.name, loops.at, wide), moved)
+        lets = [Let("gap", apply("sub", own, Local("mean", wide)))]
         body = [*reader.lets, Let("mean", centre)]
         body += accumulated("add", wide, loops.parts, lets, element)
         return self._result(loops, reader, body)
@@ -273,7 +271,3 @@ def accumulated(
     value = element if element.dtype is wide else Convert(element, wide)
     inner = nest(summed, Role.SEQUENTIAL, [*lets, Accumulate("acc", op, value)])
     return [Let("acc", Literal(identity(op, wide), wide)), *inner]
-
-
-def widened(value: Value, dtype: DType) -> Value:
-    return value if value.dtype is dtype else Convert(value, dtype)

@@ -36,8 +36,7 @@ from treadle.kernel.traverse import (
     walk,
     with_locals,
 )
-from treadle.schedule.divisors import best_divisor
-from treadle.schedule.nests import fresh
+from treadle.schedule.nests import best_divisor, fresh
 
 Sums = dict[str, DType]
 

@@ -1,4 +1,10 @@
-"""Statements of a group of threads: loops shared out, and barriers where threads meet in memory."""
+"""Statements of a group of threads: loops shared out, barriers, and rows that stay on the chip.
+
+A barrier stands where threads meet in memory. Loops of one iteration of the grid that walk the same
+elements in the same way give each thread the same elements again. What it loaded or stored there
+the first time is staged, in registers or in shared memory: copied to a row that later loops read in
+place of memory. Numbers that every thread of a group knows are locals.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +12,30 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from treadle.kernel.access import accesses
-from treadle.kernel.index import Var
+from treadle.kernel.access import accesses, loads_in, loads_of, map_loads, names_in
+from treadle.kernel.cost import padded
+from treadle.kernel.index import Index, Var, data_locals, substitute, variable
 from treadle.kernel.nodes import (
     Accumulate,
     Barrier,
+    Buffer,
     For,
+    Guarded,
     Kernel,
+    Let,
+    Load,
+    Local,
     Role,
+    Space,
     Statement,
+    Store,
     Update,
+    Value,
 )
+from treadle.kernel.packs import is_pack, lanes_for
 from treadle.kernel.target import Mapping
-from treadle.kernel.traverse import map_statements
+from treadle.kernel.traverse import map_statements, map_values, subvalues, values_of
 from treadle.schedule.mapping.shapes import is_parallel, is_sum, nested
-from treadle.schedule.mapping.staging import lanes_of
 
 
 def in_order(body: Sequence[Statement]) -> tuple[Statement, ...]:
@@ -147,3 +162,253 @@ def _touches(loop: For, buffers: frozenset[str]) -> bool:
 
 def _count(loops: Sequence[Var]) -> int:
     return math.prod(v.extent for v in loops)
+
+
+Key = tuple[str, Index]  # a buffer, and an index as of one common variable
+COMMON = "walked"
+
+
+@dataclass(frozen=True)
+class StridedAxis:
+    """A loop that a group shares: where it stands, its variable, its lanes, its statements."""
+
+    position: int
+    var: Var
+    lanes: int
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A row that loops of a group walk, the memory it is staged in, and where the loops stand."""
+
+    memory: Buffer
+    key: Key
+    loops: tuple[int, ...]
+
+
+def lanes_of(
+    kernel: Kernel, loop: For, share: int, mapping: Mapping
+) -> tuple[list[Var], tuple[Statement, ...], int]:
+    """The loops that a group shares as one, what is inside, and how many iterations are a thread's
+    at a time."""
+    loops, body = nested(loop)
+    lanes = lanes_for(kernel, loops[-1], body, mapping)
+    count = math.prod(v.extent for v in loops)
+    while lanes > 1 and count // lanes < share:
+        lanes //= 2
+    return loops, body, lanes
+
+
+def stages_of(
+    kernel: Kernel, body: Sequence[Statement], share: int, mapping: Mapping
+) -> list[Stage]:
+    """What a group stages of the rows it walks."""
+    walks = _walks(kernel, body, share, mapping)
+    sizes = [(w.var.extent, w.lanes) for w in walks]
+    extent, lanes = max(sizes, key=math.prod, default=(0, 1))
+    walks = [w for w, size in zip(walks, sizes, strict=True) if size == (extent, lanes)]
+    if len(walks) < 2 or lanes == 1:
+        return []
+    packs = -(-extent // (share * lanes))
+    in_registers = packs <= mapping.unrolled
+    if not in_registers and share == mapping.warp:
+        return []
+    dtypes = {b.name: b.dtype for b in kernel.buffers}
+    limit = mapping.shared_limit - sum(padded(b.nbytes) for b in kernel.scratch)
+    room = mapping.registers if in_registers else min(mapping.staged, limit)
+    space = Space.PRIVATE if in_registers else Space.SHARED
+    found = list[Stage]()
+    for key, loops in _repeated(body, walks).items():
+        if key[0] not in dtypes:
+            continue  # the group's own memory is near already
+        memory = Buffer(f"staged{len(found)}", dtypes[key[0]], extent, 1, space, lanes)
+        own = packs * lanes * memory.dtype.itemsize if in_registers else memory.nbytes
+        if own > room or (not in_registers and own < mapping.least_staged):
+            continue
+        room -= own
+        found.append(Stage(memory, key, tuple(walks[i].position for i in loops)))
+    return found
+
+
+def _walks(
+    kernel: Kernel, body: Sequence[Statement], share: int, mapping: Mapping
+) -> list[StridedAxis]:
+    """The loops right inside an iteration that its group shares, of one variable each."""
+    found: list[StridedAxis] = []
+    for i, s in enumerate(body):
+        if not isinstance(s, For) or (s.role is Role.SEQUENTIAL and not is_sum(s)):
+            continue
+        loops, inner, lanes = lanes_of(kernel, s, share, mapping)
+        if len(loops) == 1 and all(isinstance(t, (Let, Accumulate, Store, Update)) for t in inner):
+            found.append(StridedAxis(i, loops[0], lanes, inner))
+    return found
+
+
+def key_of(buffer: str, index: Index, var: Var) -> Key:
+    return buffer, ordered(substitute(index, {var: variable(Var(COMMON, var.extent))}))
+
+
+def ordered(index: Index) -> Index:
+    """The index with its terms in one order, so that equal ones are equal."""
+    return Index(tuple(sorted(index.terms, key=lambda t: (t[1], str(t[0])))), index.offset)
+
+
+def _repeated(body: Sequence[Statement], walks: Sequence[StridedAxis]) -> dict[Key, list[int]]:
+    """Elements that a later loop reads after an earlier one touched them, and those loops."""
+    numbers = {w.position: i for i, w in enumerate(walks)}
+    known: dict[Key, list[int]] = {}
+    done: dict[Key, list[int]] = {}
+    for i, s in enumerate(body):
+        written = {a.buffer for a in accesses([s]) if a.writes}
+        if i not in numbers:
+            _forget(known, done, written)
+            continue
+        number = numbers[i]
+        stored, loaded = _touched(walks[number])
+        for key in loaded:
+            known.setdefault(key, []).append(number)
+        _forget(known, done, written, keep=set(stored))
+        for key in stored:
+            if known.setdefault(key, [])[-1:] != [number]:
+                known[key].append(number)
+    _forget(known, done, {k[0] for k in known})
+    return {k: v for k, v in done.items() if len(v) > 1}
+
+
+def _forget(
+    known: dict[Key, list[int]],
+    done: dict[Key, list[int]],
+    written: set[str],
+    keep: set[Key] | None = None,
+) -> None:
+    """What was written otherwise is not staged any longer."""
+    for key in [k for k in known if k[0] in written and k not in (keep or ())]:
+        loops = known.pop(key)
+        if len(loops) > len(done.get(key, [])):
+            done[key] = loops
+
+
+def _touched(walk: StridedAxis) -> tuple[list[Key], list[Key]]:
+    """Elements that a loop's statements store to and load from, whole packs without a guard."""
+    stored: list[Key] = []
+    loaded: list[Key] = []
+    for s in walk.body:
+        for load in (x for value in values_of(s) if not _has_guard(value) for x in loads_in(value)):
+            if _is_row(load.index, walk):
+                loaded.append(key_of(load.buffer, load.index, walk.var))
+        if isinstance(s, Store) and s.guard is None and _is_row(s.index, walk):
+            stored.append(key_of(s.buffer, s.index, walk.var))
+    return stored, loaded
+
+
+def _is_row(index: Index, walk: StridedAxis) -> bool:
+    return not data_locals(index) and is_pack(index, walk.var, walk.lanes)
+
+
+def _has_guard(value: Value) -> bool:
+    return any(isinstance(v, Guarded) for v in subvalues(value))
+
+
+# Rewriting
+
+
+def with_stages(
+    body: Sequence[Statement], stages: Sequence[Stage], there: Sequence[Stage] = ()
+) -> list[Statement]:
+    """The statements with rows read from where they are staged, and copied there first.
+
+    Some may be `there` from the start.
+    """
+    filled = {stage.memory.name for stage in there}
+    found: list[Statement] = []
+    for i, s in enumerate(body):
+        here = {stage.key: stage for stage in stages if i in stage.loops}
+        if isinstance(s, For) and here:
+            unread = {key for key, stage in here.items() if stage.loops[-1] == i}
+            s = replace(s, body=_staged(s, here, unread, filled))
+        found.append(s)
+    return found
+
+
+def _staged(
+    loop: For, here: dict[Key, Stage], unread: set[Key], filled: set[str]
+) -> tuple[Statement, ...]:
+    at = variable(loop.var)
+    found: list[Statement] = []
+
+    def stage_of(load: Load) -> Stage | None:
+        return here.get(key_of(load.buffer, load.index, loop.var))
+
+    def read(load: Load) -> Load:
+        stage = stage_of(load)
+        is_there = stage is not None and stage.memory.name in filled
+        return Load(stage.memory.name, at, load.dtype) if stage and is_there else load
+
+    for s in loop.body:
+        for load in (x for value in values_of(s) for x in _outside_guards(value)):
+            stage = stage_of(load)
+            if stage is not None and stage.memory.name not in filled:
+                found.append(Store(stage.memory.name, at, load))
+                filled.add(stage.memory.name)
+        moved = map_values(s, lambda value: map_loads(value, read))
+        key = key_of(s.buffer, s.index, loop.var) if isinstance(s, Store) else None
+        if isinstance(moved, Store) and moved.guard is None and key in here and key not in unread:
+            name, dtype = here[key].memory.name, here[key].memory.dtype
+            found.append(Store(name, at, moved.value))
+            filled.add(name)
+            moved = replace(moved, value=Load(name, at, dtype))
+        found.append(moved)
+    return tuple(found)
+
+
+def _outside_guards(value: Value) -> list[Load]:
+    """Loads that are made whatever a guard says."""
+    every = subvalues(value, lambda v: not isinstance(v, Guarded))
+    return [v for v in every if isinstance(v, Load)]
+
+
+# Numbers of a group
+
+
+def with_locals(
+    body: tuple[Statement, ...], scratch: Sequence[Buffer]
+) -> tuple[tuple[Statement, ...], set[str]]:
+    """Numbers that a group sets once as locals, and the buffers that they were in."""
+    own, taken = _own_numbers(body), names_in(body)
+    named: dict[str, Local] = {}
+    kept = {b.name for b in scratch}
+    found: list[Statement] = []
+
+    def read(load: Load) -> Value:
+        return named.get(load.buffer, load)
+
+    for s in body:
+        moved = map_values(s, lambda value: map_loads(value, read))
+        if isinstance(moved, Store) and moved.buffer in own:
+            name = f"known{len(named)}"
+            while name in taken:
+                name += "_"
+            local = named[moved.buffer] = Local(name, moved.value.dtype)
+            found.append(Let(name, moved.value))
+            if moved.buffer in kept:
+                continue
+            moved = replace(moved, value=local)
+        found.append(moved)
+    return tuple(found), own
+
+
+def _own_numbers(body: Sequence[Statement]) -> set[str]:
+    """Buffers of which a group sets one number, outside loops, and reads nothing else after it."""
+    found: dict[str, Index] = {}
+    other: set[str] = set()
+    for s in body:
+        read = {x.buffer for x in loads_of(s)}
+        for a in accesses([s]):
+            is_set = isinstance(s, Store) and s.guard is None and a.writes
+            is_set = is_set and a.buffer not in read
+            if is_set and a.buffer not in found:
+                found[a.buffer] = ordered(a.index)
+            elif a.writes or ordered(a.index) != found.get(a.buffer):
+                other.add(a.buffer)
+    return found.keys() - other
