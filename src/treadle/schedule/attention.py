@@ -25,8 +25,8 @@ from treadle.kernel.nodes import (
     Store,
     Value,
 )
-from treadle.schedule.attention_calls import library_attention
 from treadle.schedule.keep import ROOTS
+from treadle.schedule.library_calls import library_attention
 from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import axis_vars, nest
 from treadle.schedule.operands import Site, plain_load

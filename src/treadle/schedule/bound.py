@@ -2,13 +2,17 @@
 
 A model's layers give the same kernels again and again on other buffers. What is done to a kernel
 (fusing, finishing, checking) depends on the kernel alone, and on which buffers two kernels share.
+A signature says what an element-by-element kernel is made of, before it is made.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
 from treadle.base.origin import Origin
+from treadle.ir.graph import Graph
+from treadle.ir.graph import Value as TensorValue
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.rowsums import row_sums_of
 from treadle.kernel.target import CPU, Target
@@ -16,9 +20,47 @@ from treadle.kernel.verify import verify
 from treadle.schedule.finish import finished
 from treadle.schedule.fuse import fused, is_serial, localised, outer_iterations, spread
 from treadle.schedule.nests import anonymous, with_buffer_names
-from treadle.schedule.rowsums import with_own_numbers
-from treadle.schedule.signature import Signature
 from treadle.schedule.staging import with_staging
+from treadle.schedule.sum_fusion import with_own_numbers
+
+Signature = tuple[Hashable, ...]
+
+
+def signature(
+    graph: Graph,
+    value: TensorValue,
+    buffer_of: Callable[[TensorValue], str | None],
+    uses: Mapping[TensorValue, int],
+) -> tuple[Signature, list[str]]:
+    """The ops behind a tensor down to what is in memory, and the buffers those are, in order.
+
+    Tensors with equal signatures have equal kernels on other buffers; a buffer that appears twice,
+    as one that is updated in place does, is one buffer in both.
+    """
+    buffers: dict[str, int] = {buffer_of(value) or "": 0}
+    positions: dict[TensorValue, int] = {}
+    rows: list[Hashable] = []
+    pending = [value]
+    while pending:
+        current = pending[-1]
+        name = None if current == value else buffer_of(current)
+        if current in positions:
+            pending.pop()
+            continue
+        node = graph.nodes[current.node]
+        missing = [] if name is not None else [v for v in node.operands if v not in positions]
+        if missing:
+            pending += reversed(missing)
+            continue
+        pending.pop()
+        positions[current] = len(positions)
+        if name is not None:
+            rows.append((buffers.setdefault(name, len(buffers)), node.types[current.output]))
+        else:
+            operands = tuple(positions[v] for v in node.operands)
+            is_shared = uses.get(current, 0) > 1
+            rows.append((node.op, node.attributes, operands, node.types, current.output, is_shared))
+    return tuple(rows), list(buffers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,12 +116,17 @@ def last_order(rank: int) -> tuple[int, ...]:
     return (0, 2, 3, 1, *range(4, rank))
 
 
+def channels_after(axes: Sequence[Var]) -> tuple[Var, ...]:
+    """The axes of an image or of windows in their order in memory."""
+    return tuple(axes[i] for i in last_order(len(axes)))
+
+
 def in_memory_order(
     value: TensorValue, variables: Sequence[Var], of: Collection[TensorValue]
 ) -> list[Var]:
     """The loops over a tensor, images in their order in memory."""
     is_image = value in of and len(variables) >= 4
-    return [variables[i] for i in last_order(len(variables))] if is_image else list(variables)
+    return list(channels_after(variables) if is_image else variables)
 
 
 def last_strides(shape: Sequence[int]) -> tuple[int, int, int, int]:

@@ -41,8 +41,7 @@ from treadle.kernel.traverse import (
     subvalues,
     walk,
 )
-from treadle.schedule.split import split
-from treadle.schedule.trees import with_blocks
+from treadle.schedule.split import split, with_blocks
 
 
 def finished(kernel: Kernel, target: Target) -> Kernel:

@@ -22,8 +22,14 @@ from treadle.kernel.rowsums import row_sums_of
 from treadle.kernel.target import CPU, Reductions, Target
 from treadle.kernel.traverse import loop_names, peel, rewrite, substituted, walk
 from treadle.schedule.nests import Parts, fresh, fused_kernel, nest, with_own_names
-from treadle.schedule.rowsums import started, with_rows, with_sum
-from treadle.schedule.sum_fusion import fused_sums, sum_of, with_producer
+from treadle.schedule.sum_fusion import (
+    fused_sums,
+    started,
+    sum_of,
+    with_producer,
+    with_rows,
+    with_sum,
+)
 
 
 @dataclass(frozen=True, slots=True)

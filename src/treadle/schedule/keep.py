@@ -10,9 +10,6 @@ from treadle.base.dtypes import DType, accumulator
 from treadle.ir.composites import (
     ATTENTION,
     ATTENTION_GRAD,
-    CONV,
-    CONV_GRAD_W,
-    CONV_GRAD_X,
     LINEAR_CROSS_ENTROPY,
     LINEAR_CROSS_ENTROPY_GRAD,
 )
@@ -24,6 +21,7 @@ from treadle.ir.op import RuleTable
 from treadle.ir.ops import elementwise as e
 from treadle.ir.ops import indexing, linear, shaping
 from treadle.ir.ops.leaves import CONSTANT, IOTA, Constant, Leaf
+from treadle.kernel.contraction import CONVOLUTIONS
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.target import CPU, Materialization, Target
 from treadle.schedule.inline import ELEMENTWISE, INLINE, is_apart, is_single
@@ -237,23 +235,27 @@ def recomputed_operands(
 def last_reads(
     graph: Graph, stored: Collection[TensorValue], recomputed: Mapping[int, TensorValue]
 ) -> dict[int, int]:
-    """The node in whose kernel each node's value is read last: what is inlined reads there."""
+    """The node in whose kernel each node's value is read last."""
+    late = {v: {position} for position, v in recomputed.items()}
     found: dict[int, int] = {}
-    late = {v.node: position for position, v in recomputed.items()}
-    for position in range(len(graph.nodes) - 1, -1, -1):
-        is_materialized = TensorValue(position) in stored
-        at = late.get(position, position) if is_materialized else found.get(position, position)
-        for operand in graph.nodes[position].operands:
-            found[operand.node] = max(found.get(operand.node, -1), at)
+    for value, homes in _homes(graph, stored, late).items():
+        found[value.node] = max(found.get(value.node, -1), *homes)
     return found
 
 
-def _homes(graph: Graph, stored: Collection[TensorValue]) -> dict[TensorValue, set[int]]:
-    """The nodes whose kernels read a value: what is inlined is read where its users are."""
+def _homes(
+    graph: Graph,
+    stored: Collection[TensorValue],
+    late: Mapping[TensorValue, set[int]] | None = None,
+) -> dict[TensorValue, set[int]]:
+    """The nodes whose kernels read a value: what is inlined is read where its users are.
+
+    What is made `late` is made by kernels of other nodes.
+    """
     found: dict[TensorValue, set[int]] = {}
     for position in range(len(graph.nodes) - 1, -1, -1):
-        value = TensorValue(position)
-        home = {position} if value in stored else found.get(value, {position})
+        value, own = TensorValue(position), {position}
+        home = (late or {}).get(value, own) if value in stored else found.get(value, own)
         for operand in graph.nodes[position].operands:
             known = found.get(operand)
             found[operand] = home if known is None or known is home else known | home
@@ -293,18 +295,13 @@ _VIEWS = frozenset(
 _CHOICES = frozenset([shaping.PAD, shaping.CONCAT, shaping.DYNAMIC_UPDATE, linear.UNWINDOW])
 
 
-_MATMULS = frozenset(
-    [
-        linear.CONTRACT,
-        ATTENTION,
-        ATTENTION_GRAD,
-        CONV,
-        CONV_GRAD_X,
-        CONV_GRAD_W,
-        LINEAR_CROSS_ENTROPY,
-        LINEAR_CROSS_ENTROPY_GRAD,
-    ]
-)
+_MATMULS = CONVOLUTIONS | {
+    linear.CONTRACT,
+    ATTENTION,
+    ATTENTION_GRAD,
+    LINEAR_CROSS_ENTROPY,
+    LINEAR_CROSS_ENTROPY_GRAD,
+}
 
 
 def _read_often(graph: Graph) -> set[TensorValue]:

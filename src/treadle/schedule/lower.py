@@ -29,9 +29,8 @@ from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step
 from treadle.kernel.target import CPU, Target
 from treadle.rules.canonical import canonicalise
 from treadle.rules.expansion import expand
-from treadle.schedule.bound import Bound, Memo
+from treadle.schedule.bound import Bound, Memo, signature
 from treadle.schedule.channels import channels_last, images, in_memory_order
-from treadle.schedule.epilogues import biased_matmuls, concatenated_gradients
 from treadle.schedule.inline import Reader, laid_out
 from treadle.schedule.inline import attributes_of as attributes_of
 from treadle.schedule.keep import (
@@ -45,9 +44,9 @@ from treadle.schedule.keep import (
     recomputed_operands,
     wider_values,
 )
-from treadle.schedule.nests import along, axis_vars, copy_kernel, copy_kernels, kind_of, nest, stays
+from treadle.schedule.nests import along, axis_vars, copy_kernel, copy_kernels, nest, stays
 from treadle.schedule.order import Order
-from treadle.schedule.signature import signature
+from treadle.schedule.patterns import biased_matmuls, concatenated_gradients
 from treadle.schedule.templates import has_kernels, has_template
 
 
@@ -187,21 +186,18 @@ class Lowering:
     def update_in_place(self) -> None:
         """Updates take the place of their leaves where nothing reads the leaf afterwards."""
         last_read = last_reads(self.graph, self.materialized, self.recomputed)
-        leaves = self.graph.leaves
-        made: set[TensorValue] = set()
-        updates = [o for o in self.graph.outputs if o.kind is OutputKind.UPDATE]
-        leaves = self.graph.leaves
-        for output in updates:
-            leaf, value = leaves.get(output.name), output.value
-            if leaf is None:
-                self._declare(output)
+        for output in (o for o in self.graph.outputs if o.kind is OutputKind.UPDATE):
+            leaf, value = self.graph.leaves.get(output.name), output.value
+            if leaf is None:  # it is written and never read
+                self.written[output.name] = type_ = self.graph.type_of(value)
+                self._room(output.name, type_)
             elif value == TensorValue(leaf):
                 continue  # it stays as it is
             node = self.graph.nodes[value.node]
             is_map = not is_root(self.graph, node) and is_inline(node) and node.op is not CONSTANT
             is_last = leaf is None or last_read.get(leaf, -1) <= value.node
-            if is_map and is_last and value not in made and not isinstance(node.attributes, Leaf):
-                made.add(value)
+            is_new = value not in self.in_place and not isinstance(node.attributes, Leaf)
+            if is_map and is_last and is_new:
                 self.in_place[value] = output.name
                 self.buffers.pop(self.names[value], None)
                 self.names[value] = output.name
@@ -209,11 +205,10 @@ class Lowering:
                 self.late[output.name] = value
         self._set_leaves_aside({*self.in_place.values(), *self.late})
 
-    def _declare(self, output: Output) -> None:
-        """Room for a leaf that is written and never read."""
-        type_ = self.graph.type_of(output.value)
-        self.written[output.name] = type_
-        self.buffers[output.name] = Buffer(output.name, type_.dtype, type_.size)
+    def _room(self, name: str, like: TensorType | Buffer) -> str:
+        """A buffer by a name, for as many elements of a dtype as something has."""
+        self.buffers[name] = Buffer(name, like.dtype, like.size)
+        return name
 
     def _set_leaves_aside(self, changed: set[str]) -> None:
         """Leaves that are outputs as they are, and that an update changes, are copied first."""
@@ -222,9 +217,8 @@ class Lowering:
             is_leaf = isinstance(self.graph.nodes[value.node].attributes, Leaf)
             stays = output.kind is OutputKind.UPDATE and output.name == self.names[value]
             if is_leaf and self.names[value] in changed and not stays:
-                name = f"{self.prefix}b{value.node}.before"
-                self.before[value] = name
-                self.buffers[name] = Buffer(name, *kind_of(self.buffers[self.names[value]]))
+                leaf = self.buffers[self.names[value]]
+                self.before[value] = self._room(f"{self.prefix}b{value.node}.before", leaf)
 
     def placed(self, output: Output) -> str:
         """The buffer an output is in when the program is done."""
@@ -353,9 +347,7 @@ class Lowering:
         """An update that reads other elements of its leaf than it writes: copied at the end."""
         leaf = self.in_place.pop(value)
         name = f"{self.prefix}b{value.node}.{value.output}"
-        type_ = self.graph.type_of(value)
-        self.names[value] = name
-        self.buffers[name] = Buffer(name, type_.dtype, type_.size)
+        self.names[value] = self._room(name, self.graph.type_of(value))
         self.late[leaf] = value
         return self.map_kernels(value)
 
@@ -424,9 +416,7 @@ class ScanBody(Lowering):
             name, source = self.names[value], outer.names[operand]
             buffer = self.buffers[name]
             if source in outer.rows:  # a row of a row is not one: it is copied first
-                whole = outer.graph.type_of(operand)
-                copy = f"{name}@whole"
-                self.buffers[copy] = Buffer(copy, whole.dtype, whole.size)
+                copy = self._room(f"{name}@whole", outer.graph.type_of(operand))
                 self.starts += copy_kernels(source, copy, self.buffers[copy])
                 source = copy
             if value in inputs[split:]:
@@ -482,17 +472,12 @@ class ScanBody(Lowering):
 
     def finish(self, order: Order) -> None:
         """Rows that are copies, then the carries of the next iteration."""
-        for name, alias in self.copied_rows:
-            for kernel in copy_kernels(name, alias, self.buffers[name]):
-                order.add(kernel)
+        copies = list(self.copied_rows)
         made = [self.names[o.value] for o in self.graph.outputs[: self.attributes.carries]]
         for k, name in enumerate(made):
             if name in self.carried:  # it may be overwritten before it is copied
-                aside = f"{self.prefix}next{k}"
-                self.buffers[aside] = Buffer(aside, *kind_of(self.buffers[name]))
-                for kernel in copy_kernels(name, aside, self.buffers[name]):
-                    order.add(kernel)
-                made[k] = aside
-        for name, carried in zip(made, self.carried, strict=True):
-            for kernel in copy_kernels(name, carried, self.buffers[carried]):
+                made[k] = self._room(f"{self.prefix}next{k}", self.buffers[name])
+                copies.append((name, made[k]))
+        for source, target in [*copies, *zip(made, self.carried, strict=True)]:
+            for kernel in copy_kernels(source, target, self.buffers[source]):
                 order.add(kernel)

@@ -43,13 +43,12 @@ from treadle.kernel.nodes import (
     StridedAxis,
     Value,
 )
-from treadle.schedule.depth import Depth, Digit, depth_of
 from treadle.schedule.inline import Reader
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering
 from treadle.schedule.nests import as_dtype, best_divisor, flat_index, nest
 from treadle.schedule.operands import Site, load_of, reading
-from treadle.schedule.packing import into_panels
+from treadle.schedule.panels import Depth, Digit, depth_of, into_panels
 from treadle.schedule.standalone import by_elements, standalone_matmul
 
 OWN_PANEL, OWN_LEFT = "panel.copy", "left.copy"  # a thread's memory

@@ -169,10 +169,6 @@ def with_buffer_names(kernel: Kernel, names: Mapping[str, str]) -> Kernel:
     return replace(kernel, inputs=inputs, outputs=outputs, scratch=scratch, body=body)
 
 
-def kind_of(buffer: Buffer) -> tuple[DType, int]:
-    return buffer.dtype, buffer.size
-
-
 def stays(body: Sequence[Statement], leaf: str, at: Index) -> bool:
     """Whether a leaf is read only at the index that is written."""
     return all(a.index == at for a in accesses(body) if a.buffer == leaf)

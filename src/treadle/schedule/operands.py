@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from treadle.base.dtypes import DType
 from treadle.ir.graph import Value as TensorValue
 from treadle.kernel.contraction import Axes
-from treadle.kernel.index import Var
-from treadle.kernel.nodes import Buffer, Kernel, Load, Role, Store, Value
+from treadle.kernel.index import Index, Var
+from treadle.kernel.nodes import Buffer, Kernel, Load, Matrix, Role, Statement, Store, Value
 from treadle.schedule.inline import Reader
 from treadle.schedule.lower import Lowering
 from treadle.schedule.nests import along, flat_index, nest
@@ -36,17 +36,51 @@ def reading(lowering: Lowering, names: Iterable[str]) -> Reader:
     return reader
 
 
+def transposed(matrix: Matrix) -> Matrix:
+    return replace(matrix, rows=matrix.columns, columns=matrix.rows)
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """A node that is being lowered: memory that its kernels share, and copies around them."""
 
     lowering: Lowering
     position: int
+    copies: list[Kernel] = field(default_factory=list)  # of operands
 
     def memory(self, name: str, dtype: DType, size: int) -> Buffer:
         """A buffer by its name, as large as the first who asks for it says."""
         full = f"{self.lowering.prefix}b{self.position}.{name}"
         return self.lowering.buffers.setdefault(full, Buffer(full, dtype, size))
+
+    def placed(
+        self,
+        value: TensorValue,
+        name: str,
+        axes: Axes,
+        order: Axes,
+        will_do: Callable[[Index], bool],
+    ) -> Load:
+        """An element of an operand: where it lies at a whole pack, or of a copy in some order."""
+        load = load_of(self.lowering.reader(), value, axes)
+        is_aligned = load is not None and load.index.offset % self.lowering.target.matmuls.pack == 0
+        if load is not None and is_aligned and will_do(load.index):
+            return load
+        buffer, kernel = self.copied(value, name, axes, order, f"_{name.split('.')[0]}")
+        self.copies.append(kernel)
+        return Load(buffer.name, flat_index(order), buffer.dtype)
+
+    def standalone(
+        self,
+        body: Sequence[Statement],
+        read: Iterable[str],
+        made: Sequence[TensorValue],
+        also: tuple[Buffer, ...] = (),
+    ) -> list[Kernel]:
+        """The kernel of a library call that reads some buffers, after the copies it needs."""
+        reader = reading(self.lowering, read)
+        kernel = self.lowering.kernel(self.position, reader, made, body, "", also)
+        return [*self.copies, replace(kernel, is_standalone=True)]
 
     def copied(
         self, value: TensorValue, name: str, axes: Axes, order: Axes, suffix: str

@@ -32,6 +32,7 @@ from treadle.kernel.nodes import (
     Value,
 )
 from treadle.schedule.nests import nest
+from treadle.schedule.operands import transposed
 
 F32, I32 = dtypes.float32, dtypes.int32
 At = Index | Var
@@ -71,10 +72,6 @@ class Rows:
         """Zeros in some columns of some rows."""
         zero = self.store(Literal(0, F32), row, first + variable(column))
         return nest([row, column], Role.PARALLEL, [zero])
-
-
-def transposed(matrix: Matrix) -> Matrix:
-    return replace(matrix, rows=matrix.columns, columns=matrix.rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,6 @@ would not is moved into place afterwards.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from treadle.base.dtypes import accumulator
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
@@ -15,7 +13,6 @@ from treadle.kernel.contraction import Axes, Contraction, Operand, contraction_o
 from treadle.kernel.index import Index, Var, variable
 from treadle.kernel.nodes import (
     Accumulate,
-    Apply,
     Buffer,
     Kernel,
     Let,
@@ -29,8 +26,8 @@ from treadle.kernel.nodes import (
     StridedAxis,
 )
 from treadle.schedule.lower import Lowering
-from treadle.schedule.nests import along, as_dtype, flat_index, nest
-from treadle.schedule.operands import Site, load_of, reading
+from treadle.schedule.nests import along, apply, as_dtype, flat_index, nest
+from treadle.schedule.operands import Site, load_of
 
 
 def standalone_matmul(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
@@ -49,7 +46,6 @@ class _Standalone:
         self.lowering, self.position, self.node = lowering, position, node
         self.contraction, self.site = contraction, Site(lowering, position)
         self.batch = Var("batch", size(contraction.batch))
-        self.copies: list[Kernel] = []
 
     def kernels(self) -> list[Kernel]:
         c, lowering, value = self.contraction, self.lowering, TensorValue(self.position)
@@ -68,9 +64,7 @@ class _Standalone:
             made, also = [], (sums,)
         body = nest([self.batch], Role.PARALLEL, [Matmul(target, left, right, bias=bias)])
         read = (left.buffer, right.buffer, *([] if bias is None else [bias]))
-        reader = reading(lowering, read)
-        kernel = lowering.kernel(self.position, reader, made, body, "", also)
-        return [*self.copies, replace(kernel, is_standalone=True), *finish]
+        return [*self.site.standalone(body, read, made, also), *finish]
 
     def operand(self, i: int, operand: Operand[TensorValue], rows: Axes, columns: Axes) -> Matrix:
         """An operand as a batch of matrices; a copy of it where it does not lie so."""
@@ -82,7 +76,7 @@ class _Standalone:
         order = self.contraction.batch + rows + columns
         given = operand.value, f"matrix{i}", operand.axes, order
         buffer, kernel = self.site.copied(*given, f"_matrix{i}")
-        self.copies.append(kernel)
+        self.site.copies.append(kernel)
         return self.in_rows(buffer, rows, columns)
 
     def in_rows(self, buffer: Buffer, rows: Axes, columns: Axes) -> Matrix:
@@ -128,10 +122,10 @@ def by_elements(lowering: Lowering, position: int, node: Node) -> Kernel:
     wide = accumulator(dtype) if of_operands.is_float else of_operands
     reader = lowering.reader()
     factors = tuple(
-        as_dtype(reader.at(o.value, tuple(variable(variables[v]) for v in o.axes)), wide)
+        as_dtype(reader.at(o.value, along(variables[v] for v in o.axes)), wide)
         for o in (c.left, c.right)
     )
-    step = Accumulate("acc", "add", Apply("mul", factors, wide))
+    step = Accumulate("acc", "add", apply("mul", *factors))
     body: list[Statement] = [Let("acc", Literal(0, wide))]
     body += nest([variables[v] for v in c.depth], Role.SEQUENTIAL, [*reader.lets, step])
     order = [variables[v] for v in c.result]

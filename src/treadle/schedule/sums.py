@@ -30,8 +30,8 @@ from treadle.kernel.target import Matmuls, Reductions
 from treadle.schedule.inline import Reader
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering, attributes_of
-from treadle.schedule.moments import spread_sums, spreads
 from treadle.schedule.nests import apply, as_dtype, axis_vars, best_divisor, flat_index, nest
+from treadle.schedule.patterns import spread_sums, spreads
 
 _COMBINE = {
     reductions.REDUCE_SUM: "add",

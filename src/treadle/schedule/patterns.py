@@ -1,11 +1,17 @@
-"""Epilogue fusion of library calls: results written with a bias, or as a part of a tensor.
+"""Analyses of a graph by patterns: what a library call can write by itself, what is read once.
 
-Analyses, not rewrites: both find what a library call can write by itself, before anything is
-lowered. The nodes that would have added or moved the result then have nothing to do.
+They rewrite nothing. Epilogues of library calls are results written with a bias, or as a part of a
+tensor; the nodes that would have added or moved the result then have nothing to do. Sums of
+squares around a mean can be computed with the sum itself, in one read: `sums` lowers such a pair as
+one kernel on a GPU, where norms over columns read a large tensor twice otherwise. Each part of the
+tensor is summed around its own first row, which is close to its mean, so that little is lost where
+squares are subtracted; parts are then combined by their means.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,11 +20,11 @@ from treadle.ir.composites import ATTENTION_GRAD
 from treadle.ir.graph import Graph, Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops import elementwise as e
-from treadle.ir.ops import linear, shaping
+from treadle.ir.ops import linear, reductions, shaping
 from treadle.ir.rewrite import use_counts
 from treadle.kernel.contraction import contraction_of
 from treadle.kernel.target import CPU, Matmuls
-from treadle.rules.pattern import Anything, Root, apply, captures, in_each_order
+from treadle.rules.pattern import Anything, Number, Root, apply, captures, in_each_order
 from treadle.rules.rule import Match
 
 _MATMUL = apply(linear.CONTRACT, Anything("a"), Anything("b"), name="matmul", single_use=True)
@@ -183,3 +189,50 @@ def _pads_last_axis(match: Match) -> bool:
     if any(pad.interior) or any(pad.low[:-1]) or any(pad.high[:-1]):
         return False
     return float(pad.value) == 0
+
+
+X = Anything("x")
+_TOTAL = apply(reductions.REDUCE_SUM, X, name="total")
+_MEAN = apply(e.DIV, _TOTAL, Number(name="count"), name="mean")
+_DEVIATION = apply(e.SUB, X, apply(shaping.BROADCAST, _MEAN, name="spread"), name="deviation")
+# Σ (x − m)² with m = Σ x / n
+SQUARED_DEVIATIONS = apply(reductions.REDUCE_SUM, apply(e.MUL, _DEVIATION, _DEVIATION))
+
+
+@functools.lru_cache(maxsize=8)
+def spreads(graph: Graph) -> dict[TensorValue, tuple[TensorValue, TensorValue]]:
+    """Sums of squares around a mean: which sum the mean is of, and the mean."""
+    found: dict[TensorValue, tuple[TensorValue, TensorValue]] = {}
+    for position, node in enumerate(graph.nodes):
+        match = _match(graph, node)
+        if match is not None and _is_around_mean(match):
+            found[TensorValue(position)] = match["total"], match["mean"]
+    return found
+
+
+def _match(graph: Graph, node: Node) -> Match | None:
+    values = captures(graph, SQUARED_DEVIATIONS, node, Counter())
+    return None if values is None else Match(graph, node, values, CPU)
+
+
+def _is_around_mean(match: Match) -> bool:
+    """Whether both sums are of floats over the same axes, and the count is theirs."""
+    x = match.type_of("x")
+    summed = match.root.attributes
+    spread = match.node("spread").attributes
+    assert isinstance(summed, reductions.Reduce)
+    assert isinstance(spread, shaping.Broadcast)
+    others = tuple(i for i in range(x.rank) if i not in summed.axes)
+    count = math.prod(x.shape[i] for i in summed.axes)
+    return (
+        x.dtype.is_float
+        and match.node("total").attributes == summed
+        and match.number("count") == count
+        and spread.axes == others
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def spread_sums(graph: Graph) -> frozenset[TensorValue]:
+    """Sums whose parts are wanted with their squared deviations."""
+    return frozenset(total for total, _ in spreads(graph).values())
