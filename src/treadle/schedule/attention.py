@@ -28,7 +28,7 @@ from treadle.kernel.nodes import (
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.library_calls import library_attention
 from treadle.schedule.lower import Lowering, attributes_of
-from treadle.schedule.nests import axis_vars, nest
+from treadle.schedule.nests import axis_vars, in_order, parallel
 from treadle.schedule.operands import Site, plain_load
 from treadle.schedule.softmax import (
     F32,
@@ -50,18 +50,12 @@ from treadle.schedule.templates import attention_block
 LOWEST = -3.4e38
 
 
-@ROOTS(c.ATTENTION)
+@ROOTS(c.ATTENTION, c.ATTENTION_GRAD)
 def attention_kernels(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     if lowering.target.has_attention:
         return library_attention(lowering, position, node)
-    return _Forward(lowering, position, node).kernels()
-
-
-@ROOTS(c.ATTENTION_GRAD)
-def attention_grad_kernels(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
-    if lowering.target.has_attention:
-        return library_attention(lowering, position, node)
-    return _Backward(lowering, position, node).kernels()
+    made = _Forward if node.op is c.ATTENTION else _Backward
+    return made(lowering, position, node).kernels()
 
 
 class _Attention:
@@ -137,7 +131,7 @@ class _Attention:
             site = Site(lowering, self.position)
             self.copies[operand] = site.copied(operand, name, axes, axes, "_rows")
         buffer = self.copies[operand][0]
-        self.reader.used[buffer.name] = lowering.as_type(buffer)
+        self.reader.used[buffer.name] = buffer
         return buffer
 
     def result(self, output: int, head: Index) -> Rows:
@@ -148,7 +142,7 @@ class _Attention:
         indices = [variable(self.b), head, constant(0), constant(0)]
         return Rows(buffer, flatten(indices, shape), shape[3])
 
-    def kernel(self, body: Sequence[Statement], scratch: Sequence[Buffer]) -> list[Kernel]:
+    def with_copies(self, body: Sequence[Statement], scratch: Sequence[Buffer]) -> list[Kernel]:
         made = [TensorValue(self.position, i) for i in range(len(self.node.types))]
         kernel = self.lowering.kernel(self.position, self.reader, made, body)
         copies = [copy for _, copy in self.copies.values()]
@@ -172,8 +166,8 @@ class _Forward(_Attention):
             *self._mixed(scores, values, out),
             *self._scaled(out, shares),
         ]
-        loops = nest([self.b, self.g, self.r, self.q], Role.PARALLEL, body)
-        return self.kernel(loops, (queries.copy, scores.buffer, shares.buffer))
+        loops = parallel([self.b, self.g, self.r, self.q], body)
+        return self.with_copies(loops, (queries.copy, scores.buffer, shares.buffer))
 
     def _softmax(self, scores: Scores, shares: Rows) -> Statement:
         """Lanes of queries: exponentials in place of scores, and what they are divided by."""
@@ -214,7 +208,7 @@ class _Forward(_Attention):
         """Each row by its share; a row that sees nothing stays 0."""
         e, i = Var("e", self.width), self.i
         value = mul(out.load(i, e), shares.load(i))
-        return nest([i, e], Role.PARALLEL, [out.store(value, i, e)])
+        return parallel([i, e], [out.store(value, i, e)])
 
 
 class _Backward(_Attention):
@@ -243,11 +237,11 @@ class _Backward(_Attention):
         body = [
             *self.d_k.cleared(Var("z", self.count), Var("e", self.depth)),
             *self.d_v.cleared(Var("z", self.count), Var("e", self.width)),
-            *nest([self.r, self.q], Role.SEQUENTIAL, per_block),
+            *in_order([self.r, self.q], per_block),
         ]
         held = (self.p, self.ds, self.sums, self.logs)
         scratch = [self.queries_t.copy, self.ct_t.copy, *(h.buffer for h in held)]
-        return self.kernel(nest([self.b, self.g], Role.PARALLEL, body), scratch)
+        return self.with_copies(parallel([self.b, self.g], body), scratch)
 
     def _row_sums(self) -> Statement:
         """Σ ct · out of each query, and its logsumexp, finite."""
@@ -258,7 +252,7 @@ class _Backward(_Attention):
         lets, self.reader.lets = list(self.reader.lets), []
         body: list[Statement] = [
             Let("row", Literal(0, F32)),
-            *nest([e], Role.SEQUENTIAL, [Accumulate("row", "add", pair)]),
+            *in_order([e], [Accumulate("row", "add", pair)]),
             self.sums.store(local("row"), i),
             *lets,
             Let("log", log),
@@ -295,4 +289,4 @@ class _Backward(_Attention):
             self.ds.store(mul(mul(weight, change), self.scale), s, i),
             self.p.store(weight, s, i),
         ]
-        return nest([s, i], Role.PARALLEL, body)
+        return parallel([s, i], body)

@@ -12,27 +12,15 @@ from dataclasses import replace
 from treadle.base.dtypes import DType
 from treadle.ir import composites as c
 from treadle.ir.graph import Node
-from treadle.ir.graph import Value as TensorValue
 from treadle.kernel.index import Index, Var, data
-from treadle.kernel.nodes import (
-    Accumulate,
-    Apply,
-    Buffer,
-    Kernel,
-    Let,
-    Literal,
-    Load,
-    Role,
-    Statement,
-    Store,
-    Value,
-)
+from treadle.kernel.nodes import Accumulate, Apply, Buffer, Kernel, Let, Statement, Store, Value
 from treadle.kernel.target import Streaming
 from treadle.schedule.cross_entropy_blocks import block_drafts
 from treadle.schedule.cross_entropy_head import Chunk, Head, chunk_drafts
 from treadle.schedule.keep import CHUNKED
 from treadle.schedule.lower import Draft, Lowering
-from treadle.schedule.nests import as_dtype, axis_vars, flat_index, nest
+from treadle.schedule.nests import accumulated, as_dtype, axis_vars, parallel
+from treadle.schedule.operands import Site
 from treadle.schedule.softmax import (
     F32,
     At,
@@ -48,20 +36,11 @@ from treadle.schedule.softmax import (
 )
 
 
-@CHUNKED(c.LINEAR_CROSS_ENTROPY)
+@CHUNKED(c.LINEAR_CROSS_ENTROPY, c.LINEAR_CROSS_ENTROPY_GRAD)
 def linear_cross_entropy_drafts(lowering: Lowering, position: int, node: Node) -> list[Draft]:
-    return _drafts(Head(lowering, position, node, None, node.operands))
-
-
-@CHUNKED(c.LINEAR_CROSS_ENTROPY_GRAD)
-def linear_cross_entropy_grad_drafts(lowering: Lowering, position: int, node: Node) -> list[Draft]:
-    return _drafts(Head(lowering, position, node, node.operands[0], node.operands[1:]))
-
-
-def _drafts(head: Head) -> list[Draft]:
     """Full rows of logits where a library multiplies, blocks of classes where loops do."""
-    by_library = head.lowering.target.matmuls.by_library
-    return row_drafts(head) if by_library else block_drafts(head)
+    head = Head(lowering, position, node)
+    return row_drafts(head) if lowering.target.matmuls.by_library else block_drafts(head)
 
 
 def chunk_sizes(rows: int, limits: Streaming) -> list[int]:
@@ -91,12 +70,9 @@ def _sums(head: Head, output: int) -> Buffer:
 
 def _rounded(head: Head, output: int) -> Kernel:
     """A sum of chunks in the dtype of the result."""
-    sums, result = _sums(head, output), head.result(output)
-    axes = axis_vars("i", head.lowering.graph.type_of(TensorValue(head.position, output)).shape)
-    value = as_dtype(Load(sums.name, flat_index(axes), F32), result.dtype)
-    body = nest(axes, Role.PARALLEL, [Store(result.name, flat_index(axes), value)])
-    made = head.kernel(f"sum{output}", (sums,), (result,), body)
-    return replace(made, is_standalone=False)
+    axes = axis_vars("i", head.node.types[output].shape)
+    site = Site(head.lowering, head.position)
+    return site.moved(_sums(head, output), axes, axes, f"_sum{output}", output)
 
 
 class _RowChunk(Chunk):
@@ -179,7 +155,7 @@ class _RowChunk(Chunk):
         is_in_place = head.ct is not None and self.gradients is self.logits
         (writes if is_in_place else reads).append(self.logits.buffer)
         writes += [] if self.gradients is self.logits else [self.gradients.buffer]
-        return head.kernel("rows", reads, writes, nest([i], Role.PARALLEL, body))
+        return head.kernel("rows", reads, writes, parallel([i], body))
 
     def _logit_gradients(self, ct: Rows) -> list[Statement]:
         """ct (p − target), over the logits where they are as wide; then once more at the target."""
@@ -189,7 +165,7 @@ class _RowChunk(Chunk):
         return [
             Let("ct", as_dtype(ct.load(self.i), F32)),
             Let("factor", Apply("div", (upstream, local("total")), F32)),
-            *nest([self.v], Role.PARALLEL, [every]),
+            *parallel([self.v], [every]),
             self._gradient(at_target, self._target),
         ]
 
@@ -207,11 +183,9 @@ class _RowChunk(Chunk):
         """Sums over the chunk's rows, added to what earlier chunks had."""
         sums = Rows(_sums(self.head, 3), Index(), 1)
         v, total = self.v, local("acc")
-        element = as_dtype(self.gradients.load(v, self.i), F32)
-        body: list[Statement] = [
-            Let("acc", Literal(0, F32)),
-            *nest([self.i], Role.SEQUENTIAL, [Accumulate("acc", "add", element)]),
+        body = [
+            *accumulated("add", F32, [self.i], [], self.gradients.load(v, self.i)),
             sums.store(total if self.start == 0 else add(sums.load(v), total), v),
         ]
-        loops = nest([v], Role.PARALLEL, body)
+        loops = parallel([v], body)
         return self.head.kernel("d_bias", (self.gradients.buffer,), (sums.buffer,), loops)

@@ -30,7 +30,7 @@ from treadle.kernel.nodes import (
 from treadle.kernel.target import Streaming
 from treadle.schedule.cross_entropy_head import Chunk, Head, chunk_drafts
 from treadle.schedule.lower import Draft
-from treadle.schedule.nests import nest
+from treadle.schedule.nests import in_order, parallel
 from treadle.schedule.softmax import (
     F32,
     I32,
@@ -68,7 +68,7 @@ def block_drafts(head: Head) -> list[Draft]:
 
 def _cleared(head: Head, buffer: Buffer) -> Kernel:
     i = Var("i", buffer.size)
-    body = nest([i], Role.PARALLEL, [Rows(buffer, Index(), 1).store(Literal(0, F32), i)])
+    body = parallel([i], [Rows(buffer, Index(), 1).store(Literal(0, F32), i)])
     return head.kernel("clear", (), (buffer,), body)
 
 
@@ -159,7 +159,7 @@ class _BlockChunk(Chunk):
         reads = [head.weight.buffer, self.queries.copy, self.targets.buffer]
         reads += [] if head.bias is None else [head.bias.buffer]
         writes = [self._memory(band, name) for name in self.sums]
-        body = nest([band.block], Role.PARALLEL, [matmul, lanes])
+        body = parallel([band.block], [matmul, lanes])
         if head.ct is None:
             return head.kernel("exp", reads, writes, body, (scores.buffer,))
         return head.kernel("exp", reads, [*writes, scores.buffer], body)
@@ -196,11 +196,11 @@ class _BlockChunk(Chunk):
             # A block of −∞ counts for nothing, whatever its shift.
             is_none = equals(total, 0.0)
             greatest = Accumulate("top", "max", choose(is_none, float("-inf"), shift))
-            tops += nest([band.block], Role.SEQUENTIAL, [greatest])
+            tops += in_order([band.block], [greatest])
             scaled = mul(total, power(shift, local("around")))
             terms = [choose(is_none, 0.0, scaled), *others]
             added = [Accumulate(n, "add", t) for n, t in zip(names, terms, strict=True)]
-            totals += nest([band.block], Role.SEQUENTIAL, added)
+            totals += in_order([band.block], added)
         body: list[Statement] = [
             Let("top", Literal(float("-inf"), F32)),
             *tops,
@@ -215,7 +215,7 @@ class _BlockChunk(Chunk):
             body.append(self.logs.store(finite(local("log")), i))
             writes.append(self.logs.buffer)
         reads = [self._memory(band, n) for band in self.bands for n in self.sums]
-        return head.kernel("log", reads, writes, nest([i], Role.PARALLEL, body))
+        return head.kernel("log", reads, writes, parallel([i], body))
 
     # Gradients
 
@@ -236,7 +236,7 @@ class _BlockChunk(Chunk):
             body += self._onto_bias(band, scores)
         reads = [self.x.buffer, self.targets.buffer, ct.buffer, self.logs.buffer]
         reads.append(self._memory(band, "shift"))
-        loops = nest([band.block], Role.PARALLEL, body)
+        loops = parallel([band.block], body)
         return head.kernel("d_weight", reads, writes, loops, (factors.buffer,))
 
     def _logit_gradients(
@@ -255,8 +255,8 @@ class _BlockChunk(Chunk):
             taken = add(taken, head.every_share(upstream))
         gradient = scores.store(sub(share, taken), s, i)
         return [
-            *nest([i], Role.PARALLEL, [factor]),
-            *nest([s, i], Role.PARALLEL, [gradient]),
+            *parallel([i], [factor]),
+            *parallel([s, i], [gradient]),
         ]
 
     def _onto_weight(self, band: _Band, scores: Scores) -> list[Statement]:
@@ -272,7 +272,7 @@ class _BlockChunk(Chunk):
             into = target.shifted(band.start + row).matrix(tiles, width)
             tokens = self.x.matrix(self.size, width)
             matmul = scores.part(row, tiles).onto_keys(into, tokens)
-            found += nest([tile], Role.SEQUENTIAL, [matmul])
+            found += in_order([tile], [matmul])
         return found
 
     def _onto_bias(self, band: _Band, scores: Scores) -> list[Statement]:
@@ -280,10 +280,10 @@ class _BlockChunk(Chunk):
         terms = [Accumulate("total", "add", scores.load(s, self.i))]
         summed: list[Statement] = [
             Let("total", Literal(0, F32)),
-            *nest([self.i], Role.SEQUENTIAL, terms),
+            *in_order([self.i], terms),
             Update(self.head.result(3).name, band.start + variable(s), local("total")),
         ]
-        return [*nest([s], Role.SEQUENTIAL, summed)]
+        return [*in_order([s], summed)]
 
     def _input_gradients(self) -> list[Kernel]:
         """Groups of columns, each summed over all classes."""
@@ -298,7 +298,7 @@ class _BlockChunk(Chunk):
             body = [*target.cleared(self.i, Var("z", size), column)]
             for band in self.bands:
                 body += self._onto_input(band, target, column, size)
-            loops = nest([group], Role.PARALLEL, body)
+            loops = parallel([group], body)
             found.append(head.kernel("d_input", reads, [target.buffer], loops))
         return found
 
@@ -312,5 +312,5 @@ class _BlockChunk(Chunk):
             weight = self.head.weight.shifted(at + band.first).matrix(depth, width, column)
             into = target.matrix(self.size, width, column)
             matmul = scores.part(at, depth).onto_queries(into, weight)
-            found += nest([step], Role.SEQUENTIAL, [matmul])
+            found += in_order([step], [matmul])
         return found

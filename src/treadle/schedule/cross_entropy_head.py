@@ -10,10 +10,10 @@ from treadle.ir import composites as c
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.kernel.index import Index, Var, constant, variable
-from treadle.kernel.nodes import Apply, Buffer, Kernel, Literal, Role, Statement, Store, Value
+from treadle.kernel.nodes import Apply, Buffer, Kernel, Literal, Statement, Store, Value
 from treadle.kernel.program import Argument
 from treadle.schedule.lower import Draft, Lowering, RepeatDraft, attributes_of
-from treadle.schedule.nests import as_dtype, axis_vars, flat_index, nest
+from treadle.schedule.nests import as_dtype, axis_vars, flat_index, parallel
 from treadle.schedule.operands import Site, load_of
 from treadle.schedule.order import Order
 from treadle.schedule.softmax import F32, I32, At, Rows, Scores, add, local, mul, sub
@@ -22,17 +22,12 @@ from treadle.schedule.softmax import F32, I32, At, Rows, Scores, add, local, mul
 class Head:
     """One loss: where its operands lie, and what its kernels share."""
 
-    def __init__(
-        self,
-        lowering: Lowering,
-        position: int,
-        node: Node,
-        ct: TensorValue | None,
-        operands: Sequence[TensorValue],
-    ):
+    def __init__(self, lowering: Lowering, position: int, node: Node):
         self.lowering, self.position, self.node = lowering, position, node
         attributes: c.HeadCrossEntropy = attributes_of(node)
         self.smoothing, self.is_rounded = float(attributes.label_smoothing), attributes.rounded
+        is_grad = node.op is c.LINEAR_CROSS_ENTROPY_GRAD
+        ct, operands = (node.operands[0], node.operands[1:]) if is_grad else (None, node.operands)
         x, weight, targets, *bias = operands
         self.rows, self.width = lowering.graph.type_of(x).shape
         self.classes = lowering.graph.type_of(weight).shape[0]
@@ -94,7 +89,7 @@ class Head:
         held = Apply("min", (Apply("max", (found, least), found.dtype), most), found.dtype)
         buffer = self.buffer("targets", self.rows, I32)
         store = Store(buffer.name, variable(n), as_dtype(held, I32))
-        body = nest([n], Role.PARALLEL, [*reader.lets, store])
+        body = parallel([n], [*reader.lets, store])
         kernel = self.lowering.kernel(self.position, reader, [], body, "_targets", (buffer,))
         self.before.add(kernel)
         return buffer

@@ -41,6 +41,7 @@ from treadle.kernel.traverse import (
     subvalues,
     walk,
 )
+from treadle.schedule.nests import is_sum
 from treadle.schedule.split import split, with_blocks
 
 
@@ -174,7 +175,7 @@ def vectorised(kernel: Kernel, sizes: Fusion) -> Kernel:
     only this loop uses, becomes private: an iteration reads nothing there that it did not write.
     """
     writer = _Lanes(kernel, sizes)
-    body = map_statements(kernel.body, writer.statement)
+    body = map_statements(kernel.body, writer.with_lanes)
     scratch = tuple(writer.private.get(b.name, b) for b in kernel.scratch)
     return replace(kernel, body=body, scratch=scratch)
 
@@ -186,7 +187,7 @@ class _Lanes:
         self.uses = Counter(a.buffer for a in accesses(kernel.body))
         self.private: dict[str, Buffer] = {}
 
-    def statement(self, statement: Statement) -> list[Statement]:
+    def with_lanes(self, statement: Statement) -> list[Statement]:
         if isinstance(statement, For) and self._is_lanes(statement):
             return [replace(statement, role=Role.VECTOR)]
         return [statement]
@@ -221,28 +222,10 @@ def _takes_lanes(loop: For) -> bool:
 
 def _sums_in_lanes(loop: For, least: int) -> bool:
     """Whether a loop only accumulates, in order of memory: its iterations can be lanes."""
-    if loop.role is not Role.SEQUENTIAL or loop.var.extent < least:
-        return False
-    inner = names_in(loop.body)
-    has_accumulation = False
-    for s in loop.body:
-        if isinstance(s, Accumulate):
-            has_accumulation = True
-            if s.local in inner:
-                return False
-        elif not isinstance(s, Let):
-            return False
-    accumulated = {s.local for s in loop.body if isinstance(s, Accumulate)}
-    if any(_reads(s, accumulated) for s in loop.body):
+    if loop.var.extent < least or not is_sum(replace(loop, stop=None)):
         return False
     steps = [load.index.factor_of(loop.var) for s in loop.body for load in loads_of(s)]
-    return has_accumulation and 1 in steps and all(step in (0, 1) for step in steps)
-
-
-def _reads(statement: Statement, names: set[str]) -> bool:
-    if not isinstance(statement, (Let, Accumulate)):
-        return False
-    return bool(locals_in(statement.value) & names)
+    return 1 in steps and all(step in (0, 1) for step in steps)
 
 
 # What does not change inside a loop is computed before it.
@@ -255,7 +238,7 @@ def hoisted(body: Sequence[Statement], names: _Names) -> tuple[Statement, ...]:
         if not isinstance(statement, For):
             return [statement]
         lifter = _Lifter(statement.var, statement.body, names)
-        inner = tuple(lifter.statement(s) for s in statement.body)
+        inner = tuple(lifter.without_fixed(s) for s in statement.body)
         before = [Let(name, value) for value, name in lifter.lifted.items()]
         return [*before, replace(statement, body=inner)]
 
@@ -272,7 +255,7 @@ class _Lifter:
         self.written = {a.buffer for a in accesses(body) if a.writes}
         self.lifted: dict[Value, str] = {}
 
-    def statement(self, statement: Statement) -> Statement:
+    def without_fixed(self, statement: Statement) -> Statement:
         if not isinstance(statement, (Let, Set, Accumulate, Store, Update)):
             return statement
         if isinstance(statement, Store) and statement.guard is not None:

@@ -21,7 +21,7 @@ from treadle.kernel.nodes import Buffer, For, Kernel, Matmul, Role, Set, Stateme
 from treadle.kernel.rowsums import row_sums_of
 from treadle.kernel.target import CPU, Reductions, Target
 from treadle.kernel.traverse import loop_names, peel, rewrite, substituted, walk
-from treadle.schedule.nests import Parts, fresh, fused_kernel, nest, with_own_names
+from treadle.schedule.nests import Parts, fresh, fused_kernel, parallel, with_own_names
 from treadle.schedule.sum_fusion import (
     fused_sums,
     started,
@@ -71,7 +71,7 @@ def in_rows(kernel: Kernel, count: int) -> Rows | None:
         var: part * rest.extent + variable(rest)
         for var, rest, part in zip(variables, rests, parts, strict=True)
     }
-    return Rows(whole, nest(rests, Role.PARALLEL, substituted(body, values)))
+    return Rows(whole, parallel(rests, substituted(body, values)))
 
 
 def row_counts(kernel: Kernel) -> list[int]:
@@ -272,7 +272,7 @@ def _fused_at(first: Kernel, second: Kernel, count: int, is_needed: bool) -> Ker
         return None
     if not is_needed and not _share_parts(a.body, moved, parts):
         return None
-    body = nest([a.var], Role.PARALLEL, _joined(a.body, moved, parts))
+    body = parallel([a.var], _joined(a.body, moved, parts))
     return fused_kernel(first, second, body, second.scratch)
 
 

@@ -24,6 +24,7 @@ from treadle.ir.types import TensorType
 from treadle.kernel.index import Index, bounded, constant, data, divide, flatten, unflatten
 from treadle.kernel.nodes import (
     Apply,
+    Buffer,
     Convert,
     Guarded,
     Let,
@@ -46,7 +47,7 @@ class Reader:
 
     graph: Graph
     buffer_of: Callable[[TensorValue], str | None]  # the buffer a tensor is in, if it is in one
-    used: dict[str, TensorType] = field(default_factory=dict)
+    used: dict[str, Buffer] = field(default_factory=dict)  # by name
     lets: list[Statement] = field(default_factory=list)
     guards: list[Within] = field(default_factory=list)  # that hold where elements are read now
     count: int = 0
@@ -65,7 +66,7 @@ class Reader:
             return Literal(0, type_.dtype)  # there is no element that could be read
         if name is not None:
             held = self.wider.get(value, type_.dtype)
-            self.used[name] = type_.with_dtype(held)
+            self.used[name] = Buffer(name, held, type_.size)
             load = Load(name, laid_out(indices, type_.shape, self.layouts.get(value)), held)
             return load if held is type_.dtype else Convert(load, type_.dtype)
         node = self.graph.nodes[value.node]

@@ -318,10 +318,12 @@ def _read_often(graph: Graph) -> set[TensorValue]:
                 found.add(operand)
             elif node.op in _MATMULS:
                 found |= _computed(graph, operand)
-            elif node.op is linear.WINDOW and _is_guarded(graph, operand):
-                found.add(operand)  # guards are dear where windows overlap
-            elif node.op in (shaping.BROADCAST, linear.WINDOW) and _costs(graph, costly, operand):
-                found.add(operand)
+            elif node.op in (shaping.BROADCAST, linear.WINDOW):
+                source = graph.nodes[operand.node].op
+                # Guards are dear where windows overlap.
+                has_guards = node.op is linear.WINDOW and source in (shaping.PAD, shaping.CONCAT)
+                if has_guards or _costs(graph, costly, operand):
+                    found.add(operand)
     return found
 
 
@@ -330,13 +332,12 @@ def _cheap_scalars(graph: Graph) -> set[int]:
     found: set[int] = set()
     for position, node in enumerate(graph.nodes):
         is_cheap = node.op in INLINE and node.op not in _COSTLY and node.types[0].size == 1
-        if is_cheap and all(_is_there(graph, v) or v.node in found for v in node.operands):
+        operands = [v.node for v in node.operands if v.node not in found]
+        if is_cheap and all(
+            isinstance(graph.nodes[n].attributes, (Leaf, Constant)) for n in operands
+        ):
             found.add(position)
     return found
-
-
-def _is_there(graph: Graph, value: TensorValue) -> bool:
-    return isinstance(graph.nodes[value.node].attributes, (Leaf, Constant))
 
 
 def _computed(graph: Graph, value: TensorValue) -> set[TensorValue]:
@@ -351,10 +352,6 @@ def _behind_views(graph: Graph, value: TensorValue) -> TensorValue:
     while graph.nodes[value.node].op in _VIEWS and graph.nodes[value.node].operands:
         value = graph.nodes[value.node].operands[0]
     return value
-
-
-def _is_guarded(graph: Graph, value: TensorValue) -> bool:
-    return graph.nodes[value.node].op in (shaping.PAD, shaping.CONCAT)
 
 
 def _too_deep(

@@ -23,14 +23,13 @@ from treadle.ir.ops.linear import CONTRACT
 from treadle.ir.types import TensorType
 from treadle.kernel.contraction import launches_dominate
 from treadle.kernel.index import Index, Var
-from treadle.kernel.nodes import Buffer, Kernel, Role, Statement, Store, Value, Within
+from treadle.kernel.nodes import Buffer, Kernel, Statement, Store, Value, Within
 from treadle.kernel.phases import calls_in
 from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step
 from treadle.kernel.target import CPU, Target
 from treadle.rules.canonical import canonicalise
 from treadle.rules.expansion import expand
 from treadle.schedule.bound import Bound, Memo, signature
-from treadle.schedule.channels import channels_last, images, in_memory_order
 from treadle.schedule.inline import Reader, laid_out
 from treadle.schedule.inline import attributes_of as attributes_of
 from treadle.schedule.keep import (
@@ -44,10 +43,16 @@ from treadle.schedule.keep import (
     recomputed_operands,
     wider_values,
 )
-from treadle.schedule.nests import along, axis_vars, copy_kernel, copy_kernels, nest, stays
+from treadle.schedule.nests import along, axis_vars, copy_kernel, copy_kernels, parallel, stays
 from treadle.schedule.order import Order
 from treadle.schedule.patterns import biased_matmuls, concatenated_gradients
-from treadle.schedule.templates import has_kernels, has_template
+from treadle.schedule.templates import (
+    channels_last,
+    has_kernels,
+    has_template,
+    images,
+    in_memory_order,
+)
 
 
 def lower(
@@ -341,7 +346,7 @@ class Lowering:
         body = [*reader.lets, store]
         if value in self.in_place and not stays(body, store.buffer, store.index):
             return self._set_aside(value)
-        return [self.kernel(value.node, reader, [value], nest(loops, Role.PARALLEL, body))]
+        return [self.kernel(value.node, reader, [value], parallel(loops, body))]
 
     def _set_aside(self, value: TensorValue) -> list[Kernel]:
         """An update that reads other elements of its leaf than it writes: copied at the end."""
@@ -350,9 +355,6 @@ class Lowering:
         self.names[value] = self._room(name, self.graph.type_of(value))
         self.late[leaf] = value
         return self.map_kernels(value)
-
-    def as_type(self, buffer: Buffer) -> TensorType:
-        return TensorType((buffer.size,), buffer.dtype)
 
     def kernel(
         self,
@@ -365,9 +367,9 @@ class Lowering:
     ) -> Kernel:
         """A kernel that reads what the reader used and writes some tensors."""
         node = self.graph.nodes[position]
-        inputs = tuple(Buffer(n, t.dtype, t.size) for n, t in reader.used.items())
         outputs = (*(self.buffer(v) for v in made), *also)
-        read = tuple(b for b in inputs if b.name not in {o.name for o in outputs})
+        written = {b.name for b in outputs}
+        read = tuple(b for b in reader.used.values() if b.name not in written)
         origins: tuple[Origin, ...] = (node.origin,) if node.origin else ()
         return Kernel(f"{node.op.name}_{position}{suffix}", read, outputs, tuple(body), origins)
 

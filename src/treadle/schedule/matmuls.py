@@ -28,16 +28,12 @@ from treadle.kernel.contraction import (
 )
 from treadle.kernel.index import Index, Var, constant, flatten, variable
 from treadle.kernel.nodes import (
-    Accumulate,
     Buffer,
     Kernel,
-    Let,
     Literal,
     Load,
-    Local,
     Matmul,
     Matrix,
-    Role,
     Statement,
     Store,
     StridedAxis,
@@ -45,11 +41,11 @@ from treadle.kernel.nodes import (
 )
 from treadle.schedule.inline import Reader
 from treadle.schedule.keep import ROOTS
+from treadle.schedule.library_calls import by_elements, standalone_matmul
 from treadle.schedule.lower import Lowering
-from treadle.schedule.nests import as_dtype, best_divisor, flat_index, nest
-from treadle.schedule.operands import Site, load_of, reading
+from treadle.schedule.nests import as_dtype, best_divisor, flat_index, in_order, parallel
+from treadle.schedule.operands import Site, load_of
 from treadle.schedule.panels import Depth, Digit, depth_of, into_panels
-from treadle.schedule.standalone import by_elements, standalone_matmul
 
 OWN_PANEL, OWN_LEFT = "panel.copy", "left.copy"  # a thread's memory
 
@@ -232,7 +228,7 @@ class _Matmul:
         if is_final and parts == 1:
             return [*found, self._multiply(self.lowering.buffer(self.value), depth)]
         sums = self._temporary("sums", self.node.types[0].size * parts)
-        return [*found, self._multiply(sums, depth), self._finish(sums, parts)]
+        return [*found, self._multiply(sums, depth), self._finish(sums)]
 
     def _temporary(self, name: str, count: int) -> Buffer:
         return Site(self.lowering, self.position).memory(name, self.dtype, count)
@@ -244,7 +240,7 @@ class _Matmul:
         found = into_panels(reader, self.contraction, *given, is_one=False)
         buffer = self._temporary("packed", size(found.loops))
         store = Store(buffer.name, flat_index(found.loops), found.element)
-        body = nest(found.order, Role.PARALLEL, [*reader.lets, store])
+        body = parallel(found.order, [*reader.lets, store])
         kernel = self.lowering.kernel(self.position, reader, [], body, "_pack", (buffer,))
         # What is recomputed, or is there from the start, waits by itself until it is needed.
         leaves = self.lowering.graph.leaves
@@ -259,7 +255,7 @@ class _Matmul:
         found = into_panels(reader, self.contraction, *given, is_one=True)
         inner = found.loops[1:]
         store = Store(OWN_PANEL, flat_index(inner), found.element)
-        body += nest(inner, Role.PARALLEL, [store])
+        body += parallel(inner, [store])
         return Buffer(OWN_PANEL, self.dtype, size(inner))
 
     def _digits(self) -> list[Digit]:
@@ -290,12 +286,12 @@ class _Matmul:
         if self.copies_panels:
             scratch.append(self._copied_panel(reader, body))
         left, into = self._left(reader, depth), self._into(target, depth.part)
-        body += nest(depth.loops, Role.SEQUENTIAL, self._panels(reader, into, left, depth))
+        body += in_order(depth.loops, self._panels(reader, into, left, depth))
         panel = [self._panel_var] if self.is_by_panels else []
         order = [depth.part, *self.outer.values(), *panel, *self.rows.outer]
         is_result = target == self.lowering.buffer(self.value)
         made, also = ([self.value], ()) if is_result else ([], (target,))
-        loops = nest(order, Role.PARALLEL, body)
+        loops = parallel(order, body)
         kernel = self.lowering.kernel(self.position, reader, made, loops, "", also)
         return replace(kernel, scratch=tuple(scratch), is_standalone=self.copies_panels)
 
@@ -320,7 +316,7 @@ class _Matmul:
         order = [*(named("k", v) for v in c.depth), *self.rows.inner]
         lets, reader.lets = list(reader.lets), []
         store = Store(OWN_LEFT, flat_index(order), as_dtype(element, self.dtype))
-        body += nest(order, Role.PARALLEL, [*lets, store])
+        body += parallel(order, [*lets, store])
         return Buffer(OWN_LEFT, self.dtype, size(order))
 
     def _left(self, reader: Reader, depth: Depth) -> Matrix:
@@ -339,7 +335,7 @@ class _Matmul:
         if self.is_by_panels:
             at = at + variable(self._panel_var) * self.panel
         zero = Store(target.name, at, Literal(0, self.dtype))
-        return list(nest([*self.rows.inner, lanes], Role.PARALLEL, [zero]))
+        return list(parallel([*self.rows.inner, lanes], [zero]))
 
     @property
     def _panel_var(self) -> Var:
@@ -378,7 +374,7 @@ class _Matmul:
         found: list[Statement] = []
         if full:
             var = Var("p", full)
-            found += nest([var], Role.SEQUENTIAL, [matmul(variable(var), self.panel)])
+            found += in_order([var], [matmul(variable(var), self.panel)])
         if rest:
             found.append(matmul(constant(full), rest))
         return found
@@ -394,27 +390,17 @@ class _Matmul:
         step = size(self.contraction.depth) * self.panel
         count = -(-self.columns // self.panel)
         buffer = self._temporary("packed", 0)
-        reader.used[buffer.name] = self.lowering.as_type(buffer)
+        reader.used[buffer.name] = buffer
         at = flat_index(list(self.outer.values())) * (count * step)
         return Load(buffer.name, at, self.dtype), step
 
-    def _finish(self, sums: Buffer, parts: int) -> Kernel:
+    def _finish(self, sums: Buffer) -> Kernel:
         """The result from sums: parts added, axes in the result's order, in its dtype."""
-        type_, c = self.node.types[0], self.contraction
         result = contraction_of(self.lowering.graph, self.node).result
         axes = {v: Var(f"i{k}", v.extent) for k, v in enumerate(result)}
-        part, order = Var("part", parts), [axes[v] for v in result]
-        source = flat_index([axes[v] for v in c.result]) + variable(part) * type_.size
-        found: Value = Load(sums.name, source, self.dtype)
-        body: list[Statement] = []
-        if parts > 1:
-            body = [Let("acc", Literal(0, self.dtype))]
-            body += nest([part], Role.SEQUENTIAL, [Accumulate("acc", "add", found)])
-            found = Local("acc", self.dtype)
-        element = as_dtype(found, type_.dtype)
-        body.append(Store(self.lowering.names[self.value], flat_index(order), element))
-        loops, reader = nest(order, Role.PARALLEL, body), reading(self.lowering, [sums.name])
-        return self.lowering.kernel(self.position, reader, [self.value], loops, "_finish")
+        order = tuple(axes[v] for v in self.contraction.result)
+        site = Site(self.lowering, self.position)
+        return site.moved(sums, tuple(axes.values()), order, "_finish")
 
 
 def _without(index: Index, variables: list[Var]) -> Index:

@@ -9,21 +9,25 @@ from dataclasses import dataclass, replace
 
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
-from treadle.kernel.access import Access, accesses, is_local, names_in
+from treadle.kernel.access import Access, accesses, is_local, locals_in, names_in
+from treadle.kernel.arithmetic import identity
 from treadle.kernel.index import Index, Var, flatten, variable
 from treadle.kernel.nodes import (
+    Accumulate,
     Apply,
     Buffer,
     Convert,
     For,
     Kernel,
+    Let,
+    Literal,
     Load,
     Role,
     Statement,
     Store,
     Value,
 )
-from treadle.kernel.traverse import loop_names, substituted, with_buffers, with_locals
+from treadle.kernel.traverse import loop_names, peel, substituted, with_buffers, with_locals
 
 
 def axis_vars(stem: str, shape: Sequence[int]) -> tuple[Var, ...]:
@@ -44,14 +48,39 @@ def along(axes: Iterable[Var]) -> tuple[Index, ...]:
     return tuple(map(variable, axes))
 
 
-def in_order(var: Var, body: Sequence[Statement]) -> tuple[Statement, ...]:
-    """The body for one iteration after the other."""
-    return nest([var], Role.SEQUENTIAL, body)
+def parallel(variables: Sequence[Var], body: Sequence[Statement]) -> tuple[Statement, ...]:
+    """The body in loops whose iterations do not depend on each other."""
+    return nest(variables, Role.PARALLEL, body)
+
+
+def in_order(variables: Sequence[Var], body: Sequence[Statement]) -> tuple[Statement, ...]:
+    """The body in loops that run one iteration after the other."""
+    return nest(variables, Role.SEQUENTIAL, body)
 
 
 def flat_index(variables: Sequence[Var]) -> Index:
     """The index of an element that loops over some axes count in row-major order."""
     return flatten(along(variables), [v.extent for v in variables])
+
+
+def is_sum(statement: Statement) -> bool:
+    """Whether a loop in order only accumulates: its iterations can be shared out."""
+    if not isinstance(statement, For) or statement.role is not Role.SEQUENTIAL:
+        return False
+    if statement.stop is not None:
+        return False
+    _, body = nested(statement)
+    own = {s.local for s in body if isinstance(s, Let)}
+    summed = {s.local for s in body if isinstance(s, Accumulate)}
+    if not summed or own & summed:
+        return False
+    return all(isinstance(s, (Let, Accumulate)) and not summed & locals_in(s.value) for s in body)
+
+
+def nested(loop: For) -> tuple[list[Var], tuple[Statement, ...]]:
+    """Loops of one role, each right inside the other, and what they contain."""
+    loops, body = peel(loop.body, loop.role)
+    return [loop.var, *(s.var for s in loops)], body
 
 
 def as_dtype(value: Value, dtype: DType) -> Value:
@@ -66,6 +95,14 @@ def apply(op: str, *operands: Value) -> Value:
 def compare(op: str, *operands: Value) -> Value:
     """An op on scalars that is true or false."""
     return Apply(op, operands, dtypes.bool_)
+
+
+def accumulated(
+    op: str, wide: DType, summed: Sequence[Var], lets: Sequence[Statement], element: Value
+) -> list[Statement]:
+    """acc, combined over some loops."""
+    inner = in_order(summed, [*lets, Accumulate("acc", op, as_dtype(element, wide))])
+    return [Let("acc", Literal(identity(op, wide), wide)), *inner]
 
 
 def fused_kernel(
@@ -182,7 +219,7 @@ def copy_kernel(source: str, target: str, like: Buffer) -> Kernel:
         "copy",
         (Buffer(source, like.dtype, like.size),),
         (Buffer(target, like.dtype, like.size),),
-        nest([var], Role.PARALLEL, [store]),
+        parallel([var], [store]),
     )
 
 

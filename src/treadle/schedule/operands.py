@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from treadle.base.dtypes import DType
 from treadle.ir.graph import Value as TensorValue
 from treadle.kernel.contraction import Axes
-from treadle.kernel.index import Index, Var
-from treadle.kernel.nodes import Buffer, Kernel, Load, Matrix, Role, Statement, Store, Value
+from treadle.kernel.index import Index, Var, variable
+from treadle.kernel.nodes import Buffer, Kernel, Load, Local, Matrix, Statement, Store, Value
 from treadle.schedule.inline import Reader
 from treadle.schedule.lower import Lowering
-from treadle.schedule.nests import along, flat_index, nest
+from treadle.schedule.nests import accumulated, along, as_dtype, flat_index, parallel
 
 
 def plain_load(reader: Reader, value: Value) -> Load | None:
@@ -32,7 +32,7 @@ def reading(lowering: Lowering, names: Iterable[str]) -> Reader:
     """A reader of a kernel that reads some buffers in any case."""
     reader = lowering.reader()
     for name in names:
-        reader.used[name] = lowering.as_type(lowering.buffers[name])
+        reader.used[name] = lowering.buffers[name]
     return reader
 
 
@@ -90,14 +90,25 @@ class Site:
         into = self.memory(name, type_.dtype, type_.size)
         element = reader.at(value, along(axes))
         body = [*reader.lets, Store(into.name, flat_index(order), element)]
-        loops = nest(order, Role.PARALLEL, body)
+        loops = parallel(order, body)
         return into, self.lowering.kernel(self.position, reader, [], loops, suffix, (into,))
 
-    def moved(self, source: Buffer, axes: Axes, order: Axes) -> Kernel:
-        """Writes the result from memory that has its axes in some other order."""
-        lowering, value = self.lowering, TensorValue(self.position)
-        index = lowering.address(value, along(axes))
-        load = Load(source.name, flat_index(order), source.dtype)
-        body = nest(axes, Role.PARALLEL, [Store(lowering.names[value], index, load)])
-        reader = reading(lowering, [source.name])
-        return lowering.kernel(self.position, reader, [value], body, "_moved")
+    def moved(
+        self, source: Buffer, axes: Axes, order: Axes, suffix: str = "_moved", output: int = 0
+    ) -> Kernel:
+        """Writes a result from memory that has its axes in some other order or dtype.
+
+        Memory of several results holds parts, which are added up.
+        """
+        lowering, value = self.lowering, TensorValue(self.position, output)
+        target, body = lowering.buffer(value), list[Statement]()
+        part = Var("part", source.size // target.size)
+        at = flat_index(order) + variable(part) * target.size
+        found: Value = Load(source.name, at, source.dtype)
+        if part.extent > 1:
+            body = accumulated("add", source.dtype, [part], [], found)
+            found = Local("acc", source.dtype)
+        element = as_dtype(found, target.dtype)
+        body.append(lowering.store(value, along(axes), element))
+        loops, reader = parallel(axes, body), reading(lowering, [source.name])
+        return lowering.kernel(self.position, reader, [value], loops, suffix)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from treadle.kernel.nodes import Kernel, Statement
+from treadle.kernel.nodes import Kernel
 from treadle.schedule.bound import Bound, Memo
 from treadle.schedule.fuse import matmuls_in, outer_iterations
 
@@ -101,8 +101,7 @@ class Order:
         ):
             return False
         # What only reads the same does not gain from a matmul between.
-        is_apart = position not in direct
-        return not (is_apart and (has_matmul(kernel.body) or has_matmul(group.bound.kernel.body)))
+        return position in direct or not any(matmuls_in(kernel.body + group.bound.kernel.body))
 
     def _note(self, position: int, bound: Bound) -> None:
         for name in bound.inputs:
@@ -239,7 +238,3 @@ class Order:
             is_kept = all(any(level[r] >= limit for r in self.readers[n] if r != i) for n in large)
             if limit > level[i] and is_kept:
                 level[i] = limit
-
-
-def has_matmul(body: Sequence[Statement]) -> bool:
-    return any(True for _ in matmuls_in(body))

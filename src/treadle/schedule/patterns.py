@@ -37,6 +37,7 @@ _SIDE_BY_SIDE = apply(shaping.RESHAPE, _HEADS_LAST, name="inner", single_use=Tru
 PADDED_GRADIENT = apply(shaping.PAD, _SIDE_BY_SIDE)
 
 Uses = Counter[TensorValue]
+Layouts = Mapping[TensorValue, tuple[int, ...]]  # axes in their order in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,39 +100,30 @@ def _ends_in_columns(graph: Graph, node: Node, limits: Matmuls) -> bool:
     return is_one_dtype and not found.batch and found.result == found.rows + found.columns
 
 
-def concatenated_gradients(
-    graph: Graph, layouts: Mapping[TensorValue, tuple[int, ...]]
-) -> dict[TensorValue, Part]:
+def concatenated_gradients(graph: Graph, layouts: Layouts) -> dict[TensorValue, Part]:
     """Attention's gradients that are only laid side by side, by a sum of padded views."""
     if not layouts:
         return {}
     uses = use_counts(graph)
-    inner = _inside_larger_sums(graph, uses)
+    adds = [TensorValue(i) for i, node in enumerate(graph.nodes) if node.op is e.ADD]
+    sums = {value: _terms(graph, value, uses) for value in adds}
+    inner = {  # a larger sum has all of the terms
+        operand
+        for value, terms in sums.items()
+        if all(graph.nodes[t.node].op is shaping.PAD for t in terms)
+        for operand in graph.nodes[value.node].operands
+    }
     found: dict[TensorValue, Part] = {}
-    for position, node in enumerate(graph.nodes):
-        value = TensorValue(position)
-        if node.op is not e.ADD or uses[value] == 0 or value in inner or not node.types[0].rank:
+    for value, terms in sums.items():
+        type_ = graph.type_of(value)
+        if uses[value] == 0 or value in inner or not type_.rank:
             continue
-        parts = [_part(graph, value, term, uses, layouts) for term in _terms(graph, value, uses)]
-        known = {source: part for p in parts if p is not None for source, part in (p[:2],)}
-        width = sum(p[2] for p in parts if p is not None)
-        if len(known) == len(parts) > 1 and width == node.types[0].shape[-1]:
+        views = [m for term in terms for m in _padded_gradients(graph, term, uses, layouts)]
+        known = {m["gradient"]: Part(value, _pad(m).low[-1]) for m in views}
+        width = sum(m.type_of("inner").shape[-1] for m in views)
+        if len(known) == len(terms) > 1 and width == type_.shape[-1]:
             found |= known
     return found
-
-
-def _inside_larger_sums(graph: Graph, uses: Uses) -> set[TensorValue]:
-    """What sums of padded views read: a larger sum has all of the terms."""
-    return {
-        operand
-        for position, node in enumerate(graph.nodes)
-        if node.op is e.ADD and _is_sum_of_pads(graph, TensorValue(position), uses)
-        for operand in node.operands
-    }
-
-
-def _is_sum_of_pads(graph: Graph, value: TensorValue, uses: Uses) -> bool:
-    return all(graph.nodes[t.node].op is shaping.PAD for t in _terms(graph, value, uses))
 
 
 def _terms(graph: Graph, value: TensorValue, uses: Uses) -> list[TensorValue]:
@@ -148,47 +140,39 @@ def _terms(graph: Graph, value: TensorValue, uses: Uses) -> list[TensorValue]:
     return found
 
 
-def _part(
-    graph: Graph,
-    whole: TensorValue,
-    term: TensorValue,
-    uses: Uses,
-    layouts: Mapping[TensorValue, tuple[int, ...]],
-) -> tuple[TensorValue, Part, int] | None:
-    """What a padded term is a view of, where it starts along the last axis, and how wide it is."""
-    matches = _matches(graph, PADDED_GRADIENT, graph.nodes[term.node], uses)
-    if not matches or uses[term] != 1:
-        return None
-    (match,) = matches
-    gradient = match["gradient"]
-    if layouts.get(gradient) != HEADS_LAST or not _has_heads_side_by_side(match):
-        return None
-    pad = match.root.attributes
-    assert isinstance(pad, shaping.Pad)
-    width = match.type_of("inner").shape[-1]
-    return gradient, Part(whole, pad.low[-1]), width
+def _padded_gradients(graph: Graph, term: TensorValue, uses: Uses, layouts: Layouts) -> list[Match]:
+    """What a term is, if that is zeros along the last axis of rows of all heads of a position."""
+    found = _matches(graph, PADDED_GRADIENT, graph.nodes[term.node], uses)
+    return [
+        match
+        for match in found
+        if uses[term] == 1
+        and layouts.get(match["gradient"]) == HEADS_LAST
+        and _has_heads_side_by_side(match)
+        and _pads_last_axis(_pad(match))
+    ]
 
 
 HEADS_LAST = (0, 2, 1, 3)  # (batch, heads, time, depth) as (batch, time, heads, depth)
 
 
 def _has_heads_side_by_side(match: Match) -> bool:
-    """Whether zeros are added along the last axis only, to rows of all heads of a position."""
-    inner = match.type_of("inner").shape
     batch, heads, time, depth = match.type_of("gradient").shape
-    if inner != (batch, time, heads * depth):
-        return False
     permute = match.node("heads_last").attributes
     assert isinstance(permute, shaping.Permute)
-    return permute.axes == HEADS_LAST and _pads_last_axis(match)
+    is_in_rows = match.type_of("inner").shape == (batch, time, heads * depth)
+    return is_in_rows and permute.axes == HEADS_LAST
 
 
-def _pads_last_axis(match: Match) -> bool:
+def _pad(match: Match) -> shaping.Pad:
     pad = match.root.attributes
     assert isinstance(pad, shaping.Pad)
-    if any(pad.interior) or any(pad.low[:-1]) or any(pad.high[:-1]):
-        return False
-    return float(pad.value) == 0
+    return pad
+
+
+def _pads_last_axis(pad: shaping.Pad) -> bool:
+    is_last = not (any(pad.interior) or any(pad.low[:-1]) or any(pad.high[:-1]))
+    return is_last and float(pad.value) == 0
 
 
 X = Anything("x")
@@ -204,15 +188,10 @@ def spreads(graph: Graph) -> dict[TensorValue, tuple[TensorValue, TensorValue]]:
     """Sums of squares around a mean: which sum the mean is of, and the mean."""
     found: dict[TensorValue, tuple[TensorValue, TensorValue]] = {}
     for position, node in enumerate(graph.nodes):
-        match = _match(graph, node)
-        if match is not None and _is_around_mean(match):
-            found[TensorValue(position)] = match["total"], match["mean"]
+        for match in _matches(graph, SQUARED_DEVIATIONS, node, Counter()):
+            if _is_around_mean(match):
+                found[TensorValue(position)] = match["total"], match["mean"]
     return found
-
-
-def _match(graph: Graph, node: Node) -> Match | None:
-    values = captures(graph, SQUARED_DEVIATIONS, node, Counter())
-    return None if values is None else Match(graph, node, values, CPU)
 
 
 def _is_around_mean(match: Match) -> bool:

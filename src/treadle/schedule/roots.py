@@ -18,10 +18,8 @@ from treadle.kernel.nodes import (
     Kernel,
     Let,
     Literal,
-    Load,
     Local,
     Position,
-    Role,
     Set,
     Statement,
     Store,
@@ -33,6 +31,7 @@ from treadle.kernel.scatter import is_scatter
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import (
+    accumulated,
     along,
     apply,
     as_dtype,
@@ -40,10 +39,10 @@ from treadle.schedule.nests import (
     compare,
     flat_index,
     in_order,
-    nest,
+    parallel,
 )
+from treadle.schedule.operands import Site
 from treadle.schedule.sorting import is_same
-from treadle.schedule.sums import accumulated
 
 
 @ROOTS(reductions.ARGMAX, reductions.ARGMIN)
@@ -72,10 +71,10 @@ def _arg(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     body: list[Statement] = [
         Let("best", Literal(0, source.dtype)),
         Let("at", Literal(0, dtypes.int32)),
-        *in_order(every[axis], inner),
+        *in_order([every[axis]], inner),
         lowering.store(value, along(others), at),
     ]
-    return [lowering.kernel(position, reader, [value], nest(loops, Role.PARALLEL, body))]
+    return [lowering.kernel(position, reader, [value], parallel(loops, body))]
 
 
 @ROOTS(reductions.CUMSUM)
@@ -96,9 +95,9 @@ def _cumsum(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
         Accumulate("acc", "add", as_dtype(element, wide)),
         lowering.store(value, indices, result),
     ]
-    body = [Let("acc", Literal(0, wide)), *in_order(every[axis], inner)]
+    body = [Let("acc", Literal(0, wide)), *in_order([every[axis]], inner)]
     others = [v for i, v in enumerate(every) if i != axis]
-    return [lowering.kernel(position, reader, [value], nest(others, Role.PARALLEL, body))]
+    return [lowering.kernel(position, reader, [value], parallel(others, body))]
 
 
 @ROOTS(linear.UNWINDOW)
@@ -125,7 +124,7 @@ def _unwindow(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     body = accumulated("add", wide, offsets, reader.lets, element)
     result = as_dtype(Local("acc", wide), source.dtype)
     store = lowering.store(value, along(every), result)
-    loops = nest(lowering.in_memory_order(value, every), Role.PARALLEL, [*body, store])
+    loops = parallel(lowering.in_memory_order(value, every), [*body, store])
     return [lowering.kernel(position, reader, [value], loops)]
 
 
@@ -180,8 +179,7 @@ def _scatter_add(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     sums = lowering.buffer(value)
     is_rounded = sums.dtype is not wide
     if is_rounded:
-        sums = Buffer(f"{lowering.prefix}b{position}.sums", wide, result.size)
-        lowering.buffers[sums.name] = sums
+        sums = Site(lowering, position).memory("sums", wide, result.size)
     updates, indices = (lowering.graph.type_of(v) for v in node.operands)
     chosen = indices.rank - batch
     every = axis_vars("i", updates.shape)
@@ -201,34 +199,28 @@ def _scatter_add(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
         Update(sums.name, target, held),
     ]
     free = [*every[:axis], *every[axis + chosen :]]
-    added = nest(every[axis : axis + chosen], Role.SEQUENTIAL, body)
+    added = in_order(every[axis : axis + chosen], body)
     if lowering.target.is_spmd and attributes.size > 1:
         row = Var("row", attributes.size)
         cleared = lowering.address(value, [*own[:axis], variable(row), *own[axis + chosen :]])
-        zeros = nest([row], Role.SEQUENTIAL, [Store(sums.name, cleared, Literal(0, wide))])
-        whole = nest(free, Role.PARALLEL, [*zeros, *added])
+        zeros = in_order([row], [Store(sums.name, cleared, Literal(0, wide))])
+        whole = parallel(free, [*zeros, *added])
         kernel = lowering.kernel(position, reader, [], whole, "", (sums,))
         if is_scatter(kernel, lowering.target.mapping):
-            return [kernel, _rounded(lowering, value, sums)] if is_rounded else [kernel]
-    scattered = nest(free, Role.PARALLEL, added)
+            return [kernel, _rounded(lowering, position, sums)] if is_rounded else [kernel]
+    scattered = parallel(free, added)
     axes = axis_vars("i", result.shape)
-    fill = nest(axes, Role.PARALLEL, [Store(sums.name, flat_index(axes), Literal(0, wide))])
+    fill = parallel(axes, [Store(sums.name, flat_index(axes), Literal(0, wide))])
     found = [lowering.kernel(position, lowering.reader(), [], fill, "_zero", (sums,))]
     if attributes.size:
         found.append(lowering.kernel(position, reader, [], scattered, "", (sums,)))
-    return [*found, _rounded(lowering, value, sums)] if is_rounded else found
+    return [*found, _rounded(lowering, position, sums)] if is_rounded else found
 
 
-def _rounded(lowering: Lowering, value: TensorValue, sums: Buffer) -> Kernel:
+def _rounded(lowering: Lowering, position: int, sums: Buffer) -> Kernel:
     """Sums in the dtype of the result."""
-    reader, type_ = lowering.reader(), lowering.graph.type_of(value)
-    reader.used[sums.name] = lowering.as_type(sums)
-    axes = axis_vars("i", type_.shape)
-    at = flat_index(axes)
-    element = Convert(Load(sums.name, at, sums.dtype), type_.dtype)
-    store = Store(lowering.names[value], at, element)
-    loops = nest(axes, Role.PARALLEL, [store])
-    return lowering.kernel(value.node, reader, [value], loops, "_rounded")
+    axes = axis_vars("i", lowering.graph.nodes[position].types[0].shape)
+    return Site(lowering, position).moved(sums, axes, axes, "_rounded")
 
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -251,7 +243,7 @@ def _random_bits(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
         guard = None if is_inside else Within(at, 0, size)
         element = Local(f"c{word}_{_ROUNDS}", dtypes.uint32)
         body.append(Store(lowering.names[value], bounded(at, size), element, guard))
-    loops = nest([block], Role.PARALLEL, body) if size else ()
+    loops = parallel([block], body) if size else ()
     return [lowering.kernel(position, reader, [value], loops)]
 
 

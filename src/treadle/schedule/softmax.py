@@ -31,7 +31,7 @@ from treadle.kernel.nodes import (
     StridedAxis,
     Value,
 )
-from treadle.schedule.nests import nest
+from treadle.schedule.nests import in_order, parallel
 from treadle.schedule.operands import transposed
 
 F32, I32 = dtypes.float32, dtypes.int32
@@ -71,7 +71,7 @@ class Rows:
     def cleared(self, row: Var, column: Var, first: Index = NOWHERE) -> tuple[Statement, ...]:
         """Zeros in some columns of some rows."""
         zero = self.store(Literal(0, F32), row, first + variable(column))
-        return nest([row, column], Role.PARALLEL, [zero])
+        return parallel([row, column], [zero])
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Queries:
         d = Var("d", self.width)
         address = variable(d) * self.count + variable(lane)
         store = Store(self.copy.name, address, rows.load(lane, d))
-        return nest([d, lane], Role.PARALLEL, [store])
+        return parallel([d, lane], [store])
 
     @property
     def matrix(self) -> Matrix:
@@ -158,7 +158,7 @@ def statistics(
 
     def over_keys(body: Sequence[Statement]) -> tuple[Statement, ...]:
         if stop is None:
-            return nest([key], Role.SEQUENTIAL, body)
+            return in_order([key], body)
         return (For(key, Role.SEQUENTIAL, tuple(body), stop),)
 
     return [

@@ -24,7 +24,6 @@ from treadle.kernel.nodes import (
     Load,
     Local,
     Position,
-    Role,
     Set,
     Statement,
     Store,
@@ -33,7 +32,8 @@ from treadle.kernel.nodes import (
 )
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering, attributes_of
-from treadle.schedule.nests import along, apply, axis_vars, compare, flat_index, in_order, nest
+from treadle.schedule.nests import along, apply, axis_vars, compare, flat_index, in_order, parallel
+from treadle.schedule.operands import Site
 
 
 @ROOTS(reductions.SORT)
@@ -89,7 +89,7 @@ def _counted(lowering: Lowering, position: int, node: Node, order: _Order) -> Ke
         *named,
         Let("here", here),
         Let("rank", Literal(0, dtypes.int64)),
-        *in_order(other, [*reader.lets, counted]),
+        *in_order([other], [*reader.lets, counted]),
     ]
     if size:
         at = Position(variable(every[axis]), dtypes.int32)
@@ -98,7 +98,7 @@ def _counted(lowering: Lowering, position: int, node: Node, order: _Order) -> Ke
             lowering.store(origins, indices, at, guard),
         ]
     rows = [v for i, v in enumerate(every) if i != axis]
-    body = nest(rows, Role.PARALLEL, in_order(every[axis], inner))
+    body = parallel(rows, in_order([every[axis]], inner))
     return lowering.kernel(position, reader, [values, origins], body)
 
 
@@ -139,7 +139,7 @@ def _merged(lowering: Lowering, position: int, node: Node, order: _Order) -> Ker
     reader = lowering.reader()
     element = reader.at(node.operands[0], own)
     given = sides[0].stores(row + own[axis], element, Position(own[axis], dtypes.int32))
-    body: list[Statement] = [*nest([every[axis]], Role.PARALLEL, [*reader.lets, *given])]
+    body: list[Statement] = [*parallel([every[axis]], [*reader.lets, *given])]
     rounds = (n - 1).bit_length()
     for round_ in range(rounds - 1):
         body += _all_runs(round_, sides[round_ % 2], sides[1 - round_ % 2], row, n, order)
@@ -147,16 +147,14 @@ def _merged(lowering: Lowering, position: int, node: Node, order: _Order) -> Ker
     last = sides[(rounds - 1) % 2]
     body += _two_runs(f"{rounds}", last, row, width, n - width, order, put_last)
     also = tuple(b for side in sides for b in (side.values, side.origins))
-    loops = nest(others, Role.PARALLEL, body)
+    loops = parallel(others, body)
     return lowering.kernel(position, reader, [values, origins], loops, "", also)
 
 
 def _runs(lowering: Lowering, position: int, side: str, dtype: DType, size: int) -> _Runs:
-    prefix = f"{lowering.prefix}b{position}"
-    values = Buffer(f"{prefix}.runs_{side}", dtype, size)
-    origins = Buffer(f"{prefix}.from_{side}", dtypes.int32, size)
-    lowering.buffers |= {b.name: b for b in (values, origins)}
-    return _Runs(values, origins)
+    site = Site(lowering, position)
+    values = site.memory(f"runs_{side}", dtype, size)
+    return _Runs(values, site.memory(f"from_{side}", dtypes.int32, size))
 
 
 def _all_runs(
@@ -172,14 +170,14 @@ def _all_runs(
 
     low = row + variable(pair) * (2 * width)
     both = _two_runs(f"{round_}", source, low, width, width, order, put_at(low))
-    found = [*nest([pair], Role.SEQUENTIAL, both)]
+    found = [*in_order([pair], both)]
     low = row + pairs * 2 * width
     if rest > width:
         found += _two_runs(f"{round_}~", source, low, width, rest - width, order, put_at(low))
     elif rest:
         t = Var(f"t{round_}~", min(rest, order.size))
         copied = put_at(low)(variable(t), *source.loads(low + variable(t)))
-        found += nest([t], Role.PARALLEL, copied)
+        found += parallel([t], copied)
     return found
 
 
@@ -217,7 +215,7 @@ def _two_runs(
             for head, move in zip(heads, moves, strict=True)
         ),
     ]
-    return [*(Let(h.name, Literal(0, dtypes.int64)) for h in heads), *in_order(t, inner)]
+    return [*(Let(h.name, Literal(0, dtypes.int64)) for h in heads), *in_order([t], inner)]
 
 
 def _before(a: Value, b: Value, i: Var, j: Var, descending: bool) -> Value:

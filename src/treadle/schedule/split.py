@@ -136,7 +136,7 @@ def with_blocks(
     """Statements whose long sums are made in blocks; new names are taken."""
 
     def cut(s: Statement) -> list[Statement]:
-        return _Blocks(taken, _sums_of(s), sizes).loop(s) if isinstance(s, For) else [s]
+        return _Blocks(taken, _sums_of(s), sizes).of(s) if isinstance(s, For) else [s]
 
     return map_statements(body, cut)
 
@@ -149,8 +149,10 @@ class _Blocks:
     sums: Sums
     sizes: Reductions
 
-    def loop(self, loop: For) -> list[Statement]:
-        if not self.sums or loop.role is Role.PARALLEL or _has_matmuls(loop.body):
+    def of(self, loop: For) -> list[Statement]:
+        if not self.sums or loop.role is Role.PARALLEL:
+            return [loop]
+        if any(isinstance(s, (Matmul, LibraryCall)) for s in walk(loop.body)):
             return [loop]
         extent = loop.var.extent
         if loop.role is Role.VECTOR:
@@ -216,10 +218,6 @@ def _additions(loop: For) -> int:
         return min(1, count) if inner.role is Role.VECTOR else inner.var.extent * count
 
     return tally([loop], lambda s: isinstance(s, Accumulate), of_loop)
-
-
-def _has_matmuls(body: Sequence[Statement]) -> bool:
-    return any(isinstance(s, (Matmul, LibraryCall)) for s in walk(body))
 
 
 def _sums_of(loop: For) -> Sums:

@@ -31,7 +31,15 @@ from treadle.kernel.nodes import (
 from treadle.kernel.rowsums import RowSums, row_sums_of
 from treadle.kernel.target import Reductions
 from treadle.kernel.traverse import loop_names, peel, rewrite, substituted
-from treadle.schedule.nests import Parts, flat_index, fresh, fused_kernel, nest, with_own_names
+from treadle.schedule.nests import (
+    Parts,
+    flat_index,
+    fresh,
+    fused_kernel,
+    in_order,
+    parallel,
+    with_own_names,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +58,8 @@ class Sum:
 
     @property
     def statements(self) -> tuple[Statement, ...]:
-        summed = nest(self.loops, Role.SEQUENTIAL, self.inner)
-        return nest(self.around, Role.PARALLEL, (*self.before, *summed, *self.after))
+        summed = in_order(self.loops, self.inner)
+        return parallel(self.around, (*self.before, *summed, *self.after))
 
 
 def sum_of(kernel: Kernel, stores: bool = False) -> Sum | None:
@@ -197,7 +205,7 @@ def with_sum(rows: RowSums, first: Kernel, second: Kernel, sizes: Reductions) ->
         if isinstance(s, Accumulate):
             sums[s.local] = Buffer(fresh("sum", names), F32, column.extent)
             names.add(sums[s.local].name)
-    if len(sums) + _sum_count(first) > sizes.most_fused_sums:
+    if len(sums) + sum(b.size > 1 for b in first.scratch) > sizes.most_fused_sums:
         return None
     inner = tuple(
         Update(sums[s.local].name, variable(column), s.value) if isinstance(s, Accumulate) else s
@@ -282,10 +290,6 @@ def _shares(
     """Whether both touch the same row of something large."""
     own = [{a.buffer for a in accesses(s) if parts.has(a)} for s in (first, second)]
     return any(parts.sizes[b] >= least for b in own[0] & own[1])
-
-
-def _sum_count(kernel: Kernel) -> int:
-    return sum(b.size > 1 for b in kernel.scratch)
 
 
 def with_own_numbers(kernel: Kernel, names: set[str]) -> Kernel:

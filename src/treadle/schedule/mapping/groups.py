@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from treadle.kernel.access import accesses, loads_in, loads_of, map_loads, names_in
+from treadle.kernel.access import accesses, loads_of, map_loads, names_in
 from treadle.kernel.cost import padded
 from treadle.kernel.index import Index, Var, data_locals, substitute, variable
 from treadle.kernel.nodes import (
@@ -35,7 +35,8 @@ from treadle.kernel.nodes import (
 from treadle.kernel.packs import is_pack, lanes_for
 from treadle.kernel.target import Mapping
 from treadle.kernel.traverse import map_statements, map_values, subvalues, values_of
-from treadle.schedule.mapping.shapes import is_parallel, is_sum, nested
+from treadle.schedule.mapping.shapes import is_parallel
+from treadle.schedule.nests import is_sum, nested
 
 
 def in_order(body: Sequence[Statement]) -> tuple[Statement, ...]:
@@ -294,9 +295,11 @@ def _touched(walk: StridedAxis) -> tuple[list[Key], list[Key]]:
     stored: list[Key] = []
     loaded: list[Key] = []
     for s in walk.body:
-        for load in (x for value in values_of(s) if not _has_guard(value) for x in loads_in(value)):
-            if _is_row(load.index, walk):
-                loaded.append(key_of(load.buffer, load.index, walk.var))
+        for value in values_of(s):
+            parts = list(subvalues(value))
+            if not any(isinstance(v, Guarded) for v in parts):
+                loads = (v for v in parts if isinstance(v, Load) and _is_row(v.index, walk))
+                loaded += [key_of(x.buffer, x.index, walk.var) for x in loads]
         if isinstance(s, Store) and s.guard is None and _is_row(s.index, walk):
             stored.append(key_of(s.buffer, s.index, walk.var))
     return stored, loaded
@@ -304,10 +307,6 @@ def _touched(walk: StridedAxis) -> tuple[list[Key], list[Key]]:
 
 def _is_row(index: Index, walk: StridedAxis) -> bool:
     return not data_locals(index) and is_pack(index, walk.var, walk.lanes)
-
-
-def _has_guard(value: Value) -> bool:
-    return any(isinstance(v, Guarded) for v in subvalues(value))
 
 
 # Rewriting

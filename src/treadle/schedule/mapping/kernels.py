@@ -39,7 +39,8 @@ from treadle.schedule.mapping.groups import (
     with_locals,
     with_stages,
 )
-from treadle.schedule.mapping.shapes import Shape, chosen_shape, nested, reads_ahead, shape_of
+from treadle.schedule.mapping.shapes import Shape, chosen_shape, reads_ahead, shape_of
+from treadle.schedule.nests import nested
 
 
 def map_kernel(

@@ -15,7 +15,6 @@ from treadle.kernel.nodes import (
     Accumulate,
     Apply,
     Convert,
-    Guarded,
     Kernel,
     Let,
     Local,
@@ -66,19 +65,21 @@ def _cuts(value: Value, computed: Collection[str]) -> bool:
 
 
 def _is_computed(value: Value, computed: Collection[str]) -> bool:
-    """Whether a value comes from arithmetic on narrow floats in this kernel."""
-    match value:
-        case Local(name):
-            return name in computed
-        case Apply(_, operands, dtype):
-            return dtype.is_narrow or any(_is_computed(o, computed) for o in operands)
-        case Convert(inner, dtype):
-            is_rounded = dtype.is_narrow and not isinstance(inner, Local)
-            return is_rounded or _is_computed(inner, computed)
-        case Guarded(_, inner, other):
-            return _is_computed(inner, computed) or _is_computed(other, computed)
-        case _:
-            return False
+    """Whether a value comes from arithmetic on narrow floats in this kernel.
+
+    A condition that does is compared itself.
+    """
+    for part in subvalues(value):
+        match part:
+            case Local(name):
+                is_narrow = name in computed
+            case Convert(inner, dtype):
+                is_narrow = dtype.is_narrow and not isinstance(inner, Local)
+            case _:
+                is_narrow = isinstance(part, Apply) and part.dtype.is_narrow
+        if is_narrow:
+            return True
+    return False
 
 
 def unrounded_locals(body: Sequence[Statement]) -> frozenset[str]:

@@ -38,6 +38,7 @@ from treadle.kernel.packs import is_pack, lane_step, lanes_for
 from treadle.kernel.races import conflicts_in
 from treadle.kernel.target import Mapping
 from treadle.kernel.traverse import peel, walk
+from treadle.schedule.nests import is_sum, nested
 
 
 @dataclass(frozen=True)
@@ -116,26 +117,6 @@ def is_parallel(statement: Statement) -> bool:
         and statement.role in (Role.PARALLEL, Role.VECTOR)
         and statement.stop is None
     )
-
-
-def is_sum(statement: Statement) -> bool:
-    """Whether a loop in order only accumulates: its iterations can be shared out."""
-    if not isinstance(statement, For) or statement.role is not Role.SEQUENTIAL:
-        return False
-    if statement.stop is not None:
-        return False
-    _, body = nested(statement)
-    own = {s.local for s in body if isinstance(s, Let)}
-    summed = {s.local for s in body if isinstance(s, Accumulate)}
-    if not summed or own & summed:
-        return False
-    return all(isinstance(s, (Let, Accumulate)) and not summed & locals_in(s.value) for s in body)
-
-
-def nested(loop: For) -> tuple[list[Var], tuple[Statement, ...]]:
-    """Loops of one role, each right inside the other, and what they contain."""
-    loops, body = peel(loop.body, loop.role)
-    return [loop.var, *(s.var for s in loops)], body
 
 
 def is_shared(statement: Statement) -> bool:
