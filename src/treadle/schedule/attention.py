@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from treadle.base import dtypes
 from treadle.ir import composites as c
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.kernel.index import Index, Var, constant, flatten, variable
 from treadle.kernel.nodes import (
     Accumulate,
-    Apply,
     Buffer,
     For,
     Kernel,
@@ -22,16 +20,16 @@ from treadle.kernel.nodes import (
     Position,
     Role,
     Statement,
-    Store,
     Value,
 )
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.library_calls import library_attention
 from treadle.schedule.lower import Lowering, attributes_of
-from treadle.schedule.nests import axis_vars, in_order, parallel
+from treadle.schedule.nests import accumulated, apply, axis_vars, compare, in_order, parallel
 from treadle.schedule.operands import Site, plain_load
 from treadle.schedule.softmax import (
     F32,
+    I32,
     Queries,
     Rows,
     Scores,
@@ -86,8 +84,8 @@ class _Attention:
         """A value where the query of this lane sees a key."""
         if not self.causal:
             return value
-        query = Position(self.first_query + variable(self.i), dtypes.int32)
-        can = Apply("le", (Position(key, dtypes.int32), query), dtypes.bool_)
+        query = Position(self.first_query + variable(self.i), I32)
+        can = compare("le", Position(key, I32), query)
         return choose(can, value, other)
 
     def scores(self, name: str, keys: int) -> Scores:
@@ -179,12 +177,12 @@ class _Forward(_Attention):
             Accumulate("total", "add", weight),
         ]
         greatest = self.masked(variable(s), score, LOWEST)
-        logs = self.lowering.names[TensorValue(self.position, 1)]
+        logs = TensorValue(self.position, 1)
         query = [variable(self.b), self.head, self.first_query + variable(i)]
         body: list[Statement] = [
             *statistics(s, greatest, terms, ("total",), self.seen(1)),
-            Store(logs, flatten(query, self.node.types[1].shape), log_sum("total", "shift")),
-            shares.store(Apply("div", (Literal(1, F32), local("total")), F32), i),
+            self.lowering.store(logs, query, log_sum("total", "shift")),
+            shares.store(apply("div", Literal(1, F32), local("total")), i),
         ]
         return For(self.i, Role.PARALLEL, tuple(body))
 
@@ -251,8 +249,7 @@ class _Backward(_Attention):
         log = self.reader.at(self.lse, indices)
         lets, self.reader.lets = list(self.reader.lets), []
         body: list[Statement] = [
-            Let("row", Literal(0, F32)),
-            *in_order([e], [Accumulate("row", "add", pair)]),
+            *accumulated("add", F32, [e], [], pair, "row"),
             self.sums.store(local("row"), i),
             *lets,
             Let("log", log),

@@ -81,6 +81,7 @@ class Bound:
 
 
 Fused = tuple[Kernel, tuple[int, ...]]
+How = tuple[tuple[int, ...], bool, bool]  # buffers that both have; needed; as one iteration
 
 
 @dataclass
@@ -89,9 +90,7 @@ class Memo:
 
     target: Target = CPU
     kernels: dict[Kernel, Kernel] = field(default_factory=dict)
-    pairs: dict[tuple[int, int, tuple[int, ...], bool, bool], Fused | None] = field(
-        default_factory=dict
-    )
+    pairs: dict[tuple[int, int, How], Fused | None] = field(default_factory=dict)
     calls: dict[tuple[int, tuple[int, ...]], Fused] = field(default_factory=dict)
     maps: dict[Signature, Fused] = field(default_factory=dict)  # and where its buffers are in it
 
@@ -107,17 +106,28 @@ class Memo:
         """Both as one, if that pays. `is_single`: as one iteration."""
         positions = {n: i for i, n in enumerate(first.names)}
         shared = tuple(positions.get(n, -1) for n in second.names)
-        key = (id(first.kernel), id(second.kernel), shared, is_needed, is_single)
+        key = (id(first.kernel), id(second.kernel), (shared, is_needed, is_single))
         if key not in self.pairs:
-            self.pairs[key] = _fused(
-                first.kernel, second.kernel, shared, is_needed, is_single, self.target
-            )
+            self.pairs[key] = self._fused(first.kernel, second.kernel, key[2])
         found = self.pairs[key]
         if found is None:
             return None
         every = first.names + second.names
         origins = tuple(dict.fromkeys((*first.origins, *second.origins)))
         return Bound(found[0], tuple(every[i] for i in found[1]), origins)
+
+    def _fused(self, first: Kernel, second: Kernel, how: How) -> Fused | None:
+        """Both kernels as one, and where each of its buffers is among the buffers of both."""
+        shared, is_needed, is_single = how
+        every = [b.name for b in first.buffers]
+        every += [every[at] if at >= 0 else f"q{len(every) + i}" for i, at in enumerate(shared)]
+        own = zip(second.buffers, every[len(first.buffers) :], strict=True)
+        renamed = with_buffer_names(second, {b.name: name for b, name in own})
+        found = fused(first, renamed, is_needed, is_single, self.target)
+        if found is None:
+            return None
+        # Names that the next fusing cannot meet.
+        return anonymous(found), tuple(every.index(b.name) for b in found.buffers)
 
     def finished(self, bound: Bound, own: frozenset[str]) -> tuple[Kernel, tuple[str, ...]]:
         """The kernel as it is rendered, outputs of its own inside; and its buffers."""
@@ -150,29 +160,3 @@ class Memo:
                 room -= buffer.nbytes // iterations
         found = localised(kernel, own)
         return with_staging(found, room) if self.target.is_small else found
-
-
-def _fused(
-    first: Kernel,
-    second: Kernel,
-    shared: tuple[int, ...],
-    is_needed: bool,
-    is_single: bool,
-    target: Target,
-) -> Fused | None:
-    """Both kernels as one, and where each of its buffers is among the buffers of both."""
-    count = len(first.buffers)
-    names = {
-        b.name: first.buffers[at].name if at >= 0 else f"q{count + i}"
-        for i, (b, at) in enumerate(zip(second.buffers, shared, strict=True))
-    }
-    renamed = with_buffer_names(second, names)
-    found = fused(first, renamed, is_needed, is_single, target)
-    if found is None:
-        return None
-    positions = {b.name: i for i, b in enumerate(first.buffers)}
-    for i, b in enumerate(second.buffers):
-        positions.setdefault(names[b.name], count + i)
-    # Names that the next fusing cannot meet.
-    plain = anonymous(found)
-    return plain, tuple(positions[b.name] for b in found.buffers)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from treadle.base import dtypes
+from treadle.ir import composites as c
+from treadle.ir.graph import Node
 from treadle.kernel.index import Index, Var, variable
 from treadle.kernel.nodes import (
     Accumulate,
-    Apply,
     Buffer,
     For,
     Kernel,
@@ -28,9 +28,10 @@ from treadle.kernel.nodes import (
     Value,
 )
 from treadle.kernel.target import Streaming
-from treadle.schedule.cross_entropy_head import Chunk, Head, chunk_drafts
-from treadle.schedule.lower import Draft
-from treadle.schedule.nests import in_order, parallel
+from treadle.schedule.cross_entropy import Chunk, Head, chunk_drafts, row_drafts
+from treadle.schedule.keep import CHUNKED
+from treadle.schedule.lower import Draft, Lowering
+from treadle.schedule.nests import accumulated, compare, in_order, parallel
 from treadle.schedule.softmax import (
     F32,
     I32,
@@ -48,6 +49,13 @@ from treadle.schedule.softmax import (
     statistics,
     sub,
 )
+
+
+@CHUNKED(c.LINEAR_CROSS_ENTROPY, c.LINEAR_CROSS_ENTROPY_GRAD)
+def linear_cross_entropy_drafts(lowering: Lowering, position: int, node: Node) -> list[Draft]:
+    """Full rows of logits where a library multiplies, blocks of classes where loops do."""
+    head = Head(lowering, position, node)
+    return row_drafts(head) if lowering.target.matmuls.by_library else block_drafts(head)
 
 
 def chunk_sizes(rows: int, limits: Streaming) -> list[int]:
@@ -102,7 +110,7 @@ class _Band:
 
 
 def _is_own(which: Index, target: Value) -> Value:
-    return Apply("eq", (Position(which, I32), target), dtypes.bool_)
+    return compare("eq", Position(which, I32), target)
 
 
 class _BlockChunk(Chunk):
@@ -277,10 +285,8 @@ class _BlockChunk(Chunk):
 
     def _onto_bias(self, band: _Band, scores: Scores) -> list[Statement]:
         s = band.inner
-        terms = [Accumulate("total", "add", scores.load(s, self.i))]
-        summed: list[Statement] = [
-            Let("total", Literal(0, F32)),
-            *in_order([self.i], terms),
+        summed = [
+            *accumulated("add", F32, [self.i], [], scores.load(s, self.i), "total"),
             Update(self.head.result(3).name, band.start + variable(s), local("total")),
         ]
         return [*in_order([s], summed)]

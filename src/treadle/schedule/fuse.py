@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from operator import mul
 
@@ -32,26 +32,23 @@ from treadle.schedule.sum_fusion import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """A kernel's statements for one of its parts."""
-
-    var: Var
-    body: tuple[Statement, ...]
-
-
 def peeled(kernel: Kernel) -> tuple[list[Var], tuple[Statement, ...]]:
     """Variables of the parallel loops around everything, and what is inside."""
     loops, body = peel(kernel.body, Role.PARALLEL)
     return [loop.var for loop in loops], body
 
 
-def in_rows(kernel: Kernel, count: int) -> Rows | None:
-    """The kernel as that many parts, if its parallel loops divide so."""
-    whole = Var("row", count)
+def row(count: int) -> Var:
+    """The loop over that many parts of a kernel."""
+    return Var("row", count)
+
+
+def in_rows(kernel: Kernel, count: int) -> tuple[Statement, ...] | None:
+    """A part of the kernel, by `row(count)`, if its parallel loops divide into so many."""
+    whole = row(count)
     around, _ = peel(kernel.body, Role.PARALLEL, most=1)
     if around and around[0].var == whole:
-        return Rows(whole, around[0].body)  # it was fused at as many rows before
+        return around[0].body  # it was fused at as many rows before
     variables, body = peeled(kernel)
     taken = {whole.name, *loop_names(body)}
     digits: list[int] = []
@@ -71,7 +68,7 @@ def in_rows(kernel: Kernel, count: int) -> Rows | None:
         var: part * rest.extent + variable(rest)
         for var, rest, part in zip(variables, rests, parts, strict=True)
     }
-    return Rows(whole, parallel(rests, substituted(body, values)))
+    return parallel(rests, substituted(body, values))
 
 
 def row_counts(kernel: Kernel) -> list[int]:
@@ -97,7 +94,7 @@ def spread(kernel: Kernel, wanted: int) -> Kernel:
     rows = in_rows(kernel, count)
     if rows is None or count == counts[0]:
         return kernel
-    return replace(kernel, body=(For(rows.var, Role.PARALLEL, rows.body),))
+    return replace(kernel, body=(For(row(count), Role.PARALLEL, rows),))
 
 
 def _elements(kernel: Kernel) -> int:
@@ -245,13 +242,12 @@ def _with_row_sums(
         is_short = parts < sizes.least_row_parts or inner < sizes.least_part_rows
         if divided is None or is_short:
             return None
-        rows = started(parts, inner, divided.body, divided.var)
-        return with_sum(rows, first, second, sizes)
+        return with_sum(started(parts, inner, divided), first, second, sizes)
     whole = with_sum(rows, first, second, sizes)
     if whole is None and not is_serial(second) and sum_of(second) is None:
         divided = in_rows(second, rows.part.extent * rows.row.extent)
         if divided is not None:
-            whole = with_rows(rows, first, second, divided.body, divided.var)
+            whole = with_rows(rows, first, second, divided)
     return whole
 
 
@@ -265,24 +261,13 @@ def _fused_at(first: Kernel, second: Kernel, count: int, is_needed: bool) -> Ker
     a, b = in_rows(first, count), in_rows(second, count)
     if a is None or b is None:
         return None
-    second, moved = with_own_names(second, b.body, first, a.body)
+    second, moved = with_own_names(second, b, first, a)
     sizes = {b.name: b.size for b in (*first.buffers, *second.buffers)}
-    parts = Parts(variable(a.var), count, sizes)
-    if not parts.separate(a.body, moved):
+    parts = Parts(variable(row(count)), count, sizes)
+    if not parts.separate(a, moved) or not (is_needed or parts.shared(a, moved)):
         return None
-    if not is_needed and not _share_parts(a.body, moved, parts):
-        return None
-    body = parallel([a.var], _joined(a.body, moved, parts))
+    body = parallel([row(count)], _joined(a, moved, parts))
     return fused_kernel(first, second, body, second.scratch)
-
-
-def _share_parts(first: Sequence[Statement], second: Sequence[Statement], parts: Parts) -> bool:
-    """Whether both touch some buffer, each iteration its own part alone."""
-    own: list[set[str]] = []
-    for body in (first, second):
-        every = list(accesses(body))
-        own.append({a.buffer for a in every} - {a.buffer for a in every if not parts.has(a)})
-    return bool(own[0] & own[1])
 
 
 def _joined(

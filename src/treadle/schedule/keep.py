@@ -7,12 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from treadle.base.dtypes import DType, accumulator
-from treadle.ir.composites import (
-    ATTENTION,
-    ATTENTION_GRAD,
-    LINEAR_CROSS_ENTROPY,
-    LINEAR_CROSS_ENTROPY_GRAD,
-)
+from treadle.ir import composites as c
 from treadle.ir.control import SCAN
 from treadle.ir.graph import Graph, Node
 from treadle.ir.graph import Value as TensorValue
@@ -100,7 +95,7 @@ def heads_last(
     return {
         v: (0, 2, 1, 3)
         for v in stored
-        if graph.nodes[v.node].op in (ATTENTION, ATTENTION_GRAD)
+        if graph.nodes[v.node].op in (c.ATTENTION, c.ATTENTION_GRAD)
         and len(graph.type_of(v).shape) == 4
         and v not in outside
     }
@@ -115,7 +110,7 @@ def wider_values(graph: Graph, stored: Mapping[TensorValue, None]) -> dict[Tenso
     for v in stored:
         node, dtype = graph.nodes[v.node], graph.type_of(v).dtype
         is_sum = node.op is indexing.SCATTER_ADD and is_root(graph, node)
-        is_sum = is_sum or (node.op is LINEAR_CROSS_ENTROPY_GRAD and v.output > 1)
+        is_sum = is_sum or (node.op is c.LINEAR_CROSS_ENTROPY_GRAD and v.output > 1)
         if is_sum and dtype.is_narrow:
             found[v] = accumulator(dtype)
     for o in graph.outputs:
@@ -297,10 +292,10 @@ _CHOICES = frozenset([shaping.PAD, shaping.CONCAT, shaping.DYNAMIC_UPDATE, linea
 
 _MATMULS = CONVOLUTIONS | {
     linear.CONTRACT,
-    ATTENTION,
-    ATTENTION_GRAD,
-    LINEAR_CROSS_ENTROPY,
-    LINEAR_CROSS_ENTROPY_GRAD,
+    c.ATTENTION,
+    c.ATTENTION_GRAD,
+    c.LINEAR_CROSS_ENTROPY,
+    c.LINEAR_CROSS_ENTROPY_GRAD,
 }
 
 

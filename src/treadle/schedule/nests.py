@@ -98,11 +98,16 @@ def compare(op: str, *operands: Value) -> Value:
 
 
 def accumulated(
-    op: str, wide: DType, summed: Sequence[Var], lets: Sequence[Statement], element: Value
+    op: str,
+    wide: DType,
+    summed: Sequence[Var],
+    lets: Sequence[Statement],
+    element: Value,
+    name: str = "acc",
 ) -> list[Statement]:
-    """acc, combined over some loops."""
-    inner = in_order(summed, [*lets, Accumulate("acc", op, as_dtype(element, wide))])
-    return [Let("acc", Literal(identity(op, wide), wide)), *inner]
+    """A local, combined over some loops."""
+    inner = in_order(summed, [*lets, Accumulate(name, op, as_dtype(element, wide))])
+    return [Let(name, Literal(identity(op, wide), wide)), *inner]
 
 
 def fused_kernel(
@@ -137,6 +142,14 @@ class Parts:
         """Whether an access stays in the part of its iteration."""
         size = self.sizes.get(access.buffer)
         return size is not None and is_local(access, self.iteration, size, self.count)
+
+    def shared(self, first: Sequence[Statement], second: Sequence[Statement]) -> set[str]:
+        """Buffers that both touch, each iteration its own part alone."""
+        own: list[set[str]] = []
+        for body in (first, second):
+            every = list(accesses(body))
+            own.append({a.buffer for a in every} - {a.buffer for a in every if not self.has(a)})
+        return own[0] & own[1]
 
     def separate(self, first: Sequence[Statement], second: Sequence[Statement]) -> bool:
         """Whether what one writes and the other touches stays in its part."""

@@ -16,7 +16,6 @@ from treadle.base import dtypes
 from treadle.kernel.index import Index, Var, variable
 from treadle.kernel.nodes import (
     Accumulate,
-    Apply,
     Buffer,
     For,
     Let,
@@ -31,7 +30,7 @@ from treadle.kernel.nodes import (
     StridedAxis,
     Value,
 )
-from treadle.schedule.nests import in_order, parallel
+from treadle.schedule.nests import apply, compare, in_order, parallel
 from treadle.schedule.operands import transposed
 
 F32, I32 = dtypes.float32, dtypes.int32
@@ -172,12 +171,12 @@ def statistics(
 
 def log_sum(total: str, shift: str) -> Value:
     """The logarithm of a row's sum of exponentials."""
-    return add(Apply("log", (local(total),), F32), local(shift))
+    return add(apply("log", local(total)), local(shift))
 
 
 def power(score: Value, shift: Value) -> Value:
     """An exponential: a probability, where the shift is the logarithm of the sum."""
-    return Apply("exp", (sub(score, shift),), F32)
+    return apply("exp", sub(score, shift))
 
 
 def local(name: str) -> Local:
@@ -185,24 +184,24 @@ def local(name: str) -> Local:
 
 
 def add(a: Value, b: Value) -> Value:
-    return Apply("add", (a, b), F32)
+    return apply("add", a, b)
 
 
 def sub(a: Value, b: Value) -> Value:
-    return Apply("sub", (a, b), F32)
+    return apply("sub", a, b)
 
 
 def mul(a: Value, b: Value | float) -> Value:
-    return Apply("mul", (a, Literal(b, F32) if isinstance(b, float) else b), F32)
+    return apply("mul", a, Literal(b, F32) if isinstance(b, float) else b)
 
 
 def equals(value: Value, number: float) -> Value:
-    return Apply("eq", (value, Literal(number, F32)), dtypes.bool_)
+    return compare("eq", value, Literal(number, F32))
 
 
 def choose(condition: Value, value: Value | float, other: Value | float) -> Value:
     a, b = (Literal(v, F32) if isinstance(v, float) else v for v in (value, other))
-    return Apply("where", (condition, a, b), F32)
+    return apply("where", condition, a, b)
 
 
 def finite(value: Value) -> Value:

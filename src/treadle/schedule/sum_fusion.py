@@ -175,11 +175,10 @@ def _element(access: Access) -> tuple[str, frozenset[tuple[Atom, int]], int]:
 F32 = dtypes.float32
 
 
-def started(parts: int, rows: int, body: tuple[Statement, ...], var: Var) -> RowSums:
+def started(parts: int, rows: int, body: tuple[Statement, ...]) -> RowSums:
     """A kernel's rows as parts that nothing is summed of yet."""
-    part, row = Var("part", parts), Var("row", rows)
-    values = {var: variable(part) * rows + variable(row)}
-    return RowSums(part, row, (), substituted(body, values), ())
+    found = RowSums(Var("part", parts), Var("row", rows), (), (), ())
+    return replace(found, body=substituted(body, {Var("row", parts * rows): found.index}))
 
 
 def _parts(rows: RowSums, *kernels: Kernel) -> Parts:
@@ -233,13 +232,14 @@ def with_sum(rows: RowSums, first: Kernel, second: Kernel, sizes: Reductions) ->
 
 
 def with_rows(
-    rows: RowSums, first: Kernel, second: Kernel, body: tuple[Statement, ...], var: Var
+    rows: RowSums, first: Kernel, second: Kernel, body: tuple[Statement, ...]
 ) -> Kernel | None:
     """Both kernels as one, if the second, given as statements of one row, has the same rows."""
     every = (*rows.before, *rows.body, *rows.after)
     second, moved = with_own_names(second, body, first, every)
-    moved = substituted(moved, {var: rows.index})
-    if not _parts(rows, first, second).separate(rows.body, moved):
+    parts = _parts(rows, first, second)
+    moved = substituted(moved, {Var("row", parts.count): rows.index})
+    if not parts.separate(rows.body, moved):
         return None
     whole = replace(rows, body=(*rows.body, *moved))
     return fused_kernel(first, second, whole.statements, second.scratch)

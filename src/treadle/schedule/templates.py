@@ -11,15 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from treadle.base.dtypes import float32
-from treadle.ir.composites import (
-    ATTENTION,
-    ATTENTION_GRAD,
-    LINEAR_CROSS_ENTROPY,
-    LINEAR_CROSS_ENTROPY_GRAD,
-    Attention,
-    Conv,
-    ConvGrad,
-)
+from treadle.ir import composites as c
 from treadle.ir.control import SCAN
 from treadle.ir.graph import Graph, Node
 from treadle.ir.graph import Value as TensorValue
@@ -40,7 +32,7 @@ def has_template(node: Node, types: Types, target: Target) -> bool:
     """Whether a composite is one kernel or one library call: attention and convolutions."""
     if node.op in CONVOLUTIONS:
         return target.has_conv and is_conv_for_library(node, types, target.without)
-    operands = {ATTENTION: 3, ATTENTION_GRAD: 6}  # without a bias
+    operands = {c.ATTENTION: 3, c.ATTENTION_GRAD: 6}  # without a bias
     if operands.get(node.op) != len(types):
         return False
     if target.has_attention and _is_attention_for_library(node, types):
@@ -50,7 +42,7 @@ def has_template(node: Node, types: Types, target: Target) -> bool:
 
 def _is_square_or_full(node: Node, types: Types) -> bool:
     """Whether there are as many keys as queries, or every query sees every key."""
-    assert isinstance(node.attributes, Attention)
+    assert isinstance(node.attributes, c.Attention)
     q, k = types[-3], types[-2]
     return q.shape[2] == k.shape[2] or not node.attributes.causal
 
@@ -82,7 +74,7 @@ def attention_block(length: int, causal: bool = False, target: Target = CPU) -> 
 def _is_attention_for_library(node: Node, types: Types) -> bool:
     """Whether cuDNN takes attention as it is: one narrow float, heads of whole packs."""
     q, k, v = types[-3:]
-    narrow = [types[0], types[1], q, k, v] if node.op is ATTENTION_GRAD else [q, k, v]
+    narrow = [types[0], types[1], q, k, v] if node.op is c.ATTENTION_GRAD else [q, k, v]
     if any(t.dtype is not q.dtype or not t.dtype.is_narrow or not t.size for t in narrow):
         return False
     depth = q.shape[3]
@@ -92,9 +84,9 @@ def _is_attention_for_library(node: Node, types: Types) -> bool:
 
 def is_chunked_head(node: Node, types: Types, target: Target) -> bool:
     """Whether a head's cross-entropy is computed chunk by chunk, its logits never stored."""
-    if node.op is LINEAR_CROSS_ENTROPY:
+    if node.op is c.LINEAR_CROSS_ENTROPY:
         of_head = types
-    elif node.op is LINEAR_CROSS_ENTROPY_GRAD:
+    elif node.op is c.LINEAR_CROSS_ENTROPY_GRAD:
         of_head = types[1:]  # after the cotangent
     else:
         return False
@@ -120,8 +112,8 @@ def _is_large_head(x: TensorType, weight: TensorType, target: Target) -> bool:
 _REORDERS = frozenset(
     [
         SCAN,
-        ATTENTION,
-        ATTENTION_GRAD,
+        c.ATTENTION,
+        c.ATTENTION_GRAD,
         shaping.PERMUTE,
         shaping.BROADCAST,
         linear.CONTRACT,
@@ -136,8 +128,8 @@ LibraryCallKey = tuple[str, tuple[tuple[tuple[int, ...], str], ...], tuple[tuple
 def conv_numbers(node: Node) -> tuple[tuple[str, float], ...]:
     """Strides, padding and dilations by name, as a library call has them."""
     given = node.attributes
-    conv = given.conv if isinstance(given, ConvGrad) else given
-    assert isinstance(conv, Conv)
+    conv = given.conv if isinstance(given, c.ConvGrad) else given
+    assert isinstance(conv, c.Conv)
     low, high = ([pair[i] for pair in conv.padding] for i in (0, 1))
     rows = {"stride": conv.strides, "low": low, "high": high, "dilation": conv.dilations}
     return tuple((f"{n}{i}", float(x)) for n, of in rows.items() for i, x in enumerate(of))
