@@ -18,9 +18,15 @@ from treadle.kernel.rowsums import row_sums_of
 from treadle.kernel.target import CPU, Target
 from treadle.kernel.verify import verify
 from treadle.schedule.finish import finished
-from treadle.schedule.fuse import fused, is_serial, localised, outer_iterations, spread
+from treadle.schedule.fuse import (
+    fused,
+    is_serial,
+    localised,
+    outer_iterations,
+    spread,
+    with_staging,
+)
 from treadle.schedule.nests import anonymous, with_buffer_names
-from treadle.schedule.staging import with_staging
 from treadle.schedule.sum_fusion import with_own_numbers
 
 Signature = tuple[Hashable, ...]

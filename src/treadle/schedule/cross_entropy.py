@@ -174,8 +174,7 @@ def chunk_drafts(
 
     def phases(size: int, start: int | None) -> list[Draft]:
         order = Order(head.lowering.fuse, head.lowering.memo)
-        for kernel in make(size, start).kernels():
-            order.add(kernel)
+        order.add(*make(size, start).kernels())
         return [*order.phases()]
 
     size = sizes[0]

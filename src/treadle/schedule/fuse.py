@@ -4,6 +4,10 @@ Two kernels are fused at n rows if each runs in parallel over n equal parts and,
 that one writes and the other touches, part r is touched in iteration r alone. That holds for chains
 of elementwise work, for reductions along rows with what comes before and after, and for matmuls by
 blocks of rows with all of these around them.
+
+Results that no other kernel touches stay in memory of the iteration that computes them. Where a
+block reads a result again that others need too, it is also in memory its threads share: they would
+wait long to read it back from the device's.
 """
 
 from __future__ import annotations
@@ -14,13 +18,25 @@ from dataclasses import replace
 from itertools import accumulate
 from operator import mul
 
-from treadle.kernel.access import accesses
+from treadle.kernel.access import accesses, names_in
 from treadle.kernel.cost import flops, largest
 from treadle.kernel.index import Index, Var, unflatten, variable
-from treadle.kernel.nodes import Buffer, For, Kernel, Matmul, Role, Set, Statement, Store, Update
+from treadle.kernel.nodes import (
+    Buffer,
+    For,
+    Kernel,
+    Let,
+    Local,
+    Matmul,
+    Role,
+    Set,
+    Statement,
+    Store,
+    Update,
+)
 from treadle.kernel.rowsums import row_sums_of
 from treadle.kernel.target import CPU, Reductions, Target
-from treadle.kernel.traverse import loop_names, peel, rewrite, substituted, walk
+from treadle.kernel.traverse import loop_names, map_statements, peel, rewrite, substituted, walk
 from treadle.schedule.nests import Parts, fresh, fused_kernel, parallel, with_own_names
 from treadle.schedule.sum_fusion import (
     fused_sums,
@@ -311,3 +327,61 @@ def localised(kernel: Kernel, names: set[str]) -> Kernel:
     )
     outputs = tuple(b for b in kernel.outputs if b.name not in own)
     return replace(kernel, body=loops, outputs=outputs, scratch=kernel.scratch + scratch)
+
+
+def with_staging(kernel: Kernel, room: int) -> Kernel:
+    """The kernel with copies, of so many bytes at most, of what one loop writes and others read."""
+    loops, inner = peel(kernel.body, Role.PARALLEL, most=1)
+    if not loops:
+        return kernel
+    var, own = loops[0].var, dict[str, Buffer]()
+    for buffer in sorted(kernel.outputs, key=lambda b: b.nbytes):
+        part = buffer.size // var.extent
+        nbytes = part * buffer.dtype.itemsize
+        if part > 1 and nbytes <= room and _is_read_again(inner, buffer, var):
+            own[buffer.name] = Buffer(f"{buffer.name}.near", buffer.dtype, part)
+            room -= nbytes
+    if not own:
+        return kernel
+    taken = names_in(inner)
+    body = map_statements(inner, lambda s: _copied(s, own, var, taken))
+    scratch = (*kernel.scratch, *own.values())
+    return replace(kernel, body=(replace(loops[0], body=body),), scratch=scratch)
+
+
+def _is_read_again(body: Sequence[Statement], buffer: Buffer, var: Var) -> bool:
+    """Whether only the iteration's part is touched, first by one statement's stores, then read."""
+    every = [[a for a in accesses([s]) if a.buffer == buffer.name] for s in body]
+    touching = [found for found in every if found]
+    if not touching or any(not a.writes for a in touching[0]):
+        return False
+    if not any(not a.writes for found in touching[1:] for a in found):
+        return False
+    stores = (s for s in walk(body) if isinstance(s, (Store, Update)))
+    writers = [s for s in stores if s.buffer == buffer.name]
+    is_plain = all(isinstance(s, Store) and s.guard is None for s in writers)
+    parts = Parts(variable(var), var.extent, {buffer.name: buffer.size})
+    return is_plain and all(parts.has(a) for found in touching for a in found)
+
+
+def _copied(
+    statement: Statement, own: dict[str, Buffer], var: Var, taken: set[str]
+) -> tuple[Statement, ...]:
+    """The statement, reading the copies; a store of one is made twice."""
+    if isinstance(statement, For):
+        return (statement,)
+
+    def at(buffer: str, index: Index) -> Index:
+        return index - variable(var) * own[buffer].size if buffer in own else index
+
+    def name_of(buffer: str) -> str:
+        return own[buffer].name if buffer in own else buffer
+
+    moved = rewrite(statement, at, name_of)
+    if not isinstance(statement, Store) or statement.buffer not in own:
+        return (moved,)
+    assert isinstance(moved, Store)
+    name = fresh("near", taken)
+    value = Local(name, moved.value.dtype)
+    far = replace(statement, value=value)
+    return Let(name, moved.value), far, replace(moved, value=value)

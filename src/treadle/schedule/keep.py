@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from treadle.base.dtypes import DType, accumulator
 from treadle.ir import composites as c
 from treadle.ir.control import SCAN
@@ -392,7 +394,10 @@ def _costs(graph: Graph, costly: Sequence[bool], value: TensorValue) -> bool:
 
 
 def is_inline(node: Node) -> bool:
-    is_array = isinstance(node.attributes, Constant) and isinstance(
-        node.attributes.value, ArrayLiteral
-    )
-    return node.op in INLINE and not is_array
+    return node.op in INLINE and array_of(node) is None
+
+
+def array_of(node: Node) -> np.ndarray | None:
+    """The array that a constant is; None for numbers and all else."""
+    value = node.attributes.value if isinstance(node.attributes, Constant) else None
+    return value.array if isinstance(value, ArrayLiteral) else None

@@ -17,7 +17,6 @@ from treadle.base.origin import Origin
 from treadle.ir.control import SCAN, Scan
 from treadle.ir.graph import Graph, Node, Output, OutputKind
 from treadle.ir.graph import Value as TensorValue
-from treadle.ir.literal import ArrayLiteral
 from treadle.ir.ops.leaves import CONSTANT, Constant, Leaf
 from treadle.ir.ops.linear import CONTRACT
 from treadle.ir.types import TensorType
@@ -35,6 +34,7 @@ from treadle.schedule.inline import attributes_of as attributes_of
 from treadle.schedule.keep import (
     CHUNKED,
     ROOTS,
+    array_of,
     heads_last,
     is_inline,
     is_root,
@@ -238,15 +238,10 @@ class Lowering:
         for value, copy in self.before.items():
             order.add(copy_kernel(self.names[value], copy, self.buffers[copy]))
         for position, node in enumerate(self.graph.nodes):
-            if node.op is SCAN:
-                found += order.phases()
-                order = Order(self.fuse, self.memo)
-                found += self._scan(position, node, order)
-            elif node.op in CHUNKED:
+            if node.op in CHUNKED:
                 found += [*order.phases(), *CHUNKED[node.op](self, position, node)]
                 order = Order(self.fuse, self.memo)
-                for kernel in self.after:
-                    order.add(kernel)
+                order.add(*self.after)
                 self.after = []
             else:
                 self._add_node(position, node, order)
@@ -287,14 +282,11 @@ class Lowering:
 
     def _kernels(self, position: int, node: Node) -> list[Kernel]:
         value = TensorValue(position)
-        if isinstance(node.attributes, Leaf):
+        array = array_of(node)
+        if array is not None:
+            self.constants[self.names[value]] = array
             return []
-        if isinstance(node.attributes, Constant) and isinstance(
-            node.attributes.value, ArrayLiteral
-        ):
-            self.constants[self.names[value]] = node.attributes.value.array
-            return []
-        if all(t.size == 0 for t in node.types):
+        if isinstance(node.attributes, Leaf) or all(t.size == 0 for t in node.types):
             return []
         if value in self.biased:
             return []  # it is made where its bias is known
@@ -305,22 +297,6 @@ class Lowering:
             return ROOTS[node.op](self, position, node)
         is_made = value in self.materialized and value not in self.done
         return self.map_kernels(value) if is_made else []
-
-    def _scan(self, position: int, node: Node, order: Order) -> list[Draft]:
-        """The body's program for each row; an iteration changes buffers of carries at its end."""
-        attributes: Scan = attributes_of(node)
-        inner = ScanBody(self, position, attributes, node)
-        drafts = inner.drafts()
-        before = Order(self.fuse, self.memo)
-        for kernel in inner.starts:
-            before.add(kernel)
-        self.buffers = inner.buffers | self.buffers
-        self.constants |= inner.constants
-        self.rows |= inner.rows
-        for kernel in inner.ends:
-            order.add(kernel)
-        repeat = RepeatDraft(attributes.length, attributes.reverse, drafts)
-        return [*before.phases(), repeat]
 
     def source(self, value: TensorValue) -> str | None:
         """The buffer a tensor is read from; a number is written where it is read."""
@@ -481,5 +457,18 @@ class ScanBody(Lowering):
                 made[k] = self._room(f"{self.prefix}next{k}", self.buffers[name])
                 copies.append((name, made[k]))
         for source, target in [*copies, *zip(made, self.carried, strict=True)]:
-            for kernel in copy_kernels(source, target, self.buffers[source]):
-                order.add(kernel)
+            order.add(*copy_kernels(source, target, self.buffers[source]))
+
+
+@CHUNKED(SCAN)
+def _scan(lowering: Lowering, position: int, node: Node) -> list[Draft]:
+    """The body's program for each row; an iteration changes buffers of carries at its end."""
+    attributes: Scan = attributes_of(node)
+    inner = ScanBody(lowering, position, attributes, node)
+    drafts, before = inner.drafts(), Order(lowering.fuse, lowering.memo)
+    before.add(*inner.starts)
+    lowering.buffers = inner.buffers | lowering.buffers
+    lowering.constants |= inner.constants
+    lowering.rows |= inner.rows
+    lowering.after += inner.ends
+    return [*before.phases(), RepeatDraft(attributes.length, attributes.reverse, drafts)]

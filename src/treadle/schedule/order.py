@@ -31,14 +31,14 @@ class Order:
     writers: dict[str, list[int]] = field(default_factory=dict)
     readers: dict[str, list[int]] = field(default_factory=dict)
 
-    def add(self, kernel: Kernel) -> None:
-        self.add_bound(self.memo.bound(kernel))
+    def add(self, *kernels: Kernel) -> None:
+        for kernel in kernels:
+            self.add_bound(self.memo.bound(kernel))
 
     def add_bound(self, bound: Bound) -> None:
         direct = self._direct(bound)
-        joined = (
-            self._join(bound, direct) if self.fuses and not bound.kernel.is_standalone else None
-        )
+        may_join = self.fuses and not bound.kernel.is_standalone
+        joined = self._join(bound, direct) if may_join else None
         is_new = joined is None
         if joined is None:
             joined = len(self.groups)
@@ -140,10 +140,8 @@ class Order:
             first, second = self.groups[a], self.groups[b]
             if first.is_gone or second.is_gone or a not in second.direct:
                 continue
-            between = (d for d in second.direct if d != a)
-            if first.bound.kernel.is_standalone or second.bound.kernel.is_standalone:
-                continue
-            if any(self.groups[d].before >> a & 1 for d in between):
+            kernel = second.bound.kernel
+            if kernel.is_standalone or not self._may_join(a, kernel, second.direct):
                 continue
             found = self.memo.fused(first.bound, second.bound, True, False)
             if found is not None and self._is_sooner(found, a, b):
@@ -230,11 +228,8 @@ class Order:
                 continue
             limit = min((level[u] - 1 for u in users.get(i, ())), default=last)
             light = sizes.delayed_bytes if has_launches else made // 8
-            large = [
-                n
-                for n, b in zip(bound.inputs, bound.kernel.inputs, strict=True)
-                if b.nbytes > light and n in self.writers
-            ]
+            given = zip(bound.inputs, bound.kernel.inputs, strict=True)
+            large = [n for n, b in given if b.nbytes > light and n in self.writers]
             is_kept = all(any(level[r] >= limit for r in self.readers[n] if r != i) for n in large)
             if limit > level[i] and is_kept:
                 level[i] = limit
