@@ -25,7 +25,7 @@ from treadle.kernel.nodes import (
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.library_calls import library_attention
 from treadle.schedule.lower import Lowering, attributes_of
-from treadle.schedule.nests import accumulated, apply, axis_vars, compare, in_order, parallel
+from treadle.schedule.nests import Body, accumulated, apply, axis_vars, compare, in_order, parallel
 from treadle.schedule.operands import Site, plain_load
 from treadle.schedule.softmax import (
     F32,
@@ -202,7 +202,7 @@ class _Forward(_Attention):
                 found.append(For(more, Role.SEQUENTIAL, (matmul,), stop))
         return found
 
-    def _scaled(self, out: Rows, shares: Rows) -> tuple[Statement, ...]:
+    def _scaled(self, out: Rows, shares: Rows) -> Body:
         """Each row by its share; a row that sees nothing stays 0."""
         e, i = Var("e", self.width), self.i
         value = mul(out.load(i, e), shares.load(i))
@@ -275,7 +275,7 @@ class _Backward(_Attention):
             self.ds.onto_queries(self.d_q.matrix(block, self.depth), of_keys),
         ]
 
-    def _score_gradients(self, first: Index) -> tuple[Statement, ...]:
+    def _score_gradients(self, first: Index) -> Body:
         """Probabilities in place of scores, and the gradients of scores beside them."""
         s, i, weight = Var("s", self.key_block), self.i, local("weight")
         score = mul(self.p.load(s, i), self.scale)

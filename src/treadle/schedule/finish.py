@@ -41,7 +41,7 @@ from treadle.kernel.traverse import (
     subvalues,
     walk,
 )
-from treadle.schedule.nests import is_sum
+from treadle.schedule.nests import Body, is_sum
 from treadle.schedule.split import split, with_blocks
 
 
@@ -231,7 +231,7 @@ def _sums_in_lanes(loop: For, least: int) -> bool:
 # What does not change inside a loop is computed before it.
 
 
-def hoisted(body: Sequence[Statement], names: _Names) -> tuple[Statement, ...]:
+def hoisted(body: Sequence[Statement], names: _Names) -> Body:
     """Loops, each after what is the same in all of its iterations."""
 
     def lifted(statement: Statement) -> list[Statement]:

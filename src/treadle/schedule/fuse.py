@@ -37,7 +37,7 @@ from treadle.kernel.nodes import (
 from treadle.kernel.rowsums import row_sums_of
 from treadle.kernel.target import CPU, Reductions, Target
 from treadle.kernel.traverse import loop_names, map_statements, peel, rewrite, substituted, walk
-from treadle.schedule.nests import Parts, fresh, fused_kernel, parallel, with_own_names
+from treadle.schedule.nests import Body, Parts, fresh, fused_kernel, parallel, with_own_names
 from treadle.schedule.sum_fusion import (
     fused_sums,
     started,
@@ -48,7 +48,7 @@ from treadle.schedule.sum_fusion import (
 )
 
 
-def peeled(kernel: Kernel) -> tuple[list[Var], tuple[Statement, ...]]:
+def peeled(kernel: Kernel) -> tuple[list[Var], Body]:
     """Variables of the parallel loops around everything, and what is inside."""
     loops, body = peel(kernel.body, Role.PARALLEL)
     return [loop.var for loop in loops], body
@@ -59,7 +59,7 @@ def row(count: int) -> Var:
     return Var("row", count)
 
 
-def in_rows(kernel: Kernel, count: int) -> tuple[Statement, ...] | None:
+def in_rows(kernel: Kernel, count: int) -> Body | None:
     """A part of the kernel, by `row(count)`, if its parallel loops divide into so many."""
     whole = row(count)
     around, _ = peel(kernel.body, Role.PARALLEL, most=1)
@@ -286,9 +286,7 @@ def _fused_at(first: Kernel, second: Kernel, count: int, is_needed: bool) -> Ker
     return fused_kernel(first, second, body, second.scratch)
 
 
-def _joined(
-    first: tuple[Statement, ...], second: tuple[Statement, ...], parts: Parts
-) -> tuple[Statement, ...]:
+def _joined(first: Body, second: Body, parts: Parts) -> Body:
     """One after the other; two loops side by side become one where their iterations are apart."""
     last, following = first[-1] if first else None, second[0] if len(second) == 1 else None
     if not isinstance(last, For) or not isinstance(following, For):
@@ -321,7 +319,7 @@ def localised(kernel: Kernel, names: set[str]) -> Kernel:
         return index - variable(var) * lengths[buffer] if buffer in lengths else index
 
     moved = tuple(rewrite(s, shifted) for s in body)
-    loops: tuple[Statement, ...] = (For(var, Role.PARALLEL, moved),) if around else moved
+    loops: Body = (For(var, Role.PARALLEL, moved),) if around else moved
     scratch = tuple(
         Buffer(b.name, b.dtype, lengths[b.name]) for b in kernel.outputs if b.name in own
     )
@@ -364,9 +362,7 @@ def _is_read_again(body: Sequence[Statement], buffer: Buffer, var: Var) -> bool:
     return is_plain and all(parts.has(a) for found in touching for a in found)
 
 
-def _copied(
-    statement: Statement, own: dict[str, Buffer], var: Var, taken: set[str]
-) -> tuple[Statement, ...]:
+def _copied(statement: Statement, own: dict[str, Buffer], var: Var, taken: set[str]) -> Body:
     """The statement, reading the copies; a store of one is made twice."""
     if isinstance(statement, For):
         return (statement,)

@@ -29,12 +29,14 @@ from treadle.kernel.nodes import (
 )
 from treadle.kernel.traverse import loop_names, peel, substituted, with_buffers, with_locals
 
+Body = tuple[Statement, ...]  # of a kernel, or of a loop
+
 
 def axis_vars(stem: str, shape: Sequence[int]) -> tuple[Var, ...]:
     return tuple(Var(f"{stem}{i}", n) for i, n in enumerate(shape))
 
 
-def nest(variables: Sequence[Var], role: Role, body: Sequence[Statement]) -> tuple[Statement, ...]:
+def nest(variables: Sequence[Var], role: Role, body: Sequence[Statement]) -> Body:
     """The body inside a loop for each variable, the first outermost; none for one iteration."""
     inner = tuple(body)
     for var in reversed(variables):
@@ -48,12 +50,12 @@ def along(axes: Iterable[Var]) -> tuple[Index, ...]:
     return tuple(map(variable, axes))
 
 
-def parallel(variables: Sequence[Var], body: Sequence[Statement]) -> tuple[Statement, ...]:
+def parallel(variables: Sequence[Var], body: Sequence[Statement]) -> Body:
     """The body in loops whose iterations do not depend on each other."""
     return nest(variables, Role.PARALLEL, body)
 
 
-def in_order(variables: Sequence[Var], body: Sequence[Statement]) -> tuple[Statement, ...]:
+def in_order(variables: Sequence[Var], body: Sequence[Statement]) -> Body:
     """The body in loops that run one iteration after the other."""
     return nest(variables, Role.SEQUENTIAL, body)
 
@@ -77,7 +79,7 @@ def is_sum(statement: Statement) -> bool:
     return all(isinstance(s, (Let, Accumulate)) and not summed & locals_in(s.value) for s in body)
 
 
-def nested(loop: For) -> tuple[list[Var], tuple[Statement, ...]]:
+def nested(loop: For) -> tuple[list[Var], Body]:
     """Loops of one role, each right inside the other, and what they contain."""
     loops, body = peel(loop.body, loop.role)
     return [loop.var, *(s.var for s in loops)], body
@@ -113,7 +115,7 @@ def accumulated(
 def fused_kernel(
     first: Kernel,
     second: Kernel,
-    body: tuple[Statement, ...],
+    body: Body,
     scratch: tuple[Buffer, ...] = (),
 ) -> Kernel:
     """Both kernels as one, given its statements and what it needs beside the first's scratch."""
@@ -165,9 +167,7 @@ class Parts:
         )
 
 
-def with_own_names(
-    kernel: Kernel, body: tuple[Statement, ...], other: Kernel, others: tuple[Statement, ...]
-) -> tuple[Kernel, tuple[Statement, ...]]:
+def with_own_names(kernel: Kernel, body: Body, other: Kernel, others: Body) -> tuple[Kernel, Body]:
     """A kernel and its statements with names of locals and scratch that another does not use."""
     taken = names_in(others)
     names = {n: fresh(n, taken) for n in sorted(names_in(body))}

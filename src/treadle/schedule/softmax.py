@@ -30,7 +30,7 @@ from treadle.kernel.nodes import (
     StridedAxis,
     Value,
 )
-from treadle.schedule.nests import apply, compare, in_order, parallel
+from treadle.schedule.nests import Body, apply, compare, in_order, parallel
 from treadle.schedule.operands import transposed
 
 F32, I32 = dtypes.float32, dtypes.int32
@@ -67,7 +67,7 @@ class Rows:
         walks = StridedAxis(count, self.stride), StridedAxis(width)
         return Matrix(self.buffer.name, self.index + column, *walks)
 
-    def cleared(self, row: Var, column: Var, first: Index = NOWHERE) -> tuple[Statement, ...]:
+    def cleared(self, row: Var, column: Var, first: Index = NOWHERE) -> Body:
         """Zeros in some columns of some rows."""
         zero = self.store(Literal(0, F32), row, first + variable(column))
         return parallel([row, column], [zero])
@@ -81,7 +81,7 @@ class Queries:
     count: int
     width: int
 
-    def copied(self, rows: Rows, lane: Var) -> tuple[Statement, ...]:
+    def copied(self, rows: Rows, lane: Var) -> Body:
         """copy[d, i] = rows[i, d]."""
         d = Var("d", self.width)
         address = variable(d) * self.count + variable(lane)
@@ -155,7 +155,7 @@ def statistics(
 ) -> list[Statement]:
     """The greatest score, what to shift by, and sums: `terms` add to them, given the shift."""
 
-    def over_keys(body: Sequence[Statement]) -> tuple[Statement, ...]:
+    def over_keys(body: Sequence[Statement]) -> Body:
         if stop is None:
             return in_order([key], body)
         return (For(key, Role.SEQUENTIAL, tuple(body), stop),)

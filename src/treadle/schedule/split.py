@@ -46,7 +46,7 @@ from treadle.kernel.traverse import (
     walk,
     with_locals,
 )
-from treadle.schedule.nests import best_divisor, fresh
+from treadle.schedule.nests import Body, best_divisor, fresh
 
 
 def split(body: Sequence[Statement], taken: set[str], sizes: Fusion) -> list[Statement]:
@@ -130,9 +130,7 @@ def _settled(value: Value) -> Value:
 Sums = dict[str, DType]
 
 
-def with_blocks(
-    body: Sequence[Statement], taken: set[str], sizes: Reductions
-) -> tuple[Statement, ...]:
+def with_blocks(body: Sequence[Statement], taken: set[str], sizes: Reductions) -> Body:
     """Statements whose long sums are made in blocks; new names are taken."""
 
     def cut(s: Statement) -> list[Statement]:

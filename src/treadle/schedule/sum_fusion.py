@@ -32,6 +32,7 @@ from treadle.kernel.rowsums import RowSums, row_sums_of
 from treadle.kernel.target import Reductions
 from treadle.kernel.traverse import loop_names, peel, rewrite, substituted
 from treadle.schedule.nests import (
+    Body,
     Parts,
     flat_index,
     fresh,
@@ -47,17 +48,17 @@ class Sum:
     """Parallel loops around everything, loops that sum, and what comes before and after those."""
 
     around: tuple[Var, ...]
-    before: tuple[Statement, ...]
+    before: Body
     loops: tuple[Var, ...]
-    inner: tuple[Statement, ...]
-    after: tuple[Statement, ...]
+    inner: Body
+    after: Body
 
     @property
     def extents(self) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(v.extent for v in vs) for vs in (self.around, self.loops))
 
     @property
-    def statements(self) -> tuple[Statement, ...]:
+    def statements(self) -> Body:
         summed = in_order(self.loops, self.inner)
         return parallel(self.around, (*self.before, *summed, *self.after))
 
@@ -79,7 +80,7 @@ def sum_of(kernel: Kernel, stores: bool = False) -> Sum | None:
     return Sum(outer, body[:at], summed, inner, body[at + 1 :])
 
 
-def renamed_sum(kernel: Kernel, other: Kernel, others: tuple[Statement, ...]) -> tuple[Kernel, Sum]:
+def renamed_sum(kernel: Kernel, other: Kernel, others: Body) -> tuple[Kernel, Sum]:
     """A kernel that is a sum, and the sum, with names that another kernel does not use."""
     kernel, body = with_own_names(kernel, kernel.body, other, others)
     kernel = replace(kernel, body=body)
@@ -175,7 +176,7 @@ def _element(access: Access) -> tuple[str, frozenset[tuple[Atom, int]], int]:
 F32 = dtypes.float32
 
 
-def started(parts: int, rows: int, body: tuple[Statement, ...]) -> RowSums:
+def started(parts: int, rows: int, body: Body) -> RowSums:
     """A kernel's rows as parts that nothing is summed of yet."""
     found = RowSums(Var("part", parts), Var("row", rows), (), (), ())
     return replace(found, body=substituted(body, {Var("row", parts * rows): found.index}))
@@ -231,9 +232,7 @@ def with_sum(rows: RowSums, first: Kernel, second: Kernel, sizes: Reductions) ->
     return fused_kernel(first, second, new.statements, tuple(sums.values()))
 
 
-def with_rows(
-    rows: RowSums, first: Kernel, second: Kernel, body: tuple[Statement, ...]
-) -> Kernel | None:
+def with_rows(rows: RowSums, first: Kernel, second: Kernel, body: Body) -> Kernel | None:
     """Both kernels as one, if the second, given as statements of one row, has the same rows."""
     every = (*rows.before, *rows.body, *rows.after)
     second, moved = with_own_names(second, body, first, every)
@@ -284,9 +283,7 @@ def _indices(found: Sum, rows: RowSums, column: Var) -> dict[Var, Index]:
     return values
 
 
-def _shares(
-    parts: Parts, first: tuple[Statement, ...], second: tuple[Statement, ...], least: int
-) -> bool:
+def _shares(parts: Parts, first: Body, second: Body, least: int) -> bool:
     """Whether both touch the same row of something large."""
     own = [{a.buffer for a in accesses(s) if parts.has(a)} for s in (first, second)]
     return any(parts.sizes[b] >= least for b in own[0] & own[1])

@@ -31,7 +31,6 @@ from treadle.kernel.nodes import (
     Matrix,
     Role,
     Set,
-    Statement,
     Store,
     Value,
     standalone_matmul,
@@ -41,7 +40,7 @@ from treadle.kernel.target import Mapping
 from treadle.kernel.traverse import rewrite
 from treadle.schedule.mapping.groups import in_order, nest
 from treadle.schedule.mapping.shapes import moves, peeled
-from treadle.schedule.nests import apply, as_dtype, flat_index, is_sum, nested
+from treadle.schedule.nests import Body, apply, as_dtype, flat_index, is_sum, nested
 
 
 def as_loops(kernel: Kernel) -> Kernel:
@@ -87,8 +86,8 @@ def _index(matrix: Matrix, row: Var, column: Var) -> Index:
 class Contracting:
     """A kernel that contracts two loads: values named first, and an iteration of its loops."""
 
-    lets: tuple[Statement, ...]
-    body: tuple[Statement, ...]
+    lets: Body
+    body: Body
     axes: Contraction[Load]  # of which the result are the kernel's loops
     is_swapped: bool  # the second factor is the left operand
     wide: DType
@@ -137,7 +136,7 @@ def _is_worth(found: Contracting, mapping: Mapping) -> bool:
     return is_large and k >= mapping.least_depth and min(m, n) >= mapping.least_side
 
 
-def _factors(step: Accumulate, before: tuple[Statement, ...]) -> tuple[Load, Load] | None:
+def _factors(step: Accumulate, before: Body) -> tuple[Load, Load] | None:
     """The two factors that are summed up from nothing."""
     start = before[0] if len(before) == 1 else None
     if not isinstance(start, Let) or start.local != step.local:
@@ -152,7 +151,7 @@ def _factors(step: Accumulate, before: tuple[Statement, ...]) -> tuple[Load, Loa
     return None if first is None or second is None else (first, second)
 
 
-def _split(var: Var, body: tuple[Statement, ...]) -> tuple[tuple[Var, ...], tuple[Statement, ...]]:
+def _split(var: Var, body: Body) -> tuple[tuple[Var, ...], Body]:
     """One loop as the several that its quotients and remainders speak of."""
     divisors = sorted({d for a in accesses(body) for d in _divisors(a.index, var)}, reverse=True)
     extents, left = list[int](), var.extent

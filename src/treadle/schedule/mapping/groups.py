@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from treadle.kernel.access import accesses, loads_of, map_loads, names_in
+from treadle.kernel.contraction import size
 from treadle.kernel.cost import padded
 from treadle.kernel.index import Index, Var, data_locals, substitute, variable
 from treadle.kernel.nodes import (
@@ -36,10 +37,10 @@ from treadle.kernel.packs import is_pack, lanes_for
 from treadle.kernel.target import Mapping
 from treadle.kernel.traverse import map_statements, map_values, subvalues, values_of
 from treadle.schedule.mapping.shapes import is_parallel
-from treadle.schedule.nests import is_sum, nested
+from treadle.schedule.nests import Body, is_sum, nested
 
 
-def in_order(body: Sequence[Statement]) -> tuple[Statement, ...]:
+def in_order(body: Sequence[Statement]) -> Body:
     """Statements of one thread, which runs every loop in order."""
     return map_statements(
         body, lambda s: [replace(s, role=Role.SEQUENTIAL) if isinstance(s, For) else s]
@@ -48,7 +49,7 @@ def in_order(body: Sequence[Statement]) -> tuple[Statement, ...]:
 
 def nest(
     loops: Sequence[Var], role: Role, body: Sequence[Statement], lanes: int = 1, unroll: int = 1
-) -> tuple[Statement, ...]:
+) -> Body:
     """Loops of one role around statements; a thread takes lanes of the innermost."""
     inner = tuple(body)
     for i, var in enumerate(reversed(loops)):
@@ -79,9 +80,7 @@ class Group:
     def role(self) -> Role:
         return Role.SUBGROUP if self.share == self.mapping.warp else Role.GROUP
 
-    def statements(
-        self, body: Sequence[Statement], staged: Sequence[Statement] | None = None
-    ) -> list[Statement]:
+    def statements(self, body: Body, staged: Body | None = None) -> list[Statement]:
         """The statements mapped; `staged` are the same, with rows where they are staged."""
         found: list[Statement] = []
         for s, moved in zip(body, body if staged is None else staged, strict=True):
@@ -123,9 +122,9 @@ class Group:
         if not self.is_aligned:
             return 1
         held = {self.held[a.buffer] for a in accesses([loop]) if a.buffer in self.held}
-        return held.pop() if held else lanes_of(self.kernel, loop, share, self.mapping)[2]
+        return held.pop() if held else lanes_of(self.kernel, loop, share, self.mapping)
 
-    def _shared(self, loop: For, moved: For) -> tuple[Statement, ...]:
+    def _shared(self, loop: For, moved: For) -> Body:
         """Iterations of a loop shared out among threads; among warps if they are few and long."""
         loops, _ = nested(loop)
         body = nested(moved)[1]
@@ -133,23 +132,23 @@ class Group:
         if self.is_cooperative and role is Role.GROUP:
             if is_parallel(loop) and self._is_for_warps(loops, body):
                 return self._by_warps(loops, body)
-            if is_sum(loop) and _count(loops) <= 2 * self.mapping.warp:
+            if is_sum(loop) and size(loops) <= 2 * self.mapping.warp:
                 # So few that each warp sums all of them: nobody waits for the others.
                 role, share = Role.SUBGROUP, self.mapping.warp
         unroll = self.mapping.ahead if _touches(moved, self.in_shared) else 1
         return nest(loops, role, in_order(body), self._lanes(loop, share), unroll)
 
-    def _is_for_warps(self, loops: Sequence[Var], body: Sequence[Statement]) -> bool:
+    def _is_for_warps(self, loops: Sequence[Var], body: Body) -> bool:
         """Whether iterations are fewer than threads, and each is one sum worth sharing."""
         inner = [s for s in body if isinstance(s, For)]
         if len(inner) != 1 or not is_sum(inner[0]):
             return False
         if any(isinstance(s, (Update, Accumulate)) for s in body):
             return False
-        depth = _count(nested(inner[0])[0])
-        return 2 * _count(loops) <= self.share and depth >= self.mapping.warp
+        depth = size(nested(inner[0])[0])
+        return 2 * size(loops) <= self.share and depth >= self.mapping.warp
 
-    def _by_warps(self, loops: Sequence[Var], body: Sequence[Statement]) -> tuple[Statement, ...]:
+    def _by_warps(self, loops: Sequence[Var], body: Body) -> Body:
         """Each iteration a warp's: one thread stores what all of the warp may have read."""
         warp = replace(
             self, share=self.mapping.warp, is_cooperative=False, written=set(), touched=set()
@@ -161,22 +160,8 @@ def _touches(loop: For, buffers: frozenset[str]) -> bool:
     return bool(buffers) and any(a.buffer in buffers for a in accesses([loop]))
 
 
-def _count(loops: Sequence[Var]) -> int:
-    return math.prod(v.extent for v in loops)
-
-
 Key = tuple[str, Index]  # a buffer, and an index as of one common variable
 COMMON = "walked"
-
-
-@dataclass(frozen=True)
-class StridedAxis:
-    """A loop that a group shares: where it stands, its variable, its lanes, its statements."""
-
-    position: int
-    var: Var
-    lanes: int
-    body: tuple[Statement, ...]
 
 
 @dataclass(frozen=True)
@@ -188,27 +173,21 @@ class Stage:
     loops: tuple[int, ...]
 
 
-def lanes_of(
-    kernel: Kernel, loop: For, share: int, mapping: Mapping
-) -> tuple[list[Var], tuple[Statement, ...], int]:
-    """The loops that a group shares as one, what is inside, and how many iterations are a thread's
-    at a time."""
+def lanes_of(kernel: Kernel, loop: For, share: int, mapping: Mapping) -> int:
+    """How many iterations of the loops that a group shares as one are a thread's at a time."""
     loops, body = nested(loop)
     lanes = lanes_for(kernel, loops[-1], body, mapping)
-    count = math.prod(v.extent for v in loops)
-    while lanes > 1 and count // lanes < share:
+    while lanes > 1 and size(loops) // lanes < share:
         lanes //= 2
-    return loops, body, lanes
+    return lanes
 
 
-def stages_of(
-    kernel: Kernel, body: Sequence[Statement], share: int, mapping: Mapping
-) -> list[Stage]:
+def stages_of(kernel: Kernel, body: Body, share: int, mapping: Mapping) -> list[Stage]:
     """What a group stages of the rows it walks."""
-    walks = _walks(kernel, body, share, mapping)
-    sizes = [(w.var.extent, w.lanes) for w in walks]
-    extent, lanes = max(sizes, key=math.prod, default=(0, 1))
-    walks = [w for w, size in zip(walks, sizes, strict=True) if size == (extent, lanes)]
+    walks = {i: s for i, s in enumerate(body) if isinstance(s, For) and _is_walk(s)}
+    sizes = {i: (s.var.extent, lanes_of(kernel, s, share, mapping)) for i, s in walks.items()}
+    extent, lanes = max(sizes.values(), key=math.prod, default=(0, 1))
+    walks = {i: s for i, s in walks.items() if sizes[i] == (extent, lanes)}
     if len(walks) < 2 or lanes == 1:
         return []
     packs = -(-extent // (share * lanes))
@@ -220,7 +199,7 @@ def stages_of(
     room = mapping.registers if in_registers else min(mapping.staged, limit)
     space = Space.PRIVATE if in_registers else Space.SHARED
     found = list[Stage]()
-    for key, loops in _repeated(body, walks).items():
+    for key, loops in _repeated(body, walks, lanes).items():
         if key[0] not in dtypes:
             continue  # the group's own memory is near already
         memory = Buffer(f"staged{len(found)}", dtypes[key[0]], extent, 1, space, lanes)
@@ -228,22 +207,16 @@ def stages_of(
         if own > room or (not in_registers and own < mapping.least_staged):
             continue
         room -= own
-        found.append(Stage(memory, key, tuple(walks[i].position for i in loops)))
+        found.append(Stage(memory, key, tuple(loops)))
     return found
 
 
-def _walks(
-    kernel: Kernel, body: Sequence[Statement], share: int, mapping: Mapping
-) -> list[StridedAxis]:
-    """The loops right inside an iteration that its group shares, of one variable each."""
-    found: list[StridedAxis] = []
-    for i, s in enumerate(body):
-        if not isinstance(s, For) or (s.role is Role.SEQUENTIAL and not is_sum(s)):
-            continue
-        loops, inner, lanes = lanes_of(kernel, s, share, mapping)
-        if len(loops) == 1 and all(isinstance(t, (Let, Accumulate, Store, Update)) for t in inner):
-            found.append(StridedAxis(i, loops[0], lanes, inner))
-    return found
+def _is_walk(loop: For) -> bool:
+    """Whether a loop is one variable's, and a group shares it."""
+    if loop.role is Role.SEQUENTIAL and not is_sum(loop):
+        return False
+    loops, inner = nested(loop)
+    return len(loops) == 1 and all(isinstance(s, (Let, Accumulate, Store, Update)) for s in inner)
 
 
 def key_of(buffer: str, index: Index, var: Var) -> Key:
@@ -255,24 +228,22 @@ def ordered(index: Index) -> Index:
     return Index(tuple(sorted(index.terms, key=lambda t: (t[1], str(t[0])))), index.offset)
 
 
-def _repeated(body: Sequence[Statement], walks: Sequence[StridedAxis]) -> dict[Key, list[int]]:
+def _repeated(body: Body, walks: dict[int, For], lanes: int) -> dict[Key, list[int]]:
     """Elements that a later loop reads after an earlier one touched them, and those loops."""
-    numbers = {w.position: i for i, w in enumerate(walks)}
     known: dict[Key, list[int]] = {}
     done: dict[Key, list[int]] = {}
     for i, s in enumerate(body):
         written = {a.buffer for a in accesses([s]) if a.writes}
-        if i not in numbers:
+        if i not in walks:
             _forget(known, done, written)
             continue
-        number = numbers[i]
-        stored, loaded = _touched(walks[number])
+        stored, loaded = _touched(walks[i], lanes)
         for key in loaded:
-            known.setdefault(key, []).append(number)
+            known.setdefault(key, []).append(i)
         _forget(known, done, written, keep=set(stored))
         for key in stored:
-            if known.setdefault(key, [])[-1:] != [number]:
-                known[key].append(number)
+            if known.setdefault(key, [])[-1:] != [i]:
+                known[key].append(i)
     _forget(known, done, {k[0] for k in known})
     return {k: v for k, v in done.items() if len(v) > 1}
 
@@ -290,31 +261,29 @@ def _forget(
             done[key] = loops
 
 
-def _touched(walk: StridedAxis) -> tuple[list[Key], list[Key]]:
+def _touched(loop: For, lanes: int) -> tuple[list[Key], list[Key]]:
     """Elements that a loop's statements store to and load from, whole packs without a guard."""
     stored: list[Key] = []
     loaded: list[Key] = []
-    for s in walk.body:
+
+    def is_row(index: Index) -> bool:
+        return not data_locals(index) and is_pack(index, loop.var, lanes)
+
+    for s in loop.body:
         for value in values_of(s):
             parts = list(subvalues(value))
             if not any(isinstance(v, Guarded) for v in parts):
-                loads = (v for v in parts if isinstance(v, Load) and _is_row(v.index, walk))
-                loaded += [key_of(x.buffer, x.index, walk.var) for x in loads]
-        if isinstance(s, Store) and s.guard is None and _is_row(s.index, walk):
-            stored.append(key_of(s.buffer, s.index, walk.var))
+                loads = (v for v in parts if isinstance(v, Load) and is_row(v.index))
+                loaded += [key_of(x.buffer, x.index, loop.var) for x in loads]
+        if isinstance(s, Store) and s.guard is None and is_row(s.index):
+            stored.append(key_of(s.buffer, s.index, loop.var))
     return stored, loaded
-
-
-def _is_row(index: Index, walk: StridedAxis) -> bool:
-    return not data_locals(index) and is_pack(index, walk.var, walk.lanes)
 
 
 # Rewriting
 
 
-def with_stages(
-    body: Sequence[Statement], stages: Sequence[Stage], there: Sequence[Stage] = ()
-) -> list[Statement]:
+def with_stages(body: Body, stages: Sequence[Stage], there: Sequence[Stage] = ()) -> Body:
     """The statements with rows read from where they are staged, and copied there first.
 
     Some may be `there` from the start.
@@ -327,12 +296,10 @@ def with_stages(
             unread = {key for key, stage in here.items() if stage.loops[-1] == i}
             s = replace(s, body=_staged(s, here, unread, filled))
         found.append(s)
-    return found
+    return tuple(found)
 
 
-def _staged(
-    loop: For, here: dict[Key, Stage], unread: set[Key], filled: set[str]
-) -> tuple[Statement, ...]:
+def _staged(loop: For, here: dict[Key, Stage], unread: set[Key], filled: set[str]) -> Body:
     at = variable(loop.var)
     found: list[Statement] = []
 
@@ -370,9 +337,7 @@ def _outside_guards(value: Value) -> list[Load]:
 # Numbers of a group
 
 
-def with_locals(
-    body: tuple[Statement, ...], scratch: Sequence[Buffer]
-) -> tuple[tuple[Statement, ...], set[str]]:
+def with_locals(body: Body, scratch: Sequence[Buffer]) -> tuple[Body, set[str]]:
     """Numbers that a group sets once as locals, and the buffers that they were in."""
     own, taken = _own_numbers(body), names_in(body)
     named: dict[str, Local] = {}
@@ -397,7 +362,7 @@ def with_locals(
     return tuple(found), own
 
 
-def _own_numbers(body: Sequence[Statement]) -> set[str]:
+def _own_numbers(body: Body) -> set[str]:
     """Buffers of which a group sets one number, outside loops, and reads nothing else after it."""
     found: dict[str, Index] = {}
     other: set[str] = set()

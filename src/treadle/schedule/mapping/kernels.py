@@ -179,7 +179,7 @@ def _lanes(
     walks = [s for s in touching if isinstance(s, For) and s.var.extent == width]
     if len(walks) != len(touching) or not all(_is_own(s, names) for s in walks):
         return None
-    wanted = {lanes_of(kernel, s, mapping.warp, mapping)[2] for s in walks if s in rows.body}
+    wanted = {lanes_of(kernel, s, mapping.warp, mapping) for s in walks if s in rows.body}
     return wanted.pop() if len(wanted) == 1 and wanted != {1} else None
 
 

@@ -13,12 +13,12 @@ still read what it changes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from treadle.kernel.access import accesses, loads_of, locals_in
 from treadle.kernel.arithmetic import identity
+from treadle.kernel.contraction import size
 from treadle.kernel.cost import flops
 from treadle.kernel.geometry import Combine
 from treadle.kernel.index import Index, Var, uses
@@ -38,16 +38,16 @@ from treadle.kernel.packs import is_pack, lane_step, lanes_for
 from treadle.kernel.races import conflicts_in
 from treadle.kernel.target import Mapping
 from treadle.kernel.traverse import peel, walk
-from treadle.schedule.nests import is_sum, nested
+from treadle.schedule.nests import Body, is_sum, nested
 
 
 @dataclass(frozen=True)
 class Shape:
     """A kernel's grid, how many threads share an iteration of it, and how wide accesses are."""
 
-    lets: tuple[Statement, ...]  # before everything
+    lets: Body  # before everything
     grid: tuple[Var, ...]
-    body: tuple[Statement, ...]
+    body: Body
     share: int  # threads of an iteration
     threads: int  # of a block
     lanes: int = 1  # iterations that one thread takes at once, along the last variable
@@ -55,7 +55,7 @@ class Shape:
 
     @property
     def count(self) -> int:
-        return math.prod(v.extent for v in self.grid)
+        return size(self.grid)
 
     @property
     def launched(self) -> int:
@@ -68,7 +68,7 @@ def shape_of(kernel: Kernel, mapping: Mapping, is_aligned: bool, threads: int = 
     """How a kernel is spread; over blocks of as many threads as asked for, if that is said."""
     lets, grid, body = peeled(kernel)
     inner = [s for s in body if isinstance(s, For)]
-    count = math.prod(v.extent for v in grid)
+    count = size(grid)
     flat = Shape(lets, grid, body, 1, mapping.threads)
     if any(is_serial(s) for s in inner) or not any(is_shared(s) for s in inner):
         is_small = sum(b.nbytes for b in kernel.scratch) <= mapping.private
@@ -96,7 +96,7 @@ def _share(longest: int, count: int, mapping: Mapping) -> int:
     return min(most, max(2 * mapping.warp, 1 << (wanted - 1).bit_length()))
 
 
-def peeled(kernel: Kernel) -> tuple[tuple[Statement, ...], tuple[Var, ...], tuple[Statement, ...]]:
+def peeled(kernel: Kernel) -> tuple[Body, tuple[Var, ...], Body]:
     """Values named first, the parallel loops around everything else, and what is inside.
 
     With scratch only the outermost loop: scratch belongs to an iteration of that one.
@@ -143,7 +143,7 @@ def _shared(body: Sequence[Statement]) -> Iterator[For]:
 
 
 def extent_of(loop: For) -> int:
-    return math.prod(v.extent for v in nested(loop)[0])
+    return size(nested(loop)[0])
 
 
 def _is_better_flat(
@@ -290,7 +290,7 @@ def _is_sum_of_columns(before: Sequence[Statement], loop: Statement) -> bool:
     return not stores or not any(conflicts_in(row) for row in rows)
 
 
-def _stores_last(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+def _stores_last(body: Body) -> Body:
     """Stores between the sums after all of them."""
     last = max(i for i, s in enumerate(body) if isinstance(s, For)) + 1
     early = [s for s in body[:last] if isinstance(s, Store)]
