@@ -22,7 +22,7 @@ LOGS = Rows(BUFFERS["logs"], Index(), 1)
 
 def scores(keys_are_rows: bool = True) -> Scores:
     stride = COUNT if keys_are_rows else KEYS
-    return Scores(BUFFERS["scores"], Index(), KEYS, COUNT, stride, keys_are_rows)
+    return Scores(Rows(BUFFERS["scores"], Index(), stride), KEYS, COUNT, keys_are_rows)
 
 
 def drawn(keys_are_rows: bool = True) -> dict[str, np.ndarray]:

@@ -91,7 +91,7 @@ class _Attention:
     def scores(self, name: str, keys: int) -> Scores:
         """A thread's memory for scores: keys as rows, queries as lanes."""
         buffer = Buffer(name, F32, keys * self.block)
-        return Scores(buffer, Index(), keys, self.block, self.block)
+        return Scores(Rows(buffer, Index(), self.block), keys, self.block)
 
     def queries(self, name: str, width: int) -> Queries:
         return Queries(Buffer(name, F32, width * self.block), self.block, width)

@@ -27,7 +27,6 @@ from treadle.schedule.fuse import (
     with_staging,
 )
 from treadle.schedule.nests import anonymous, with_buffer_names
-from treadle.schedule.sum_fusion import with_own_numbers
 
 Signature = tuple[Hashable, ...]
 
@@ -154,8 +153,9 @@ class Memo:
         """Outputs of its own inside: a thread's memory, or what a block's shared memory holds."""
         if not self.target.is_spmd:
             return localised(spread(kernel, self.target.fusion.shared_iterations), names)
-        if row_sums_of(kernel) is not None:
-            return with_own_numbers(kernel, names)
+        rows = row_sums_of(kernel)
+        if rows is not None:
+            return localised(kernel, names, rows)
         if is_serial(kernel) or kernel.is_standalone:
             return kernel
         iterations = outer_iterations(kernel)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
@@ -163,18 +162,14 @@ class Chunk:
         return found if bias is None else add(found, as_dtype(bias.load(which), F32))
 
 
-class Kernels(Protocol):
-    def kernels(self) -> list[Kernel]: ...
-
-
 def chunk_drafts(
-    head: Head, sizes: Sequence[int], done: int, make: Callable[[int, int | None], Kernels]
+    head: Head, sizes: Sequence[int], done: int, make: Callable[[int, int | None], list[Kernel]]
 ) -> list[Draft]:
     """`done` chunks first, a repeat over those of the same size, and the rows that are left."""
 
     def phases(size: int, start: int | None) -> list[Draft]:
         order = Order(head.lowering.fuse, head.lowering.memo)
-        order.add(*make(size, start).kernels())
+        order.add(*make(size, start))
         return [*order.phases()]
 
     size = sizes[0]
@@ -201,7 +196,9 @@ def chunk_sizes(rows: int, limits: Streaming) -> list[int]:
 def row_drafts(head: Head) -> list[Draft]:
     """The first chunk writes gradients that later ones add to; sums are rounded at the end."""
     sizes = chunk_sizes(head.rows, head.lowering.target.streaming)
-    found = chunk_drafts(head, sizes, 1, lambda n, start: _RowChunk(head, sizes[0], n, start))
+    found = chunk_drafts(
+        head, sizes, 1, lambda n, start: _RowChunk(head, sizes[0], n, start).kernels()
+    )
     for output in sorted(head.gradients - {1}):
         if head.result(output).dtype is not F32:
             head.lowering.after.append(_rounded(head, output))
@@ -237,7 +234,7 @@ class _RowChunk(Chunk):
         count = self.head.classes
         memory = self.head.buffer(name, most * count, dtype)
         buffer = replace(memory, size=self.size * count)
-        return Scores(buffer, Index(), count, self.size, count, keys_are_rows=False)
+        return Scores(Rows(buffer, Index(), count), count, self.size, keys_are_rows=False)
 
     def kernels(self) -> list[Kernel]:
         wanted = self.head.gradients

@@ -71,7 +71,9 @@ def block_drafts(head: Head) -> list[Draft]:
     for output in sorted(head.gradients - {1}):
         head.before.add(_cleared(head, head.result(output)))
     sizes = chunk_sizes(head.rows, head.lowering.target.streaming)
-    return chunk_drafts(head, sizes, 0, lambda n, start: _BlockChunk(head, sizes[0], n, start))
+    return chunk_drafts(
+        head, sizes, 0, lambda n, start: _BlockChunk(head, sizes[0], n, start).kernels()
+    )
 
 
 def _cleared(head: Head, buffer: Buffer) -> Kernel:
@@ -80,24 +82,18 @@ def _cleared(head: Head, buffer: Buffer) -> Kernel:
     return head.kernel("clear", (), (buffer,), body)
 
 
-def cut(extent: int, size: int) -> list[tuple[int, int, int]]:
-    """An extent as equal parts and what is left: (start, parts, size of each)."""
-    count, rest = divmod(extent, size)
-    found = [(0, count, size), (count * size, 1, rest)]
-    return [part for part in found if part[1] and part[2]]
-
-
 @dataclass(frozen=True, slots=True)
 class _Band:
-    """Blocks of classes of one size."""
+    """Parts of one size of some classes or columns, by the name of the loop over them."""
 
+    name: str
     first: int
     count: int
     size: int
 
     @property
     def block(self) -> Var:
-        return Var("k", self.count)
+        return Var(self.name, self.count)
 
     @property
     def inner(self) -> Var:
@@ -105,8 +101,15 @@ class _Band:
 
     @property
     def start(self) -> Index:
-        """The first class of a block."""
+        """Where a part starts."""
         return variable(self.block) * self.size + self.first
+
+
+def _bands(name: str, extent: int, size: int) -> list[_Band]:
+    """An extent as equal parts and what is left."""
+    count, rest = divmod(extent, size)
+    found = [_Band(name, 0, count, size), _Band(name, count * size, 1, rest)]
+    return [band for band in found if band.count and band.size]
 
 
 def _is_own(which: Index, target: Value) -> Value:
@@ -117,7 +120,7 @@ class _BlockChunk(Chunk):
     def __init__(self, head: Head, most: int, size: int, start: int | None):
         super().__init__(head, size, start)
         self.most, self.limits = most, head.lowering.target.streaming
-        self.bands = [_Band(*part) for part in cut(head.classes, self.limits.block)]
+        self.bands = _bands("k", head.classes, self.limits.block)
         self.x = self.part(head.x, head.width)
         self.targets = self.part(head.targets, 1)
         self.rows = self.part(head.result(0), 1)
@@ -155,7 +158,7 @@ class _BlockChunk(Chunk):
         else:
             buffer = self._memory(band, "scores", band.size)
             start = variable(band.block) * (band.size * self.size)
-        return Scores(buffer, start, band.size, self.size, self.size)
+        return Scores(Rows(buffer, start, self.size), band.size, self.size)
 
     # Exponentials of a block's logits, their sum, and the target's logit
 
@@ -274,13 +277,11 @@ class _BlockChunk(Chunk):
         has_wide_tiles = self.head.lowering.panel >= limits.wide_panel
         rows = limits.wide_tile_classes if has_wide_tiles else limits.tile_classes
         found: list[Statement] = []
-        for first, count, tiles in cut(band.size, rows):
-            tile = Var("tile", count)
-            row = variable(tile) * tiles + first
-            into = target.shifted(band.start + row).matrix(tiles, width)
+        for tile in _bands("tile", band.size, rows):
+            into = target.shifted(band.start + tile.start).matrix(tile.size, width)
             tokens = self.x.matrix(self.size, width)
-            matmul = scores.part(row, tiles).onto_keys(into, tokens)
-            found += in_order([tile], [matmul])
+            matmul = scores.part(tile.start, tile.size).onto_keys(into, tokens)
+            found += in_order([tile.block], [matmul])
         return found
 
     def _onto_bias(self, band: _Band, scores: Scores) -> list[Statement]:
@@ -298,25 +299,23 @@ class _BlockChunk(Chunk):
         columns = min(width, -(-width // (self.limits.column_groups * panel)) * panel)
         reads = [*(self._scores(band).buffer for band in self.bands), head.weight.buffer]
         found: list[Kernel] = []
-        for first, count, size in cut(width, columns):
-            group = Var("g", count)
-            column = variable(group) * size + first
-            body = [*target.cleared(self.i, Var("z", size), column)]
+        for group in _bands("g", width, columns):
+            body = [*target.cleared(self.i, Var("z", group.size), group.start)]
             for band in self.bands:
-                body += self._onto_input(band, target, column, size)
-            loops = parallel([group], body)
+                body += self._onto_input(band, target, group.start, group.size)
+            loops = parallel([group.block], body)
             found.append(head.kernel("d_input", reads, [target.buffer], loops))
         return found
 
     def _onto_input(self, band: _Band, target: Rows, column: Index, width: int) -> list[Statement]:
         """A band's classes, some at a time, added to a group of columns."""
-        scores = replace(self._scores(band), start=Index())
+        buffer = self._scores(band).buffer
+        scores = Scores(Rows(buffer, Index(), self.size), band.size, self.size)
         found: list[Statement] = []
-        for first, count, depth in cut(band.count * band.size, self.limits.depth):
-            step = Var("step", count)
-            at = variable(step) * depth + first
-            weight = self.head.weight.shifted(at + band.first).matrix(depth, width, column)
+        for step in _bands("step", band.count * band.size, self.limits.depth):
+            at = step.start + band.first
+            weight = self.head.weight.shifted(at).matrix(step.size, width, column)
             into = target.matrix(self.size, width, column)
-            matmul = scores.part(at, depth).onto_queries(into, weight)
-            found += in_order([step], [matmul])
+            matmul = scores.part(step.start, step.size).onto_queries(into, weight)
+            found += in_order([step.block], [matmul])
         return found

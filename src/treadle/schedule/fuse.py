@@ -19,6 +19,7 @@ from itertools import accumulate
 from operator import mul
 
 from treadle.kernel.access import accesses, names_in
+from treadle.kernel.contraction import size
 from treadle.kernel.cost import flops, largest
 from treadle.kernel.index import Index, Var, unflatten, variable
 from treadle.kernel.nodes import (
@@ -34,7 +35,7 @@ from treadle.kernel.nodes import (
     Store,
     Update,
 )
-from treadle.kernel.rowsums import row_sums_of
+from treadle.kernel.rowsums import RowSums, row_sums_of
 from treadle.kernel.target import CPU, Reductions, Target
 from treadle.kernel.traverse import loop_names, map_statements, peel, rewrite, substituted, walk
 from treadle.schedule.nests import Body, Parts, fresh, fused_kernel, parallel, with_own_names
@@ -117,7 +118,7 @@ def _elements(kernel: Kernel) -> int:
     """How many elements a kernel computes each by itself; 0 if it has other loops."""
     variables, body = peeled(kernel)
     is_map = not any(isinstance(s, (For, Matmul)) for s in body)
-    return math.prod(v.extent for v in variables) if is_map else 0
+    return size(variables) if is_map else 0
 
 
 def _size(kernel: Kernel) -> int:
@@ -252,8 +253,7 @@ def _with_row_sums(
         found = sum_of(second)
         if found is None or first.scratch or not _has_row_loops(first, sizes.least_columns):
             return None
-        parts = math.prod(v.extent for v in found.around[:-1])
-        inner = math.prod(v.extent for v in found.loops)
+        parts, inner = size(found.around[:-1]), size(found.loops)
         divided = in_rows(first, parts * inner)
         is_short = parts < sizes.least_row_parts or inner < sizes.least_part_rows
         if divided is None or is_short:
@@ -303,28 +303,32 @@ def _joined(first: Body, second: Body, parts: Parts) -> Body:
     return (*first[:-1], For(last.var, Role.PARALLEL, _joined(last.body, body, inner)))
 
 
-def localised(kernel: Kernel, names: set[str]) -> Kernel:
-    """The kernel with some of its outputs, which no other kernel touches, in memory of a thread."""
-    if not names:
-        return kernel
-    around, body = peel(kernel.body, Role.PARALLEL, most=1)
-    var = around[0].var if around else Var("row", 1)
-    sizes = {b.name: b.size for b in kernel.outputs}
-    parts = Parts(variable(var), var.extent, sizes)
-    own = names - {a.buffer for a in accesses(body) if not parts.has(a)}
-    lengths = {n: sizes[n] // var.extent for n in own}
+def localised(kernel: Kernel, names: set[str], rows: RowSums | None = None) -> Kernel:
+    """The kernel with some of its outputs, which no other kernel touches, in its own memory.
+
+    An iteration's part of each is enough; of rows by parts that is one number a row.
+    """
+    around, _ = peel(kernel.body, Role.PARALLEL, most=1)
+    iteration, count = Index(), 1
+    if rows is not None:
+        iteration, count = rows.index, rows.part.extent * rows.row.extent
+    elif around:
+        iteration, count = variable(around[0].var), around[0].var.extent
+    sizes = {b.name: b.size for b in kernel.outputs if rows is None or b.size == count}
+    parts = Parts(iteration, count, sizes)
+    own = (names & sizes.keys()) - {a.buffer for a in accesses(kernel.body) if not parts.has(a)}
+    lengths = {n: sizes[n] // count for n in own}
 
     def shifted(buffer: str, index: Index) -> Index:
         """Counted from the start of the iteration's part."""
-        return index - variable(var) * lengths[buffer] if buffer in lengths else index
+        return index - iteration * lengths[buffer] if buffer in lengths else index
 
-    moved = tuple(rewrite(s, shifted) for s in body)
-    loops: Body = (For(var, Role.PARALLEL, moved),) if around else moved
+    body = tuple(rewrite(s, shifted) for s in kernel.body) if own else kernel.body
     scratch = tuple(
         Buffer(b.name, b.dtype, lengths[b.name]) for b in kernel.outputs if b.name in own
     )
     outputs = tuple(b for b in kernel.outputs if b.name not in own)
-    return replace(kernel, body=loops, outputs=outputs, scratch=kernel.scratch + scratch)
+    return replace(kernel, body=body, outputs=outputs, scratch=kernel.scratch + scratch)
 
 
 def with_staging(kernel: Kernel, room: int) -> Kernel:

@@ -99,35 +99,32 @@ class Queries:
 class Scores:
     """Scores, probabilities or gradients of scores: of each key for each query."""
 
-    buffer: Buffer
-    start: Index
+    rows: Rows
     keys: int
     queries: int
-    stride: int  # between rows
     keys_are_rows: bool = True  # and queries contiguous; else the other way around
 
-    def at(self, key: At, query: At) -> Index:
-        row, column = (key, query) if self.keys_are_rows else (query, key)
-        return self.start + index_of(row) * self.stride + index_of(column)
+    @property
+    def buffer(self) -> Buffer:
+        return self.rows.buffer
 
     def load(self, key: At, query: At) -> Value:
-        return Load(self.buffer.name, self.at(key, query), self.buffer.dtype)
+        return self.rows.load(key, query) if self.keys_are_rows else self.rows.load(query, key)
 
     def store(self, value: Value, key: At, query: At) -> Store:
-        return Store(self.buffer.name, self.at(key, query), value)
+        at = (key, query) if self.keys_are_rows else (query, key)
+        return self.rows.store(value, *at)
 
     def part(self, first: Index, count: int) -> Scores:
         """Those of some keys, which are rows."""
-        return replace(self, start=self.start + first * self.stride, keys=count)
+        return replace(self, rows=self.rows.shifted(first), keys=count)
 
     @property
     def by_keys(self) -> Matrix:
         """Keys down and queries across, wherever they lie."""
         if self.keys_are_rows:
-            walks = StridedAxis(self.keys, self.stride), StridedAxis(self.queries)
-        else:
-            walks = StridedAxis(self.keys), StridedAxis(self.queries, self.stride)
-        return Matrix(self.buffer.name, self.start, *walks)
+            return self.rows.matrix(self.keys, self.queries)
+        return transposed(self.rows.matrix(self.queries, self.keys))
 
     # Matmuls: `keys` and `queries` are matrices of rows
 

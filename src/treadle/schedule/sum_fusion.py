@@ -7,12 +7,12 @@ end.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from treadle.base import dtypes
 from treadle.kernel.access import Access, accesses
+from treadle.kernel.contraction import size
 from treadle.kernel.index import Atom, Index, Var, substitute, unflatten, variable
 from treadle.kernel.nodes import (
     Accumulate,
@@ -28,9 +28,9 @@ from treadle.kernel.nodes import (
     Store,
     Update,
 )
-from treadle.kernel.rowsums import RowSums, row_sums_of
+from treadle.kernel.rowsums import RowSums
 from treadle.kernel.target import Reductions
-from treadle.kernel.traverse import loop_names, peel, rewrite, substituted
+from treadle.kernel.traverse import loop_names, peel, substituted
 from treadle.schedule.nests import (
     Body,
     Parts,
@@ -94,9 +94,9 @@ def with_producer(first: Kernel, second: Kernel, large: int) -> Kernel | None:
     variables = _elementwise(first)
     if variables is None or sum_of(second) is None:
         return None
-    size, made = math.prod(v.extent for v in variables), {b.name for b in first.outputs}
-    if size < large:
+    if size(variables) < large:
         return None
+    made = {b.name for b in first.outputs}
     second, sum_ = renamed_sum(second, first, first.body)
     touched = [a for a in accesses(second.body) if a.buffer in made]
     read = {a.index for a in touched}
@@ -105,7 +105,7 @@ def with_producer(first: Kernel, second: Kernel, large: int) -> Kernel | None:
     (at,) = read
     if at.factor_of(sum_.around[-1]) != 1:
         return None  # a sum along rows is a warp's: threads would have to wait for each other
-    if not _counts(at, (*sum_.around, *sum_.loops), size):
+    if not _counts(at, (*sum_.around, *sum_.loops), size(variables)):
         return None
     indices = unflatten(at, [v.extent for v in variables])
     if any(not isinstance(atom, Var) for i in indices for atom, _ in i.terms):
@@ -129,7 +129,7 @@ def _elementwise(kernel: Kernel) -> list[Var] | None:
     return variables if stored and is_own else None
 
 
-def _counts(index: Index, variables: Sequence[Var], size: int) -> bool:
+def _counts(index: Index, variables: Sequence[Var], most: int) -> bool:
     """Whether an index takes each value below a size once: every factor is the reach below it."""
     factors = {a: f for a, f in index.terms if isinstance(a, Var)}
     wanted = [v for v in variables if v.extent > 1]
@@ -140,7 +140,7 @@ def _counts(index: Index, variables: Sequence[Var], size: int) -> bool:
         if factors[var] != reach:
             return False
         reach *= var.extent
-    return reach == size
+    return reach == most
 
 
 def fused_sums(first: Kernel, second: Kernel, large: int) -> Kernel | None:
@@ -246,8 +246,7 @@ def with_rows(rows: RowSums, first: Kernel, second: Kernel, body: Body) -> Kerne
 
 def _fits(found: Sum, rows: RowSums, sizes: Reductions) -> bool:
     """Whether sums are plain ones of a row's columns, by the same parts of the rows."""
-    counts = math.prod(found.extents[0][:-1]), math.prod(found.extents[1])
-    if counts != (rows.part.extent, rows.row.extent):
+    if (size(found.around[:-1]), size(found.loops)) != (rows.part.extent, rows.row.extent):
         return False
     column = found.around[-1]
     if not sizes.least_columns <= column.extent <= sizes.most_columns or column.extent % 8:
@@ -268,8 +267,8 @@ def _fits(found: Sum, rows: RowSums, sizes: Reductions) -> bool:
 
 def _is_a_warps(column: Var, rows: RowSums, kernel: Kernel, vectors: int) -> bool:
     """Whether a warp's registers have room for a row: 16 bytes of each thread, some times."""
-    size = rows.part.extent * rows.row.extent * column.extent
-    widths = [b.dtype.itemsize for b in kernel.buffers if b.size == size]
+    elements = size((rows.part, rows.row, column))
+    widths = [b.dtype.itemsize for b in kernel.buffers if b.size == elements]
     return bool(widths) and column.extent <= vectors * 32 * 16 // min(widths)
 
 
@@ -287,18 +286,3 @@ def _shares(parts: Parts, first: Body, second: Body, least: int) -> bool:
     """Whether both touch the same row of something large."""
     own = [{a.buffer for a in accesses(s) if parts.has(a)} for s in (first, second)]
     return any(parts.sizes[b] >= least for b in own[0] & own[1])
-
-
-def with_own_numbers(kernel: Kernel, names: set[str]) -> Kernel:
-    """The kernel with some outputs of one number a row, which no other touches, in its memory."""
-    rows = row_sums_of(kernel)
-    assert rows is not None
-    count = rows.part.extent * rows.row.extent
-    own = {b.name for b in kernel.outputs if b.name in names and b.size == count}
-    own -= {a.buffer for a in accesses(kernel.body) if a.index - rows.index != Index()}
-    moved = tuple(
-        rewrite(s, lambda buffer, index: Index() if buffer in own else index) for s in kernel.body
-    )
-    scratch = tuple(Buffer(b.name, b.dtype, 1) for b in kernel.outputs if b.name in own)
-    outputs = tuple(b for b in kernel.outputs if b.name not in own)
-    return replace(kernel, body=moved, outputs=outputs, scratch=kernel.scratch + scratch)
