@@ -7,11 +7,10 @@ A signature says what an element-by-element kernel is made of, before it is made
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from treadle.base.origin import Origin
-from treadle.ir.graph import Graph
 from treadle.ir.graph import Value as TensorValue
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.rowsums import row_sums_of
@@ -26,33 +25,29 @@ from treadle.schedule.fuse import (
     spread,
     with_staging,
 )
+from treadle.schedule.inline import Reader
 from treadle.schedule.nests import anonymous, with_buffer_names
 
 Signature = tuple[Hashable, ...]
 
 
-def signature(
-    graph: Graph,
-    value: TensorValue,
-    buffer_of: Callable[[TensorValue], str | None],
-    uses: Mapping[TensorValue, int],
-) -> tuple[Signature, list[str]]:
+def signature(reader: Reader, value: TensorValue) -> tuple[Signature, list[str]]:
     """The ops behind a tensor down to what is in memory, and the buffers those are, in order.
 
     Tensors with equal signatures have equal kernels on other buffers; a buffer that appears twice,
     as one that is updated in place does, is one buffer in both.
     """
-    buffers: dict[str, int] = {buffer_of(value) or "": 0}
+    buffers: dict[str, int] = {reader.buffer_of(value) or "": 0}
     positions: dict[TensorValue, int] = {}
     rows: list[Hashable] = []
     pending = [value]
     while pending:
         current = pending[-1]
-        name = None if current == value else buffer_of(current)
+        name = None if current == value else reader.buffer_of(current)
         if current in positions:
             pending.pop()
             continue
-        node = graph.nodes[current.node]
+        node = reader.graph.nodes[current.node]
         missing = [] if name is not None else [v for v in node.operands if v not in positions]
         if missing:
             pending += reversed(missing)
@@ -63,7 +58,7 @@ def signature(
             rows.append((buffers.setdefault(name, len(buffers)), node.types[current.output]))
         else:
             operands = tuple(positions[v] for v in node.operands)
-            is_shared = uses.get(current, 0) > 1
+            is_shared = reader.uses.get(current, 0) > 1
             rows.append((node.op, node.attributes, operands, node.types, current.output, is_shared))
     return tuple(rows), list(buffers)
 

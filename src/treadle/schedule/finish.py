@@ -36,6 +36,7 @@ from treadle.kernel.traverse import (
     loop_names,
     loop_variables,
     map_statements,
+    map_values,
     replace_value,
     substituted,
     subvalues,
@@ -83,13 +84,18 @@ def forwarded(body: Sequence[Statement], names: _Names, known: Known) -> list[St
     What is known already may be used, inside loops too.
     """
     found: list[Statement] = []
+
+    def in_register(load: Load) -> Value:
+        return known.get((load.buffer, load.index), load)
+
     for statement in body:
         if isinstance(statement, For):
             _forget(known, statement.body)
             inner = tuple(forwarded(statement.body, names, dict(known)))
             found.append(replace(statement, body=inner))
             continue
-        statement = _with_known(statement, known)
+        if known:
+            statement = map_values(statement, lambda value: map_loads(value, in_register))
         if isinstance(statement, Store) and statement.guard is None:
             value = statement.value
             if not isinstance(value, Local):
@@ -110,13 +116,6 @@ def _forget(known: Known, body: Sequence[Statement]) -> None:
     changed = changed_in(body) | names_in(body)
     for key in [k for k, v in known.items() if k[0] in written or v.name in changed]:
         del known[key]
-
-
-def _with_known(statement: Statement, known: Known) -> Statement:
-    if not known or not isinstance(statement, (Let, Set, Accumulate, Store, Update)):
-        return statement
-    value = map_loads(statement.value, lambda load: known.get((load.buffer, load.index), load))
-    return replace(statement, value=value)
 
 
 def without_dead_scratch(kernel: Kernel) -> Kernel:

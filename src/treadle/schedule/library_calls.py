@@ -31,6 +31,7 @@ from treadle.kernel.nodes import (
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import (
+    Buffers,
     accumulated,
     along,
     apply,
@@ -48,15 +49,13 @@ def standalone_matmul(lowering: Lowering, position: int, node: Node) -> list[Ker
     contraction = contraction_of(lowering.graph, node)
     is_large = node.types[0].is_float and contraction.is_for_library(lowering.target.matmuls)
     if is_large and not lowering.target.is_small:
-        return _Standalone(lowering, position, node, contraction).kernels()
+        return _Standalone(lowering, position, contraction).kernels()
     return [by_elements(lowering, position, node)]
 
 
 class _Standalone:
-    def __init__(
-        self, lowering: Lowering, position: int, node: Node, contraction: Contraction[TensorValue]
-    ):
-        self.lowering, self.position, self.node = lowering, position, node
+    def __init__(self, lowering: Lowering, position: int, contraction: Contraction[TensorValue]):
+        self.lowering, self.position = lowering, position
         self.contraction, self.site = contraction, Site(lowering, position)
         self.batch = Var("batch", size(contraction.batch))
 
@@ -68,10 +67,10 @@ class _Standalone:
         bias = None if biased is None else lowering.names[biased.bias]
         made = [value if biased is None else biased.sum]
         target = self.matrix(lowering.names[made[0]], flat_index(c.result), c.rows, c.columns)
-        also, finish = tuple[Buffer, ...](), list[Kernel]()
+        also, finish = Buffers(), list[Kernel]()
         if target is None:
             order = c.batch + c.rows + c.columns
-            sums = self.site.memory("sums", self.node.types[0].dtype, size(order))
+            sums = self.site.memory("sums", lowering.graph.type_of(value).dtype, size(order))
             target = self.in_rows(sums, c.rows, c.columns)
             finish = [self.site.moved(sums, c.result, order)]
             made, also = [], (sums,)

@@ -43,7 +43,15 @@ from treadle.schedule.keep import (
     recomputed_operands,
     wider_values,
 )
-from treadle.schedule.nests import along, axis_vars, copy_kernel, copy_kernels, parallel, stays
+from treadle.schedule.nests import (
+    Buffers,
+    along,
+    axis_vars,
+    copy_kernel,
+    copy_kernels,
+    parallel,
+    stays,
+)
 from treadle.schedule.order import Order
 from treadle.schedule.patterns import biased_matmuls, concatenated_gradients
 from treadle.schedule.templates import (
@@ -261,7 +269,7 @@ class Lowering:
             for kernel in self._kernels(position, node):
                 self.add_kernel(kernel, order)
             return
-        key, names = signature(self.graph, value, self.source, self.uses)
+        key, names = signature(self.reader(), value)
         if key in self.memo.maps:
             known, positions = self.memo.maps[key]
             origins = (node.origin,) if node.origin else ()
@@ -339,7 +347,7 @@ class Lowering:
         made: Sequence[TensorValue],
         body: Sequence[Statement],
         suffix: str = "",
-        also: tuple[Buffer, ...] = (),
+        also: Buffers = (),
     ) -> Kernel:
         """A kernel that reads what the reader used and writes some tensors."""
         node = self.graph.nodes[position]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from treadle.base import dtypes
-from treadle.base.dtypes import DType, accumulator
+from treadle.base.dtypes import accumulator
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops.linear import CONTRACT
@@ -55,12 +55,11 @@ def contract_kernels(lowering: Lowering, position: int, node: Node) -> list[Kern
     if lowering.target.matmuls.by_library:
         return standalone_matmul(lowering, position, node)
     contraction = contraction_of(lowering.graph, node).columns_last
-    dtype = accumulator(node.types[0].dtype)
-    is_float = dtype in (dtypes.float32, dtypes.float64)
+    is_float = accumulator(node.types[0].dtype) in (dtypes.float32, dtypes.float64)
     has_axes = contraction.tiled and contraction.depth and size(contraction.depth)
     if not is_float or not has_axes:
         return [by_elements(lowering, position, node)]
-    return _Matmul(lowering, position, node, contraction, dtype).kernels()
+    return _Matmul(lowering, position, contraction).kernels()
 
 
 @dataclass
@@ -100,17 +99,12 @@ def _blocks(contraction: Contraction[TensorValue], wanted: int, least: int) -> _
 class _Matmul:
     """One contraction: the kernels of its operands' copies, of itself, and of its result."""
 
-    def __init__(
-        self,
-        lowering: Lowering,
-        position: int,
-        node: Node,
-        contraction: Contraction[TensorValue],
-        dtype: DType,
-    ):
-        self.lowering, self.position, self.node, self.dtype = lowering, position, node, dtype
-        self.value, self.limits = TensorValue(position), lowering.target.matmuls
-        self.panel = lowering.panel * 4 // dtype.itemsize
+    def __init__(self, lowering: Lowering, position: int, contraction: Contraction[TensorValue]):
+        self.lowering, self.position, self.value = lowering, position, TensorValue(position)
+        self.site, self.limits = Site(lowering, position), lowering.target.matmuls
+        self.type = lowering.graph.type_of(self.value)
+        self.dtype = accumulator(self.type.dtype)
+        self.panel = lowering.panel * 4 // self.dtype.itemsize
         self.contraction = self._placed(contraction)
         self.reads_right = self._reads_right()
         self.is_transposed = not self.reads_right and self._transposes()
@@ -197,7 +191,7 @@ class _Matmul:
         if self.reads_right or left is None or right is None or lowering.repeats:
             return False
         is_plain = len(c.rows) == 1 and not c.outer and not self.is_transposed
-        is_plain = is_plain and self.node.types[0].dtype is self.dtype and not self.copies_left
+        is_plain = is_plain and self.type.dtype is self.dtype and not self.copies_left
         leaves = lowering.graph.leaves
         if not is_plain or right.buffer not in leaves:
             return False
@@ -224,21 +218,18 @@ class _Matmul:
         digits = self._digits()
         parts = self._parts(digits)
         depth = depth_of(digits, parts, self.limits.depth)
-        is_final = not self.is_transposed and self.node.types[0].dtype is self.dtype
+        is_final = not self.is_transposed and self.type.dtype is self.dtype
         if is_final and parts == 1:
             return [*found, self._multiply(self.lowering.buffer(self.value), depth)]
-        sums = self._temporary("sums", self.node.types[0].size * parts)
+        sums = self.site.memory("sums", self.dtype, self.type.size * parts)
         return [*found, self._multiply(sums, depth), self._finish(sums)]
-
-    def _temporary(self, name: str, count: int) -> Buffer:
-        return Site(self.lowering, self.position).memory(name, self.dtype, count)
 
     def _pack(self) -> Kernel:
         """The right operand in panels, in memory for all threads."""
         reader = self._right()
         given = self.panel, self.dtype, self.limits
         found = into_panels(reader, self.contraction, *given, is_one=False)
-        buffer = self._temporary("packed", size(found.loops))
+        buffer = self.site.memory("packed", self.dtype, size(found.loops))
         store = Store(buffer.name, flat_index(found.loops), found.element)
         body = parallel(found.order, [*reader.lets, store])
         kernel = self.lowering.kernel(self.position, reader, [], body, "_pack", (buffer,))
@@ -345,7 +336,7 @@ class _Matmul:
         """Where a row of the target starts: axes in the order of the (transposed) result."""
         result, indices = self.contraction.result, self._indices()
         at = flatten([indices[v] for v in result], [v.extent for v in result])
-        return at + variable(part) * self.node.types[0].size
+        return at + variable(part) * self.type.size
 
     def _into(self, target: Buffer, part: Var) -> Matrix:
         """The rows of a block in the target, all columns."""
@@ -389,18 +380,18 @@ class _Matmul:
             return Load(OWN_PANEL, constant(0), self.dtype), 0
         step = size(self.contraction.depth) * self.panel
         count = -(-self.columns // self.panel)
-        buffer = self._temporary("packed", 0)
+        buffer = self.site.memory("packed", self.dtype, 0)
         reader.used[buffer.name] = buffer
         at = flat_index(list(self.outer.values())) * (count * step)
         return Load(buffer.name, at, self.dtype), step
 
     def _finish(self, sums: Buffer) -> Kernel:
         """The result from sums: parts added, axes in the result's order, in its dtype."""
-        result = contraction_of(self.lowering.graph, self.node).result
+        graph = self.lowering.graph
+        result = contraction_of(graph, graph.nodes[self.position]).result
         axes = {v: Var(f"i{k}", v.extent) for k, v in enumerate(result)}
         order = tuple(axes[v] for v in self.contraction.result)
-        site = Site(self.lowering, self.position)
-        return site.moved(sums, tuple(axes.values()), order, "_finish")
+        return self.site.moved(sums, tuple(axes.values()), order, "_finish")
 
 
 def _without(index: Index, variables: list[Var]) -> Index:

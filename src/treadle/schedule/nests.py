@@ -30,6 +30,7 @@ from treadle.kernel.nodes import (
 from treadle.kernel.traverse import loop_names, peel, substituted, with_buffers, with_locals
 
 Body = tuple[Statement, ...]  # of a kernel, or of a loop
+Buffers = tuple[Buffer, ...]
 
 
 def axis_vars(stem: str, shape: Sequence[int]) -> tuple[Var, ...]:
@@ -112,12 +113,7 @@ def accumulated(
     return [Let(name, Literal(identity(op, wide), wide)), *inner]
 
 
-def fused_kernel(
-    first: Kernel,
-    second: Kernel,
-    body: Body,
-    scratch: tuple[Buffer, ...] = (),
-) -> Kernel:
+def fused_kernel(first: Kernel, second: Kernel, body: Body, scratch: Buffers = ()) -> Kernel:
     """Both kernels as one, given its statements and what it needs beside the first's scratch."""
     outputs = {b.name: b for b in (*first.outputs, *second.outputs)}
     inputs = {b.name: b for b in (*first.inputs, *second.inputs) if b.name not in outputs}

@@ -12,7 +12,7 @@ from treadle.kernel.index import Index, Var, variable
 from treadle.kernel.nodes import Buffer, Kernel, Load, Local, Matrix, Statement, Store, Value
 from treadle.schedule.inline import Reader
 from treadle.schedule.lower import Lowering
-from treadle.schedule.nests import accumulated, along, as_dtype, flat_index, parallel
+from treadle.schedule.nests import Buffers, accumulated, along, as_dtype, flat_index, parallel
 
 
 def plain_load(reader: Reader, value: Value) -> Load | None:
@@ -75,7 +75,7 @@ class Site:
         body: Sequence[Statement],
         read: Iterable[str],
         made: Sequence[TensorValue],
-        also: tuple[Buffer, ...] = (),
+        also: Buffers = (),
     ) -> list[Kernel]:
         """The kernel of a library call that reads some buffers, after the copies it needs."""
         reader = reading(self.lowering, read)

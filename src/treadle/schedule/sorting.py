@@ -36,19 +36,6 @@ from treadle.schedule.nests import along, apply, axis_vars, compare, flat_index,
 from treadle.schedule.operands import Site
 
 
-@ROOTS(reductions.SORT)
-def _sort(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
-    a: reductions.Sort = attributes_of(node)
-    size = lowering.graph.type_of(node.operands[0]).shape[a.axis]
-    return _ordered(lowering, position, node, _Order(a.axis, a.descending, size))
-
-
-@ROOTS(reductions.TOP_K)
-def _top_k(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
-    a: reductions.TopK = attributes_of(node)
-    return _ordered(lowering, position, node, _Order(a.axis, a.largest, a.k))
-
-
 @dataclass(frozen=True, slots=True)
 class _Order:
     axis: int
@@ -56,10 +43,16 @@ class _Order:
     size: int  # how many are wanted
 
 
-def _ordered(lowering: Lowering, position: int, node: Node, order: _Order) -> list[Kernel]:
-    n = lowering.graph.type_of(node.operands[0]).shape[order.axis]
+@ROOTS(reductions.SORT, reductions.TOP_K)
+def _ordered(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
+    a: reductions.Sort | reductions.TopK = attributes_of(node)
+    n, target = lowering.graph.type_of(node.operands[0]).shape[a.axis], lowering.target
+    order = (
+        _Order(a.axis, a.descending, n)
+        if isinstance(a, reductions.Sort)
+        else _Order(a.axis, a.largest, a.k)
+    )
     # Threads count for each element side by side; a row would be merged by one of them.
-    target = lowering.target
     is_merged = n > target.reductions.counted and order.size and not target.is_spmd
     return [(_merged if is_merged else _counted)(lowering, position, node, order)]
 

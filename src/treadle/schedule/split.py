@@ -73,18 +73,10 @@ def _pieces(loop: For, taken: set[str], sizes: Fusion) -> list[Statement]:
 def _changes(loop: For) -> set[int]:
     """Where inside the range a guard begins or ceases to hold."""
     found: set[int] = set()
-    for guard in (g for s in loop.body for g in _guards(s)):
-        if isinstance(guard, Within) and guard.index.terms == ((loop.var, 1),):
-            found.update((guard.low - guard.index.offset, guard.high - guard.index.offset))
+    for part in (p for s in loop.body for value in values_of(s) for p in subvalues(value)):
+        if isinstance(part, Within) and part.index.terms == ((loop.var, 1),):
+            found.update((part.low - part.index.offset, part.high - part.index.offset))
     return {c for c in found if 0 < c < loop.var.extent}
-
-
-def _guards(statement: Statement) -> list[Value]:
-    parts = [part for value in values_of(statement) for part in subvalues(value)]
-    found = [part.guard for part in parts if isinstance(part, Guarded)]
-    if isinstance(statement, Store) and statement.guard is not None:
-        found.append(statement.guard)
-    return found
 
 
 def _piece(loop: For, begin: int, end: int, taken: set[str]) -> For:
