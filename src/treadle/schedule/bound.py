@@ -17,14 +17,7 @@ from treadle.kernel.rowsums import row_sums_of
 from treadle.kernel.target import CPU, Target
 from treadle.kernel.verify import verify
 from treadle.schedule.finish import finished
-from treadle.schedule.fuse import (
-    fused,
-    is_serial,
-    localised,
-    outer_iterations,
-    spread,
-    with_staging,
-)
+from treadle.schedule.fuse import fused, is_serial, localised, outer_iterations, spread, staged
 from treadle.schedule.inline import Reader
 from treadle.schedule.nests import anonymous, with_buffer_names
 
@@ -160,4 +153,4 @@ class Memo:
                 own.add(buffer.name)
                 room -= buffer.nbytes // iterations
         found = localised(kernel, own)
-        return with_staging(found, room) if self.target.is_small else found
+        return staged(found, room) if self.target.is_small else found

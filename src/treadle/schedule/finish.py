@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from treadle.kernel.access import accesses, changed_in, loads_of, locals_in, map_loads, names_in
-from treadle.kernel.index import Index, Var, uses, variable
+from treadle.kernel.index import Index, Var, variable
 from treadle.kernel.nodes import (
-    Accumulate,
     Apply,
     Buffer,
     Convert,
@@ -22,7 +21,6 @@ from treadle.kernel.nodes import (
     Matmul,
     Position,
     Role,
-    Set,
     Statement,
     Store,
     Update,
@@ -42,7 +40,7 @@ from treadle.kernel.traverse import (
     subvalues,
     walk,
 )
-from treadle.schedule.nests import Body, is_sum
+from treadle.schedule.nests import Body, is_sum, moves
 from treadle.schedule.split import split, with_blocks
 
 
@@ -255,11 +253,10 @@ class _Lifter:
         self.lifted: dict[Value, str] = {}
 
     def without_fixed(self, statement: Statement) -> Statement:
-        if not isinstance(statement, (Let, Set, Accumulate, Store, Update)):
+        is_guarded = isinstance(statement, Store) and statement.guard is not None
+        if is_guarded or isinstance(statement, For):
             return statement
-        if isinstance(statement, Store) and statement.guard is not None:
-            return statement
-        return replace(statement, value=replace_value(statement.value, self.chosen))
+        return map_values(statement, lambda value: replace_value(value, self.chosen))
 
     def chosen(self, value: Value) -> Value | None:
         """What stands for a value: a name, or itself where a guard holds it back."""
@@ -277,11 +274,8 @@ class _Lifter:
                 case Load(buffer) if buffer in self.written:
                     return False
                 case Load(_, index) | Position(index) | Within(index):
-                    if not self._is_still(index):
+                    if any(moves(index, v) for v in self.variables):
                         return False
                 case _:
                     pass
         return True
-
-    def _is_still(self, index: Index) -> bool:
-        return not any(uses(atom, v) for atom, _ in index.terms for v in self.variables)

@@ -39,14 +39,7 @@ from treadle.kernel.rowsums import RowSums, row_sums_of
 from treadle.kernel.target import CPU, Reductions, Target
 from treadle.kernel.traverse import loop_names, map_statements, peel, rewrite, substituted, walk
 from treadle.schedule.nests import Body, Parts, fresh, fused_kernel, parallel, with_own_names
-from treadle.schedule.sum_fusion import (
-    fused_sums,
-    started,
-    sum_of,
-    with_producer,
-    with_rows,
-    with_sum,
-)
+from treadle.schedule.sum_fusion import fused_sums, started, sum_of, with_rows, with_sum, with_terms
 
 
 def peeled(kernel: Kernel) -> tuple[list[Var], Body]:
@@ -185,7 +178,7 @@ def fused(
         return None
     if target.fuses_column_sums:
         large = target.fusion.read_once
-        found = with_producer(first, second, large) if is_needed else None
+        found = with_terms(first, second, large) if is_needed else None
         found = found or fused_sums(first, second, large)
         if found is not None:
             return found
@@ -331,7 +324,7 @@ def localised(kernel: Kernel, names: set[str], rows: RowSums | None = None) -> K
     return replace(kernel, body=body, outputs=outputs, scratch=kernel.scratch + scratch)
 
 
-def with_staging(kernel: Kernel, room: int) -> Kernel:
+def staged(kernel: Kernel, room: int) -> Kernel:
     """The kernel with copies, of so many bytes at most, of what one loop writes and others read."""
     loops, inner = peel(kernel.body, Role.PARALLEL, most=1)
     if not loops:

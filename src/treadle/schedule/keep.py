@@ -88,21 +88,6 @@ def _materialized(
     return dict.fromkeys(sorted(stored))
 
 
-def heads_last(
-    graph: Graph, stored: Mapping[TensorValue, None]
-) -> dict[TensorValue, tuple[int, ...]]:
-    """Attention's results (B, H, T, D) as (B, T, H, D) in memory: matmuls read them as rows."""
-    outside = {o.value for o in graph.outputs}
-    outside |= {v for n in graph.nodes if n.op is SCAN for v in n.operands}
-    return {
-        v: (0, 2, 1, 3)
-        for v in stored
-        if graph.nodes[v.node].op in (c.ATTENTION, c.ATTENTION_GRAD)
-        and len(graph.type_of(v).shape) == 4
-        and v not in outside
-    }
-
-
 def wider_values(graph: Graph, stored: Mapping[TensorValue, None]) -> dict[TensorValue, DType]:
     """Narrow sums that stay in memory as they were summed: who reads them rounds them.
 

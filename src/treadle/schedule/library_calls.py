@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from treadle.base.dtypes import accumulator
-from treadle.ir.composites import ATTENTION, CONV, CONV_GRAD_W, Attention, Conv, ConvGrad
+from treadle.ir.composites import ATTENTION, CONV, CONV_GRAD_W, Attention
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.kernel.contraction import Axes, Contraction, Operand, contraction_of, size, stride_of
@@ -41,7 +41,7 @@ from treadle.schedule.nests import (
     parallel,
 )
 from treadle.schedule.operands import Site, load_of, transposed
-from treadle.schedule.templates import CONVOLUTIONS, channels_after, conv_numbers, last_strides
+from treadle.schedule.templates import CONVOLUTIONS, conv_numbers, conv_of, last_axes, last_strides
 
 
 def standalone_matmul(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
@@ -207,7 +207,7 @@ def _conv(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     target, axes = lowering.buffer(value), axis_vars("x", type_.shape)
     if not _has_channels_last(lowering.address(value, along(axes)), axes):
         target = site.memory("last", type_.dtype, type_.size)
-        finish = [site.moved(target, axes, channels_after(axes))]
+        finish = [site.moved(target, axes, last_axes(axes))]
     result = View(target.name, 0, type_.shape, last_strides(type_.shape))
     call: Statement = LibraryCall(
         node.op.name, (result,), operands, conv_numbers(node), _flops(lowering, node)
@@ -225,9 +225,7 @@ def _is_pointwise(lowering: Lowering, node: Node) -> bool:
     """
     is_weight = node.op is CONV_GRAD_W
     weight = node.types[0] if is_weight else lowering.graph.type_of(node.operands[1])
-    given = node.attributes
-    conv = given.conv if isinstance(given, ConvGrad) else given
-    assert isinstance(conv, Conv)
+    conv = conv_of(node)
     is_still = all(s == 1 for s in conv.strides) and not any(map(any, conv.padding))
     is_aligned = all(n % lowering.target.matmuls.pack == 0 for n in weight.shape[:2])
     return weight.shape[2:] == (1, 1) and conv.groups == 1 and is_still and is_aligned
@@ -261,7 +259,7 @@ def _image(site: Site, number: int, value: TensorValue) -> View:
     shape = site.lowering.graph.type_of(value).shape
     axes, name = axis_vars("x", shape), f"last{number}"
     load = site.placed(
-        value, name, axes, channels_after(axes), lambda index: _has_channels_last(index, axes)
+        value, name, axes, last_axes(axes), lambda index: _has_channels_last(index, axes)
     )
     return View(load.buffer, load.index.offset, shape, last_strides(shape))
 

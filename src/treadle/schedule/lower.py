@@ -35,7 +35,6 @@ from treadle.schedule.keep import (
     CHUNKED,
     ROOTS,
     array_of,
-    heads_last,
     is_inline,
     is_root,
     last_reads,
@@ -43,24 +42,10 @@ from treadle.schedule.keep import (
     recomputed_operands,
     wider_values,
 )
-from treadle.schedule.nests import (
-    Buffers,
-    along,
-    axis_vars,
-    copy_kernel,
-    copy_kernels,
-    parallel,
-    stays,
-)
+from treadle.schedule.nests import Buffers, along, axis_vars, copies, parallel, stays
 from treadle.schedule.order import Order
 from treadle.schedule.patterns import biased_matmuls, concatenated_gradients
-from treadle.schedule.templates import (
-    channels_last,
-    has_kernels,
-    has_template,
-    images,
-    in_memory_order,
-)
+from treadle.schedule.templates import has_kernels, has_template, images, in_memory_order, layouts
 
 
 def lower(
@@ -181,8 +166,8 @@ class Lowering:
         self.buffers = {n: self.buffer(v) for v, n in self.names.items()}
         # Tensors whose axes lie in memory in another order than they are counted.
         self.images = images(graph) if self.target.has_conv else frozenset()
-        self.layouts = channels_last(graph, self.materialized, self.images)
-        self.layouts |= heads_last(graph, self.materialized) if self.target.chooses_layouts else {}
+        has_heads = self.target.chooses_layouts
+        self.layouts = layouts(graph, self.materialized, self.images, has_heads)
         parts = concatenated_gradients(graph, self.layouts) if fuses_epilogues else {}
         self.parts = {v: p for v, p in parts.items() if p.whole in self.materialized}
         self.done = {p.whole for p in self.parts.values()}  # what has nothing left to do
@@ -244,7 +229,7 @@ class Lowering:
         found: list[Draft] = []
         order = Order(self.fuse, self.memo)
         for value, copy in self.before.items():
-            order.add(copy_kernel(self.names[value], copy, self.buffers[copy]))
+            order.add(*copies(self.names[value], copy, self.buffers[copy]))
         for position, node in enumerate(self.graph.nodes):
             if node.op in CHUNKED:
                 found += [*order.phases(), *CHUNKED[node.op](self, position, node)]
@@ -255,7 +240,7 @@ class Lowering:
                 self._add_node(position, node, order)
         for name, value in self.late.items():
             source = self.before.get(value, self.names[value])
-            order.add(copy_kernel(source, name, self.buffers[name]))
+            order.add(*copies(source, name, self.buffers[name]))
         self.finish(order)
         return found + list(order.phases())
 
@@ -403,19 +388,19 @@ class ScanBody(Lowering):
             buffer = self.buffers[name]
             if source in outer.rows:  # a row of a row is not one: it is copied first
                 copy = self._room(f"{name}@whole", outer.graph.type_of(operand))
-                self.starts += copy_kernels(source, copy, self.buffers[copy])
+                self.starts += copies(source, copy, self.buffers[copy])
                 source = copy
             if value in inputs[split:]:
                 self.rows[name] = Argument(source, buffer.size)
             elif value in inputs[attributes.constants :]:
-                self.starts += copy_kernels(source, name, buffer)
+                self.starts += copies(source, name, buffer)
             else:
                 self.rename(value, source)
                 self.fixed.add(source)
         self.carried = [self.names[v] for v in inputs[attributes.constants : split]]
         for k, name in enumerate(self.carried):
             target = outer.names[TensorValue(position, k)]
-            self.ends += copy_kernels(name, target, self.buffers[name])
+            self.ends += copies(name, target, self.buffers[name])
         self.stacked = [
             outer.names[TensorValue(position, attributes.carries + k)]
             for k in range(len(body.outputs) - attributes.carries)
@@ -458,14 +443,14 @@ class ScanBody(Lowering):
 
     def finish(self, order: Order) -> None:
         """Rows that are copies, then the carries of the next iteration."""
-        copies = list(self.copied_rows)
+        pairs = list(self.copied_rows)
         made = [self.names[o.value] for o in self.graph.outputs[: self.attributes.carries]]
         for k, name in enumerate(made):
             if name in self.carried:  # it may be overwritten before it is copied
                 made[k] = self._room(f"{self.prefix}next{k}", self.buffers[name])
-                copies.append((name, made[k]))
-        for source, target in [*copies, *zip(made, self.carried, strict=True)]:
-            order.add(*copy_kernels(source, target, self.buffers[source]))
+                pairs.append((name, made[k]))
+        for source, target in [*pairs, *zip(made, self.carried, strict=True)]:
+            order.add(*copies(source, target, self.buffers[source]))
 
 
 @CHUNKED(SCAN)

@@ -11,7 +11,7 @@ from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.kernel.access import Access, accesses, is_local, locals_in, names_in
 from treadle.kernel.arithmetic import identity
-from treadle.kernel.index import Index, Var, flatten, variable
+from treadle.kernel.index import Index, Var, flatten, uses, variable
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -84,6 +84,10 @@ def nested(loop: For) -> tuple[list[Var], Body]:
     """Loops of one role, each right inside the other, and what they contain."""
     loops, body = peel(loop.body, loop.role)
     return [loop.var, *(s.var for s in loops)], body
+
+
+def moves(index: Index, var: Var) -> bool:
+    return any(uses(atom, var) for atom, _ in index.terms)
 
 
 def as_dtype(value: Value, dtype: DType) -> Value:
@@ -220,20 +224,12 @@ def stays(body: Sequence[Statement], leaf: str, at: Index) -> bool:
     return all(a.index == at for a in accesses(body) if a.buffer == leaf)
 
 
-def copy_kernel(source: str, target: str, like: Buffer) -> Kernel:
-    var = Var("i", like.size)
-    at = variable(var)
-    store = Store(target, at, Load(source, at, like.dtype))
-    return Kernel(
-        "copy",
-        (Buffer(source, like.dtype, like.size),),
-        (Buffer(target, like.dtype, like.size),),
-        parallel([var], [store]),
-    )
-
-
-def copy_kernels(source: str, target: str, like: Buffer) -> list[Kernel]:
-    return [copy_kernel(source, target, like)] if like.size else []
+def copies(source: str, target: str, like: Buffer) -> list[Kernel]:
+    """The kernel that copies a buffer; none where there is nothing in it."""
+    i = Var("i", like.size)
+    store = Store(target, variable(i), Load(source, variable(i), like.dtype))
+    read, written = (Buffer(name, like.dtype, like.size) for name in (source, target))
+    return [Kernel("copy", (read,), (written,), parallel([i], [store]))] if like.size else []
 
 
 @functools.cache

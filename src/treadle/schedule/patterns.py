@@ -26,6 +26,7 @@ from treadle.kernel.contraction import contraction_of
 from treadle.kernel.target import CPU, Matmuls
 from treadle.rules.pattern import Anything, Number, Root, apply, captures, in_each_order
 from treadle.rules.rule import Match
+from treadle.schedule.templates import HEADS_LAST
 
 _MATMUL = apply(linear.CONTRACT, Anything("a"), Anything("b"), name="matmul", single_use=True)
 _ALONG_ROWS = apply(shaping.BROADCAST, Anything("bias"), name="rows")
@@ -151,9 +152,6 @@ def _padded_gradients(graph: Graph, term: TensorValue, uses: Uses, layouts: Layo
         and _has_heads_side_by_side(match)
         and _pads_last_axis(_pad(match))
     ]
-
-
-HEADS_LAST = (0, 2, 1, 3)  # (batch, heads, time, depth) as (batch, time, heads, depth)
 
 
 def _has_heads_side_by_side(match: Match) -> bool:

@@ -89,7 +89,7 @@ def renamed_sum(kernel: Kernel, other: Kernel, others: Body) -> tuple[Kernel, Su
     return kernel, found
 
 
-def with_producer(first: Kernel, second: Kernel, large: int) -> Kernel | None:
+def with_terms(first: Kernel, second: Kernel, large: int) -> Kernel | None:
     """An elementwise kernel inside the sum of columns that reads each of its elements once."""
     variables = _elementwise(first)
     if variables is None or sum_of(second) is None:

@@ -8,7 +8,7 @@ and loops over them run in that order. Leaves and outputs of a program keep the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from treadle.base.dtypes import float32
 from treadle.ir import composites as c
@@ -125,11 +125,16 @@ _OWN = frozenset([SCAN, linear.CONTRACT, indexing.SCATTER_ADD, indexing.RANDOM_B
 LibraryCallKey = tuple[str, tuple[tuple[tuple[int, ...], str], ...], tuple[tuple[str, float], ...]]
 
 
-def conv_numbers(node: Node) -> tuple[tuple[str, float], ...]:
-    """Strides, padding and dilations by name, as a library call has them."""
+def conv_of(node: Node) -> c.Conv:
     given = node.attributes
     conv = given.conv if isinstance(given, c.ConvGrad) else given
     assert isinstance(conv, c.Conv)
+    return conv
+
+
+def conv_numbers(node: Node) -> tuple[tuple[str, float], ...]:
+    """Strides, padding and dilations by name, as a library call has them."""
+    conv = conv_of(node)
     low, high = ([pair[i] for pair in conv.padding] for i in (0, 1))
     rows = {"stride": conv.strides, "low": low, "high": high, "dilation": conv.dilations}
     return tuple((f"{n}{i}", float(x)) for n, of in rows.items() for i, x in enumerate(of))
@@ -187,18 +192,28 @@ def _counts_alike(graph: Graph, node: Node, a: TensorValue, b: TensorValue) -> b
     return min(len(one), len(other)) >= 4 and one[:same] == other[:same]
 
 
-def channels_last(
-    graph: Graph, materialized: Mapping[TensorValue, None], of: Collection[TensorValue]
+HEADS_LAST = (0, 2, 1, 3)  # (batch, heads, time, depth) as (batch, time, heads, depth)
+
+
+def layouts(
+    graph: Graph, stored: Collection[TensorValue], of: Collection[TensorValue], has_heads: bool
 ) -> dict[TensorValue, tuple[int, ...]]:
-    """The order in memory of images that are materialized inside the program."""
+    """The order in memory of images, and of attention's results: matmuls read these as rows.
+
+    Only of what is materialized inside the program.
+    """
     outside = {o.value for o in graph.outputs}
     outside |= {v for n in graph.nodes if n.op is SCAN for v in n.operands}
-    return {
-        v: last_order(4)
-        for v in materialized
-        if v in of and graph.type_of(v).rank == 4 and v not in outside
-        if graph.nodes[v.node].op not in _OWN
-    }
+    found: dict[TensorValue, tuple[int, ...]] = {}
+    for v in stored:
+        op = graph.nodes[v.node].op
+        if v in outside or graph.type_of(v).rank != 4:
+            continue
+        if v in of and op not in _OWN:
+            found[v] = last_order(4)
+        if has_heads and op in (c.ATTENTION, c.ATTENTION_GRAD):
+            found[v] = HEADS_LAST
+    return found
 
 
 def last_order(rank: int) -> tuple[int, ...]:
@@ -206,7 +221,7 @@ def last_order(rank: int) -> tuple[int, ...]:
     return (0, 2, 3, 1, *range(4, rank))
 
 
-def channels_after(axes: Sequence[Var]) -> tuple[Var, ...]:
+def last_axes(axes: Sequence[Var]) -> tuple[Var, ...]:
     """The axes of an image or of windows in their order in memory."""
     return tuple(axes[i] for i in last_order(len(axes)))
 
@@ -216,7 +231,7 @@ def in_memory_order(
 ) -> list[Var]:
     """The loops over a tensor, images in their order in memory."""
     is_image = value in of and len(variables) >= 4
-    return list(channels_after(variables) if is_image else variables)
+    return list(last_axes(variables) if is_image else variables)
 
 
 def last_strides(shape: Sequence[int]) -> tuple[int, int, int, int]:

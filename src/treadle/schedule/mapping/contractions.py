@@ -39,8 +39,8 @@ from treadle.kernel.packs import is_pack
 from treadle.kernel.target import Mapping
 from treadle.kernel.traverse import rewrite
 from treadle.schedule.mapping.groups import in_order, nest
-from treadle.schedule.mapping.shapes import moves, peeled
-from treadle.schedule.nests import Body, apply, as_dtype, flat_index, is_sum, nested
+from treadle.schedule.mapping.shapes import peeled
+from treadle.schedule.nests import Body, apply, as_dtype, flat_index, is_sum, moves, nested
 
 
 def as_loops(kernel: Kernel) -> Kernel:

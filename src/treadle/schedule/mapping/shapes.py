@@ -21,7 +21,7 @@ from treadle.kernel.arithmetic import identity
 from treadle.kernel.contraction import size
 from treadle.kernel.cost import flops
 from treadle.kernel.geometry import Combine
-from treadle.kernel.index import Index, Var, uses
+from treadle.kernel.index import Var
 from treadle.kernel.nodes import (
     Accumulate,
     For,
@@ -38,7 +38,7 @@ from treadle.kernel.packs import is_pack, lane_step, lanes_for
 from treadle.kernel.races import conflicts_in
 from treadle.kernel.target import Mapping
 from treadle.kernel.traverse import peel, walk
-from treadle.schedule.nests import Body, is_sum, nested
+from treadle.schedule.nests import Body, is_sum, moves, nested
 
 
 @dataclass(frozen=True)
@@ -226,10 +226,6 @@ def _warps(one: Shape, loop: For, mapping: Mapping) -> int:
     while 2 * count <= min(most, extent_of(loop) // mapping.least_each):
         count *= 2
     return count
-
-
-def moves(index: Index, var: Var) -> bool:
-    return any(uses(atom, var) for atom, _ in index.terms)
 
 
 # Rows of threads
