@@ -140,8 +140,8 @@ def by_elements(lowering: Lowering, position: int, node: Node) -> Kernel:
     depth = [variables[v] for v in c.depth]
     body = accumulated("add", wide, depth, reader.lets, apply("mul", *factors))
     order = [variables[v] for v in c.result]
-    body.append(lowering.store(value, along(order), as_dtype(Local("acc", wide), dtype)))
-    return lowering.kernel(position, reader, [value], parallel(order, body))
+    store = lowering.store(value, along(order), as_dtype(Local("acc", wide), dtype))
+    return lowering.kernel(position, reader, [value], parallel(order, [*body, store]))
 
 
 def library_attention(lowering: Lowering, position: int, node: Node) -> list[Kernel]:

@@ -28,7 +28,6 @@ from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step
 from treadle.kernel.target import CPU, Target
 from treadle.rules.canonical import canonicalise
 from treadle.rules.expansion import expand
-from treadle.schedule.bound import Bound, Memo, signature
 from treadle.schedule.inline import Reader, laid_out
 from treadle.schedule.inline import attributes_of as attributes_of
 from treadle.schedule.keep import (
@@ -43,7 +42,7 @@ from treadle.schedule.keep import (
     wider_values,
 )
 from treadle.schedule.nests import Buffers, along, axis_vars, copies, parallel, stays
-from treadle.schedule.order import Order
+from treadle.schedule.order import Bound, Memo, Order, signature
 from treadle.schedule.patterns import biased_matmuls, concatenated_gradients
 from treadle.schedule.templates import has_kernels, has_template, images, in_memory_order, layouts
 

@@ -111,10 +111,10 @@ def accumulated(
     lets: Sequence[Statement],
     element: Value,
     name: str = "acc",
-) -> list[Statement]:
+) -> Body:
     """A local, combined over some loops."""
     inner = in_order(summed, [*lets, Accumulate(name, op, as_dtype(element, wide))])
-    return [Let(name, Literal(identity(op, wide), wide)), *inner]
+    return (Let(name, Literal(identity(op, wide), wide)), *inner)
 
 
 def fused_kernel(first: Kernel, second: Kernel, body: Body, scratch: Buffers = ()) -> Kernel:

@@ -12,7 +12,7 @@ from treadle.kernel.index import Index, Var, variable
 from treadle.kernel.nodes import Buffer, Kernel, Load, Local, Matrix, Statement, Store, Value
 from treadle.schedule.inline import Reader
 from treadle.schedule.lower import Lowering
-from treadle.schedule.nests import Buffers, accumulated, along, as_dtype, flat_index, parallel
+from treadle.schedule.nests import Body, Buffers, accumulated, along, as_dtype, flat_index, parallel
 
 
 def plain_load(reader: Reader, value: Value) -> Load | None:
@@ -101,14 +101,13 @@ class Site:
         Memory of several results holds parts, which are added up.
         """
         lowering, value = self.lowering, TensorValue(self.position, output)
-        target, body = lowering.buffer(value), list[Statement]()
+        target, body = lowering.buffer(value), Body()
         part = Var("part", source.size // target.size)
         at = flat_index(order) + variable(part) * target.size
         found: Value = Load(source.name, at, source.dtype)
         if part.extent > 1:
             body = accumulated("add", source.dtype, [part], [], found)
             found = Local("acc", source.dtype)
-        element = as_dtype(found, target.dtype)
-        body.append(lowering.store(value, along(axes), element))
-        loops, reader = parallel(axes, body), reading(lowering, [source.name])
+        store = lowering.store(value, along(axes), as_dtype(found, target.dtype))
+        loops, reader = parallel(axes, [*body, store]), reading(lowering, [source.name])
         return lowering.kernel(self.position, reader, [value], loops, suffix)

@@ -10,22 +10,13 @@ from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops import reductions
 from treadle.kernel.contraction import size
 from treadle.kernel.index import Index, Var, constant, substitute, variable
-from treadle.kernel.nodes import (
-    Accumulate,
-    Buffer,
-    Kernel,
-    Let,
-    Literal,
-    Load,
-    Local,
-    Statement,
-    Store,
-)
+from treadle.kernel.nodes import Accumulate, Buffer, Kernel, Let, Literal, Load, Local, Store
 from treadle.kernel.target import Matmuls, Reductions
 from treadle.schedule.inline import Reader
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import (
+    Body,
     accumulated,
     apply,
     as_dtype,
@@ -167,7 +158,7 @@ class _Reduction:
     def at_once(self, loops: _Loops) -> Kernel:
         return self._result(loops, *self._accumulated(loops))
 
-    def _accumulated(self, loops: _Loops) -> tuple[Reader, list[Statement]]:
+    def _accumulated(self, loops: _Loops) -> tuple[Reader, Body]:
         """All of the source, or a part of it."""
         reader = self.lowering.reader()
         element = reader.at(self.node.operands[0], loops.source)
@@ -177,8 +168,8 @@ class _Reduction:
         """Parts in memory, then the parts together."""
         buffer = self._buffer(self.position, "parts", loops)
         reader, body = self._accumulated(loops)
-        body.append(Store(buffer.name, loops.at, Local("acc", self.wide)))
-        nested = parallel(loops.stored, body)
+        store = Store(buffer.name, loops.at, Local("acc", self.wide))
+        nested = parallel(loops.stored, [*body, store])
         first = self.lowering.kernel(self.position, reader, [], nested, "_parts", (buffer,))
         return [first, self._combined(loops, buffer)]
 
@@ -190,7 +181,7 @@ class _Reduction:
         body = accumulated(self.op, self.wide, loops.parts, [], element)
         return self._result(loops, reader, body)
 
-    def _result(self, loops: _Loops, reader: Reader, body: list[Statement]) -> Kernel:
+    def _result(self, loops: _Loops, reader: Reader, body: Body) -> Kernel:
         """The kernel that stores what was accumulated."""
         lowering, value = self.lowering, TensorValue(self.position)
         result = as_dtype(Local("acc", self.wide), self.dtype)
@@ -222,7 +213,7 @@ class _Reduction:
         element = reader.at(x, loops.source)
         gap, acc, squares = (Local(n, wide) for n in ("gap", "acc", "squares"))
         count = Literal(size(loops.inner), wide)
-        inner: list[Statement] = [
+        inner = [
             *reader.lets,
             Let("gap", apply("sub", element, Local("first", wide))),
             Accumulate("acc", "add", gap),
@@ -231,7 +222,7 @@ class _Reduction:
         whole = apply("mul", count, Local("first", wide))
         mean_square = apply("div", apply("mul", acc, acc), count)
         rest = apply("sub", squares, mean_square)
-        body: list[Statement] = [
+        body = [
             *before,
             Let("acc", Literal(0, wide)),
             Let("squares", Literal(0, wide)),
@@ -256,6 +247,5 @@ class _Reduction:
         moved = apply("mul", apply("mul", gap, gap), count)
         element = apply("add", Load(spread.name, loops.at, wide), moved)
         lets = [Let("gap", apply("sub", own, Local("mean", wide)))]
-        body = [*reader.lets, Let("mean", centre)]
-        body += accumulated("add", wide, loops.parts, lets, element)
-        return self._result(loops, reader, body)
+        summed = accumulated("add", wide, loops.parts, lets, element)
+        return self._result(loops, reader, (*reader.lets, Let("mean", centre), *summed))
