@@ -86,6 +86,13 @@ def nested(loop: For) -> tuple[list[Var], Body]:
     return [loop.var, *(s.var for s in loops)], body
 
 
+def is_cleared(before: Sequence[Statement], step: Accumulate) -> bool:
+    """Whether an accumulation starts from the number that changes nothing."""
+    starts = {s.local: s.value for s in before if isinstance(s, Let)}
+    start = starts.get(step.local)
+    return isinstance(start, Literal) and start.value == identity(step.op, step.value.dtype)
+
+
 def moves(index: Index, var: Var) -> bool:
     return any(uses(atom, var) for atom, _ in index.terms)
 

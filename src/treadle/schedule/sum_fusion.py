@@ -38,6 +38,7 @@ from treadle.schedule.nests import (
     fresh,
     fused_kernel,
     in_order,
+    is_cleared,
     parallel,
     with_own_names,
 )
@@ -251,13 +252,13 @@ def _fits(found: Sum, rows: RowSums, sizes: Reductions) -> bool:
     column = found.around[-1]
     if not sizes.least_columns <= column.extent <= sizes.most_columns or column.extent % 8:
         return False
-    starts = {s.local: s.value for s in found.before if isinstance(s, Let)}
+    starts = {s.local for s in found.before if isinstance(s, Let)}
     sums = [s for s in found.inner if isinstance(s, Accumulate)]
     if any(s.op != "add" or s.value.dtype is not F32 for s in sums):
         return False
-    if starts.keys() != {s.local for s in sums} or len(sums) != len(starts):
+    if starts != {s.local for s in sums} or len(sums) != len(starts):
         return False
-    if any(not isinstance(v, Literal) or v.value != 0 for v in starts.values()):
+    if not all(is_cleared(found.before, s) for s in sums):
         return False
     at = flat_index(found.around)
     return all(

@@ -40,7 +40,16 @@ from treadle.kernel.target import Mapping
 from treadle.kernel.traverse import rewrite
 from treadle.schedule.mapping.groups import in_order, nest
 from treadle.schedule.mapping.shapes import peeled
-from treadle.schedule.nests import Body, apply, as_dtype, flat_index, is_sum, moves, nested
+from treadle.schedule.nests import (
+    Body,
+    apply,
+    as_dtype,
+    flat_index,
+    is_cleared,
+    is_sum,
+    moves,
+    nested,
+)
 
 
 def as_loops(kernel: Kernel) -> Kernel:
@@ -138,12 +147,10 @@ def _is_worth(found: Contracting, mapping: Mapping) -> bool:
 
 def _factors(step: Accumulate, before: Body) -> tuple[Load, Load] | None:
     """The two factors that are summed up from nothing."""
-    start = before[0] if len(before) == 1 else None
-    if not isinstance(start, Let) or start.local != step.local:
-        return None
-    is_none = isinstance(start.value, Literal) and start.value.value == 0
     product = step.value
-    if not is_none or step.op != "add" or not isinstance(product, Apply) or product.op != "mul":
+    if len(before) != 1 or not is_cleared(before, step) or step.op != "add":
+        return None
+    if not isinstance(product, Apply) or product.op != "mul":
         return None
     if not product.dtype.is_float or product.dtype.is_narrow:
         return None

@@ -17,28 +17,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from treadle.kernel.access import accesses, loads_of, locals_in
-from treadle.kernel.arithmetic import identity
 from treadle.kernel.contraction import size
 from treadle.kernel.cost import flops
 from treadle.kernel.geometry import Combine
 from treadle.kernel.index import Var
-from treadle.kernel.nodes import (
-    Accumulate,
-    For,
-    Kernel,
-    Let,
-    Literal,
-    Role,
-    Set,
-    Statement,
-    Store,
-    Update,
-)
+from treadle.kernel.nodes import Accumulate, For, Kernel, Let, Role, Set, Statement, Store, Update
 from treadle.kernel.packs import is_pack, lane_step, lanes_for
 from treadle.kernel.races import conflicts_in
 from treadle.kernel.target import Mapping
 from treadle.kernel.traverse import peel, walk
-from treadle.schedule.nests import Body, is_sum, moves, nested
+from treadle.schedule.nests import Body, is_cleared, is_sum, moves, nested
 
 
 @dataclass(frozen=True)
@@ -272,14 +260,10 @@ def _is_sum_of_columns(before: Sequence[Statement], loop: Statement) -> bool:
     inner = nested(loop)[1]
     stores = [s for s in inner if isinstance(s, Store)]
     plain = tuple(s for s in inner if not isinstance(s, Store))
-    starts = {s.local: s.value for s in before if isinstance(s, Let)}
-    if not is_sum(replace(loop, body=plain)):
+    sums = [s for s in plain if isinstance(s, Accumulate)]
+    if not is_sum(replace(loop, body=plain)) or not all(is_cleared(before, s) for s in sums):
         return False
-    for s in (s for s in plain if isinstance(s, Accumulate)):
-        start = starts.get(s.local)
-        if not isinstance(start, Literal) or start.value != identity(s.op, s.value.dtype):
-            return False
-    summed = {s.local for s in plain if isinstance(s, Accumulate)}
+    summed = {s.local for s in sums}
     if any(s.guard or summed & locals_in(s.value) for s in stores):
         return False
     rows = [s for s in walk([loop]) if isinstance(s, For)]
