@@ -276,7 +276,9 @@ class _Matmul:
             body += self._cleared(target, depth.part)
         if self.copies_panels:
             scratch.append(self._copied_panel(reader, body))
-        left, into = self._left(reader, depth), self._into(target, depth.part)
+        left, start = self._left(reader, depth), self._address(depth.part)
+        into = self._matrix(target.name, start, StridedAxis(self.columns))
+        assert not into.rows.listed
         body += in_order(depth.loops, self._panels(reader, into, left, depth))
         panel = [self._panel_var] if self.is_by_panels else []
         order = [depth.part, *self.outer.values(), *panel, *self.rows.outer]
@@ -316,9 +318,15 @@ class _Matmul:
             return Matrix(OWN_LEFT, move, StridedAxis(self.rows.count), summed)
         load = self._element(reader, self.contraction.left, depth=False)
         assert isinstance(load, Load)
-        rows = strided_axis_of(load.index, self.rows.inner)
+        return self._matrix(load.buffer, load.index + move, summed)
+
+    def _matrix(self, buffer: str, index: Index, columns: StridedAxis) -> Matrix:
+        """The rows of a block, given where one of them starts."""
+        inner = self.rows.inner
+        rows = strided_axis_of(index, inner)
         assert rows is not None
-        return Matrix(load.buffer, _without(load.index, self.rows.inner) + move, rows, summed)
+        first = Index(tuple((a, f) for a, f in index.terms if a not in inner), index.offset)
+        return Matrix(buffer, first, rows, columns)
 
     def _cleared(self, target: Buffer, part: Var) -> list[Statement]:
         lanes = Var("z", self.panel if self.is_by_panels else self.columns)
@@ -337,16 +345,6 @@ class _Matmul:
         result, indices = self.contraction.result, self._indices()
         at = flatten([indices[v] for v in result], [v.extent for v in result])
         return at + variable(part) * self.type.size
-
-    def _into(self, target: Buffer, part: Var) -> Matrix:
-        """The rows of a block in the target, all columns."""
-        address = self._address(part)
-        rows = strided_axis_of(address, self.rows.inner)
-        assert rows is not None
-        assert not rows.listed
-        return Matrix(
-            target.name, _without(address, self.rows.inner), rows, StridedAxis(self.columns)
-        )
 
     def _panels(self, reader: Reader, into: Matrix, left: Matrix, depth: Depth) -> list[Statement]:
         """Full panels in a loop, then the columns that are left."""
@@ -392,8 +390,3 @@ class _Matmul:
         axes = {v: Var(f"i{k}", v.extent) for k, v in enumerate(result)}
         order = tuple(axes[v] for v in self.contraction.result)
         return self.site.moved(sums, tuple(axes.values()), order, "_finish")
-
-
-def _without(index: Index, variables: list[Var]) -> Index:
-    """The index where some variables are 0."""
-    return Index(tuple((a, f) for a, f in index.terms if a not in variables), index.offset)

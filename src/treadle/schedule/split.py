@@ -39,6 +39,7 @@ from treadle.kernel.traverse import (
     indices_of,
     map_statements,
     map_value,
+    map_values,
     substituted,
     subvalues,
     tally,
@@ -82,19 +83,8 @@ def _changes(loop: For) -> set[int]:
 def _piece(loop: For, begin: int, end: int, taken: set[str]) -> For:
     var = Var(fresh(loop.var.name, taken), end - begin)
     names = {n: fresh(n, taken) for n in sorted(names_in(loop.body))}
-    values = {loop.var: variable(var) + begin}
-
-    body: list[Statement] = []
-    for moved in with_locals(substituted(loop.body, values), names):
-        assert isinstance(moved, (Let, Store, Update))
-        moved = replace(moved, value=_settled(moved.value))
-        if isinstance(moved, Store) and moved.guard is not None:
-            holds = _holds(moved.guard)
-            if holds is False:
-                continue
-            moved = replace(moved, guard=None) if holds else moved
-        body.append(moved)
-    return For(var, loop.role, tuple(body))
+    moved = with_locals(substituted(loop.body, {loop.var: variable(var) + begin}), names)
+    return For(var, loop.role, tuple(map_values(s, _settled) for s in moved))
 
 
 def _holds(guard: Value) -> bool | None:
