@@ -40,7 +40,7 @@ from treadle.kernel.traverse import (
     subvalues,
     walk,
 )
-from treadle.schedule.nests import Body, is_sum, moves
+from treadle.schedule.nests import Body, is_sum, let, moves
 from treadle.schedule.split import split, with_blocks
 
 
@@ -97,8 +97,8 @@ def forwarded(body: Sequence[Statement], names: _Names, known: Known) -> list[St
         if isinstance(statement, Store) and statement.guard is None:
             value = statement.value
             if not isinstance(value, Local):
-                found.append(Let(names.fresh("v"), value))
-                value = Local(f"v{names.count}", value.dtype)
+                named, value = let(names.fresh("v"), value)
+                found.append(named)
             _forget(known, [statement])
             known[statement.buffer, statement.index] = value
             found.append(replace(statement, value=value))

@@ -22,23 +22,11 @@ from treadle.kernel.access import accesses, names_in
 from treadle.kernel.contraction import size
 from treadle.kernel.cost import flops, largest
 from treadle.kernel.index import Index, Var, unflatten, variable
-from treadle.kernel.nodes import (
-    Buffer,
-    For,
-    Kernel,
-    Let,
-    Local,
-    Matmul,
-    Role,
-    Set,
-    Statement,
-    Store,
-    Update,
-)
+from treadle.kernel.nodes import Buffer, For, Kernel, Matmul, Role, Set, Statement, Store, Update
 from treadle.kernel.rowsums import RowSums, row_sums_of
 from treadle.kernel.target import CPU, Reductions, Target
 from treadle.kernel.traverse import loop_names, map_statements, peel, rewrite, substituted, walk
-from treadle.schedule.nests import Body, Parts, fresh, fused_kernel, parallel, with_own_names
+from treadle.schedule.nests import Body, Parts, fresh, fused_kernel, let, parallel, with_own_names
 from treadle.schedule.sum_fusion import fused_sums, started, sum_of, with_rows, with_sum, with_terms
 
 
@@ -374,7 +362,5 @@ def _copied(statement: Statement, own: dict[str, Buffer], var: Var, taken: set[s
     if not isinstance(statement, Store) or statement.buffer not in own:
         return (moved,)
     assert isinstance(moved, Store)
-    name = fresh("near", taken)
-    value = Local(name, moved.value.dtype)
-    far = replace(statement, value=value)
-    return Let(name, moved.value), far, replace(moved, value=value)
+    named, value = let(fresh("near", taken), moved.value)
+    return named, replace(statement, value=value), replace(moved, value=value)

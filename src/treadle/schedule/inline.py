@@ -27,7 +27,6 @@ from treadle.kernel.nodes import (
     Buffer,
     Convert,
     Guarded,
-    Let,
     Literal,
     Load,
     Local,
@@ -36,7 +35,7 @@ from treadle.kernel.nodes import (
     Value,
     Within,
 )
-from treadle.schedule.nests import apply, compare
+from treadle.schedule.nests import apply, compare, let
 
 Indices = tuple[Index, ...]
 
@@ -92,9 +91,9 @@ class Reader:
         for guard in reversed(self.guards):
             value = Guarded(guard, value, Literal(0, value.dtype), value.dtype)
         self.count += 1
-        name = f"t{self.count}"
-        self.lets.append(Let(name, value))
-        return Local(name, value.dtype)
+        named, local = let(f"t{self.count}", value)
+        self.lets.append(named)
+        return local
 
     def under(self, guards: Sequence[Within], inner: Callable[[], Value], other: Value) -> Value:
         """The inner value where all guards hold, else the other."""

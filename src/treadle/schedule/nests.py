@@ -22,6 +22,7 @@ from treadle.kernel.nodes import (
     Let,
     Literal,
     Load,
+    Local,
     Role,
     Statement,
     Store,
@@ -95,6 +96,11 @@ def is_cleared(before: Sequence[Statement], step: Accumulate) -> bool:
 
 def moves(index: Index, var: Var) -> bool:
     return any(uses(atom, var) for atom, _ in index.terms)
+
+
+def let(name: str, value: Value) -> tuple[Let, Local]:
+    """A value that gets a name, and what stands for it."""
+    return Let(name, value), Local(name, value.dtype)
 
 
 def as_dtype(value: Value, dtype: DType) -> Value:

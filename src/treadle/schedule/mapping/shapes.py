@@ -118,10 +118,11 @@ def _can_share(statement: Statement) -> bool:
 
 def is_serial(statement: Statement) -> bool:
     """Whether a loop must be run in order, and nothing in it can be shared."""
-    if not isinstance(statement, For) or is_parallel(statement) or is_sum(statement):
-        return False
-    return not any(is_shared(s) for s in statement.body) or any(
-        isinstance(s, (Set, Update)) or is_serial(s) for s in statement.body
+    entered = walk([statement], lambda loop: not _can_share(loop))
+    loops = [s for s in entered if isinstance(s, For) and not _can_share(s)]
+    return any(
+        not any(map(is_shared, loop.body)) or any(isinstance(s, (Set, Update)) for s in loop.body)
+        for loop in loops
     )
 
 
