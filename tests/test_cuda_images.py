@@ -39,8 +39,8 @@ from treadle.kernel.program import Program
 from treadle.memory.assemble import assemble
 from treadle.memory.plan import plan_buffers
 from treadle.runtime.cuda.compiler import compile_source, is_cubin
-from treadle.schedule.channels import conv_call_key
 from treadle.schedule.schedule import GPU, schedule
+from treadle.schedule.templates import conv_call_key
 from treadle.step.programs import UNWATCHED
 
 needs_host = pytest.mark.skipif(no_host_compiler() is not None, reason=f"{no_host_compiler()}")

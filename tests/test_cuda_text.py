@@ -40,7 +40,7 @@ from treadle.memory.plan import plan_buffers
 from treadle.nn.tracing import Inputs
 from treadle.pipeline import CompileReport, StepRecipe, build_evaluation
 from treadle.rules.heads import recognise_heads
-from treadle.schedule.cross_entropy_rows import chunk_sizes
+from treadle.schedule.cross_entropy import chunk_sizes
 from treadle.schedule.schedule import GPU, Target, schedule
 from treadle.step.programs import UNWATCHED
 

@@ -30,8 +30,7 @@ from treadle.rules.driver import Keeps, rewrite
 from treadle.rules.expansion import expand
 from treadle.rules.pattern import Anything, Number, apply, captures, in_each_order, to_text
 from treadle.rules.rule import RuleSet, always
-from treadle.schedule.epilogues import biased_matmuls
-from treadle.schedule.moments import spreads
+from treadle.schedule.patterns import biased_matmuls, spreads
 
 F32, BF16, I32 = dtypes.float32, dtypes.bfloat16, dtypes.int32
 X = TensorType((2, 3), F32)

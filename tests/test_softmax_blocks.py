@@ -9,17 +9,8 @@ from test_kernels import MEANINGS
 from treadle.kernel.index import Index, Var
 from treadle.kernel.interpret import interpret
 from treadle.kernel.nodes import Accumulate, Buffer, For, Kernel, Role, Statement
-from treadle.schedule.softmax import (
-    F32,
-    Queries,
-    Rows,
-    Scores,
-    local,
-    log_sum,
-    power,
-    statistics,
-    transposed,
-)
+from treadle.schedule.operands import transposed
+from treadle.schedule.softmax import F32, Queries, Rows, Scores, local, log_sum, power, statistics
 
 KEYS, COUNT, WIDTH = 5, 3, 4
 SHAPES = {"keys": (KEYS, WIDTH), "queries": (COUNT, WIDTH), "copy": (WIDTH, COUNT)}
@@ -31,7 +22,7 @@ LOGS = Rows(BUFFERS["logs"], Index(), 1)
 
 def scores(keys_are_rows: bool = True) -> Scores:
     stride = COUNT if keys_are_rows else KEYS
-    return Scores(BUFFERS["scores"], Index(), KEYS, COUNT, stride, keys_are_rows)
+    return Scores(Rows(BUFFERS["scores"], Index(), stride), KEYS, COUNT, keys_are_rows)
 
 
 def drawn(keys_are_rows: bool = True) -> dict[str, np.ndarray]:

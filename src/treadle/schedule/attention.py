@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from treadle.base import dtypes
 from treadle.ir import composites as c
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.kernel.index import Index, Var, constant, flatten, variable
 from treadle.kernel.nodes import (
     Accumulate,
-    Apply,
     Buffer,
     For,
     Kernel,
@@ -22,16 +20,16 @@ from treadle.kernel.nodes import (
     Position,
     Role,
     Statement,
-    Store,
     Value,
 )
-from treadle.schedule.attention_calls import library_attention
 from treadle.schedule.keep import ROOTS
+from treadle.schedule.library_calls import library_attention
 from treadle.schedule.lower import Lowering, attributes_of
-from treadle.schedule.nests import axis_vars, nest
+from treadle.schedule.nests import Body, accumulated, apply, axis_vars, compare, in_order, parallel
 from treadle.schedule.operands import Site, plain_load
 from treadle.schedule.softmax import (
     F32,
+    I32,
     Queries,
     Rows,
     Scores,
@@ -50,18 +48,12 @@ from treadle.schedule.templates import attention_block
 LOWEST = -3.4e38
 
 
-@ROOTS(c.ATTENTION)
+@ROOTS(c.ATTENTION, c.ATTENTION_GRAD)
 def attention_kernels(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     if lowering.target.has_attention:
         return library_attention(lowering, position, node)
-    return _Forward(lowering, position, node).kernels()
-
-
-@ROOTS(c.ATTENTION_GRAD)
-def attention_grad_kernels(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
-    if lowering.target.has_attention:
-        return library_attention(lowering, position, node)
-    return _Backward(lowering, position, node).kernels()
+    made = _Forward if node.op is c.ATTENTION else _Backward
+    return made(lowering, position, node).kernels()
 
 
 class _Attention:
@@ -92,14 +84,14 @@ class _Attention:
         """A value where the query of this lane sees a key."""
         if not self.causal:
             return value
-        query = Position(self.first_query + variable(self.i), dtypes.int32)
-        can = Apply("le", (Position(key, dtypes.int32), query), dtypes.bool_)
+        query = Position(self.first_query + variable(self.i), I32)
+        can = compare("le", Position(key, I32), query)
         return choose(can, value, other)
 
     def scores(self, name: str, keys: int) -> Scores:
         """A thread's memory for scores: keys as rows, queries as lanes."""
         buffer = Buffer(name, F32, keys * self.block)
-        return Scores(buffer, Index(), keys, self.block, self.block)
+        return Scores(Rows(buffer, Index(), self.block), keys, self.block)
 
     def queries(self, name: str, width: int) -> Queries:
         return Queries(Buffer(name, F32, width * self.block), self.block, width)
@@ -137,7 +129,7 @@ class _Attention:
             site = Site(lowering, self.position)
             self.copies[operand] = site.copied(operand, name, axes, axes, "_rows")
         buffer = self.copies[operand][0]
-        self.reader.used[buffer.name] = lowering.as_type(buffer)
+        self.reader.used[buffer.name] = buffer
         return buffer
 
     def result(self, output: int, head: Index) -> Rows:
@@ -148,7 +140,7 @@ class _Attention:
         indices = [variable(self.b), head, constant(0), constant(0)]
         return Rows(buffer, flatten(indices, shape), shape[3])
 
-    def kernel(self, body: Sequence[Statement], scratch: Sequence[Buffer]) -> list[Kernel]:
+    def with_copies(self, body: Sequence[Statement], scratch: Sequence[Buffer]) -> list[Kernel]:
         made = [TensorValue(self.position, i) for i in range(len(self.node.types))]
         kernel = self.lowering.kernel(self.position, self.reader, made, body)
         copies = [copy for _, copy in self.copies.values()]
@@ -172,8 +164,8 @@ class _Forward(_Attention):
             *self._mixed(scores, values, out),
             *self._scaled(out, shares),
         ]
-        loops = nest([self.b, self.g, self.r, self.q], Role.PARALLEL, body)
-        return self.kernel(loops, (queries.copy, scores.buffer, shares.buffer))
+        loops = parallel([self.b, self.g, self.r, self.q], body)
+        return self.with_copies(loops, (queries.copy, scores.buffer, shares.buffer))
 
     def _softmax(self, scores: Scores, shares: Rows) -> Statement:
         """Lanes of queries: exponentials in place of scores, and what they are divided by."""
@@ -185,12 +177,12 @@ class _Forward(_Attention):
             Accumulate("total", "add", weight),
         ]
         greatest = self.masked(variable(s), score, LOWEST)
-        logs = self.lowering.names[TensorValue(self.position, 1)]
+        logs = TensorValue(self.position, 1)
         query = [variable(self.b), self.head, self.first_query + variable(i)]
         body: list[Statement] = [
             *statistics(s, greatest, terms, ("total",), self.seen(1)),
-            Store(logs, flatten(query, self.node.types[1].shape), log_sum("total", "shift")),
-            shares.store(Apply("div", (Literal(1, F32), local("total")), F32), i),
+            self.lowering.store(logs, query, log_sum("total", "shift")),
+            shares.store(apply("div", Literal(1, F32), local("total")), i),
         ]
         return For(self.i, Role.PARALLEL, tuple(body))
 
@@ -210,11 +202,11 @@ class _Forward(_Attention):
                 found.append(For(more, Role.SEQUENTIAL, (matmul,), stop))
         return found
 
-    def _scaled(self, out: Rows, shares: Rows) -> tuple[Statement, ...]:
+    def _scaled(self, out: Rows, shares: Rows) -> Body:
         """Each row by its share; a row that sees nothing stays 0."""
         e, i = Var("e", self.width), self.i
         value = mul(out.load(i, e), shares.load(i))
-        return nest([i, e], Role.PARALLEL, [out.store(value, i, e)])
+        return parallel([i, e], [out.store(value, i, e)])
 
 
 class _Backward(_Attention):
@@ -243,11 +235,11 @@ class _Backward(_Attention):
         body = [
             *self.d_k.cleared(Var("z", self.count), Var("e", self.depth)),
             *self.d_v.cleared(Var("z", self.count), Var("e", self.width)),
-            *nest([self.r, self.q], Role.SEQUENTIAL, per_block),
+            *in_order([self.r, self.q], per_block),
         ]
         held = (self.p, self.ds, self.sums, self.logs)
         scratch = [self.queries_t.copy, self.ct_t.copy, *(h.buffer for h in held)]
-        return self.kernel(nest([self.b, self.g], Role.PARALLEL, body), scratch)
+        return self.with_copies(parallel([self.b, self.g], body), scratch)
 
     def _row_sums(self) -> Statement:
         """Σ ct · out of each query, and its logsumexp, finite."""
@@ -257,8 +249,7 @@ class _Backward(_Attention):
         log = self.reader.at(self.lse, indices)
         lets, self.reader.lets = list(self.reader.lets), []
         body: list[Statement] = [
-            Let("row", Literal(0, F32)),
-            *nest([e], Role.SEQUENTIAL, [Accumulate("row", "add", pair)]),
+            *accumulated("add", F32, [e], [], pair, "row"),
             self.sums.store(local("row"), i),
             *lets,
             Let("log", log),
@@ -284,7 +275,7 @@ class _Backward(_Attention):
             self.ds.onto_queries(self.d_q.matrix(block, self.depth), of_keys),
         ]
 
-    def _score_gradients(self, first: Index) -> tuple[Statement, ...]:
+    def _score_gradients(self, first: Index) -> Body:
         """Probabilities in place of scores, and the gradients of scores beside them."""
         s, i, weight = Var("s", self.key_block), self.i, local("weight")
         score = mul(self.p.load(s, i), self.scale)
@@ -295,4 +286,4 @@ class _Backward(_Attention):
             self.ds.store(mul(mul(weight, change), self.scale), s, i),
             self.p.store(weight, s, i),
         ]
-        return nest([s, i], Role.PARALLEL, body)
+        return parallel([s, i], body)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from treadle.base import dtypes
+from treadle.ir import composites as c
+from treadle.ir.graph import Node
 from treadle.kernel.index import Index, Var, variable
 from treadle.kernel.nodes import (
     Accumulate,
-    Apply,
     Buffer,
     For,
     Kernel,
@@ -28,9 +28,10 @@ from treadle.kernel.nodes import (
     Value,
 )
 from treadle.kernel.target import Streaming
-from treadle.schedule.cross_entropy_head import Chunk, Head, chunk_drafts
-from treadle.schedule.lower import Draft
-from treadle.schedule.nests import nest
+from treadle.schedule.cross_entropy import Chunk, Head, chunk_drafts, row_drafts
+from treadle.schedule.keep import CHUNKED
+from treadle.schedule.lower import Draft, Lowering
+from treadle.schedule.nests import accumulated, compare, in_order, parallel
 from treadle.schedule.softmax import (
     F32,
     I32,
@@ -50,6 +51,13 @@ from treadle.schedule.softmax import (
 )
 
 
+@CHUNKED(c.LINEAR_CROSS_ENTROPY, c.LINEAR_CROSS_ENTROPY_GRAD)
+def linear_cross_entropy_drafts(lowering: Lowering, position: int, node: Node) -> list[Draft]:
+    """Full rows of logits where a library multiplies, blocks of classes where loops do."""
+    head = Head(lowering, position, node)
+    return row_drafts(head) if lowering.target.matmuls.by_library else block_drafts(head)
+
+
 def chunk_sizes(rows: int, limits: Streaming) -> list[int]:
     """Rows of each chunk: each reads and writes all of the weight's gradient, so not too few."""
     wanted = int(rows * limits.share) // limits.rows_multiple * limits.rows_multiple
@@ -63,33 +71,29 @@ def block_drafts(head: Head) -> list[Draft]:
     for output in sorted(head.gradients - {1}):
         head.before.add(_cleared(head, head.result(output)))
     sizes = chunk_sizes(head.rows, head.lowering.target.streaming)
-    return chunk_drafts(head, sizes, 0, lambda n, start: _BlockChunk(head, sizes[0], n, start))
+    return chunk_drafts(
+        head, sizes, 0, lambda n, start: _BlockChunk(head, sizes[0], n, start).kernels()
+    )
 
 
 def _cleared(head: Head, buffer: Buffer) -> Kernel:
     i = Var("i", buffer.size)
-    body = nest([i], Role.PARALLEL, [Rows(buffer, Index(), 1).store(Literal(0, F32), i)])
+    body = parallel([i], [Rows(buffer, Index(), 1).store(Literal(0, F32), i)])
     return head.kernel("clear", (), (buffer,), body)
-
-
-def cut(extent: int, size: int) -> list[tuple[int, int, int]]:
-    """An extent as equal parts and what is left: (start, parts, size of each)."""
-    count, rest = divmod(extent, size)
-    found = [(0, count, size), (count * size, 1, rest)]
-    return [part for part in found if part[1] and part[2]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Band:
-    """Blocks of classes of one size."""
+    """Parts of one size of some classes or columns, by the name of the loop over them."""
 
+    name: str
     first: int
     count: int
     size: int
 
     @property
     def block(self) -> Var:
-        return Var("k", self.count)
+        return Var(self.name, self.count)
 
     @property
     def inner(self) -> Var:
@@ -97,19 +101,26 @@ class _Band:
 
     @property
     def start(self) -> Index:
-        """The first class of a block."""
+        """Where a part starts."""
         return variable(self.block) * self.size + self.first
 
 
+def _bands(name: str, extent: int, size: int) -> list[_Band]:
+    """An extent as equal parts and what is left."""
+    count, rest = divmod(extent, size)
+    found = [_Band(name, 0, count, size), _Band(name, count * size, 1, rest)]
+    return [band for band in found if band.count and band.size]
+
+
 def _is_own(which: Index, target: Value) -> Value:
-    return Apply("eq", (Position(which, I32), target), dtypes.bool_)
+    return compare("eq", Position(which, I32), target)
 
 
 class _BlockChunk(Chunk):
     def __init__(self, head: Head, most: int, size: int, start: int | None):
         super().__init__(head, size, start)
         self.most, self.limits = most, head.lowering.target.streaming
-        self.bands = [_Band(*part) for part in cut(head.classes, self.limits.block)]
+        self.bands = _bands("k", head.classes, self.limits.block)
         self.x = self.part(head.x, head.width)
         self.targets = self.part(head.targets, 1)
         self.rows = self.part(head.result(0), 1)
@@ -147,7 +158,7 @@ class _BlockChunk(Chunk):
         else:
             buffer = self._memory(band, "scores", band.size)
             start = variable(band.block) * (band.size * self.size)
-        return Scores(buffer, start, band.size, self.size, self.size)
+        return Scores(Rows(buffer, start, self.size), band.size, self.size)
 
     # Exponentials of a block's logits, their sum, and the target's logit
 
@@ -159,7 +170,7 @@ class _BlockChunk(Chunk):
         reads = [head.weight.buffer, self.queries.copy, self.targets.buffer]
         reads += [] if head.bias is None else [head.bias.buffer]
         writes = [self._memory(band, name) for name in self.sums]
-        body = nest([band.block], Role.PARALLEL, [matmul, lanes])
+        body = parallel([band.block], [matmul, lanes])
         if head.ct is None:
             return head.kernel("exp", reads, writes, body, (scores.buffer,))
         return head.kernel("exp", reads, [*writes, scores.buffer], body)
@@ -196,11 +207,11 @@ class _BlockChunk(Chunk):
             # A block of −∞ counts for nothing, whatever its shift.
             is_none = equals(total, 0.0)
             greatest = Accumulate("top", "max", choose(is_none, float("-inf"), shift))
-            tops += nest([band.block], Role.SEQUENTIAL, [greatest])
+            tops += in_order([band.block], [greatest])
             scaled = mul(total, power(shift, local("around")))
             terms = [choose(is_none, 0.0, scaled), *others]
             added = [Accumulate(n, "add", t) for n, t in zip(names, terms, strict=True)]
-            totals += nest([band.block], Role.SEQUENTIAL, added)
+            totals += in_order([band.block], added)
         body: list[Statement] = [
             Let("top", Literal(float("-inf"), F32)),
             *tops,
@@ -215,7 +226,7 @@ class _BlockChunk(Chunk):
             body.append(self.logs.store(finite(local("log")), i))
             writes.append(self.logs.buffer)
         reads = [self._memory(band, n) for band in self.bands for n in self.sums]
-        return head.kernel("log", reads, writes, nest([i], Role.PARALLEL, body))
+        return head.kernel("log", reads, writes, parallel([i], body))
 
     # Gradients
 
@@ -236,7 +247,7 @@ class _BlockChunk(Chunk):
             body += self._onto_bias(band, scores)
         reads = [self.x.buffer, self.targets.buffer, ct.buffer, self.logs.buffer]
         reads.append(self._memory(band, "shift"))
-        loops = nest([band.block], Role.PARALLEL, body)
+        loops = parallel([band.block], body)
         return head.kernel("d_weight", reads, writes, loops, (factors.buffer,))
 
     def _logit_gradients(
@@ -255,8 +266,8 @@ class _BlockChunk(Chunk):
             taken = add(taken, head.every_share(upstream))
         gradient = scores.store(sub(share, taken), s, i)
         return [
-            *nest([i], Role.PARALLEL, [factor]),
-            *nest([s, i], Role.PARALLEL, [gradient]),
+            *parallel([i], [factor]),
+            *parallel([s, i], [gradient]),
         ]
 
     def _onto_weight(self, band: _Band, scores: Scores) -> list[Statement]:
@@ -266,24 +277,20 @@ class _BlockChunk(Chunk):
         has_wide_tiles = self.head.lowering.panel >= limits.wide_panel
         rows = limits.wide_tile_classes if has_wide_tiles else limits.tile_classes
         found: list[Statement] = []
-        for first, count, tiles in cut(band.size, rows):
-            tile = Var("tile", count)
-            row = variable(tile) * tiles + first
-            into = target.shifted(band.start + row).matrix(tiles, width)
+        for tile in _bands("tile", band.size, rows):
+            into = target.shifted(band.start + tile.start).matrix(tile.size, width)
             tokens = self.x.matrix(self.size, width)
-            matmul = scores.part(row, tiles).onto_keys(into, tokens)
-            found += nest([tile], Role.SEQUENTIAL, [matmul])
+            matmul = scores.part(tile.start, tile.size).onto_keys(into, tokens)
+            found += in_order([tile.block], [matmul])
         return found
 
     def _onto_bias(self, band: _Band, scores: Scores) -> list[Statement]:
         s = band.inner
-        terms = [Accumulate("total", "add", scores.load(s, self.i))]
-        summed: list[Statement] = [
-            Let("total", Literal(0, F32)),
-            *nest([self.i], Role.SEQUENTIAL, terms),
+        summed = [
+            *accumulated("add", F32, [self.i], [], scores.load(s, self.i), "total"),
             Update(self.head.result(3).name, band.start + variable(s), local("total")),
         ]
-        return [*nest([s], Role.SEQUENTIAL, summed)]
+        return [*in_order([s], summed)]
 
     def _input_gradients(self) -> list[Kernel]:
         """Groups of columns, each summed over all classes."""
@@ -292,25 +299,23 @@ class _BlockChunk(Chunk):
         columns = min(width, -(-width // (self.limits.column_groups * panel)) * panel)
         reads = [*(self._scores(band).buffer for band in self.bands), head.weight.buffer]
         found: list[Kernel] = []
-        for first, count, size in cut(width, columns):
-            group = Var("g", count)
-            column = variable(group) * size + first
-            body = [*target.cleared(self.i, Var("z", size), column)]
+        for group in _bands("g", width, columns):
+            body = [*target.cleared(self.i, Var("z", group.size), group.start)]
             for band in self.bands:
-                body += self._onto_input(band, target, column, size)
-            loops = nest([group], Role.PARALLEL, body)
+                body += self._onto_input(band, target, group.start, group.size)
+            loops = parallel([group.block], body)
             found.append(head.kernel("d_input", reads, [target.buffer], loops))
         return found
 
     def _onto_input(self, band: _Band, target: Rows, column: Index, width: int) -> list[Statement]:
         """A band's classes, some at a time, added to a group of columns."""
-        scores = replace(self._scores(band), start=Index())
+        buffer = self._scores(band).buffer
+        scores = Scores(Rows(buffer, Index(), self.size), band.size, self.size)
         found: list[Statement] = []
-        for first, count, depth in cut(band.count * band.size, self.limits.depth):
-            step = Var("step", count)
-            at = variable(step) * depth + first
-            weight = self.head.weight.shifted(at + band.first).matrix(depth, width, column)
+        for step in _bands("step", band.count * band.size, self.limits.depth):
+            at = step.start + band.first
+            weight = self.head.weight.shifted(at).matrix(step.size, width, column)
             into = target.matrix(self.size, width, column)
-            matmul = scores.part(at, depth).onto_queries(into, weight)
-            found += nest([step], Role.SEQUENTIAL, [matmul])
+            matmul = scores.part(step.start, step.size).onto_queries(into, weight)
+            found += in_order([step.block], [matmul])
         return found

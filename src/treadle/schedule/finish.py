@@ -6,17 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from treadle.kernel.access import (
-    accesses,
-    changed_in,
-    loads_of,
-    locals_in,
-    map_loads,
-    names_in,
-)
-from treadle.kernel.index import Index, Var, uses, variable
+from treadle.kernel.access import accesses, changed_in, loads_of, locals_in, map_loads, names_in
+from treadle.kernel.index import Index, Var, variable
 from treadle.kernel.nodes import (
-    Accumulate,
     Apply,
     Buffer,
     Convert,
@@ -29,7 +21,6 @@ from treadle.kernel.nodes import (
     Matmul,
     Position,
     Role,
-    Set,
     Statement,
     Store,
     Update,
@@ -43,13 +34,14 @@ from treadle.kernel.traverse import (
     loop_names,
     loop_variables,
     map_statements,
+    map_values,
     replace_value,
     substituted,
     subvalues,
     walk,
 )
-from treadle.schedule.split import split
-from treadle.schedule.trees import with_blocks
+from treadle.schedule.nests import Body, is_sum, let, moves
+from treadle.schedule.split import split, with_blocks
 
 
 def finished(kernel: Kernel, target: Target) -> Kernel:
@@ -90,18 +82,23 @@ def forwarded(body: Sequence[Statement], names: _Names, known: Known) -> list[St
     What is known already may be used, inside loops too.
     """
     found: list[Statement] = []
+
+    def in_register(load: Load) -> Value:
+        return known.get((load.buffer, load.index), load)
+
     for statement in body:
         if isinstance(statement, For):
             _forget(known, statement.body)
             inner = tuple(forwarded(statement.body, names, dict(known)))
             found.append(replace(statement, body=inner))
             continue
-        statement = _with_known(statement, known)
+        if known:
+            statement = map_values(statement, lambda value: map_loads(value, in_register))
         if isinstance(statement, Store) and statement.guard is None:
             value = statement.value
             if not isinstance(value, Local):
-                found.append(Let(names.fresh("v"), value))
-                value = Local(f"v{names.count}", value.dtype)
+                named, value = let(names.fresh("v"), value)
+                found.append(named)
             _forget(known, [statement])
             known[statement.buffer, statement.index] = value
             found.append(replace(statement, value=value))
@@ -117,13 +114,6 @@ def _forget(known: Known, body: Sequence[Statement]) -> None:
     changed = changed_in(body) | names_in(body)
     for key in [k for k, v in known.items() if k[0] in written or v.name in changed]:
         del known[key]
-
-
-def _with_known(statement: Statement, known: Known) -> Statement:
-    if not known or not isinstance(statement, (Let, Set, Accumulate, Store, Update)):
-        return statement
-    value = map_loads(statement.value, lambda load: known.get((load.buffer, load.index), load))
-    return replace(statement, value=value)
 
 
 def without_dead_scratch(kernel: Kernel) -> Kernel:
@@ -182,7 +172,7 @@ def vectorised(kernel: Kernel, sizes: Fusion) -> Kernel:
     only this loop uses, becomes private: an iteration reads nothing there that it did not write.
     """
     writer = _Lanes(kernel, sizes)
-    body = map_statements(kernel.body, writer.statement)
+    body = map_statements(kernel.body, writer.with_lanes)
     scratch = tuple(writer.private.get(b.name, b) for b in kernel.scratch)
     return replace(kernel, body=body, scratch=scratch)
 
@@ -194,7 +184,7 @@ class _Lanes:
         self.uses = Counter(a.buffer for a in accesses(kernel.body))
         self.private: dict[str, Buffer] = {}
 
-    def statement(self, statement: Statement) -> list[Statement]:
+    def with_lanes(self, statement: Statement) -> list[Statement]:
         if isinstance(statement, For) and self._is_lanes(statement):
             return [replace(statement, role=Role.VECTOR)]
         return [statement]
@@ -229,41 +219,23 @@ def _takes_lanes(loop: For) -> bool:
 
 def _sums_in_lanes(loop: For, least: int) -> bool:
     """Whether a loop only accumulates, in order of memory: its iterations can be lanes."""
-    if loop.role is not Role.SEQUENTIAL or loop.var.extent < least:
-        return False
-    inner = names_in(loop.body)
-    has_accumulation = False
-    for s in loop.body:
-        if isinstance(s, Accumulate):
-            has_accumulation = True
-            if s.local in inner:
-                return False
-        elif not isinstance(s, Let):
-            return False
-    accumulated = {s.local for s in loop.body if isinstance(s, Accumulate)}
-    if any(_reads(s, accumulated) for s in loop.body):
+    if loop.var.extent < least or not is_sum(replace(loop, stop=None)):
         return False
     steps = [load.index.factor_of(loop.var) for s in loop.body for load in loads_of(s)]
-    return has_accumulation and 1 in steps and all(step in (0, 1) for step in steps)
-
-
-def _reads(statement: Statement, names: set[str]) -> bool:
-    if not isinstance(statement, (Let, Accumulate)):
-        return False
-    return bool(locals_in(statement.value) & names)
+    return 1 in steps and all(step in (0, 1) for step in steps)
 
 
 # What does not change inside a loop is computed before it.
 
 
-def hoisted(body: Sequence[Statement], names: _Names) -> tuple[Statement, ...]:
+def hoisted(body: Sequence[Statement], names: _Names) -> Body:
     """Loops, each after what is the same in all of its iterations."""
 
     def lifted(statement: Statement) -> list[Statement]:
         if not isinstance(statement, For):
             return [statement]
         lifter = _Lifter(statement.var, statement.body, names)
-        inner = tuple(lifter.statement(s) for s in statement.body)
+        inner = tuple(lifter.without_fixed(s) for s in statement.body)
         before = [Let(name, value) for value, name in lifter.lifted.items()]
         return [*before, replace(statement, body=inner)]
 
@@ -280,12 +252,11 @@ class _Lifter:
         self.written = {a.buffer for a in accesses(body) if a.writes}
         self.lifted: dict[Value, str] = {}
 
-    def statement(self, statement: Statement) -> Statement:
-        if not isinstance(statement, (Let, Set, Accumulate, Store, Update)):
+    def without_fixed(self, statement: Statement) -> Statement:
+        is_guarded = isinstance(statement, Store) and statement.guard is not None
+        if is_guarded or isinstance(statement, For):
             return statement
-        if isinstance(statement, Store) and statement.guard is not None:
-            return statement
-        return replace(statement, value=replace_value(statement.value, self.chosen))
+        return map_values(statement, lambda value: replace_value(value, self.chosen))
 
     def chosen(self, value: Value) -> Value | None:
         """What stands for a value: a name, or itself where a guard holds it back."""
@@ -303,11 +274,8 @@ class _Lifter:
                 case Load(buffer) if buffer in self.written:
                     return False
                 case Load(_, index) | Position(index) | Within(index):
-                    if not self._is_still(index):
+                    if any(moves(index, v) for v in self.variables):
                         return False
                 case _:
                     pass
         return True
-
-    def _is_still(self, index: Index) -> bool:
-        return not any(uses(atom, v) for atom, _ in index.terms for v in self.variables)

@@ -4,58 +4,49 @@ Two kernels are fused at n rows if each runs in parallel over n equal parts and,
 that one writes and the other touches, part r is touched in iteration r alone. That holds for chains
 of elementwise work, for reductions along rows with what comes before and after, and for matmuls by
 blocks of rows with all of these around them.
+
+Results that no other kernel touches stay in memory of the iteration that computes them. Where a
+block reads a result again that others need too, it is also in memory its threads share: they would
+wait long to read it back from the device's.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from operator import mul
 
-from treadle.kernel.access import accesses
+from treadle.kernel.access import accesses, names_in
+from treadle.kernel.contraction import size
 from treadle.kernel.cost import flops, largest
 from treadle.kernel.index import Index, Var, unflatten, variable
-from treadle.kernel.nodes import (
-    Buffer,
-    For,
-    Kernel,
-    Matmul,
-    Role,
-    Set,
-    Statement,
-    Store,
-    Update,
-)
-from treadle.kernel.rowsums import row_sums_of
+from treadle.kernel.nodes import Buffer, For, Kernel, Matmul, Role, Set, Statement, Store, Update
+from treadle.kernel.rowsums import RowSums, row_sums_of
 from treadle.kernel.target import CPU, Reductions, Target
-from treadle.kernel.traverse import loop_names, peel, rewrite, substituted, walk
-from treadle.schedule.nests import Parts, fresh, fused_kernel, nest, with_own_names
-from treadle.schedule.rowsums import started, with_rows, with_sum
-from treadle.schedule.sum_fusion import fused_sums, sum_of, with_producer
+from treadle.kernel.traverse import loop_names, map_statements, peel, rewrite, substituted, walk
+from treadle.schedule.nests import Body, Parts, fresh, fused_kernel, let, parallel, with_own_names
+from treadle.schedule.sum_fusion import fused_sums, started, sum_of, with_rows, with_sum, with_terms
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """A kernel's statements for one of its parts."""
-
-    var: Var
-    body: tuple[Statement, ...]
-
-
-def peeled(kernel: Kernel) -> tuple[list[Var], tuple[Statement, ...]]:
+def peeled(kernel: Kernel) -> tuple[list[Var], Body]:
     """Variables of the parallel loops around everything, and what is inside."""
     loops, body = peel(kernel.body, Role.PARALLEL)
     return [loop.var for loop in loops], body
 
 
-def in_rows(kernel: Kernel, count: int) -> Rows | None:
-    """The kernel as that many parts, if its parallel loops divide so."""
-    whole = Var("row", count)
+def row(count: int) -> Var:
+    """The loop over that many parts of a kernel."""
+    return Var("row", count)
+
+
+def in_rows(kernel: Kernel, count: int) -> Body | None:
+    """A part of the kernel, by `row(count)`, if its parallel loops divide into so many."""
+    whole = row(count)
     around, _ = peel(kernel.body, Role.PARALLEL, most=1)
     if around and around[0].var == whole:
-        return Rows(whole, around[0].body)  # it was fused at as many rows before
+        return around[0].body  # it was fused at as many rows before
     variables, body = peeled(kernel)
     taken = {whole.name, *loop_names(body)}
     digits: list[int] = []
@@ -75,7 +66,7 @@ def in_rows(kernel: Kernel, count: int) -> Rows | None:
         var: part * rest.extent + variable(rest)
         for var, rest, part in zip(variables, rests, parts, strict=True)
     }
-    return Rows(whole, nest(rests, Role.PARALLEL, substituted(body, values)))
+    return parallel(rests, substituted(body, values))
 
 
 def row_counts(kernel: Kernel) -> list[int]:
@@ -101,14 +92,14 @@ def spread(kernel: Kernel, wanted: int) -> Kernel:
     rows = in_rows(kernel, count)
     if rows is None or count == counts[0]:
         return kernel
-    return replace(kernel, body=(For(rows.var, Role.PARALLEL, rows.body),))
+    return replace(kernel, body=(For(row(count), Role.PARALLEL, rows),))
 
 
 def _elements(kernel: Kernel) -> int:
     """How many elements a kernel computes each by itself; 0 if it has other loops."""
     variables, body = peeled(kernel)
     is_map = not any(isinstance(s, (For, Matmul)) for s in body)
-    return math.prod(v.extent for v in variables) if is_map else 0
+    return size(variables) if is_map else 0
 
 
 def _size(kernel: Kernel) -> int:
@@ -175,7 +166,7 @@ def fused(
         return None
     if target.fuses_column_sums:
         large = target.fusion.read_once
-        found = with_producer(first, second, large) if is_needed else None
+        found = with_terms(first, second, large) if is_needed else None
         found = found or fused_sums(first, second, large)
         if found is not None:
             return found
@@ -243,19 +234,17 @@ def _with_row_sums(
         found = sum_of(second)
         if found is None or first.scratch or not _has_row_loops(first, sizes.least_columns):
             return None
-        parts = math.prod(v.extent for v in found.around[:-1])
-        inner = math.prod(v.extent for v in found.loops)
+        parts, inner = size(found.around[:-1]), size(found.loops)
         divided = in_rows(first, parts * inner)
         is_short = parts < sizes.least_row_parts or inner < sizes.least_part_rows
         if divided is None or is_short:
             return None
-        rows = started(parts, inner, divided.body, divided.var)
-        return with_sum(rows, first, second, sizes)
+        return with_sum(started(parts, inner, divided), first, second, sizes)
     whole = with_sum(rows, first, second, sizes)
     if whole is None and not is_serial(second) and sum_of(second) is None:
         divided = in_rows(second, rows.part.extent * rows.row.extent)
         if divided is not None:
-            whole = with_rows(rows, first, second, divided.body, divided.var)
+            whole = with_rows(rows, first, second, divided)
     return whole
 
 
@@ -269,29 +258,16 @@ def _fused_at(first: Kernel, second: Kernel, count: int, is_needed: bool) -> Ker
     a, b = in_rows(first, count), in_rows(second, count)
     if a is None or b is None:
         return None
-    second, moved = with_own_names(second, b.body, first, a.body)
+    second, moved = with_own_names(second, b, first, a)
     sizes = {b.name: b.size for b in (*first.buffers, *second.buffers)}
-    parts = Parts(variable(a.var), count, sizes)
-    if not parts.separate(a.body, moved):
+    parts = Parts(variable(row(count)), count, sizes)
+    if not parts.separate(a, moved) or not (is_needed or parts.shared(a, moved)):
         return None
-    if not is_needed and not _share_parts(a.body, moved, parts):
-        return None
-    body = nest([a.var], Role.PARALLEL, _joined(a.body, moved, parts))
+    body = parallel([row(count)], _joined(a, moved, parts))
     return fused_kernel(first, second, body, second.scratch)
 
 
-def _share_parts(first: Sequence[Statement], second: Sequence[Statement], parts: Parts) -> bool:
-    """Whether both touch some buffer, each iteration its own part alone."""
-    own: list[set[str]] = []
-    for body in (first, second):
-        every = list(accesses(body))
-        own.append({a.buffer for a in every} - {a.buffer for a in every if not parts.has(a)})
-    return bool(own[0] & own[1])
-
-
-def _joined(
-    first: tuple[Statement, ...], second: tuple[Statement, ...], parts: Parts
-) -> tuple[Statement, ...]:
+def _joined(first: Body, second: Body, parts: Parts) -> Body:
     """One after the other; two loops side by side become one where their iterations are apart."""
     last, following = first[-1] if first else None, second[0] if len(second) == 1 else None
     if not isinstance(last, For) or not isinstance(following, For):
@@ -308,25 +284,83 @@ def _joined(
     return (*first[:-1], For(last.var, Role.PARALLEL, _joined(last.body, body, inner)))
 
 
-def localised(kernel: Kernel, names: set[str]) -> Kernel:
-    """The kernel with some of its outputs, which no other kernel touches, in memory of a thread."""
-    if not names:
-        return kernel
-    around, body = peel(kernel.body, Role.PARALLEL, most=1)
-    var = around[0].var if around else Var("row", 1)
-    sizes = {b.name: b.size for b in kernel.outputs}
-    parts = Parts(variable(var), var.extent, sizes)
-    own = names - {a.buffer for a in accesses(body) if not parts.has(a)}
-    lengths = {n: sizes[n] // var.extent for n in own}
+def localised(kernel: Kernel, names: set[str], rows: RowSums | None = None) -> Kernel:
+    """The kernel with some of its outputs, which no other kernel touches, in its own memory.
+
+    An iteration's part of each is enough; of rows by parts that is one number a row.
+    """
+    around, _ = peel(kernel.body, Role.PARALLEL, most=1)
+    iteration, count = Index(), 1
+    if rows is not None:
+        iteration, count = rows.index, rows.part.extent * rows.row.extent
+    elif around:
+        iteration, count = variable(around[0].var), around[0].var.extent
+    sizes = {b.name: b.size for b in kernel.outputs if rows is None or b.size == count}
+    parts = Parts(iteration, count, sizes)
+    own = (names & sizes.keys()) - {a.buffer for a in accesses(kernel.body) if not parts.has(a)}
+    lengths = {n: sizes[n] // count for n in own}
 
     def shifted(buffer: str, index: Index) -> Index:
         """Counted from the start of the iteration's part."""
-        return index - variable(var) * lengths[buffer] if buffer in lengths else index
+        return index - iteration * lengths[buffer] if buffer in lengths else index
 
-    moved = tuple(rewrite(s, shifted) for s in body)
-    loops: tuple[Statement, ...] = (For(var, Role.PARALLEL, moved),) if around else moved
+    body = tuple(rewrite(s, shifted) for s in kernel.body) if own else kernel.body
     scratch = tuple(
         Buffer(b.name, b.dtype, lengths[b.name]) for b in kernel.outputs if b.name in own
     )
     outputs = tuple(b for b in kernel.outputs if b.name not in own)
-    return replace(kernel, body=loops, outputs=outputs, scratch=kernel.scratch + scratch)
+    return replace(kernel, body=body, outputs=outputs, scratch=kernel.scratch + scratch)
+
+
+def staged(kernel: Kernel, room: int) -> Kernel:
+    """The kernel with copies, of so many bytes at most, of what one loop writes and others read."""
+    loops, inner = peel(kernel.body, Role.PARALLEL, most=1)
+    if not loops:
+        return kernel
+    var, own = loops[0].var, dict[str, Buffer]()
+    for buffer in sorted(kernel.outputs, key=lambda b: b.nbytes):
+        part = buffer.size // var.extent
+        nbytes = part * buffer.dtype.itemsize
+        if part > 1 and nbytes <= room and _is_read_again(inner, buffer, var):
+            own[buffer.name] = Buffer(f"{buffer.name}.near", buffer.dtype, part)
+            room -= nbytes
+    if not own:
+        return kernel
+    taken = names_in(inner)
+    body = map_statements(inner, lambda s: _copied(s, own, var, taken))
+    scratch = (*kernel.scratch, *own.values())
+    return replace(kernel, body=(replace(loops[0], body=body),), scratch=scratch)
+
+
+def _is_read_again(body: Sequence[Statement], buffer: Buffer, var: Var) -> bool:
+    """Whether only the iteration's part is touched, first by one statement's stores, then read."""
+    every = [[a for a in accesses([s]) if a.buffer == buffer.name] for s in body]
+    touching = [found for found in every if found]
+    if not touching or any(not a.writes for a in touching[0]):
+        return False
+    if not any(not a.writes for found in touching[1:] for a in found):
+        return False
+    stores = (s for s in walk(body) if isinstance(s, (Store, Update)))
+    writers = [s for s in stores if s.buffer == buffer.name]
+    is_plain = all(isinstance(s, Store) and s.guard is None for s in writers)
+    parts = Parts(variable(var), var.extent, {buffer.name: buffer.size})
+    return is_plain and all(parts.has(a) for found in touching for a in found)
+
+
+def _copied(statement: Statement, own: dict[str, Buffer], var: Var, taken: set[str]) -> Body:
+    """The statement, reading the copies; a store of one is made twice."""
+    if isinstance(statement, For):
+        return (statement,)
+
+    def at(buffer: str, index: Index) -> Index:
+        return index - variable(var) * own[buffer].size if buffer in own else index
+
+    def name_of(buffer: str) -> str:
+        return own[buffer].name if buffer in own else buffer
+
+    moved = rewrite(statement, at, name_of)
+    if not isinstance(statement, Store) or statement.buffer not in own:
+        return (moved,)
+    assert isinstance(moved, Store)
+    named, value = let(fresh("near", taken), moved.value)
+    return named, replace(statement, value=value), replace(moved, value=value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from treadle.base import dtypes
@@ -23,9 +24,9 @@ from treadle.ir.types import TensorType
 from treadle.kernel.index import Index, bounded, constant, data, divide, flatten, unflatten
 from treadle.kernel.nodes import (
     Apply,
+    Buffer,
     Convert,
     Guarded,
-    Let,
     Literal,
     Load,
     Local,
@@ -34,6 +35,7 @@ from treadle.kernel.nodes import (
     Value,
     Within,
 )
+from treadle.schedule.nests import apply, compare, let
 
 Indices = tuple[Index, ...]
 
@@ -44,7 +46,7 @@ class Reader:
 
     graph: Graph
     buffer_of: Callable[[TensorValue], str | None]  # the buffer a tensor is in, if it is in one
-    used: dict[str, TensorType] = field(default_factory=dict)
+    used: dict[str, Buffer] = field(default_factory=dict)  # by name
     lets: list[Statement] = field(default_factory=list)
     guards: list[Within] = field(default_factory=list)  # that hold where elements are read now
     count: int = 0
@@ -63,7 +65,7 @@ class Reader:
             return Literal(0, type_.dtype)  # there is no element that could be read
         if name is not None:
             held = self.wider.get(value, type_.dtype)
-            self.used[name] = type_.with_dtype(held)
+            self.used[name] = Buffer(name, held, type_.size)
             load = Load(name, laid_out(indices, type_.shape, self.layouts.get(value)), held)
             return load if held is type_.dtype else Convert(load, type_.dtype)
         node = self.graph.nodes[value.node]
@@ -89,9 +91,9 @@ class Reader:
         for guard in reversed(self.guards):
             value = Guarded(guard, value, Literal(0, value.dtype), value.dtype)
         self.count += 1
-        name = f"t{self.count}"
-        self.lets.append(Let(name, value))
-        return Local(name, value.dtype)
+        named, local = let(f"t{self.count}", value)
+        self.lets.append(named)
+        return local
 
     def under(self, guards: Sequence[Within], inner: Callable[[], Value], other: Value) -> Value:
         """The inner value where all guards hold, else the other."""
@@ -114,43 +116,10 @@ def laid_out(indices: Indices, shape: Sequence[int], order: Sequence[int] | None
 Rule = Callable[[Reader, Node, Indices], Value]
 INLINE: RuleTable[Rule] = RuleTable("inline")
 
-_ELEMENTWISE: tuple[Op, ...] = (
-    e.NEG,
-    e.ABS,
-    e.SIGN,
-    e.FLOOR,
-    e.EXP,
-    e.LOG,
-    e.SQRT,
-    e.RSQRT,
-    e.SIN,
-    e.COS,
-    e.TANH,
-    e.ERF,
-    e.NOT,
-    e.ADD,
-    e.SUB,
-    e.MUL,
-    e.DIV,
-    e.FLOORDIV,
-    e.MOD,
-    e.MAX,
-    e.MIN,
-    e.POW,
-    e.ATAN2,
-    e.EQ,
-    e.LT,
-    e.LE,
-    e.AND,
-    e.OR,
-    e.XOR,
-    e.WHERE,
-)
-
-ELEMENTWISE = frozenset((*_ELEMENTWISE, e.CAST))
+ELEMENTWISE = frozenset(op for op in vars(e).values() if isinstance(op, Op)) - {e.STOP_GRADIENT}
 
 
-@INLINE(*_ELEMENTWISE)
+@INLINE(*ELEMENTWISE - {e.CAST})
 def _elementwise(reader: Reader, node: Node, indices: Indices) -> Value:
     operands = tuple(reader.operand(node, i, indices) for i in range(len(node.operands)))
     return Apply(node.op.name, operands, node.types[0].dtype)
@@ -199,10 +168,8 @@ def _broadcast(reader: Reader, node: Node, indices: Indices) -> Value:
 @INLINE(shaping.SLICE)
 def _slice(reader: Reader, node: Node, indices: Indices) -> Value:
     a: shaping.Slice = attributes_of(node)
-    moved = (
-        i * stride + start for i, start, stride in zip(indices, a.starts, a.strides, strict=True)
-    )
-    return reader.operand(node, 0, tuple(moved))
+    parts = zip(indices, a.starts, a.strides, strict=True)
+    return reader.operand(node, 0, tuple(i * stride + start for i, start, stride in parts))
 
 
 @INLINE(shaping.FLIP)
@@ -229,39 +196,34 @@ def _pad(reader: Reader, node: Node, indices: Indices) -> Value:
 
 def _unpadded(index: Index, gap: int, n: int) -> tuple[Index, list[Within]]:
     """Where an index of the padded axis lies in the operand, and when it does."""
-    reach = n + max(n - 1, 0) * gap
-    low, high = index.range
-    guards = [] if low >= 0 and high < reach else [Within(index, 0, reach)]
-    held = bounded(index, reach)
+    held, guards = _held(index, n + max(n - 1, 0) * gap)
     if gap == 0:
         return held, guards
     quotient, rest = divide(held, gap + 1)
     return quotient, [*guards, Within(rest, 0, 1)]
 
 
+def _held(index: Index, extent: int) -> tuple[Index, list[Within]]:
+    """An index below an extent, and the guard that holds it there if its range does not."""
+    low, high = index.range
+    is_inside = low >= 0 and high < extent
+    return bounded(index, extent), [] if is_inside else [Within(index, 0, extent)]
+
+
 @INLINE(shaping.CONCAT)
 def _concat(reader: Reader, node: Node, indices: Indices) -> Value:
+    """Operand i where the index lies in its part, else those before it."""
     axis = attributes_of(node).axis
-    sizes = [reader.operand_type(node, i).shape[axis] for i in range(len(node.operands))]
     value: Value = Literal(0, node.types[0].dtype)
-    start = sum(sizes)
-    for i in reversed(range(len(sizes))):
-        start -= sizes[i]
-        if sizes[i]:
-            value = _joined(reader, node, i, indices, axis, start, value)
+    start = node.types[0].shape[axis]
+    for i in reversed(range(len(node.operands))):
+        size = reader.operand_type(node, i).shape[axis]
+        start -= size
+        if size:
+            held, guards = _held(indices[axis] - start, size)
+            at = (*indices[:axis], held, *indices[axis + 1 :])
+            value = reader.under(guards, partial(reader.operand, node, i, at), value)
     return value
-
-
-def _joined(
-    reader: Reader, node: Node, i: int, indices: Indices, axis: int, start: int, other: Value
-) -> Value:
-    """Operand i where the index lies in its part, else what is already there."""
-    size = reader.operand_type(node, i).shape[axis]
-    shifted = indices[axis] - start
-    low, high = shifted.range
-    guards = [] if low >= 0 and high < size else [Within(shifted, 0, size)]
-    at = (*indices[:axis], bounded(shifted, size), *indices[axis + 1 :])
-    return reader.under(guards, lambda: reader.operand(node, i, at), other)
 
 
 @INLINE(linear.WINDOW)
@@ -291,11 +253,10 @@ def _unwindow(reader: Reader, node: Node, indices: Indices) -> Value:
     counts = a.window.starts(a.shape)
     for i, axis in enumerate(a.window.axes):
         quotient, rest = divide(indices[axis], a.window.strides[i])
-        for index, extent in ((quotient, counts[i]), (rest, a.window.sizes[i])):
-            if index.range[1] >= extent:
-                guards.append(Within(index, 0, extent))
-        moved[axis] = bounded(quotient, counts[i])
-        offsets.append(bounded(rest, a.window.sizes[i]))
+        moved[axis], of_window = _held(quotient, counts[i])
+        offset, of_element = _held(rest, a.window.sizes[i])
+        offsets.append(offset)
+        guards += of_window + of_element
     zero = Literal(0, node.types[0].dtype)
     return reader.under(guards, lambda: reader.operand(node, 0, (*moved, *offsets)), zero)
 
@@ -314,10 +275,10 @@ def _scatter_single(reader: Reader, node: Node, indices: Indices) -> Value:
     chosen = reader.operand_type(node, 1).rank - a.batch
     zeros = (constant(0),) * chosen
     index = Convert(reader.operand(node, 1, (*indices[: a.batch], *zeros)), dtypes.int64)
-    here = Apply("eq", (Position(indices[a.axis], dtypes.int64), index), dtypes.bool_)
+    here = compare("eq", Position(indices[a.axis], dtypes.int64), index)
     at = (*indices[: a.axis], *zeros, *indices[a.axis + 1 :])
-    dtype = node.types[0].dtype
-    return Apply("where", (here, reader.operand(node, 0, at), Literal(0, dtype)), dtype)
+    update = reader.operand(node, 0, at)
+    return apply("where", here, update, Literal(0, node.types[0].dtype))
 
 
 @INLINE(indexing.GATHER)
@@ -356,9 +317,8 @@ def _starts(
     """Start indices that are data, held so that the window lies inside."""
     found = []
     for axis, (size, n) in enumerate(zip(window, shape, strict=True)):
-        start = reader.named(
-            Convert(reader.operand(node, operand, (constant(axis),)), dtypes.int64)
-        )
+        given = reader.operand(node, operand, (constant(axis),))
+        start = reader.named(Convert(given, dtypes.int64))
         found.append(data(start.name, n - size + 1))
     return found
 

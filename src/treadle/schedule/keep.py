@@ -6,16 +6,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from treadle.base.dtypes import DType, accumulator
-from treadle.ir.composites import (
-    ATTENTION,
-    ATTENTION_GRAD,
-    CONV,
-    CONV_GRAD_W,
-    CONV_GRAD_X,
-    LINEAR_CROSS_ENTROPY,
-    LINEAR_CROSS_ENTROPY_GRAD,
-)
+from treadle.ir import composites as c
 from treadle.ir.control import SCAN
 from treadle.ir.graph import Graph, Node
 from treadle.ir.graph import Value as TensorValue
@@ -24,6 +18,7 @@ from treadle.ir.op import RuleTable
 from treadle.ir.ops import elementwise as e
 from treadle.ir.ops import indexing, linear, shaping
 from treadle.ir.ops.leaves import CONSTANT, IOTA, Constant, Leaf
+from treadle.kernel.contraction import CONVOLUTIONS
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.target import CPU, Materialization, Target
 from treadle.schedule.inline import ELEMENTWISE, INLINE, is_apart, is_single
@@ -93,21 +88,6 @@ def _materialized(
     return dict.fromkeys(sorted(stored))
 
 
-def heads_last(
-    graph: Graph, stored: Mapping[TensorValue, None]
-) -> dict[TensorValue, tuple[int, ...]]:
-    """Attention's results (B, H, T, D) as (B, T, H, D) in memory: matmuls read them as rows."""
-    outside = {o.value for o in graph.outputs}
-    outside |= {v for n in graph.nodes if n.op is SCAN for v in n.operands}
-    return {
-        v: (0, 2, 1, 3)
-        for v in stored
-        if graph.nodes[v.node].op in (ATTENTION, ATTENTION_GRAD)
-        and len(graph.type_of(v).shape) == 4
-        and v not in outside
-    }
-
-
 def wider_values(graph: Graph, stored: Mapping[TensorValue, None]) -> dict[TensorValue, DType]:
     """Narrow sums that stay in memory as they were summed: who reads them rounds them.
 
@@ -117,7 +97,7 @@ def wider_values(graph: Graph, stored: Mapping[TensorValue, None]) -> dict[Tenso
     for v in stored:
         node, dtype = graph.nodes[v.node], graph.type_of(v).dtype
         is_sum = node.op is indexing.SCATTER_ADD and is_root(graph, node)
-        is_sum = is_sum or (node.op is LINEAR_CROSS_ENTROPY_GRAD and v.output > 1)
+        is_sum = is_sum or (node.op is c.LINEAR_CROSS_ENTROPY_GRAD and v.output > 1)
         if is_sum and dtype.is_narrow:
             found[v] = accumulator(dtype)
     for o in graph.outputs:
@@ -237,23 +217,27 @@ def recomputed_operands(
 def last_reads(
     graph: Graph, stored: Collection[TensorValue], recomputed: Mapping[int, TensorValue]
 ) -> dict[int, int]:
-    """The node in whose kernel each node's value is read last: what is inlined reads there."""
+    """The node in whose kernel each node's value is read last."""
+    late = {v: {position} for position, v in recomputed.items()}
     found: dict[int, int] = {}
-    late = {v.node: position for position, v in recomputed.items()}
-    for position in range(len(graph.nodes) - 1, -1, -1):
-        is_materialized = TensorValue(position) in stored
-        at = late.get(position, position) if is_materialized else found.get(position, position)
-        for operand in graph.nodes[position].operands:
-            found[operand.node] = max(found.get(operand.node, -1), at)
+    for value, homes in _homes(graph, stored, late).items():
+        found[value.node] = max(found.get(value.node, -1), *homes)
     return found
 
 
-def _homes(graph: Graph, stored: Collection[TensorValue]) -> dict[TensorValue, set[int]]:
-    """The nodes whose kernels read a value: what is inlined is read where its users are."""
+def _homes(
+    graph: Graph,
+    stored: Collection[TensorValue],
+    late: Mapping[TensorValue, set[int]] | None = None,
+) -> dict[TensorValue, set[int]]:
+    """The nodes whose kernels read a value: what is inlined is read where its users are.
+
+    What is made `late` is made by kernels of other nodes.
+    """
     found: dict[TensorValue, set[int]] = {}
     for position in range(len(graph.nodes) - 1, -1, -1):
-        value = TensorValue(position)
-        home = {position} if value in stored else found.get(value, {position})
+        value, own = TensorValue(position), {position}
+        home = (late or {}).get(value, own) if value in stored else found.get(value, own)
         for operand in graph.nodes[position].operands:
             known = found.get(operand)
             found[operand] = home if known is None or known is home else known | home
@@ -293,18 +277,13 @@ _VIEWS = frozenset(
 _CHOICES = frozenset([shaping.PAD, shaping.CONCAT, shaping.DYNAMIC_UPDATE, linear.UNWINDOW])
 
 
-_MATMULS = frozenset(
-    [
-        linear.CONTRACT,
-        ATTENTION,
-        ATTENTION_GRAD,
-        CONV,
-        CONV_GRAD_X,
-        CONV_GRAD_W,
-        LINEAR_CROSS_ENTROPY,
-        LINEAR_CROSS_ENTROPY_GRAD,
-    ]
-)
+_MATMULS = CONVOLUTIONS | {
+    linear.CONTRACT,
+    c.ATTENTION,
+    c.ATTENTION_GRAD,
+    c.LINEAR_CROSS_ENTROPY,
+    c.LINEAR_CROSS_ENTROPY_GRAD,
+}
 
 
 def _read_often(graph: Graph) -> set[TensorValue]:
@@ -321,10 +300,12 @@ def _read_often(graph: Graph) -> set[TensorValue]:
                 found.add(operand)
             elif node.op in _MATMULS:
                 found |= _computed(graph, operand)
-            elif node.op is linear.WINDOW and _is_guarded(graph, operand):
-                found.add(operand)  # guards are dear where windows overlap
-            elif node.op in (shaping.BROADCAST, linear.WINDOW) and _costs(graph, costly, operand):
-                found.add(operand)
+            elif node.op in (shaping.BROADCAST, linear.WINDOW):
+                source = graph.nodes[operand.node].op
+                # Guards are dear where windows overlap.
+                has_guards = node.op is linear.WINDOW and source in (shaping.PAD, shaping.CONCAT)
+                if has_guards or _costs(graph, costly, operand):
+                    found.add(operand)
     return found
 
 
@@ -333,13 +314,12 @@ def _cheap_scalars(graph: Graph) -> set[int]:
     found: set[int] = set()
     for position, node in enumerate(graph.nodes):
         is_cheap = node.op in INLINE and node.op not in _COSTLY and node.types[0].size == 1
-        if is_cheap and all(_is_there(graph, v) or v.node in found for v in node.operands):
+        operands = [v.node for v in node.operands if v.node not in found]
+        if is_cheap and all(
+            isinstance(graph.nodes[n].attributes, (Leaf, Constant)) for n in operands
+        ):
             found.add(position)
     return found
-
-
-def _is_there(graph: Graph, value: TensorValue) -> bool:
-    return isinstance(graph.nodes[value.node].attributes, (Leaf, Constant))
 
 
 def _computed(graph: Graph, value: TensorValue) -> set[TensorValue]:
@@ -354,10 +334,6 @@ def _behind_views(graph: Graph, value: TensorValue) -> TensorValue:
     while graph.nodes[value.node].op in _VIEWS and graph.nodes[value.node].operands:
         value = graph.nodes[value.node].operands[0]
     return value
-
-
-def _is_guarded(graph: Graph, value: TensorValue) -> bool:
-    return graph.nodes[value.node].op in (shaping.PAD, shaping.CONCAT)
 
 
 def _too_deep(
@@ -403,7 +379,10 @@ def _costs(graph: Graph, costly: Sequence[bool], value: TensorValue) -> bool:
 
 
 def is_inline(node: Node) -> bool:
-    is_array = isinstance(node.attributes, Constant) and isinstance(
-        node.attributes.value, ArrayLiteral
-    )
-    return node.op in INLINE and not is_array
+    return node.op in INLINE and array_of(node) is None
+
+
+def array_of(node: Node) -> np.ndarray | None:
+    """The array that a constant is; None for numbers and all else."""
+    value = node.attributes.value if isinstance(node.attributes, Constant) else None
+    return value.array if isinstance(value, ArrayLiteral) else None

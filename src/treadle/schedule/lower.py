@@ -17,28 +17,23 @@ from treadle.base.origin import Origin
 from treadle.ir.control import SCAN, Scan
 from treadle.ir.graph import Graph, Node, Output, OutputKind
 from treadle.ir.graph import Value as TensorValue
-from treadle.ir.literal import ArrayLiteral
 from treadle.ir.ops.leaves import CONSTANT, Constant, Leaf
 from treadle.ir.ops.linear import CONTRACT
 from treadle.ir.types import TensorType
 from treadle.kernel.contraction import launches_dominate
-from treadle.kernel.index import Index, Var, variable
-from treadle.kernel.nodes import Buffer, Kernel, Role, Statement, Store, Value, Within
+from treadle.kernel.index import Index, Var
+from treadle.kernel.nodes import Buffer, Kernel, Statement, Store, Value, Within
 from treadle.kernel.phases import calls_in
 from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step
 from treadle.kernel.target import CPU, Target
 from treadle.rules.canonical import canonicalise
 from treadle.rules.expansion import expand
-from treadle.schedule.bound import Bound, Memo
-from treadle.schedule.channels import channels_last, images, in_memory_order
-from treadle.schedule.copies import copy_kernel, copy_kernels, kind_of, stays
-from treadle.schedule.epilogues import biased_matmuls, concatenated_gradients
 from treadle.schedule.inline import Reader, laid_out
 from treadle.schedule.inline import attributes_of as attributes_of
 from treadle.schedule.keep import (
     CHUNKED,
     ROOTS,
-    heads_last,
+    array_of,
     is_inline,
     is_root,
     last_reads,
@@ -46,10 +41,10 @@ from treadle.schedule.keep import (
     recomputed_operands,
     wider_values,
 )
-from treadle.schedule.nests import axis_vars, nest
-from treadle.schedule.order import Order
-from treadle.schedule.signature import signature
-from treadle.schedule.templates import has_kernels, has_template
+from treadle.schedule.nests import Buffers, along, axis_vars, copies, parallel, stays
+from treadle.schedule.order import Bound, Memo, Order, signature
+from treadle.schedule.patterns import biased_matmuls, concatenated_gradients
+from treadle.schedule.templates import has_kernels, has_template, images, in_memory_order, layouts
 
 
 def lower(
@@ -170,8 +165,8 @@ class Lowering:
         self.buffers = {n: self.buffer(v) for v, n in self.names.items()}
         # Tensors whose axes lie in memory in another order than they are counted.
         self.images = images(graph) if self.target.has_conv else frozenset()
-        self.layouts = channels_last(graph, self.materialized, self.images)
-        self.layouts |= heads_last(graph, self.materialized) if self.target.chooses_layouts else {}
+        has_heads = self.target.chooses_layouts
+        self.layouts = layouts(graph, self.materialized, self.images, has_heads)
         parts = concatenated_gradients(graph, self.layouts) if fuses_epilogues else {}
         self.parts = {v: p for v, p in parts.items() if p.whole in self.materialized}
         self.done = {p.whole for p in self.parts.values()}  # what has nothing left to do
@@ -188,21 +183,18 @@ class Lowering:
     def update_in_place(self) -> None:
         """Updates take the place of their leaves where nothing reads the leaf afterwards."""
         last_read = last_reads(self.graph, self.materialized, self.recomputed)
-        leaves = self.graph.leaves
-        made: set[TensorValue] = set()
-        updates = [o for o in self.graph.outputs if o.kind is OutputKind.UPDATE]
-        leaves = self.graph.leaves
-        for output in updates:
-            leaf, value = leaves.get(output.name), output.value
-            if leaf is None:
-                self._declare(output)
+        for output in (o for o in self.graph.outputs if o.kind is OutputKind.UPDATE):
+            leaf, value = self.graph.leaves.get(output.name), output.value
+            if leaf is None:  # it is written and never read
+                self.written[output.name] = type_ = self.graph.type_of(value)
+                self._room(output.name, type_)
             elif value == TensorValue(leaf):
                 continue  # it stays as it is
             node = self.graph.nodes[value.node]
             is_map = not is_root(self.graph, node) and is_inline(node) and node.op is not CONSTANT
             is_last = leaf is None or last_read.get(leaf, -1) <= value.node
-            if is_map and is_last and value not in made and not isinstance(node.attributes, Leaf):
-                made.add(value)
+            is_new = value not in self.in_place and not isinstance(node.attributes, Leaf)
+            if is_map and is_last and is_new:
                 self.in_place[value] = output.name
                 self.buffers.pop(self.names[value], None)
                 self.names[value] = output.name
@@ -210,11 +202,10 @@ class Lowering:
                 self.late[output.name] = value
         self._set_leaves_aside({*self.in_place.values(), *self.late})
 
-    def _declare(self, output: Output) -> None:
-        """Room for a leaf that is written and never read."""
-        type_ = self.graph.type_of(output.value)
-        self.written[output.name] = type_
-        self.buffers[output.name] = Buffer(output.name, type_.dtype, type_.size)
+    def _room(self, name: str, like: TensorType | Buffer) -> str:
+        """A buffer by a name, for as many elements of a dtype as something has."""
+        self.buffers[name] = Buffer(name, like.dtype, like.size)
+        return name
 
     def _set_leaves_aside(self, changed: set[str]) -> None:
         """Leaves that are outputs as they are, and that an update changes, are copied first."""
@@ -223,9 +214,8 @@ class Lowering:
             is_leaf = isinstance(self.graph.nodes[value.node].attributes, Leaf)
             stays = output.kind is OutputKind.UPDATE and output.name == self.names[value]
             if is_leaf and self.names[value] in changed and not stays:
-                name = f"{self.prefix}b{value.node}.before"
-                self.before[value] = name
-                self.buffers[name] = Buffer(name, *kind_of(self.buffers[self.names[value]]))
+                leaf = self.buffers[self.names[value]]
+                self.before[value] = self._room(f"{self.prefix}b{value.node}.before", leaf)
 
     def placed(self, output: Output) -> str:
         """The buffer an output is in when the program is done."""
@@ -238,23 +228,18 @@ class Lowering:
         found: list[Draft] = []
         order = Order(self.fuse, self.memo)
         for value, copy in self.before.items():
-            order.add(copy_kernel(self.names[value], copy, self.buffers[copy]))
+            order.add(*copies(self.names[value], copy, self.buffers[copy]))
         for position, node in enumerate(self.graph.nodes):
-            if node.op is SCAN:
-                found += order.phases()
-                order = Order(self.fuse, self.memo)
-                found += self._scan(position, node, order)
-            elif node.op in CHUNKED:
+            if node.op in CHUNKED:
                 found += [*order.phases(), *CHUNKED[node.op](self, position, node)]
                 order = Order(self.fuse, self.memo)
-                for kernel in self.after:
-                    order.add(kernel)
+                order.add(*self.after)
                 self.after = []
             else:
                 self._add_node(position, node, order)
         for name, value in self.late.items():
             source = self.before.get(value, self.names[value])
-            order.add(copy_kernel(source, name, self.buffers[name]))
+            order.add(*copies(source, name, self.buffers[name]))
         self.finish(order)
         return found + list(order.phases())
 
@@ -268,7 +253,7 @@ class Lowering:
             for kernel in self._kernels(position, node):
                 self.add_kernel(kernel, order)
             return
-        key, names = signature(self.graph, value, self.source, self.uses)
+        key, names = signature(self.reader(), value)
         if key in self.memo.maps:
             known, positions = self.memo.maps[key]
             origins = (node.origin,) if node.origin else ()
@@ -289,14 +274,11 @@ class Lowering:
 
     def _kernels(self, position: int, node: Node) -> list[Kernel]:
         value = TensorValue(position)
-        if isinstance(node.attributes, Leaf):
+        array = array_of(node)
+        if array is not None:
+            self.constants[self.names[value]] = array
             return []
-        if isinstance(node.attributes, Constant) and isinstance(
-            node.attributes.value, ArrayLiteral
-        ):
-            self.constants[self.names[value]] = node.attributes.value.array
-            return []
-        if all(t.size == 0 for t in node.types):
+        if isinstance(node.attributes, Leaf) or all(t.size == 0 for t in node.types):
             return []
         if value in self.biased:
             return []  # it is made where its bias is known
@@ -307,22 +289,6 @@ class Lowering:
             return ROOTS[node.op](self, position, node)
         is_made = value in self.materialized and value not in self.done
         return self.map_kernels(value) if is_made else []
-
-    def _scan(self, position: int, node: Node, order: Order) -> list[Draft]:
-        """The body's program for each row; an iteration changes buffers of carries at its end."""
-        attributes: Scan = attributes_of(node)
-        inner = ScanBody(self, position, attributes, node)
-        drafts = inner.drafts()
-        before = Order(self.fuse, self.memo)
-        for kernel in inner.starts:
-            before.add(kernel)
-        self.buffers = inner.buffers | self.buffers
-        self.constants |= inner.constants
-        self.rows |= inner.rows
-        for kernel in inner.ends:
-            order.add(kernel)
-        repeat = RepeatDraft(attributes.length, attributes.reverse, drafts)
-        return [*before.phases(), repeat]
 
     def source(self, value: TensorValue) -> str | None:
         """The buffer a tensor is read from; a number is written where it is read."""
@@ -342,26 +308,21 @@ class Lowering:
         """Each element on its own."""
         type_, reader = self.graph.type_of(value), self.reader(value)
         axes = axis_vars("i", type_.shape)
-        element = reader.at(value, tuple(map(variable, axes)))
-        store = self.store(value, list(map(variable, axes)), element)
+        element = reader.at(value, along(axes))
+        store = self.store(value, along(axes), element)
         loops = self.in_memory_order(value, axes) if value in self.layouts else axes
         body = [*reader.lets, store]
         if value in self.in_place and not stays(body, store.buffer, store.index):
             return self._set_aside(value)
-        return [self.kernel(value.node, reader, [value], nest(loops, Role.PARALLEL, body))]
+        return [self.kernel(value.node, reader, [value], parallel(loops, body))]
 
     def _set_aside(self, value: TensorValue) -> list[Kernel]:
         """An update that reads other elements of its leaf than it writes: copied at the end."""
         leaf = self.in_place.pop(value)
         name = f"{self.prefix}b{value.node}.{value.output}"
-        type_ = self.graph.type_of(value)
-        self.names[value] = name
-        self.buffers[name] = Buffer(name, type_.dtype, type_.size)
+        self.names[value] = self._room(name, self.graph.type_of(value))
         self.late[leaf] = value
         return self.map_kernels(value)
-
-    def as_type(self, buffer: Buffer) -> TensorType:
-        return TensorType((buffer.size,), buffer.dtype)
 
     def kernel(
         self,
@@ -370,13 +331,13 @@ class Lowering:
         made: Sequence[TensorValue],
         body: Sequence[Statement],
         suffix: str = "",
-        also: tuple[Buffer, ...] = (),
+        also: Buffers = (),
     ) -> Kernel:
         """A kernel that reads what the reader used and writes some tensors."""
         node = self.graph.nodes[position]
-        inputs = tuple(Buffer(n, t.dtype, t.size) for n, t in reader.used.items())
         outputs = (*(self.buffer(v) for v in made), *also)
-        read = tuple(b for b in inputs if b.name not in {o.name for o in outputs})
+        written = {b.name for b in outputs}
+        read = tuple(b for b in reader.used.values() if b.name not in written)
         origins: tuple[Origin, ...] = (node.origin,) if node.origin else ()
         return Kernel(f"{node.op.name}_{position}{suffix}", read, outputs, tuple(body), origins)
 
@@ -425,22 +386,20 @@ class ScanBody(Lowering):
             name, source = self.names[value], outer.names[operand]
             buffer = self.buffers[name]
             if source in outer.rows:  # a row of a row is not one: it is copied first
-                whole = outer.graph.type_of(operand)
-                copy = f"{name}@whole"
-                self.buffers[copy] = Buffer(copy, whole.dtype, whole.size)
-                self.starts += copy_kernels(source, copy, self.buffers[copy])
+                copy = self._room(f"{name}@whole", outer.graph.type_of(operand))
+                self.starts += copies(source, copy, self.buffers[copy])
                 source = copy
             if value in inputs[split:]:
                 self.rows[name] = Argument(source, buffer.size)
             elif value in inputs[attributes.constants :]:
-                self.starts += copy_kernels(source, name, buffer)
+                self.starts += copies(source, name, buffer)
             else:
                 self.rename(value, source)
                 self.fixed.add(source)
         self.carried = [self.names[v] for v in inputs[attributes.constants : split]]
         for k, name in enumerate(self.carried):
             target = outer.names[TensorValue(position, k)]
-            self.ends += copy_kernels(name, target, self.buffers[name])
+            self.ends += copies(name, target, self.buffers[name])
         self.stacked = [
             outer.names[TensorValue(position, attributes.carries + k)]
             for k in range(len(body.outputs) - attributes.carries)
@@ -483,17 +442,25 @@ class ScanBody(Lowering):
 
     def finish(self, order: Order) -> None:
         """Rows that are copies, then the carries of the next iteration."""
-        for name, alias in self.copied_rows:
-            for kernel in copy_kernels(name, alias, self.buffers[name]):
-                order.add(kernel)
+        pairs = list(self.copied_rows)
         made = [self.names[o.value] for o in self.graph.outputs[: self.attributes.carries]]
         for k, name in enumerate(made):
             if name in self.carried:  # it may be overwritten before it is copied
-                aside = f"{self.prefix}next{k}"
-                self.buffers[aside] = Buffer(aside, *kind_of(self.buffers[name]))
-                for kernel in copy_kernels(name, aside, self.buffers[name]):
-                    order.add(kernel)
-                made[k] = aside
-        for name, carried in zip(made, self.carried, strict=True):
-            for kernel in copy_kernels(name, carried, self.buffers[carried]):
-                order.add(kernel)
+                made[k] = self._room(f"{self.prefix}next{k}", self.buffers[name])
+                pairs.append((name, made[k]))
+        for source, target in [*pairs, *zip(made, self.carried, strict=True)]:
+            order.add(*copies(source, target, self.buffers[source]))
+
+
+@CHUNKED(SCAN)
+def _scan(lowering: Lowering, position: int, node: Node) -> list[Draft]:
+    """The body's program for each row; an iteration changes buffers of carries at its end."""
+    attributes: Scan = attributes_of(node)
+    inner = ScanBody(lowering, position, attributes, node)
+    drafts, before = inner.drafts(), Order(lowering.fuse, lowering.memo)
+    before.add(*inner.starts)
+    lowering.buffers = inner.buffers | lowering.buffers
+    lowering.constants |= inner.constants
+    lowering.rows |= inner.rows
+    lowering.after += inner.ends
+    return [*before.phases(), RepeatDraft(attributes.length, attributes.reverse, drafts)]

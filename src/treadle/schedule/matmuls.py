@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from treadle.base import dtypes
-from treadle.base.dtypes import DType, accumulator
+from treadle.base.dtypes import accumulator
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops.linear import CONTRACT
@@ -28,30 +28,24 @@ from treadle.kernel.contraction import (
 )
 from treadle.kernel.index import Index, Var, constant, flatten, variable
 from treadle.kernel.nodes import (
-    Accumulate,
     Buffer,
     Kernel,
-    Let,
     Literal,
     Load,
-    Local,
     Matmul,
     Matrix,
-    Role,
     Statement,
     Store,
     StridedAxis,
     Value,
 )
-from treadle.schedule.depth import Depth, Digit, depth_of
-from treadle.schedule.divisors import best_divisor
 from treadle.schedule.inline import Reader
 from treadle.schedule.keep import ROOTS
+from treadle.schedule.library_calls import by_elements, standalone_matmul
 from treadle.schedule.lower import Lowering
-from treadle.schedule.nests import nest
-from treadle.schedule.operands import Site, as_dtype, load_of, reading, row_major
-from treadle.schedule.packing import into_panels
-from treadle.schedule.standalone import by_elements, standalone_matmul
+from treadle.schedule.nests import as_dtype, best_divisor, flat_index, in_order, parallel
+from treadle.schedule.operands import Site, load_of
+from treadle.schedule.panels import Depth, Digit, depth_of, into_panels
 
 OWN_PANEL, OWN_LEFT = "panel.copy", "left.copy"  # a thread's memory
 
@@ -61,12 +55,11 @@ def contract_kernels(lowering: Lowering, position: int, node: Node) -> list[Kern
     if lowering.target.matmuls.by_library:
         return standalone_matmul(lowering, position, node)
     contraction = contraction_of(lowering.graph, node).columns_last
-    dtype = accumulator(node.types[0].dtype)
-    is_float = dtype in (dtypes.float32, dtypes.float64)
+    is_float = accumulator(node.types[0].dtype) in (dtypes.float32, dtypes.float64)
     has_axes = contraction.tiled and contraction.depth and size(contraction.depth)
     if not is_float or not has_axes:
         return [by_elements(lowering, position, node)]
-    return _Matmul(lowering, position, node, contraction, dtype).kernels()
+    return _Matmul(lowering, position, contraction).kernels()
 
 
 @dataclass
@@ -106,17 +99,12 @@ def _blocks(contraction: Contraction[TensorValue], wanted: int, least: int) -> _
 class _Matmul:
     """One contraction: the kernels of its operands' copies, of itself, and of its result."""
 
-    def __init__(
-        self,
-        lowering: Lowering,
-        position: int,
-        node: Node,
-        contraction: Contraction[TensorValue],
-        dtype: DType,
-    ):
-        self.lowering, self.position, self.node, self.dtype = lowering, position, node, dtype
-        self.value, self.limits = TensorValue(position), lowering.target.matmuls
-        self.panel = lowering.panel * 4 // dtype.itemsize
+    def __init__(self, lowering: Lowering, position: int, contraction: Contraction[TensorValue]):
+        self.lowering, self.position, self.value = lowering, position, TensorValue(position)
+        self.site, self.limits = Site(lowering, position), lowering.target.matmuls
+        self.type = lowering.graph.type_of(self.value)
+        self.dtype = accumulator(self.type.dtype)
+        self.panel = lowering.panel * 4 // self.dtype.itemsize
         self.contraction = self._placed(contraction)
         self.reads_right = self._reads_right()
         self.is_transposed = not self.reads_right and self._transposes()
@@ -203,7 +191,7 @@ class _Matmul:
         if self.reads_right or left is None or right is None or lowering.repeats:
             return False
         is_plain = len(c.rows) == 1 and not c.outer and not self.is_transposed
-        is_plain = is_plain and self.node.types[0].dtype is self.dtype and not self.copies_left
+        is_plain = is_plain and self.type.dtype is self.dtype and not self.copies_left
         leaves = lowering.graph.leaves
         if not is_plain or right.buffer not in leaves:
             return False
@@ -230,23 +218,20 @@ class _Matmul:
         digits = self._digits()
         parts = self._parts(digits)
         depth = depth_of(digits, parts, self.limits.depth)
-        is_final = not self.is_transposed and self.node.types[0].dtype is self.dtype
+        is_final = not self.is_transposed and self.type.dtype is self.dtype
         if is_final and parts == 1:
             return [*found, self._multiply(self.lowering.buffer(self.value), depth)]
-        sums = self._temporary("sums", self.node.types[0].size * parts)
-        return [*found, self._multiply(sums, depth), self._finish(sums, parts)]
-
-    def _temporary(self, name: str, count: int) -> Buffer:
-        return Site(self.lowering, self.position).memory(name, self.dtype, count)
+        sums = self.site.memory("sums", self.dtype, self.type.size * parts)
+        return [*found, self._multiply(sums, depth), self._finish(sums)]
 
     def _pack(self) -> Kernel:
         """The right operand in panels, in memory for all threads."""
         reader = self._right()
         given = self.panel, self.dtype, self.limits
         found = into_panels(reader, self.contraction, *given, is_one=False)
-        buffer = self._temporary("packed", size(found.loops))
-        store = Store(buffer.name, row_major(found.loops), found.element)
-        body = nest(found.order, Role.PARALLEL, [*reader.lets, store])
+        buffer = self.site.memory("packed", self.dtype, size(found.loops))
+        store = Store(buffer.name, flat_index(found.loops), found.element)
+        body = parallel(found.order, [*reader.lets, store])
         kernel = self.lowering.kernel(self.position, reader, [], body, "_pack", (buffer,))
         # What is recomputed, or is there from the start, waits by itself until it is needed.
         leaves = self.lowering.graph.leaves
@@ -260,8 +245,8 @@ class _Matmul:
         given = self.panel, self.dtype, self.limits
         found = into_panels(reader, self.contraction, *given, is_one=True)
         inner = found.loops[1:]
-        store = Store(OWN_PANEL, row_major(inner), found.element)
-        body += nest(inner, Role.PARALLEL, [store])
+        store = Store(OWN_PANEL, flat_index(inner), found.element)
+        body += parallel(inner, [store])
         return Buffer(OWN_PANEL, self.dtype, size(inner))
 
     def _digits(self) -> list[Digit]:
@@ -291,13 +276,15 @@ class _Matmul:
             body += self._cleared(target, depth.part)
         if self.copies_panels:
             scratch.append(self._copied_panel(reader, body))
-        left, into = self._left(reader, depth), self._into(target, depth.part)
-        body += nest(depth.loops, Role.SEQUENTIAL, self._panels(reader, into, left, depth))
+        left, start = self._left(reader, depth), self._address(depth.part)
+        into = self._matrix(target.name, start, StridedAxis(self.columns))
+        assert not into.rows.listed
+        body += in_order(depth.loops, self._panels(reader, into, left, depth))
         panel = [self._panel_var] if self.is_by_panels else []
         order = [depth.part, *self.outer.values(), *panel, *self.rows.outer]
         is_result = target == self.lowering.buffer(self.value)
         made, also = ([self.value], ()) if is_result else ([], (target,))
-        loops = nest(order, Role.PARALLEL, body)
+        loops = parallel(order, body)
         kernel = self.lowering.kernel(self.position, reader, made, loops, "", also)
         return replace(kernel, scratch=tuple(scratch), is_standalone=self.copies_panels)
 
@@ -321,8 +308,8 @@ class _Matmul:
         element = self._element(reader, c.left, depth=True)
         order = [*(named("k", v) for v in c.depth), *self.rows.inner]
         lets, reader.lets = list(reader.lets), []
-        store = Store(OWN_LEFT, row_major(order), as_dtype(element, self.dtype))
-        body += nest(order, Role.PARALLEL, [*lets, store])
+        store = Store(OWN_LEFT, flat_index(order), as_dtype(element, self.dtype))
+        body += parallel(order, [*lets, store])
         return Buffer(OWN_LEFT, self.dtype, size(order))
 
     def _left(self, reader: Reader, depth: Depth) -> Matrix:
@@ -331,9 +318,15 @@ class _Matmul:
             return Matrix(OWN_LEFT, move, StridedAxis(self.rows.count), summed)
         load = self._element(reader, self.contraction.left, depth=False)
         assert isinstance(load, Load)
-        rows = strided_axis_of(load.index, self.rows.inner)
+        return self._matrix(load.buffer, load.index + move, summed)
+
+    def _matrix(self, buffer: str, index: Index, columns: StridedAxis) -> Matrix:
+        """The rows of a block, given where one of them starts."""
+        inner = self.rows.inner
+        rows = strided_axis_of(index, inner)
         assert rows is not None
-        return Matrix(load.buffer, _without(load.index, self.rows.inner) + move, rows, summed)
+        first = Index(tuple((a, f) for a, f in index.terms if a not in inner), index.offset)
+        return Matrix(buffer, first, rows, columns)
 
     def _cleared(self, target: Buffer, part: Var) -> list[Statement]:
         lanes = Var("z", self.panel if self.is_by_panels else self.columns)
@@ -341,7 +334,7 @@ class _Matmul:
         if self.is_by_panels:
             at = at + variable(self._panel_var) * self.panel
         zero = Store(target.name, at, Literal(0, self.dtype))
-        return list(nest([*self.rows.inner, lanes], Role.PARALLEL, [zero]))
+        return list(parallel([*self.rows.inner, lanes], [zero]))
 
     @property
     def _panel_var(self) -> Var:
@@ -351,17 +344,7 @@ class _Matmul:
         """Where a row of the target starts: axes in the order of the (transposed) result."""
         result, indices = self.contraction.result, self._indices()
         at = flatten([indices[v] for v in result], [v.extent for v in result])
-        return at + variable(part) * self.node.types[0].size
-
-    def _into(self, target: Buffer, part: Var) -> Matrix:
-        """The rows of a block in the target, all columns."""
-        address = self._address(part)
-        rows = strided_axis_of(address, self.rows.inner)
-        assert rows is not None
-        assert not rows.listed
-        return Matrix(
-            target.name, _without(address, self.rows.inner), rows, StridedAxis(self.columns)
-        )
+        return at + variable(part) * self.type.size
 
     def _panels(self, reader: Reader, into: Matrix, left: Matrix, depth: Depth) -> list[Statement]:
         """Full panels in a loop, then the columns that are left."""
@@ -380,7 +363,7 @@ class _Matmul:
         found: list[Statement] = []
         if full:
             var = Var("p", full)
-            found += nest([var], Role.SEQUENTIAL, [matmul(variable(var), self.panel)])
+            found += in_order([var], [matmul(variable(var), self.panel)])
         if rest:
             found.append(matmul(constant(full), rest))
         return found
@@ -395,30 +378,15 @@ class _Matmul:
             return Load(OWN_PANEL, constant(0), self.dtype), 0
         step = size(self.contraction.depth) * self.panel
         count = -(-self.columns // self.panel)
-        buffer = self._temporary("packed", 0)
-        reader.used[buffer.name] = self.lowering.as_type(buffer)
-        at = row_major(list(self.outer.values())) * (count * step)
+        buffer = self.site.memory("packed", self.dtype, 0)
+        reader.used[buffer.name] = buffer
+        at = flat_index(list(self.outer.values())) * (count * step)
         return Load(buffer.name, at, self.dtype), step
 
-    def _finish(self, sums: Buffer, parts: int) -> Kernel:
+    def _finish(self, sums: Buffer) -> Kernel:
         """The result from sums: parts added, axes in the result's order, in its dtype."""
-        type_, c = self.node.types[0], self.contraction
-        result = contraction_of(self.lowering.graph, self.node).result
+        graph = self.lowering.graph
+        result = contraction_of(graph, graph.nodes[self.position]).result
         axes = {v: Var(f"i{k}", v.extent) for k, v in enumerate(result)}
-        part, order = Var("part", parts), [axes[v] for v in result]
-        source = row_major([axes[v] for v in c.result]) + variable(part) * type_.size
-        found: Value = Load(sums.name, source, self.dtype)
-        body: list[Statement] = []
-        if parts > 1:
-            body = [Let("acc", Literal(0, self.dtype))]
-            body += nest([part], Role.SEQUENTIAL, [Accumulate("acc", "add", found)])
-            found = Local("acc", self.dtype)
-        element = as_dtype(found, type_.dtype)
-        body.append(Store(self.lowering.names[self.value], row_major(order), element))
-        loops, reader = nest(order, Role.PARALLEL, body), reading(self.lowering, [sums.name])
-        return self.lowering.kernel(self.position, reader, [self.value], loops, "_finish")
-
-
-def _without(index: Index, variables: list[Var]) -> Index:
-    """The index where some variables are 0."""
-    return Index(tuple((a, f) for a, f in index.terms if a not in variables), index.offset)
+        order = tuple(axes[v] for v in self.contraction.result)
+        return self.site.moved(sums, tuple(axes.values()), order, "_finish")

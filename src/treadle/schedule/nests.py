@@ -1,21 +1,44 @@
-"""Loop nests: variables for axes, kernels that become one, and names that do not clash."""
+"""What kernels are written with: loops, indices, arithmetic; kernels made one, and their names."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from treadle.kernel.access import Access, accesses, is_local, names_in
-from treadle.kernel.index import Index, Var, flatten, variable
-from treadle.kernel.nodes import Buffer, For, Kernel, Role, Statement
-from treadle.kernel.traverse import loop_names, substituted, with_buffers, with_locals
+from treadle.base import dtypes
+from treadle.base.dtypes import DType
+from treadle.kernel.access import Access, accesses, is_local, locals_in, names_in
+from treadle.kernel.arithmetic import identity
+from treadle.kernel.index import Index, Var, flatten, uses, variable
+from treadle.kernel.nodes import (
+    Accumulate,
+    Apply,
+    Buffer,
+    Convert,
+    For,
+    Kernel,
+    Let,
+    Literal,
+    Load,
+    Local,
+    Role,
+    Statement,
+    Store,
+    Value,
+)
+from treadle.kernel.traverse import loop_names, peel, substituted, with_buffers, with_locals
+
+Body = tuple[Statement, ...]  # of a kernel, or of a loop
+Buffers = tuple[Buffer, ...]
 
 
 def axis_vars(stem: str, shape: Sequence[int]) -> tuple[Var, ...]:
     return tuple(Var(f"{stem}{i}", n) for i, n in enumerate(shape))
 
 
-def nest(variables: Sequence[Var], role: Role, body: Sequence[Statement]) -> tuple[Statement, ...]:
+def nest(variables: Sequence[Var], role: Role, body: Sequence[Statement]) -> Body:
     """The body inside a loop for each variable, the first outermost; none for one iteration."""
     inner = tuple(body)
     for var in reversed(variables):
@@ -24,22 +47,90 @@ def nest(variables: Sequence[Var], role: Role, body: Sequence[Statement]) -> tup
     return inner
 
 
-def in_order(var: Var, body: Sequence[Statement]) -> tuple[Statement, ...]:
-    """The body for one iteration after the other."""
-    return nest([var], Role.SEQUENTIAL, body)
+def along(axes: Iterable[Var]) -> tuple[Index, ...]:
+    """The indices that loops over some axes count."""
+    return tuple(map(variable, axes))
+
+
+def parallel(variables: Sequence[Var], body: Sequence[Statement]) -> Body:
+    """The body in loops whose iterations do not depend on each other."""
+    return nest(variables, Role.PARALLEL, body)
+
+
+def in_order(variables: Sequence[Var], body: Sequence[Statement]) -> Body:
+    """The body in loops that run one iteration after the other."""
+    return nest(variables, Role.SEQUENTIAL, body)
 
 
 def flat_index(variables: Sequence[Var]) -> Index:
     """The index of an element that loops over some axes count in row-major order."""
-    return flatten([variable(v) for v in variables], [v.extent for v in variables])
+    return flatten(along(variables), [v.extent for v in variables])
 
 
-def fused_kernel(
-    first: Kernel,
-    second: Kernel,
-    body: tuple[Statement, ...],
-    scratch: tuple[Buffer, ...] = (),
-) -> Kernel:
+def is_sum(statement: Statement) -> bool:
+    """Whether a loop in order only accumulates: its iterations can be shared out."""
+    if not isinstance(statement, For) or statement.role is not Role.SEQUENTIAL:
+        return False
+    if statement.stop is not None:
+        return False
+    _, body = nested(statement)
+    own = {s.local for s in body if isinstance(s, Let)}
+    summed = {s.local for s in body if isinstance(s, Accumulate)}
+    if not summed or own & summed:
+        return False
+    return all(isinstance(s, (Let, Accumulate)) and not summed & locals_in(s.value) for s in body)
+
+
+def nested(loop: For) -> tuple[list[Var], Body]:
+    """Loops of one role, each right inside the other, and what they contain."""
+    loops, body = peel(loop.body, loop.role)
+    return [loop.var, *(s.var for s in loops)], body
+
+
+def is_cleared(before: Sequence[Statement], step: Accumulate) -> bool:
+    """Whether an accumulation starts from the number that changes nothing."""
+    starts = {s.local: s.value for s in before if isinstance(s, Let)}
+    start = starts.get(step.local)
+    return isinstance(start, Literal) and start.value == identity(step.op, step.value.dtype)
+
+
+def moves(index: Index, var: Var) -> bool:
+    return any(uses(atom, var) for atom, _ in index.terms)
+
+
+def let(name: str, value: Value) -> tuple[Let, Local]:
+    """A value that gets a name, and what stands for it."""
+    return Let(name, value), Local(name, value.dtype)
+
+
+def as_dtype(value: Value, dtype: DType) -> Value:
+    return value if value.dtype is dtype else Convert(value, dtype)
+
+
+def apply(op: str, *operands: Value) -> Value:
+    """An op on scalars that has the dtype of the last of them."""
+    return Apply(op, operands, operands[-1].dtype)
+
+
+def compare(op: str, *operands: Value) -> Value:
+    """An op on scalars that is true or false."""
+    return Apply(op, operands, dtypes.bool_)
+
+
+def accumulated(
+    op: str,
+    wide: DType,
+    summed: Sequence[Var],
+    lets: Sequence[Statement],
+    element: Value,
+    name: str = "acc",
+) -> Body:
+    """A local, combined over some loops."""
+    inner = in_order(summed, [*lets, Accumulate(name, op, as_dtype(element, wide))])
+    return (Let(name, Literal(identity(op, wide), wide)), *inner)
+
+
+def fused_kernel(first: Kernel, second: Kernel, body: Body, scratch: Buffers = ()) -> Kernel:
     """Both kernels as one, given its statements and what it needs beside the first's scratch."""
     outputs = {b.name: b for b in (*first.outputs, *second.outputs)}
     inputs = {b.name: b for b in (*first.inputs, *second.inputs) if b.name not in outputs}
@@ -67,6 +158,14 @@ class Parts:
         size = self.sizes.get(access.buffer)
         return size is not None and is_local(access, self.iteration, size, self.count)
 
+    def shared(self, first: Sequence[Statement], second: Sequence[Statement]) -> set[str]:
+        """Buffers that both touch, each iteration its own part alone."""
+        own: list[set[str]] = []
+        for body in (first, second):
+            every = list(accesses(body))
+            own.append({a.buffer for a in every} - {a.buffer for a in every if not self.has(a)})
+        return own[0] & own[1]
+
     def separate(self, first: Sequence[Statement], second: Sequence[Statement]) -> bool:
         """Whether what one writes and the other touches stays in its part."""
         sides = list(accesses(first)), list(accesses(second))
@@ -81,9 +180,7 @@ class Parts:
         )
 
 
-def with_own_names(
-    kernel: Kernel, body: tuple[Statement, ...], other: Kernel, others: tuple[Statement, ...]
-) -> tuple[Kernel, tuple[Statement, ...]]:
+def with_own_names(kernel: Kernel, body: Body, other: Kernel, others: Body) -> tuple[Kernel, Body]:
     """A kernel and its statements with names of locals and scratch that another does not use."""
     taken = names_in(others)
     names = {n: fresh(n, taken) for n in sorted(names_in(body))}
@@ -133,3 +230,31 @@ def with_buffer_names(kernel: Kernel, names: Mapping[str, str]) -> Kernel:
     )
     body = with_buffers(kernel.body, lambda name: names.get(name, name))
     return replace(kernel, inputs=inputs, outputs=outputs, scratch=scratch, body=body)
+
+
+def stays(body: Sequence[Statement], leaf: str, at: Index) -> bool:
+    """Whether a leaf is read only at the index that is written."""
+    return all(a.index == at for a in accesses(body) if a.buffer == leaf)
+
+
+def copies(source: str, target: str, like: Buffer) -> list[Kernel]:
+    """The kernel that copies a buffer; none where there is nothing in it."""
+    i = Var("i", like.size)
+    store = Store(target, variable(i), Load(source, variable(i), like.dtype))
+    read, written = (Buffer(name, like.dtype, like.size) for name in (source, target))
+    return [Kernel("copy", (read,), (written,), parallel([i], [store]))] if like.size else []
+
+
+@functools.cache
+def best_divisor(n: int, target: int, least: int = 1) -> int:
+    """The divisor of n nearest below a target, or the smallest above; at least `least`."""
+    every = divisors(n)
+    below = [d for d in every if least <= d <= target]
+    above = [d for d in every if d > target]
+    return below[-1] if below else above[0]
+
+
+def divisors(n: int) -> list[int]:
+    """All of them, in order."""
+    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+    return sorted({*small, *(n // d for d in small)})

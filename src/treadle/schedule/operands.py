@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from treadle.base.dtypes import DType
 from treadle.ir.graph import Value as TensorValue
 from treadle.kernel.contraction import Axes
-from treadle.kernel.index import Index, Var, flatten, variable
-from treadle.kernel.nodes import Buffer, Convert, Kernel, Load, Role, Store, Value
+from treadle.kernel.index import Index, Var, variable
+from treadle.kernel.nodes import Buffer, Kernel, Load, Local, Matrix, Statement, Store, Value
 from treadle.schedule.inline import Reader
 from treadle.schedule.lower import Lowering
-from treadle.schedule.nests import nest
-
-
-def as_dtype(value: Value, dtype: DType) -> Value:
-    return value if value.dtype is dtype else Convert(value, dtype)
-
-
-def row_major(axes: Sequence[Var]) -> Index:
-    """The address of an element of memory that has some axes in order."""
-    return flatten([variable(v) for v in axes], [v.extent for v in axes])
+from treadle.schedule.nests import Body, Buffers, accumulated, along, as_dtype, flat_index, parallel
 
 
 def plain_load(reader: Reader, value: Value) -> Load | None:
@@ -34,15 +25,19 @@ def plain_load(reader: Reader, value: Value) -> Load | None:
 
 def load_of(reader: Reader, value: TensorValue, axes: Iterable[Var]) -> Load | None:
     """The load that an element of a tensor is, if it lies in memory in some affine order."""
-    return plain_load(reader, reader.at(value, tuple(map(variable, axes))))
+    return plain_load(reader, reader.at(value, along(axes)))
 
 
 def reading(lowering: Lowering, names: Iterable[str]) -> Reader:
     """A reader of a kernel that reads some buffers in any case."""
     reader = lowering.reader()
     for name in names:
-        reader.used[name] = lowering.as_type(lowering.buffers[name])
+        reader.used[name] = lowering.buffers[name]
     return reader
+
+
+def transposed(matrix: Matrix) -> Matrix:
+    return replace(matrix, rows=matrix.columns, columns=matrix.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +46,41 @@ class Site:
 
     lowering: Lowering
     position: int
+    copies: list[Kernel] = field(default_factory=list)  # of operands
 
     def memory(self, name: str, dtype: DType, size: int) -> Buffer:
         """A buffer by its name, as large as the first who asks for it says."""
         full = f"{self.lowering.prefix}b{self.position}.{name}"
         return self.lowering.buffers.setdefault(full, Buffer(full, dtype, size))
+
+    def placed(
+        self,
+        value: TensorValue,
+        name: str,
+        axes: Axes,
+        order: Axes,
+        will_do: Callable[[Index], bool],
+    ) -> Load:
+        """An element of an operand: where it lies at a whole pack, or of a copy in some order."""
+        load = load_of(self.lowering.reader(), value, axes)
+        is_aligned = load is not None and load.index.offset % self.lowering.target.matmuls.pack == 0
+        if load is not None and is_aligned and will_do(load.index):
+            return load
+        buffer, kernel = self.copied(value, name, axes, order, f"_{name.split('.')[0]}")
+        self.copies.append(kernel)
+        return Load(buffer.name, flat_index(order), buffer.dtype)
+
+    def standalone(
+        self,
+        body: Sequence[Statement],
+        read: Iterable[str],
+        made: Sequence[TensorValue],
+        also: Buffers = (),
+    ) -> list[Kernel]:
+        """The kernel of a library call that reads some buffers, after the copies it needs."""
+        reader = reading(self.lowering, read)
+        kernel = self.lowering.kernel(self.position, reader, made, body, "", also)
+        return [*self.copies, replace(kernel, is_standalone=True)]
 
     def copied(
         self, value: TensorValue, name: str, axes: Axes, order: Axes, suffix: str
@@ -63,16 +88,26 @@ class Site:
         """A tensor in memory that has its axes in some order, and the kernel that copies it."""
         type_, reader = self.lowering.graph.type_of(value), self.lowering.reader()
         into = self.memory(name, type_.dtype, type_.size)
-        element = reader.at(value, tuple(map(variable, axes)))
-        body = [*reader.lets, Store(into.name, row_major(order), element)]
-        loops = nest(order, Role.PARALLEL, body)
+        element = reader.at(value, along(axes))
+        body = [*reader.lets, Store(into.name, flat_index(order), element)]
+        loops = parallel(order, body)
         return into, self.lowering.kernel(self.position, reader, [], loops, suffix, (into,))
 
-    def moved(self, source: Buffer, axes: Axes, order: Axes) -> Kernel:
-        """Writes the result from memory that has its axes in some other order."""
-        lowering, value = self.lowering, TensorValue(self.position)
-        index = lowering.address(value, [variable(v) for v in axes])
-        load = Load(source.name, row_major(order), source.dtype)
-        body = nest(axes, Role.PARALLEL, [Store(lowering.names[value], index, load)])
-        reader = reading(lowering, [source.name])
-        return lowering.kernel(self.position, reader, [value], body, "_moved")
+    def moved(
+        self, source: Buffer, axes: Axes, order: Axes, suffix: str = "_moved", output: int = 0
+    ) -> Kernel:
+        """Writes a result from memory that has its axes in some other order or dtype.
+
+        Memory of several results holds parts, which are added up.
+        """
+        lowering, value = self.lowering, TensorValue(self.position, output)
+        target, body = lowering.buffer(value), Body()
+        part = Var("part", source.size // target.size)
+        at = flat_index(order) + variable(part) * target.size
+        found: Value = Load(source.name, at, source.dtype)
+        if part.extent > 1:
+            body = accumulated("add", source.dtype, [part], [], found)
+            found = Local("acc", source.dtype)
+        store = lowering.store(value, along(axes), as_dtype(found, target.dtype))
+        loops, reader = parallel(axes, [*body, store]), reading(lowering, [source.name])
+        return lowering.kernel(self.position, reader, [value], loops, suffix)

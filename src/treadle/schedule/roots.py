@@ -12,17 +12,14 @@ from treadle.ir.ops import indexing, linear, reductions
 from treadle.kernel.index import Index, Var, bounded, constant, data, divide, variable
 from treadle.kernel.nodes import (
     Accumulate,
-    Apply,
     Buffer,
     Convert,
     Guarded,
     Kernel,
     Let,
     Literal,
-    Load,
     Local,
     Position,
-    Role,
     Set,
     Statement,
     Store,
@@ -33,9 +30,19 @@ from treadle.kernel.nodes import (
 from treadle.kernel.scatter import is_scatter
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering, attributes_of
-from treadle.schedule.nests import axis_vars, flat_index, in_order, nest
+from treadle.schedule.nests import (
+    accumulated,
+    along,
+    apply,
+    as_dtype,
+    axis_vars,
+    compare,
+    flat_index,
+    in_order,
+    parallel,
+)
+from treadle.schedule.operands import Site
 from treadle.schedule.sorting import is_same
-from treadle.schedule.sums import accumulated, widened
 
 
 @ROOTS(reductions.ARGMAX, reductions.ARGMIN)
@@ -45,32 +52,29 @@ def _arg(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     source = lowering.graph.type_of(node.operands[0])
     every = axis_vars("i", source.shape)
     reader = lowering.reader()
-    element = reader.at(node.operands[0], tuple(map(variable, every)))
+    element = reader.at(node.operands[0], along(every))
     others = [v for i, v in enumerate(every) if i != axis]
-    best, at = Local("best", source.dtype), Local("at", dtypes.int32)
-    here = Local("here", source.dtype)
+    best, here, combined = (Local(n, source.dtype) for n in ("best", "here", "combined"))
+    at, here_at = Local("at", dtypes.int32), Position(variable(every[axis]), dtypes.int32)
     op = "max" if node.op is reductions.ARGMAX else "min"
-    here_at = Position(variable(every[axis]), dtypes.int32)
     # max and min keep NaN; whatever changes the best is a new best.
-    combined = Local("combined", source.dtype)
-    changes = Apply("not", (is_same(combined, best),), dtypes.bool_)
     is_first = Within(variable(every[axis]), 0, 1)
-    takes = Apply("or", (changes, is_first), dtypes.bool_)
+    takes = compare("or", compare("not", is_same(combined, best)), is_first)
     inner: list[Statement] = [
         *reader.lets,
         Let("here", element),
-        Let("combined", Apply(op, (best, here), source.dtype)),
-        Set("at", Apply("where", (takes, here_at, at), dtypes.int32)),
-        Set("best", Apply("where", (is_first, here, combined), source.dtype)),
+        Let("combined", apply(op, best, here)),
+        Set("at", apply("where", takes, here_at, at)),
+        Set("best", apply("where", is_first, here, combined)),
     ]
     loops = [v for v in lowering.in_memory_order(node.operands[0], every) if v is not every[axis]]
     body: list[Statement] = [
         Let("best", Literal(0, source.dtype)),
         Let("at", Literal(0, dtypes.int32)),
-        *in_order(every[axis], inner),
-        lowering.store(value, list(map(variable, others)), at),
+        *in_order([every[axis]], inner),
+        lowering.store(value, along(others), at),
     ]
-    return [lowering.kernel(position, reader, [value], nest(loops, Role.PARALLEL, body))]
+    return [lowering.kernel(position, reader, [value], parallel(loops, body))]
 
 
 @ROOTS(reductions.CUMSUM)
@@ -79,21 +83,21 @@ def _cumsum(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     value, axis = TensorValue(position), attributes.axis
     source = lowering.graph.type_of(node.operands[0])
     every = axis_vars("i", source.shape)
-    indices = list(map(variable, every))
+    indices = [*along(every)]
     if attributes.reverse:
         indices[axis] = constant(source.shape[axis] - 1) - indices[axis]
     reader = lowering.reader()
     element = reader.at(node.operands[0], tuple(indices))
     wide = accumulator(source.dtype)
-    result = widened(Local("acc", wide), source.dtype)
+    result = as_dtype(Local("acc", wide), source.dtype)
     inner = [
         *reader.lets,
-        Accumulate("acc", "add", widened(element, wide)),
+        Accumulate("acc", "add", as_dtype(element, wide)),
         lowering.store(value, indices, result),
     ]
-    body = [Let("acc", Literal(0, wide)), *in_order(every[axis], inner)]
+    body = [Let("acc", Literal(0, wide)), *in_order([every[axis]], inner)]
     others = [v for i, v in enumerate(every) if i != axis]
-    return [lowering.kernel(position, reader, [value], nest(others, Role.PARALLEL, body))]
+    return [lowering.kernel(position, reader, [value], parallel(others, body))]
 
 
 @ROOTS(linear.UNWINDOW)
@@ -103,7 +107,7 @@ def _unwindow(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     window, shape = attributes.window, attributes.shape
     value = TensorValue(position)
     every = axis_vars("i", shape)
-    starts: list[Index] = list(map(variable, every))
+    starts = [*along(every)]
     guards: list[Within] = []
     if lowering.target.is_spmd and all(d == 1 for d in window.dilations):
         offsets, inner = _windows_around(window, shape, starts, guards)
@@ -118,9 +122,9 @@ def _unwindow(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     )
     wide = accumulator(source.dtype)
     body = accumulated("add", wide, offsets, reader.lets, element)
-    result = widened(Local("acc", wide), source.dtype)
-    store = lowering.store(value, list(map(variable, every)), result)
-    loops = nest(lowering.in_memory_order(value, every), Role.PARALLEL, [*body, store])
+    result = as_dtype(Local("acc", wide), source.dtype)
+    store = lowering.store(value, along(every), result)
+    loops = parallel(lowering.in_memory_order(value, every), [*body, store])
     return [lowering.kernel(position, reader, [value], loops)]
 
 
@@ -141,7 +145,7 @@ def _every_window(
         if window.strides[i] > 1:
             guards.append(Within(rest, 0, 1))
         starts[axis] = quotient
-    return list(map(variable, offsets))
+    return [*along(offsets)]
 
 
 def _windows_around(
@@ -175,17 +179,17 @@ def _scatter_add(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     sums = lowering.buffer(value)
     is_rounded = sums.dtype is not wide
     if is_rounded:
-        sums = Buffer(f"{lowering.prefix}b{position}.sums", wide, result.size)
-        lowering.buffers[sums.name] = sums
+        sums = Site(lowering, position).memory("sums", wide, result.size)
     updates, indices = (lowering.graph.type_of(v) for v in node.operands)
     chosen = indices.rank - batch
     every = axis_vars("i", updates.shape)
-    own = tuple(map(variable, every))
+    own = along(every)
     reader = lowering.reader()
     index = reader.at(node.operands[1], (*own[:batch], *own[axis : axis + chosen]))
-    element = widened(reader.at(node.operands[0], own), wide)
+    element = as_dtype(reader.at(node.operands[0], own), wide)
     at = Local("at", dtypes.int64)
-    inside = Apply("and", (_not_less(at, 0), _less(at, attributes.size)), dtypes.bool_)
+    low, high = (Literal(n, at.dtype) for n in (0, attributes.size))
+    inside = compare("and", compare("le", low, at), compare("lt", at, high))
     held = Guarded(inside, element, Literal(0, wide), wide)
     chosen_at = data("at", attributes.size)
     target = lowering.address(value, [*own[:axis], chosen_at, *own[axis + chosen :]])
@@ -195,46 +199,28 @@ def _scatter_add(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
         Update(sums.name, target, held),
     ]
     free = [*every[:axis], *every[axis + chosen :]]
-    added = nest(every[axis : axis + chosen], Role.SEQUENTIAL, body)
+    added = in_order(every[axis : axis + chosen], body)
     if lowering.target.is_spmd and attributes.size > 1:
         row = Var("row", attributes.size)
         cleared = lowering.address(value, [*own[:axis], variable(row), *own[axis + chosen :]])
-        zeros = nest([row], Role.SEQUENTIAL, [Store(sums.name, cleared, Literal(0, wide))])
-        whole = nest(free, Role.PARALLEL, [*zeros, *added])
+        zeros = in_order([row], [Store(sums.name, cleared, Literal(0, wide))])
+        whole = parallel(free, [*zeros, *added])
         kernel = lowering.kernel(position, reader, [], whole, "", (sums,))
         if is_scatter(kernel, lowering.target.mapping):
-            return [kernel, _rounded(lowering, value, sums)] if is_rounded else [kernel]
-    scattered = nest(free, Role.PARALLEL, added)
-    fill = _filled(sums, result.shape, Literal(0, wide))
+            return [kernel, _rounded(lowering, position, sums)] if is_rounded else [kernel]
+    scattered = parallel(free, added)
+    axes = axis_vars("i", result.shape)
+    fill = parallel(axes, [Store(sums.name, flat_index(axes), Literal(0, wide))])
     found = [lowering.kernel(position, lowering.reader(), [], fill, "_zero", (sums,))]
     if attributes.size:
         found.append(lowering.kernel(position, reader, [], scattered, "", (sums,)))
-    return [*found, _rounded(lowering, value, sums)] if is_rounded else found
+    return [*found, _rounded(lowering, position, sums)] if is_rounded else found
 
 
-def _filled(target: Buffer, shape: Sequence[int], element: Value) -> tuple[Statement, ...]:
-    axes = axis_vars("i", shape)
-    return nest(axes, Role.PARALLEL, [Store(target.name, flat_index(axes), element)])
-
-
-def _rounded(lowering: Lowering, value: TensorValue, sums: Buffer) -> Kernel:
+def _rounded(lowering: Lowering, position: int, sums: Buffer) -> Kernel:
     """Sums in the dtype of the result."""
-    reader, type_ = lowering.reader(), lowering.graph.type_of(value)
-    reader.used[sums.name] = lowering.as_type(sums)
-    axes = axis_vars("i", type_.shape)
-    at = flat_index(axes)
-    element = Convert(Load(sums.name, at, sums.dtype), type_.dtype)
-    store = Store(lowering.names[value], at, element)
-    loops = nest(axes, Role.PARALLEL, [store])
-    return lowering.kernel(value.node, reader, [value], loops, "_rounded")
-
-
-def _less(a: Value, bound: int) -> Value:
-    return Apply("lt", (a, Literal(bound, a.dtype)), dtypes.bool_)
-
-
-def _not_less(a: Value, bound: int) -> Value:
-    return Apply("le", (Literal(bound, a.dtype), a), dtypes.bool_)
+    axes = axis_vars("i", lowering.graph.nodes[position].types[0].shape)
+    return Site(lowering, position).moved(sums, axes, axes, "_rounded")
 
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -257,7 +243,7 @@ def _random_bits(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
         guard = None if is_inside else Within(at, 0, size)
         element = Local(f"c{word}_{_ROUNDS}", dtypes.uint32)
         body.append(Store(lowering.names[value], bounded(at, size), element, guard))
-    loops = nest([block], Role.PARALLEL, body) if size else ()
+    loops = parallel([block], body) if size else ()
     return [lowering.kernel(position, reader, [value], loops)]
 
 
@@ -267,22 +253,19 @@ def _philox(key: Sequence[Value], block: Var, site: int) -> list[Statement]:
     def word(value: int) -> Value:
         return Literal(value, u32)
 
-    def op(name: str, *operands: Value) -> Value:
-        return Apply(name, operands, u32)
-
-    own_site = op("and", op("add", key[5], word(site)), word(0xFFFF))
-    last = op("add", op("mul", key[3], word(1 << 16)), own_site)
+    own_site = apply("and", apply("add", key[5], word(site)), word(0xFFFF))
+    last = apply("add", apply("mul", key[3], word(1 << 16)), own_site)
     counters = [Position(variable(block), u32), key[4], key[2], last]
     found: list[Statement] = [Let(f"c{i}_0", c) for i, c in enumerate(counters)]
     for done in range(_ROUNDS):
         c = [Local(f"c{i}_{done}", u32) for i in range(4)]
-        k = [op("add", key[i], word(done * _WEYL[i] % 2**32)) for i in range(2)]
-        high = [op("mulhi", c[2 * i], word(_MULTIPLIERS[i])) for i in range(2)]
-        low = [op("mul", c[2 * i], word(_MULTIPLIERS[i])) for i in range(2)]
+        k = [apply("add", key[i], word(done * _WEYL[i] % 2**32)) for i in range(2)]
+        high = [apply("mulhi", c[2 * i], word(_MULTIPLIERS[i])) for i in range(2)]
+        low = [apply("mul", c[2 * i], word(_MULTIPLIERS[i])) for i in range(2)]
         new = [
-            op("xor", op("xor", high[1], c[1]), k[0]),
+            apply("xor", apply("xor", high[1], c[1]), k[0]),
             low[1],
-            op("xor", op("xor", high[0], c[3]), k[1]),
+            apply("xor", apply("xor", high[0], c[3]), k[1]),
             low[0],
         ]
         found += [Let(f"c{i}_{done + 1}", v) for i, v in enumerate(new)]

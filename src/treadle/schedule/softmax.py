@@ -16,7 +16,6 @@ from treadle.base import dtypes
 from treadle.kernel.index import Index, Var, variable
 from treadle.kernel.nodes import (
     Accumulate,
-    Apply,
     Buffer,
     For,
     Let,
@@ -31,7 +30,8 @@ from treadle.kernel.nodes import (
     StridedAxis,
     Value,
 )
-from treadle.schedule.nests import nest
+from treadle.schedule.nests import Body, apply, compare, in_order, parallel
+from treadle.schedule.operands import transposed
 
 F32, I32 = dtypes.float32, dtypes.int32
 At = Index | Var
@@ -67,14 +67,10 @@ class Rows:
         walks = StridedAxis(count, self.stride), StridedAxis(width)
         return Matrix(self.buffer.name, self.index + column, *walks)
 
-    def cleared(self, row: Var, column: Var, first: Index = NOWHERE) -> tuple[Statement, ...]:
+    def cleared(self, row: Var, column: Var, first: Index = NOWHERE) -> Body:
         """Zeros in some columns of some rows."""
         zero = self.store(Literal(0, F32), row, first + variable(column))
-        return nest([row, column], Role.PARALLEL, [zero])
-
-
-def transposed(matrix: Matrix) -> Matrix:
-    return replace(matrix, rows=matrix.columns, columns=matrix.rows)
+        return parallel([row, column], [zero])
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +81,12 @@ class Queries:
     count: int
     width: int
 
-    def copied(self, rows: Rows, lane: Var) -> tuple[Statement, ...]:
+    def copied(self, rows: Rows, lane: Var) -> Body:
         """copy[d, i] = rows[i, d]."""
         d = Var("d", self.width)
         address = variable(d) * self.count + variable(lane)
         store = Store(self.copy.name, address, rows.load(lane, d))
-        return nest([d, lane], Role.PARALLEL, [store])
+        return parallel([d, lane], [store])
 
     @property
     def matrix(self) -> Matrix:
@@ -103,35 +99,32 @@ class Queries:
 class Scores:
     """Scores, probabilities or gradients of scores: of each key for each query."""
 
-    buffer: Buffer
-    start: Index
+    rows: Rows
     keys: int
     queries: int
-    stride: int  # between rows
     keys_are_rows: bool = True  # and queries contiguous; else the other way around
 
-    def at(self, key: At, query: At) -> Index:
-        row, column = (key, query) if self.keys_are_rows else (query, key)
-        return self.start + index_of(row) * self.stride + index_of(column)
+    @property
+    def buffer(self) -> Buffer:
+        return self.rows.buffer
 
     def load(self, key: At, query: At) -> Value:
-        return Load(self.buffer.name, self.at(key, query), self.buffer.dtype)
+        return self.rows.load(key, query) if self.keys_are_rows else self.rows.load(query, key)
 
     def store(self, value: Value, key: At, query: At) -> Store:
-        return Store(self.buffer.name, self.at(key, query), value)
+        at = (key, query) if self.keys_are_rows else (query, key)
+        return self.rows.store(value, *at)
 
     def part(self, first: Index, count: int) -> Scores:
         """Those of some keys, which are rows."""
-        return replace(self, start=self.start + first * self.stride, keys=count)
+        return replace(self, rows=self.rows.shifted(first), keys=count)
 
     @property
     def by_keys(self) -> Matrix:
         """Keys down and queries across, wherever they lie."""
         if self.keys_are_rows:
-            walks = StridedAxis(self.keys, self.stride), StridedAxis(self.queries)
-        else:
-            walks = StridedAxis(self.keys), StridedAxis(self.queries, self.stride)
-        return Matrix(self.buffer.name, self.start, *walks)
+            return self.rows.matrix(self.keys, self.queries)
+        return transposed(self.rows.matrix(self.queries, self.keys))
 
     # Matmuls: `keys` and `queries` are matrices of rows
 
@@ -159,9 +152,9 @@ def statistics(
 ) -> list[Statement]:
     """The greatest score, what to shift by, and sums: `terms` add to them, given the shift."""
 
-    def over_keys(body: Sequence[Statement]) -> tuple[Statement, ...]:
+    def over_keys(body: Sequence[Statement]) -> Body:
         if stop is None:
-            return nest([key], Role.SEQUENTIAL, body)
+            return in_order([key], body)
         return (For(key, Role.SEQUENTIAL, tuple(body), stop),)
 
     return [
@@ -175,12 +168,12 @@ def statistics(
 
 def log_sum(total: str, shift: str) -> Value:
     """The logarithm of a row's sum of exponentials."""
-    return add(Apply("log", (local(total),), F32), local(shift))
+    return add(apply("log", local(total)), local(shift))
 
 
 def power(score: Value, shift: Value) -> Value:
     """An exponential: a probability, where the shift is the logarithm of the sum."""
-    return Apply("exp", (sub(score, shift),), F32)
+    return apply("exp", sub(score, shift))
 
 
 def local(name: str) -> Local:
@@ -188,24 +181,24 @@ def local(name: str) -> Local:
 
 
 def add(a: Value, b: Value) -> Value:
-    return Apply("add", (a, b), F32)
+    return apply("add", a, b)
 
 
 def sub(a: Value, b: Value) -> Value:
-    return Apply("sub", (a, b), F32)
+    return apply("sub", a, b)
 
 
 def mul(a: Value, b: Value | float) -> Value:
-    return Apply("mul", (a, Literal(b, F32) if isinstance(b, float) else b), F32)
+    return apply("mul", a, Literal(b, F32) if isinstance(b, float) else b)
 
 
 def equals(value: Value, number: float) -> Value:
-    return Apply("eq", (value, Literal(number, F32)), dtypes.bool_)
+    return compare("eq", value, Literal(number, F32))
 
 
 def choose(condition: Value, value: Value | float, other: Value | float) -> Value:
     a, b = (Literal(v, F32) if isinstance(v, float) else v for v in (value, other))
-    return Apply("where", (condition, a, b), F32)
+    return apply("where", condition, a, b)
 
 
 def finite(value: Value) -> Value:

@@ -16,7 +16,6 @@ from treadle.ir.ops import reductions
 from treadle.kernel.index import Index, Var, bounded, data, variable
 from treadle.kernel.nodes import (
     Accumulate,
-    Apply,
     Buffer,
     Convert,
     Kernel,
@@ -25,7 +24,6 @@ from treadle.kernel.nodes import (
     Load,
     Local,
     Position,
-    Role,
     Set,
     Statement,
     Store,
@@ -34,20 +32,8 @@ from treadle.kernel.nodes import (
 )
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering, attributes_of
-from treadle.schedule.nests import axis_vars, flat_index, in_order, nest
-
-
-@ROOTS(reductions.SORT)
-def _sort(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
-    a: reductions.Sort = attributes_of(node)
-    size = lowering.graph.type_of(node.operands[0]).shape[a.axis]
-    return _ordered(lowering, position, node, _Order(a.axis, a.descending, size))
-
-
-@ROOTS(reductions.TOP_K)
-def _top_k(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
-    a: reductions.TopK = attributes_of(node)
-    return _ordered(lowering, position, node, _Order(a.axis, a.largest, a.k))
+from treadle.schedule.nests import along, apply, axis_vars, compare, flat_index, in_order, parallel
+from treadle.schedule.operands import Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +43,16 @@ class _Order:
     size: int  # how many are wanted
 
 
-def _ordered(lowering: Lowering, position: int, node: Node, order: _Order) -> list[Kernel]:
-    n = lowering.graph.type_of(node.operands[0]).shape[order.axis]
+@ROOTS(reductions.SORT, reductions.TOP_K)
+def _ordered(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
+    a: reductions.Sort | reductions.TopK = attributes_of(node)
+    n, target = lowering.graph.type_of(node.operands[0]).shape[a.axis], lowering.target
+    order = (
+        _Order(a.axis, a.descending, n)
+        if isinstance(a, reductions.Sort)
+        else _Order(a.axis, a.largest, a.k)
+    )
     # Threads count for each element side by side; a row would be merged by one of them.
-    target = lowering.target
     is_merged = n > target.reductions.counted and order.size and not target.is_spmd
     return [(_merged if is_merged else _counted)(lowering, position, node, order)]
 
@@ -73,7 +65,7 @@ def _counted(lowering: Lowering, position: int, node: Node, order: _Order) -> Ke
     every = axis_vars("i", source.shape)
     other = Var("j", n)
     reader = lowering.reader()
-    own = tuple(map(variable, every))
+    own = along(every)
     here = reader.at(node.operands[0], own)
     others = (*own[:axis], variable(other), *own[axis + 1 :])
     named = list(reader.lets)
@@ -90,7 +82,7 @@ def _counted(lowering: Lowering, position: int, node: Node, order: _Order) -> Ke
         *named,
         Let("here", here),
         Let("rank", Literal(0, dtypes.int64)),
-        *in_order(other, [*reader.lets, counted]),
+        *in_order([other], [*reader.lets, counted]),
     ]
     if size:
         at = Position(variable(every[axis]), dtypes.int32)
@@ -99,7 +91,7 @@ def _counted(lowering: Lowering, position: int, node: Node, order: _Order) -> Ke
             lowering.store(origins, indices, at, guard),
         ]
     rows = [v for i, v in enumerate(every) if i != axis]
-    body = nest(rows, Role.PARALLEL, in_order(every[axis], inner))
+    body = parallel(rows, in_order([every[axis]], inner))
     return lowering.kernel(position, reader, [values, origins], body)
 
 
@@ -127,7 +119,7 @@ def _merged(lowering: Lowering, position: int, node: Node, order: _Order) -> Ker
     source = lowering.graph.type_of(node.operands[0])
     n = source.shape[axis]
     every = axis_vars("i", source.shape)
-    own = tuple(map(variable, every))
+    own = along(every)
     others = [v for i, v in enumerate(every) if i != axis]
     row = flat_index(others) * n
     sides = [_runs(lowering, position, side, source.dtype, source.size) for side in "ab"]
@@ -140,7 +132,7 @@ def _merged(lowering: Lowering, position: int, node: Node, order: _Order) -> Ker
     reader = lowering.reader()
     element = reader.at(node.operands[0], own)
     given = sides[0].stores(row + own[axis], element, Position(own[axis], dtypes.int32))
-    body: list[Statement] = [*nest([every[axis]], Role.PARALLEL, [*reader.lets, *given])]
+    body: list[Statement] = [*parallel([every[axis]], [*reader.lets, *given])]
     rounds = (n - 1).bit_length()
     for round_ in range(rounds - 1):
         body += _all_runs(round_, sides[round_ % 2], sides[1 - round_ % 2], row, n, order)
@@ -148,16 +140,14 @@ def _merged(lowering: Lowering, position: int, node: Node, order: _Order) -> Ker
     last = sides[(rounds - 1) % 2]
     body += _two_runs(f"{rounds}", last, row, width, n - width, order, put_last)
     also = tuple(b for side in sides for b in (side.values, side.origins))
-    loops = nest(others, Role.PARALLEL, body)
+    loops = parallel(others, body)
     return lowering.kernel(position, reader, [values, origins], loops, "", also)
 
 
 def _runs(lowering: Lowering, position: int, side: str, dtype: DType, size: int) -> _Runs:
-    prefix = f"{lowering.prefix}b{position}"
-    values = Buffer(f"{prefix}.runs_{side}", dtype, size)
-    origins = Buffer(f"{prefix}.from_{side}", dtypes.int32, size)
-    lowering.buffers |= {b.name: b for b in (values, origins)}
-    return _Runs(values, origins)
+    site = Site(lowering, position)
+    values = site.memory(f"runs_{side}", dtype, size)
+    return _Runs(values, site.memory(f"from_{side}", dtypes.int32, size))
 
 
 def _all_runs(
@@ -173,14 +163,14 @@ def _all_runs(
 
     low = row + variable(pair) * (2 * width)
     both = _two_runs(f"{round_}", source, low, width, width, order, put_at(low))
-    found = [*nest([pair], Role.SEQUENTIAL, both)]
+    found = [*in_order([pair], both)]
     low = row + pairs * 2 * width
     if rest > width:
         found += _two_runs(f"{round_}~", source, low, width, rest - width, order, put_at(low))
     elif rest:
         t = Var(f"t{round_}~", min(rest, order.size))
         copied = put_at(low)(variable(t), *source.loads(low + variable(t)))
-        found += nest([t], Role.PARALLEL, copied)
+        found += parallel([t], copied)
     return found
 
 
@@ -200,59 +190,57 @@ def _two_runs(
         for start, head, size in zip(starts, heads, sizes, strict=True)
     ]
     is_left, is_right = (
-        Apply("lt", (head, Literal(size, dtypes.int64)), dtypes.bool_)
+        compare("lt", head, Literal(size, dtypes.int64))
         for head, size in zip(heads, sizes, strict=True)
     )
     a, b = (Local(f"{side}_value{name}", source.values.dtype) for side in ("left", "right"))
-    is_next = Apply("or", (_not(is_left), _less(b, a, order.descending)), dtypes.bool_)
+    is_next = compare("or", _not(is_left), _less(b, a, order.descending))
     takes = Local(f"takes{name}", dtypes.bool_)
-    value, origin = (
-        Apply("where", (takes, x, y), x.dtype) for x, y in ((b, a), (loads[1][1], loads[0][1]))
-    )
+    value, origin = (apply("where", takes, x, y) for x, y in ((b, a), (loads[1][1], loads[0][1])))
     moves = [Convert(x, dtypes.int64) for x in (_not(takes), takes)]
     inner: list[Statement] = [
         Let(a.name, loads[0][0]),
         Let(b.name, loads[1][0]),
-        Let(takes.name, Apply("and", (is_right, is_next), dtypes.bool_)),
+        Let(takes.name, compare("and", is_right, is_next)),
         *put(variable(t), value, origin),
         *(
-            Set(head.name, Apply("add", (head, move), dtypes.int64))
+            Set(head.name, apply("add", head, move))
             for head, move in zip(heads, moves, strict=True)
         ),
     ]
-    return [*(Let(h.name, Literal(0, dtypes.int64)) for h in heads), *in_order(t, inner)]
+    return [*(Let(h.name, Literal(0, dtypes.int64)) for h in heads), *in_order([t], inner)]
 
 
 def _before(a: Value, b: Value, i: Var, j: Var, descending: bool) -> Value:
     """Whether element i, of value a, comes before element j, of b; equals stay in order."""
     at = [Position(variable(v), dtypes.int64) for v in (i, j)]
-    earlier = Apply("lt", tuple(at), dtypes.bool_)
-    tied = Apply("and", (is_same(a, b), earlier), dtypes.bool_)
-    return Apply("or", (_less(a, b, descending), tied), dtypes.bool_)
+    earlier = compare("lt", *at)
+    tied = compare("and", is_same(a, b), earlier)
+    return compare("or", _less(a, b, descending), tied)
 
 
 def _less(a: Value, b: Value, descending: bool) -> Value:
     """Whether a comes before b, whatever their order was."""
     first, second = (b, a) if descending else (a, b)
-    less: Value = Apply("lt", (first, second), dtypes.bool_)
+    less: Value = compare("lt", first, second)
     if a.dtype.is_float:
-        rises = Apply("and", (_is_nan(second), _not(_is_nan(first))), dtypes.bool_)
-        less = Apply("or", (less, rises), dtypes.bool_)
+        rises = compare("and", _is_nan(second), _not(_is_nan(first)))
+        less = compare("or", less, rises)
     return less
 
 
 def is_same(a: Value, b: Value) -> Value:
     """Equality in which NaN equals NaN."""
-    equal = Apply("eq", (a, b), dtypes.bool_)
+    equal = compare("eq", a, b)
     if not a.dtype.is_float:
         return equal
-    both = Apply("and", (_is_nan(a), _is_nan(b)), dtypes.bool_)
-    return Apply("or", (equal, both), dtypes.bool_)
+    both = compare("and", _is_nan(a), _is_nan(b))
+    return compare("or", equal, both)
 
 
 def _is_nan(a: Value) -> Value:
-    return _not(Apply("eq", (a, a), dtypes.bool_))
+    return _not(compare("eq", a, a))
 
 
 def _not(a: Value) -> Value:
-    return Apply("not", (a,), dtypes.bool_)
+    return compare("not", a)

@@ -1,24 +1,53 @@
-"""Loops cut where a guard changes, so that what is put together or padded has no choices inside."""
+"""Loops cut: where a guard changes, and where a sum is long.
+
+What is put together or padded has no choices inside a loop that is cut where its guards change.
+Terms that are added one after another to one number are each rounded at its size: an error that
+grows with their number. So a loop that adds many becomes blocks of about as many iterations as
+there are blocks, each with an accumulator of its own. The blocks are fixed by the shape: any number
+of threads gives the same bits.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from treadle.kernel.access import names_in
-from treadle.kernel.index import Var, variable
-from treadle.kernel.nodes import For, Guarded, Let, Role, Statement, Store, Update, Value, Within
-from treadle.kernel.target import Fusion
+from treadle.base.dtypes import DType
+from treadle.kernel.access import locals_in, names_in
+from treadle.kernel.index import Index, Var, data_locals, variable
+from treadle.kernel.nodes import (
+    Accumulate,
+    For,
+    Guarded,
+    Let,
+    LibraryCall,
+    Literal,
+    Local,
+    Matmul,
+    Role,
+    Set,
+    Statement,
+    Store,
+    Update,
+    Value,
+    Within,
+)
+from treadle.kernel.target import Fusion, Reductions
 from treadle.kernel.traverse import (
+    indices_of,
     map_statements,
     map_value,
+    map_values,
     substituted,
     subvalues,
+    tally,
     values_of,
+    walk,
     with_locals,
 )
-from treadle.schedule.nests import fresh
+from treadle.schedule.nests import Body, best_divisor, fresh
 
 
 def split(body: Sequence[Statement], taken: set[str], sizes: Fusion) -> list[Statement]:
@@ -45,36 +74,17 @@ def _pieces(loop: For, taken: set[str], sizes: Fusion) -> list[Statement]:
 def _changes(loop: For) -> set[int]:
     """Where inside the range a guard begins or ceases to hold."""
     found: set[int] = set()
-    for guard in (g for s in loop.body for g in _guards(s)):
-        if isinstance(guard, Within) and guard.index.terms == ((loop.var, 1),):
-            found.update((guard.low - guard.index.offset, guard.high - guard.index.offset))
+    for part in (p for s in loop.body for value in values_of(s) for p in subvalues(value)):
+        if isinstance(part, Within) and part.index.terms == ((loop.var, 1),):
+            found.update((part.low - part.index.offset, part.high - part.index.offset))
     return {c for c in found if 0 < c < loop.var.extent}
-
-
-def _guards(statement: Statement) -> list[Value]:
-    parts = [part for value in values_of(statement) for part in subvalues(value)]
-    found = [part.guard for part in parts if isinstance(part, Guarded)]
-    if isinstance(statement, Store) and statement.guard is not None:
-        found.append(statement.guard)
-    return found
 
 
 def _piece(loop: For, begin: int, end: int, taken: set[str]) -> For:
     var = Var(fresh(loop.var.name, taken), end - begin)
     names = {n: fresh(n, taken) for n in sorted(names_in(loop.body))}
-    values = {loop.var: variable(var) + begin}
-
-    body: list[Statement] = []
-    for moved in with_locals(substituted(loop.body, values), names):
-        assert isinstance(moved, (Let, Store, Update))
-        moved = replace(moved, value=_settled(moved.value))
-        if isinstance(moved, Store) and moved.guard is not None:
-            holds = _holds(moved.guard)
-            if holds is False:
-                continue
-            moved = replace(moved, guard=None) if holds else moved
-        body.append(moved)
-    return For(var, loop.role, tuple(body))
+    moved = with_locals(substituted(loop.body, {loop.var: variable(var) + begin}), names)
+    return For(var, loop.role, tuple(map_values(s, _settled) for s in moved))
 
 
 def _holds(guard: Value) -> bool | None:
@@ -97,3 +107,108 @@ def _settled(value: Value) -> Value:
         return part.value if holds else part.other
 
     return map_value(value, chosen)
+
+
+Sums = dict[str, DType]
+
+
+def with_blocks(body: Sequence[Statement], taken: set[str], sizes: Reductions) -> Body:
+    """Statements whose long sums are made in blocks; new names are taken."""
+
+    def cut(s: Statement) -> list[Statement]:
+        return _Blocks(taken, _sums_of(s), sizes).of(s) if isinstance(s, For) else [s]
+
+    return map_statements(body, cut)
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """Cuts one loop, which accumulates some locals of outside."""
+
+    taken: set[str]
+    sums: Sums
+    sizes: Reductions
+
+    def of(self, loop: For) -> list[Statement]:
+        if not self.sums or loop.role is Role.PARALLEL:
+            return [loop]
+        if any(isinstance(s, (Matmul, LibraryCall)) for s in walk(loop.body)):
+            return [loop]
+        extent = loop.var.extent
+        if loop.role is Role.VECTOR:
+            is_long = extent > self.sizes.longest_lane_sum and loop.stop is None
+            return self.cut(loop, self.sizes.lane_block) if is_long else [loop]
+        if _additions(loop) <= self.sizes.longest_sum:
+            return [loop]
+        loop = replace(loop, body=tuple(self.apart(loop.body)))
+        if extent <= self.sizes.longest_sum or loop.stop is not None:
+            return [loop]
+        return self.cut(loop, _block(extent))
+
+    def apart(self, body: Sequence[Statement]) -> list[Statement]:
+        """Loops inside with accumulators of their own."""
+        found: list[Statement] = []
+        for s in body:
+            is_sum = isinstance(s, For) and s.role is Role.SEQUENTIAL and _additions(s) > 1
+            found += self.own(s) if is_sum and isinstance(s, For) else [s]
+        return found
+
+    def own(self, loop: For) -> list[Statement]:
+        """A loop that sums from zero, and then its sums added to what was there."""
+        used = {n: t for n, t in _sums_of(loop).items() if n in self.sums}
+        names = {n: fresh(n, self.taken) for n in used}
+        return [
+            *(Let(names[n], Literal(0, t)) for n, t in used.items()),
+            *with_locals([loop], names),
+            *(Accumulate(n, "add", Local(names[n], t)) for n, t in used.items()),
+        ]
+
+    def cut(self, loop: For, size: int) -> list[Statement]:
+        """Whole blocks, then what is left as one."""
+        count, rest = divmod(loop.var.extent, size)
+        outer = Var(fresh(f"{loop.var.name}b", self.taken), count)
+        block = self.own(self.part(loop, size, variable(outer) * size))
+        blocks = For(outer, Role.SEQUENTIAL, tuple(block))
+        if not rest:
+            return [blocks]
+        names = {n: fresh(n, self.taken) for n in sorted(names_in(loop.body))}
+        (last,) = with_locals([self.part(loop, rest, Index((), count * size))], names)
+        assert isinstance(last, For)
+        return [blocks, *self.own(last)]
+
+    def part(self, loop: For, size: int, start: Index) -> For:
+        """Some of the loop's iterations, counted from where they start."""
+        var = Var(fresh(f"{loop.var.name}r", self.taken), size)
+        values = {loop.var: start + variable(var)}
+        body = substituted(loop.body, values)
+        return For(var, loop.role, body)
+
+
+def _block(extent: int) -> int:
+    """About as many iterations as blocks; without a rest where some such number divides."""
+    root = math.isqrt(extent - 1) + 1
+    divisor = best_divisor(extent, root)
+    return divisor if root <= 2 * divisor and divisor <= 2 * root else root
+
+
+def _additions(loop: For) -> int:
+    """How many are made one after another; lanes come with one sum each time."""
+
+    def of_loop(inner: For, count: int) -> int:
+        return min(1, count) if inner.role is Role.VECTOR else inner.var.extent * count
+
+    return tally([loop], lambda s: isinstance(s, Accumulate), of_loop)
+
+
+def _sums_of(loop: For) -> Sums:
+    """Floats of outside that a loop adds to and does not use in any other way."""
+    added: Sums = {}
+    other = names_in(loop.body)
+    for s in walk(loop.body):
+        if isinstance(s, Accumulate) and s.op == "add":
+            added[s.local] = s.value.dtype
+        elif isinstance(s, (Accumulate, Set)):
+            other.add(s.local)
+        other = other.union(*map(locals_in, values_of(s)))
+    other = other.union(*map(data_locals, indices_of(loop.body)))
+    return {n: t for n, t in added.items() if n not in other and t.is_float}

@@ -1,16 +1,47 @@
-"""Sums fused with what makes their terms, or with other sums of the same terms."""
+"""Sums fused with what makes their terms, with other sums of the same terms, or with rows.
+
+Sums of columns are fused into the kernel that computes the rows, which are then not read once more.
+An iteration is a part of the rows, one after the other; the sums are in its own memory until its
+end.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from treadle.base import dtypes
 from treadle.kernel.access import Access, accesses
-from treadle.kernel.index import Atom, Index, Var, unflatten, variable
-from treadle.kernel.nodes import Accumulate, For, Kernel, Let, Role, Statement, Store
-from treadle.kernel.traverse import peel, substituted
-from treadle.schedule.nests import flat_index, fused_kernel, nest, with_own_names
+from treadle.kernel.contraction import size
+from treadle.kernel.index import Atom, Index, Var, substitute, unflatten, variable
+from treadle.kernel.nodes import (
+    Accumulate,
+    Buffer,
+    For,
+    Kernel,
+    Let,
+    Literal,
+    Load,
+    Local,
+    Role,
+    Statement,
+    Store,
+    Update,
+)
+from treadle.kernel.rowsums import RowSums
+from treadle.kernel.target import Reductions
+from treadle.kernel.traverse import loop_names, peel, substituted
+from treadle.schedule.nests import (
+    Body,
+    Parts,
+    flat_index,
+    fresh,
+    fused_kernel,
+    in_order,
+    is_cleared,
+    parallel,
+    with_own_names,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,19 +49,19 @@ class Sum:
     """Parallel loops around everything, loops that sum, and what comes before and after those."""
 
     around: tuple[Var, ...]
-    before: tuple[Statement, ...]
+    before: Body
     loops: tuple[Var, ...]
-    inner: tuple[Statement, ...]
-    after: tuple[Statement, ...]
+    inner: Body
+    after: Body
 
     @property
     def extents(self) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(v.extent for v in vs) for vs in (self.around, self.loops))
 
     @property
-    def statements(self) -> tuple[Statement, ...]:
-        summed = nest(self.loops, Role.SEQUENTIAL, self.inner)
-        return nest(self.around, Role.PARALLEL, (*self.before, *summed, *self.after))
+    def statements(self) -> Body:
+        summed = in_order(self.loops, self.inner)
+        return parallel(self.around, (*self.before, *summed, *self.after))
 
 
 def sum_of(kernel: Kernel, stores: bool = False) -> Sum | None:
@@ -50,7 +81,7 @@ def sum_of(kernel: Kernel, stores: bool = False) -> Sum | None:
     return Sum(outer, body[:at], summed, inner, body[at + 1 :])
 
 
-def renamed_sum(kernel: Kernel, other: Kernel, others: tuple[Statement, ...]) -> tuple[Kernel, Sum]:
+def renamed_sum(kernel: Kernel, other: Kernel, others: Body) -> tuple[Kernel, Sum]:
     """A kernel that is a sum, and the sum, with names that another kernel does not use."""
     kernel, body = with_own_names(kernel, kernel.body, other, others)
     kernel = replace(kernel, body=body)
@@ -59,14 +90,14 @@ def renamed_sum(kernel: Kernel, other: Kernel, others: tuple[Statement, ...]) ->
     return kernel, found
 
 
-def with_producer(first: Kernel, second: Kernel, large: int) -> Kernel | None:
+def with_terms(first: Kernel, second: Kernel, large: int) -> Kernel | None:
     """An elementwise kernel inside the sum of columns that reads each of its elements once."""
     variables = _elementwise(first)
     if variables is None or sum_of(second) is None:
         return None
-    size, made = math.prod(v.extent for v in variables), {b.name for b in first.outputs}
-    if size < large:
+    if size(variables) < large:
         return None
+    made = {b.name for b in first.outputs}
     second, sum_ = renamed_sum(second, first, first.body)
     touched = [a for a in accesses(second.body) if a.buffer in made]
     read = {a.index for a in touched}
@@ -75,7 +106,7 @@ def with_producer(first: Kernel, second: Kernel, large: int) -> Kernel | None:
     (at,) = read
     if at.factor_of(sum_.around[-1]) != 1:
         return None  # a sum along rows is a warp's: threads would have to wait for each other
-    if not _counts(at, (*sum_.around, *sum_.loops), size):
+    if not _counts(at, (*sum_.around, *sum_.loops), size(variables)):
         return None
     indices = unflatten(at, [v.extent for v in variables])
     if any(not isinstance(atom, Var) for i in indices for atom, _ in i.terms):
@@ -99,7 +130,7 @@ def _elementwise(kernel: Kernel) -> list[Var] | None:
     return variables if stored and is_own else None
 
 
-def _counts(index: Index, variables: Sequence[Var], size: int) -> bool:
+def _counts(index: Index, variables: Sequence[Var], most: int) -> bool:
     """Whether an index takes each value below a size once: every factor is the reach below it."""
     factors = {a: f for a, f in index.terms if isinstance(a, Var)}
     wanted = [v for v in variables if v.extent > 1]
@@ -110,7 +141,7 @@ def _counts(index: Index, variables: Sequence[Var], size: int) -> bool:
         if factors[var] != reach:
             return False
         reach *= var.extent
-    return reach == size
+    return reach == most
 
 
 def fused_sums(first: Kernel, second: Kernel, large: int) -> Kernel | None:
@@ -141,3 +172,118 @@ def fused_sums(first: Kernel, second: Kernel, large: int) -> Kernel | None:
 def _element(access: Access) -> tuple[str, frozenset[tuple[Atom, int]], int]:
     """What an access touches, whatever order the terms of its index are in."""
     return access.buffer, frozenset(access.index.terms), access.index.offset
+
+
+F32 = dtypes.float32
+
+
+def started(parts: int, rows: int, body: Body) -> RowSums:
+    """A kernel's rows as parts that nothing is summed of yet."""
+    found = RowSums(Var("part", parts), Var("row", rows), (), (), ())
+    return replace(found, body=substituted(body, {Var("row", parts * rows): found.index}))
+
+
+def _parts(rows: RowSums, *kernels: Kernel) -> Parts:
+    """The rows as parts of the buffers of some kernels."""
+    sizes = {b.name: b.size for k in kernels for b in k.buffers}
+    return Parts(rows.index, rows.part.extent * rows.row.extent, sizes)
+
+
+def with_sum(rows: RowSums, first: Kernel, second: Kernel, sizes: Reductions) -> Kernel | None:
+    """Both kernels as one, if the second sums columns of the same parts."""
+    found = sum_of(second)
+    if found is None or not _fits(found, rows, sizes):
+        return None
+    if not _is_a_warps(found.around[-1], rows, first, sizes.most_row_vectors):
+        return None
+    every = (*rows.before, *rows.body, *rows.after)
+    second, found = renamed_sum(second, first, every)
+    column = Var(fresh("column", loop_names(every)), found.around[-1].extent)
+    values = _indices(found, rows, column)
+    names = {b.name for b in first.scratch}
+    sums: dict[str, Buffer] = {}
+    for s in found.inner:
+        if isinstance(s, Accumulate):
+            sums[s.local] = Buffer(fresh("sum", names), F32, column.extent)
+            names.add(sums[s.local].name)
+    if len(sums) + sum(b.size > 1 for b in first.scratch) > sizes.most_fused_sums:
+        return None
+    inner = tuple(
+        Update(sums[s.local].name, variable(column), s.value) if isinstance(s, Accumulate) else s
+        for s in substituted(found.inner, values)
+    )
+    parts = _parts(rows, first, second)
+    least = parts.count * sizes.least_columns
+    if not parts.separate(rows.body, inner) or not _shares(parts, rows.body, inner, least):
+        return None
+    zeros = tuple(Store(b.name, variable(column), Literal(0, F32)) for b in sums.values())
+    last: list[Statement] = []
+    for s in found.after:
+        assert isinstance(s, Store)
+        assert isinstance(s.value, Local)
+        at = substitute(s.index, values)
+        last.append(Store(s.buffer, at, Load(sums[s.value.name].name, variable(column), F32)))
+    new = RowSums(
+        rows.part,
+        rows.row,
+        (*rows.before, For(column, Role.PARALLEL, zeros)),
+        (*rows.body, For(column, Role.PARALLEL, inner)),
+        (*rows.after, For(column, Role.PARALLEL, tuple(last))),
+    )
+    return fused_kernel(first, second, new.statements, tuple(sums.values()))
+
+
+def with_rows(rows: RowSums, first: Kernel, second: Kernel, body: Body) -> Kernel | None:
+    """Both kernels as one, if the second, given as statements of one row, has the same rows."""
+    every = (*rows.before, *rows.body, *rows.after)
+    second, moved = with_own_names(second, body, first, every)
+    parts = _parts(rows, first, second)
+    moved = substituted(moved, {Var("row", parts.count): rows.index})
+    if not parts.separate(rows.body, moved):
+        return None
+    whole = replace(rows, body=(*rows.body, *moved))
+    return fused_kernel(first, second, whole.statements, second.scratch)
+
+
+def _fits(found: Sum, rows: RowSums, sizes: Reductions) -> bool:
+    """Whether sums are plain ones of a row's columns, by the same parts of the rows."""
+    if (size(found.around[:-1]), size(found.loops)) != (rows.part.extent, rows.row.extent):
+        return False
+    column = found.around[-1]
+    if not sizes.least_columns <= column.extent <= sizes.most_columns or column.extent % 8:
+        return False
+    starts = {s.local for s in found.before if isinstance(s, Let)}
+    sums = [s for s in found.inner if isinstance(s, Accumulate)]
+    if any(s.op != "add" or s.value.dtype is not F32 for s in sums):
+        return False
+    if starts != {s.local for s in sums} or len(sums) != len(starts):
+        return False
+    if not all(is_cleared(found.before, s) for s in sums):
+        return False
+    at = flat_index(found.around)
+    return all(
+        isinstance(s, Store) and s.index == at and isinstance(s.value, Local) for s in found.after
+    )
+
+
+def _is_a_warps(column: Var, rows: RowSums, kernel: Kernel, vectors: int) -> bool:
+    """Whether a warp's registers have room for a row: 16 bytes of each thread, some times."""
+    elements = size((rows.part, rows.row, column))
+    widths = [b.dtype.itemsize for b in kernel.buffers if b.size == elements]
+    return bool(widths) and column.extent <= vectors * 32 * 16 // min(widths)
+
+
+def _indices(found: Sum, rows: RowSums, column: Var) -> dict[Var, Index]:
+    """The sum's variables by the part, the row and the column."""
+    *parts, last = found.around
+    values: dict[Var, Index] = {last: variable(column)}
+    for variables, var in ((parts, rows.part), (found.loops, rows.row)):
+        indices = unflatten(variable(var), [v.extent for v in variables])
+        values |= dict(zip(variables, indices, strict=True))
+    return values
+
+
+def _shares(parts: Parts, first: Body, second: Body, least: int) -> bool:
+    """Whether both touch the same row of something large."""
+    own = [{a.buffer for a in accesses(s) if parts.has(a)} for s in (first, second)]
+    return any(parts.sizes[b] >= least for b in own[0] & own[1])

@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from treadle.base.dtypes import DType, accumulator
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops import reductions
-from treadle.kernel.arithmetic import identity
+from treadle.kernel.contraction import size
 from treadle.kernel.index import Index, Var, constant, substitute, variable
-from treadle.kernel.nodes import (
-    Accumulate,
-    Apply,
-    Buffer,
-    Convert,
-    Kernel,
-    Let,
-    Literal,
-    Load,
-    Local,
-    Role,
-    Statement,
-    Store,
-    Value,
-)
+from treadle.kernel.nodes import Accumulate, Buffer, Kernel, Let, Literal, Load, Local, Store
 from treadle.kernel.target import Matmuls, Reductions
-from treadle.schedule.divisors import best_divisor
 from treadle.schedule.inline import Reader
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering, attributes_of
-from treadle.schedule.moments import spread_sums, spreads
-from treadle.schedule.nests import axis_vars, flat_index, nest
+from treadle.schedule.nests import (
+    Body,
+    accumulated,
+    apply,
+    as_dtype,
+    axis_vars,
+    best_divisor,
+    flat_index,
+    in_order,
+    parallel,
+)
+from treadle.schedule.operands import Site
+from treadle.schedule.patterns import spread_sums, spreads
 
 _COMBINE = {
     reductions.REDUCE_SUM: "add",
@@ -72,10 +66,6 @@ class _Loops:
         return flat_index(self.stored)
 
 
-def _size(variables: Sequence[Var]) -> int:
-    return math.prod(v.extent for v in variables)
-
-
 @ROOTS(*_COMBINE)
 def _reduce(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     """In one go, or by parts that the shape fixes: any number of threads gives the same bits."""
@@ -87,14 +77,14 @@ def _reduce(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     loops = _Loops(every, {v: variable(v) for v in every}, [], summed, others)
     reduction = _Reduction(lowering, position, node, source.dtype)
     target, is_by_columns = lowering.target, bool(others) and others[-1] == order[-1]
-    if not _size(others) or _size(summed) < 2 or _size(every) < target.parts:
+    if not size(others) or size(summed) < 2 or size(every) < target.parts:
         return [reduction.at_once(loops)]
     if target.is_spmd:
         is_image = node.operands[0] in lowering.images
         split = _for_threads(loops, is_by_columns, is_image, target.reductions)
     else:
         split = _for_cores(loops, target.reductions, target.matmuls)
-    if _size(split.parts) < target.reductions.fewest_parts:
+    if size(split.parts) < target.reductions.fewest_parts:
         return [reduction.at_once(loops)]
     has_moments = target.is_spmd and is_by_columns and reduction.op == "add"
     found = reduction.moments(split) if has_moments else None
@@ -106,28 +96,28 @@ def _for_cores(loops: _Loops, sizes: Reductions, matmuls: Matmuls) -> _Loops:
     summed, others = loops.inner, loops.others
     if others:
         is_last = loops.every[-len(others) :] == tuple(others)
-        if not is_last or _size(others) < sizes.fewest_parts:
+        if not is_last or size(others) < sizes.fewest_parts:
             return loops
     elif len(summed) > 1:
         count = 1
-        while count < len(summed) - 1 and _size(summed[:count]) < sizes.fewest_parts:
+        while count < len(summed) - 1 and size(summed[:count]) < sizes.fewest_parts:
             count += 1
         return replace(loops, parts=summed[:count], inner=summed[count:])
     var = summed[-1]
-    length = matmuls.block_rows(_size(summed)) if others else max(1, var.extent // sizes.least_part)
+    length = matmuls.block_rows(size(summed)) if others else max(1, var.extent // sizes.least_part)
     part = best_divisor(var.extent, min(var.extent, length))
     return _cut(loops, summed[:-1], var, var.extent // part, [])
 
 
 def _for_threads(loops: _Loops, is_by_columns: bool, is_image: bool, sizes: Reductions) -> _Loops:
     """Parts as many as fill a device, where the rest does not fill it alone."""
-    summed, columns = loops.inner, _size(loops.others)
+    summed, columns = loops.inner, size(loops.others)
     wanted = (sizes.threads if is_by_columns else sizes.blocks) // columns
     if is_by_columns and is_image:
         wanted = sizes.image_threads // columns
     elif is_by_columns and columns <= sizes.few_columns:
         wanted //= 2
-    wanted = min(wanted, _size(summed) // sizes.least_part)
+    wanted = min(wanted, size(summed) // sizes.least_part)
     parts: list[Var] = []
     for i, var in enumerate(summed):
         if wanted <= 1:
@@ -166,46 +156,42 @@ class _Reduction:
         return accumulator(self.dtype)
 
     def at_once(self, loops: _Loops) -> Kernel:
+        return self._result(loops, *self._accumulated(loops))
+
+    def _accumulated(self, loops: _Loops) -> tuple[Reader, Body]:
+        """All of the source, or a part of it."""
         reader = self.lowering.reader()
         element = reader.at(self.node.operands[0], loops.source)
-        body = accumulated(self.op, self.wide, loops.inner, reader.lets, element)
-        return self._result(loops, reader, body)
+        return reader, accumulated(self.op, self.wide, loops.inner, reader.lets, element)
 
     def in_two(self, loops: _Loops) -> list[Kernel]:
         """Parts in memory, then the parts together."""
-        lowering = self.lowering
         buffer = self._buffer(self.position, "parts", loops)
-        reader = lowering.reader()
-        element = reader.at(self.node.operands[0], loops.source)
-        body = accumulated(self.op, self.wide, loops.inner, reader.lets, element)
-        body.append(Store(buffer.name, loops.at, Local("acc", self.wide)))
-        nested = nest(loops.stored, Role.PARALLEL, body)
-        first = lowering.kernel(self.position, reader, [], nested, "_parts", (buffer,))
+        reader, body = self._accumulated(loops)
+        store = Store(buffer.name, loops.at, Local("acc", self.wide))
+        nested = parallel(loops.stored, [*body, store])
+        first = self.lowering.kernel(self.position, reader, [], nested, "_parts", (buffer,))
         return [first, self._combined(loops, buffer)]
 
     def _combined(self, loops: _Loops, buffer: Buffer) -> Kernel:
         """The result from its parts."""
         reader = self.lowering.reader()
-        reader.used[buffer.name] = self.lowering.as_type(buffer)
+        reader.used[buffer.name] = buffer
         element = Load(buffer.name, loops.at, self.wide)
-        return self._result(
-            loops, reader, accumulated(self.op, self.wide, loops.parts, [], element)
-        )
+        body = accumulated(self.op, self.wide, loops.parts, [], element)
+        return self._result(loops, reader, body)
 
-    def _result(self, loops: _Loops, reader: Reader, body: list[Statement]) -> Kernel:
+    def _result(self, loops: _Loops, reader: Reader, body: Body) -> Kernel:
         """The kernel that stores what was accumulated."""
         lowering, value = self.lowering, TensorValue(self.position)
-        result = widened(Local("acc", self.wide), self.dtype)
+        result = as_dtype(Local("acc", self.wide), self.dtype)
         store = lowering.store(value, loops.result, result)
-        nested = nest(loops.others, Role.PARALLEL, [*body, store])
+        nested = parallel(loops.others, [*body, store])
         return lowering.kernel(self.position, reader, [value], nested)
 
     def _buffer(self, position: int, name: str, loops: _Loops) -> Buffer:
         """Where a number of each part is."""
-        size = _size(loops.stored)
-        buffer = Buffer(f"{self.lowering.prefix}b{position}.{name}", self.wide, size)
-        self.lowering.buffers[buffer.name] = buffer
-        return buffer
+        return Site(self.lowering, position).memory(name, self.wide, size(loops.stored))
 
     def moments(self, loops: _Loops) -> list[Kernel] | None:
         """The sum or the spread of a pair that is read once; None for any other sum."""
@@ -226,25 +212,25 @@ class _Reduction:
         reader.lets.clear()
         element = reader.at(x, loops.source)
         gap, acc, squares = (Local(n, wide) for n in ("gap", "acc", "squares"))
-        count = Literal(_size(loops.inner), wide)
-        inner: list[Statement] = [
+        count = Literal(size(loops.inner), wide)
+        inner = [
             *reader.lets,
-            Let("gap", Apply("sub", (element, Local("first", wide)), wide)),
+            Let("gap", apply("sub", element, Local("first", wide))),
             Accumulate("acc", "add", gap),
-            Accumulate("squares", "add", Apply("mul", (gap, gap), wide)),
+            Accumulate("squares", "add", apply("mul", gap, gap)),
         ]
-        whole = Apply("mul", (count, Local("first", wide)), wide)
-        mean_square = Apply("div", (Apply("mul", (acc, acc), wide), count), wide)
-        rest = Apply("sub", (squares, mean_square), wide)
-        body: list[Statement] = [
+        whole = apply("mul", count, Local("first", wide))
+        mean_square = apply("div", apply("mul", acc, acc), count)
+        rest = apply("sub", squares, mean_square)
+        body = [
             *before,
             Let("acc", Literal(0, wide)),
             Let("squares", Literal(0, wide)),
-            *nest(loops.inner, Role.SEQUENTIAL, inner),
-            Store(sums.name, loops.at, Apply("add", (acc, whole), wide)),
-            Store(spread.name, loops.at, Apply("max", (rest, Literal(0, wide)), wide)),
+            *in_order(loops.inner, inner),
+            Store(sums.name, loops.at, apply("add", acc, whole)),
+            Store(spread.name, loops.at, apply("max", rest, Literal(0, wide))),
         ]
-        nested = nest(loops.stored, Role.PARALLEL, body)
+        nested = parallel(loops.stored, body)
         made = lowering.kernel(self.position, reader, [], nested, "_parts", (sums, spread))
         return [made, self._combined(loops, sums)]
 
@@ -254,26 +240,12 @@ class _Reduction:
         sums, spread = (self._buffer(total.node, n, loops) for n in ("parts", "spreads"))
         reader = lowering.reader()
         centre = reader.at(mean, loops.result)
-        reader.used |= {b.name: lowering.as_type(b) for b in (sums, spread)}
-        count = Literal(_size(loops.inner), wide)
-        own = Apply("div", (Load(sums.name, loops.at, wide), count), wide)
+        reader.used |= {b.name: b for b in (sums, spread)}
+        count = Literal(size(loops.inner), wide)
+        own = apply("div", Load(sums.name, loops.at, wide), count)
         gap = Local("gap", wide)
-        moved = Apply("mul", (Apply("mul", (gap, gap), wide), count), wide)
-        element = Apply("add", (Load(spread.name, loops.at, wide), moved), wide)
-        lets = [Let("gap", Apply("sub", (own, Local("mean", wide)), wide))]
-        body = [*reader.lets, Let("mean", centre)]
-        body += accumulated("add", wide, loops.parts, lets, element)
-        return self._result(loops, reader, body)
-
-
-def accumulated(
-    op: str, wide: DType, summed: Sequence[Var], lets: Sequence[Statement], element: Value
-) -> list[Statement]:
-    """acc, combined over some loops."""
-    value = element if element.dtype is wide else Convert(element, wide)
-    inner = nest(summed, Role.SEQUENTIAL, [*lets, Accumulate("acc", op, value)])
-    return [Let("acc", Literal(identity(op, wide), wide)), *inner]
-
-
-def widened(value: Value, dtype: DType) -> Value:
-    return value if value.dtype is dtype else Convert(value, dtype)
+        moved = apply("mul", apply("mul", gap, gap), count)
+        element = apply("add", Load(spread.name, loops.at, wide), moved)
+        lets = [Let("gap", apply("sub", own, Local("mean", wide)))]
+        summed = accumulated("add", wide, loops.parts, lets, element)
+        return self._result(loops, reader, (*reader.lets, Let("mean", centre), *summed))

@@ -1,23 +1,26 @@
-"""Which composites a target computes by kernels or library calls of their own.
+"""Which composites a target computes by kernels or library calls of their own, and images.
 
 An analysis, not a rewrite: `lower` asks it which composites stay when a graph is expanded.
+Convolutions of a library want images in channels-last order. Tensors have the axes (N, C, H, W)
+wherever they are written. In memory those that belong to convolutions have the order (N, H, W, C),
+and loops over them run in that order. Leaves and outputs of a program keep the order of their axes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 from treadle.base.dtypes import float32
-from treadle.ir.composites import (
-    ATTENTION,
-    ATTENTION_GRAD,
-    LINEAR_CROSS_ENTROPY,
-    LINEAR_CROSS_ENTROPY_GRAD,
-    Attention,
-)
-from treadle.ir.graph import Node
+from treadle.ir import composites as c
+from treadle.ir.control import SCAN
+from treadle.ir.graph import Graph, Node
+from treadle.ir.graph import Value as TensorValue
 from treadle.ir.op import Types
+from treadle.ir.ops import indexing, linear, shaping
 from treadle.ir.types import TensorType
+from treadle.kernel.contraction import CONVOLUTIONS as CONVOLUTIONS
+from treadle.kernel.index import Var
 from treadle.kernel.target import CPU, Target
-from treadle.schedule.channels import CONVOLUTIONS, is_conv_for_library
 
 
 def has_kernels(node: Node, types: Types, target: Target) -> bool:
@@ -29,20 +32,17 @@ def has_template(node: Node, types: Types, target: Target) -> bool:
     """Whether a composite is one kernel or one library call: attention and convolutions."""
     if node.op in CONVOLUTIONS:
         return target.has_conv and is_conv_for_library(node, types, target.without)
-    if node.op not in (ATTENTION, ATTENTION_GRAD) or _has_bias(node, types):
+    operands = {c.ATTENTION: 3, c.ATTENTION_GRAD: 6}  # without a bias
+    if operands.get(node.op) != len(types):
         return False
     if target.has_attention and _is_attention_for_library(node, types):
         return True
     return target.rewriting.blocks_attention and _is_in_blocks(node, types, target)
 
 
-def _has_bias(node: Node, types: Types) -> bool:
-    return len(types) != (3 if node.op is ATTENTION else 6)
-
-
 def _is_square_or_full(node: Node, types: Types) -> bool:
     """Whether there are as many keys as queries, or every query sees every key."""
-    assert isinstance(node.attributes, Attention)
+    assert isinstance(node.attributes, c.Attention)
     q, k = types[-3], types[-2]
     return q.shape[2] == k.shape[2] or not node.attributes.causal
 
@@ -74,7 +74,7 @@ def attention_block(length: int, causal: bool = False, target: Target = CPU) -> 
 def _is_attention_for_library(node: Node, types: Types) -> bool:
     """Whether cuDNN takes attention as it is: one narrow float, heads of whole packs."""
     q, k, v = types[-3:]
-    narrow = [types[0], types[1], q, k, v] if node.op is ATTENTION_GRAD else [q, k, v]
+    narrow = [types[0], types[1], q, k, v] if node.op is c.ATTENTION_GRAD else [q, k, v]
     if any(t.dtype is not q.dtype or not t.dtype.is_narrow or not t.size for t in narrow):
         return False
     depth = q.shape[3]
@@ -84,9 +84,9 @@ def _is_attention_for_library(node: Node, types: Types) -> bool:
 
 def is_chunked_head(node: Node, types: Types, target: Target) -> bool:
     """Whether a head's cross-entropy is computed chunk by chunk, its logits never stored."""
-    if node.op is LINEAR_CROSS_ENTROPY:
+    if node.op is c.LINEAR_CROSS_ENTROPY:
         of_head = types
-    elif node.op is LINEAR_CROSS_ENTROPY_GRAD:
+    elif node.op is c.LINEAR_CROSS_ENTROPY_GRAD:
         of_head = types[1:]  # after the cotangent
     else:
         return False
@@ -106,3 +106,135 @@ def _is_large_head(x: TensorType, weight: TensorType, target: Target) -> bool:
     """Whether a head of one dtype has as many logits as pay."""
     is_one_dtype = x.dtype is weight.dtype and x.dtype.itemsize <= 4
     return is_one_dtype and x.shape[0] * weight.shape[0] >= target.least_logits
+
+
+# Ops whose results have other axes than their operands, or that choose their own order.
+_REORDERS = frozenset(
+    [
+        SCAN,
+        c.ATTENTION,
+        c.ATTENTION_GRAD,
+        shaping.PERMUTE,
+        shaping.BROADCAST,
+        linear.CONTRACT,
+        indexing.RANDOM_BITS,
+    ]
+)
+_OWN = frozenset([SCAN, linear.CONTRACT, indexing.SCATTER_ADD, indexing.RANDOM_BITS])
+
+LibraryCallKey = tuple[str, tuple[tuple[tuple[int, ...], str], ...], tuple[tuple[str, float], ...]]
+
+
+def conv_of(node: Node) -> c.Conv:
+    given = node.attributes
+    conv = given.conv if isinstance(given, c.ConvGrad) else given
+    assert isinstance(conv, c.Conv)
+    return conv
+
+
+def conv_numbers(node: Node) -> tuple[tuple[str, float], ...]:
+    """Strides, padding and dilations by name, as a library call has them."""
+    conv = conv_of(node)
+    low, high = ([pair[i] for pair in conv.padding] for i in (0, 1))
+    rows = {"stride": conv.strides, "low": low, "high": high, "dilation": conv.dilations}
+    return tuple((f"{n}{i}", float(x)) for n, of in rows.items() for i, x in enumerate(of))
+
+
+def conv_call_key(node: Node, types: Sequence[TensorType]) -> LibraryCallKey:
+    """The key of a library call: what `LibraryCall` says too."""
+    operands = tuple((t.shape, t.dtype.name) for t in types)
+    return node.op.name, operands, conv_numbers(node)
+
+
+def is_conv_for_library(
+    node: Node, types: Sequence[TensorType], without: Collection[LibraryCallKey]
+) -> bool:
+    """Whether a library computes a convolution: of images, and none that it refused before."""
+    if any(t.rank != 4 or not t.size for t in (*types, *node.types)):
+        return False
+    if types[0].dtype.name not in ("bfloat16", "float16", "float32"):
+        return False
+    is_one = all(t.dtype is types[0].dtype for t in types)
+    return is_one and conv_call_key(node, types) not in without
+
+
+def images(graph: Graph) -> frozenset[TensorValue]:
+    """Operands and results of convolutions, and what is computed from and for them."""
+    if not any(n.op in CONVOLUTIONS for n in graph.nodes):
+        return frozenset()
+    found: set[TensorValue] = set()
+    for i, node in enumerate(graph.nodes):
+        if node.op in CONVOLUTIONS:
+            found.update(node.operands, (TensorValue(i),))
+    neighbours: dict[TensorValue, list[TensorValue]] = {}
+    for i, node in enumerate(graph.nodes):
+        if node.op in CONVOLUTIONS or node.op in _REORDERS:
+            continue
+        results = [TensorValue(i, k) for k in range(len(node.types))]
+        for a in node.operands:
+            for b in results:
+                if _counts_alike(graph, node, a, b):
+                    neighbours.setdefault(a, []).append(b)
+                    neighbours.setdefault(b, []).append(a)
+    pending = list(found)
+    while pending:
+        for other in neighbours.get(pending.pop(), ()):
+            if other not in found:
+                found.add(other)
+                pending.append(other)
+    return frozenset(found)
+
+
+def _counts_alike(graph: Graph, node: Node, a: TensorValue, b: TensorValue) -> bool:
+    """Whether both are images, or windows of images, of the same batch and channels."""
+    one, other = graph.type_of(a).shape, graph.type_of(b).shape
+    same = 4 if node.op is shaping.RESHAPE else 2
+    return min(len(one), len(other)) >= 4 and one[:same] == other[:same]
+
+
+HEADS_LAST = (0, 2, 1, 3)  # (batch, heads, time, depth) as (batch, time, heads, depth)
+
+
+def layouts(
+    graph: Graph, stored: Collection[TensorValue], of: Collection[TensorValue], has_heads: bool
+) -> dict[TensorValue, tuple[int, ...]]:
+    """The order in memory of images, and of attention's results: matmuls read these as rows.
+
+    Only of what is materialized inside the program.
+    """
+    outside = {o.value for o in graph.outputs}
+    outside |= {v for n in graph.nodes if n.op is SCAN for v in n.operands}
+    found: dict[TensorValue, tuple[int, ...]] = {}
+    for v in stored:
+        op = graph.nodes[v.node].op
+        if v in outside or graph.type_of(v).rank != 4:
+            continue
+        if v in of and op not in _OWN:
+            found[v] = last_order(4)
+        if has_heads and op in (c.ATTENTION, c.ATTENTION_GRAD):
+            found[v] = HEADS_LAST
+    return found
+
+
+def last_order(rank: int) -> tuple[int, ...]:
+    """Axes with the channels after the spatial ones; axes of windows stay the last."""
+    return (0, 2, 3, 1, *range(4, rank))
+
+
+def last_axes(axes: Sequence[Var]) -> tuple[Var, ...]:
+    """The axes of an image or of windows in their order in memory."""
+    return tuple(axes[i] for i in last_order(len(axes)))
+
+
+def in_memory_order(
+    value: TensorValue, variables: Sequence[Var], of: Collection[TensorValue]
+) -> list[Var]:
+    """The loops over a tensor, images in their order in memory."""
+    is_image = value in of and len(variables) >= 4
+    return list(last_axes(variables) if is_image else variables)
+
+
+def last_strides(shape: Sequence[int]) -> tuple[int, int, int, int]:
+    """Strides along (N, C, H, W) of images in the order (N, H, W, C)."""
+    _, c, h, w = shape
+    return h * w * c, 1, w * c, c

@@ -16,7 +16,7 @@ from treadle.kernel.launch import (
 from treadle.kernel.plan import Plan
 from treadle.runtime.cuda.code import CudaCode
 from treadle.runtime.cuda.compiler import is_cubin
-from treadle.schedule.channels import LibraryCallKey
+from treadle.schedule.templates import LibraryCallKey
 
 WORDS = 8  # of an algorithm, as cuBLASLt describes it
 _PLAN = "routine "  # begins the names of a library's plans

@@ -1,24 +1,23 @@
-"""Kernels that contract two operands, whatever follows each element of the result."""
+"""Contractions as tiles that blocks compute, whatever follows each element of the result.
+
+A kernel that sums products of two operands, each along loops that the other does not have, reads
+every element many times: a block holds panels of both in shared memory. The depth is shared out
+among neighbours in a warp, so that small results keep many threads busy. Tiles are chosen by
+counting what a multiprocessor must do.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from treadle.base import dtypes
 from treadle.base.dtypes import DType
-from treadle.kernel.access import loads_of
-from treadle.kernel.index import (
-    Data,
-    Index,
-    Quotient,
-    Remainder,
-    Var,
-    flatten,
-    substitute,
-    uses,
-    variable,
-)
+from treadle.kernel.access import accesses
+from treadle.kernel.contraction import Axes, Contraction, Operand, oriented, size
+from treadle.kernel.geometry import Geometry, Panel, Tiled
+from treadle.kernel.index import Data, Index, Quotient, Remainder, Var, substitute, variable
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -28,40 +27,87 @@ from treadle.kernel.nodes import (
     Let,
     Literal,
     Load,
+    Local,
+    Matrix,
+    Role,
     Set,
-    Statement,
     Store,
     Value,
+    standalone_matmul,
 )
+from treadle.kernel.packs import is_pack
 from treadle.kernel.target import Mapping
-from treadle.kernel.traverse import rewrite, walk
-from treadle.schedule.mapping.shapes import is_sum, nested, peeled
+from treadle.kernel.traverse import rewrite
+from treadle.schedule.mapping.groups import in_order, nest
+from treadle.schedule.mapping.shapes import peeled
+from treadle.schedule.nests import (
+    Body,
+    apply,
+    as_dtype,
+    flat_index,
+    is_cleared,
+    is_sum,
+    moves,
+    nested,
+)
+
+
+def as_loops(kernel: Kernel) -> Kernel:
+    """The kernel of a matmul with its sums written out, in the dtype that it sums in."""
+    found = standalone_matmul(kernel)
+    assert found is not None, f"{kernel.name} is no matmul"
+    batch, matmul = found
+    types = {b.name: b.dtype for b in kernel.buffers}
+    into = types[matmul.target.buffer]
+    wide = dtypes.float32 if into.is_narrow else into
+    row = Var("row", matmul.target.rows.count)
+    column = Var("column", matmul.target.columns.count)
+    depth = Var("depth", matmul.left.columns.count)
+
+    def read(buffer: str, index: Index) -> Value:
+        return as_dtype(Load(buffer, index, types[buffer]), wide)
+
+    left = read(matmul.left.buffer, _index(matmul.left, row, depth))
+    right = read(matmul.right.buffer, _index(matmul.right, depth, column))
+    step = Accumulate("sum", "add", apply("mul", left, right))
+    at = _index(matmul.target, row, column)
+    total: Value = Local("sum", wide)
+    if matmul.bias is not None:
+        total = apply("add", total, read(matmul.bias, variable(column)))
+    if matmul.adds:
+        total = apply("add", read(matmul.target.buffer, at), total)
+    body = [
+        Let("sum", Literal(0, wide)),
+        *nest([depth], Role.SEQUENTIAL, [step]),
+        Store(matmul.target.buffer, at, as_dtype(total, into)),
+    ]
+    loops = nest([*batch, row, column], Role.PARALLEL, body)
+    return replace(kernel, body=loops, is_standalone=False)
+
+
+def _index(matrix: Matrix, row: Var, column: Var) -> Index:
+    assert not matrix.rows.listed + matrix.columns.listed, "a GPU's matrices have strides"
+    down, across = variable(row) * matrix.rows.stride, variable(column) * matrix.columns.stride
+    return matrix.index + down + across
 
 
 @dataclass(frozen=True, slots=True)
-class Contraction:
-    """A kernel as a contraction: loops of both operands, of each alone, and of the depth."""
+class Contracting:
+    """A kernel that contracts two loads: values named first, and an iteration of its loops."""
 
-    lets: tuple[Statement, ...]
-    grid: tuple[Var, ...]
-    body: tuple[Statement, ...]  # of an iteration of the grid
-    batch: tuple[Var, ...]
-    rows: tuple[Var, ...]
-    columns: tuple[Var, ...]
-    depth: tuple[Var, ...]
-    left: Load  # along the rows
-    right: Load
+    lets: Body
+    body: Body
+    axes: Contraction[Load]  # of which the result are the kernel's loops
     is_swapped: bool  # the second factor is the left operand
     wide: DType
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        groups = self.batch, self.rows, self.columns, self.depth
-        b, m, n, k = (math.prod(v.extent for v in g) for g in groups)
-        return b, m, n, k
+        c = self.axes
+        return size(c.batch), size(c.rows), size(c.columns), size(c.depth)
 
 
-def contraction_of(kernel: Kernel, mapping: Mapping) -> Contraction | None:
+def contraction_of(kernel: Kernel, mapping: Mapping) -> Contracting | None:
     """The contraction that a kernel is; None where it is none, or too small to hold in tiles."""
     if kernel.scratch:
         return None
@@ -71,35 +117,40 @@ def contraction_of(kernel: Kernel, mapping: Mapping) -> Contraction | None:
     loops = [i for i, s in enumerate(body) if isinstance(s, For)]
     if not grid or len(loops) != 1:
         return None
-    loop = body[loops[0]]
+    loop, before, after = body[loops[0]], body[: loops[0]], body[loops[0] + 1 :]
     assert isinstance(loop, For)
-    before, after = body[: loops[0]], body[loops[0] + 1 :]
     if not is_sum(loop) or not all(isinstance(s, (Let, Set, Store)) for s in after):
         return None
     depth, inner = nested(loop)
-    if len(inner) != 1 or not isinstance(inner[0], Accumulate):
+    step = inner[0]
+    if len(inner) != 1 or not isinstance(step, Accumulate):
         return None
-    operands = _operands(inner[0], before)
-    if operands is None:
+    factors = _factors(step, before)
+    if factors is None:
         return None
-    found = _sorted_out(lets, (grid, body), depth, operands, inner[0].value.dtype)
-    return found if found is not None and _is_worth(found, mapping) else None
+    # Columns are along the last loop: results lie together.
+    is_swapped = not moves(factors[1].index, grid[-1])
+    every = (*grid, *depth)
+    operands = [Operand(f, tuple(v for v in every if moves(f.index, v)), f) for f in factors]
+    left, right = operands[::-1] if is_swapped else operands
+    left = replace(left, axes=(*(v for v in left.axes if v in grid), *depth))
+    found = Contracting(lets, body, oriented(left, right, grid), is_swapped, step.value.dtype)
+    has_sides = found.axes.rows and grid[-1] in found.axes.columns
+    return found if has_sides and _is_worth(found, mapping) else None
 
 
-def _is_worth(found: Contraction, mapping: Mapping) -> bool:
+def _is_worth(found: Contracting, mapping: Mapping) -> bool:
     batch, m, n, k = found.sizes
     is_large = batch * m * n * k >= mapping.least_work
     return is_large and k >= mapping.least_depth and min(m, n) >= mapping.least_side
 
 
-def _operands(step: Accumulate, before: tuple[Statement, ...]) -> tuple[Load, Load] | None:
+def _factors(step: Accumulate, before: Body) -> tuple[Load, Load] | None:
     """The two factors that are summed up from nothing."""
-    start = before[0] if len(before) == 1 else None
-    if not isinstance(start, Let) or start.local != step.local:
-        return None
-    is_none = isinstance(start.value, Literal) and start.value.value == 0
     product = step.value
-    if not is_none or step.op != "add" or not isinstance(product, Apply) or product.op != "mul":
+    if len(before) != 1 or not is_cleared(before, step) or step.op != "add":
+        return None
+    if not isinstance(product, Apply) or product.op != "mul":
         return None
     if not product.dtype.is_float or product.dtype.is_narrow:
         return None
@@ -107,38 +158,9 @@ def _operands(step: Accumulate, before: tuple[Statement, ...]) -> tuple[Load, Lo
     return None if first is None or second is None else (first, second)
 
 
-def _sorted_out(
-    lets: tuple[Statement, ...],
-    inside: tuple[tuple[Var, ...], tuple[Statement, ...]],
-    depth: list[Var],
-    operands: tuple[Load, Load],
-    wide: DType,
-) -> Contraction | None:
-    grid, body = inside
-    used = [{v for v in grid if _moves(o, v)} for o in operands]
-    is_swapped = grid[-1] not in used[1]  # columns are along the last loop: results lie together
-    left, right = (1, 0) if is_swapped else (0, 1)
-    both = used[0] & used[1]
-    if grid[-1] in both or not (used[left] - both) or grid[-1] not in used[right]:
-        return None
-    return Contraction(
-        lets,
-        grid,
-        body,
-        tuple(v for v in grid if v in both or v not in used[0] | used[1]),
-        tuple(v for v in grid if v in used[left] - both),
-        tuple(v for v in grid if v in used[right] - both),
-        tuple(depth),
-        operands[left],
-        operands[right],
-        is_swapped,
-        wide,
-    )
-
-
-def _split(var: Var, body: tuple[Statement, ...]) -> tuple[tuple[Var, ...], tuple[Statement, ...]]:
+def _split(var: Var, body: Body) -> tuple[tuple[Var, ...], Body]:
     """One loop as the several that its quotients and remainders speak of."""
-    divisors = sorted({d for i in _indices(body) for d in _divisors(i, var)}, reverse=True)
+    divisors = sorted({d for a in accesses(body) for d in _divisors(a.index, var)}, reverse=True)
     extents, left = list[int](), var.extent
     for d in divisors:
         if left % d or var.extent % d:
@@ -148,15 +170,8 @@ def _split(var: Var, body: tuple[Statement, ...]) -> tuple[tuple[Var, ...], tupl
     if not divisors:
         return (var,), body
     parts = tuple(Var(f"{var.name}.{i}", n) for i, n in enumerate([*extents, left]))
-    whole = flatten([variable(v) for v in parts], [v.extent for v in parts])
+    whole = flat_index(parts)
     return parts, tuple(rewrite(s, lambda _, i: substitute(i, {var: whole})) for s in body)
-
-
-def _indices(body: tuple[Statement, ...]) -> Iterator[Index]:
-    for s in walk(body):
-        if isinstance(s, Store):
-            yield s.index
-        yield from (x.index for x in loads_of(s))
 
 
 def _divisors(index: Index, var: Var) -> Iterator[int]:
@@ -175,5 +190,145 @@ def load_of(value: Value) -> Load | None:
     return inner if isinstance(inner, Load) and is_load else None
 
 
-def _moves(load: Load, var: Var) -> bool:
-    return any(uses(a, var) for a, _ in load.index.terms)
+BANKS = 32  # of shared memory, of four bytes each
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Rows and columns of a block and of a thread, and threads that share an element's depth."""
+
+    rows: int
+    columns: int
+    down: int
+    across: int
+    shares: int
+
+    def blocks(self, batch: int, m: int, n: int) -> int:
+        return batch * -(-m // self.rows) * -(-n // self.columns)
+
+    def depth(self, found: Contracting, limit: int) -> int:
+        """How much of the depth a block holds at a time; 0 where the tile is too large for any."""
+        whole = -(-found.sizes[-1] // self.shares) * self.shares  # the rest is zeros
+        for depth in (whole, *range(whole // 32 * 32, 0, -32)):
+            if self.held(found, depth) * found.wide.itemsize <= limit:
+                return depth
+        return 0
+
+    def held(self, found: Contracting, depth: int) -> int:
+        """Numbers of both operands in shared memory."""
+        c, total = found.axes, 0
+        for operand, n in ((c.left, self.rows), (c.right, self.columns)):
+            is_along = _lies_along(operand, c.depth)
+            total += _step(is_along, n, depth, self.shares) * (n if is_along else depth)
+        return total
+
+
+def _lies_along(operand: Operand[Load], depth: Axes) -> bool:
+    """Whether an operand's elements along the depth lie next to each other."""
+    return operand.stride(depth[-1]) == 1
+
+
+def _step(is_along: bool, length: int, depth: int, shares: int) -> int:
+    """From one row of a panel to the next.
+
+    Neighbours that share a depth read other banks: one after the other along the depth, or packs of
+    rows, of which eight lanes read at a time.
+    """
+    if is_along:
+        pad, length = max(4, shares) % BANKS, depth
+    else:
+        pad = 0 if shares == 1 else max(4, BANKS // shares)
+    return length + (pad - length) % BANKS
+
+
+def best_tile(found: Contracting, packs: bool, mapping: Mapping, blocks: int) -> Tile:
+    """The tile that should take the least time."""
+    limit = min(mapping.tile_bytes, mapping.shared_limit)
+    best: tuple[float, Tile] | None = None
+    for tile in _tiles(found, packs, mapping):
+        if tile.depth(found, limit):
+            cost = _cycles(tile, found, blocks, mapping.threads)
+            if best is None or cost < best[0]:
+                best = cost, tile
+    assert best is not None
+    return best[1]
+
+
+def _tiles(found: Contracting, packs: bool, mapping: Mapping) -> Iterator[Tile]:
+    _, m, n, _ = found.sizes
+    own = [2**i for i in range(mapping.tile_thread.bit_length())]
+    for shares in (2**i for i in range(mapping.warp.bit_length())):
+        groups = mapping.threads // shares
+        for down in own:
+            for across in own if packs else (1,):
+                if found.axes.columns[-1].extent % across:
+                    continue
+                for tall in (2**i for i in range(groups.bit_length())):
+                    tile = Tile(down * tall, across * (groups // tall), down, across, shares)
+                    if tile.rows < 2 * m + down and tile.columns < 2 * n + across:
+                        yield tile
+
+
+def _cycles(tile: Tile, found: Contracting, blocks: int, threads: int) -> float:
+    (batch, m, n, k), size = found.sizes, found.wide.itemsize
+    waves = -(-tile.blocks(batch, m, n) // blocks)
+    held = min(tile.rows, m) + min(tile.columns, n)
+    load = held * k * size / 24  # bytes that one multiprocessor gets in a cycle
+    reads, adds = tile.down + tile.across, tile.down * tile.across / 4
+    inner = k / tile.shares * threads / 32 * max(reads, adds) * (size / 4)
+    folds = tile.down * tile.across * math.log2(tile.shares) * threads / 16
+    after = 250 * -(-tile.down // tile.shares)
+    return waves * (500 + load + inner + folds + after)
+
+
+def map_contraction(
+    kernel: Kernel, found: Contracting, mapping: Mapping, is_aligned: bool, blocks: int
+) -> Kernel:
+    """The kernel with its tile; its loops say what is computed."""
+    tile = best_tile(found, is_aligned, mapping, blocks)
+    depth = tile.depth(found, min(mapping.tile_bytes, mapping.shared_limit))
+    c, copies = found.axes, _Copies(found, tile, depth, mapping, is_aligned)
+    left = copies.panel(c.left, c.rows, tile.rows)
+    right = copies.panel(c.right, c.columns, tile.columns)
+    # Copies of both panels are under way at once, where a thread has registers for them.
+    held = left.batch * left.lanes + right.batch * right.lanes
+    is_whole = held <= mapping.in_flight
+    if not is_whole:
+        most = (max(1, mapping.in_flight // p.lanes) for p in (left, right))
+        left, right = (replace(p, batch=n) for p, n in zip((left, right), most, strict=True))
+    unroll = max(1, min(mapping.tile_unroll, depth // tile.shares))
+    template = Tiled(
+        c.batch, c.rows, c.columns, c.depth, found.is_swapped,
+        depth, tile.down, tile.across, tile.shares, left, right, is_whole, unroll,
+    )  # fmt: skip
+    body = (*found.lets, *nest(c.result, Role.GRID, in_order(found.body)))
+    geometry = Geometry(mapping.threads, 1, mapping.warp, template=template)
+    return replace(kernel, body=body, geometry=geometry)
+
+
+@dataclass(frozen=True, slots=True)
+class _Copies:
+    """Copies of a tile's operands into shared memory."""
+
+    found: Contracting
+    tile: Tile
+    depth: int
+    mapping: Mapping
+    is_aligned: bool
+
+    def panel(self, operand: Operand[Load], loops: Axes, length: int) -> Panel:
+        """How a block holds an operand: along the depth where that lies together, or across it."""
+        load, last = operand.value, self.found.axes.depth[-1]
+        is_along = _lies_along(operand, self.found.axes.depth)
+        depth = min(self.depth, self.found.sizes[-1])
+        along, count = (last, depth) if is_along else (loops[-1], length)
+        pack = self.mapping.pack if self.is_aligned else 1
+        lanes = 1
+        while 2 * lanes * load.dtype.itemsize <= pack:
+            wide = 2 * lanes
+            if along.extent % wide or count % wide or not is_pack(load.index, along, wide):
+                break
+            lanes = wide
+        step = _step(is_along, length, self.depth, self.tile.shares)
+        batch = -(-(length * depth // lanes) // self.mapping.threads)
+        return Panel(is_along, length, step, lanes, batch)

@@ -1,4 +1,10 @@
-"""Statements of a group of threads: loops shared out, and barriers where threads meet in memory."""
+"""Statements of a group of threads: loops shared out, barriers, and rows that stay on the chip.
+
+A barrier stands where threads meet in memory. Loops of one iteration of the grid that walk the same
+elements in the same way give each thread the same elements again. What it loaded or stored there
+the first time is staged, in registers or in shared memory: copied to a row that later loops read in
+place of memory. Numbers that every thread of a group knows are locals.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +12,35 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from treadle.kernel.access import accesses
-from treadle.kernel.index import Var
+from treadle.kernel.access import accesses, loads_of, map_loads, names_in
+from treadle.kernel.contraction import size
+from treadle.kernel.cost import padded
+from treadle.kernel.index import Index, Var, data_locals, substitute, variable
 from treadle.kernel.nodes import (
     Accumulate,
     Barrier,
+    Buffer,
     For,
+    Guarded,
     Kernel,
+    Let,
+    Load,
+    Local,
     Role,
+    Space,
     Statement,
+    Store,
     Update,
+    Value,
 )
+from treadle.kernel.packs import is_pack, lanes_for
 from treadle.kernel.target import Mapping
-from treadle.kernel.traverse import map_statements
-from treadle.schedule.mapping.shapes import is_parallel, is_sum, nested
-from treadle.schedule.mapping.staging import lanes_of
+from treadle.kernel.traverse import map_statements, map_values, subvalues, values_of
+from treadle.schedule.mapping.shapes import is_parallel
+from treadle.schedule.nests import Body, is_sum, nested
 
 
-def in_order(body: Sequence[Statement]) -> tuple[Statement, ...]:
+def in_order(body: Sequence[Statement]) -> Body:
     """Statements of one thread, which runs every loop in order."""
     return map_statements(
         body, lambda s: [replace(s, role=Role.SEQUENTIAL) if isinstance(s, For) else s]
@@ -32,7 +49,7 @@ def in_order(body: Sequence[Statement]) -> tuple[Statement, ...]:
 
 def nest(
     loops: Sequence[Var], role: Role, body: Sequence[Statement], lanes: int = 1, unroll: int = 1
-) -> tuple[Statement, ...]:
+) -> Body:
     """Loops of one role around statements; a thread takes lanes of the innermost."""
     inner = tuple(body)
     for i, var in enumerate(reversed(loops)):
@@ -63,9 +80,7 @@ class Group:
     def role(self) -> Role:
         return Role.SUBGROUP if self.share == self.mapping.warp else Role.GROUP
 
-    def statements(
-        self, body: Sequence[Statement], staged: Sequence[Statement] | None = None
-    ) -> list[Statement]:
+    def statements(self, body: Body, staged: Body | None = None) -> list[Statement]:
         """The statements mapped; `staged` are the same, with rows where they are staged."""
         found: list[Statement] = []
         for s, moved in zip(body, body if staged is None else staged, strict=True):
@@ -107,9 +122,9 @@ class Group:
         if not self.is_aligned:
             return 1
         held = {self.held[a.buffer] for a in accesses([loop]) if a.buffer in self.held}
-        return held.pop() if held else lanes_of(self.kernel, loop, share, self.mapping)[2]
+        return held.pop() if held else lanes_of(self.kernel, loop, share, self.mapping)
 
-    def _shared(self, loop: For, moved: For) -> tuple[Statement, ...]:
+    def _shared(self, loop: For, moved: For) -> Body:
         """Iterations of a loop shared out among threads; among warps if they are few and long."""
         loops, _ = nested(loop)
         body = nested(moved)[1]
@@ -117,23 +132,23 @@ class Group:
         if self.is_cooperative and role is Role.GROUP:
             if is_parallel(loop) and self._is_for_warps(loops, body):
                 return self._by_warps(loops, body)
-            if is_sum(loop) and _count(loops) <= 2 * self.mapping.warp:
+            if is_sum(loop) and size(loops) <= 2 * self.mapping.warp:
                 # So few that each warp sums all of them: nobody waits for the others.
                 role, share = Role.SUBGROUP, self.mapping.warp
         unroll = self.mapping.ahead if _touches(moved, self.in_shared) else 1
         return nest(loops, role, in_order(body), self._lanes(loop, share), unroll)
 
-    def _is_for_warps(self, loops: Sequence[Var], body: Sequence[Statement]) -> bool:
+    def _is_for_warps(self, loops: Sequence[Var], body: Body) -> bool:
         """Whether iterations are fewer than threads, and each is one sum worth sharing."""
         inner = [s for s in body if isinstance(s, For)]
         if len(inner) != 1 or not is_sum(inner[0]):
             return False
         if any(isinstance(s, (Update, Accumulate)) for s in body):
             return False
-        depth = _count(nested(inner[0])[0])
-        return 2 * _count(loops) <= self.share and depth >= self.mapping.warp
+        depth = size(nested(inner[0])[0])
+        return 2 * size(loops) <= self.share and depth >= self.mapping.warp
 
-    def _by_warps(self, loops: Sequence[Var], body: Sequence[Statement]) -> tuple[Statement, ...]:
+    def _by_warps(self, loops: Sequence[Var], body: Body) -> Body:
         """Each iteration a warp's: one thread stores what all of the warp may have read."""
         warp = replace(
             self, share=self.mapping.warp, is_cooperative=False, written=set(), touched=set()
@@ -145,5 +160,219 @@ def _touches(loop: For, buffers: frozenset[str]) -> bool:
     return bool(buffers) and any(a.buffer in buffers for a in accesses([loop]))
 
 
-def _count(loops: Sequence[Var]) -> int:
-    return math.prod(v.extent for v in loops)
+Key = tuple[str, Index]  # a buffer, and an index as of one common variable
+COMMON = "walked"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A row that loops of a group walk, the memory it is staged in, and where the loops stand."""
+
+    memory: Buffer
+    key: Key
+    loops: tuple[int, ...]
+
+
+def lanes_of(kernel: Kernel, loop: For, share: int, mapping: Mapping) -> int:
+    """How many iterations of the loops that a group shares as one are a thread's at a time."""
+    loops, body = nested(loop)
+    lanes = lanes_for(kernel, loops[-1], body, mapping)
+    while lanes > 1 and size(loops) // lanes < share:
+        lanes //= 2
+    return lanes
+
+
+def stages_of(kernel: Kernel, body: Body, share: int, mapping: Mapping) -> list[Stage]:
+    """What a group stages of the rows it walks."""
+    walks = {i: s for i, s in enumerate(body) if isinstance(s, For) and _is_walk(s)}
+    sizes = {i: (s.var.extent, lanes_of(kernel, s, share, mapping)) for i, s in walks.items()}
+    extent, lanes = max(sizes.values(), key=math.prod, default=(0, 1))
+    walks = {i: s for i, s in walks.items() if sizes[i] == (extent, lanes)}
+    if len(walks) < 2 or lanes == 1:
+        return []
+    packs = -(-extent // (share * lanes))
+    in_registers = packs <= mapping.unrolled
+    if not in_registers and share == mapping.warp:
+        return []
+    dtypes = {b.name: b.dtype for b in kernel.buffers}
+    limit = mapping.shared_limit - sum(padded(b.nbytes) for b in kernel.scratch)
+    room = mapping.registers if in_registers else min(mapping.staged, limit)
+    space = Space.PRIVATE if in_registers else Space.SHARED
+    found = list[Stage]()
+    for key, loops in _repeated(body, walks, lanes).items():
+        if key[0] not in dtypes:
+            continue  # the group's own memory is near already
+        memory = Buffer(f"staged{len(found)}", dtypes[key[0]], extent, 1, space, lanes)
+        own = packs * lanes * memory.dtype.itemsize if in_registers else memory.nbytes
+        if own > room or (not in_registers and own < mapping.least_staged):
+            continue
+        room -= own
+        found.append(Stage(memory, key, tuple(loops)))
+    return found
+
+
+def _is_walk(loop: For) -> bool:
+    """Whether a loop is one variable's, and a group shares it."""
+    if loop.role is Role.SEQUENTIAL and not is_sum(loop):
+        return False
+    loops, inner = nested(loop)
+    return len(loops) == 1 and all(isinstance(s, (Let, Accumulate, Store, Update)) for s in inner)
+
+
+def key_of(buffer: str, index: Index, var: Var) -> Key:
+    return buffer, ordered(substitute(index, {var: variable(Var(COMMON, var.extent))}))
+
+
+def ordered(index: Index) -> Index:
+    """The index with its terms in one order, so that equal ones are equal."""
+    return Index(tuple(sorted(index.terms, key=lambda t: (t[1], str(t[0])))), index.offset)
+
+
+def _repeated(body: Body, walks: dict[int, For], lanes: int) -> dict[Key, list[int]]:
+    """Elements that a later loop reads after an earlier one touched them, and those loops."""
+    known: dict[Key, list[int]] = {}
+    done: dict[Key, list[int]] = {}
+    for i, s in enumerate(body):
+        written = {a.buffer for a in accesses([s]) if a.writes}
+        if i not in walks:
+            _forget(known, done, written)
+            continue
+        stored, loaded = _touched(walks[i], lanes)
+        for key in loaded:
+            known.setdefault(key, []).append(i)
+        _forget(known, done, written, keep=set(stored))
+        for key in stored:
+            if known.setdefault(key, [])[-1:] != [i]:
+                known[key].append(i)
+    _forget(known, done, {k[0] for k in known})
+    return {k: v for k, v in done.items() if len(v) > 1}
+
+
+def _forget(
+    known: dict[Key, list[int]],
+    done: dict[Key, list[int]],
+    written: set[str],
+    keep: set[Key] | None = None,
+) -> None:
+    """What was written otherwise is not staged any longer."""
+    for key in [k for k in known if k[0] in written and k not in (keep or ())]:
+        loops = known.pop(key)
+        if len(loops) > len(done.get(key, [])):
+            done[key] = loops
+
+
+def _touched(loop: For, lanes: int) -> tuple[list[Key], list[Key]]:
+    """Elements that a loop's statements store to and load from, whole packs without a guard."""
+    stored: list[Key] = []
+    loaded: list[Key] = []
+
+    def is_row(index: Index) -> bool:
+        return not data_locals(index) and is_pack(index, loop.var, lanes)
+
+    for s in loop.body:
+        for value in values_of(s):
+            parts = list(subvalues(value))
+            if not any(isinstance(v, Guarded) for v in parts):
+                loads = (v for v in parts if isinstance(v, Load) and is_row(v.index))
+                loaded += [key_of(x.buffer, x.index, loop.var) for x in loads]
+        if isinstance(s, Store) and s.guard is None and is_row(s.index):
+            stored.append(key_of(s.buffer, s.index, loop.var))
+    return stored, loaded
+
+
+# Rewriting
+
+
+def with_stages(body: Body, stages: Sequence[Stage], there: Sequence[Stage] = ()) -> Body:
+    """The statements with rows read from where they are staged, and copied there first.
+
+    Some may be `there` from the start.
+    """
+    filled = {stage.memory.name for stage in there}
+    found: list[Statement] = []
+    for i, s in enumerate(body):
+        here = {stage.key: stage for stage in stages if i in stage.loops}
+        if isinstance(s, For) and here:
+            unread = {key for key, stage in here.items() if stage.loops[-1] == i}
+            s = replace(s, body=_staged(s, here, unread, filled))
+        found.append(s)
+    return tuple(found)
+
+
+def _staged(loop: For, here: dict[Key, Stage], unread: set[Key], filled: set[str]) -> Body:
+    at = variable(loop.var)
+    found: list[Statement] = []
+
+    def stage_of(load: Load) -> Stage | None:
+        return here.get(key_of(load.buffer, load.index, loop.var))
+
+    def read(load: Load) -> Load:
+        stage = stage_of(load)
+        is_there = stage is not None and stage.memory.name in filled
+        return Load(stage.memory.name, at, load.dtype) if stage and is_there else load
+
+    for s in loop.body:
+        for load in (x for value in values_of(s) for x in _outside_guards(value)):
+            stage = stage_of(load)
+            if stage is not None and stage.memory.name not in filled:
+                found.append(Store(stage.memory.name, at, load))
+                filled.add(stage.memory.name)
+        moved = map_values(s, lambda value: map_loads(value, read))
+        key = key_of(s.buffer, s.index, loop.var) if isinstance(s, Store) else None
+        if isinstance(moved, Store) and moved.guard is None and key in here and key not in unread:
+            name, dtype = here[key].memory.name, here[key].memory.dtype
+            found.append(Store(name, at, moved.value))
+            filled.add(name)
+            moved = replace(moved, value=Load(name, at, dtype))
+        found.append(moved)
+    return tuple(found)
+
+
+def _outside_guards(value: Value) -> list[Load]:
+    """Loads that are made whatever a guard says."""
+    every = subvalues(value, lambda v: not isinstance(v, Guarded))
+    return [v for v in every if isinstance(v, Load)]
+
+
+# Numbers of a group
+
+
+def with_locals(body: Body, scratch: Sequence[Buffer]) -> tuple[Body, set[str]]:
+    """Numbers that a group sets once as locals, and the buffers that they were in."""
+    own, taken = _own_numbers(body), names_in(body)
+    named: dict[str, Local] = {}
+    kept = {b.name for b in scratch}
+    found: list[Statement] = []
+
+    def read(load: Load) -> Value:
+        return named.get(load.buffer, load)
+
+    for s in body:
+        moved = map_values(s, lambda value: map_loads(value, read))
+        if isinstance(moved, Store) and moved.buffer in own:
+            name = f"known{len(named)}"
+            while name in taken:
+                name += "_"
+            local = named[moved.buffer] = Local(name, moved.value.dtype)
+            found.append(Let(name, moved.value))
+            if moved.buffer in kept:
+                continue
+            moved = replace(moved, value=local)
+        found.append(moved)
+    return tuple(found), own
+
+
+def _own_numbers(body: Body) -> set[str]:
+    """Buffers of which a group sets one number, outside loops, and reads nothing else after it."""
+    found: dict[str, Index] = {}
+    other: set[str] = set()
+    for s in body:
+        read = {x.buffer for x in loads_of(s)}
+        for a in accesses([s]):
+            is_set = isinstance(s, Store) and s.guard is None and a.writes
+            is_set = is_set and a.buffer not in read
+            if is_set and a.buffer not in found:
+                found[a.buffer] = ordered(a.index)
+            elif a.writes or ordered(a.index) != found.get(a.buffer):
+                other.add(a.buffer)
+    return found.keys() - other

@@ -5,29 +5,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from treadle.kernel.access import accesses
 from treadle.kernel.calls import matmul_call_of
 from treadle.kernel.geometry import Combine, Geometry, Scattered
+from treadle.kernel.index import Var, substitute, variable
 from treadle.kernel.nodes import (
-    Buffer,
     For,
     Kernel,
+    Let,
+    Literal,
+    Load,
+    Local,
     Role,
     Space,
     Statement,
+    Store,
     library_call_of,
     standalone_matmul,
 )
+from treadle.kernel.rowsums import RowSums, row_sums_of
 from treadle.kernel.scatter import is_scatter, itemsize_of, scatter_of, scatter_room
 from treadle.kernel.target import Mapping
-from treadle.kernel.traverse import peel
-from treadle.schedule.mapping.columns import chosen_shape, reads_ahead
-from treadle.schedule.mapping.contractions import contraction_of
-from treadle.schedule.mapping.groups import Group, in_order, nest
-from treadle.schedule.mapping.matmuls import as_loops
-from treadle.schedule.mapping.row_sums import map_row_sums
-from treadle.schedule.mapping.shapes import Shape, nested, shape_of
-from treadle.schedule.mapping.staging import stages_of, with_locals, with_stages
-from treadle.schedule.mapping.tiles import map_contraction
+from treadle.kernel.traverse import peel, walk
+from treadle.schedule.mapping.contractions import as_loops, contraction_of, map_contraction
+from treadle.schedule.mapping.groups import (
+    COMMON,
+    Group,
+    Stage,
+    in_order,
+    lanes_of,
+    nest,
+    stages_of,
+    with_locals,
+    with_stages,
+)
+from treadle.schedule.mapping.shapes import Shape, chosen_shape, reads_ahead, shape_of
+from treadle.schedule.nests import nested
 
 
 def map_kernel(
@@ -63,36 +76,26 @@ def map_kernel(
 def _map_shape(
     kernel: Kernel, shape: Shape, mapping: Mapping, is_aligned: bool, is_cooperative: bool
 ) -> Kernel:
-    geometry = Geometry(shape.threads, shape.share, mapping.warp, shape.combine)
-    if shape.share == 1:
-        scratch = tuple(replace(b, space=Space.PRIVATE) for b in kernel.scratch)
-        return _built(kernel, shape, in_order(shape.body), scratch, geometry)
+    body: Sequence[Statement] = in_order(shape.body)
+    scratch = tuple(replace(b, space=Space.PRIVATE) for b in kernel.scratch)
+    in_shared: frozenset[str] = frozenset()  # rows that are staged there
     if shape.combine is not Combine.EXCHANGE:
         body = _columns(shape, mapping)
-        return _built(kernel, shape, body, (), geometry)
-    inner, own = with_locals(shape.body, kernel.scratch)
-    has_stages = is_aligned and not is_cooperative
-    stages = stages_of(kernel, inner, shape.share, mapping) if has_stages else []
-    in_shared = frozenset(s.memory.name for s in stages if s.memory.space is Space.SHARED)
-    group = Group(
-        kernel, mapping, shape.share, is_aligned, is_cooperative, frozenset(own),
-        in_shared=in_shared,
-    )  # fmt: skip
-    body = group.statements(inner, with_stages(inner, stages))
-    scratch = tuple(replace(b, space=Space.SHARED) for b in kernel.scratch if b.name not in own)
-    scratch += tuple(s.memory for s in stages)
-    geometry = replace(geometry, room=2 if in_shared else 1)
-    return _built(kernel, shape, body, scratch, geometry)
-
-
-def _built(
-    kernel: Kernel,
-    shape: Shape,
-    body: Sequence[Statement],
-    scratch: tuple[Buffer, ...],
-    geometry: Geometry,
-) -> Kernel:
+    elif shape.share > 1:
+        inner, own = with_locals(shape.body, kernel.scratch)
+        has_stages = is_aligned and not is_cooperative
+        stages = stages_of(kernel, inner, shape.share, mapping) if has_stages else []
+        in_shared = frozenset(s.memory.name for s in stages if s.memory.space is Space.SHARED)
+        group = Group(
+            kernel, mapping, shape.share, is_aligned, is_cooperative, frozenset(own),
+            in_shared=in_shared,
+        )  # fmt: skip
+        body = group.statements(inner, with_stages(inner, stages))
+        scratch = tuple(replace(b, space=Space.SHARED) for b in kernel.scratch if b.name not in own)
+        scratch += tuple(s.memory for s in stages)
     mapped = (*shape.lets, *nest(shape.grid, Role.GRID, body, shape.lanes))
+    room = 2 if in_shared else 1
+    geometry = Geometry(shape.threads, shape.share, mapping.warp, shape.combine, room)
     return replace(kernel, body=mapped, scratch=scratch, geometry=geometry)
 
 
@@ -121,14 +124,79 @@ def _map_scatter(kernel: Kernel, mapping: Mapping) -> Kernel:
         mapping.scatter_looked,
         mapping.scatter_terms,
     )
+    loops, inner = peel(kernel.body, Role.PARALLEL)
+    body = nest([loop.var for loop in loops], Role.GRID, in_order(inner))
     geometry = Geometry(mapping.scatter_threads, 1, mapping.warp, template=template)
-    return replace(kernel, body=_on_grid(kernel.body), geometry=geometry)
+    return replace(kernel, body=body, geometry=geometry)
 
 
-def _on_grid(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """Parallel loops around everything as loops of the grid; all others in order."""
-    loops, inner = peel(body, Role.PARALLEL)
-    found = in_order(inner)
-    for loop in reversed(loops):
-        found = (replace(loop, role=Role.GRID, body=found),)
+def map_row_sums(kernel: Kernel, mapping: Mapping) -> Kernel | None:
+    """A kernel of rows by parts as blocks whose warps share the rows; None for any other."""
+    rows = row_sums_of(kernel)
+    sums = [b for b in kernel.scratch if b.size > 1]
+    if rows is None or len({b.size for b in sums}) != 1:
+        return None
+    if not all(_is_zero(s) for s in walk(rows.before) if not isinstance(s, For)):
+        return None  # every warp starts from it
+    lanes = _lanes(kernel, rows, {b.name for b in sums}, sums[0].size, mapping)
+    if lanes is None or -(-sums[0].size // (mapping.warp * lanes)) > mapping.unrolled:
+        return None
+    body, own = with_locals(rows.body, kernel.scratch)
+    stages = stages_of(kernel, body, mapping.warp, mapping)
+    if any(s.memory.pack != lanes or s.memory.space is not Space.PRIVATE for s in stages):
+        return None
+    memory = tuple(replace(b, space=Space.PRIVATE, pack=lanes) for b in sums)
+    held = dict.fromkeys((b.name for b in sums), lanes)
+    group = Group(kernel, mapping, mapping.warp, True, ignored=frozenset(own), held=held)
+    first = group.statements(rows.before)
+    ahead = [s for s in stages if any(b.name == s.key[0] for b in kernel.inputs)]
+    row = [*_copies(ahead), *group.statements(body, with_stages(body, stages, ahead))]
+    row += group.barrier()
+    inside = (*first, For(rows.row, Role.GROUP, tuple(row)), *group.statements(rows.after))
+    threads = mapping.warp * mapping.part_warps
+    return replace(
+        kernel,
+        body=(For(rows.part, Role.GRID, inside),),
+        scratch=(*memory, *(s.memory for s in stages)),
+        geometry=Geometry(threads, threads, mapping.warp, room=2),
+    )
+
+
+def _is_zero(statement: Statement) -> bool:
+    """Whether a statement names or stores 0, or stores what was named so."""
+    if isinstance(statement, Store) and isinstance(statement.value, Local):
+        return True
+    value = statement.value if isinstance(statement, (Let, Store)) else None
+    return isinstance(value, Literal) and value.value == 0
+
+
+def _lanes(
+    kernel: Kernel, rows: RowSums, names: set[str], width: int, mapping: Mapping
+) -> int | None:
+    """The lanes of all loops that touch the sums, each its own columns; None if they differ."""
+    around = (*rows.before, *rows.body, *rows.after)
+    touching = [s for s in around if any(a.buffer in names for a in accesses([s]))]
+    walks = [s for s in touching if isinstance(s, For) and s.var.extent == width]
+    if len(walks) != len(touching) or not all(_is_own(s, names) for s in walks):
+        return None
+    wanted = {lanes_of(kernel, s, mapping.warp, mapping) for s in walks if s in rows.body}
+    return wanted.pop() if len(wanted) == 1 and wanted != {1} else None
+
+
+def _is_own(loop: For, names: set[str]) -> bool:
+    """Whether every thread touches its own columns of the sums alone."""
+    at = variable(Var(loop.var.name, loop.var.extent))
+    return all(a.index == at for a in accesses([loop]) if a.buffer in names)
+
+
+def _copies(stages: Sequence[Stage]) -> list[Statement]:
+    """All of a row that is staged, before anything waits for it."""
+    found: list[Statement] = []
+    for i, stage in enumerate(stages):
+        (buffer, index), memory = stage.key, stage.memory
+        var = Var(f"ahead{i}", memory.size)
+        at = variable(var)
+        there = substitute(index, {Var(COMMON, memory.size): at})
+        copy = Store(memory.name, at, Load(buffer, there, memory.dtype))
+        found += nest([var], Role.SUBGROUP, [copy], memory.pack)
     return found

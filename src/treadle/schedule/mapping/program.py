@@ -1,20 +1,46 @@
-"""The pass: every kernel of a program mapped to a GPU, and phases that are one launch."""
+"""The pass: every kernel of a program mapped to a GPU, and phases that are one launch.
+
+A launch costs more than what a small kernel does. Where all of a program is small, its kernels are
+parts of one function, a cooperative launch: every block takes blocks of the phase's kernels in
+turn, then waits until all have arrived. Such a wait is shorter than a launch, and kernels of one
+phase run side by side.
+
+Narrow floats that only smooth arithmetic uses may stay as exact as they are computed. But a
+comparison must see the same bits wherever a value is computed: if a program compares narrow floats
+that it computes, all of its kernels round after every op.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from treadle.kernel import cost
+from treadle.kernel.access import changed_in
+from treadle.kernel.arithmetic import SMOOTH
 from treadle.kernel.launch import CooperativeLaunch
-from treadle.kernel.mapped import PACK
-from treadle.kernel.nodes import Kernel
+from treadle.kernel.mapped import PACK, blocks_of, geometry_of, shared_bytes
+from treadle.kernel.nodes import (
+    Accumulate,
+    Apply,
+    Convert,
+    Kernel,
+    Let,
+    Local,
+    Set,
+    Statement,
+    Store,
+    Value,
+    library_call_of,
+    standalone_matmul,
+)
 from treadle.kernel.program import Phase, Program, Step
+from treadle.kernel.scatter import is_scatter
 from treadle.kernel.target import Mapping, Target
+from treadle.kernel.traverse import operands_of, subvalues, values_of, walk
 from treadle.kernel.verify_mapping import verify_mapping
-from treadle.schedule.mapping.cooperative import cooperative_runs, shares, sized
 from treadle.schedule.mapping.kernels import map_kernel
-from treadle.schedule.mapping.precision import may_exceed, unrounded_locals
 
 
 def map_to(program: Program, target: Target) -> Program:
@@ -32,7 +58,7 @@ def map_to(program: Program, target: Target) -> Program:
     numbers = {id(k): i for i, k in enumerate(kernels)}
 
     def renumbered(phase: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-        return tuple((numbers[id(mapper.joint[i])], n) for i, n in phase)
+        return tuple((numbers[id(mapper.kernel(i, True))], n) for i, n in phase)
 
     runs = tuple(replace(b, phases=tuple(map(renumbered, b.phases))) for b in runs)
     return replace(mapped, cooperative=tuple(sized(b, kernels) for b in runs))
@@ -50,8 +76,7 @@ class _Mapper:
         self.inside = {(b.path, b.first + i) for b in runs for i in range(len(b.phases))}
         sizes = {b.name: b.dtype.itemsize for b in program.buffers}
         self.calls, self.odd = _most_calls(program.steps), _unaligned(program, sizes)
-        self.alone: dict[int, Kernel] = {}  # by number
-        self.joint: dict[int, Kernel] = {}
+        self.mapped: dict[tuple[int, bool], Kernel] = {}  # by number, and whether in such a launch
 
     def steps(self, steps: Sequence[Step], path: tuple[int, ...]) -> tuple[Step, ...]:
         found: list[Step] = []
@@ -59,35 +84,30 @@ class _Mapper:
             if not isinstance(step, Phase):
                 found.append(replace(step, steps=self.steps(step.steps, (*path, i))))
                 continue
-            mapped = self._joint if (path, i) in self.inside else self._alone
-            calls = (replace(c, kernel=mapped(self.numbers[id(c.kernel)])) for c in step.calls)
-            found.append(Phase(tuple(calls)))
+            is_joint = (path, i) in self.inside
+            kernels = (self.kernel(self.numbers[id(c.kernel)], is_joint) for c in step.calls)
+            calls = zip(step.calls, kernels, strict=True)
+            found.append(Phase(tuple(replace(c, kernel=kernel) for c, kernel in calls)))
         return tuple(found)
 
-    def _alone(self, number: int) -> Kernel:
-        if number not in self.alone:
-            pointers = max(1, len(self.kernels[number].buffers))
-            room = self.mapping.arguments // (8 * pointers)
-            calls = max(1, min(self.calls[id(self.kernels[number])], room))
-            self.alone[number] = self._mapped(number, None, calls)
-        return self.alone[number]
+    def kernel(self, number: int, is_joint: bool) -> Kernel:
+        """A kernel by its number, as part of a cooperative launch or for launches of its own."""
+        key = number, is_joint
+        if key not in self.mapped:
+            self.mapped[key] = self._mapped(number, is_joint)
+        return self.mapped[key]
 
-    def _joint(self, number: int) -> Kernel:
-        if number not in self.joint:
-            self.joint[number] = self._mapped(number, self.beside[number], 1)
-        return self.joint[number]
-
-    def _mapped(self, number: int, beside: int | None, calls: int) -> Kernel:
+    def _mapped(self, number: int, is_joint: bool) -> Kernel:
         kernel = self.kernels[number]
+        beside = self.beside[number] if is_joint else None
         found = map_kernel(kernel, self.mapping, id(kernel) not in self.odd, beside)
         if found.geometry is None:
             return found
+        room = self.mapping.arguments // (8 * max(1, len(kernel.buffers)))
+        calls = 1 if is_joint else max(1, min(self.calls[id(kernel)], room))
         unrounded = unrounded_locals(kernel.body) if self.exceeds else None
         geometry = replace(
-            found.geometry,
-            calls=calls,
-            is_cooperative=beside is not None,
-            unrounded=unrounded,
+            found.geometry, calls=calls, is_cooperative=is_joint, unrounded=unrounded
         )
         mapped = replace(found, geometry=geometry)
         verify_mapping(mapped, self.mapping)
@@ -97,12 +117,8 @@ class _Mapper:
 def _most_calls(steps: Sequence[Step]) -> Counter[int]:
     """How often a phase calls each kernel at most: such calls are one launch."""
     found: Counter[int] = Counter()
-    for step in steps:
-        found |= (
-            Counter(id(c.kernel) for c in step.calls)
-            if isinstance(step, Phase)
-            else _most_calls(step.steps)
-        )
+    for phase in _phases(steps):
+        found |= Counter(id(c.kernel) for c in phase.calls)
     return found
 
 
@@ -113,3 +129,188 @@ def _unaligned(program: Program, itemsize: dict[str, int]) -> set[int]:
         for call in program.calls()
         if any(a.row * itemsize[a.buffer] % PACK for a in call.arguments)
     }
+
+
+def cooperative_runs(program: Program, mapping: Mapping) -> tuple[CooperativeLaunch, ...]:
+    """Runs of phases that are one launch, by kernels' numbers; none if some phase is not small."""
+    if not all(_is_light(phase, mapping) for phase in _phases(program.steps)):
+        return ()
+    runs = _Runs(mapping, {id(k): i for i, k in enumerate(program.distinct())})
+    found = runs.of(program.steps, ())
+    return tuple(replace(b, symbol=f"cooperative_{i}") for i, b in enumerate(found))
+
+
+def _phases(steps: Sequence[Step]) -> Iterator[Phase]:
+    for step in steps:
+        if isinstance(step, Phase):
+            yield step
+        else:
+            yield from _phases(step.steps)
+
+
+def _is_light(phase: Phase, mapping: Mapping) -> bool:
+    own = [call.kernel for call in phase.calls]
+    if any(library_call_of(k) is not None or standalone_matmul(k) is not None for k in own):
+        return False
+    return sum(map(cost.work, own)) <= mapping.light
+
+
+class _Runs:
+    """Runs of phases, as long as what a launch takes: pointers, and functions to compile."""
+
+    def __init__(self, mapping: Mapping, numbers: dict[int, int]):
+        self.mapping, self.numbers = mapping, numbers
+        self.most = mapping.arguments // 8  # pointers
+
+    def of(self, steps: Sequence[Step], path: tuple[int, ...]) -> Iterator[CooperativeLaunch]:
+        run: list[tuple[tuple[int, int], ...]] = []
+        first, pointers = 0, 0
+        for i, step in enumerate(steps):
+            if not isinstance(step, Phase):
+                yield from _done(path, first, run)
+                run, first, pointers = [], i + 1, 0
+                yield from self.of(step.steps, (*path, i))
+                continue
+            calls, wanted = self._calls(step), self._pointers(step)
+            is_full = pointers + wanted > self.most
+            if is_full or sum(map(len, run)) + len(calls) > self.mapping.most_parts:
+                yield from _done(path, first, run)
+                run, first, pointers = [], i, 0
+            if wanted > self.most:
+                first = i + 1
+                continue
+            run.append(tuple(calls.items()))
+            pointers += wanted
+        yield from _done(path, first, run)
+
+    def _calls(self, phase: Phase) -> dict[int, int]:
+        """How often a phase calls each kernel, the longest first: what is left at the end is
+        short."""
+        found: dict[int, int] = {}
+        for call in sorted(phase.calls, key=lambda c: -cost.work(c.kernel)):
+            number = self.numbers[id(call.kernel)]
+            found[number] = found.get(number, 0) + 1
+        return found
+
+    def _pointers(self, phase: Phase) -> int:
+        if any(is_scatter(call.kernel, self.mapping) for call in phase.calls):
+            return self.most + 1  # blocks of a scattered sum are larger
+        return sum(len(call.arguments) for call in phase.calls)
+
+
+def _done(
+    path: tuple[int, ...], first: int, run: Sequence[tuple[tuple[int, int], ...]]
+) -> Iterator[CooperativeLaunch]:
+    if sum(map(len, run)) > 1:
+        yield CooperativeLaunch("", path, first, tuple(run))
+
+
+def shares(
+    found: Sequence[CooperativeLaunch], kernels: Sequence[Kernel], mapping: Mapping
+) -> dict[int, int]:
+    """Blocks that each kernel gets beside the others of its phase."""
+    given: dict[int, int] = {}
+    for phase in (p for b in found for p in b.phases):
+        work = {i: n * cost.work(kernels[i]) for i, n in phase}
+        for i, own in work.items():
+            share = _share(own, sum(work.values()), mapping)
+            given[i] = min(given.get(i, mapping.blocks), share)
+    return given
+
+
+def _share(work: int, total: int, mapping: Mapping) -> int:
+    """Blocks for a kernel beside others that run at the same time."""
+    if 8 * work >= 7 * total:
+        return mapping.blocks
+    return max(mapping.fewest_blocks, mapping.blocks * work // max(1, total))
+
+
+def sized(run: CooperativeLaunch, kernels: Sequence[Kernel]) -> CooperativeLaunch:
+    """The launch with the blocks that its largest phase can use, and its shared memory."""
+    entries = {i for phase in run.phases for i, _ in phase}
+    grid = max(sum(blocks_of(kernels[i]) * n for i, n in phase) for phase in run.phases)
+    shared = max(shared_bytes(kernels[i]) for i in entries)
+    threads = max(geometry_of(kernels[i]).threads for i in entries)
+    return replace(run, grid=max(1, grid), block=threads, shared=shared)
+
+
+def may_exceed(kernels: Iterable[Kernel]) -> bool:
+    """Whether no kernel of a program compares, orders or cuts off narrow floats it computes."""
+    return not any(_compares(k.body, _computed_locals(k.body)) for k in kernels)
+
+
+def _computed_locals(body: Sequence[Statement]) -> set[str]:
+    """Locals from arithmetic on narrow floats, also by way of a loop's last iteration."""
+    found: set[str] = set()
+    named = [(s.local, s.value) for s in walk(body) if isinstance(s, (Let, Set))]
+    known = -1
+    while len(found) > known:  # twice, but for locals that are set further down
+        known = len(found)
+        found |= {name for name, value in named if _is_computed(value, found)}
+    return found
+
+
+def _compares(body: Sequence[Statement], computed: Collection[str]) -> bool:
+    for s in walk(body):
+        if isinstance(s, Accumulate) and s.op in ("max", "min") and _is_computed(s.value, computed):
+            return True
+        if any(_cuts(v, computed) for value in values_of(s) for v in subvalues(value)):
+            return True
+    return False
+
+
+def _cuts(value: Value, computed: Collection[str]) -> bool:
+    """Whether a small change of what a value is computed from may change it much."""
+    match value:
+        case Apply(op, operands):
+            is_smooth = op == "where" or op in SMOOTH
+            return not is_smooth and any(_is_computed(o, computed) for o in operands)
+        case Convert(inner, dtype):
+            cuts = inner.dtype.is_float and not dtype.is_float
+            return cuts and _is_computed(inner, computed)
+        case _:
+            return False
+
+
+def _is_computed(value: Value, computed: Collection[str]) -> bool:
+    """Whether a value comes from arithmetic on narrow floats in this kernel.
+
+    A condition that does is compared itself.
+    """
+    for part in subvalues(value):
+        match part:
+            case Local(name):
+                is_narrow = name in computed
+            case Convert(inner, dtype):
+                is_narrow = dtype.is_narrow and not isinstance(inner, Local)
+            case _:
+                is_narrow = isinstance(part, Apply) and part.dtype.is_narrow
+        if is_narrow:
+            return True
+    return False
+
+
+def unrounded_locals(body: Sequence[Statement]) -> frozenset[str]:
+    """Locals of narrow floats that only smooth arithmetic and stores use."""
+    every = list(walk(body))
+    named = {s.local for s in every if isinstance(s, Let) and s.value.dtype.is_narrow}
+    strict = changed_in(body)
+    for s in every:
+        # Whether a local is unrounded is not known yet: what it is computed from must be for both.
+        for value in values_of(s):
+            strict |= _strict_in(value, isinstance(s, Store))
+    return frozenset(named - strict)
+
+
+def _strict_in(value: Value, may_exceed: bool) -> set[str]:
+    """Locals that a value needs rounded."""
+    match value:
+        case Local(name):
+            return set() if may_exceed else {name}
+        case Apply(op, operands):
+            is_chosen = may_exceed and op == "where"
+            allowed = (op in SMOOTH or (is_chosen and i > 0) for i in range(len(operands)))
+            parts = map(_strict_in, operands, allowed)
+            return set().union(*parts)
+        case _:
+            return set().union(*(_strict_in(o, False) for o in operands_of(value)))

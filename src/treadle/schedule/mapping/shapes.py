@@ -3,40 +3,39 @@
 The grid is the parallel loops around everything. One of its iterations is a thread's, or it is
 shared by a warp or a block, whose threads share the loops inside it. The choice depends on the
 kernel alone, so that results do not depend on the device.
+
+Sums of columns: neighbouring threads take neighbouring columns, and share each column's rows. A
+column's threads are one in each warp of the block, whose parts are added in order; or fewer, in
+rows of threads beside each other, whose parts are added as a tree. A kernel may have several such
+sums, one after the other; what is stored between them waits for the end, as other threads may
+still read what it changes.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from treadle.kernel.access import loads_of, locals_in
+from treadle.kernel.access import accesses, loads_of, locals_in
+from treadle.kernel.contraction import size
 from treadle.kernel.cost import flops
 from treadle.kernel.geometry import Combine
 from treadle.kernel.index import Var
-from treadle.kernel.nodes import (
-    Accumulate,
-    For,
-    Kernel,
-    Let,
-    Role,
-    Set,
-    Statement,
-    Update,
-)
-from treadle.kernel.packs import lane_step, lanes_for
+from treadle.kernel.nodes import Accumulate, For, Kernel, Let, Role, Set, Statement, Store, Update
+from treadle.kernel.packs import is_pack, lane_step, lanes_for
+from treadle.kernel.races import conflicts_in
 from treadle.kernel.target import Mapping
 from treadle.kernel.traverse import peel, walk
+from treadle.schedule.nests import Body, is_cleared, is_sum, moves, nested
 
 
 @dataclass(frozen=True)
 class Shape:
     """A kernel's grid, how many threads share an iteration of it, and how wide accesses are."""
 
-    lets: tuple[Statement, ...]  # before everything
+    lets: Body  # before everything
     grid: tuple[Var, ...]
-    body: tuple[Statement, ...]
+    body: Body
     share: int  # threads of an iteration
     threads: int  # of a block
     lanes: int = 1  # iterations that one thread takes at once, along the last variable
@@ -44,7 +43,7 @@ class Shape:
 
     @property
     def count(self) -> int:
-        return math.prod(v.extent for v in self.grid)
+        return size(self.grid)
 
     @property
     def launched(self) -> int:
@@ -57,7 +56,7 @@ def shape_of(kernel: Kernel, mapping: Mapping, is_aligned: bool, threads: int = 
     """How a kernel is spread; over blocks of as many threads as asked for, if that is said."""
     lets, grid, body = peeled(kernel)
     inner = [s for s in body if isinstance(s, For)]
-    count = math.prod(v.extent for v in grid)
+    count = size(grid)
     flat = Shape(lets, grid, body, 1, mapping.threads)
     if any(is_serial(s) for s in inner) or not any(is_shared(s) for s in inner):
         is_small = sum(b.nbytes for b in kernel.scratch) <= mapping.private
@@ -85,7 +84,7 @@ def _share(longest: int, count: int, mapping: Mapping) -> int:
     return min(most, max(2 * mapping.warp, 1 << (wanted - 1).bit_length()))
 
 
-def peeled(kernel: Kernel) -> tuple[tuple[Statement, ...], tuple[Var, ...], tuple[Statement, ...]]:
+def peeled(kernel: Kernel) -> tuple[Body, tuple[Var, ...], Body]:
     """Values named first, the parallel loops around everything else, and what is inside.
 
     With scratch only the outermost loop: scratch belongs to an iteration of that one.
@@ -108,26 +107,6 @@ def is_parallel(statement: Statement) -> bool:
     )
 
 
-def is_sum(statement: Statement) -> bool:
-    """Whether a loop in order only accumulates: its iterations can be shared out."""
-    if not isinstance(statement, For) or statement.role is not Role.SEQUENTIAL:
-        return False
-    if statement.stop is not None:
-        return False
-    _, body = nested(statement)
-    own = {s.local for s in body if isinstance(s, Let)}
-    summed = {s.local for s in body if isinstance(s, Accumulate)}
-    if not summed or own & summed:
-        return False
-    return all(isinstance(s, (Let, Accumulate)) and not summed & locals_in(s.value) for s in body)
-
-
-def nested(loop: For) -> tuple[list[Var], tuple[Statement, ...]]:
-    """Loops of one role, each right inside the other, and what they contain."""
-    loops, body = peel(loop.body, loop.role)
-    return [loop.var, *(s.var for s in loops)], body
-
-
 def is_shared(statement: Statement) -> bool:
     """Whether a group's threads can share a loop, or loops inside it."""
     return any(_can_share(s) for s in walk([statement]))
@@ -139,10 +118,11 @@ def _can_share(statement: Statement) -> bool:
 
 def is_serial(statement: Statement) -> bool:
     """Whether a loop must be run in order, and nothing in it can be shared."""
-    if not isinstance(statement, For) or is_parallel(statement) or is_sum(statement):
-        return False
-    return not any(is_shared(s) for s in statement.body) or any(
-        isinstance(s, (Set, Update)) or is_serial(s) for s in statement.body
+    entered = walk([statement], lambda loop: not _can_share(loop))
+    loops = [s for s in entered if isinstance(s, For) and not _can_share(s)]
+    return any(
+        not any(map(is_shared, loop.body)) or any(isinstance(s, (Set, Update)) for s in loop.body)
+        for loop in loops
     )
 
 
@@ -152,7 +132,7 @@ def _shared(body: Sequence[Statement]) -> Iterator[For]:
 
 
 def extent_of(loop: For) -> int:
-    return math.prod(v.extent for v in nested(loop)[0])
+    return size(nested(loop)[0])
 
 
 def _is_better_flat(
@@ -188,3 +168,118 @@ def _with_lanes(kernel: Kernel, flat: Shape, mapping: Mapping, is_aligned: bool)
     while lanes > 1 and flat.count // lanes < mapping.busy // 2:
         lanes //= 2
     return Shape(flat.lets, flat.grid, flat.body, 1, flat.threads, lanes)
+
+
+def chosen_shape(kernel: Kernel, mapping: Mapping, is_aligned: bool = True) -> Shape:
+    """How a kernel is spread; of two ways to share sums of columns the one with more threads."""
+    lets, grid, body = peeled(kernel)
+    loops = [s for s in body if isinstance(s, For)]
+    if kernel.scratch or not grid or not loops or not _are_sums_of_columns(body):
+        return shape_of(kernel, mapping, is_aligned)
+    lanes = lanes_for(kernel, grid[-1], body, mapping) if is_aligned else 1
+    one = Shape(lets, grid, body, 1, mapping.threads, lanes)
+    found = [s for s in (_in_order(one, loops, mapping), _tree(one, loops, mapping)) if s]
+    if not found:
+        return shape_of(kernel, mapping, is_aligned)
+    return max(found, key=lambda shape: shape.launched)
+
+
+def _sums(loops: Sequence[For]) -> list[Accumulate]:
+    return [s for loop in loops for s in nested(loop)[1] if isinstance(s, Accumulate)]
+
+
+# One thread of a column in each warp
+
+
+def _in_order(one: Shape, inner: Sequence[For], mapping: Mapping) -> Shape | None:
+    """One sum, of columns that lie in whole packs; None for any other."""
+    loops, statements = nested(inner[0])
+    if len(inner) != 1 or one.lanes == 1 or extent_of(inner[0]) < 2 * mapping.least_each:
+        return None
+    large = [a.index for a in accesses(statements) if any(moves(a.index, v) for v in loops)]
+    last = one.grid[-1]
+    across = [is_pack(i, last, one.lanes) for i in large if moves(i, last)]
+    if not across or not all(across):
+        return None
+    count = _warps(one, inner[0], mapping)
+    return replace(one, share=count, threads=mapping.warp * count, combine=Combine.IN_ORDER)
+
+
+def _warps(one: Shape, loop: For, mapping: Mapping) -> int:
+    """Warps that share a column, as many as have rows to sum and room for their parts."""
+    blocks = one.count // one.lanes // mapping.warp
+    part = mapping.warp * one.lanes * sum(max(4, s.value.dtype.itemsize) for s in _sums([loop]))
+    is_many = blocks >= mapping.few_blocks
+    most = mapping.column_warps if is_many else mapping.most_threads // mapping.warp
+    most, count = min(most, mapping.column_bytes // part), 2
+    while 2 * count <= min(most, extent_of(loop) // mapping.least_each):
+        count *= 2
+    return count
+
+
+# Rows of threads
+
+
+def _tree(one: Shape, loops: Sequence[For], mapping: Mapping) -> Shape | None:
+    """Sums whose rows of threads fill whole blocks; None for any other."""
+    if not lies_across(one.grid, loops):
+        return None
+    rows, lanes = min(map(extent_of, loops)), one.lanes
+    room = sum(s.value.dtype.itemsize for s in _sums(loops)) * mapping.threads
+    least = mapping.busy // 4 // mapping.tallest
+    while lanes > 1 and (one.count // lanes < least or room * lanes > mapping.tall_bytes):
+        lanes //= 2
+    count, tall = one.count // lanes, mapping.tallest
+    while tall > 1:
+        is_even = count % (mapping.threads // tall) == 0
+        is_full = count * tall > mapping.tall_threads
+        if is_even and mapping.tall_rows * tall <= rows and not is_full:
+            body = _stores_last(one.body)
+            return replace(one, body=body, share=tall, lanes=lanes, combine=Combine.TREE)
+        tall //= 2
+    return None
+
+
+def _are_sums_of_columns(body: Sequence[Statement]) -> bool:
+    """Whether all loops accumulate, and what is stored between them is not read afterwards."""
+    loops = [i for i, s in enumerate(body) if isinstance(s, For)]
+    if any(not isinstance(s, (For, Let, Store)) for s in body):
+        return False
+    for i, s in enumerate(body[: loops[-1]]):
+        rest = accesses(body[i + 1 :])
+        if isinstance(s, Store) and any(a.buffer == s.buffer and not a.writes for a in rest):
+            return False
+    return all(_is_sum_of_columns(body[:i], body[i]) for i in loops)
+
+
+def _is_sum_of_columns(before: Sequence[Statement], loop: Statement) -> bool:
+    """Whether a loop only accumulates from nothing, and perhaps stores what it adds.
+
+    Its rows do not meet in what they store.
+    """
+    assert isinstance(loop, For)
+    inner = nested(loop)[1]
+    stores = [s for s in inner if isinstance(s, Store)]
+    plain = tuple(s for s in inner if not isinstance(s, Store))
+    sums = [s for s in plain if isinstance(s, Accumulate)]
+    if not is_sum(replace(loop, body=plain)) or not all(is_cleared(before, s) for s in sums):
+        return False
+    summed = {s.local for s in sums}
+    if any(s.guard or summed & locals_in(s.value) for s in stores):
+        return False
+    rows = [s for s in walk([loop]) if isinstance(s, For)]
+    return not stores or not any(conflicts_in(row) for row in rows)
+
+
+def _stores_last(body: Body) -> Body:
+    """Stores between the sums after all of them."""
+    last = max(i for i, s in enumerate(body) if isinstance(s, For)) + 1
+    early = [s for s in body[:last] if isinstance(s, Store)]
+    return (*(s for s in body[:last] if not isinstance(s, Store)), *early, *body[last:])
+
+
+def reads_ahead(loop: For) -> bool:
+    """Whether a sum reads one tensor only: then several rows of it can be on their way at once."""
+    loops, inner = nested(loop)
+    read = {x for s in inner for x in loads_of(s)}
+    return len({x for x in read if any(moves(x.index, v) for v in loops)}) == 1

@@ -1,0 +1,271 @@
+"""Matmuls, attention and convolutions in kernels of their own, where a library has them.
+
+An operand that does not lie in memory as a library wants it is copied first; a result that would
+not is moved into place afterwards. A matmul too small for a library is loops that sum one element
+after the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from treadle.base.dtypes import accumulator
+from treadle.ir.composites import ATTENTION, CONV, CONV_GRAD_W, Attention
+from treadle.ir.graph import Node
+from treadle.ir.graph import Value as TensorValue
+from treadle.kernel.contraction import Axes, Contraction, Operand, contraction_of, size, stride_of
+from treadle.kernel.index import Index, Var, constant, variable
+from treadle.kernel.nodes import (
+    Buffer,
+    Kernel,
+    LibraryCall,
+    Load,
+    Local,
+    Matmul,
+    Matrix,
+    Statement,
+    StridedAxis,
+    View,
+)
+from treadle.schedule.keep import ROOTS
+from treadle.schedule.lower import Lowering, attributes_of
+from treadle.schedule.nests import (
+    Buffers,
+    accumulated,
+    along,
+    apply,
+    as_dtype,
+    axis_vars,
+    flat_index,
+    parallel,
+)
+from treadle.schedule.operands import Site, load_of, transposed
+from treadle.schedule.templates import CONVOLUTIONS, conv_numbers, conv_of, last_axes, last_strides
+
+
+def standalone_matmul(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
+    """A library's matmul where it is worth a launch; else threads that sum an element each."""
+    contraction = contraction_of(lowering.graph, node)
+    is_large = node.types[0].is_float and contraction.is_for_library(lowering.target.matmuls)
+    if is_large and not lowering.target.is_small:
+        return _Standalone(lowering, position, contraction).kernels()
+    return [by_elements(lowering, position, node)]
+
+
+class _Standalone:
+    def __init__(self, lowering: Lowering, position: int, contraction: Contraction[TensorValue]):
+        self.lowering, self.position = lowering, position
+        self.contraction, self.site = contraction, Site(lowering, position)
+        self.batch = Var("batch", size(contraction.batch))
+
+    def kernels(self) -> list[Kernel]:
+        c, lowering, value = self.contraction, self.lowering, TensorValue(self.position)
+        left = self.operand(0, c.left, c.rows, c.depth)
+        right = self.operand(1, c.right, c.depth, c.columns)
+        biased = lowering.biased.get(value)
+        bias = None if biased is None else lowering.names[biased.bias]
+        made = [value if biased is None else biased.sum]
+        target = self.matrix(lowering.names[made[0]], flat_index(c.result), c.rows, c.columns)
+        also, finish = Buffers(), list[Kernel]()
+        if target is None:
+            order = c.batch + c.rows + c.columns
+            sums = self.site.memory("sums", lowering.graph.type_of(value).dtype, size(order))
+            target = self.in_rows(sums, c.rows, c.columns)
+            finish = [self.site.moved(sums, c.result, order)]
+            made, also = [], (sums,)
+        body = parallel([self.batch], [Matmul(target, left, right, bias=bias)])
+        read = (left.buffer, right.buffer, *([] if bias is None else [bias]))
+        return [*self.site.standalone(body, read, made, also), *finish]
+
+    def operand(self, i: int, operand: Operand[TensorValue], rows: Axes, columns: Axes) -> Matrix:
+        """An operand as a batch of matrices; a copy of it where it does not lie so."""
+        load = load_of(self.lowering.reader(), operand.value, operand.axes)
+        if load is not None:
+            found = self.matrix(load.buffer, load.index, rows, columns)
+            if found is not None:
+                return found
+        order = self.contraction.batch + rows + columns
+        given = operand.value, f"matrix{i}", operand.axes, order
+        buffer, kernel = self.site.copied(*given, f"_matrix{i}")
+        self.site.copies.append(kernel)
+        return self.in_rows(buffer, rows, columns)
+
+    def in_rows(self, buffer: Buffer, rows: Axes, columns: Axes) -> Matrix:
+        """Matrices that lie one after the other, rows of columns."""
+        m, n = size(rows), size(columns)
+        return Matrix(
+            buffer.name, variable(self.batch) * (m * n), StridedAxis(m, n), StridedAxis(n)
+        )
+
+    def matrix(self, buffer: str, index: Index, rows: Axes, columns: Axes) -> Matrix | None:
+        """An affine index as a batch of matrices of which one axis is contiguous."""
+        strides = [stride_of(index, axes) for axes in (self.contraction.batch, rows, columns)]
+        if any(s is None for s in strides):
+            return None
+        batch, down, across = (s or 0 for s in strides)
+        m, n = size(rows), size(columns)
+        is_by_rows = (across == 1 or n == 1) and (down >= n or m == 1)
+        is_by_columns = (down == 1 or m == 1) and (across >= m or n == 1)
+        if not (is_by_rows or is_by_columns):
+            return None
+        down, across = _filled(down, across, m, n)
+        start = variable(self.batch) * batch + index.offset
+        return Matrix(buffer, start, StridedAxis(m, down), StridedAxis(n, across))
+
+
+def _filled(down: int, across: int, m: int, n: int) -> tuple[int, int]:
+    """Strides of axes of one element, which no index shows, as of a matrix without gaps."""
+    if n == 1 and across == 0:
+        across = 1 if down != 1 or m == 1 else m
+    if m == 1 and down == 0:
+        down = 1 if across != 1 else n
+    return max(down, 1), max(across, 1)
+
+
+def by_elements(lowering: Lowering, position: int, node: Node) -> Kernel:
+    """Any contraction, one element after the other."""
+    given = contraction_of(lowering.graph, node)
+    loops = dict.fromkeys(given.left.axes + given.right.axes)
+    variables = {axis: Var(f"i{k}", axis.extent) for k, axis in enumerate(loops)}
+    c, value, dtype = given.columns_last, TensorValue(position), node.types[0].dtype
+    of_operands = lowering.graph.type_of(c.left.value).dtype
+    # Floats are summed as wide as the result; integers wrap as their operands do.
+    wide = accumulator(dtype) if of_operands.is_float else of_operands
+    reader = lowering.reader()
+    factors = tuple(
+        as_dtype(reader.at(o.value, along(variables[v] for v in o.axes)), wide)
+        for o in (c.left, c.right)
+    )
+    depth = [variables[v] for v in c.depth]
+    body = accumulated("add", wide, depth, reader.lets, apply("mul", *factors))
+    order = [variables[v] for v in c.result]
+    store = lowering.store(value, along(order), as_dtype(Local("acc", wide), dtype))
+    return lowering.kernel(position, reader, [value], parallel(order, [*body, store]))
+
+
+def library_attention(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
+    """Forward or backward, and copies of operands whose last axis is not contiguous."""
+    attributes: Attention = attributes_of(node)
+    site = Site(lowering, position)
+    operands = tuple(_attention_operand(site, v) for v in node.operands)
+    every = [TensorValue(position, i) for i in range(len(node.types))]
+    results = tuple(_result(lowering, v) for v in every)
+    q, k = (lowering.graph.type_of(v).shape for v in node.operands[-3:-1])
+    matmuls = 2 if node.op is ATTENTION else 5
+    flops = matmuls * 2 * math.prod(q) * k[2] // (2 if attributes.causal else 1)
+    numbers = (("scale", float(attributes.scale)), ("causal", float(attributes.causal)))
+    parts = {lowering.parts[v].whole: None for v in every if v in lowering.parts}
+    made = [*(v for v in every if v not in lowering.parts), *parts]
+    call = LibraryCall(node.op.name, results, operands, numbers, flops)
+    return site.standalone([call], [view.buffer for view in operands], made)
+
+
+def _result(lowering: Lowering, value: TensorValue) -> View:
+    shape = lowering.graph.type_of(value).shape
+    part = lowering.parts.get(value)
+    if part is not None:
+        length, depth = shape[2:]
+        row = lowering.graph.type_of(part.whole).shape[-1]
+        strides = (length * row, depth, row, 1)
+        return View(lowering.names[part.whole], part.start, shape, strides)
+    index = lowering.address(value, along(axis_vars("x", shape)))
+    return _view(Load(lowering.names[value], index, lowering.buffer(value).dtype), shape)
+
+
+def _attention_operand(site: Site, value: TensorValue) -> View:
+    """Where an operand lies; a copy of it where its last axis is not contiguous."""
+    shape, pack = site.lowering.graph.type_of(value).shape, site.lowering.target.matmuls.pack
+    axes = axis_vars("x", shape)
+
+    def is_packed(index: Index) -> bool:
+        strides = [index.factor_of(v) for v in axes]
+        is_even = all(s is not None and s % pack == 0 for s in strides[:-1])
+        return len(shape) != 4 or (strides[-1] == 1 and is_even)
+
+    name = f"copy{value.node}.{value.output}"
+    return _view(site.placed(value, name, axes, axes, is_packed), shape)
+
+
+def _view(load: Load, shape: Sequence[int]) -> View:
+    """A tensor by its strides; those of axes of one element are filled in."""
+    found = [load.index.factor_of(v) or 0 for v in axis_vars("x", shape)]
+    reach = 1
+    for i in range(len(shape) - 1, -1, -1):
+        if shape[i] == 1:
+            found[i] = reach
+        reach = max(reach, found[i] * shape[i])
+    return View(load.buffer, load.index.offset, tuple(shape), tuple(found))
+
+
+@ROOTS(*CONVOLUTIONS)
+def _conv(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
+    """The library call, copies of operands in another order, and the result moved after it."""
+    site, finish = Site(lowering, position), list[Kernel]()
+    operands = tuple(_image(site, i, v) for i, v in enumerate(node.operands))
+    value, type_ = TensorValue(position), node.types[0]
+    target, axes = lowering.buffer(value), axis_vars("x", type_.shape)
+    if not _has_channels_last(lowering.address(value, along(axes)), axes):
+        target = site.memory("last", type_.dtype, type_.size)
+        finish = [site.moved(target, axes, last_axes(axes))]
+    result = View(target.name, 0, type_.shape, last_strides(type_.shape))
+    call: Statement = LibraryCall(
+        node.op.name, (result,), operands, conv_numbers(node), _flops(lowering, node)
+    )
+    if _is_pointwise(lowering, node):
+        call = _matmul(node, result, *operands)
+    made = site.standalone([call], [view.buffer for view in operands], [], (target,))
+    return [*made, *finish]
+
+
+def _is_pointwise(lowering: Lowering, node: Node) -> bool:
+    """Whether a convolution takes each pixel by itself: a matmul of pixels and channels.
+
+    Channels are multiples of a pack, so that rows of matrices are aligned.
+    """
+    is_weight = node.op is CONV_GRAD_W
+    weight = node.types[0] if is_weight else lowering.graph.type_of(node.operands[1])
+    conv = conv_of(node)
+    is_still = all(s == 1 for s in conv.strides) and not any(map(any, conv.padding))
+    is_aligned = all(n % lowering.target.matmuls.pack == 0 for n in weight.shape[:2])
+    return weight.shape[2:] == (1, 1) and conv.groups == 1 and is_still and is_aligned
+
+
+def _matmul(node: Node, result: View, left: View, right: View) -> Matmul:
+    """Pixels are rows and channels columns; a weight's rows are its outputs."""
+
+    def rows(view: View) -> Matrix:
+        n, channels, h, w = view.shape
+        walks = StridedAxis(n * h * w, channels), StridedAxis(channels, 1)
+        return Matrix(view.buffer, constant(view.start), *walks)
+
+    if node.op is CONV_GRAD_W:
+        return Matmul(rows(result), transposed(rows(left)), rows(right))
+    weight = rows(right)
+    return Matmul(rows(result), rows(left), transposed(weight) if node.op is CONV else weight)
+
+
+def _flops(lowering: Lowering, node: Node) -> int:
+    """Twice the multiplications: each pixel of the image with each weight of a channel."""
+    ct, other, result = (*(lowering.graph.type_of(v) for v in node.operands), node.types[0])
+    if node.op is CONV_GRAD_W:
+        return 2 * ct.size * math.prod(result.shape[1:])
+    pixels = result if node.op is CONV else ct
+    return 2 * pixels.size * math.prod(other.shape[1:])
+
+
+def _image(site: Site, number: int, value: TensorValue) -> View:
+    """Where an operand lies; a copy of it where its channels are not contiguous."""
+    shape = site.lowering.graph.type_of(value).shape
+    axes, name = axis_vars("x", shape), f"last{number}"
+    load = site.placed(
+        value, name, axes, last_axes(axes), lambda index: _has_channels_last(index, axes)
+    )
+    return View(load.buffer, load.index.offset, shape, last_strides(shape))
+
+
+def _has_channels_last(index: Index, axes: Sequence[Var]) -> bool:
+    """Whether channels are contiguous, or could as well be: axes of one element have no stride."""
+    wanted = last_strides([v.extent for v in axes])
+    pairs = zip(axes, wanted, strict=True)
+    return all(index.factor_of(v) == stride for v, stride in pairs if v.extent > 1)
