@@ -5,9 +5,7 @@ Plain data that can be stored beside a plan.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,53 +82,3 @@ class CooperativeLaunch:
     grid: int = 0
     block: int = 0
     shared: int = 0
-
-
-def cooperative_to_json(cooperative: tuple[CooperativeLaunch, ...]) -> str:
-    return json.dumps([asdict(b) for b in cooperative], separators=(",", ":"))
-
-
-def cooperative_from_json(text: str) -> tuple[CooperativeLaunch, ...]:
-    """What was written; KeyError, TypeError or ValueError if it is none."""
-    found: list[dict[str, Any]] = json.loads(text)
-    return tuple(
-        CooperativeLaunch(
-            **item
-            | {
-                "path": tuple(int(i) for i in item["path"]),
-                "phases": tuple(tuple((int(i), int(n)) for i, n in p) for p in item["phases"]),
-            }
-        )
-        for item in found
-    )
-
-
-def launches_to_json(launches: tuple[Launch, ...]) -> str:
-    return json.dumps([asdict(launch) for launch in launches], separators=(",", ":"))
-
-
-def launches_from_json(text: str) -> tuple[Launch, ...]:
-    """What was written; KeyError, TypeError or ValueError if it is none."""
-    found: list[dict[str, Any]] = json.loads(text)
-    return tuple(_launch(item) for item in found)
-
-
-def _launch(item: dict[str, Any]) -> Launch:
-    called = item.pop("called")
-    if called is not None:
-        tensors = {
-            n: tuple(
-                Tensor(
-                    t["argument"], t["dtype"], t["start"], tuple(t["shape"]), tuple(t["strides"])
-                )
-                for t in called[n]
-            )
-            for n in ("results", "operands")
-        }
-        numbers = tuple((str(n), float(x)) for n, x in called["numbers"])
-        called = LibraryLaunch(called["name"], numbers=numbers, **tensors)
-    matmul = item.pop("matmul")
-    if matmul is not None:
-        target, left, right = (MatrixFacts(**matmul.pop(n)) for n in ("target", "left", "right"))
-        matmul = MatmulCall(**matmul, target=target, left=left, right=right)
-    return Launch(**item, matmul=matmul, called=called)

@@ -6,11 +6,8 @@ tasks; any cut gives the same bits.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Any
 
-from treadle.base import dtypes
 from treadle.ir.graph import OutputKind
 from treadle.ir.types import TensorType
 
@@ -110,54 +107,3 @@ class Plan:
     def scratch(self) -> int:
         """Bytes that each thread needs of its own."""
         return max((e.scratch for e in self.entries), default=0)
-
-    def to_json(self) -> str:
-        found = {
-            "entries": [[e.symbol, e.iterations, e.is_vector, e.scratch] for e in self.entries],
-            "steps": list(map(_step_out, self.steps)),
-            "slots": [[s.name, s.nbytes, s.offset] for s in self.slots],
-            "leaves": [[n, s, _type_out(t)] for n, s, t in self.leaves],
-            "constants": [list(c) for c in self.constants],
-            "outputs": [[o.kind.value, o.name, o.slot, _type_out(o.type)] for o in self.outputs],
-            "updated": list(self.updated),
-            "arena": self.arena,
-            "kernels": [[k.name, k.calls, k.flops, k.nbytes] for k in self.kernels],
-        }
-        return json.dumps(found, separators=(",", ":"))
-
-
-def plan_from_json(text: str) -> Plan:
-    """The plan that was written; KeyError, TypeError or ValueError if it is none."""
-    found: dict[str, Any] = json.loads(text)
-    return Plan(
-        tuple(Entry(*e) for e in found["entries"]),
-        tuple(map(_step_in, found["steps"])),
-        tuple(Slot(*s) for s in found["slots"]),
-        tuple((n, s, _type_in(t)) for n, s, t in found["leaves"]),
-        tuple((s, n) for s, n in found["constants"]),
-        tuple(PlannedOutput(OutputKind(k), n, s, _type_in(t)) for k, n, s, t in found["outputs"]),
-        tuple(found["updated"]),
-        int(found["arena"]),
-        tuple(KernelFacts(n, c, f, b) for n, c, f, b in found["kernels"]),
-    )
-
-
-def _type_out(type_: TensorType) -> list[Any]:
-    return [list(type_.shape), type_.dtype.name]
-
-
-def _type_in(found: list[Any]) -> TensorType:
-    return TensorType(tuple(found[0]), dtypes.BY_NAME[found[1]])
-
-
-def _step_out(step: PlannedStep) -> list[Any]:
-    if isinstance(step, PlannedRepeat):
-        return [step.length, step.reverse, list(map(_step_out, step.steps))]
-    return [step.is_serial, [[c.entry, c.tasks, c.slots, c.rows] for c in step.calls]]
-
-
-def _step_in(found: list[Any]) -> PlannedStep:
-    if len(found) == 3:
-        return PlannedRepeat(found[0], found[1], tuple(map(_step_in, found[2])))
-    calls = tuple(PlannedCall(e, n, tuple(s), tuple(r)) for e, n, s, r in found[1])
-    return PlannedPhase(calls, found[0])
