@@ -21,7 +21,8 @@ def to_json(value: object) -> str:
 
 def from_json(type_: type[T], text: str | bytes) -> T:
     """What was written; LookupError, TypeError or ValueError if it is none."""
-    found: T = _reader(type_)(json.loads(text))
+    kind: Any = type_
+    found: T = _reader(kind)(json.loads(text))
     return found
 
 
@@ -50,7 +51,8 @@ def _reader(type_: Any) -> Callable[[Any], Any]:
     if type_ is DType:
         return BY_NAME.__getitem__
     if is_dataclass(type_):
-        return lambda data: type_(*_each(_field_types(type_), data))
+        record: Any = type_
+        return lambda data: record(*_each(_field_types(record), data))
     if issubclass(type_, Enum) or type_ is float:
         return type_
     return functools.partial(_checked, type_)

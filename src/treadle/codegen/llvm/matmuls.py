@@ -151,16 +151,13 @@ class MatmulWriter:
         if count == 1:
             body(None)
             return
-        with self.f.loop(number(0, "i64"), number(count, "i64"), number(1, "i64")) as state:
+        with self.f.loop(0, count, 1) as state:
             body(state.counter)
 
     def _at(self, base: Reg, iteration: Reg | None, step: int, offset: int) -> Reg:
         if iteration is not None:
-            moved = self.f.binary("mul", iteration, number(step, "i64"))
-            base = self.f.value("ptr", f"getelementptr inbounds i8, {base}, {moved}")
+            base = self.f.offset(base, self.f.binary("mul", iteration, step))
         return self._moved(base, offset)
 
     def _moved(self, base: Reg, offset: int) -> Reg:
-        if not offset:
-            return base
-        return self.f.value("ptr", f"getelementptr inbounds i8, {base}, i64 {offset}")
+        return self.f.offset(base, offset) if offset else base

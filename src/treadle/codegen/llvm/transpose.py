@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from treadle.base import dtypes
-from treadle.codegen.llvm.emitter import Function, Reg, number, vector, width_of
+from treadle.codegen.llvm.emitter import Function, Reg, vector, width_of
 from treadle.kernel.index import Index, Var
 from treadle.kernel.machine import Machine
 from treadle.kernel.nodes import For, Let, Load, Local, Role, Statement, Store
@@ -65,14 +65,11 @@ def _moved(body: tuple[Statement, ...]) -> tuple[Load, Store] | None:
 
 def write(f: Function, move: Transposition, variables: dict[Var, Reg], at: Address) -> None:
     """Squares in order of the target."""
-    step, zero = number(move.width, "i64"), number(0, "i64")
-    with f.loop(zero, number(move.outer.extent, "i64"), step) as outer:
+    with f.loop(0, move.outer.extent, move.width) as outer:
         variables[move.outer] = outer.counter
-        with f.loop(zero, number(move.inner.extent, "i64"), step) as lane:
-            variables[move.inner] = lane.counter
+        with f.loop(0, move.inner.extent, move.width) as inner:
+            variables[move.inner] = inner.counter
             _square(f, move, at)
-            lane.next = ()
-        outer.next = ()
     del variables[move.outer], variables[move.inner]
 
 
@@ -83,10 +80,10 @@ def _square(f: Function, move: Transposition, at: Address) -> None:
     rows: list[Reg] = []
     for i in range(width):
         address = at(move.source.buffer, move.source.index + far * i)
-        rows.append(f.value(type_, f"load {type_}, {address}, align 4"))
+        rows.append(f.load(type_, address, 4))
     for i, row in enumerate(transposed(f, rows)):
         address = at(move.target.buffer, move.target.index + apart * i)
-        f.do(f"store {row}, {address}, align 4")
+        f.store(row, address, 4)
 
 
 def transposed(f: Function, rows: list[Reg]) -> list[Reg]:
