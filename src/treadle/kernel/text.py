@@ -32,6 +32,7 @@ from treadle.kernel.nodes import (
     Within,
 )
 from treadle.kernel.program import Call, Phase, Program, Repeat, Step
+from treadle.kernel.traverse import fold, nested
 
 
 def to_text(kernel: Kernel) -> str:
@@ -41,40 +42,36 @@ def to_text(kernel: Kernel) -> str:
     lines = [f"kernel {kernel.name}({inputs}) -> {outputs} {{"]
     lines += [f"  launch {kernel.geometry}"] if kernel.geometry is not None else []
     lines += [f"  scratch {buffer}" for buffer in kernel.scratch]
-    for statement in kernel.body:
-        lines += _statement(statement, 1)
+    for statement, loops in nested(kernel.body):
+        lines.append("  " * (1 + len(loops)) + _line(statement))
     return "\n".join([*lines, "}"])
 
 
-def _statement(statement: Statement, depth: int) -> list[str]:
-    pad = "  " * depth
+def _line(statement: Statement) -> str:
     match statement:
-        case For(var, role, body, stop):
+        case For(var, role, _, stop):
             end = var.extent if stop is None else f"{stop} of {var.extent}"
             lanes = f", lanes {statement.lanes}" if statement.lanes > 1 else ""
-            lines = [f"{pad}for {var.name} in {end} {role.value}{lanes}:"]
-            for inner in body:
-                lines += _statement(inner, depth + 1)
-            return lines
+            return f"for {var.name} in {end} {role.value}{lanes}:"
         case Let(local, value):
-            return [f"{pad}{local} = {value_text(value)}"]
+            return f"{local} = {value_text(value)}"
         case Accumulate(local, op, value):
-            return [f"{pad}{local} = {op}({local}, {value_text(value)})"]
+            return f"{local} = {op}({local}, {value_text(value)})"
         case Set(local, value):
-            return [f"{pad}{local} := {value_text(value)}"]
+            return f"{local} := {value_text(value)}"
         case Store(buffer, index, value, guard):
             condition = "" if guard is None else f" if {value_text(guard)}"
-            return [f"{pad}{buffer}[{index}] = {value_text(value)}{condition}"]
+            return f"{buffer}[{index}] = {value_text(value)}{condition}"
         case Update(buffer, index, value):
-            return [f"{pad}{buffer}[{index}] += {value_text(value)}"]
+            return f"{buffer}[{index}] += {value_text(value)}"
         case Matmul(target, left, right, adds, bias):
             sign, more = "+=" if adds else "=", "" if bias is None else f" + {bias}"
-            return [f"{pad}{_matrix(target)} {sign} {_matrix(left)} · {_matrix(right)}{more}"]
+            return f"{_matrix(target)} {sign} {_matrix(left)} · {_matrix(right)}{more}"
         case Barrier(scope):
-            return [f"{pad}barrier of the {scope.value}"]
+            return f"barrier of the {scope.value}"
         case LibraryCall(name, results, operands):
             made, given = (", ".join(map(_view, views)) for views in (results, operands))
-            return [f"{pad}{made} = {name}({given})"]
+            return f"{made} = {name}({given})"
         case _:
             assert_never(statement)
 
@@ -96,6 +93,10 @@ def _axis(axis: StridedAxis) -> str:
 
 
 def value_text(value: Value) -> str:
+    return fold(value, _value_text)
+
+
+def _value_text(value: Value, parts: Sequence[str]) -> str:
     match value:
         case Literal(number, dtype):
             return f"{number}:{dtype}"
@@ -105,14 +106,14 @@ def value_text(value: Value) -> str:
             return name
         case Position(index, dtype):
             return f"({index}):{dtype}"
-        case Apply(op, operands, _):
-            return f"{op}({', '.join(map(value_text, operands))})"
-        case Convert(inner, dtype):
-            return f"{dtype}({value_text(inner)})"
+        case Apply(op, _, _):
+            return f"{op}({', '.join(parts)})"
+        case Convert(_, dtype):
+            return f"{dtype}({parts[0]})"
         case Within(index, low, high, _):
             return f"{low} <= {index} < {high}"
-        case Guarded(guard, inner, other, _):
-            return f"({value_text(inner)} if {value_text(guard)} else {value_text(other)})"
+        case Guarded():
+            return f"({parts[1]} if {parts[0]} else {parts[2]})"
         case _:
             assert_never(value)
 

@@ -43,9 +43,7 @@ from treadle.kernel.nodes import (
     Within,
 )
 from treadle.kernel.packs import is_pack
-from treadle.kernel.traverse import subvalues
-
-Guards = tuple[str, ...]
+from treadle.kernel.traverse import subvalues, under_guards
 
 
 class Lanes:
@@ -163,8 +161,10 @@ class Lanes:
     def packed(self, value: Value) -> Iterator[None]:
         """Loads of a value that lie together, made at once before the lanes are walked."""
         before, ways = dict(self.packs), dict[Load, list[str]]()
-        for load, guards in self._loads(value, ()):
-            ways.setdefault(load, []).append(" && ".join(guards))
+        for part, guards in under_guards(value, self._is_shared):
+            if isinstance(part, Load):
+                texts = [f"{'' if holds else '!'}{self.value(guard)}" for guard, holds in guards]
+                ways.setdefault(part, []).append(" && ".join(texts))
         ways |= {x: [""] for x in loads_in(value) if x.buffer in self.staged}
         for load, guarded in ways.items():
             if load in self.packs or load.buffer in self.held:
@@ -225,22 +225,11 @@ class Lanes:
             address = self._address(load.buffer, load.index)
             self.add(f"{held}load<{self.width}>({address}, {name});")
 
-    def _loads(self, value: Value, guards: Guards) -> Iterator[tuple[Load, Guards]]:
-        """Loads, and the guards around them, on which all lanes of a pack agree."""
-        match value:
-            case Load():
-                yield value, guards
-            case Convert(inner):
-                yield from self._loads(inner, guards)
-            case Apply(_, operands):
-                for o in operands:
-                    yield from self._loads(o, guards)
-            case Guarded(Within() as guard, inner, other) if self._agrees(guard):
-                text = self.value(guard)
-                yield from self._loads(inner, (*guards, text))
-                yield from self._loads(other, (*guards, f"!{text}"))
-            case _:
-                pass
+    def _is_shared(self, value: Value) -> bool:
+        """Whether all lanes of a pack compute a value, or none: they agree on its guard."""
+        if not isinstance(value, Guarded):
+            return True
+        return isinstance(value.guard, Within) and self._agrees(value.guard)
 
     def _agrees(self, guard: Within) -> bool:
         if not self.index_differs(guard.index):
@@ -425,19 +414,18 @@ class Lanes:
     def _is_of_narrow(self, value: Value) -> bool:
         """Whether what differs from lane to lane comes from narrow floats, which tell far less
         apart than a fast exponential does."""
-        if not self.differs(value):
-            return True
-        match value:
-            case Load(_, _, dtype):
-                return dtype.is_narrow
-            case Local(name):
-                return name in self.narrow
-            case Convert(inner):
-                return self._is_of_narrow(inner)
-            case Apply(_, operands):
-                return all(map(self._is_of_narrow, operands))
-            case _:
-                return False
+
+        def is_narrow_part(part: Value) -> bool:
+            match part:
+                case Load(_, _, dtype):
+                    return dtype.is_narrow
+                case Local(name):
+                    return name in self.narrow
+                case _:
+                    return isinstance(part, (Convert, Apply))
+
+        differing = filter(self.differs, subvalues(value, self.differs))
+        return all(map(is_narrow_part, differing))
 
     def _local(self, name: str) -> str:
         is_array = self.unrolling and name in self.spread
