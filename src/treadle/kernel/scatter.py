@@ -49,10 +49,19 @@ class Scatter:
         return value.guard if is_of_row and value.other.value == 0 else None
 
     @property
-    def value(self) -> Value:
+    def added(self) -> Value:
         """What is added where the condition holds."""
         value = self.update.value
         return value.value if self.held is not None and isinstance(value, Guarded) else value
+
+    def needed(self, locals_: set[str]) -> list[Let]:
+        """The values that some locals depend on, in order."""
+        names, found = set(locals_), list[Let]()
+        for let in reversed(self.lets):
+            if let.local in names:
+                names |= locals_in(let.value)
+                found.insert(0, let)
+        return found
 
     @property
     def width(self) -> int:
@@ -142,13 +151,8 @@ def _is_filling(statement: Statement, index: Index, buffer: str, row: Data) -> b
 
 def _by_column(found: Scatter) -> bool:
     """Whether the row depends on the column: then no block can own rows."""
-    needed = {found.row.local}
-    for let in reversed(found.lets):
-        if let.local in needed:
-            needed |= locals_in(let.value)
-            if any(_uses(let.value, v) for v in found.columns):
-                return True
-    return False
+    lets = found.needed({found.row.local})
+    return any(_uses(let.value, v) for let in lets for v in found.columns)
 
 
 def _uses(value: Value, var: Var) -> bool:

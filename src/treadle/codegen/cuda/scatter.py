@@ -15,10 +15,7 @@ from treadle.kernel.access import locals_in
 from treadle.kernel.geometry import Scattered
 from treadle.kernel.index import Index
 from treadle.kernel.mapped import geometry_of
-from treadle.kernel.nodes import (
-    Kernel,
-    Let,
-)
+from treadle.kernel.nodes import Kernel
 from treadle.kernel.scatter import scatter_of, sums_bytes
 
 
@@ -103,7 +100,7 @@ class _Scatter(Lanes):
                 self.add("near[j] = -1;")
                 with self.block(f"if (iteration < {found.count})"):
                     self.decode("iteration", found.updates)
-                    for let in self._needed({found.row.local}):
+                    for let in found.needed({found.row.local}):
                         self.let(let.local, let.value)
                     row = self.index(Index(((found.row, 1),)))
                     self.add(f"const i64 at = (i64)({row}) - first;")
@@ -148,7 +145,7 @@ class _Scatter(Lanes):
         found = self.found
         each = -(-found.width // self.threads)
         together = max(1, self.terms // each)
-        lets = self._needed(locals_in(found.value))
+        lets = found.needed(locals_in(found.added))
 
         def load() -> None:
             near = f"owner * {self.room} + t_min(h + k, total - 1)"
@@ -157,7 +154,7 @@ class _Scatter(Lanes):
             self.decode("c", found.columns)
             for let in lets:
                 self.let(let.local, let.value)
-            self.add(f"terms[k][v] = {self.value(found.value)};")
+            self.add(f"terms[k][v] = {self.value(found.added)};")
 
         def add() -> None:
             own = f"owners[owner * {self.room} + h + k] * {found.width} + c"
@@ -181,12 +178,3 @@ class _Scatter(Lanes):
                         line()
                 else:
                     line()
-
-    def _needed(self, locals_: set[str]) -> list[Let]:
-        """The values that some locals depend on, in order."""
-        needed, lets = set(locals_), list[Let]()
-        for let in reversed(self.found.lets):
-            if let.local in needed:
-                needed |= locals_in(let.value)
-                lets.insert(0, let)
-        return lets
