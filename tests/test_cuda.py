@@ -26,10 +26,9 @@ from treadle.codegen.cuda.driver import render_kernel, render_program
 from treadle.ir.graph import Graph
 from treadle.ir.op import Op
 from treadle.ir.types import TensorType
-from treadle.kernel.calls import call_of, matmul_call_of
 from treadle.kernel.geometry import Combine, Scattered, Tiled
 from treadle.kernel.index import Var, constant, divide, variable
-from treadle.kernel.launch import CooperativeLaunch, Launch
+from treadle.kernel.launch import CooperativeLaunch, Launch, call_of, matmul_call_of
 from treadle.kernel.mapped import geometry_of, grid_of
 from treadle.kernel.nodes import (
     Kernel,

@@ -24,17 +24,15 @@ from treadle.ir.composites import definition_graph
 from treadle.ir.graph import Graph
 from treadle.ir.op import Op, infer_types
 from treadle.ir.types import TensorType
-from treadle.kernel.calls import call_of, matmul_call_of
 from treadle.kernel.geometry import Combine
-from treadle.kernel.launch import Launch
+from treadle.kernel.launch import Launch, call_of, matmul_call_of
 from treadle.kernel.mapped import blocks_of, geometry_of, grid_of
 from treadle.kernel.nodes import (
     For,
     Kernel,
     standalone_matmul,
 )
-from treadle.kernel.phases import calls_in
-from treadle.kernel.program import Program
+from treadle.kernel.program import Program, calls_in
 from treadle.memory.assemble import assemble
 from treadle.memory.plan import plan_buffers
 from treadle.runtime.cuda.compiler import compile_source, is_cubin

@@ -17,8 +17,7 @@ from treadle.base.version import __version__
 from treadle.compile_report import CompileOptions
 from treadle.ir.graph import Graph
 from treadle.ir.text import to_text
-from treadle.kernel.fitting import fits
-from treadle.kernel.plan import Plan
+from treadle.kernel.plan import Plan, fits
 from treadle.runtime.cache import fingerprint
 
 Code = TypeVar("Code")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from treadle.kernel.calls import matmul_call_of
 from treadle.kernel.geometry import Combine, Geometry, Scattered
+from treadle.kernel.launch import matmul_call_of
 from treadle.kernel.nodes import (
     Buffer,
     For,
