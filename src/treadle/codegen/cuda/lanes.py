@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import assert_never
 
 from treadle.base import dtypes
@@ -92,13 +92,15 @@ class Lanes:
         self.depth -= 1
         self.add("}")
 
-    @contextmanager
-    def loop(self, loop: For) -> Iterator[None]:
-        name = self.new(_safe(loop.var.name))
+    def sequential(self, loop: For) -> AbstractContextManager[None]:
+        name = self.vars[loop.var] = self.new(_safe(loop.var.name))
         end = str(loop.var.extent) if loop.stop is None else self.index(loop.stop)
-        self.vars[loop.var] = name
-        with self.block(f"for (int {name} = 0; {name} < {end}; ++{name})"):
-            yield
+        return self.block(f"for (int {name} = 0; {name} < {end}; ++{name})")
+
+    def written_out(self, name: str, count: object, start: int = 0) -> AbstractContextManager[None]:
+        """Iterations of a known number, one after the other without a loop."""
+        self.add("#pragma unroll")
+        return self.block(f"for (int {name} = {start}; {name} < {count}; ++{name})")
 
     @contextmanager
     def decoded_block(self, head: str, flat: str, loops: Sequence[Var]) -> Iterator[None]:
@@ -212,18 +214,14 @@ class Lanes:
     def _hold(self, load: Load, guard: str) -> None:
         if load in self.packs or load in self.loaded or data_locals(load.index):
             return
-        type_ = scalars.register(load.dtype)
         if not self.index_differs(load.index):
-            name = self.loaded[load] = self.new("held")
+            name, type_ = self.new("held"), scalars.register(load.dtype)
             address = f"get({self.pointers[load.buffer]}[{self.index(load.index)}])"
             found = f"{guard} ? {address} : ({type_})0" if guard else address
             self.add(f"const {type_} {name} = {found};")
+            self.loaded[load] = name
         elif self.is_pack(load.index):
-            name = self.packs[load] = self.new("pack")
-            self.add(f"{type_} {name}[{self.width}];")
-            held = f"if ({guard}) " if guard else ""
-            address = self._address(load.buffer, load.index)
-            self.add(f"{held}load<{self.width}>({address}, {name});")
+            self.packs[load] = self._loaded_pack(load, f"if ({guard}) " if guard else "")
 
     def _is_shared(self, value: Value) -> bool:
         """Whether all lanes of a pack compute a value, or none: they agree on its guard."""
@@ -297,8 +295,7 @@ class Lanes:
     def _store_lanes(self, buffer: str, index: Index, value: Value, guard: Within | None) -> None:
         with self.packed(value):
             if buffer in self.held:
-                own = f"{self.held[buffer]}[{self.at_pack}][u]"
-                self.each(lambda: f"{own} = {self._typed(value)};")
+                self.each(lambda: f"{self._own(buffer)} = {self._typed(value)};")
             elif guard is None and self.is_pack(index):
                 array, at = self.array(value), self._address(buffer, index)
                 self.add(f"store<{self.width}>({at}, {array});")
@@ -331,13 +328,17 @@ class Lanes:
         self.each(lambda: f"{name}[u] = {self.value(value, True)};")
         return name
 
+    def _own(self, row: str) -> str:
+        """The element of a row in registers that is the lane's at hand."""
+        return f"{self.held[row]}[{self.at_pack}][u]"
+
     def _typed(self, value: Value) -> str:
         return f"({scalars.register(value.dtype)})({self.value(value, True)})"
 
     def update(self, buffer: str, index: Index, value: Value) -> None:
         dtype = self.types[buffer]
         if buffer in self.held:
-            own = f"{self.held[buffer]}[{self.at_pack}][u]"
+            own = self._own(buffer)
             with self.packed(value):
                 self.each(lambda: f"{own} = {own} + {self.value(value)};")
             return
@@ -364,7 +365,7 @@ class Lanes:
                 return scalars.literal(value)
             case Load(buffer, index):
                 if buffer in self.held:
-                    return f"{self.held[buffer]}[{self.at_pack}][u]"
+                    return self._own(buffer)
                 if self.unrolling and value in self.packs:
                     return f"{self.packs[value]}[u]"
                 if value in self.loaded:

@@ -62,9 +62,11 @@ def counts_far(kernel: Kernel, count: int, lanes: int = 1) -> bool:
 class Writer(Lanes):
     """Writes a kernel's statements, a group's or a thread's."""
 
-    def __init__(self, kernel: Kernel):
+    def __init__(self, kernel: Kernel, is_wide: bool | None = None):
         self.geometry, self.grid = geometry_of(kernel), grid_of(kernel)
-        super().__init__(kernel, counts_far(kernel, self.grid.count, self.grid.lanes))
+        if is_wide is None:
+            is_wide = counts_far(kernel, self.grid.count, self.grid.lanes)
+        super().__init__(kernel, is_wide)
         self.tid, self.warp = "tid", self.geometry.warp
         # Beside other kernels in one launch: what these wrote a moment ago is not read as if it had
         # been there from the start, and loads come before stores that do not concern them.
@@ -206,8 +208,7 @@ class Writer(Lanes):
         self.add("if (row || !is_in) return;")
         for local, s in sums.items():
             name, op = self.name(local), OPS[s.op]
-            self.add("#pragma unroll")
-            with self.block(f"for (int y = 0; y < {rows - 1}; ++y)"):
+            with self.written_out("y", rows - 1):
                 self.unrolled(f"{name}[u] = {op}::of({name}[u], {shared[local]}[y][u][lane]);")
 
     def _column_tree(self, loop: For, is_last: bool) -> None:
@@ -267,10 +268,8 @@ class Writer(Lanes):
                 ),
             ):
                 self.add("__syncthreads();")
-                with self.block(who):
-                    self.add("#pragma unroll")
-                    with self.block(f"for (int k = 0; k < {packs}; ++k)"):
-                        self.unrolled(line, lanes)
+                with self.block(who), self.written_out("k", packs):
+                    self.unrolled(line, lanes)
         self.add("if (warp) return;")
         self.group_all(body[at + 1 :])
 
@@ -283,7 +282,7 @@ class Writer(Lanes):
     def group(self, statement: Statement) -> None:
         match statement:
             case For(_, Role.SEQUENTIAL, body):
-                with self.loop(statement):
+                with self.sequential(statement):
                     self.group_all(body)
             case For():
                 self._shared(statement)
@@ -344,7 +343,7 @@ class Writer(Lanes):
         rows = {b.name for b in self.kernel.scratch if b.pack > 1 and b.space is Space.PRIVATE}
         if touched & rows:
             self.at_pack = self.new("k")
-            return self._written_out(q, start, count, width * lanes, loops)
+            return self._packs(q, start, count, width * lanes, loops)
         self.at_pack = f"{q} / {lanes}"
         if nest[-1].unroll > 1:
             self.add(f"#pragma unroll {nest[-1].unroll}")
@@ -352,13 +351,12 @@ class Writer(Lanes):
         return self.decoded_block(head, q, loops)
 
     @contextmanager
-    def _written_out(
+    def _packs(
         self, q: str, start: str, count: int, step: int, loops: Sequence[Var]
     ) -> Iterator[None]:
         """The few packs of a thread one after the other, so that registers have their numbers."""
         k, packs = self.at_pack, -(-count // step)
-        self.add("#pragma unroll")
-        with self.block(f"for (int {k} = 0; {k} < {packs}; ++{k})"):
+        with self.written_out(k, packs):
             self.add(f"const int {q} = {start} + {k} * {step};")
             if count % step:
                 with self.decoded_block(f"if ({q} < {count})", q, loops):
@@ -417,7 +415,7 @@ class Writer(Lanes):
     def thread(self, statement: Statement) -> None:
         match statement:
             case For():
-                with self.loop(statement):
+                with self.sequential(statement):
                     self.thread_all(statement.body)
             case Let(local, value):
                 self.let(local, value)

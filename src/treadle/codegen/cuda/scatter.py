@@ -93,8 +93,7 @@ class _Scatter(Lanes):
         room = self.room - self.stride
         with self.block(f"for (; from < {part} && count <= {room}; from += {self.stride})"):
             self.add(f"int near[{self.looked}];")
-            self.add("#pragma unroll")
-            with self.block(f"for (int j = 0; j < {self.looked}; ++j)"):
+            with self.written_out("j", self.looked):
                 start = f"warp * ({self.index_type}){part}"
                 self.add(f"{self.index_type} iteration = {start} + from + j * {self.warp} + lane;")
                 self.add("near[j] = -1;")
@@ -106,8 +105,7 @@ class _Scatter(Lanes):
                     self.add(f"const i64 at = (i64)({row}) - first;")
                     held = "" if found.held is None else f" && {self.value(found.held)}"
                     self.add(f"if (at >= 0 && at < {self.rows}{held}) near[j] = (int)at;")
-            self.add("#pragma unroll")
-            with self.block(f"for (int j = 0; j < {self.looked}; ++j)"):
+            with self.written_out("j", self.looked):
                 self._note()
         self.add("if (lane == 0) { totals[warp] = count; resumed[warp] = from; }")
 
@@ -126,8 +124,7 @@ class _Scatter(Lanes):
         warps, room = self.warps, self.room
         self.add("bool is_whole = is_mine && owner == 0;")
         self.add("int sum = 0, before = 0;")
-        self.add("#pragma unroll")
-        with self.block(f"for (int i = 0; i < {warps}; ++i)"):
+        with self.written_out("i", warps):
             self.add("if (i == warp) before = sum;")
             self.add("sum += totals[i];")
             self.add(f"is_whole = is_whole && resumed[i] >= {self.part};")
@@ -168,13 +165,10 @@ class _Scatter(Lanes):
 
     def _each_term(self, together: int, each: int, line: Callable[[], None]) -> None:
         """For some updates at once, and all columns of a thread."""
-        self.add("#pragma unroll")
-        with self.block(f"for (int k = 0; k < {together}; ++k)"):
-            self.add("#pragma unroll")
-            with self.block(f"for (int v = 0; v < {each}; ++v)"):
-                self.add(f"const int c = threadIdx.x + v * {self.threads};")
-                if self.found.width % self.threads:
-                    with self.block(f"if (c < {self.found.width})"):
-                        line()
-                else:
+        with self.written_out("k", together), self.written_out("v", each):
+            self.add(f"const int c = threadIdx.x + v * {self.threads};")
+            if self.found.width % self.threads:
+                with self.block(f"if (c < {self.found.width})"):
                     line()
+            else:
+                line()
