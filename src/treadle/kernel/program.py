@@ -73,13 +73,7 @@ class Program:
 
     def counted_calls(self) -> Iterator[tuple[Call, int]]:
         """Every call, and how often it is made."""
-        pending = [(step, 1) for step in reversed(self.steps)]
-        while pending:
-            step, times = pending.pop()
-            if isinstance(step, Repeat):
-                pending += [(s, times * step.length) for s in reversed(step.steps)]
-            else:
-                yield from ((call, times) for call in step.calls)
+        return ((call, times) for phase, times in phases_of(self.steps) for call in phase.calls)
 
     def distinct(self) -> list[Kernel]:
         """Kernels without repetition. Equal ones are one object, so that none is compared."""
@@ -94,26 +88,28 @@ class Program:
         return [tuple(lines) for lines in found.values()]
 
 
+def phases_of(steps: Sequence[Step]) -> Iterator[tuple[Phase, int]]:
+    """Every phase in order, and how often it is run."""
+    pending = [(step, 1) for step in reversed(steps)]
+    while pending:
+        step, times = pending.pop()
+        if isinstance(step, Repeat):
+            pending += [(s, times * step.length) for s in reversed(step.steps)]
+        else:
+            yield step, times
+
+
+def calls_in(step: Step) -> list[Call]:
+    return [call for phase, _ in phases_of([step]) for call in phase.calls]
+
+
 def check_phases(program: Program) -> Program:
     """What is read was written in an earlier phase; no call touches what another one writes."""
     there = {n for n, _ in program.leaves} | {n for n, _ in program.constants}
     there |= {b.name for b in program.buffers if b.size == 0}
-    _check_steps(program.steps, there)
+    for phase, _ in phases_of(program.steps):
+        _check_phase(phase, there)
     return program
-
-
-def calls_in(step: Step) -> list[Call]:
-    if isinstance(step, Repeat):
-        return [c for s in step.steps for c in calls_in(s)]
-    return list(step.calls)
-
-
-def _check_steps(steps: Sequence[Step], written: set[str]) -> None:
-    for step in steps:
-        if isinstance(step, Repeat):
-            _check_steps(step.steps, written)
-        else:
-            _check_phase(step, written)
 
 
 def _check_phase(phase: Phase, written: set[str]) -> None:

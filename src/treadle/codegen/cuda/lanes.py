@@ -6,7 +6,7 @@ A local that differs from lane to lane is an array; accesses that lie together a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import assert_never
 
@@ -122,18 +122,15 @@ class Lanes:
             self.add(f"const {type_} {after} = ({type_})(({self.unsigned}){rest} / {var.extent}u);")
             rest = after
 
-    def name(self, local: str) -> str:
-        return self.names[local]
-
     # Lanes
 
     @contextmanager
     def in_lanes(
-        self, var: Var, width: int, body: Sequence[Statement], sums: set[str] | None = None
+        self, var: Var, width: int, body: Sequence[Statement], sums: Collection[str] = ()
     ) -> Iterator[None]:
         before = self.lane, self.width, self.spread, self.changing
         self.lane, self.width = var, width
-        self.spread = self.spread | (sums or set())
+        self.spread = self.spread.union(sums)
         self.changing = changed_in(body)
         yield
         self.lane, self.width, self.spread, self.changing = before

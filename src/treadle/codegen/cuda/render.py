@@ -7,7 +7,7 @@ decided is decided in the kernel: nothing here chooses.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import assert_never
 
@@ -77,32 +77,19 @@ class Writer(Lanes):
         self.sums = [b for b in rows if b.name in updated]  # rows of sums that each warp has
 
     def written(self) -> list[str]:
-        """The lines of one block."""
-        self._begin()
+        """The lines of one block: which iteration of the grid it is, its memory, and the body."""
+        begin, write = self._begin_group, self._row_sums if self.sums else self.group_all
+        if self.geometry.combine is not Combine.EXCHANGE:
+            begin, write = self._begin_columns, self._columns
+        elif self.geometry.share == 1:
+            begin, write = self._begin_thread, self.thread_all
+        begin()
+        self.decode("iteration", self.grid.variables)
         for s in self.grid.lets:
             self.thread(s)
-        lanes, body = self.grid.lanes, self.grid.body
-        with self.in_lanes(self.grid.variables[-1], lanes, body) if lanes > 1 else nullcontext():
-            if self.sums:
-                self._row_sums(body)
-            elif self.geometry.combine is not Combine.EXCHANGE:
-                self._columns(body)
-            elif self.geometry.share == 1:
-                self.thread_all(body)
-            else:
-                self.group_all(body)
+        with self._in_lanes_of(self.grid.loops, self.grid.body):
+            write(self.grid.body)
         return self.lines
-
-    # Which iteration of the grid this is, and where its memory lies
-
-    def _begin(self) -> None:
-        if self.geometry.combine is not Combine.EXCHANGE:
-            self._begin_columns()
-        elif self.geometry.share == 1:
-            self._begin_thread()
-        else:
-            self._begin_group()
-        self.decode("iteration", self.grid.variables)
 
     def _begin_thread(self) -> None:
         type_, lanes = self.index_type, self.grid.lanes
@@ -202,12 +189,12 @@ class Writer(Lanes):
             type_ = scalars.register(s.value.dtype)
             self.add(f"__shared__ {type_} {shared[local]}[{rows - 1}][{lanes}][{self.warp}];")
             self.unrolled(
-                f"if (row) {shared[local]}[row - 1][u][lane] = {self.name(local)}[u];", lanes
+                f"if (row) {shared[local]}[row - 1][u][lane] = {self.names[local]}[u];", lanes
             )
         self.add("__syncthreads();")
         self.add("if (row || !is_in) return;")
         for local, s in sums.items():
-            name, op = self.name(local), OPS[s.op]
+            name, op = self.names[local], OPS[s.op]
             with self.written_out("y", rows - 1):
                 self.unrolled(f"{name}[u] = {op}::of({name}[u], {shared[local]}[y][u][lane]);")
 
@@ -236,7 +223,7 @@ class Writer(Lanes):
 
     def _column(self, local: str, line: str) -> None:
         """A line for the sum of each lane: AT is its index among the block's, NAME its name."""
-        name = self.name(local)
+        name = self.names[local]
         if local not in self.spread:
             self.add(line.replace("AT", "tx").replace("NAME", name))
             return
@@ -311,15 +298,16 @@ class Writer(Lanes):
             self._sum(loop)
         else:
             loops, body = nest_of(loop)
-            with self._strided(loop), self._in_lanes_of(loops, body, set()):
+            with self._strided(loop), self._in_lanes_of(loops, body):
                 self.thread_all(body)
         self.tid = before
 
     def _in_lanes_of(
-        self, loops: Sequence[For], body: Sequence[Statement], sums: set[str]
+        self, loops: Sequence[For], body: Sequence[Statement], sums: Collection[str] = ()
     ) -> AbstractContextManager[None]:
-        lanes = loops[-1].lanes
-        return self.in_lanes(loops[-1].var, lanes, body, sums) if lanes > 1 else nullcontext()
+        if not loops or loops[-1].lanes == 1:
+            return nullcontext()
+        return self.in_lanes(loops[-1].var, loops[-1].lanes, body, sums)
 
     def _by_warps(self, loop: For) -> None:
         loops, body = nest_of(loop)
@@ -381,11 +369,11 @@ class Writer(Lanes):
             else:
                 self.add(f"{type_} {part} = {none};")
             self.names[local] = part
-        with self._strided(loop), self._in_lanes_of(loops, body, set(sums)):
+        with self._strided(loop), self._in_lanes_of(loops, body, sums):
             self.thread_all(body)
         self.names = before
         for local, s in sums.items():
-            self._combine(self.name(local), parts[local], s, lanes, loop.role)
+            self._combine(self.names[local], parts[local], s, lanes, loop.role)
 
     def _combine(self, local: str, part: str, s: Accumulate, lanes: int, role: Role) -> None:
         dtype = s.value.dtype
@@ -434,7 +422,7 @@ class Writer(Lanes):
 
     def accumulate(self, local: str, op: str, value: Value) -> None:
         """A product that is added is rounded once."""
-        name, dtype = self.name(local), value.dtype
+        name, dtype = self.names[local], value.dtype
         is_fused = op == "add" and isinstance(value, Apply) and value.op == "mul"
         if is_fused and isinstance(value, Apply) and dtype.is_float and not dtype.is_narrow:
             a, b = value.operands

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 
 from treadle.base.dtypes import DType
 
-# LLVM's names of element types. bool is i1 in registers; memory holds it as i8.
+# LLVM's names of element types. bool is i1 in registers; memory holds it as i8. Narrow floats are
+# bits in memory and float in registers.
 ELEMENT = {
     "float64": "double",
     "float32": "float",
-    "bfloat16": "bfloat",
-    "float16": "half",
     "int64": "i64",
     "int32": "i32",
     "uint32": "i32",
@@ -22,7 +21,7 @@ ELEMENT = {
     "uint8": "i8",
     "bool": "i1",
 }
-_SUFFIX = {"double": "f64", "float": "f32", "bfloat": "bf16", "half": "f16"}
+_SUFFIX = {"double": "f64", "float": "f32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +80,6 @@ def _scalar_text(value: float | int | bool, element: str) -> str:
         return "true" if value else "false"
     if element.startswith("i"):
         return str(int(value))
-    if element == "half":
-        return f"0xH{struct.unpack('<H', struct.pack('<e', value))[0]:04X}"
-    if element == "bfloat":
-        bits = struct.unpack("<I", struct.pack("<f", value))[0]
-        return f"0xR{bits >> 16:04X}"
     if element == "float":
         value = struct.unpack("<f", struct.pack("<f", value))[0]
     return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from treadle.codegen.llvm.emitter import Function, Reg, number
@@ -60,39 +60,29 @@ class MatmulWriter:
         columns, vectors = matmul.target.columns.count, self.machine.tile_vectors
         if not matmul.left.columns.count:
             raise AssertionError("a matmul without depth is a fill")
+        width = vectors * self.width * self.bytes
         for panel in panels(columns, self.width, vectors):
-
-            def one(number_: Reg | None, panel: Panel = panel) -> None:
-                offset = panel.start * self.bytes
-                moved = [
-                    self._at(p, number_, vectors * self.width * self.bytes, offset)
-                    for p in (target, right)
-                ]
-                self._rows(matmul, panel, moved[0], left, moved[1])
-
-            self._repeat(panel.count, one)
+            offset = panel.start * self.bytes
+            for i in self._each(panel.count):
+                into, factor = (self._at(p, i, width, offset) for p in (target, right))
+                self._rows(matmul, panel, into, left, factor)
 
     def _rows(self, matmul: Matmul, panel: Panel, target: Reg, left: Reg, right: Reg) -> None:
         rows = matmul.left.rows
-        step = matmul.target.rows.stride * self.bytes
+        step, stride = matmul.target.rows.stride * self.bytes, rows.stride * self.bytes
         for first, tiles, height in even_tiles(rows.count, self.machine.tile_rows):
             if rows.listed:
-                for i in range(tiles):
-                    start = first + i * height
+                for start in range(first, first + tiles * height, height):
                     source = self._moved(left, rows.listed[start] * self.bytes)
                     into = self._moved(target, start * step)
                     self._call(matmul, rows.part(start, height), panel, into, source, right)
                 continue
             part = rows.part(first, height)
-
-            def one(number_: Reg | None, part: StridedAxis = part, first: int = first) -> None:
-                stride = rows.stride * self.bytes
-                source = self._at(left, number_, part.count * stride, first * stride)
-                into = self._at(target, number_, part.count * step, first * step)
-                ahead = self._ahead(matmul, first // part.count, number_, right)
+            for i in self._each(tiles):
+                source = self._at(left, i, height * stride, first * stride)
+                into = self._at(target, i, height * step, first * step)
+                ahead = self._ahead(matmul, first // height, i, right)
                 self._call(matmul, part, panel, into, source, right, ahead)
-
-            self._repeat(tiles, one)
 
     def _ahead(self, matmul: Matmul, first: int, tile: Reg | None, right: Reg) -> tuple[int, Reg]:
         """How many lines of the next right matrix a tile fetches at a time, and from where on.
@@ -147,12 +137,13 @@ class MatmulWriter:
             return Reg("ptr", f"@{self.module.table(offsets)}")
         return number(axis.stride * self.bytes, "i64")
 
-    def _repeat(self, count: int, body: Callable[[Reg | None], None]) -> None:
+    def _each(self, count: int) -> Iterator[Reg | None]:
+        """The number of an iteration whose instructions follow; None where there is only one."""
         if count == 1:
-            body(None)
+            yield None
             return
         with self.f.loop(0, count, 1) as state:
-            body(state.counter)
+            yield state.counter
 
     def _at(self, base: Reg, iteration: Reg | None, step: int, offset: int) -> Reg:
         if iteration is not None:
