@@ -12,7 +12,7 @@ no barrier stands between, that is an error, as the order of a GPU's threads is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, assert_never
 
@@ -27,6 +27,7 @@ from treadle.kernel.geometry import Combine
 from treadle.kernel.index import Bounded, Data, Index, Quotient, Remainder, Var
 from treadle.kernel.mapped import (
     SHARED_OUT,
+    Nest,
     group_rows,
     is_of_warps,
     nest_of,
@@ -168,27 +169,26 @@ class _Machine:
                 self.memory |= {b.name: _undefined(b) for b in self.scratch}
                 if self.sharing is not None:
                     self.sharing.start()
-            self._pack((loop,), first, loop.body)
+            self._pack(Nest((loop,), loop.body), first)
 
-    def _pack(self, loops: Sequence[For], flat: int, body: Sequence[Statement]) -> None:
+    def _pack(self, nest: Nest, flat: int) -> None:
         """One iteration of loops that count as one, or lanes of them in lockstep."""
-        lanes = loops[-1].lanes
-        for loop in reversed(loops):
-            flat, self.variables[loop.var.name] = divmod(flat, loop.var.extent)
-        if lanes > 1:
-            self.lanes = np.arange(lanes)
-            self.variables[loops[-1].var.name] += self.lanes
-        for inner in body:
+        for var in reversed(nest.variables):
+            flat, self.variables[var.name] = divmod(flat, var.extent)
+        if nest.lanes > 1:
+            self.lanes = np.arange(nest.lanes)
+            self.variables[nest.variables[-1].name] += self.lanes
+        for inner in nest.body:
             self.run(inner)
-        if lanes > 1:
+        if nest.lanes > 1:
             self.lanes = np.zeros((), np.int64)
 
     def _shared(self, loop: For) -> None:
         """Iterations shared out among threads; what they sum is combined at the end."""
         assert self.geometry is not None
-        (loops, body), sums = nest_of(loop), sums_of(loop)
-        lanes, width = loops[-1].lanes, width_of(loop.role, self.geometry)
-        packs = int(np.prod([s.var.extent for s in loops])) // lanes
+        nest, sums = nest_of(loop), sums_of(loop)
+        lanes, width = nest.lanes, width_of(loop.role, self.geometry)
+        packs = nest.count // lanes
         before, group = {n: self.locals[n] for n in sums}, self.threads
         parts: dict[str, list[Lanes]] = {n: [] for n in sums}
         for thread in reversed(range(min(width, packs))):
@@ -196,7 +196,7 @@ class _Machine:
             self.threads, self.lane = Threads(group.first + thread, every), thread
             self.locals |= {n: self._none(s) for n, s in sums.items()}
             for pack in range(thread, packs, width):
-                self._pack(loops, pack * lanes, body)
+                self._pack(nest, pack * lanes)
             for name, s in sums.items():
                 parts[name].insert(0, self._lanes_combined(self.locals[name], s, lanes))
         self.threads = group
@@ -209,17 +209,15 @@ class _Machine:
     def _by_warps(self, loop: For) -> None:
         """Iterations that are a warp's each. Rows of sums are each warp's, and added in order."""
         assert self.geometry is not None
-        loops, body = nest_of(loop)
-        group, width = self.threads, self.geometry.warp
+        nest, group, width = nest_of(loop), self.threads, self.geometry.warp
         warps = self.geometry.share // width
-        count = int(np.prod([s.var.extent for s in loops]))
-        rows = {s.buffer for s in walk(body) if isinstance(s, Update)} & self.rows
+        rows = {s.buffer for s in walk(nest.body) if isinstance(s, Update)} & self.rows
         sums = {name: [self.memory[name]] for name in rows}
-        for warp in reversed(range(min(warps, count))):
+        for warp in reversed(range(min(warps, nest.count))):
             self.threads = Threads(group.first + width * warp, width)
             self.memory |= {name: np.zeros_like(sums[name][0]) for name in rows}
-            for i in range(warp, count, warps):
-                self._pack(loops, i, body)
+            for i in range(warp, nest.count, warps):
+                self._pack(nest, i)
             for name in rows:
                 sums[name].insert(1, self.memory[name])
         self.threads = group

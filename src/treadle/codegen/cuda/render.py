@@ -6,7 +6,6 @@ decided is decided in the kernel: nothing here chooses.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import assert_never
@@ -16,11 +15,12 @@ from treadle.codegen.cuda.lanes import Lanes
 from treadle.kernel.access import accesses
 from treadle.kernel.arithmetic import identity
 from treadle.kernel.geometry import Combine
-from treadle.kernel.index import Var
 from treadle.kernel.mapped import (
+    Nest,
     geometry_of,
     grid_of,
     group_bytes,
+    group_rows,
     is_of_warps,
     nest_of,
     row_loops,
@@ -73,8 +73,8 @@ class Writer(Lanes):
         self.hoists = self.geometry.is_cooperative
         self.constant = set() if self.hoists else self.constant
         updated = {s.buffer for s in walk(kernel.body) if isinstance(s, Update)}
-        rows = [b for b in kernel.scratch if b.pack > 1 and b.space is Space.PRIVATE]
-        self.sums = [b for b in rows if b.name in updated]  # rows of sums that each warp has
+        rows = group_rows(kernel) & updated
+        self.sums = [b for b in kernel.scratch if b.name in rows]  # of columns, that each warp has
 
     def written(self) -> list[str]:
         """The lines of one block: which iteration of the grid it is, its memory, and the body."""
@@ -87,7 +87,7 @@ class Writer(Lanes):
         self.decode("iteration", self.grid.variables)
         for s in self.grid.lets:
             self.thread(s)
-        with self._in_lanes_of(self.grid.loops, self.grid.body):
+        with self._in_lanes_of(self.grid):
             write(self.grid.body)
         return self.lines
 
@@ -170,18 +170,13 @@ class Writer(Lanes):
                 self._column_warps(s)
         self.thread_all(body[last + 1 :])
 
-    def _column_rows(self, loop: For, stem: str, type_: str, start: str) -> None:
-        loops, inner = nest_of(loop)
-        count, q = math.prod(s.var.extent for s in loops), self.new(stem)
-        if loops[-1].unroll > 1:
-            self.add(f"#pragma unroll {loops[-1].unroll}")
-        start = start.format(count=count)
-        head = f"for ({type_} {q} = {start}; {q} < {count}; {q} += {self.geometry.share})"
-        with self.decoded_block(head, q, [s.var for s in loops]):
-            self.thread_all(inner)
+    def _column_rows(self, nest: Nest, stem: str, type_: str, start: str) -> None:
+        with self._every(nest, f"{type_} {self.new(stem)}", start, self.geometry.share):
+            self.thread_all(nest.body)
 
     def _column_warps(self, loop: For) -> None:
-        self._column_rows(loop, "r", "int", "is_in ? row : {count}")
+        nest = nest_of(loop)
+        self._column_rows(nest, "r", "int", f"is_in ? row : {nest.count}")
         lanes, rows, shared = self.grid.lanes, self.geometry.share, dict[str, str]()
         sums = sums_of(loop)
         for local, s in sums.items():
@@ -200,7 +195,7 @@ class Writer(Lanes):
 
     def _column_tree(self, loop: For, is_last: bool) -> None:
         """One of the sums; all threads of the column have it, unless it is the last."""
-        self._column_rows(loop, "q", self.index_type, "ty")
+        self._column_rows(nest_of(loop), "q", self.index_type, "ty")
         tall, groups = self.geometry.share, self.geometry.groups
         sums = sums_of(loop)
         shared = {local: self.new("tall") for local in sums}
@@ -297,67 +292,64 @@ class Writer(Lanes):
         if sums_of(loop):
             self._sum(loop)
         else:
-            loops, body = nest_of(loop)
-            with self._strided(loop), self._in_lanes_of(loops, body):
-                self.thread_all(body)
+            self._each(nest_of(loop), loop.role)
         self.tid = before
 
-    def _in_lanes_of(
-        self, loops: Sequence[For], body: Sequence[Statement], sums: Collection[str] = ()
-    ) -> AbstractContextManager[None]:
-        if not loops or loops[-1].lanes == 1:
+    def _each(self, nest: Nest, role: Role, sums: Collection[str] = ()) -> None:
+        """A thread's own iterations."""
+        with self._strided(nest, role), self._in_lanes_of(nest, sums):
+            self.thread_all(nest.body)
+
+    def _in_lanes_of(self, nest: Nest, sums: Collection[str] = ()) -> AbstractContextManager[None]:
+        if nest.lanes == 1:
             return nullcontext()
-        return self.in_lanes(loops[-1].var, loops[-1].lanes, body, sums)
+        return self.in_lanes(nest.variables[-1], nest.lanes, nest.body, sums)
 
     def _by_warps(self, loop: For) -> None:
-        loops, body = nest_of(loop)
-        count = math.prod(s.var.extent for s in loops)
-        warps, q, type_ = self.geometry.share // self.warp, self.new("q"), self.index_type
-        head = f"for ({type_} {q} = tid / {self.warp}; {q} < {count}; {q} += {warps})"
-        with self.decoded_block(head, q, [s.var for s in loops]):
+        counter, warps = f"{self.index_type} {self.new('q')}", self.geometry.share // self.warp
+        with self._every(nest_of(loop), counter, f"tid / {self.warp}", warps):
             self.add(f"const int lane = tid % {self.warp};")
             before, self.tid = self.tid, "lane"
-            self.group_all(body)
+            self.group_all(nest_of(loop).body)
             self.tid = before
 
-    def _strided(self, loop: For) -> AbstractContextManager[None]:
+    def _every(
+        self, nest: Nest, counter: str, start: str, step: int
+    ) -> AbstractContextManager[None]:
+        """Iterations of some loops at a distance, counted by a variable of some type."""
+        if nest.loops[-1].unroll > 1:
+            self.add(f"#pragma unroll {nest.loops[-1].unroll}")
+        name = counter.split()[-1]
+        head = f"for ({counter} = {start}; {name} < {nest.count}; {name} += {step})"
+        return self.decoded_block(head, name, nest.variables)
+
+    def _strided(self, nest: Nest, role: Role) -> AbstractContextManager[None]:
         """Every iteration of some loops, the threads that share them side by side."""
-        nest, _ = nest_of(loop)
-        loops, lanes = [s.var for s in nest], nest[-1].lanes
-        count, width = math.prod(v.extent for v in loops), width_of(loop.role, self.geometry)
-        touched = {a.buffer for a in accesses([loop])}
-        q, type_ = self.new("q"), self.index_type
+        lanes, step = nest.lanes, nest.lanes * width_of(role, self.geometry)
+        touched = {a.buffer for a in accesses(nest.body)}
+        q = self.new("q")
         start = self.tid if lanes == 1 else f"{self.tid} * {lanes}"
-        rows = {b.name for b in self.kernel.scratch if b.pack > 1 and b.space is Space.PRIVATE}
-        if touched & rows:
+        if touched & group_rows(self.kernel):
             self.at_pack = self.new("k")
-            return self._packs(q, start, count, width * lanes, loops)
+            return self._packs(q, start, step, nest)
         self.at_pack = f"{q} / {lanes}"
-        if nest[-1].unroll > 1:
-            self.add(f"#pragma unroll {nest[-1].unroll}")
-        head = f"for ({type_} {q} = {start}; {q} < {count}; {q} += {width * lanes})"
-        return self.decoded_block(head, q, loops)
+        return self._every(nest, f"{self.index_type} {q}", start, step)
 
     @contextmanager
-    def _packs(
-        self, q: str, start: str, count: int, step: int, loops: Sequence[Var]
-    ) -> Iterator[None]:
+    def _packs(self, q: str, start: str, step: int, nest: Nest) -> Iterator[None]:
         """The few packs of a thread one after the other, so that registers have their numbers."""
-        k, packs = self.at_pack, -(-count // step)
-        with self.written_out(k, packs):
+        k, count = self.at_pack, nest.count
+        with self.written_out(k, -(-count // step)):
             self.add(f"const int {q} = {start} + {k} * {step};")
-            if count % step:
-                with self.decoded_block(f"if ({q} < {count})", q, loops):
-                    yield
-            else:
-                self.decode(q, loops)
+            held = self.block(f"if ({q} < {count})") if count % step else nullcontext()
+            with held:
+                self.decode(q, nest.variables)
                 yield
 
     def _sum(self, loop: For) -> None:
         """Each thread sums some iterations, then all are combined: always in the same order."""
-        loops, body = nest_of(loop)
-        lanes, sums = loops[-1].lanes, sums_of(loop)
-        before = dict(self.names)
+        nest, sums = nest_of(loop), sums_of(loop)
+        lanes, before = nest.lanes, dict(self.names)
         parts: dict[str, str] = {}
         for local, s in sums.items():
             type_ = scalars.register(s.value.dtype)
@@ -369,8 +361,7 @@ class Writer(Lanes):
             else:
                 self.add(f"{type_} {part} = {none};")
             self.names[local] = part
-        with self._strided(loop), self._in_lanes_of(loops, body, sums):
-            self.thread_all(body)
+        self._each(nest, loop.role, sums)
         self.names = before
         for local, s in sums.items():
             self._combine(self.names[local], parts[local], s, lanes, loop.role)
