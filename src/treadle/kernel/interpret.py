@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any, assert_never
 
 import numpy as np
@@ -198,7 +199,9 @@ class _Machine:
             for pack in range(thread, packs, width):
                 self._pack(nest, pack * lanes)
             for name, s in sums.items():
-                parts[name].insert(0, self._lanes_combined(self.locals[name], s, lanes))
+                own = self.locals[name]  # of a thread, whose lanes come one after the other
+                is_spread = lanes > 1 and own.ndim
+                parts[name].insert(0, self._in_order(list(own), s) if is_spread else own)
         self.threads = group
         if self.waits and self.sharing is not None:
             self.sharing.start()
@@ -228,10 +231,6 @@ class _Machine:
     def _none(self, s: Accumulate) -> Lanes:
         return to_numpy(identity(s.op, s.value.dtype), s.value.dtype.numpy)
 
-    def _lanes_combined(self, part: Lanes, s: Accumulate, lanes: int) -> Lanes:
-        """A thread's own lanes, one after the other."""
-        return self._in_order(list(part), s) if lanes > 1 and part.ndim else part
-
     def _combined(self, parts: list[Lanes], s: Accumulate) -> Lanes:
         """Parts of threads, in the order that the geometry fixes."""
         assert self.geometry is not None
@@ -248,10 +247,7 @@ class _Machine:
         return parts[0]
 
     def _in_order(self, parts: list[Lanes], s: Accumulate) -> Lanes:
-        found = parts[0]
-        for part in parts[1:]:
-            found = self._apply(s.op, (found, part), s.value.dtype)
-        return found
+        return reduce(lambda a, b: self._apply(s.op, (a, b), s.value.dtype), parts)
 
     # Lanes of a vector
 
@@ -429,8 +425,6 @@ def _numbers(at: Lanes) -> list[int]:
 
 def _spots(view: View) -> np.ndarray:
     """Where the elements of a view are."""
-    found = np.full((1,) * len(view.shape), view.start, np.int64)
-    for axis, (n, step) in enumerate(zip(view.shape, view.strides, strict=True)):
-        shape = [n if i == axis else 1 for i in range(len(view.shape))]
-        found = found + (np.arange(n, dtype=np.int64) * step).reshape(shape)
-    return found
+    steps = zip(view.shape, view.strides, strict=True)
+    axes = np.ix_(*(np.arange(n, dtype=np.int64) * step for n, step in steps))
+    return np.asarray(sum(axes, view.start))

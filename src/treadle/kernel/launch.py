@@ -108,26 +108,24 @@ def matmul_call_of(kernel: Kernel) -> MatmulCall | None:
     if found is None or len(found[0]) > 1:
         return None
     loops, statement = found
-    dtypes = {b.name: b.dtype.name for b in kernel.buffers}
+    target = statement.target
+    if any(m.rows.listed or m.columns.listed for m in statement.matrices):
+        return None
+    names = [b.name for b in kernel.buffers]
 
     def facts(matrix: Matrix) -> MatrixFacts:
         step = matrix.index.factor_of(loops[0]) if loops else 0
         assert step is not None
-        return MatrixFacts(
-            dtypes[matrix.buffer],
-            matrix.rows.stride,
-            matrix.columns.stride,
-            step,
-            matrix.index.offset,
-        )
+        dtype = kernel.buffers[names.index(matrix.buffer)].dtype.name
+        rows, columns = matrix.rows.stride, matrix.columns.stride
+        return MatrixFacts(dtype, rows, columns, step, matrix.index.offset)
 
-    if any(m.rows.listed or m.columns.listed for m in statement.matrices):
-        return None
-    target, left, right = map(facts, statement.matrices)
-    m, n = statement.target.rows.count, statement.target.columns.count
-    batch = loops[0].extent if loops else 1
-    names = [b.name for b in kernel.buffers]
-    bias = -1 if statement.bias is None else names.index(statement.bias)
     return MatmulCall(
-        m, n, statement.left.columns.count, batch, target, left, right, bias, statement.adds
+        target.rows.count,
+        target.columns.count,
+        statement.left.columns.count,
+        loops[0].extent if loops else 1,
+        *map(facts, statement.matrices),
+        bias=-1 if statement.bias is None else names.index(statement.bias),
+        adds=statement.adds,
     )

@@ -132,9 +132,9 @@ class _Checker:
         """What a statement names and uses is there, and has the dtypes that it says."""
         match statement:
             case For():
-                self.loop(statement, scope)
+                self.iterations(statement, scope)
             case Let(local, value):
-                scope.locals[local] = (self.value(value, scope), len(scope.loops))
+                scope.locals[local] = (self.dtype_of(value, scope), len(scope.loops))
             case Accumulate() | Set():
                 self.change(statement, scope)
             case Store(buffer, index, value) | Update(buffer, index, value):
@@ -143,7 +143,7 @@ class _Checker:
                 scope = replace(scope, guards=scope.guards + held)
                 self.index(index, scope)
                 dtype = self.buffers[buffer].dtype
-                self.same(dtype, self.value(value, scope), f"a store to {buffer}")
+                self.same(dtype, self.dtype_of(value, scope), f"a store to {buffer}")
             case Barrier():
                 pass  # where it stands is the mapping's
             case Matmul():
@@ -155,7 +155,7 @@ class _Checker:
             case _:
                 assert_never(statement)
 
-    def loop(self, loop: For, scope: _Scope) -> None:
+    def iterations(self, loop: For, scope: _Scope) -> None:
         var, stop = loop.var, loop.stop
         if any(var.name == outer.var.name for outer in scope.loops):
             raise self.wrong(f"the loop variable {var.name} is used twice")
@@ -178,7 +178,7 @@ class _Checker:
         if isinstance(statement, Accumulate) and statement.op not in ACCUMULATORS:
             raise self.wrong(f"{statement.op} does not accumulate")
         dtype, depth = scope.locals[local]
-        self.same(dtype, self.value(statement.value, scope), f"a change of {local}")
+        self.same(dtype, self.dtype_of(statement.value, scope), f"a change of {local}")
         apart = (Role.PARALLEL, Role.GRID) if is_sum else INDEPENDENT
         if any(loop.role in apart for loop in scope.loops[depth:]):
             raise self.wrong(f"independent iterations set or accumulate into {local}")
@@ -248,7 +248,8 @@ class _Checker:
         if expected is not found:
             raise self.wrong(f"{where} has {found}, not {expected}")
 
-    def value(self, value: Value, scope: _Scope) -> DType:
+    def dtype_of(self, value: Value, scope: _Scope) -> DType:
+        """The dtype of a value, all parts of which hold what they say."""
         for part, guards in under_guards(value):
             held = [w for guard, holds in guards if holds for w in _conjuncts(guard)]
             inner = replace(scope, guards=(*scope.guards, *held)) if held else scope

@@ -34,10 +34,8 @@ def render_program(program: Program, per_part: int = 24) -> CudaSource:
     texts: list[str] = []
     for i, kernel in enumerate(kernels):
         symbol, matmul, called = f"kernel_{i}", matmul_call_of(kernel), call_of(kernel)
-        if called is not None:
-            launches.append(Launch(symbol, 0, 0, called=called))
-        elif matmul is not None:
-            launches.append(Launch(symbol, 0, 0, matmul=matmul))
+        if called is not None or matmul is not None:
+            launches.append(Launch(symbol, 0, 0, matmul=matmul, called=called))
         elif geometry_of(kernel).is_cooperative:
             lines[i] = lines_of(kernel)
             launches.append(Launch(symbol, 0, 0))

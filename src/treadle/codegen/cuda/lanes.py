@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import assert_never
 
 from treadle.base import dtypes
@@ -236,12 +236,13 @@ class Lanes:
         self.add("#pragma unroll")
         self.add(f"for (int u = {start}; u < {width or self.width}; ++u) {line}")
 
-    def each(self, line: Callable[[], str]) -> None:
-        """A line for every lane."""
-        self.unrolling = True
-        text = line()
-        self.unrolling = False
-        self.unrolled(text)
+    def each(self, line: Callable[[], str], value: Value | None = None) -> None:
+        """A line for every lane; what a value loads together is loaded before."""
+        with self.packed(value) if value is not None else nullcontext():
+            self.unrolling = True
+            text = line()
+            self.unrolling = False
+            self.unrolled(text)
 
     # Statements
 
@@ -256,8 +257,7 @@ class Lanes:
             self.add(f"{type_} {name} = {text};")
             return
         self.add(f"{type_} {name}[{self.width}];")
-        with self.packed(value):
-            self.each(lambda: f"{name}[u] = {self.value(value, exceeds)};")
+        self.each(lambda: f"{name}[u] = {self.value(value, exceeds)};", value)
         if self._is_of_narrow(value) and local not in self.changing:
             self.narrow.add(local)
         self.names[local] = name
@@ -269,8 +269,7 @@ class Lanes:
     def change(self, local: str, name: str, value: Value, to: Callable[[str], str]) -> None:
         """A local becomes what a function makes of it."""
         if local in self.spread:
-            with self.packed(value):
-                self.each(lambda: f"{name}[u] = {to(f'{name}[u]')};")
+            self.each(lambda: f"{name}[u] = {to(f'{name}[u]')};", value)
         else:
             self.add(f"{name} = {to(name)};")
 
@@ -336,8 +335,7 @@ class Lanes:
         dtype = self.types[buffer]
         if buffer in self.held:
             own = self._own(buffer)
-            with self.packed(value):
-                self.each(lambda: f"{own} = {own} + {self.value(value)};")
+            self.each(lambda: f"{own} = {own} + {self.value(value)};", value)
             return
         address = self.pointers[buffer]
 
@@ -348,9 +346,8 @@ class Lanes:
 
         if self.lane is None:
             self.add(line())
-            return
-        with self.packed(value):
-            self.each(line)
+        else:
+            self.each(line, value)
 
     # Values
 

@@ -88,8 +88,8 @@ class _Writer(Addresses):
         begin, end = Reg("i64", "%begin"), Reg("i64", "%end")
         if loop is not None:
             self.statements(kernel.body[:-1])
-            write = self.vector_loop if loop.role is Role.VECTOR else self.loop
-            write(loop, begin, end)
+            follow = self.vector_loop if loop.role is Role.VECTOR else self.scalar_loop
+            follow(loop, begin, end)
             return
         # One iteration: for the thread that has it.
         then, after = self.f.fresh("then"), self.f.fresh("after")
@@ -101,9 +101,9 @@ class _Writer(Addresses):
 
     def statements(self, body: Sequence[Statement]) -> None:
         for statement in body:
-            self.statement(statement)
+            self.write(statement)
 
-    def statement(self, statement: Statement) -> None:
+    def write(self, statement: Statement) -> None:
         match statement:
             case For(var, role, _, end):
                 start = number(0, "i64")
@@ -114,7 +114,7 @@ class _Writer(Addresses):
                 elif role is Role.VECTOR and self.width == 1:
                     self.vector_loop(statement, start, stop)
                 else:
-                    self.loop(statement, start, stop)
+                    self.scalar_loop(statement, start, stop)
             case Let(local, value) | Set(local, value):
                 self.locals[local] = self.value(value)
             case Accumulate(local, op, value):
@@ -149,7 +149,7 @@ class _Writer(Addresses):
 
     # Loops
 
-    def loop(self, loop: For, start: Reg, stop: Reg) -> None:
+    def scalar_loop(self, loop: For, start: Reg, stop: Reg) -> None:
         """One iteration after the other; what the body changes is carried."""
         names = self._carried(loop)
         with self.f.loop(start, stop, 1, [self.locals[n] for n in names]) as state:
@@ -181,7 +181,7 @@ class _Writer(Addresses):
         if not (start.text == "0" and stop.text.isdigit()):
             for width in widths:
                 start = self.lanes_loop(loop, start, self._whole_vectors(start, stop, width), width)
-            self.loop(loop, start, stop)
+            self.scalar_loop(loop, start, stop)
             return
         at, end = 0, int(stop.text)
         width, least = self.module.width, self.module.machine.least_width
@@ -195,7 +195,7 @@ class _Writer(Addresses):
                 at = whole
         self.is_aligned = False
         if at < end:
-            self.loop(loop, number(at, "i64"), stop)
+            self.scalar_loop(loop, number(at, "i64"), stop)
 
     def _widths(self, loop: For) -> list[int]:
         """Several vectors at a time where sums would wait for each other."""
