@@ -147,7 +147,8 @@ class _Mapped:
         """Memory of a group or a thread is written before it is read."""
         own, written = {b.name for b in self.kernel.scratch}, set[str]()
         for s in walk(self.kernel.body):
-            every = [a for a in accesses([s]) if a.buffer in own and not isinstance(s, For)]
+            own_statement = () if isinstance(s, For) else (s,)
+            every = [a for a in accesses(own_statement) if a.buffer in own]
             read = {a.buffer for a in every if not a.writes or not isinstance(s, Store)}
             if not read <= written:
                 missing = ", ".join(sorted(read - written))
