@@ -6,13 +6,16 @@ tasks; any cut gives the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from treadle.ir.graph import Graph, OutputKind
 from treadle.ir.types import TensorType
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,47 +116,39 @@ class Plan:
 
 
 def fits(plan: Plan, graph: Graph, constants: Mapping[str, np.ndarray]) -> bool:
-    """Whether leaves and outputs are the graph's, and every number points at what is there.
+    """Whether a plan from outside belongs to a graph, before anything is run by it.
 
     That its machine code is right cannot be told from here.
     """
     try:
-        checks = (_has_its_outputs, _has_its_leaves, _has_room)
-        return all(check(plan, graph) for check in checks) and _has_constants(plan, constants)
+        return all(_conditions(plan, graph, constants))
     except (TypeError, AttributeError, LookupError):  # numbers that are none
         return False
 
 
-def _has_its_outputs(plan: Plan, graph: Graph) -> bool:
-    found = [(o.kind, o.name, o.type) for o in plan.outputs]
+def _conditions(plan: Plan, graph: Graph, constants: Mapping[str, np.ndarray]) -> Iterator[bool]:
+    """Leaves and outputs are the graph's, and every number points at what is there."""
     wanted = zip(graph.outputs, graph.output_types, strict=True)
-    return found == [(o.kind, o.name, t) for o, t in wanted] and all(
-        o.type.nbytes <= plan.slots[_checked(o.slot, plan.slots)].nbytes for o in plan.outputs
-    )
-
-
-def _has_its_leaves(plan: Plan, graph: Graph) -> bool:
-    """All of the graph's, and what it only writes."""
+    outputs = [(o.kind, o.name, o.type) for o in plan.outputs]
+    yield outputs == [(o.kind, o.name, type_) for o, type_ in wanted]
+    # All leaves of the graph, and what it only writes.
     types = {name: graph.nodes[i].types[0] for name, i in graph.leaves.items()}
     found = {name: type_ for name, _, type_ in plan.leaves}
-    own = {name: type_ for name, type_ in found.items() if name in types}
-    is_written = all(name in plan.updated for name in found if name not in types)
-    return own == types and is_written and all(n in found for n in plan.updated)
-
-
-def _has_room(plan: Plan, graph: Graph) -> bool:
-    """Buffers lie in the arena or are given from outside; calls name what there is."""
-    outside = {s for _, s, _ in plan.leaves} | {s for s, _ in plan.constants}
-    outside |= {o.slot for o in plan.outputs}
+    yield types == {name: type_ for name, type_ in found.items() if name in types}
+    yield found.keys() - types.keys() <= set(plan.updated) <= found.keys()
+    # Buffers lie in the arena or are given from outside, and have room.
+    given = [(slot, type_.nbytes) for _, slot, type_ in plan.leaves]
+    given += [(o.slot, o.type.nbytes) for o in plan.outputs]
+    yield all(nbytes <= _at(plan.slots, slot).nbytes for slot, nbytes in given)
+    stored = [(slot, constants[name].nbytes) for slot, name in plan.constants]
+    yield all(nbytes >= _at(plan.slots, slot).nbytes for slot, nbytes in stored)
+    outside = {slot for slot, _ in given + stored}
     for i, slot in enumerate(plan.slots):
         is_inside = slot.offset >= 0 and 0 <= slot.nbytes <= plan.arena - slot.offset
         is_given = slot.offset == -1 and (i in outside or slot.nbytes == 0)
-        if not (is_inside or is_given):
-            return False
-    if any(e.iterations < 0 or e.scratch < 0 for e in plan.entries):
-        return False
-    leaves = all(t.nbytes <= plan.slots[_checked(s, plan.slots)].nbytes for _, s, t in plan.leaves)
-    return leaves and _can_follow(plan, plan.steps, 1)
+        yield is_inside or is_given
+    yield all(e.iterations >= 0 and e.scratch >= 0 for e in plan.entries)
+    yield _can_follow(plan, plan.steps, 1)
 
 
 def _can_follow(plan: Plan, steps: Sequence[PlannedStep], length: int) -> bool:
@@ -168,24 +163,17 @@ def _can_follow(plan: Plan, steps: Sequence[PlannedStep], length: int) -> bool:
 
 def _can_call(plan: Plan, call: PlannedCall, length: int) -> bool:
     """Rows of all iterations of the repeat around start inside their buffers."""
-    _checked(call.entry, plan.entries)
-    if call.tasks < 1 or len(call.slots) != len(call.rows):
-        return False
-    return all(
-        0 <= row * max(0, length - 1) <= plan.slots[_checked(slot, plan.slots)].nbytes
-        for slot, row in zip(call.slots, call.rows, strict=True)
+    _at(plan.entries, call.entry)
+    rows = zip(call.slots, call.rows, strict=False)
+    return (
+        call.tasks >= 1
+        and len(call.slots) == len(call.rows)
+        and all(0 <= row * max(0, length - 1) <= _at(plan.slots, s).nbytes for s, row in rows)
     )
 
 
-def _has_constants(plan: Plan, constants: Mapping[str, np.ndarray]) -> bool:
-    return all(
-        constants[name].nbytes >= plan.slots[_checked(slot, plan.slots)].nbytes
-        for slot, name in plan.constants
-    )
-
-
-def _checked(number: int, among: Sequence[object]) -> int:
-    """A position in a sequence: no negative one, which Python would count from the end."""
-    if not 0 <= number < len(among):
+def _at(among: Sequence[T], number: int) -> T:
+    """An element, but for negative numbers, which Python would count from the end."""
+    if number < 0:
         raise IndexError(number)
-    return number
+    return among[number]

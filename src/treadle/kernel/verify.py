@@ -9,14 +9,14 @@ GPU must also have a barrier wherever threads meet, and fit its memory (`verify_
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import assert_never
 
 from treadle.base import dtypes
 from treadle.base.dtypes import DType, accumulator
 from treadle.base.errors import GraphError
-from treadle.kernel.access import Access, accesses, changed_in, locals_in, names_in
+from treadle.kernel.access import accesses, changed_in, locals_in, names_in
 from treadle.kernel.index import (
     Bounded,
     Data,
@@ -86,7 +86,8 @@ class _Checker:
         self.buffers = {b.name: b for b in (*kernel.buffers, *kernel.scratch)}
         self.own = {b.name for b in kernel.scratch}
         self.written = {b.name for b in kernel.outputs} | self.own
-        self.private = {b.name: b.lanes for b in kernel.scratch if b.lanes > 1}
+        self.private = {b.name for b in kernel.scratch if b.lanes > 1}
+        self.lane_loops: dict[str, For] = {}  # the vector loops that private memory is of
         if len(self.buffers) != len(kernel.buffers) + len(kernel.scratch):
             raise self.wrong("two buffers have one name")
 
@@ -97,15 +98,6 @@ class _Checker:
         if any(b.lanes > 1 for b in self.kernel.buffers):
             raise self.wrong("memory that others see is private to lanes")
         self.statements(self.kernel.body, _Scope((), {}))
-        self.only_in_lanes(self.kernel.body)
-
-    def only_in_lanes(self, body: tuple[Statement, ...]) -> None:
-        """Private memory is that of one vector loop's lanes: nothing else touches it."""
-        loops: dict[str, int] = {}
-        for loop, found in _by_vector_loop(body):
-            for name in {a.buffer for a in found} & self.private.keys():
-                if loop is None or loops.setdefault(name, id(loop)) != id(loop):
-                    raise self.wrong(f"{name} is private to lanes of more than one loop")
 
     def statements(self, body: tuple[Statement, ...], scope: _Scope) -> None:
         inner = replace(scope, locals=dict(scope.locals))
@@ -127,6 +119,14 @@ class _Checker:
                 raise self.wrong(f"{where} may be {low} to {high}, outside {target}")
             if access.writes and access.buffer not in self.written:
                 raise self.wrong(f"{access.buffer} is written but is not an output")
+            if access.buffer in self.private:
+                self.in_lanes(access.buffer, scope)
+
+    def in_lanes(self, private: str, scope: _Scope) -> None:
+        """Private memory is that of one vector loop's lanes: nothing else touches it."""
+        loop = next((loop for loop in scope.loops if loop.role is Role.VECTOR), None)
+        if loop is None or self.lane_loops.setdefault(private, loop) is not loop:
+            raise self.wrong(f"{private} is private to lanes of more than one loop")
 
     def names(self, statement: Statement, scope: _Scope) -> None:
         """What a statement names and uses is there, and has the dtypes that it says."""
@@ -295,15 +295,6 @@ class _Checker:
                     if inner.range[0] < 0:
                         raise self.wrong(f"{atom} divides what may be negative")
                     self.index(inner, scope)
-
-
-def _by_vector_loop(body: tuple[Statement, ...]) -> Iterator[tuple[For | None, list[Access]]]:
-    """Accesses by the outermost vector loop around them; None for those under none."""
-    for s in walk(body, lambda loop: loop.role is not Role.VECTOR):
-        if not isinstance(s, For):
-            yield None, list(accesses([s]))
-        elif s.role is Role.VECTOR:
-            yield s, list(accesses(s.body))
 
 
 def _read_by(statement: Statement) -> set[str]:
