@@ -7,7 +7,7 @@ a warp, whose parts are combined by exchange.
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 from treadle.codegen.cuda import scalars
 from treadle.codegen.cuda.render import Writer, counts_far
@@ -225,13 +225,10 @@ class _Contraction(Writer):
                 self.add(f"for (int i = 0; i < {down * across}; ++i)")
                 self.add(f"  sums[i / {across}][i % {across}] += ")
                 self.add(f"    shuffled(sums[i / {across}][i % {across}], far);")
-        if is_mine:
-            with self.block(f"if ({is_mine})"):
-                self._after()
-            return
-        with self.written_out("iteration", -(-down // shares)):
-            limits = self._element("iteration")
-            with self.block(f"if ({limits})"):
+        own = nullcontext() if is_mine else self.written_out("iteration", -(-down // shares))
+        with own:
+            held = is_mine or self._element("iteration")
+            with self.block(f"if ({held})"):
                 self._after()
 
     def _after(self) -> None:

@@ -43,6 +43,11 @@ def panels(columns: int, width: int, most: int) -> list[Panel]:
     return found
 
 
+Starts = tuple[Reg, Reg, Reg]  # of the target, the left and the right matrix
+Ahead = tuple[int, Reg]  # lines to fetch at a time, and from where on
+NOTHING: Ahead = (0, Reg("ptr", "null"))
+
+
 class MatmulWriter:
     """Writes one matmul into a function, given where its matrices start."""
 
@@ -75,41 +80,37 @@ class MatmulWriter:
                 for start in range(first, first + tiles * height, height):
                     source = self._moved(left, rows.listed[start] * self.bytes)
                     into = self._moved(target, start * step)
-                    self._call(matmul, rows.part(start, height), panel, into, source, right)
+                    part = rows.part(start, height)
+                    self._call(matmul, part, panel, (into, source, right), NOTHING)
                 continue
             part = rows.part(first, height)
             for i in self._each(tiles):
                 source = self._at(left, i, height * stride, first * stride)
                 into = self._at(target, i, height * step, first * step)
                 ahead = self._ahead(matmul, first // height, i, right)
-                self._call(matmul, part, panel, into, source, right, ahead)
+                self._call(matmul, part, panel, (into, source, right), ahead)
 
-    def _ahead(self, matmul: Matmul, first: int, tile: Reg | None, right: Reg) -> tuple[int, Reg]:
+    def _ahead(self, matmul: Matmul, first: int, tile: Reg | None, right: Reg) -> Ahead:
         """How many lines of the next right matrix a tile fetches at a time, and from where on.
 
         The tiles of a matrix fetch all of the next one: its first tile would wait for memory.
         """
-        axis, none = matmul.right.rows, (0, Reg("ptr", "null"))
+        axis = matmul.right.rows
         steps = axis.count // self.machine.unroll
         if not self.next or axis.listed or not steps:
-            return none
+            return NOTHING
         tiles = -(-matmul.left.rows.count // self.machine.tile_rows)
         lines = -(-axis.count * axis.stride * self.bytes // (LINE * tiles * steps))
         if lines > self.machine.most_ahead:
-            return none
+            return NOTHING
         size = lines * steps * LINE
         return lines, self._at(self._moved(right, self.next), tile, size, first * size)
 
     def _call(
-        self,
-        matmul: Matmul,
-        rows: StridedAxis,
-        panel: Panel,
-        target: Reg,
-        left: Reg,
-        right: Reg,
-        ahead: tuple[int, Reg] = (0, Reg("ptr", "null")),
+        self, matmul: Matmul, rows: StridedAxis, panel: Panel, starts: Starts, ahead: Ahead
     ) -> None:
+        """One tile of the target, from where it starts and its factors do."""
+        target, left, right = starts
         axes = matmul.left.columns, matmul.right.rows
         tile = Tile(
             self.element,
