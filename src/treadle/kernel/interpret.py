@@ -199,9 +199,9 @@ class _Machine:
             for pack in range(thread, packs, width):
                 self._pack(nest, pack * lanes)
             for name, s in sums.items():
-                own = self.locals[name]  # of a thread, whose lanes come one after the other
-                is_spread = lanes > 1 and own.ndim
-                parts[name].insert(0, self._in_order(list(own), s) if is_spread else own)
+                part = self.locals[name]  # of a thread, whose lanes come one after the other
+                is_spread = lanes > 1 and part.ndim
+                parts[name].insert(0, self._in_order(list(part), s) if is_spread else part)
         self.threads = group
         if self.waits and self.sharing is not None:
             self.sharing.start()

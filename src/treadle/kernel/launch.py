@@ -108,7 +108,6 @@ def matmul_call_of(kernel: Kernel) -> MatmulCall | None:
     if found is None or len(found[0]) > 1:
         return None
     loops, statement = found
-    target = statement.target
     if any(m.rows.listed or m.columns.listed for m in statement.matrices):
         return None
     names = [b.name for b in kernel.buffers]
@@ -120,12 +119,8 @@ def matmul_call_of(kernel: Kernel) -> MatmulCall | None:
         rows, columns = matrix.rows.stride, matrix.columns.stride
         return MatrixFacts(dtype, rows, columns, step, matrix.index.offset)
 
-    return MatmulCall(
-        target.rows.count,
-        target.columns.count,
-        statement.left.columns.count,
-        loops[0].extent if loops else 1,
-        *map(facts, statement.matrices),
-        bias=-1 if statement.bias is None else names.index(statement.bias),
-        adds=statement.adds,
-    )
+    m, n = statement.target.rows.count, statement.target.columns.count
+    k, batch = statement.left.columns.count, loops[0].extent if loops else 1
+    target, left, right = map(facts, statement.matrices)
+    bias = -1 if statement.bias is None else names.index(statement.bias)
+    return MatmulCall(m, n, k, batch, target, left, right, bias, statement.adds)

@@ -351,17 +351,15 @@ class Kernel:
 def standalone_matmul(kernel: Kernel) -> tuple[tuple[Var, ...], Matmul] | None:
     """The product that a kernel is, and the loops over batches around it; None for any other."""
     loops: list[Var] = []
-    body = kernel.body
-    while kernel.is_standalone and len(body) == 1:
-        (only,) = body
-        if isinstance(only, Matmul):
-            return tuple(loops), only
-        is_batch = isinstance(only, For) and only.role in (Role.PARALLEL, Role.GRID)
-        if not isinstance(only, For) or not is_batch or only.stop is not None:
-            break
-        loops.append(only.var)
-        body = only.body
-    return None
+    body = kernel.body if kernel.is_standalone else ()
+    while True:
+        match body:
+            case (Matmul() as only,):
+                return tuple(loops), only
+            case (For(var, Role.PARALLEL | Role.GRID, body, None),):
+                loops.append(var)
+            case _:
+                return None
 
 
 def library_call_of(kernel: Kernel) -> LibraryCall | None:
