@@ -263,11 +263,9 @@ class Lanes:
         self.names[local] = name
         self.spread = self.spread | {local}
 
-    def assign(self, local: str, value: Value) -> None:
-        self.change(local, self.names[local], value, lambda _: self.value(value))
-
-    def change(self, local: str, name: str, value: Value, to: Callable[[str], str]) -> None:
-        """A local becomes what a function makes of it."""
+    def change(self, local: str, value: Value, to: Callable[[str], str]) -> None:
+        """A local becomes what a function makes of it, by way of a value."""
+        name = self.names[local]
         if local in self.spread:
             self.each(lambda: f"{name}[u] = {to(f'{name}[u]')};", value)
         else:

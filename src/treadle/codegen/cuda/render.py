@@ -86,7 +86,7 @@ class Writer(Lanes):
         begin()
         self.decode("iteration", self.grid.variables)
         for s in self.grid.lets:
-            self.thread(s)
+            self.statement(s)
         with self._in_lanes_of(self.grid):
             write(self.grid.body)
         return self.lines
@@ -163,7 +163,7 @@ class Writer(Lanes):
         last = max(i for i, s in enumerate(body) if isinstance(s, For))
         for i, s in enumerate(body[: last + 1]):
             if not isinstance(s, For):
-                self.thread(s)
+                self.statement(s)
             elif self.geometry.combine is Combine.TREE:
                 self._column_tree(s, i == last)
             else:
@@ -259,26 +259,7 @@ class Writer(Lanes):
 
     def group_all(self, body: Sequence[Statement]) -> None:
         for s in body:
-            self.group(s)
-
-    def group(self, statement: Statement) -> None:
-        match statement:
-            case For(_, Role.SEQUENTIAL, body):
-                with self.sequential(statement):
-                    self.group_all(body)
-            case For():
-                self._shared(statement)
-            case Store() | Update():
-                with self.block(f"if ({self.tid} == 0)"):
-                    self.thread(statement)
-            case Let() | Set() | Accumulate():
-                self.thread(statement)
-            case Barrier(scope):
-                self.add("__syncwarp();" if scope is Role.SUBGROUP else "__syncthreads();")
-            case Matmul() | LibraryCall():
-                raise AssertionError("matmuls are kernels of their own")
-            case _:
-                assert_never(statement)
+            self.statement(s, is_group=True)
 
     def _shared(self, loop: For) -> None:
         """Iterations shared out among threads, or among warps."""
@@ -381,48 +362,54 @@ class Writer(Lanes):
             whole = f"in_block<{op}, {self.geometry.share // self.warp}, {type_}>({found}, {none})"
         self.add(f"{local} = {op}::of({local}, {whole});")
 
-    # A thread's statements
+    # Statements
 
     def thread_all(self, body: Sequence[Statement]) -> None:
         before = dict(self.packs), dict(self.loaded)
         if self.hoists:
             self.early(body)
         for s in body:
-            self.thread(s)
+            self.statement(s)
         self.packs, self.loaded = before
 
-    def thread(self, statement: Statement) -> None:
-        match statement:
+    def statement(self, s: Statement, is_group: bool = False) -> None:
+        """A thread's statement, or one that is executed once for a group: one thread stores."""
+        first = self.block(f"if ({self.tid} == 0)") if is_group else nullcontext()
+        match s:
+            case For(_, Role.SEQUENTIAL, body):
+                with self.sequential(s):
+                    self.group_all(body) if is_group else self.thread_all(body)
             case For():
-                with self.sequential(statement):
-                    self.thread_all(statement.body)
+                self._shared(s)
             case Let(local, value):
                 self.let(local, value)
             case Set(local, value):
-                self.assign(local, value)
+                self.change(local, value, lambda _: self.value(value))
             case Accumulate(local, op, value):
                 self.accumulate(local, op, value)
             case Store(buffer, index, value, guard):
-                self.store(buffer, index, value, guard)
+                with first:
+                    self.store(buffer, index, value, guard)
             case Update(buffer, index, value):
-                self.update(buffer, index, value)
-            case Matmul() | LibraryCall() | Barrier():
-                raise AssertionError(f"{statement} is no thread's")
+                with first:
+                    self.update(buffer, index, value)
+            case Barrier(scope):
+                self.add("__syncwarp();" if scope is Role.SUBGROUP else "__syncthreads();")
+            case Matmul() | LibraryCall():
+                raise AssertionError("matmuls are kernels of their own")
             case _:
-                assert_never(statement)
+                assert_never(s)
 
     def accumulate(self, local: str, op: str, value: Value) -> None:
         """A product that is added is rounded once."""
-        name, dtype = self.names[local], value.dtype
-        is_fused = op == "add" and isinstance(value, Apply) and value.op == "mul"
-        if is_fused and isinstance(value, Apply) and dtype.is_float and not dtype.is_narrow:
-            a, b = value.operands
+        dtype = value.dtype
+        is_fused = op == "add" and dtype.is_float and not dtype.is_narrow
 
-            def fused(at: str) -> str:
-                return f"t_fma({self.value(a)}, {self.value(b)}, {at})"
+        def combined(old: str) -> str:
+            match value:
+                case Apply("mul", (a, b)) if is_fused:
+                    return f"t_fma({self.value(a)}, {self.value(b)}, {old})"
+                case _:
+                    return scalars.apply(op, [old, self.value(value)], dtype, dtype)
 
-            self.change(local, name, value, fused)
-            return
-        self.change(
-            local, name, value, lambda at: scalars.apply(op, [at, self.value(value)], dtype, dtype)
-        )
+        self.change(local, value, combined)

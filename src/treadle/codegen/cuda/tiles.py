@@ -137,7 +137,7 @@ class _Contraction(Writer):
     def tiled(self) -> list[str]:
         tile, k = self.tile, self.tile.sizes[-1]
         for s in self.grid.lets:
-            self.thread(s)
+            self.statement(s)
         self._begin_tile()
         is_mine = self._before() if tile.down <= tile.shares else ""
         if tile.tile_depth < k:
