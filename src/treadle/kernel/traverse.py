@@ -170,22 +170,18 @@ def fold(value: Value, combine: Callable[[Value, list[T]], T]) -> T:
 
 def with_operands(value: Value, operands: tuple[Value, ...]) -> Value:
     """The value computed from others."""
+    if all(map(is_, operands, operands_of(value))):
+        return value
     match value:
-        case Apply(op, old, dtype):
-            return value if _are_same(operands, old) else Apply(op, operands, dtype)
-        case Convert(old, dtype):
-            return value if operands[0] is old else Convert(operands[0], dtype)
-        case Guarded(guard, inner, other, dtype):
-            if _are_same(operands, (guard, inner, other)):
-                return value
+        case Apply(op, _, dtype):
+            return Apply(op, operands, dtype)
+        case Convert(_, dtype):
+            return Convert(operands[0], dtype)
+        case Guarded(dtype=dtype):
             guard, inner, other = operands
             return Guarded(guard, inner, other, dtype)
         case _:
             return value
-
-
-def _are_same(new: tuple[Value, ...], old: tuple[Value, ...]) -> bool:
-    return all(map(is_, new, old))
 
 
 ValueMap = Callable[[Value], Value]

@@ -85,9 +85,6 @@ class _Mapped:
         geometry = self.geometry
         if geometry.share < 1 or geometry.threads % geometry.share:
             raise self.wrong(f"{geometry.share} threads share a block of {geometry.threads}")
-        for s in walk(self.kernel.body):
-            if isinstance(s, For) and s.lanes > 1 and s.var.extent % s.lanes:
-                raise self.wrong(f"{s.var.extent} iterations are no packs of {s.lanes}")
         used = shared_bytes(self.kernel)
         if mapping is not None and used > mapping.shared_limit:
             limit = mapping.shared_limit
@@ -117,6 +114,8 @@ class _Mapped:
                 raise self.wrong(f"the grid's loop over {s.var.name} is inside another")
             if s.role in SHARED_OUT and self.geometry.share == 1:
                 raise self.wrong(f"one thread shares out the loop over {s.var.name}")
+            if s.var.extent % s.lanes:
+                raise self.wrong(f"{s.var.extent} iterations are no packs of {s.lanes}")
 
     def spaces(self) -> None:
         for buffer in self.kernel.buffers:
@@ -147,8 +146,7 @@ class _Mapped:
         """Memory of a group or a thread is written before it is read."""
         own, written = {b.name for b in self.kernel.scratch}, set[str]()
         for s in walk(self.kernel.body):
-            own_statement = () if isinstance(s, For) else (s,)
-            every = [a for a in accesses(own_statement) if a.buffer in own]
+            every = [] if isinstance(s, For) else [a for a in accesses([s]) if a.buffer in own]
             read = {a.buffer for a in every if not a.writes or not isinstance(s, Store)}
             if not read <= written:
                 missing = ", ".join(sorted(read - written))
