@@ -71,7 +71,7 @@ class Lanes:
         self.narrow: set[str] = set()  # locals of lanes that come from narrow floats alone
         self.packs: dict[Load, str] = {}
         self.loaded: dict[Load, str] = {}  # loads that were made early, the same in every lane
-        self.staged: dict[str, str] = {}  # buffers of packs, by their name in the text
+        self.staged: set[str] = set()  # buffers of packs
         self.held: dict[str, str] = {}  # rows of sums in registers
         self.at_pack = ""  # which pack of a row the loop at hand is at
 
@@ -182,11 +182,14 @@ class Lanes:
         name, type_ = self.new("pack"), scalars.register(load.dtype)
         self.add(f"{type_} {name}[{self.width}];")
         if load.buffer in self.staged:
-            self.add(f"unpacked<{self.width}>({self.staged[load.buffer]}[{self.at_pack}], {name});")
+            self.add(f"unpacked<{self.width}>({load.buffer}[{self.at_pack}], {name});")
             return name
         verb = "fetch" if load.buffer in self.constant else "load"
         self.add(f"{held}{verb}<{self.width}>({self._address(load.buffer, load.index)}, {name});")
         return name
+
+    def _in_memory(self, buffer: str, index: Index) -> str:
+        return f"{self.pointers[buffer]}[{self.index(index)}]"
 
     def _address(self, buffer: str, index: Index) -> str:
         return f"{self.pointers[buffer]} + {self.index(index)}"
@@ -213,8 +216,8 @@ class Lanes:
             return
         if not self.index_differs(load.index):
             name, type_ = self.new("held"), scalars.register(load.dtype)
-            address = f"get({self.pointers[load.buffer]}[{self.index(load.index)}])"
-            found = f"{guard} ? {address} : ({type_})0" if guard else address
+            element = f"get({self._in_memory(load.buffer, load.index)})"
+            found = f"{guard} ? {element} : ({type_})0" if guard else element
             self.add(f"const {type_} {name} = {found};")
             self.loaded[load] = name
         elif self.is_pack(load.index):
@@ -281,7 +284,7 @@ class Lanes:
             self.add(self._put(buffer, index, value, guard))
         elif isinstance(value, Load) and value.buffer in self.staged:
             type_ = f"Pack<{scalars.memory(self.types[buffer])}, {self.width}>"
-            row = f"{self.staged[value.buffer]}[{self.at_pack}]"
+            row = f"{value.buffer}[{self.at_pack}]"
             self.add(f"*({type_} *)({self._address(buffer, index)}) = {row};")
         else:
             self._store_lanes(buffer, index, value, guard)
@@ -297,12 +300,12 @@ class Lanes:
                 self.each(lambda: self._put(buffer, index, value, guard))
 
     def _put(self, buffer: str, index: Index, value: Value, guard: Within | None) -> str:
-        text = f"put({self.pointers[buffer]}[{self.index(index)}], {self._typed(value)});"
+        text = f"put({self._in_memory(buffer, index)}, {self._typed(value)});"
         return text if guard is None else f"if ({self.value(guard)}) {text}"
 
     def _stage(self, buffer: str, value: Value) -> None:
         """A pack to where a row is staged: as it is in memory, or as it was computed."""
-        row = f"{self.staged[buffer]}[{self.at_pack}]"
+        row = f"{buffer}[{self.at_pack}]"
         if isinstance(value, Load) and value.buffer not in self.staged:
             address = self._address(value.buffer, value.index)
             read = f"*(const Pack<{scalars.memory(value.dtype)}, {self.width}> *)({address})"
@@ -335,10 +338,9 @@ class Lanes:
             own = self._own(buffer)
             self.each(lambda: f"{own} = {own} + {self.value(value)};", value)
             return
-        address = self.pointers[buffer]
 
         def line() -> str:
-            at = f"{address}[{self.index(index)}]"
+            at = self._in_memory(buffer, index)
             found = scalars.apply("add", [f"get({at})", self.value(value)], dtype, dtype)
             return f"put({at}, ({scalars.register(dtype)})({found}));"
 
@@ -362,7 +364,7 @@ class Lanes:
                     return f"{self.packs[value]}[u]"
                 if value in self.loaded:
                     return self.loaded[value]
-                return f"get({self.pointers[buffer]}[{self.index(index)}])"
+                return f"get({self._in_memory(buffer, index)})"
             case Local(name):
                 return self._local(name)
             case Position(index, dtype):

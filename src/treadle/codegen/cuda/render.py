@@ -125,14 +125,13 @@ class Writer(Lanes):
         for i, (b, offset) in enumerate(shared_of(self.kernel)):
             type_, name = scalars.memory(b.dtype), f"s{i}"
             if b.pack > 1:
-                type_ = f"Pack<{type_}, {b.pack}>"
-                name = self.staged[b.name] = b.name
-            else:
-                self.pointers[b.name] = name
+                type_, name = f"Pack<{type_}, {b.pack}>", b.name
+                self.staged.add(name)
+            self.pointers[b.name] = name
             self.add(f"{type_} *{name} = ({type_} *)(shared + {offset} + {team});")
         for b in self.kernel.scratch:
             if b.space is Space.PRIVATE and b not in self.sums:
-                self.staged[b.name] = b.name
+                self.staged.add(b.name)
                 type_ = f"Pack<{scalars.memory(b.dtype)}, {b.pack}>"
                 self.add(f"{type_} {b.name}[{self._packs_of(b)}];")
 
