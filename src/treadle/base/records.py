@@ -74,7 +74,9 @@ def _member(types: tuple[Any, ...], data: Any) -> Any:
     if data is None:
         return NoneType
     known = [t for t in types if t is not NoneType]
-    return next((t for t in known if len(_field_types(t)) == len(data)), known[0])
+    if len(known) == 1:
+        return known[0]
+    return {len(_field_types(t)): t for t in known}[len(data)]
 
 
 @functools.cache
