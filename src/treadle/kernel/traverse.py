@@ -1,9 +1,9 @@
 """The one way through the loop IR: statements and values in order, rebuilt, and loops taken off.
 
-`walk` and `subvalues` yield; `nested` and `under_guards` also say what stands around. `tally` and
-`fold` compute from the inside out, `peel` takes loops off. `replace_value` and `map_value` rebuild
-values, `map_statements` and `rewrite` rebuild statements. A value that did not change is the same
-object afterwards. A pass that needs more than these is a closed `match` of its own; there are few.
+`walk` and `subvalues` yield; `nested` and `under_guards` also say what stands around. `tally`
+counts, `peel` takes loops off. `replace_value` and `map_value` rebuild values, `map_statements` and
+`rewrite` rebuild statements. A value that did not change is the same object afterwards. A pass that
+needs more than these is a closed `match` of its own; there are few.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import is_
-from typing import TypeVar
 
 from treadle.kernel.index import Index, Var, renamed_data, substitute
 from treadle.kernel.nodes import (
@@ -36,8 +35,6 @@ from treadle.kernel.nodes import (
     Value,
     Within,
 )
-
-T = TypeVar("T")
 
 # Statements
 
@@ -161,11 +158,6 @@ def under_guards(
             pending += [(value.other, failed), (value.value, held), (value.guard, guards)]
         else:
             pending += [(operand, guards) for operand in reversed(operands_of(value))]
-
-
-def fold(value: Value, combine: Callable[[Value, list[T]], T]) -> T:
-    """What is computed of a value, from what was computed of those that it is computed from."""
-    return combine(value, [fold(operand, combine) for operand in operands_of(value)])
 
 
 def with_operands(value: Value, operands: tuple[Value, ...]) -> Value:
