@@ -13,7 +13,7 @@ from treadle.base import dtypes
 from treadle.codegen.llvm.emitter import Function, Reg, vector, width_of
 from treadle.kernel.index import Index, Var
 from treadle.kernel.machine import Machine
-from treadle.kernel.nodes import For, Let, Load, Local, Role, Statement, Store
+from treadle.kernel.nodes import For, Let, Load, Local, Role, Store
 
 Address = Callable[[str, Index], Reg]  # of an element, loop variables as they stand
 
@@ -31,36 +31,26 @@ class Transposition:
 
 def transposition(loop: For, machine: Machine) -> Transposition | None:
     """The move that two loops, one right inside the other, make in whole squares."""
-    match loop.body:
-        case (For(inner, Role.VECTOR, body, None),) if loop.stop is None:
+    match loop:
+        case For(outer, _, (For(inner, Role.VECTOR, body, None),), None):
             pass
         case _:
             return None
-    found = _moved(body)
-    if found is None:
-        return None
-    load, store = found
-    # Half a vector's squares take as long for an element as whole ones.
-    widths = [w for w in (machine.width, machine.width // 2) if w >= machine.least_width]
-    widths = [w for w in widths if not loop.var.extent % w and not inner.extent % w]
-    if not widths:
-        return None
-    is_transposed = load.index.factor_of(loop.var) == 1 and store.index.factor_of(inner) == 1
-    steps = load.index.factor_of(inner), store.index.factor_of(loop.var)
-    if not is_transposed or None in steps or load.dtype is not dtypes.float32:
-        return None
-    return Transposition(loop.var, inner, load, store, widths[0])
-
-
-def _moved(body: tuple[Statement, ...]) -> tuple[Load, Store] | None:
-    """What is loaded and where it is stored, if that is all that happens."""
-    match body:
+    match body:  # elements are loaded and stored, and nothing else happens
         case (Store(_, _, Load() as load, None) as store,):
-            return load, store
+            pass
         case (Let(name, Load() as load), Store(_, _, Local(used), None) as store) if used == name:
-            return load, store
+            pass
         case _:
             return None
+    is_transposed = load.index.factor_of(outer) == 1 and store.index.factor_of(inner) == 1
+    steps = load.index.factor_of(inner), store.index.factor_of(outer)
+    if not is_transposed or None in steps or load.dtype is not dtypes.float32:
+        return None
+    # Half a vector's squares take as long for an element as whole ones.
+    widths = [w for w in (machine.width, machine.width // 2) if w >= machine.least_width]
+    width = next((w for w in widths if not outer.extent % w and not inner.extent % w), None)
+    return None if width is None else Transposition(outer, inner, load, store, width)
 
 
 def write(f: Function, move: Transposition, variables: dict[Var, Reg], at: Address) -> None:
