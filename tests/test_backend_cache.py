@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from treadle import nn, optim
 from treadle.backends import stored
 from treadle.backends.cpu import backend as cpu
 from treadle.base.errors import CacheWarning
+from treadle.kernel.plan import Plan
 from treadle.runtime import cache as caching
 from treadle.runtime.cache import PlanCache
 from treadle.runtime.cpu.native import compile_object, host
@@ -241,14 +242,16 @@ def with_plan(change: Callable[[dict[str, Any]], object]) -> Callable[[Parts], P
     """Parts with a plan whose numbers are changed."""
 
     def changed(parts: Parts) -> Parts:
-        plan = json.loads(parts["plan"])
-        return parts | {"plan": json.dumps(change(plan) or plan).encode()}
+        names = [f.name for f in fields(Plan)]
+        plan = dict(zip(names, json.loads(parts["plan"]), strict=True))
+        change(plan)
+        return parts | {"plan": json.dumps(list(plan.values())).encode()}
 
     return changed
 
 
 def first_call(plan: dict[str, Any]) -> list[Any]:
-    return plan["steps"][0][1][0]
+    return plan["steps"][0][0][0]
 
 
 def set_at(target: list[Any], place: int, value: object) -> None:

@@ -21,19 +21,14 @@ from treadle import losses, nn, optim
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.base.errors import DeviceError
+from treadle.base.records import from_json, to_json
 from treadle.codegen.cuda.driver import render_kernel, render_program
 from treadle.ir.graph import Graph
 from treadle.ir.op import Op
 from treadle.ir.types import TensorType
-from treadle.kernel.calls import call_of, matmul_call_of
 from treadle.kernel.geometry import Combine, Scattered, Tiled
 from treadle.kernel.index import Var, constant, divide, variable
-from treadle.kernel.launch import (
-    cooperative_from_json,
-    cooperative_to_json,
-    launches_from_json,
-    launches_to_json,
-)
+from treadle.kernel.launch import CooperativeLaunch, Launch, call_of, matmul_call_of
 from treadle.kernel.mapped import geometry_of, grid_of
 from treadle.kernel.nodes import (
     Kernel,
@@ -211,7 +206,7 @@ def test_products_are_whole_and_their_facts_are_stored() -> None:
     products = [launch.matmul for launch in source.launches if launch.matmul is not None]
     assert products
     assert all(p.left.dtype == "bfloat16" for p in products)
-    assert launches_from_json(launches_to_json(source.launches)) == source.launches
+    assert from_json(tuple[Launch, ...], to_json(source.launches)) == source.launches
     plan = assemble(program, plan_buffers(program))
     assert len(plan.entries) == len(source.launches)
 
@@ -280,7 +275,9 @@ def test_a_small_step_is_one_launch_of_a_few_phases() -> None:
     assert len(cooperative_launch.phases) == len(program.steps) <= 5
     assert not any(launch.matmul or launch.block for launch in source.launches)
     assert "".join(source.parts).count("__global__") == 1
-    assert cooperative_from_json(cooperative_to_json(source.cooperative)) == source.cooperative
+    assert (
+        from_json(tuple[CooperativeLaunch, ...], to_json(source.cooperative)) == source.cooperative
+    )
     contractions = [k for k in program.distinct() if tile_of(k) is not None]
     assert [tile_of(k).sizes for k in contractions] == [
         (1, 128, 128, 784),

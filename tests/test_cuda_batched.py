@@ -17,7 +17,7 @@ from test_kernels import run_steps
 from treadle import nn, optim
 from treadle.codegen.cuda.driver import render_program
 from treadle.ir.graph import Graph
-from treadle.kernel.calls import matmul_call_of
+from treadle.kernel.launch import matmul_call_of
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.program import Argument, Call, Phase, Program
 from treadle.kernel.target import Arena

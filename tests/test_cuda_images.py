@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
@@ -14,9 +13,9 @@ from cuda_backend import needs_compiler, scheduled
 from cuda_on_host import no_host_compiler, run_on_host
 from test_kernels import MEANINGS, run
 from treadle import losses, nn, optim
-from treadle.backends.cuda.stored import call_key_from_json
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
+from treadle.base.records import from_json, to_json
 from treadle.codegen.cuda.driver import render_kernel, render_program
 from treadle.domains.float64 import evaluate_float64
 from treadle.frontend.scopes import bind1
@@ -25,22 +24,20 @@ from treadle.ir.composites import definition_graph
 from treadle.ir.graph import Graph
 from treadle.ir.op import Op, infer_types
 from treadle.ir.types import TensorType
-from treadle.kernel.calls import call_of, matmul_call_of
 from treadle.kernel.geometry import Combine
-from treadle.kernel.launch import launches_from_json, launches_to_json
+from treadle.kernel.launch import Launch, call_of, matmul_call_of
 from treadle.kernel.mapped import blocks_of, geometry_of, grid_of
 from treadle.kernel.nodes import (
     For,
     Kernel,
     standalone_matmul,
 )
-from treadle.kernel.phases import calls_in
-from treadle.kernel.program import Program
+from treadle.kernel.program import Program, calls_in
 from treadle.memory.assemble import assemble
 from treadle.memory.plan import plan_buffers
 from treadle.runtime.cuda.compiler import compile_source, is_cubin
 from treadle.schedule.schedule import GPU, schedule
-from treadle.schedule.templates import conv_call_key
+from treadle.schedule.templates import LibraryCallKey, conv_call_key
 from treadle.step.programs import UNWATCHED
 
 needs_host = pytest.mark.skipif(no_host_compiler() is not None, reason=f"{no_host_compiler()}")
@@ -168,7 +165,7 @@ def test_what_a_library_has_not_is_the_definition() -> None:
     assert sorted(names_of(program)) == ["conv", "conv_grad_x"]
     arrays = draw(graph, 3)
     assert_within(graph, arrays, run(program, arrays))
-    assert call_key_from_json(json.loads(json.dumps(called))) == called, "the plan cache keeps it"
+    assert from_json(LibraryCallKey, to_json(called)) == called, "the plan cache keeps it"
     facts = [call_of(k) for k in scheduled(graph, target=WITH_CONV).distinct()]
     known = [(f.name, tuple((t.shape, t.dtype) for t in f.operands), f.numbers) for f in facts if f]
     assert called in known, "the runtime tells it by the same facts"
@@ -297,7 +294,7 @@ def test_a_network_s_kernels_compile(large: Program) -> None:
     source = render_program(large)
     plan = assemble(large, plan_buffers(large))
     assert len(plan.entries) == len(source.launches)
-    assert launches_from_json(launches_to_json(source.launches)) == source.launches
+    assert from_json(tuple[Launch, ...], to_json(source.launches)) == source.launches
     for part in source.parts:
         assert is_cubin(compile_source(part, "sm_90a"))
 

@@ -28,8 +28,8 @@ from treadle.ir import composites as c
 from treadle.ir.graph import Graph
 from treadle.ir.ops.indexing import SCATTER_ADD, ScatterAdd
 from treadle.ir.types import TensorType
-from treadle.kernel.calls import matmul_call_of
 from treadle.kernel.geometry import Combine, Scattered
+from treadle.kernel.launch import matmul_call_of
 from treadle.kernel.mapped import geometry_of, grid_of, group_rows, is_of_warps, shared_bytes
 from treadle.kernel.nodes import (
     For,

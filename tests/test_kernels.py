@@ -32,8 +32,7 @@ from treadle.kernel.index import (
 )
 from treadle.kernel.interpret import interpret
 from treadle.kernel.nodes import Buffer, For, Kernel, Let, Literal, Load, Local, Role, Store, Within
-from treadle.kernel.phases import check_phases
-from treadle.kernel.program import Phase, Program, Repeat
+from treadle.kernel.program import Phase, Program, Repeat, check_phases
 from treadle.kernel.text import to_text
 from treadle.kernel.verify import verify
 from treadle.schedule import roots as roots

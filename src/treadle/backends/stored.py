@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from treadle.backends.protocol import Built, Toolchain
+from treadle.base.records import from_json, to_json
 from treadle.base.version import __version__
 from treadle.compile_report import CompileOptions
 from treadle.ir.graph import Graph
 from treadle.ir.text import to_text
-from treadle.kernel.fitting import fits
-from treadle.kernel.plan import plan_from_json
+from treadle.kernel.plan import Plan, fits
 from treadle.runtime.cache import fingerprint
 
 Code = TypeVar("Code")
@@ -72,7 +72,7 @@ def packed(toolchain: Toolchain[Any, Code], built: Built[Code], program: Any) ->
     """What is stored of a program."""
     constants = built.constants.items()
     return {
-        "plan": built.plan.to_json().encode(),
+        "plan": to_json(built.plan).encode(),
         **{f"constant {name}": array.tobytes() for name, array in constants},
         **toolchain.pack(built.code, program),
     }
@@ -85,7 +85,7 @@ def unpacked(
     if parts is None:
         return None
     try:
-        plan = plan_from_json(parts["plan"].decode())
+        plan = from_json(Plan, parts["plan"])
         constants = {
             n.removeprefix("constant "): np.array(memoryview(data), np.uint8)
             for n, data in parts.items()

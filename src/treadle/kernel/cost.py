@@ -22,7 +22,6 @@ from treadle.kernel.nodes import (
 from treadle.kernel.traverse import subvalues, tally, walk
 
 LINE = 64  # bytes
-_SPREAD = (Role.PARALLEL, Role.GRID, Role.VECTOR)
 
 
 def padded(nbytes: int) -> int:
@@ -40,12 +39,11 @@ def outermost(kernel: Kernel) -> For | None:
 
     Values may be named before it: every task computes them.
     """
-    if not kernel.body or not all(isinstance(s, Let) for s in kernel.body[:-1]):
-        return None
-    last = kernel.body[-1]
-    if isinstance(last, For) and last.role in _SPREAD and last.stop is None:
-        return last
-    return None
+    match kernel.body:
+        case (*before, For(_, Role.PARALLEL | Role.GRID | Role.VECTOR, _, None) as last):
+            return last if all(isinstance(s, Let) for s in before) else None
+        case _:
+            return None
 
 
 def iterations(kernel: Kernel) -> int:

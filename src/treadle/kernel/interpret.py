@@ -12,8 +12,9 @@ no barrier stands between, that is an error, as the order of a GPU's threads is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any, assert_never
 
 import numpy as np
@@ -27,6 +28,7 @@ from treadle.kernel.geometry import Combine
 from treadle.kernel.index import Bounded, Data, Index, Quotient, Remainder, Var
 from treadle.kernel.mapped import (
     SHARED_OUT,
+    Nest,
     group_rows,
     is_of_warps,
     nest_of,
@@ -168,27 +170,26 @@ class _Machine:
                 self.memory |= {b.name: _undefined(b) for b in self.scratch}
                 if self.sharing is not None:
                     self.sharing.start()
-            self._pack((loop,), first, loop.body)
+            self._pack(Nest((loop,), loop.body), first)
 
-    def _pack(self, loops: Sequence[For], flat: int, body: Sequence[Statement]) -> None:
+    def _pack(self, nest: Nest, flat: int) -> None:
         """One iteration of loops that count as one, or lanes of them in lockstep."""
-        lanes = loops[-1].lanes
-        for loop in reversed(loops):
-            flat, self.variables[loop.var.name] = divmod(flat, loop.var.extent)
-        if lanes > 1:
-            self.lanes = np.arange(lanes)
-            self.variables[loops[-1].var.name] += self.lanes
-        for inner in body:
+        for var in reversed(nest.variables):
+            flat, self.variables[var.name] = divmod(flat, var.extent)
+        if nest.lanes > 1:
+            self.lanes = np.arange(nest.lanes)
+            self.variables[nest.variables[-1].name] += self.lanes
+        for inner in nest.body:
             self.run(inner)
-        if lanes > 1:
+        if nest.lanes > 1:
             self.lanes = np.zeros((), np.int64)
 
     def _shared(self, loop: For) -> None:
         """Iterations shared out among threads; what they sum is combined at the end."""
         assert self.geometry is not None
-        (loops, body), sums = nest_of(loop), sums_of(loop)
-        lanes, width = loops[-1].lanes, width_of(loop.role, self.geometry)
-        packs = int(np.prod([s.var.extent for s in loops])) // lanes
+        nest, sums = nest_of(loop), sums_of(loop)
+        lanes, width = nest.lanes, width_of(loop.role, self.geometry)
+        packs = nest.count // lanes
         before, group = {n: self.locals[n] for n in sums}, self.threads
         parts: dict[str, list[Lanes]] = {n: [] for n in sums}
         for thread in reversed(range(min(width, packs))):
@@ -196,9 +197,11 @@ class _Machine:
             self.threads, self.lane = Threads(group.first + thread, every), thread
             self.locals |= {n: self._none(s) for n, s in sums.items()}
             for pack in range(thread, packs, width):
-                self._pack(loops, pack * lanes, body)
+                self._pack(nest, pack * lanes)
             for name, s in sums.items():
-                parts[name].insert(0, self._lanes_combined(self.locals[name], s, lanes))
+                part = self.locals[name]  # of a thread, whose lanes come one after the other
+                is_spread = lanes > 1 and part.ndim
+                parts[name].insert(0, self._in_order(list(part), s) if is_spread else part)
         self.threads = group
         if self.waits and self.sharing is not None:
             self.sharing.start()
@@ -209,17 +212,15 @@ class _Machine:
     def _by_warps(self, loop: For) -> None:
         """Iterations that are a warp's each. Rows of sums are each warp's, and added in order."""
         assert self.geometry is not None
-        loops, body = nest_of(loop)
-        group, width = self.threads, self.geometry.warp
+        nest, group, width = nest_of(loop), self.threads, self.geometry.warp
         warps = self.geometry.share // width
-        count = int(np.prod([s.var.extent for s in loops]))
-        rows = {s.buffer for s in walk(body) if isinstance(s, Update)} & self.rows
+        rows = {s.buffer for s in walk(nest.body) if isinstance(s, Update)} & self.rows
         sums = {name: [self.memory[name]] for name in rows}
-        for warp in reversed(range(min(warps, count))):
+        for warp in reversed(range(min(warps, nest.count))):
             self.threads = Threads(group.first + width * warp, width)
             self.memory |= {name: np.zeros_like(sums[name][0]) for name in rows}
-            for i in range(warp, count, warps):
-                self._pack(loops, i, body)
+            for i in range(warp, nest.count, warps):
+                self._pack(nest, i)
             for name in rows:
                 sums[name].insert(1, self.memory[name])
         self.threads = group
@@ -229,10 +230,6 @@ class _Machine:
 
     def _none(self, s: Accumulate) -> Lanes:
         return to_numpy(identity(s.op, s.value.dtype), s.value.dtype.numpy)
-
-    def _lanes_combined(self, part: Lanes, s: Accumulate, lanes: int) -> Lanes:
-        """A thread's own lanes, one after the other."""
-        return self._in_order(list(part), s) if lanes > 1 and part.ndim else part
 
     def _combined(self, parts: list[Lanes], s: Accumulate) -> Lanes:
         """Parts of threads, in the order that the geometry fixes."""
@@ -250,10 +247,7 @@ class _Machine:
         return parts[0]
 
     def _in_order(self, parts: list[Lanes], s: Accumulate) -> Lanes:
-        found = parts[0]
-        for part in parts[1:]:
-            found = self._apply(s.op, (found, part), s.value.dtype)
-        return found
+        return reduce(lambda a, b: self._apply(s.op, (a, b), s.value.dtype), parts)
 
     # Lanes of a vector
 
@@ -431,8 +425,6 @@ def _numbers(at: Lanes) -> list[int]:
 
 def _spots(view: View) -> np.ndarray:
     """Where the elements of a view are."""
-    found = np.full((1,) * len(view.shape), view.start, np.int64)
-    for axis, (n, step) in enumerate(zip(view.shape, view.strides, strict=True)):
-        shape = [n if i == axis else 1 for i in range(len(view.shape))]
-        found = found + (np.arange(n, dtype=np.int64) * step).reshape(shape)
-    return found
+    steps = zip(view.shape, view.strides, strict=True)
+    axes = np.ix_(*(np.arange(n, dtype=np.int64) * step for n, step in steps))
+    return np.asarray(sum(axes, view.start))

@@ -5,9 +5,9 @@ Plain data that can be stored beside a plan.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+
+from treadle.kernel.nodes import Kernel, Matrix, View, library_call_of, standalone_matmul
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,51 +86,41 @@ class CooperativeLaunch:
     shared: int = 0
 
 
-def cooperative_to_json(cooperative: tuple[CooperativeLaunch, ...]) -> str:
-    return json.dumps([asdict(b) for b in cooperative], separators=(",", ":"))
+def call_of(kernel: Kernel) -> LibraryLaunch | None:
+    """A kernel that is a library's, with its tensors by argument; None for any other."""
+    found = library_call_of(kernel)
+    if found is None:
+        return None
+    positions = {b.name: i for i, b in enumerate(kernel.buffers)}
+
+    def tensor(view: View) -> Tensor:
+        at = positions[view.buffer]
+        dtype = kernel.buffers[at].dtype.name
+        return Tensor(at, dtype, view.start, view.shape, view.strides)
+
+    made, given = (tuple(map(tensor, v)) for v in (found.results, found.operands))
+    return LibraryLaunch(found.name, made, given, found.numbers)
 
 
-def cooperative_from_json(text: str) -> tuple[CooperativeLaunch, ...]:
-    """What was written; KeyError, TypeError or ValueError if it is none."""
-    found: list[dict[str, Any]] = json.loads(text)
-    return tuple(
-        CooperativeLaunch(
-            **item
-            | {
-                "path": tuple(int(i) for i in item["path"]),
-                "phases": tuple(tuple((int(i), int(n)) for i, n in p) for p in item["phases"]),
-            }
-        )
-        for item in found
-    )
+def matmul_call_of(kernel: Kernel) -> MatmulCall | None:
+    """A kernel that is a batch of matmuls at one stride; None for any other."""
+    found = standalone_matmul(kernel)
+    if found is None or len(found[0]) > 1:
+        return None
+    loops, statement = found
+    if any(m.rows.listed or m.columns.listed for m in statement.matrices):
+        return None
+    names = [b.name for b in kernel.buffers]
 
+    def facts(matrix: Matrix) -> MatrixFacts:
+        step = matrix.index.factor_of(loops[0]) if loops else 0
+        assert step is not None
+        dtype = kernel.buffers[names.index(matrix.buffer)].dtype.name
+        rows, columns = matrix.rows.stride, matrix.columns.stride
+        return MatrixFacts(dtype, rows, columns, step, matrix.index.offset)
 
-def launches_to_json(launches: tuple[Launch, ...]) -> str:
-    return json.dumps([asdict(launch) for launch in launches], separators=(",", ":"))
-
-
-def launches_from_json(text: str) -> tuple[Launch, ...]:
-    """What was written; KeyError, TypeError or ValueError if it is none."""
-    found: list[dict[str, Any]] = json.loads(text)
-    return tuple(_launch(item) for item in found)
-
-
-def _launch(item: dict[str, Any]) -> Launch:
-    called = item.pop("called")
-    if called is not None:
-        tensors = {
-            n: tuple(
-                Tensor(
-                    t["argument"], t["dtype"], t["start"], tuple(t["shape"]), tuple(t["strides"])
-                )
-                for t in called[n]
-            )
-            for n in ("results", "operands")
-        }
-        numbers = tuple((str(n), float(x)) for n, x in called["numbers"])
-        called = LibraryLaunch(called["name"], numbers=numbers, **tensors)
-    matmul = item.pop("matmul")
-    if matmul is not None:
-        target, left, right = (MatrixFacts(**matmul.pop(n)) for n in ("target", "left", "right"))
-        matmul = MatmulCall(**matmul, target=target, left=left, right=right)
-    return Launch(**item, matmul=matmul, called=called)
+    m, n = statement.target.rows.count, statement.target.columns.count
+    k, batch = statement.left.columns.count, loops[0].extent if loops else 1
+    target, left, right = map(facts, statement.matrices)
+    bias = -1 if statement.bias is None else names.index(statement.bias)
+    return MatmulCall(m, n, k, batch, target, left, right, bias, statement.adds)

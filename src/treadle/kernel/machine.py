@@ -56,9 +56,7 @@ def target_name(given: str | int, where: str = "CompileOptions: target") -> str:
     """A target as it is written; anything that is none is an error."""
     is_number = isinstance(given, int) and not isinstance(given, bool)
     text = str(given) if is_number else given
-    if isinstance(text, str) and (text == NATIVE or text in LEVELS):
-        return text
-    if isinstance(text, str) and text in map(str, WIDTHS):
+    if isinstance(text, str) and text in (NATIVE, *LEVELS, *map(str, WIDTHS)):
         return text
     widths = ", ".join(map(str, WIDTHS))
     raise ArgumentError(

@@ -29,12 +29,12 @@ SHARED_OUT = (Role.GROUP, Role.SUBGROUP)
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
-    """A kernel in three parts: values named first, the grid's loops, and what a group does."""
+class Nest:
+    """Loops that count as one: values named before them, and what they contain."""
 
-    lets: tuple[Statement, ...]
     loops: tuple[For, ...]
     body: tuple[Statement, ...]
+    lets: tuple[Statement, ...] = ()
 
     @property
     def variables(self) -> tuple[Var, ...]:
@@ -50,13 +50,17 @@ class Grid:
         return self.loops[-1].lanes if self.loops else 1
 
 
-def grid_of(kernel: Kernel) -> Grid:
-    """The grid of a mapped kernel; one iteration where it has no loops of the grid."""
+def grid_of(kernel: Kernel) -> Nest:
+    """The grid of a mapped kernel, and what a group does; one iteration where it has no loops."""
     at = next((i for i, s in enumerate(kernel.body) if not isinstance(s, Let)), len(kernel.body))
     loops, body = peel(kernel.body[at:], Role.GRID)
-    if not loops:
-        return Grid((), (), kernel.body)
-    return Grid(kernel.body[:at], tuple(loops), body)
+    return Nest(tuple(loops), body, kernel.body[:at]) if loops else Nest((), kernel.body)
+
+
+def nest_of(loop: For) -> Nest:
+    """Loops that are shared out as one."""
+    loops, body = peel((loop,), loop.role)
+    return Nest(tuple(loops), body)
 
 
 def geometry_of(kernel: Kernel) -> Geometry:
@@ -112,11 +116,6 @@ def group_rows(kernel: Kernel) -> frozenset[str]:
 def tiled_dtype(kernel: Kernel) -> DType:
     """What a contraction is summed in."""
     return next(s.value.dtype for s in walk(kernel.body) if isinstance(s, Accumulate))
-
-
-def nest_of(loop: For) -> tuple[list[For], tuple[Statement, ...]]:
-    """Loops that are shared out as one, and what they contain."""
-    return peel((loop,), loop.role)
 
 
 def width_of(role: Role, geometry: Geometry) -> int:

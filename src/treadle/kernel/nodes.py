@@ -69,6 +69,9 @@ class Literal:
     def __hash__(self) -> int:
         return hash((number_key(self.value), self.dtype))
 
+    def __str__(self) -> str:
+        return f"{self.value}:{self.dtype}"
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -78,6 +81,9 @@ class Load:
     index: Index
     dtype: DType
 
+    def __str__(self) -> str:
+        return f"{self.buffer}[{self.index}]"
+
 
 @dataclass(frozen=True, slots=True)
 class Local:
@@ -86,6 +92,9 @@ class Local:
     name: str
     dtype: DType
 
+    def __str__(self) -> str:
+        return self.name
+
 
 @dataclass(frozen=True, slots=True)
 class Position:
@@ -93,6 +102,9 @@ class Position:
 
     index: Index
     dtype: DType
+
+    def __str__(self) -> str:
+        return f"({self.index}):{self.dtype}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +115,9 @@ class Apply:
     operands: tuple[Value, ...]
     dtype: DType
 
+    def __str__(self) -> str:
+        return f"{self.op}({', '.join(map(str, self.operands))})"
+
 
 @dataclass(frozen=True, slots=True)
 class Convert:
@@ -110,6 +125,9 @@ class Convert:
 
     value: Value
     dtype: DType
+
+    def __str__(self) -> str:
+        return f"{self.dtype}({self.value})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +139,9 @@ class Within:
     high: int
     dtype: DType = dtypes.bool_
 
+    def __str__(self) -> str:
+        return f"{self.low} <= {self.index} < {self.high}"
+
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
@@ -130,6 +151,9 @@ class Guarded:
     value: Value
     other: Value
     dtype: DType
+
+    def __str__(self) -> str:
+        return f"({self.value} if {self.guard} else {self.other})"
 
 
 Value = Literal | Load | Local | Position | Apply | Convert | Within | Guarded
@@ -174,12 +198,20 @@ class For:
     lanes: int = 1
     unroll: int = 1
 
+    def __str__(self) -> str:
+        end = self.var.extent if self.stop is None else f"{self.stop} of {self.var.extent}"
+        lanes = f", lanes {self.lanes}" if self.lanes > 1 else ""
+        return f"for {self.var} in {end} {self.role.value}{lanes}:"
+
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
     """Threads of a group, or of each warp, wait for each other, and see what all have written."""
 
     scope: Role = Role.GROUP
+
+    def __str__(self) -> str:
+        return f"barrier of the {self.scope.value}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +220,9 @@ class Let:
 
     local: str
     value: Value
+
+    def __str__(self) -> str:
+        return f"{self.local} = {self.value}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +233,9 @@ class Accumulate:
     op: str
     value: Value
 
+    def __str__(self) -> str:
+        return f"{self.local} = {self.op}({self.local}, {self.value})"
+
 
 @dataclass(frozen=True, slots=True)
 class Set:
@@ -205,6 +243,9 @@ class Set:
 
     local: str
     value: Value
+
+    def __str__(self) -> str:
+        return f"{self.local} := {self.value}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +257,10 @@ class Store:
     value: Value
     guard: Within | None = None
 
+    def __str__(self) -> str:
+        condition = "" if self.guard is None else f" if {self.guard}"
+        return f"{self.buffer}[{self.index}] = {self.value}{condition}"
+
 
 @dataclass(frozen=True, slots=True)
 class Update:
@@ -225,6 +270,9 @@ class Update:
     index: Index
     value: Value
 
+    def __str__(self) -> str:
+        return f"{self.buffer}[{self.index}] += {self.value}"
+
 
 @dataclass(frozen=True, slots=True)
 class StridedAxis:
@@ -233,6 +281,11 @@ class StridedAxis:
     count: int
     stride: int = 1
     listed: tuple[int, ...] = ()  # in place of the stride
+
+    def __str__(self) -> str:
+        if self.listed:
+            return f"{self.count} at {self.listed[0]}…{self.listed[-1]}"
+        return f"{self.count}" if self.stride == 1 else f"{self.count} step {self.stride}"
 
     def at(self, i: int) -> int:
         return self.listed[i] if self.listed else i * self.stride
@@ -268,6 +321,9 @@ class Matrix:
     rows: StridedAxis
     columns: StridedAxis
 
+    def __str__(self) -> str:
+        return f"{self.buffer}[{self.index}: {self.rows} by {self.columns}]"
+
     @property
     def range(self) -> Range:
         """Lowest and highest element."""
@@ -291,6 +347,10 @@ class Matmul:
     adds: bool = False
     bias: str | None = None  # a buffer with what is added to each column, of a whole product
 
+    def __str__(self) -> str:
+        sign, more = "+=" if self.adds else "=", "" if self.bias is None else f" + {self.bias}"
+        return f"{self.target} {sign} {self.left} · {self.right}{more}"
+
     @property
     def matrices(self) -> tuple[Matrix, Matrix, Matrix]:
         return self.target, self.left, self.right
@@ -309,6 +369,10 @@ class View:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
+    def __str__(self) -> str:
+        axes = zip(self.shape, self.strides, strict=True)
+        return f"{self.buffer}[{self.start}: {', '.join(f'{n} step {s}' for n, s in axes)}]"
+
     @property
     def range(self) -> Range:
         steps = [(n - 1) * s for n, s in zip(self.shape, self.strides, strict=True) if n > 1]
@@ -325,6 +389,10 @@ class LibraryCall:
     operands: tuple[View, ...]
     numbers: tuple[tuple[str, float], ...]
     flops: int
+
+    def __str__(self) -> str:
+        made, given = (", ".join(map(str, views)) for views in (self.results, self.operands))
+        return f"{made} = {self.name}({given})"
 
 
 Statement = For | Let | Accumulate | Set | Store | Update | Matmul | LibraryCall | Barrier
@@ -351,17 +419,15 @@ class Kernel:
 def standalone_matmul(kernel: Kernel) -> tuple[tuple[Var, ...], Matmul] | None:
     """The product that a kernel is, and the loops over batches around it; None for any other."""
     loops: list[Var] = []
-    body = kernel.body
-    while kernel.is_standalone and len(body) == 1:
-        (only,) = body
-        if isinstance(only, Matmul):
-            return tuple(loops), only
-        is_batch = isinstance(only, For) and only.role in (Role.PARALLEL, Role.GRID)
-        if not isinstance(only, For) or not is_batch or only.stop is not None:
-            break
-        loops.append(only.var)
-        body = only.body
-    return None
+    body = kernel.body if kernel.is_standalone else ()
+    while True:
+        match body:
+            case (Matmul() as only,):
+                return tuple(loops), only
+            case (For(var, Role.PARALLEL | Role.GRID, body, None),):
+                loops.append(var)
+            case _:
+                return None
 
 
 def library_call_of(kernel: Kernel) -> LibraryCall | None:

@@ -6,13 +6,16 @@ tasks; any cut gives the same bits.
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
-from treadle.base import dtypes
-from treadle.ir.graph import OutputKind
+import numpy as np
+
+from treadle.ir.graph import Graph, OutputKind
 from treadle.ir.types import TensorType
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,53 +114,66 @@ class Plan:
         """Bytes that each thread needs of its own."""
         return max((e.scratch for e in self.entries), default=0)
 
-    def to_json(self) -> str:
-        found = {
-            "entries": [[e.symbol, e.iterations, e.is_vector, e.scratch] for e in self.entries],
-            "steps": list(map(_step_out, self.steps)),
-            "slots": [[s.name, s.nbytes, s.offset] for s in self.slots],
-            "leaves": [[n, s, _type_out(t)] for n, s, t in self.leaves],
-            "constants": [list(c) for c in self.constants],
-            "outputs": [[o.kind.value, o.name, o.slot, _type_out(o.type)] for o in self.outputs],
-            "updated": list(self.updated),
-            "arena": self.arena,
-            "kernels": [[k.name, k.calls, k.flops, k.nbytes] for k in self.kernels],
-        }
-        return json.dumps(found, separators=(",", ":"))
+
+def fits(plan: Plan, graph: Graph, constants: Mapping[str, np.ndarray]) -> bool:
+    """Whether a plan from outside belongs to a graph, before anything is run by it.
+
+    That its machine code is right cannot be told from here.
+    """
+    try:
+        return all(_conditions(plan, graph, constants))
+    except (TypeError, AttributeError, LookupError):  # numbers that are none
+        return False
 
 
-def plan_from_json(text: str) -> Plan:
-    """The plan that was written; KeyError, TypeError or ValueError if it is none."""
-    found: dict[str, Any] = json.loads(text)
-    return Plan(
-        tuple(Entry(*e) for e in found["entries"]),
-        tuple(map(_step_in, found["steps"])),
-        tuple(Slot(*s) for s in found["slots"]),
-        tuple((n, s, _type_in(t)) for n, s, t in found["leaves"]),
-        tuple((s, n) for s, n in found["constants"]),
-        tuple(PlannedOutput(OutputKind(k), n, s, _type_in(t)) for k, n, s, t in found["outputs"]),
-        tuple(found["updated"]),
-        int(found["arena"]),
-        tuple(KernelFacts(n, c, f, b) for n, c, f, b in found["kernels"]),
+def _conditions(plan: Plan, graph: Graph, constants: Mapping[str, np.ndarray]) -> Iterator[bool]:
+    """Leaves and outputs are the graph's, and every number points at what is there."""
+    wanted = zip(graph.outputs, graph.output_types, strict=True)
+    outputs = [(o.kind, o.name, o.type) for o in plan.outputs]
+    yield outputs == [(o.kind, o.name, type_) for o, type_ in wanted]
+    # All leaves of the graph, and what it only writes.
+    types = {name: graph.nodes[i].types[0] for name, i in graph.leaves.items()}
+    found = {name: type_ for name, _, type_ in plan.leaves}
+    yield types == {name: type_ for name, type_ in found.items() if name in types}
+    yield found.keys() - types.keys() <= set(plan.updated) <= found.keys()
+    # Buffers lie in the arena or are given from outside, and have room.
+    given = [(slot, type_.nbytes) for _, slot, type_ in plan.leaves]
+    given += [(o.slot, o.type.nbytes) for o in plan.outputs]
+    yield all(nbytes <= _at(plan.slots, slot).nbytes for slot, nbytes in given)
+    stored = [(slot, constants[name].nbytes) for slot, name in plan.constants]
+    yield all(nbytes >= _at(plan.slots, slot).nbytes for slot, nbytes in stored)
+    outside = {slot for slot, _ in given + stored}
+    for i, slot in enumerate(plan.slots):
+        is_inside = slot.offset >= 0 and 0 <= slot.nbytes <= plan.arena - slot.offset
+        is_given = slot.offset == -1 and (i in outside or slot.nbytes == 0)
+        yield is_inside or is_given
+    yield all(e.iterations >= 0 and e.scratch >= 0 for e in plan.entries)
+    yield _can_follow(plan, plan.steps, 1)
+
+
+def _can_follow(plan: Plan, steps: Sequence[PlannedStep], length: int) -> bool:
+    for step in steps:
+        if isinstance(step, PlannedRepeat):
+            if step.length < 0 or not _can_follow(plan, step.steps, step.length):
+                return False
+        elif not all(_can_call(plan, call, length) for call in step.calls):
+            return False
+    return True
+
+
+def _can_call(plan: Plan, call: PlannedCall, length: int) -> bool:
+    """Rows of all iterations of the repeat around start inside their buffers."""
+    _at(plan.entries, call.entry)
+    rows = zip(call.slots, call.rows, strict=False)
+    return (
+        call.tasks >= 1
+        and len(call.slots) == len(call.rows)
+        and all(0 <= row * max(0, length - 1) <= _at(plan.slots, s).nbytes for s, row in rows)
     )
 
 
-def _type_out(type_: TensorType) -> list[Any]:
-    return [list(type_.shape), type_.dtype.name]
-
-
-def _type_in(found: list[Any]) -> TensorType:
-    return TensorType(tuple(found[0]), dtypes.BY_NAME[found[1]])
-
-
-def _step_out(step: PlannedStep) -> list[Any]:
-    if isinstance(step, PlannedRepeat):
-        return [step.length, step.reverse, list(map(_step_out, step.steps))]
-    return [step.is_serial, [[c.entry, c.tasks, c.slots, c.rows] for c in step.calls]]
-
-
-def _step_in(found: list[Any]) -> PlannedStep:
-    if len(found) == 3:
-        return PlannedRepeat(found[0], found[1], tuple(map(_step_in, found[2])))
-    calls = tuple(PlannedCall(e, n, tuple(s), tuple(r)) for e, n, s, r in found[1])
-    return PlannedPhase(calls, found[0])
+def _at(among: Sequence[T], number: int) -> T:
+    """An element, but for negative numbers, which Python would count from the end."""
+    if number < 0:
+        raise IndexError(number)
+    return among[number]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,13 +73,7 @@ class Program:
 
     def counted_calls(self) -> Iterator[tuple[Call, int]]:
         """Every call, and how often it is made."""
-        pending = [(step, 1) for step in reversed(self.steps)]
-        while pending:
-            step, times = pending.pop()
-            if isinstance(step, Repeat):
-                pending += [(s, times * step.length) for s in reversed(step.steps)]
-            else:
-                yield from ((call, times) for call in step.calls)
+        return ((call, times) for phase, times in phases_of(self.steps) for call in phase.calls)
 
     def distinct(self) -> list[Kernel]:
         """Kernels without repetition. Equal ones are one object, so that none is compared."""
@@ -92,3 +86,43 @@ class Program:
         for call in self.calls():
             found.setdefault(id(call.kernel), {}).update(dict.fromkeys(map(str, call.origins)))
         return [tuple(lines) for lines in found.values()]
+
+
+def phases_of(steps: Sequence[Step]) -> Iterator[tuple[Phase, int]]:
+    """Every phase in order, and how often it is run."""
+    pending = [(step, 1) for step in reversed(steps)]
+    while pending:
+        step, times = pending.pop()
+        if isinstance(step, Repeat):
+            pending += [(s, times * step.length) for s in reversed(step.steps)]
+        else:
+            yield step, times
+
+
+def calls_in(step: Step) -> list[Call]:
+    return [call for phase, _ in phases_of([step]) for call in phase.calls]
+
+
+def check_phases(program: Program) -> Program:
+    """What is read was written in an earlier phase; no call touches what another one writes."""
+    there = {n for n, _ in program.leaves} | {n for n, _ in program.constants}
+    there |= {b.name for b in program.buffers if b.size == 0}
+    for phase, _ in phases_of(program.steps):
+        _check_phase(phase, there)
+    return program
+
+
+def _check_phase(phase: Phase, written: set[str]) -> None:
+    writers: dict[str, int] = {}
+    for position, call in enumerate(phase.calls):
+        for argument in call.written:
+            other = writers.setdefault(argument.buffer, position)
+            assert other == position, f"two calls of a phase write {argument.buffer}"
+    for position, call in enumerate(phase.calls):
+        for argument in call.arguments[: len(call.kernel.inputs)]:
+            writer = writers.get(argument.buffer, position)
+            name = f"{argument.buffer}, which {call.kernel.name} reads"
+            assert writer == position, f"{name}, is written in the same phase"
+            is_there = argument.buffer in written or argument.buffer in writers
+            assert is_there, f"{name}, is not written before"
+    written.update(writers)

@@ -70,7 +70,7 @@ class _Inside:
         """Whether iterations do not meet, with bounded sums as one number or written out."""
         return any(
             _stay_apart([self.split(spelled(i)) for i in indices], self)
-            for spelled in (_as_it_is, opened)
+            for spelled in (lambda index: index, opened)
         )
 
     def split(self, index: Index) -> _Split:
@@ -95,10 +95,6 @@ class _Inside:
         has_data = not self.locals.isdisjoint(data_locals(Index(((atom, 1),))))
         is_inside = isinstance(atom, Var) and atom.name in BLOCK
         return has_data or is_inside or any(uses(atom, v) for v in self.variables)
-
-
-def _as_it_is(index: Index) -> Index:
-    return index
 
 
 def _is_single(atom: Atom) -> bool:

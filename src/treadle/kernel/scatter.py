@@ -49,10 +49,19 @@ class Scatter:
         return value.guard if is_of_row and value.other.value == 0 else None
 
     @property
-    def value(self) -> Value:
+    def added(self) -> Value:
         """What is added where the condition holds."""
         value = self.update.value
         return value.value if self.held is not None and isinstance(value, Guarded) else value
+
+    def needed(self, locals_: set[str]) -> list[Let]:
+        """The values that some locals depend on, in order."""
+        names, found = set(locals_), list[Let]()
+        for let in reversed(self.lets):
+            if let.local in names:
+                names |= locals_in(let.value)
+                found.insert(0, let)
+        return found
 
     @property
     def width(self) -> int:
@@ -87,22 +96,18 @@ def _list_bytes(warps: int, noted: int) -> int:
 def scatter_of(kernel: Kernel) -> Scatter | None:
     """The parts of a kernel whose rows do not depend on the column; None for any other."""
     loops, body = peel(kernel.body, Role.PARALLEL, Role.GRID)
-    only = body[-1] if 1 <= len(body) <= 2 else None
-    if kernel.scratch or not isinstance(only, For) or only.role is not Role.SEQUENTIAL:
+    updates, inner = peel(body[-1:], Role.SEQUENTIAL)
+    if kernel.scratch or not loops or not updates or len(body) > 2:
         return None
-    updates, inner = peel((only,), Role.SEQUENTIAL)
-    *named, last = inner
-    if not isinstance(last, Update) or not all(isinstance(s, Let) for s in named):
+    lets, last = tuple(s for s in inner if isinstance(s, Let)), inner[-1]
+    if not isinstance(last, Update) or len(lets) != len(inner) - 1:
         return None
-    atoms = [a for a, _ in last.index.terms if isinstance(a, Data)]
-    if len(atoms) != 1 or not loops:
-        return None
+    rows = [a for a, _ in last.index.terms if isinstance(a, Data)]
     is_filled = len(body) == 2
-    if is_filled and not _is_filling(body[0], last.index, last.buffer, atoms[0]):
+    if len(rows) != 1 or (is_filled and not _is_filling(body[0], last, rows[0])):
         return None
     columns, counted = (tuple(s.var for s in group) for group in (loops, updates))
-    lets = tuple(s for s in inner if isinstance(s, Let))
-    found = Scatter(columns, counted, lets, last, atoms[0], is_filled)
+    found = Scatter(columns, counted, lets, last, rows[0], is_filled)
     return None if _by_column(found) else found
 
 
@@ -123,32 +128,25 @@ def scatter_bytes(kernel: Kernel, scattered: Scattered, warps: int) -> int:
     return sums_bytes(kernel, scattered) + _list_bytes(warps, scattered.noted)
 
 
-def _is_filling(statement: Statement, index: Index, buffer: str, row: Data) -> bool:
+def _is_filling(statement: Statement, update: Update, row: Data) -> bool:
     """Whether a statement sets every row to zero."""
-    if not isinstance(statement, For) or statement.stop is not None:
-        return False
-    *named, store = statement.body
-    if not isinstance(store, Store) or store.buffer != buffer or store.guard is not None:
-        return False
+    match statement:
+        case For(var, _, (*named, Store(update.buffer, at, value, None)), None):
+            pass
+        case _:
+            return False
     values = {s.local: s.value for s in named if isinstance(s, Let)}
-    value = store.value
     if isinstance(value, Local):
         value = values.get(value.name, value)
     is_zero = isinstance(value, Literal) and value.value == 0 and len(values) == len(named)
-    terms = tuple((statement.var if a == row else a, f) for a, f in index.terms)
-    same = dict(terms) == dict(store.index.terms) and index.offset == store.index.offset
-    return is_zero and same and statement.var.extent == row.extent
+    own = tuple((var if a == row else a, f) for a, f in update.index.terms)
+    return is_zero and at.same(Index(own, update.index.offset)) and var.extent == row.extent
 
 
 def _by_column(found: Scatter) -> bool:
     """Whether the row depends on the column: then no block can own rows."""
-    needed = {found.row.local}
-    for let in reversed(found.lets):
-        if let.local in needed:
-            needed |= locals_in(let.value)
-            if any(_uses(let.value, v) for v in found.columns):
-                return True
-    return False
+    lets = found.needed({found.row.local})
+    return any(_uses(let.value, v) for let in lets for v in found.columns)
 
 
 def _uses(value: Value, var: Var) -> bool:

@@ -6,7 +6,7 @@ after a barrier. Elements of a private row have one owner, whatever barriers the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from treadle.base.errors import GraphError
@@ -51,20 +51,14 @@ class Sharing:
     owners: dict[Element, int] = field(default_factory=dict)
 
     def reads(self, buffer: str, elements: Iterable[int], by: Threads, lane: int) -> None:
-        for element in ((buffer, e) for e in elements):
-            if buffer in self.private:
-                self._own(element, lane)
-                continue
+        for element in self._shared(buffer, elements, lane):
             writer = self.written.get(element)
             if writer is not None and not writer.is_with(by):
                 raise self._meeting(element, "reads what another thread wrote")
             self.read[element] = by.and_(self.read.get(element, by))
 
     def writes(self, buffer: str, elements: Iterable[int], by: Threads, lane: int) -> None:
-        for element in ((buffer, e) for e in elements):
-            if buffer in self.private:
-                self._own(element, lane)
-                continue
+        for element in self._shared(buffer, elements, lane):
             for other in (self.written.get(element), self.read.get(element)):
                 if other is not None and not other.is_with(by):
                     raise self._meeting(element, "writes what another thread touched")
@@ -83,9 +77,13 @@ class Sharing:
             noted.clear()
         self.owners.clear()
 
-    def _own(self, element: Element, lane: int) -> None:
-        if self.owners.setdefault(element, lane) != lane:
-            raise self._meeting(element, "touches a private element of another thread")
+    def _shared(self, buffer: str, elements: Iterable[int], lane: int) -> Iterator[Element]:
+        """Elements but for those of a private row, each of which has one owner."""
+        for element in ((buffer, e) for e in elements):
+            if buffer not in self.private:
+                yield element
+            elif self.owners.setdefault(element, lane) != lane:
+                raise self._meeting(element, "touches a private element of another thread")
 
     def _meeting(self, element: Element, what: str) -> GraphError:
         buffer, at = element

@@ -1,4 +1,7 @@
-"""What a schedule must know of the machine it is for."""
+"""What a schedule must know of the machine it is for.
+
+Sizes without a reason of their own were chosen; no measurement of them is on record.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """When kernels are fused, ordered and given lanes (schedule: fuse, order, finish, split).
-
-    Values without a reason of their own were chosen; no measurement of them is on record.
-    """
+    """When kernels are fused, ordered and given lanes (schedule: fuse, order, finish, split)."""
 
     shared_iterations: int = 32  # of the outermost loop, for threads to share evenly
     shared_input: int = 64  # elements above which reading the same input is a reason to fuse
@@ -35,8 +35,7 @@ class Fusion:
 class Reductions:
     """How sums are shared out, cut into blocks, and fused with rows (schedule: sums, trees).
 
-    Numbers of threads and blocks were chosen for an H200, the device of docs/cuda.md. Values
-    without a reason of their own were chosen; no measurement of them is on record.
+    Numbers of threads and blocks were chosen for an H200, the device of docs/cuda.md.
     """
 
     fewest_parts: int = 8  # of a reduction that is made in two steps
@@ -294,10 +293,7 @@ class Launching:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a machine can do, and sizes at which kernels are fused and cut for it.
-
-    Sizes without a reason of their own were chosen; no measurement of them is on record.
-    """
+    """What a machine can do, and sizes at which kernels are fused and cut for it."""
 
     name: str
     # What the machine can do. Passes ask these; none asks which machine it is.

@@ -4,34 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import assert_never
 
-from treadle.kernel.nodes import (
-    Accumulate,
-    Apply,
-    Barrier,
-    Convert,
-    For,
-    Guarded,
-    Kernel,
-    Let,
-    LibraryCall,
-    Literal,
-    Load,
-    Local,
-    Matmul,
-    Matrix,
-    Position,
-    Set,
-    Statement,
-    Store,
-    StridedAxis,
-    Update,
-    Value,
-    View,
-    Within,
-)
+from treadle.kernel.nodes import Kernel
 from treadle.kernel.program import Call, Phase, Program, Repeat, Step
+from treadle.kernel.traverse import nested
 
 
 def to_text(kernel: Kernel) -> str:
@@ -41,80 +17,9 @@ def to_text(kernel: Kernel) -> str:
     lines = [f"kernel {kernel.name}({inputs}) -> {outputs} {{"]
     lines += [f"  launch {kernel.geometry}"] if kernel.geometry is not None else []
     lines += [f"  scratch {buffer}" for buffer in kernel.scratch]
-    for statement in kernel.body:
-        lines += _statement(statement, 1)
+    for statement, loops in nested(kernel.body):
+        lines.append(f"{'  ' * (1 + len(loops))}{statement}")
     return "\n".join([*lines, "}"])
-
-
-def _statement(statement: Statement, depth: int) -> list[str]:
-    pad = "  " * depth
-    match statement:
-        case For(var, role, body, stop):
-            end = var.extent if stop is None else f"{stop} of {var.extent}"
-            lanes = f", lanes {statement.lanes}" if statement.lanes > 1 else ""
-            lines = [f"{pad}for {var.name} in {end} {role.value}{lanes}:"]
-            for inner in body:
-                lines += _statement(inner, depth + 1)
-            return lines
-        case Let(local, value):
-            return [f"{pad}{local} = {value_text(value)}"]
-        case Accumulate(local, op, value):
-            return [f"{pad}{local} = {op}({local}, {value_text(value)})"]
-        case Set(local, value):
-            return [f"{pad}{local} := {value_text(value)}"]
-        case Store(buffer, index, value, guard):
-            condition = "" if guard is None else f" if {value_text(guard)}"
-            return [f"{pad}{buffer}[{index}] = {value_text(value)}{condition}"]
-        case Update(buffer, index, value):
-            return [f"{pad}{buffer}[{index}] += {value_text(value)}"]
-        case Matmul(target, left, right, adds, bias):
-            sign, more = "+=" if adds else "=", "" if bias is None else f" + {bias}"
-            return [f"{pad}{_matrix(target)} {sign} {_matrix(left)} · {_matrix(right)}{more}"]
-        case Barrier(scope):
-            return [f"{pad}barrier of the {scope.value}"]
-        case LibraryCall(name, results, operands):
-            made, given = (", ".join(map(_view, views)) for views in (results, operands))
-            return [f"{pad}{made} = {name}({given})"]
-        case _:
-            assert_never(statement)
-
-
-def _view(view: View) -> str:
-    steps = ", ".join(f"{n} step {s}" for n, s in zip(view.shape, view.strides, strict=True))
-    return f"{view.buffer}[{view.start}: {steps}]"
-
-
-def _matrix(matrix: Matrix) -> str:
-    rows, columns = _axis(matrix.rows), _axis(matrix.columns)
-    return f"{matrix.buffer}[{matrix.index}: {rows} by {columns}]"
-
-
-def _axis(axis: StridedAxis) -> str:
-    if axis.listed:
-        return f"{axis.count} at {axis.listed[0]}…{axis.listed[-1]}"
-    return f"{axis.count}" if axis.stride == 1 else f"{axis.count} step {axis.stride}"
-
-
-def value_text(value: Value) -> str:
-    match value:
-        case Literal(number, dtype):
-            return f"{number}:{dtype}"
-        case Load(buffer, index, _):
-            return f"{buffer}[{index}]"
-        case Local(name, _):
-            return name
-        case Position(index, dtype):
-            return f"({index}):{dtype}"
-        case Apply(op, operands, _):
-            return f"{op}({', '.join(map(value_text, operands))})"
-        case Convert(inner, dtype):
-            return f"{dtype}({value_text(inner)})"
-        case Within(index, low, high, _):
-            return f"{low} <= {index} < {high}"
-        case Guarded(guard, inner, other, _):
-            return f"({value_text(inner)} if {value_text(guard)} else {value_text(other)})"
-        case _:
-            assert_never(value)
 
 
 def program_text(program: Program) -> str:

@@ -1,9 +1,9 @@
 """The one way through the loop IR: statements and values in order, rebuilt, and loops taken off.
 
-`walk` and `subvalues` yield, `tally` counts, `peel` takes loops off. `replace_value` and
-`map_value` rebuild values, `map_statements` and `rewrite` rebuild statements. A value that did not
-change is the same object afterwards. A pass that needs more than these is a closed `match` of its
-own; there are few.
+`walk` and `subvalues` yield; `nested` and `under_guards` also say what stands around. `tally`
+counts, `peel` takes loops off. `replace_value` and `map_value` rebuild values, `map_statements` and
+`rewrite` rebuild statements. A value that did not change is the same object afterwards. A pass that
+needs more than these is a closed `match` of its own; there are few.
 """
 
 from __future__ import annotations
@@ -51,6 +51,16 @@ def walk(body: Sequence[Statement], into: Callable[[For], bool] = _always) -> It
         yield statement
         if isinstance(statement, For) and into(statement):
             pending += reversed(statement.body)
+
+
+def nested(body: Sequence[Statement]) -> Iterator[tuple[Statement, tuple[For, ...]]]:
+    """Every statement in order, and the loops around it, the outermost first."""
+    pending: list[tuple[Statement, tuple[For, ...]]] = [(s, ()) for s in reversed(body)]
+    while pending:
+        statement, loops = pending.pop()
+        yield statement, loops
+        if isinstance(statement, For):
+            pending += [(s, (*loops, statement)) for s in reversed(statement.body)]
 
 
 def values_of(statement: Statement) -> tuple[Value, ...]:
@@ -130,24 +140,40 @@ def subvalues(value: Value, into: Callable[[Value], bool] = _always) -> Iterator
             pending += reversed(operands_of(value))
 
 
+Guards = tuple[tuple[Value, bool], ...]
+
+
+def under_guards(
+    value: Value, into: Callable[[Value], bool] = _always
+) -> Iterator[tuple[Value, Guards]]:
+    """As `subvalues`, each with the guards around it and whether they hold or fail there."""
+    pending: list[tuple[Value, Guards]] = [(value, ())]
+    while pending:
+        value, guards = pending.pop()
+        yield value, guards
+        if not into(value):
+            continue
+        if isinstance(value, Guarded):
+            held, failed = (*guards, (value.guard, True)), (*guards, (value.guard, False))
+            pending += [(value.other, failed), (value.value, held), (value.guard, guards)]
+        else:
+            pending += [(operand, guards) for operand in reversed(operands_of(value))]
+
+
 def with_operands(value: Value, operands: tuple[Value, ...]) -> Value:
     """The value computed from others."""
+    if all(map(is_, operands, operands_of(value))):
+        return value
     match value:
-        case Apply(op, old, dtype):
-            return value if _are_same(operands, old) else Apply(op, operands, dtype)
-        case Convert(old, dtype):
-            return value if operands[0] is old else Convert(operands[0], dtype)
-        case Guarded(guard, inner, other, dtype):
-            if _are_same(operands, (guard, inner, other)):
-                return value
+        case Apply(op, _, dtype):
+            return Apply(op, operands, dtype)
+        case Convert(_, dtype):
+            return Convert(operands[0], dtype)
+        case Guarded(dtype=dtype):
             guard, inner, other = operands
             return Guarded(guard, inner, other, dtype)
         case _:
             return value
-
-
-def _are_same(new: tuple[Value, ...], old: tuple[Value, ...]) -> bool:
-    return all(map(is_, new, old))
 
 
 ValueMap = Callable[[Value], Value]
@@ -177,17 +203,7 @@ def replace_value(value: Value, choose: Callable[[Value], Value | None]) -> Valu
 
 def map_values(statement: Statement, change: ValueMap) -> Statement:
     """The statement with each of its own values replaced; those inside a loop too."""
-    match statement:
-        case For(body=body):
-            return replace(statement, body=tuple(map_values(s, change) for s in body))
-        case Let(_, value) | Set(_, value) | Accumulate(_, _, value) | Update(_, _, value):
-            return replace(statement, value=change(value))
-        case Store(_, _, value, guard):
-            held = None if guard is None else change(guard)
-            assert held is None or isinstance(held, Within)
-            return replace(statement, value=change(value), guard=held)
-        case Matmul() | LibraryCall() | Barrier():
-            return statement
+    return _Rewriter(_same_index, _same_name, _same_name, change).statement(statement)
 
 
 def map_statements(
@@ -225,7 +241,26 @@ def rewrite(
 
     Locals inside indices are the index map's to replace.
     """
-    return _Rewriter(index, buffer, local).statement(statement)
+
+    def leaf(value: Value) -> Value:
+        match value:
+            case Load(old, at, dtype):
+                name, new = buffer(old), index(old, at)
+                return value if new is at and name == old else Load(name, new, dtype)
+            case Local(old, dtype):
+                name = local(old)
+                return value if name == old else Local(name, dtype)
+            case Position(at, dtype):
+                new = index("", at)
+                return value if new is at else Position(new, dtype)
+            case Within(at, low, high):
+                new = index("", at)
+                return value if new is at else Within(new, low, high)
+            case _:
+                return value
+
+    rewriter = _Rewriter(index, buffer, local, lambda value: map_value(value, leaf))
+    return rewriter.statement(statement)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +268,7 @@ class _Rewriter:
     index: IndexMap
     buffer: NameMap
     local: NameMap
+    value: ValueMap
 
     def statement(self, statement: Statement) -> Statement:
         match statement:
@@ -268,37 +304,15 @@ class _Rewriter:
     def matrix(self, m: Matrix) -> Matrix:
         return Matrix(self.buffer(m.buffer), self.index(m.buffer, m.index), m.rows, m.columns)
 
-    def value(self, value: Value) -> Value:
-        operands = operands_of(value)
-        if operands:
-            return with_operands(value, tuple([self.value(o) for o in operands]))
-        match value:
-            case Load(buffer, index, dtype):
-                name, at = self.buffer(buffer), self.index(buffer, index)
-                return value if at is index and name == buffer else Load(name, at, dtype)
-            case Local(name, dtype):
-                new = self.local(name)
-                return value if new == name else Local(new, dtype)
-            case Position(index, dtype):
-                at = self.index("", index)
-                return value if at is index else Position(at, dtype)
-            case Within(index, low, high):
-                at = self.index("", index)
-                return value if at is index else Within(at, low, high)
-            case _:
-                return value
-
 
 def substituted(body: Iterable[Statement], values: Mapping[Var, Index]) -> tuple[Statement, ...]:
     """The statements with loop variables replaced in every index."""
-    rewriter = _Rewriter(lambda _, index: substitute(index, values), _same_name, _same_name)
-    return tuple([rewriter.statement(s) for s in body])
+    return tuple([rewrite(s, lambda _, index: substitute(index, values)) for s in body])
 
 
 def with_buffers(body: Iterable[Statement], rename: NameMap) -> tuple[Statement, ...]:
     """The statements with every buffer renamed."""
-    rewriter = _Rewriter(_same_index, rename, _same_name)
-    return tuple([rewriter.statement(s) for s in body])
+    return tuple([rewrite(s, buffer=rename) for s in body])
 
 
 def with_locals(body: Iterable[Statement], names: Mapping[str, str]) -> tuple[Statement, ...]:
@@ -307,8 +321,10 @@ def with_locals(body: Iterable[Statement], names: Mapping[str, str]) -> tuple[St
     def rename(name: str) -> str:
         return names.get(name, name)
 
-    rewriter = _Rewriter(lambda _, index: renamed_data(index, rename), _same_name, rename)
-    return tuple([rewriter.statement(s) for s in body])
+    def renamed(_: str, index: Index) -> Index:
+        return renamed_data(index, rename)
+
+    return tuple([rewrite(s, renamed, local=rename) for s in body])
 
 
 def indices_of(body: Iterable[Statement]) -> list[Index]:
@@ -319,7 +335,6 @@ def indices_of(body: Iterable[Statement]) -> list[Index]:
         found.append(index)
         return index
 
-    rewriter = _Rewriter(note, _same_name, _same_name)
     for statement in body:
-        rewriter.statement(statement)
+        rewrite(statement, note)
     return found

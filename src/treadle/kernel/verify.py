@@ -9,14 +9,14 @@ GPU must also have a barrier wherever threads meet, and fit its memory (`verify_
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from treadle.base import dtypes
 from treadle.base.dtypes import DType, accumulator
 from treadle.base.errors import GraphError
-from treadle.kernel.access import Access, accesses, changed_in, locals_in, names_in
+from treadle.kernel.access import accesses, changed_in, locals_in, names_in
 from treadle.kernel.index import (
     Bounded,
     Data,
@@ -27,12 +27,11 @@ from treadle.kernel.index import (
     data_locals,
     uses,
 )
-from treadle.kernel.mapped import SHARED_OUT, group_rows, is_of_warps
+from treadle.kernel.mapped import SHARED_OUT, group_rows, is_of_warps, sums_of
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
     Barrier,
-    Buffer,
     Convert,
     For,
     Guarded,
@@ -43,7 +42,6 @@ from treadle.kernel.nodes import (
     Load,
     Local,
     Matmul,
-    Matrix,
     Position,
     Role,
     Set,
@@ -56,7 +54,7 @@ from treadle.kernel.nodes import (
 )
 from treadle.kernel.races import conflicts_in
 from treadle.kernel.target import Mapping
-from treadle.kernel.traverse import subvalues, values_of, walk
+from treadle.kernel.traverse import subvalues, under_guards, values_of, walk
 from treadle.kernel.verify_mapping import verify_mapping
 
 INDEPENDENT = (Role.PARALLEL, Role.GRID, Role.GROUP, Role.SUBGROUP, Role.VECTOR)
@@ -67,9 +65,9 @@ ACCUMULATORS = ("add", "mul", "max", "min")
 class _Scope:
     """What is known at a point: loops around it, locals, and guards that hold."""
 
-    loops: tuple[tuple[Var, Role], ...]
+    loops: tuple[For, ...]
     locals: dict[str, tuple[DType, int]]  # dtype, and how many loops were open when it was named
-    guards: tuple[Within, ...]
+    guards: tuple[Within, ...] = ()
 
 
 def verify(kernel: Kernel, mapping: Mapping | None = None) -> Kernel:
@@ -88,7 +86,8 @@ class _Checker:
         self.buffers = {b.name: b for b in (*kernel.buffers, *kernel.scratch)}
         self.own = {b.name for b in kernel.scratch}
         self.written = {b.name for b in kernel.outputs} | self.own
-        self.private = {b.name: b.lanes for b in kernel.scratch if b.lanes > 1}
+        self.private = {b.name for b in kernel.scratch if b.lanes > 1}
+        self.lane_loops: dict[str, For] = {}  # the vector loops that private memory is of
         if len(self.buffers) != len(kernel.buffers) + len(kernel.scratch):
             raise self.wrong("two buffers have one name")
 
@@ -98,76 +97,91 @@ class _Checker:
     def check(self) -> None:
         if any(b.lanes > 1 for b in self.kernel.buffers):
             raise self.wrong("memory that others see is private to lanes")
-        self.statements(self.kernel.body, _Scope((), {}, ()))
-        self.only_in_lanes(self.kernel.body)
-
-    def only_in_lanes(self, body: tuple[Statement, ...]) -> None:
-        """Private memory is that of one vector loop's lanes: nothing else touches it."""
-        loops: dict[str, int] = {}
-        for loop, found in _by_vector_loop(body):
-            for name in {a.buffer for a in found} & self.private.keys():
-                if loop is None or loops.setdefault(name, id(loop)) != id(loop):
-                    raise self.wrong(f"{name} is private to lanes of more than one loop")
+        self.statements(self.kernel.body, _Scope((), {}))
 
     def statements(self, body: tuple[Statement, ...], scope: _Scope) -> None:
-        known = dict(scope.locals)
-        inner = _Scope(scope.loops, known, scope.guards)
+        inner = replace(scope, locals=dict(scope.locals))
         for statement in body:
-            self.statement(statement, inner)
+            self.bounds(statement, inner)
+            self.names(statement, inner)
 
-    def statement(self, statement: Statement, scope: _Scope) -> None:
+    def bounds(self, statement: Statement, scope: _Scope) -> None:
+        """Whatever a statement touches by itself lies in a buffer, and may be written if it is."""
+        is_reached = all(loop.var.extent > 0 for loop in scope.loops)
+        for access in accesses([statement]) if not isinstance(statement, For) else ():
+            target = self.buffers.get(access.buffer)
+            if target is None:
+                raise self.wrong(f"{access.buffer} is not a buffer of the kernel")
+            low, high = access.index.range
+            low, high = low + access.low, high + access.high
+            if is_reached and not (low >= 0 and high < target.size):
+                where = f"{access.buffer}[{access.index}]"
+                raise self.wrong(f"{where} may be {low} to {high}, outside {target}")
+            if access.writes and access.buffer not in self.written:
+                raise self.wrong(f"{access.buffer} is written but is not an output")
+            if access.buffer in self.private:
+                self.in_lanes(access.buffer, scope)
+
+    def in_lanes(self, private: str, scope: _Scope) -> None:
+        """Private memory is that of one vector loop's lanes: nothing else touches it."""
+        loop = next((loop for loop in scope.loops if loop.role is Role.VECTOR), None)
+        if loop is None or self.lane_loops.setdefault(private, loop) is not loop:
+            raise self.wrong(f"{private} is private to lanes of more than one loop")
+
+    def names(self, statement: Statement, scope: _Scope) -> None:
+        """What a statement names and uses is there, and has the dtypes that it says."""
         match statement:
-            case For(var, role, body, stop):
-                if any(var.name == v.name for v, _ in scope.loops):
-                    raise self.wrong(f"the loop variable {var.name} is used twice")
-                if stop is not None:
-                    self.index(stop, scope)
-                    if stop.range[1] > var.extent:
-                        raise self.wrong(f"the loop over {var.name} may pass {var.extent}")
-                self.statements(
-                    body, _Scope((*scope.loops, (var, role)), scope.locals, scope.guards)
-                )
-                self.races(statement)
-                if role is Role.VECTOR or statement.lanes > 1:
-                    self.lockstep(statement)
-                elif role in SHARED_OUT:
-                    self.sums(statement)
+            case For():
+                self.iterations(statement, scope)
             case Let(local, value):
-                scope.locals[local] = (self.value(value, scope), len(scope.loops))
-            case Accumulate(local, op, value):
-                self.accumulate(local, op, value, scope)
-            case Set(local, value):
-                self.set(local, value, scope)
+                scope.locals[local] = (self.dtype_of(value, scope), len(scope.loops))
+            case Accumulate() | Set():
+                self.change(statement, scope)
             case Store(buffer, index, value) | Update(buffer, index, value):
                 guard = statement.guard if isinstance(statement, Store) else None
                 held = () if guard is None else _conjuncts(guard)
-                scope = _Scope(scope.loops, scope.locals, scope.guards + held)
-                target = self.access(buffer, index, scope)
-                if buffer not in self.written:
-                    raise self.wrong(f"{buffer} is written but is not an output")
-                self.same(target.dtype, self.value(value, scope), f"a store to {buffer}")
+                scope = replace(scope, guards=scope.guards + held)
+                self.index(index, scope)
+                dtype = self.buffers[buffer].dtype
+                self.same(dtype, self.dtype_of(value, scope), f"a store to {buffer}")
             case Barrier():
                 pass  # where it stands is the mapping's
             case Matmul():
                 self.multiply(statement, scope)
-            case LibraryCall():
-                self.called(statement, scope)
+            case LibraryCall(name, results, operands):
+                shared = {v.buffer for v in results} & {v.buffer for v in operands}
+                if scope.loops or shared:
+                    raise self.wrong(f"{name} is inside a loop, or writes what it reads")
             case _:
                 assert_never(statement)
 
-    def called(self, statement: LibraryCall, scope: _Scope) -> None:
-        """Every view inside its buffer, results apart from operands, and nothing around it."""
-        if scope.loops:
-            raise self.wrong(f"{statement.name} is inside a loop")
-        given = {v.buffer for v in statement.operands}
-        for view in (*statement.results, *statement.operands):
-            target = self.buffers.get(view.buffer)
-            low, high = view.range
-            if target is None or low < 0 or high >= target.size:
-                raise self.wrong(f"{statement.name} may touch {view.buffer} from {low} to {high}")
-        for view in statement.results:
-            if view.buffer not in self.written or view.buffer in given:
-                raise self.wrong(f"{statement.name} may not write {view.buffer}")
+    def iterations(self, loop: For, scope: _Scope) -> None:
+        var, stop = loop.var, loop.stop
+        if any(var.name == outer.var.name for outer in scope.loops):
+            raise self.wrong(f"the loop variable {var.name} is used twice")
+        if stop is not None:
+            self.index(stop, scope)
+            if stop.range[1] > var.extent:
+                raise self.wrong(f"the loop over {var.name} may pass {var.extent}")
+        self.statements(loop.body, replace(scope, loops=(*scope.loops, loop)))
+        self.races(loop)
+        if loop.role is Role.VECTOR or loop.lanes > 1:
+            self.lockstep(loop)
+        elif loop.role in SHARED_OUT:
+            self.sums(loop)
+
+    def change(self, statement: Accumulate | Set, scope: _Scope) -> None:
+        """A local is changed by iterations in order; lanes and threads may accumulate too."""
+        local, is_sum = statement.local, isinstance(statement, Accumulate)
+        if local not in scope.locals:
+            raise self.wrong(f"{local} is changed before it is named")
+        if isinstance(statement, Accumulate) and statement.op not in ACCUMULATORS:
+            raise self.wrong(f"{statement.op} does not accumulate")
+        dtype, depth = scope.locals[local]
+        self.same(dtype, self.dtype_of(statement.value, scope), f"a change of {local}")
+        apart = (Role.PARALLEL, Role.GRID) if is_sum else INDEPENDENT
+        if any(loop.role in apart for loop in scope.loops[depth:]):
+            raise self.wrong(f"independent iterations set or accumulate into {local}")
 
     def multiply(self, statement: Matmul, scope: _Scope) -> None:
         target, left, right = statement.matrices
@@ -175,30 +189,19 @@ class _Checker:
         if shapes[0] != (shapes[1][0], shapes[2][1]) or shapes[1][1] != shapes[2][0]:
             raise self.wrong(f"a product of {shapes[1]} and {shapes[2]} gives no {shapes[0]}")
         is_whole = standalone_matmul(self.kernel) is not None
-        if statement.bias is not None:
-            bias = self.buffers.get(statement.bias)
-            if not is_whole or bias is None or bias.size < target.columns.count:
-                raise self.wrong(f"{statement.bias} is no bias of this product")
+        if statement.bias is not None and not is_whole:
+            raise self.wrong(f"{statement.bias} is no bias of this product")
         if not is_whole and (target.columns.stride, right.columns.stride) != (1, 1):
             raise self.wrong("columns of a product are not next to each other")
-        into, *found = (self.matrix(m, scope).dtype for m in statement.matrices)
+        into, *found = (self.buffers[m.buffer].dtype for m in statement.matrices)
         is_plain = into is found[0] and into in (dtypes.float32, dtypes.float64)
         is_narrow = is_whole and into.is_float and into in (found[0], accumulator(found[0]))
         if found[0] is not found[1] or not (is_plain or is_narrow):
             raise self.wrong(f"a product of {found[0]} and {found[1]} into {into}")
-        if target.buffer not in self.written or target.buffer in (left.buffer, right.buffer):
+        if target.buffer in (left.buffer, right.buffer):
             raise self.wrong(f"a product is written to {target.buffer}, which it may not be")
-
-    def matrix(self, matrix: Matrix, scope: _Scope) -> Buffer:
-        """A matrix whose every element lies inside its buffer."""
-        target = self.buffers.get(matrix.buffer)
-        if target is None:
-            raise self.wrong(f"{matrix.buffer} is not a buffer of the kernel")
-        self.index(matrix.index, scope)
-        low, high = matrix.range
-        if not (low >= 0 and high < target.size):
-            raise self.wrong(f"{matrix.buffer}[{matrix.index}] may be {low} to {high}")
-        return target
+        for matrix in statement.matrices:
+            self.index(matrix.index, scope)
 
     def races(self, loop: For) -> None:
         """Iterations that run side by side meet in no buffer."""
@@ -232,84 +235,50 @@ class _Checker:
 
     def sums(self, loop: For) -> None:
         """A local of outside that lanes accumulate has one op, and is read by none of them."""
-        own = names_in(loop.body)
+        ops = {local: s.op for local, s in sums_of(loop).items()}
         every = list(walk(loop.body))
-        outer = [s for s in every if isinstance(s, Accumulate) and s.local not in own]
-        ops = {s.local: s.op for s in outer}
-        for s in outer:
-            if ops[s.local] != s.op:
+        for s in every:
+            if isinstance(s, Accumulate) and ops.get(s.local, s.op) != s.op:
                 raise self.wrong(f"lanes accumulate {s.local} by {ops[s.local]} and {s.op}")
         for statement in every if ops else ():
             if not ops.keys().isdisjoint(_read_by(statement)):
                 raise self.wrong(f"lanes of {loop.var.name} read what they accumulate")
 
-    def accumulate(self, local: str, op: str, value: Value, scope: _Scope) -> None:
-        if local not in scope.locals or op not in ACCUMULATORS:
-            raise self.wrong(f"{local} is not an accumulator, or {op} does not accumulate")
-        dtype, depth = scope.locals[local]
-        self.same(dtype, self.value(value, scope), f"an accumulation into {local}")
-        if any(role in (Role.PARALLEL, Role.GRID) for _, role in scope.loops[depth:]):
-            raise self.wrong(f"iterations of a parallel loop accumulate into {local}")
-
-    def set(self, local: str, value: Value, scope: _Scope) -> None:
-        if local not in scope.locals:
-            raise self.wrong(f"{local} is set before it is named")
-        dtype, depth = scope.locals[local]
-        self.same(dtype, self.value(value, scope), f"{local}")
-        if any(role in INDEPENDENT for _, role in scope.loops[depth:]):
-            raise self.wrong(f"independent iterations set {local}")
-
     def same(self, expected: DType, found: DType, where: str) -> None:
         if expected is not found:
             raise self.wrong(f"{where} has {found}, not {expected}")
 
-    def value(self, value: Value, scope: _Scope) -> DType:
+    def dtype_of(self, value: Value, scope: _Scope) -> DType:
+        """The dtype of a value, all parts of which hold what they say."""
+        for part, guards in under_guards(value):
+            held = [w for guard, holds in guards if holds for w in _conjuncts(guard)]
+            inner = replace(scope, guards=(*scope.guards, *held)) if held else scope
+            self.part(part, inner)
+        return value.dtype
+
+    def part(self, value: Value, scope: _Scope) -> None:
+        """A value by itself, whatever it is computed from."""
         match value:
-            case Literal():
+            case Literal() | Apply() | Convert():
                 pass
-            case Position(index, _):
+            case Position(index) | Within(index):
                 self.index(index, scope)
             case Load(buffer, index, dtype):
-                self.same(self.access(buffer, index, scope).dtype, dtype, f"a load of {buffer}")
+                self.index(index, scope)
+                self.same(self.buffers[buffer].dtype, dtype, f"a load of {buffer}")
             case Local(name, dtype):
                 if name not in scope.locals:
                     raise self.wrong(f"the local {name} is read before it is named")
                 self.same(scope.locals[name][0], dtype, f"the local {name}")
-            case Apply(_, operands, _):
-                for operand in operands:
-                    self.value(operand, scope)
-            case Convert(inner, _):
-                self.value(inner, scope)
-            case Within(index, _, _, _):
-                self.index(index, scope)
             case Guarded(guard, inner, other, dtype):
-                self.guarded(guard, inner, other, dtype, scope)
+                self.same(dtypes.bool_, guard.dtype, "a guard")
+                self.same(dtype, inner.dtype, "a guarded value")
+                self.same(dtype, other.dtype, "the other of a guarded value")
             case _:
                 assert_never(value)
-        return value.dtype
-
-    def guarded(
-        self, guard: Value, inner: Value, other: Value, dtype: DType, scope: _Scope
-    ) -> None:
-        self.same(dtypes.bool_, self.value(guard, scope), "a guard")
-        held = _conjuncts(guard)
-        under = _Scope(scope.loops, scope.locals, scope.guards + held)
-        self.same(dtype, self.value(inner, under), "a guarded value")
-        self.same(dtype, self.value(other, scope), "the other of a guarded value")
-
-    def access(self, buffer: str, index: Index, scope: _Scope) -> Buffer:
-        if buffer not in self.buffers:
-            raise self.wrong(f"{buffer} is not a buffer of the kernel")
-        target = self.buffers[buffer]
-        self.index(index, scope)
-        low, high = index.range
-        has_iterations = all(v.extent > 0 for v, _ in scope.loops)
-        if has_iterations and not (low >= 0 and high < target.size):
-            raise self.wrong(f"{buffer}[{index}] may be {low} to {high}, outside {target}")
-        return target
 
     def index(self, index: Index, scope: _Scope) -> None:
-        open_ = {v for v, _ in scope.loops}
+        open_ = {loop.var for loop in scope.loops}
         for atom, _ in index.terms:
             match atom:
                 case Var():
@@ -326,15 +295,6 @@ class _Checker:
                     if inner.range[0] < 0:
                         raise self.wrong(f"{atom} divides what may be negative")
                     self.index(inner, scope)
-
-
-def _by_vector_loop(body: tuple[Statement, ...]) -> Iterator[tuple[For | None, list[Access]]]:
-    """Accesses by the outermost vector loop around them; None for those under none."""
-    for s in walk(body, lambda loop: loop.role is not Role.VECTOR):
-        if not isinstance(s, For):
-            yield None, list(accesses([s]))
-        elif s.role is Role.VECTOR:
-            yield s, list(accesses(s.body))
 
 
 def _read_by(statement: Statement) -> set[str]:

@@ -29,7 +29,7 @@ from treadle.kernel.nodes import (
     library_call_of,
 )
 from treadle.kernel.target import Mapping
-from treadle.kernel.traverse import walk
+from treadle.kernel.traverse import nested, walk
 
 UNMAPPED = (Role.PARALLEL, Role.VECTOR)
 
@@ -69,14 +69,14 @@ class _Mapped:
 
     def check(self, mapping: Mapping | None) -> None:
         self.sizes(mapping)
-        self.roles(self.kernel.body, is_outermost=True)
+        self.roles()
         self.spaces()
-        self.written_first(self.kernel.body, set())
+        self.written_first()
         for name in self.rows:
             self.row(name)
         if self.geometry.template is None and self.geometry.share > 1:
             is_warp = self.geometry.share == self.geometry.warp
-            self.level(self.grid.body, Role.SUBGROUP if is_warp else Role.GROUP)
+            self.barriers(Role.SUBGROUP if is_warp else Role.GROUP)
             self.statements(self.grid.body, _Since())
 
     # Sizes
@@ -85,9 +85,6 @@ class _Mapped:
         geometry = self.geometry
         if geometry.share < 1 or geometry.threads % geometry.share:
             raise self.wrong(f"{geometry.share} threads share a block of {geometry.threads}")
-        for s in walk(self.kernel.body):
-            if isinstance(s, For) and s.lanes > 1 and s.var.extent % s.lanes:
-                raise self.wrong(f"{s.var.extent} iterations are no packs of {s.lanes}")
         used = shared_bytes(self.kernel)
         if mapping is not None and used > mapping.shared_limit:
             limit = mapping.shared_limit
@@ -106,18 +103,19 @@ class _Mapped:
 
     # Roles and spaces
 
-    def roles(self, body: Sequence[Statement], is_outermost: bool) -> None:
+    def roles(self) -> None:
         """Loops of the grid around everything; nothing is left that is not mapped."""
-        for s in body:
+        for s, loops in nested(self.kernel.body):
             if not isinstance(s, For):
                 continue
             if s.role in UNMAPPED:
                 raise self.wrong(f"the loop over {s.var.name} is not mapped")
-            if s.role is Role.GRID and not is_outermost:
+            if s.role is Role.GRID and any(loop.role is not Role.GRID for loop in loops):
                 raise self.wrong(f"the grid's loop over {s.var.name} is inside another")
             if s.role in SHARED_OUT and self.geometry.share == 1:
                 raise self.wrong(f"one thread shares out the loop over {s.var.name}")
-            self.roles(s.body, is_outermost and s.role is Role.GRID)
+            if s.var.extent % s.lanes:
+                raise self.wrong(f"{s.var.extent} iterations are no packs of {s.lanes}")
 
     def spaces(self) -> None:
         for buffer in self.kernel.buffers:
@@ -128,31 +126,27 @@ class _Mapped:
             if buffer.space is not own and buffer.name not in group_rows(self.kernel):
                 raise self.wrong(f"{buffer.name} is {buffer.space.value}, not {own.value}")
 
-    def level(self, body: Sequence[Statement], scope: Role) -> None:
+    def barriers(self, group: Role) -> None:
         """Barriers stand where all threads that wait come by."""
-        for s in body:
-            if isinstance(s, Barrier) and s.scope is not scope:
-                raise self.wrong(f"a barrier of the {s.scope.value} is the {scope.value}'s")
-            if not isinstance(s, For):
+        for s, loops in nested(self.grid.body):
+            if not isinstance(s, Barrier):
                 continue
-            if is_of_warps(s):
-                self.level(s.body, Role.SUBGROUP)
-            elif s.role in SHARED_OUT:
-                if any(isinstance(t, Barrier) for t in walk(s.body)):
-                    raise self.wrong(f"a barrier stands inside the shared loop over {s.var.name}")
-            else:
-                self.level(s.body, scope)
+            shared = [loop for loop in loops if loop.role in SHARED_OUT]
+            by_warps = [loop for loop in shared if is_of_warps(loop)]
+            if shared != by_warps:
+                name = shared[-1].var.name
+                raise self.wrong(f"a barrier stands inside the shared loop over {name}")
+            scope = Role.SUBGROUP if by_warps else group
+            if s.scope is not scope:
+                raise self.wrong(f"a barrier of the {s.scope.value} is the {scope.value}'s")
 
     # Memory
 
-    def written_first(self, body: Sequence[Statement], written: set[str]) -> None:
+    def written_first(self) -> None:
         """Memory of a group or a thread is written before it is read."""
-        own = {b.name for b in self.kernel.scratch}
-        for s in body:
-            if isinstance(s, For):
-                self.written_first(s.body, written)
-                continue
-            every = [a for a in accesses([s]) if a.buffer in own]
+        own, written = {b.name for b in self.kernel.scratch}, set[str]()
+        for s in walk(self.kernel.body):
+            every = [] if isinstance(s, For) else [a for a in accesses([s]) if a.buffer in own]
             read = {a.buffer for a in every if not a.writes or not isinstance(s, Store)}
             if not read <= written:
                 missing = ", ".join(sorted(read - written))

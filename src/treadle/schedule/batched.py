@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from treadle.kernel.calls import matmul_call_of
+from treadle.kernel.launch import matmul_call_of
 from treadle.kernel.nodes import Kernel
-from treadle.kernel.phases import calls_in
-from treadle.kernel.program import Call, Phase, Program, Step
+from treadle.kernel.program import Call, Phase, Program, Step, calls_in
 from treadle.kernel.target import Matmuls
 
 

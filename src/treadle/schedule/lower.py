@@ -23,8 +23,7 @@ from treadle.ir.types import TensorType
 from treadle.kernel.contraction import launches_dominate
 from treadle.kernel.index import Index, Var
 from treadle.kernel.nodes import Buffer, Kernel, Statement, Store, Value, Within
-from treadle.kernel.phases import calls_in
-from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step
+from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step, calls_in
 from treadle.kernel.target import CPU, Target
 from treadle.rules.canonical import canonicalise
 from treadle.rules.expansion import expand

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from treadle.ir.graph import Graph
-from treadle.kernel.phases import check_phases
-from treadle.kernel.program import Program
+from treadle.kernel.program import Program, check_phases
 from treadle.kernel.target import CPU as CPU
 from treadle.kernel.target import GPU as GPU
 from treadle.kernel.target import Target as Target

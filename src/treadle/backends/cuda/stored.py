@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from treadle.backends.stored import packed_objects, unpacked_objects
-from treadle.kernel.launch import (
-    cooperative_from_json,
-    cooperative_to_json,
-    launches_from_json,
-    launches_to_json,
-)
+from treadle.base.records import from_json, to_json
+from treadle.kernel.launch import CooperativeLaunch, Launch
 from treadle.kernel.plan import Plan
 from treadle.runtime.cuda.code import CudaCode
 from treadle.runtime.cuda.compiler import is_cubin
@@ -25,10 +20,10 @@ _PLAN = "routine "  # begins the names of a library's plans
 def packed_code(code: CudaCode) -> dict[str, bytes]:
     return {
         **packed_objects(code.cubins),
-        "launches": launches_to_json(code.launches).encode(),
-        "cooperative": cooperative_to_json(code.cooperative).encode(),
+        "launches": to_json(code.launches).encode(),
+        "cooperative": to_json(code.cooperative).encode(),
         "algorithms": json.dumps(code.algorithms).encode(),
-        "without": json.dumps(sorted(code.without)).encode(),
+        "without": to_json(sorted(code.without)).encode(),
         **{f"{_PLAN}{entry}": plan for entry, plan in code.call_plans.items()},
     }
 
@@ -36,19 +31,13 @@ def packed_code(code: CudaCode) -> dict[str, bytes]:
 def unpacked_code(parts: Mapping[str, bytes], plan: Plan) -> CudaCode | None:
     """What was packed; None, or an error of reading, for anything else."""
     found = CudaCode(
-        launches_from_json(parts["launches"].decode()),
-        cooperative_from_json(parts["cooperative"].decode()),
+        from_json(tuple[Launch, ...], parts["launches"]),
+        from_json(tuple[CooperativeLaunch, ...], parts["cooperative"]),
         unpacked_objects(parts),
         {str(k): [int(w) for w in v] for k, v in json.loads(parts["algorithms"]).items()},
         {int(n.removeprefix(_PLAN)): d for n, d in parts.items() if n.startswith(_PLAN)},
-        frozenset(map(call_key_from_json, json.loads(parts["without"]))),
+        frozenset(from_json(tuple[LibraryCallKey, ...], parts["without"])),
     )
     is_whole = len(found.launches) == len(plan.entries) and all(map(is_cubin, found.cubins))
     has_words = all(len(words) == WORDS for words in found.algorithms.values())
     return found if is_whole and has_words else None
-
-
-def call_key_from_json(found: Any) -> LibraryCallKey:
-    name, operands, numbers = found
-    shapes = tuple((tuple(int(n) for n in shape), str(dtype)) for shape, dtype in operands)
-    return str(name), shapes, tuple((str(n), float(x)) for n, x in numbers)

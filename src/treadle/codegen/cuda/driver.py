@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from treadle.codegen.cuda.functions import cooperative, function
+from treadle.codegen.cuda import scalars
 from treadle.codegen.cuda.prelude import PRELUDE
 from treadle.codegen.cuda.render import Writer
 from treadle.codegen.cuda.scatter import scatter_lines
 from treadle.codegen.cuda.tiles import tiled_lines
-from treadle.kernel.calls import call_of, matmul_call_of
 from treadle.kernel.geometry import Scattered, Tiled
-from treadle.kernel.launch import CooperativeLaunch, Launch
+from treadle.kernel.launch import CooperativeLaunch, Launch, call_of, matmul_call_of
 from treadle.kernel.mapped import blocks_of, geometry_of, shared_bytes
-from treadle.kernel.nodes import (
-    Kernel,
-)
+from treadle.kernel.nodes import Kernel
 from treadle.kernel.program import Program
 
 
@@ -36,10 +34,8 @@ def render_program(program: Program, per_part: int = 24) -> CudaSource:
     texts: list[str] = []
     for i, kernel in enumerate(kernels):
         symbol, matmul, called = f"kernel_{i}", matmul_call_of(kernel), call_of(kernel)
-        if called is not None:
-            launches.append(Launch(symbol, 0, 0, called=called))
-        elif matmul is not None:
-            launches.append(Launch(symbol, 0, 0, matmul=matmul))
+        if called is not None or matmul is not None:
+            launches.append(Launch(symbol, 0, 0, matmul=matmul, called=called))
         elif geometry_of(kernel).is_cooperative:
             lines[i] = lines_of(kernel)
             launches.append(Launch(symbol, 0, 0))
@@ -70,3 +66,76 @@ def render_kernel(kernel: Kernel) -> str:
     if call_of(kernel) is not None or matmul_call_of(kernel) is not None:
         return f"// {kernel.name} is a library's"
     return "\n".join([PRELUDE, function(kernel, kernel.name, lines_of(kernel))])
+
+
+# What is around the lines of a kernel: its function, or its part of a cooperative one.
+
+
+def function(kernel: Kernel, symbol: str, body: Sequence[str]) -> str:
+    """The function around some lines: pointers from its one argument, by the call's number."""
+    geometry, count = geometry_of(kernel), max(1, len(kernel.buffers))
+    room = f", {geometry.room}" if geometry.room > 1 else ""
+    head = [
+        f"struct {symbol}_args {{ void *p[{geometry.calls}][{count}]; }};",
+        f'extern "C" __global__ void __launch_bounds__({geometry.threads}{room}) '
+        f"{symbol}(const __grid_constant__ {symbol}_args a) {{",
+    ]
+    head += ["  begin();", "  const int block = blockIdx.x;"]
+    head += [
+        f"  {qualifier}{scalars.memory(b.dtype)} *__restrict__ p{i} = "
+        f"({qualifier}{scalars.memory(b.dtype)} *)now(a.p[blockIdx.y][{i}]);"
+        for i, b in enumerate(kernel.buffers)
+        for qualifier in ("const " if i < len(kernel.inputs) else "",)
+    ]
+    return "\n".join([*head, *body, "}"])
+
+
+def part(kernel: Kernel, symbol: str, body: Sequence[str]) -> str:
+    """The function as part of another, which says what block it is and where the pointers are.
+
+    What it reads may have been written a moment ago: pointers promise nothing.
+    """
+    head = [f"DEV void {symbol}(const int block, void *const *p) {{"]
+    for i, b in enumerate(kernel.buffers):
+        type_ = scalars.memory(b.dtype)
+        head.append(f"  {type_} *p{i} = ({type_} *)now(p[{i}]);")
+    return "\n".join([*head, *body, "}"])
+
+
+def cooperative(
+    run: CooperativeLaunch, kernels: Sequence[Kernel], lines: Mapping[int, Sequence[str]]
+) -> str:
+    """Phases as one function: every block takes blocks of a phase in turn, then all synchronize."""
+    symbol = run.symbol
+    entries = dict.fromkeys(i for phase in run.phases for i, _ in phase)
+    texts = [part(kernels[i], f"{symbol}_{i}", lines[i]) for i in entries]
+    body: list[str] = []
+    at = 0
+    for number, phase in enumerate(run.phases):
+        if number:
+            body.append(f"  grid_sync(&{symbol}_arrived, until);")
+        total = sum(blocks_of(kernels[i]) * n for i, n in phase)
+        body.append(f"  for (int at = blockIdx.x; at < {total}; at += gridDim.x) {{")
+        start, held = 0, ""
+        for i, n in phase:
+            count, grid = len(kernels[i].buffers), blocks_of(kernels[i])
+            if not grid:
+                at += n * count
+                continue
+            here = "at" if not start else f"(at - {start})"
+            body.append(f"    {held}if (at < {start + n * grid})")
+            where = f"a.p + {at}" if n == 1 else f"a.p + {at} + {here} / {grid} * {count}"
+            block = here if n == 1 else f"{here} % {grid}"
+            body.append(f"      {symbol}_{i}({block}, {where});")
+            start, held = start + n * grid, "else "
+            at += n * count
+        body += ["    __syncthreads();", "  }"]
+    head = [
+        f"struct {symbol}_args {{ void *p[{max(1, at)}]; }};",
+        f"__device__ u64 {symbol}_arrived;",
+        f'extern "C" __global__ void __launch_bounds__({run.block}) '
+        f"{symbol}(const __grid_constant__ {symbol}_args a) {{",
+        "  begin();",
+        f"  u64 until = first_sync(&{symbol}_arrived);",
+    ]
+    return "\n".join([*texts, *head, *body, "}"])

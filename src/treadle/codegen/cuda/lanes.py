@@ -6,8 +6,8 @@ A local that differs from lane to lane is an array; accesses that lie together a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import assert_never
 
 from treadle.base import dtypes
@@ -43,9 +43,7 @@ from treadle.kernel.nodes import (
     Within,
 )
 from treadle.kernel.packs import is_pack
-from treadle.kernel.traverse import subvalues
-
-Guards = tuple[str, ...]
+from treadle.kernel.traverse import subvalues, under_guards
 
 
 class Lanes:
@@ -73,7 +71,7 @@ class Lanes:
         self.narrow: set[str] = set()  # locals of lanes that come from narrow floats alone
         self.packs: dict[Load, str] = {}
         self.loaded: dict[Load, str] = {}  # loads that were made early, the same in every lane
-        self.staged: dict[str, str] = {}  # buffers of packs, by their name in the text
+        self.staged: set[str] = set()  # buffers of packs
         self.held: dict[str, str] = {}  # rows of sums in registers
         self.at_pack = ""  # which pack of a row the loop at hand is at
 
@@ -94,13 +92,15 @@ class Lanes:
         self.depth -= 1
         self.add("}")
 
-    @contextmanager
-    def loop(self, loop: For) -> Iterator[None]:
-        name = self.new(_safe(loop.var.name))
+    def sequential(self, loop: For) -> AbstractContextManager[None]:
+        name = self.vars[loop.var] = self.new(_safe(loop.var.name))
         end = str(loop.var.extent) if loop.stop is None else self.index(loop.stop)
-        self.vars[loop.var] = name
-        with self.block(f"for (int {name} = 0; {name} < {end}; ++{name})"):
-            yield
+        return self.block(f"for (int {name} = 0; {name} < {end}; ++{name})")
+
+    def written_out(self, name: str, count: object, start: int = 0) -> AbstractContextManager[None]:
+        """Iterations of a known number, one after the other without a loop."""
+        self.add("#pragma unroll")
+        return self.block(f"for (int {name} = {start}; {name} < {count}; ++{name})")
 
     @contextmanager
     def decoded_block(self, head: str, flat: str, loops: Sequence[Var]) -> Iterator[None]:
@@ -122,18 +122,15 @@ class Lanes:
             self.add(f"const {type_} {after} = ({type_})(({self.unsigned}){rest} / {var.extent}u);")
             rest = after
 
-    def name(self, local: str) -> str:
-        return self.names[local]
-
     # Lanes
 
     @contextmanager
     def in_lanes(
-        self, var: Var, width: int, body: Sequence[Statement], sums: set[str] | None = None
+        self, var: Var, width: int, body: Sequence[Statement], sums: Collection[str] = ()
     ) -> Iterator[None]:
         before = self.lane, self.width, self.spread, self.changing
         self.lane, self.width = var, width
-        self.spread = self.spread | (sums or set())
+        self.spread = self.spread.union(sums)
         self.changing = changed_in(body)
         yield
         self.lane, self.width, self.spread, self.changing = before
@@ -163,8 +160,10 @@ class Lanes:
     def packed(self, value: Value) -> Iterator[None]:
         """Loads of a value that lie together, made at once before the lanes are walked."""
         before, ways = dict(self.packs), dict[Load, list[str]]()
-        for load, guards in self._loads(value, ()):
-            ways.setdefault(load, []).append(" && ".join(guards))
+        for part, guards in under_guards(value, self._is_shared):
+            if isinstance(part, Load):
+                texts = [f"{'' if holds else '!'}{self.value(guard)}" for guard, holds in guards]
+                ways.setdefault(part, []).append(" && ".join(texts))
         ways |= {x: [""] for x in loads_in(value) if x.buffer in self.staged}
         for load, guarded in ways.items():
             if load in self.packs or load.buffer in self.held:
@@ -183,11 +182,14 @@ class Lanes:
         name, type_ = self.new("pack"), scalars.register(load.dtype)
         self.add(f"{type_} {name}[{self.width}];")
         if load.buffer in self.staged:
-            self.add(f"unpacked<{self.width}>({self.staged[load.buffer]}[{self.at_pack}], {name});")
+            self.add(f"unpacked<{self.width}>({load.buffer}[{self.at_pack}], {name});")
             return name
         verb = "fetch" if load.buffer in self.constant else "load"
         self.add(f"{held}{verb}<{self.width}>({self._address(load.buffer, load.index)}, {name});")
         return name
+
+    def _in_memory(self, buffer: str, index: Index) -> str:
+        return f"{self.pointers[buffer]}[{self.index(index)}]"
 
     def _address(self, buffer: str, index: Index) -> str:
         return f"{self.pointers[buffer]} + {self.index(index)}"
@@ -212,35 +214,20 @@ class Lanes:
     def _hold(self, load: Load, guard: str) -> None:
         if load in self.packs or load in self.loaded or data_locals(load.index):
             return
-        type_ = scalars.register(load.dtype)
         if not self.index_differs(load.index):
-            name = self.loaded[load] = self.new("held")
-            address = f"get({self.pointers[load.buffer]}[{self.index(load.index)}])"
-            found = f"{guard} ? {address} : ({type_})0" if guard else address
+            name, type_ = self.new("held"), scalars.register(load.dtype)
+            element = f"get({self._in_memory(load.buffer, load.index)})"
+            found = f"{guard} ? {element} : ({type_})0" if guard else element
             self.add(f"const {type_} {name} = {found};")
+            self.loaded[load] = name
         elif self.is_pack(load.index):
-            name = self.packs[load] = self.new("pack")
-            self.add(f"{type_} {name}[{self.width}];")
-            held = f"if ({guard}) " if guard else ""
-            address = self._address(load.buffer, load.index)
-            self.add(f"{held}load<{self.width}>({address}, {name});")
+            self.packs[load] = self._loaded_pack(load, f"if ({guard}) " if guard else "")
 
-    def _loads(self, value: Value, guards: Guards) -> Iterator[tuple[Load, Guards]]:
-        """Loads, and the guards around them, on which all lanes of a pack agree."""
-        match value:
-            case Load():
-                yield value, guards
-            case Convert(inner):
-                yield from self._loads(inner, guards)
-            case Apply(_, operands):
-                for o in operands:
-                    yield from self._loads(o, guards)
-            case Guarded(Within() as guard, inner, other) if self._agrees(guard):
-                text = self.value(guard)
-                yield from self._loads(inner, (*guards, text))
-                yield from self._loads(other, (*guards, f"!{text}"))
-            case _:
-                pass
+    def _is_shared(self, value: Value) -> bool:
+        """Whether all lanes of a pack compute a value, or none: they agree on its guard."""
+        if not isinstance(value, Guarded):
+            return True
+        return isinstance(value.guard, Within) and self._agrees(value.guard)
 
     def _agrees(self, guard: Within) -> bool:
         if not self.index_differs(guard.index):
@@ -252,12 +239,13 @@ class Lanes:
         self.add("#pragma unroll")
         self.add(f"for (int u = {start}; u < {width or self.width}; ++u) {line}")
 
-    def each(self, line: Callable[[], str]) -> None:
-        """A line for every lane."""
-        self.unrolling = True
-        text = line()
-        self.unrolling = False
-        self.unrolled(text)
+    def each(self, line: Callable[[], str], value: Value | None = None) -> None:
+        """A line for every lane; what a value loads together is loaded before."""
+        with self.packed(value) if value is not None else nullcontext():
+            self.unrolling = True
+            text = line()
+            self.unrolling = False
+            self.unrolled(text)
 
     # Statements
 
@@ -272,21 +260,17 @@ class Lanes:
             self.add(f"{type_} {name} = {text};")
             return
         self.add(f"{type_} {name}[{self.width}];")
-        with self.packed(value):
-            self.each(lambda: f"{name}[u] = {self.value(value, exceeds)};")
+        self.each(lambda: f"{name}[u] = {self.value(value, exceeds)};", value)
         if self._is_of_narrow(value) and local not in self.changing:
             self.narrow.add(local)
         self.names[local] = name
         self.spread = self.spread | {local}
 
-    def assign(self, local: str, value: Value) -> None:
-        self.change(local, self.names[local], value, lambda _: self.value(value))
-
-    def change(self, local: str, name: str, value: Value, to: Callable[[str], str]) -> None:
-        """A local becomes what a function makes of it."""
+    def change(self, local: str, value: Value, to: Callable[[str], str]) -> None:
+        """A local becomes what a function makes of it, by way of a value."""
+        name = self.names[local]
         if local in self.spread:
-            with self.packed(value):
-                self.each(lambda: f"{name}[u] = {to(f'{name}[u]')};")
+            self.each(lambda: f"{name}[u] = {to(f'{name}[u]')};", value)
         else:
             self.add(f"{name} = {to(name)};")
 
@@ -300,7 +284,7 @@ class Lanes:
             self.add(self._put(buffer, index, value, guard))
         elif isinstance(value, Load) and value.buffer in self.staged:
             type_ = f"Pack<{scalars.memory(self.types[buffer])}, {self.width}>"
-            row = f"{self.staged[value.buffer]}[{self.at_pack}]"
+            row = f"{value.buffer}[{self.at_pack}]"
             self.add(f"*({type_} *)({self._address(buffer, index)}) = {row};")
         else:
             self._store_lanes(buffer, index, value, guard)
@@ -308,8 +292,7 @@ class Lanes:
     def _store_lanes(self, buffer: str, index: Index, value: Value, guard: Within | None) -> None:
         with self.packed(value):
             if buffer in self.held:
-                own = f"{self.held[buffer]}[{self.at_pack}][u]"
-                self.each(lambda: f"{own} = {self._typed(value)};")
+                self.each(lambda: f"{self._own(buffer)} = {self._typed(value)};")
             elif guard is None and self.is_pack(index):
                 array, at = self.array(value), self._address(buffer, index)
                 self.add(f"store<{self.width}>({at}, {array});")
@@ -317,12 +300,12 @@ class Lanes:
                 self.each(lambda: self._put(buffer, index, value, guard))
 
     def _put(self, buffer: str, index: Index, value: Value, guard: Within | None) -> str:
-        text = f"put({self.pointers[buffer]}[{self.index(index)}], {self._typed(value)});"
+        text = f"put({self._in_memory(buffer, index)}, {self._typed(value)});"
         return text if guard is None else f"if ({self.value(guard)}) {text}"
 
     def _stage(self, buffer: str, value: Value) -> None:
         """A pack to where a row is staged: as it is in memory, or as it was computed."""
-        row = f"{self.staged[buffer]}[{self.at_pack}]"
+        row = f"{buffer}[{self.at_pack}]"
         if isinstance(value, Load) and value.buffer not in self.staged:
             address = self._address(value.buffer, value.index)
             read = f"*(const Pack<{scalars.memory(value.dtype)}, {self.width}> *)({address})"
@@ -342,28 +325,29 @@ class Lanes:
         self.each(lambda: f"{name}[u] = {self.value(value, True)};")
         return name
 
+    def _own(self, row: str) -> str:
+        """The element of a row in registers that is the lane's at hand."""
+        return f"{self.held[row]}[{self.at_pack}][u]"
+
     def _typed(self, value: Value) -> str:
         return f"({scalars.register(value.dtype)})({self.value(value, True)})"
 
     def update(self, buffer: str, index: Index, value: Value) -> None:
         dtype = self.types[buffer]
         if buffer in self.held:
-            own = f"{self.held[buffer]}[{self.at_pack}][u]"
-            with self.packed(value):
-                self.each(lambda: f"{own} = {own} + {self.value(value)};")
+            own = self._own(buffer)
+            self.each(lambda: f"{own} = {own} + {self.value(value)};", value)
             return
-        address = self.pointers[buffer]
 
         def line() -> str:
-            at = f"{address}[{self.index(index)}]"
+            at = self._in_memory(buffer, index)
             found = scalars.apply("add", [f"get({at})", self.value(value)], dtype, dtype)
             return f"put({at}, ({scalars.register(dtype)})({found}));"
 
         if self.lane is None:
             self.add(line())
-            return
-        with self.packed(value):
-            self.each(line)
+        else:
+            self.each(line, value)
 
     # Values
 
@@ -375,12 +359,12 @@ class Lanes:
                 return scalars.literal(value)
             case Load(buffer, index):
                 if buffer in self.held:
-                    return f"{self.held[buffer]}[{self.at_pack}][u]"
+                    return self._own(buffer)
                 if self.unrolling and value in self.packs:
                     return f"{self.packs[value]}[u]"
                 if value in self.loaded:
                     return self.loaded[value]
-                return f"get({self.pointers[buffer]}[{self.index(index)}])"
+                return f"get({self._in_memory(buffer, index)})"
             case Local(name):
                 return self._local(name)
             case Position(index, dtype):
@@ -425,19 +409,18 @@ class Lanes:
     def _is_of_narrow(self, value: Value) -> bool:
         """Whether what differs from lane to lane comes from narrow floats, which tell far less
         apart than a fast exponential does."""
-        if not self.differs(value):
-            return True
-        match value:
-            case Load(_, _, dtype):
-                return dtype.is_narrow
-            case Local(name):
-                return name in self.narrow
-            case Convert(inner):
-                return self._is_of_narrow(inner)
-            case Apply(_, operands):
-                return all(map(self._is_of_narrow, operands))
-            case _:
-                return False
+
+        def is_narrow_part(part: Value) -> bool:
+            match part:
+                case Load(_, _, dtype):
+                    return dtype.is_narrow
+                case Local(name):
+                    return name in self.narrow
+                case _:
+                    return isinstance(part, (Convert, Apply))
+
+        differing = filter(self.differs, subvalues(value, self.differs))
+        return all(map(is_narrow_part, differing))
 
     def _local(self, name: str) -> str:
         is_array = self.unrolling and name in self.spread

@@ -6,8 +6,7 @@ decided is decided in the kernel: nothing here chooses.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import assert_never
 
@@ -16,11 +15,12 @@ from treadle.codegen.cuda.lanes import Lanes
 from treadle.kernel.access import accesses
 from treadle.kernel.arithmetic import identity
 from treadle.kernel.geometry import Combine
-from treadle.kernel.index import Var
 from treadle.kernel.mapped import (
+    Nest,
     geometry_of,
     grid_of,
     group_bytes,
+    group_rows,
     is_of_warps,
     nest_of,
     row_loops,
@@ -62,45 +62,34 @@ def counts_far(kernel: Kernel, count: int, lanes: int = 1) -> bool:
 class Writer(Lanes):
     """Writes a kernel's statements, a group's or a thread's."""
 
-    def __init__(self, kernel: Kernel):
+    def __init__(self, kernel: Kernel, is_wide: bool | None = None):
         self.geometry, self.grid = geometry_of(kernel), grid_of(kernel)
-        super().__init__(kernel, counts_far(kernel, self.grid.count, self.grid.lanes))
+        if is_wide is None:
+            is_wide = counts_far(kernel, self.grid.count, self.grid.lanes)
+        super().__init__(kernel, is_wide)
         self.tid, self.warp = "tid", self.geometry.warp
         # Beside other kernels in one launch: what these wrote a moment ago is not read as if it had
         # been there from the start, and loads come before stores that do not concern them.
         self.hoists = self.geometry.is_cooperative
         self.constant = set() if self.hoists else self.constant
         updated = {s.buffer for s in walk(kernel.body) if isinstance(s, Update)}
-        rows = [b for b in kernel.scratch if b.pack > 1 and b.space is Space.PRIVATE]
-        self.sums = [b for b in rows if b.name in updated]  # rows of sums that each warp has
+        rows = group_rows(kernel) & updated
+        self.sums = [b for b in kernel.scratch if b.name in rows]  # of columns, that each warp has
 
     def written(self) -> list[str]:
-        """The lines of one block."""
-        self._begin()
-        for s in self.grid.lets:
-            self.thread(s)
-        lanes, body = self.grid.lanes, self.grid.body
-        with self.in_lanes(self.grid.variables[-1], lanes, body) if lanes > 1 else nullcontext():
-            if self.sums:
-                self._row_sums(body)
-            elif self.geometry.combine is not Combine.EXCHANGE:
-                self._columns(body)
-            elif self.geometry.share == 1:
-                self.thread_all(body)
-            else:
-                self.group_all(body)
-        return self.lines
-
-    # Which iteration of the grid this is, and where its memory lies
-
-    def _begin(self) -> None:
+        """The lines of one block: which iteration of the grid it is, its memory, and the body."""
+        begin, write = self._begin_group, self._row_sums if self.sums else self.group_all
         if self.geometry.combine is not Combine.EXCHANGE:
-            self._begin_columns()
+            begin, write = self._begin_columns, self._columns
         elif self.geometry.share == 1:
-            self._begin_thread()
-        else:
-            self._begin_group()
+            begin, write = self._begin_thread, self.thread_all
+        begin()
         self.decode("iteration", self.grid.variables)
+        for s in self.grid.lets:
+            self.statement(s)
+        with self._in_lanes_of(self.grid):
+            write(self.grid.body)
+        return self.lines
 
     def _begin_thread(self) -> None:
         type_, lanes = self.index_type, self.grid.lanes
@@ -136,14 +125,13 @@ class Writer(Lanes):
         for i, (b, offset) in enumerate(shared_of(self.kernel)):
             type_, name = scalars.memory(b.dtype), f"s{i}"
             if b.pack > 1:
-                type_ = f"Pack<{type_}, {b.pack}>"
-                name = self.staged[b.name] = b.name
-            else:
-                self.pointers[b.name] = name
+                type_, name = f"Pack<{type_}, {b.pack}>", b.name
+                self.staged.add(name)
+            self.pointers[b.name] = name
             self.add(f"{type_} *{name} = ({type_} *)(shared + {offset} + {team});")
         for b in self.kernel.scratch:
             if b.space is Space.PRIVATE and b not in self.sums:
-                self.staged[b.name] = b.name
+                self.staged.add(b.name)
                 type_ = f"Pack<{scalars.memory(b.dtype)}, {b.pack}>"
                 self.add(f"{type_} {b.name}[{self._packs_of(b)}];")
 
@@ -174,25 +162,20 @@ class Writer(Lanes):
         last = max(i for i, s in enumerate(body) if isinstance(s, For))
         for i, s in enumerate(body[: last + 1]):
             if not isinstance(s, For):
-                self.thread(s)
+                self.statement(s)
             elif self.geometry.combine is Combine.TREE:
                 self._column_tree(s, i == last)
             else:
                 self._column_warps(s)
         self.thread_all(body[last + 1 :])
 
-    def _column_rows(self, loop: For, stem: str, type_: str, start: str) -> None:
-        loops, inner = nest_of(loop)
-        count, q = math.prod(s.var.extent for s in loops), self.new(stem)
-        if loops[-1].unroll > 1:
-            self.add(f"#pragma unroll {loops[-1].unroll}")
-        start = start.format(count=count)
-        head = f"for ({type_} {q} = {start}; {q} < {count}; {q} += {self.geometry.share})"
-        with self.decoded_block(head, q, [s.var for s in loops]):
-            self.thread_all(inner)
+    def _column_rows(self, nest: Nest, stem: str, type_: str, start: str) -> None:
+        with self._every(nest, f"{type_} {self.new(stem)}", start, self.geometry.share):
+            self.thread_all(nest.body)
 
     def _column_warps(self, loop: For) -> None:
-        self._column_rows(loop, "r", "int", "is_in ? row : {count}")
+        nest = nest_of(loop)
+        self._column_rows(nest, "r", "int", f"is_in ? row : {nest.count}")
         lanes, rows, shared = self.grid.lanes, self.geometry.share, dict[str, str]()
         sums = sums_of(loop)
         for local, s in sums.items():
@@ -200,19 +183,18 @@ class Writer(Lanes):
             type_ = scalars.register(s.value.dtype)
             self.add(f"__shared__ {type_} {shared[local]}[{rows - 1}][{lanes}][{self.warp}];")
             self.unrolled(
-                f"if (row) {shared[local]}[row - 1][u][lane] = {self.name(local)}[u];", lanes
+                f"if (row) {shared[local]}[row - 1][u][lane] = {self.names[local]}[u];", lanes
             )
         self.add("__syncthreads();")
         self.add("if (row || !is_in) return;")
         for local, s in sums.items():
-            name, op = self.name(local), OPS[s.op]
-            self.add("#pragma unroll")
-            with self.block(f"for (int y = 0; y < {rows - 1}; ++y)"):
+            name, op = self.names[local], OPS[s.op]
+            with self.written_out("y", rows - 1):
                 self.unrolled(f"{name}[u] = {op}::of({name}[u], {shared[local]}[y][u][lane]);")
 
     def _column_tree(self, loop: For, is_last: bool) -> None:
         """One of the sums; all threads of the column have it, unless it is the last."""
-        self._column_rows(loop, "q", self.index_type, "ty")
+        self._column_rows(nest_of(loop), "q", self.index_type, "ty")
         tall, groups = self.geometry.share, self.geometry.groups
         sums = sums_of(loop)
         shared = {local: self.new("tall") for local in sums}
@@ -235,7 +217,7 @@ class Writer(Lanes):
 
     def _column(self, local: str, line: str) -> None:
         """A line for the sum of each lane: AT is its index among the block's, NAME its name."""
-        name = self.name(local)
+        name = self.names[local]
         if local not in self.spread:
             self.add(line.replace("AT", "tx").replace("NAME", name))
             return
@@ -267,10 +249,8 @@ class Writer(Lanes):
                 ),
             ):
                 self.add("__syncthreads();")
-                with self.block(who):
-                    self.add("#pragma unroll")
-                    with self.block(f"for (int k = 0; k < {packs}; ++k)"):
-                        self.unrolled(line, lanes)
+                with self.block(who), self.written_out("k", packs):
+                    self.unrolled(line, lanes)
         self.add("if (warp) return;")
         self.group_all(body[at + 1 :])
 
@@ -278,26 +258,7 @@ class Writer(Lanes):
 
     def group_all(self, body: Sequence[Statement]) -> None:
         for s in body:
-            self.group(s)
-
-    def group(self, statement: Statement) -> None:
-        match statement:
-            case For(_, Role.SEQUENTIAL, body):
-                with self.loop(statement):
-                    self.group_all(body)
-            case For():
-                self._shared(statement)
-            case Store() | Update():
-                with self.block(f"if ({self.tid} == 0)"):
-                    self.thread(statement)
-            case Let() | Set() | Accumulate():
-                self.thread(statement)
-            case Barrier(scope):
-                self.add("__syncwarp();" if scope is Role.SUBGROUP else "__syncthreads();")
-            case Matmul() | LibraryCall():
-                raise AssertionError("matmuls are kernels of their own")
-            case _:
-                assert_never(statement)
+            self.statement(s, is_group=True)
 
     def _shared(self, loop: For) -> None:
         """Iterations shared out among threads, or among warps."""
@@ -311,67 +272,64 @@ class Writer(Lanes):
         if sums_of(loop):
             self._sum(loop)
         else:
-            loops, body = nest_of(loop)
-            with self._strided(loop), self._in_lanes_of(loops, body, set()):
-                self.thread_all(body)
+            self._each(nest_of(loop), loop.role)
         self.tid = before
 
-    def _in_lanes_of(
-        self, loops: Sequence[For], body: Sequence[Statement], sums: set[str]
-    ) -> AbstractContextManager[None]:
-        lanes = loops[-1].lanes
-        return self.in_lanes(loops[-1].var, lanes, body, sums) if lanes > 1 else nullcontext()
+    def _each(self, nest: Nest, role: Role, sums: Collection[str] = ()) -> None:
+        """A thread's own iterations."""
+        with self._strided(nest, role), self._in_lanes_of(nest, sums):
+            self.thread_all(nest.body)
+
+    def _in_lanes_of(self, nest: Nest, sums: Collection[str] = ()) -> AbstractContextManager[None]:
+        if nest.lanes == 1:
+            return nullcontext()
+        return self.in_lanes(nest.variables[-1], nest.lanes, nest.body, sums)
 
     def _by_warps(self, loop: For) -> None:
-        loops, body = nest_of(loop)
-        count = math.prod(s.var.extent for s in loops)
-        warps, q, type_ = self.geometry.share // self.warp, self.new("q"), self.index_type
-        head = f"for ({type_} {q} = tid / {self.warp}; {q} < {count}; {q} += {warps})"
-        with self.decoded_block(head, q, [s.var for s in loops]):
+        counter, warps = f"{self.index_type} {self.new('q')}", self.geometry.share // self.warp
+        with self._every(nest_of(loop), counter, f"tid / {self.warp}", warps):
             self.add(f"const int lane = tid % {self.warp};")
             before, self.tid = self.tid, "lane"
-            self.group_all(body)
+            self.group_all(nest_of(loop).body)
             self.tid = before
 
-    def _strided(self, loop: For) -> AbstractContextManager[None]:
+    def _every(
+        self, nest: Nest, counter: str, start: str, step: int
+    ) -> AbstractContextManager[None]:
+        """Iterations of some loops at a distance, counted by a variable of some type."""
+        if nest.loops[-1].unroll > 1:
+            self.add(f"#pragma unroll {nest.loops[-1].unroll}")
+        name = counter.split()[-1]
+        head = f"for ({counter} = {start}; {name} < {nest.count}; {name} += {step})"
+        return self.decoded_block(head, name, nest.variables)
+
+    def _strided(self, nest: Nest, role: Role) -> AbstractContextManager[None]:
         """Every iteration of some loops, the threads that share them side by side."""
-        nest, _ = nest_of(loop)
-        loops, lanes = [s.var for s in nest], nest[-1].lanes
-        count, width = math.prod(v.extent for v in loops), width_of(loop.role, self.geometry)
-        touched = {a.buffer for a in accesses([loop])}
-        q, type_ = self.new("q"), self.index_type
+        lanes, step = nest.lanes, nest.lanes * width_of(role, self.geometry)
+        touched = {a.buffer for a in accesses(nest.body)}
+        q = self.new("q")
         start = self.tid if lanes == 1 else f"{self.tid} * {lanes}"
-        rows = {b.name for b in self.kernel.scratch if b.pack > 1 and b.space is Space.PRIVATE}
-        if touched & rows:
+        if touched & group_rows(self.kernel):
             self.at_pack = self.new("k")
-            return self._written_out(q, start, count, width * lanes, loops)
+            return self._packs(q, start, step, nest)
         self.at_pack = f"{q} / {lanes}"
-        if nest[-1].unroll > 1:
-            self.add(f"#pragma unroll {nest[-1].unroll}")
-        head = f"for ({type_} {q} = {start}; {q} < {count}; {q} += {width * lanes})"
-        return self.decoded_block(head, q, loops)
+        return self._every(nest, f"{self.index_type} {q}", start, step)
 
     @contextmanager
-    def _written_out(
-        self, q: str, start: str, count: int, step: int, loops: Sequence[Var]
-    ) -> Iterator[None]:
+    def _packs(self, q: str, start: str, step: int, nest: Nest) -> Iterator[None]:
         """The few packs of a thread one after the other, so that registers have their numbers."""
-        k, packs = self.at_pack, -(-count // step)
-        self.add("#pragma unroll")
-        with self.block(f"for (int {k} = 0; {k} < {packs}; ++{k})"):
+        k, count = self.at_pack, nest.count
+        with self.written_out(k, -(-count // step)):
             self.add(f"const int {q} = {start} + {k} * {step};")
-            if count % step:
-                with self.decoded_block(f"if ({q} < {count})", q, loops):
-                    yield
-            else:
-                self.decode(q, loops)
+            held = self.block(f"if ({q} < {count})") if count % step else nullcontext()
+            with held:
+                self.decode(q, nest.variables)
                 yield
 
     def _sum(self, loop: For) -> None:
         """Each thread sums some iterations, then all are combined: always in the same order."""
-        loops, body = nest_of(loop)
-        lanes, sums = loops[-1].lanes, sums_of(loop)
-        before = dict(self.names)
+        nest, sums = nest_of(loop), sums_of(loop)
+        lanes, before = nest.lanes, dict(self.names)
         parts: dict[str, str] = {}
         for local, s in sums.items():
             type_ = scalars.register(s.value.dtype)
@@ -383,11 +341,10 @@ class Writer(Lanes):
             else:
                 self.add(f"{type_} {part} = {none};")
             self.names[local] = part
-        with self._strided(loop), self._in_lanes_of(loops, body, set(sums)):
-            self.thread_all(body)
+        self._each(nest, loop.role, sums)
         self.names = before
         for local, s in sums.items():
-            self._combine(self.name(local), parts[local], s, lanes, loop.role)
+            self._combine(self.names[local], parts[local], s, lanes, loop.role)
 
     def _combine(self, local: str, part: str, s: Accumulate, lanes: int, role: Role) -> None:
         dtype = s.value.dtype
@@ -404,48 +361,54 @@ class Writer(Lanes):
             whole = f"in_block<{op}, {self.geometry.share // self.warp}, {type_}>({found}, {none})"
         self.add(f"{local} = {op}::of({local}, {whole});")
 
-    # A thread's statements
+    # Statements
 
     def thread_all(self, body: Sequence[Statement]) -> None:
         before = dict(self.packs), dict(self.loaded)
         if self.hoists:
             self.early(body)
         for s in body:
-            self.thread(s)
+            self.statement(s)
         self.packs, self.loaded = before
 
-    def thread(self, statement: Statement) -> None:
-        match statement:
+    def statement(self, s: Statement, is_group: bool = False) -> None:
+        """A thread's statement, or one that is executed once for a group: one thread stores."""
+        first = self.block(f"if ({self.tid} == 0)") if is_group else nullcontext()
+        match s:
+            case For(_, Role.SEQUENTIAL, body):
+                with self.sequential(s):
+                    self.group_all(body) if is_group else self.thread_all(body)
             case For():
-                with self.loop(statement):
-                    self.thread_all(statement.body)
+                self._shared(s)
             case Let(local, value):
                 self.let(local, value)
             case Set(local, value):
-                self.assign(local, value)
+                self.change(local, value, lambda _: self.value(value))
             case Accumulate(local, op, value):
                 self.accumulate(local, op, value)
             case Store(buffer, index, value, guard):
-                self.store(buffer, index, value, guard)
+                with first:
+                    self.store(buffer, index, value, guard)
             case Update(buffer, index, value):
-                self.update(buffer, index, value)
-            case Matmul() | LibraryCall() | Barrier():
-                raise AssertionError(f"{statement} is no thread's")
+                with first:
+                    self.update(buffer, index, value)
+            case Barrier(scope):
+                self.add("__syncwarp();" if scope is Role.SUBGROUP else "__syncthreads();")
+            case Matmul() | LibraryCall():
+                raise AssertionError("matmuls are kernels of their own")
             case _:
-                assert_never(statement)
+                assert_never(s)
 
     def accumulate(self, local: str, op: str, value: Value) -> None:
         """A product that is added is rounded once."""
-        name, dtype = self.name(local), value.dtype
-        is_fused = op == "add" and isinstance(value, Apply) and value.op == "mul"
-        if is_fused and isinstance(value, Apply) and dtype.is_float and not dtype.is_narrow:
-            a, b = value.operands
+        dtype = value.dtype
+        is_fused = op == "add" and dtype.is_float and not dtype.is_narrow
 
-            def fused(at: str) -> str:
-                return f"t_fma({self.value(a)}, {self.value(b)}, {at})"
+        def combined(old: str) -> str:
+            match value:
+                case Apply("mul", (a, b)) if is_fused:
+                    return f"t_fma({self.value(a)}, {self.value(b)}, {old})"
+                case _:
+                    return scalars.apply(op, [old, self.value(value)], dtype, dtype)
 
-            self.change(local, name, value, fused)
-            return
-        self.change(
-            local, name, value, lambda at: scalars.apply(op, [at, self.value(value)], dtype, dtype)
-        )
+        self.change(local, value, combined)

@@ -15,10 +15,7 @@ from treadle.kernel.access import locals_in
 from treadle.kernel.geometry import Scattered
 from treadle.kernel.index import Index
 from treadle.kernel.mapped import geometry_of
-from treadle.kernel.nodes import (
-    Kernel,
-    Let,
-)
+from treadle.kernel.nodes import Kernel
 from treadle.kernel.scatter import scatter_of, sums_bytes
 
 
@@ -96,21 +93,19 @@ class _Scatter(Lanes):
         room = self.room - self.stride
         with self.block(f"for (; from < {part} && count <= {room}; from += {self.stride})"):
             self.add(f"int near[{self.looked}];")
-            self.add("#pragma unroll")
-            with self.block(f"for (int j = 0; j < {self.looked}; ++j)"):
+            with self.written_out("j", self.looked):
                 start = f"warp * ({self.index_type}){part}"
                 self.add(f"{self.index_type} iteration = {start} + from + j * {self.warp} + lane;")
                 self.add("near[j] = -1;")
                 with self.block(f"if (iteration < {found.count})"):
                     self.decode("iteration", found.updates)
-                    for let in self._needed({found.row.local}):
+                    for let in found.needed({found.row.local}):
                         self.let(let.local, let.value)
                     row = self.index(Index(((found.row, 1),)))
                     self.add(f"const i64 at = (i64)({row}) - first;")
                     held = "" if found.held is None else f" && {self.value(found.held)}"
                     self.add(f"if (at >= 0 && at < {self.rows}{held}) near[j] = (int)at;")
-            self.add("#pragma unroll")
-            with self.block(f"for (int j = 0; j < {self.looked}; ++j)"):
+            with self.written_out("j", self.looked):
                 self._note()
         self.add("if (lane == 0) { totals[warp] = count; resumed[warp] = from; }")
 
@@ -129,8 +124,7 @@ class _Scatter(Lanes):
         warps, room = self.warps, self.room
         self.add("bool is_whole = is_mine && owner == 0;")
         self.add("int sum = 0, before = 0;")
-        self.add("#pragma unroll")
-        with self.block(f"for (int i = 0; i < {warps}; ++i)"):
+        with self.written_out("i", warps):
             self.add("if (i == warp) before = sum;")
             self.add("sum += totals[i];")
             self.add(f"is_whole = is_whole && resumed[i] >= {self.part};")
@@ -148,7 +142,7 @@ class _Scatter(Lanes):
         found = self.found
         each = -(-found.width // self.threads)
         together = max(1, self.terms // each)
-        lets = self._needed(locals_in(found.value))
+        lets = found.needed(locals_in(found.added))
 
         def load() -> None:
             near = f"owner * {self.room} + t_min(h + k, total - 1)"
@@ -157,7 +151,7 @@ class _Scatter(Lanes):
             self.decode("c", found.columns)
             for let in lets:
                 self.let(let.local, let.value)
-            self.add(f"terms[k][v] = {self.value(found.value)};")
+            self.add(f"terms[k][v] = {self.value(found.added)};")
 
         def add() -> None:
             own = f"owners[owner * {self.room} + h + k] * {found.width} + c"
@@ -171,22 +165,10 @@ class _Scatter(Lanes):
 
     def _each_term(self, together: int, each: int, line: Callable[[], None]) -> None:
         """For some updates at once, and all columns of a thread."""
-        self.add("#pragma unroll")
-        with self.block(f"for (int k = 0; k < {together}; ++k)"):
-            self.add("#pragma unroll")
-            with self.block(f"for (int v = 0; v < {each}; ++v)"):
-                self.add(f"const int c = threadIdx.x + v * {self.threads};")
-                if self.found.width % self.threads:
-                    with self.block(f"if (c < {self.found.width})"):
-                        line()
-                else:
+        with self.written_out("k", together), self.written_out("v", each):
+            self.add(f"const int c = threadIdx.x + v * {self.threads};")
+            if self.found.width % self.threads:
+                with self.block(f"if (c < {self.found.width})"):
                     line()
-
-    def _needed(self, locals_: set[str]) -> list[Let]:
-        """The values that some locals depend on, in order."""
-        needed, lets = set(locals_), list[Let]()
-        for let in reversed(self.found.lets):
-            if let.local in needed:
-                needed |= locals_in(let.value)
-                lets.insert(0, let)
-        return lets
+            else:
+                line()

@@ -7,7 +7,7 @@ a warp, whose parts are combined by exchange.
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 from treadle.codegen.cuda import scalars
 from treadle.codegen.cuda.render import Writer, counts_far
@@ -48,11 +48,15 @@ class _Panel:
         self.packs = panel.length * self.filled // panel.lanes
         self.iterations = -(-self.packs // w.geometry.threads)  # copies of each thread
 
+    def batches(self) -> list[tuple[int, int]]:
+        """Copies that are under way at a time: the first, and how many."""
+        most = self.iterations if self.w.tile.is_standalone else self.panel.batch
+        starts = range(0, self.iterations, most)
+        return [(begin, min(most, self.iterations - begin)) for begin in starts]
+
     def _each(self, begin: int, count: int) -> AbstractContextManager[None]:
         """A fixed number of copies, written out: loads of all of them are on their way at once."""
-        w = self.w
-        w.add("#pragma unroll")
-        return w.block(f"for (int e = {begin}; e < {begin + count}; ++e)")
+        return self.w.written_out("e", begin + count, begin)
 
     def _which(self) -> list[str]:
         """Which pack this is, and the condition under which there is one."""
@@ -115,9 +119,7 @@ class _Contraction(Writer):
     """Writes a contraction in tiles; what follows each element is a thread's."""
 
     def __init__(self, kernel: Kernel, tiled: Tiled):
-        super().__init__(kernel)
-        is_wide = counts_far(kernel, tiled.blocks)
-        self.index_type, self.unsigned = ("i64", "u64") if is_wide else ("int", "unsigned")
+        super().__init__(kernel, counts_far(kernel, tiled.blocks))
         self.hoists, self.constant = True, set()
         self.tile = tiled
         at = next(i for i, s in enumerate(self.grid.body) if isinstance(s, For))
@@ -135,7 +137,7 @@ class _Contraction(Writer):
     def tiled(self) -> list[str]:
         tile, k = self.tile, self.tile.sizes[-1]
         for s in self.grid.lets:
-            self.thread(s)
+            self.statement(s)
         self._begin_tile()
         is_mine = self._before() if tile.down <= tile.shares else ""
         if tile.tile_depth < k:
@@ -169,18 +171,12 @@ class _Contraction(Writer):
     def _part(self) -> None:
         """A part of the depth: into shared memory, then each thread's share of it."""
         tile = self.tile
-        if tile.is_standalone:
-            for panel in self.panels:
-                panel.load(0, panel.iterations)
-            for panel in self.panels:
-                panel.store(0, panel.iterations)
-        else:
-            for panel in self.panels:
-                most = panel.panel.batch
-                for begin in range(0, panel.iterations, most):
-                    count = min(most, panel.iterations - begin)
-                    panel.load(begin, count)
-                    panel.store(begin, count)
+        copies = [(panel, *part) for panel in self.panels for part in panel.batches()]
+        for together in [copies] if tile.is_standalone else [[copy] for copy in copies]:
+            for panel, begin, count in together:
+                panel.load(begin, count)
+            for panel, begin, count in together:
+                panel.store(begin, count)
         for panel in self.panels:
             panel.clear()
         self.add("__syncthreads();")
@@ -229,21 +225,16 @@ class _Contraction(Writer):
                 self.add(f"for (int i = 0; i < {down * across}; ++i)")
                 self.add(f"  sums[i / {across}][i % {across}] += ")
                 self.add(f"    shuffled(sums[i / {across}][i % {across}], far);")
-        if is_mine:
-            with self.block(f"if ({is_mine})"):
-                self._after()
-            return
-        self.add("#pragma unroll")
-        with self.block(f"for (int iteration = 0; iteration < {-(-down // shares)}; ++iteration)"):
-            limits = self._element("iteration")
-            with self.block(f"if ({limits})"):
+        own = nullcontext() if is_mine else self.written_out("iteration", -(-down // shares))
+        with own:
+            held = is_mine or self._element("iteration")
+            with self.block(f"if ({held})"):
                 self._after()
 
     def _after(self) -> None:
         across = self.tile.across
         self.add(f"{self.wide} sum[{across}];")
-        self.add("#pragma unroll")
-        with self.block(f"for (int j = 0; j < {across}; ++j)"):
+        with self.written_out("j", across):
             self.add("sum[j] = sums[0][j];")
             self.add("#pragma unroll")
             self.add(f"for (int e = 1; e < {self.tile.down}; ++e) if (e == i) sum[j] = sums[e][j];")

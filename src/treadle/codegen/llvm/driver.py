@@ -6,7 +6,7 @@ arguments are pairs of a pointer and the bytes that an iteration of the repeat a
 
 from __future__ import annotations
 
-from treadle.codegen.llvm.emitter import Function, Reg, number
+from treadle.codegen.llvm.emitter import Function, Reg
 from treadle.codegen.llvm.module import Module
 from treadle.codegen.llvm.render import render
 from treadle.kernel.machine import Machine
@@ -31,25 +31,19 @@ def render_kernel(kernel: Kernel, machine: Machine) -> str:
 
 
 def _entry(number_: int, count: int) -> Function:
-    parameters = [
-        Reg("i64", "%begin"),
-        Reg("i64", "%end"),
+    scratch, arguments, iteration = (
         Reg("ptr", "%scratch"),
         Reg("ptr", "%arguments"),
         Reg("i64", "%iteration"),
-    ]
-    f = Function(f"kernel.{number_}", parameters, linkage="")
-    given = [str(p) for p in parameters[:3]]
+    )
+    given = [Reg("i64", "%begin"), Reg("i64", "%end"), scratch]
+    f = Function(f"kernel.{number_}", [*given, arguments, iteration], linkage="")
     for i in range(count):
-        base = _word(f, 2 * i, "ptr")
-        row = _word(f, 2 * i + 1, "i64")
-        moved = f.binary("mul", row, Reg("i64", "%iteration"))
-        given.append(str(f.value("ptr", f"getelementptr inbounds i8, {base}, {moved}")))
-    f.do(f"call void @body.{number_}({', '.join(given)})")
+        base, row = (
+            f.load(type_, f.offset(arguments, 2 * i + word, "i64"), 8)
+            for word, type_ in enumerate(("ptr", "i64"))
+        )
+        given.append(f.offset(base, f.binary("mul", row, iteration)))
+    f.do(f"call void @body.{number_}({', '.join(map(str, given))})")
     f.do("ret void")
     return f
-
-
-def _word(f: Function, i: int, type_: str) -> Reg:
-    address = f.value("ptr", f"getelementptr inbounds i64, ptr %arguments, {number(i, 'i64')}")
-    return f.value(type_, f"load {type_}, {address}, align 8")

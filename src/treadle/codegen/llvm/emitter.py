@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from treadle.base.dtypes import DType
 
-# LLVM's names of element types. bool is i1 in registers; memory holds it as i8.
+# LLVM's names of element types. bool is i1 in registers; memory holds it as i8. Narrow floats are
+# bits in memory and float in registers.
 ELEMENT = {
     "float64": "double",
     "float32": "float",
-    "bfloat16": "bfloat",
-    "float16": "half",
     "int64": "i64",
     "int32": "i32",
     "uint32": "i32",
@@ -22,7 +21,7 @@ ELEMENT = {
     "uint8": "i8",
     "bool": "i1",
 }
-_SUFFIX = {"double": "f64", "float": "f32", "bfloat": "bf16", "half": "f16"}
+_SUFFIX = {"double": "f64", "float": "f32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +64,11 @@ def number(value: float | int | bool, type_: str) -> Reg:
     return Reg(type_, "<" + ", ".join(f"{element} {text}" for _ in range(width)) + ">")
 
 
+def like(a: Reg, b: Reg | float) -> Reg:
+    """A Python number as a constant of another value's type."""
+    return b if isinstance(b, Reg) else number(b, a.type)
+
+
 def listed(values: Sequence[int], element: str) -> Reg:
     """A constant vector of integers, one for each lane."""
     lanes = ", ".join(f"{element} {value}" for value in values)
@@ -76,11 +80,6 @@ def _scalar_text(value: float | int | bool, element: str) -> str:
         return "true" if value else "false"
     if element.startswith("i"):
         return str(int(value))
-    if element == "half":
-        return f"0xH{struct.unpack('<H', struct.pack('<e', value))[0]:04X}"
-    if element == "bfloat":
-        bits = struct.unpack("<I", struct.pack("<f", value))[0]
-        return f"0xR{bits >> 16:04X}"
     if element == "float":
         value = struct.unpack("<f", struct.pack("<f", value))[0]
     return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
@@ -134,15 +133,16 @@ class Function:
     def branch(self, condition: Reg, then: str, otherwise: str) -> None:
         self.do(f"br i1 {condition.text}, label %{then}, label %{otherwise}")
 
-    def binary(self, op: str, a: Reg, b: Reg) -> Reg:
-        return self.value(a.type, f"{op} {a.type} {a.text}, {b.text}")
+    def binary(self, op: str, a: Reg, b: Reg | float) -> Reg:
+        return self.value(a.type, f"{op} {a.type} {a.text}, {like(a, b).text}")
 
-    def compare(self, op: str, a: Reg, b: Reg) -> Reg:
+    def compare(self, op: str, a: Reg, b: Reg | float) -> Reg:
         """`op` is like "icmp slt" or "fcmp olt"."""
-        return self.value(vector("i1", width_of(a.type)), f"{op} {a.type} {a.text}, {b.text}")
+        bits = vector("i1", width_of(a.type))
+        return self.value(bits, f"{op} {a.type} {a.text}, {like(a, b).text}")
 
-    def select(self, condition: Reg, a: Reg, b: Reg) -> Reg:
-        return self.value(a.type, f"select {condition}, {a}, {b}")
+    def select(self, condition: Reg, a: Reg, b: Reg | float) -> Reg:
+        return self.value(a.type, f"select {condition}, {a}, {like(a, b)}")
 
     def convert(self, op: str, a: Reg, to: str) -> Reg:
         return self.value(to, f"{op} {a} to {to}")
@@ -150,12 +150,24 @@ class Function:
     def call(self, name: str, result: str, *arguments: Reg) -> Reg:
         return self.value(result, f"call {result} @{name}({', '.join(map(str, arguments))})")
 
-    def intrinsic(self, name: str, *arguments: Reg) -> Reg:
+    def intrinsic(self, name: str, first: Reg, *others: Reg | float) -> Reg:
         """llvm.NAME of one type: the result has the type of the first argument."""
-        type_ = arguments[0].type
-        full = f"llvm.{name}.{suffix(type_)}"
-        self.declarations.add(f"declare {type_} @{full}({', '.join(a.type for a in arguments)})")
-        return self.call(full, type_, *arguments)
+        arguments = [first, *(like(first, other) for other in others)]
+        full = f"llvm.{name}.{suffix(first.type)}"
+        types = ", ".join(a.type for a in arguments)
+        self.declarations.add(f"declare {first.type} @{full}({types})")
+        return self.call(full, first.type, *arguments)
+
+    def offset(self, base: Reg, by: Reg | int, element: str = "i8") -> Reg:
+        """An address some elements further on."""
+        distance = by if isinstance(by, Reg) else number(by, "i64")
+        return self.value("ptr", f"getelementptr inbounds {element}, {base}, {distance}")
+
+    def load(self, type_: str, address: Reg, align: int) -> Reg:
+        return self.value(type_, f"load {type_}, {address}, align {align}")
+
+    def store(self, value: Reg, address: Reg, align: int) -> None:
+        self.do(f"store {value}, {address}, align {align}")
 
     def splat(self, scalar: Reg, width: int) -> Reg:
         """A scalar in all lanes."""
@@ -171,6 +183,13 @@ class Function:
 
     def insert(self, x: Reg, scalar: Reg, lane: int) -> Reg:
         return self.value(x.type, f"insertelement {x}, {scalar}, i64 {lane}")
+
+    def by_lane(self, type_: str, make: Callable[[int], Reg]) -> Reg:
+        """A vector whose lanes are made one after the other."""
+        result = Reg(type_, "poison")
+        for lane in range(width_of(type_)):
+            result = self.insert(result, make(lane), lane)
+        return result
 
     def shuffle(self, a: Reg, b: Reg, lanes: Sequence[int]) -> Reg:
         """Lanes of two vectors by their numbers, those of the second counted on."""
@@ -196,7 +215,19 @@ class Function:
         self.do(f"call void @{name}({value}, {address}, i32 {align}, {mask})")
 
     @contextmanager
-    def loop(self, start: Reg, stop: Reg, step: Reg, carried: Sequence[Reg] = ()) -> Iterator[Loop]:
+    def when(self, condition: Reg) -> Iterator[None]:
+        """Instructions for where a condition holds."""
+        then, after = self.fresh("then"), self.fresh("join")
+        self.branch(condition, then, after)
+        self.label(then)
+        yield
+        self.jump(after)
+        self.label(after)
+
+    @contextmanager
+    def loop(
+        self, start: Reg | int, stop: Reg | int, step: Reg | int, carried: Sequence[Reg] = ()
+    ) -> Iterator[Loop]:
         """start, start + step, … below stop; no iteration at all if start is not below stop."""
         before, head, body, after = (self.block, *map(self.fresh, ("head", "body", "after")))
         self.jump(head)
@@ -212,7 +243,10 @@ class Function:
         following = self.binary("add nsw", counter, step)
         end = self.block
         self.jump(head)
-        pairs = [(counter, start, following), *zip(values, carried, state.next, strict=True)]
+        pairs = [
+            (counter, like(counter, start), following),
+            *zip(values, carried, state.next, strict=True),
+        ]
         for i, (phi, first, later) in enumerate(pairs):
             source = f"[ {first.text}, %{before} ], [ {later.text}, %{end} ]"
             self.lines[at + i] = f"  {phi.text} = phi {phi.type} {source}"

@@ -26,39 +26,37 @@ def half_bits(f: Function, x: Reg, has_half: bool) -> Reg:
         return f.convert("bitcast", half, vector("i16", width))
     ints = vector("i32", width)
     bits = f.convert("bitcast", x, ints)
-    sign = f.binary("and", f.binary("lshr", bits, number(16, ints)), number(_SIGN, ints))
-    size = f.binary("and", bits, number(0x7FFFFFFF, ints))
+    sign = f.binary("and", f.binary("lshr", bits, 16), _SIGN)
+    size = f.binary("and", bits, 0x7FFFFFFF)
     fine = f.select(
-        f.compare("icmp ult", size, number(_LEAST_NORMAL, ints)),
+        f.compare("icmp ult", size, _LEAST_NORMAL),
         _denormal_bits(f, size, x.type),
         _normal_bits(f, size),
     )
-    is_large = f.compare("icmp uge", size, number(_TOO_LARGE, ints))
+    is_large = f.compare("icmp uge", size, _TOO_LARGE)
     found = f.select(is_large, _endless_bits(f, size), fine)
     return f.convert("trunc", f.binary("or", found, sign), vector("i16", width))
 
 
 def _normal_bits(f: Function, size: Reg) -> Reg:
     """To the nearest, ties to even; what rounds up beyond the largest becomes ∞ by itself."""
-    ints = size.type
-    odd = f.binary("and", f.binary("lshr", size, number(13, ints)), number(1, ints))
-    moved = f.binary("add", size, number(0xFFF - (_BIAS << 23), ints))
-    return f.binary("lshr", f.binary("add", moved, odd), number(13, ints))
+    odd = f.binary("and", f.binary("lshr", size, 13), 1)
+    moved = f.binary("add", size, 0xFFF - (_BIAS << 23))
+    return f.binary("lshr", f.binary("add", moved, odd), 13)
 
 
 def _denormal_bits(f: Function, size: Reg, floats: str) -> Reg:
     shift = f.convert("bitcast", number(_HALF, size.type), floats)
     rounded = f.binary("fadd", f.convert("bitcast", size, floats), shift)
-    return f.binary("sub", f.convert("bitcast", rounded, size.type), number(_HALF, size.type))
+    return f.binary("sub", f.convert("bitcast", rounded, size.type), _HALF)
 
 
 def _endless_bits(f: Function, size: Reg) -> Reg:
     """∞, or a quiet NaN."""
-    ints = size.type
-    payload = f.binary("and", f.binary("lshr", size, number(13, ints)), number(0x3FF, ints))
-    nan = f.binary("or", payload, number(_INFINITY | _QUIET, ints))
-    is_nan = f.compare("icmp ugt", size, number(0x7F800000, ints))
-    return f.select(is_nan, nan, number(_INFINITY, ints))
+    payload = f.binary("and", f.binary("lshr", size, 13), 0x3FF)
+    nan = f.binary("or", payload, _INFINITY | _QUIET)
+    is_nan = f.compare("icmp ugt", size, 0x7F800000)
+    return f.select(is_nan, nan, _INFINITY)
 
 
 def half_value(f: Function, bits: Reg, has_half: bool) -> Reg:
@@ -69,15 +67,15 @@ def half_value(f: Function, bits: Reg, has_half: bool) -> Reg:
         half = f.convert("bitcast", bits, vector("half", width))
         return f.convert("fpext", half, floats)
     wide = f.convert("zext", bits, ints)
-    sign = f.binary("shl", f.binary("and", wide, number(_SIGN, ints)), number(16, ints))
-    size = f.binary("shl", f.binary("and", wide, number(0x7FFF, ints)), number(13, ints))
-    normal = f.binary("add", size, number(_BIAS << 23, ints))
+    sign = f.binary("shl", f.binary("and", wide, _SIGN), 16)
+    size = f.binary("shl", f.binary("and", wide, 0x7FFF), 13)
+    normal = f.binary("add", size, _BIAS << 23)
     # ∞ and NaN have the largest exponent there too.
-    endless = f.binary("add", normal, number(_BIAS << 23, ints))
-    is_nan = f.compare("icmp ugt", size, number(_INFINITY << 13, ints))
-    quiet = f.binary("or", endless, number(_QUIET << 13, ints))
-    is_endless = f.compare("icmp uge", size, number(_INFINITY << 13, ints))
-    is_denormal = f.compare("icmp ult", size, number(1 << 23, ints))
+    endless = f.binary("add", normal, _BIAS << 23)
+    is_nan = f.compare("icmp ugt", size, _INFINITY << 13)
+    quiet = f.binary("or", endless, _QUIET << 13)
+    is_endless = f.compare("icmp uge", size, _INFINITY << 13)
+    is_denormal = f.compare("icmp ult", size, 1 << 23)
     small = f.select(is_denormal, _denormal_value(f, size, floats), normal)
     found = f.select(is_endless, f.select(is_nan, quiet, endless), small)
     return f.convert("bitcast", f.binary("or", found, sign), floats)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treadle.codegen.llvm.emitter import Function, Reg, element_of, number, vector, width_of
+from treadle.codegen.llvm.emitter import Function, Reg, element_of, like, number, vector, width_of
 
 _INTEGER = {"float": "i32", "double": "i64"}
 _FLOAT = {"i32": "float", "i64": "double"}
@@ -20,20 +20,20 @@ class Lanes:
     has_fma: bool = True
 
     def add(self, a: Reg, b: Reg | float) -> Reg:
-        return self._binary("fadd", a, b)
+        return self.function.binary("fadd", a, b)
 
     def sub(self, a: Reg, b: Reg | float) -> Reg:
-        return self._binary("fsub", a, b)
+        return self.function.binary("fsub", a, b)
 
     def mul(self, a: Reg, b: Reg | float) -> Reg:
-        return self._binary("fmul", a, b)
+        return self.function.binary("fmul", a, b)
 
     def div(self, a: Reg, b: Reg | float) -> Reg:
-        return self._binary("fdiv", a, b)
+        return self.function.binary("fdiv", a, b)
 
     def integer(self, op: str, a: Reg, b: Reg | int) -> Reg:
         """`op` is LLVM's name: add, sub, shl, ashr, and, or, xor."""
-        return self._binary(op, a, b)
+        return self.function.binary(op, a, b)
 
     def fma(self, a: Reg, b: Reg | float, c: Reg | float) -> Reg:
         """a · b + c, rounded once.
@@ -41,7 +41,7 @@ class Lanes:
         Without an instruction, float32 goes through float64, where the product is exact: reductions
         of arguments depend on that. LLVM would call libm for each lane.
         """
-        factor, term = self._like(a, b), self._like(a, c)
+        factor, term = like(a, b), like(a, c)
         if self.has_fma:
             return self.function.intrinsic("fma", a, factor, term)
         if element_of(a.type) == "double":
@@ -51,7 +51,7 @@ class Lanes:
 
     def polynomial(self, coefficients: Sequence[float], x: Reg) -> Reg:
         """Horner's rule; coefficients from the constant up."""
-        value = self._like(x, coefficients[-1])
+        value = like(x, coefficients[-1])
         for coefficient in reversed(coefficients[:-1]):
             value = self.fma(value, x, coefficient)
         return value
@@ -92,19 +92,19 @@ class Lanes:
 
     def compare(self, op: str, a: Reg, b: Reg | float) -> Reg:
         """`op` is like "icmp slt" or "fcmp olt"."""
-        return self.function.compare(op, a, self._like(a, b))
+        return self.function.compare(op, a, b)
 
     def select(self, condition: Reg, a: Reg, b: Reg) -> Reg:
         return self.function.select(condition, a, b)
 
     def at_most(self, x: Reg, limit: float) -> Reg:
         """The smaller; NaN stays, which llvm.minnum would lose."""
-        bound = self._like(x, limit)
+        bound = like(x, limit)
         return self.select(self.compare("fcmp olt", bound, x), bound, x)
 
     def at_least(self, x: Reg, limit: float) -> Reg:
         """The larger; NaN stays."""
-        bound = self._like(x, limit)
+        bound = like(x, limit)
         return self.select(self.compare("fcmp ogt", bound, x), bound, x)
 
     def any(self, condition: Reg) -> Reg:
@@ -138,9 +138,3 @@ class Lanes:
 
     def _as(self, conversion: str, x: Reg, element: str) -> Reg:
         return self.function.convert(conversion, x, vector(element, width_of(x.type)))
-
-    def _binary(self, op: str, a: Reg, b: Reg | float) -> Reg:
-        return self.function.binary(op, a, self._like(a, b))
-
-    def _like(self, a: Reg, b: Reg | float) -> Reg:
-        return b if isinstance(b, Reg) else self.constant(b, a)

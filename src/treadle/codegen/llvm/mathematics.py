@@ -171,12 +171,6 @@ def arity(name: str) -> int:
     return 2 if name in ("pow", "atan2") else 1
 
 
-def needs(name: str) -> tuple[str, ...]:
-    """The functions of this module that the definition of one calls: bodies share code instead."""
-    assert name in _BODIES, name
-    return ()
-
-
 def _exp(lanes: Lanes, x: Reg) -> Reg:
     low, high = EXP_RANGE
     shifted, expm1 = _reduced_exp(lanes, lanes.at_least(lanes.at_most(x, high), low))

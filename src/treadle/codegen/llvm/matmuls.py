@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from treadle.codegen.llvm.emitter import Function, Reg, number
@@ -43,6 +43,11 @@ def panels(columns: int, width: int, most: int) -> list[Panel]:
     return found
 
 
+Starts = tuple[Reg, Reg, Reg]  # of the target, the left and the right matrix
+Ahead = tuple[int, Reg]  # lines to fetch at a time, and from where on
+NOTHING: Ahead = (0, Reg("ptr", "null"))
+
+
 class MatmulWriter:
     """Writes one matmul into a function, given where its matrices start."""
 
@@ -60,66 +65,52 @@ class MatmulWriter:
         columns, vectors = matmul.target.columns.count, self.machine.tile_vectors
         if not matmul.left.columns.count:
             raise AssertionError("a matmul without depth is a fill")
+        width = vectors * self.width * self.bytes
         for panel in panels(columns, self.width, vectors):
-
-            def one(number_: Reg | None, panel: Panel = panel) -> None:
-                offset = panel.start * self.bytes
-                moved = [
-                    self._at(p, number_, vectors * self.width * self.bytes, offset)
-                    for p in (target, right)
-                ]
-                self._rows(matmul, panel, moved[0], left, moved[1])
-
-            self._repeat(panel.count, one)
+            offset = panel.start * self.bytes
+            for i in self._each(panel.count):
+                into, factor = (self._at(p, i, width, offset) for p in (target, right))
+                self._rows(matmul, panel, into, left, factor)
 
     def _rows(self, matmul: Matmul, panel: Panel, target: Reg, left: Reg, right: Reg) -> None:
         rows = matmul.left.rows
-        step = matmul.target.rows.stride * self.bytes
+        step, stride = matmul.target.rows.stride * self.bytes, rows.stride * self.bytes
         for first, tiles, height in even_tiles(rows.count, self.machine.tile_rows):
             if rows.listed:
-                for i in range(tiles):
-                    start = first + i * height
+                for start in range(first, first + tiles * height, height):
                     source = self._moved(left, rows.listed[start] * self.bytes)
                     into = self._moved(target, start * step)
-                    self._call(matmul, rows.part(start, height), panel, into, source, right)
+                    part = rows.part(start, height)
+                    self._call(matmul, part, panel, (into, source, right), NOTHING)
                 continue
             part = rows.part(first, height)
+            for i in self._each(tiles):
+                source = self._at(left, i, height * stride, first * stride)
+                into = self._at(target, i, height * step, first * step)
+                ahead = self._ahead(matmul, first // height, i, right)
+                self._call(matmul, part, panel, (into, source, right), ahead)
 
-            def one(number_: Reg | None, part: StridedAxis = part, first: int = first) -> None:
-                stride = rows.stride * self.bytes
-                source = self._at(left, number_, part.count * stride, first * stride)
-                into = self._at(target, number_, part.count * step, first * step)
-                ahead = self._ahead(matmul, first // part.count, number_, right)
-                self._call(matmul, part, panel, into, source, right, ahead)
-
-            self._repeat(tiles, one)
-
-    def _ahead(self, matmul: Matmul, first: int, tile: Reg | None, right: Reg) -> tuple[int, Reg]:
+    def _ahead(self, matmul: Matmul, first: int, tile: Reg | None, right: Reg) -> Ahead:
         """How many lines of the next right matrix a tile fetches at a time, and from where on.
 
         The tiles of a matrix fetch all of the next one: its first tile would wait for memory.
         """
-        axis, none = matmul.right.rows, (0, Reg("ptr", "null"))
+        axis = matmul.right.rows
         steps = axis.count // self.machine.unroll
         if not self.next or axis.listed or not steps:
-            return none
+            return NOTHING
         tiles = -(-matmul.left.rows.count // self.machine.tile_rows)
         lines = -(-axis.count * axis.stride * self.bytes // (LINE * tiles * steps))
         if lines > self.machine.most_ahead:
-            return none
+            return NOTHING
         size = lines * steps * LINE
         return lines, self._at(self._moved(right, self.next), tile, size, first * size)
 
     def _call(
-        self,
-        matmul: Matmul,
-        rows: StridedAxis,
-        panel: Panel,
-        target: Reg,
-        left: Reg,
-        right: Reg,
-        ahead: tuple[int, Reg] = (0, Reg("ptr", "null")),
+        self, matmul: Matmul, rows: StridedAxis, panel: Panel, starts: Starts, ahead: Ahead
     ) -> None:
+        """One tile of the target, from where it starts and its factors do."""
+        target, left, right = starts
         axes = matmul.left.columns, matmul.right.rows
         tile = Tile(
             self.element,
@@ -147,20 +138,18 @@ class MatmulWriter:
             return Reg("ptr", f"@{self.module.table(offsets)}")
         return number(axis.stride * self.bytes, "i64")
 
-    def _repeat(self, count: int, body: Callable[[Reg | None], None]) -> None:
+    def _each(self, count: int) -> Iterator[Reg | None]:
+        """The number of an iteration whose instructions follow; None where there is only one."""
         if count == 1:
-            body(None)
+            yield None
             return
-        with self.f.loop(number(0, "i64"), number(count, "i64"), number(1, "i64")) as state:
-            body(state.counter)
+        with self.f.loop(0, count, 1) as state:
+            yield state.counter
 
     def _at(self, base: Reg, iteration: Reg | None, step: int, offset: int) -> Reg:
         if iteration is not None:
-            moved = self.f.binary("mul", iteration, number(step, "i64"))
-            base = self.f.value("ptr", f"getelementptr inbounds i8, {base}, {moved}")
+            base = self.f.offset(base, self.f.binary("mul", iteration, step))
         return self._moved(base, offset)
 
     def _moved(self, base: Reg, offset: int) -> Reg:
-        if not offset:
-            return base
-        return self.f.value("ptr", f"getelementptr inbounds i8, {base}, i64 {offset}")
+        return self.f.offset(base, offset) if offset else base

@@ -36,8 +36,6 @@ class Module:
         full = mathematics.function_name(name, width, dtype)
         if full not in self._defined:
             self._defined.add(full)
-            for other in mathematics.needs(name):
-                self.elementary(other, width, element)
             self.add(mathematics.define(name, width, dtype, self.machine))
         return full
 

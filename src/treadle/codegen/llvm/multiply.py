@@ -40,27 +40,20 @@ class Tile:
         return 8 if self.element == "double" else 4
 
 
-# left, right, target, bytes between rows of the target, bytes (or the table) between iterations of
-# the depth in left and right, the depth, the lanes of the last vector, and what to fetch ahead.
-_PARAMETERS = (
-    "ptr noalias %left",
-    "ptr noalias %right",
-    "ptr noalias %target",
-    "i64 %row",
-)
-
-
 def tile_function(tile: Tile, name: str) -> Function:
-    """The function of a tile."""
-    steps = [
-        Reg("ptr" if is_listed else "i64", f"%{side}_step")
-        for side, is_listed in (("left", tile.left_is_listed), ("right", tile.right_is_listed))
-    ]
-    parameters = [Reg(*p.rsplit(" ", 1)) for p in _PARAMETERS]
-    parameters += [*steps, Reg("i64", "%depth"), Reg("i64", "%lanes"), Reg("ptr", "%ahead")]
+    """The function of a tile.
+
+    Its parameters: left, right, target, bytes between rows of the target, bytes (or the table)
+    between iterations of the depth in left and right, the depth, the lanes of the last vector, and
+    what to fetch ahead.
+    """
+    pointers = [Reg("ptr noalias", f"%{matrix}") for matrix in ("left", "right", "target")]
+    sides = ("left", tile.left_is_listed), ("right", tile.right_is_listed)
+    steps = [Reg("ptr" if by_table else "i64", f"%{s}_step") for s, by_table in sides]
+    numbers = Reg("i64", "%depth"), Reg("i64", "%lanes"), Reg("ptr", "%ahead")
+    parameters = [*pointers, Reg("i64", "%row"), *steps, *numbers]
     f = Function(name, parameters, attributes="nounwind noinline")
-    writer = _TileWriter(f, tile)
-    writer.write(steps[0], steps[1])
+    _TileWriter(f, tile).write(steps)
     f.do("ret void")
     return f
 
@@ -68,7 +61,8 @@ def tile_function(tile: Tile, name: str) -> Function:
 class _TileWriter:
     def __init__(self, function: Function, tile: Tile):
         self.f, self.tile = function, tile
-        self.mask = self._mask() if tile.is_partial else None
+        if tile.is_partial:
+            self.mask = self._mask()
 
     def _mask(self) -> Reg:
         """Lanes of the last vector that exist."""
@@ -76,31 +70,26 @@ class _TileWriter:
         count = f.splat(f.convert("trunc", Reg("i64", "%lanes"), "i32"), width)
         return f.compare("icmp slt", listed(range(width), "i32"), count)
 
-    def write(self, left_step: Reg, right_step: Reg) -> None:
+    def write(self, steps: Sequence[Reg]) -> None:
         f, tile = self.f, self.tile
-        count = len(tile.rows) * tile.vectors
-        sums: Sequence[Reg] = [number(0.0, tile.vector)] * count
-        whole = f.binary("and", Reg("i64", "%depth"), number(-tile.unroll, "i64"))
-        start, left, right = number(0, "i64"), Reg("ptr", "%left"), Reg("ptr", "%right")
-        later = Reg("ptr", "%ahead")
-        for stop, unroll in ((whole, tile.unroll), (Reg("i64", "%depth"), 1)):
-            carried = [left, right, later, *sums]
-            with f.loop(start, stop, number(unroll, "i64"), carried) as state:
-                left, right, later, *inner = state.carried
+        depth, later = Reg("i64", "%depth"), Reg("ptr", "%ahead")
+        sums: Sequence[Reg] = [number(0.0, tile.vector)] * len(tile.rows) * tile.vectors
+        start, sides = number(0, "i64"), [Reg("ptr", "%left"), Reg("ptr", "%right")]
+        whole = f.binary("and", depth, -tile.unroll)
+        for stop, unroll in ((whole, tile.unroll), (depth, 1)):
+            with f.loop(start, stop, unroll, [*sides, later, *sums]) as state:
+                *sides, later = state.carried[:3]
+                inner = list(state.carried[3:])
                 later = self._fetched(later) if unroll > 1 else later
                 for k in range(unroll):
-                    at = (
-                        self._address(left, left_step, state.counter, k, tile.left_is_listed),
-                        self._address(right, right_step, state.counter, k, tile.right_is_listed),
-                    )
-                    inner = self._step(*at, inner)
-                    if not tile.left_is_listed:
-                        left = self._moved(left, left_step)
-                    if not tile.right_is_listed:
-                        right = self._moved(right, right_step)
-                state.next = (left, right, later, *inner)
-            left, right, later, *sums = state.results
-            start = stop
+                    both = zip(sides, steps, strict=True)
+                    here = [self._listed(b, s, state.counter, k) for b, s in both]
+                    inner = self._step(here[0], here[1], inner)
+                    both = zip(sides, steps, strict=True)
+                    sides = [b if s.type == "ptr" else f.offset(b, s) for b, s in both]
+                state.next = (*sides, later, *inner)
+            *sides, later = state.results[:3]
+            sums, start = state.results[3:], stop
         self._store(sums)
 
     def _fetched(self, address: Reg) -> Reg:
@@ -112,44 +101,36 @@ class _TileWriter:
             address = f.value("ptr", f"getelementptr i8, {address}, i64 {LINE}")
         return address
 
-    def _moved(self, address: Reg, step: Reg) -> Reg:
-        return self.f.value("ptr", f"getelementptr inbounds i8, {address}, {step}")
-
-    def _address(self, base: Reg, step: Reg, iteration: Reg, k: int, is_listed: bool) -> Reg:
-        """Where a matrix is at this iteration of the depth."""
-        if not is_listed:
+    def _listed(self, base: Reg, step: Reg, iteration: Reg, k: int) -> Reg:
+        """Where a matrix is at this iteration of the depth, if a table says so."""
+        if step.type != "ptr":
             return base
         f = self.f
-        entry = f.binary("add", iteration, number(k, "i64")) if k else iteration
-        address = f.value("ptr", f"getelementptr inbounds i64, {step}, {entry}")
-        return self._moved(base, f.value("i64", f"load i64, {address}, align 8"))
+        entry = f.binary("add", iteration, k) if k else iteration
+        return f.offset(base, f.load("i64", f.offset(step, entry, "i64"), 8))
 
     def _step(self, left: Reg, right: Reg, sums: Sequence[Reg]) -> list[Reg]:
         f, tile = self.f, self.tile
-        columns = [self._right(right, j) for j in range(tile.vectors)]
+        columns = [self._load(self._vector_at(right, j), j) for j in range(tile.vectors)]
         found = list(sums)
         for i, offset in enumerate(tile.rows):
-            address = f.value("ptr", f"getelementptr inbounds {tile.element}, {left}, i64 {offset}")
-            scalar = f.value(tile.element, f"load {tile.element}, {address}, align {tile.bytes}")
-            spread = f.splat(scalar, tile.width)
+            address = f.offset(left, offset, tile.element)
+            spread = f.splat(f.load(tile.element, address, tile.bytes), tile.width)
             for j, column in enumerate(columns):
                 at = i * tile.vectors + j
                 found[at] = multiply_add(f, spread, column, found[at], tile.has_fma)
         return found
 
-    def _right(self, base: Reg, j: int) -> Reg:
-        return self._load(self._vector_at(base, j), j)
-
     def _vector_at(self, base: Reg, j: int) -> Reg:
-        tile = self.tile
-        return self.f.value(
-            "ptr", f"getelementptr inbounds {tile.element}, {base}, i64 {j * tile.width}"
-        )
+        return self.f.offset(base, j * self.tile.width, self.tile.element)
+
+    def _is_whole(self, j: int) -> bool:
+        return not self.tile.is_partial or j < self.tile.vectors - 1
 
     def _load(self, address: Reg, j: int) -> Reg:
         f, tile = self.f, self.tile
-        if self.mask is None or j < tile.vectors - 1:
-            return f.value(tile.vector, f"load {tile.vector}, {address}, align {tile.bytes}")
+        if self._is_whole(j):
+            return f.load(tile.vector, address, tile.bytes)
         return f.masked_load(address, self.mask, number(0.0, tile.vector), tile.bytes)
 
     def _store(self, sums: Sequence[Reg]) -> None:
@@ -161,12 +142,8 @@ class _TileWriter:
                 value = sums[i * tile.vectors + j]
                 if tile.adds:
                     value = f.binary("fadd", self._load(address, j), value)
-                self._put(value, address, j)
-            row = self._moved(row, Reg("i64", "%row"))
-
-    def _put(self, value: Reg, address: Reg, j: int) -> None:
-        f, tile = self.f, self.tile
-        if self.mask is None or j < tile.vectors - 1:
-            f.do(f"store {value}, {address}, align {tile.bytes}")
-        else:
-            f.masked_store(value, address, self.mask, tile.bytes)
+                if self._is_whole(j):
+                    f.store(value, address, tile.bytes)
+                else:
+                    f.masked_store(value, address, self.mask, tile.bytes)
+            row = f.offset(row, Reg("i64", "%row"))

@@ -9,16 +9,11 @@ lanes do the same arithmetic at any width.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import assert_never
 
 from treadle.base import dtypes
-from treadle.codegen.llvm.addresses import Addresses
-from treadle.codegen.llvm.analysis import (
-    accumulation,
-    changed_locals,
-    memory_element,
-    python_number,
-)
+from treadle.codegen.llvm.addresses import Addresses, memory_element
 from treadle.codegen.llvm.emitter import (
     Function,
     Reg,
@@ -32,10 +27,12 @@ from treadle.codegen.llvm.module import Module
 from treadle.codegen.llvm.scalars import register_element
 from treadle.codegen.llvm.transpose import transposition
 from treadle.codegen.llvm.transpose import write as write_transposed
+from treadle.ir.literal import to_numpy
 from treadle.kernel.access import accesses, loads_in, locals_in
 from treadle.kernel.arithmetic import identity
 from treadle.kernel.cost import outermost, padded
 from treadle.kernel.index import Index
+from treadle.kernel.mapped import sums_of
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -59,18 +56,18 @@ from treadle.kernel.nodes import (
     Value,
     Within,
 )
+from treadle.kernel.traverse import walk
 
 
 def render(kernel: Kernel, name: str, module: Module, linkage: str = "internal") -> None:
     """Add a kernel to a module."""
-    given = [Reg("ptr noalias", f"%{_safe(i)}") for i, _ in enumerate(kernel.buffers)]
+    given = [Reg("ptr noalias", f"%b{i}") for i, _ in enumerate(kernel.buffers)]
     bounds = [Reg("i64", "%begin"), Reg("i64", "%end"), Reg("ptr noalias", "%scratch")]
     function = Function(name, [*bounds, *given], linkage=linkage)
     pointers = {b.name: Reg("ptr", p.text) for b, p in zip(kernel.buffers, given, strict=True)}
     offset = 0
     for buffer in kernel.scratch:
-        moved = f"getelementptr inbounds i8, ptr %scratch, i64 {offset}"
-        pointers[buffer.name] = function.value("ptr", moved)
+        pointers[buffer.name] = function.offset(Reg("ptr", "%scratch"), offset)
         offset += padded(buffer.nbytes)
     types = {b.name: b.dtype for b in (*kernel.buffers, *kernel.scratch)}
     writer = _Writer(function, module, pointers, types)
@@ -78,10 +75,6 @@ def render(kernel: Kernel, name: str, module: Module, linkage: str = "internal")
     writer.outermost(kernel)
     function.do("ret void")
     module.add(function)
-
-
-def _safe(i: int) -> str:
-    return f"b{i}"
 
 
 _FUSED = (dtypes.float32, dtypes.float64)
@@ -95,8 +88,8 @@ class _Writer(Addresses):
         begin, end = Reg("i64", "%begin"), Reg("i64", "%end")
         if loop is not None:
             self.statements(kernel.body[:-1])
-            write = self.vector_loop if loop.role is Role.VECTOR else self.loop
-            write(loop, begin, end)
+            follow = self.vector_loop if loop.role is Role.VECTOR else self.scalar_loop
+            follow(loop, begin, end)
             return
         # One iteration: for the thread that has it.
         then, after = self.f.fresh("then"), self.f.fresh("after")
@@ -108,20 +101,20 @@ class _Writer(Addresses):
 
     def statements(self, body: Sequence[Statement]) -> None:
         for statement in body:
-            self.statement(statement)
+            self.write(statement)
 
-    def statement(self, statement: Statement) -> None:
+    def write(self, statement: Statement) -> None:
         match statement:
             case For(var, role, _, end):
                 start = number(0, "i64")
                 stop = number(var.extent, "i64") if end is None else self.index(end)
                 move = transposition(statement, self.module.machine) if self.width == 1 else None
                 if move is not None:
-                    write_transposed(self.f, move, self.variables, self._at)
+                    write_transposed(self.f, move, self.variables, self.address)
                 elif role is Role.VECTOR and self.width == 1:
                     self.vector_loop(statement, start, stop)
                 else:
-                    self.loop(statement, start, stop)
+                    self.scalar_loop(statement, start, stop)
             case Let(local, value) | Set(local, value):
                 self.locals[local] = self.value(value)
             case Accumulate(local, op, value):
@@ -139,12 +132,9 @@ class _Writer(Addresses):
             case _:
                 assert_never(statement)
 
-    def _at(self, buffer: str, index: Index) -> Reg:
-        return self._address(buffer, self.index(index), self.types[buffer])
-
     def multiply(self, matmul: Matmul) -> None:
         dtype = self.types[matmul.target.buffer]
-        starts = [self._address(m.buffer, self.index(m.index), dtype) for m in matmul.matrices]
+        starts = [self.address(m.buffer, m.index) for m in matmul.matrices]
         writer = MatmulWriter(self.f, self.module, register_element(dtype))
         inner = next(reversed(self.variables), None)  # the loop around it
         apart = None if inner is None else matmul.right.index.factor_of(inner)
@@ -159,17 +149,21 @@ class _Writer(Addresses):
 
     # Loops
 
-    def loop(self, loop: For, start: Reg, stop: Reg) -> None:
+    def scalar_loop(self, loop: For, start: Reg, stop: Reg) -> None:
         """One iteration after the other; what the body changes is carried."""
-        names = changed_locals(loop.body, self.locals)
-        carried = [self.locals[n] for n in names]
-        with self.f.loop(start, stop, number(1, "i64"), carried) as state:
+        names = self._carried(loop)
+        with self.f.loop(start, stop, 1, [self.locals[n] for n in names]) as state:
             self.variables[loop.var] = state.counter
             self.locals |= dict(zip(names, state.carried, strict=True))
             self.inner(loop.body)
             state.next = tuple(self.locals[n] for n in names)
         self.locals |= dict(zip(names, state.results, strict=True))
         del self.variables[loop.var]
+
+    def _carried(self, loop: For) -> list[str]:
+        """Locals of outside that a loop changes, in order."""
+        changing = (s.local for s in walk(loop.body) if isinstance(s, (Accumulate, Set)))
+        return [name for name in dict.fromkeys(changing) if name in self.locals]
 
     def inner(self, body: Sequence[Statement]) -> None:
         """Statements whose own names end with them."""
@@ -187,7 +181,7 @@ class _Writer(Addresses):
         if not (start.text == "0" and stop.text.isdigit()):
             for width in widths:
                 start = self.lanes_loop(loop, start, self._whole_vectors(start, stop, width), width)
-            self.loop(loop, start, stop)
+            self.scalar_loop(loop, start, stop)
             return
         at, end = 0, int(stop.text)
         width, least = self.module.width, self.module.machine.least_width
@@ -201,7 +195,7 @@ class _Writer(Addresses):
                 at = whole
         self.is_aligned = False
         if at < end:
-            self.loop(loop, number(at, "i64"), stop)
+            self.scalar_loop(loop, number(at, "i64"), stop)
 
     def _widths(self, loop: For) -> list[int]:
         """Several vectors at a time where sums would wait for each other."""
@@ -209,7 +203,7 @@ class _Writer(Addresses):
         if width == 1:
             return []
         found = [width]
-        if changed_locals(loop.body, self.locals):
+        if self._carried(loop):
             found = [width * machine.accumulating_vectors, width]
         elif any(isinstance(s, For) for s in loop.body):
             found = [width * machine.summing_vectors, width]
@@ -219,11 +213,13 @@ class _Writer(Addresses):
 
     def lanes_loop(self, loop: For, start: Reg, stop: Reg, width: int) -> Reg:
         """Iterations in whole vectors of a width; where they end."""
-        f = self.f
-        names = changed_locals(loop.body, self.locals)
-        spread = [self._spread_start(loop.body, n, width) for n in names]
-        scalars = [self.locals[n] for n in names]
-        with f.loop(start, stop, number(width, "i64"), spread) as state:
+        sums = {n: s for n, s in sums_of(loop).items() if n in self.locals}
+        names, before = list(sums), {n: self.locals[n] for n in sums}
+        spread = [
+            number(identity(s.op, s.value.dtype), vector(before[n].type, width))
+            for n, s in sums.items()
+        ]
+        with self.f.loop(start, stop, width, spread) as state:
             self.lanes, self.width, self.apart = loop.var, width, width
             self.variables[loop.var] = state.counter
             self.locals |= dict(zip(names, state.carried, strict=True))
@@ -232,16 +228,16 @@ class _Writer(Addresses):
             state.next = tuple(self.locals[n] for n in names)
             self.locals |= outer
             self.lanes, self.width, self.apart = None, 1, 1
-        for name, scalar, lanes in zip(names, scalars, state.results, strict=True):
-            self.locals[name] = self._folded(loop.body, name, scalar, lanes)
+        for name, lanes in zip(names, state.results, strict=True):
+            self.locals[name] = self._folded(sums[name], before[name], lanes)
         return stop
 
     def _whole_vectors(self, start: Reg, stop: Reg, width: int) -> Reg:
         """Where the last whole vector ends."""
         f = self.f
         count = f.binary("sub", stop, start)
-        steps = f.binary("sdiv", count, number(width, "i64"))
-        return f.binary("add", start, f.binary("mul", steps, number(width, "i64")))
+        steps = f.binary("sdiv", count, width)
+        return f.binary("add", start, f.binary("mul", steps, width))
 
     def _widened_locals(self, carried: Sequence[str]) -> dict[str, Reg]:
         """Locals of outside in all lanes; what they were, to put back."""
@@ -249,15 +245,9 @@ class _Writer(Addresses):
         self.locals |= {n: self.f.splat(r, self.width) for n, r in outer.items()}
         return outer
 
-    def _spread_start(self, body: Sequence[Statement], name: str, width: int) -> Reg:
-        found = accumulation(body, name)
-        element = self.locals[name].type
-        return number(identity(found.op, found.value.dtype), vector(element, width))
-
-    def _folded(self, body: Sequence[Statement], name: str, scalar: Reg, lanes: Reg) -> Reg:
+    def _folded(self, summed: Accumulate, scalar: Reg, lanes: Reg) -> Reg:
         """The lanes combined in pairs, then with what was there: always in the same order."""
-        found = accumulation(body, name)
-        op, dtype = found.op, found.value.dtype
+        op, dtype = summed.op, summed.value.dtype
         parts = [self.f.extract(lanes, i) for i in range(width_of(lanes.type))]
         while len(parts) > 1:
             half = len(parts) // 2
@@ -270,7 +260,8 @@ class _Writer(Addresses):
     def value(self, value: Value) -> Reg:
         match value:
             case Literal(_, dtype):
-                return number(python_number(value), vector(register_element(dtype), self.width))
+                exact = to_numpy(value.value, dtype.numpy).item()
+                return number(exact, vector(register_element(dtype), self.width))
             case Load(buffer, index, dtype):
                 return self.load(buffer, index, dtype)
             case Local(name, _):
@@ -283,28 +274,27 @@ class _Writer(Addresses):
             case Convert(inner, dtype):
                 return self.scalars.convert(self.value(inner), inner.dtype, dtype)
             case Within(index, low, high):
-                return self.within(index, low, high)
+                return self.within(self.index_lanes(index), low, high)
             case Guarded(guard, inner, other, _):
                 return self.guarded(guard, inner, other)
             case _:
                 assert_never(value)
 
-    def within(self, index: Index, low: int, high: int) -> Reg:
-        """low ≤ index < high as one unsigned comparison."""
-        lanes = self.index_lanes(index)
-        moved = self.f.binary("sub", lanes, number(low, lanes.type))
-        return self.f.compare("icmp ult", moved, number(max(0, high - low), lanes.type))
+    def within(self, lanes: Reg, low: int, high: int) -> Reg:
+        """low ≤ lanes < high as one unsigned comparison."""
+        moved = self.f.binary("sub", lanes, low)
+        return self.f.compare("icmp ult", moved, max(0, high - low))
 
     def guarded(self, guard: Value, inner: Value, other: Value) -> Reg:
         """A branch where all lanes agree; a choice; a masked load; or the lanes one at a time."""
-        if self.width == 1 or (isinstance(guard, Within) and self._is_uniform(guard.index)):
-            return self._branch(self._condition(guard), inner, other)
+        if self.width == 1 or (isinstance(guard, Within) and self.is_uniform(guard.index)):
+            return self._branch(self._lane_of(self.value(guard), 0), inner, other)
         mask = self.value(guard)
         if not loads_in(inner):  # arithmetic harms nobody where it is not wanted
             return self.f.select(mask, self.value(inner), self.value(other))
         if (
             isinstance(inner, Load)
-            and self._lane_step(inner.buffer, inner.index) == 1
+            and self.lane_step(inner.buffer, inner.index) == 1
             and not inner.dtype.is_narrow
         ):
             return self._masked_load(mask, inner, self.value(other))
@@ -313,20 +303,15 @@ class _Writer(Addresses):
             result = self._guarded_lane(self.f.extract(mask, lane), result, inner, lane)
         return result
 
-    def _condition(self, guard: Value) -> Reg:
-        """A guard on which all lanes agree, as one bit."""
-        found = self.value(guard)
-        return found if width_of(found.type) == 1 else self.f.extract(found, 0)
-
     def _masked_load(self, mask: Reg, load: Load, other: Reg) -> Reg:
         """Lanes outside the mask are not touched, and have the other value."""
         f, dtype = self.f, load.dtype
-        address = self._address(load.buffer, self.index(load.index), dtype)
+        address = self.address(load.buffer, load.index)
         memory = vector(memory_element(dtype), self.width)
         if dtype is dtypes.bool_:
             other = f.convert("zext", other, memory)
         found = f.masked_load(address, mask, other, dtype.itemsize)
-        return f.compare("icmp ne", found, number(0, memory)) if dtype is dtypes.bool_ else found
+        return f.compare("icmp ne", found, 0) if dtype is dtypes.bool_ else found
 
     def _branch(self, condition: Reg, inner: Value, other: Value) -> Reg:
         f = self.f
@@ -343,14 +328,10 @@ class _Writer(Addresses):
 
     def _guarded_lane(self, condition: Reg, result: Reg, inner: Value, lane: int) -> Reg:
         f = self.f
-        then, after = f.fresh("then"), f.fresh("join")
         before = f.block
-        f.branch(condition, then, after)
-        f.label(then)
-        value = f.insert(result, self._in_lane(lane, inner), lane)
-        end = f.block
-        f.jump(after)
-        f.label(after)
+        with f.when(condition):
+            value = f.insert(result, self._in_lane(lane, inner), lane)
+            end = f.block
         return f.phi((value, end), (result, before))
 
     def _in_lane(self, lane: int, value: Value) -> Reg:
@@ -359,10 +340,8 @@ class _Writer(Addresses):
         locals_, var, width = self.locals, self.lanes, self.width
         base = self.variables[var]
         used = {n: locals_[n] for n in sorted(locals_in(value))}
-        self.locals = {
-            n: self.f.extract(r, lane) if width_of(r.type) > 1 else r for n, r in used.items()
-        }
-        self.variables[var] = self.f.binary("add", base, number(lane, "i64")) if lane else base
+        self.locals = {n: self._lane_of(r, lane) for n, r in used.items()}
+        self.variables[var] = self.f.binary("add", base, lane) if lane else base
         self.lanes, self.width, self.lane = None, 1, lane
         result = self.value(value)
         self.locals, self.lanes, self.width, self.lane = locals_, var, width, 0
@@ -373,37 +352,27 @@ class _Writer(Addresses):
 
     def store(self, buffer: str, index: Index, value: Value, guard: Within | None) -> None:
         dtype = self.types[buffer]
-        step = self._lane_step(buffer, index)
-        if guard is None and (self.lanes is None or step == 1):
-            self._stored(self.value(value), self._address(buffer, self.index(index), dtype), dtype)
+        if guard is None and (self.lanes is None or self.lane_step(buffer, index) == 1):
+            self.stored(self.value(value), self.address(buffer, index), dtype)
             return
         found = self.value(value)
         for lane in range(self.width):
-            self._store_lane(buffer, index, found, guard, lane)
+            element = self._lane_of(found, lane)
+            with nullcontext() if guard is None else self.f.when(self._held(guard, lane)):
+                self.stored(element, self.address(buffer, index, lane), dtype)
 
-    def _store_lane(
-        self, buffer: str, index: Index, value: Reg, guard: Within | None, lane: int
-    ) -> None:
-        f, dtype = self.f, self.types[buffer]
-        element = value if width_of(value.type) == 1 else f.extract(value, lane)
-        after = ""
-        if guard is not None:
-            at = self._lane_index(guard.index, lane)
-            moved = f.binary("sub", at, number(guard.low, "i64"))
-            held = f.compare("icmp ult", moved, number(guard.high - guard.low, "i64"))
-            then, after = f.fresh("then"), f.fresh("join")
-            f.branch(held, then, after)
-            f.label(then)
-        self._stored(element, self._lane_address(buffer, index, lane), dtype)
-        if after:
-            f.jump(after)
-            f.label(after)
+    def _lane_of(self, value: Reg, lane: int) -> Reg:
+        return value if width_of(value.type) == 1 else self.f.extract(value, lane)
+
+    def _held(self, guard: Within, lane: int) -> Reg:
+        """Whether a guard holds in one lane."""
+        return self.within(self.index(guard.index, lane), guard.low, guard.high)
 
     def update(self, buffer: str, index: Index, value: Value) -> None:
         """Lane by lane: indices that are data are never said to be distinct."""
         dtype, found = self.types[buffer], self.value(value)
         for lane in range(self.width):
-            element = found if width_of(found.type) == 1 else self.f.extract(found, lane)
-            address = self._lane_address(buffer, index, lane)
-            old = self._loaded(address, dtype, 1)
-            self._stored(self.scalars.apply("add", [old, element], dtype, dtype), address, dtype)
+            element = self._lane_of(found, lane)
+            address = self.address(buffer, index, lane)
+            old = self.loaded(address, dtype, 1)
+            self.stored(self.scalars.apply("add", [old, element], dtype, dtype), address, dtype)

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from treadle.base import dtypes
-from treadle.codegen.llvm.emitter import Function, Reg, number, vector, width_of
+from treadle.codegen.llvm.emitter import Function, Reg, vector, width_of
 from treadle.kernel.index import Index, Var
 from treadle.kernel.machine import Machine
-from treadle.kernel.nodes import For, Let, Load, Local, Role, Statement, Store
+from treadle.kernel.nodes import For, Let, Load, Local, Role, Store
 
 Address = Callable[[str, Index], Reg]  # of an element, loop variables as they stand
 
@@ -31,48 +31,35 @@ class Transposition:
 
 def transposition(loop: For, machine: Machine) -> Transposition | None:
     """The move that two loops, one right inside the other, make in whole squares."""
-    match loop.body:
-        case (For(inner, Role.VECTOR, body, None),) if loop.stop is None:
+    match loop:
+        case For(outer, _, (For(inner, Role.VECTOR, body, None),), None):
             pass
         case _:
             return None
-    found = _moved(body)
-    if found is None:
-        return None
-    load, store = found
-    # Half a vector's squares take as long for an element as whole ones.
-    widths = [w for w in (machine.width, machine.width // 2) if w >= machine.least_width]
-    widths = [w for w in widths if not loop.var.extent % w and not inner.extent % w]
-    if not widths:
-        return None
-    is_transposed = load.index.factor_of(loop.var) == 1 and store.index.factor_of(inner) == 1
-    steps = load.index.factor_of(inner), store.index.factor_of(loop.var)
-    if not is_transposed or None in steps or load.dtype is not dtypes.float32:
-        return None
-    return Transposition(loop.var, inner, load, store, widths[0])
-
-
-def _moved(body: tuple[Statement, ...]) -> tuple[Load, Store] | None:
-    """What is loaded and where it is stored, if that is all that happens."""
-    match body:
+    match body:  # elements are loaded and stored, and nothing else happens
         case (Store(_, _, Load() as load, None) as store,):
-            return load, store
+            pass
         case (Let(name, Load() as load), Store(_, _, Local(used), None) as store) if used == name:
-            return load, store
+            pass
         case _:
             return None
+    is_transposed = load.index.factor_of(outer) == 1 and store.index.factor_of(inner) == 1
+    steps = load.index.factor_of(inner), store.index.factor_of(outer)
+    if not is_transposed or None in steps or load.dtype is not dtypes.float32:
+        return None
+    # Half a vector's squares take as long for an element as whole ones.
+    widths = [w for w in (machine.width, machine.width // 2) if w >= machine.least_width]
+    width = next((w for w in widths if not outer.extent % w and not inner.extent % w), None)
+    return None if width is None else Transposition(outer, inner, load, store, width)
 
 
 def write(f: Function, move: Transposition, variables: dict[Var, Reg], at: Address) -> None:
     """Squares in order of the target."""
-    step, zero = number(move.width, "i64"), number(0, "i64")
-    with f.loop(zero, number(move.outer.extent, "i64"), step) as outer:
+    with f.loop(0, move.outer.extent, move.width) as outer:
         variables[move.outer] = outer.counter
-        with f.loop(zero, number(move.inner.extent, "i64"), step) as lane:
-            variables[move.inner] = lane.counter
+        with f.loop(0, move.inner.extent, move.width) as inner:
+            variables[move.inner] = inner.counter
             _square(f, move, at)
-            lane.next = ()
-        outer.next = ()
     del variables[move.outer], variables[move.inner]
 
 
@@ -83,10 +70,10 @@ def _square(f: Function, move: Transposition, at: Address) -> None:
     rows: list[Reg] = []
     for i in range(width):
         address = at(move.source.buffer, move.source.index + far * i)
-        rows.append(f.value(type_, f"load {type_}, {address}, align 4"))
+        rows.append(f.load(type_, address, 4))
     for i, row in enumerate(transposed(f, rows)):
         address = at(move.target.buffer, move.target.index + apart * i)
-        f.do(f"store {row}, {address}, align 4")
+        f.store(row, address, 4)
 
 
 def transposed(f: Function, rows: list[Reg]) -> list[Reg]:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from treadle.kernel.access import accesses
-from treadle.kernel.calls import matmul_call_of
 from treadle.kernel.geometry import Combine, Geometry, Scattered
 from treadle.kernel.index import Var, substitute, variable
+from treadle.kernel.launch import matmul_call_of
 from treadle.kernel.nodes import (
     For,
     Kernel,
