@@ -1,6 +1,7 @@
 """Batches and loops by transformation: `vmap`, `associative_scan`, `while_loop`.
 
-Conditions count iterations: one on computed values would tell backends apart that round differently.
+Conditions count iterations: computed values, which backends round differently, would choose
+differently too.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ family(
     {
         "mapped": "td.vmap(lambda v, h: td.tanh(v @ {2} * 0.3) + h, (0, None))({0}, {1})",
         "mapped_last": "td.vmap(lambda v: td.softmax(v, 0), -1, -1)({0})",
-        "mapped_twice": "td.vmap(td.vmap(lambda v, h: v * h.sum(), (0, None)), (0, None))({0}, {1})",
+        "mapped_twice": (
+            "td.vmap(td.vmap(lambda v, h: v * h.sum(), (0, None)), (0, None))({0}, {1})"
+        ),
         "mapped_gradient": (
             "td.vmap(td.grad(lambda v: (td.tanh(v @ {2} * 0.3) * {1}).sum()))({0})"
         ),
         "mapped_scan": (
-            "td.vmap(lambda h: td.scan(lambda c, v: (td.tanh(c * 0.5 + v), c), h, {0}[:, 0])[1])({1})"
+            "td.vmap(lambda h: "
+            "td.scan(lambda c, v: (td.tanh(c * 0.5 + v), c), h, {0}[:, 0])[1])({1})"
         ),
         "mapped_norm": "td.vmap(lambda v, w: td.layer_norm(v, w, eps=0.1), (0, None))({0}, {1}[0])",
         "associative": f"td.associative_scan({_AFFINE}, (td.sigmoid({{0}}), {{0}}))[1]",
