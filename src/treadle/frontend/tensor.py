@@ -213,8 +213,9 @@ class Tensor(Operators):
             raise TraceError(
                 what,
                 f"the tensor {self.type} is traced: it stands for a value that does not exist yet",
-                "Choose between tensors with td.where; look at values with td.debug_print or "
-                "td.capture; or call the function with td.tensor(...) to run it eagerly.",
+                "Choose between tensors with td.where or td.cond, repeat with td.while_loop; look "
+                "at values with td.debug_print or td.capture; or call the function with "
+                "td.tensor(...) to run it eagerly.",
             )
         return self.handle
 

@@ -9,3 +9,4 @@ from treadle.fuzz.catalogue import losses as losses
 from treadle.fuzz.catalogue import reductions as reductions
 from treadle.fuzz.catalogue import scans as scans
 from treadle.fuzz.catalogue import shaping as shaping
+from treadle.fuzz.catalogue import transforms as transforms

@@ -9,7 +9,7 @@ from treadle.fuzz.forms import family
 LENGTHS = (1, 2, 3, 5, 8, 9, 17, 33)
 
 
-def _rows(choose: Chooser) -> Proposal | None:
+def rows(choose: Chooser) -> Proposal | None:
     """(T, m, n) to go over, (m, n) to begin with, and (n, n) to multiply by."""
     length, rows = choose.pick(LENGTHS), choose.pick(SMALL)
     width = choose.size(129)
@@ -22,7 +22,7 @@ def _rows(choose: Chooser) -> Proposal | None:
 _CELL = "lambda h, v: (td.tanh(h @ {2} * 0.3 + v), h)"
 family(
     "scan",
-    _rows,
+    rows,
     {
         "rnn": f"td.scan({_CELL}, {{1}}, {{0}})[1]",
         "reversed": f"td.scan({_CELL}, {{1}}, {{0}}, reverse=True)[0]",
