@@ -114,6 +114,8 @@ FOLDERS = {
     "nn": ("Modules: td.nn", "See [modules](modules.md)."),
     "losses": ("Losses: td.losses", "See [losses](losses.md)."),
     "optim": ("Optimizers: td.optim", "See [optimizers](optimizers.md)."),
+    "linalg": ("Linear algebra: td.linalg", "See [linear algebra](linear-algebra.md)."),
+    "fft": ("Fourier transforms: td.fft", "See [Fourier transforms](fourier.md)."),
     "data": ("Data: td.data", "See [data](data.md)."),
     "metrics": ("Metrics: td.metrics", "See [metrics](metrics.md)."),
     "callbacks": ("Callbacks: td.callbacks", "See [callbacks](callbacks.md)."),

@@ -4,8 +4,8 @@
     python tools/math_errors.py --print    only prints the table
     python tools/math_errors.py --samples 1000000 --print
 
-Functions of one operand are run for every float32 of each interval, pow and atan2 for random operands.
-References are float64. A test measures again on a sample and compares with the page.
+Functions of one operand are run for every float32 of each interval, pow and atan2 for random
+operands. References are float64. A test measures again on a sample and compares with the page.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ Array = np.ndarray
 # The cost of one more pass over the elements, in terms of a sum for each of them. Measured on the
 # CPU: 64 elements are quicker by one matrix than by two of 8, 256 by two of 16.
 PASS = 64
-LONGEST = 256  # of a transform by one matrix, if it has factors
+LONGEST = 256  # frequencies by one matrix of a length without factors
 
 
 def best_factor(n: int, used: int) -> int | None:
@@ -27,12 +27,12 @@ def best_factor(n: int, used: int) -> int | None:
         return None
     largest = factors[-1]
     cut = largest + n // largest + PASS
-    return largest if n > LONGEST or used > cut else None
+    return largest if used > cut else None
 
 
 def needs_chirp(n: int, used: int) -> bool:
     """Whether a matrix is too large for a length without factors."""
-    return n > LONGEST and used > LONGEST and best_factor(n, used) is None
+    return used > LONGEST and best_factor(n, used) is None
 
 
 def smooth_length(least: int) -> int:

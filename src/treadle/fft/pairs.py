@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from treadle.base.errors import ArgumentError, ShapeError
 from treadle.frontend.functions.arithmetic import as_real, atan2, neg
 from treadle.frontend.functions.elementary import hypot
-from treadle.frontend.functions.linear import einsum as real_einsum
-from treadle.frontend.functions.shaping import slice_along, squeeze, stack
+from treadle.frontend.functions.linear import matmul
+from treadle.frontend.functions.shaping import (
+    permute,
+    reshape,
+    slice_along,
+    squeeze,
+    stack,
+    transpose,
+)
 from treadle.frontend.tensor import Operand, Tensor
 
 
@@ -69,19 +79,52 @@ def angle(z: Operand) -> Tensor:
 def einsum(spec: str, x: Operand, y: Operand) -> Tensor:
     """Sums of products of two tensors of complex numbers by labels of their axes but the last."""
     a, b = checked("einsum", x), checked("einsum", y)
+    left, right, result = _terms(spec, a, b)
+    batch = [c for c in result if c in left and c in right]
+    summed = [c for c in left if c in right and c not in result]
+    rows, columns = ([c for c in t if c not in o] for t, o in ((left, right), (right, left)))
+    sizes = {**dict(zip(left, a.shape, strict=False)), **dict(zip(right, b.shape, strict=False))}
+    # A number as a matrix of two by two: one real product instead of four. Of the smaller operand.
+    # The axis of the sum is +, that of the result is *.
+    if math.prod(a.shape) < math.prod(b.shape):
+        a, left, rows = _matrices(a), left + "*+", [*rows, "*"]
+        right += "+"
+    else:
+        b, left, columns = transpose(_matrices(b), -2, -1), left + "+", [*columns, "*"]
+        right += "+*"
+    sizes |= {"+": 2, "*": 2}
+    # A stack of matmuls, the batch in front: however axes are ordered, each is a plain one.
+    count, depth = (math.prod(sizes[c] for c in axes) for axes in (batch, [*summed, "+"]))
+    first = reshape(_ordered(a, left, [*batch, *rows, *summed, "+"]), (count, -1, depth))
+    second = reshape(_ordered(b, right, [*batch, *summed, "+", *columns]), (count, depth, -1))
+    axes = [*batch, *rows, *columns]
+    found = reshape(matmul(first, second), [sizes[c] for c in axes])
+    return _ordered(found, axes, [*result, "*"])
+
+
+def _matrices(z: Tensor) -> Tensor:
+    """(…, 2, 2): ((x, −y), (y, x)), which times (u, v) is the product with u + iv."""
+    return stack([conj(z), stack([_part(z, 1), _part(z, 0)], -1)], -2)
+
+
+def _terms(spec: str, a: Tensor, b: Tensor) -> tuple[str, str, str]:
+    """The labels of both operands and of the result: each axis has one, and each is in two."""
     inputs, arrow, result = spec.replace(" ", "").partition("->")
-    terms = inputs.split(",")
-    if not arrow or len(terms) != 2:
+    left, _, right = inputs.partition(",")
+    every = left + right + result
+    is_plain = all(
+        every.count(c) == (3 if c in left and c in right and c in result else 2) for c in every
+    )
+    has_ranks = (len(left), len(right)) == (a.ndim - 1, b.ndim - 1)
+    if not (arrow and every.isalpha() and is_plain and has_ranks):
         raise ArgumentError(
-            "einsum", f"{spec!r} is not of the form 'ab,bc->ac'", "Name two terms and the result."
+            "einsum",
+            f"{spec!r} for {a.type} and {b.type}",
+            "Write 'ab,bc->ac': a letter for each axis but the last, and each letter in two terms "
+            "or in all three.",
         )
-    left, right = _spare(spec, 2)
-    # Multiplying by x + iy is a matrix of two by two: one real sum of products instead of four.
-    turned = stack([b, stack([neg(_part(b, 1)), _part(b, 0)], -1)], -2)
-    labels = f"{terms[0]}{left},{terms[1]}{left}{right}->{result}{right}"
-    return real_einsum(labels, a, turned)
+    return left, right, result
 
 
-def _spare(spec: str, count: int) -> list[str]:
-    """Letters that no axis has."""
-    return [letter for letter in "zyxwvutsrqponmlkjihgfedcba" if letter not in spec][:count]
+def _ordered(x: Tensor, labels: Sequence[str], order: Sequence[str]) -> Tensor:
+    return permute(x, [labels.index(c) for c in order])

@@ -197,8 +197,9 @@ def _axes(
     """Axis, length and number of frequencies, of each axis that is transformed."""
     count = len(shape) if dim is None and s is None else len(dim if dim is not None else s or ())
     axes = [_axis(name, d, shape, x) for d in (range(-count, 0) if dim is None else dim)]
-    sizes = [None if n == -1 else n for n in (s or [None] * count)]
-    kept = list(modes or [None] * count)
+    none: list[int | None] = [None] * count
+    sizes = none if s is None else [None if n == -1 else n for n in s]
+    kept = none if modes is None else list(modes)
     if not len(axes) == len(sizes) == len(kept) > 0 or len(set(axes)) != count:
         raise ArgumentError(
             name,

@@ -139,7 +139,7 @@ class LstSq(NamedTuple):
 
 
 def lstsq(a: Operand, b: Operand) -> LstSq:
-    """X that makes |A X − B| smallest, by QR: A has full rank. If A is wide, the shortest such X."""
+    """X that makes |A X − B| smallest, by QR: A has full rank. The shortest such X if A is wide."""
     first, second = together("lstsq", a, b)
     if first.shape[-2] != second.shape[-2]:
         raise ShapeError(

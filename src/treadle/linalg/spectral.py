@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from treadle.autodiff.transforms import custom_vjp
+from treadle.base.dtypes import float64
 from treadle.base.errors import ArgumentError
 from treadle.frontend.functions.arithmetic import abs, where
 from treadle.frontend.functions.indexing import take_along_axis
@@ -44,7 +43,7 @@ class SVD(NamedTuple):
     Vh: Tensor
 
 
-def eigh(a: Operand, UPLO: str = "L") -> Eigh:
+def eigh(a: Operand, UPLO: str = "L") -> Eigh:  # noqa: N803  PyTorch's name
     """Eigenvalues and eigenvectors of symmetric matrices; only one triangle is read.
 
     The gradient takes eigenvalues that are equal but for rounding as one: what mixes their
@@ -58,7 +57,7 @@ def eigh(a: Operand, UPLO: str = "L") -> Eigh:
     return found
 
 
-def eigvalsh(a: Operand, UPLO: str = "L") -> Tensor:
+def eigvalsh(a: Operand, UPLO: str = "L") -> Tensor:  # noqa: N803
     """The eigenvalues of symmetric matrices, in ascending order."""
     return eigh(a, UPLO).eigenvalues
 
@@ -98,7 +97,8 @@ def _inverse_gaps(x: Tensor) -> Tensor:
 
 
 def epsilon(x: Tensor) -> float:
-    return float(np.finfo(x.dtype.numpy).eps)
+    """The precision that is computed in: narrow floats are float32 by then."""
+    return 2.0**-52 if x.dtype is float64 else 2.0**-23
 
 
 _decomposed = custom_vjp(_eigh, _eigh_vjp)
@@ -188,8 +188,7 @@ def matrix_rank(a: Operand, *, rtol: float | None = None) -> Tensor:
 
 def default_tolerance(a: Tensor) -> float:
     """The larger size times the precision, as in PyTorch."""
-    narrowest = np.float64 if a.dtype.bits == 64 else np.float32
-    return float(np.finfo(narrowest).eps) * max(a.shape[-2:])
+    return epsilon(a) * max(a.shape[-2:])
 
 
 def pinv(a: Operand, *, rtol: float | None = None) -> Tensor:
