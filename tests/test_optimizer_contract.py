@@ -433,7 +433,7 @@ def wrong_values(key: str, default: object) -> list[object]:
     if key in ("optimizer", "others", "rho") and default is None:
         return ["adam"] if key == "rho" else []
     if key in ("decay", "adapt", "select") and default is None:
-        return [3, 0.5, ["w"]]
+        return [3, 0.5, [], ["w", 3]]
     if isinstance(default, bool):
         return ["yes", 1, None]
     if isinstance(default, tuple):
