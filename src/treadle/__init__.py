@@ -3,6 +3,8 @@
 import importlib as _importlib
 import typing as _typing
 
+import treadle.base.elsewhere as _elsewhere
+
 # Fills the rule tables, which gives ops their meaning and gradients.
 from treadle import fft as fft
 from treadle import linalg as linalg
@@ -15,7 +17,6 @@ from treadle.autodiff.transforms import grad as grad
 from treadle.autodiff.transforms import jvp as jvp
 from treadle.autodiff.transforms import value_and_grad as value_and_grad
 from treadle.autodiff.transforms import vjp as vjp
-from treadle.base import elsewhere as _elsewhere
 from treadle.base.dtypes import bfloat16 as bfloat16
 from treadle.base.dtypes import bool_ as bool_
 from treadle.base.dtypes import float16 as float16
