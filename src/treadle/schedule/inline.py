@@ -91,8 +91,8 @@ class Reader:
         for guard in reversed(self.guards):
             value = Guarded(guard, value, Literal(0, value.dtype), value.dtype)
         self.count += 1
-        named, local = let(f"t{self.count}", value)
-        self.lets.append(named)
+        statement, local = let(f"t{self.count}", value)
+        self.lets.append(statement)
         return local
 
     def under(self, guards: Sequence[Within], inner: Callable[[], Value], other: Value) -> Value:

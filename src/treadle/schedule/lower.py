@@ -41,7 +41,7 @@ from treadle.schedule.keep import (
     wider_values,
 )
 from treadle.schedule.nests import Buffers, along, axis_vars, copies, parallel, stays
-from treadle.schedule.order import Bound, Memo, Order, signature
+from treadle.schedule.order import Bound, Memo, Order
 from treadle.schedule.patterns import biased_matmuls, concatenated_gradients
 from treadle.schedule.templates import has_kernels, has_template, images, in_memory_order, layouts
 
@@ -133,7 +133,6 @@ def _bounds_in(drafts: list[Draft]) -> list[Bound]:
 class Lowering:
     """One pass over a graph of primitives; bodies of scans are passes of their own."""
 
-    reuses_kernels = True  # kernels of equal ops
     repeats = False  # whether its kernels run in a repeat: what stays is copied before
 
     def __init__(
@@ -235,35 +234,13 @@ class Lowering:
                 order.add(*self.after)
                 self.after = []
             else:
-                self._add_node(position, node, order)
+                for kernel in self._kernels(position, node):
+                    self.add_kernel(kernel, order)
         for name, value in self.late.items():
             source = self.before.get(value, self.names[value])
             order.add(*copies(source, name, self.buffers[name]))
         self.finish(order)
         return found + list(order.phases())
-
-    def _add_node(self, position: int, node: Node, order: Order) -> None:
-        """The kernels of a node into an order; one made for another layer is used again."""
-        value = TensorValue(position)
-        is_map = value in self.materialized and not is_root(self.graph, node) and is_inline(node)
-        # A signature tells ops apart, not layouts.
-        is_known = is_map and self.reuses_kernels and not self.target.chooses_layouts
-        if not (is_known and node.operands and node.types[0].size):
-            for kernel in self._kernels(position, node):
-                self.add_kernel(kernel, order)
-            return
-        key, names = signature(self.reader(), value)
-        if key in self.memo.maps:
-            known, positions = self.memo.maps[key]
-            origins = (node.origin,) if node.origin else ()
-            order.add_bound(Bound(known, tuple(names[i] for i in positions), origins))
-            return
-        for kernel in self._kernels(position, node):
-            bound = self.memo.bound(kernel)
-            order.add_bound(bound)
-            if value not in self.late.values():
-                positions = tuple(names.index(n) for n in bound.names)
-                self.memo.maps[key] = bound.kernel, positions
 
     def add_kernel(self, kernel: Kernel, order: Order) -> None:
         order.add(kernel)
@@ -367,7 +344,6 @@ class Lowering:
 class ScanBody(Lowering):
     """The body of a scan: rows are read and written in place, carries copied after an iteration."""
 
-    reuses_kernels = False  # where a kernel goes depends on what it reads
     repeats = True
 
     def __init__(self, outer: Lowering, position: int, attributes: Scan, node: Node):

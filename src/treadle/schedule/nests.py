@@ -38,7 +38,7 @@ def axis_vars(stem: str, shape: Sequence[int]) -> tuple[Var, ...]:
     return tuple(Var(f"{stem}{i}", n) for i, n in enumerate(shape))
 
 
-def nest(variables: Sequence[Var], role: Role, body: Sequence[Statement]) -> Body:
+def _nest(variables: Sequence[Var], role: Role, body: Sequence[Statement]) -> Body:
     """The body inside a loop for each variable, the first outermost; none for one iteration."""
     inner = tuple(body)
     for var in reversed(variables):
@@ -54,12 +54,12 @@ def along(axes: Iterable[Var]) -> tuple[Index, ...]:
 
 def parallel(variables: Sequence[Var], body: Sequence[Statement]) -> Body:
     """The body in loops whose iterations do not depend on each other."""
-    return nest(variables, Role.PARALLEL, body)
+    return _nest(variables, Role.PARALLEL, body)
 
 
 def in_order(variables: Sequence[Var], body: Sequence[Statement]) -> Body:
     """The body in loops that run one iteration after the other."""
-    return nest(variables, Role.SEQUENTIAL, body)
+    return _nest(variables, Role.SEQUENTIAL, body)
 
 
 def flat_index(variables: Sequence[Var]) -> Index:

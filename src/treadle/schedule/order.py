@@ -2,17 +2,15 @@
 
 A model's layers give the same kernels again and again on other buffers. What is done to a kernel
 (fusing, finishing, checking) depends on the kernel alone, and on which buffers two kernels share:
-kernels are apart from the buffers they are used on. A signature says what an element-by-element
-kernel is made of, before it is made.
+kernels are apart from the buffers they are used on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from treadle.base.origin import Origin
-from treadle.ir.graph import Value as TensorValue
 from treadle.kernel.nodes import Kernel, Matmul
 from treadle.kernel.rowsums import row_sums_of
 from treadle.kernel.target import CPU, Target
@@ -20,42 +18,7 @@ from treadle.kernel.traverse import walk
 from treadle.kernel.verify import verify
 from treadle.schedule.finish import finished
 from treadle.schedule.fuse import fused, is_serial, localised, outer_iterations, spread, staged
-from treadle.schedule.inline import Reader
 from treadle.schedule.nests import anonymous, with_buffer_names
-
-Signature = tuple[Hashable, ...]
-
-
-def signature(reader: Reader, value: TensorValue) -> tuple[Signature, list[str]]:
-    """The ops behind a tensor down to what is in memory, and the buffers those are, in order.
-
-    Tensors with equal signatures have equal kernels on other buffers; a buffer that appears twice,
-    as one that is updated in place does, is one buffer in both.
-    """
-    buffers: dict[str, int] = {reader.buffer_of(value) or "": 0}
-    positions: dict[TensorValue, int] = {}
-    rows: list[Hashable] = []
-    pending = [value]
-    while pending:
-        current = pending[-1]
-        name = None if current == value else reader.buffer_of(current)
-        if current in positions:
-            pending.pop()
-            continue
-        node = reader.graph.nodes[current.node]
-        missing = [] if name is not None else [v for v in node.operands if v not in positions]
-        if missing:
-            pending += reversed(missing)
-            continue
-        pending.pop()
-        positions[current] = len(positions)
-        if name is not None:
-            rows.append((buffers.setdefault(name, len(buffers)), node.types[current.output]))
-        else:
-            operands = tuple(positions[v] for v in node.operands)
-            is_shared = reader.uses.get(current, 0) > 1
-            rows.append((node.op, node.attributes, operands, node.types, current.output, is_shared))
-    return tuple(rows), list(buffers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +50,6 @@ class Memo:
     kernels: dict[Kernel, Kernel] = field(default_factory=dict)
     pairs: dict[tuple[int, int, How], Fused | None] = field(default_factory=dict)
     calls: dict[tuple[int, tuple[int, ...]], Fused] = field(default_factory=dict)
-    maps: dict[Signature, Fused] = field(default_factory=dict)  # and where its buffers are in it
 
     def bound(self, kernel: Kernel) -> Bound:
         plain = anonymous(kernel)

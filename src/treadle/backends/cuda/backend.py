@@ -29,8 +29,8 @@ from treadle.runtime.cuda.profile import ceilings
 from treadle.runtime.cuda.program import CudaProgram
 from treadle.runtime.cuda.values import DeviceMemory
 from treadle.runtime.executable import Ceilings, Executable
-from treadle.schedule.templates import LibraryCallKey
 from treadle.schedule.schedule import schedule
+from treadle.schedule.templates import LibraryCallKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,14 +183,10 @@ class _Runs:
             pointers += wanted
         yield from _done(path, first, run)
 
-    def _calls(self, phase: Phase) -> dict[int, int]:
-        """How often a phase calls each kernel, the longest first: what is left at the end is
-        short."""
-        found: dict[int, int] = {}
-        for call in sorted(phase.calls, key=lambda c: -cost.work(c.kernel)):
-            number = self.numbers[id(call.kernel)]
-            found[number] = found.get(number, 0) + 1
-        return found
+    def _calls(self, phase: Phase) -> Counter[int]:
+        """How often each kernel is called, the longest first: what is left at the end is short."""
+        longest = sorted(phase.calls, key=lambda c: -cost.work(c.kernel))
+        return Counter(self.numbers[id(call.kernel)] for call in longest)
 
     def _pointers(self, phase: Phase) -> int:
         if any(is_scatter(call.kernel, self.mapping) for call in phase.calls):
