@@ -163,14 +163,12 @@ class _Machine:
 
     def _grid(self, loop: For) -> None:
         """Iterations of the grid, of which each has memory of its own."""
-        only = loop.body[0] if len(loop.body) == 1 else None
-        is_inner = not isinstance(only, For) or only.role is not Role.GRID
-        for first in reversed(range(0, loop.var.extent, loop.lanes)):
-            if is_inner:
-                self.memory |= {b.name: _undefined(b) for b in self.scratch}
-                if self.sharing is not None:
-                    self.sharing.start()
-            self._pack(Nest((loop,), loop.body), first)
+        nest = nest_of(loop)
+        for first in reversed(range(0, nest.count, nest.lanes)):
+            self.memory |= {b.name: _undefined(b) for b in self.scratch}
+            if self.sharing is not None:
+                self.sharing.start()
+            self._pack(nest, first)
 
     def _pack(self, nest: Nest, flat: int) -> None:
         """One iteration of loops that count as one, or lanes of them in lockstep."""

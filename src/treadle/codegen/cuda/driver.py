@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treadle.codegen.cuda import scalars
@@ -29,22 +29,19 @@ class CudaSource:
 def render_program(program: Program, per_part: int = 24) -> CudaSource:
     """Kernels numbered as `Program.distinct` numbers them."""
     kernels = program.distinct()
-    lines = dict[int, list[str]]()
-    launches = list[Launch]()
-    texts: list[str] = []
+    launches, texts = list[Launch](), list[str]()
     for i, kernel in enumerate(kernels):
         symbol, matmul, called = f"kernel_{i}", matmul_call_of(kernel), call_of(kernel)
         if called is not None or matmul is not None:
             launches.append(Launch(symbol, 0, 0, matmul=matmul, called=called))
         elif geometry_of(kernel).is_cooperative:
-            lines[i] = lines_of(kernel)
             launches.append(Launch(symbol, 0, 0))
         else:
             threads, calls = geometry_of(kernel).threads, geometry_of(kernel).calls
             shared = shared_bytes(kernel)
             launches.append(Launch(symbol, blocks_of(kernel), threads, shared, calls))
-            texts.append(function(kernel, symbol, lines_of(kernel)))
-    texts += [cooperative(run, kernels, lines) for run in program.cooperative]
+            texts.append(function(kernel, symbol))
+    texts += [cooperative(run, kernels) for run in program.cooperative]
     groups = [texts[i : i + per_part] for i in range(0, len(texts), per_part)]
     sources = tuple("\n".join([PRELUDE, *p]) for p in groups)
     return CudaSource(sources, tuple(launches), program.cooperative)
@@ -65,14 +62,14 @@ def render_kernel(kernel: Kernel) -> str:
     """One kernel's source, with what it calls."""
     if call_of(kernel) is not None or matmul_call_of(kernel) is not None:
         return f"// {kernel.name} is a library's"
-    return "\n".join([PRELUDE, function(kernel, kernel.name, lines_of(kernel))])
+    return "\n".join([PRELUDE, function(kernel, kernel.name)])
 
 
 # What is around the lines of a kernel: its function, or its part of a cooperative one.
 
 
-def function(kernel: Kernel, symbol: str, body: Sequence[str]) -> str:
-    """The function around some lines: pointers from its one argument, by the call's number."""
+def function(kernel: Kernel, symbol: str) -> str:
+    """A kernel as a function: pointers from its one argument, by the call's number."""
     geometry, count = geometry_of(kernel), max(1, len(kernel.buffers))
     room = f", {geometry.room}" if geometry.room > 1 else ""
     head = [
@@ -87,11 +84,11 @@ def function(kernel: Kernel, symbol: str, body: Sequence[str]) -> str:
         for i, b in enumerate(kernel.buffers)
         for qualifier in ("const " if i < len(kernel.inputs) else "",)
     ]
-    return "\n".join([*head, *body, "}"])
+    return "\n".join([*head, *lines_of(kernel), "}"])
 
 
-def part(kernel: Kernel, symbol: str, body: Sequence[str]) -> str:
-    """The function as part of another, which says what block it is and where the pointers are.
+def part(kernel: Kernel, symbol: str) -> str:
+    """A kernel as part of another function, which says what block it is and where the pointers are.
 
     What it reads may have been written a moment ago: pointers promise nothing.
     """
@@ -99,16 +96,14 @@ def part(kernel: Kernel, symbol: str, body: Sequence[str]) -> str:
     for i, b in enumerate(kernel.buffers):
         type_ = scalars.memory(b.dtype)
         head.append(f"  {type_} *p{i} = ({type_} *)now(p[{i}]);")
-    return "\n".join([*head, *body, "}"])
+    return "\n".join([*head, *lines_of(kernel), "}"])
 
 
-def cooperative(
-    run: CooperativeLaunch, kernels: Sequence[Kernel], lines: Mapping[int, Sequence[str]]
-) -> str:
+def cooperative(run: CooperativeLaunch, kernels: Sequence[Kernel]) -> str:
     """Phases as one function: every block takes blocks of a phase in turn, then all synchronize."""
     symbol = run.symbol
     entries = dict.fromkeys(i for phase in run.phases for i, _ in phase)
-    texts = [part(kernels[i], f"{symbol}_{i}", lines[i]) for i in entries]
+    texts = [part(kernels[i], f"{symbol}_{i}") for i in entries]
     body: list[str] = []
     at = 0
     for number, phase in enumerate(run.phases):
@@ -116,19 +111,17 @@ def cooperative(
             body.append(f"  grid_sync(&{symbol}_arrived, until);")
         total = sum(blocks_of(kernels[i]) * n for i, n in phase)
         body.append(f"  for (int at = blockIdx.x; at < {total}; at += gridDim.x) {{")
-        start, held = 0, ""
+        start = 0
         for i, n in phase:
             count, grid = len(kernels[i].buffers), blocks_of(kernels[i])
-            if not grid:
-                at += n * count
-                continue
             here = "at" if not start else f"(at - {start})"
-            body.append(f"    {held}if (at < {start + n * grid})")
             where = f"a.p + {at}" if n == 1 else f"a.p + {at} + {here} / {grid} * {count}"
             block = here if n == 1 else f"{here} % {grid}"
-            body.append(f"      {symbol}_{i}({block}, {where});")
-            start, held = start + n * grid, "else "
             at += n * count
+            if grid:
+                start, otherwise = start + n * grid, "else " if start else ""
+                body.append(f"    {otherwise}if (at < {start})")
+                body.append(f"      {symbol}_{i}({block}, {where});")
         body += ["    __syncthreads();", "  }"]
     head = [
         f"struct {symbol}_args {{ void *p[{max(1, at)}]; }};",
