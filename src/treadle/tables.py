@@ -7,5 +7,6 @@ from treadle.autodiff import structure as structure
 from treadle.domains import meaning as meaning
 from treadle.domains import residues as residues
 from treadle.domains import tangents as tangents
+from treadle.frontend import convolutions as convolutions
 from treadle.frontend import definitions as definitions
 from treadle.frontend import methods as methods
