@@ -1,4 +1,8 @@
-"""Loops cut where a guard changes, so that what is put together or padded has no choices inside."""
+"""Loops cut where a guard changes, so that what is put together or padded has no choices inside.
+
+And loops nested where an index divides what they count, so that inside it is affine: rows of a
+reshaped tensor, with a factor for each of its channels.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,31 @@ from dataclasses import replace
 from itertools import pairwise
 
 from treadle.kernel.access import names_in
-from treadle.kernel.index import Var, variable
-from treadle.kernel.nodes import For, Guarded, Let, Role, Statement, Store, Update, Value, Within
+from treadle.kernel.index import (
+    Atom,
+    Bounded,
+    Index,
+    Quotient,
+    Remainder,
+    Var,
+    variable,
+)
+from treadle.kernel.nodes import (
+    For,
+    Guarded,
+    Let,
+    LibraryCall,
+    Matmul,
+    Role,
+    Statement,
+    Store,
+    Update,
+    Value,
+    Within,
+)
 from treadle.kernel.target import Fusion
 from treadle.kernel.traverse import (
+    indices_of,
     map_statements,
     map_value,
     substituted,
@@ -25,7 +50,9 @@ def split(body: Sequence[Statement], taken: set[str], sizes: Fusion) -> list[Sta
     """Statements whose inner loops are cut. Outermost loops stay: tasks are their iterations."""
 
     def cut(s: Statement) -> list[Statement]:
-        return _pieces(s, taken, sizes) if isinstance(s, For) else [s]
+        if not isinstance(s, For):
+            return [s]
+        return [n for piece in _pieces(s, taken, sizes) for n in _nested(piece, taken, sizes)]
 
     return [replace(s, body=map_statements(s.body, cut)) if isinstance(s, For) else s for s in body]
 
@@ -75,6 +102,44 @@ def _piece(loop: For, begin: int, end: int, taken: set[str]) -> For:
             moved = replace(moved, guard=None) if holds else moved
         body.append(moved)
     return For(var, loop.role, tuple(body))
+
+
+def _nested(loop: Statement, taken: set[str], sizes: Fusion) -> list[Statement]:
+    """A loop as one over equal parts and one inside, if lanes would each divide otherwise."""
+    if not isinstance(loop, For) or loop.role not in (Role.PARALLEL, Role.SEQUENTIAL):
+        return [loop]
+    if loop.stop is not None or any(isinstance(s, (For, Matmul, LibraryCall)) for s in loop.body):
+        return [loop]
+    extent = loop.var.extent
+    atoms = [atom for index in indices_of(loop.body) for atom, _ in index.terms]
+    periods = {p for p in (_period(atom, loop.var) for atom in atoms) if p is not None}
+    usable = [p for p in periods if sizes.least_piece <= p < extent and extent % p == 0]
+    if not usable:
+        return [loop]
+    inner = Var(fresh(loop.var.name, taken), min(usable))
+    outer = Var(fresh(f"{loop.var.name}q", taken), extent // inner.extent)
+    values = {loop.var: variable(outer) * inner.extent + variable(inner)}
+    nested = For(inner, loop.role, substituted(loop.body, values))
+    return [For(outer, loop.role, (nested,))]
+
+
+def _period(atom: Atom, var: Var) -> int | None:
+    """How many values of a variable a quotient or remainder takes before it moves on."""
+    if isinstance(atom, Bounded):
+        return _period_of(atom.index, var)
+    if not isinstance(atom, (Quotient, Remainder)):
+        return None
+    if atom.index.factor_of(var) == 1:
+        others = [f for a, f in atom.index.terms if a != var]
+        is_aligned = not any(f % atom.divisor for f in (*others, atom.index.offset))
+        return atom.divisor if is_aligned else None
+    inner = _period_of(atom.index, var)
+    return inner * atom.divisor if inner and isinstance(atom, Quotient) else inner
+
+
+def _period_of(index: Index, var: Var) -> int | None:
+    found = [p for p in (_period(atom, var) for atom, _ in index.terms) if p is not None]
+    return found[0] if len(found) == 1 else None
 
 
 def _holds(guard: Value) -> bool | None:
