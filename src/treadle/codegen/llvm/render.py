@@ -59,6 +59,7 @@ from treadle.kernel.nodes import (
     Value,
     Within,
 )
+from treadle.kernel.traverse import subvalues
 
 
 def render(kernel: Kernel, name: str, module: Module, linkage: str = "internal") -> None:
@@ -122,9 +123,13 @@ class _Writer(Addresses):
                     self.vector_loop(statement, start, stop)
                 else:
                     self.loop(statement, start, stop)
-            case Let(local, value) | Set(local, value):
+            case Let(local, value):
+                self.let(local, value)
+            case Set(local, value):
                 self.locals[local] = self.value(value)
+                self.shared.pop(local, None)
             case Accumulate(local, op, value):
+                self.shared.pop(local, None)
                 self.locals[local] = self.accumulated(self.locals[local], op, value)
             case Store(buffer, index, value, guard):
                 self.store(buffer, index, value, guard)
@@ -138,6 +143,32 @@ class _Writer(Addresses):
                 raise AssertionError(f"there is no library for {name} here")
             case _:
                 assert_never(statement)
+
+    def let(self, local: str, value: Value) -> None:
+        """What all lanes agree on may be an index: it is one number, too."""
+        self.shared.pop(local, None)
+        if self.lanes is None or not value.dtype.is_integer or not self._agrees(value):
+            self.locals[local] = self.value(value)
+            return
+        self.shared[local] = self._in_lane(0, value)
+        self.locals[local] = self.f.splat(self.shared[local], self.width)
+
+    def _agrees(self, value: Value) -> bool:
+        """Whether all lanes have the same value."""
+        for part in subvalues(value):
+            match part:
+                case Load(buffer, index):
+                    if buffer in self.private or self._lane_step(buffer, index) != 0:
+                        return False
+                case Position(index) | Within(index):
+                    if not self._is_uniform(index):
+                        return False
+                case Local(name):
+                    if name not in self.shared:
+                        return False
+                case _:
+                    pass
+        return True
 
     def _at(self, buffer: str, index: Index) -> Reg:
         return self._address(buffer, self.index(index), self.types[buffer])
@@ -162,6 +193,7 @@ class _Writer(Addresses):
     def loop(self, loop: For, start: Reg, stop: Reg) -> None:
         """One iteration after the other; what the body changes is carried."""
         names = changed_locals(loop.body, self.locals)
+        self.shared = {n: r for n, r in self.shared.items() if n not in names}
         carried = [self.locals[n] for n in names]
         with self.f.loop(start, stop, number(1, "i64"), carried) as state:
             self.variables[loop.var] = state.counter
@@ -228,9 +260,11 @@ class _Writer(Addresses):
             self.variables[loop.var] = state.counter
             self.locals |= dict(zip(names, state.carried, strict=True))
             outer = self._widened_locals(names)
+            self.shared = outer
             self.inner(loop.body)
             state.next = tuple(self.locals[n] for n in names)
             self.locals |= outer
+            self.shared = {}
             self.lanes, self.width, self.apart = None, 1, 1
         for name, scalar, lanes in zip(names, scalars, state.results, strict=True):
             self.locals[name] = self._folded(loop.body, name, scalar, lanes)
@@ -297,7 +331,7 @@ class _Writer(Addresses):
 
     def guarded(self, guard: Value, inner: Value, other: Value) -> Reg:
         """A branch where all lanes agree; a choice; a masked load; or the lanes one at a time."""
-        if self.width == 1 or (isinstance(guard, Within) and self._is_uniform(guard.index)):
+        if self.width == 1 or self._agrees(guard):
             return self._branch(self._condition(guard), inner, other)
         mask = self.value(guard)
         if not loads_in(inner):  # arithmetic harms nobody where it is not wanted
@@ -400,8 +434,13 @@ class _Writer(Addresses):
             f.label(after)
 
     def update(self, buffer: str, index: Index, value: Value) -> None:
-        """Lane by lane: indices that are data are never said to be distinct."""
+        """Lane by lane, unless lanes are neighbours: other indices are not said to be distinct."""
         dtype, found = self.types[buffer], self.value(value)
+        if self.lanes is not None and self._lane_step(buffer, index) == 1:
+            start = self._address(buffer, self.index(index), dtype)
+            old = self._loaded(start, dtype, self.width)
+            self._stored(self.scalars.apply("add", [old, found], dtype, dtype), start, dtype)
+            return
         for lane in range(self.width):
             element = found if width_of(found.type) == 1 else self.f.extract(found, lane)
             address = self._lane_address(buffer, index, lane)
