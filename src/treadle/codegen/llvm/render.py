@@ -260,7 +260,7 @@ class _Writer(Addresses):
             self.variables[loop.var] = state.counter
             self.locals |= dict(zip(names, state.carried, strict=True))
             outer = self._widened_locals(names)
-            self.shared = outer
+            self.shared = dict(outer)
             self.inner(loop.body)
             state.next = tuple(self.locals[n] for n in names)
             self.locals |= outer
