@@ -1,7 +1,8 @@
 """Whole training steps on the CPU, float32, AdamW: Treadle and its peers in turns.
 
 usage: python bench/cpu.py [workload ...] [--rounds 7] [--threads 2] [--peers eager,compile,jax]
-                           [--no-cold] [--no-memory] [--patience 60] [--json FILE]
+                           [--no-cold] [--no-memory] [--patience 60] [--clock process_time]
+                           [--json FILE]
 
 ms      median over the rounds; in each round every contender has a turn of about 0.3 s. Turns
         wait until other processes are done, for --patience seconds in all; a turn that was
@@ -34,6 +35,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 from turns import (
+    CLOCKS,
     MOST_TRIES,
     QUIET,
     Patience,
@@ -96,20 +98,23 @@ class Measurement:
         names: list[str],
         options: argparse.Namespace,
         environment: dict[str, str],
+        peers: str = "peers",
     ):
         self.workload, self.names, self.options = workload, names, options
         self.environment, self.patience = environment, Patience(options.patience)
+        self.peers = peers  # the module with the contenders
         self.task: dict[str, Any] = {}
         self.found: dict[str, dict[str, Any]] = {n: {} for n in names}
         self.agree: bool | None = None  # None where nothing was compared
         self.disturbed, self.is_rough = 0, False
 
-    def run(self) -> dict[str, Any]:
+    def run(self, first_values: dict[str, np.ndarray], **task: str) -> dict[str, Any]:
+        """All begin with the same values; what else the task has is for the contenders."""
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             values = folder / "values.npz"
-            np.savez(values, **WORKLOADS[self.workload].make().init(0))  # type: ignore[arg-type]
-            self.task = {"workload": self.workload, "values": str(values)}
+            np.savez(values, **first_values)  # type: ignore[arg-type]
+            self.task = {"workload": self.workload, "values": str(values), **task}
             workers = []
             for name in self.names:
                 try:
@@ -144,7 +149,7 @@ class Measurement:
         """A worker that has built its step; a disturbed start is tried again if it is short."""
         tries = len(environments) if self.options.cold else 1
         for i, environment in enumerate(environments[:tries]):
-            worker = Worker("peers", name, {**self.environment, **environment})
+            worker = Worker(self.peers, name, {**self.environment, **environment})
             try:
                 memory = self.options.memory
                 answer, others = watched(
@@ -160,7 +165,9 @@ class Measurement:
 
     def _take_turns(self, workers: list[Worker]) -> None:
         try:
-            turns = take_turns(workers, self.options.rounds, TURN, self.patience)
+            turns = take_turns(
+                workers, self.options.rounds, TURN, self.patience, self.options.clock
+            )
         except Unable as error:
             return warn(f"{self.workload}: {error}")
         for name, each in turns.ms.items():
@@ -258,6 +265,12 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
         default=60,
         help="seconds a workload may wait for other processes (60)",
     )
+    parser.add_argument(
+        "--clock",
+        choices=list(CLOCKS),
+        default="perf_counter",
+        help="process_time, with --threads 1, is for a machine that others use",
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     options.workloads = options.workloads or [n for n in WORKLOADS if n not in FOR_GPUS]
@@ -283,7 +296,8 @@ def main(arguments: list[str] | None = None) -> None:
     console.print(f"{head['processor']}, {options.threads} threads, load {head['load']:.2f} before")
     rows: list[dict[str, Any]] = []
     for workload in options.workloads:
-        row = Measurement(workload, names, options, environment).run()
+        first_values = WORKLOADS[workload].make().init(0)
+        row = Measurement(workload, names, options, environment).run(first_values)
         rows.append(row)
         times = ", ".join(f"{n} {number(f.get('ms'), 4)}" for n, f in row["contenders"].items())
         console.print(f"{workload}: {times} ms")

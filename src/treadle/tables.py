@@ -10,5 +10,6 @@ from treadle.batching import primitives as primitives
 from treadle.domains import meaning as meaning
 from treadle.domains import residues as residues
 from treadle.domains import tangents as tangents
+from treadle.frontend import convolutions as convolutions
 from treadle.frontend import definitions as definitions
 from treadle.frontend import methods as methods

@@ -28,14 +28,13 @@ from treadle.frontend.functions.reductions import argmax as argmax_of
 from treadle.frontend.functions.reductions import count_of, kept_shape
 from treadle.frontend.functions.reductions import max as max_of
 from treadle.frontend.functions.reductions import sum as sum_of
-from treadle.frontend.functions.shaping import flip, iota, pad, reshape, transpose, unsqueeze
+from treadle.frontend.functions.shaping import iota, reshape, unsqueeze
 from treadle.frontend.scopes import bind1, isolated_tracing
 from treadle.frontend.tensor import Tensor
 from treadle.ir import composites as c
 from treadle.ir.graph import Graph
 from treadle.ir.op import Attributes, Op
 from treadle.ir.ops.indexing import GATHER, Gather
-from treadle.ir.ops.linear import UNWINDOW, WINDOW, Unwindow, Window
 from treadle.ir.rewrite import remove_dead_code
 from treadle.ir.types import TensorType
 
@@ -309,74 +308,6 @@ def linear_cross_entropy_grad(
     d_weight = contract(narrow, x, ("nv", "nd", "vd"), wide)
     results = [rows, cast(d_x, x.dtype), cast(d_weight, weight.dtype)]
     return (*results, *(cast(sum_of(slope, 0), b.dtype) for b in bias))
-
-
-@definition(c.CONV)
-def conv(attributes: c.Conv, x: Tensor, w: Tensor) -> Tensor:
-    grouped_x = _conv_windows(attributes, x, w.shape[2:])
-    spatial = grouped_x.shape[3 : 1 + w.ndim]
-    labels = _conv_labels(len(spatial))
-    result = contract(grouped_x, _grouped(attributes, w), labels, accumulator(x.dtype))
-    return cast(reshape(result, (x.shape[0], w.shape[0], *spatial)), x.dtype)
-
-
-def _conv_windows(attributes: c.Conv, x: Tensor, kernel: c.Ints) -> Tensor:
-    """(N, groups, channels of a group, windows …, kernel …)"""
-    padded = pad(x, ((0, 0), (0, 0), *attributes.padding))
-    axes = tuple(range(2, x.ndim))
-    windows = bind1(WINDOW, Window(axes, kernel, attributes.strides, attributes.dilations), padded)
-    n, channels, *rest = windows.shape
-    return reshape(windows, (n, attributes.groups, channels // attributes.groups, *rest))
-
-
-def _grouped(attributes: c.Conv, w: Tensor) -> Tensor:
-    groups = attributes.groups
-    return reshape(w, (groups, w.shape[0] // groups, *w.shape[1:]))
-
-
-def _conv_labels(dims: int) -> tuple[str, str, str]:
-    o, k = "stuvwxyz"[:dims], "STUVWXYZ"[:dims]
-    return f"ngc{o}{k}", f"gfc{k}", f"ngf{o}"
-
-
-@definition(c.CONV_GRAD_X)
-def conv_grad_x(attributes: c.ConvGrad, ct: Tensor, w: Tensor) -> Tensor:
-    """A convolution of ct with the kernel turned around, where windows move by one.
-
-    Elsewhere each element collects the windows it lies in.
-    """
-    a, shape, kernel = attributes.conv, attributes.shape, w.shape[2:]
-    reach = [d * (k - 1) for d, k in zip(a.dilations, kernel, strict=True)]
-    is_plain = all(s == 1 for s in a.strides) and a.groups == 1
-    if is_plain and all(
-        0 <= p <= r for pair, r in zip(a.padding, reach, strict=True) for p in pair
-    ):
-        turned = flip(transpose(w, 0, 1), tuple(range(2, w.ndim)))
-        outside = tuple(
-            (r - low, r - high) for r, (low, high) in zip(reach, a.padding, strict=True)
-        )
-        return conv(c.Conv(a.strides, outside, a.dilations), ct, turned)
-    lx, ly, lr = _conv_labels(len(kernel))
-    n, outputs, *spatial = ct.shape
-    grouped = reshape(ct, (n, a.groups, outputs // a.groups, *spatial))
-    windows = contract(grouped, _grouped(a, w), (lr, ly, lx))
-    lengths = [s + low + high for s, (low, high) in zip(shape[2:], a.padding, strict=True)]
-    window = Window(tuple(range(2, len(shape))), kernel, a.strides, a.dilations)
-    whole = reshape(windows, (*shape[:2], *spatial, *kernel))
-    padded = bind1(UNWINDOW, Unwindow(window, (*shape[:2], *lengths)), whole)
-    inside = [slice(low, low + s) for s, (low, _) in zip(shape[2:], a.padding, strict=True)]
-    return padded[(slice(None), slice(None), *inside)]
-
-
-@definition(c.CONV_GRAD_W)
-def conv_grad_w(attributes: c.ConvGrad, ct: Tensor, x: Tensor) -> Tensor:
-    """Products of ct and windows, summed over places."""
-    a, shape = attributes.conv, attributes.shape
-    windows = _conv_windows(a, x, shape[2:])
-    lx, ly, lr = _conv_labels(len(shape) - 2)
-    n, outputs, *spatial = ct.shape
-    grouped = reshape(ct, (n, a.groups, outputs // a.groups, *spatial))
-    return reshape(contract(grouped, windows, (lr, lx, ly)), shape)
 
 
 @definition(c.MAX_POOL)

@@ -39,6 +39,7 @@ from treadle.kernel.traverse import (
     substituted,
     subvalues,
     walk,
+    with_locals,
 )
 from treadle.schedule.nests import Body, is_sum, let, moves
 from treadle.schedule.split import split, with_blocks
@@ -235,11 +236,25 @@ def hoisted(body: Sequence[Statement], names: _Names) -> Body:
         if not isinstance(statement, For):
             return [statement]
         lifter = _Lifter(statement.var, statement.body, names)
-        inner = tuple(lifter.without_fixed(s) for s in statement.body)
+        inner = _without_aliases([lifter.without_fixed(s) for s in statement.body], lifter)
         before = [Let(name, value) for value, name in lifter.lifted.items()]
         return [*before, replace(statement, body=inner)]
 
     return map_statements(body, lifted)
+
+
+def _without_aliases(body: list[Statement], lifter: _Lifter) -> tuple[Statement, ...]:
+    """Statements that name what was lifted out of a loop as it is named there.
+
+    A name of a loop's own would be one of each lane, and what it is an index of read lane by lane.
+    """
+    lifted, changed = set(lifter.lifted.values()), changed_in(body)
+    names: dict[str, str] = {}
+    for s in body:
+        if isinstance(s, Let) and isinstance(s.value, Local) and s.value.name in lifted:
+            names |= {s.local: s.value.name} if s.local not in changed else {}
+    left = [s for s in body if not (isinstance(s, Let) and s.local in names)]
+    return tuple(with_locals(left, names)) if names else tuple(body)
 
 
 class _Lifter:

@@ -107,7 +107,7 @@ class _Matmul:
         self.panel = lowering.panel * 4 // self.dtype.itemsize
         self.contraction = self._placed(contraction)
         self.reads_right = self._reads_right()
-        self.is_transposed = not self.reads_right and self._transposes()
+        self.is_transposed = self._transposes()
         self.copies_left = self._copies_left()
         self.copies_panels = self._copies_panels()
         count, limits = size(self.contraction.rows), self.limits
@@ -135,12 +135,17 @@ class _Matmul:
         return self.lowering.reader(self.lowering.recomputed.get(self.position))
 
     def _transposes(self) -> bool:
-        """Columns along the other operand, so that windows are read in place as the left one."""
-        other = self.contraction.transposed
+        """Columns along the other operand, so that windows are read in place as the left one.
+
+        Where they could be read as the right one, it pays if half of a vector would be empty.
+        """
+        other, own = self.contraction.transposed, size(self.contraction.tiled)
         if other is None or not self._expands(self.contraction.right):
             return False
-        other = self._placed(other)
-        is_narrow = size(other.tiled) < self.limits.least_columns
+        if self.reads_right and 2 * own > self.panel // 2:
+            return False
+        other, least = self._placed(other), self.limits.least_columns
+        is_narrow = size(other.tiled) < (2 * own if self.reads_right else least)
         if self._expands(other.right) or is_narrow or other.left.load is None:
             return False
         self.contraction = other

@@ -1,6 +1,8 @@
-"""Loops cut: where a guard changes, and where a sum is long.
+"""Loops cut: where a guard changes, where an index divides, and where a sum is long.
 
 What is put together or padded has no choices inside a loop that is cut where its guards change.
+Loops are nested where an index divides what they count, so that inside it is affine: rows of a
+reshaped tensor, with a factor for each of its channels.
 Terms that are added one after another to one number are each rounded at its size: an error that
 grows with their number. So a loop that adds many becomes blocks of about as many iterations as
 there are blocks, each with an accumulator of its own. The blocks are fixed by the shape: any number
@@ -16,7 +18,16 @@ from itertools import pairwise
 
 from treadle.base.dtypes import DType
 from treadle.kernel.access import locals_in, names_in
-from treadle.kernel.index import Index, Var, data_locals, variable
+from treadle.kernel.index import (
+    Atom,
+    Bounded,
+    Index,
+    Quotient,
+    Remainder,
+    Var,
+    data_locals,
+    variable,
+)
 from treadle.kernel.nodes import (
     Accumulate,
     For,
@@ -54,7 +65,9 @@ def split(body: Sequence[Statement], taken: set[str], sizes: Fusion) -> list[Sta
     """Statements whose inner loops are cut. Outermost loops stay: tasks are their iterations."""
 
     def cut(s: Statement) -> list[Statement]:
-        return _pieces(s, taken, sizes) if isinstance(s, For) else [s]
+        if not isinstance(s, For):
+            return [s]
+        return [n for piece in _pieces(s, taken, sizes) for n in _nested(piece, taken, sizes)]
 
     return [replace(s, body=map_statements(s.body, cut)) if isinstance(s, For) else s for s in body]
 
@@ -85,6 +98,44 @@ def _piece(loop: For, begin: int, end: int, taken: set[str]) -> For:
     names = {n: fresh(n, taken) for n in sorted(names_in(loop.body))}
     moved = with_locals(substituted(loop.body, {loop.var: variable(var) + begin}), names)
     return For(var, loop.role, tuple(map_values(s, _settled) for s in moved))
+
+
+def _nested(loop: Statement, taken: set[str], sizes: Fusion) -> list[Statement]:
+    """A loop as one over equal parts and one inside, if lanes would each divide otherwise."""
+    if not isinstance(loop, For) or loop.role not in (Role.PARALLEL, Role.SEQUENTIAL):
+        return [loop]
+    if loop.stop is not None or any(isinstance(s, (For, Matmul, LibraryCall)) for s in loop.body):
+        return [loop]
+    extent = loop.var.extent
+    atoms = [atom for index in indices_of(loop.body) for atom, _ in index.terms]
+    periods = {p for p in (_period(atom, loop.var) for atom in atoms) if p is not None}
+    usable = [p for p in periods if sizes.least_piece <= p < extent and extent % p == 0]
+    if not usable:
+        return [loop]
+    inner = Var(fresh(loop.var.name, taken), min(usable))
+    outer = Var(fresh(f"{loop.var.name}q", taken), extent // inner.extent)
+    values = {loop.var: variable(outer) * inner.extent + variable(inner)}
+    nested = For(inner, loop.role, substituted(loop.body, values))
+    return [For(outer, loop.role, (nested,))]
+
+
+def _period(atom: Atom, var: Var) -> int | None:
+    """How many values of a variable a quotient or remainder takes before it moves on."""
+    if isinstance(atom, Bounded):
+        return _period_of(atom.index, var)
+    if not isinstance(atom, (Quotient, Remainder)):
+        return None
+    if atom.index.factor_of(var) == 1:
+        others = [f for a, f in atom.index.terms if a != var]
+        is_aligned = not any(f % atom.divisor for f in (*others, atom.index.offset))
+        return atom.divisor if is_aligned else None
+    inner = _period_of(atom.index, var)
+    return inner * atom.divisor if inner and isinstance(atom, Quotient) else inner
+
+
+def _period_of(index: Index, var: Var) -> int | None:
+    found = [p for p in (_period(atom, var) for atom, _ in index.terms) if p is not None]
+    return found[0] if len(found) == 1 else None
 
 
 def _holds(guard: Value) -> bool | None:

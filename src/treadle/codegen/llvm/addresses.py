@@ -40,6 +40,7 @@ class Addresses:
         self.width = 1
         self.is_aligned = False  # whether the first lane is a multiple of the width
         self.locals: dict[str, Reg] = {}
+        self.shared: dict[str, Reg] = {}  # those on which all lanes agree, as one number
         self.private: dict[str, int] = {}  # buffers of which every lane has its own
         # Private elements of all lanes lie beside each other: of how many, and which is meant.
         self.apart, self.lane = 1, 0
@@ -111,7 +112,8 @@ class Addresses:
 
     def _has_lane_data(self, index: Index) -> bool:
         """Whether the index uses a local that differs from lane to lane."""
-        return any(width_of(self.locals[name].type) > 1 for name in data_locals(index))
+        names = [n for n in data_locals(index) if n not in self.shared]
+        return any(width_of(self.locals[name].type) > 1 for name in names)
 
     def address(self, buffer: str, index: Index, lane: int = 0) -> Reg:
         """Of one lane's element."""
@@ -204,7 +206,7 @@ class Addresses:
                 value = self.variables[atom]
                 return f.binary("add", value, lane) if lane and atom == self.lanes else value
             case Data(local, extent):
-                value = self.locals[local]
+                value = self.shared[local] if local in self.shared else self.locals[local]
                 value = value if width_of(value.type) == 1 else f.extract(value, lane)
                 if value.type != "i64":
                     value = f.convert("sext", value, "i64")

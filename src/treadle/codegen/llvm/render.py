@@ -56,7 +56,7 @@ from treadle.kernel.nodes import (
     Value,
     Within,
 )
-from treadle.kernel.traverse import walk
+from treadle.kernel.traverse import subvalues, walk
 
 
 def render(kernel: Kernel, name: str, module: Module, linkage: str = "internal") -> None:
@@ -115,9 +115,13 @@ class _Writer(Addresses):
                     self.vector_loop(statement, start, stop)
                 else:
                     self.scalar_loop(statement, start, stop)
-            case Let(local, value) | Set(local, value):
+            case Let(local, value):
+                self.let(local, value)
+            case Set(local, value):
                 self.locals[local] = self.value(value)
+                self.shared.pop(local, None)
             case Accumulate(local, op, value):
+                self.shared.pop(local, None)
                 self.locals[local] = self.accumulated(self.locals[local], op, value)
             case Store(buffer, index, value, guard):
                 self.store(buffer, index, value, guard)
@@ -131,6 +135,32 @@ class _Writer(Addresses):
                 raise AssertionError(f"there is no library for {name} here")
             case _:
                 assert_never(statement)
+
+    def let(self, local: str, value: Value) -> None:
+        """What all lanes agree on may be an index: it is one number, too."""
+        self.shared.pop(local, None)
+        if self.lanes is None or not value.dtype.is_integer or not self._agrees(value):
+            self.locals[local] = self.value(value)
+            return
+        self.shared[local] = self._in_lane(0, value)
+        self.locals[local] = self.f.splat(self.shared[local], self.width)
+
+    def _agrees(self, value: Value) -> bool:
+        """Whether all lanes have the same value."""
+        for part in subvalues(value):
+            match part:
+                case Load(buffer, index):
+                    if buffer in self.private or self.lane_step(buffer, index) != 0:
+                        return False
+                case Position(index) | Within(index):
+                    if not self.is_uniform(index):
+                        return False
+                case Local(name):
+                    if name not in self.shared:
+                        return False
+                case _:
+                    pass
+        return True
 
     def multiply(self, matmul: Matmul) -> None:
         dtype = self.types[matmul.target.buffer]
@@ -152,6 +182,7 @@ class _Writer(Addresses):
     def scalar_loop(self, loop: For, start: Reg, stop: Reg) -> None:
         """One iteration after the other; what the body changes is carried."""
         names = self._carried(loop)
+        self.shared = {n: r for n, r in self.shared.items() if n not in names}
         with self.f.loop(start, stop, 1, [self.locals[n] for n in names]) as state:
             self.variables[loop.var] = state.counter
             self.locals |= dict(zip(names, state.carried, strict=True))
@@ -224,9 +255,11 @@ class _Writer(Addresses):
             self.variables[loop.var] = state.counter
             self.locals |= dict(zip(names, state.carried, strict=True))
             outer = self._widened_locals(names)
+            self.shared = dict(outer)
             self.inner(loop.body)
             state.next = tuple(self.locals[n] for n in names)
             self.locals |= outer
+            self.shared = {}
             self.lanes, self.width, self.apart = None, 1, 1
         for name, lanes in zip(names, state.results, strict=True):
             self.locals[name] = self._folded(sums[name], before[name], lanes)
@@ -287,7 +320,7 @@ class _Writer(Addresses):
 
     def guarded(self, guard: Value, inner: Value, other: Value) -> Reg:
         """A branch where all lanes agree; a choice; a masked load; or the lanes one at a time."""
-        if self.width == 1 or (isinstance(guard, Within) and self.is_uniform(guard.index)):
+        if self.width == 1 or self._agrees(guard):
             return self._branch(self._lane_of(self.value(guard), 0), inner, other)
         mask = self.value(guard)
         if not loads_in(inner):  # arithmetic harms nobody where it is not wanted
@@ -369,8 +402,13 @@ class _Writer(Addresses):
         return self.within(self.index(guard.index, lane), guard.low, guard.high)
 
     def update(self, buffer: str, index: Index, value: Value) -> None:
-        """Lane by lane: indices that are data are never said to be distinct."""
+        """Lane by lane, unless lanes are neighbours: other indices are not said to be distinct."""
         dtype, found = self.types[buffer], self.value(value)
+        if self.lanes is not None and self.lane_step(buffer, index) == 1:
+            start = self.address(buffer, index)
+            old = self.loaded(start, dtype, self.width)
+            self.stored(self.scalars.apply("add", [old, found], dtype, dtype), start, dtype)
+            return
         for lane in range(self.width):
             element = self._lane_of(found, lane)
             address = self.address(buffer, index, lane)

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from treadle.base.errors import ArgumentError, ShapeError
-from treadle.frontend.coerce import as_tensor
+from treadle.frontend.coerce import as_tensor, broadcast_to
 from treadle.frontend.functions.indexing import take
 from treadle.frontend.functions.linear import aligned, per_axis
 from treadle.frontend.functions.pooling import adaptive_avg_pool
-from treadle.frontend.functions.shaping import integer_of, pad, permute, reshape
+from treadle.frontend.functions.shaping import (
+    concat,
+    integer_of,
+    pad,
+    permute,
+    reshape,
+    slice_along,
+    stack,
+    unsqueeze,
+)
 from treadle.frontend.scopes import bind1
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.ir import composites as c
@@ -215,6 +226,9 @@ def channel_shuffle(x: Operand, groups: int) -> Tensor:
 # Resizing
 
 LINEAR = {"linear": 1, "bilinear": 2, "trilinear": 3}
+REACH = 3  # how far from its element a result of a whole factor may look
+MOST_PHASES = 8  # results of an element that are written one by one
+Tap = tuple[np.ndarray, np.ndarray]  # for each result: the index of an element, and its share
 CUBIC = -0.75  # the curvature of PyTorch's kernel (Keys, 1981)
 MODES = ("nearest", "nearest-exact", *LINEAR, "bicubic", "area")
 
@@ -235,14 +249,9 @@ def interpolate(
     if mode == "area":
         return adaptive_avg_pool(x, sizes)
     for axis, (out, step) in enumerate(zip(sizes, steps, strict=True), 2):
-        n = x.shape[axis]
-        if mode.startswith("nearest"):
-            shift = 0.5 if mode == "nearest-exact" else 0.0
-            at = np.minimum(np.floor((np.arange(out) + shift) * step), n - 1)
-            x = take(x, at.astype(np.int32), axis)
-            continue
-        place = _coordinates(n, out, step, align_corners, is_clamped=mode != "bicubic")
-        x = _cubic(x, axis, place) if mode == "bicubic" else _between(x, axis, place)
+        taps = _taps(mode, x.shape[axis], out, step, align_corners)
+        shares = _phases(taps, x.shape[axis], out)
+        x = _gathered(x, axis, taps) if shares is None else _interleaved(x, axis, shares)
     return x
 
 
@@ -289,33 +298,20 @@ def _sizes_and_steps(
     return sizes, [1 / f for f in factors]
 
 
-def _coordinates(n: int, out: int, step: float, align: bool, is_clamped: bool) -> np.ndarray:
-    """Where each output lies among the inputs."""
+def _taps(mode: str, n: int, out: int, step: float, align: bool) -> list[Tap]:
+    """What the elements of an axis are made of. Indices beyond the ends mean the last elements."""
+    if mode.startswith("nearest"):
+        shift = 0.5 if mode == "nearest-exact" else 0.0
+        return [(np.floor((np.arange(out) + shift) * step), np.ones(out))]
+    place = (np.arange(out) + 0.5) * step - 0.5
     if align:
-        return np.arange(out) * ((n - 1) / (out - 1) if out > 1 else 0.0)
-    found = (np.arange(out) + 0.5) * step - 0.5
-    return np.maximum(found, 0.0) if is_clamped else found
-
-
-def _between(x: Tensor, axis: int, place: np.ndarray) -> Tensor:
-    """The neighbours on both sides, weighed by how near they are."""
-    n = x.shape[axis]
-    low = np.minimum(np.floor(place), n - 1).astype(np.int32)
-    high = np.minimum(low + 1, n - 1)
-    share = _along(x, axis, np.clip(place - low, 0.0, 1.0))
-    return take(x, low, axis) * (1 - share) + take(x, high, axis) * share
-
-
-def _cubic(x: Tensor, axis: int, place: np.ndarray) -> Tensor:
-    """Four neighbours, those beyond the ends being the last ones again."""
-    n, start = x.shape[axis], np.floor(place)
-    t = place - start
+        place = np.arange(out) * ((n - 1) / (out - 1) if out > 1 else 0.0)
+    low = np.floor(place)
+    t = place - low
+    if mode != "bicubic":
+        return [(low, 1 - t), (low + 1, t)]
     weights = (_far(t + 1), _near(t), _near(1 - t), _far(2 - t))
-    terms = []
-    for i, weight in enumerate(weights, -1):
-        at = np.clip(start + i, 0, n - 1).astype(np.int32)
-        terms.append(take(x, at, axis) * _along(x, axis, weight))
-    return (terms[0] + terms[1]) + (terms[2] + terms[3])
+    return [(low + i, weight) for i, weight in enumerate(weights, -1)]
 
 
 def _near(t: np.ndarray) -> np.ndarray:
@@ -324,6 +320,66 @@ def _near(t: np.ndarray) -> np.ndarray:
 
 def _far(t: np.ndarray) -> np.ndarray:
     return ((CUBIC * t - 5 * CUBIC) * t + 8 * CUBIC) * t - 4 * CUBIC
+
+
+def _phases(taps: list[Tap], n: int, out: int) -> list[dict[int, float]] | None:
+    """Of a whole factor, what each of as many results has of its element's neighbours, by distance.
+
+    None where that differs from element to element, or where there are many results.
+    """
+    if n == 0 or out % n:
+        return None
+    factor = out // n
+    shares = np.zeros((out, 2 * REACH + 1))
+    for at, weight in taps:
+        distance = at - np.arange(out) // factor
+        if np.abs(distance).max() > REACH:
+            return None
+        shares[np.arange(out), distance.astype(int) + REACH] += weight
+    shares = shares.reshape(n, factor, -1)
+    is_regular = np.abs(shares - shares[0]).max() < 1e-9
+    is_constant = np.abs(shares[0] - shares[0, 0]).max() < 1e-9
+    if not is_regular or (factor > MOST_PHASES and not is_constant):
+        return None
+    return [{d - REACH: float(w) for d, w in enumerate(row) if abs(w) > 1e-9} for row in shares[0]]
+
+
+def _interleaved(x: Tensor, axis: int, shares: list[dict[int, float]]) -> Tensor:
+    """Each element several times, mixed with its neighbours: no index is data, nor is one
+    scattered to in the gradient."""
+    parts = []
+    for row in shares:
+        terms = [
+            _shifted(x, axis, d) * w if w != 1 else _shifted(x, axis, d) for d, w in row.items()
+        ]
+        parts.append(functools.reduce(operator.add, terms))
+    shape = (*x.shape[:axis], x.shape[axis] * len(shares), *x.shape[axis + 1 :])
+    if all(row == shares[0] for row in shares):
+        several = (*x.shape[: axis + 1], len(shares), *x.shape[axis + 1 :])
+        return reshape(broadcast_to(unsqueeze(parts[0], axis + 1), several), shape)
+    return reshape(stack(parts, axis + 1), shape)
+
+
+def _shifted(x: Tensor, axis: int, distance: int) -> Tensor:
+    """The neighbour at a distance; beyond the ends, the last element."""
+    n = x.shape[axis]
+    by = min(abs(distance), n - 1)
+    if by == 0:
+        return x
+    if distance > 0:
+        last = slice_along(x, axis, n - 1, n)
+        return concat([slice_along(x, axis, by, n), *[last] * by], axis)
+    first = slice_along(x, axis, 0, 1)
+    return concat([*[first] * by, slice_along(x, axis, 0, n - by)], axis)
+
+
+def _gathered(x: Tensor, axis: int, taps: list[Tap]) -> Tensor:
+    """Elements by their indices, weighed and added."""
+    n, terms = x.shape[axis], []
+    for at, weight in taps:
+        element = take(x, np.clip(at, 0, n - 1).astype(np.int32), axis)
+        terms.append(element if (weight == 1).all() else element * _along(x, axis, weight))
+    return functools.reduce(operator.add, terms)
 
 
 def _along(x: Tensor, axis: int, values: np.ndarray) -> Tensor:
