@@ -1,0 +1,109 @@
+"""Every public layer, function, loss and metric: rows, the oracle, machine code, and CUDA's text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import treadle as td
+from cuda_backend import needs_gpu
+from features import FEATURES, LEAST, TESTED, Feature, public
+from sizes import Problem, assert_near, check, reference, values_and_gradients
+from treadle.backends.registry import backend
+from treadle.ir.graph import Graph
+
+BY_TITLE = {f.title: f for f in FEATURES}
+FUNCTIONS = [f for f in FEATURES if f.kind == "td"]
+# Layers and most losses are compared in float64 by tests of their own.
+ON_THE_ORACLE = [f for f in FEATURES if f.kind in ("td", "losses")]
+EVERY = 8  # this many features stand for all where all take too long
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def test_every_public_name_has_rows_or_a_test() -> None:
+    assert not public() - BY_TITLE.keys() - TESTED.keys(), "add rows, or a line to TESTED"
+    assert not (BY_TITLE.keys() | TESTED.keys()) - public(), "these are not public"
+    assert not BY_TITLE.keys() & TESTED.keys()
+
+
+def test_what_has_no_rows_has_a_test() -> None:
+    folder = Path(__file__).parent
+    for title, place in TESTED.items():
+        file, _, name = place.partition("::")
+        text = (folder / file).read_text(encoding="utf-8")
+        assert re.search(rf"^def {name}\(", text, re.MULTILINE), f"{title}: no {place}"
+
+
+def test_every_feature_has_five_configurations() -> None:
+    few = {f.title: len(f.rows()) for f in FEATURES if len(f.rows()) < LEAST}
+    assert not few
+
+
+def compare(make: Callable[[], Problem], title: str) -> None:
+    """Values and gradients in float64: the oracle's and PyTorch's differ by rounding alone."""
+    problem = make()
+    known = reference(problem)
+    given = problem.floats, problem.constants, known.cotangents
+    values, gradients = values_and_gradients(problem.ours, *given)
+    for found, expected in zip(values, known.values, strict=True):
+        close(found.numpy(), expected, title)
+    for name, found in gradients.items():
+        close(found.numpy(), known.gradients[name], f"{title}: gradient of {name}")
+
+
+def close(found: np.ndarray, expected: np.ndarray, title: str) -> None:
+    np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8, err_msg=title)
+
+
+@pytest.mark.parametrize("feature", FUNCTIONS, ids=lambda f: f.title)
+def test_a_row_on_the_oracle(feature: Feature) -> None:
+    compare(feature.problems[-1], feature.title)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("feature", ON_THE_ORACLE, ids=lambda f: f.title)
+def test_on_the_oracle(feature: Feature) -> None:
+    for i, make in enumerate(feature.problems):
+        compare(make, f"{feature.title} {i}")
+
+
+def problems(feature: Feature) -> dict[str, Problem]:
+    return {f"{feature.title} {i}": make() for i, make in enumerate(feature.problems)}
+
+
+@pytest.mark.parametrize("feature", FUNCTIONS[:: 4 * EVERY], ids=lambda f: f.title)
+def test_some_natively(feature: Feature) -> None:
+    check(problems(feature))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("feature", [f for f in FEATURES if f.problems], ids=lambda f: f.title)
+def test_natively(feature: Feature) -> None:
+    """All rows of a feature in one program: their values, and their values and gradients."""
+    check(problems(feature))
+
+
+def render(graph: Graph) -> None:
+    """Scheduled for a GPU and printed: every kernel is a launch, and no stage refuses."""
+    options = td.CompileOptions()
+    toolchain = backend("cuda").toolchain(options)
+    program = toolchain.schedule(graph, options)
+    source = toolchain.render(program)
+    assert len(source.launches) == len(program.distinct())
+
+
+@pytest.mark.parametrize("feature", FEATURES[::EVERY], ids=lambda f: f.title)
+def test_some_for_cuda(feature: Feature) -> None:
+    render(feature.rows()[-1]())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("feature", FEATURES, ids=lambda f: f.title)
+def test_for_cuda(feature: Feature) -> None:
+    for make in feature.rows():
+        render(make())
