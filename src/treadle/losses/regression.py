@@ -10,13 +10,19 @@ from treadle.losses.reduction import pair, reduced
 
 
 def mse(input: Operand, target: Operand, reduction: str = "mean") -> Tensor | Mean:
-    """(x − y)²."""
+    """(x − y)².
+
+    Shapes: two of one shape → (), or that shape for "none".
+    """
     x, y = pair("mse", input, target)
     return reduced("mse", (x - y) * (x - y), reduction)
 
 
 def l1(input: Operand, target: Operand, reduction: str = "mean") -> Tensor | Mean:
-    """|x − y|."""
+    """|x − y|.
+
+    Shapes: two of one shape → (), or that shape for "none".
+    """
     x, y = pair("l1", input, target)
     return reduced("l1", abs(x - y), reduction)
 
@@ -24,7 +30,10 @@ def l1(input: Operand, target: Operand, reduction: str = "mean") -> Tensor | Mea
 def huber(
     input: Operand, target: Operand, reduction: str = "mean", delta: float = 1.0
 ) -> Tensor | Mean:
-    """½ (x − y)² within delta, delta · (|x − y| − ½ delta) beyond."""
+    """½ (x − y)² within delta, delta · (|x − y| − ½ delta) beyond.
+
+    Shapes: two of one shape → (), or that shape for "none".
+    """
     check_number("huber", "delta", delta, POSITIVE)
     x, y = pair("huber", input, target)
     distance = abs(x - y)
