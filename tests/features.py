@@ -13,11 +13,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import public_names
 import torch
 import torch.nn.functional as F
+from public_names import offered
 
 import function_rows
-import public_names
 import test_layers
 import test_losses
 import test_metrics
@@ -27,7 +28,7 @@ import test_sizes_layers
 import test_sizes_losses
 import test_sizes_metrics
 import treadle as td
-from public_names import offered
+from layer_cases import Case
 from sizes import SIZES, SOME, Problem, reference, spec_of, values_and_gradients
 from treadle.base import trees
 from treadle.ir.graph import Graph
@@ -80,7 +81,7 @@ def layers() -> list[Feature]:
     found = []
     for name, cases in rows.items():
         shown = [c for c in cases if not getattr(c.ours(), "return_indices", False)]
-        shown = [c for c in shown if has_floats(c.inputs)]
+        shown = [c for c in shown if is_compared(c)]
         makes = tuple(partial(test_sizes_layers.problem, c) for c in shown)
         against = f"torch.nn.{name}" if name in vars(torch.nn) else DEFINED
         count = sum(len(c.modes) for c in cases)
@@ -88,10 +89,11 @@ def layers() -> list[Feature]:
     return found
 
 
-def has_floats(inputs: Any) -> bool:
-    """Whether there is anything to be compared: an input that is empty has no elements."""
-    shapes = [getattr(x, "shape", ()) for x in trees.flatten(list(inputs))[0]]
-    return all(0 not in shape for shape in shapes)
+def is_compared(c: Case) -> bool:
+    """Whether a row has elements, and something to be differentiated by."""
+    arrays = trees.flatten(test_layers.arrays_of(c))[0]
+    has_floats = any(a.dtype.kind == "f" for a in arrays) or bool(list(c.theirs().parameters()))
+    return has_floats and all(a.size for a in arrays)
 
 
 # Functions
@@ -172,11 +174,13 @@ def contrasted(n: int, d: int, temperature: float) -> Problem:
 
 def boxes(*shape: int) -> Problem:
     floats = {"a": test_more_losses.boxes(*shape), "b": test_more_losses.boxes(*shape)}
-    return Problem(
-        lambda given, _: td.losses.box_iou(given["a"], given["b"]),
-        lambda given, _: test_more_losses.overlap(given["a"], given["b"])[0],
-        floats,
-    )
+
+    def theirs(given: Any, _: Any) -> Any:
+        """The shared area over the union, without the small number that losses add to it."""
+        share, union, _ = test_more_losses.overlap(given["a"], given["b"])
+        return share * (union + 1e-7) / union
+
+    return Problem(lambda given, _: td.losses.box_iou(given["a"], given["b"]), theirs, floats)
 
 
 SIZES_OF_ROWS = ((5, 3), (17, 4), (9, 6), (33, 2), (8, 7))

@@ -1,10 +1,11 @@
-"""The public names of Treadle, found in the package itself: what pages and tables must be complete for."""
+"""The public names of Treadle, found in the package: what pages and tables must have all of."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,7 @@ FOLDERS = ("nn", "losses", "metrics", "optim", "data", "callbacks", "loggers")
 WITHOUT_NAMES = ("tables",)
 
 
+@cache
 def public_names() -> list[str]:
     """What `treadle/__init__.py` imports by a name of its own, now or when it is first used."""
     tree = ast.parse(Path(td.__file__).read_text(encoding="utf-8"))
@@ -24,6 +26,7 @@ def public_names() -> list[str]:
     return sorted(n for n in found if not n.startswith("_"))
 
 
+@cache
 def functions() -> dict[str, Callable[..., Any]]:
     """The functions of `td`, and those of its modules of functions: `random.normal`."""
     named = {n: getattr(td, n) for n in public_names()}

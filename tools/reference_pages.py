@@ -53,6 +53,10 @@ class Entry:
         return self.name.removeprefix("td.")
 
     @property
+    def module(self) -> str:
+        return f"{self.name.partition('.')[0]}.{family_of(self.thing)}"
+
+    @property
     def is_layer(self) -> bool:
         return inspect.isclass(self.thing) and issubclass(self.thing, td.nn.Module)
 
@@ -85,8 +89,9 @@ def described(entry: Entry) -> str:
     text = inspect.getdoc(entry.thing)
     assert text, f"{entry.name} has no docstring"
     paragraphs = [p.replace("\n", " ") for p in text.split("\n\n")]
-    if not says_shapes(text):
-        paragraphs.append(f"Shapes: {_usual_shapes(entry)}")
+    usual = "" if says_shapes(text) else _usual_shapes(entry)
+    if usual:
+        paragraphs.append(f"Shapes: {usual}")
     return "\n\n".join(paragraphs)
 
 
@@ -95,14 +100,12 @@ def says_shapes(text: str) -> bool:
 
 
 def _usual_shapes(entry: Entry) -> str:
-    found = table()["shapes"].get(entry.name)
-    if found is not None:
-        return found
+    """What holds for all of a module, or for all functions that keep axes if asked to."""
+    known = table()["shapes"]
     if "keepdims" in inspect.signature(entry.thing).parameters:
-        return table()["shapes"]["keepdims"]
-    family = table()["shapes"].get(entry.family)
-    assert family is not None, f"{entry.name}: no shapes; write (A, B) → (A,) into its docstring"
-    return family
+        return known["keepdims"]
+    assert entry.module in known, f"{entry.name}: no shapes; write (A, B) → (A,) in its docstring"
+    return known[entry.module]
 
 
 # Arguments
@@ -137,10 +140,9 @@ def _default(value: object) -> str:
 
 
 def meaning(entry: Entry, name: str, in_call: bool = False) -> str:
-    """What an argument is: of this function, of its family, or wherever it is not said otherwise."""
-    places = [entry.name, entry.family, "all"]
-    if in_call:
-        places.insert(1, f"{entry.family}.call")
+    """What an argument is: of this function, of its family, or where neither says so, of all."""
+    called = [f"{entry.family}.call"] if in_call else []
+    places = [entry.name, entry.module, *called, entry.family, "all"]
     for place in places:
         found = table()["arguments"].get(place, {}).get(name)
         if found is not None:
@@ -192,8 +194,11 @@ class Printed:
 
 
 def known_outputs(page: str) -> dict[str, str]:
-    found = re.findall(r"```python\n(.*?)\n```\n\n```text\n(.*?)```", page, re.DOTALL)
-    return dict(found)
+    """What a page says that its blocks print; nothing for those without a text after them."""
+    pairs = re.findall(
+        r"```python\n(.*?)\n```(?:\n\n```text\n(.*?)```)?", page, re.DOTALL | re.MULTILINE
+    )
+    return dict(pairs)
 
 
 def block(source: str, printed: Printed) -> str:
@@ -354,7 +359,7 @@ def method_call(name: str, method: Any) -> str | None:
 def methods_text(printed: Printed) -> str:
     found = methods()
     calls = [method_call(n, m) for n, m in found.items()]
-    source = "\n".join(["x = td.tensor([1.0, 4.0])", *(f"print({c})" for c in calls if c)])
+    source = "\n".join(["x = td.tensor([1.0, 4.0])", *(f"print({c!r}, {c})" for c in calls if c)])
     rows = [method_row(n, m) for n, m in found.items()]
     head = "| method | what it is |\n|---|---|"
     return "\n\n".join(
@@ -387,10 +392,9 @@ def unused() -> list[str]:
     """Lines of the table that are about no public name."""
     entries = [e for page in pages() for s in page.sections for e in s.entries]
     names = {e.name for e in entries}
-    families = {e.family for e in entries} | {"all", "nn.call", "keepdims"}
+    families = {e.family for e in entries} | {e.module for e in entries} | {"all", "nn.call"}
     rows = table()
     found = [n for kind in ("examples", "layers") for n in rows[kind] if n not in names]
-    found += [n for n in rows["shapes"] if n not in names | families]
     found += [n for n in rows["methods"] if n not in methods()]
     return found + [n for n in rows["arguments"] if n not in names | families]
 
@@ -404,35 +408,37 @@ np.set_printoptions(precision=4, suppress=True)"""
 FUNCTIONS = f"""\
 # Functions
 
-Every function of `treadle`, imported as `td`, with its arguments, its shapes and an example, and the
-methods of tensors. {WRITTEN}
-[Names](names.md) lists everything else.
+Every function of `treadle`, imported as `td`, with its arguments, its shapes and an example, and
+the methods of tensors. [Names](names.md) lists everything else. {WRITTEN}
 
-All functions take traced and eager tensors, NumPy arrays, lists and Python numbers. Shapes broadcast as
-in NumPy. Python numbers are weak: they take the dtype of the tensor they meet. An axis may be
-counted from the end. {SHAPES} Examples run eagerly, by the float64 oracle; in a compiled program the same calls
-are traced."""
+All functions take traced and eager tensors, NumPy arrays, lists and Python numbers. Shapes
+broadcast as in NumPy. Python numbers are weak: they take the dtype of the tensor they meet. An axis
+may be counted from the end. {SHAPES}
+Examples run eagerly, by the float64 oracle; in a compiled program the same calls are traced."""
 LAYERS = f"""\
 # Layers
 
-Every layer of `treadle.nn`, with its arguments, its shapes and an example. Names, defaults and first
-distributions are PyTorch's; [modules](modules.md) says how models are made of them. {WRITTEN}
+Every layer of `treadle.nn`, with its arguments, its shapes and an example. Names, defaults and
+first distributions are PyTorch's; [modules](modules.md) says how models are made of them. {WRITTEN}
 
-`layer.init(seed)` gives first values, `layer.apply(values, x)` calls a layer with them at once. {SHAPES}"""
+`layer.init(seed)` gives first values, `layer.apply(values, x)` calls a layer with them at once.
+{SHAPES}"""
 LOSSES = f"""\
 # Losses, one by one
 
-Every loss of `treadle.losses` with its arguments, its shapes and an example; [losses](losses.md) explains
-means, classes and large vocabularies. {WRITTEN}
+Every loss of `treadle.losses` with its arguments, its shapes and an example;
+[losses](losses.md) explains means, classes and large vocabularies. {WRITTEN}
 
-A mean (`reduction="mean"`) is a `td.Mean`, which knows its weight; `.item()` is its value. {SHAPES}"""
+A mean (`reduction="mean"`) is a `td.Mean`, which knows its weight; `.item()` is its value.
+{SHAPES}"""
 METRICS = f"""\
 # Metrics, one by one
 
-Every metric of `treadle.metrics` with its arguments and an example; [metrics](metrics.md) explains how they run
-inside a step and add up over batches. {WRITTEN}
+Every metric of `treadle.metrics` with its arguments and an example; [metrics](metrics.md) explains
+how they run inside a step and add up over batches. {WRITTEN}
 
-Called with arrays, a metric gives its value at once: `metric(scores, target, weight=None)`. {SHAPES}"""
+Called with arrays, a metric gives its value at once: `metric(scores, target, weight=None)`.
+{SHAPES}"""
 METHODS = (
     "What is a function of a tensor is a method too, by the same name; the first argument is the "
     f"tensor. There are also the operators {OPERATORS}, and `.shape`, `.dtype`, `.ndim`, `.size` "

@@ -108,7 +108,7 @@ def dice(input: Operand, target: Operand, smooth: float = 1.0, mode: str = "mult
     Shapes: (N, classes, …), (N, …) → (); binary: two of one shape → ().
     """
     check_number("dice", "smooth", smooth, NOT_NEGATIVE)
-    return _overlap("dice", input, target, 0.5, 0.5, smooth / 2, mode)
+    return _index("dice", input, target, 0.5, 0.5, smooth / 2, mode)
 
 
 def tversky(
@@ -123,10 +123,10 @@ def tversky(
 
     Shapes: (N, classes, …), (N, …) → (); binary: two of one shape → ().
     """
-    return _overlap("tversky", input, target, alpha, beta, smooth, mode)
+    return _index("tversky", input, target, alpha, beta, smooth, mode)
 
 
-def _overlap(
+def _index(
     name: str,
     input: Operand,
     target: Operand,
@@ -135,6 +135,7 @@ def _overlap(
     smooth: float,
     mode: str,
 ) -> Tensor:
+    """Tversky's index, taken from 1; Dice's is that of equal weights."""
     check_number(name, "smooth", smooth, NOT_NEGATIVE)
     p, y = _masks(name, input, target, mode)  # (classes, pixels)
     true = sum_of(p * y, 1)
