@@ -80,6 +80,11 @@ def away_from_zero(*shape: int) -> np.ndarray:
     return rounded(np.where(flags(*shape), 1, -1) * positive(*shape))
 
 
+def near_one(*shape: int) -> np.ndarray:
+    """Factors of either sign whose products neither overflow nor vanish."""
+    return rounded(np.where(flags(*shape), 1, -1) * rng.uniform(0.6, 1.6, shape))
+
+
 def divisors(*shape: int) -> np.ndarray:
     return (rng.integers(1, 7, shape) * np.where(flags(*shape), 1, -1)).astype(np.int32)
 
@@ -456,7 +461,7 @@ def nearest(index: Call) -> list[Row]:
 REDUCTIONS = [
     *over("sum mean"),
     *over("max min", distinct, max=torch.amax, min=torch.amin),
-    *over("prod", away_from_zero, prod=product),
+    *over("prod", near_one, prod=product),
     *over("logsumexp"),
     *over("norm", norm=lambda x, a, k: torch.linalg.vector_norm(x, 2, a, k)),
     *over("var std", var=lambda x, a, k: torch.var(x, a, keepdim=k), std=lambda x, a, k: torch.std(x, a, keepdim=k)),
