@@ -13,12 +13,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import public_names
 import torch
 import torch.nn.functional as F
-from public_names import offered
 
 import function_rows
+import public_names
 import test_layers
 import test_losses
 import test_metrics
@@ -29,6 +28,7 @@ import test_sizes_losses
 import test_sizes_metrics
 import treadle as td
 from layer_cases import Case
+from public_names import offered
 from sizes import SIZES, SOME, Problem, reference, spec_of, values_and_gradients
 from treadle.base import trees
 from treadle.ir.graph import Graph

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import support_page
+import torch
 
+import reference_pages
 import sizes
+import support_page
 import treadle as td
 from cuda_backend import needs_gpu
 from features import FEATURES, LEAST, TESTED, Feature, public
@@ -22,7 +25,7 @@ BY_TITLE = {f.title: f for f in FEATURES}
 FUNCTIONS = [f for f in FEATURES if f.kind == "td"]
 # Layers and most losses are compared in float64 by tests of their own.
 ON_THE_ORACLE = [f for f in FEATURES if f.kind in ("td", "losses")]
-EVERY = 8  # this many features stand for all where all take too long
+EVERY = 8  # of so many features one is taken by default, where all take too long
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -80,7 +83,7 @@ def problems(feature: Feature) -> dict[str, Problem]:
     return {f"{feature.title} {i}": make() for i, make in enumerate(feature.problems)}
 
 
-@pytest.mark.parametrize("feature", FUNCTIONS[:: 4 * EVERY], ids=lambda f: f.title)
+@pytest.mark.parametrize("feature", FUNCTIONS[:: 12 * EVERY], ids=lambda f: f.title)
 def test_some_natively(feature: Feature) -> None:
     check(problems(feature))
 
@@ -111,6 +114,36 @@ def test_some_for_cuda(feature: Feature) -> None:
 def test_for_cuda(feature: Feature) -> None:
     for make in feature.rows():
         render(make())
+
+
+# Methods that PyTorch's tensors do not have, or not as ours: NumPy's names, sizes that must be known.
+OWN_METHODS = {
+    "astype",
+    "cast",
+    "cdist",
+    "take_along_axis",
+    "dtype",
+    "size",
+    "bincount",
+    "bfloat16",
+}
+
+
+def parts(found: Any) -> list[np.ndarray]:
+    is_several = isinstance(found, tuple) and not isinstance(found[0], int)
+    return [np.asarray(x, np.float64) for x in (found if is_several else [found])]
+
+
+@pytest.mark.parametrize("name", sorted(reference_pages.methods().keys() - OWN_METHODS))
+def test_methods_beside_pytorch(name: str) -> None:
+    """The example of the reference, with PyTorch's tensor in place of ours."""
+    call = reference_pages.method_call(name, reference_pages.methods()[name])
+    assert call is not None
+    values = np.array([1.0, 4.0])
+    ours = eval(call, {"x": td.tensor(values), "td": td})
+    theirs = eval(call, {"x": torch.tensor(values), "td": torch})
+    for found, expected in zip(parts(ours), parts(theirs), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 @needs_gpu

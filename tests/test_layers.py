@@ -182,7 +182,7 @@ TABLE = [
     built("Sequential", lambda n: n.Sequential(n.Linear(17, 33), n.GELU(), n.Linear(33, 5)), floats(9, 17)),
     chain(lambda n: n.Linear(4, 4), lambda n: n.Sigmoid())._replace(inputs=(floats(17, 4),)),
     case("Flatten", (1, -1), floats(17, 3, 11)),
-    *(case("Identity", (), x) for x in (floats(17, 5), floats(1, 33))),
+    *(case("Identity", (), x) for x in (floats(17, 5), floats(1, 33), floats(2, 3, 4))),
     *(case(name, (), x) for name in ("ReLU", "SiLU", "Tanh", "Sigmoid") for x in (floats(17, 5), floats(1, 33))),
     case("Softmax", (-1,), floats(17, 33)),
     *(case(name, (), floats(1, 33), modes=(False,)) for name in PLAIN),

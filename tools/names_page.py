@@ -15,7 +15,6 @@ from types import ModuleType
 from typing import Any
 
 import public_names
-
 import treadle as td
 from treadle.base.dtypes import DType
 

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import public_names
-from public_names import offered
-
 import treadle as td
+from public_names import offered
 from treadle.base.dtypes import DType
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -359,7 +358,7 @@ def method_call(name: str, method: Any) -> str | None:
 def methods_text(printed: Printed) -> str:
     found = methods()
     calls = [method_call(n, m) for n, m in found.items()]
-    source = "\n".join(["x = td.tensor([1.0, 4.0])", *(f"print({c!r}, {c})" for c in calls if c)])
+    source = "\n".join(["x = td.tensor([1.0, 4.0])", *(f'print("{c}", {c})' for c in calls if c)])
     rows = [method_row(n, m) for n, m in found.items()]
     head = "| method | what it is |\n|---|---|"
     return "\n\n".join(
