@@ -3,7 +3,7 @@
     python tools/reference_pages.py
 
 Signatures come from the code, descriptions and shapes from the docstrings, what arguments mean and
-the examples from `reference.toml`; each example is run and what it prints is written after it. A
+the examples from `reference/*.toml`; each example is run and what it prints is written after it. A
 test compares the pages with what this writes, and another runs them.
 """
 
@@ -27,11 +27,11 @@ from treadle.base.dtypes import DType
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-TABLE = Path(__file__).resolve().parent / "reference.toml"
+TABLE = Path(__file__).resolve().parent / "reference"
 
 WRITTEN = (
     "This page is written by `tools/reference_pages.py` from signatures, docstrings and "
-    "`tools/reference.toml`; change those and run it again."
+    "`tools/reference/*.toml`; change those and run it again."
 )
 SHAPES = (
     "In shapes, … stands for any number of axes, and a size with a prime for another size of the "
@@ -75,9 +75,19 @@ class Page:
     sections: tuple[Section, ...]
 
 
+SECTIONS = ("shapes", "arguments", "examples", "layers", "methods")
+
+
 @cache
-def table() -> dict[str, Any]:
-    return tomllib.loads(TABLE.read_text(encoding="utf-8"))
+def table() -> dict[str, dict[str, Any]]:
+    """The sections of all files of the table together; a key is in one of them alone."""
+    found: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    for path in sorted(TABLE.glob("*.toml")):
+        for section, rows in tomllib.loads(path.read_text(encoding="utf-8")).items():
+            again = found[section].keys() & rows.keys()
+            assert not again, f"{path.name}: [{section}] has {sorted(again)} a second time"
+            found[section] |= rows
+    return found
 
 
 # Descriptions
@@ -146,7 +156,9 @@ def meaning(entry: Entry, name: str, in_call: bool = False) -> str:
         found = table()["arguments"].get(place, {}).get(name)
         if found is not None:
             return found
-    raise KeyError(f"{entry.name}: what is {name}? Add it to [arguments] of {TABLE.name}.")
+    raise KeyError(
+        f"{entry.name}: what is {name}? Add it to [arguments] of tools/reference/*.toml."
+    )
 
 
 def arguments(entry: Entry) -> Iterator[str]:
@@ -169,7 +181,7 @@ def example(entry: Entry) -> str:
     """The lines of an example. A single expression is printed; layers have a short form."""
     kind = "layers" if entry.is_layer else "examples"
     text = table()[kind].get(entry.name)
-    assert text is not None, f"{entry.name}: add an example to [{kind}] of {TABLE.name}"
+    assert text is not None, f"{entry.name}: add an example to [{kind}] of tools/reference/*.toml"
     if isinstance(text, str):
         lines = text.strip("\n")
         return lines if "\n" in lines else f"print({lines})"
@@ -383,7 +395,7 @@ def missing() -> list[str]:
         if not inspect.getdoc(method):
             found.append(f"Tensor.{name} has no docstring")
         if method_call(name, method) is None:
-            found.append(f"Tensor.{name}: add a call to [methods] of {TABLE.name}")
+            found.append(f"Tensor.{name}: add a call to [methods] of tools/reference/*.toml")
     return found
 
 
