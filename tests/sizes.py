@@ -22,6 +22,7 @@ BATCHES = (7, 64, 257)
 SIZES = [(features, batch) for features in FEATURES for batch in BATCHES]
 # Every number of features and of rows: where a matrix is no more than its elements.
 SOME = [(2, 257), (3, 64), (5, 7), (6, 257), (7, 64)]
+DEVICE = "cpu"
 TOLERANCE = 2e-5  # of an array's greatest element: sums of 257 float32 terms and what follows
 
 
@@ -33,11 +34,12 @@ def options() -> td.CompileOptions:
 def compiled(function: Callable[..., Any], *arguments: Any) -> Any:
     """The function of trees of arrays as a native program, and what it gives for them."""
     specs = trees.map_leaves(spec_of, list(arguments))
-    return td.compile(function, *specs, device="cpu", options=options())(*arguments)
+    return td.compile(function, *specs, device=DEVICE, options=options())(*arguments)
 
 
 def spec_of(array: np.ndarray) -> td.Spec:
-    return td.Spec(array.shape, td.int32 if array.dtype.kind in "iu" else td.float32)
+    kinds = {"i": td.int32, "u": td.int32, "b": td.bool_}
+    return td.Spec(array.shape, kinds.get(array.dtype.kind, td.float32))
 
 
 def rounded(array: np.ndarray) -> np.ndarray:

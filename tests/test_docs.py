@@ -279,10 +279,6 @@ def test_ci_runs_the_second_command() -> None:
     assert lines == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', RUN_THE_TESTS]
 
 
-def _functions_page() -> ModuleType:
-    return _tool("functions_page")
-
-
 def _tool(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     assert spec is not None
@@ -293,9 +289,26 @@ def _tool(name: str) -> ModuleType:
     return module
 
 
-def test_functions_page_is_up_to_date() -> None:
-    tool = _functions_page()
-    assert tool.PAGE.read_text(encoding="utf-8") == tool.page(), "run tools/functions_page.py"
+def test_names_page_is_up_to_date() -> None:
+    tool = _tool("names_page")
+    assert tool.PAGE.read_text(encoding="utf-8") == tool.page(), "run tools/names_page.py"
+
+
+def test_the_reference_is_complete() -> None:
+    """Every public name has shapes, a meaning for each argument, and an example."""
+    tool = _tool("reference_pages")
+    assert not tool.missing()
+    assert not tool.unused(), "rows about no public name"
+
+
+def test_the_reference_is_up_to_date() -> None:
+    """Signatures and docstrings; that examples print what is written, test_page_runs finds out."""
+    tool = _tool("reference_pages")
+    for page in tool.pages():
+        text = (DOCS / page.path).read_text(encoding="utf-8")
+        assert text == tool.page_text(page, tool.known_outputs(text)), (
+            "run tools/reference_pages.py"
+        )
 
 
 def test_rules_page_is_up_to_date() -> None:
@@ -308,10 +321,9 @@ def test_every_public_name_is_in_the_docs() -> None:
     imports = [n for n in tree.body if isinstance(n, ast.ImportFrom)]
     public = {alias.asname or alias.name for n in imports for alias in n.names}
     public.discard("__version__")
-    assert public <= set(_functions_page().public_names())
+    assert public <= set(_tool("public_names").public_names())
     text = "\n".join(p.read_text(encoding="utf-8") for p in PAGES)
-    missing = sorted(n for n in public if not re.search(rf"\btd\.{n}\b", text))
-    assert not missing
+    assert not public - set(re.findall(r"\btd\.(\w+)", text))
 
 
 def test_navigation_lists_every_page() -> None:

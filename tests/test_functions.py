@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any, NamedTuple
@@ -13,7 +12,6 @@ import torch
 from torch.nn import functional as F
 
 import treadle as td
-from test_more_functions import NAMES as MORE
 from treadle.base import trees
 from treadle.domains.float64 import evaluate_float64
 
@@ -823,29 +821,6 @@ def test_forward_and_reverse_mode_agree(case: Case) -> None:
     forward = sum((s.numpy() * ct).sum() for s, ct in pairs if s.dtype.is_float)
     reverse = sum((g.numpy() * t).sum() for g, t in zip(pulled, tangents) if g.dtype.is_float)
     np.testing.assert_allclose(forward, reverse, rtol=1e-9, atol=1e-9)
-
-
-# Functions that are compared with PyTorch's by the layers made of them, or by tests of their own.
-OF_LAYERS = set(
-    "adaptive_avg_pool adaptive_max_pool celu channel_shuffle conv_transpose dropout fold glu "
-    "hardshrink hardsigmoid hardswish hardtanh isinf log_sigmoid lp_pool masked_fill "
-    "max_pool_with_indices max_unpool mish pixel_shuffle pixel_unshuffle prelu relu6 scatter "
-    "scatter_max selu softshrink softsign squared_distances tanhshrink threshold unfold".split()
-)
-
-
-def public_functions() -> set[str]:
-    return {
-        name
-        for name, value in vars(td).items()
-        if isinstance(value, types.FunctionType)
-        and value.__module__.startswith("treadle.frontend.functions.")
-    }
-
-
-def test_every_public_function_is_covered() -> None:
-    covered = {c.name for c in CASES} | set(MORE) | OF_LAYERS
-    assert public_functions() - covered == set()
 
 
 @pytest.mark.parametrize("name", ["mean", "var", "std"])

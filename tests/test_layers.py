@@ -11,7 +11,7 @@ import torch
 
 import treadle as td
 from layer_cases import Case, Draw, TorchRotary, built, case, chain, floats, integers
-from layer_rows import ROWS
+from layer_rows import PLAIN, ROWS
 from refusals import refused
 from treadle import nn
 from treadle.base import trees
@@ -171,6 +171,23 @@ TABLE = [
     case("Softmax", {"dim": 1}, floats(2, 3, 4)),
     case("Softmax", (-1,), np.array([[1000.0, -1000.0, 0.0], [-math.inf, 0.0, 1.0]])),
     *ROWS,
+    # Rows that fill the lanes of a vector and leave a rest.
+    case("Linear", (33, 17), floats(19, 33)),
+    case("RMSNorm", (33, 1e-4), floats(17, 33)),
+    case("Dropout", (0.9,), floats(17, 5), modes=(False,)),
+    case("Conv1d", (3, 17, 3, 1, 1), floats(2, 3, 33)),
+    case("Conv3d", (3, 5, 3, 1, 1), floats(1, 3, 4, 3, 17)),
+    case("RotaryEmbedding", (34,), floats(3, 17, 34)),
+    case("SwiGLU", (17, 33), floats(5, 17)),
+    built("Sequential", lambda n: n.Sequential(n.Linear(17, 33), n.GELU(), n.Linear(33, 5)), floats(9, 17)),
+    chain(lambda n: n.Linear(4, 4), lambda n: n.Sigmoid())._replace(inputs=(floats(17, 4),)),
+    case("Flatten", (1, -1), floats(17, 3, 11)),
+    *(case("Identity", (), x) for x in (floats(17, 5), floats(1, 33), floats(2, 3, 4))),
+    *(case(name, (), x) for name in ("ReLU", "SiLU", "Tanh", "Sigmoid") for x in (floats(17, 5), floats(1, 33))),
+    case("Softmax", (-1,), floats(17, 33)),
+    *(case(name, (), floats(1, 33), modes=(False,)) for name in PLAIN),
+    case("Threshold", (-0.3, 0.5), floats(1, 33), modes=(False,)),
+    case("PReLU", (17,), floats(3, 17, 5)),
 ]  # fmt: skip
 
 # Public classes of nn that have no row.
@@ -255,8 +272,8 @@ def test_every_public_class_has_rows_or_a_reason() -> None:
 
 
 @pytest.mark.parametrize("name", sorted({c.name for c in TABLE}))
-def test_at_least_four_configurations(name: str) -> None:
-    assert sum(c.name == name for c in TABLE) >= 4
+def test_at_least_five_configurations(name: str) -> None:
+    assert sum(c.name == name for c in TABLE) >= 5
 
 
 @pytest.mark.parametrize("c", TABLE, ids=IDS)

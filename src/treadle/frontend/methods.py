@@ -104,15 +104,25 @@ def _to(self: Operand, dtype: object) -> Tensor:
     return a.cast(self, dtype)
 
 
+def _as(dtype: dtypes.DType) -> Callable[[Operand], Tensor]:
+    """A method that gives another dtype, by PyTorch's name."""
+
+    def method(self: Operand) -> Tensor:
+        return a.cast(self, dtype)
+
+    method.__doc__ = f"`cast` to {dtype.name}."
+    return method
+
+
 @takes_dim
 def _gather(self: Operand, axis: int, index: Operand) -> Tensor:
-    """One entry along the axis for each index, as torch.gather."""
+    """`take_along_axis` by PyTorch's name and order of arguments."""
     return indexing.take_along_axis(self, index, axis)
 
 
 @takes_dim
 def _index_select(self: Operand, axis: int, index: Operand) -> Tensor:
-    """Entries along the axis, as torch.index_select."""
+    """`take` by PyTorch's name and order of arguments."""
     return indexing.take(self, index, axis)
 
 
@@ -170,6 +180,12 @@ def _where(self: Operand, condition: Operand, other: Operand) -> Tensor:
     return a.where(condition, self, other)
 
 
+def _reversed_axes(self: Operand) -> Tensor:
+    """All axes in reverse order, as NumPy's T."""
+    x = as_tensor(self)
+    return shaping.permute(x, tuple(reversed(range(x.ndim)))) if x.ndim else x
+
+
 _MORE: dict[str, Callable[..., Any]] = {
     "numel": _numel,
     "dim": _dim,
@@ -187,13 +203,13 @@ _MORE: dict[str, Callable[..., Any]] = {
     "view": _view,
     "contiguous": _contiguous,
     "to": _to,
-    "float": lambda self: a.cast(self, dtypes.float32),
-    "double": lambda self: a.cast(self, dtypes.float64),
-    "half": lambda self: a.cast(self, dtypes.float16),
-    "bfloat16": lambda self: a.cast(self, dtypes.bfloat16),
-    "int": lambda self: a.cast(self, dtypes.int32),
-    "long": lambda self: a.cast(self, dtypes.int64),
-    "bool": lambda self: a.cast(self, dtypes.bool_),
+    "float": _as(dtypes.float32),
+    "double": _as(dtypes.float64),
+    "half": _as(dtypes.float16),
+    "bfloat16": _as(dtypes.bfloat16),
+    "int": _as(dtypes.int32),
+    "long": _as(dtypes.int64),
+    "bool": _as(dtypes.bool_),
     "detach": a.stop_gradient,
     "gather": _gather,
     "index_select": _index_select,
@@ -202,14 +218,8 @@ _MORE: dict[str, Callable[..., Any]] = {
     "bmm": linear.matmul,
     "amax": reductions.max,
     "amin": reductions.min,
-    "t": lambda self: _reversed_axes(self),
+    "t": _reversed_axes,
 }
-
-
-def _reversed_axes(self: Operand) -> Tensor:
-    """All axes in reverse order, as NumPy's T."""
-    x = as_tensor(self)
-    return shaping.permute(x, tuple(reversed(range(x.ndim)))) if x.ndim else x
 
 
 def _unless_mean(function: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:

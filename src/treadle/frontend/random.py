@@ -29,7 +29,7 @@ def seed(value: int) -> None:
 
 
 def bits(shape: Shape) -> Tensor:
-    """uint32 random bits."""
+    """uint32 random bits: → shape."""
     scope = current_scope()
     key = scope.random_key()
     site = scope.next_site()
@@ -40,7 +40,7 @@ def bits(shape: Shape) -> Tensor:
 def uniform(
     shape: Shape, low: float = 0.0, high: float = 1.0, dtype: object = dtypes.float32
 ) -> Tensor:
-    """Uniform in [low, high): 24 random bits each, or as many as a narrower dtype holds.
+    """Uniform in [low, high): → shape. 24 random bits each, or as many as a narrower dtype holds.
 
     With other bounds than 0 and 1, rounding may reach `high`.
     """
@@ -63,7 +63,7 @@ def _unit(shape: Shape, count: int, offset: float = 0.0) -> Tensor:
 def normal(
     shape: Shape, mean: float = 0.0, std: float = 1.0, dtype: object = dtypes.float32
 ) -> Tensor:
-    """Normal with a mean and a standard deviation (Box–Muller)."""
+    """Normal with a mean and a standard deviation (Box–Muller): → shape."""
     chosen = _float("normal", dtype)
     check_number("normal", "mean", mean, FINITE)
     check_number("normal", "std", std, NOT_NEGATIVE)
@@ -75,7 +75,7 @@ def normal(
 
 
 def bernoulli(p: Operand, shape: Shape | None = None) -> Tensor:
-    """True with probability p, a number or a tensor of probabilities."""
+    """True with probability p, a number or a tensor of probabilities: → shape, or p's."""
     if not isinstance(p, (Tensor, Placeholder)):
         given = np.asarray(p)
         if given.dtype.kind not in "biuf":
@@ -97,7 +97,7 @@ def bernoulli(p: Operand, shape: Shape | None = None) -> Tensor:
 
 
 def categorical(logits: Operand, axis: int = -1) -> Tensor:
-    """int32 indices drawn with probabilities softmax(logits) along an axis (Gumbel maximum)."""
+    """int32 indices drawn with probabilities softmax(logits) along an axis: (…, classes) → (…)."""
     x = as_tensor(logits)
     if not x.dtype.is_float:
         raise DTypeError("categorical", f"{x.type} is not a float", "Pass logits.")

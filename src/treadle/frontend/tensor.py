@@ -160,14 +160,17 @@ class Tensor(Operators):
 
     @property
     def shape(self) -> Shape:
+        """The sizes of the axes."""
         return self.type.shape
 
     @property
     def dtype(self) -> DType:
+        """The type of the elements."""
         return self.type.dtype
 
     @property
     def ndim(self) -> int:
+        """How many axes there are."""
         return self.type.rank
 
     @property

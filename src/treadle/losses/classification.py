@@ -31,10 +31,12 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     axis: int | None = None,
 ) -> Tensor | Mean:
-    """−log softmax(input) at the target: class indices, or probabilities of input's shape.
+    """−log softmax(input) at the target: class indices (N, …), or probabilities of input's shape.
 
     Classes lie along axis 1 as in PyTorch (axis 0 of a vector); `axis=-1` takes the last. `weight`
     has one entry per class. Targets equal to `ignore_index` count for nothing.
+
+    Shapes: input (N, classes, …), target (N, …) or the input's shape → (), or (N, …) for "none".
     """
     logits, classes, axis = _classes_last("cross_entropy", input, axis)
     if not 0 <= label_smoothing <= 1:
@@ -73,7 +75,10 @@ def nll(
     reduction: str = "mean",
     axis: int | None = None,
 ) -> Tensor | Mean:
-    """−input at the target: the loss of log-probabilities. Arguments as in `cross_entropy`."""
+    """−input at the target: the loss of log-probabilities. Arguments as in `cross_entropy`.
+
+    Shapes: input (N, classes, …), target (N, …) → (), or (N, …) for "none".
+    """
     log_p, classes, _ = _classes_last("nll", input, axis)
     index, kept = class_indices("nll", log_p.shape[:-1], classes, as_tensor(target), ignore_index)
     rows = -squeeze(take_along_axis(log_p, unsqueeze(index, -1), -1), -1)
@@ -162,7 +167,10 @@ def _dense(
 def bce(
     input: Operand, target: Operand, weight: Operand | None = None, reduction: str = "mean"
 ) -> Tensor | Mean:
-    """−y log x − (1 − y) log(1 − x) of probabilities; logarithms are kept above −100."""
+    """−y log x − (1 − y) log(1 − x) of probabilities; logarithms are kept above −100.
+
+    Shapes: two of one shape → (), or that shape for "none".
+    """
     x, y = pair("bce", input, target)
     least = 2.0**-14 if x.dtype is float16 else 1e-12  # float16 has no smaller normal number
     is_inner = x * (1 - x) >= least
@@ -184,7 +192,10 @@ def bce_with_logits(
     reduction: str = "mean",
     pos_weight: Operand | None = None,
 ) -> Tensor | Mean:
-    """`bce` of sigmoid(input), without overflow; `pos_weight` weighs the positive part."""
+    """`bce` of sigmoid(input), without overflow; `pos_weight` weighs the positive part.
+
+    Shapes: two of one shape → (), or that shape for "none".
+    """
     x, y = pair("bce_with_logits", input, target)
     # log(1 + e⁻ˣ) for either sign of x.
     lost = maximum(-x, 0.0) + softplus(-abs(x), threshold=1.0)
@@ -201,6 +212,8 @@ def kl_div(
     """target · (log target − input), the input being log-probabilities; 0 where the target is 0.
 
     "mean" is over all elements as in PyTorch; "batchmean" over the first axis.
+
+    Shapes: two of one shape → (), or that shape for "none".
     """
     x, y = pair("kl_div", input, target)
     if log_target:

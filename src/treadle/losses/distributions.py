@@ -44,7 +44,10 @@ Loss = Tensor | Mean
 
 
 def smooth_l1(input: Operand, target: Operand, reduction: str = "mean", beta: float = 1.0) -> Loss:
-    """½ (x − y)² / beta within beta, |x − y| − ½ beta beyond."""
+    """½ (x − y)² / beta within beta, |x − y| − ½ beta beyond.
+
+    Shapes: two of one shape → (), or that shape for "none".
+    """
     check_number("smooth_l1", "beta", beta, NOT_NEGATIVE)
     x, y = pair("smooth_l1", input, target)
     distance = abs(x - y)
@@ -55,7 +58,10 @@ def smooth_l1(input: Operand, target: Operand, reduction: str = "mean", beta: fl
 
 
 def log_cosh(input: Operand, target: Operand, reduction: str = "mean") -> Loss:
-    """log cosh(x − y), without overflow."""
+    """log cosh(x − y), without overflow.
+
+    Shapes: two of one shape → (), or that shape for "none".
+    """
     x, y = pair("log_cosh", input, target)
     distance = abs(x - y)
     values = distance + log1p(exp(distance * -2)) - math.log(2)
@@ -73,6 +79,8 @@ def poisson_nll(
     """eˣ − y x of counts y, the input being log rates; rates themselves with log_input=False.
 
     `full` adds Stirling's approximation of log y! for counts above 1.
+
+    Shapes: two of one shape → (), or that shape for "none".
     """
     x, y = pair("poisson_nll", input, target)
     values = exp(x) - y * x if log_input else x - y * log(x + eps)
@@ -92,7 +100,10 @@ def gaussian_nll(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> Loss:
-    """½ (log var + (x − y)² / var); the variance is held above eps, with the gradient of itself."""
+    """½ (log var + (x − y)² / var); the variance is held above eps, with the gradient of itself.
+
+    Shapes: three of one shape → (), or that shape for "none".
+    """
     check_number("gaussian_nll", "eps", eps, POSITIVE)
     x, y = pair("gaussian_nll", input, target)
     given = cast_to(as_tensor(var), x.dtype)
@@ -121,6 +132,8 @@ def ctc(
 
     Targets are (N, S), padded with anything; lengths are (N,). "mean" divides each loss by its
     target's length first, as PyTorch does.
+
+    Shapes: (T, N, classes), (N, S), (N,), (N,) → (), or (N,) for "none".
     """
     x, labels = as_tensor(log_probs), as_tensor(targets)
     times, lengths = (cast_to(as_tensor(t), int32) for t in (input_lengths, target_lengths))
@@ -205,6 +218,8 @@ def distillation(
     """T² · KL(teacher ‖ student) of logits at a temperature; with a target mixed with its loss.
 
     alpha weighs the teacher, 1 − alpha the target's cross-entropy. Classes lie along the last axis.
+
+    Shapes: (N, classes), (N, classes) and perhaps (N,) → ().
     """
     check_number("distillation", "temperature", temperature, POSITIVE)
     check_number("distillation", "alpha", alpha, FRACTION)
@@ -222,7 +237,10 @@ def distillation(
 def feature_distillation(
     student: Operand, teacher: Operand, kind: str = "mse", reduction: str = "mean"
 ) -> Loss:
-    """Hidden features of a student near a teacher's: "mse", "l1" or "cosine" of the last axis."""
+    """Hidden features of a student near a teacher's: "mse", "l1" or "cosine" of the last axis.
+
+    Shapes: two of one shape (…, D) → (), or that shape for "none", (…) with "cosine".
+    """
     check_choice("feature_distillation", "kind", kind, ("mse", "l1", "cosine"))
     x, y = pair("feature_distillation", student, teacher)
     y = stop_gradient(y)
@@ -239,6 +257,8 @@ def attention_distillation(student: Operand, teacher: Operand, reduction: str = 
     """Attention transfer: squared distance of normalised maps of mean squares over channels.
 
     Features are (N, C, spatial …); the numbers of channels may differ (Zagoruyko, 2017).
+
+    Shapes: (N, C, …), (N, C′, …) → (), or (N, positions) for "none".
     """
     maps = []
     for t in (as_tensor(student), stop_gradient(as_tensor(teacher))):
@@ -251,13 +271,19 @@ def attention_distillation(student: Operand, teacher: Operand, reduction: str = 
 
 
 def soft_target_cross_entropy(input: Operand, target: Operand, reduction: str = "mean") -> Loss:
-    """−Σ y log softmax(x) along the last axis, for targets that are probabilities."""
+    """−Σ y log softmax(x) along the last axis, for targets that are probabilities.
+
+    Shapes: two of (…, classes) → (), or (…) for "none".
+    """
     x, y = pair("soft_target_cross_entropy", input, target)
     return reduced("soft_target_cross_entropy", -sum_of(y * log_softmax(x, -1), -1), reduction)
 
 
 def entropy(logits: Operand, reduction: str = "mean") -> Loss:
-    """The entropy of softmax(logits) along the last axis: to be lowered, or raised with a minus."""
+    """The entropy of softmax(logits) along the last axis: to be lowered, or raised with a minus.
+
+    Shapes: (…, classes) → (), or (…) for "none".
+    """
     x = as_tensor(logits)
     log_p = log_softmax(x, -1)
     return reduced("entropy", -sum_of(softmax(x, -1) * log_p, -1), reduction)

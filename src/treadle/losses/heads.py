@@ -30,6 +30,8 @@ def linear_cross_entropy(
     The input is (…, D), `linear_weight` (classes, D), the target one class index per row. `weight`
     has one entry per class and excludes smoothing. With gradients, a loss that is a sum or mean of
     rows costs one pass; one that is not (its square, say) computes the logits twice.
+
+    Shapes: input (…, D), linear_weight (classes, D), target (…) → (), or (…) for "none".
     """
     x, head, bias = _operands(input, linear_weight, linear_bias)
     if not 0 <= label_smoothing <= 1:

@@ -82,26 +82,38 @@ class Logic:
 
 
 def satisfaction(truths: Operand, reduction: str = "mean", eps: float = 1e-7) -> Tensor | Mean:
-    """−log of the truth of rules, held above eps: 0 where they hold."""
+    """−log of the truth of rules, held above eps: 0 where they hold.
+
+    Shapes: any shape → (), or that shape for "none".
+    """
     check_number("satisfaction", "eps", eps, POSITIVE)
     return reduced("satisfaction", -log(maximum(as_tensor(truths), eps)), reduction)
 
 
 def violation(truths: Operand, p: float = 1.0, reduction: str = "mean") -> Tensor | Mean:
-    """(1 − truth)ᵖ of rules: 0 where they hold."""
+    """(1 − truth)ᵖ of rules: 0 where they hold.
+
+    Shapes: any shape → (), or that shape for "none".
+    """
     check_number("violation", "p", p, POSITIVE)
     missing = 1 - as_tensor(truths)
     return reduced("violation", missing if p == 1 else pow(missing, p), reduction)
 
 
 def at_most(value: Operand, bound: Operand, p: int = 2, reduction: str = "mean") -> Tensor | Mean:
-    """max(0, value − bound)ᵖ: the penalty of an upper bound; swap the two for a lower one."""
+    """max(0, value − bound)ᵖ: the penalty of an upper bound; swap the two for a lower one.
+
+    Shapes: two of one shape → (), or that shape for "none".
+    """
     excess = maximum(as_tensor(value) - as_tensor(bound), 0)
     return reduced("at_most", excess if p == 1 else pow(excess, p), reduction)
 
 
 def mean_truth(truths: Operand, axis: Axes = None, p: float = 1.0) -> Tensor:
-    """A soft "for all": 1 − (mean (1 − truth)ᵖ)^(1/p), which is gentler than a conjunction."""
+    """A soft "for all": 1 − (mean (1 − truth)ᵖ)^(1/p), which is gentler than a conjunction.
+
+    Shapes: any shape → (), or what is left without the axes.
+    """
     check_number("mean_truth", "p", p, POSITIVE)
     missing = 1 - as_tensor(truths)
     if p == 1:

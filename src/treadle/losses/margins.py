@@ -34,7 +34,10 @@ Loss = Tensor | Mean
 
 
 def soft_margin(input: Operand, target: Operand, reduction: str = "mean") -> Loss:
-    """log(1 + e^(−y x)) for targets y of −1 and 1."""
+    """log(1 + e^(−y x)) for targets y of −1 and 1.
+
+    Shapes: two of one shape → (), or that shape for "none".
+    """
     x, y = pair("soft_margin", input, target)
     return reduced("soft_margin", softplus(-(y * x)), reduction)
 
@@ -46,7 +49,10 @@ def hinge(
     squared: bool = False,
     reduction: str = "mean",
 ) -> Loss:
-    """max(0, margin − y x) for targets y of −1 and 1; its square if asked for."""
+    """max(0, margin − y x) for targets y of −1 and 1; its square if asked for.
+
+    Shapes: two of one shape → (), or that shape for "none".
+    """
     check_number("hinge", "margin", margin, FINITE)
     x, y = pair("hinge", input, target)
     values = relu(margin - y * x)
@@ -56,7 +62,10 @@ def hinge(
 def hinge_embedding(
     input: Operand, target: Operand, margin: float = 1.0, reduction: str = "mean"
 ) -> Loss:
-    """Distances x where y is 1, max(0, margin − x) where it is −1."""
+    """Distances x where y is 1, max(0, margin − x) where it is −1.
+
+    Shapes: two of one shape → (), or that shape for "none".
+    """
     check_number("hinge_embedding", "margin", margin, FINITE)
     x, y = pair("hinge_embedding", input, target)
     near = where(eq(y, -1), 0, x)
@@ -67,7 +76,10 @@ def hinge_embedding(
 def margin_ranking(
     input1: Operand, input2: Operand, target: Operand, margin: float = 0.0, reduction: str = "mean"
 ) -> Loss:
-    """max(0, −y (x₁ − x₂) + margin): the first ranks higher where y is 1, lower where it is −1."""
+    """max(0, −y (x₁ − x₂) + margin): the first ranks higher where y is 1, lower where it is −1.
+
+    Shapes: three of one shape → (), or that shape for "none".
+    """
     check_number("margin_ranking", "margin", margin, FINITE)
     a, b = pair("margin_ranking", input1, input2)
     _, y = pair("margin_ranking", a, target)
@@ -81,7 +93,10 @@ def cosine_embedding(
     margin: float = 0.0,
     reduction: str = "mean",
 ) -> Loss:
-    """1 − cos(x₁, x₂) where y is 1, max(0, cos − margin) where it is −1; rows (N, D) or (D,)."""
+    """1 − cos(x₁, x₂) where y is 1, max(0, cos − margin) where it is −1; rows (N, D) or (D,).
+
+    Shapes: (N, D), (N, D), (N,) → (), or (N,) for "none".
+    """
     check_number("cosine_embedding", "margin", margin, FINITE)
     a, b = pair("cosine_embedding", input1, input2)
     y = as_tensor(target)
@@ -108,7 +123,10 @@ def multi_margin(
     weight: Operand | None = None,
     reduction: str = "mean",
 ) -> Loss:
-    """Σ max(0, margin − x_y + x_i)ᵖ / classes over the other classes i."""
+    """Σ max(0, margin − x_y + x_i)ᵖ / classes over the other classes i.
+
+    Shapes: (N, classes), (N,) → (), or (N,) for "none".
+    """
     if p not in (1, 2):
         raise ArgumentError("multi_margin", f"p is {p}", "Use 1 or 2.")
     check_number("multi_margin", "margin", margin, FINITE)
@@ -143,7 +161,10 @@ def _rows_and_classes(name: str, input: Operand, target: Operand) -> tuple[Tenso
 def multilabel_soft_margin(
     input: Operand, target: Operand, weight: Operand | None = None, reduction: str = "mean"
 ) -> Loss:
-    """The mean over classes of the binary cross-entropy of each, for targets of 0 and 1."""
+    """The mean over classes of the binary cross-entropy of each, for targets of 0 and 1.
+
+    Shapes: two of (N, classes) → (), or (N,) for "none".
+    """
     x, y = pair("multilabel_soft_margin", input, target)
     terms = -(y * log_sigmoid(x) + (1 - y) * log_sigmoid(-x))
     terms = weighted("multilabel_soft_margin", terms, weight)
@@ -154,6 +175,8 @@ def multilabel_margin(input: Operand, target: Operand, reduction: str = "mean") 
     """Σ max(0, 1 − (x_y − x_i)) / classes over labels y and other classes i.
 
     Each row of the target lists its labels first; −1 ends the list.
+
+    Shapes: two of (N, classes) → (), or (N,) for "none".
     """
     x, y = as_tensor(input), as_tensor(target)
     if x.shape != y.shape or x.ndim not in (1, 2) or not y.dtype.is_integer:
@@ -196,7 +219,10 @@ def triplet_margin(
     swap: bool = False,
     reduction: str = "mean",
 ) -> Loss:
-    """max(0, |a − p| − |a − n| + margin); with `swap` the nearer of |a − n| and |p − n|."""
+    """max(0, |a − p| − |a − n| + margin); with `swap` the nearer of |a − n| and |p − n|.
+
+    Shapes: three of (N, D) → (), or (N,) for "none".
+    """
     check_number("triplet_margin", "margin", margin, FINITE)
     a, b = pair("triplet_margin", anchor, positive)
     _, c = pair("triplet_margin", a, negative)
@@ -212,6 +238,8 @@ def contrastive(
     """d² for pairs that belong together (target 1), max(0, margin − d)² for others (target 0).
 
     d is the Euclidean distance of rows (Hadsell et al., 2006, without its factor ½).
+
+    Shapes: (N, D), (N, D), (N,) → (), or (N,) for "none".
     """
     check_number("contrastive", "margin", margin, POSITIVE)
     a, b = pair("contrastive", input1, input2)
@@ -235,6 +263,8 @@ def info_nce(
     """Cross-entropy of cosine similarities: each query (N, D) picks its own positive (N, D).
 
     The other positives are its negatives, unless negatives (M, D) are given.
+
+    Shapes: (N, D), (N, D) and perhaps (M, D) → (), or (N,) for "none".
     """
     check_number("info_nce", "temperature", temperature, POSITIVE)
     q, p = (normalize(t) for t in pair("info_nce", query, positive))
@@ -254,7 +284,10 @@ def info_nce(
 def nt_xent(
     first: Operand, second: Operand, temperature: float = 0.5, reduction: str = "mean"
 ) -> Loss:
-    """SimCLR's loss: of two views (N, D) of a batch each picks the other among all 2 N − 1."""
+    """SimCLR's loss: of two views (N, D) of a batch each picks the other among all 2 N − 1.
+
+    Shapes: two of (N, D) → (), or (2 · N,) for "none".
+    """
     check_number("nt_xent", "temperature", temperature, POSITIVE)
     a, b = pair("nt_xent", first, second)
     if a.ndim != 2:
@@ -274,6 +307,8 @@ def supervised_contrastive(
     """Rows (N, D) of one class attract each other, all others repel (Khosla et al., 2020).
 
     A row that is alone in its class counts for nothing.
+
+    Shapes: (N, D), (N,) → (), or (N,) for "none".
     """
     check_number("supervised_contrastive", "temperature", temperature, POSITIVE)
     x, y = as_tensor(input), as_tensor(target)
@@ -303,7 +338,10 @@ def triplet_with_distance(
     swap: bool = False,
     reduction: str = "mean",
 ) -> Loss:
-    """`triplet_margin` with a distance of one's own: a function of two tensors."""
+    """`triplet_margin` with a distance of one's own: a function of two tensors.
+
+    Shapes: three of (N, D) → (), or (N,) for "none".
+    """
     measure = distance if callable(distance) else pairwise_distance
     a, b = pair("triplet_with_distance", anchor, positive)
     _, c = pair("triplet_with_distance", a, negative)

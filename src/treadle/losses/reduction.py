@@ -25,7 +25,10 @@ def reduced(
 
 
 def weighted(name: str, values: Tensor, weight: Operand | None) -> Tensor:
-    """Each value times its weight; weights broadcast to the values, never the other way round."""
+    """Each value times its weight; weights broadcast to the values, never the other way round.
+
+    Shapes: losses of shape () → ().
+    """
     return values if weight is None else values * fitting(name, "weight", weight, values)
 
 

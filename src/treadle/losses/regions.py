@@ -33,7 +33,10 @@ def sigmoid_focal(
     gamma: float = 2.0,
     reduction: str = "none",
 ) -> Loss:
-    """Binary cross-entropy of logits, weighed by (1 − p)ᵞ; as torchvision, alpha < 0 is none."""
+    """Binary cross-entropy of logits, weighed by (1 − p)ᵞ; as torchvision, alpha < 0 is none.
+
+    Shapes: two of one shape → that shape, or () for "mean" and "sum".
+    """
     check_number("sigmoid_focal", "gamma", gamma, NOT_NEGATIVE)
     x, y = pair("sigmoid_focal", input, target)
     rows = bce_with_logits(x, y, reduction="none")
@@ -53,7 +56,10 @@ def focal(
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> Loss:
-    """−(1 − p)ᵞ log p of the target's class; logits (N, classes, …), weights for each class."""
+    """−(1 − p)ᵞ log p of the target's class; logits (N, classes, …), weights for each class.
+
+    Shapes: (N, classes, …), (N, …) → (), or (N, …) for "none".
+    """
     check_number("focal", "gamma", gamma, NOT_NEGATIVE)
     x = moveaxis(as_tensor(input), 1, -1)
     index, kept = class_indices("focal", x.shape[:-1], x.shape[-1], as_tensor(target), ignore_index)
@@ -80,7 +86,10 @@ def poly(
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> Loss:
-    """Cross-entropy + epsilon · (1 − p): the first term of its series changed (Poly-1)."""
+    """Cross-entropy + epsilon · (1 − p): the first term of its series changed (Poly-1).
+
+    Shapes: (N, classes, …), (N, …) → (), or (N, …) for "none".
+    """
     x = moveaxis(as_tensor(input), 1, -1)
     index, kept = class_indices("poly", x.shape[:-1], x.shape[-1], as_tensor(target), ignore_index)
     rows = cross_entropy_rows(x, index)
@@ -95,9 +104,11 @@ def dice(input: Operand, target: Operand, smooth: float = 1.0, mode: str = "mult
 
     Multiclass: logits (N, classes, …) and class indices (N, …). Binary: logits and targets of one
     shape.
+
+    Shapes: (N, classes, …), (N, …) → (); binary: two of one shape → ().
     """
     check_number("dice", "smooth", smooth, NOT_NEGATIVE)
-    return tversky(input, target, 0.5, 0.5, smooth / 2, mode, name="dice")
+    return _index("dice", input, target, 0.5, 0.5, smooth / 2, mode)
 
 
 def tversky(
@@ -107,9 +118,24 @@ def tversky(
     beta: float = 0.5,
     smooth: float = 1.0,
     mode: str = "multiclass",
-    name: str = "tversky",
 ) -> Tensor:
-    """1 − (TP + smooth) / (TP + alpha FP + beta FN + smooth), per class, then the mean."""
+    """1 − (TP + smooth) / (TP + alpha FP + beta FN + smooth), per class, then the mean.
+
+    Shapes: (N, classes, …), (N, …) → (); binary: two of one shape → ().
+    """
+    return _index("tversky", input, target, alpha, beta, smooth, mode)
+
+
+def _index(
+    name: str,
+    input: Operand,
+    target: Operand,
+    alpha: float,
+    beta: float,
+    smooth: float,
+    mode: str,
+) -> Tensor:
+    """Tversky's index, taken from 1; Dice's is that of equal weights."""
     check_number(name, "smooth", smooth, NOT_NEGATIVE)
     p, y = _masks(name, input, target, mode)  # (classes, pixels)
     true = sum_of(p * y, 1)
@@ -137,7 +163,10 @@ def _masks(name: str, input: Operand, target: Operand, mode: str) -> tuple[Tenso
 
 
 def lovasz_hinge(input: Operand, target: Operand) -> Tensor:
-    """The Lovász extension of the intersection over union of a binary mask, all pixels at once."""
+    """The Lovász extension of the intersection over union of a binary mask, all pixels at once.
+
+    Shapes: two of one shape → ().
+    """
     x, y = pair("lovasz_hinge", input, target)
     flat, truth = reshape(x, (-1,)), reshape(y, (-1,))
     errors = 1 - flat * (truth * 2 - 1)
@@ -151,6 +180,8 @@ def lovasz_softmax(input: Operand, target: Operand, classes: str = "present") ->
 
     Logits are (N, classes, …), targets class indices. "present" leaves out classes that no pixel
     has, "all" counts them.
+
+    Shapes: (N, classes, …), (N, …) → ().
     """
     check_choice("lovasz_softmax", "classes", classes, ("present", "all"))
     p, y = _masks("lovasz_softmax", input, target, "multiclass")
@@ -181,12 +212,18 @@ def _jaccard_slopes(truth: Tensor) -> Tensor:
 
 
 def box_iou(boxes1: Operand, boxes2: Operand) -> Tensor:
-    """Intersection over union of boxes (…, 4) given as x₁, y₁, x₂, y₂, each with its own."""
+    """Intersection over union of boxes (…, 4) given as x₁, y₁, x₂, y₂, each with its own.
+
+    Shapes: two of (…, 4) → (…).
+    """
     return _overlap("box_iou", boxes1, boxes2)[0]
 
 
 def giou(boxes1: Operand, boxes2: Operand, reduction: str = "none", eps: float = 1e-7) -> Loss:
-    """1 − the generalised IoU of boxes (…, 4): also apart they have a slope."""
+    """1 − the generalised IoU of boxes (…, 4): also apart they have a slope.
+
+    Shapes: two of (…, 4) → (…), or () for "mean" and "sum".
+    """
     ratio, union, a, b = _overlap("giou", boxes1, boxes2, eps)
     low, high = minimum(a[..., :2], b[..., :2]), maximum(a[..., 2:], b[..., 2:])
     around = _area(low, high)
@@ -194,7 +231,10 @@ def giou(boxes1: Operand, boxes2: Operand, reduction: str = "none", eps: float =
 
 
 def diou(boxes1: Operand, boxes2: Operand, reduction: str = "none", eps: float = 1e-7) -> Loss:
-    """1 − IoU + the squared distance of the centres, relative to the box around both."""
+    """1 − IoU + the squared distance of the centres, relative to the box around both.
+
+    Shapes: two of (…, 4) → (…), or () for "mean" and "sum".
+    """
     ratio, _, a, b = _overlap("diou", boxes1, boxes2, eps)
     low, high = minimum(a[..., :2], b[..., :2]), maximum(a[..., 2:], b[..., 2:])
     diagonal = sum_of((high - low) * (high - low), -1) + eps

@@ -14,7 +14,10 @@ from treadle.losses.reduction import fitting, pair, reduced, weighted
 def mse(
     input: Operand, target: Operand, reduction: str = "mean", weight: Operand | None = None
 ) -> Tensor | Mean:
-    """(x − y)²; a mean is over `weight`, which broadcasts to them."""
+    """(x − y)²; a mean is over `weight`, which broadcasts to them.
+
+    Shapes: two of one shape → (), or that shape for "none".
+    """
     x, y = pair("mse", input, target)
     return _averaged("mse", (x - y) * (x - y), reduction, weight)
 
@@ -22,7 +25,10 @@ def mse(
 def l1(
     input: Operand, target: Operand, reduction: str = "mean", weight: Operand | None = None
 ) -> Tensor | Mean:
-    """|x − y|; a mean is over `weight`, which broadcasts to them."""
+    """|x − y|; a mean is over `weight`, which broadcasts to them.
+
+    Shapes: two of one shape → (), or that shape for "none".
+    """
     x, y = pair("l1", input, target)
     return _averaged("l1", abs(x - y), reduction, weight)
 
@@ -41,7 +47,10 @@ def huber(
     delta: float = 1.0,
     weight: Operand | None = None,
 ) -> Tensor | Mean:
-    """½ (x − y)² within delta, delta · (|x − y| − ½ delta) beyond, each times its weight."""
+    """½ (x − y)² within delta, delta · (|x − y| − ½ delta) beyond, each times its weight.
+
+    Shapes: two of one shape → (), or that shape for "none".
+    """
     check_number("huber", "delta", delta, POSITIVE)
     x, y = pair("huber", input, target)
     distance = abs(x - y)

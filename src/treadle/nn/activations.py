@@ -231,7 +231,7 @@ class LogSoftmax(Module):
 
 
 class GLU(Module):
-    """a · sigmoid(b) for the halves a, b of an axis."""
+    """a · sigmoid(b) for the halves a, b of an axis: (…, 2 · D) → (…, D)."""
 
     def __init__(self, dim: int = -1):
         self.dim = check_integer("GLU", "dim", dim)
@@ -241,7 +241,7 @@ class GLU(Module):
 
 
 class PReLU(Module):
-    """x above 0, weight · x below; the weight is learned, one or one for each channel."""
+    """x above 0, weight · x below; the weight is learned, one or one for each channel (axis 1)."""
 
     def __init__(self, num_parameters: int = 1, init: float = 0.25):
         check_whole("PReLU", "num_parameters", num_parameters)

@@ -32,8 +32,11 @@ from treadle.nn.module import Module, Parameter
 class MultiHeadAttention(Module):
     """Attention with projections, as torch.nn.MultiheadAttention (sequence first by default).
 
-    `key` and `value` default to `query`. The bias is added to the scores and broadcasts to
-    (B, heads, T, S).
+    `key` and `value` default to `query`. The bias is added to the scores and broadcasts to (B,
+    heads, T, S).
+
+    Shapes: (T, N, embed_dim), (S, N, embed_dim) → (T, N, embed_dim); N comes first with
+    batch_first.
     """
 
     def __init__(
@@ -108,7 +111,7 @@ class MultiHeadAttention(Module):
 
 
 class SwiGLU(Module):
-    """down(silu(gate x) · up x): the gated feed-forward layer of Llama."""
+    """down(silu(gate x) · up x), the gated feed-forward layer of Llama: (…, dim) → (…, dim)."""
 
     def __init__(self, dim: int, hidden_dim: int, bias: bool = False):
         check_whole("SwiGLU", "dim", dim)
@@ -127,6 +130,9 @@ class MultiheadAttention(Module):
 
     Masks are bool (True hides) or float (added to the scores). `num_kv_heads` shares keys and
     values among groups of heads.
+
+    Shapes: (T, N, embed_dim), (S, N, kdim), (S, N, vdim) → (T, N, embed_dim) and weights (N, T, S)
+    or None; N comes first with batch_first.
     """
 
     def __init__(

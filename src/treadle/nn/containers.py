@@ -134,7 +134,7 @@ class ModuleDict(Module):
 
 
 class Flatten(Module):
-    """The axes from `start_dim` to `end_dim` as one."""
+    """The axes from `start_dim` to `end_dim` as one: (N, C, H, W) → (N, C · H · W)."""
 
     def __init__(self, start_dim: int = 1, end_dim: int = -1):
         self.start_dim = check_integer("Flatten", "start_dim", start_dim)
@@ -145,14 +145,14 @@ class Flatten(Module):
 
 
 class Identity(Module):
-    """x itself."""
+    """x itself: any shape → the same."""
 
     def forward(self, x: Any) -> Any:
         return x
 
 
 class Unflatten(Module):
-    """One axis as several, the counterpart of Flatten."""
+    """One axis as several, the counterpart of Flatten: (N, A · B) → (N, A, B)."""
 
     def __init__(self, dim: int, unflattened_size: Sequence[int]):
         self.dim = check_integer("Unflatten", "dim", dim)

@@ -27,6 +27,9 @@ class KVCache(Module):
 
     `keys, values, mask = cache(k, v, position)` writes those of new positions and gives all, with a
     bias (1, 1, T_new, length) that hides what is not written yet. `position` may be a tensor.
+
+    Shapes: two of (B, heads, T_new, D) and a position → two of (B, heads, length, D) and (1, 1,
+    T_new, length).
     """
 
     def __init__(

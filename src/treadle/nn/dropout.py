@@ -58,19 +58,19 @@ def channels_of(module: Module, x: Tensor, dims: int) -> tuple[int, ...]:
 
 
 class Dropout1d(_ChannelDropout):
-    """Zero whole channels of (N, C, L)."""
+    """Zero whole channels with probability p, in training only: (N, C, L) → the same."""
 
     dims = 1
 
 
 class Dropout2d(_ChannelDropout):
-    """Zero whole channels of (N, C, H, W)."""
+    """Zero whole channels with probability p, in training only: (N, C, H, W) → the same."""
 
     dims = 2
 
 
 class Dropout3d(_ChannelDropout):
-    """Zero whole channels of (N, C, D, H, W)."""
+    """Zero whole channels with probability p, in training only: (N, C, D, H, W) → the same."""
 
     dims = 3
 
@@ -97,7 +97,7 @@ class AlphaDropout(Module):
 
 
 class FeatureAlphaDropout(AlphaDropout):
-    """AlphaDropout of whole channels of (N, C, …)."""
+    """AlphaDropout of whole channels: (N, C, …) → the same."""
 
     def drawn(self, x: Tensor) -> tuple[int, ...]:
         if x.ndim < 2:
@@ -106,7 +106,10 @@ class FeatureAlphaDropout(AlphaDropout):
 
 
 class DropPath(_Dropout):
-    """Zero whole samples of a batch: stochastic depth, for the branch of a residual block."""
+    """Zero whole samples of a batch: stochastic depth, for the branch of a residual block.
+
+    Shapes: (N, …) → the same.
+    """
 
     def __init__(self, p: float = 0.0):
         super().__init__(p)
@@ -118,7 +121,10 @@ class DropPath(_Dropout):
 
 
 class DropBlock2d(Module):
-    """Zero square blocks of (N, C, H, W), one pattern for all channels; the rest is scaled up."""
+    """Zero square blocks, one pattern for all channels; the rest is scaled up.
+
+    Shapes: (N, C, H, W) → the same.
+    """
 
     def __init__(self, p: float = 0.1, block_size: int = 7):
         self.p = check_number("DropBlock2d", "p", p, PROBABILITY)

@@ -39,7 +39,7 @@ def fan_in_uniform(fan_in: int) -> init.Init:
 
 
 class Linear(Module):
-    """x Wᵀ + b; weight (out_features, in_features)."""
+    """x Wᵀ + b: (…, in_features) → (…, out_features); weight (out_features, in_features)."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True):
         self.in_features = check_whole("Linear", "in_features", in_features)
@@ -52,7 +52,10 @@ class Linear(Module):
 
 
 class Embedding(Module):
-    """Rows of a table; the row `padding_idx` starts at zero and gets no gradient."""
+    """Rows of a table: integers (…) → (…, embedding_dim).
+
+    The row `padding_idx` starts at zero and gets no gradient.
+    """
 
     def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None):
         check_whole("Embedding", "num_embeddings", num_embeddings)
@@ -84,7 +87,10 @@ class Embedding(Module):
 
 
 class LayerNorm(Module):
-    """Normalised over the last axes, scaled and shifted."""
+    """Mean 0 and variance 1 over the last axes, then scaled and shifted; the shape stays.
+
+    Shapes: (…, normalized_shape) → the same.
+    """
 
     def __init__(
         self,
@@ -107,7 +113,10 @@ class LayerNorm(Module):
 
 
 class RMSNorm(Module):
-    """Divided by the root mean square over the last axes, scaled."""
+    """Divided by the root mean square over the last axes, then scaled.
+
+    Shapes: (…, normalized_shape) → the same.
+    """
 
     def __init__(
         self,
@@ -184,19 +193,19 @@ def _checked_padding(name: str, padding: object, dims: int) -> Shape | str:
 
 
 class Conv1d(_Conv):
-    """Convolution of (N, C, L)."""
+    """Convolution: (N, in_channels, L) → (N, out_channels, L′)."""
 
     dims = 1
 
 
 class Conv2d(_Conv):
-    """Convolution of (N, C, H, W)."""
+    """Convolution: (N, in_channels, H, W) → (N, out_channels, H′, W′)."""
 
     dims = 2
 
 
 class Conv3d(_Conv):
-    """Convolution of (N, C, D, H, W)."""
+    """Convolution: (N, in_channels, D, H, W) → (N, out_channels, D′, H′, W′)."""
 
     dims = 3
 
@@ -270,25 +279,25 @@ def _towards(old: State, new: Tensor, rate: Tensor | float) -> Tensor:
 
 
 class BatchNorm1d(_BatchNorm):
-    """Batch normalisation of (N, C) or (N, C, L)."""
+    """Channels with mean 0 and variance 1 over a batch: (N, C) or (N, C, L) → the same."""
 
     ranks = (2, 3)
 
 
 class BatchNorm2d(_BatchNorm):
-    """Batch normalisation of (N, C, H, W)."""
+    """Channels with mean 0 and variance 1 over a batch: (N, C, H, W) → the same."""
 
     ranks = (4,)
 
 
 class BatchNorm3d(_BatchNorm):
-    """Batch normalisation of (N, C, D, H, W)."""
+    """Channels with mean 0 and variance 1 over a batch: (N, C, D, H, W) → the same."""
 
     ranks = (5,)
 
 
 class Bilinear(Module):
-    """x₁ᵀ A x₂ + b for each output; weight (out, in1, in2)."""
+    """x₁ᵀ A x₂ + b for each output: (…, in1_features), (…, in2_features) → (…, out_features)."""
 
     def __init__(self, in1_features: int, in2_features: int, out_features: int, bias: bool = True):
         for label, n in (("in1_features", in1_features), ("in2_features", in2_features)):
@@ -310,7 +319,10 @@ class Bilinear(Module):
 
 
 class EmbeddingBag(Module):
-    """Rows of a table, summed, averaged or maximised over the last axis of (N, L) indices."""
+    """Rows of a table, summed, averaged or maximised over bags of indices.
+
+    Shapes: integers (N, L) → (N, embedding_dim).
+    """
 
     def __init__(
         self,

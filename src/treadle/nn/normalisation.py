@@ -17,7 +17,7 @@ from treadle.nn.module import Module, Parameter, State, update
 
 
 class GroupNorm(Module):
-    """Normalised over the channels of each group and all spatial axes of (N, C, …)."""
+    """Mean 0 and variance 1 over groups of channels and all spatial axes: (N, C, …) → the same."""
 
     def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True):
         self.num_groups = check_whole("GroupNorm", "num_groups", num_groups)
@@ -106,25 +106,25 @@ class _InstanceNorm(Module):
 
 
 class InstanceNorm1d(_InstanceNorm):
-    """Instance normalisation of (N, C, L)."""
+    """Channels of each sample with mean 0 and variance 1: (N, C, L) → the same."""
 
     dims = 1
 
 
 class InstanceNorm2d(_InstanceNorm):
-    """Instance normalisation of (N, C, H, W)."""
+    """Channels of each sample with mean 0 and variance 1: (N, C, H, W) → the same."""
 
     dims = 2
 
 
 class InstanceNorm3d(_InstanceNorm):
-    """Instance normalisation of (N, C, D, H, W)."""
+    """Channels of each sample with mean 0 and variance 1: (N, C, D, H, W) → the same."""
 
     dims = 3
 
 
 class LocalResponseNorm(Module):
-    """Divided by a power of the mean square of neighbouring channels."""
+    """Divided by a power of the mean square of neighbouring channels: (N, C, …) → the same."""
 
     def __init__(self, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0):
         self.size = check_whole("LocalResponseNorm", "size", size)

@@ -46,90 +46,90 @@ class _ConstantPad(_Pad):
 
 
 class ConstantPad1d(_ConstantPad):
-    """A number around (N, C, L)."""
+    """A number around (N, C, L): → (N, C, L′)."""
 
     dims = 1
 
 
 class ConstantPad2d(_ConstantPad):
-    """A number around (N, C, H, W)."""
+    """A number around (N, C, H, W): → (N, C, H′, W′)."""
 
     dims = 2
 
 
 class ConstantPad3d(_ConstantPad):
-    """A number around (N, C, D, H, W)."""
+    """A number around (N, C, D, H, W): → (N, C, D′, H′, W′)."""
 
     dims = 3
 
 
 class ZeroPad1d(_Pad):
-    """Zeros around (N, C, L)."""
+    """Zeros around (N, C, L): → (N, C, L′)."""
 
     dims = 1
 
 
 class ZeroPad2d(_Pad):
-    """Zeros around (N, C, H, W)."""
+    """Zeros around (N, C, H, W): → (N, C, H′, W′)."""
 
     dims = 2
 
 
 class ZeroPad3d(_Pad):
-    """Zeros around (N, C, D, H, W)."""
+    """Zeros around (N, C, D, H, W): → (N, C, D′, H′, W′)."""
 
     dims = 3
 
 
 class ReflectionPad1d(_Pad):
-    """(N, C, L) mirrored at both ends."""
+    """(N, C, L) mirrored at both ends: → (N, C, L′)."""
 
     dims, mode = 1, "reflect"
 
 
 class ReflectionPad2d(_Pad):
-    """(N, C, H, W) mirrored at its edges."""
+    """(N, C, H, W) mirrored at its edges: → (N, C, H′, W′)."""
 
     dims, mode = 2, "reflect"
 
 
 class ReflectionPad3d(_Pad):
-    """(N, C, D, H, W) mirrored at its faces."""
+    """(N, C, D, H, W) mirrored at its faces: → (N, C, D′, H′, W′)."""
 
     dims, mode = 3, "reflect"
 
 
 class ReplicationPad1d(_Pad):
-    """The ends of (N, C, L) repeated."""
+    """The ends of (N, C, L) repeated: → (N, C, L′)."""
 
     dims, mode = 1, "replicate"
 
 
 class ReplicationPad2d(_Pad):
-    """The edges of (N, C, H, W) repeated."""
+    """The edges of (N, C, H, W) repeated: → (N, C, H′, W′)."""
 
     dims, mode = 2, "replicate"
 
 
 class ReplicationPad3d(_Pad):
-    """The faces of (N, C, D, H, W) repeated."""
+    """The faces of (N, C, D, H, W) repeated: → (N, C, D′, H′, W′)."""
 
     dims, mode = 3, "replicate"
 
 
 class CircularPad1d(_Pad):
-    """(N, C, L) continued with its other end."""
+    """(N, C, L) continued with its other end: → (N, C, L′)."""
 
     dims, mode = 1, "circular"
 
 
 class CircularPad2d(_Pad):
-    """(N, C, H, W) continued with its opposite edges."""
+    """(N, C, H, W) continued with its opposite edges: → (N, C, H′, W′)."""
 
     dims, mode = 2, "circular"
 
 
 class CircularPad3d(_Pad):
-    """(N, C, D, H, W) continued with its opposite faces."""
+    """(N, C, D, H, W) continued with its opposite faces: → (N, C, D′, H′, W′)."""
 
     dims, mode = 3, "circular"

@@ -48,19 +48,19 @@ class _MaxPool(Module):
 
 
 class MaxPool1d(_MaxPool):
-    """The greatest of each window of (N, C, L)."""
+    """The greatest of each window of (N, C, L): → (N, C, L′)."""
 
     dims = 1
 
 
 class MaxPool2d(_MaxPool):
-    """The greatest of each window of (N, C, H, W)."""
+    """The greatest of each window of (N, C, H, W): → (N, C, H′, W′)."""
 
     dims = 2
 
 
 class MaxPool3d(_MaxPool):
-    """The greatest of each window of (N, C, D, H, W)."""
+    """The greatest of each window of (N, C, D, H, W): → (N, C, D′, H′, W′)."""
 
     dims = 3
 
@@ -85,19 +85,19 @@ class _MaxUnpool(Module):
 
 
 class MaxUnpool1d(_MaxUnpool):
-    """The counterpart of MaxPool1d with return_indices."""
+    """The counterpart of MaxPool1d with return_indices: (N, C, L) → (N, C, L′)."""
 
     dims = 1
 
 
 class MaxUnpool2d(_MaxUnpool):
-    """The counterpart of MaxPool2d with return_indices."""
+    """The counterpart of MaxPool2d with return_indices: (N, C, H, W) → (N, C, H′, W′)."""
 
     dims = 2
 
 
 class MaxUnpool3d(_MaxUnpool):
-    """The counterpart of MaxPool3d with return_indices."""
+    """The counterpart of MaxPool3d with return_indices: (N, C, D, H, W) → (N, C, D′, H′, W′)."""
 
     dims = 3
 
@@ -132,19 +132,19 @@ class _AvgPool(Module):
 
 
 class AvgPool1d(_AvgPool):
-    """The mean of each window of (N, C, L)."""
+    """The mean of each window of (N, C, L): → (N, C, L′)."""
 
     dims = 1
 
 
 class AvgPool2d(_AvgPool):
-    """The mean of each window of (N, C, H, W)."""
+    """The mean of each window of (N, C, H, W): → (N, C, H′, W′)."""
 
     dims = 2
 
 
 class AvgPool3d(_AvgPool):
-    """The mean of each window of (N, C, D, H, W)."""
+    """The mean of each window of (N, C, D, H, W): → (N, C, D′, H′, W′)."""
 
     dims = 3
 
@@ -165,19 +165,19 @@ class _LPPool(Module):
 
 
 class LPPool1d(_LPPool):
-    """The p-norm of each window of (N, C, L)."""
+    """The p-norm of each window of (N, C, L): → (N, C, L′)."""
 
     dims = 1
 
 
 class LPPool2d(_LPPool):
-    """The p-norm of each window of (N, C, H, W)."""
+    """The p-norm of each window of (N, C, H, W): → (N, C, H′, W′)."""
 
     dims = 2
 
 
 class LPPool3d(_LPPool):
-    """The p-norm of each window of (N, C, D, H, W)."""
+    """The p-norm of each window of (N, C, D, H, W): → (N, C, D′, H′, W′)."""
 
     dims = 3
 
@@ -217,36 +217,36 @@ class _AdaptiveMaxPool(_AdaptivePool):
 
 
 class AdaptiveAvgPool1d(_AdaptiveAvgPool):
-    """Means of (N, C, L) in as many windows as asked for."""
+    """Means of (N, C, L) in as many windows as asked for: → (N, C, output_size …)."""
 
     dims = 1
 
 
 class AdaptiveAvgPool2d(_AdaptiveAvgPool):
-    """Means of (N, C, H, W) in as many windows as asked for."""
+    """Means of (N, C, H, W) in as many windows as asked for: → (N, C, output_size …)."""
 
     dims = 2
 
 
 class AdaptiveAvgPool3d(_AdaptiveAvgPool):
-    """Means of (N, C, D, H, W) in as many windows as asked for."""
+    """Means of (N, C, D, H, W) in as many windows as asked for: → (N, C, output_size …)."""
 
     dims = 3
 
 
 class AdaptiveMaxPool1d(_AdaptiveMaxPool):
-    """The greatest of (N, C, L) in as many windows as asked for."""
+    """The greatest of (N, C, L) in as many windows as asked for: → (N, C, output_size …)."""
 
     dims = 1
 
 
 class AdaptiveMaxPool2d(_AdaptiveMaxPool):
-    """The greatest of (N, C, H, W) in as many windows as asked for."""
+    """The greatest of (N, C, H, W) in as many windows as asked for: → (N, C, output_size …)."""
 
     dims = 2
 
 
 class AdaptiveMaxPool3d(_AdaptiveMaxPool):
-    """The greatest of (N, C, D, H, W) in as many windows as asked for."""
+    """The greatest of (N, C, D, H, W) in as many windows as asked for: → (N, C, output_size …)."""
 
     dims = 3

@@ -31,7 +31,10 @@ from treadle.nn.module import Module, Parameter
 
 
 class RotaryEmbedding(Module):
-    """Rotates queries and keys (…, T, D) by their position; halves are paired, as in Llama."""
+    """Rotates queries and keys by their position; halves are paired, as in Llama.
+
+    Shapes: (…, T, D) → the same.
+    """
 
     def __init__(self, dim: int, base: float = 10000.0):
         if check_whole("RotaryEmbedding", "dim", dim) % 2:
@@ -55,13 +58,13 @@ class RotaryEmbedding(Module):
 
 
 def causal_mask(t: int, s: int | None = None) -> Tensor:
-    """True where position t may not see position s: for `attn_mask`."""
+    """True where position t may not see position s, for `attn_mask`: → (T, S)."""
     shape = (t, t if s is None else s)
     return iota(shape, 1) > iota(shape, 0)
 
 
 def sliding_window_mask(t: int, window: int, is_causal: bool = True) -> Tensor:
-    """True for keys further than a window away; with `is_causal` those that come later, too."""
+    """True for keys further than a window away, and with `is_causal` for later ones: → (T, T)."""
     check_whole("sliding_window_mask", "window", window)
     distance = iota((t, t), 0) - iota((t, t), 1)
     is_far = abs(distance) >= window
@@ -69,7 +72,7 @@ def sliding_window_mask(t: int, window: int, is_causal: bool = True) -> Tensor:
 
 
 def alibi_bias(num_heads: int, t: int, s: int | None = None) -> Tensor:
-    """ALiBi's bias (heads, T, S): the distance of key and query times a slope of each head."""
+    """ALiBi's bias, the distance of key and query times a slope of each head: → (heads, T, S)."""
     check_whole("alibi_bias", "num_heads", num_heads)
     slopes = as_tensor([float(x) for x in _alibi_slopes(num_heads)]).astype(dtypes.float32)
     shape = (t, t if s is None else s)
@@ -86,7 +89,10 @@ def _alibi_slopes(heads: int) -> list[float]:
 
 
 class T5RelativeBias(Module):
-    """T5's learned bias (1, heads, T, S): distances in buckets, far ones by their logarithm."""
+    """T5's learned bias: distances in buckets, far ones by their logarithm.
+
+    Shapes: two lengths T, S → (1, heads, T, S).
+    """
 
     def __init__(
         self,

@@ -162,7 +162,11 @@ def _suffix(layer: int, way: int) -> str:
 
 
 class LSTM(_Recurrent):
-    """Long short-term memory: `output, (h, c) = lstm(x)`."""
+    """Long short-term memory: `output, (h, c) = lstm(x)`.
+
+    Shapes: (T, N, input_size) → (T, N, ways · hidden_size) and two of (layers · ways, N,
+    hidden_size); batch_first puts N first in x and in the output.
+    """
 
     gates = 4
     carries = 2
@@ -184,7 +188,11 @@ class LSTM(_Recurrent):
 
 
 class GRU(_Recurrent):
-    """Gated recurrent unit: `output, h = gru(x)`."""
+    """Gated recurrent unit: `output, h = gru(x)`.
+
+    Shapes: (T, N, input_size) → (T, N, ways · hidden_size) and (layers · ways, N, hidden_size);
+    batch_first puts N first in x and in the output.
+    """
 
     gates = 3
     carries = 1
@@ -205,7 +213,11 @@ class GRU(_Recurrent):
 
 
 class RNN(_Recurrent):
-    """The plain recurrent layer, of tanh or relu: `output, h = rnn(x)`."""
+    """The plain recurrent layer, of tanh or relu: `output, h = rnn(x)`.
+
+    Shapes: (T, N, input_size) → (T, N, ways · hidden_size) and (layers · ways, N, hidden_size);
+    batch_first puts N first in x and in the output.
+    """
 
     gates = 1
     carries = 1
@@ -274,7 +286,7 @@ class _Cell(Module):
 
 
 class LSTMCell(_Cell):
-    """One step of an LSTM: `h, c = cell(x, (h, c))`."""
+    """One step of an LSTM, `h, c = cell(x, (h, c))`: (N, input_size) → two of (N, hidden_size)."""
 
     layer = LSTM
 
@@ -286,7 +298,7 @@ class LSTMCell(_Cell):
 
 
 class GRUCell(_Cell):
-    """One step of a GRU: `h = cell(x, h)`."""
+    """One step of a GRU, `h = cell(x, h)`: (N, input_size), (N, hidden_size) → (N, hidden_size)."""
 
     layer = GRU
 
@@ -295,7 +307,7 @@ class GRUCell(_Cell):
 
 
 class RNNCell(_Cell):
-    """One step of a plain recurrent layer: `h = cell(x, h)`."""
+    """One step of a plain recurrent layer, `h = cell(x, h)`: (N, input_size) → (N, hidden_size)."""
 
     layer = RNN
 

@@ -14,7 +14,7 @@ Factors = float | Sequence[float]
 
 
 class Upsample(Module):
-    """The spatial axes of (N, C, …) resized to a size or by a factor."""
+    """Spatial axes resized to a size or by a factor: (N, C, …) → (N, C, size …)."""
 
     def __init__(
         self,
@@ -41,21 +41,21 @@ class Upsample(Module):
 
 
 class UpsamplingNearest2d(Upsample):
-    """(N, C, H, W) resized, each pixel that of the nearest place."""
+    """Resized, each pixel that of the nearest place: (N, C, H, W) → (N, C, H′, W′)."""
 
     def __init__(self, size: Sizes | None = None, scale_factor: Factors | None = None):
         super().__init__(size, scale_factor, "nearest")
 
 
 class UpsamplingBilinear2d(Upsample):
-    """(N, C, H, W) resized between neighbours, corners staying where they are."""
+    """Resized between neighbours, corners staying where they are: (N, C, H, W) → (N, C, H′, W′)."""
 
     def __init__(self, size: Sizes | None = None, scale_factor: Factors | None = None):
         super().__init__(size, scale_factor, "bilinear", align_corners=True)
 
 
 class PixelShuffle(Module):
-    """(…, C · r², H, W) as (…, C, H · r, W · r)."""
+    """Channels as pixels: (…, C · r², H, W) → (…, C, H · r, W · r)."""
 
     def __init__(self, upscale_factor: int):
         self.upscale_factor = check_whole("PixelShuffle", "upscale_factor", upscale_factor)
@@ -65,7 +65,7 @@ class PixelShuffle(Module):
 
 
 class PixelUnshuffle(Module):
-    """(…, C, H · r, W · r) as (…, C · r², H, W)."""
+    """Pixels as channels: (…, C, H · r, W · r) → (…, C · r², H, W)."""
 
     def __init__(self, downscale_factor: int):
         self.downscale_factor = check_whole("PixelUnshuffle", "downscale_factor", downscale_factor)
@@ -75,7 +75,7 @@ class PixelUnshuffle(Module):
 
 
 class ChannelShuffle(Module):
-    """Channels of the groups taken in turn."""
+    """Channels of the groups taken in turn: (N, C, …) → the same."""
 
     def __init__(self, groups: int):
         self.groups = check_whole("ChannelShuffle", "groups", groups)
@@ -85,7 +85,7 @@ class ChannelShuffle(Module):
 
 
 class Unfold(Module):
-    """Windows of (N, C, spatial …) as columns: (N, C · kernel, windows)."""
+    """Windows as columns: (N, C, H, W) → (N, C · kernel, windows)."""
 
     def __init__(
         self, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1
@@ -98,7 +98,7 @@ class Unfold(Module):
 
 
 class Fold(Module):
-    """Columns (N, C · kernel, windows) added up where windows overlap."""
+    """Columns added up where windows overlap: (N, C · kernel, windows) → (N, C, H, W)."""
 
     def __init__(
         self,

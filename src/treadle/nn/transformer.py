@@ -45,7 +45,10 @@ class _Layer(Module):
 
 
 class TransformerEncoderLayer(_Layer):
-    """Self-attention and a feed-forward layer, each with a residual and a norm."""
+    """Self-attention and a feed-forward layer, each with a residual and a norm.
+
+    Shapes: (T, N, d_model) → the same, or (N, T, d_model) with batch_first.
+    """
 
     def __init__(
         self,
@@ -90,7 +93,11 @@ class TransformerEncoderLayer(_Layer):
 
 
 class TransformerDecoderLayer(_Layer):
-    """Self-attention, attention to a memory, and a feed-forward layer."""
+    """Self-attention, attention to a memory, and a feed-forward layer.
+
+    Shapes: tgt (T, N, d_model), memory (S, N, d_model) → (T, N, d_model); N comes first with
+    batch_first.
+    """
 
     has_memory = True
 
@@ -147,7 +154,10 @@ class TransformerDecoderLayer(_Layer):
 
 
 class TransformerEncoder(Module):
-    """A number of encoder layers, made by a function of no arguments, and a norm at the end."""
+    """A number of encoder layers, made by a function of no arguments, and a norm at the end.
+
+    Shapes: (T, N, d_model) → the same, or (N, T, d_model) with batch_first.
+    """
 
     def __init__(self, layer: Callable[[], Module], num_layers: int, norm: Module | None = None):
         check_whole("TransformerEncoder", "num_layers", num_layers)
@@ -162,7 +172,11 @@ class TransformerEncoder(Module):
 
 
 class TransformerDecoder(Module):
-    """A number of decoder layers, made by a function of no arguments, and a norm at the end."""
+    """A number of decoder layers, made by a function of no arguments, and a norm at the end.
+
+    Shapes: tgt (T, N, d_model), memory (S, N, d_model) → (T, N, d_model); N comes first with
+    batch_first.
+    """
 
     def __init__(self, layer: Callable[[], Module], num_layers: int, norm: Module | None = None):
         check_whole("TransformerDecoder", "num_layers", num_layers)

@@ -86,18 +86,18 @@ class _ConvTranspose(Module):
 
 
 class ConvTranspose1d(_ConvTranspose):
-    """The transpose of a convolution of (N, C, L)."""
+    """The transpose of a convolution: (N, in_channels, L) → (N, out_channels, L′)."""
 
     dims = 1
 
 
 class ConvTranspose2d(_ConvTranspose):
-    """The transpose of a convolution of (N, C, H, W)."""
+    """The transpose of a convolution: (N, in_channels, H, W) → (N, out_channels, H′, W′)."""
 
     dims = 2
 
 
 class ConvTranspose3d(_ConvTranspose):
-    """The transpose of a convolution of (N, C, D, H, W)."""
+    """The transpose of a convolution: (N, in_channels, D, H, W) → (N, out_channels, D′, H′, W′)."""
 
     dims = 3

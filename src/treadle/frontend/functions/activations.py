@@ -150,7 +150,7 @@ def prelu(x: Operand, weight: Operand) -> Tensor:
 
 @takes_dim
 def glu(x: Operand, axis: int = -1) -> Tensor:
-    """a · sigmoid(b) for the halves a, b of an axis."""
+    """a · sigmoid(b) for the halves a, b of an axis: (…, 2 · D) → (…, D)."""
     value, gate = _halves("glu", x, axis)
     return value * sigmoid(gate)
 
@@ -180,13 +180,13 @@ def softplus(x: Operand, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
 
 
 def swiglu(x: Operand) -> Tensor:
-    """silu(a) · b for the halves a, b of the last axis."""
+    """silu(a) · b for the halves a, b of the last axis: (…, 2 · D) → (…, D)."""
     gate, value = _halves("swiglu", x)
     return silu(gate) * value
 
 
 def geglu(x: Operand) -> Tensor:
-    """gelu(a) · b for the halves a, b of the last axis."""
+    """gelu(a) · b for the halves a, b of the last axis: (…, 2 · D) → (…, D)."""
     gate, value = _halves("geglu", x)
     return gelu(gate) * value
 

@@ -41,7 +41,7 @@ def _powered(x: Tensor, p: float) -> Tensor:
 
 @takes_dim
 def normalize(x: Operand, p: float = 2.0, axis: int = 1, eps: float = 1e-12) -> Tensor:
-    """x / max(|x|, eps) along an axis: rows of length 1, as F.normalize."""
+    """x / max(|x|, eps) along an axis: rows of length 1, as F.normalize. The shape stays."""
     x = as_tensor(x)
     length = vector_norm(x, p, axis, keepdims=True)
     return x / maximum(length, number_of("normalize", "eps", eps))
@@ -49,7 +49,7 @@ def normalize(x: Operand, p: float = 2.0, axis: int = 1, eps: float = 1e-12) -> 
 
 @takes_dim
 def cosine_similarity(x1: Operand, x2: Operand, axis: int = 1, eps: float = 1e-8) -> Tensor:
-    """x₁ · x₂ / (max(|x₁|, eps) · max(|x₂|, eps)) along an axis; shapes broadcast."""
+    """x₁ · x₂ / (max(|x₁|, eps) · max(|x₂|, eps)) along an axis: (N, D), (N, D) → (N,)."""
     a, b = align("cosine_similarity", x1, x2)
     at = axis_of("cosine_similarity", axis, a)
     least = number_of("cosine_similarity", "eps", eps)
@@ -61,13 +61,13 @@ def cosine_similarity(x1: Operand, x2: Operand, axis: int = 1, eps: float = 1e-8
 def pairwise_distance(
     x1: Operand, x2: Operand, p: float = 2.0, eps: float = 1e-6, keepdims: bool = False
 ) -> Tensor:
-    """The p-norm of x₁ − x₂ + eps along the last axis, as F.pairwise_distance."""
+    """The p-norm of x₁ − x₂ + eps along the last axis: (N, D), (N, D) → (N,), as in PyTorch."""
     a, b = align("pairwise_distance", x1, x2)
     return vector_norm(a - b + number_of("pairwise_distance", "eps", eps), p, -1, keepdims)
 
 
 def cdist(x1: Operand, x2: Operand, p: float = 2.0) -> Tensor:
-    """Distances of all pairs of rows: (…, P, M) and (…, R, M) give (…, P, R)."""
+    """Distances of all pairs of rows: (…, P, M), (…, R, M) → (…, P, R)."""
     a, b = as_tensor(x1), as_tensor(x2)
     if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-1]:
         raise ShapeError("cdist", f"{a.type} and {b.type}", "Both are rows of one width.")
@@ -75,7 +75,10 @@ def cdist(x1: Operand, x2: Operand, p: float = 2.0) -> Tensor:
 
 
 def squared_distances(x1: Operand, x2: Operand) -> Tensor:
-    """|x₁ − x₂|² of all pairs of rows by one matmul; rounding may leave a small negative as 0."""
+    """|x₁ − x₂|² of all pairs of rows by one matmul: (…, P, M), (…, R, M) → (…, P, R).
+
+    Where rounding would leave a small negative number there is 0.
+    """
     a, b = as_tensor(x1), as_tensor(x2)
     if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-1]:
         raise ShapeError("squared_distances", f"{a.type} and {b.type}", "Rows of one width.")

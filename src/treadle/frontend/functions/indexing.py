@@ -61,7 +61,7 @@ def _indices(name: str, indices: Operand, size: int, what: str) -> Tensor:
 
 @takes_dim
 def take(x: Operand, indices: Operand, axis: int = 0) -> Tensor:
-    """Entries along an axis; the indices' axes stand in its place. Indices are not negative."""
+    """Entries along an axis, the indices' axes in its place: (A, C), (n, m) → (n, m, C)."""
     x = as_tensor(x)
     at = axis_of("take", axis, x)
     return bind1(i.GATHER, i.Gather(at), x, _indices("take", indices, x.shape[at], f"axis {axis}"))
@@ -69,7 +69,7 @@ def take(x: Operand, indices: Operand, axis: int = 0) -> Tensor:
 
 @takes_dim
 def take_along_axis(x: Operand, indices: Operand, axis: int) -> Tensor:
-    """One entry along `axis` for each index, all other axes running together, as torch.gather."""
+    """One entry along `axis` for each index, as torch.gather: → the indices' shape."""
     x = as_tensor(x)
     at = axis_of("take_along_axis", axis, x)
     index = _indices("take_along_axis", indices, x.shape[at], f"axis {axis}")
@@ -88,7 +88,10 @@ def take_along_axis(x: Operand, indices: Operand, axis: int) -> Tensor:
 
 @takes_dim
 def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -> Tensor:
-    """x with updates added at indices along an axis: the counterpart of `take`. Repeats add up."""
+    """x with updates added at indices along an axis: the counterpart of `take`. Repeats add up.
+
+    x (A, C), indices (n,), updates (n, C) → (A, C) for axis 0.
+    """
     x = as_tensor(x)
     at = axis_of("scatter_add", axis, x)
     index = _indices("scatter_add", indices, x.shape[at], f"axis {axis}")
@@ -104,7 +107,7 @@ def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -
 
 
 def one_hot(indices: Operand, classes: int, dtype: object = dtypes.float32) -> Tensor:
-    """A new last axis with 1 at the index and 0 elsewhere."""
+    """A new last axis with 1 at the index and 0 elsewhere: (…) → (…, classes)."""
     index = as_tensor(indices)
     if not index.dtype.is_integer:
         raise DTypeError(
@@ -117,7 +120,7 @@ def one_hot(indices: Operand, classes: int, dtype: object = dtypes.float32) -> T
 
 
 def embedding(indices: Operand, weight: Operand) -> Tensor:
-    """Rows of a (rows, width) table, as torch.nn.functional.embedding."""
+    """Rows of a table: indices (…), weight (rows, width) → (…, width), as F.embedding."""
     table = as_tensor(weight)
     if table.ndim != 2:
         raise ShapeError("embedding", f"the table is {table.type}", "It is (rows, width).")

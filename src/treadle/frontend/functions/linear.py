@@ -41,7 +41,11 @@ def aligned(*values: Operand) -> list[Tensor]:
 
 
 def matmul(x: Operand, y: Operand) -> Tensor:
-    """The matrix product of the last two axes, batched over the others with broadcasting."""
+    """The matrix product of the last two axes: (…, n, k), (…, k, m) → (…, n, m).
+
+    The other axes broadcast. A vector on the left is a row, on the right a column; its axis goes
+    away.
+    """
     a, b = aligned(x, y)
     if a.ndim == 0 or b.ndim == 0:
         raise ShapeError("matmul", f"{a.type} @ {b.type}: a scalar has no rows", "Multiply with *.")
@@ -79,7 +83,7 @@ def _drop_ones(x: Tensor, batch: tuple[int, ...], letters: str) -> tuple[Tensor,
 
 
 def linear(x: Operand, weight: Operand, bias: Operand | None = None) -> Tensor:
-    """x Wᵀ + b over the last axis; weight is (out, in), as in PyTorch."""
+    """x Wᵀ + b over the last axis: (…, in), (out, in), (out,) → (…, out), as F.linear."""
     a, w = aligned(x, weight)
     if a.ndim == 0 or w.ndim != 2 or a.shape[-1] != w.shape[1]:
         raise ShapeError(
@@ -102,7 +106,9 @@ def linear(x: Operand, weight: Operand, bias: Operand | None = None) -> Tensor:
 
 
 def einsum(spec: str, *operands: Operand) -> Tensor:
-    """Sums of products by labelled axes, as numpy.einsum: "bij,bjk->bik"; "..." is the rest.
+    """Sums of products by labelled axes: "bij,bjk->bik" is (B, I, J), (B, J, K) → (B, I, K).
+
+    As numpy.einsum. "..." stands for the axes that have no label.
 
     Axes of one element broadcast.
     """
@@ -245,7 +251,7 @@ def conv(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Convolution in any number of dimensions: x (N, C, …), weight (O, C / groups, …).
+    """Convolution over any number of axes: x (N, C, …), weight (O, C / groups, …) → (N, O, …).
 
     `padding` is a number, one per axis, "valid" or "same" (stride 1).
     """
@@ -326,7 +332,9 @@ def attention(
     causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """softmax(q kᵀ · scale + bias) v; q is (B, H, T, D), k and v (B, G, S, ·) with G dividing H.
+    """softmax(q kᵀ · scale + bias) v: (B, H, T, D), (B, G, S, D), (B, G, S, E) → (B, H, T, E).
+
+    G divides H: H / G heads of queries share one of keys.
 
     `causal` lets position t see 0 … t. The scale is 1/√D unless given. T×T is never kept for the
     backward.

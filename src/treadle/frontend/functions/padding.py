@@ -23,7 +23,9 @@ def pad(
     interior: Sequence[int] | None = None,
     mode: str = "constant",
 ) -> Tensor:
-    """(before, after) per axis filled with `value`; `interior` puts as many between neighbours.
+    """Each axis made longer by (before, after), filled with `value`: (A,) → (before + A + after,).
+
+    `interior` puts as many between neighbours.
 
     Negative amounts take elements away.
 

@@ -34,7 +34,9 @@ def max_pool(
     dilation: Sizes = 1,
     ceil_mode: bool = False,
 ) -> Tensor:
-    """The greatest of each window over the last axes; the first of equals gets the gradient.
+    """The greatest of each window over the spatial axes: (N, C, …) → (N, C, windows …).
+
+    The first of equals gets the gradient.
 
     `ceil_mode` lets the last window reach beyond the end.
     """
@@ -53,7 +55,7 @@ def avg_pool(
     ceil_mode: bool = False,
     divisor_override: int | None = None,
 ) -> Tensor:
-    """The mean of each window over the last axes; another divisor if it is given."""
+    """The mean of each window over the spatial axes: (N, C, …) → (N, C, windows …)."""
     tensor, pool = pool_of("avg_pool", x, kernel, stride, padding, 1, count_include_pad)
     count = math.prod(pool.sizes)
     if divisor_override is None and not ceil_mode:
@@ -142,7 +144,7 @@ def _counted(x: Tensor, pool: c.Pool) -> np.ndarray:
 
 
 def adaptive_avg_pool(x: Operand, output_size: OptionalSizes) -> Tensor:
-    """The mean of as many windows as the output has elements, over the last axes."""
+    """The mean of as many windows as the output has elements: (N, C, …) → (N, C, output_size …)."""
     x, sizes = _output(as_tensor(x), "adaptive_avg_pool", output_size)
     lengths = x.shape[x.ndim - len(sizes) :]
     if not any(n % out for n, out in zip(lengths, sizes, strict=True)):
@@ -169,7 +171,7 @@ def _windows(n: int, out: int) -> list[tuple[int, int]]:
 
 
 def adaptive_max_pool(x: Operand, output_size: OptionalSizes) -> Tensor:
-    """The greatest of as many windows as the output has elements, over the last axes."""
+    """The greatest of as many windows as the output has: (N, C, …) → (N, C, output_size …)."""
     x, sizes = _output(as_tensor(x), "adaptive_max_pool", output_size)
     lengths = x.shape[x.ndim - len(sizes) :]
     if not any(n % out for n, out in zip(lengths, sizes, strict=True)):
@@ -206,7 +208,7 @@ def _output(x: Tensor, name: str, output_size: OptionalSizes) -> tuple[Tensor, t
 def lp_pool(
     x: Operand, norm_type: float, kernel_size: Sizes, stride: Sizes | None = None
 ) -> Tensor:
-    """The p-norm of each window over the last axes, as F.lp_pool1d and its relatives."""
+    """The p-norm of each window over the spatial axes: (N, C, …) → (N, C, windows …)."""
     check_number("lp_pool", "norm_type", norm_type, POSITIVE)
     value, pool = pool_of("lp_pool", x, kernel_size, stride, 0, 1)
     count = math.prod(pool.sizes)
@@ -222,7 +224,10 @@ def max_pool_with_indices(
     padding: Sizes = 0,
     dilation: Sizes = 1,
 ) -> tuple[Tensor, Tensor]:
-    """`max_pool`, and where each greatest lies among the flattened spatial axes, as int32."""
+    """`max_pool`, and where each greatest lies among the flattened spatial axes, as int32.
+
+    (N, C, …) → two of (N, C, windows …).
+    """
     tensor, pool = pool_of("max_pool", x, kernel, stride, padding, dilation)
     windows = pool_windows(pool, tensor, least(tensor.dtype))  # (…, windows …, kernel)
     first = argmax(windows, -1, keepdims=True)
@@ -249,7 +254,10 @@ def max_unpool(
     padding: Sizes = 0,
     output_size: Sequence[int] | None = None,
 ) -> Tensor:
-    """Values put back to where `max_pool_with_indices` found them, zeros elsewhere."""
+    """Values put back to where `max_pool_with_indices` found them, zeros elsewhere.
+
+    x and indices (N, C, windows …) → (N, C, output_size …).
+    """
     values, index = as_tensor(x), as_tensor(indices)
     dims = len(kernel_size) if isinstance(kernel_size, Sequence) else values.ndim - 2
     if values.shape != index.shape or not 0 < dims < values.ndim:

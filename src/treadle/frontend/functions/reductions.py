@@ -181,14 +181,14 @@ def argmin(x: Operand, axis: int | None = None, keepdims: bool = False) -> Tenso
 
 @takes_dim
 def cumsum(x: Operand, axis: int, reverse: bool = False) -> Tensor:
-    """Running sums along an axis; `reverse` runs from the end."""
+    """Running sums along an axis; `reverse` runs from the end. The shape stays."""
     x = _wide(x)
     return bind1(r.CUMSUM, r.Cumulate(axis_of("cumsum", axis, x), reverse), x)
 
 
 @takes_dim
 def sort(x: Operand, axis: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
-    """Sorted values and their int32 indices; stable, NaN counts as the greatest."""
+    """Sorted values and their int32 indices, both of x's shape; stable, NaN is the greatest."""
     x = _number(x)
     values, indices = bind(r.SORT, r.Sort(axis_of("sort", axis, x), descending), x)
     return values, indices
@@ -196,13 +196,15 @@ def sort(x: Operand, axis: int = -1, descending: bool = False) -> tuple[Tensor, 
 
 @takes_dim
 def argsort(x: Operand, axis: int = -1, descending: bool = False) -> Tensor:
-    """The int32 indices that sort."""
+    """The int32 indices that sort along an axis, of x's shape; stable."""
     return sort(x, axis, descending)[1]
 
 
 @takes_dim
 def topk(x: Operand, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
-    """The k greatest (or least) values along an axis, in order, and their int32 indices."""
+    """The k greatest (or least) along an axis in order, and their indices as int32: (…, A) → (…,
+    k).
+    """
     x = _number(x)
     at = axis_of("topk", axis, x)
     k = integer_of("topk", "k", k)

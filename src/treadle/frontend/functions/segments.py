@@ -69,7 +69,10 @@ def _back(flat: Tensor, x: Tensor, axis: int) -> Tensor:
 
 @takes_dim
 def scatter_add_along(x: Operand, axis: int, index: Operand, src: Operand) -> Tensor:
-    """x with src added at one index along the axis for each, as torch.Tensor.scatter_add."""
+    """x with src added at one index along the axis for each, as torch.Tensor.scatter_add.
+
+    x (A, C), index and src (n, C) → (A, C) for axis 0.
+    """
     x = as_tensor(x)
     flat, places, updates = _flat("scatter_add_along", x, index, src, axis)
     return _back(scatter_add(flat, places, updates), x, axis)
@@ -78,6 +81,8 @@ def scatter_add_along(x: Operand, axis: int, index: Operand, src: Operand) -> Te
 @takes_dim
 def scatter(x: Operand, axis: int, index: Operand, src: Operand) -> Tensor:
     """x with src written at one index along the axis for each, as torch.Tensor.scatter.
+
+    x (A, C), index and src (n, C) → (A, C) for axis 0.
 
     Where several are written to one place it is their mean, which is none of them.
     """
@@ -93,14 +98,17 @@ def scatter(x: Operand, axis: int, index: Operand, src: Operand) -> Tensor:
 
 @takes_dim
 def scatter_max(x: Operand, axis: int, index: Operand, src: Operand) -> Tensor:
-    """x with the greatest of itself and what src has for an index, along the axis."""
+    """x with the greatest of itself and what src has for an index, along the axis.
+
+    x (A, C), index and src (n, C) → (A, C) for axis 0.
+    """
     x = as_tensor(x)
     flat, places, updates = _flat("scatter_max", x, index, src, axis)
     return _back(maximum(flat, segment_max(updates, places, flat.size)), x, axis)
 
 
 def bincount(x: Operand, size: int, weights: Operand | None = None) -> Tensor:
-    """How often each of 0 … size − 1 occurs in a vector of integers, or the sum of its weights."""
+    """How often each of 0 … size − 1 occurs, or the sum of its weights: (n,) → (size,)."""
     index = as_tensor(x)
     count = _size("bincount", size)
     if index.ndim != 1 or not index.dtype.is_integer:
@@ -136,13 +144,13 @@ def _segments(name: str, x: Operand, segments: Operand, count: int) -> tuple[Ten
 
 
 def segment_sum(x: Operand, segments: Operand, count: int) -> Tensor:
-    """The sum of each segment's entries along the first axis: (count, …). Empty ones are 0."""
+    """The sum of each segment's entries, 0 of none: x (n, …), segments (n,) → (count, …)."""
     value, index, n = _segments("segment_sum", x, segments, count)
     return scatter_add(zeros((n, *value.shape[1:]), value.dtype), index, value)
 
 
 def segment_mean(x: Operand, segments: Operand, count: int) -> Tensor:
-    """The mean of each segment's entries along the first axis. Empty ones are 0."""
+    """The mean of each segment's entries, 0 of none: x (n, …), segments (n,) → (count, …)."""
     value, index, n = _segments("segment_mean", x, segments, count)
     ones = constant(1, index.shape, value.dtype)
     amount = maximum(scatter_add(zeros((n,), value.dtype), index, ones), 1)
@@ -150,7 +158,9 @@ def segment_mean(x: Operand, segments: Operand, count: int) -> Tensor:
 
 
 def segment_max(x: Operand, segments: Operand, count: int) -> Tensor:
-    """The greatest of each segment's entries along the first axis; empty ones are the least.
+    """The greatest of each segment's entries: x (n, …), segments (n,) → (count, …).
+
+    Empty segments have the least number of the dtype, −∞ for floats.
 
     Entries are sorted by segment, then spans of 1, 2, 4, … entries are compared.
     """
@@ -158,7 +168,10 @@ def segment_max(x: Operand, segments: Operand, count: int) -> Tensor:
 
 
 def segment_min(x: Operand, segments: Operand, count: int) -> Tensor:
-    """The least of each segment's entries along the first axis; empty ones are the greatest."""
+    """The least of each segment's entries: x (n, …), segments (n,) → (count, …).
+
+    Empty segments have the greatest number of the dtype, ∞ for floats.
+    """
     return _segment_extreme("segment_min", x, segments, count, is_max=False)
 
 
@@ -186,7 +199,10 @@ def _segment_extreme(name: str, x: Operand, segments: Operand, count: int, is_ma
 
 
 def segment_softmax(x: Operand, segments: Operand, count: int) -> Tensor:
-    """softmax over the entries of each segment, for each entry: attention over a graph's edges."""
+    """softmax over the entries of each segment: x (n, …), segments (n,) → (n, …).
+
+    It is the attention over a graph's edges, a segment being what leads to one node.
+    """
     value, index, n = _segments("segment_softmax", x, segments, count)
     top = stop_gradient(segment_max(value, index, n))
     weights = exp(value - take(top, index, 0))
@@ -197,7 +213,7 @@ def segment_softmax(x: Operand, segments: Operand, count: int) -> Tensor:
 
 
 def searchsorted(sorted: Operand, values: Operand, right: bool = False) -> Tensor:
-    """Where values would go into a sorted vector to keep it sorted, as int32.
+    """Where values would go into a sorted vector to keep it sorted, as int32: → values' shape.
 
     `right` puts them after equal ones.
     """
@@ -210,7 +226,7 @@ def searchsorted(sorted: Operand, values: Operand, right: bool = False) -> Tenso
 
 
 def nonzero(x: Operand, size: int, fill: int = 0) -> Tensor:
-    """Indices of the elements of a vector that are not 0: the first `size` of them.
+    """Indices of the elements of a vector that are not 0, the first `size` of them: (n,) → (size,).
 
     The number is not known before a program runs: what is left is `fill`.
     """

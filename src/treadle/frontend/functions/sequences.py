@@ -53,7 +53,10 @@ def _later(x: Tensor, axis: int, by: int, fill: Tensor) -> Tensor:
 
 @takes_dim
 def cumprod(x: Operand, axis: int) -> Tensor:
-    """Running products along an axis; gradients are right with zeros among the factors."""
+    """Running products along an axis; gradients are right with zeros among the factors.
+
+    The shape stays.
+    """
     x = as_tensor(x)
     wide = cast_to(x, dtypes.int32) if x.dtype.bits <= 8 else x
     at = axis_of("cumprod", axis, wide)
@@ -63,13 +66,13 @@ def cumprod(x: Operand, axis: int) -> Tensor:
 
 @takes_dim
 def cummax(x: Operand, axis: int) -> tuple[Tensor, Tensor]:
-    """Running maxima along an axis, and the index of the last that is as great."""
+    """Running maxima along an axis, and the index of the last as great, both of x's shape."""
     return _running("cummax", x, axis, is_max=True)
 
 
 @takes_dim
 def cummin(x: Operand, axis: int) -> tuple[Tensor, Tensor]:
-    """Running minima along an axis, and the index of the last that is as small."""
+    """Running minima along an axis, and the index of the last as small, both of x's shape."""
     return _running("cummin", x, axis, is_max=False)
 
 
@@ -99,7 +102,7 @@ def extreme(dtype: dtypes.DType, is_max: bool) -> float:
 
 @takes_dim
 def logcumsumexp(x: Operand, axis: int) -> Tensor:
-    """log of the running sums of eˣ along an axis, without overflow."""
+    """log of the running sums of eˣ along an axis, without overflow. The shape stays."""
     x = as_tensor(x)
     at = axis_of("logcumsumexp", axis, x)
     none = (constant(-math.inf, (), x.dtype),)
@@ -110,7 +113,7 @@ def logcumsumexp(x: Operand, axis: int) -> Tensor:
 
 
 def linspace(start: float, end: float, steps: int, dtype: object = dtypes.float32) -> Tensor:
-    """A number of values from start to end, both included."""
+    """Evenly spaced values from start to end, both included: → (steps,)."""
     count = _steps("linspace", steps)
     a, b = number_of("linspace", "start", start), number_of("linspace", "end", end)
     return as_tensor(np.linspace(a, b, count).astype(as_dtype(dtype).numpy))
@@ -126,14 +129,14 @@ def _steps(name: str, steps: int) -> int:
 def logspace(
     start: float, end: float, steps: int, base: float = 10.0, dtype: object = dtypes.float32
 ) -> Tensor:
-    """A number of values from baseˢᵗᵃʳᵗ to baseᵉⁿᵈ, evenly spaced in their logarithm."""
+    """Values from baseˢᵗᵃʳᵗ to baseᵉⁿᵈ, evenly spaced in their logarithm: → (steps,)."""
     count, root = _steps("logspace", steps), number_of("logspace", "base", base)
     a, b = number_of("logspace", "start", start), number_of("logspace", "end", end)
     return as_tensor(np.logspace(a, b, count, base=root).astype(as_dtype(dtype).numpy))
 
 
 def meshgrid(*tensors: Operand, indexing: str = "ij") -> tuple[Tensor, ...]:
-    """Each of some vectors along an axis of its own, repeated along the others."""
+    """Vectors along axes of their own, repeated along the others: (n,), (m,) → two of (n, m)."""
     if indexing not in ("ij", "xy"):
         raise ArgumentError("meshgrid", f"indexing is {indexing!r}", 'Use "ij" or "xy".')
     given = [as_tensor(t) for t in tensors]
@@ -156,7 +159,7 @@ def meshgrid(*tensors: Operand, indexing: str = "ij") -> tuple[Tensor, ...]:
 
 
 def outer(x: Operand, y: Operand) -> Tensor:
-    """All products of elements of two vectors."""
+    """All products of elements of two vectors: (n,), (m,) → (n, m)."""
     a, b = as_tensor(x), as_tensor(y)
     if a.ndim != 1 or b.ndim != 1:
         raise ShapeError("outer", f"{a.type} and {b.type}", "Both are vectors.")
@@ -164,7 +167,7 @@ def outer(x: Operand, y: Operand) -> Tensor:
 
 
 def diagonal(x: Operand, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
-    """The diagonal of two axes, as the last axis."""
+    """The diagonal of two axes, as the last axis: (A, B, C) → (C, min(A, B)) without an offset."""
     x, shift = as_tensor(x), integer_of("diagonal", "offset", offset)
     i, j = axis_of("diagonal", axis1, x), axis_of("diagonal", axis2, x)
     if i == j:
@@ -182,7 +185,7 @@ def diagonal(x: Operand, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Ten
 
 
 def diag(x: Operand, offset: int = 0) -> Tensor:
-    """A matrix with a vector on its diagonal, or the diagonal of a matrix."""
+    """A matrix with a vector on its diagonal, or a matrix's diagonal: (n,) → (n, n), or back."""
     x = as_tensor(x)
     if x.ndim == 2:
         return diagonal(x, offset)
@@ -192,7 +195,7 @@ def diag(x: Operand, offset: int = 0) -> Tensor:
 
 
 def diag_embed(x: Operand, offset: int = 0) -> Tensor:
-    """Matrices with the last axis on their diagonal."""
+    """Matrices with the last axis on their diagonal: (…, n) → (…, n + |offset|, n + |offset|)."""
     x, shift = as_tensor(x), integer_of("diag_embed", "offset", offset)
     if x.ndim == 0:
         raise ShapeError("diag_embed", f"{x.type}", "It has an axis.")
@@ -209,7 +212,7 @@ def diag_embed(x: Operand, offset: int = 0) -> Tensor:
 
 @takes_dim
 def repeat_interleave(x: Operand, repeats: int | Sequence[int], axis: int | None = None) -> Tensor:
-    """Each element of an axis a number of times, one after the other."""
+    """Each element of an axis a number of times, one after the other: (n,) → (n · repeats,)."""
     x = as_tensor(x)
     if axis is None:
         x, axis = reshape(x, (-1,)), 0

@@ -75,7 +75,7 @@ def _integers(name: str, label: str, given: tuple[Any, ...]) -> list[int]:
 
 
 def reshape(x: Operand, *shape: Any) -> Tensor:
-    """Other sizes for the same elements in the same order; one size may be −1."""
+    """Other sizes for the same elements in the same order, one may be −1: (2, 6) → (4, 3)."""
     x = as_tensor(x)
     sizes = _integers("reshape", "a size", shape)
     if sizes.count(-1) == 1:
@@ -103,7 +103,7 @@ def reshape(x: Operand, *shape: Any) -> Tensor:
 
 
 def permute(x: Operand, *axes: Any) -> Tensor:
-    """The axes in another order: axis i of the result is axis axes[i] of x."""
+    """The axes in another order, axis i being axis axes[i] of x: (A, B, C) → (C, A, B)."""
     x = as_tensor(x)
     given = _integers("permute", "an axis", axes)
     order = tuple(axis_of("permute", a, x) for a in given)
@@ -118,7 +118,7 @@ def permute(x: Operand, *axes: Any) -> Tensor:
 
 @takes_dim
 def transpose(x: Operand, first: int, second: int) -> Tensor:
-    """Two axes exchanged."""
+    """Two axes exchanged: (A, B, C) → (C, B, A)."""
     x = as_tensor(x)
     a, b = axis_of("transpose", first, x), axis_of("transpose", second, x)
     order = list(range(x.ndim))
@@ -127,7 +127,7 @@ def transpose(x: Operand, first: int, second: int) -> Tensor:
 
 
 def moveaxis(x: Operand, source: int, destination: int) -> Tensor:
-    """One axis moved to another place."""
+    """One axis moved to another place: (A, B, C) → (B, C, A)."""
     x = as_tensor(x)
     a, b = axis_of("moveaxis", source, x), axis_of("moveaxis", destination, x)
     order = [i for i in range(x.ndim) if i != a]
@@ -137,7 +137,7 @@ def moveaxis(x: Operand, source: int, destination: int) -> Tensor:
 
 @takes_dim
 def flatten(x: Operand, start: int = 0, stop: int = -1) -> Tensor:
-    """The axes from `start` to `stop`, included, as one."""
+    """The axes from `start` to `stop`, included, as one: (A, B, C) → (A, B · C)."""
     x = as_tensor(x)
     if x.ndim == 0:
         return reshape(x, 1)
@@ -151,7 +151,7 @@ def flatten(x: Operand, start: int = 0, stop: int = -1) -> Tensor:
 
 @takes_dim
 def squeeze(x: Operand, axis: Axes = None) -> Tensor:
-    """Without axes of one element: all such, or those named."""
+    """Without axes of one element, all such or those named: (1, A, 1) → (A,)."""
     x = as_tensor(x)
     if axis is None:
         return reshape(x, tuple(n for n in x.shape if n != 1))
@@ -168,14 +168,14 @@ def squeeze(x: Operand, axis: Axes = None) -> Tensor:
 
 @takes_dim
 def unsqueeze(x: Operand, axis: int) -> Tensor:
-    """With a new axis of one element."""
+    """With a new axis of one element at the place `axis`: (A, B) → (A, 1, B)."""
     x = as_tensor(x)
     at = axis_of("unsqueeze", axis, x, extra=1)
     return reshape(x, (*x.shape[:at], 1, *x.shape[at:]))
 
 
 def expand(x: Operand, *shape: Any) -> Tensor:
-    """Repeated to a shape, as NumPy's broadcast_to; −1 stands for the size that x has there."""
+    """Repeated to a shape, as NumPy's broadcast_to: (A, 1) → (B, A, C); −1 is the size it has."""
     x = as_tensor(x)
     given = tuple(_integers("expand", "a size", shape))
     new = len(given) - x.ndim  # axes in front that x does not have
@@ -201,7 +201,7 @@ def slice_along(x: Tensor, axis: int, start: int, stop: int, stride: int = 1) ->
 
 @takes_dim
 def concat(tensors: Sequence[Operand], axis: int = 0) -> Tensor:
-    """Joined along an axis; dtypes are promoted."""
+    """Joined along an axis, dtypes being promoted: (A, C), (B, C) → (A + B, C)."""
     given = _listed("concat", tensors)
     if not given:
         raise ArgumentError("concat", "there is nothing to join", "Pass at least one tensor.")
@@ -220,7 +220,7 @@ def concat(tensors: Sequence[Operand], axis: int = 0) -> Tensor:
 
 @takes_dim
 def stack(tensors: Sequence[Operand], axis: int = 0) -> Tensor:
-    """Joined along a new axis."""
+    """Joined along a new axis: n tensors (A, B) → (n, A, B)."""
     parts = [as_tensor(t) for t in _listed("stack", tensors)]
     if not parts:
         raise ArgumentError("stack", "there is nothing to stack", "Pass at least one tensor.")
@@ -237,7 +237,9 @@ def stack(tensors: Sequence[Operand], axis: int = 0) -> Tensor:
 
 @takes_dim
 def split(x: Operand, size: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
-    """Pieces of `size` along an axis (the last may be smaller), or of the sizes listed."""
+    """Pieces of `size` along an axis, the last may be smaller, or of listed sizes: (5,) → (3,),
+    (2,).
+    """
     x = as_tensor(x)
     at = axis_of("split", axis, x)
     n = x.shape[at]
@@ -264,7 +266,7 @@ def _equal_sizes(n: int, size: int) -> list[int]:
 
 @takes_dim
 def chunk(x: Operand, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
-    """At most `chunks` pieces of equal size along an axis; the last may be smaller."""
+    """At most `chunks` equal pieces along an axis, the last may be smaller: (5,) → (3,), (2,)."""
     x = as_tensor(x)
     count = integer_of("chunk", "the number of chunks", chunks)
     if count < 1:
@@ -304,7 +306,7 @@ def pad(
 
 @takes_dim
 def flip(x: Operand, axis: Axes = None) -> Tensor:
-    """In reverse order along axes."""
+    """In reverse order along axes, or along all. The shape stays."""
     x = as_tensor(x)
     axes = axes_of("flip", axis, x)
     return bind1(s.FLIP, s.Flip(axes), x) if axes else x
@@ -312,7 +314,7 @@ def flip(x: Operand, axis: Axes = None) -> Tensor:
 
 @takes_dim
 def roll(x: Operand, shift: int, axis: int) -> Tensor:
-    """Moved along an axis; what leaves at one end enters at the other."""
+    """Moved along an axis; what leaves at one end enters at the other. The shape stays."""
     x = as_tensor(x)
     at = axis_of("roll", axis, x)
     n = x.shape[at]
@@ -321,7 +323,7 @@ def roll(x: Operand, shift: int, axis: int) -> Tensor:
 
 
 def repeat(x: Operand, *times: int) -> Tensor:
-    """Tiled: copies along each axis, as torch.Tensor.repeat."""
+    """Tiled: copies along each axis, as torch.Tensor.repeat: (A, B) → (m · A, n · B)."""
     x = as_tensor(x)
     counts = _integers("repeat", "a count", times)
     if len(counts) < x.ndim:
@@ -341,7 +343,7 @@ def repeat(x: Operand, *times: int) -> Tensor:
 
 
 def dynamic_slice(x: Operand, starts: Operand, sizes: Sequence[int]) -> Tensor:
-    """A window of fixed sizes whose start indices are data; it is moved to lie inside.
+    """A window of fixed sizes whose start indices are data, moved to lie inside: x → sizes.
 
     `starts` is a tensor, or one integer or scalar tensor for each axis: `(0, position)`.
     """
@@ -354,6 +356,8 @@ def dynamic_update_slice(x: Operand, update: Operand, starts: Operand) -> Tensor
     """x with a window replaced whose start indices are data; it is moved to lie inside.
 
     `starts` is a tensor, or one integer or scalar tensor for each axis: `(0, position)`.
+
+    Shapes: x (A, B), update (C, D) → (A, B).
     """
     x = as_tensor(x)
     given = fitted("dynamic_update_slice", update, x)
@@ -389,7 +393,7 @@ def fitted(name: str, update: Operand, x: Tensor) -> Tensor:
 
 
 def full(shape: Shape, value: Number, dtype: object = dtypes.float32) -> Tensor:
-    """One value everywhere."""
+    """One value everywhere: → shape."""
     if isinstance(value, Tensor):
         raise ArgumentError(
             "full", f"the value is the tensor {value.type}", "Use td.expand(x, shape)."
@@ -402,29 +406,29 @@ def full(shape: Shape, value: Number, dtype: object = dtypes.float32) -> Tensor:
 
 
 def zeros(shape: Shape, dtype: object = dtypes.float32) -> Tensor:
-    """Zeros."""
+    """Zeros: → shape."""
     return full(shape, 0, dtype)
 
 
 def ones(shape: Shape, dtype: object = dtypes.float32) -> Tensor:
-    """Ones."""
+    """Ones: → shape."""
     return full(shape, 1, dtype)
 
 
 def zeros_like(x: Operand) -> Tensor:
-    """Zeros of the same type."""
+    """Zeros of x's shape and dtype."""
     x = as_tensor(x)
     return constant(0, x.shape, x.dtype)
 
 
 def ones_like(x: Operand) -> Tensor:
-    """Ones of the same type."""
+    """Ones of x's shape and dtype."""
     x = as_tensor(x)
     return constant(1, x.shape, x.dtype)
 
 
 def iota(shape: Shape, axis: int = -1, dtype: object = dtypes.int32) -> Tensor:
-    """0, 1, 2, … along an axis, repeated along the others."""
+    """0, 1, 2, … along an axis, repeated along the others: → shape."""
     sizes = TensorType(shape).shape
     found = normal_axis(axis, len(sizes)) if isinstance(axis, (int, np.integer)) else None
     if found is None:
@@ -437,7 +441,7 @@ def iota(shape: Shape, axis: int = -1, dtype: object = dtypes.int32) -> Tensor:
 def arange(
     start: int, stop: int | None = None, step: int = 1, dtype: object = dtypes.int32
 ) -> Tensor:
-    """start, start + step, … up to but without stop."""
+    """start, start + step, … up to but without stop: → (⌈(stop − start) / step⌉,)."""
     if stop is None:
         start, stop = 0, start
     bounds = (("start", start), ("stop", stop), ("step", step))
@@ -454,18 +458,18 @@ def arange(
 
 
 def eye(n: int, m: int | None = None, dtype: object = dtypes.float32) -> Tensor:
-    """Ones on the diagonal."""
+    """Ones on the diagonal, zeros elsewhere: → (n, m)."""
     shape = (n, n if m is None else m)
     return cast_to(iota(shape, 0) == iota(shape, 1), as_dtype(dtype))
 
 
 def tril(x: Operand, diagonal: int = 0) -> Tensor:
-    """The lower triangle of the last two axes, zero above."""
+    """The lower triangle of the last two axes, zero above: (…, A, B) → (…, A, B)."""
     return _triangle("tril", as_tensor(x), diagonal, lower=True)
 
 
 def triu(x: Operand, diagonal: int = 0) -> Tensor:
-    """The upper triangle of the last two axes, zero below."""
+    """The upper triangle of the last two axes, zero below: (…, A, B) → (…, A, B)."""
     return _triangle("triu", as_tensor(x), diagonal, lower=False)
 
 

@@ -1,6 +1,6 @@
-"""Writes docs/functions.md from the signatures and docstrings of the public names.
+"""Writes docs/names.md: every public name that the other pages of the reference do not have.
 
-    python tools/functions_page.py
+    python tools/names_page.py
 
 A test compares the page with what this writes.
 """
@@ -14,55 +14,45 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import public_names
 import treadle as td
 from treadle.base.dtypes import DType
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "functions.md"
+PAGE = ROOT / "docs" / "names.md"
 
 INTRODUCTION = """\
-# Functions
+# Names
 
-Every public name of `treadle`, imported as `td`. This page is written by
-`tools/functions_page.py` from the docstrings; change those and run it again.
-
-All functions take traced and eager tensors, NumPy arrays and Python numbers. Shapes broadcast as
-in NumPy. Python numbers are weak: they take the dtype of the tensor they meet. An axis may be
-counted from the end."""
+Every public name of `treadle`, imported as `td`, that has no page of its own in the reference:
+[functions](functions.md) and the methods of tensors, [layers](layers.md),
+[losses](losses-reference.md) and [metrics](metrics-reference.md) do. This page is written by
+`tools/names_page.py` from the docstrings; change those and run it again."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """A section: the functions that come from some modules, after classes listed by name."""
+    """A section: classes listed by name."""
 
     title: str
-    modules: tuple[str, ...]
-    note: str = ""
-    classes: tuple[str, ...] = ()
+    note: str
+    classes: tuple[str, ...]
 
 
 FAMILIES = (
     Family(
         "Compiling",
-        ("treadle.step.compile", "treadle.step.forward"),
         "See [the training step](step.md).",
         ("CompileOptions", "CompileReport", "StepResult", "RunResult", "EvalResult", "Program"),
     ),
-    Family(
-        "Models and losses",
-        ("treadle.nn.module", "treadle.nn.summary"),
-        "Modules are in `td.nn`, losses in `td.losses`, optimizers in `td.optim`: see below.",
-        ("Mean",),
-    ),
+    Family("Tensors and graphs", "See [graphs](graphs.md).", ("Tensor", "Spec", "Graph", "Mean")),
     Family(
         "Training",
-        (),
         "See [the trainer](trainer.md), [callbacks](callbacks.md) and [logging](logging.md).",
         ("Trainer", "History"),
     ),
     Family(
         "Around the step",
-        (),
         "See [accumulation](accumulation.md), [checkpoints](checkpoints.md) and "
         "[watching](watching.md).",
         (
@@ -74,74 +64,23 @@ FAMILIES = (
             "Anomaly",
         ),
     ),
-    Family("Tensors and graphs", ("treadle.frontend.coerce",), "", ("Tensor", "Spec", "Graph")),
-    Family("Tracing", ("treadle.frontend.tracing",), "See [graphs](graphs.md)."),
-    Family(
-        "Batches, loops, conditions and recomputation",
-        (
-            "treadle.batching.vmap",
-            "treadle.frontend.control",
-            "treadle.batching.associative",
-            "treadle.frontend.branches",
-        ),
-        "See [transformations and control flow](transforms.md) and [gradients](gradients.md).",
-    ),
-    Family("Differentiation", ("treadle.autodiff.transforms",), "See [gradients](gradients.md)."),
-    Family(
-        "Elementwise",
-        ("treadle.frontend.functions.arithmetic", "treadle.frontend.functions.elementary"),
-    ),
-    Family("Activations and normalisation", ("treadle.frontend.functions.activations",)),
-    Family("Matmul, convolution, attention", ("treadle.frontend.functions.linear",)),
-    Family(
-        "Images and signals",
-        ("treadle.frontend.functions.images", "treadle.frontend.functions.pooling"),
-    ),
-    Family("Distances", ("treadle.frontend.functions.distances",)),
-    Family("Reductions and ordering", ("treadle.frontend.functions.reductions",)),
-    Family("Running results, lines and diagonals", ("treadle.frontend.functions.sequences",)),
-    Family(
-        "Shapes, and tensors from nothing",
-        ("treadle.frontend.functions.shaping", "treadle.frontend.functions.padding"),
-    ),
-    Family(
-        "Gathering, scattering and segments",
-        ("treadle.frontend.functions.indexing", "treadle.frontend.functions.segments"),
-    ),
 )
-# Folders whose names are public: each is a section, or a page of its own.
+# Folders whose names are listed here; the others have pages of their own.
 FOLDERS = {
-    "nn": ("Modules: td.nn", "See [modules](modules.md)."),
-    "losses": ("Losses: td.losses", "See [losses](losses.md)."),
     "optim": ("Optimizers: td.optim", "See [optimizers](optimizers.md)."),
     "linalg": ("Linear algebra: td.linalg", "See [linear algebra](linear-algebra.md)."),
     "fft": ("Fourier transforms: td.fft", "See [Fourier transforms](fourier.md)."),
     "data": ("Data: td.data", "See [data](data.md)."),
-    "metrics": ("Metrics: td.metrics", "See [metrics](metrics.md)."),
     "callbacks": ("Callbacks: td.callbacks", "See [callbacks](callbacks.md)."),
     "loggers": ("Loggers: td.loggers", "See [logging](logging.md)."),
 }
-OPERATORS = "`+ - * / // % ** @ & | ^ ~ == != < <= > >= abs(x) len(x) x[...]`"
-
-
-def public_names() -> list[str]:
-    """What `treadle/__init__.py` gives away, without the folders it is made of."""
-    folders = {path.name for path in Path(td.__file__).parent.iterdir() if path.is_dir()}
-    hidden = folders - FOLDERS.keys()
-    return sorted(n for n in dir(td) if not n.startswith("_") and n not in hidden)
 
 
 def page() -> str:
-    names = {name: getattr(td, name) for name in public_names()}
-    functions = {n: f for n, f in names.items() if inspect.isfunction(f)}
-    known = {module for family in FAMILIES for module in family.modules}
-    for name, function in functions.items():
-        assert function.__module__ in known, f"td.{name} is of no family: {function.__module__}"
+    names = {name: getattr(td, name) for name in public_names.public_names()}
     parts = [INTRODUCTION]
     for family in FAMILIES:
-        rows = [_class_row(n) for n in family.classes]
-        rows += [_row(f"td.{n}", f) for n, f in functions.items() if f.__module__ in family.modules]
-        parts.append(_section(family.title, family.note, rows))
+        parts.append(_section(family.title, family.note, [_class_row(n) for n in family.classes]))
     parts.append(_members("Methods of a training step", "step", td.TrainStep, _STEP))
     parts.append(_members("Methods of a forward", "forward", td.Forward, _FORWARD))
     parts.append(
@@ -155,14 +94,12 @@ def page() -> str:
     parts.append(_members("Members of a run", "run", td.callbacks.Run, _RUN))
     parts.append(_members("Methods of a module", "model", td.nn.Module, _MODULE))
     parts += [_folder(name, *FOLDERS[name]) for name in FOLDERS]
-    parts.append(_own_functions("Initialisers: td.nn.init", "nn.init", td.nn.init))
-    parts.append(_methods())
-    parts.append(_own_functions("Random numbers: td.random", "td.random", td.random))
     parts.append(_dtypes(v for v in names.values() if isinstance(v, DType)))
     errors = [n for n, v in names.items() if inspect.isclass(v) and issubclass(v, Exception)]
     parts.append(_section("Errors and warnings", _ERRORS, [_class_row(n) for n in errors]))
     parts.append(
-        "`td.tables` fills the rule tables when `treadle` is imported; it has no functions."
+        "`td.nn`, `td.losses`, `td.metrics`, `td.random` and the functions are on their own pages; "
+        "`td.tables` fills the rule tables when `treadle` is imported and has no functions."
     )
     return "\n\n".join(parts) + "\n"
 
@@ -261,28 +198,6 @@ def _default(value: object) -> str:
         assert value.__module__ == td.nn.init.__name__
         return f"nn.init.{value.__name__}"
     return repr(value)
-
-
-def _methods() -> str:
-    """Methods that are functions of tensors; the operators are named in one line."""
-    rows = []
-    for name in dir(td.Tensor):
-        method = inspect.getattr_static(td.Tensor, name)
-        if name.startswith("_") or not inspect.getdoc(method):
-            continue
-        if isinstance(method, property):
-            rows.append(f"| `.{name}` | {_first_line(method)} |")
-        elif inspect.isfunction(method):
-            rows.append(_row(f".{name}", method, skip_first=True))
-    note = f"`.shape`, `.dtype`, `.ndim`, `.size`, `.type`, and the operators {OPERATORS}."
-    return _section("Methods of a tensor", note, rows)
-
-
-def _own_functions(title: str, prefix: str, module: ModuleType) -> str:
-    functions = {n: f for n, f in vars(module).items() if inspect.isfunction(f)}
-    own = {n: f for n, f in functions.items() if f.__module__ == module.__name__}
-    rows = [_row(f"{prefix}.{n}", f) for n, f in sorted(own.items()) if not n.startswith("_")]
-    return _section(title, _first_line(module), rows)
 
 
 def _dtypes(dtypes: Iterable[DType]) -> str:
