@@ -57,7 +57,7 @@ for _name in (
     "erf",
 ):
     _unary(_name, getattr(torch, _name))
-for _name in ("add", "sub", "mul", "div", "eq", "lt", "le", "pow"):
+for _name in ("add", "sub", "mul", "div", "eq", "lt", "le", "pow", "atan2"):
     _unary(_name, getattr(torch, _name))
 _unary("not", torch.bitwise_not)
 _unary("stop_gradient", lambda x: x.detach())

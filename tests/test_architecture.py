@@ -22,7 +22,7 @@ BASE = frozenset({"base"})
 VALUES = BASE | {"ir", "kernel"}  # every value that is passed between stages
 TRACED = BASE | {"ir", "domains", "frontend"}
 MODELS = TRACED | {"autodiff"}
-LIBRARY = MODELS | {"nn", "losses", "metrics", "optim"}
+LIBRARY = MODELS | {"fft", "linalg", "nn", "losses", "metrics", "optim"}
 STAGES = frozenset({"precision", "schedule", "memory", "codegen", "runtime"})
 BELOW_PIPELINE = LIBRARY | VALUES | STAGES | {"rules"}
 TOP = frozenset(
@@ -48,6 +48,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "domains": BASE | {"ir"},
     "frontend": BASE | {"ir", "domains"},
     "autodiff": TRACED,
+    "fft": TRACED,
+    "linalg": MODELS,
     "nn": MODELS,
     "losses": MODELS,
     "metrics": MODELS,

@@ -46,6 +46,9 @@ UNARY = {
     "topk": (lambda x: td.topk(x, 2)[0], lambda x: x.topk(2)[0], [2.0, 1.0, 5.0, 3.0]),
     "floor": (td.floor, torch.floor, [-0.5, 1.0, 1.5]),
     "sign": (td.sign, torch.sign, [-2.0, 0.0, 3.0]),
+    "asin": (td.asin, torch.asin, [-1.0, 1.0, 0.0, -0.0, 2.0, NAN]),
+    "acos": (td.acos, torch.acos, [-1.0, 1.0, 0.0, -2.0, NAN]),
+    "atan": (td.atan, torch.atan, [-INF, INF, 0.0, -0.0, NAN, 1e30]),
     "pow_2": (lambda x: x**2, lambda x: x**2, [-2.0, 0.0, 3.0]),
     "pow_5": (lambda x: x**5, lambda x: x**5, [-2.0, 0.0, 3.0]),
 }
@@ -61,6 +64,12 @@ BINARY = {
     "maximum": (td.maximum, torch.maximum, [1.0, 2.0, 3.0], [1.0, 3.0, 2.0]),
     "minimum": (td.minimum, torch.minimum, [1.0, 2.0, 3.0], [1.0, 3.0, 2.0]),
     "pow": (td.pow, torch.pow, [0.0, 0.0, 0.0, 2.0, 3.0], [0.0, 1.0, 2.0, 0.0, 1.5]),
+    "atan2": (
+        td.atan2,
+        torch.atan2,
+        [0.0, -0.0, 0.0, -0.0, INF, -INF, INF, 1.0, -1.0, NAN, 1.0, 1.0],
+        [0.0, 0.0, -0.0, -1.0, INF, -INF, 2.0, INF, -INF, 1.0, NAN, 0.0],
+    ),
     "remainder": (td.remainder, torch.remainder, [5.5, -5.5, 5.5], [2.0, 2.0, -2.0]),
     "where_nan": (
         lambda x, y: td.where(x > 0, x, y),

@@ -11,6 +11,7 @@ import mpmath
 import numpy as np
 import pytest
 
+import treadle as td
 from treadle.base.dtypes import float32, float64
 from treadle.codegen.llvm import mathematics
 from treadle.codegen.llvm.mathematics import HALF_PI, NAMES, SIN_END
@@ -111,10 +112,11 @@ def test_special_values(name: str) -> None:
     assert np.array_equal(np.signbit(got[is_zero]), np.signbit(expected[is_zero]))
 
 
-def test_special_pairs() -> None:
+@pytest.mark.parametrize("name", ["pow", "atan2"])
+def test_special_pairs(name: str) -> None:
     x, y = all_pairs(special_values()[::5])
-    got, expected = compiled("pow", 8)(x, y), exact("pow", x, y)
-    assert ulps(got, expected).max() <= contract("pow")
+    got, expected = compiled(name, 8)(x, y), exact(name, x, y)
+    assert ulps(got, expected).max() <= contract(name)
     is_zero = got == 0
     assert np.array_equal(np.signbit(got[is_zero]), np.signbit(expected[is_zero]))
 
@@ -298,6 +300,50 @@ def test_nan_gives_nan(name: str) -> None:
 def test_edges_of_pow(x: float, y: float, expected: float) -> None:
     got = compiled("pow", 8)(np.full(8, x, np.float32), np.full(8, y, np.float32))
     assert same_value(got, np.float32(expected)).all(), got
+
+
+PI = np.float32(np.pi)
+
+
+@pytest.mark.parametrize(
+    ("y", "x", "expected"),
+    [
+        (0.0, 0.0, 0.0),
+        (-0.0, 0.0, -0.0),
+        (0.0, -0.0, PI),
+        (-0.0, -0.0, -PI),
+        (-0.0, 3.0, -0.0),
+        (-0.0, -3.0, -PI),
+        (TINIEST, 1.0, TINIEST),
+        (2.0, -0.0, PI / 2),
+        (-2.0, 0.0, -PI / 2),
+        (3.0, np.inf, 0.0),
+        (-3.0, np.inf, -0.0),
+        (3.0, -np.inf, PI),
+        (-3.0, -np.inf, -PI),
+        (np.inf, 3.0, PI / 2),
+        (-np.inf, -3.0, -PI / 2),
+        (np.inf, np.inf, PI / 4),
+        (-np.inf, np.inf, -PI / 4),
+        (np.inf, -np.inf, 3 * np.pi / 4),
+        (-np.inf, -np.inf, -3 * np.pi / 4),
+        (np.nan, 1.0, np.nan),
+        (0.0, np.nan, np.nan),
+    ],
+)
+def test_edges_of_atan2(y: float, x: float, expected: float) -> None:
+    """As C's annex F has them."""
+    got = compiled("atan2", 8)(np.full(8, y, np.float32), np.full(8, x, np.float32))
+    assert same_value(got, np.float32(expected)).all(), got
+
+
+def test_inverse_sines_are_as_exact_near_one_as_at_zero() -> None:
+    inner = np.concatenate([np.linspace(0, 1, 5000), 1 - np.geomspace(2.0**-24, 0.1, 5000)])
+    x = np.concatenate([inner, -inner, inner * 1e-6]).astype(np.float32)
+    functions = [td.asin, td.acos]
+    found = td.compile(lambda x: [f(x) for f in functions], td.Spec(x.shape), device="cpu")(x)
+    for got, reference in zip(found, (np.arcsin, np.arccos), strict=True):
+        assert ulps(got, reference(x.astype(np.float64))).max() <= 3.5
 
 
 # Widths, targets, float64

@@ -82,7 +82,7 @@ def test_every_op_of_the_design_is_there() -> None:
     expected = """
         input parameter state constant iota
         neg exp log sqrt rsqrt sin cos tanh erf abs sign floor not stop_gradient cast
-        add sub mul div floordiv mod max min pow eq lt le and or xor where
+        add sub mul div floordiv mod max min pow atan2 eq lt le and or xor where
         reduce_sum reduce_max reduce_min reduce_prod argmax argmin cumsum sort top_k
         reshape permute broadcast slice pad concat flip dynamic_slice dynamic_update_slice
         contract window unwindow gather scatter_add random_bits call scan

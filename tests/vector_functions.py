@@ -24,6 +24,7 @@ REFERENCES: dict[str, Callable[..., np.ndarray]] = {
     "cos": np.cos,
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "pow": np.power,
+    "atan2": np.arctan2,
 }
 
 

@@ -162,6 +162,10 @@ def _cos_rest(x: mpf) -> mpf:
     return (mp.cos(x) - 1 + x**2 / 2) / x**4
 
 
+def _atan_rest(x: mpf) -> mpf:
+    return (mp.atan(x) - x) / x**3
+
+
 def _log_erfc_rest(x: mpf) -> mpf:
     return -mp.log(mp.erfc(x)) / x - ERF_SLOPE
 
@@ -213,6 +217,15 @@ FITS = (
         lambda x: x**4 / mp.cos(x),
         (mpf(0), mp.pi / 4),
         3,
+        even=True,
+    ),
+    Fit(
+        "ATAN",
+        "(atan x − x) / x³ in x² for 0 ≤ x ≤ 1; error relative to atan x",
+        _atan_rest,
+        lambda x: x**3 / mp.atan(x),
+        (mpf(0), mpf(1)),
+        8,
         even=True,
     ),
     Fit(

@@ -4,7 +4,7 @@
     python tools/math_errors.py --print    only prints the table
     python tools/math_errors.py --samples 1000000 --print
 
-Functions of one operand are run for every float32 of each interval, pow for random operands.
+Functions of one operand are run for every float32 of each interval, pow and atan2 for random operands.
 References are float64. A test measures again on a sample and compares with the page.
 """
 
@@ -62,7 +62,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Random operands of pow."""
+    """Random operands of pow, or of atan2."""
 
     text: str
     draw: Callable[[np.random.Generator, int], Operands]
@@ -115,6 +115,16 @@ def _any_bits(rng: np.random.Generator, count: int) -> Operands:
     return x, y
 
 
+def _octants(rng: np.random.Generator, count: int) -> Operands:
+    y, x = rng.choice([-1, 1], (2, count)) * np.exp2(rng.uniform(-4, 4, (2, count)))
+    return y.astype(np.float32), x.astype(np.float32)
+
+
+def _tangents(rng: np.random.Generator, count: int) -> Operands:
+    """The operands of atan."""
+    return _any_bits(rng, count)[0], np.ones(count, np.float32)
+
+
 INF = math.inf
 DENORMAL_END, NORMAL, LARGEST = 2.0**-126 - 2.0**-149, 2.0**-126, 3.4028235e38
 EXP_NORMAL, EXP_END = 87.33654, 88.72284
@@ -145,6 +155,9 @@ REGIONS: tuple[Interval | Pairs, ...] = (
     Pairs("x within 2⁻⁹ of 1, any results", _bases_near_one),
     Pairs("x < 0, whole y up to ±20", _whole_powers),
     Pairs("any two float32s", _any_bits),
+    Pairs("of like size, every octant", _octants, "atan2"),
+    Pairs("x = 1", _tangents, "atan2"),
+    Pairs("any two float32s", _any_bits, "atan2"),
 )
 
 

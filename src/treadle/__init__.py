@@ -4,6 +4,8 @@ import importlib as _importlib
 import typing as _typing
 
 # Fills the rule tables, which gives ops their meaning and gradients.
+from treadle import fft as fft
+from treadle import linalg as linalg
 from treadle import losses as losses
 from treadle import nn as nn
 from treadle import optim as optim
@@ -86,6 +88,7 @@ from treadle.frontend.functions.activations import tanhshrink as tanhshrink
 from treadle.frontend.functions.activations import threshold as threshold
 from treadle.frontend.functions.arithmetic import abs as abs
 from treadle.frontend.functions.arithmetic import add as add
+from treadle.frontend.functions.arithmetic import atan2 as atan2
 from treadle.frontend.functions.arithmetic import bitwise_and as bitwise_and
 from treadle.frontend.functions.arithmetic import bitwise_not as bitwise_not
 from treadle.frontend.functions.arithmetic import bitwise_or as bitwise_or
@@ -137,10 +140,13 @@ from treadle.frontend.functions.distances import normalize as normalize
 from treadle.frontend.functions.distances import pairwise_distance as pairwise_distance
 from treadle.frontend.functions.distances import squared_distances as squared_distances
 from treadle.frontend.functions.distances import vector_norm as vector_norm
+from treadle.frontend.functions.elementary import acos as acos
 from treadle.frontend.functions.elementary import acosh as acosh
 from treadle.frontend.functions.elementary import addcdiv as addcdiv
 from treadle.frontend.functions.elementary import addcmul as addcmul
+from treadle.frontend.functions.elementary import asin as asin
 from treadle.frontend.functions.elementary import asinh as asinh
+from treadle.frontend.functions.elementary import atan as atan
 from treadle.frontend.functions.elementary import atanh as atanh
 from treadle.frontend.functions.elementary import cosh as cosh
 from treadle.frontend.functions.elementary import dropout as dropout

@@ -158,6 +158,14 @@ def pow_vjp(ct: Tensor, out: Tensor, x: Tensor, y: Tensor) -> Cts:
     return ct * where(eq(y, 0), 0, slope), ct * growth
 
 
+@vjp(e.ATAN2)
+def atan2_vjp(ct: Tensor, out: Tensor, y: Tensor, x: Tensor) -> Cts:
+    """dy = ct · x / (x² + y²), dx = −ct · y / (x² + y²), 0 at the origin"""
+    square = x * x + y * y
+    share = ct / where(eq(square, 0), 1, square)
+    return share * x, -(share * y)
+
+
 @vjp(e.WHERE)
 def where_vjp(ct: Tensor, out: Tensor, condition: Tensor, x: Tensor, y: Tensor) -> Cts:
     return None, where(condition, ct, 0), where(condition, 0, ct)

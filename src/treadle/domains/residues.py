@@ -70,7 +70,19 @@ for _op in (
 ):
     _adds(_op)
 # exp and log are homomorphisms across the lanes; these entries fill the lane that has none.
-for _op in (e.EXP, e.LOG, e.SQRT, e.SIN, e.COS, e.TANH, e.ERF, e.FLOOR, e.POW, e.FLOORDIV):
+for _op in (
+    e.EXP,
+    e.LOG,
+    e.SQRT,
+    e.SIN,
+    e.COS,
+    e.TANH,
+    e.ERF,
+    e.FLOOR,
+    e.POW,
+    e.ATAN2,
+    e.FLOORDIV,
+):
     _is_uninterpreted(_op)
 
 

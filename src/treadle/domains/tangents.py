@@ -145,6 +145,16 @@ def _pow(p: P) -> Tangents:
     return (_sum(base, exponent),)
 
 
+@tangent(e.ATAN2)
+def _atan2(p: P) -> Tangents:
+    """The part of (b, a) that is at right angles to (x, y), over its length; 0 at the origin."""
+    (y, x), (a, b) = p.primals, p.tangents
+    square = x * x + y * y
+    length = square.equals(0).where(x.like(1), square)
+    turn = _sum(None if a is None else a * x, None if b is None else -(b * y))
+    return (None if turn is None else turn / length,)
+
+
 @tangent(e.MAX, e.MIN)
 def _extreme(p: P) -> Tangents:
     """The larger (or smaller) side's, or half of each at a tie."""

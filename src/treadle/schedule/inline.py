@@ -137,6 +137,7 @@ _ELEMENTWISE: tuple[Op, ...] = (
     e.MAX,
     e.MIN,
     e.POW,
+    e.ATAN2,
     e.EQ,
     e.LT,
     e.LE,

@@ -271,7 +271,7 @@ _OPERATIONS |= dict.fromkeys([e.AND, e.OR, e.NOT], 1) | dict.fromkeys(
 
 # Ops whose results are dear enough to be materialized when their elements are read more than once.
 _COSTLY = frozenset(
-    [e.EXP, e.LOG, e.SQRT, e.RSQRT, e.SIN, e.COS, e.TANH, e.ERF, e.POW, e.DIV, e.MOD]
+    [e.EXP, e.LOG, e.SQRT, e.RSQRT, e.SIN, e.COS, e.TANH, e.ERF, e.POW, e.ATAN2, e.DIV, e.MOD]
 )
 # Elements at other indices: reading through them costs nothing.
 _VIEWS = frozenset(

@@ -46,6 +46,7 @@ SAMPLES(e.FLOOR, e.EXP, e.SIN, e.COS, e.TANH, e.ERF, e.STOP_GRADIENT)(_elementwi
 SAMPLES(e.LOG, e.SQRT, e.RSQRT)(_elementwise(1, 0.2, 3.0))
 SAMPLES(e.ADD, e.SUB, e.MUL, e.MAX, e.MIN, e.EQ, e.LT, e.LE)(_elementwise(2, integers=True))
 SAMPLES(e.DIV)(_elementwise(2, 0.3, 3.0))
+SAMPLES(e.ATAN2)(_elementwise(2))
 SAMPLES(e.POW)(_elementwise(2, 0.3, 3.0))
 
 

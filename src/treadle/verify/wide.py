@@ -69,6 +69,7 @@ WIDE(e.FLOOR, e.EXP, e.SIN, e.COS, e.TANH, e.ERF, e.STOP_GRADIENT)(_elementwise(
 WIDE(c.SIGMOID, c.SILU, c.RELU)(_elementwise(1))
 WIDE(e.LOG, e.SQRT, e.RSQRT)(_elementwise(1, 0.2, 3.0))
 WIDE(e.ADD, e.SUB, e.MUL, e.MAX, e.MIN, e.EQ, e.LT, e.LE)(_elementwise(2, integers=True))
+WIDE(e.ATAN2)(_elementwise(2))
 WIDE(e.DIV, e.POW)(_elementwise(2, 0.3, 3.0))
 
 

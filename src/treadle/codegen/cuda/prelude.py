@@ -101,6 +101,8 @@ DEV f32 t_tanh(f32 x) { return tanhf(x); }     DEV f64 t_tanh(f64 x) { return ta
 DEV f32 t_erf(f32 x) { return erff(x); }       DEV f64 t_erf(f64 x) { return erf(x); }
 DEV f32 t_pow(f32 x, f32 y) { return powf(x, y); }
 DEV f64 t_pow(f64 x, f64 y) { return pow(x, y); }
+DEV f32 t_atan2(f32 y, f32 x) { return atan2f(y, x); }
+DEV f64 t_atan2(f64 y, f64 x) { return atan2(y, x); }
 DEV f32 t_fma(f32 a, f32 b, f32 c) { return fmaf(a, b, c); }
 DEV f64 t_fma(f64 a, f64 b, f64 c) { return fma(a, b, c); }
 // Within an ulp, without the slow path that the compiler's division takes for tiny numbers.

@@ -63,7 +63,9 @@ def rounded(text: str, dtype: DType) -> str:
 
 _FLOAT = {"add": "+", "sub": "-", "mul": "*"}
 _COMPARE = {"eq": "==", "lt": "<", "le": "<="}
-_NAMED = frozenset("abs sign floor sqrt rsqrt exp log sin cos tanh erf pow max min div".split())
+_NAMED = frozenset(
+    "abs sign floor sqrt rsqrt exp log sin cos tanh erf pow atan2 max min div".split()
+)
 _WRAPPING = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^"}
 _LOGIC = {"and": "&&", "or": "||", "xor": "!=", "eq": "=="}
 

@@ -24,7 +24,7 @@ from treadle.codegen.llvm.emitter import (
 from treadle.codegen.llvm.halves import half_bits, half_value
 from treadle.kernel.machine import Machine
 
-ELEMENTARY = ("exp", "log", "tanh", "erf", "sin", "cos", "rsqrt", "pow")
+ELEMENTARY = ("exp", "log", "tanh", "erf", "sin", "cos", "rsqrt", "pow", "atan2")
 # Short enough to be written where they are used: nothing is saved around a call, and constants stay
 # in registers.
 SHORT = ("exp", "log", "tanh", "erf", "rsqrt")

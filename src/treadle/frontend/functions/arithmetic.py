@@ -249,6 +249,11 @@ def erf(x: Operand) -> Tensor:
     return _real(e.ERF, x)
 
 
+def atan2(y: Operand, x: Operand) -> Tensor:
+    """The angle of the point (x, y) from the x axis, between −π and π; the gradient at 0 is 0."""
+    return _binary("atan2", e.ATAN2, y, x, _real_dtype(y, x))
+
+
 def maximum(x: Operand, y: Operand) -> Tensor:
     """The larger of two, elementwise; at a tie each side gets half the gradient."""
     return _numeric("maximum", e.MAX, x, y)

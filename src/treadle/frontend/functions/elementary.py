@@ -10,6 +10,7 @@ from treadle.frontend.coerce import align, as_tensor
 from treadle.frontend.functions.arithmetic import (
     abs,
     as_real,
+    atan2,
     ceil,
     cos,
     div,
@@ -49,6 +50,31 @@ def log10(x: Operand) -> Tensor:
 def tan(x: Operand) -> Tensor:
     """The tangent of x radians."""
     return div(sin(x), cos(x))
+
+
+def atan(x: Operand) -> Tensor:
+    """The inverse of the tangent, between −π/2 and π/2."""
+    return atan2(as_real(x), 1.0)
+
+
+def asin(x: Operand) -> Tensor:
+    """The inverse of the sine, for x from −1 to 1; NaN beyond."""
+    real = as_real(x)
+    return atan2(real, _other_leg(real))
+
+
+def acos(x: Operand) -> Tensor:
+    """The inverse of the cosine, for x from −1 to 1; NaN beyond."""
+    real = as_real(x)
+    return atan2(_other_leg(real), real)
+
+
+def _other_leg(x: Tensor) -> Tensor:
+    """√(1 − x²), as exact near ±1 as at 0: nothing that is rounded is subtracted.
+
+    Of two roots, so that the slope at ±1 is ±∞; in one, it would be 0 · ∞.
+    """
+    return sqrt(1 - x) * sqrt(1 + x)
 
 
 def sinh(x: Operand) -> Tensor:

@@ -78,6 +78,7 @@ family(
         "maximum": "td.maximum({0}, {1})",
         "minimum": "td.minimum({0}, {1})",
         "pow": "td.pow(1.5 + td.tanh({0}), td.tanh({1}))",
+        "atan2": "td.atan2({0}, 1.5 + td.tanh({1}))",
         "floor_divide": "td.floor_divide({0}, 0.7 + {1} * {1}) * {1}",
         "remainder": "td.remainder({0}, 1.3 + {1} * {1})",
         "where": "td.where({0} > {1}, {0}, {1} * 2)",

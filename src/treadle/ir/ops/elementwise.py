@@ -159,6 +159,14 @@ POW = _row(
     "base: 0 where y = 0; exponent: 0 where x = 0 and y ≥ 0",
     Precision.WIDEN,
 )
+ATAN2 = _row(
+    "atan2",
+    _binary("atan2", _float),
+    Ulps(4),
+    "all values; zeros and infinities as in C",
+    "0 at the origin",
+    Precision.WIDEN,
+)
 EQ = _row("eq", _comparison("eq", _any), Exact(), "NaN equals nothing", _NO_GRADIENT)
 LT = _row("lt", _comparison("lt", _number), Exact(), "false with NaN", _NO_GRADIENT)
 LE = _row("le", _comparison("le", _number), Exact(), "false with NaN", _NO_GRADIENT)
