@@ -21,7 +21,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / PACKAGE
 BASE = frozenset({"base"})
 VALUES = BASE | {"ir", "kernel"}  # every value that is passed between stages
 TRACED = BASE | {"ir", "domains", "frontend"}
-MODELS = TRACED | {"autodiff"}
+MODELS = TRACED | {"autodiff", "batching"}
 LIBRARY = MODELS | {"fft", "linalg", "nn", "losses", "metrics", "optim"}
 STAGES = frozenset({"precision", "schedule", "memory", "codegen", "runtime"})
 BELOW_PIPELINE = LIBRARY | VALUES | STAGES | {"rules"}
@@ -50,6 +50,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "autodiff": TRACED,
     "fft": TRACED,
     "linalg": MODELS,
+    "batching": TRACED,
     "nn": MODELS,
     "losses": MODELS,
     "metrics": MODELS,

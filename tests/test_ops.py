@@ -8,6 +8,7 @@ import torch
 
 from references import REFERENCES, torch_dtype
 from treadle.autodiff.backward import VJP, definition_vjp, has_gradient, vjp_graph
+from treadle.batching.walk import BATCHING
 from treadle.domains.domain import evaluate
 from treadle.domains.dual import TANGENT, Dual, DualNumber
 from treadle.domains.field import ORDER, RESIDUE, FiniteField, Residues, same
@@ -64,6 +65,7 @@ def test_no_cell_is_empty(op: Op) -> None:
         assert op in DEFINITIONS, "definition"
         return
     assert op in VJP, "vjp"
+    assert op in BATCHING, "batching rule"
     is_lowered = op in INLINE or op in ROOTS or op in BODIED
     assert is_lowered, "lowering: an index inside the kernel that reads it, or a kernel of its own"
     if op not in BODIED:  # a body's ops are what has these cells

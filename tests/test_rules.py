@@ -192,6 +192,13 @@ CASES = {
         TARGETS,
     ),
     "scatter_in_order": Case(scattered(2), [scattered(4)], target=GPU),
+    "chosen_gradient": Case(
+        lambda x: td.where(x > 0, x, td.stop_gradient(x)),
+        [
+            lambda x: td.where(x > 0, x, td.stop_gradient(-x)),
+            lambda x: td.where(x > 0, td.stop_gradient(x), x),
+        ],
+    ),
     "inline_call": Case(call, [td.tanh]),
     "recomputed_call": Case(td.grad(lambda x: call(x).sum()), [call]),
     "max_of_windows": Case(

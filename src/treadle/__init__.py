@@ -52,9 +52,13 @@ from treadle.base.errors import TreadleError as TreadleError
 from treadle.base.errors import UnknownParameterError as UnknownParameterError
 from treadle.base.errors import UnreachedWarning as UnreachedWarning
 from treadle.base.version import __version__ as __version__
+from treadle.batching.associative import associative_scan as associative_scan
+from treadle.batching.vmap import vmap as vmap
 from treadle.domains.anomaly import Anomaly as Anomaly
 from treadle.domains.anomaly import AnomalyError as AnomalyError
 from treadle.frontend import random as random
+from treadle.frontend.branches import cond as cond
+from treadle.frontend.branches import while_loop as while_loop
 from treadle.frontend.coerce import tensor as tensor
 from treadle.frontend.control import checkpoint as checkpoint
 from treadle.frontend.control import scan as scan

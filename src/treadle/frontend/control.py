@@ -162,25 +162,33 @@ def _checked_step(
         raise ArgumentError(
             "scan", f"the body returns {shown}", "Return (carry, y); y may be None."
         )
-    after, found = trees.flatten(result[0])
+    new = unchanged("scan", "carry", result[0], carries, structure)
+    ys, y_structure = trees.flatten(result[1])
+    return new, [as_tensor(y) for y in ys], y_structure
+
+
+def unchanged(
+    name: str, noun: str, returned: Tree, given: Sequence[Tensor], structure: trees.Structure
+) -> list[Tensor]:
+    """What a body returns for the next iteration, which must be as what it was given."""
+    after, found = trees.flatten(returned)
     if found != structure:
         raise ArgumentError(
-            "scan",
-            f"the carry comes back in another structure: {outline(found)}, not "
+            name,
+            f"the {noun} comes back in another structure: {outline(found)}, not "
             f"{outline(structure)}",
             "Return what was given, updated.",
         )
     new = [as_tensor(t) for t in after]
-    for i, (old, t) in enumerate(zip(carries, new, strict=True)):
+    for i, (old, t) in enumerate(zip(given, new, strict=True)):
         if old.type != t.type:
             error = DTypeError if old.shape == t.shape else ShapeError
             raise error(
-                "scan",
-                f"carry {i} is {old.type} and comes back as {t.type}",
+                name,
+                f"{noun} {i} is {old.type} and comes back as {t.type}",
                 "Its type must stay: start with the type it takes, or cast it.",
             )
-    ys, y_structure = trees.flatten(result[1])
-    return new, [as_tensor(y) for y in ys], y_structure
+    return new
 
 
 def _input_name(graph: Graph, tensor: Tensor) -> str:

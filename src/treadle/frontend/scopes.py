@@ -91,6 +91,8 @@ class Trace:
         # (outer, inner) by the outer's place; holding the outer keeps an id from being used again.
         self._known: dict[tuple[int, object], tuple[Tensor, Tensor]] = {}
         self._enclosing = parent
+        # The innermost trace around this one that work on outer tensors is not done outside of.
+        self.region: Trace | None = parent.region if parent else None
         self._sites = 0
         self._key: Tensor | None = None
         self.make_key: Callable[[Tensor], Tensor] | None = None
@@ -229,6 +231,18 @@ def tracing(title: str) -> Iterator[Trace]:
 
 
 @contextmanager
+def region_tracing(title: str) -> Iterator[Trace]:
+    """A trace that all work inside belongs to, on outer tensors too: what is done on a condition.
+
+    Elsewhere ops run in the scope of their operands, and what uses outer tensors only is done once,
+    outside.
+    """
+    with tracing(title) as trace:
+        trace.region = trace
+        yield trace
+
+
+@contextmanager
 def isolated_tracing(title: str) -> Iterator[Trace]:
     """A trace that nothing encloses, whatever is being traced: for definitions and rules."""
     outer, _active.traces = _active.traces, []
@@ -277,6 +291,9 @@ def bind(op: Op, attributes: Attributes, *operands: Tensor) -> tuple[Tensor, ...
     for operand in operands[1:]:
         if operand.scope is not scope:
             scope = _inner(op, scope, operand.scope)
+    region = _active.traces[-1].region if _active.traces else None
+    if region is not None and region is not scope:
+        scope = _inner(op, scope, region)
     if isinstance(scope, Trace):
         scope.check_open(op.name)
     adopted = [o if o.scope is scope else scope.adopt(o) for o in operands]

@@ -26,6 +26,7 @@ from treadle.frontend.scopes import (
     current_trace,
     into_scope,
     isolated_tracing,
+    region_tracing,
     tracing,
 )
 from treadle.frontend.tensor import Operand, Placeholder, Tensor
@@ -65,6 +66,12 @@ def trace(function: Callable[..., Tree], *specs: Tree, name: str | None = None) 
 def trace_inside(function: Callable[..., Tree], arguments: Sequence[Tree], title: str) -> Traced:
     """The graph of a function called from the current scope; it may use outer tensors."""
     with tracing(title) as current:
+        return _run(function, arguments, current)
+
+
+def trace_region(function: Callable[..., Tree], arguments: Sequence[Tree], title: str) -> Traced:
+    """The graph of a function with all of its work, whichever tensors it uses."""
+    with region_tracing(title) as current:
         return _run(function, arguments, current)
 
 

@@ -8,14 +8,14 @@ from treadle.ir.composites import MAX_POOL, definition_graph
 from treadle.ir.control import CALL, Call
 from treadle.ir.graph import Graph, GraphBuilder
 from treadle.ir.op import NoAttributes
-from treadle.ir.ops.elementwise import STOP_GRADIENT
+from treadle.ir.ops.elementwise import STOP_GRADIENT, WHERE
 from treadle.ir.ops.indexing import SCATTER_ADD, ScatterAdd
 from treadle.ir.ops.leaves import IOTA
 from treadle.ir.ops.reductions import ARGMAX, REDUCE_MAX, ArgReduce, Reduce
 from treadle.ir.rewrite import inline_into, remove_dead_code
 from treadle.kernel.target import CPU, Target
 from treadle.rules.driver import Keeps, rewrite
-from treadle.rules.pattern import Composite, apply
+from treadle.rules.pattern import Anything, Composite, apply
 from treadle.rules.rule import Body, Exactness, Match, Rule, RuleSet
 from treadle.rules.views import X, take_x
 
@@ -110,8 +110,24 @@ DEFINITION = Rule(
     _body_of_definition,
 )
 
+# After differentiation, which is what such a choice is for: the guard of `td.cond`.
+CHOSEN_GRADIENT = Rule(
+    "chosen_gradient",
+    "A choice between x and x without its gradient is x.",
+    apply(WHERE, Anything("condition"), X, apply(STOP_GRADIENT, X)),
+    take_x,
+)
+
 EXPANSION = RuleSet(
-    "expansion", (SCATTER_IN_ORDER, RECOMPUTED_CALL, INLINE_CALL, MAX_OF_WINDOWS, DEFINITION)
+    "expansion",
+    (
+        SCATTER_IN_ORDER,
+        RECOMPUTED_CALL,
+        INLINE_CALL,
+        MAX_OF_WINDOWS,
+        CHOSEN_GRADIENT,
+        DEFINITION,
+    ),
 )
 
 
