@@ -2,10 +2,10 @@
 
     python examples/gan.py          # writes gan.png
 
-Two steps act on one set of parameters (`share`), each trains its own part (`optim.only`).
+Two steps act on one set of parameters (`share`), each trains its own part (`optim.only`), and one
+trainer calls both. What they draw is different, though both count the same steps.
 """
 
-import numpy as np
 from vae import save_png, sheet
 
 import treadle as td
@@ -45,9 +45,9 @@ def critic_loss(models, real):
     return right + losses.bce_with_logits(on_drawn, td.zeros_like(on_drawn))
 
 
-def generator_loss(models, noise):
-    """Drawn ones are to be taken for real."""
-    scores = models["d"](models["g"](noise))
+def generator_loss(models, batch):
+    """Drawn ones are to be taken for real. There is no data to look at."""
+    scores = models["d"](models["g"](td.random.normal((BATCH, NOISE))))
     return losses.bce_with_logits(scores, td.ones_like(scores))
 
 
@@ -55,31 +55,23 @@ def train(steps: int = 6000, lr: float = 1e-3, out: str = "gan.png", seed: int =
     images, _ = data.load_digits()
     batches = data.ArrayLoader(images.reshape(-1, 64), BATCH, shuffle=True, seed=seed)
     models = {"g": generator(), "d": Critic()}
-    spec = td.Spec((BATCH, 64)), td.Spec((BATCH, NOISE))
     adam = optim.adam(lr, betas=(0.5, 0.999))
+    spec = td.Spec((BATCH, 64))
     d_step = td.compile_step(
-        models, critic_loss, optim.only("d.*", adam), spec[0], device="cpu", seed=seed
+        models, critic_loss, optim.only(models["d"], adam), spec, device="cpu", seed=seed
     )
     g_step = td.compile_step(
-        models, generator_loss, optim.only("g.*", adam), spec[1], device="cpu", share=d_step
+        models, generator_loss, optim.only(models["g"], adam), {}, device="cpu", share=d_step
     )
-    rng = np.random.default_rng(seed)
-    made = 0
-    while made < steps:
-        for real in batches:
-            d_out = d_step(real)
-            g_out = g_step(rng.normal(size=(BATCH, NOISE)).astype(np.float32))
-            made += 1
-            if made % 500 == 0:
-                told = d_out.metrics["told apart"]
-                print(
-                    f"step {made}: critic {d_out.loss:.3f}, generator {g_out.loss:.3f}, {told:.0%}"
-                )
-            if made == steps:
-                break
 
-    draw = g_step.attach(lambda models, noise: models["g"](noise), td.Spec((60, NOISE)))
-    drawn = draw(rng.normal(size=(60, NOISE)).astype(np.float32))
+    def both(steps, real):
+        return {"critic": steps["d"](real), "generator": steps["g"]({})}
+
+    trainer = td.Trainer({"d": d_step, "g": g_step}, training_step=both)
+    trainer.fit(batches, steps=steps)
+
+    draw = g_step.attach(lambda models, batch: models["g"](td.random.normal((60, NOISE))), {})
+    drawn = draw({})
     save_png(out, sheet(drawn.reshape(-1, 8, 8), columns=20))
     print(f"{out}: digits that no one wrote")
     return drawn

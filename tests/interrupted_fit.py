@@ -1,9 +1,10 @@
 """Runs of a Trainer that are killed at chosen lines: what tests/test_resume.py starts.
 
-    python interrupted_fit.py sweep FOLDER SEED COUNT
+    python interrupted_fit.py sweep FOLDER SEED COUNT [several]
 
-makes a whole run, then COUNT runs in children that are killed at a random line and go on by
-themselves until they are through, and compares everything that each leaves with the whole run.
+makes a whole run, of one step or of several steps and a forward that draws, then COUNT runs in
+children that are killed at a random line and go on by themselves until they are through, and
+compares everything that each leaves with the whole run.
 
     python interrupted_fit.py fit FOLDER DEVICE SECONDS
 
@@ -66,6 +67,27 @@ def make_step(device: str = "oracle") -> td.TrainStep:
     )
 
 
+class Drawing:
+    """Two steps on one set of parameters, one of which learns from what a forward draws."""
+
+    def __init__(self) -> None:
+        example = {k: v[:BATCH] for k, v in arrays(ROWS, 0).items()}
+        options = {"seed": 3, "device": "oracle"}
+        first = td.compile_step(
+            Net(), loss, optim.only("fc1.*", optim.adamw(0.05)), example, **options
+        )
+        rest = optim.only(["fc2.*", "norm.*"], optim.sgd(0.1, momentum=0.9))
+        second = td.compile_step(Net(), loss, rest, example, share=first, **options)
+        self.steps = {"first": first, "second": second}
+        self.draw = first.attach(lambda m, x: x + td.random.normal(x.shape), example["x"])
+
+    def __call__(self, steps, batch):
+        """The second one makes two updates for each of the first."""
+        out = {"first": steps["first"](batch), "second": steps["second"](batch)}
+        noisy = batch | {"x": self.draw(batch["x"])}
+        return out | {"again": steps["second"](noisy), "mean": float(noisy["x"].mean())}
+
+
 class Slow(td.callbacks.Callback):
     def __init__(self, seconds: float):
         self.seconds = seconds
@@ -75,8 +97,9 @@ class Slow(td.callbacks.Callback):
         time.sleep(self.seconds)
 
 
-def fit(step: td.TrainStep, folder: Path, seconds: float = 0.0) -> td.History:
+def fit(step: td.TrainStep | Drawing, folder: Path, seconds: float = 0.0) -> td.History:
     """A run with all that remembers something, started or gone on with."""
+    several = isinstance(step, Drawing)
     loader = data.ArrayLoader(arrays(ROWS, 0), BATCH, shuffle=True, seed=5)
     held_out = data.ArrayLoader(arrays(13, 1), 5)
     callbacks = [
@@ -90,7 +113,14 @@ def fit(step: td.TrainStep, folder: Path, seconds: float = 0.0) -> td.History:
         td.loggers.CSVLogger(folder / "log.csv"),
         td.loggers.JSONLLogger(folder / "log.jsonl"),
     ]
-    trainer = td.Trainer(step, callbacks, loggers, metrics=group, progress=False)
+    trainer = td.Trainer(
+        step.steps if several else step,
+        callbacks,
+        loggers,
+        training_step=step if several else None,
+        metrics=group,
+        progress=False,
+    )
     return trainer.fit(
         data.Prefetch(loader, depth=2) if seconds else loader,
         epochs=EPOCHS,
@@ -121,7 +151,13 @@ class Killer:
         return self.line
 
 
-def in_child(step: td.TrainStep, folder: Path, kill_at: int | None) -> int:
+def save_final(step: td.TrainStep | Drawing, folder: Path) -> None:
+    named = step.steps if isinstance(step, Drawing) else {"final": step}
+    for name, own in named.items():
+        own.save(folder / f"{name}.safetensors")
+
+
+def in_child(step: td.TrainStep | Drawing, folder: Path, kill_at: int | None) -> int:
     """A run in a process that may be killed: the lines it came to, or -1."""
     reads, writes = os.pipe()
     child = os.fork()
@@ -130,7 +166,7 @@ def in_child(step: td.TrainStep, folder: Path, kill_at: int | None) -> int:
         sys.settrace(killer)
         fit(step, folder)
         sys.settrace(None)
-        step.save(folder / "final.safetensors")
+        save_final(step, folder)
         os.write(writes, str(killer.count).encode())
         os._exit(0)
     os.close(writes)
@@ -144,8 +180,8 @@ def in_child(step: td.TrainStep, folder: Path, kill_at: int | None) -> int:
 
 def left(folder: Path) -> dict[str, bytes]:
     """Everything a run leaves that must not depend on how often it was killed."""
-    names = ["final.safetensors", "log.csv", "log.jsonl"]
-    found = {name: (folder / name).read_bytes() for name in names}
+    files = [*folder.glob("*.safetensors"), folder / "log.csv", folder / "log.jsonl"]
+    found = {file.name: file.read_bytes() for file in files}
     reader = td.CheckpointManager(folder / "checkpoints", read_only=True)
     latest = reader.latest()
     assert latest is not None
@@ -157,9 +193,9 @@ def left(folder: Path) -> dict[str, bytes]:
     return found
 
 
-def sweep(folder: Path, seed: int, count: int) -> None:
+def sweep(folder: Path, seed: int, count: int, several: bool = False) -> None:
     writer.CHUNK = 4096
-    step = make_step()
+    step = Drawing() if several else make_step()
     whole = folder / "whole"
     lines = in_child(step, whole, None)
     expected = left(whole)
@@ -180,7 +216,7 @@ def sweep(folder: Path, seed: int, count: int) -> None:
 if __name__ == "__main__":
     command, place = sys.argv[1], Path(sys.argv[2])
     if command == "sweep":
-        sweep(place, int(sys.argv[3]), int(sys.argv[4]))
+        sweep(place, int(sys.argv[3]), int(sys.argv[4]), "several" in sys.argv)
     else:
         made = make_step(sys.argv[3])
         history = fit(made, place, float(sys.argv[4]))

@@ -107,6 +107,7 @@ TABLE = [
     *numbers("huber", {}, {"delta": 0.3}, {"delta": 2}),
     case("huber", [0.5, -0.5, 0.5001], [0.0, 0.0, 0.0], delta=0.5),
     case("mse", normal(4), classes(3, 4)),  # integers become floats
+    *(case(n, normal(3, 5), normal(3, 5), weight=chances(3, 5)) for n in ("mse", "l1", "huber")),
     *class_losses("cross_entropy", normal),
     case("cross_entropy", normal(5, 4), classes(4, 5), label_smoothing=0.1),
     case("cross_entropy", normal(6, 4), some_ignored(4, 6), label_smoothing=0.3),

@@ -311,6 +311,42 @@ def test_programs_of_a_session_draw_numbers_of_their_own(device: str) -> None:
         assert all(np.array_equal(again[name], value) for name, value in found.items())
 
 
+def test_programs_that_are_told_one_stream_draw_the_same() -> None:
+    """Steps of one session and forwards beside them; each counts its own calls."""
+    one = compiled("oracle", stream=0)
+    two = compiled("oracle", share=one, stream=0)
+    apart = compiled("oracle", share=one)
+    first, second = (one.attach(sample, SPEC, stream=7) for _ in range(2))
+    third = td.compile_forward(Weights(), sample, SPEC, share=one, stream=7, device="oracle")
+    for _ in range(2):
+        noises = [noise(step) for step in (one, two, apart)]
+        np.testing.assert_array_equal(noises[0], noises[1])
+        assert not np.isin(noises[2], noises[0]).any()
+        seen = first(X)
+        np.testing.assert_array_equal(second(X), seen)
+        np.testing.assert_array_equal(third(X), seen)
+    assert not np.array_equal(first(X), seen)
+    for wrong in (-1, 1.5, "a", True):
+        with pytest.raises(td.ArgumentError, match="stream"):
+            compiled("oracle", stream=wrong)
+
+
+def test_many_steps_in_one_call_draw_what_single_ones_do() -> None:
+    """Of the second program too, and after a reset; micro-steps of two programs differ."""
+    one, other = compiled("cpu"), compiled("cpu")
+    two, again = compiled("cpu", share=one), compiled("cpu", share=other)
+    losses = [two(X).loss for _ in range(4)]
+    assert again.run([X] * 4).losses.tolist() == losses
+    two.reset()
+    two.load_params({"w": np.zeros(6)})
+    assert two(X).loss == losses[0]
+    a = compiled("oracle", accumulate=2)
+    b = compiled("oracle", share=a, accumulate=2)
+    micro = [noise(step) for step in (a, b, a, b)]
+    for i, values in enumerate(micro):
+        assert not any(np.isin(values, later).any() for later in micro[i + 1 :])
+
+
 @pytest.mark.parametrize("device", ["cpu", "oracle"])
 def test_the_first_program_draws_by_the_seed_itself(device: str) -> None:
     key = make_key(0)

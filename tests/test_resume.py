@@ -59,6 +59,13 @@ def test_killed_at_many_random_lines(seed: int, tmp_path: Path) -> None:
     assert code == 0, err
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_several_steps_killed_at_many_random_lines(seed: int, tmp_path: Path) -> None:
+    code, _, err = _finish(_start("sweep", tmp_path, 200 + seed, 30, "several"))
+    assert code == 0, err
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_signals(number: int, whole: dict[str, bytes], tmp_path: Path) -> None:
     """Killed, interrupted and terminated, with batches made ahead."""

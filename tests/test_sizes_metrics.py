@@ -125,6 +125,7 @@ TWO: dict[str, tuple[Metric, Reference]] = {
 OTHERS = {
     "NDCG": "test_rankings_by_relevance",
     "Average": "test_averages",
+    "MeanAveragePrecision": "of boxes: test_boxes.py",
     "Group": "holds all others",
     "Metric": "the base",
 }

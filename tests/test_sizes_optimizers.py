@@ -282,7 +282,8 @@ BY_ROWS = {
 }  # fmt: skip
 
 REASONS = {
-    **dict.fromkeys(("chain", "freeze", "groups", "only"), "put others together"),
+    **dict.fromkeys(("chain", "freeze", "group", "groups", "only"), "put others together"),
+    **dict.fromkeys(("gradnorm", "pcgrad"), "of losses with parts: test_multitask.py"),
     **dict.fromkeys(("Domain", "Context", "Optimizer", "Transform", "Schedule"), "types"),
     **dict.fromkeys(
         ("cosine_restarts", "cyclic", "one_cycle", "triangular", "constant", "cosine",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from treadle.base.origin import user_origin
 from treadle.compile_report import CompileOptions as CompileOptions
 from treadle.compile_report import CompileReport as CompileReport
 from treadle.compile_report import Profile
+from treadle.frontend.binding import Binding, bound
 from treadle.frontend.coerce import as_tensor, cast, constant
 from treadle.frontend.mean import Mean
 from treadle.frontend.scopes import Trace, into_scope, isolated_tracing
@@ -115,12 +117,18 @@ class StepRecipe:
     backward: Backward | None = None  # a user's own, in place of differentiation
     sums: bool = False  # accumulated gradients are added up, not averaged
 
+    def naming(self) -> AbstractContextManager[None]:
+        """While optimizers are asked: their selectors may be modules, which have names here."""
+        names = {id(d): n for n, d in self.model.declarations().items()}
+        return bound(Binding({}, names, training=False))
+
     def trained(self) -> dict[str, Parameter]:
-        return {
-            n: p
-            for n, p in self.model.declarations().items()
-            if isinstance(p, Parameter) and p.requires_grad and self.optimizer.trains(n)
-        }
+        with self.naming():
+            return {
+                n: p
+                for n, p in self.model.declarations().items()
+                if isinstance(p, Parameter) and p.requires_grad and self.optimizer.trains(n)
+            }
 
     def plan(self) -> UpdatePlan:
         trained = self.trained()

@@ -39,12 +39,27 @@ class Scope(Protocol):
         ...
 
 
+def _refused_change(operation: str) -> TraceError:
+    return TraceError(
+        operation,
+        "tensors do not change: they are values of a program",
+        "Make a new one: td.where(mask, value, x), td.dynamic_update_slice(x, update, starts) or "
+        "td.scatter_add(x, indices, updates).",
+    )
+
+
 class Operators:
     """Operators and methods of everything that is or stands for a tensor."""
 
     __slots__ = ()
     __array_ufunc__ = None  # NumPy arrays on the left leave operators to us
     __hash__ = object.__hash__
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise _refused_change("x[...] = value")
+
+    def __delitem__(self, index: Any) -> None:
+        raise _refused_change("del x[...]")
 
     if TYPE_CHECKING:
         # Attached by frontend/methods.py, which knows the functions; these are their signatures.

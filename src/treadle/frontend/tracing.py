@@ -183,8 +183,18 @@ def register_effects(outputs: Sequence[Output], values: Sequence[Tensor]) -> Non
             print_value(output.name, value.numpy())
 
 
+def _check_name(operation: str, name: object) -> None:
+    if not isinstance(name, str):
+        raise ArgumentError(
+            operation,
+            f"the name is {name!r}, a {type(name).__name__}",
+            f'The name comes first, as a string: td.{operation}("name", x).',
+        )
+
+
 def capture(name: str, x: Operand) -> Tensor:
     """Name an intermediate value so that a step can return it: `step(batch, captures=True)`."""
+    _check_name("capture", name)
     value = as_tensor(x)
     scope = current_trace()
     if scope is not None:
@@ -192,8 +202,17 @@ def capture(name: str, x: Operand) -> Tensor:
     return value
 
 
+PART = "loss."  # begins the names of captures that are parts of the loss
+
+
+def capture_part(name: str, x: Operand) -> None:
+    """Name a part of the loss as it stands in the sum, for optimizers that look at each."""
+    capture(PART + name, x)
+
+
 def metric(name: str, value: Operand, weight: Operand = 1) -> Tensor:
     """Report a number with every step; means over steps are weighted by `weight`."""
+    _check_name("metric", name)
     number, amount = as_tensor(value), as_tensor(weight)
     for label, t in (("value", number), ("weight", amount)):
         if t.shape != ():

@@ -5,6 +5,7 @@ from treadle.losses.classification import bce_with_logits as bce_with_logits
 from treadle.losses.classification import cross_entropy as cross_entropy
 from treadle.losses.classification import kl_div as kl_div
 from treadle.losses.classification import nll as nll
+from treadle.losses.combined import uncertainty as uncertainty
 from treadle.losses.combined import weighted as weighted
 from treadle.losses.distributions import attention_distillation as attention_distillation
 from treadle.losses.distributions import ctc as ctc

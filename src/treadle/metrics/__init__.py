@@ -1,5 +1,8 @@
 """Metrics: statistics of batches inside a program, their value at the end."""
 
+from treadle.metrics.boxes import MeanAveragePrecision as MeanAveragePrecision
+from treadle.metrics.boxes import box_iou as box_iou
+from treadle.metrics.boxes import match_boxes as match_boxes
 from treadle.metrics.calibration import ECE as ECE
 from treadle.metrics.calibration import MCE as MCE
 from treadle.metrics.classification import F1 as F1

@@ -125,7 +125,7 @@ class Group:
         only: Iterable[str] | None = None,
     ) -> dict[str, Statistics]:
         """Statistics of one batch, by name: of all metrics, or of `only` some."""
-        names = list(self.metrics if only is None else only)
+        names = [only] if isinstance(only, str) else list(self.metrics if only is None else only)
         self._check(names)
         return {n: self.metrics[n].update(scores, target, weight) for n in names}
 

@@ -81,6 +81,7 @@ from treadle.nn.padding import ReplicationPad3d as ReplicationPad3d
 from treadle.nn.padding import ZeroPad1d as ZeroPad1d
 from treadle.nn.padding import ZeroPad2d as ZeroPad2d
 from treadle.nn.padding import ZeroPad3d as ZeroPad3d
+from treadle.nn.parametrizations import spectral_norm as spectral_norm
 from treadle.nn.pooling import AdaptiveAvgPool1d as AdaptiveAvgPool1d
 from treadle.nn.pooling import AdaptiveAvgPool2d as AdaptiveAvgPool2d
 from treadle.nn.pooling import AdaptiveAvgPool3d as AdaptiveAvgPool3d

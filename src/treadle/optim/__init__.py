@@ -24,12 +24,15 @@ from treadle.optim.cycles import triangular as triangular
 from treadle.optim.gradients import centralize_gradients as centralize_gradients
 from treadle.optim.gradients import normalize_gradients as normalize_gradients
 from treadle.optim.grouping import freeze as freeze
+from treadle.optim.grouping import group as group
 from treadle.optim.grouping import groups as groups
 from treadle.optim.grouping import only as only
 from treadle.optim.layerwise import lamb as lamb
 from treadle.optim.layerwise import lars as lars
 from treadle.optim.matrix import galore as galore
 from treadle.optim.matrix import muon as muon
+from treadle.optim.multitask import gradnorm as gradnorm
+from treadle.optim.multitask import pcgrad as pcgrad
 from treadle.optim.optimizer import Context as Context
 from treadle.optim.optimizer import Optimizer as Optimizer
 from treadle.optim.optimizer import Transform as Transform

@@ -21,8 +21,8 @@ from treadle.optim.building import (
     per_parameter,
     zeros,
 )
-from treadle.optim.grouping import Selector
 from treadle.optim.optimizer import Optimizer
+from treadle.optim.selecting import Selector
 from treadle.optim.standard import New, corrected_root, moments
 
 RADAM_LEAST_LENGTH = 5.0

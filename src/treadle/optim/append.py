@@ -30,6 +30,7 @@ from treadle.ir.types import TensorType
 from treadle.optim.clipping import global_norm, scaled_to_norm
 from treadle.optim.labels import free_site, with_sampled_labels
 from treadle.optim.optimizer import Context, Optimizer, Params
+from treadle.optim.parts import loss_of_part, parts_among
 
 SCALAR = TensorType(())
 COUNT = TensorType((), dtypes.int32)
@@ -265,6 +266,8 @@ class _Appending:
             lambda params: self._gradients_of(self._loss(), params),
             self._sampled_gradients_at,
             self._clipped,
+            parts_among(self.by_kind[OutputKind.CAPTURE]),
+            self._gradients_of_part,
         )
 
     def _loss(self) -> Graph:
@@ -280,6 +283,23 @@ class _Appending:
         """Gradients for labels that the model draws, and how many there are."""
         sampled, drawn = with_sampled_labels(self._loss(), self.trace.next_site)
         return self._gradients_of(sampled, params), drawn
+
+    def _gradients_of_part(self, name: str) -> Params:
+        """Gradients of one part of the loss, where the step has no more than this batch."""
+        self._refuse_parts()
+        scale = self.plan.loss_scale if self.plan.scales_loss else None
+        return self._gradients_of(loss_of_part(self._loss(), name, scale), {})
+
+    def _refuse_parts(self) -> None:
+        asked = "accumulate" if self.plan.accumulates else "clip_norm"
+        if self.plan.accumulates or self.plan.clip_norm is not None:
+            raise ArgumentError(
+                "compile_step",
+                f"{asked} with an optimizer that asks for the gradients of parts of the loss",
+                "Put optim.clip_by_global_norm after it in the chain."
+                if asked == "clip_norm"
+                else "Gradients of parts are of one batch: compile with accumulate=1.",
+            )
 
     def _gradients_of(self, loss: Graph, params: Params) -> Params:
         """Gradients of a loss on the same batch at other parameters, in the current scope."""

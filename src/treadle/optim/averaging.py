@@ -39,8 +39,8 @@ from treadle.optim.building import (
     per_parameter,
     zeros,
 )
-from treadle.optim.grouping import Selector
 from treadle.optim.optimizer import Context, Optimizer, Params, check_inner, wrap
+from treadle.optim.selecting import Selector
 from treadle.optim.standard import New
 
 

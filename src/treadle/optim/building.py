@@ -17,9 +17,9 @@ from treadle.frontend.coerce import as_tensor, constant
 from treadle.frontend.functions.arithmetic import eq, log, tanh
 from treadle.frontend.scopes import at_one_line
 from treadle.frontend.tensor import Tensor
-from treadle.optim.grouping import Selector, check_selector, check_selects, decays
 from treadle.optim.optimizer import Context, Optimizer, Params
 from treadle.optim.schedules import Schedule, as_schedule
+from treadle.optim.selecting import Selector, check_selector, check_selects, decays
 
 Rate = float | Schedule
 Hyper = Mapping[str, Tensor]

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from treadle.base import trees
 from treadle.base.errors import ArgumentError
-from treadle.base.numbers import FLAG
+from treadle.base.numbers import FLAG, NOT_NEGATIVE, check_number
 from treadle.base.trees import Tree
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.functions.arithmetic import ne, where
 from treadle.frontend.tensor import Tensor
-from treadle.optim.optimizer import Context, Optimizer, Params
+from treadle.optim.optimizer import Context, Optimizer, Params, check_inner
+from treadle.optim.selecting import Selector, Under, check_selector, check_selects, selects, shown
 
-Selector = str | Callable[[str], bool]
 Choose = Callable[[str, Tensor], int]
 FROZEN = "frozen"
 
@@ -32,22 +32,59 @@ def freeze() -> Optimizer:
     )
 
 
-def groups(*members: tuple[Selector, Optimizer]) -> Optimizer:
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Parameters that are trained alike, by a name that begins the names of their numbers."""
+
+    name: str
+    select: Selector
+    optimizer: Optimizer | None  # None: that of all the others
+    numbers: Mapping[str, float]
+
+
+def group(
+    name: str,
+    select: Selector | None = None,
+    optimizer: Optimizer | None = None,
+    **numbers: float,
+) -> Group:
+    """A group with a name, for `groups`: `group("head", lr=1e-2)` has the number "head.lr".
+
+    Without `select` it is what the model has under that name. Without an optimizer it is the last
+    one of `groups`, with other numbers.
+    """
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ArgumentError("group", f"the name is {name!r}", 'Use a word: "head".')
+    check_selector("group", "select", select)
+    if optimizer is not None:
+        check_inner("group", optimizer)
+    chosen: Selector = Under(name) if select is None else select
+    return Group(name, chosen, optimizer, numbers)
+
+
+Member = tuple[Selector, Optimizer] | Group | Optimizer
+
+
+def groups(*members: Member) -> Optimizer:
     """An optimizer for each group of parameters; a parameter belongs to the first that selects it.
 
-    A selector is a pattern of names ("*.bias", "encoder.*") or a function of the name. Each group
-    has a number `frozen`: while it is 1, its parameters and state stay as they are.
+    A group is a `group` with a name, or a pair of a selector and an optimizer. A selector is a
+    pattern of names ("*.bias", "encoder.*"), a function of the name, a module or parameter of the
+    model, or a list of those. An optimizer by itself, the last, is for all others, and what groups
+    that only have other numbers are made of. Each group has a number `frozen`: while it is True,
+    its parameters and state stay as they are.
     """
-    _check_members(members)
-    prefixes = [f"group{i}." for i in range(len(members))]
-    optimizers = [o if o.name == "freeze" else _freezable(o) for _, o in members]
+    named = _by_prefix(members)
+    prefixes, selectors = [p for p, _, _ in named], [s for _, s, _ in named]
+    optimizers = [o if o.name == "freeze" else _freezable(o) for _, _, o in named]
 
     def owner(name: str, _: object = None) -> int:
-        return _member(members, name)
+        return _member(selectors, name)
 
     def check(params: Params) -> None:
-        for i, (selector, optimizer) in enumerate(members):
-            if optimizer.name != "freeze" and not any(owner(n) == i for n in params):
+        for i, (selector, optimizer) in enumerate(zip(selectors, optimizers, strict=True)):
+            is_empty = not any(owner(n) == i for n in params)
+            if optimizer.name != "freeze" and (is_empty or not isinstance(selector, str)):
                 check_selects("groups", selector, params)
 
     found = partition("groups", list(zip(prefixes, optimizers, strict=True)), owner, check)
@@ -60,6 +97,47 @@ def groups(*members: tuple[Selector, Optimizer]) -> Optimizer:
     return dataclasses.replace(
         found, acts_on=acts_on, trains=lambda name: optimizers[owner(name)].trains(name)
     )
+
+
+def _by_prefix(members: Sequence[Member]) -> list[tuple[str, Selector, Optimizer]]:
+    """Groups as they are numbered or named: the prefix of the numbers, who is meant, and how."""
+    last = members[-1] if len(members) > 1 and isinstance(members[-1], Optimizer) else None
+    found: list[tuple[str, Selector, Optimizer]] = []
+    for i, member in enumerate(members if last is None else members[:-1]):
+        if isinstance(member, Group):
+            found.append((f"{member.name}.", member.select, _optimizer_of(member, last)))
+        else:
+            selector, optimizer = _checked_pair(member)
+            found.append((f"group{i}.", selector, optimizer))
+    if last is not None:
+        found.append(("", "*", last))
+    if not found:
+        raise ArgumentError("groups", "there are no groups", 'Pass ("*", optimizer).')
+    prefixes = [prefix for prefix, _, _ in found]
+    twice = sorted({p[:-1] for p in prefixes if prefixes.count(p) > 1})
+    if twice:
+        raise ArgumentError("groups", f"there are two groups {', '.join(twice)}", "Rename one.")
+    return found
+
+
+def _optimizer_of(member: Group, last: Optimizer | None) -> Optimizer:
+    """The optimizer of a group, with the numbers of its own."""
+    base = member.optimizer or last
+    if base is None:
+        raise ArgumentError(
+            "groups",
+            f"the group {member.name!r} has no optimizer",
+            "Give it one, or end with one for all others: groups(group(...), optim.adamw(1e-3)).",
+        )
+    unknown = [k for k in member.numbers if k not in base.hyper]
+    if unknown:
+        cause = f"{base.name} has no number {', '.join(unknown)}"
+        raise ArgumentError("group", cause, f"There are: {', '.join(base.hyper)}.")
+    checked = {
+        k: check_number("group", k, v, base.domains.get(k, NOT_NEGATIVE))
+        for k, v in member.numbers.items()
+    }
+    return dataclasses.replace(base, hyper=dict(base.hyper) | checked)
 
 
 def partition(
@@ -138,55 +216,33 @@ def _freezable(inner: Optimizer) -> Optimizer:
     )
 
 
-def _check_members(members: Sequence[object]) -> None:
-    if not members:
-        raise ArgumentError("groups", "there are no groups", 'Pass ("*", optimizer).')
-    for member in members:
-        is_pair = isinstance(member, tuple) and len(member) == 2
-        if not is_pair or not isinstance(member[1], Optimizer):  # type: ignore[index]
-            raise ArgumentError(
-                "groups", f"{member!r} is not a group", 'Pass pairs: ("*.bias", optim.sgd(0.1)).'
-            )
+def _checked_pair(member: object) -> tuple[Selector, Optimizer]:
+    selector, optimizer = member if isinstance(member, tuple) and len(member) == 2 else ("", None)
+    if not isinstance(optimizer, Optimizer):
+        raise ArgumentError(
+            "groups",
+            f"{member!r} is not a group",
+            'Pass pairs, ("*.bias", optim.sgd(0.1)), or groups with names, group("head", lr=0.1).',
+        )
+    check_selector("groups", "the selector", selector)
+    return selector, optimizer
 
 
-def _member(members: Sequence[tuple[Selector, Optimizer]], name: str) -> int:
-    for i, (selector, _) in enumerate(members):
+def _member(selectors: Sequence[Selector], name: str) -> int:
+    for i, selector in enumerate(selectors):
         if selects(selector, name):
             return i
-    shown = ", ".join(s if isinstance(s, str) else "a function" for s, _ in members)
     raise ArgumentError(
-        "groups", f"no group selects {name!r} (selectors: {shown})", 'End with ("*", optimizer).'
+        "groups",
+        f"no group selects {name!r} (selectors: {', '.join(map(shown, selectors))})",
+        'End with ("*", optimizer).',
     )
 
 
-def selects(selector: Selector, name: str) -> bool:
-    if isinstance(selector, str):
-        return fnmatch.fnmatchcase(name, selector)
-    return bool(selector(name))
-
-
-def check_selector(operation: str, name: str, selector: object) -> None:
-    if selector is not None and not isinstance(selector, str) and not callable(selector):
-        raise ArgumentError(
-            operation, f"{name} = {selector!r}", "It is a pattern of names or a function of one."
-        )
-
-
-def check_selects(operation: str, selector: Selector | None, params: Mapping[str, object]) -> None:
-    """A pattern that selects nothing is a typing error."""
-    if not isinstance(selector, str) or selector == "*":
-        return
-    if not any(selects(selector, n) for n in params):
-        raise ArgumentError(
-            operation, f"{selector!r} selects no parameter", f"There are: {', '.join(params)}."
-        )
-
-
-def decays(selector: Selector | None, context: Context, name: str) -> bool:
-    """Whether weight decay applies: the parameter allows it, and the filter if there is one."""
-    return context.decays.get(name, True) and (selector is None or selects(selector, name))
-
-
 def only(selector: Selector, optimizer: Optimizer) -> Optimizer:
-    """Train what a selector names, freeze the rest."""
+    """Train what a selector names, freeze the rest.
+
+    It is a pattern of names, a function of a name, a module or parameter, or a list of those.
+    """
+    check_inner("only", optimizer)
     return groups((selector, optimizer), ("*", freeze()))

@@ -7,8 +7,8 @@ from treadle.frontend.functions.arithmetic import gt, logical_and, where
 from treadle.frontend.functions.reductions import norm
 from treadle.frontend.tensor import Tensor
 from treadle.optim.building import Decay, One, Parts, Rate, per_parameter, zeros
-from treadle.optim.grouping import Selector, check_selector, selects
 from treadle.optim.optimizer import Optimizer
+from treadle.optim.selecting import Selector, check_selector, selects
 from treadle.optim.standard import New, corrected_root, moments
 
 

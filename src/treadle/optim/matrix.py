@@ -25,8 +25,9 @@ from treadle.frontend.functions.reductions import norm
 from treadle.frontend.functions.shaping import eye, iota
 from treadle.frontend.tensor import Tensor
 from treadle.optim.building import One, Parts, Rate, per_parameter, zeros
-from treadle.optim.grouping import Selector, partition
+from treadle.optim.grouping import partition
 from treadle.optim.optimizer import Optimizer, Params, check_inner
+from treadle.optim.selecting import Selector
 from treadle.optim.standard import New
 
 COEFFICIENTS = (3.4445, -4.775, 2.0315)

@@ -37,6 +37,8 @@ class Context:
     grad_at: Callable[[Params], Params]
     sampled_grad_at: Callable[[Params], tuple[Params, int]]  # labels drawn from the model; how many
     clip: Callable[[Params], Params]  # the step's own clipping, for gradients of grad_at
+    parts: Mapping[str, Tensor]  # of the loss, as they stand in its sum: see losses.weighted
+    grad_of_part: Callable[[str], Params]  # the gradient of one of them, at these parameters
 
     def rate(self, schedule: Schedule) -> Tensor:
         """The learning rate in force."""

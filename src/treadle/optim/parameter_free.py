@@ -9,8 +9,8 @@ from treadle.frontend.functions.arithmetic import abs, gt, maximum, minimum, sqr
 from treadle.frontend.functions.reductions import sum as sum_of
 from treadle.frontend.tensor import Tensor
 from treadle.optim.building import Rate, schedule_beside, zeros
-from treadle.optim.grouping import Selector, check_selector, check_selects, decays
 from treadle.optim.optimizer import Context, Optimizer, Params
+from treadle.optim.selecting import Selector, check_selector, check_selects, decays
 
 
 def prodigy(

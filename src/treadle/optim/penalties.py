@@ -18,8 +18,8 @@ from treadle.frontend.functions.shaping import eye, reshape
 from treadle.frontend.tensor import Tensor
 from treadle.optim.building import Hyper
 from treadle.optim.clipping import unit_norm
-from treadle.optim.grouping import Selector, check_selector, check_selects, decays, selects
 from treadle.optim.optimizer import Context, Optimizer, Params, Transform, check_inner, wrap
+from treadle.optim.selecting import Selector, check_selector, check_selects, decays, selects
 
 Slope = Callable[[Tensor, Hyper], Tensor]
 

@@ -21,8 +21,8 @@ from treadle.frontend.functions.arithmetic import abs, clamp, eq, maximum, remai
 from treadle.frontend.tensor import Tensor
 from treadle.optim.building import One, Parts, Rate, per_parameter, zeros
 from treadle.optim.clipping import global_norm
-from treadle.optim.grouping import Selector
 from treadle.optim.optimizer import Context, Optimizer, Params, check_inner, wrap
+from treadle.optim.selecting import Selector
 from treadle.optim.standard import New
 
 ESTIMATORS = ("hutchinson", "gauss_newton")

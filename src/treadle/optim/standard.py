@@ -9,8 +9,8 @@ from treadle.base.numbers import FRACTION, NOT_NEGATIVE, check_betas, check_flag
 from treadle.frontend.functions.arithmetic import maximum, sqrt, where
 from treadle.frontend.tensor import Tensor
 from treadle.optim.building import Decay, One, Parts, Rate, filled, per_parameter, zeros
-from treadle.optim.grouping import Selector
 from treadle.optim.optimizer import Optimizer
+from treadle.optim.selecting import Selector
 
 New = tuple[Tensor, Mapping[str, Tensor]]
 

@@ -29,3 +29,10 @@ def shape_of(array: Any) -> tuple[int, ...]:
     """Its shape, wherever it is; an array on a device is not copied for that."""
     interface = getattr(array, "__cuda_array_interface__", None)
     return tuple(np.shape(array) if interface is None else interface["shape"])
+
+
+def readable(array: Any) -> Any:
+    """What NumPy can read: PyTorch's tensors without their gradient, and bfloat16 as float32."""
+    if getattr(array, "requires_grad", False):
+        array = array.detach()
+    return array.float() if str(getattr(array, "dtype", "")) == "torch.bfloat16" else array

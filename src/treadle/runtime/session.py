@@ -31,6 +31,7 @@ class Session:
         self.version = 0  # counts when arrays are replaced, not when they are updated in place
         self.owners = 0  # steps so far: each has a prefix of its own
         self.forwards = 0  # and forwards
+        self.calls: dict[int, int] = {}  # of forwards, by their number
         self.lock = threading.RLock()  # held by whoever reads and writes values in one go
 
     @property

@@ -11,6 +11,7 @@ import numpy as np
 
 from treadle.base import trees
 from treadle.base.errors import ArgumentError, BatchError
+from treadle.base.numbers import check_whole
 from treadle.base.trees import Tree
 from treadle.ir.types import TensorType
 from treadle.nn.module import Declaration, Module
@@ -45,6 +46,26 @@ def check_arguments(operation: str, what: str, function: Callable[..., object]) 
         ) from error
 
 
+def check_flags(operation: str, inputs: Inputs, **flags: object) -> None:
+    """What stands after a batch is True or False: a second array there is meant as data."""
+    for name, value in flags.items():
+        if not isinstance(value, (bool, np.bool_)):
+            raise BatchError(
+                operation,
+                f"its argument {name} is of {type(value).__name__}, not True or False",
+                f"A batch is one argument, {_one_batch(inputs)}.",
+            )
+
+
+def _one_batch(inputs: Inputs) -> str:
+    """What a batch looks like, to be pasted."""
+    names = [name[len(INPUT_PREFIX) :] for name, _ in inputs.types]
+    shown = inputs.structure.rebuild(names)
+    if type(shown) is dict and all(shown.get(n) == n for n in names):
+        return "a dict: {" + ", ".join(f'"{n}": ...' for n in names) + "}"
+    return "an array" if names == [""] else f"a {type(shown).__name__} of {len(names)} arrays"
+
+
 def check_batch(operation: str, inputs: Inputs, batch: Tree, memory: Memory) -> Arrays:
     """The batch's arrays by leaf name, or one error that names everything that is wrong.
 
@@ -63,15 +84,28 @@ def check_batch(operation: str, inputs: Inputs, batch: Tree, memory: Memory) -> 
             else:
                 arrays[f"{INPUT_PREFIX}{name}"] = taken
     if wrong:
-        if len(wrong) > MOST_SHOWN:
-            wrong = [*wrong[:MOST_SHOWN], f"and {len(wrong) - MOST_SHOWN} more"]
-        if any(isinstance(leaf, (int, float)) for leaf in given.values()):
-            wrong.append("lists of numbers are not arrays: use np.asarray")
-        types = ", ".join(f"{shown(n)}: {t}" for n, t in expected.items())
-        raise BatchError(
-            operation, f"the batch does not fit: {'; '.join(wrong)}", f"Expected {types}."
-        )
+        raise _refused(operation, inputs, batch, wrong)
     return arrays
+
+
+def _refused(operation: str, inputs: Inputs, batch: Tree, wrong: list[str]) -> BatchError:
+    """One error for all that is wrong with a batch."""
+    if len(wrong) > MOST_SHOWN:
+        wrong = [*wrong[:MOST_SHOWN], f"and {len(wrong) - MOST_SHOWN} more"]
+    expected = {name[len(INPUT_PREFIX) :]: type_ for name, type_ in inputs.types}
+    given = dict(zip(trees.paths(batch), trees.flatten(batch)[0], strict=True))
+    numbers = [n for n, leaf in given.items() if isinstance(leaf, (int, float))]
+    listed = [n for n in numbers if any(n.startswith(f"{e}." if e else e) for e in expected)]
+    extra = [n for n in numbers if n not in expected and n not in listed]
+    if listed:
+        wrong = [*wrong, "lists of numbers are not arrays: use np.asarray"]
+    remedy = f"Expected {', '.join(f'{shown(n)}: {t}' for n, t in expected.items())}."
+    if extra:
+        names = ", ".join(map(shown, extra))
+        remedy += f" A number that changes is an input too: compile with td.Spec(()) for {names}."
+    elif not isinstance(batch, Mapping):
+        remedy += f" A batch is {_one_batch(inputs)}."
+    return BatchError(operation, f"the batch does not fit: {'; '.join(wrong)}", remedy)
 
 
 def _taken(value: Any, type_: TensorType, memory: Memory) -> Any:
@@ -199,6 +233,13 @@ def _resized(fixed: Inputs, batch: Tree) -> Inputs | None:
             return None
         types.append((name, type_.with_shape(shape)))
     return Inputs(tuple(types), fixed.structure) if len(given) == len(types) else None
+
+
+def chosen_stream(session: Session, stream: int | None, is_step: bool) -> int:
+    """The random stream of the next program of a session: its own, or the one that it is told."""
+    if stream is None:
+        return session.stream(is_step)
+    return check_whole("compile", "stream", stream, 0)
 
 
 def declare_model(session: Session, model: Module, seed: int) -> None:

@@ -25,7 +25,7 @@ from treadle.pipeline import (
     count_parameters,
     open_session,
 )
-from treadle.step.batches import check_arguments, declare_model
+from treadle.step.batches import check_arguments, chosen_stream, declare_model
 from treadle.step.train_step import TrainStep
 
 MAX_MICRO_STEPS = 2**16
@@ -44,13 +44,15 @@ def compile_step(
     precision: object = "float32",
     seed: int = 0,
     share: Any = None,
+    stream: int | None = None,
     options: CompileOptions | None = None,
 ) -> TrainStep:
     """Compile `loss(model, batch)`, its gradient and the update into one training step.
 
     `batch` is a tree of specs or of example arrays. `accumulate` micro-batches make one update, by
     the mean of their gradients (weighted by `td.Mean`) or, with `accumulation="sum"`, their sum.
-    `share` is a step or forward whose parameters it acts on.
+    `share` is a step or forward whose parameters it acts on; what they draw is different, unless
+    both are told one `stream`.
     """
     return _compile(
         _Asked(
@@ -65,6 +67,7 @@ def compile_step(
             precision=precision,
             seed=seed,
             share=share,
+            stream=stream,
             options=options,
         )
     )
@@ -125,6 +128,7 @@ class _Asked:
     precision: object = "float32"
     seed: int
     share: Any
+    stream: int | None = None
     options: CompileOptions | None
 
 
@@ -161,7 +165,8 @@ def _compile(given: _Asked) -> TrainStep:
     session = open_session(report.device, asked.share)
     with session.unless_it_fails():
         declare_model(session, module, asked.seed)
-        prefix, stream = f"step{session.owners}:", session.stream(is_step=True)
+        prefix = f"step{session.owners}:"
+        stream = chosen_stream(session, asked.stream, is_step=True)
         session.owners += 1
         recipe = _recipe(asked, module, prefix, narrow)
         if not recipe.trained():
@@ -170,7 +175,8 @@ def _compile(given: _Asked) -> TrainStep:
                 "no parameter is trained",
                 "Check requires_grad and the selectors of optim.only and optim.groups.",
             )
-        return TrainStep(recipe, asked.batch, session, report, asked.seed, stream)
+        with recipe.naming():
+            return TrainStep(recipe, asked.batch, session, report, asked.seed, stream)
 
 
 def _recipe(asked: _Asked, module: Module, prefix: str, precision: DType) -> StepRecipe:

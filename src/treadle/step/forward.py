@@ -31,10 +31,17 @@ from treadle.pipeline import (
 )
 from treadle.runtime.executable import Executable
 from treadle.runtime.session import Session
-from treadle.step.batches import Arrays, ByShape, check_arguments, declare_model
+from treadle.step.batches import (
+    Arrays,
+    ByShape,
+    check_arguments,
+    check_flags,
+    chosen_stream,
+    declare_model,
+)
 from treadle.step.index_checks import checks_of
 from treadle.step.index_guard import guarded, run_guarded
-from treadle.step.loading import Loaded, load_model, load_values, save_model
+from treadle.step.loading import Loaded, Rename, Terms, load_model, load_values, save_model
 
 
 class Built:
@@ -68,16 +75,18 @@ class Forward:
         training: bool = False,
         seed: int = 0,
         eval_params: Graph | None = None,
+        stream: int | None = None,
     ):
         check_arguments("compile", "the forward", forward)
         self.model, self.session, self.report = model, session, report
         self._forward, self._precision, self._training = forward, precision, training
         self._eval_params, self._options = eval_params, options
-        self._seed, self._calls = seed, 0
-        fixed = Inputs.of(inputs)
+        self._seed = seed
+        self._fixed = fixed = Inputs.of(inputs)
         self._programs = ByShape(self._build, options, fixed, session.memory)
         self.graph = self._programs.built(fixed).traced.graph
-        self._stream = session.stream(is_step=False)
+        self._stream = chosen_stream(session, stream, is_step=False)
+        self._number = session.forwards
         session.forwards += 1
 
     def _build(self, inputs: Inputs) -> Built:
@@ -107,15 +116,18 @@ class Forward:
         Nothing is waited for, so that indices which are there too are not looked at.
         """
         name = function_name(self._forward)
+        if on_device is not False:
+            check_flags(name, self._fixed, on_device=on_device)
         built, arrays = self._programs.get(name, batch)
         traced = built.traced
-        arrays[RANDOM_STATE] = make_key(self._seed, self._calls, stream=self._stream)
+        calls = self.session.calls.get(self._number, 0)
+        arrays[RANDOM_STATE] = make_key(self._seed, calls, stream=self._stream)
         outputs: Mapping[str, Any]
         if on_device:
             outputs = self.session.run_there(built.program(), arrays)
         else:
             outputs = run_guarded(self.session, name, built, built.program, arrays)
-        self._calls += 1
+        self.session.calls[self._number] = calls + 1
         results = [outputs[f"result:{i}"] for i in range(traced.structure.leaves)]
         is_there = on_device and not self.session.memory.is_host
         return traced.structure.rebuild(results if is_there else list(map(np.asarray, results)))
@@ -125,24 +137,37 @@ class Forward:
         """Copies of the parameters and states, by name."""
         return self.session.read(self.model.declarations())
 
-    def load_params(self, values: Mapping[str, object], strict: bool = True) -> Loaded:
-        """Replace parameters and states by name; `strict=False` takes what fits the names.
-
-        What was `missing` and what was `unexpected` is returned.
-        """
-        return load_values(self.session, self.model, (), values, strict, "load_params").loaded
+    def load_params(
+        self,
+        values: Mapping[str, object],
+        strict: bool = True,
+        *,
+        rename: Rename | None = None,
+        skip_mismatched: bool = False,
+    ) -> Loaded:
+        """Replace parameters and states by name; see `TrainStep.load_params`."""
+        terms = Terms(strict, rename, skip_mismatched)
+        return load_values(self.session, self.model, (), values, "load_params", terms).loaded
 
     def save(self, path: str | Path) -> None:
         """Write parameters and states to a safetensors file with a checksum, aside and renamed."""
         save_model(path, self.params)
 
-    def load(self, path: str | Path, strict: bool = True) -> Loaded:
+    def load(
+        self,
+        path: str | Path,
+        strict: bool = True,
+        *,
+        rename: Rename | None = None,
+        skip_mismatched: bool = False,
+    ) -> Loaded:
         """Take parameters and states from a file, and leave an optimizer's state in it.
 
         It is one that `TrainStep.save` or `Forward.save` wrote, or any safetensors file of
-        parameters by name.
+        parameters by name. The rest is as for `load_params`.
         """
-        return load_values(self.session, self.model, (), load_model(path), strict, "load").loaded
+        terms = Terms(strict, rename, skip_mismatched)
+        return load_values(self.session, self.model, (), load_model(path), "load", terms).loaded
 
 
 def compile_forward(
@@ -154,12 +179,13 @@ def compile_forward(
     precision: object = "float32",
     seed: int = 0,
     share: Any = None,
+    stream: int | None = None,
     training: bool = False,
     options: CompileOptions | None = None,
 ) -> Forward:
     """Compile `forward(model, batch)`: no gradient, no optimizer. It may own state (a cache).
 
-    `share` is a step or forward whose values it uses.
+    `share` is a step or forward whose values it uses; `stream` is as for `compile_step`.
     """
     module, seed = as_module(model), check_seed("compile", seed)
     narrow = choose_precision(precision)
@@ -177,6 +203,7 @@ def compile_forward(
             options=as_options(options),
             training=training,
             seed=seed,
+            stream=stream,
         )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -17,12 +18,15 @@ from treadle.optim.schedules import Schedule
 from treadle.runtime.oracle import OracleProgram
 from treadle.runtime.session import Session
 
+Naming = Callable[[], AbstractContextManager[None]]
+
 
 class Hyperparameters(MutableMapping[str, float]):
     """The optimizer's numbers by name. Setting one takes effect at the next step, uncompiled."""
 
-    def __init__(self, session: Session, plan: UpdatePlan):
+    def __init__(self, session: Session, plan: UpdatePlan, naming: Naming):
         self._session, self._plan, self._names = session, plan, tuple(plan.optimizer.hyper)
+        self._naming = naming
 
     def _name(self, key: str) -> str:
         if key not in self._names:
@@ -35,7 +39,8 @@ class Hyperparameters(MutableMapping[str, float]):
 
     def __setitem__(self, key: str, value: float) -> None:
         name = self._name(key)
-        number = self._plan.optimizer.check(key, value, self._plan.parameters)
+        with self._naming():
+            number = self._plan.optimizer.check(key, value, self._plan.parameters)
         self._session.write({name: np.float64(number)})
 
     def __delitem__(self, key: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -10,8 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from treadle.base.errors import LoadError
+from treadle.base.shapes import Shape
 from treadle.nn.module import Module
 from treadle.runtime.files import load_arrays, save_arrays
+from treadle.runtime.foreign import readable, shape_of
 from treadle.runtime.session import Session, fitted
 from treadle.step.batches import Arrays
 
@@ -20,11 +22,43 @@ OWN = "step:"  # begins the names in files of what is a step's, not the model's
 STEP, MODEL = "step", "model"  # kinds of files
 
 
-class Loaded(NamedTuple):
-    """What was not loaded: names of the model that were not given, and given ones it has not."""
+Rename = Mapping[str, str] | Callable[[str], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What was not loaded: names of the model that were not given, and given ones it has not.
+
+    `mismatched` were given in another shape, and left out because that was asked for. As PyTorch's
+    it unpacks to (missing, unexpected), which are `missing_keys` and `unexpected_keys` too.
+    """
 
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
+    mismatched: tuple[str, ...] = ()
+
+    @property
+    def missing_keys(self) -> list[str]:
+        return list(self.missing)
+
+    @property
+    def unexpected_keys(self) -> list[str]:
+        return list(self.unexpected)
+
+    def __iter__(self) -> Iterator[tuple[str, ...]]:
+        return iter((self.missing, self.unexpected))
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a loading forgives: other names, other shapes, and how given names are read."""
+
+    strict: bool = True
+    rename: Rename | None = None
+    skip_mismatched: bool = False
+
+
+STRICT = Terms()
 
 
 class Checked(NamedTuple):
@@ -81,13 +115,13 @@ def load_values(
     model: Module,
     own: Sequence[str],
     values: object,
-    strict: bool,
     operation: str,
+    terms: Terms = STRICT,
 ) -> Checked:
     """Write values of a model, and `own` ones beside it, by name; all or nothing.
 
-    With `strict` the names must be exactly these. A shared parameter may be given by any of its
-    names, or several where all say the same.
+    With `terms.strict` the names must be exactly these. A shared parameter may be given by any of
+    its names, or several where all say the same.
     """
     if not isinstance(values, Mapping):
         raise LoadError(
@@ -95,22 +129,65 @@ def load_values(
             f"the values are a {type(values).__name__}, not a dict of arrays by name",
             "Pass what params or a state_dict gives.",
         )
+    values = _renamed(operation, values, terms.rename)
     names = [*model.declarations(), *own]
     given, unexpected = _by_first_name(model, names, values)
     missing = [n for n in names if n not in given]
     arrays: Arrays = {}
     wrong: list[str] = []
+    mismatched: list[str] = []
     for name, aliases in given.items():
         found = _one_value(session, name, {n: values[n] for n in aliases})
-        if isinstance(found, str):
-            wrong.append(found)
-        else:
+        if not isinstance(found, str):
             arrays[name] = found
-    loaded = Loaded(tuple(missing), tuple(unexpected))
-    if wrong or (strict and (missing or unexpected)):
-        raise _refusal(operation, loaded if strict else Loaded(), wrong)
+        elif terms.skip_mismatched and _differs(values[aliases[0]], session.types[name].shape):
+            mismatched.append(name)
+        else:
+            wrong.append(found)
+    loaded = Loaded(tuple(missing), tuple(unexpected), tuple(mismatched))
+    if wrong or (terms.strict and (missing or unexpected)):
+        raise _refusal(operation, loaded if terms.strict else Loaded(), wrong)
     session.write(arrays)
     return Checked(arrays, loaded)
+
+
+def _differs(value: object, shape: Shape) -> bool:
+    try:
+        return shape_of(value) != shape
+    except ValueError:  # lists of unequal lengths have none
+        return False
+
+
+def _renamed(
+    operation: str, values: Mapping[str, object], rename: Rename | None
+) -> Mapping[str, object]:
+    """Values by the names that they are read as; a name that is read as None is left out."""
+    if rename is None:
+        return values
+    found: dict[str, object] = {}
+    source: dict[str, str] = {}
+    for given, value in values.items():
+        new = _new_name(str(given), rename)
+        if new is None:
+            continue
+        if new in found:
+            cause = f"rename makes {new} of both {source[new]} and {given}"
+            raise LoadError(operation, cause, "Give each name one source.")
+        found[new], source[new] = value, str(given)
+    return found
+
+
+def _new_name(name: str, rename: Rename) -> str | None:
+    """By a function, or by the longest prefix of whole parts that a dict has."""
+    if not isinstance(rename, Mapping):
+        return rename(name)
+    parts = name.split(".")
+    by_prefix = {old.strip("."): new.strip(".") for old, new in rename.items()}
+    for count in range(len(parts), -1, -1):
+        prefix = ".".join(parts[:count])
+        if prefix in by_prefix:
+            return ".".join(p for p in (by_prefix[prefix], *parts[count:]) if p)
+    return name
 
 
 def _by_first_name(
@@ -134,7 +211,7 @@ def _one_value(session: Session, name: str, given: Mapping[str, object]) -> np.n
     arrays: Arrays = {}
     for alias, value in given.items():
         try:
-            found = fitted(value, session.types[name], session.memory.is_wide)
+            found = fitted(readable(value), session.types[name], session.memory.is_wide)
         except (TypeError, ValueError, RuntimeError) as error:  # lists, tensors of other libraries
             return f"{alias} is not an array: {error}"
         if isinstance(found, str):
@@ -156,10 +233,11 @@ def _refusal(operation: str, loaded: Loaded, wrong: Sequence[str]) -> LoadError:
         f"unexpected: {', '.join(loaded.unexpected)}" if loaded.unexpected else "",
         f"mismatched: {'; '.join(wrong)}" if wrong else "",
     ]
-    can_be_partial = operation != "load_state_dict" and not wrong
-    remedy = (
-        "Load a part with strict=False." if can_be_partial else "Check that it is the same model."
-    )
+    remedy = "Check that it is the same model."
+    if operation != "load_state_dict":
+        remedy = "Load a part with strict=False." if not wrong else remedy
+        if wrong and all("has the shape" in problem for problem in wrong):
+            remedy = f"{remedy} To leave out what has another shape: skip_mismatched=True."
     return LoadError(operation, "; ".join(p for p in parts if p), remedy)
 
 

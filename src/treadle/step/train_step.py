@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treadle.base.dtypes import float32
-from treadle.base.errors import ArgumentError, TreadleError
+from treadle.base.errors import ArgumentError
 from treadle.base.memory import give_back_memory
 from treadle.base.numbers import FACTOR, RATE, check_number, check_rounding, check_seed
 from treadle.base.trees import Tree
@@ -22,7 +22,7 @@ from treadle.domains.float64 import carrier
 from treadle.domains.philox import make_key
 from treadle.frontend.scopes import RANDOM_STATE
 from treadle.ir.graph import Graph, OutputKind
-from treadle.nn.tracing import Inputs
+from treadle.nn.tracing import Inputs, as_argument
 from treadle.optim.append import Mode, state_types, trace_eval_params, trace_init
 from treadle.pipeline import (
     CompileOptions,
@@ -33,10 +33,9 @@ from treadle.pipeline import (
     kernels_of,
     profile,
 )
-from treadle.runtime.executable import updates_in_place
 from treadle.runtime.oracle import OracleProgram
 from treadle.runtime.session import Session
-from treadle.step.batches import Arrays, ByShape, write_first_values
+from treadle.step.batches import Arrays, ByShape, check_flags, write_first_values
 from treadle.step.finite import FiniteValues
 from treadle.step.forward import Forward
 from treadle.step.hyperparameters import Hyperparameters
@@ -46,20 +45,20 @@ from treadle.step.loading import (
     OWN,
     Counters,
     Loaded,
+    Rename,
+    Terms,
     load_step,
     load_values,
     own_names,
     save_step,
 )
+from treadle.step.native_runs import NativeRuns
 from treadle.step.programs import UNWATCHED, Evaluation, Variants, Watched
 from treadle.step.results import EvalResult, RunResult, StepResult, arrays_of, named
 from treadle.step.watching import anomaly_of, run_watched
 
 if TYPE_CHECKING:
     from treadle.backends.views import KernelView
-
-MOST_IN_A_CALL = 64  # steps
-LONGEST_CALL = 0.1  # seconds
 
 
 @dataclass(slots=True)
@@ -84,7 +83,7 @@ class TrainStep:
     ):
         self.recipe, self.session, self.report = recipe, session, report
         self._seed, self._stream, self._done = seed, stream, _Done()
-        self._unlooked = Unlooked()
+        self._unlooked, self._watched = Unlooked(), UNWATCHED
         self._plan = recipe.plan()
         self._plan.check_numbers()
         self._own: list[str] = []
@@ -98,13 +97,20 @@ class TrainStep:
         most = max(2, recipe.options.max_shapes)
         specialise = replace(recipe.options, on_new_shape="specialise", max_shapes=most)
         self._evaluations = ByShape(self._build_evaluation, specialise, inputs, session.memory)
+        self._native_runs = NativeRuns(
+            session,
+            self._programs,
+            self._unlooked,
+            key=lambda later: self._key(self._done.steps + later, 0),
+            advance=self._add_steps,
+        )
         graphs = self._programs.built(inputs).graphs
         types = dict(zip((o.name for o in init.outputs), init.output_types, strict=True))
         types |= {n: t for n, (t, _) in self._plan.scalars().items()}
         session.declare(types)
         self._own += [n for n in types if n not in self._own]
         self._graph = graphs[Mode.UPDATE]
-        self.hyperparameters = Hyperparameters(session, self._plan)
+        self.hyperparameters = Hyperparameters(session, self._plan, recipe.naming)
         self._start()
         # Compiled now rather than at the first step: errors and seconds belong here.
         self._programs.built(inputs).step(self._mode(), UNWATCHED)
@@ -113,7 +119,8 @@ class TrainStep:
         self._is_ready = True
 
     def _build(self, inputs: Inputs) -> Variants:
-        graphs = build_step(self.recipe, self._plan, inputs, self.report)
+        with self.recipe.naming():
+            graphs = build_step(self.recipe, self._plan, inputs, self.report)
         self._declare(graphs)
         return Variants(graphs, self.report, self.recipe.options)
 
@@ -153,10 +160,24 @@ class TrainStep:
         histograms: bool = False,
     ) -> StepResult:
         """One step, or one micro-step of an accumulation. Calls from several threads take turns."""
-        is_watched = captures or grad_norms or histograms
-        watched = Watched(captures, grad_norms, histograms) if is_watched else UNWATCHED
+        watched = self._watched
+        if not (captures is grad_norms is histograms is False):
+            flags = {"captures": captures, "grad_norms": grad_norms, "histograms": histograms}
+            check_flags("step", self._inputs, **flags)
+            watched = Watched(*map(bool, flags.values()))
         outputs, mode = self._once("step", batch, watched)
         return StepResult(outputs, mode)
+
+    @contextmanager
+    def watching(
+        self, captures: bool = False, grad_norms: bool = False, histograms: bool = False
+    ) -> Iterator[None]:
+        """Inside, a call that asks for nothing by itself asks for these."""
+        before, self._watched = self._watched, Watched(captures, grad_norms, histograms)
+        try:
+            yield
+        finally:
+            self._watched = before
 
     def _once(
         self, operation: str, batch: Tree, watched: Watched
@@ -210,67 +231,19 @@ class TrainStep:
         else:
             self._done.steps, self._done.micro = self._done.steps + 1, 0
 
+    def _add_steps(self, made: int) -> None:
+        self._done.steps += made
+
     def run(self, batches: Iterable[Tree]) -> RunResult:
         """A step for each batch; metrics are weighted means over all of them.
 
         A list or tuple of batches stays in native code for many steps at a time. What another
         iterable yields is used before the next is asked for, as it may be the same memory.
         """
-        return RunResult(self._several(batches))
-
-    def _several(self, batches: Iterable[Tree]) -> Iterator[tuple[Mapping[str, Any], Mode]]:
-        """Outputs of a step for each batch."""
-        done = 0
-        if isinstance(batches, (list, tuple)) and self._stays_native():
-            # A device's calls return at once: their time says nothing of the steps.
-            size = MOST_IN_A_CALL if self._on_device else 1
-            while done < len(batches):
-                start = time.perf_counter()
-                found = self._in_one_call(batches[done : done + size])
-                if not found:
-                    break
-                yield from found
-                done += len(found)
-                each = (time.perf_counter() - start) / len(found)
-                if not self._on_device:  # so many that Ctrl-C is not kept waiting
-                    size = max(1, min(MOST_IN_A_CALL, int(LONGEST_CALL / each)))
-        for batch in batches[done:] if isinstance(batches, (list, tuple)) else batches:
-            yield self._once("run", batch, UNWATCHED)
-
-    def _stays_native(self) -> bool:
-        return self.recipe.accumulate == 1 and not self.recipe.options.detect_anomaly
-
-    def _in_one_call(self, batches: Sequence[Tree]) -> list[tuple[Mapping[str, Any], Mode]]:
-        """Steps on the first of some batches, those that fit one program; none if that cannot."""
-        with self.session.lock:
-            if self._on_device:
-                self._unlooked.look(MOST_IN_A_CALL)
-            variants, first = self._programs.get("run", batches[0])
-            is_guarded = self._on_device and variants.indices.are_there(first)
-            program = variants.step(Mode.UPDATE, UNWATCHED, is_guarded)
-            if not updates_in_place(program) or not program.can_repeat:
-                return []
-            rows = [self._with_key(first) if variants.is_random else first]
-            for i, batch in enumerate(batches[1:], 1):
-                try:
-                    others, arrays = self._programs.get("run", batch)
-                except TreadleError:
-                    break  # it is refused when its turn comes
-                is_there = self._on_device and variants.indices.are_there(arrays)
-                if others is not variants or is_there != is_guarded:
-                    break
-                if variants.is_random:
-                    arrays = arrays | {RANDOM_STATE: self._key(self._done.steps + i, 0)}
-                rows.append(arrays)
-            before = program.runs
-            try:
-                found: list[Any] = self.session.run_several(program, rows)
-            finally:
-                self._done.steps += program.runs - before
-            if is_guarded:
-                pairs = zip(rows, found, strict=True)
-                found = [self._unlooked.add("run", variants, r, outputs) for r, outputs in pairs]
-            return [(outputs, Mode.UPDATE) for outputs in found]
+        options = self.recipe.options
+        stays_native = self.recipe.accumulate == 1 and not options.detect_anomaly
+        once = functools.partial(self._once, "run", watched=UNWATCHED)
+        return RunResult(self._native_runs.outputs(batches, once, stays_native))
 
     def gradients(self, batch: Tree) -> Arrays:
         """Gradients of the loss on a batch, by parameter; nothing changes."""
@@ -292,6 +265,7 @@ class TrainStep:
 
     def evaluate(self, batch: Tree, captures: bool = False) -> EvalResult:
         """Loss and metrics in evaluation mode; other batch sizes are compiled as they come."""
+        check_flags("evaluate", self._inputs, captures=captures)
         evaluation, arrays = self._evaluations.get("evaluate", batch)
         program = functools.partial(evaluation.program, captures)
         given = self._with_key(arrays)
@@ -310,6 +284,7 @@ class TrainStep:
         inputs: Tree,
         training: bool = False,
         options: CompileOptions | None = None,
+        stream: int | None = None,
     ) -> Forward:
         """A forward program on the same values: no copies, never stale."""
         recipe = self.recipe
@@ -325,7 +300,13 @@ class TrainStep:
             training=training,
             seed=self._seed,
             eval_params=self._eval_params,
+            stream=stream,
         )
+
+    @property
+    def model(self) -> Any:
+        """What was compiled: the module, or the tree of modules, parameters and arrays."""
+        return as_argument(self.recipe.model)
 
     @property
     def device_params(self) -> dict[str, Any]:
@@ -341,13 +322,23 @@ class TrainStep:
         """Copies of the parameters and states, under PyTorch's names."""
         return self.session.read(self.recipe.model.declarations())
 
-    def load_params(self, values: Mapping[str, object], strict: bool = True) -> Loaded:
+    def load_params(
+        self,
+        values: Mapping[str, object],
+        strict: bool = True,
+        *,
+        rename: Rename | None = None,
+        skip_mismatched: bool = False,
+    ) -> Loaded:
         """Replace parameters and states by name; `strict=False` takes what fits the names.
 
-        What was `missing` and what was `unexpected` is returned. Before the first update the
-        optimizer starts from them: averages begin where training does.
+        What was `missing` and what was `unexpected` is returned. `rename` is a dict of prefixes,
+        {"module": "", "backbone": "encoder"}, or a function of a name; `skip_mismatched` leaves
+        out what has another shape, such as a head. Before the first update the optimizer starts
+        from them: averages begin where training does.
         """
-        found = load_values(self.session, self.recipe.model, (), values, strict, "load_params")
+        terms = Terms(strict, rename, skip_mismatched)
+        found = load_values(self.session, self.recipe.model, (), values, "load_params", terms)
         self._finite.note_loaded(found.arrays)
         if self.count == 0:
             self.session.run(self._init, {})
@@ -385,7 +376,7 @@ class TrainStep:
         counters = Counters.read(state, self.recipe.accumulate)
         given = own_names(state, self.recipe.prefix)
         model = self.recipe.model
-        found = load_values(self.session, model, self._own, given, True, "load_state_dict")
+        found = load_values(self.session, model, self._own, given, "load_state_dict")
         self._finite.note_loaded({n: found.arrays[n] for n in model.declarations()})
         self._seed, self._stream = counters.seed, counters.stream
         self._done.steps, self._done.micro = counters.steps, counters.micro
@@ -424,6 +415,11 @@ class TrainStep:
     def count(self) -> int:
         """Updates done."""
         return int(self.session.values[self._plan.name("count")])
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Updates made, those that overflowed too, and micro-steps since; a device is not asked."""
+        return self._done.steps, self._done.micro
 
     @property
     def micro_step(self) -> int:

@@ -17,11 +17,12 @@ Arrays = dict[str, np.ndarray]
 class Average(Callback):
     """Averages of the trained parameters, used in validations; `params` are they.
 
-    The averages are made on the host, which costs a copy of the parameters each time.
+    `step` is the name of the one that is averaged, where there are several; else the first. The
+    averages are made on the host, which costs a copy of the parameters each time.
     """
 
-    def __init__(self, evaluate: bool = True, load_at_end: bool = False):
-        self._evaluates, self._loads = evaluate, load_at_end
+    def __init__(self, evaluate: bool = True, load_at_end: bool = False, step: str | None = None):
+        self._evaluates, self._loads, self._step = evaluate, load_at_end, step
         self.count = 0  # of parameters that went into it
         self._average: Arrays = {}
         self._trained: Arrays = {}  # set aside while the averages are in their place
@@ -33,8 +34,9 @@ class Average(Callback):
 
     def take(self, run: Run, share: float) -> None:
         """average ← average + share · (parameters − average)"""
-        params = run.step.params
-        for name in run.step.recipe.trained():
+        step = run.named_step(self._step)
+        params = step.params
+        for name in step.recipe.trained():
             value = params[name]
             before = self._average.get(name, value)
             self._average[name] = (before + share * (value - before)).astype(value.dtype)
@@ -42,13 +44,14 @@ class Average(Callback):
 
     def on_eval_start(self, run: Run) -> None:
         if self._evaluates and self._average:
-            params = run.step.params
+            step = run.named_step(self._step)
+            params = step.params
             self._trained = {name: params[name] for name in self._average}
-            run.step.load_params(self._average, strict=False)
+            step.load_params(self._average, strict=False)
 
     def on_eval_end(self, run: Run) -> None:
         if self._trained:
-            run.step.load_params(self._trained, strict=False)
+            run.named_step(self._step).load_params(self._trained, strict=False)
             self._trained = {}
 
     def on_exception(self, run: Run, error: BaseException) -> None:
@@ -56,7 +59,7 @@ class Average(Callback):
 
     def on_fit_end(self, run: Run) -> None:
         if self._loads and self._average:
-            run.step.load_params(self._average, strict=False)
+            run.named_step(self._step).load_params(self._average, strict=False)
 
     def state_dict(self) -> dict[str, Any]:
         return {"count": self.count}
@@ -84,8 +87,9 @@ class EMA(Average):
         every: int = 1,
         evaluate: bool = True,
         load_at_end: bool = False,
+        step: str | None = None,
     ):
-        super().__init__(evaluate, load_at_end)
+        super().__init__(evaluate, load_at_end, step)
         if not 0 <= decay < 1 or every < 1:
             cause = f"decay = {decay}, every = {every}"
             raise ArgumentError("EMA", cause, "0 ≤ decay < 1, and every is at least 1.")
@@ -102,8 +106,14 @@ class SWA(Average):
     Running statistics of norms are not averaged: they are those of the trained parameters.
     """
 
-    def __init__(self, start: int, evaluate: bool = True, load_at_end: bool = False):
-        super().__init__(evaluate, load_at_end)
+    def __init__(
+        self,
+        start: int,
+        evaluate: bool = True,
+        load_at_end: bool = False,
+        step: str | None = None,
+    ):
+        super().__init__(evaluate, load_at_end, step)
         if start < 0:
             raise ArgumentError("SWA", f"start = {start}", "An epoch, counted from 0.")
         self._start = start

@@ -134,6 +134,9 @@ class CheckpointManager:
         compress: bool = False,
         read_only: bool = False,
     ):
+        if metric is not None and not isinstance(metric, str):
+            cause = f"metric = {metric!r}"
+            raise ArgumentError("CheckpointManager", cause, 'One name: "val/loss".')
         if keep_last is not None and keep_last < 1:
             raise ArgumentError("CheckpointManager", f"keep_last = {keep_last}", "At least 1.")
         if keep_best < 0 or mode not in (None, *MODES):

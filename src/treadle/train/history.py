@@ -91,7 +91,7 @@ class History:
         return found
 
     def _column(self, name: str) -> _Column:
-        if name not in self._columns:
+        if not isinstance(name, str) or name not in self._columns:
             known = ", ".join(self.columns)
             raise ArgumentError("History", f"there is no column {name!r}", f"There are: {known}.")
         return self._columns[name]

@@ -8,12 +8,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from treadle.base import dtypes
 from treadle.base.errors import ArgumentError, CheckpointWarning, NotFiniteError
 from treadle.base.trees import Tree
 from treadle.data.loaders import Loader, State
 from treadle.metrics.metric import Group
-from treadle.step.results import StepResult
 from treadle.train.callback import Callbacks
 from treadle.train.evaluation import evaluate
 from treadle.train.interrupts import Interrupts
@@ -21,7 +19,8 @@ from treadle.train.loggers import Loggers
 from treadle.train.not_finite import not_finite_error
 from treadle.train.progress import Display, rate_of
 from treadle.train.resume import RunFolder
-from treadle.train.run import NOTHING, Run, step_values
+from treadle.train.run import NOTHING, Run
+from treadle.train.trained import Out, losses_of, results_of, step_values
 
 END = object()
 VALIDATION = "val/"
@@ -65,7 +64,8 @@ class Loop:
         self.position: State = plan.loader.state_dict()
         self._held_out_position = self._next_pass()
         # Overflow is a matter of the loss scale there, and such steps are skipped.
-        self._skips = run.step.recipe.precision is dtypes.float16
+        self._skips = run.trained.skips_overflows
+        self.is_torn = False  # an error came between two steps of one call
 
     def train(self) -> None:
         """Passes over the data until what was asked for is done."""
@@ -117,8 +117,7 @@ class Loop:
         run.batch, run.watched = batch, NOTHING
         if self._has_start:
             calls("on_step_start", run)
-        out = run.step(batch) if run.watched is NOTHING else run.step(batch, *run.watched)
-        run.out = out
+        out = run.out = self._call(batch)
         run.batches += 1
         run.epoch_batches += 1
         self.position = self.plan.loader.state_dict()
@@ -134,23 +133,37 @@ class Loop:
             calls("on_step_end", run)
         self._display.step(run)
 
-    def _refuse_not_finite(self, out: StepResult) -> None:
+    def _call(self, batch: Tree) -> Out:
+        """The step, or the user's function of several: what it left undone is noted."""
+        trained = self.run.trained
+        if not trained.can_tear:
+            return trained(batch, self.run.watched)
+        before = trained.position
+        try:
+            return trained(batch, self.run.watched)
+        except BaseException:
+            self.is_torn = trained.position != before
+            raise
+
+    def _refuse_not_finite(self, out: Out) -> None:
         """A loss that is no number ends training, before a checkpoint of it can be written.
 
         So does a gradient that made something of the step no number. Not every such gradient does:
         its norm may overflow by itself, and a transform may have dealt with it.
         """
-        if not math.isfinite(out.loss) and (out.updated or not self._skips):
-            raise self._not_finite((), out.loss)
-        if out.updated and out.grad_norm is not None and not math.isfinite(out.grad_norm):
-            self._refuse_values()
+        for result in results_of(out).values():
+            if not math.isfinite(result.loss) and (result.updated or not self._skips):
+                raise self._not_finite((), result.loss)
+            norm = result.grad_norm
+            if result.updated and norm is not None and not math.isfinite(norm):
+                self._refuse_values()
 
     def _refuse_values(self) -> None:
         """Parameters or states that are no numbers end training, a last step's too."""
-        wrong = self.run.step.not_finite()
+        wrong = self.run.trained.not_finite()
         if wrong:
-            loss = None if self.run.out is None else self.run.out.loss
-            raise self._not_finite(wrong, loss)
+            found = {} if self.run.out is None else losses_of(self.run.out)
+            raise self._not_finite(wrong, next(iter(found.values()), None))
 
     def _not_finite(self, names: tuple[str, ...], loss: float | None) -> NotFiniteError:
         run = self.run

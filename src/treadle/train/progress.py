@@ -12,6 +12,7 @@ from treadle.base.errors import ArgumentError
 from treadle.base.terminal import Line, Terminal
 from treadle.train.loggers import scalars, shown
 from treadle.train.run import Run
+from treadle.train.trained import losses_of
 
 PROGRESS = ("auto", "bar", "lines", "off")
 PAUSE = 10.0  # seconds between lines
@@ -138,7 +139,7 @@ class Meter:
 def numbers(run: Run) -> list[str]:
     """Loss, metrics and the learning rate of the last step."""
     out = run.out
-    values: dict[str, Any] = {} if out is None else {"loss": out.loss, **out.metrics}
+    values: dict[str, Any] = {} if out is None else {**losses_of(out), **out.metrics}
     rate = rate_of(run)
     if rate is not None:
         values["lr"] = rate

@@ -23,6 +23,10 @@ class RateFinder(Callback):
     def on_fit_start(self, run: Run) -> None:
         if run.steps or run.loader is None:
             return
+        if run.trained.can_tear:
+            cause = "the trainer has a training_step of its own"
+            remedy = "Search with optim.find_learning_rate on one step before."
+            raise ArgumentError("RateFinder", cause, remedy)
         position = run.loader.state_dict()
         try:
             self.test = optim.find_learning_rate(

@@ -63,8 +63,8 @@ class RunFolder:
         self, run: Run, which: str | Path, loader: Loader, validation: Loader | None
     ) -> Checkpoint | None:
         """Go on from a checkpoint: step, position in the data, callbacks, history, counters."""
-        before = run.step.state_dict()
-        found = self.manager.restore(run.step, which)
+        before = run.trained.state()
+        found = self.manager.restore(run.trained.saved, which)
         if found is None:
             self._file.begin(run.history)
             return None
@@ -75,8 +75,9 @@ class RunFolder:
                 _load_validation(validation, extra["validation"], found)
             self._load_callbacks(extra["callbacks"], found)
         except Exception:
-            run.step.load_state_dict(before)
+            run.trained.load(before)
             raise
+        run.trained.load_calls(extra.get("forwards", []))
         for name in COUNTERS:
             setattr(run, name, extra[name])
         run.history = self._read_history(extra["steps"])
@@ -139,12 +140,14 @@ class RunFolder:
             "validation": validation,
             "callbacks": states,
             "logged": run.logged,
+            "forwards": run.trained.calls(),
         }
         values = scalars(run.values)
         metrics = values if self.manager.metric in values else {}
         try:
             self._file.append(run.history)
-            self.last = self.manager.save(run.step, metrics=metrics, extra=extra, arrays=arrays)
+            steps = run.trained.saved
+            self.last = self.manager.save(steps, metrics=metrics, extra=extra, arrays=arrays)
         except (CheckpointError, OSError) as error:
             cause = getattr(error, "cause", str(error))
             text = f"no checkpoint at step {run.steps}, training goes on: {cause}"

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from treadle.base.errors import ArgumentError
 from treadle.base.trees import Tree
 from treadle.data.loaders import Loader
 from treadle.step.programs import Watched
-from treadle.step.results import StepResult
 from treadle.step.train_step import TrainStep
 from treadle.train.history import History
 from treadle.train.loggers import Loggers, scalars
+from treadle.train.trained import Out, Trained, step_values
 
 NOTHING = Watched()
 
@@ -19,15 +20,17 @@ NOTHING = Watched()
 class Run:
     """How far training is, and what callbacks may ask for.
 
-    `run.step` is the compiled step: what is read of it is true at that moment, and what is written
-    (parameters, rates) takes effect at the next call.
+    `run.step` is the compiled step, or the first of several, which are `run.named_steps`: what is
+    read of one is true at that moment, and what is written (parameters, rates) takes effect at the
+    next call.
 
     A step is an update. Under accumulation several batches make one, and the hooks around a step
     are called for each batch; `run.is_updated` tells the one that completed it.
     """
 
-    def __init__(self, step: TrainStep, loggers: Loggers):
-        self.step = step
+    def __init__(self, step: TrainStep | Trained, loggers: Loggers):
+        self.trained = step if isinstance(step, Trained) else Trained(step)
+        self.step = self.trained.main
         self.history = History()
         self.loader: Loader | None = None
         self.epoch = 0  # passes that were finished
@@ -35,7 +38,7 @@ class Run:
         self.batches = 0  # calls of the step
         self.epoch_batches = 0  # of this pass
         self.batch: Tree = None  # of the current step
-        self.out: StepResult | None = None  # what the last step gave
+        self.out: Out | None = None  # what the last step gave
         self.evaluation: dict[str, Any] = {}  # what the last validation gave, by name
         self.evaluated_at = -1  # steps then
         self.validates = False  # whether there is data to validate on
@@ -48,6 +51,20 @@ class Run:
     def logged(self) -> int:
         """Rows that the loggers have of the current step."""
         return self._loggers.rows_at(self.steps)
+
+    @property
+    def named_steps(self) -> Mapping[str, TrainStep]:
+        """All steps by name; one that was given by itself is "step"."""
+        return self.trained.named
+
+    def named_step(self, name: str | None) -> TrainStep:
+        """A step by its name, or the first."""
+        if name is None:
+            return self.step
+        if name not in self.named_steps:
+            known = ", ".join(self.named_steps)
+            raise ArgumentError("fit", f"there is no step {name!r}", f"There are: {known}.")
+        return self.named_steps[name]
 
     @property
     def is_updated(self) -> bool:
@@ -84,12 +101,3 @@ class Run:
             before.grad_norms or grad_norms,
             before.histograms or histograms,
         )
-
-
-def step_values(out: StepResult) -> dict[str, float]:
-    """The numbers of a step that go into the history."""
-    values = {"loss": out.loss}
-    if out.grad_norm is not None:
-        values["grad_norm"] = out.grad_norm
-    values.update(out.metrics)
-    return values

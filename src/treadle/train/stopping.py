@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from treadle.base.errors import ArgumentError
 from treadle.train.callback import Callback
 from treadle.train.run import Run
 
-Metrics = str | Mapping[str, str]
+Metrics = str | Sequence[str] | Mapping[str, str]
 
 
 class Improvement:
@@ -21,7 +21,8 @@ class Improvement:
 
     def __init__(self, operation: str, metrics: Metrics, mode: str, min_delta: float):
         self.operation, self.min_delta = operation, min_delta
-        self.modes = {metrics: mode} if isinstance(metrics, str) else dict(metrics)
+        names = [metrics] if isinstance(metrics, str) else metrics
+        self.modes = dict(names) if isinstance(names, Mapping) else dict.fromkeys(names, mode)
         wrong = [f"{n}: {m!r}" for n, m in self.modes.items() if m not in ("min", "max")]
         if wrong or not self.modes:
             cause = f"modes are {', '.join(wrong)}" if wrong else "there are no metrics"
@@ -134,7 +135,7 @@ class EarlyStopping(Watcher):
 
     def looked(self, run: Run, is_better: bool) -> None:
         if is_better and self._restores:
-            self._params = run.step.params
+            self._params = run.trained.params()
         self._stop_if_due(run)
 
     def on_load(self, run: Run) -> None:
@@ -148,7 +149,7 @@ class EarlyStopping(Watcher):
 
     def on_fit_end(self, run: Run) -> None:
         if self._params:
-            run.step.load_params(self._params)
+            run.trained.load_params(self._params)
 
     def arrays(self) -> dict[str, np.ndarray]:
         return self._params
@@ -160,7 +161,8 @@ class EarlyStopping(Watcher):
 class ReduceOnPlateau(Callback):
     """Multiplies the learning rate when a metric has not improved for `patience` validations.
 
-    The rules and the other options are those of `optim.ReduceOnPlateau`.
+    The rules and the other options are those of `optim.ReduceOnPlateau`. `step` is the name of the
+    one whose rate it is, where there are several; else the first.
     """
 
     def __init__(
@@ -169,8 +171,10 @@ class ReduceOnPlateau(Callback):
         mode: str = "min",
         factor: float = 0.1,
         patience: int = 2,
+        step: str | None = None,
         **options: Any,
     ):
+        self._step = step
         self._metric = Improvement("ReduceOnPlateau", metric, mode, 0.0)
         self._options = {"mode": mode, "factor": factor, "patience": patience, **options}
         self._plateau: optim.ReduceOnPlateau | None = None
@@ -178,7 +182,7 @@ class ReduceOnPlateau(Callback):
 
     def on_fit_start(self, run: Run) -> None:
         self._metric.check(run)
-        self._plateau = optim.ReduceOnPlateau(run.step, **self._options)
+        self._plateau = optim.ReduceOnPlateau(run.named_step(self._step), **self._options)
 
     def on_eval_end(self, run: Run) -> None:
         assert self._plateau is not None

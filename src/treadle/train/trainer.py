@@ -13,7 +13,6 @@ from treadle.base.errors import ArgumentError, CheckpointWarning, NotFiniteError
 from treadle.base.trees import Tree
 from treadle.data.loaders import IterableLoader, Loader, State, as_loader
 from treadle.metrics.metric import Group
-from treadle.step.train_step import TrainStep
 from treadle.train.callback import Callback, Callbacks
 from treadle.train.checkpoint import CheckpointManager
 from treadle.train.evaluation import Predictor, evaluate
@@ -22,13 +21,17 @@ from treadle.train.interrupts import Interrupts
 from treadle.train.loggers import Logger, Loggers
 from treadle.train.loop import Loop, Plan, totals
 from treadle.train.progress import Display, make_display
+from treadle.train.restoring import Steps
 from treadle.train.resume import RunFolder
 from treadle.train.run import Run
+from treadle.train.trained import Trained, TrainingStep
 
 
 class Trainer:
     """Trains a step on batches: validation, history, callbacks, loggers, checkpoints, progress.
 
+    Several steps are a dict, and `training_step(steps, batch)` says how they are called; it returns
+    what they gave, by name, with numbers of its own. The first of them validates.
     It is one run: a second `fit` goes on counting where the first one stopped. `metrics` is the
     `metrics.Group` that the loss captures; `progress` is "auto" (a bar on a terminal, else lines),
     "bar", "lines" or "off"; loggers get every `log_every`-th step.
@@ -36,25 +39,24 @@ class Trainer:
 
     def __init__(
         self,
-        step: TrainStep,
+        step: Steps,
         callbacks: Iterable[Callback] = (),
         loggers: Iterable[Logger] = (),
         *,
+        training_step: TrainingStep | None = None,
         metrics: Group | None = None,
         progress: str | bool = "auto",
         stop_on_nan: bool = True,
         log_every: int = 1,
     ):
-        if not isinstance(step, TrainStep):
-            cause = f"{type(step).__name__} is not a training step"
-            raise ArgumentError("Trainer", cause, "Pass what td.compile_step gives.")
+        self._trained = Trained(step, training_step)
         _check_counts("Trainer", log_every=log_every)
         make_display(progress)  # a wrong name is an error here
-        self.step, self._progress = step, progress
+        self.step, self._progress = self._trained.main, progress
         self._callbacks, self._loggers = Callbacks(callbacks), Loggers(loggers)
         self._group, self._stop_on_nan, self._log_every = metrics, stop_on_nan, log_every
-        self._predictor = Predictor(step)
-        self._run = Run(step, self._loggers)
+        self._predictor = Predictor(self.step)
+        self._run = Run(self._trained, self._loggers)
         self._folder: Path | None = None  # that this run has written to
         self._data: tuple[object, Loader] | None = None  # what was trained on last
         self._position: State | None = None  # and how far
@@ -213,8 +215,8 @@ class Trainer:
         self, data: Iterable[Tree], validation: Iterable[Tree] | None, batches: int
     ) -> History:
         """Everything once, without a trace: no loggers, no checkpoints, the step as it was."""
-        before = self.step.state_dict()
-        run = Run(self.step, Loggers())
+        before = self._trained.state()
+        run = Run(self._trained, Loggers())
         run.validates = validation is not None
         loader = IterableLoader(first_batches(as_loader(data), batches))
         held_out = None if validation is None else as_loader(validation)
@@ -227,7 +229,7 @@ class Trainer:
                     run, plan, self._callbacks, Loggers(), display, None, self._group, interrupts
                 ).train()
         finally:
-            self.step.load_state_dict(before)
+            self._trained.load(before)
         return run.history
 
     def evaluate(self, data: Iterable[Tree]) -> dict[str, Any]:
@@ -284,7 +286,7 @@ def _counted_on(plan: Plan, run: Run) -> Plan:
 
 def _keep(loop: Loop, error: BaseException) -> bool:
     """Save what was done before an error, where that is a whole number of steps."""
-    if loop.folder is None or not loop.run.batches or loop.interrupts.tore(error):
+    if loop.folder is None or not loop.run.batches or loop.interrupts.tore(error) or loop.is_torn:
         return False
     if isinstance(error, NotFiniteError):
         return False

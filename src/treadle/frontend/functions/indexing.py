@@ -9,7 +9,7 @@ import numpy as np
 
 from treadle.base import dtypes
 from treadle.base.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
-from treadle.base.shapes import inverse_permutation, size_of
+from treadle.base.shapes import Shape, inverse_permutation, size_of
 from treadle.frontend.coerce import align, as_tensor
 from treadle.frontend.coerce import cast as cast_to
 from treadle.frontend.functions.arithmetic import where
@@ -130,12 +130,12 @@ def embedding(indices: Operand, weight: Operand) -> Tensor:
 
 
 def getitem(x: Operand, index: Any) -> Tensor:
-    """x[index] with ints, slices, ..., None and integer tensors, as NumPy and PyTorch.
+    """x[index] with ints, slices, ..., None, integer tensors and masks that are known.
 
     Where the two differ (x[0, :, [1, 2]]) it is PyTorch: ints are taken before integer tensors.
     """
     x = as_tensor(x)
-    x, plan = _basic(x, index if isinstance(index, tuple) else (index,))
+    x, plan = _basic(x, _without_masks(x, index if isinstance(index, tuple) else (index,)))
     advanced = [(axis, item) for axis, item in plan if item is not None]
     if not advanced:
         return x
@@ -166,6 +166,58 @@ def _basic(x: Tensor, items: tuple[Any, ...]) -> tuple[Tensor, Plan]:
             plan.append((len(shape) - 1, item))
         axis += 1
     return reshape(x, tuple(shape)), plan
+
+
+def _mask_shape(item: Any) -> Shape | None:
+    """The shape of a bool mask; None for other items of an index."""
+    if isinstance(item, Tensor):
+        return item.shape if item.dtype is dtypes.bool_ and item.shape else None
+    if not isinstance(item, (np.ndarray, list)):
+        return None
+    array = np.asarray(item)
+    return array.shape if array.dtype == bool and array.shape else None
+
+
+def _without_masks(x: Tensor, items: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Masks as the positions where they are True, one list of integers for each of their axes."""
+    items = tuple(item.tensor() if isinstance(item, Placeholder) else item for item in items)
+    shapes = [_mask_shape(item) for item in items]
+    if not any(shapes):
+        return items
+    taken = [_axes_taken(item, shape) for item, shape in zip(items, shapes, strict=True)]
+    dots = [k for k, item in enumerate(items) if isinstance(item, EllipsisType)]
+    found: list[Any] = []
+    for k, (item, shape) in enumerate(zip(items, shapes, strict=True)):
+        if shape is None:
+            found.append(item)
+            continue
+        is_late = any(at < k for at in dots)
+        axis = max(0, x.ndim - sum(taken[k:])) if is_late else sum(taken[:k])
+        found += _positions(x, axis, item, shape)
+    return tuple(found)
+
+
+def _axes_taken(item: Any, shape: Shape | None) -> int:
+    if shape is not None:
+        return len(shape)
+    return 0 if item is None or isinstance(item, EllipsisType) else 1
+
+
+def _positions(x: Tensor, axis: int, mask: Any, shape: Shape) -> tuple[np.ndarray, ...]:
+    """Where a mask from an axis on is True; its values must be there when the model is traced."""
+    if x.shape[axis : axis + len(shape)] != shape:
+        raise ShapeError(
+            "index",
+            f"a mask of shape {shape} for {x.type}, from axis {axis} on",
+            "A mask has the sizes of the axes that it selects from.",
+        )
+    if isinstance(mask, Tensor) and not isinstance(mask.handle, np.ndarray):
+        raise DTypeError(
+            "index",
+            "a bool mask selects a number of elements that is not known before it runs",
+            "Use td.where(mask, x, 0), or multiply by the mask.",
+        )
+    return np.nonzero(np.asarray(mask))
 
 
 def _expand_ellipsis(x: Tensor, items: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -244,8 +296,8 @@ def _wrapped(x: Tensor, axis: int, item: Any) -> Tensor:
     if is_bool:
         raise DTypeError(
             "index",
-            "a bool mask selects a number of elements that is not known before it runs",
-            "Use td.where(mask, x, 0), or multiply by the mask.",
+            f"{item!r} is a bool, not a place on an axis",
+            "Use td.where(mask, x, 0), or a mask with the sizes of the axes it selects from.",
         )
     if isinstance(item, (str, dict)):
         raise ArgumentError(
