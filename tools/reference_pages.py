@@ -52,6 +52,11 @@ class Entry:
         return self.name.removeprefix("td.")
 
     @property
+    def namespace(self) -> str:
+        """What is before its own name: td, td.random, nn."""
+        return self.name.rpartition(".")[0]
+
+    @property
     def module(self) -> str:
         return f"{self.name.partition('.')[0]}.{family_of(self.thing)}"
 
@@ -151,7 +156,7 @@ def _default(value: object) -> str:
 def meaning(entry: Entry, name: str, in_call: bool = False) -> str:
     """What an argument is: of this function, of its family, or where neither says so, of all."""
     called = [f"{entry.family}.call"] if in_call else []
-    places = [entry.name, entry.module, *called, entry.family, "all"]
+    places = [entry.name, entry.module, *called, entry.namespace, entry.family, "all"]
     for place in places:
         found = table()["arguments"].get(place, {}).get(name)
         if found is not None:
@@ -403,7 +408,8 @@ def unused() -> list[str]:
     """Lines of the table that are about no public name."""
     entries = [e for page in pages() for s in page.sections for e in s.entries]
     names = {e.name for e in entries}
-    families = {e.family for e in entries} | {e.module for e in entries} | {"all", "nn.call"}
+    families = {place for e in entries for place in (e.family, e.module, e.namespace)}
+    families |= {"all", "nn.call"}
     rows = table()
     found = [n for kind in ("examples", "layers") for n in rows[kind] if n not in names]
     found += [n for n in rows["methods"] if n not in methods()]
