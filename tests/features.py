@@ -18,7 +18,9 @@ import torch.nn.functional as F
 
 import function_rows
 import public_names
+import test_fft
 import test_layers
+import test_linalg
 import test_losses
 import test_metrics
 import test_more_functions
@@ -115,6 +117,45 @@ def _torch_name(name: str) -> str:
     if name in vars(torch):
         return f"torch.{name}"
     return f"torch.nn.functional.{name}" if name in vars(F) else DEFINED
+
+
+def fft_features() -> list[Feature]:
+    found = []
+    for name in test_fft.NAMES:
+        makes = tuple(partial(_given, p) for p in test_fft.every_case(name).values())
+        found.append(Feature("td.fft", name, makes, exact=len(makes), against=f"torch.fft.{name}"))
+    return found
+
+
+# Rows of the tests of linear algebra that are about each function.
+LINEAR_ALGEBRA = {
+    "cholesky": ("cholesky", "upper cholesky"), "inv": ("inv",), "det": ("det",),
+    "slogdet": ("slogdet",), "lu": ("lu",), "qr": ("qr",), "eigh": ("eigh",),
+    "eigvalsh": ("eigvalsh",), "svd": ("svd",), "pinv": ("pinv",), "solve": ("solve", "from the right"),
+    "solve_triangular": ("lower", "upper, ones"), "lstsq": ("lstsq",),
+    "matrix_norm": ("norm fro", "norm nuc", "norm 2"),
+}  # fmt: skip
+
+
+def linalg_features() -> list[Feature]:
+    found = []
+    for name, rows in LINEAR_ALGEBRA.items():
+        problems: list[Problem] = []
+        for row in rows:
+            if row in test_linalg.FUNCTIONS:
+                problems += test_linalg.of_squares(row, test_linalg.SQUARES).values()
+            elif row in test_linalg.TALL:
+                problems += test_linalg.of_others(row, test_linalg.OTHERS).values()
+            else:
+                problems += test_linalg.of_systems(row, test_linalg.RIGHT).values()
+        makes = tuple(partial(_given, p) for p in problems)
+        against = f"torch.linalg.{name}"
+        found.append(Feature("td.linalg", name, makes, exact=len(makes), against=against))
+    return found
+
+
+def _given(problem: Problem) -> Problem:
+    return problem
 
 
 # Losses
@@ -214,7 +255,14 @@ def _statistics(metric: Any, features: int, rows: int, is_curve: bool) -> Graph:
     return td.trace(lambda *given: metric.update(*given), *specs)
 
 
-FEATURES = [*layers(), *functions(), *loss_features(), *metric_features()]
+FEATURES = [
+    *layers(),
+    *functions(),
+    *linalg_features(),
+    *fft_features(),
+    *loss_features(),
+    *metric_features(),
+]
 
 # What has no rows, and the test that looks at it instead: draws, containers, transformations.
 TESTED = {
@@ -252,6 +300,28 @@ TESTED = {
     "td.random.normal": "test_random.py::test_normal",
     "td.random.bernoulli": "test_random.py::test_bernoulli",
     "td.random.categorical": "test_random.py::test_categorical_frequencies",
+    "td.vmap": "test_vmap.py::test_forms_are_those_of_pytorch",
+    "td.associative_scan": "test_control_flow.py::test_a_linear_recurrence",
+    "td.cond": "test_control_flow.py::test_a_branch_not_taken_leaves_no_trace_in_gradients",
+    "td.while_loop": "test_control_flow.py::test_a_loop_runs_until_its_condition_is_false",
+    "td.fft.abs": "test_fft.py::test_complex_numbers",
+    "td.fft.angle": "test_fft.py::test_complex_numbers",
+    "td.fft.complex": "test_fft.py::test_complex_numbers",
+    "td.fft.conj": "test_fft.py::test_complex_numbers",
+    "td.fft.einsum": "test_fft.py::test_a_spectral_convolution",
+    "td.fft.imag": "test_fft.py::test_complex_numbers",
+    "td.fft.multiply": "test_fft.py::test_complex_numbers",
+    "td.fft.real": "test_fft.py::test_complex_numbers",
+    "td.linalg.cond": "test_linalg.py::test_norms_of_vectors_and_of_what_the_arguments_say",
+    "td.linalg.matrix_rank": "test_linalg.py::test_singular_vectors_at_a_lower_rank",
+    "td.linalg.norm": "test_linalg.py::test_norms_of_vectors_and_of_what_the_arguments_say",
+    "td.linalg.vector_norm": "test_linalg.py::test_norms_of_vectors_and_of_what_the_arguments_say",
+    "td.linalg.svdvals": "test_linalg.py::test_gradients_at_equal_eigenvalues",
+    "nn.spectral_norm": "test_spectral_norm.py::test_names_values_and_gradients",
+    "losses.uncertainty": "test_multitask.py::test_uncertainty_weighting_is_its_formula",
+    "metrics.MeanAveragePrecision": "test_boxes.py::test_average_precision_is_cocos",
+    "metrics.box_iou": "test_boxes.py::test_overlaps_and_matches",
+    "metrics.match_boxes": "test_boxes.py::test_overlaps_and_matches",
     "losses.weighted": "test_more_losses.py::test_weighted_reports_its_parts",
     "losses.Logic": "test_more_losses.py::test_connectives_are_classical_at_0_and_1",
     "metrics.NDCG": "test_sizes_metrics.py::test_rankings_by_relevance",

@@ -32,7 +32,7 @@ from treadle.kernel.nodes import (
 )
 from treadle.kernel.races import conflicts_in
 from treadle.kernel.verify import verify
-from treadle.schedule import bound, finish
+from treadle.schedule import finish, order
 from treadle.schedule.schedule import schedule
 
 F32 = td.float32
@@ -226,7 +226,7 @@ def shared_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bound, "verify", lambda kernel: kernel)
+    monkeypatch.setattr(order, "verify", lambda kernel: kernel)
     monkeypatch.setenv("TREADLE_CACHE", "off")
 
 

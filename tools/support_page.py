@@ -33,7 +33,14 @@ rows fails `tests/test_features.py`.
 Sizes fill the lanes of a vector and leave a rest. What is listed under *not claimed* is not there
 or not compared; [not claimed](not-claimed.md) has what holds for everything."""
 
-TITLES = {"nn": "Layers", "td": "Functions", "losses": "Losses", "metrics": "Metrics"}
+TITLES = {
+    "nn": "Layers",
+    "td": "Functions",
+    "td.linalg": "Linear algebra",
+    "td.fft": "Fourier transforms",
+    "losses": "Losses",
+    "metrics": "Metrics",
+}
 WITHOUT_ROWS = """\
 ## Without rows
 

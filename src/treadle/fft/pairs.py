@@ -37,47 +37,71 @@ def _part(z: Tensor, which: int) -> Tensor:
 
 
 def complex(real: Operand, imag: Operand) -> Tensor:
-    """Complex numbers of their parts, as torch.complex."""
+    """Complex numbers of their parts, as torch.complex.
+
+    Shapes: two of (…) → (…, 2).
+    """
     return stack([as_real(real), as_real(imag)], -1)
 
 
 def real(z: Operand) -> Tensor:
-    """The real part."""
+    """The real part.
+
+    Shapes: (…, 2) → (…).
+    """
     return _part(checked("real", z), 0)
 
 
 def imag(z: Operand) -> Tensor:
-    """The imaginary part."""
+    """The imaginary part.
+
+    Shapes: (…, 2) → (…).
+    """
     return _part(checked("imag", z), 1)
 
 
 def conj(z: Operand) -> Tensor:
-    """The conjugate: the imaginary part negated."""
+    """The conjugate: the imaginary part negated.
+
+    Shapes: (…, 2) → (…, 2).
+    """
     pair = checked("conj", z)
     return stack([_part(pair, 0), neg(_part(pair, 1))], -1)
 
 
 def multiply(x: Operand, y: Operand) -> Tensor:
-    """The products of complex numbers, with broadcasting."""
+    """The products of complex numbers, with broadcasting.
+
+    Shapes: two of (…, 2) → (…, 2).
+    """
     a, b = checked("multiply", x), checked("multiply", y)
     ar, ai, br, bi = _part(a, 0), _part(a, 1), _part(b, 0), _part(b, 1)
     return stack([ar * br - ai * bi, ar * bi + ai * br], -1)
 
 
 def abs(z: Operand) -> Tensor:
-    """The absolute value; the gradient at 0 is 0."""
+    """The absolute value; the gradient at 0 is 0.
+
+    Shapes: (…, 2) → (…).
+    """
     pair = checked("abs", z)
     return hypot(_part(pair, 0), _part(pair, 1))
 
 
 def angle(z: Operand) -> Tensor:
-    """The angle from the real axis, between −π and π; the gradient at 0 is 0."""
+    """The angle from the real axis, between −π and π; the gradient at 0 is 0.
+
+    Shapes: (…, 2) → (…).
+    """
     pair = checked("angle", z)
     return atan2(_part(pair, 1), _part(pair, 0))
 
 
 def einsum(spec: str, x: Operand, y: Operand) -> Tensor:
-    """Sums of products of two tensors of complex numbers by labels of their axes but the last."""
+    """Sums of products of two tensors of complex numbers by labels of their axes but the last.
+
+    Shapes: labels are of all axes but the last: (I, J, 2), (J, K, 2) → (I, K, 2) for "ij,jk->ik".
+    """
     a, b = checked("einsum", x), checked("einsum", y)
     left, right, result = _terms(spec, a, b)
     batch = [c for c in result if c in left and c in right]

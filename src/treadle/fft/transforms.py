@@ -30,6 +30,8 @@ def rfft(
 
     x is cut or filled with zeros to n elements. With `modes` only that many frequencies, from 0 on,
     are computed.
+
+    Shapes: (…, n) → (…, n // 2 + 1, 2).
     """
     real = as_real(x)
     at = _axis("rfft", dim, real.shape, real)
@@ -45,6 +47,8 @@ def irfft(z: Operand, n: int | None = None, dim: int = -1, norm: str | None = No
     """n real numbers of their frequencies 0 … n // 2; n is 2 (m − 1) for m of them by default.
 
     Frequencies that are missing count as zeros, and cost nothing.
+
+    Shapes: (…, m, 2) → (…, n).
     """
     pair = checked("irfft", z)
     logical = pair.shape[:-1]
@@ -66,6 +70,8 @@ def fft(
     """The frequencies 0 … n − 1 of complex numbers along an axis.
 
     With `modes` only that many of the lowest, positive and negative, are given, in their order.
+
+    Shapes: (…, n, 2) → (…, n, 2).
     """
     pair = checked("fft", z)
     at = _axis("fft", dim, pair.shape[:-1], pair)
@@ -87,6 +93,8 @@ def ifft(
     """n complex numbers of their frequencies along an axis.
 
     With `modes` there are that many of the lowest, as `fft` gives them; all others are zeros.
+
+    Shapes: (…, n, 2) → (…, n, 2).
     """
     pair = checked("ifft", z)
     at = _axis("ifft", dim, pair.shape[:-1], pair)
@@ -107,7 +115,10 @@ def ifft(
 def rfftn(
     x: Operand, s: Sizes = None, dim: Sizes = None, norm: str | None = None, modes: Counts = None
 ) -> Tensor:
-    """`rfft` along the last of some axes, then `fft` along the others; all axes by default."""
+    """`rfft` along the last of some axes, then `fft` along the others; all axes by default.
+
+    Shapes: (n, …, m) → (n, …, m // 2 + 1, 2).
+    """
     real = as_real(x)
     plan = _axes("rfftn", s, dim, modes, real.shape, real)
     *others, (axis, n, used) = plan
@@ -120,7 +131,10 @@ def rfftn(
 def irfftn(
     z: Operand, s: Sizes = None, dim: Sizes = None, norm: str | None = None, modes: Counts = None
 ) -> Tensor:
-    """`ifft` along some axes, then `irfft` along the last of them; all axes by default."""
+    """`ifft` along some axes, then `irfft` along the last of them; all axes by default.
+
+    Shapes: (n, …, m, 2) → (n, …, 2 (m − 1)).
+    """
     pair = checked("irfftn", z)
     *others, (last, size, _) = _axes("irfftn", s, dim, modes, pair.shape[:-1], pair)
     for axis, n, used in others:
@@ -131,7 +145,10 @@ def irfftn(
 def fftn(
     z: Operand, s: Sizes = None, dim: Sizes = None, norm: str | None = None, modes: Counts = None
 ) -> Tensor:
-    """`fft` along some axes; all by default."""
+    """`fft` along some axes; all by default.
+
+    Shapes: (n, …, 2) → (n, …, 2).
+    """
     pair = checked("fftn", z)
     for axis, n, used in reversed(_axes("fftn", s, dim, modes, pair.shape[:-1], pair)):
         pair = fft(pair, n, axis, norm, used)
@@ -141,7 +158,10 @@ def fftn(
 def ifftn(
     z: Operand, s: Sizes = None, dim: Sizes = None, norm: str | None = None, modes: Counts = None
 ) -> Tensor:
-    """`ifft` along some axes; all by default."""
+    """`ifft` along some axes; all by default.
+
+    Shapes: (n, …, 2) → (n, …, 2).
+    """
     pair = checked("ifftn", z)
     for axis, n, used in _axes("ifftn", s, dim, modes, pair.shape[:-1], pair):
         pair = ifft(pair, n, axis, norm, used)
@@ -154,28 +174,40 @@ TWO = (-2, -1)
 def rfft2(
     x: Operand, s: Sizes = None, dim: Sizes = TWO, norm: str | None = None, modes: Counts = None
 ) -> Tensor:
-    """`rfftn` along two axes."""
+    """`rfftn` along two axes.
+
+    Shapes: (…, n, m) → (…, n, m // 2 + 1, 2).
+    """
     return rfftn(x, s, dim, norm, modes)
 
 
 def irfft2(
     z: Operand, s: Sizes = None, dim: Sizes = TWO, norm: str | None = None, modes: Counts = None
 ) -> Tensor:
-    """`irfftn` along two axes."""
+    """`irfftn` along two axes.
+
+    Shapes: (…, n, m, 2) → (…, n, 2 (m − 1)).
+    """
     return irfftn(z, s, dim, norm, modes)
 
 
 def fft2(
     z: Operand, s: Sizes = None, dim: Sizes = TWO, norm: str | None = None, modes: Counts = None
 ) -> Tensor:
-    """`fftn` along two axes."""
+    """`fftn` along two axes.
+
+    Shapes: (…, n, m, 2) → (…, n, m, 2).
+    """
     return fftn(z, s, dim, norm, modes)
 
 
 def ifft2(
     z: Operand, s: Sizes = None, dim: Sizes = TWO, norm: str | None = None, modes: Counts = None
 ) -> Tensor:
-    """`ifftn` along two axes."""
+    """`ifftn` along two axes.
+
+    Shapes: (…, n, m, 2) → (…, n, m, 2).
+    """
     return ifftn(z, s, dim, norm, modes)
 
 

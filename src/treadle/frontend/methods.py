@@ -186,6 +186,11 @@ def _reversed_axes(self: Operand) -> Tensor:
     return shaping.permute(x, tuple(reversed(range(x.ndim)))) if x.ndim else x
 
 
+def _transposed_matrices(self: Operand) -> Tensor:
+    """The last two axes exchanged, as PyTorch's mT."""
+    return shaping.transpose(self, -2, -1)
+
+
 _MORE: dict[str, Callable[..., Any]] = {
     "numel": _numel,
     "dim": _dim,
@@ -239,7 +244,7 @@ def attach() -> None:
     for name, method in (also | _MORE | _METHODS).items():
         setattr(Operators, name, method)
     setattr(Operators, "T", property(_reversed_axes))  # noqa: B010
-    setattr(Operators, "mT", property(lambda self: shaping.transpose(self, -2, -1)))  # noqa: B010
+    setattr(Operators, "mT", property(_transposed_matrices))  # noqa: B010
 
 
 attach()

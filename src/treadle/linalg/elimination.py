@@ -63,7 +63,10 @@ class SLogDet(NamedTuple):
 
 
 def lu(a: Operand) -> LU:
-    """A = P L U of square matrices, each column's pivot being its largest element."""
+    """A = P L U of square matrices, each column's pivot being its largest element.
+
+    Shapes: (…, n, n) → three of (…, n, n).
+    """
     found = mapped(_factors, matrices("lu", a, is_square=True))
     assert isinstance(found, LU)
     return found
@@ -109,6 +112,8 @@ def solve(a: Operand, b: Operand, *, left: bool = True) -> Tensor:
     """X with A X = B, or X A = B if not `left`. B has columns, or is a vector as in PyTorch.
 
     Where a matrix is singular, the result is not finite.
+
+    Shapes: (…, n, n), (…, n, k) → (…, n, k).
     """
     first, second = matrices("solve", a, is_square=True), as_real(b)
     is_vector = second.ndim == 1 or second.shape == first.shape[:-1]
@@ -138,7 +143,10 @@ _solved = custom_vjp(_solve, _solve_vjp)
 
 
 def inv(a: Operand) -> Tensor:
-    """The inverse of square matrices; `solve` is quicker and more exact if it is multiplied."""
+    """The inverse of square matrices; `solve` is quicker and more exact if it is multiplied.
+
+    Shapes: (…, n, n) → (…, n, n).
+    """
     found = mapped(_inverted, matrices("inv", a, is_square=True))
     assert isinstance(found, Tensor)
     return found
@@ -157,7 +165,10 @@ _inverted = custom_vjp(_inverse, _inverse_vjp)
 
 
 def det(a: Operand) -> Tensor:
-    """The determinant. Where it is 0 its gradient is not finite."""
+    """The determinant. Where it is 0 its gradient is not finite.
+
+    Shapes: (…, n, n) → (…).
+    """
 
     def found(flat: Tensor) -> Tensor:
         order, _, upper = _factors(flat)
@@ -169,7 +180,10 @@ def det(a: Operand) -> Tensor:
 
 
 def slogdet(a: Operand) -> SLogDet:
-    """The sign of the determinant, and log|det A|, which neither overflows nor underflows."""
+    """The sign of the determinant, and log|det A|, which neither overflows nor underflows.
+
+    Shapes: (…, n, n) → two of (…).
+    """
 
     def found(flat: Tensor) -> SLogDet:
         order, _, upper = _factors(flat)

@@ -27,7 +27,10 @@ def vector_norm(
     dim: int | Sequence[int] | None = None,
     keepdim: bool = False,
 ) -> Tensor:
-    """(Σ |x|ᵖ)^(1/p) over axes, all by default; the greatest |x| for inf."""
+    """(Σ |x|ᵖ)^(1/p) over axes, all by default; the greatest |x| for inf.
+
+    Shapes: any shape → what is left without the axes of `dim`; with `keepdim` they stay, of size 1.
+    """
     real = as_real(x)
     axes = axes_of("vector_norm", dim, real)
     others = [i for i in range(real.ndim) if i not in axes]
@@ -40,7 +43,10 @@ def vector_norm(
 def matrix_norm(
     a: Operand, ord: str | float = "fro", dim: Sequence[int] = TWO, keepdim: bool = False
 ) -> Tensor:
-    """The norm of matrices: "fro", "nuc" (the sum of singular values), ±1, ±2 or ±inf."""
+    """The norm of matrices: "fro", "nuc" (the sum of singular values), ±1, ±2 or ±inf.
+
+    Shapes: (…, m, n) → (…).
+    """
     real = as_real(a)
     if ord not in ORDERS or len(dim) != 2:
         raise ArgumentError(
@@ -77,7 +83,10 @@ def norm(
     dim: int | Sequence[int] | None = None,
     keepdim: bool = False,
 ) -> Tensor:
-    """`vector_norm` over one axis, or over all if no `ord` is given; else `matrix_norm`."""
+    """`vector_norm` over one axis, or over all if no `ord` is given; else `matrix_norm`.
+
+    Shapes: any shape → what is left without the axes of `dim`; with `keepdim` they stay, of size 1.
+    """
     real = as_tensor(x)
     is_pair = isinstance(dim, Sequence) and len(dim) == 2
     if ord is None or not (is_pair or (dim is None and real.ndim == 2)):
@@ -90,6 +99,9 @@ def norm(
 
 
 def cond(a: Operand) -> Tensor:
-    """The largest singular value over the smallest."""
+    """The largest singular value over the smallest.
+
+    Shapes: (…, m, n) → (…).
+    """
     s = svdvals(a)
     return max_over(s, -1) / min_over(s, -1)

@@ -47,6 +47,8 @@ def qr(a: Operand, mode: str = "reduced") -> QR:
     """A = Q R of (m, n) matrices; Q is (m, min(m, n)), or (m, m) in the mode "complete".
 
     Signs are LAPACK's. The gradient needs the first min(m, n) columns to be independent.
+
+    Shapes: (…, m, n) → (…, m, min(m, n)) and (…, min(m, n), n).
     """
     given = matrices("qr", a)
     m, n = given.shape[-2:]
@@ -139,7 +141,10 @@ class LstSq(NamedTuple):
 
 
 def lstsq(a: Operand, b: Operand) -> LstSq:
-    """X that makes |A X − B| smallest, by QR: A has full rank. The shortest such X if A is wide."""
+    """X that makes |A X − B| smallest, by QR: A has full rank. If A is wide, the shortest such X.
+
+    Shapes: (…, m, n), (…, m, k) → a solution (…, n, k).
+    """
     first, second = together("lstsq", a, b)
     if first.shape[-2] != second.shape[-2]:
         raise ShapeError(

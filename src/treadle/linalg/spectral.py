@@ -48,6 +48,8 @@ def eigh(a: Operand, UPLO: str = "L") -> Eigh:  # noqa: N803  PyTorch's name
 
     The gradient takes eigenvalues that are equal but for rounding as one: what mixes their
     eigenvectors gets none.
+
+    Shapes: (…, n, n) → (…, n) and (…, n, n).
     """
     given = matrices("eigh", a, is_square=True)
     if UPLO not in ("L", "U"):
@@ -58,7 +60,10 @@ def eigh(a: Operand, UPLO: str = "L") -> Eigh:  # noqa: N803  PyTorch's name
 
 
 def eigvalsh(a: Operand, UPLO: str = "L") -> Tensor:  # noqa: N803
-    """The eigenvalues of symmetric matrices, in ascending order."""
+    """The eigenvalues of symmetric matrices, in ascending order.
+
+    Shapes: (…, n, n) → (…, n).
+    """
     return eigh(a, UPLO).eigenvalues
 
 
@@ -109,6 +114,8 @@ def svd(a: Operand, full_matrices: bool = True) -> SVD:
 
     The gradient takes singular values that are equal but for rounding as one, and does not reach
     the columns of U and rows of Vh that have no singular value.
+
+    Shapes: (…, m, n) → (…, m, m), (…, min(m, n)) and (…, n, n).
     """
     given = matrices("svd", a)
     m, n = given.shape[-2:]
@@ -121,7 +128,10 @@ def svd(a: Operand, full_matrices: bool = True) -> SVD:
 
 
 def svdvals(a: Operand) -> Tensor:
-    """The singular values, in descending order."""
+    """The singular values, in descending order.
+
+    Shapes: (…, m, n) → (…, min(m, n)).
+    """
     return svd(a, full_matrices=False).S
 
 
@@ -178,7 +188,10 @@ _full = custom_vjp(_full_svd, _svd_vjp)
 
 
 def matrix_rank(a: Operand, *, rtol: float | None = None) -> Tensor:
-    """How many singular values are above `rtol` times the largest one."""
+    """How many singular values are above `rtol` times the largest one.
+
+    Shapes: (…, m, n) → (…).
+    """
     given = matrices("matrix_rank", a)
     s = svdvals(given)
     share = default_tolerance(given) if rtol is None else rtol
@@ -192,7 +205,10 @@ def default_tolerance(a: Tensor) -> float:
 
 
 def pinv(a: Operand, *, rtol: float | None = None) -> Tensor:
-    """The pseudo-inverse: singular values up to `rtol` times the largest count as 0."""
+    """The pseudo-inverse: singular values up to `rtol` times the largest count as 0.
+
+    Shapes: (…, m, n) → (…, n, m).
+    """
     given = matrices("pinv", a)
     m, n = given.shape[-2:]
     if m < n:

@@ -29,6 +29,8 @@ def cholesky(a: Operand, *, upper: bool = False) -> Tensor:
     """L with L Lᵀ = A, of symmetric positive definite matrices; only lower triangles are read.
 
     With `upper` it is Lᵀ. Where a matrix is not positive definite, the result has NaNs.
+
+    Shapes: (…, n, n) → (…, n, n).
     """
     lower = mapped(_factor, matrices("cholesky", a, is_square=True))
     assert isinstance(lower, Tensor)
@@ -66,7 +68,10 @@ _factor = custom_vjp(_cholesky, _cholesky_vjp)
 def solve_triangular(
     a: Operand, b: Operand, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Tensor:
-    """X with A X = B, or X A = B if not `left`; A is triangular, and what is beyond is not read."""
+    """X with A X = B, or X A = B if not `left`; A is triangular, and what is beyond is not read.
+
+    Shapes: (…, n, n), (…, n, k) → (…, n, k).
+    """
     both = together("solve_triangular", a, b)
     if not left:
         x = solve_triangular(
