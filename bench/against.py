@@ -6,6 +6,7 @@ usage: python bench/against.py REVISION [workload ...] [--rounds 9] [--threads 1
 ratio   this checkout over the revision: the median of the rounds' ratios, and its quartiles
 first   seconds from building the model to the first step's result, with empty caches, the same way
 
+REVISION is one of git's, or a folder that has the other's src/.
 With one thread and its processor time (the default) a busy machine disturbs little.
 """
 
@@ -16,7 +17,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,22 @@ def compare(workload: str, other: Path, given: argparse.Namespace) -> tuple[Rati
         return Ratio.of(turns.ms["this"], turns.ms["other"]), first
 
 
+@contextmanager
+def source_of(revision: str) -> Iterator[Path]:
+    """A folder with the source of a revision; one that is a folder is that."""
+    if (Path(revision) / "src").is_dir():
+        yield Path(revision).resolve()
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        other = Path(folder) / "other"
+        git: list[Any] = ["git", "-C", ROOT, "worktree"]
+        subprocess.run([*git, "add", "-q", "--detach", other, revision], check=True)
+        try:
+            yield other
+        finally:
+            subprocess.run([*git, "remove", "--force", other], check=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -70,18 +88,12 @@ def main() -> None:
     parser.add_argument("--target", default="")
     parser.add_argument("--patience", type=float, default=0.0)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        other = Path(folder) / "other"
-        git: list[Any] = ["git", "-C", ROOT, "worktree"]
-        subprocess.run([*git, "add", "-q", "--detach", other, given.revision], check=True)
-        try:
-            for workload in given.workloads or names:
-                ratio, first = compare(workload, other, given)
-                shown = f"{ratio.median:.3f} ({ratio.low:.3f}–{ratio.high:.3f})"
-                starts = f"first {first[0]:.2f} s over {first[1]:.2f} s"
-                print(f"{workload:<12} {shown}   {starts}", flush=True)
-        finally:
-            subprocess.run([*git, "remove", "--force", other], check=True)
+    with source_of(given.revision) as other:
+        for workload in given.workloads or names:
+            ratio, first = compare(workload, other, given)
+            shown = f"{ratio.median:.3f} ({ratio.low:.3f}–{ratio.high:.3f})"
+            starts = f"first {first[0]:.2f} s over {first[1]:.2f} s"
+            print(f"{workload:<12} {shown}   {starts}", flush=True)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from turns import Contender, Running
 
-from treadle.runtime.ceilings import CHAINS, STREAMS, UNROLLED, fma_text, memory_text
-from treadle.runtime.native import Library, host
+from treadle.runtime.cpu.ceilings import CHAINS, STREAMS, UNROLLED, fma_text, memory_text
+from treadle.runtime.cpu.native import Library, host
 
 FMA_TURNS = 500_000  # more than 10 ms: waking the threads does not count
 SIDE_BY_SIDE = 4  # vectors of each array in a turn of a loop over several

@@ -121,7 +121,7 @@ def treadle_start(product: Product) -> Running:
 
 def native_start(product: Product) -> Running:
     """Looks inside: the loaded program, where its result is, and the threads that run it."""
-    from treadle.runtime.threads import pool
+    from treadle.runtime.cpu.threads import pool
 
     a, b = product.operands()
     program = compiled(product)

@@ -17,9 +17,9 @@ from treadle.kernel.program import Program
 from treadle.kernel.target import CPU
 from treadle.memory.assemble import assemble
 from treadle.memory.plan import plan_buffers
-from treadle.runtime.cpu import NativeProgram
-from treadle.runtime.native import compile_object, processor
-from treadle.runtime.targets import target_of
+from treadle.runtime.cpu.native import compile_object, processor
+from treadle.runtime.cpu.program import NativeProgram
+from treadle.runtime.cpu.targets import target_of
 from treadle.schedule.schedule import schedule
 from treadle.verify.bounds import AGREE, Arrays, allowed, careful_spread, complaint, over
 

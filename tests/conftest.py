@@ -7,6 +7,7 @@ imported, before any test module is, so that subprocesses have it too.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -39,6 +40,12 @@ FOLDER = _own_folder()
 if FOLDER is not None:
     os.environ[VARIABLE] = FOLDER
     os.environ.pop("TREADLE_CACHE_MB", None)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Modules and some ten thousand items stay to the end: no collection of garbage visits them."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

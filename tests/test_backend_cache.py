@@ -24,8 +24,8 @@ from treadle.backends.cpu import backend as cpu
 from treadle.base.errors import CacheWarning
 from treadle.runtime import cache as caching
 from treadle.runtime.cache import PlanCache
-from treadle.runtime.native import compile_object, host
-from treadle.runtime.targets import Target
+from treadle.runtime.cpu.native import compile_object, host
+from treadle.runtime.cpu.targets import Target
 
 TABLE = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 

@@ -18,7 +18,8 @@ from treadle.kernel.program import Phase, Program
 from treadle.kernel.target import CPU
 from treadle.kernel.text import to_text
 from treadle.memory import assemble as assembling
-from treadle.runtime.native import host
+from treadle.runtime.cpu.native import processor
+from treadle.runtime.cpu.targets import named_target, target_of
 from treadle.schedule.schedule import schedule
 
 SHAPES = [(64, 128), (7, 13), (4, 2, 16, 17), (3, 1), (1, 9)]
@@ -284,7 +285,9 @@ def test_the_report_counts_what_was_built(step: td.TrainStep) -> None:
 
 def test_the_report_is_a_table(step: td.TrainStep) -> None:
     lines = str(step.report).splitlines()
-    target = f"native ({host().cpu}, {host().width} lanes)"
+    name = named_target("native")
+    used = target_of(name, processor())
+    target = f"{name} ({used.cpu}, {used.width} lanes)"
     about = "device cpu, precision float32, 1,349 parameters, 1 program"
     assert lines[0] == f"{about}, target {target}"
     assert lines[1].split() == ["stage", "seconds", "nodes"]

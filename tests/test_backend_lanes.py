@@ -15,7 +15,7 @@ from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.ir.graph import Graph
 from treadle.ir.op import Op
-from treadle.runtime.native import host
+from treadle.runtime.cpu.native import host
 from treadle.verify.sampling import Sample, sample_graph
 from treadle.verify.wide import AROUND, BLOCKS, LANES, WIDE, Shape, wide_samples
 

@@ -18,7 +18,7 @@ import pytest
 import treadle as td
 from backend import build
 from treadle import losses, nn, optim
-from treadle.runtime.cpu import NativeProgram
+from treadle.runtime.cpu.program import NativeProgram
 
 TESTS = str(Path(__file__).parent)
 PATIENCE = 300  # seconds for a process that should take two
@@ -386,6 +386,29 @@ def test_nothing_is_left_running_when_the_process_ends() -> None:
     """Threads that wait for work do not keep a process, nor crash it at its end."""
     script = "from test_backend_runtime import make, batch\nmake()(batch())\nprint('done')"
     assert output_of(script) == "done\n"
+
+
+IDLE = """
+import os, resource, time
+os.environ["TREADLE_THREADS"] = "4"
+from test_backend_runtime import make, batch
+step = make()
+losses = []
+for seed in range(20):
+    losses.append(step(batch(seed)).loss)
+    time.sleep(0.01)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+time.sleep(0.5)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before, *losses)
+"""
+
+
+def test_threads_that_wait_long_sleep_until_the_next_step() -> None:
+    """Steps after a pause are whole, and nobody wakes up in between to look for one."""
+    switches, *found = output_of(IDLE).split()
+    step = make()
+    assert [float(x) for x in found] == [float(step(batch(seed)).loss) for seed in range(20)]
+    assert int(switches) < 100
 
 
 # Labels, and steps that fail

@@ -18,7 +18,7 @@ from treadle import losses, nn, optim
 from treadle.backends.cpu.backend import CpuBackend, CpuToolchain
 from treadle.ir.graph import Graph, Value
 from treadle.kernel.target import CPU, Materialization, Target
-from treadle.runtime.native import chosen_target
+from treadle.runtime.cpu.native import chosen_target
 from treadle.schedule import keep, lower
 
 # The keys' bias moves all scores of a row alike: its gradient is 0, and Adam makes whole steps of
@@ -202,14 +202,13 @@ def test_a_larger_model_on_any_number_of_threads(tmp_path, monkeypatch: pytest.M
     assert all(run == found[0] for run in found)
 
 
-def test_unfused_and_fused_steps_agree() -> None:
-    for name in CASES:
-        data = list(batches(name, 2, 5))
-        plain = compiled(name, "cpu", options=td.CompileOptions(optimize=False))
-        fused = compiled(name, "cpu")
-        for batch in data:
-            assert plain(batch).loss == pytest.approx(fused(batch).loss, rel=1e-5)
-        assert sum(k.calls for k in plain.kernels) > sum(k.calls for k in fused.kernels)
+@pytest.mark.parametrize("name", CASES)
+def test_unfused_and_fused_steps_agree(name: str) -> None:
+    plain = compiled(name, "cpu", options=td.CompileOptions(optimize=False))
+    fused = compiled(name, "cpu")
+    for batch in batches(name, 2, 3):
+        assert plain(batch).loss == pytest.approx(fused(batch).loss, rel=1e-5)
+    assert sum(k.calls for k in plain.kernels) > sum(k.calls for k in fused.kernels)
 
 
 class Recurrent(nn.Module):
@@ -270,4 +269,5 @@ def test_activations_that_are_computed_again_for_gradients_are_the_same(
     (again, params), (kept, others) = found.values()
     assert again == kept
     assert all(np.array_equal(params[n], others[n]) for n in others)
-    assert arenas[0] < 0.9 * arenas[1 << 40]
+    waiting = 4 * 64 * 64 * 4  # bytes of a norm's result
+    assert arenas[0] <= arenas[1 << 40] - waiting

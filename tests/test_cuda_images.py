@@ -141,7 +141,7 @@ def test_channels_of_a_library_s_images_lie_together() -> None:
 
 @pytest.mark.parametrize("rank", [3, 5])
 def test_other_ranks_are_their_definition(rank: int) -> None:
-    spatial = (6,) * (rank - 2)
+    spatial = (4,) * (rank - 2)
     kernel = (3,) * (rank - 2)
     conv = c.Conv((1,) * len(kernel), ((1, 1),) * len(kernel), (1,) * len(kernel))
     types = [
@@ -302,16 +302,16 @@ def test_a_network_s_kernels_compile(large: Program) -> None:
         assert is_cubin(compile_source(part, "sm_90a"))
 
 
-@pytest.mark.parametrize("offset", [0.0, 100.0])
-def test_a_mean_and_a_spread_are_read_once(offset: float) -> None:
+def test_a_mean_and_a_spread_are_read_once() -> None:
     def both(x):
         return [td.mean(x, 0), td.var(x, 0), x - td.mean(x, 0)]
 
-    graph = td.trace(both, TensorType((16384, 8), dtypes.float32))
+    graph = td.trace(both, TensorType((8192, 8), dtypes.float32))
     program = scheduled(graph)
     (parts,) = (k for k in program.distinct() if k.name.endswith("_parts"))
     assert len(parts.outputs) == 2
-    x = np.random.default_rng(0).normal(size=(16384, 8)).astype(np.float32) + np.float32(offset)
+    x = np.random.default_rng(0).normal(size=(8192, 8)).astype(np.float32)
+    x[:, 4:] += 100
     x[0] += 50  # a first row far from the others
     (name,) = graph.leaves
     mean, spread, _ = run(program, {name: x})
@@ -346,6 +346,7 @@ def test_the_text_of_a_norm_computes_it(dtype: DType) -> None:
     program = scheduled(graph, target=WITH_CONV)
     assert any(is_tree(k) for k in program.distinct() if is_own(k))
     arrays = draw(graph, 4)
-    for ours, exact in zip(run_on_host(program, arrays), run(program, arrays), strict=True):
+    expected = evaluate_float64(graph, arrays)
+    for ours, exact in zip(run_on_host(program, arrays), expected, strict=True):
         ours, exact = ours.astype(np.float64), exact.astype(np.float64)
         np.testing.assert_allclose(ours, exact, rtol=2e-2, atol=2e-2 * np.abs(exact).max())

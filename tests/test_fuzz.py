@@ -86,6 +86,7 @@ def test_programs_are_data() -> None:
 def test_programs_are_for_every_target_or_for_the_one_that_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv("TREADLE_TARGET", raising=False)
     assert {generate(11, index, ("unary",)).target for index in range(80)} == {*targets()}
     assert {"native", *LANES} <= {*targets()}
     monkeypatch.setenv("TREADLE_TARGET", "4")

@@ -15,7 +15,7 @@ from treadle.base.dtypes import float32, float64
 from treadle.codegen.llvm import mathematics
 from treadle.codegen.llvm.mathematics import HALF_PI, NAMES, SIN_END
 from treadle.ir import ops
-from treadle.runtime.native import host
+from treadle.runtime.cpu.native import host
 from vector_functions import Compiled, compiled, exact, ulps
 
 TOOLS = Path(__file__).resolve().parent.parent / "tools"

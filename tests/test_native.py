@@ -22,9 +22,9 @@ from treadle.ir.ops.leaves import NAMED_LEAVES
 from treadle.kernel.machine import NATIVE, Machine, target_name
 from treadle.memory.assemble import assemble
 from treadle.memory.plan import plan_buffers
-from treadle.runtime.cpu import NativeProgram
-from treadle.runtime.native import compile_object, processor
-from treadle.runtime.targets import target_of
+from treadle.runtime.cpu.native import compile_object, processor
+from treadle.runtime.cpu.program import NativeProgram
+from treadle.runtime.cpu.targets import target_of
 from treadle.schedule.schedule import schedule
 from treadle.verify.samples import samples_of
 from treadle.verify.sampling import Sample, sample_graph

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from treadle.base.errors import ArgumentError
-from treadle.runtime.processors import MOST_THREADS, default_threads
+from treadle.runtime.cpu.processors import MOST_THREADS, default_threads
 
 V2 = "34 25 0:29 {shows} {at} rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate"
 V1 = "32 31 0:29 {shows} {at} rw,relatime shared:4 - cgroup cgroup rw,{controllers}"

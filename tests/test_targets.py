@@ -23,10 +23,10 @@ from treadle.codegen.llvm.driver import render_program
 from treadle.ir.op import Op
 from treadle.ir.types import TensorType
 from treadle.kernel.machine import LEVELS, NATIVE, WIDTHS, Machine, features_of, target_name
-from treadle.runtime import native
-from treadle.runtime.native import LibraryCall, compile_object, host, processor
-from treadle.runtime.objects import missing_names
-from treadle.runtime.targets import Processor, named_target, target_of
+from treadle.runtime.cpu import native
+from treadle.runtime.cpu.native import LibraryCall, compile_object, host, processor
+from treadle.runtime.cpu.objects import missing_names
+from treadle.runtime.cpu.targets import Processor, named_target, target_of
 from treadle.schedule.schedule import schedule
 
 IS_X86 = platform.machine() in ("x86_64", "AMD64")

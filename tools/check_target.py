@@ -28,7 +28,7 @@ from op_samples import COMPUTED, agreement, prepared, samples_in  # noqa: E402
 from trajectories import TRAJECTORIES  # noqa: E402
 from treadle.base import dtypes  # noqa: E402
 from treadle.kernel.machine import NATIVE, target_name  # noqa: E402
-from treadle.runtime.native import chosen_target  # noqa: E402
+from treadle.runtime.cpu.native import chosen_target  # noqa: E402
 
 FEW_SAMPLES = 3  # of an op
 LIMIT = 1e-3  # between losses in float32 and in float64, in parts of the loss

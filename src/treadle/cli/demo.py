@@ -14,7 +14,7 @@ from treadle import losses, nn, optim
 from treadle.base.terminal import Line, Terminal, grey
 from treadle.cli.console import Sections
 from treadle.data.digits import load_digits
-from treadle.runtime.processors import default_threads
+from treadle.runtime.cpu.processors import default_threads
 
 Batch = dict[str, np.ndarray]
 

@@ -12,10 +12,10 @@ import treadle as td
 from treadle.kernel.machine import NATIVE
 from treadle.pipeline import DEVICES, choose_device
 from treadle.runtime.cache import plan_cache
+from treadle.runtime.cpu.native import chosen_target, compiler_version
+from treadle.runtime.cpu.processors import default_threads
 from treadle.runtime.cuda.device import device, why_not
 from treadle.runtime.cuda.dnn import dnn_version
-from treadle.runtime.native import chosen_target, compiler_version
-from treadle.runtime.processors import default_threads
 
 NEEDED = ("llvmlite", "ml_dtypes", "numpy", "safetensors")
 OPTIONAL = (

@@ -25,7 +25,7 @@ from treadle.fuzz.program import Program, to_json
 from treadle.fuzz.source import definitions
 from treadle.fuzz.worker import serve
 from treadle.pipeline import choose_device
-from treadle.runtime.processors import default_threads
+from treadle.runtime.cpu.processors import default_threads
 
 SECONDS = 60.0  # where neither seconds nor cases are given
 REFRESH = 0.2  # seconds between two drawings of the line

@@ -16,8 +16,8 @@ from treadle.fuzz.forms import FORMS, Form, constructor, expression
 from treadle.fuzz.program import FORWARD, GRADIENT, TRAINING, Program, Step, Training
 from treadle.fuzz.source import NAMESPACE, defined
 from treadle.kernel.machine import LEVELS, NATIVE
-from treadle.runtime.native import processor
-from treadle.runtime.targets import can_run, named_target
+from treadle.runtime.cpu.native import processor
+from treadle.runtime.cpu.targets import can_run, named_target
 
 GREATEST = 300.0  # of values: larger ones say little about rounding
 TRIES = 40  # to find a step

@@ -20,14 +20,14 @@ from treadle.kernel.nodes import Kernel
 from treadle.kernel.plan import Plan
 from treadle.kernel.program import Program
 from treadle.kernel.target import Target
-from treadle.runtime.ceilings import ceilings
-from treadle.runtime.cpu import NativeProgram
+from treadle.runtime.cpu.ceilings import ceilings
+from treadle.runtime.cpu.native import assembly, chosen_target, compile_object, compiler_version
+from treadle.runtime.cpu.objects import is_object
+from treadle.runtime.cpu.processors import default_threads
+from treadle.runtime.cpu.program import NativeProgram
+from treadle.runtime.cpu.targets import Target as Processor
 from treadle.runtime.executable import Ceilings, Executable
 from treadle.runtime.memory import HostMemory
-from treadle.runtime.native import assembly, chosen_target, compile_object, compiler_version
-from treadle.runtime.objects import is_object
-from treadle.runtime.processors import default_threads
-from treadle.runtime.targets import Target as Processor
 from treadle.schedule.schedule import schedule
 
 Objects = tuple[bytes, ...]

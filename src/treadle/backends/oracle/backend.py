@@ -12,7 +12,7 @@ from treadle.compile_report import CompileOptions, CompileReport, KernelTime, Pr
 from treadle.ir.graph import Graph
 from treadle.kernel import target as targets
 from treadle.kernel.plan import KernelFacts
-from treadle.runtime.ceilings import ceilings
+from treadle.runtime.cpu.ceilings import ceilings
 from treadle.runtime.executable import Executable
 from treadle.runtime.oracle import OracleProgram, WideMemory
 

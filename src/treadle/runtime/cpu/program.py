@@ -13,12 +13,12 @@ import numpy as np
 
 from treadle.ir.graph import Graph, OutputKind
 from treadle.kernel.plan import Plan, PlannedRepeat, PlannedStep
+from treadle.runtime.cpu.native import LibraryCall, host
+from treadle.runtime.cpu.script import LINE, RUNS, WORDS, planned_calls, script_words
+from treadle.runtime.cpu.targets import Target
+from treadle.runtime.cpu.threads import pool
 from treadle.runtime.executable import Timing
 from treadle.runtime.held import aligned, aligned_copy
-from treadle.runtime.native import LibraryCall, host
-from treadle.runtime.script import LINE, RUNS, WORDS, planned_calls, script_words
-from treadle.runtime.targets import Target
-from treadle.runtime.threads import pool
 
 
 class NativeProgram:

@@ -7,8 +7,8 @@ from typing import Any
 
 from treadle.base.errors import DeviceError
 from treadle.kernel.machine import NATIVE
-from treadle.runtime.objects import missing_names
-from treadle.runtime.targets import Processor, Target, named_target, target_of
+from treadle.runtime.cpu.objects import missing_names
+from treadle.runtime.cpu.targets import Processor, Target, named_target, target_of
 
 # Code and its constants are in pages of their own, which may be more than 2 GiB apart in a process
 # that has mapped much; LLVM ends the process where distances of 32 bits do not reach.

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
+import sys
 import threading
 
 import numpy as np
 
 from treadle.kernel.target import CPU
-from treadle.runtime.native import LibraryCall
-from treadle.runtime.script import LINE, RUNS, follower_source, pause_call
+from treadle.runtime.cpu.native import LibraryCall
+from treadle.runtime.cpu.script import LINE, RUNS, follower_source, pause_call
 
 # The control block's first line has words of 8 bytes: how many programs were launched, the script,
-# the number of threads. Then a line for each thread: how many barriers it has come to, and the last
-# launch it has come back from (so that nothing is freed under its feet).
+# the number of threads, how many workers sleep. Then a line for each thread: how many barriers it
+# has come to, and the last launch it has come back from (so that nothing is freed under its feet).
 
-# Between steps workers spin for a while, then nap: an idle pool costs little.
+# Between steps workers spin for a while, then sleep until the next launch: an idle pool costs
+# nothing. A worker is counted as a sleeper before it sleeps, and sleeps only if none was launched
+# since it looked; a launch is counted before it looks for sleepers. So one of them sees the other.
 _WORKER = """
-declare i32 @usleep(i32)
+{declarations}
 
 define void @worker(ptr %control, i64 %tid) nounwind {{
 entry:
@@ -35,9 +39,13 @@ idle:
   {pause}
   %more = add i64 %iterations, 1
   %is_long = icmp sgt i64 %more, {idle_spins}
-  br i1 %is_long, label %nap, label %again
-nap:
-  %z = call i32 @usleep(i32 200)
+  br i1 %is_long, label %sleep, label %again
+sleep:
+  %sleepers_at = getelementptr inbounds i64, ptr %control, i64 3
+  %sleepers = atomicrmw add ptr %sleepers_at, i64 1 seq_cst
+  %expected = trunc i64 %seen to i32
+  {sleep}
+  %awake = atomicrmw sub ptr %sleepers_at, i64 1 seq_cst
   br label %again
 again:
   br label %wait
@@ -63,11 +71,19 @@ entry:
   store i64 %threads, ptr %threads_at, align 8
   %old = load i64, ptr %control, align 8
   %new = add i64 %old, 1
-  store atomic i64 %new, ptr %control release, align 8
+  store atomic i64 %new, ptr %control seq_cst, align 8
+  %sleepers_at = getelementptr inbounds i64, ptr %control, i64 3
+  %sleepers = load atomic i64, ptr %sleepers_at seq_cst, align 8
+  %is_quiet = icmp eq i64 %sleepers, 0
+  br i1 %is_quiet, label %work, label %wake
+wake:
+  {wake}
+  br label %work
+work:
   call void @follow(ptr %script, i64 0, i64 %threads, ptr %control)
   br label %next
 next:
-  %tid = phi i64 [ 1, %entry ], [ %after, %arrived ]
+  %tid = phi i64 [ 1, %work ], [ %after, %arrived ]
   %is_other = icmp slt i64 %tid, %threads
   br i1 %is_other, label %look, label %done
 look:
@@ -159,6 +175,24 @@ done:
 }}
 """
 
+# Linux: the number of the system call `futex`; WAIT and WAKE in memory of this process alone.
+_FUTEX = {"x86_64": 202, "aarch64": 98}
+_WAIT, _WAKE = 128, 129
+
+
+def _sleeping() -> dict[str, str]:
+    """How workers sleep and a launch wakes them: by a futex, or by naps where there is none."""
+    number = _FUTEX.get(platform.machine()) if sys.platform == "linux" else None
+    if number is None:
+        nap = "%rest = call i32 @usleep(i32 1000)"
+        return {"declarations": "declare i32 @usleep(i32)", "sleep": nap, "wake": ""}
+    call = f"call i64 (i64, ...) @syscall(i64 {number}, ptr %control, i64"
+    return {
+        "declarations": "declare i64 @syscall(i64, ...)",
+        "sleep": f"%rest = {call} {_WAIT}, i32 %expected, ptr null)",
+        "wake": f"%woken = {call} {_WAKE}, i32 {2**31 - 1})",
+    }
+
 
 class Pool:
     """A fixed number of threads, the caller counted. One program runs at a time."""
@@ -170,6 +204,7 @@ class Pool:
             line=LINE,
             pause=pause_call(),
             idle_spins=CPU.tasks.idle_spins,
+            **_sleeping(),
             spins=CPU.tasks.barrier_spins,
             runs=RUNS,
         )

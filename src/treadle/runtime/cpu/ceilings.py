@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from treadle.runtime.cpu.native import LibraryCall, host
 from treadle.runtime.executable import Ceilings
-from treadle.runtime.native import LibraryCall, host
 
 CHAINS = 12  # independent: more than latency × units of processors so far
 UNROLLED = 8  # multiply-adds of a chain in an iteration of the loop
