@@ -222,6 +222,7 @@ def test_constants_that_float16_cannot_hold_are_infinite(device: str) -> None:
     np.testing.assert_array_equal(filled, [0.5, np.inf, np.inf])
 
 
+@pytest.mark.slow
 def test_a_mask_of_large_numbers_in_a_float16_step() -> None:
     """The masked scores of an attention: −1e9 is −∞ there, and the step is the float32 one."""
     rows = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)

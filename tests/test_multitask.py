@@ -171,7 +171,7 @@ def test_tasks_without_conflict_are_summed() -> None:
     [
         ("ab", 1.5, None, "oracle"),
         ("abc", 0.5, None, "oracle"),
-        ("abc", 1.5, "shared", "cpu"),
+        pytest.param("abc", 1.5, "shared", "cpu", marks=pytest.mark.slow),
         ("abc", 0.0, ["shared", "a"], "oracle"),
     ],
 )
@@ -223,7 +223,7 @@ def test_numbers_of_gradnorm_are_hyperparameters() -> None:
 # Uncertainty
 
 
-@pytest.mark.parametrize("device", ["oracle", "cpu"])
+@pytest.mark.parametrize("device", ["oracle", pytest.param("cpu", marks=pytest.mark.slow)])
 def test_uncertainty_weighting_is_its_formula(device: str) -> None:
     """Σ exp(−s) L + s with s learned, from PyTorch's gradients; parts and s are reported."""
 

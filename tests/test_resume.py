@@ -62,7 +62,7 @@ def test_killed_at_many_random_lines(seed: int, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_several_steps_killed_at_many_random_lines(seed: int, tmp_path: Path) -> None:
-    code, _, err = _finish(_start("sweep", tmp_path, 200 + seed, 30, "several"))
+    code, _, err = _finish(_start("sweep", tmp_path, 200 + seed, 5, "several"))
     assert code == 0, err
 
 

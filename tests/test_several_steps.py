@@ -86,7 +86,7 @@ def test_a_fit_is_the_loop_by_hand() -> None:
     assert len(history) == 2 * ROWS // BATCH
 
 
-@pytest.mark.parametrize("stop", [3, 6])
+@pytest.mark.parametrize("stop", [3, pytest.param(6, marks=pytest.mark.slow)])
 def test_a_run_that_is_stopped_goes_on_with_the_same_bits(stop: int, tmp_path: Path) -> None:
     """Both steps, what the forward draws, history, callbacks and log files."""
 
