@@ -207,6 +207,9 @@ RESIZING = [
     case("Upsample", {"scale_factor": 2, "mode": "bicubic"}, floats(2, 2, 4, 5)),
     case("Upsample", {"size": (7, 3), "mode": "bicubic", "align_corners": True}, floats(1, 2, 5, 6)),
     case("Upsample", {"scale_factor": 2, "mode": "trilinear"}, floats(1, 2, 3, 2, 4)),
+    case("Upsample", {"scale_factor": (3, 2), "mode": "bilinear"}, floats(1, 2, 5, 17)),
+    case("Upsample", {"size": (20, 6), "mode": "nearest-exact"}, floats(1, 2, 5, 6)),
+    case("Upsample", {"scale_factor": (1, 4), "mode": "bicubic"}, floats(1, 2, 3, 4)),
     *(
         case(name, options, floats(2, 2, 4, 3))
         for name in ("UpsamplingNearest2d", "UpsamplingBilinear2d")

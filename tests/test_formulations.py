@@ -1,0 +1,133 @@
+"""How functions are written for kernels: what they do without, and the lanes they fill."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import treadle as td
+from treadle.codegen.llvm.driver import render_kernel
+from treadle.frontend.convolutions import conv_grad_x
+from treadle.ir import composites as c
+from treadle.kernel.machine import Machine
+from treadle.kernel.nodes import For, Matmul, Role
+from treadle.kernel.target import CPU
+from treadle.kernel.text import to_text
+from treadle.kernel.traverse import walk
+from treadle.rules.expansion import expand
+from treadle.schedule.schedule import schedule
+from treadle.schedule.templates import has_kernels
+
+
+def ops(function, *specs):
+    graph = expand(td.trace(function, *specs), CPU, has_kernels)
+    return {node.op.name for node in graph.nodes}
+
+
+def kernels(function, *specs):
+    return [call.kernel for call in schedule(td.trace(function, *specs)).calls()]
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
+@pytest.mark.parametrize("factor", [1, 2, 3])
+def test_whole_factors_of_resizing_need_no_indices(mode, factor):
+    def loss(x):
+        return (td.interpolate(x, scale_factor=factor, mode=mode) ** 2).sum()
+
+    found = ops(td.grad(loss), td.Spec((1, 2, 5, 7)))
+    assert not found & {"gather", "scatter_add"}
+
+
+def test_other_factors_of_resizing_are_gathers():
+    found = ops(lambda x: td.interpolate(x, 9, mode="linear"), td.Spec((1, 2, 6)))
+    assert "gather" in found
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
+def test_many_results_of_one_element(mode):
+    """More than are written one by one; and an axis of one element."""
+    x = np.random.default_rng(0).normal(size=(1, 2, 3, 1))
+    found = td.interpolate(x, scale_factor=12, mode=mode).numpy()
+    expected = F.interpolate(torch.tensor(x), scale_factor=12, mode=mode)
+    assert np.allclose(found, expected.numpy(), atol=1e-5)
+
+
+CONVOLUTIONS = list(itertools.product((1, 3, 4), (1, 2, 3, 10), (1, 2, 3), (1, 2), (0, 4)))
+
+
+def test_gradients_of_convolutions_by_phases():
+    """Every stride, dilation and padding, elements that no window meets among them."""
+    rng = np.random.default_rng(0)
+    for kernel, stride, dilation, groups, padding in CONVOLUTIONS:
+        x, w = rng.normal(size=(2, 4, 11)), rng.normal(size=(6, 4 // groups, kernel))
+        image = torch.tensor(x, requires_grad=True)
+        given = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+        out = F.conv1d(image, torch.tensor(w), **given)
+        ct = rng.normal(size=out.shape)
+        out.backward(torch.tensor(ct))
+        conv = c.Conv((stride,), ((padding, padding),), (dilation,), groups)
+        found = conv_grad_x(c.ConvGrad(conv, x.shape), td.tensor(ct), td.tensor(w))
+        assert np.allclose(found.numpy(), image.grad.numpy(), atol=1e-5), given
+
+
+def test_strided_convolutions_collect_no_windows():
+    def image_gradient(x, w):
+        return td.grad(lambda x: td.conv(x, w, stride=2, padding=1).sum())(x)
+
+    assert "unwindow" not in ops(image_gradient, td.Spec((2, 4, 8, 8)), td.Spec((4, 4, 3, 3)))
+
+    def patches(x, w):
+        return td.grad(lambda x: td.conv(x, w, stride=4).sum())(x)
+
+    assert "unwindow" in ops(patches, td.Spec((2, 4, 8, 8)), td.Spec((4, 4, 4, 4)))
+
+
+@pytest.mark.parametrize(("pixels", "columns"), [(16, 16), (8, 32)])
+def test_rows_of_few_pixels_are_multiplied_by_channels(pixels, columns):
+    """Half of a vector would be empty: columns are the outputs then."""
+    shape = td.Spec((2, 32, pixels, pixels))
+    found = kernels(lambda x, w: td.conv(x, w, padding=1), shape, td.Spec((32, 32, 3, 3)))
+    matmuls = [s for kernel in found for s in walk(kernel.body) if isinstance(s, Matmul)]
+    assert {m.target.columns.count for m in matmuls} == {columns}
+
+
+def test_factors_of_channels_are_read_once_for_all_lanes():
+    """Rows of a group's channels: no lane divides by an image's pixels."""
+
+    def normed(x, scale):
+        rows = td.layer_norm(x.reshape(8, -1)).reshape(x.shape)
+        return (rows * scale.reshape(16, 1, 1)).reshape(8, -1).sum(1)
+
+    shapes = td.Spec((4, 16, 8, 8)), td.Spec((16,))
+    texts = [to_text(kernel) for kernel in kernels(normed, *shapes)]
+    assert not [t for t in texts if re.search(r"\(i\d[^)]*\)/", t)], texts
+    loops = [s for k in kernels(normed, *shapes) for s in walk(k.body) if isinstance(s, For)]
+    assert not [s for s in loops if s.role is Role.SEQUENTIAL and s.var.extent == 512]
+    x, scale = (np.random.default_rng(i).normal(size=s.shape) for i, s in enumerate(shapes))
+    native = td.compile(normed, *shapes, device="cpu")
+    found = native(x.astype(np.float32), scale.astype(np.float32))
+    expected = td.compile(normed, *shapes, device="oracle")(x, scale)
+    assert np.allclose(found, expected, atol=1e-3)
+
+
+def test_rows_found_by_data_are_added_to_whole():
+    """Lanes along a row agree on which it is: the sum is one of vectors."""
+
+    def added(rows, index):
+        return td.segment_sum(rows, index, 5)
+
+    specs = td.Spec((40, 48)), td.Spec((40,), td.int32)
+    rng = np.random.default_rng(0)
+    rows, index = rng.normal(size=(40, 48)).astype(np.float32), rng.integers(0, 5, 40, np.int32)
+    expected = np.zeros((5, 48))
+    np.add.at(expected, index, rows.astype(float))
+    assert np.allclose(td.compile(added, *specs, device="cpu")(rows, index), expected, atol=1e-5)
+    texts = [render_kernel(kernel, Machine(8)) for kernel in kernels(added, *specs)]
+    (text,) = [t for t in texts if "fadd" in t]
+    assert re.search(r"fadd <\d+ x float>", text)
+    assert "fadd float" not in text, "no lane adds by itself"
