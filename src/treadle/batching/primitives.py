@@ -42,7 +42,7 @@ def any_rank(op: Op) -> None:
 for _op in (
     *(e.NEG, e.ABS, e.SIGN, e.FLOOR, e.EXP, e.LOG, e.SQRT, e.RSQRT, e.SIN, e.COS, e.TANH, e.ERF),
     *(e.NOT, e.STOP_GRADIENT, e.CAST, e.ADD, e.SUB, e.MUL, e.DIV, e.FLOORDIV, e.MOD, e.MAX, e.MIN),
-    *(e.POW, e.EQ, e.LT, e.LE, e.AND, e.OR, e.XOR, e.WHERE),
+    *(e.POW, e.ATAN2, e.EQ, e.LT, e.LE, e.AND, e.OR, e.XOR, e.WHERE),
 ):
     any_rank(_op)
 

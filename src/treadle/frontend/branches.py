@@ -41,6 +41,10 @@ def cond(
     known when the program is traced chooses there, and only that function is run.
     """
     chosen = _predicate("cond", pred)
+    for name, function in (("true_fn", true_fn), ("false_fn", false_fn)):
+        if not callable(function):
+            wanted = "Pass a function of the operands."
+            raise ArgumentError("cond", f"{name} is {function!r}, not a function", wanted)
     given = tensors_of(operands)
     if isinstance(pred, (bool, np.bool_)) or chosen.scope is EAGER:
         return (true_fn if pred else false_fn)(*given)
