@@ -47,12 +47,12 @@ def rounded(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float32).astype(np.float64) if array.dtype.kind == "f" else array
 
 
-def assert_near(ours: Any, theirs: Any, what: str) -> None:
+def assert_near(ours: Any, theirs: Any, what: str, tolerance: float = TOLERANCE) -> None:
     """Ours is float32; theirs is the same computation in float64."""
     found, expected = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
     assert found.shape == expected.shape, what
     scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max(initial=0)))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE * scale, err_msg=what)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * scale, err_msg=what)
 
 
 Arrays = dict[str, np.ndarray]
@@ -94,7 +94,7 @@ def reference(problem: Problem) -> Reference:
     return Reference([r.detach().numpy() for r in results], cotangents, gradients)
 
 
-def check(problems: dict[str, Problem]) -> None:
+def check(problems: dict[str, Problem], tolerance: float = TOLERANCE) -> None:
     """The problems' values, by a program of them alone, and by one of them and their gradients.
 
     What is computed for its own sake is scheduled in another way than what a gradient uses again.
@@ -116,11 +116,11 @@ def check(problems: dict[str, Problem]) -> None:
     alone = compiled(forward, floats, constants)
     found = compiled(together, floats, constants, [r.cotangents for r in references])
     for name, values, pair, expected in zip(problems, alone, found, references, strict=True):
-        assert_all_near(values, expected, f"{name}: alone")
-        assert_all_near(pair[0], expected, name)
+        assert_all_near(values, expected, f"{name}: alone", tolerance)
+        assert_all_near(pair[0], expected, name, tolerance)
         assert pair[1].keys() == expected.gradients.keys()
         for n, a in pair[1].items():
-            assert_near(a, expected.gradients[n], f"{name}: gradient of {n}")
+            assert_near(a, expected.gradients[n], f"{name}: gradient of {n}", tolerance)
 
 
 def check_exactly(problems: dict[str, Problem]) -> None:
@@ -140,9 +140,11 @@ def check_exactly(problems: dict[str, Problem]) -> None:
             )
 
 
-def assert_all_near(values: list[Any], expected: Reference, name: str) -> None:
+def assert_all_near(
+    values: list[Any], expected: Reference, name: str, tolerance: float = TOLERANCE
+) -> None:
     for i, (a, b) in enumerate(zip(values, expected.values, strict=True)):
-        assert_near(a, b, f"{name}: result {i}")
+        assert_near(a, b, f"{name}: result {i}", tolerance)
 
 
 def values_and_gradients(

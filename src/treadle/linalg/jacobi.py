@@ -48,7 +48,10 @@ def orthogonalized(a: Tensor) -> tuple[Tensor, Tensor]:
     left, _ = scan(step, both, length=_rounds(n, a.dtype is float64))
     assert isinstance(left, Tensor)
     cut = slice_along(left, 1, 0, n)
-    return slice_along(cut, 2, 0, m), slice_along(cut, 2, width, width + n)
+    vectors = slice_along(cut, 2, width, width + n)
+    # Hundreds of rotations, each with cos² + sin² = 1 but for rounding, have made them longer.
+    length = rsqrt(sum_over(vectors * vectors, 2, keepdims=True))
+    return slice_along(cut, 2, 0, m) * length, vectors * length
 
 
 def _filled(n: int) -> int:
