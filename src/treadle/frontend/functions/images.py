@@ -336,12 +336,12 @@ def _phases(taps: list[Tap], n: int, out: int) -> list[dict[int, float]] | None:
         if np.abs(distance).max() > REACH:
             return None
         shares[np.arange(out), distance.astype(int) + REACH] += weight
-    shares = shares.reshape(n, factor, -1)
-    is_regular = np.abs(shares - shares[0]).max() < 1e-9
-    is_constant = np.abs(shares[0] - shares[0, 0]).max() < 1e-9
+    phases = shares.reshape(n, factor, -1)
+    is_regular = np.abs(phases - phases[0]).max() < 1e-9
+    is_constant = np.abs(phases[0] - phases[0, 0]).max() < 1e-9
     if not is_regular or (factor > MOST_PHASES and not is_constant):
         return None
-    return [{d - REACH: float(w) for d, w in enumerate(row) if abs(w) > 1e-9} for row in shares[0]]
+    return [{d - REACH: float(w) for d, w in enumerate(row) if abs(w) > 1e-9} for row in phases[0]]
 
 
 def _interleaved(x: Tensor, axis: int, shares: list[dict[int, float]]) -> Tensor:
