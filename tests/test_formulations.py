@@ -19,7 +19,10 @@ from treadle.kernel.nodes import For, Matmul, Role
 from treadle.kernel.target import CPU
 from treadle.kernel.text import to_text
 from treadle.kernel.traverse import walk
+from treadle.memory.assemble import assemble
+from treadle.memory.plan import plan_buffers
 from treadle.rules.expansion import expand
+from treadle.runtime.script import planned_calls
 from treadle.schedule.schedule import schedule
 from treadle.schedule.templates import has_kernels
 
@@ -115,19 +118,31 @@ def test_factors_of_channels_are_read_once_for_all_lanes():
     assert np.allclose(found, expected, atol=1e-3)
 
 
-def test_rows_found_by_data_are_added_to_whole():
-    """Lanes along a row agree on which it is: the sum is one of vectors."""
+@pytest.mark.parametrize("columns", [48, 8])
+def test_rows_found_by_data_are_added_to_whole(columns):
+    """Lanes along a row agree on which it is: the sum is one of vectors, if narrow ones."""
 
     def added(rows, index):
         return td.segment_sum(rows, index, 5)
 
-    specs = td.Spec((40, 48)), td.Spec((40,), td.int32)
+    shape = (40, columns)
+    specs = td.Spec(shape), td.Spec((40,), td.int32)
     rng = np.random.default_rng(0)
-    rows, index = rng.normal(size=(40, 48)).astype(np.float32), rng.integers(0, 5, 40, np.int32)
-    expected = np.zeros((5, 48))
+    rows, index = rng.normal(size=shape).astype(np.float32), rng.integers(0, 5, 40, np.int32)
+    expected = np.zeros((5, columns))
     np.add.at(expected, index, rows.astype(float))
     assert np.allclose(td.compile(added, *specs, device="cpu")(rows, index), expected, atol=1e-5)
-    texts = [render_kernel(kernel, Machine(8)) for kernel in kernels(added, *specs)]
+    texts = [render_kernel(kernel, Machine(16)) for kernel in kernels(added, *specs)]
     (text,) = [t for t in texts if "fadd" in t]
-    assert re.search(r"fadd <\d+ x float>", text)
-    assert "fadd float" not in text, "no lane adds by itself"
+    assert re.search(rf"fadd <{min(16, columns)} x float>", text)
+
+
+@pytest.mark.parametrize(("columns", "tasks"), [(64, 4), (24, 1), (4096, 128)])
+def test_tasks_are_whole_vectors(columns, tasks):
+    """A thread that had four columns of a sum would take them one by one."""
+    specs = td.Spec((8000, columns)), td.Spec((8000,), td.int32)
+    program = schedule(td.trace(lambda rows, index: td.segment_sum(rows, index, 5), *specs))
+    plan = assemble(program, plan_buffers(program))
+    calls = planned_calls(plan.steps)
+    entries = [(plan.entries[call.entry], call.tasks) for call in calls]
+    assert (columns, tasks) in [(e.iterations, n) for e, n in entries if e.is_vector]

@@ -264,6 +264,7 @@ class Tasks:
     most: int = 128  # of a call: chosen, several for each thread of a large machine
     # Numbers of tasks are powers of two up to it, then multiples of it: equal shares for threads.
     even: int = 16
+    lanes: int = 16  # iterations of a vector loop that stay together: a vector of AVX-512
     barrier_spins: int = 2000  # chosen: before the processor is offered to other threads
     idle_spins: int = 30_000  # chosen: 0.4 to 1.5 ms between steps, before a thread sleeps
 

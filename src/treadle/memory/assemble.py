@@ -96,9 +96,12 @@ class _Assembler:
         return PlannedPhase(tuple(map(self.call, ordered)), is_serial)
 
     def call(self, call: Call) -> PlannedCall:
+        iterations, loop = cost.iterations(call.kernel), cost.outermost(call.kernel)
+        if loop is not None and loop.role is Role.VECTOR:
+            iterations //= self.tasks.lanes  # less than a vector would be taken one by one
         return PlannedCall(
             self.numbers[id(call.kernel)],
-            tasks_of(cost.iterations(call.kernel), self.work[id(call.kernel)], self.tasks),
+            tasks_of(iterations, self.work[id(call.kernel)], self.tasks),
             tuple(self.slots[a.buffer] for a in call.arguments),
             tuple(a.row * self.itemsize[a.buffer] for a in call.arguments),
         )

@@ -209,15 +209,17 @@ class _Writer(Addresses):
         Where the number of iterations is known, narrower vectors take what wide ones leave.
         """
         widths = self._widths(loop)
+        width, least = self.module.width, self.module.machine.least_width
+        narrower = [w for w in (width // 2, width // 4) if w >= least]
+        narrower = [w for w in narrower if not widths or w < widths[-1]]
         if not (start.text == "0" and stop.text.isdigit()):
+            if any(isinstance(s, For) for s in loop.body):  # what is left is not little
+                widths += [w for w in narrower if loop.var.extent % width >= w]
             for width in widths:
                 start = self.lanes_loop(loop, start, self._whole_vectors(start, stop, width), width)
             self.scalar_loop(loop, start, stop)
             return
         at, end = 0, int(stop.text)
-        width, least = self.module.width, self.module.machine.least_width
-        narrower = [w for w in (width // 2, width // 4) if w >= least]
-        narrower = [w for w in narrower if not widths or w < widths[-1]]
         self.is_aligned = True
         for width in (*widths, *narrower):
             whole = at + (end - at) // width * width

@@ -14,7 +14,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from treadle.kernel.plan import Plan, PlannedCall, PlannedPhase, PlannedRepeat, PlannedStep
+from treadle.kernel.plan import (
+    Entry,
+    Plan,
+    PlannedCall,
+    PlannedPhase,
+    PlannedRepeat,
+    PlannedStep,
+)
 from treadle.kernel.target import CPU
 
 LINE = 128  # bytes between what two threads write: no false sharing
@@ -34,6 +41,12 @@ def script_words(
     writer.steps(plan.steps)
     writer.add(END)
     return np.array(writer.words, np.int64), arguments, writer.most_calls
+
+
+def _cut(entry: Entry, tasks: int) -> int:
+    """A mask for where tasks begin: at whole vectors, several of them where there are enough."""
+    fits = (n for n in (64, 16) if entry.is_vector and entry.iterations >= n * max(1, tasks))
+    return -next(fits, 1)
 
 
 def planned_calls(steps: Sequence[PlannedStep]) -> list[PlannedCall]:
@@ -71,7 +84,7 @@ class _ScriptWriter:
         for i, call in enumerate(phase.calls):
             entry = self.plan.entries[call.entry]
             tasks = 0 if phase.is_serial else call.tasks
-            mask = -64 if entry.is_vector and entry.iterations >= 64 * max(1, tasks) else -1
+            mask = _cut(entry, tasks)
             address = self.arguments.ctypes.data + 16 * self.pairs
             self.add(CALL, self.symbols[call.entry], entry.iterations, tasks, address, i, mask)
             for slot, row in zip(call.slots, call.rows, strict=True):
