@@ -22,7 +22,7 @@ from treadle.kernel.traverse import walk
 from treadle.memory.assemble import assemble
 from treadle.memory.plan import plan_buffers
 from treadle.rules.expansion import expand
-from treadle.runtime.script import planned_calls
+from treadle.runtime.cpu.script import planned_calls
 from treadle.schedule.schedule import schedule
 from treadle.schedule.templates import has_kernels
 
