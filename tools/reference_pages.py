@@ -291,6 +291,10 @@ METRIC_TITLES = {
     "classification": "Of classes", "ranking": "Of rankings", "calibration": "Of calibration",
     "boxes": "Of boxes",
 }  # fmt: skip
+KNOWN_TITLES = {
+    "Initialisers",
+    *(t for known in (TITLES, LAYER_TITLES, LOSS_TITLES, METRIC_TITLES) for t in known.values()),
+}
 
 
 def title_of(name: str, thing: Any, known: dict[str, str]) -> str:
@@ -399,6 +403,8 @@ def missing() -> list[str]:
     """Everything that the table or a docstring still needs, one line each."""
     found = []
     for page in pages():
+        titles = [s.title for s in page.sections if s.title not in KNOWN_TITLES]
+        found += [f"{page.path}: give a title to the section “{t}”" for t in titles]
         for entry in (e for s in page.sections for e in s.entries):
             for check in (described, example, lambda e: list(arguments(e))):
                 try:
