@@ -42,6 +42,8 @@ def test_what_has_no_rows_has_a_test() -> None:
         file, _, name = place.partition("::")
         text = (folder / file).read_text(encoding="utf-8")
         assert re.search(rf"^def {name}\(", text, re.MULTILINE), f"{title}: no {place}"
+        own = title.rpartition(".")[2]
+        assert re.search(rf"\b{own}\b", text), f"{title}: {file} does not mention it"
 
 
 def test_every_feature_has_five_configurations() -> None:

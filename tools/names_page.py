@@ -65,11 +65,14 @@ FAMILIES = (
         ),
     ),
 )
-# Folders whose names are listed here; the others have pages of their own.
+# Folders whose names are listed here, but functions that are on the page of functions.
 FOLDERS = {
     "optim": ("Optimizers: td.optim", "See [optimizers](optimizers.md)."),
-    "linalg": ("Linear algebra: td.linalg", "See [linear algebra](linear-algebra.md)."),
-    "fft": ("Fourier transforms: td.fft", "See [Fourier transforms](fourier.md)."),
+    "linalg": (
+        "Results of td.linalg",
+        "Named tuples that its [functions](functions.md#linear-algebra) give; see "
+        "[linear algebra](linear-algebra.md).",
+    ),
     "data": ("Data: td.data", "See [data](data.md)."),
     "callbacks": ("Callbacks: td.callbacks", "See [callbacks](callbacks.md)."),
     "loggers": ("Loggers: td.loggers", "See [logging](logging.md)."),
@@ -127,9 +130,9 @@ def _folder(name: str, title: str, note: str) -> str:
     own = {n: m for n, m in members.items() if getattr(m, "__module__", "") == folder.__name__}
     classes = {n: m for n, m in own.items() if inspect.isclass(m)}
     for member_name, member in sorted((classes or members).items(), key=lambda m: m[0].lower()):
-        if inspect.ismodule(member):
-            continue
         label = f"{name}.{member_name}"
+        if inspect.ismodule(member) or label in public_names.functions():
+            continue
         # Made by functions, by hand as its page shows, or not at all.
         is_warning = inspect.isclass(member) and issubclass(member, Warning)
         is_made = is_dataclass(member) or inspect.isabstract(member) or is_protocol(member)

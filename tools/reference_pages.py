@@ -58,7 +58,7 @@ class Entry:
 
     @property
     def module(self) -> str:
-        return f"{self.name.partition('.')[0]}.{family_of(self.thing)}"
+        return f"{self.namespace}.{family_of(self.thing)}"
 
     @property
     def is_layer(self) -> bool:
@@ -118,8 +118,9 @@ def _usual_shapes(entry: Entry) -> str:
     known = table()["shapes"]
     if "keepdims" in inspect.signature(entry.thing).parameters:
         return known["keepdims"]
-    assert entry.module in known, f"{entry.name}: no shapes; write (A, B) → (A,) in its docstring"
-    return known[entry.module]
+    places = [p for p in (entry.module, entry.namespace) if p in known]
+    assert places, f"{entry.name}: no shapes; write (A, B) → (A,) in its docstring"
+    return known[places[0]]
 
 
 # Arguments
@@ -255,8 +256,9 @@ TITLES = {
     "compile": "Compiling", "forward": "Compiling",
     "module": "Models", "summary": "Models",
     "coerce": "Tensors and graphs", "tracing": "Tensors and graphs",
-    "control": "Loops and recomputation",
-    "transforms": "Differentiation",
+    "control": "Control flow and recomputation", "branches": "Control flow and recomputation",
+    "associative": "Control flow and recomputation",
+    "transforms": "Differentiation and batching", "vmap": "Differentiation and batching",
     "arithmetic": "Elementwise", "elementary": "Elementwise",
     "activations": "Activations and normalisation",
     "linear": "Matmul, convolution, attention",
@@ -266,6 +268,8 @@ TITLES = {
     "sequences": "Running results, lines and diagonals",
     "shaping": "Shapes, and tensors from nothing", "padding": "Shapes, and tensors from nothing",
     "indexing": "Gathering and scattering", "segments": "Gathering and scattering",
+    "linalg": "Linear algebra",
+    "fft": "Fourier transforms and complex numbers",
     "random": "Random numbers",
 }  # fmt: skip
 LAYER_TITLES = {
@@ -275,6 +279,7 @@ LAYER_TITLES = {
     "pooling": "Pooling", "padding": "Padding", "resizing": "Resizing and windows",
     "dropout": "Dropout", "attention": "Attention", "positions": "Positions and masks",
     "transformer": "Transformers", "decoding": "Decoding", "recurrent": "Recurrent layers",
+    "parametrizations": "Parametrizations",
 }  # fmt: skip
 LOSS_TITLES = {
     "regression": "Numbers", "classification": "Classes", "heads": "Large vocabularies",
@@ -282,14 +287,22 @@ LOSS_TITLES = {
     "regions": "Masks, boxes, rare classes", "logic": "Rules", "combined": "Several losses",
 }  # fmt: skip
 METRIC_TITLES = {
-    "metric": "The base, and groups", "means": "Means", "labels": "Of labels",
+    "metric": "The base, and groups", "means": "Means",
     "classification": "Of classes", "ranking": "Of rankings", "calibration": "Of calibration",
+    "boxes": "Of boxes",
 }  # fmt: skip
+KNOWN_TITLES = {
+    "Initialisers",
+    *(t for known in (TITLES, LAYER_TITLES, LOSS_TITLES, METRIC_TITLES) for t in known.values()),
+}
 
 
-def title_of(thing: Any, known: dict[str, str]) -> str:
-    """The section of a thing: by its module's name, or else by what the module says of itself."""
-    family = family_of(thing)
+def title_of(name: str, thing: Any, known: dict[str, str]) -> str:
+    """The section of a thing: that of `fft` for `fft.rfft`, or of the module that defines it.
+
+    Modules without a title say what they are themselves.
+    """
+    family = name.rpartition(".")[0] or family_of(thing)
     if family in known:
         return known[family]
     summary = inspect.getdoc(inspect.getmodule(thing)) or family
@@ -307,7 +320,7 @@ def sections(
     found: dict[str, list[Entry]] = {title: [] for title in known.values()}
     for name, thing in things.items():
         entry = Entry(f"{prefix}.{name}", thing, family or family_of(thing))
-        found.setdefault(title_of(thing, known), []).append(entry)
+        found.setdefault(title_of(name, thing, known), []).append(entry)
     return [Section(t, tuple(e)) for t, e in found.items() if e]
 
 
@@ -390,6 +403,8 @@ def missing() -> list[str]:
     """Everything that the table or a docstring still needs, one line each."""
     found = []
     for page in pages():
+        titles = [s.title for s in page.sections if s.title not in KNOWN_TITLES]
+        found += [f"{page.path}: give a title to the section “{t}”" for t in titles]
         for entry in (e for s in page.sections for e in s.entries):
             for check in (described, example, lambda e: list(arguments(e))):
                 try:
@@ -413,6 +428,7 @@ def unused() -> list[str]:
     rows = table()
     found = [n for kind in ("examples", "layers") for n in rows[kind] if n not in names]
     found += [n for n in rows["methods"] if n not in methods()]
+    found += [n for n in rows["shapes"] if n not in families | {"keepdims"}]
     return found + [n for n in rows["arguments"] if n not in names | families]
 
 

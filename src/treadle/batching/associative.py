@@ -25,6 +25,8 @@ def associative_scan(
     It is written for two elements, trees as `xs` without the axis, and is applied to many at once
     by `td.vmap`. The depth is the logarithm of the length, the work about twice it. `reverse`
     starts at the end: xₙ, xₙ∘xₙ₋₁, ….
+
+    Shapes: (…, n, …) → the same.
     """
     (given,) = tensors_of([xs])
     leaves, structure = trees.flatten(given)

@@ -38,6 +38,8 @@ def vmap(
     element; `out_dims` where it stands in the results, None for those that do not differ. Each is
     one number for all, or a tuple with an entry for each, or a tree. Keyword arguments are not
     mapped. Random numbers are `"different"` for each element, the `"same"`, or an `"error"`.
+
+    Shapes: a function (A,) → (B,) becomes one (n, A) → (n, B).
     """
     if randomness not in RANDOMNESS:
         raise ArgumentError(

@@ -34,7 +34,7 @@ from treadle.ir.graph import OutputKind
 def cond(
     pred: Operand, true_fn: Callable[..., Tree], false_fn: Callable[..., Tree], *operands: Tree
 ) -> Tree:
-    """true_fn(*operands) where `pred`, a bool scalar, is true, and else false_fn(*operands).
+    """`true_fn(*operands)` where `pred`, a bool scalar, is true, else `false_fn(*operands)`.
 
     Both are computed and one is taken, and so is its gradient: NaN and infinities of the other one
     do not reach it. Random draws, captures, metrics and prints of both happen. A `pred` that is
