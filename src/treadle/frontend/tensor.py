@@ -40,7 +40,7 @@ class Scope(Protocol):
         ...
 
 
-def _refused_change(name: str, plain: str) -> UnknownNameError:
+def _refused_in_place(name: str, plain: str) -> UnknownNameError:
     return UnknownNameError(
         name, "tensors do not change: they are values of a program", f"Write x = x.{plain}(...)."
     )
@@ -60,7 +60,7 @@ class Operators:
                 raise unknown(type(self).__name__, name, TENSOR)
             plain = name.removesuffix("_")
             if name != plain and not name.startswith("_") and plain in dir(Operators):
-                raise _refused_change(name, plain)
+                raise _refused_in_place(name, plain)
             return object.__getattribute__(self, name)  # raises what it raised before
 
     if TYPE_CHECKING:
