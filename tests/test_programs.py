@@ -1,7 +1,7 @@
 """Eight programs of `examples/` beside the same programs in PyTorch: 20 steps from equal weights.
 
 Both sides compute in float32 on the processor and start from a state dict of PyTorch. What is random
-(noise, shares, points) is data, so that both see the same. Losses agree to 1e-4 of their size, and the
+(noise, shares, points) is data, so that both see the same. Losses agree to 1e-5 of their size, and the
 weights at the end to `WEIGHTS`, absolutely.
 """
 
@@ -22,15 +22,25 @@ from torch.func import functional_call
 import treadle as td
 from treadle import optim
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+sys.path.insert(0, str(EXAMPLES))
 
-STEPS, LOSSES, WEIGHTS = 20, 1e-4, 2e-4
+NAMES = "gat maml neural_ode seq2seq transfer unet vit wgan_gp".split()
+STEPS, LOSSES, WEIGHTS = 20, 1e-5, 2e-4
 Arrays = dict[str, np.ndarray]
 Tensors = dict[str, torch.Tensor]
 
 
 def program(name: str):
+    assert name in NAMES
     return importlib.import_module(name)
+
+
+def test_programs_are_short_and_compared() -> None:
+    own = Path(__file__).read_text(encoding="utf-8")
+    for name in NAMES:
+        assert len((EXAMPLES / f"{name}.py").read_text(encoding="utf-8").splitlines()) < 120
+        assert f'program("{name}")' in own
 
 
 def tensors(batch: Arrays) -> Tensors:
