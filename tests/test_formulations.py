@@ -146,3 +146,19 @@ def test_tasks_are_whole_vectors(columns, tasks):
     calls = planned_calls(plan.steps)
     entries = [(plan.entries[call.entry], call.tasks) for call in calls]
     assert (columns, tasks) in [(e.iterations, n) for e, n in entries if e.is_vector]
+
+
+def test_windows_are_not_copied_to_be_multiplied_once():
+    """The gradient of a depthwise weight is sums of products, where both operands lie."""
+
+    def weight_gradient(x, w):
+        return td.grad(lambda w: (td.conv(x, w, padding=1, groups=8) ** 2).sum())(w)
+
+    specs = td.Spec((2, 8, 16, 16)), td.Spec((8, 1, 3, 3))
+    names = [kernel.name for kernel in kernels(weight_gradient, *specs)]
+    assert not [name for name in names if "pack" in name], names
+    x, w = (np.random.default_rng(0).normal(size=s.shape).astype(np.float32) for s in specs)
+    found = td.compile(weight_gradient, *specs, device="cpu")(x, w)
+    weight = torch.tensor(w, dtype=torch.float64, requires_grad=True)
+    (F.conv2d(torch.tensor(x).double(), weight, padding=1, groups=8) ** 2).sum().backward()
+    assert np.allclose(found, weight.grad.numpy(), rtol=1e-4, atol=1e-2)

@@ -59,7 +59,10 @@ def contract_kernels(lowering: Lowering, position: int, node: Node) -> list[Kern
     has_axes = contraction.tiled and contraction.depth and size(contraction.depth)
     if not is_float or not has_axes:
         return [by_elements(lowering, position, node)]
-    return _Matmul(lowering, position, contraction).kernels()
+    matmul = _Matmul(lowering, position, contraction)
+    if matmul.copies_for_one_row:
+        return [by_elements(lowering, position, node)]
+    return matmul.kernels()
 
 
 @dataclass
@@ -215,6 +218,12 @@ class _Matmul:
     @property
     def _has_few_tasks(self) -> bool:
         return size(self.contraction.outer) * size(self.rows.outer) < self.limits.few_tasks
+
+    @property
+    def copies_for_one_row(self) -> bool:
+        """Whether windows would be copied to be multiplied once: depthwise weights' gradients."""
+        is_copied = not self.reads_right and self._expands(self.contraction.right)
+        return is_copied and size(self.contraction.rows) == 1
 
     # Kernels
 
