@@ -43,7 +43,7 @@ def conv_transpose(
     groups: int = 1,
     dilation: Sizes = 1,
 ) -> Tensor:
-    """The transpose of `conv` in any number of dimensions: x (N, C, …), weight (C, O / groups, …).
+    """The transpose of `conv`: x (N, C, …), weight (C, O / groups, …) → (N, O, …).
 
     What `conv` with the same arguments maps to x's shape, this maps back to; `output_padding`
     chooses among the shapes that it maps so.
@@ -116,7 +116,7 @@ def _check_output_padding(
 def unfold(
     x: Operand, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1
 ) -> Tensor:
-    """Windows of (N, C, spatial …) as columns: (N, C · kernel, windows), as F.unfold."""
+    """Windows as columns: (N, C, spatial …) → (N, C · kernel, windows), as F.unfold."""
     x = as_tensor(x)
     if x.ndim < 3:
         raise ShapeError("unfold", f"x is {x.type}", "It is (N, channels, spatial …).")
@@ -136,7 +136,7 @@ def fold(
     padding: Sizes = 0,
     stride: Sizes = 1,
 ) -> Tensor:
-    """Columns (N, C · kernel, windows) added up where windows overlap, as F.fold."""
+    """Columns added up where windows overlap, as F.fold: (N, C · kernel, windows) → (N, C, …)."""
     x = as_tensor(x)
     given = (output_size, kernel_size, dilation, padding, stride)
     dims = next((len(n) for n in given if isinstance(n, Sequence)), 2)
@@ -177,7 +177,7 @@ def _window(
 
 
 def pixel_shuffle(x: Operand, upscale_factor: int) -> Tensor:
-    """(…, C · r², H, W) as (…, C, H · r, W · r)."""
+    """Channels as pixels: (…, C · r², H, W) → (…, C, H · r, W · r)."""
     x, r = _with_factor("pixel_shuffle", x, upscale_factor)
     *lead, channels, h, w = x.shape
     if channels % (r * r):
@@ -191,7 +191,7 @@ def pixel_shuffle(x: Operand, upscale_factor: int) -> Tensor:
 
 
 def pixel_unshuffle(x: Operand, downscale_factor: int) -> Tensor:
-    """(…, C, H · r, W · r) as (…, C · r², H, W)."""
+    """Pixels as channels: (…, C, H · r, W · r) → (…, C · r², H, W)."""
     x, r = _with_factor("pixel_unshuffle", x, downscale_factor)
     *lead, channels, h, w = x.shape
     if h % r or w % r:
@@ -212,7 +212,7 @@ def _with_factor(name: str, x: Operand, factor: int) -> tuple[Tensor, int]:
 
 
 def channel_shuffle(x: Operand, groups: int) -> Tensor:
-    """Channels (axis 1) of the groups taken in turn."""
+    """Channels (axis 1) of the groups taken in turn: (N, C, …) → (N, C, …)."""
     x, count = as_tensor(x), integer_of("channel_shuffle", "groups", groups)
     if x.ndim < 3 or count < 1 or x.shape[1] % count:
         raise ShapeError(
@@ -241,7 +241,7 @@ def interpolate(
     align_corners: bool = False,
     recompute_scale_factor: bool = False,
 ) -> Tensor:
-    """Resize the spatial axes of (N, C, spatial …) to a size or by a factor, as F.interpolate."""
+    """Spatial axes resized to a size or by a factor, as in PyTorch: (N, C, …) → (N, C, size …)."""
     x = as_tensor(x)
     dims = x.ndim - 2
     _check_mode(x, mode, dims, align_corners)
@@ -336,12 +336,13 @@ def _phases(taps: list[Tap], n: int, out: int) -> list[dict[int, float]] | None:
         if np.abs(distance).max() > REACH:
             return None
         shares[np.arange(out), distance.astype(int) + REACH] += weight
-    phases = shares.reshape(n, factor, -1)
-    is_regular = np.abs(phases - phases[0]).max() < 1e-9
-    is_constant = np.abs(phases[0] - phases[0, 0]).max() < 1e-9
+    by_element = shares.reshape(n, factor, -1)
+    first = by_element[0]
+    is_regular = np.abs(by_element - first).max() < 1e-9
+    is_constant = np.abs(first - first[0]).max() < 1e-9
     if not is_regular or (factor > MOST_PHASES and not is_constant):
         return None
-    return [{d - REACH: float(w) for d, w in enumerate(row) if abs(w) > 1e-9} for row in phases[0]]
+    return [{d - REACH: float(w) for d, w in enumerate(row) if abs(w) > 1e-9} for row in first]
 
 
 def _interleaved(x: Tensor, axis: int, shares: list[dict[int, float]]) -> Tensor:
