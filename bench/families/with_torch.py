@@ -92,3 +92,13 @@ def rotated(x: Any, base: float = 10000.0) -> Any:
     c, s = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     a, b = x.chunk(2, -1)
     return torch.cat([a * c - b * s, b * c + a * s], -1)
+
+
+def spectral_convolution(x: Any, weight: Any) -> Any:
+    """As the operator's authors write it: the lowest frequencies of a whole transform."""
+    w, m = torch.view_as_complex(weight), weight.shape[3]
+    z = torch.fft.rfft2(x)
+    out = z.new_zeros((x.shape[0], w.shape[1], *z.shape[2:]))
+    out[:, :, :m, :m] = torch.einsum("bixy,ioxy->boxy", z[:, :, :m, :m], w[:, :, :m])
+    out[:, :, -m:, :m] = torch.einsum("bixy,ioxy->boxy", z[:, :, -m:, :m], w[:, :, m:])
+    return torch.fft.irfft2(out, s=x.shape[2:])

@@ -57,3 +57,10 @@ def ctc(log_probs: Any, targets: Any, times: Any, lengths: Any) -> Any:
 
 def rotated(x: Any, base: float = 10000.0) -> Any:
     return nn.RotaryEmbedding(x.shape[-1], base)(x)
+
+
+def spectral_convolution(x: Any, weight: Any) -> Any:
+    """x (batch, in, height, width); weight (in, out, 2m, m, 2)."""
+    modes = weight.shape[2:4]
+    z = td.fft.einsum("bixy,ioxy->boxy", td.fft.rfft2(x, modes=modes), weight)
+    return td.fft.irfft2(z, s=x.shape[2:], modes=modes)
