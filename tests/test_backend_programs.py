@@ -60,7 +60,7 @@ def test_random_training_programs(lot: int, seed: int) -> None:
 
 
 @given(SEEDS)
-@settings(max_examples=8, **SETTINGS)
+@settings(max_examples=4, **SETTINGS)
 def test_random_training_programs_kept_in_memory(seed: int) -> None:
     training, values, bounds = prepared(seed)
     built = build(training.graph, fuse=False)

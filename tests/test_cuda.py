@@ -62,7 +62,7 @@ def test_every_op_scheduled_for_a_gpu(op: Op, dtype: DType) -> None:
 
 
 @given(SEEDS)
-@settings(max_examples=8, **SETTINGS)
+@settings(max_examples=4, **SETTINGS)
 def test_random_programs_scheduled_for_a_gpu(seed: int) -> None:
     training, values, bounds = random_program(seed)
     program = scheduled(training.graph, in_place=True)

@@ -150,7 +150,7 @@ def test_sums_so_far_are_not_sums_of_columns(shape: tuple[int, int]) -> None:
 
 @needs_host
 @given(SEEDS)
-@settings(max_examples=10, **SETTINGS)
+@settings(max_examples=6, **SETTINGS)
 def test_random_training_programs(seed: int) -> None:
     training, values, bounds = random_program(seed)
     program = scheduled(training.graph, in_place=True)

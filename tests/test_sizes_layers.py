@@ -78,6 +78,7 @@ for row in layer_rows.ROWS:
     if not getattr(row.ours(), "return_indices", False):
         BY_NAME.setdefault(row.name, []).append(row)
 TOGETHER = {"Sequential", "ModuleList", "SwiGLU"}  # made of layers that have rows of their own
+TOGETHER |= {"LSTM", "GRU", "MultiHeadAttention"}  # large programs: all pairs are slow tests
 # Other forms of them, and all sizes of those.
 MORE: dict[str, Make] = {
     **{name: ROWS[name] for name in sorted(TOGETHER)},
