@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import NamedTuple
 
 from treadle.base.origin import Origin
@@ -76,14 +77,11 @@ class Graph:
         """Positions of the `input` nodes, in order: the graph's interface when it is a body."""
         return tuple(i for i, n in enumerate(self.nodes) if n.op is INPUT)
 
-    @property
-    def leaves(self) -> dict[str, int]:
+    @cached_property
+    def leaves(self) -> Mapping[str, int]:
         """Positions of all named leaves (inputs, parameters, state) by name."""
-        found = {}
-        for i, node in enumerate(self.nodes):
-            if isinstance(node.attributes, Leaf):
-                found[node.attributes.name] = i
-        return found
+        named = enumerate(n.attributes for n in self.nodes)
+        return {a.name: i for i, a in named if isinstance(a, Leaf)}
 
     @property
     def results(self) -> tuple[Value, ...]:
