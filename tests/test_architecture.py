@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import subprocess
 import sys
@@ -412,3 +413,18 @@ def test_import_is_light() -> None:
     assert "treadle" in tops
     assert not tops & NOT_AT_START
     assert not {n for n in names if n.startswith(PARTS_NOT_AT_START)}
+
+
+def test_the_back_half_keeps_its_shape() -> None:
+    """Few functions walk the loop IR by hand, and no renderer or stage asks what device it is."""
+    place = SOURCE.parent.parent / "tools" / "measure_source.py"
+    spec = importlib.util.spec_from_file_location("measure_source", place)
+    assert spec is not None
+    assert spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = tool  # dataclasses look their module up
+    spec.loader.exec_module(tool)
+    found = tool.modules()
+    assert len(tool.walkers(found)) <= 12
+    assert tool.function_median(found) <= 7
+    assert not tool.uses_of_is_gpu(found)
