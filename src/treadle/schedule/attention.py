@@ -22,8 +22,8 @@ from treadle.kernel.nodes import (
     Statement,
     Value,
 )
+from treadle.schedule.calls import library_attention
 from treadle.schedule.keep import ROOTS
-from treadle.schedule.library_calls import library_attention
 from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import Body, accumulated, apply, axis_vars, compare, in_order, parallel
 from treadle.schedule.operands import Site, plain_load

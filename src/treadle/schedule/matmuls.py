@@ -39,9 +39,9 @@ from treadle.kernel.nodes import (
     StridedAxis,
     Value,
 )
+from treadle.schedule.calls import by_elements, standalone_matmul
 from treadle.schedule.inline import Reader
 from treadle.schedule.keep import ROOTS
-from treadle.schedule.library_calls import by_elements, standalone_matmul
 from treadle.schedule.lower import Lowering
 from treadle.schedule.nests import as_dtype, best_divisor, flat_index, in_order, parallel
 from treadle.schedule.operands import Site, load_of
