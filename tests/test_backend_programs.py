@@ -24,7 +24,7 @@ SETTINGS = {
     "phases": [Phase.explicit, Phase.reuse, Phase.generate],
     "suppress_health_check": [HealthCheck.filter_too_much, HealthCheck.too_slow],
 }
-LOTS, EACH = 4, 12  # in lots that several processes can share
+LOTS, EACH = 4, 8  # in lots that several processes can share
 SEEDS = st.integers(0, 2**40)
 
 

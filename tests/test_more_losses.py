@@ -379,7 +379,11 @@ def cases_of(name: str) -> list[tuple[Case, str | None]]:
 NAMES = sorted({c.name for c in (*TABLE, *WHOLE)})
 
 
-@pytest.mark.parametrize("name", NAMES)
+# Every other one by default: a program of five configurations takes a second to compile.
+LATER = [pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1::2]]
+
+
+@pytest.mark.parametrize("name", [*NAMES[::2], *LATER])
 def test_natively(name: str) -> None:
     found = cases_of(name)
     assert len(found) >= 5

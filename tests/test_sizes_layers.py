@@ -150,6 +150,7 @@ def test_values_and_gradients(name: str) -> None:
 # One and three dimensions are the same code with other axes.
 LIKE_OTHERS = [n for n in BY_NAME if n.endswith(("1d", "3d")) and f"{n[:-2]}2d" in BY_NAME]
 LIKE_OTHERS += ["TransformerEncoder", "TransformerDecoder"]  # stacks of layers that have rows
+LIKE_OTHERS += ["TransformerDecoderLayer"]  # what an encoder's has, and attention once more
 
 
 @pytest.mark.parametrize("name", [n for n in BY_NAME if n not in LIKE_OTHERS])
