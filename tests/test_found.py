@@ -12,6 +12,9 @@ import treadle as td
 from treadle import losses, nn, optim
 from treadle.codegen.cuda.driver import render_program
 from treadle.domains.field import equal_graphs
+from treadle.kernel.index import Data, Index, Var, variable
+from treadle.kernel.nodes import For, Load, Role, Store
+from treadle.kernel.races import conflicts_in
 from treadle.schedule.schedule import GPU, schedule
 
 Spec = td.Spec
@@ -364,3 +367,32 @@ def test_the_gradient_of_bce_in_float16(device: str) -> None:
     )(x, y)
     assert np.isfinite(found).all()
     np.testing.assert_allclose(found[2:5], [-5, 2, -1 / 0.9], rtol=1e-2)
+
+
+def test_a_row_that_is_found_once_for_all_rows_of_a_softmax() -> None:
+    """An index that is data and the same in all iterations was taken for one that overlaps."""
+    rng = np.random.default_rng(0)
+    x, u = rng.normal(size=(17, 3, 5)), rng.normal(size=(17, 1, 5))
+    w = rng.normal(size=(17, 3, 5))
+    at = np.array([1], np.int32)
+
+    def total(x, u, at, w):
+        return (td.softmax(td.scatter_add(x, at, u, 1), 1) * w).sum()
+
+    arrays = [x.astype(np.float32), u.astype(np.float32), at, w.astype(np.float32)]
+    specs = [td.Spec(a.shape, str(a.dtype)) for a in arrays]
+    f = td.grad(total, (0, 1))
+    ours, exact = (td.compile(f, *specs, device=d)(*arrays) for d in ("cpu", "oracle"))
+    for a, b in zip(ours, exact, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_rows_that_data_moves_by_one_number_still_meet() -> None:
+    i = Var("i", 8)
+    there = variable(i) + Index(((Data("d", 3), 1),))
+    body = (Store("y", variable(i), Load("y", there, td.float32)),)
+    assert conflicts_in(For(i, Role.PARALLEL, body)) == {"y"}
+    apart = (
+        Store("y", variable(i) * 3, Load("y", there - variable(i) + variable(i) * 3, td.float32)),
+    )
+    assert not conflicts_in(For(i, Role.PARALLEL, apart))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from treadle.kernel.access import BLOCK, accesses, changed_in, names_in
 from treadle.kernel.index import (
@@ -105,8 +105,11 @@ def _is_single(atom: Atom) -> bool:
 def _stay_apart(indices: Sequence[_Split], inside: _Inside) -> bool:
     """Whether the element says which iteration it belongs to, in all of the indices alike."""
     first = indices[0]
-    if any(p.shared != first.shared or p.moving != first.moving for p in indices):
+    if any(p.moving != first.moving for p in indices):
         return False
+    # What iterations share and only some indices have may be any number to the others.
+    common = frozenset.intersection(*(frozenset(p.shared.items()) for p in indices))
+    indices = [replace(p, free=p.free | dict(p.shared.items() - common)) for p in indices]
     digits = {a for a, f in first.moving.items() if _is_digit(a, f, indices)}
     return inside.var in _known(digits, inside)
 
