@@ -37,6 +37,7 @@ class InterpretedProgram:
     """A program on arrays of the host; leaves that it updates are written where they are."""
 
     is_in_place = True
+    shares_arena = False
     can_repeat = True
     workspace = 0
 

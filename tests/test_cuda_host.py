@@ -12,7 +12,7 @@ from fake_cuda import FakeDriver, fake_gpu
 from treadle import losses, nn, optim
 from treadle.base.errors import BatchError, DeviceError, IndexRangeError
 from treadle.runtime.cuda.arrays import DeviceArray, found
-from treadle.runtime.cuda.device import Block
+from treadle.runtime.cuda.device import Block, padded
 from treadle.step.index_guard import AHEAD
 
 SPECS = {"x": td.Spec((8, 20)), "y": td.Spec((8,), td.int32)}
@@ -113,7 +113,7 @@ def test_arrays_on_the_device_that_come_again_are_read_where_they_are() -> None:
         np.testing.assert_array_equal(inputs_of(program), np.full((1, 160), 5.0))
 
 
-def test_indices_on_the_device_are_looked_at_by_a_program_of_their_own() -> None:
+def test_indices_on_the_device_are_looked_at_by_the_program() -> None:
     """The fake device computes nothing, so that its flag says no."""
     with fake_gpu():
         step = compiled()
@@ -121,8 +121,7 @@ def test_indices_on_the_device_are_looked_at_by_a_program_of_their_own() -> None
         wrong["y"][2] = 77
         arrays = {n: OnDevice(a) for n, a in wrong.items()}
         result = step(arrays)
-        programs = step._programs.built(step._inputs)._built
-        assert [key[2] for key in programs] == [False, True]
+        assert step.report.compiles == 1, "one program, wherever the indices come from"
         assert (step._done.steps, step._done.micro) == (1, 0)
         with pytest.raises(IndexRangeError, match=r"step: y\[2\] is 77, and cross_entropy has"):
             result.loss  # noqa: B018
@@ -179,6 +178,39 @@ def test_graphs_are_captured_again_when_values_move() -> None:
         for i in range(6):
             step(batch_of(i))
         assert driver.calls["cuGraphInstantiate"] == captured + 2, "one for each slot, once"
+
+
+def test_programs_compute_in_one_arena_as_large_as_the_largest_asks_for() -> None:
+    with fake_gpu() as driver:
+        f = td.compile(lambda x: (x @ x.T).sum(0), td.Spec((16, 8)), device="cuda")
+        given = np.ones((16, 8), np.float32)
+        f(given)
+        first = program_of_forward(f)._arena.nbytes
+        step = compiled()
+        step(batch_of(0))
+        step.evaluate(batch_of(0))
+        captured = driver.calls["cuGraphInstantiate"]
+        programs = [*step._programs.built(step._inputs)._built.values(), program_of_forward(f)]
+        evaluations = step._evaluations.built(step._inputs)._built.values()
+        sizes = [padded(p.plan.arena) + p._runner.workspace for p in (*programs, *evaluations)]
+        arena = programs[0]._arena
+        assert all(p._arena is arena for p in (*programs, *evaluations))
+        assert arena.nbytes == max(sizes) > first
+        f(given)  # its graph is of an arena that is gone
+        assert driver.calls["cuGraphInstantiate"] == captured + 1
+        assert arena.nbytes == max(sizes)
+        state = step.report.state_bytes + sum(p.outside for p in step.report.programs)
+        own = [p.arena + p.scratch for p in step.report.programs]
+        assert step.report.peak_bytes == state + max(own), "not of both programs together"
+        del step, programs, evaluations
+        gc.collect()
+        f(given)
+        assert arena.nbytes == first, "what others asked for is given back"
+
+
+def program_of_forward(forward):
+    inner = forward._forward
+    return inner._programs.built(inner._fixed).program
 
 
 # Arrays for others

@@ -23,7 +23,7 @@ from treadle.optim.append import Mode
 from treadle.pipeline import CompileReport, StepRecipe, build_step
 from treadle.step.index_checks import IndexChecks
 from treadle.step.index_guard import FLAG, Guarded, Unlooked, guarded
-from treadle.step.programs import UNWATCHED
+from treadle.step.programs import UNWATCHED, Variants
 
 Array = NDArray[Any]
 Spec, i32 = td.Spec, td.int32
@@ -526,7 +526,8 @@ def test_a_guarded_program_writes_nothing_if_an_index_is_wrong(accumulate: int) 
     step = step_of(accumulate=accumulate)
     variants = step._programs.built(step._inputs)
     mode = Mode.UPDATE if accumulate == 1 else Mode.ACCUMULATE
-    program = variants.step(mode, UNWATCHED, True)
+    on_device = Variants(variants.graphs, step.report, step.recipe.options, on_device=True)
+    program = on_device.step(mode, UNWATCHED)
     before = step.state_dict()
     for name, value in [*WRONG, ("y", -99), ("y", 2**31 - 1), ("x", -(2**31))]:
         arrays = {f"batch:{n}": a for n, a in batch_of(**{name: value}).items()}

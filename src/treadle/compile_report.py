@@ -71,6 +71,7 @@ class ProgramFacts:
     scratch: int
     outside: int  # constants and outputs
     from_cache: bool
+    shares_arena: bool = False  # arena and scratch are memory of all programs, the largest counts
 
     @property
     def calls(self) -> int:
@@ -174,7 +175,9 @@ class CompileReport:
     @property
     def peak_bytes(self) -> int:
         """A forecast of the memory that values and programs take."""
-        return self.state_bytes + sum(p.nbytes for p in self.programs)
+        shared = (p.arena + p.scratch for p in self.programs if p.shares_arena)
+        own = sum(p.outside if p.shares_arena else p.nbytes for p in self.programs)
+        return self.state_bytes + own + max(shared, default=0)
 
     @property
     def cache_hits(self) -> int:

@@ -124,7 +124,8 @@ def facts(name: str, built: Built[Any], program: InPlaceProgram, from_cache: boo
     plan = built.plan
     outside = sum(a.nbytes for a in built.constants.values())
     outside += sum(o.type.nbytes for o in plan.outputs if o.name not in plan.updated)
-    return ProgramFacts(name, plan.kernels, plan.arena, program.workspace, outside, from_cache)
+    inside = plan.arena, program.workspace
+    return ProgramFacts(name, plan.kernels, *inside, outside, from_cache, program.shares_arena)
 
 
 def compiled_part(program: Executable) -> InPlaceProgram | None:

@@ -78,6 +78,11 @@ class InPlaceProgram(Executable, Protocol):
         """Bytes that a run needs beside the plan's arena."""
         ...
 
+    @property
+    def shares_arena(self) -> bool:
+        """Whether programs compute in the same memory, one after the other."""
+        ...
+
     def run_on(
         self,
         owner: object,

@@ -47,16 +47,17 @@ from treadle.step.loading import Loaded, Rename, Terms, load_model, load_values,
 class Built:
     """A program for one shape of inputs, and how its results are put together."""
 
-    def __init__(self, traced: TracedModel, load_: Callable[[Graph], Executable], checks: bool):
-        self.traced, self._load = traced, load_
+    def __init__(
+        self,
+        traced: TracedModel,
+        load_: Callable[[Graph], Executable],
+        checks: bool,
+        on_device: bool,
+    ):
+        self.traced = traced
         self.indices = checks_of(traced.graph, checks)
-        self._programs = {False: load_(traced.graph)}
-
-    def program(self, is_guarded: bool = False) -> Executable:
-        """One that is guarded looks at its indices itself."""
-        if is_guarded not in self._programs:
-            self._programs[is_guarded] = self._load(guarded(self.traced.graph, self.indices))
-        return self._programs[is_guarded]
+        # On a device the program looks at its indices itself.
+        self.program = load_(guarded(traced.graph, self.indices) if on_device else traced.graph)
 
 
 class Forward:
@@ -107,7 +108,8 @@ class Forward:
         def loaded(graph: Graph) -> Executable:
             return load(graph, self.report, self._options, "forward")
 
-        return Built(traced, loaded, self._options.check_indices)
+        on_device = not self.session.memory.is_host
+        return Built(traced, loaded, self._options.check_indices, on_device)
 
     def __call__(self, batch: Tree, on_device: bool = False) -> Tree:
         """The function's result for a batch, as arrays.
@@ -124,7 +126,7 @@ class Forward:
         arrays[RANDOM_STATE] = make_key(self._seed, calls, stream=self._stream)
         outputs: Mapping[str, Any]
         if on_device:
-            outputs = self.session.run_there(built.program(), arrays)
+            outputs = self.session.run_there(built.program, arrays)
         else:
             outputs = run_guarded(self.session, name, built, built.program, arrays)
         self.session.calls[self._number] = calls + 1

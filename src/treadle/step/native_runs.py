@@ -66,7 +66,7 @@ class NativeRuns:
                 self.unlooked.look(MOST_IN_A_CALL)
             variants, first = self.programs.get("run", batches[0])
             is_guarded = self._on_device and variants.indices.are_there(first)
-            program = variants.step(Mode.UPDATE, UNWATCHED, is_guarded)
+            program = variants.step(Mode.UPDATE, UNWATCHED)
             if not updates_in_place(program) or not program.can_repeat:
                 return []
             rows = [self._with_key(variants, first, 0)]

@@ -27,19 +27,27 @@ UNWATCHED = Watched()
 
 
 class Variants:
-    """The programs of one batch shape, each built when first asked for."""
+    """The programs of one batch shape, each built when first asked for.
+
+    On a device they look at indices themselves, whether those come from there or from the host:
+    a second program for arrays that are there would be compiled and held beside the first.
+    """
 
     def __init__(
-        self, graphs: Mapping[Mode, Graph], report: CompileReport, options: CompileOptions
+        self,
+        graphs: Mapping[Mode, Graph],
+        report: CompileReport,
+        options: CompileOptions,
+        on_device: bool,
     ):
         self.graphs, self._report, self._options = graphs, report, options
         self._built: dict[tuple[object, ...], Executable] = {}
         self.indices = checks_of(graphs[Mode.UPDATE], options.check_indices)
+        self._on_device = on_device
         self.is_random = any(RANDOM_STATE in g.leaves for g in graphs.values())
 
-    def step(self, mode: Mode, watched: Watched, is_guarded: bool = False) -> Executable:
-        """The program of a step; one that is guarded looks at its indices itself."""
-        known = self._built.get((mode, watched, is_guarded))
+    def step(self, mode: Mode, watched: Watched) -> Executable:
+        known = self._built.get((mode, watched))
         if known is not None:
             return known
         kinds = {OutputKind.METRIC, OutputKind.WEIGHT, OutputKind.UPDATE, OutputKind.PRINT}
@@ -51,16 +59,16 @@ class Variants:
         names = ["loss", "weight", "grad_norm", "updated"]
         if watched.grad_norms:
             names += [o.name for o in graph.outputs if o.name.startswith("grad_norm:")]
-        return self._program((mode, watched, is_guarded), graph, kinds, names)
+        return self._program((mode, watched), graph, kinds, names)
 
-    def gradients(self, is_guarded: bool = False) -> Executable:
+    def gradients(self) -> Executable:
         kinds = {OutputKind.GRADIENT, OutputKind.PRINT}
-        key = ("gradients", UNWATCHED, is_guarded)
+        key = ("gradients", UNWATCHED)
         return self._program(key, self.graphs[Mode.UPDATE], kinds, ["loss"])
 
     def _program(
         self,
-        key: tuple[object, Watched, bool],
+        key: tuple[object, Watched],
         graph: Graph,
         kinds: set[OutputKind],
         names: list[str],
@@ -68,7 +76,7 @@ class Variants:
         if key not in self._built:
             name = "gradients" if key[0] == "gradients" else "step"
             chosen = select(graph, kinds, names)
-            chosen = guarded(chosen, self.indices) if key[2] else chosen
+            chosen = guarded(chosen, self.indices) if self._on_device else chosen
             self._built[key] = load(chosen, self._report, self._options, name)
             self._report.compiles += 1
         return self._built[key]
@@ -77,19 +85,21 @@ class Variants:
 class Evaluation:
     """The programs that evaluate one batch shape: without captures and with them."""
 
-    def __init__(self, graph: Graph, report: CompileReport, options: CompileOptions):
+    def __init__(
+        self, graph: Graph, report: CompileReport, options: CompileOptions, on_device: bool
+    ):
         self._graph, self._report, self._options = graph, report, options
-        self._built: dict[tuple[bool, bool], Executable] = {}
+        self._built: dict[bool, Executable] = {}
         self.indices = checks_of(graph, options.check_indices)
+        self._on_device = on_device
 
-    def program(self, captures: bool, is_guarded: bool = False) -> Executable:
-        key = captures, is_guarded
-        if key not in self._built:
+    def program(self, captures: bool) -> Executable:
+        if captures not in self._built:
             kinds = {OutputKind.METRIC, OutputKind.WEIGHT, OutputKind.PRINT}
             if captures:
                 kinds.add(OutputKind.CAPTURE)
             chosen = select(self._graph, kinds, ["loss", "weight"])
-            chosen = guarded(chosen, self.indices) if is_guarded else chosen
-            self._built[key] = load(chosen, self._report, self._options, "evaluate")
+            chosen = guarded(chosen, self.indices) if self._on_device else chosen
+            self._built[captures] = load(chosen, self._report, self._options, "evaluate")
             self._report.compiles += 1
-        return self._built[key]
+        return self._built[captures]

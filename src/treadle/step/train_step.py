@@ -122,7 +122,7 @@ class TrainStep:
         with self.recipe.naming():
             graphs = build_step(self.recipe, self._plan, inputs, self.report)
         self._declare(graphs)
-        return Variants(graphs, self.report, self.recipe.options)
+        return Variants(graphs, self.report, self.recipe.options, self._on_device)
 
     def _declare(self, graphs: Mapping[Mode, Graph]) -> None:
         """Room for state that a new shape brings with it: accumulators of its metrics."""
@@ -136,7 +136,7 @@ class TrainStep:
     def _build_evaluation(self, inputs: Inputs) -> Evaluation:
         with self.report.stage("evaluation"):
             graph = build_evaluation(self.recipe, inputs, self._eval_params, self.report)
-        return Evaluation(graph, self.report, self.recipe.options)
+        return Evaluation(graph, self.report, self.recipe.options, self._on_device)
 
     def _start(self) -> None:
         """First values of everything but the model's parameters and states."""
@@ -188,7 +188,7 @@ class TrainStep:
             variants, arrays = self._programs.get(operation, batch)
             mode = self._mode()
             is_guarded = self._on_device and variants.indices.are_there(arrays)
-            program = variants.step(mode, watched, is_guarded)
+            program = variants.step(mode, watched)
             inputs = self._with_key(arrays) if variants.is_random else arrays
             before = self.session.progress(program)
             try:
@@ -249,7 +249,7 @@ class TrainStep:
         """Gradients of the loss on a batch, by parameter; nothing changes."""
         variants, arrays = self._programs.get("gradients", batch)
         given = self._with_key(arrays)
-        outputs = run_guarded(self.session, "gradients", variants, variants.gradients, given)
+        outputs = run_guarded(self.session, "gradients", variants, variants.gradients(), given)
         # Where gradients are summed, the step's are those of the loss times the number of calls.
         calls = self.recipe.accumulate if self.recipe.sums else 1
         gradients = arrays_of(outputs, OutputKind.GRADIENT)
@@ -267,8 +267,7 @@ class TrainStep:
         """Loss and metrics in evaluation mode; other batch sizes are compiled as they come."""
         check_flags("evaluate", self._inputs, captures=captures)
         evaluation, arrays = self._evaluations.get("evaluate", batch)
-        program = functools.partial(evaluation.program, captures)
-        given = self._with_key(arrays)
+        program, given = evaluation.program(captures), self._with_key(arrays)
         outputs = run_guarded(self.session, "evaluate", evaluation, program, given)
         return EvalResult(
             float(outputs["result:loss"]),

@@ -28,7 +28,7 @@ class NativeProgram:
     copies, which the next run does not change. One call runs at a time.
     """
 
-    is_in_place = True
+    is_in_place, shares_arena = True, False
 
     def __init__(
         self,

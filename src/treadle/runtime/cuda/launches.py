@@ -12,7 +12,7 @@ from treadle.kernel.plan import Plan, PlannedCall, PlannedPhase, PlannedStep
 from treadle.runtime.cuda.batches import Batch, batch_in, matrices, runs_of
 from treadle.runtime.cuda.blas import Matmul
 from treadle.runtime.cuda.captures import Enqueue, captured
-from treadle.runtime.cuda.device import Block, checked, device
+from treadle.runtime.cuda.device import checked, device
 from treadle.runtime.cuda.dnn import DnnCall
 
 EARLY_LAUNCH = 90  # chips that launch a kernel before the one ahead of it is done
@@ -117,13 +117,17 @@ class Runner:
         self.plan, self.launches, self.code, self.matmuls = plan, launches, code, matmuls
         self.cooperative = {(b.path, b.first): b for b in cooperative}
         self.called_entries, self.batches = called_entries, batches
-        self.workspace = Block(max((a.workspace for a in called_entries.values()), default=0))
+        self.workspace = max((a.workspace for a in called_entries.values()), default=0)
         self.stream: Any = None  # the one that calls go into now
+        self._workspace = 0  # where libraries work
         self._note: Note = _unnoticed
 
     def enqueue(self, table: Sequence[int], stream: Any, note: Note = _unnoticed) -> int:
-        """Everything, in order; how many launches that were. `note` is called after each."""
-        self.stream, self._note = stream, note
+        """Everything, in order; how many launches that were. `note` is called after each.
+
+        The table's last address is that of memory for what libraries do.
+        """
+        self.stream, self._note, self._workspace = stream, note, table[-1]
         return self._steps(self.plan.steps, (), table, 0)
 
     def _steps(
@@ -193,7 +197,7 @@ class Runner:
             return self._multiply_all(entry, rows)
         if entry in self.called_entries:
             for addresses in rows:
-                self.called_entries[entry].run(addresses, self.workspace.address, self.stream)
+                self.called_entries[entry].run(addresses, self._workspace, self.stream)
             return len(rows)
         if not launch.grid:
             return 0

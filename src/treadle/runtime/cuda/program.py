@@ -16,6 +16,7 @@ from treadle.ir.types import TensorType
 from treadle.kernel.launch import CooperativeLaunch
 from treadle.kernel.plan import Plan, PlannedCall, PlannedPhase, PlannedRepeat
 from treadle.kernel.target import GPU
+from treadle.runtime.cuda.arena import shared_arena
 from treadle.runtime.cuda.arrays import DeviceArray
 from treadle.runtime.cuda.batches import Batch, chosen_batches, matrices
 from treadle.runtime.cuda.blas import Matmul, noise, workspace
@@ -34,7 +35,7 @@ SIZES = GPU.launching
 class CudaProgram:
     """A plan with its code and its memory. One call runs at a time."""
 
-    is_in_place = True
+    is_in_place, shares_arena = True, True
 
     def __init__(
         self,
@@ -51,13 +52,14 @@ class CudaProgram:
         self.runs, self.graph_launches = 0, 0
         self.without = code.without
         self._lay_out_results()
-        needed = plan.arena + self._results_size + self._inputs_size
+        self._arena = shared_arena()
+        needed = max(0, plan.arena - self._arena.nbytes) + self._results_size + self._inputs_size
         needed += sum(a.nbytes for a in constants.values())
         if needed > self._device.memory()[0]:
             self._device.reclaim()
         if needed > self._device.memory()[0]:
             raise out_of_memory(needed, "the program, beside its parameters and state,")
-        self._arena = Block(plan.arena)
+        self._arena.ask(self, plan.arena)
         self._results = Block(self._results_size)
         self._constants = [(slot, Block(constants[n].nbytes)) for slot, n in plan.constants]
         for (_, block), (_, name) in zip(self._constants, plan.constants, strict=True):
@@ -66,7 +68,10 @@ class CudaProgram:
         # Those that were chosen before, to which this adds.
         self.algorithms, self.call_plans = dict(code.algorithms), dict(code.call_plans)
         with self._device.lock:
-            self._runner = self._chosen(is_deterministic, code.cooperative)
+            self._runner = self._chosen(is_deterministic, code.cooperative, self._arena.block())
+        self._room = 0  # where the arena was when graphs were captured
+        # What libraries use while they run lies behind what the plan uses.
+        self._arena.ask(self, padded(plan.arena) + self._runner.workspace)
         self._traffic: dict[int, Traffic] = {}  # by how many steps are one launch
         self._bound: tuple[object, ...] = ()
         self._held: tuple[object, int] = (None, -1)
@@ -93,8 +98,10 @@ class CudaProgram:
         self._inputs_size = sum(padded(t.nbytes) for _, t in self._leaves.values() if t.size)
         self._inputs_size = min(self._inputs_size, 1 << 28)
 
-    def _chosen(self, is_deterministic: bool, cooperative: Sequence[CooperativeLaunch]) -> Runner:
-        """The plan with what libraries compute of it."""
+    def _chosen(
+        self, is_deterministic: bool, cooperative: Sequence[CooperativeLaunch], room: Block
+    ) -> Runner:
+        """The plan with what libraries compute of it; some of that is timed in the arena."""
         matmuls = self._chosen_matmuls(is_deterministic)
         calls = chosen_library_calls(
             self.launches, self.call_plans, is_deterministic, self._addresses
@@ -103,9 +110,7 @@ class CudaProgram:
         self._spare: list[Block] = []
         batches: dict[Batch, Matmul] = {}
         if not is_deterministic:  # what is timed may be chosen otherwise in the next process
-            batches = chosen_batches(
-                self.plan, self.launches, matmuls, self.algorithms, self._arena
-            )
+            batches = chosen_batches(self.plan, self.launches, matmuls, self.algorithms, room)
         return Runner(self.plan, self.launches, self._code, matmuls, calls, batches, cooperative)
 
     def _chosen_matmuls(self, is_deterministic: bool) -> dict[int, Matmul]:
@@ -126,7 +131,7 @@ class CudaProgram:
     @property
     def workspace(self) -> int:
         """Bytes that libraries use while they run; matmuls of all programs share theirs."""
-        return self._runner.workspace.nbytes + (workspace().nbytes if self._runner.matmuls else 0)
+        return self._runner.workspace + (workspace().nbytes if self._runner.matmuls else 0)
 
     def _somewhere(self, entry: int) -> tuple[int, int, int, int]:
         product = self.launches[entry].matmul
@@ -143,11 +148,12 @@ class CudaProgram:
 
     # Addresses
 
-    def _table(self, leaves: Mapping[str, int], results: int) -> list[int]:
-        table = [0] * len(self.plan.slots)
+    def _table(self, leaves: Mapping[str, int], results: int, start: int) -> list[int]:
+        """Of every slot, for an arena; and at the end of what libraries work in."""
+        table = [0] * len(self.plan.slots) + [start + padded(self.plan.arena)]
         for i, slot in enumerate(self.plan.slots):
             if slot.offset >= 0:
-                table[i] = self._arena.address + slot.offset
+                table[i] = start + slot.offset
         for slot_, block in self._constants:
             table[slot_] = block.address
         for slot_, offset in self._result_offsets.items():
@@ -160,11 +166,16 @@ class CudaProgram:
         """All outputs, in order; the values given stay as they are."""
         with self._lock:
             self._device.enter()
-            blocks = self._copies(values)
-            table = self._table_of(blocks)
-            with self._device.lock:
-                self._runner.enqueue(table, self._device.stream)
+            blocks, room = self._copies(values), self._arena.block()
+            table = self._table_of(blocks, room)
+
+            def enqueue(stream: Any) -> None:
+                self._runner.enqueue(table, stream)
+
+            graph = self._code.captured(enqueue)
+            checked(self._device.driver.cuGraphLaunch(graph, self._device.stream), "run")
             self._device.wait()
+            self._code.drop(graph)
             return tuple(self._read(o.slot, o.type, table) for o in self.plan.outputs)
 
     def _copies(self, values: Mapping[str, np.ndarray]) -> dict[str, Block]:
@@ -177,16 +188,16 @@ class CudaProgram:
             blocks[name].write(array)
         return blocks
 
-    def _table_of(self, blocks: Mapping[str, Block]) -> list[int]:
+    def _table_of(self, blocks: Mapping[str, Block], room: Block) -> list[int]:
         addresses = {n: b.address for n, b in blocks.items()}
-        return self._table(addresses, self._results.address)
+        return self._table(addresses, self._results.address, room.address)
 
     def profile(self, values: Mapping[str, np.ndarray]) -> list[Timing]:
         """What each kernel takes in a run, by events between launches; the values stay."""
         with self._lock:
             self._device.enter()
-            blocks = self._copies(values)
-            return timed_launches(self._runner, self._table_of(blocks))
+            blocks, room = self._copies(values), self._arena.block()
+            return timed_launches(self._runner, self._table_of(blocks, room))
 
     def _read(self, slot: int, type_: TensorType, table: Sequence[int]) -> np.ndarray:
         array = np.empty(type_.shape, type_.dtype.numpy)
@@ -280,8 +291,9 @@ class CudaProgram:
         if traffic is None:
             types = {n: t for n, (_, t) in self._leaves.items() if n in rows[0]}
             traffic = self._traffic[count] = Traffic(types, count, self._results_size)
-        if self._held != (values, values.layout):
-            self._rebind(values, set(traffic.types))
+        room = self._arena.block()  # held until the launch
+        if self._held != (values, values.layout) or room.address != self._room:
+            self._rebind(values, set(traffic.types), room.address)
         slot = traffic.next()
         sources = traffic.fill(slot, rows)
         graph = slot.graphs.get(sources)
@@ -292,10 +304,11 @@ class CudaProgram:
         self.runs += count
         return slot.done()
 
-    def _rebind(self, values: DeviceValues, inputs: set[str]) -> None:
-        """Graphs are captured anew if the values have moved."""
-        self._held = (values, values.layout)
+    def _rebind(self, values: DeviceValues, inputs: set[str], room: int) -> None:
+        """Graphs are captured anew if the values or the arena have moved."""
+        self._held, self._room = (values, values.layout), room
         bound = tuple(values.block(n).address for n in self._leaves if n not in inputs)
+        bound += (room,)
         if bound != self._bound:
             for traffic in self._traffic.values():
                 traffic.forget(self._code.drop)
@@ -314,7 +327,7 @@ class CudaProgram:
                 own = traffic.addresses(step, sources)
                 leaves = {n: own[n] if n in own else values.block(n).address for n in self._leaves}
                 results = traffic.results.address + step * self._results_size
-                table = self._table(leaves, results)
+                table = self._table(leaves, results, self._room)
                 self.graph_launches = self._runner.enqueue(table, stream)
             if self._results_size <= SIZES.small_results:
                 traffic.copy_out(slot, stream)
