@@ -72,6 +72,10 @@ class Materialization:
     small_share: int = 8  # a tensor of less than this part of the result costs nothing to read
     # Bytes of activations that may wait for the backward pass; fewer stay in a cache until then.
     waiting_bytes: int = 16 << 20
+    # What the backward pass computes anew where it waits from the forward pass otherwise: operations
+    # an element, which take less than reading it, and bytes of a tensor that is worth a thought.
+    most_recomputed: int = 64
+    least_recomputed: int = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)

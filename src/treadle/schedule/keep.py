@@ -69,7 +69,7 @@ def _materialized(
         for value in values[1:]:
             used_by = used_by | readers.get(value, _NOBODY)
         is_made = is_root(graph, node) or not is_inline(node)
-        is_shared = len(used_by) > 1 and node.op not in _VIEWS and position not in scalars
+        is_shared = len(used_by) > 1 and node.op not in VIEWS and position not in scalars
         is_shared = is_shared and not (target.rematerializes and _widens(graph, node))
         if is_made or is_shared or not fuse or any(v in wanted for v in values):
             stored |= dict.fromkeys(values)
@@ -165,7 +165,7 @@ def _sources(
             if graph.type_of(current).size * sizes.small_share > size:
                 large.add(current)
             continue
-        if node.op not in _OPERATIONS and node.op not in _VIEWS:
+        if node.op not in _OPERATIONS and node.op not in VIEWS:
             return None
         count += _OPERATIONS.get(node.op, 0)
         if count > sizes.most_operations:
@@ -182,7 +182,7 @@ def _behind(node: Node, position: int, operand: int, index: int) -> int:
 
     Indices are numbers here, the same for the same way through views and choices.
     """
-    moves = node.op in _VIEWS or node.op in _CHOICES
+    moves = node.op in VIEWS or node.op in _CHOICES
     return hash((index, position, operand)) if moves else index
 
 
@@ -195,7 +195,7 @@ def recomputed_operands(
     gradient. If what it is made of stays in memory until then, it need not stay too; little of it
     stays, as a cache holds it.
     """
-    homes = _homes(graph, stored)
+    homes = homes_of(graph, stored)
     found: dict[int, TensorValue] = {}
     for position, node in enumerate(graph.nodes):
         if node.op is not linear.CONTRACT:
@@ -220,12 +220,12 @@ def last_reads(
     """The node in whose kernel each node's value is read last."""
     late = {v: {position} for position, v in recomputed.items()}
     found: dict[int, int] = {}
-    for value, homes in _homes(graph, stored, late).items():
+    for value, homes in homes_of(graph, stored, late).items():
         found[value.node] = max(found.get(value.node, -1), *homes)
     return found
 
 
-def _homes(
+def homes_of(
     graph: Graph,
     stored: Collection[TensorValue],
     late: Mapping[TensorValue, set[int]] | None = None,
@@ -254,11 +254,11 @@ _OPERATIONS |= dict.fromkeys([e.AND, e.OR, e.NOT], 1) | dict.fromkeys(
 
 
 # Ops whose results are dear enough to be materialized when their elements are read more than once.
-_COSTLY = frozenset(
+COSTLY = frozenset(
     [e.EXP, e.LOG, e.SQRT, e.RSQRT, e.SIN, e.COS, e.TANH, e.ERF, e.POW, e.ATAN2, e.DIV, e.MOD]
 )
 # Elements at other indices: reading through them costs nothing.
-_VIEWS = frozenset(
+VIEWS = frozenset(
     [
         CONSTANT,
         IOTA,
@@ -294,7 +294,7 @@ def _read_often(graph: Graph) -> set[TensorValue]:
     found: set[TensorValue] = set()
     costly: list[bool] = []  # whether computing an element anew, operands inlined, is dear
     for node in graph.nodes:
-        costly.append(node.op in _COSTLY or any(_costs(graph, costly, v) for v in node.operands))
+        costly.append(node.op in COSTLY or any(_costs(graph, costly, v) for v in node.operands))
         for operand in node.operands:
             if node.op is SCAN:
                 found.add(operand)
@@ -313,7 +313,7 @@ def _cheap_scalars(graph: Graph) -> set[int]:
     """Single numbers that cost less to recompute than to wait for: 1 − β, rate · decay."""
     found: set[int] = set()
     for position, node in enumerate(graph.nodes):
-        is_cheap = node.op in INLINE and node.op not in _COSTLY and node.types[0].size == 1
+        is_cheap = node.op in INLINE and node.op not in COSTLY and node.types[0].size == 1
         operands = [v.node for v in node.operands if v.node not in found]
         if is_cheap and all(
             isinstance(graph.nodes[n].attributes, (Leaf, Constant)) for n in operands
@@ -326,12 +326,12 @@ def _computed(graph: Graph, value: TensorValue) -> set[TensorValue]:
     """What is computed behind views of a value, which is materialized and read through them."""
     value = _behind_views(graph, value)
     node = graph.nodes[value.node]
-    is_there = isinstance(node.attributes, Leaf) or is_root(graph, node) or node.op in _VIEWS
+    is_there = isinstance(node.attributes, Leaf) or is_root(graph, node) or node.op in VIEWS
     return set() if is_there else {value}
 
 
 def _behind_views(graph: Graph, value: TensorValue) -> TensorValue:
-    while graph.nodes[value.node].op in _VIEWS and graph.nodes[value.node].operands:
+    while graph.nodes[value.node].op in VIEWS and graph.nodes[value.node].operands:
         value = graph.nodes[value.node].operands[0]
     return value
 
@@ -363,7 +363,7 @@ def _too_wide(graph: Graph, stored: Mapping[TensorValue, None], most: int) -> se
         if is_there or not node.operands:
             computed.append(nothing)
             continue
-        own = nothing if node.op in _VIEWS else frozenset({(position, 0)})
+        own = nothing if node.op in VIEWS else frozenset({(position, 0)})
         for i, v in enumerate(node.operands):
             own |= {(n, _behind(node, position, i, index)) for n, index in computed[v.node]}
         if len(own) - len({n for n, _ in own}) > most:

@@ -8,7 +8,7 @@ elementwise work folded in.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,6 +43,7 @@ from treadle.schedule.keep import (
 from treadle.schedule.nests import Buffers, along, axis_vars, copies, parallel, stays
 from treadle.schedule.order import Bound, Memo, Order
 from treadle.schedule.patterns import biased_matmuls, concatenated_gradients
+from treadle.schedule.recompute import Recomputed, recomputed
 from treadle.schedule.templates import has_kernels, has_template, images, in_memory_order, layouts
 
 
@@ -62,7 +63,10 @@ def lower(
         expanded = canonicalise(expanded)  # definitions and their gradients look alike then
     if target.has_launches and fuse and launches_dominate(expanded, target.matmuls):
         target = replace(target, is_small=True, parts=4 * target.parts)
-    lowering = Lowering(expanded, fuse, panel, Memo(target))
+    is_recomputed = fuse and target.rematerializes and not target.is_small
+    plan = recomputed(expanded, target) if is_recomputed else Recomputed(expanded, {})
+    lowering = Lowering(plan.graph, fuse, panel, Memo(target))
+    lowering.waits = plan.waits
     if in_place:
         lowering.update_in_place()
     drafts = lowering.drafts()
@@ -177,6 +181,7 @@ class Lowering:
         self.written: dict[str, TensorType] = {}  # leaves that are written and never read
         self.after: list[Kernel] = []  # what a stream leaves to be fused with its readers
         self.before: dict[TensorValue, str] = {}  # leaves that leave as they were: their copies
+        self.waits: Mapping[int, int] = {}  # nodes that come after others which they do not read
 
     def update_in_place(self) -> None:
         """Updates take the place of their leaves where nothing reads the leaf afterwards."""
@@ -235,15 +240,20 @@ class Lowering:
                 self.after = []
             else:
                 for kernel in self._kernels(position, node):
-                    self.add_kernel(kernel, order)
+                    self.add_kernel(kernel, order, self._awaited(position))
         for name, value in self.late.items():
             source = self.before.get(value, self.names[value])
             order.add(*copies(source, name, self.buffers[name]))
         self.finish(order)
         return found + list(order.phases())
 
-    def add_kernel(self, kernel: Kernel, order: Order) -> None:
-        order.add(kernel)
+    def add_kernel(self, kernel: Kernel, order: Order, after: str | None) -> None:
+        order.add(kernel, after=after)
+
+    def _awaited(self, position: int) -> str | None:
+        """The buffer that a node's kernels wait for without reading it."""
+        first = self.waits.get(position)
+        return None if first is None else self.names.get(TensorValue(first))
 
     def finish(self, order: Order) -> None:
         """What a scan's iteration does at its end."""
@@ -399,7 +409,7 @@ class ScanBody(Lowering):
             else:
                 self.rows[name] = row
 
-    def add_kernel(self, kernel: Kernel, order: Order) -> None:
+    def add_kernel(self, kernel: Kernel, order: Order, after: str | None) -> None:
         """What every iteration would recompute is computed once, before the first."""
         made = {b.name for b in kernel.outputs}
         is_fixed = all(b.name in self.fixed for b in kernel.inputs) and not made & set(self.rows)

@@ -141,20 +141,21 @@ class Order:
     writers: dict[str, list[int]] = field(default_factory=dict)
     readers: dict[str, list[int]] = field(default_factory=dict)
 
-    def add(self, *kernels: Kernel) -> None:
+    def add(self, *kernels: Kernel, after: str | None = None) -> None:
+        """Kernels in their order; `after` is a buffer that must be there before they run."""
         for kernel in kernels:
-            self.add_bound(self.memo.bound(kernel))
+            self.add_bound(self.memo.bound(kernel), after)
 
-    def add_bound(self, bound: Bound) -> None:
-        direct = self._direct(bound)
+    def add_bound(self, bound: Bound, after: str | None = None) -> None:
+        direct, awaited = self._direct(bound), set(self.writers.get(after or "", ()))
         may_join = self.fuses and not bound.kernel.is_standalone
-        joined = self._join(bound, direct) if may_join else None
+        joined = self._join(bound, direct, awaited) if may_join else None
         is_new = joined is None
         if joined is None:
             joined = len(self.groups)
             self.groups.append(Group(bound))
         self._note(joined, bound)
-        self._put_before(joined, direct - {joined}, is_new)
+        self._put_before(joined, (direct | awaited) - {joined}, is_new)
 
     def _direct(self, bound: Bound) -> set[int]:
         """Groups that this kernel must follow."""
@@ -165,14 +166,19 @@ class Order:
             found.update(self.readers.get(name, ()))
         return found
 
-    def _join(self, bound: Bound, direct: set[int]) -> int | None:
-        """The group that the kernel was fused into, the latest that takes it."""
+    def _join(self, bound: Bound, direct: set[int], awaited: set[int]) -> int | None:
+        """The group that the kernel was fused into, the latest that takes it.
+
+        Groups that it waits for without needing them are no reason to fuse.
+        """
         kernel = bound.kernel
         least = self.memo.target.fusion.shared_input
         large = (n for n, b in zip(bound.inputs, kernel.inputs, strict=True) if b.size > least)
         sharing = {g for n in large for g in self.readers.get(n, ())}
         candidates = [
-            p for p in sorted(direct | sharing, reverse=True) if self._may_join(p, kernel, direct)
+            p
+            for p in sorted(direct | sharing, reverse=True)
+            if self._may_join(p, kernel, direct) and not self._precedes(p, awaited)
         ]
         if self.memo.target.is_small:  # what is needed before what only reads the same
             candidates.sort(key=lambda p: p not in direct)
@@ -204,11 +210,13 @@ class Order:
         others = [d for d in direct if d != position and not before >> d & 1]
         return any(self.groups[d].direct for d in others)
 
+    def _precedes(self, position: int, others: set[int]) -> bool:
+        """Whether a group has to run before some of the others."""
+        return any(self.groups[d].before >> position & 1 for d in others if d != position)
+
     def _may_join(self, position: int, kernel: Kernel, direct: set[int]) -> bool:
         group = self.groups[position]
-        if group.bound.kernel.is_standalone or any(
-            self.groups[d].before >> position & 1 for d in direct if d != position
-        ):
+        if group.bound.kernel.is_standalone or self._precedes(position, direct):
             return False
         # What only reads the same does not gain from a matmul between.
         both = walk(kernel.body + group.bound.kernel.body)

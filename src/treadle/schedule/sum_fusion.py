@@ -126,7 +126,9 @@ def _elementwise(kernel: Kernel) -> list[Var] | None:
         return None
     stored = {s.buffer for s in body if isinstance(s, Store)}
     at = flat_index(variables)
-    is_own = all(a.index == at for a in accesses(body) if a.buffer in stored)
+    here = frozenset(at.terms), at.offset  # fused kernels have the terms in another order
+    own = ((frozenset(a.index.terms), a.index.offset) for a in accesses(body) if a.buffer in stored)
+    is_own = all(index == here for index in own)
     return variables if stored and is_own else None
 
 
