@@ -39,24 +39,31 @@ def is_root(graph: Graph, node: Node) -> bool:
 
 
 def materialized_values(
-    graph: Graph, fuse: bool, target: Target = CPU, also: Collection[TensorValue] = ()
+    graph: Graph,
+    fuse: bool,
+    target: Target = CPU,
+    also: Collection[TensorValue] = (),
+    cheap: Collection[int] = (),
 ) -> dict[TensorValue, None]:
-    """Tensors that are in memory, in order: roots, outputs, and what several kernels read."""
+    """Tensors that are in memory, in order: roots, outputs, and what several kernels read.
+
+    Of those the ones of `cheap` nodes are not, as long as no matmul reads them.
+    """
     wanted = {o.value for o in graph.outputs} | _read_often(graph) | set(also)
-    stored = _materialized(graph, fuse, wanted, target)
+    unshared = _cheap_scalars(graph) | set(cheap)
+    stored = _materialized(graph, fuse, wanted, target, unshared)
     sizes = target.materialization
     cuts = _too_deep(graph, stored, sizes) | _too_wide(graph, stored, sizes.most_repeats)
-    return _materialized(graph, fuse, wanted | cuts, target) if cuts else stored
+    return _materialized(graph, fuse, wanted | cuts, target, unshared) if cuts else stored
 
 
 _NOBODY: set[int] = set()
 
 
 def _materialized(
-    graph: Graph, fuse: bool, wanted: set[TensorValue], target: Target
+    graph: Graph, fuse: bool, wanted: set[TensorValue], target: Target, unshared: set[int]
 ) -> dict[TensorValue, None]:
     readers: dict[TensorValue, set[int]] = {}
-    scalars = _cheap_scalars(graph)
     stored: dict[TensorValue, None] = {}
     shared: dict[TensorValue, None] = {}  # only because several kernels read them
     # From the end: which kernels an inlined value ends up in is known from its users.
@@ -69,7 +76,7 @@ def _materialized(
         for value in values[1:]:
             used_by = used_by | readers.get(value, _NOBODY)
         is_made = is_root(graph, node) or not is_inline(node)
-        is_shared = len(used_by) > 1 and node.op not in VIEWS and position not in scalars
+        is_shared = len(used_by) > 1 and node.op not in VIEWS and position not in unshared
         is_shared = is_shared and not (target.rematerializes and _widens(graph, node))
         if is_made or is_shared or not fuse or any(v in wanted for v in values):
             stored |= dict.fromkeys(values)

@@ -64,9 +64,8 @@ def lower(
     if target.has_launches and fuse and launches_dominate(expanded, target.matmuls):
         target = replace(target, is_small=True, parts=4 * target.parts)
     is_recomputed = fuse and target.rematerializes and not target.is_small
-    plan = recomputed(expanded, target) if is_recomputed else Recomputed(expanded, {})
-    lowering = Lowering(plan.graph, fuse, panel, Memo(target))
-    lowering.waits = plan.waits
+    again = recomputed(expanded, target) if is_recomputed else Recomputed(expanded, {})
+    lowering = Lowering(again.graph, fuse, panel, Memo(target), waits=again.waits)
     if in_place:
         lowering.update_in_place()
     drafts = lowering.drafts()
@@ -140,18 +139,25 @@ class Lowering:
     repeats = False  # whether its kernels run in a repeat: what stays is copied before
 
     def __init__(
-        self, graph: Graph, fuse: bool, panel: int, memo: Memo | None = None, prefix: str = ""
+        self,
+        graph: Graph,
+        fuse: bool,
+        panel: int,
+        memo: Memo | None = None,
+        prefix: str = "",
+        waits: Mapping[int, int] | None = None,
     ):
         self.graph, self.fuse, self.panel, self.prefix = graph, fuse, panel, prefix
+        self.waits = waits or {}  # nodes that come after others which they do not read
         self.memo = memo or Memo()
         self.target = self.memo.target
-        self.materialized = materialized_values(graph, fuse, self.target)
+        self.materialized = materialized_values(graph, fuse, self.target, cheap=self.waits)
         fuses_epilogues = fuse and self.target.fuses_epilogues
         limits = self.target.matmuls
         self.biased = biased_matmuls(graph, self.materialized, limits) if fuses_epilogues else {}
         if self.biased:
             biases = {b.bias for b in self.biased.values()}
-            self.materialized = materialized_values(graph, fuse, self.target, biases)
+            self.materialized = materialized_values(graph, fuse, self.target, biases, self.waits)
         is_copied = fuse and self.target.copies_operands
         self.recomputed = (
             recomputed_operands(graph, self.materialized, self.target) if is_copied else {}
@@ -181,7 +187,6 @@ class Lowering:
         self.written: dict[str, TensorType] = {}  # leaves that are written and never read
         self.after: list[Kernel] = []  # what a stream leaves to be fused with its readers
         self.before: dict[TensorValue, str] = {}  # leaves that leave as they were: their copies
-        self.waits: Mapping[int, int] = {}  # nodes that come after others which they do not read
 
     def update_in_place(self) -> None:
         """Updates take the place of their leaves where nothing reads the leaf afterwards."""

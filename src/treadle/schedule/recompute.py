@@ -127,12 +127,15 @@ class _Copying:
         self.copies: dict[int, int] = {}
         self.waits: dict[int, int] = {}
         self.last = -1  # the latest node that has a kernel of its own
-        self.is_gone: list[bool] = []  # by node up to the peak
+        # By node up to the peak: whether it is not in memory, and whether it needs what is dropped.
+        self.is_inline: list[bool] = []
+        self.is_gone: list[bool] = []
         for position, node in enumerate(self.old.nodes[: live.peak + 1]):
             value = TensorValue(position)
-            is_read = value in live.stored or isinstance(node.attributes, Leaf)
+            is_there = value in live.stored or isinstance(node.attributes, Leaf)
             behind = any(self.is_gone[v.node] for v in node.operands)
-            self.is_gone.append(value in dropped or (behind and not is_read))
+            self.is_inline.append(value in dropped or not is_there)
+            self.is_gone.append(value in dropped or (behind and not is_there))
 
     def graph(self) -> Recomputed:
         for position, node in enumerate(self.old.nodes):
@@ -154,19 +157,21 @@ class _Copying:
         return TensorValue(moved, value.output)
 
     def _copied(self, position: int) -> int:
-        """A node a second time, with what it is made of as far as that is gone."""
+        """A node a second time, with what it is made of as far as that is not in memory."""
         pending = [position]
         while pending:
             current = pending[-1]
             node = self.old.nodes[current]
-            gone = [v.node for v in node.operands if self.is_gone[v.node]]
-            missing = [n for n in gone if n not in self.copies]
+            inline = [v.node for v in node.operands if self.is_inline[v.node]]
+            missing = [n for n in inline if n not in self.copies]
             if missing:
                 pending += missing
                 continue
             pending.pop()
             if current not in self.copies:
-                operands = tuple(self._operand(v, True) for v in node.operands)
+                moved = (self.copies.get(v.node, self.moved[v.node]) for v in node.operands)
+                pairs = zip(moved, node.operands, strict=True)
+                operands = tuple(TensorValue(n, v.output) for n, v in pairs)
                 self.copies[current] = len(self.nodes)
                 if self.last >= 0:
                     self.waits[len(self.nodes)] = self.last
