@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import operator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import treadle as td
 from treadle import nn, optim
 from treadle.backends import search
+from treadle.backends.protocol import RescheduleError
 from treadle.backends.registry import backend
 from treadle.base.errors import ArgumentError, DeviceError
 from treadle.kernel.choices import (
@@ -123,6 +125,27 @@ def test_a_search_keeps_what_it_has_where_nothing_is_faster(cache: Path, few: No
     assert search_.candidate(()) is None  # the same kernels
     assert search_.seconds(found.program) > 0
     assert 0.2 < search_.ratio(found.program, found.program) < 5
+
+
+def test_a_search_goes_on_without_a_call_that_a_library_has_not() -> None:
+    toolchain, graph, options = _parts()
+    lacks = []
+
+    class Lacking(type(toolchain)):  # type: ignore[misc]
+        def load(self, graph: Any, built: Any) -> Any:
+            if not lacks:
+                lacks.append(self.chosen)
+                raise RescheduleError(dataclasses.replace(toolchain, chosen=self.chosen))
+            return super().load(graph, built)
+
+    chosen = (("materialization.most_operations", 0),)
+    search_ = search._Search(Lacking(toolchain.processor), graph, options)
+    found = search_.candidate(chosen)
+    assert lacks == [chosen]
+    assert found is not None
+    assert found.program.chosen == chosen
+    assert type(search_.toolchain) is type(toolchain)
+    assert search_.toolchain.chosen == ()
 
 
 def test_a_search_ends_when_its_time_is_over(cache: Path, few: None) -> None:

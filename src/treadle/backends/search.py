@@ -65,7 +65,6 @@ def _read(stored: Mapping[str, bytes], toolchain: Tools) -> Chosen | None:
 @dataclass(frozen=True, slots=True)
 class _Candidate:
     chosen: Chosen
-    text: str  # of its kernels: equal ones need no timing
     program: InPlaceProgram
 
 
@@ -75,7 +74,7 @@ class _Search:
         self.values = plausible_values(graph)
         self.trials: list[Trial] = []
         self.aside = CompileReport("", "")  # candidates are no part of the report
-        self.seen: set[str] = set()
+        self.seen: set[str] = set()  # texts of kernels: equal ones need no timing
 
     def run(self, seconds: float) -> Chosen:
         """The choices that paid, when all were tried or the time is over."""
@@ -97,18 +96,20 @@ class _Search:
         return best.chosen
 
     def candidate(self, chosen: Chosen) -> _Candidate | None:
-        """A program with some choices; None if its kernels were tried before, or cannot be."""
+        """A program with some choices; None if its kernels were tried before."""
         toolchain = self.toolchain.tuned(chosen)
         program = toolchain.schedule(self.graph, self.options)
         text = f"{toolchain.target.tasks} {program_text(program)}"
         if text in self.seen:
             return None
-        self.seen.add(text)
         try:
             built = built_of(toolchain, program, self.aside)
-            return _Candidate(chosen, text, toolchain.load(self.graph, built))
-        except RescheduleError:  # a library lacks a call: not a way to go on
-            return None
+            loaded = toolchain.load(self.graph, built)
+        except RescheduleError as missing:  # all that follows goes without the call
+            self.toolchain = missing.toolchain.tuned(())
+            return self.candidate(chosen)
+        self.seen.add(text)
+        return _Candidate(chosen, loaded)
 
     def ratio(self, candidate: InPlaceProgram, best: InPlaceProgram) -> float:
         """Its time over that of the best so far, the median of turns side by side."""
