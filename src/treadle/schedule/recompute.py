@@ -70,25 +70,25 @@ class _Live:
             if is_made or nbytes < self.sizes.least_recomputed:
                 continue
             more = self._more(value, found)
-            if more is not None and 2 * sum(self.graph.type_of(v).nbytes for v in more) <= nbytes:
+            if more is not None:
                 found.add(value)
                 self.waiting |= more
         return found
 
     def _more(self, value: TensorValue, dropped: set[TensorValue]) -> set[TensorValue] | None:
-        """What has to wait so that a value need not; None if computing it takes too much.
+        """What has to wait so that a value need not; None if that, or computing it, is too much.
 
-        What is made of parameters or inputs alone takes too much: the backward pass reads them for
-        nothing else. What waits is read there anyway, as a rule by the same kernel.
+        What waits is read by the backward pass anyway, as a rule by the same kernel; what is made
+        of parameters or inputs alone would be read once more for nothing else.
         """
         sources = self._sources(value, dropped)
         if sources is None:
             return None
         size = self.graph.type_of(value).size
         large = {v for v in sources if self.graph.type_of(v).size * self.sizes.small_share > size}
-        if large and not any(v in self.stored for v in large):
-            return None
-        return {v for v in sources if v in self.stored} - self.waiting
+        is_read = not large or any(v in self.waiting for v in large)
+        more = {v for v in sources if v in self.stored} - self.waiting
+        return more if is_read and not more & large else None
 
     def _sources(self, value: TensorValue, dropped: set[TensorValue]) -> set[TensorValue] | None:
         """What computing a value reads of memory; None if it takes too many operations."""
