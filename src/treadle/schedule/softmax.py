@@ -149,8 +149,12 @@ def statistics(
     terms: Sequence[Statement],
     sums: Sequence[str],
     stop: Index | None = None,
+    before: Sequence[Statement] = (),
 ) -> list[Statement]:
-    """The greatest score, what to shift by, and sums: `terms` add to them, given the shift."""
+    """The greatest score, what to shift by, and sums: `terms` add to them, given the shift.
+
+    `before` are statements that compute a key's score.
+    """
 
     def over_keys(body: Sequence[Statement]) -> Body:
         if stop is None:
@@ -159,7 +163,7 @@ def statistics(
 
     return [
         Let("top", Literal(float("-inf"), F32)),
-        *over_keys([Accumulate("top", "max", score)]),
+        *over_keys([*before, Accumulate("top", "max", score)]),
         Let("shift", finite(local("top"))),
         *(Let(name, Literal(0, F32)) for name in sums),
         *over_keys(terms),
