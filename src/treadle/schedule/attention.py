@@ -24,7 +24,6 @@ from treadle.kernel.nodes import (
     Role,
     Statement,
     Store,
-    Value,
 )
 from treadle.schedule import softmax
 from treadle.schedule.attention_blocks import Keys, Queries, queries_of
@@ -81,6 +80,7 @@ class _Attention:
         plain = 3 if node.op is c.ATTENTION else 6
         self.operands, biases = node.operands[:plain], node.operands[plain:]
         self.bias = biases[0] if biases else None
+        self.bias_shape = lowering.graph.type_of(biases[0]).shape if biases else ()
         q, k, v = (lowering.graph.type_of(x).shape for x in self.operands[-3:])
         (batch, heads, length, self.depth), (_, groups, self.count, _) = q, k
         self.width = v[3]
@@ -102,20 +102,25 @@ class _Attention:
         """A number of each query."""
         return Rows(Buffer(name, F32, self.block), Index(), 1)
 
-    def biased(self, score: Value, query: Index, key: Index) -> tuple[list[Statement], Value]:
-        """A score with its bias, and statements that come before."""
+    def scored(
+        self, queries: Queries, keys: Keys, scores: Scores, matrices: tuple[Matrix, Matrix]
+    ) -> list[Statement]:
+        """The scores of a block of keys: products of keys and scaled queries, added to the bias."""
         if self.bias is None:
-            return [], score
-        value = self.reader.at(self.bias, self.of_bias(query, key))
+            return [scores.computed(*matrices)]
+        s, i = Var("s", keys.blocks.size), queries.lane
+        at = self.of_bias(queries.first + variable(i), keys.first + variable(s))
+        value = self.reader.at(self.bias, at)
         lets, self.reader.lets = list(self.reader.lets), []
-        return lets, add(score, value)
+        has_both = min(self.bias_shape[2:]) > 1  # its keys are contiguous
+        loops = parallel([i, s] if has_both else [s, i], [*lets, scores.store(value, s, i)])
+        return [*loops, scores.computed(*matrices, adds=True)]
 
     def of_bias(self, query: Index, key: Index) -> tuple[Index, ...]:
         """Indices along the axes that the bias has."""
-        assert self.bias is not None
-        shape = self.lowering.graph.type_of(self.bias).shape
         every = variable(self.b), self.head, query, key
-        return tuple(i if n > 1 else constant(0) for i, n in zip(every, shape, strict=True))
+        pairs = zip(every, self.bias_shape, strict=True)
+        return tuple(i if n > 1 else constant(0) for i, n in pairs)
 
     # Rows of operands and results
 
@@ -190,36 +195,33 @@ class _Forward(_Attention):
         copy = softmax.Queries(self.copy, size, self.depth)
         scores = Scores(Rows(self.held, Index(), size), queries.count, size)
         out = self.out.shifted(queries.first)
-        found: list[Statement] = [*copy.copied(self.rows.shifted(queries.first), queries.lane)]
+        rows = self.rows.shifted(queries.first)
+        found: list[Statement] = [*copy.copied(rows, queries.lane, self.scale)]
         for keys in queries.keys:
             count = keys.blocks.size
             of_keys = self.keys.shifted(keys.first).matrix(count, self.depth)
-            found += keys.each([scores.part(keys.first, count).computed(of_keys, copy.matrix)])
+            part = scores.part(keys.first, count)
+            found += keys.each(self.scored(queries, keys, part, (of_keys, copy.matrix)))
         found.append(self._softmax(queries, scores))
         return [*found, *self._mixed(queries, scores, out), *self._scaled(queries, out)]
 
     def _softmax(self, queries: Queries, scores: Scores) -> Statement:
         """Lanes of queries: exponentials in place of scores, and what they are divided by."""
         s, i, weight = Var("s", queries.count), queries.lane, local("weight")
-        query = queries.first + variable(i)
-        plain = mul(scores.load(s, i), self.scale)
-        before, score = self.biased(plain, query, variable(s))
-        seen, total = plain, apply("div", Literal(1, F32), local("total"))
-        if self.bias is not None:  # it is added once, and may hide all keys from a query
-            before += [Let("score", score), scores.store(local("score"), s, i)]
-            score, seen = local("score"), scores.load(s, i)
+        score, total = scores.load(s, i), apply("div", Literal(1, F32), local("total"))
+        if self.bias is not None:  # it may hide all keys from a query
             total = choose(equals(local("total"), 0.0), 0.0, total)
         terms: list[Statement] = [
-            Let("weight", queries.masked(variable(s), power(seen, local("shift")), 0.0)),
+            Let("weight", queries.masked(variable(s), power(score, local("shift")), 0.0)),
             scores.store(weight, s, i),
             Accumulate("total", "add", weight),
         ]
         greatest = queries.masked(variable(s), score, LOWEST)
         logs = TensorValue(self.position, 1)
-        indices = [variable(self.b), self.head, query]
+        query = [variable(self.b), self.head, queries.first + variable(i)]
         body: list[Statement] = [
-            *statistics(s, greatest, terms, ("total",), queries.seen, before),
-            self.lowering.store(logs, indices, log_sum("total", "shift")),
+            *statistics(s, greatest, terms, ("total",), queries.seen),
+            self.lowering.store(logs, query, log_sum("total", "shift")),
             self.shares.store(total, i),
         ]
         return For(i, Role.PARALLEL, tuple(body))
@@ -289,7 +291,9 @@ class _Backward(_Attention):
         size, first = queries.blocks.size, queries.first
         rows, ct, d_q = (r.shifted(first) for r in (self.rows, self.ct, self.d_q))
         return [
-            *softmax.Queries(self.queries_t, size, self.depth).copied(rows, queries.lane),
+            *softmax.Queries(self.queries_t, size, self.depth).copied(
+                rows, queries.lane, self.scale
+            ),
             *softmax.Queries(self.ct_t, size, self.width).copied(ct, queries.lane),
             self._row_sums(queries),
             *d_q.cleared(Var("z", size), Var("e", self.depth)),
@@ -328,7 +332,7 @@ class _Backward(_Attention):
 
         rows, values = of_keys(self.keys, self.depth), of_keys(self.values, self.width)
         return [
-            p.computed(rows, queries_t.matrix),
+            *self.scored(queries, keys, p, (rows, queries_t.matrix)),
             ds.computed(values, ct_t.matrix),
             *self._score_gradients(queries, keys, p, ds),
             p.onto_keys(of_keys(self.d_v, self.width), of_block(self.ct, self.width)),
@@ -340,13 +344,10 @@ class _Backward(_Attention):
         """Probabilities in place of scores, and the gradients of scores beside them."""
         s, i, weight = Var("s", keys.blocks.size), queries.lane, local("weight")
         key = keys.first + variable(s)
-        plain = mul(p.load(s, i), self.scale)
-        before, score = self.biased(plain, queries.first + variable(i), key)
         gradient = mul(weight, sub(ds.load(s, i), self.sums.load(i)))
         is_summed = self.d_bias is not None  # before it is scaled
         body: list[Statement] = [
-            *before,
-            Let("weight", queries.masked(key, power(score, self.logs.load(i)), 0.0)),
+            Let("weight", queries.masked(key, power(p.load(s, i), self.logs.load(i)), 0.0)),
             ds.store(gradient if is_summed else mul(gradient, self.scale), s, i),
             p.store(weight, s, i),
         ]
@@ -368,7 +369,7 @@ class _BiasGradient:
         assert attention.bias is not None
         self.of, lowering = attention, attention.lowering
         self.value = TensorValue(attention.position, 3)
-        self.shape = lowering.graph.type_of(attention.bias).shape
+        self.shape = attention.bias_shape
         self.has_batch = self.shape[0] == attention.b.extent
         self.has_heads = self.shape[1] == attention.g.extent * attention.r.extent
         self.has_parts = not (self.has_batch or self.has_heads)
