@@ -9,6 +9,8 @@ from dataclasses import replace
 
 from treadle.batching.primitives import Results, any_rank, shift_axes, shift_axis, shifted
 from treadle.batching.walk import BATCHING, Batch, by_definition
+from treadle.frontend.coerce import broadcast_to
+from treadle.frontend.functions.reductions import sum as sum_of
 from treadle.frontend.functions.shaping import moveaxis, reshape
 from treadle.frontend.scopes import bind, bind1
 from treadle.frontend.tensor import Tensor
@@ -74,18 +76,29 @@ def batch_norm_batch(attributes: c.BatchNorm, batch: Batch, x: Tensor, *affine: 
     return (parted(result, 1, batch.size),)
 
 
-def _in_first_axis(op: Op) -> None:
-    """Rows of the first axis do not meet, so a batch is more of them."""
+def _attention(op: Op, plain: int) -> None:
+    """Rows of the first axis do not meet, so a batch is more of them.
+
+    After so many operands comes a bias. One for all rows is repeated, its gradient summed.
+    """
 
     def rule(attributes: c.Attention, batch: Batch, *operands: Tensor) -> Results:
-        rows = (merged(x, 0) for x in batch.spread(operands))
-        return [parted(r, 0, batch.size) for r in bind(op, attributes, *rows)]
+        *heads, last = batch.spread(operands)
+        rows = heads[0].shape[1]
+        is_shared = len(operands) > plain and last.shape[1] != rows
+        if is_shared:
+            last = broadcast_to(last, (batch.size, rows, *last.shape[2:]))
+        results = bind(op, attributes, *(merged(x, 0) for x in (*heads, last)))
+        *others, final = (parted(r, 0, batch.size) for r in results)
+        if is_shared and op is c.ATTENTION_GRAD:
+            final = sum_of(final, 1, keepdims=True)
+        return [*others, final]
 
     batching(op)(rule)
 
 
-_in_first_axis(c.ATTENTION)
-_in_first_axis(c.ATTENTION_GRAD)
+_attention(c.ATTENTION, 3)
+_attention(c.ATTENTION_GRAD, 6)
 
 
 @batching(c.LINEAR_CROSS_ENTROPY)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from treadle.base.dtypes import DType, accumulator, int32, promote
 from treadle.base.origin import Origin
+from treadle.base.shapes import Shape
 from treadle.frontend.coerce import broadcast_to, cast, constant
 from treadle.frontend.functions.arithmetic import (
     eq,
@@ -182,7 +183,10 @@ def attention_scores(
     wide = accumulator(q.dtype)
     scores = contract(q, k, ("bgrtd", "bgsd", "bgrts"), wide) * attributes.scale
     if bias is not None:
-        scores = scores + cast(reshape(bias, scores.shape), wide)
+        b, heads, t, s = bias.shape
+        of_heads = (1, 1) if heads == 1 else scores.shape[1:3]
+        spread = broadcast_to(reshape(bias, (b, *of_heads, t, s)), scores.shape)
+        scores = scores + cast(spread, wide)
     if not attributes.causal:
         return scores, None
     shape = scores.shape[-2:]
@@ -236,7 +240,10 @@ def attention_grad(
     v: Tensor,
     *bias: Tensor,
 ) -> tuple[Tensor, ...]:
-    """Gradients of q, k, v and the bias from the result and its logsumexp; scores are redone."""
+    """Gradients of q, k, v and the bias from the result and its logsumexp; scores are redone.
+
+    That of a bias is summed along the axes of which it has one element for all scores.
+    """
     groups = k.shape[1]
     wide = accumulator(q.dtype)
     queries, upstream = grouped(q, groups), grouped(ct, groups)
@@ -252,7 +259,14 @@ def attention_grad(
     d_q = contract(d_narrow, k, ("bgrts", "bgsd", "bgrtd"), wide)
     d_k = contract(d_narrow, queries, ("bgrts", "bgrtd", "bgsd"), wide)
     results = [cast(reshape(d_q, q.shape), q.dtype), cast(d_k, k.dtype), cast(d_v, v.dtype)]
-    return (*results, *(cast(reshape(d_scores, b.shape), b.dtype) for b in bias))
+    of_heads = reshape(d_scores, (*q.shape[:3], k.shape[2]))
+    return (*results, *(cast(_summed_to(of_heads, b.shape), b.dtype) for b in bias))
+
+
+def _summed_to(x: Tensor, shape: Shape) -> Tensor:
+    """The gradient of what was broadcast from a shape of as many axes."""
+    axes = tuple(i for i, n in enumerate(shape) if n != x.shape[i])
+    return sum_of(x, axes, keepdims=True) if axes else x
 
 
 @definition(c.CROSS_ENTROPY)

@@ -74,7 +74,8 @@ class Softplus(Attributes):
 class Attention(Attributes):
     """Queries (B, H, T, D), keys and values (B, G, S, ·), G dividing H; results: out, logsumexp.
 
-    `causal` lets position t see positions 0 … t.
+    A bias, if there is one, is (B or 1, H or 1, T or 1, S or 1). `causal` lets position t see
+    positions 0 … t.
     """
 
     scale: float

@@ -112,6 +112,7 @@ class Matmuls:
 
     # Matmuls, convolutions and attention of a library
     pack: int = 8  # elements of a library's widest loads, 16 bytes of narrow floats
+    most_depth: int = 256  # elements of a head of attention: cuDNN's on compute capability 9.0
     # Operations, below which a thread for each element is as fast: chosen.
     flops_for_library: int = 1 << 16
     depth_for_library: int = 4  # elements of the depth, below which it is too: chosen
@@ -254,6 +255,7 @@ class Rewriting:
     attention_block: int = 64
     causal_block: int = 32
     least_attention_block: int = 16
+    attention_keys: int = 256  # keys that are one block where none divides them: chosen, 64 KB
     scatters_cheaply: bool = True  # a scatter-add costs no more than a copy of its rows
 
 

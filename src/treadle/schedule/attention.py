@@ -1,4 +1,7 @@
-"""Attention by blocks of queries and keys: the scores of a block at a time, never all of them."""
+"""Attention by blocks of queries and keys: the scores of a block at a time, never all of them.
+
+A bias is read along the axes that it has and added to a block's scores.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +19,34 @@ from treadle.kernel.nodes import (
     Kernel,
     Let,
     Literal,
+    Load,
     Matrix,
-    Position,
     Role,
     Statement,
-    Value,
+    Store,
 )
+from treadle.schedule import softmax
+from treadle.schedule.attention_blocks import Keys, Queries, queries_of
 from treadle.schedule.calls import library_attention
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering, attributes_of
-from treadle.schedule.nests import Body, accumulated, apply, axis_vars, compare, in_order, parallel
-from treadle.schedule.operands import Site, plain_load
+from treadle.schedule.nests import (
+    Body,
+    Buffers,
+    accumulated,
+    apply,
+    axis_vars,
+    in_order,
+    parallel,
+)
+from treadle.schedule.operands import Site, is_read, plain_load
 from treadle.schedule.softmax import (
     F32,
-    I32,
-    Queries,
     Rows,
     Scores,
+    add,
     choose,
+    equals,
     finite,
     local,
     log_sum,
@@ -42,7 +55,6 @@ from treadle.schedule.softmax import (
     statistics,
     sub,
 )
-from treadle.schedule.templates import attention_block
 
 # What masked scores are taken for in the maximum, as in the definition.
 LOWEST = -3.4e38
@@ -64,46 +76,56 @@ class _Attention:
         self.reader = lowering.reader()
         self.copies: dict[TensorValue, tuple[Buffer, Kernel]] = {}
         attributes: c.Attention = attributes_of(node)
-        self.causal, self.scale = attributes.causal, float(attributes.scale)
-        q, k, v = (lowering.graph.type_of(x).shape for x in node.operands[-3:])
+        self.scale = float(attributes.scale)
+        plain = 3 if node.op is c.ATTENTION else 6
+        self.operands, biases = node.operands[:plain], node.operands[plain:]
+        self.bias = biases[0] if biases else None
+        self.bias_shape = lowering.graph.type_of(biases[0]).shape if biases else ()
+        q, k, v = (lowering.graph.type_of(x).shape for x in self.operands[-3:])
         (batch, heads, length, self.depth), (_, groups, self.count, _) = q, k
         self.width = v[3]
-        self.block = attention_block(length, self.causal)
-        self.key_block = self.block if self.causal else attention_block(self.count)
+        limits = lowering.target.rewriting
+        self.queries = queries_of(length, self.count, attributes.causal, limits)
+        self.block = max(queries.blocks.size for queries in self.queries)
         self.b, self.g, self.r = Var("b", batch), Var("g", groups), Var("r", heads // groups)
-        self.q, self.k = Var("qb", length // self.block), Var("kb", self.count // self.key_block)
-        self.i = Var("i", self.block)
         self.head = variable(self.g) * self.r.extent + variable(self.r)
-        self.first_query = variable(self.q) * self.block
 
-    def seen(self, unit: int) -> Index | None:
-        """How many keys (in units) the queries of this block see; None for all."""
-        return (variable(self.q) + 1) * (self.block // unit) if self.causal else None
+    # A thread's memory, for blocks of any size
 
-    def masked(self, key: Index, value: Value, other: float) -> Value:
-        """A value where the query of this lane sees a key."""
-        if not self.causal:
-            return value
-        query = Position(self.first_query + variable(self.i), I32)
-        can = compare("le", Position(key, I32), query)
-        return choose(can, value, other)
+    def scores(self, name: str, keys: int) -> Buffer:
+        return Buffer(name, F32, keys * self.block)
 
-    def scores(self, name: str, keys: int) -> Scores:
-        """A thread's memory for scores: keys as rows, queries as lanes."""
-        buffer = Buffer(name, F32, keys * self.block)
-        return Scores(Rows(buffer, Index(), self.block), keys, self.block)
-
-    def queries(self, name: str, width: int) -> Queries:
-        return Queries(Buffer(name, F32, width * self.block), self.block, width)
+    def transposed(self, name: str, width: int) -> Buffer:
+        return Buffer(name, F32, width * self.block)
 
     def per_query(self, name: str) -> Rows:
-        """A thread's memory for a number of each query."""
+        """A number of each query."""
         return Rows(Buffer(name, F32, self.block), Index(), 1)
+
+    def scored(
+        self, queries: Queries, keys: Keys, scores: Scores, matrices: tuple[Matrix, Matrix]
+    ) -> list[Statement]:
+        """The scores of a block of keys: products of keys and scaled queries, added to the bias."""
+        if self.bias is None:
+            return [scores.computed(*matrices)]
+        s, i = Var("s", keys.blocks.size), queries.lane
+        at = self.of_bias(queries.first + variable(i), keys.first + variable(s))
+        value = self.reader.at(self.bias, at)
+        lets, self.reader.lets = list(self.reader.lets), []
+        has_both = min(self.bias_shape[2:]) > 1  # its keys are contiguous
+        loops = parallel([i, s] if has_both else [s, i], [*lets, scores.store(value, s, i)])
+        return [*loops, scores.computed(*matrices, adds=True)]
+
+    def of_bias(self, query: Index, key: Index) -> tuple[Index, ...]:
+        """Indices along the axes that the bias has."""
+        every = variable(self.b), self.head, query, key
+        pairs = zip(every, self.bias_shape, strict=True)
+        return tuple(i if n > 1 else constant(0) for i, n in pairs)
 
     # Rows of operands and results
 
     def of_queries(self, operand: TensorValue) -> Rows:
-        return self._rows(operand, self.head).shifted(self.first_query)
+        return self._rows(operand, self.head)
 
     def of_keys(self, operand: TensorValue) -> Rows:
         return self._rows(operand, variable(self.g))
@@ -140,72 +162,97 @@ class _Attention:
         indices = [variable(self.b), head, constant(0), constant(0)]
         return Rows(buffer, flatten(indices, shape), shape[3])
 
-    def with_copies(self, body: Sequence[Statement], scratch: Sequence[Buffer]) -> list[Kernel]:
-        made = [TensorValue(self.position, i) for i in range(len(self.node.types))]
-        kernel = self.lowering.kernel(self.position, self.reader, made, body)
+    def with_copies(
+        self, body: Sequence[Statement], scratch: Sequence[Buffer], results: int, also: Buffers = ()
+    ) -> list[Kernel]:
+        """The kernel that makes the first results, after copies of operands."""
+        made = [TensorValue(self.position, i) for i in range(results)]
+        kernel = self.lowering.kernel(self.position, self.reader, made, body, "", also)
         copies = [copy for _, copy in self.copies.values()]
         return [*copies, replace(kernel, scratch=tuple(scratch), is_standalone=True)]
 
 
 class _Forward(_Attention):
-    def kernels(self) -> list[Kernel]:
-        q, k, v = self.node.operands
-        rows, keys, values = self.of_queries(q), self.of_keys(k), self.of_keys(v)
-        queries = self.queries("transposed", self.depth)
-        scores, shares = self.scores("scores", self.count), self.per_query("shares")
-        first, block = variable(self.k) * self.key_block, self.key_block
-        of_keys = keys.shifted(first).matrix(block, self.depth)
-        dot = scores.part(first, block).computed(of_keys, queries.matrix)
-        out = self.result(0, self.head).shifted(self.first_query)
-        body = [
-            *queries.copied(rows, self.i),
-            For(self.k, Role.SEQUENTIAL, (dot,), self.seen(block)),
-            self._softmax(scores, shares),
-            *self._mixed(scores, values, out),
-            *self._scaled(out, shares),
-        ]
-        loops = parallel([self.b, self.g, self.r, self.q], body)
-        return self.with_copies(loops, (queries.copy, scores.buffer, shares.buffer))
+    def __init__(self, lowering: Lowering, position: int, node: Node):
+        super().__init__(lowering, position, node)
+        q, k, v = self.operands
+        self.rows, self.keys, self.values = self.of_queries(q), self.of_keys(k), self.of_keys(v)
+        self.copy = self.transposed("transposed", self.depth)
+        self.held, self.shares = self.scores("scores", self.count), self.per_query("shares")
+        self.out = self.result(0, self.head)
 
-    def _softmax(self, scores: Scores, shares: Rows) -> Statement:
+    def kernels(self) -> list[Kernel]:
+        outer, scratch = [self.b, self.g, self.r], (self.copy, self.held, self.shares.buffer)
+        if len(self.queries) == 1:
+            (only,) = self.queries
+            return self.with_copies(parallel([*outer, only.var], self._block(only)), scratch, 2)
+        body = [s for q in self.queries for s in in_order([q.var], self._block(q))]
+        return self.with_copies(parallel(outer, body), scratch, 2)
+
+    def _block(self, queries: Queries) -> list[Statement]:
+        """A block of queries, with all keys that it sees."""
+        size = queries.blocks.size
+        copy = softmax.Queries(self.copy, size, self.depth)
+        scores = Scores(Rows(self.held, Index(), size), queries.count, size)
+        out = self.out.shifted(queries.first)
+        rows = self.rows.shifted(queries.first)
+        found: list[Statement] = [*copy.copied(rows, queries.lane, self.scale)]
+        for keys in queries.keys:
+            count = keys.blocks.size
+            of_keys = self.keys.shifted(keys.first).matrix(count, self.depth)
+            part = scores.part(keys.first, count)
+            found += keys.each(self.scored(queries, keys, part, (of_keys, copy.matrix)))
+        found.append(self._softmax(queries, scores))
+        return [*found, *self._mixed(queries, scores, out), *self._scaled(queries, out)]
+
+    def _softmax(self, queries: Queries, scores: Scores) -> Statement:
         """Lanes of queries: exponentials in place of scores, and what they are divided by."""
-        s, i, weight = Var("s", self.count), self.i, local("weight")
-        score = mul(scores.load(s, i), self.scale)
+        s, i, weight = Var("s", queries.count), queries.lane, local("weight")
+        score, total = scores.load(s, i), apply("div", Literal(1, F32), local("total"))
+        if self.bias is not None:  # it may hide all keys from a query
+            total = choose(equals(local("total"), 0.0), 0.0, total)
         terms: list[Statement] = [
-            Let("weight", self.masked(variable(s), power(score, local("shift")), 0.0)),
+            Let("weight", queries.masked(variable(s), power(score, local("shift")), 0.0)),
             scores.store(weight, s, i),
             Accumulate("total", "add", weight),
         ]
-        greatest = self.masked(variable(s), score, LOWEST)
+        greatest = queries.masked(variable(s), score, LOWEST)
         logs = TensorValue(self.position, 1)
-        query = [variable(self.b), self.head, self.first_query + variable(i)]
+        query = [variable(self.b), self.head, queries.first + variable(i)]
         body: list[Statement] = [
-            *statistics(s, greatest, terms, ("total",), self.seen(1)),
+            *statistics(s, greatest, terms, ("total",), queries.seen),
             self.lowering.store(logs, query, log_sum("total", "shift")),
-            shares.store(apply("div", Literal(1, F32), local("total")), i),
+            self.shares.store(total, i),
         ]
-        return For(self.i, Role.PARALLEL, tuple(body))
+        return For(i, Role.PARALLEL, tuple(body))
 
-    def _mixed(self, scores: Scores, values: Rows, out: Rows) -> list[Statement]:
+    def _mixed(self, queries: Queries, scores: Scores, out: Rows) -> list[Statement]:
         """Values by their weights: the first block of keys, then the others added."""
         found: list[Statement] = []
-        block, more = self.key_block, Var("more", self.k.extent - 1)
-        for at, adds in ((constant(0), False), (variable(more) + 1, True)):
-            of_values = values.shifted(at * block).matrix(block, self.width)
-            into = out.matrix(self.block, self.width)
-            matmul = scores.part(at * block, block).onto_queries(into, of_values, adds)
+        into = out.matrix(queries.blocks.size, self.width)
+
+        def matmul(first: Index, count: int, adds: bool) -> Statement:
+            of_values = self.values.shifted(first).matrix(count, self.width)
+            return scores.part(first, count).onto_queries(into, of_values, adds)
+
+        for keys in queries.keys:
+            blocks, adds = keys.blocks, bool(found)
             if not adds:
-                found.append(matmul)
+                found.append(matmul(constant(blocks.first), blocks.size, False))
+            more = Var("more", blocks.count - (not adds))
+            first = (variable(more) + (not adds)) * blocks.size + blocks.first
+            stop = None if keys.seen is None else keys.seen - (not adds)
+            body = (matmul(first, blocks.size, True),)
+            if more.extent and stop is None:
+                found += in_order([more], body)
             elif more.extent:
-                seen = self.seen(block)
-                stop = None if seen is None else seen - 1
-                found.append(For(more, Role.SEQUENTIAL, (matmul,), stop))
+                found.append(For(more, Role.SEQUENTIAL, body, stop))
         return found
 
-    def _scaled(self, out: Rows, shares: Rows) -> Body:
+    def _scaled(self, queries: Queries, out: Rows) -> Body:
         """Each row by its share; a row that sees nothing stays 0."""
-        e, i = Var("e", self.width), self.i
-        value = mul(out.load(i, e), shares.load(i))
+        e, i = Var("e", self.width), queries.lane
+        value = mul(out.load(i, e), self.shares.load(i))
         return parallel([i, e], [out.store(value, i, e)])
 
 
@@ -214,38 +261,51 @@ class _Backward(_Attention):
 
     def __init__(self, lowering: Lowering, position: int, node: Node):
         super().__init__(lowering, position, node)
-        ct, out, self.lse, q, k, v = node.operands
+        ct, out, self.lse, q, k, v = self.operands
         self.ct, self.out, self.rows = map(self.of_queries, (ct, out, q))
         self.keys, self.values = self.of_keys(k), self.of_keys(v)
-        self.d_q = self.result(0, self.head).shifted(self.first_query)
+        self.d_q = self.result(0, self.head)
         self.d_k, self.d_v = (self.result(i, variable(self.g)) for i in (1, 2))
-        self.queries_t = self.queries("transposed", self.depth)
-        self.ct_t = self.queries("transposed_ct", self.width)
-        self.p, self.ds = (self.scores(name, self.key_block) for name in ("weights", "scores"))
+        most = max(keys.blocks.size for queries in self.queries for keys in queries.keys)
+        self.queries_t = self.transposed("transposed", self.depth)
+        self.ct_t = self.transposed("transposed_ct", self.width)
+        self.p, self.ds = (self.scores(name, most) for name in ("weights", "scores"))
         self.sums, self.logs = self.per_query("rows"), self.per_query("logs")
+        is_wanted = self.bias is not None and is_read(lowering, TensorValue(position, 3))
+        self.d_bias = _BiasGradient(self) if is_wanted else None
 
     def kernels(self) -> list[Kernel]:
-        per_block: list[Statement] = [
-            *self.queries_t.copied(self.rows, self.i),
-            *self.ct_t.copied(self.ct, self.i),
-            self._row_sums(),
-            *self.d_q.cleared(Var("z", self.block), Var("e", self.depth)),
-            For(self.k, Role.SEQUENTIAL, tuple(self._key_block()), self.seen(self.key_block)),
-        ]
-        body = [
+        blocks = [s for q in self.queries for s in in_order([q.var], self._block(q))]
+        body: Body = (
             *self.d_k.cleared(Var("z", self.count), Var("e", self.depth)),
             *self.d_v.cleared(Var("z", self.count), Var("e", self.width)),
-            *in_order([self.r, self.q], per_block),
-        ]
-        held = (self.p, self.ds, self.sums, self.logs)
-        scratch = [self.queries_t.copy, self.ct_t.copy, *(h.buffer for h in held)]
-        return self.with_copies(parallel([self.b, self.g], body), scratch)
+            *in_order([self.r], blocks),
+        )
+        scratch = (self.queries_t, self.ct_t, self.p, self.ds, self.sums.buffer, self.logs.buffer)
+        if self.d_bias is None:
+            return self.with_copies(parallel([self.b, self.g], body), scratch, 3)
+        loops, also = self.d_bias.around(body), (self.d_bias.buffer,)
+        return [*self.with_copies(loops, scratch, 3, also), *self.d_bias.finish()]
 
-    def _row_sums(self) -> Statement:
+    def _block(self, queries: Queries) -> list[Statement]:
+        size, first = queries.blocks.size, queries.first
+        rows, ct, d_q = (r.shifted(first) for r in (self.rows, self.ct, self.d_q))
+        return [
+            *softmax.Queries(self.queries_t, size, self.depth).copied(
+                rows, queries.lane, self.scale
+            ),
+            *softmax.Queries(self.ct_t, size, self.width).copied(ct, queries.lane),
+            self._row_sums(queries),
+            *d_q.cleared(Var("z", size), Var("e", self.depth)),
+            *(s for keys in queries.keys for s in keys.each(self._key_block(queries, keys))),
+        ]
+
+    def _row_sums(self, queries: Queries) -> Statement:
         """Σ ct · out of each query, and its logsumexp, finite."""
-        e, i = Var("e", self.width), self.i
-        pair = mul(self.ct.load(i, e), self.out.load(i, e))
-        indices = (variable(self.b), self.head, self.first_query + variable(i))
+        e, i = Var("e", self.width), queries.lane
+        ct, out = (r.shifted(queries.first) for r in (self.ct, self.out))
+        pair = mul(ct.load(i, e), out.load(i, e))
+        indices = (variable(self.b), self.head, queries.first + variable(i))
         log = self.reader.at(self.lse, indices)
         lets, self.reader.lets = list(self.reader.lets), []
         body: list[Statement] = [
@@ -257,33 +317,99 @@ class _Backward(_Attention):
         ]
         return For(i, Role.PARALLEL, tuple(body))
 
-    def _key_block(self) -> list[Statement]:
+    def _key_block(self, queries: Queries, keys: Keys) -> list[Statement]:
         """Scores recomputed, their gradient, and what they add to the gradients of k, v and q."""
-        block, keys, first = self.block, self.key_block, variable(self.k) * self.key_block
+        size, count = queries.blocks.size, keys.blocks.size
+        queries_t = softmax.Queries(self.queries_t, size, self.depth)
+        ct_t = softmax.Queries(self.ct_t, size, self.width)
+        p, ds = (Scores(Rows(held, Index(), size), count, size) for held in (self.p, self.ds))
 
-        def part(rows: Rows, width: int) -> Matrix:
-            return rows.shifted(first).matrix(keys, width)
+        def of_block(rows: Rows, width: int) -> Matrix:
+            return rows.shifted(queries.first).matrix(size, width)
 
-        of_keys, of_values = part(self.keys, self.depth), part(self.values, self.width)
-        d_k, d_v = part(self.d_k, self.depth), part(self.d_v, self.width)
+        def of_keys(rows: Rows, width: int) -> Matrix:
+            return rows.shifted(keys.first).matrix(count, width)
+
+        rows, values = of_keys(self.keys, self.depth), of_keys(self.values, self.width)
         return [
-            self.p.computed(of_keys, self.queries_t.matrix),
-            self.ds.computed(of_values, self.ct_t.matrix),
-            *self._score_gradients(first),
-            self.p.onto_keys(d_v, self.ct.matrix(block, self.width)),
-            self.ds.onto_keys(d_k, self.rows.matrix(block, self.depth)),
-            self.ds.onto_queries(self.d_q.matrix(block, self.depth), of_keys),
+            *self.scored(queries, keys, p, (rows, queries_t.matrix)),
+            ds.computed(values, ct_t.matrix),
+            *self._score_gradients(queries, keys, p, ds),
+            p.onto_keys(of_keys(self.d_v, self.width), of_block(self.ct, self.width)),
+            ds.onto_keys(of_keys(self.d_k, self.depth), of_block(self.rows, self.depth)),
+            ds.onto_queries(of_block(self.d_q, self.depth), rows),
         ]
 
-    def _score_gradients(self, first: Index) -> Body:
+    def _score_gradients(self, queries: Queries, keys: Keys, p: Scores, ds: Scores) -> Body:
         """Probabilities in place of scores, and the gradients of scores beside them."""
-        s, i, weight = Var("s", self.key_block), self.i, local("weight")
-        score = mul(self.p.load(s, i), self.scale)
-        change = sub(self.ds.load(s, i), self.sums.load(i))
-        probability = power(score, self.logs.load(i))
+        s, i, weight = Var("s", keys.blocks.size), queries.lane, local("weight")
+        key = keys.first + variable(s)
+        gradient = mul(weight, sub(ds.load(s, i), self.sums.load(i)))
+        is_summed = self.d_bias is not None  # before it is scaled
         body: list[Statement] = [
-            Let("weight", self.masked(first + variable(s), probability, 0.0)),
-            self.ds.store(mul(mul(weight, change), self.scale), s, i),
-            self.p.store(weight, s, i),
+            Let("weight", queries.masked(key, power(p.load(s, i), self.logs.load(i)), 0.0)),
+            ds.store(gradient if is_summed else mul(gradient, self.scale), s, i),
+            p.store(weight, s, i),
         ]
-        return parallel([s, i], body)
+        if self.d_bias is None:
+            return parallel([s, i], body)
+        scaled = ds.store(mul(ds.load(s, i), self.scale), s, i)
+        summed = self.d_bias.added(queries, keys, ds)
+        return (*parallel([s, i], body), *summed, *parallel([s, i], [scaled]))
+
+
+class _BiasGradient:
+    """Gradients of scores summed to the shape of the bias: where, and in which loops.
+
+    Iterations that run side by side have elements of their own. Where neither rows of the batch
+    nor heads do, each row of the batch has a part, and parts are added up at the end.
+    """
+
+    def __init__(self, attention: _Attention):
+        assert attention.bias is not None
+        self.of, lowering = attention, attention.lowering
+        self.value = TensorValue(attention.position, 3)
+        self.shape = attention.bias_shape
+        self.has_batch = self.shape[0] == attention.b.extent
+        self.has_heads = self.shape[1] == attention.g.extent * attention.r.extent
+        self.has_parts = not (self.has_batch or self.has_heads)
+        self.site, self.buffer = Site(lowering, attention.position), lowering.buffer(self.value)
+        if self.has_parts:
+            size = attention.b.extent * self.buffer.size
+            self.buffer = self.site.memory("bias_parts", F32, size)
+
+    def around(self, body: Sequence[Statement]) -> Body:
+        """Loops over batch and groups; what side by side iterations own is cleared first."""
+        b, g = self.of.b, self.of.g
+        apart = [
+            *([b] if self.has_batch or self.has_parts else []),
+            *([g] if self.has_heads else []),
+        ]
+        others = [v for v in (b, g) if v not in apart]
+        return parallel(apart, [*self._cleared(), *in_order(others, body)])
+
+    def _cleared(self) -> Body:
+        r = replace(self.of.r, extent=self.of.r.extent if self.has_heads else 1)
+        t, s = Var("t", self.shape[2]), Var("s", self.shape[3])
+        zero = Store(self.buffer.name, self._at(variable(t), variable(s)), Literal(0, F32))
+        return parallel([r, t, s], [zero])
+
+    def _at(self, query: Index, key: Index) -> Index:
+        own = self.of.lowering.address(self.value, self.of.of_bias(query, key))
+        size = self.buffer.size // self.of.b.extent
+        return own + variable(self.of.b) * size if self.has_parts else own
+
+    def added(self, queries: Queries, keys: Keys, gradients: Scores) -> Body:
+        """The gradients of a block's scores onto those of their elements of the bias."""
+        s, i = Var("s", keys.blocks.size), queries.lane
+        axes = ((i, self.shape[2]), (s, self.shape[3]))
+        own, summed = ([v for v, n in axes if (n > 1) is has] for has in (True, False))
+        at, name = self._at(queries.first + variable(i), keys.first + variable(s)), self.buffer.name
+        total = accumulated("add", F32, summed, [], gradients.load(s, i))
+        return parallel(own, [*total, Store(name, at, add(Load(name, at, F32), local("acc")))])
+
+    def finish(self) -> list[Kernel]:
+        if not self.has_parts:
+            return []
+        axes = axis_vars("x", self.shape)
+        return [self.site.moved(self.buffer, axes, axes, output=3)]

@@ -40,8 +40,15 @@ from treadle.schedule.nests import (
     flat_index,
     parallel,
 )
-from treadle.schedule.operands import Site, load_of, transposed
-from treadle.schedule.templates import CONVOLUTIONS, conv_numbers, conv_of, last_axes, last_strides
+from treadle.schedule.operands import Site, is_read, load_of, transposed
+from treadle.schedule.templates import (
+    CONVOLUTIONS,
+    attention_numbers,
+    conv_numbers,
+    conv_of,
+    last_axes,
+    last_strides,
+)
 
 
 def standalone_matmul(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
@@ -150,14 +157,16 @@ def library_attention(lowering: Lowering, position: int, node: Node) -> list[Ker
     site = Site(lowering, position)
     operands = tuple(_attention_operand(site, v) for v in node.operands)
     every = [TensorValue(position, i) for i in range(len(node.types))]
+    if len(every) > 3 and not is_read(lowering, every[3]):
+        every.pop()  # the gradient of a bias that is a mask
     results = tuple(_result(lowering, v) for v in every)
-    q, k = (lowering.graph.type_of(v).shape for v in node.operands[-3:-1])
-    matmuls = 2 if node.op is ATTENTION else 5
-    flops = matmuls * 2 * math.prod(q) * k[2] // (2 if attributes.causal else 1)
-    numbers = (("scale", float(attributes.scale)), ("causal", float(attributes.causal)))
+    q, k, v = operands[:3] if node.op is ATTENTION else operands[3:6]
+    matmuls = (1, 1) if node.op is ATTENTION else (3, 2)  # of queries and keys, of values
+    widths = matmuls[0] * q.shape[3] + matmuls[1] * v.shape[3]
+    flops = 2 * math.prod(q.shape[:3]) * k.shape[2] * widths // (2 if attributes.causal else 1)
     parts = {lowering.parts[v].whole: None for v in every if v in lowering.parts}
     made = [*(v for v in every if v not in lowering.parts), *parts]
-    call = LibraryCall(node.op.name, results, operands, numbers, flops)
+    call = LibraryCall(node.op.name, results, operands, attention_numbers(node), flops)
     return site.standalone([call], [view.buffer for view in operands], made)
 
 

@@ -28,6 +28,11 @@ def load_of(reader: Reader, value: TensorValue, axes: Iterable[Var]) -> Load | N
     return plain_load(reader, reader.at(value, along(axes)))
 
 
+def is_read(lowering: Lowering, value: TensorValue) -> bool:
+    """Whether anything uses a result, or it leaves the program."""
+    return bool(lowering.uses[value]) or any(o.value == value for o in lowering.graph.outputs)
+
+
 def reading(lowering: Lowering, names: Iterable[str]) -> Reader:
     """A reader of a kernel that reads some buffers in any case."""
     reader = lowering.reader()

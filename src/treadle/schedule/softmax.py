@@ -81,11 +81,13 @@ class Queries:
     count: int
     width: int
 
-    def copied(self, rows: Rows, lane: Var) -> Body:
-        """copy[d, i] = rows[i, d]."""
+    def copied(self, rows: Rows, lane: Var, scale: float = 1.0) -> Body:
+        """copy[d, i] = rows[i, d] · scale."""
         d = Var("d", self.width)
         address = variable(d) * self.count + variable(lane)
-        store = Store(self.copy.name, address, rows.load(lane, d))
+        element = rows.load(lane, d)
+        scaled = element if scale == 1 else mul(element, scale)
+        store = Store(self.copy.name, address, scaled)
         return parallel([d, lane], [store])
 
     @property
@@ -128,11 +130,11 @@ class Scores:
 
     # Matmuls: `keys` and `queries` are matrices of rows
 
-    def computed(self, keys: Matrix, queries: Matrix) -> Matmul:
+    def computed(self, keys: Matrix, queries: Matrix, adds: bool = False) -> Matmul:
         """scores ← keys · queriesᵀ."""
         if self.keys_are_rows:
-            return Matmul(self.by_keys, keys, transposed(queries))
-        return Matmul(transposed(self.by_keys), queries, transposed(keys))
+            return Matmul(self.by_keys, keys, transposed(queries), adds)
+        return Matmul(transposed(self.by_keys), queries, transposed(keys), adds)
 
     def onto_queries(self, target: Matrix, keys: Matrix, adds: bool = True) -> Matmul:
         """target ← scoresᵀ · keys: values by their weights, or the gradient of queries."""

@@ -20,7 +20,7 @@ from treadle.ir.ops import indexing, linear, shaping
 from treadle.ir.types import TensorType
 from treadle.kernel.contraction import CONVOLUTIONS as CONVOLUTIONS
 from treadle.kernel.index import Var
-from treadle.kernel.target import CPU, Target
+from treadle.kernel.target import Target
 
 
 def has_kernels(node: Node, types: Types, target: Target) -> bool:
@@ -32,54 +32,39 @@ def has_template(node: Node, types: Types, target: Target) -> bool:
     """Whether a composite is one kernel or one library call: attention and convolutions."""
     if node.op in CONVOLUTIONS:
         return target.has_conv and is_conv_for_library(node, types, target.without)
-    operands = {c.ATTENTION: 3, c.ATTENTION_GRAD: 6}  # without a bias
-    if operands.get(node.op) != len(types):
+    if node.op not in (c.ATTENTION, c.ATTENTION_GRAD):
         return False
-    if target.has_attention and _is_attention_for_library(node, types):
-        return True
-    return target.rewriting.blocks_attention and _is_in_blocks(node, types, target)
+    if target.has_attention:
+        return is_attention_for_library(node, types, target)
+    is_float32 = all(t.dtype is float32 and t.size for t in types)
+    return target.rewriting.blocks_attention and is_float32
 
 
-def _is_square_or_full(node: Node, types: Types) -> bool:
-    """Whether there are as many keys as queries, or every query sees every key."""
-    assert isinstance(node.attributes, c.Attention)
-    q, k = types[-3], types[-2]
-    return q.shape[2] == k.shape[2] or not node.attributes.causal
+def is_attention_for_library(node: Node, types: Types, target: Target) -> bool:
+    """Whether cuDNN takes attention as it is: one narrow float, heads of whole packs.
 
-
-def _is_in_blocks(node: Node, types: Types, target: Target) -> bool:
-    """Whether queries and keys are cut into equal blocks, all in float32."""
-    if any(t.dtype is not float32 or not t.size for t in types):
-        return False
-    lengths = types[-3].shape[2], types[-2].shape[2]
-    has_blocks = all(attention_block(n, target=target) for n in lengths)
-    return has_blocks and _is_square_or_full(node, types)
-
-
-def attention_block(length: int, causal: bool = False, target: Target = CPU) -> int:
-    """Positions of a block of queries or keys: 0 where none divides the length well.
-
-    Small blocks leave out more of the keys that come after a query.
+    It may still say that it has no plan for a call, which is then one of `target.without`.
     """
-    limits = target.rewriting
-    if causal and length % limits.causal_block == 0:
-        return limits.causal_block
-    if length <= limits.attention_block:
-        return length
-    divisors = (n for n in range(1, limits.attention_block + 1) if length % n == 0)
-    found = max(divisors, default=0)
-    return found if found >= limits.least_attention_block else 0
-
-
-def _is_attention_for_library(node: Node, types: Types) -> bool:
-    """Whether cuDNN takes attention as it is: one narrow float, heads of whole packs."""
-    q, k, v = types[-3:]
-    narrow = [types[0], types[1], q, k, v] if node.op is c.ATTENTION_GRAD else [q, k, v]
+    q, k, v = types[3:6] if node.op is c.ATTENTION_GRAD else types[:3]
+    narrow = [t for i, t in enumerate(types) if node.op is c.ATTENTION or i != 2]  # no logsumexp
     if any(t.dtype is not q.dtype or not t.dtype.is_narrow or not t.size for t in narrow):
         return False
-    depth = q.shape[3]
-    fits = depth == v.shape[3] and depth in range(16, 129, 8)  # cuDNN's fused attention
-    return fits and min(q.shape[2], k.shape[2]) >= 16 and _is_square_or_full(node, types)
+    limits = target.matmuls
+    fits = all(n % limits.pack == 0 and n <= limits.most_depth for n in (q.shape[3], v.shape[3]))
+    is_single = q.shape[2] == k.shape[2] == 1  # whose gradient cuDNN refuses
+    return fits and not is_single and attention_call_key(node, types) not in target.without
+
+
+def attention_numbers(node: Node) -> tuple[tuple[str, float], ...]:
+    """What a library call of attention is told beside its operands."""
+    assert isinstance(node.attributes, c.Attention)
+    return ("scale", float(node.attributes.scale)), ("causal", float(node.attributes.causal))
+
+
+def attention_call_key(node: Node, types: Sequence[TensorType]) -> LibraryCallKey:
+    """The key of a library call: what `LibraryCall` says too."""
+    operands = tuple((t.shape, t.dtype.name) for t in types)
+    return node.op.name, operands, attention_numbers(node)
 
 
 def is_chunked_head(node: Node, types: Types, target: Target) -> bool:

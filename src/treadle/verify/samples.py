@@ -378,18 +378,21 @@ def _rms_norm() -> Samples:
 
 
 _ATTENTION = (
-    # batch, heads, groups, queries, keys, width, value width, causal, bias
-    (1, 2, 2, 3, 3, 4, 4, False, False),
-    (2, 2, 1, 4, 4, 2, 3, True, False),
-    (1, 4, 2, 3, 5, 2, 2, False, True),
-    (1, 2, 2, 4, 4, 3, 3, True, True),
+    # batch, heads, groups, queries, keys, width, value width, causal, the bias's shape
+    (1, 2, 2, 3, 3, 4, 4, False, ()),
+    (2, 2, 1, 4, 4, 2, 3, True, ()),
+    (1, 4, 2, 3, 5, 2, 2, False, (1, 4, 3, 5)),
+    (1, 2, 2, 4, 4, 3, 3, True, (1, 2, 4, 4)),
+    (2, 2, 1, 3, 4, 2, 2, False, (2, 1, 1, 4)),
+    (2, 2, 2, 3, 2, 2, 1, True, (1, 2, 3, 1)),
+    (2, 4, 2, 2, 3, 1, 2, False, (1, 1, 2, 3)),
 )
 
 
 def _attention_draws() -> Iterable[tuple[c.Attention, tuple[Draw, ...], tuple[Draw, ...]]]:
-    for b, h, g, t, s, d, dv, causal, has_bias in _ATTENTION:
+    for b, h, g, t, s, d, dv, causal, bias_shape in _ATTENTION:
         operands = (real(b, h, t, d), real(b, g, s, d), real(b, g, s, dv))
-        bias = (real(b, h, t, s),) if has_bias else ()
+        bias = (real(*bias_shape),) if bias_shape else ()
         results = (real(b, h, t, dv), real(b, h, t, dv), real(b, h, t))
         yield c.Attention(d**-0.5, causal), (*operands, *bias), results
 

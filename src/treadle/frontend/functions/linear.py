@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from treadle.base.dtypes import DType, bool_, int32
 from treadle.base.errors import ArgumentError, DTypeError, ShapeError
 from treadle.base.shapes import broadcast_shapes
-from treadle.frontend.coerce import as_tensor, broadcast_to, common_dtype
+from treadle.frontend.coerce import as_tensor, common_dtype
 from treadle.frontend.coerce import cast as cast_to
 from treadle.frontend.functions.reductions import sum as sum_over
 from treadle.frontend.functions.shaping import (
@@ -376,4 +376,4 @@ def _attention_bias(bias: Operand, shape: tuple[int, ...], dtype: DType) -> Tens
             f"the bias {given.type} does not broadcast to {shape}",
             "The scores are (B, H, T, S).",
         )
-    return broadcast_to(cast_to(given, dtype), shape)
+    return reshape(cast_to(given, dtype), (*(1,) * (4 - given.ndim), *given.shape))
