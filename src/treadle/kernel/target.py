@@ -18,6 +18,9 @@ class Fusion:
     read_once: int = 1 << 16  # elements of an input that two column sums should read only once
     row_flops: int = 1 << 13  # of a fused row that takes less than a launch
     block_flops: int = 1 << 12  # of all rows that are one block's, less than a launch too
+    # Operations of a part of a scan, in one iteration, that is a block's for all of them: chosen,
+    # about what a block does while two launches are made.
+    scan_part: int = 1 << 16
     shared_memory: int = 32 << 10  # bytes that a block's own buffers take; every device has 48 KiB
     delayed_bytes: int = 8 << 20  # that may live longer so that equal kernels share a launch
     moved_bytes: int = 1 << 18  # of a result from which its kernel runs as late as possible
@@ -250,6 +253,9 @@ class Rewriting:
     attention_block: int = 64
     causal_block: int = 32
     least_attention_block: int = 16
+    # Bytes of matmuls and reductions that a scan's iterations compute all at once, for each byte
+    # of the slices they read: chosen, the gates of an LSTM are four times its input.
+    most_stacked: int = 4
     scatters_cheaply: bool = True  # a scatter-add costs no more than a copy of its rows
 
 
