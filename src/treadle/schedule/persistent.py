@@ -45,9 +45,6 @@ from treadle.schedule.nests import (
 )
 from treadle.schedule.order import Bound
 
-AHEAD = 4
-
-
 @dataclass(frozen=True)
 class Iterations:
     """The loop of a scan: its length and direction, buffers that are rows, and all their sizes."""
@@ -71,7 +68,7 @@ def as_one_kernel(
     """All iterations as one kernel, its rows as short as they can be; None if there is no way."""
     if not kernels or any(_is_apart(k) for k in kernels):
         return None
-    found = _by_elements(kernels, iterations, carried)
+    found = _by_elements(kernels, iterations, carried, target)
     counts = {n for k in kernels for n in (1, *row_counts(k))}
     for count in sorted(counts, reverse=True):
         if found is not None:
@@ -111,7 +108,7 @@ def _own(
 
 
 def _by_elements(
-    kernels: Sequence[Kernel], iterations: Iterations, carried: frozenset[str]
+    kernels: Sequence[Kernel], iterations: Iterations, carried: frozenset[str], target: Target
 ) -> Kernel | None:
     """One kernel whose carries are one element of each iteration of its loops: in registers."""
     if len(kernels) != 1 or kernels[0].scratch:
@@ -134,6 +131,8 @@ def _by_elements(
     after = [Store(n, at[n], x) for n, x in locals_.items() if n in carried]
     inside = map_statements(body, lambda s: [_in_registers(s, locals_, carried)])
     loop = _loop(inside, iterations, loop_names(kernel.body))
+    ahead = 1 if target.mapping is None else target.mapping.scan_ahead
+    loop = replace(loop, unroll=min(ahead, iterations.length))
     return replace(kernel, body=parallel(variables, [*before, loop, *after]))
 
 
@@ -219,7 +218,7 @@ def _loop(body: Sequence[Statement], iterations: Iterations, taken: set[str]) ->
         return index if found is None else index + at * found.row
 
     inside = tuple(rewrite(s, moved) for s in body)
-    return For(var, Role.SEQUENTIAL, inside, unroll=AHEAD)
+    return For(var, Role.SEQUENTIAL, inside)
 
 
 def _over_wholes(kernel: Kernel, iterations: Iterations) -> Kernel | None:
