@@ -142,7 +142,7 @@ class Lowering:
     ):
         self.graph, self.fuse, self.panel, self.prefix = graph, fuse, panel, prefix
         self.memo = memo or Memo()
-        self.target = self.memo.target
+        self.target = self._target()
         self.materialized = materialized_values(graph, fuse, self.target)
         fuses_epilogues = fuse and self.target.fuses_epilogues
         limits = self.target.matmuls
@@ -179,6 +179,14 @@ class Lowering:
         self.written: dict[str, TensorType] = {}  # leaves that are written and never read
         self.after: list[Kernel] = []  # what a stream leaves to be fused with its readers
         self.before: dict[TensorValue, str] = {}  # leaves that leave as they were: their copies
+
+    def _target(self) -> Target:
+        """The target; where kernels are launched again and again, fewer tensors are in memory."""
+        found = self.memo.target
+        if not self.repeats or not found.has_launches:
+            return found
+        sizes = found.materialization
+        return replace(found, materialization=replace(sizes, most_sources=sizes.scan_sources))
 
     def update_in_place(self) -> None:
         """Updates take the place of their leaves where nothing reads the leaf afterwards."""
@@ -226,13 +234,13 @@ class Lowering:
     def drafts(self) -> list[Draft]:
         """Phases of kernels, and repeats between them."""
         found: list[Draft] = []
-        order = Order(self.fuse, self.memo)
+        order = Order(self.fuse, self.memo, self.repeats)
         for value, copy in self.before.items():
             order.add(*copies(self.names[value], copy, self.buffers[copy]))
         for position, node in enumerate(self.graph.nodes):
             if node.op in CHUNKED:
                 found += [*order.phases(), *CHUNKED[node.op](self, position, node)]
-                order = Order(self.fuse, self.memo)
+                order = Order(self.fuse, self.memo, self.repeats)
                 order.add(*self.after)
                 self.after = []
             else:
