@@ -135,6 +135,19 @@ def call(x: td.Tensor) -> td.Tensor:
     return td.checkpoint(shared_layer)(x)
 
 
+def scanned(step: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """The last carry of a scan and its stacks."""
+
+    def function(h: td.Tensor, x: td.Tensor, w: td.Tensor) -> list[td.Tensor]:
+        last, stacks = td.scan(lambda c, v: step(c, v, w), h, x, **options)
+        return [last, *(stacks if isinstance(stacks, tuple) else (stacks,))]
+
+    return function
+
+
+SCANNED = [TensorType((3,), F32), TensorType((2, 3), F32), TensorType((3, 17), F32)]
+
+
 CASES = {
     "view_of_number": Case(
         lambda x: x + bind1(shaping.BROADCAST, shaping.Broadcast((2, 3), (1,)), number(2, (3,))),
@@ -204,6 +217,31 @@ CASES = {
         lambda x: td.max_pool(x, 2),
         [lambda x: td.avg_pool(x, 2)],
         [TensorType((1, 2, 4, 4), F32)],
+    ),
+    "computed_behind_scan": Case(
+        scanned(lambda c, v, w: (c * v, (v @ w, (c * v).sum() * v, c * v))),
+        [
+            scanned(lambda c, v, w: (c * v, c * 2)),  # the carry would have to be stacked
+            scanned(lambda c, v, w: (c * v, v * 2), recompute=True),
+            scanned(lambda c, v, w: (c * v, ((v @ w)[:, None] * v).sum((0, 1)))),
+        ],
+        SCANNED,
+    ),
+    "computed_before_scan": Case(
+        scanned(lambda c, v, w: (c * 0.5 + td.tanh(v @ w[:, :3]), c), reverse=True),
+        [
+            scanned(lambda c, v, w: (c * 0.5 + (v * c) @ w[:, :3], c)),
+            scanned(lambda c, v, w: (c * 0.5 + v * w[0, 0], c)),
+            scanned(lambda c, v, w: (c + (v @ w).sum(), c)),  # seventeen columns for three
+            scanned(lambda c, v, w: (c * 0.5 + v @ w[:, :3], c), recompute=True),
+        ],
+        SCANNED,
+    ),
+    "stacked_carry": Case(
+        scanned(lambda c, v, w: (c * v, (c, c * v)), reverse=True),
+        [scanned(lambda c, v, w: (c * v, c)), scanned(lambda c, v, w: (c, (c, v)))],
+        SCANNED,
+        GPU,
     ),
     "definition": Case(
         lambda x: td.softmax(x), [td.tanh, td.softmax], keeps=lambda node, types, target: True

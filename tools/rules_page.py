@@ -31,6 +31,7 @@ TITLES = {
     "canonical": "Canonical form: before and after differentiation, and after expansion on a GPU",
     "heads": "Recognition: before differentiation, for targets that fuse heads",
     "expansion": "Expansion: at the start of `schedule`",
+    "scans": "Scans: after expansion",
 }
 
 

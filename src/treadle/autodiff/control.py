@@ -18,6 +18,7 @@ from treadle.autodiff.backward import (
     vjp_graph,
 )
 from treadle.domains.domain import input_names
+from treadle.frontend.coerce import cast
 from treadle.frontend.functions.shaping import zeros_like
 from treadle.frontend.scopes import bind, bind1, isolated_tracing
 from treadle.frontend.tensor import Tensor
@@ -135,7 +136,7 @@ def scan_vjp(pull: Pull) -> Sequence[Cotangent]:
     known = dict(zip((v for _, v in inputs[-len(stacked) :] if stacked), stacked, strict=True))
     wanted = [o.value for o, i in zip(step.cotangents, step.sources, strict=True) if i not in later]
     rows_of = wanted[len(wanted) - len(step.slices) :]
-    nodes = [step.graph.nodes[v.node] for v in later.values() if v not in rows_of]
+    nodes = [_behind_casts(step.graph, v) for v in later.values() if v not in rows_of]
     extra = {v: None for n in nodes if _is_sum(n) for v in n.operands if v not in known}
     extra = {v: None for v in extra if v not in rows_of}
     results = [Output(OutputKind.RESULT, str(i), v) for i, v in enumerate((*wanted, *extra))]
@@ -162,7 +163,8 @@ def scan_vjp(pull: Pull) -> Sequence[Cotangent]:
 def _summed_later(step: _StepBackward, attributes: Scan) -> dict[int, Value]:
     """Constants whose cotangents are summed after the scan, and the value that each step adds.
 
-    It is a product or a sum, whose operands are stacked instead, or it is stacked anyway.
+    It is a product or a sum, whose operands are stacked instead, or it is stacked anyway. In mixed
+    precision the sum is behind a cast, and what is stacked may be the value as a product reads it.
     """
     graph, places = step.graph, step.graph.leaves
     varying = {n for n in places if n.startswith(step.ct)} | {*step.names[attributes.constants :]}
@@ -176,24 +178,44 @@ def _summed_later(step: _StepBackward, attributes: Scan) -> dict[int, Value]:
         total = graph.nodes[output.value.node]
         if i not in step.constants or total.op is not ADD:
             continue
-        added = graph.nodes[total.operands[1].node]
+        added = _behind_casts(graph, total.operands[1])
         if _is_sum(added) and all(v.node in moving for v in added.operands):
             found[i] = total.operands[1]
             stacked.update(added.operands)
         else:
             plain[i] = total.operands[1]
-    return found | {i: v for i, v in plain.items() if v in stacked}
+    there = stacked | {_uncast(graph, v) for v in stacked}
+    return found | {i: v for i, v in plain.items() if v in there}
 
 
 def _is_sum(node: Node) -> bool:
     return node.op in (CONTRACT, REDUCE_SUM)
 
 
+def _uncast(graph: Graph, value: Value) -> Value:
+    """What a value is a cast of, from float to float, or the value itself."""
+    node = graph.nodes[value.node]
+    is_cast = node.op is CAST and node.types[0].dtype.is_float
+    return node.operands[0] if is_cast and graph.type_of(node.operands[0]).dtype.is_float else value
+
+
+def _behind_casts(graph: Graph, value: Value) -> Node:
+    """The node that makes a value, but for casts."""
+    while (inner := _uncast(graph, value)) != value:
+        value = inner
+    return graph.nodes[value.node]
+
+
 def _over_steps(graph: Graph, value: Value, stacks: Mapping[Value, Tensor]) -> Tensor:
     """A value summed over all steps, from its stack or from those of its node's operands."""
-    if value in stacks:
-        return bind1(REDUCE_SUM, Reduce((0,)), stacks[value])
+    dtype = graph.type_of(value).dtype
+    narrow = next((s for v, s in stacks.items() if value == _uncast(graph, v)), None)
+    stack = stacks.get(value, narrow)
+    if stack is not None:
+        return bind1(REDUCE_SUM, Reduce((0,)), cast(stack, dtype))
     node = graph.nodes[value.node]
+    if node.op is CAST:  # a little is rounded once, in place of every step's
+        return cast(_over_steps(graph, node.operands[0], stacks), dtype)
     operands = [stacks[v] for v in node.operands]
     if isinstance(node.attributes, Contraction):
         x, y, result = node.attributes.labels

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from treadle.batching.primitives import Results, any_rank, shift_axes, shift_axis, shifted
+from treadle.batching.primitives import Results, any_rank, shifted
 from treadle.batching.walk import BATCHING, Batch, by_definition
 from treadle.frontend.coerce import broadcast_to
 from treadle.frontend.functions.reductions import sum as sum_of
@@ -15,6 +15,7 @@ from treadle.frontend.functions.shaping import moveaxis, reshape
 from treadle.frontend.scopes import bind, bind1
 from treadle.frontend.tensor import Tensor
 from treadle.ir import composites as c
+from treadle.ir.leading import shift_axes, shift_axis
 from treadle.ir.op import NONE, Op
 
 batching = BATCHING

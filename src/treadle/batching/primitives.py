@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from string import ascii_letters
-from typing import Any
 
 from treadle.base.dtypes import bool_, int32, promote
 from treadle.batching.walk import BATCHING, Batch, repeated
@@ -15,9 +13,10 @@ from treadle.frontend.functions.shaping import concat, iota, moveaxis, reshape, 
 from treadle.frontend.scopes import bind, bind1, isolated_tracing
 from treadle.frontend.tensor import Tensor
 from treadle.ir.control import SCAN, Scan
+from treadle.ir.leading import LEADING, Shift, contraction_along
+from treadle.ir.leading import shift_axes as shift_axes
 from treadle.ir.op import NONE, Attributes, Op
-from treadle.ir.ops import elementwise as e
-from treadle.ir.ops import indexing, leaves, linear, reductions, shaping
+from treadle.ir.ops import indexing, leaves, linear, shaping
 
 batching = BATCHING
 Results = Sequence[Tensor]
@@ -31,101 +30,34 @@ def no_operands(attributes: Attributes, batch: Batch) -> Results:
 batching(leaves.CONSTANT, leaves.IOTA)(no_operands)
 
 
-def any_rank(op: Op) -> None:
-    """Enter an op for which an axis in front is one more of those that it has anyway."""
-    if op.has_attributes:
-        batching(op)(lambda attributes, batch, *xs: bind(op, attributes, *batch.spread(xs)))
-    else:
-        batching(op)(lambda batch, *xs: bind(op, NONE, *batch.spread(xs)))
-
-
-for _op in (
-    *(e.NEG, e.ABS, e.SIGN, e.FLOOR, e.EXP, e.LOG, e.SQRT, e.RSQRT, e.SIN, e.COS, e.TANH, e.ERF),
-    *(e.NOT, e.STOP_GRADIENT, e.CAST, e.ADD, e.SUB, e.MUL, e.DIV, e.FLOORDIV, e.MOD, e.MAX, e.MIN),
-    *(e.POW, e.ATAN2, e.EQ, e.LT, e.LE, e.AND, e.OR, e.XOR, e.WHERE),
-):
-    any_rank(_op)
-
-
-def shifted(op: Op) -> Callable[[Callable[..., Attributes]], Callable[..., Attributes]]:
+def shifted(op: Op) -> Callable[[Shift], Shift]:
     """Enter an op by its attributes for one axis more in front: a function of them and the size."""
 
-    def add(shift: Callable[..., Attributes]) -> Callable[..., Attributes]:
+    def add(shift: Shift) -> Shift:
         def rule(attributes: Attributes, batch: Batch, *operands: Tensor) -> Results:
             return bind(op, shift(attributes, batch.size), *batch.spread(operands))
 
-        batching(op)(rule)
+        def plain(batch: Batch, *operands: Tensor) -> Results:
+            return rule(NONE, batch, *operands)
+
+        batching(op)(rule if op.has_attributes else plain)
         return shift
 
     return add
 
 
-def _after(axes: Sequence[int]) -> tuple[int, ...]:
-    """The same axes, one place further."""
-    return tuple(a + 1 for a in axes)
+def any_rank(op: Op) -> None:
+    """Enter an op for which an axis in front is one more of those that it has anyway."""
+    shifted(op)(lambda attributes, size: attributes)
 
 
-def shift_axes(attributes: Any, size: int) -> Any:
-    return replace(attributes, axes=_after(attributes.axes))
-
-
-def shift_axis(attributes: Any, size: int) -> Any:
-    return replace(attributes, axis=attributes.axis + 1)
-
-
-for _op in (
-    *(reductions.REDUCE_SUM, reductions.REDUCE_MAX, reductions.REDUCE_MIN, reductions.REDUCE_PROD),
-    *(shaping.FLIP, linear.WINDOW),
-):
-    shifted(_op)(shift_axes)
-
-for _op in (
-    *(reductions.ARGMAX, reductions.ARGMIN, reductions.CUMSUM, reductions.SORT, reductions.TOP_K),
-    shaping.CONCAT,
-):
-    shifted(_op)(shift_axis)
-
-
-@shifted(shaping.RESHAPE)
-def _reshape(attributes: shaping.Reshape, size: int) -> shaping.Reshape:
-    return shaping.Reshape((size, *attributes.shape))
-
-
-@shifted(shaping.PERMUTE)
-def _permute(attributes: shaping.Permute, size: int) -> shaping.Permute:
-    return shaping.Permute((0, *_after(attributes.axes)))
-
-
-@shifted(shaping.BROADCAST)
-def _broadcast(attributes: shaping.Broadcast, size: int) -> shaping.Broadcast:
-    return shaping.Broadcast((size, *attributes.shape), (0, *_after(attributes.axes)))
-
-
-@shifted(shaping.SLICE)
-def _slice(attributes: shaping.Slice, size: int) -> shaping.Slice:
-    a = attributes
-    return shaping.Slice((0, *a.starts), (size, *a.stops), (1, *a.strides))
-
-
-@shifted(shaping.PAD)
-def _pad(attributes: shaping.Pad, size: int) -> shaping.Pad:
-    a = attributes
-    return shaping.Pad((0, *a.low), (0, *a.high), (0, *a.interior), a.value)
-
-
-@shifted(linear.UNWINDOW)
-def _unwindow(attributes: linear.Unwindow, size: int) -> linear.Unwindow:
-    return linear.Unwindow(shift_axes(attributes.window, size), (size, *attributes.shape))
+for _op, _shift in LEADING.items():
+    shifted(_op)(_shift)
 
 
 @batching(linear.CONTRACT)
 def contract_batch(attributes: linear.Contraction, batch: Batch, x: Tensor, y: Tensor) -> Results:
-    """One label more, in the operands that have the axis and in the result."""
-    lx, ly, result = attributes.labels
-    fresh = next(c for c in ascii_letters if c not in lx + ly)
-    in_x, in_y = (fresh if is_batched else "" for is_batched in batch.batched)
-    spec = linear.canonical_spec(in_x + lx, in_y + ly, fresh + result)
-    return bind(linear.CONTRACT, linear.Contraction(spec, attributes.dtype), x, y)
+    return bind(linear.CONTRACT, contraction_along(attributes, batch.batched), x, y)
 
 
 @batching(indexing.GATHER)

@@ -18,6 +18,9 @@ class Fusion:
     read_once: int = 1 << 16  # elements of an input that two column sums should read only once
     row_flops: int = 1 << 13  # of a fused row that takes less than a launch
     block_flops: int = 1 << 12  # of all rows that are one block's, less than a launch too
+    # Operations of a part of a scan, in one iteration, that is a block's for all of them: chosen,
+    # about what a block does while two launches are made.
+    scan_part: int = 1 << 16
     shared_memory: int = 32 << 10  # bytes that a block's own buffers take; every device has 48 KiB
     delayed_bytes: int = 8 << 20  # that may live longer so that equal kernels share a launch
     moved_bytes: int = 1 << 18  # of a result from which its kernel runs as late as possible
@@ -69,6 +72,8 @@ class Materialization:
     # halves of a tensor double at each level, and so would the kernel.
     most_repeats: int = 16
     most_operations: int = 16  # to recompute a value rather than to materialize it
+    most_sources: int = 1  # large tensors that recomputing a value may read
+    scan_sources: int = 8  # the same where every iteration of a scan would launch a kernel: chosen
     small_share: int = 8  # a tensor of less than this part of the result costs nothing to read
     # Bytes of activations that may wait for the backward pass; fewer stay in a cache until then.
     waiting_bytes: int = 16 << 20
@@ -195,6 +200,7 @@ class Mapping:
     staged: int = 110 << 10  # bytes of such rows in shared memory: two blocks fit a multiprocessor
     least_staged: int = 4 << 10  # bytes: a shorter row is in the cache
     ahead: int = 4  # packs that a thread asks for before it uses the first
+    scan_ahead: int = 8  # iterations of a scan whose slices a thread asks for at once: chosen
     part_warps: int = 6  # warps that share rows and sum columns: two blocks have their registers
     # Sums of columns
     column_warps: int = 8  # that share a column; as many as a block has, where blocks are few
@@ -256,6 +262,9 @@ class Rewriting:
     causal_block: int = 32
     least_attention_block: int = 16
     attention_keys: int = 256  # keys that are one block where none divides them: chosen, 64 KB
+    # Bytes of matmuls and reductions that a scan's iterations compute all at once, for each byte
+    # of the slices they read: chosen, the gates of an LSTM are four times its input.
+    most_stacked: int = 4
     scatters_cheaply: bool = True  # a scatter-add costs no more than a copy of its rows
 
 

@@ -6,8 +6,9 @@ from treadle.rules.canonical import CANONICAL
 from treadle.rules.expansion import EXPANSION
 from treadle.rules.heads import HEADS
 from treadle.rules.rule import Rule
+from treadle.rules.scans import SCANS
 
-RULE_SETS = (CANONICAL, HEADS, EXPANSION)
+RULE_SETS = (CANONICAL, HEADS, EXPANSION, SCANS)
 
 
 def every_rule() -> dict[str, Rule]:

@@ -176,7 +176,7 @@ def fused(
     for count in wanted:
         if count < most and footprint(first, second, count) > target.cache:
             break
-        found = _fused_at(first, second, count, is_needed)
+        found = fused_at(first, second, count, is_needed)
         if found is not None:
             return found
     return None
@@ -254,7 +254,8 @@ def _has_row_loops(kernel: Kernel, least: int) -> bool:
     return any(isinstance(s, For) and s.var.extent >= least for s in body)
 
 
-def _fused_at(first: Kernel, second: Kernel, count: int, is_needed: bool) -> Kernel | None:
+def fused_at(first: Kernel, second: Kernel, count: int, is_needed: bool) -> Kernel | None:
+    """Both kernels as one at a number of rows; None if they cannot be."""
     a, b = in_rows(first, count), in_rows(second, count)
     if a is None or b is None:
         return None

@@ -135,17 +135,21 @@ def _is_cheap(
     """Whether a value is better recomputed wherever it is read.
 
     It is if it takes little arithmetic on one large tensor that several kernels read anyway; where
-    arithmetic is nearly free, on any that is in memory. So is what is one
+    arithmetic is nearly free, on any that is in memory; on several where launches are what counts.
+    So is what is one
     operation away from a tensor that others read too (the square of a gradient, for its norm and
     for a moment): reading either costs the same.
     """
     large = _sources(graph, value, stored, sizes)
-    if large is None or len(large) != 1:
+    if large is None or not 1 <= len(large) <= sizes.most_sources:
+        return False
+    of_value = graph.type_of(value)
+    if all(isinstance(graph.nodes[v.node].attributes, Leaf) or v in shared for v in large):
+        return all(of_value.dtype.itemsize >= graph.type_of(v).dtype.itemsize for v in large)
+    if len(large) > 1:
         return False
     (source,) = large
-    of_source, of_value = graph.type_of(source), graph.type_of(value)
-    if isinstance(graph.nodes[source.node].attributes, Leaf) or source in shared:
-        return of_value.dtype.itemsize >= of_source.dtype.itemsize
+    of_source = graph.type_of(source)
     is_next = _sources(graph, value, stored, replace(sizes, most_operations=1)) is not None
     is_read = bool(readers[source] - {value.node})
     return is_next and is_read and of_source.nbytes <= of_value.nbytes

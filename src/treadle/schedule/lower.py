@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from treadle.base.origin import Origin
-from treadle.ir.control import SCAN, Scan
 from treadle.ir.graph import Graph, Node, Output, OutputKind
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops.leaves import CONSTANT, Constant, Leaf
@@ -27,6 +26,7 @@ from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step,
 from treadle.kernel.target import CPU, Target
 from treadle.rules.canonical import canonicalise
 from treadle.rules.expansion import expand
+from treadle.rules.scans import split_scans
 from treadle.schedule.inline import Reader, laid_out
 from treadle.schedule.inline import attributes_of as attributes_of
 from treadle.schedule.keep import (
@@ -59,6 +59,8 @@ def lower(
     `in_place` writes updates over the leaves they replace.
     """
     expanded = expand(graph, target, has_kernels if fuse else None)
+    if fuse:
+        expanded = split_scans(expanded, target, has_template)
     if target.fuses_epilogues:
         expanded = canonicalise(expanded)  # definitions and their gradients look alike then
     if target.has_launches and fuse and launches_dominate(expanded, target.matmuls):
@@ -150,7 +152,7 @@ class Lowering:
         self.graph, self.fuse, self.panel, self.prefix = graph, fuse, panel, prefix
         self.waits = waits or {}  # nodes that come after others which they do not read
         self.memo = memo or Memo()
-        self.target = self.memo.target
+        self.target = self._target()
         self.materialized = materialized_values(graph, fuse, self.target, cheap=self.waits)
         fuses_epilogues = fuse and self.target.fuses_epilogues
         limits = self.target.matmuls
@@ -187,6 +189,14 @@ class Lowering:
         self.written: dict[str, TensorType] = {}  # leaves that are written and never read
         self.after: list[Kernel] = []  # what a stream leaves to be fused with its readers
         self.before: dict[TensorValue, str] = {}  # leaves that leave as they were: their copies
+
+    def _target(self) -> Target:
+        """The target; where kernels are launched again and again, fewer tensors are in memory."""
+        found = self.memo.target
+        if not self.repeats or not found.has_launches:
+            return found
+        sizes = found.materialization
+        return replace(found, materialization=replace(sizes, most_sources=sizes.scan_sources))
 
     def update_in_place(self) -> None:
         """Updates take the place of their leaves where nothing reads the leaf afterwards."""
@@ -234,13 +244,13 @@ class Lowering:
     def drafts(self) -> list[Draft]:
         """Phases of kernels, and repeats between them."""
         found: list[Draft] = []
-        order = Order(self.fuse, self.memo)
+        order = Order(self.fuse, self.memo, self.repeats)
         for value, copy in self.before.items():
             order.add(*copies(self.names[value], copy, self.buffers[copy]))
         for position, node in enumerate(self.graph.nodes):
             if node.op in CHUNKED:
                 found += [*order.phases(), *CHUNKED[node.op](self, position, node)]
-                order = Order(self.fuse, self.memo)
+                order = Order(self.fuse, self.memo, self.repeats)
                 order.add(*self.after)
                 self.after = []
             else:
@@ -354,103 +364,3 @@ class Lowering:
         """Where an element of a tensor is in its buffer."""
         shape = self.graph.type_of(value).shape
         return laid_out(tuple(indices), shape, self.layouts.get(value))
-
-
-class ScanBody(Lowering):
-    """The body of a scan: rows are read and written in place, carries copied after an iteration."""
-
-    repeats = True
-
-    def __init__(self, outer: Lowering, position: int, attributes: Scan, node: Node):
-        # A stream is a repeat over rows of buffers, which a row of this scan's is not.
-        body = expand(attributes.body, outer.target, has_template if outer.fuse else None)
-        prefix = f"{outer.prefix}scan{position}:"
-        super().__init__(body, outer.fuse, outer.panel, outer.memo, prefix)
-        self.attributes = attributes
-        self.fixed: set[str] = set()  # buffers that no iteration changes
-        self.starts: list[Kernel] = []
-        self.ends: list[Kernel] = []
-        inputs = [TensorValue(i) for i in body.inputs]
-        split = attributes.constants + attributes.carries
-        for value, operand in zip(inputs, node.operands, strict=True):
-            name, source = self.names[value], outer.names[operand]
-            buffer = self.buffers[name]
-            if source in outer.rows:  # a row of a row is not one: it is copied first
-                copy = self._room(f"{name}@whole", outer.graph.type_of(operand))
-                self.starts += copies(source, copy, self.buffers[copy])
-                source = copy
-            if value in inputs[split:]:
-                self.rows[name] = Argument(source, buffer.size)
-            elif value in inputs[attributes.constants :]:
-                self.starts += copies(source, name, buffer)
-            else:
-                self.rename(value, source)
-                self.fixed.add(source)
-        self.carried = [self.names[v] for v in inputs[attributes.constants : split]]
-        for k, name in enumerate(self.carried):
-            target = outer.names[TensorValue(position, k)]
-            self.ends += copies(name, target, self.buffers[name])
-        self.stacked = [
-            outer.names[TensorValue(position, attributes.carries + k)]
-            for k in range(len(body.outputs) - attributes.carries)
-        ]
-        self._bind_rows()
-
-    def _bind_rows(self) -> None:
-        """Results of an iteration are written to their rows where they are made here and once."""
-        inputs = {self.names[TensorValue(i)] for i in self.graph.inputs}
-        self.copied_rows: list[tuple[str, str]] = []
-        for output, target in zip(
-            self.graph.outputs[self.attributes.carries :], self.stacked, strict=True
-        ):
-            name = self.names[output.value]
-            node = self.graph.nodes[output.value.node]
-            row = Argument(target, self.buffers[name].size)
-            is_made = node.op is not SCAN and not isinstance(node.attributes, Constant)
-            if name in inputs or name in self.rows or not is_made:
-                alias = f"{target}@row"
-                self.rows[alias] = row
-                self.copied_rows.append((name, alias))
-            else:
-                self.rows[name] = row
-
-    def add_kernel(self, kernel: Kernel, order: Order, after: str | None) -> None:
-        """What every iteration would recompute is computed once, before the first."""
-        made = {b.name for b in kernel.outputs}
-        is_fixed = all(b.name in self.fixed for b in kernel.inputs) and not made & set(self.rows)
-        if is_fixed:
-            self.fixed |= made
-            self.starts.append(kernel)
-        else:
-            order.add(kernel)
-
-    def rename(self, value: TensorValue, name: str) -> None:
-        """A body's input is a buffer of outside."""
-        old = self.buffers.pop(self.names[value])
-        self.names[value] = name
-        self.buffers.setdefault(name, Buffer(name, old.dtype, old.size))
-
-    def finish(self, order: Order) -> None:
-        """Rows that are copies, then the carries of the next iteration."""
-        pairs = list(self.copied_rows)
-        made = [self.names[o.value] for o in self.graph.outputs[: self.attributes.carries]]
-        for k, name in enumerate(made):
-            if name in self.carried:  # it may be overwritten before it is copied
-                made[k] = self._room(f"{self.prefix}next{k}", self.buffers[name])
-                pairs.append((name, made[k]))
-        for source, target in [*pairs, *zip(made, self.carried, strict=True)]:
-            order.add(*copies(source, target, self.buffers[source]))
-
-
-@CHUNKED(SCAN)
-def _scan(lowering: Lowering, position: int, node: Node) -> list[Draft]:
-    """The body's program for each row; an iteration changes buffers of carries at its end."""
-    attributes: Scan = attributes_of(node)
-    inner = ScanBody(lowering, position, attributes, node)
-    drafts, before = inner.drafts(), Order(lowering.fuse, lowering.memo)
-    before.add(*inner.starts)
-    lowering.buffers = inner.buffers | lowering.buffers
-    lowering.constants |= inner.constants
-    lowering.rows |= inner.rows
-    lowering.after += inner.ends
-    return [*before.phases(), RepeatDraft(attributes.length, attributes.reverse, drafts)]

@@ -137,6 +137,7 @@ class Order:
 
     fuses: bool
     memo: Memo
+    repeats: bool = False  # whether its kernels are those of each iteration of a loop
     groups: list[Group] = field(default_factory=list)
     writers: dict[str, list[int]] = field(default_factory=dict)
     readers: dict[str, list[int]] = field(default_factory=dict)
@@ -307,7 +308,8 @@ class Order:
 
     def phases(self) -> list[list[Bound]]:
         """Kernels by when they can run; those that wait for nothing run as late as they may."""
-        if self.memo.target.is_small and self.fuses:
+        counts_launches = self.repeats and self.memo.target.has_launches
+        if self.fuses and (self.memo.target.is_small or counts_launches):
             self._merge()
         level, ordered = self._levels(), self._ordered()
         first_use: dict[int, int] = {}

@@ -95,6 +95,8 @@ class Lanes:
     def sequential(self, loop: For) -> AbstractContextManager[None]:
         name = self.vars[loop.var] = self.new(_safe(loop.var.name))
         end = str(loop.var.extent) if loop.stop is None else self.index(loop.stop)
+        if loop.unroll > 1:
+            self.add(f"#pragma unroll {loop.unroll}")
         return self.block(f"for (int {name} = 0; {name} < {end}; ++{name})")
 
     def written_out(self, name: str, count: object, start: int = 0) -> AbstractContextManager[None]:
