@@ -286,6 +286,9 @@ class Launching:
     small_results: int = 1 << 16  # bytes that are copied back with every step: chosen
     ahead: int = 3  # launches that the host may be ahead: inputs are copied while the GPU computes
     graphs: int = 8  # of a slot, one for each set of arrays on the device: chosen
+    # Kernels that are compiled together. Parts are compiled at the same time; each takes 40 ms for
+    # what all share, and 24 kernels took longer than 24 times one (NVRTC 13.4, BERT's step).
+    part_kernels: int = 6
     matmul_candidates: int = 32  # algorithms of cuBLASLt that are timed
     matmul_workspace: int = 64 << 20  # bytes
     conv_plans: int = 12  # plans of cuDNN that are timed

@@ -13,7 +13,6 @@ import numpy as np
 
 from treadle.ir.graph import Graph, OutputKind
 from treadle.ir.types import TensorType
-from treadle.kernel.launch import CooperativeLaunch
 from treadle.kernel.plan import Plan, PlannedCall, PlannedPhase, PlannedRepeat
 from treadle.kernel.target import GPU
 from treadle.runtime.cuda.arrays import DeviceArray
@@ -62,11 +61,10 @@ class CudaProgram:
         self._constants = [(slot, Block(constants[n].nbytes)) for slot, n in plan.constants]
         for (_, block), (_, name) in zip(self._constants, plan.constants, strict=True):
             block.write(constants[name])
-        self._code = Code(code.cubins, code.launches, code.cooperative)
         # Those that were chosen before, to which this adds.
         self.algorithms, self.call_plans = dict(code.algorithms), dict(code.call_plans)
         with self._device.lock:
-            self._runner = self._chosen(is_deterministic, code.cooperative)
+            self._runner = self._chosen(is_deterministic, code)
         self._traffic: dict[int, Traffic] = {}  # by how many steps are one launch
         self._bound: tuple[object, ...] = ()
         self._held: tuple[object, int] = (None, -1)
@@ -93,20 +91,23 @@ class CudaProgram:
         self._inputs_size = sum(padded(t.nbytes) for _, t in self._leaves.values() if t.size)
         self._inputs_size = min(self._inputs_size, 1 << 28)
 
-    def _chosen(self, is_deterministic: bool, cooperative: Sequence[CooperativeLaunch]) -> Runner:
-        """The plan with what libraries compute of it."""
+    def _chosen(self, is_deterministic: bool, code: CudaCode) -> Runner:
+        """The plan with what libraries compute of it; code that is compiled meanwhile is last."""
         matmuls = self._chosen_matmuls(is_deterministic)
         calls = chosen_library_calls(
             self.launches, self.call_plans, is_deterministic, self._addresses
         )
-        self._code.plans += [call.graph for call in calls.values()]
         self._spare: list[Block] = []
         batches: dict[Batch, Matmul] = {}
         if not is_deterministic:  # what is timed may be chosen otherwise in the next process
             batches = chosen_batches(
                 self.plan, self.launches, matmuls, self.algorithms, self._arena
             )
-        return Runner(self.plan, self.launches, self._code, matmuls, calls, batches, cooperative)
+        self._code = Code(code.cubins, code.launches, code.cooperative)
+        self._code.plans += [call.graph for call in calls.values()]
+        return Runner(
+            self.plan, self.launches, self._code, matmuls, calls, batches, code.cooperative
+        )
 
     def _chosen_matmuls(self, is_deterministic: bool) -> dict[int, Matmul]:
         """Matmuls with the algorithms that were chosen before, or that are timed now."""
