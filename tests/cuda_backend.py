@@ -15,7 +15,7 @@ from treadle.kernel.program import Program
 from treadle.memory.assemble import assemble
 from treadle.memory.plan import plan_buffers
 from treadle.runtime.cuda.code import CudaCode
-from treadle.runtime.cuda.compiler import compile_parts, compiler_version
+from treadle.runtime.cuda.compiler import Compiling, compiler_version
 from treadle.runtime.cuda.device import device, why_not
 from treadle.runtime.cuda.program import CudaProgram
 from treadle.schedule.schedule import GPU, Target, schedule
@@ -67,7 +67,7 @@ def on_gpu(
     """A graph on the device; `library=False` has generated kernels for products too."""
     program = scheduled(graph, fuse, in_place, with_matmuls(target, library))
     source = render_program(program)
-    cubins = compile_parts(source.parts, device().architecture)
+    cubins = Compiling(source.parts, device().architecture)
     plan = assemble(program, plan_buffers(program))
     code = CudaCode(source.launches, source.cooperative, cubins)
     return CudaProgram(graph, plan, dict(program.constants), code)

@@ -282,7 +282,7 @@ def fake_gpu(driver: FakeDriver | None = None) -> Iterator[FakeDriver]:
     driver = driver or FakeDriver()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(devices, "bindings", lambda: driver)
-        patch.setattr(cuda_backend, "compile_parts", lambda parts, chip: (CUBIN,))
+        patch.setattr(cuda_backend, "Compiling", lambda parts, chip: (CUBIN,))
         patch.setattr(cuda_backend, "has_dnn", lambda: False)
         patch.setattr(compiled, "plan_cache", lambda: None)
         devices.forget_device()

@@ -120,11 +120,32 @@ def head(spec: Any, widen: Any = None, shared: bool = False) -> Callable[..., An
     return function
 
 
+def biased_head(spec: Any, widen: Any = None, axis: int = 1) -> Callable[..., Any]:
+    """Logits with a bias of each class, or of each row."""
+
+    def function(x: td.Tensor, weight: td.Tensor, target: td.Tensor, bias: td.Tensor) -> Any:
+        logits = bind1(linear.CONTRACT, spec, x, weight)
+        spread = bind1(shaping.BROADCAST, shaping.Broadcast(logits.shape, (axis,)), bias)
+        added = bind1(e.ADD, NONE, spread, logits)
+        wide = added if widen is None else cast(added, widen)
+        return losses.cross_entropy(wide, target, reduction="none")
+
+    return function
+
+
+def types_of_biased_head(dtype: Any = F32) -> list[TensorType]:
+    """As many rows as classes: a bias could be of either."""
+    shapes = (5, 3), (5, 3)
+    rows = [TensorType(shape, dtype) for shape in shapes]
+    return [*rows, TensorType((5,), I32), TensorType((5,), dtype)]
+
+
 def types_of_head(dtype: Any = F32, weight: tuple[int, ...] = (5, 3)) -> list[TensorType]:
     return [TensorType((4, 3), dtype), TensorType(weight, dtype), TensorType((4,), I32)]
 
 
 TARGETS = {"target": np.array([0, 4, 2, 1], np.int32)}
+FIVE_TARGETS = {"target": np.array([0, 4, 2, 1, 3], np.int32)}
 
 
 def shared_layer(x: td.Tensor) -> td.Tensor:
@@ -202,6 +223,20 @@ CASES = {
         types_of_head(BF16),
         HEADS,
         TARGETS,
+    ),
+    "biased_linear_cross_entropy": Case(
+        biased_head(LINEAR),
+        [biased_head(LINEAR, axis=0), biased_head(LINEAR, dtypes.float64)],
+        types_of_biased_head(),
+        HEADS,
+        FIVE_TARGETS,
+    ),
+    "rounded_biased_linear_cross_entropy": Case(
+        biased_head(NARROW, F32),
+        [biased_head(NARROW), biased_head(NARROW, F32, axis=0)],
+        types_of_biased_head(BF16),
+        HEADS,
+        FIVE_TARGETS,
     ),
     "scatter_in_order": Case(scattered(2), [scattered(4)], target=GPU),
     "chosen_gradient": Case(

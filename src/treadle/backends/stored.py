@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -108,7 +108,7 @@ def unpacked(
     return Built(plan, constants, code)
 
 
-def packed_objects(objects: tuple[bytes, ...]) -> dict[str, bytes]:
+def packed_objects(objects: Sequence[bytes]) -> dict[str, bytes]:
     """Machine code by number."""
     return {f"object {i}": code for i, code in enumerate(objects)}
 

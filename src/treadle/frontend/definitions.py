@@ -321,7 +321,8 @@ def linear_cross_entropy_grad(
     d_x = contract(narrow, weight, ("nv", "vd", "nd"), wide)
     d_weight = contract(narrow, x, ("nv", "nd", "vd"), wide)
     results = [rows, cast(d_x, x.dtype), cast(d_weight, weight.dtype)]
-    return (*results, *(cast(sum_of(slope, 0), b.dtype) for b in bias))
+    # Of the rounded gradients too, as a linear layer's bias has it.
+    return (*results, *(cast(sum_of(cast(narrow, wide), 0), b.dtype) for b in bias))
 
 
 @definition(c.MAX_POOL)

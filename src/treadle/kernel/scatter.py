@@ -97,7 +97,7 @@ def scatter_of(kernel: Kernel) -> Scatter | None:
     """The parts of a kernel whose rows do not depend on the column; None for any other."""
     loops, body = peel(kernel.body, Role.PARALLEL, Role.GRID)
     updates, inner = peel(body[-1:], Role.SEQUENTIAL)
-    if kernel.scratch or not loops or not updates or len(body) > 2:
+    if kernel.scratch or not updates or len(body) > 2:
         return None
     lets, last = tuple(s for s in inner if isinstance(s, Let)), inner[-1]
     if not isinstance(last, Update) or len(lets) != len(inner) - 1:

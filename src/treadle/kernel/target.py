@@ -47,7 +47,9 @@ class Reductions:
     threads: int = 1 << 19  # of a reduction that keeps columns: as many as a device has at a time
     image_threads: int = 1 << 16  # the same of images, which have many rows: a block sums many
     few_columns: int = 1024  # up to which parts are fewer and larger, to be made with the rows
-    counted: int = 64  # elements of an axis up to which sorting by counting is no slower
+    # Elements of an axis up to which sorting by counting is no slower. A GPU's threads count side
+    # by side, and merging costs them a launch for each doubling: chosen.
+    counted: int = 64
     # Additions one after another: errors grow with their number (measured: docs/decisions.md).
     longest_sum: int = 64
     longest_lane_sum: int = 4096  # iterations; lanes add in at least 16 accumulators side by side
@@ -301,6 +303,9 @@ class Launching:
     small_results: int = 1 << 16  # bytes that are copied back with every step: chosen
     ahead: int = 3  # launches that the host may be ahead: inputs are copied while the GPU computes
     graphs: int = 8  # of a slot, one for each set of arrays on the device: chosen
+    # Kernels that are compiled together. Parts are compiled at the same time; each takes 40 ms for
+    # what all share, and 24 kernels took longer than 24 times one (NVRTC 13.4, BERT's step).
+    part_kernels: int = 6
     matmul_candidates: int = 32  # algorithms of cuBLASLt that are timed
     # Bytes: what NVIDIA recommends for chips of 9.0, and what PyTorch gives it there.
     matmul_workspace: int = 32 << 20
@@ -373,6 +378,7 @@ GPU = Target(
     rewriting=Rewriting(
         fuses_heads=True, streams_narrow_logits=True, blocks_attention=False, scatters_cheaply=False
     ),
+    reductions=Reductions(counted=256),
     matmuls=Matmuls(by_library=True, busy_tiles=512),
     # Rows: matmuls of half as many are a little slower, more take more memory (measured, H200).
     streaming=Streaming(least_rows=2048, most_rows=4096, rows_multiple=8),

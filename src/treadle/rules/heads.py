@@ -13,14 +13,17 @@ from treadle.ir import composites as c
 from treadle.ir.graph import Graph, GraphBuilder, Value
 from treadle.ir.ops import elementwise as e
 from treadle.ir.ops.linear import CONTRACT, Contraction
-from treadle.ir.ops.shaping import RESHAPE, Reshape
+from treadle.ir.ops.shaping import BROADCAST, RESHAPE, Broadcast, Reshape
 from treadle.kernel.target import Target
 from treadle.rules.driver import rewrite
 from treadle.rules.pattern import Anything, apply
 from treadle.rules.rule import Exactness, Match, Rule, RuleSet
 
 _LOGITS = apply(CONTRACT, Anything("x"), Anything("weight"), name="logits", single_use=True)
+_SPREAD = apply(BROADCAST, Anything("bias"), name="spread")
+_BIASED = apply(e.ADD, _LOGITS, _SPREAD, single_use=True, commutes=True)
 _WIDE_LOGITS = apply(e.CAST, _LOGITS, name="wide", single_use=True)
+_WIDE_BIASED = apply(e.CAST, _BIASED, name="wide", single_use=True)
 
 
 def is_large_linear(match: Match) -> bool:
@@ -46,6 +49,21 @@ def is_widened_large_linear(match: Match) -> bool:
     return narrow < wide and is_large_linear(match)
 
 
+def is_large_biased_linear(match: Match) -> bool:
+    """the bias has a number for each class; logits are x · weightᵀ in one float dtype, and large"""
+    attributes, last = match.node("spread").attributes, match.type_of("spread").rank - 1
+    assert isinstance(attributes, Broadcast)
+    is_of_classes = attributes.axes == (last,) and match.type_of("bias").shape == (
+        match.type_of("spread").shape[-1],
+    )
+    return is_of_classes and is_large_linear(match)
+
+
+def is_widened_large_biased_linear(match: Match) -> bool:
+    """the cast is to more bytes; the bias has a number for each class; logits are large"""
+    return is_widened_large_linear(match) and is_large_biased_linear(match)
+
+
 def _loss_of_rows(match: Match, builder: GraphBuilder) -> Value:
     return _head(match, builder, rounded=False)
 
@@ -62,7 +80,8 @@ def _head(match: Match, builder: GraphBuilder, rounded: bool) -> Value:
     count = math.prod(shape)
     flat = _reshaped(match, builder, match["x"], (count, width))
     targets = _reshaped(match, builder, match["targets"], (count,))
-    operands = (flat, match["weight"], targets)
+    bias = [match["bias"]] if "bias" in match.values else []
+    operands = (flat, match["weight"], targets, *bias)
     (rows,) = builder.add(c.LINEAR_CROSS_ENTROPY, attributes, operands, match.root.origin)
     return _reshaped(match, builder, rows, shape)
 
@@ -91,7 +110,25 @@ ROUNDED_HEAD = Rule(
     Exactness.ROUNDING,
 )
 
-HEADS = RuleSet("heads", (HEAD, ROUNDED_HEAD))
+BIASED_HEAD = Rule(
+    "biased_linear_cross_entropy",
+    "The cross-entropy of x · weightᵀ + bias is that of a linear head with a bias.",
+    apply(c.CROSS_ENTROPY, _BIASED, Anything("targets")),
+    _loss_of_rows,
+    is_large_biased_linear,
+    Exactness.ROUNDING,
+)
+
+ROUNDED_BIASED_HEAD = Rule(
+    "rounded_biased_linear_cross_entropy",
+    "The cross-entropy of x · weightᵀ + bias, widened, is that of a head with rounded logits.",
+    apply(c.CROSS_ENTROPY, _WIDE_BIASED, Anything("targets")),
+    _loss_of_rounded_rows,
+    is_widened_large_biased_linear,
+    Exactness.ROUNDING,
+)
+
+HEADS = RuleSet("heads", (HEAD, ROUNDED_HEAD, BIASED_HEAD, ROUNDED_BIASED_HEAD))
 
 
 def recognise_heads(graph: Graph, target: Target, fired: Counter[str] | None = None) -> Graph:

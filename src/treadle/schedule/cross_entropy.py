@@ -230,11 +230,12 @@ class _RowChunk(Chunk):
         self.v = Var("v", head.classes)
 
     def _scores(self, name: str, most: int, dtype: DType) -> Scores:
-        """Tokens as rows of all classes."""
+        """Tokens as rows of all classes; rows start at whole packs, as a library wants them."""
         count = self.head.classes
-        memory = self.head.buffer(name, most * count, dtype)
-        buffer = replace(memory, size=self.size * count)
-        return Scores(Rows(buffer, Index(), count), count, self.size, keys_are_rows=False)
+        stride = count + -count % self.head.lowering.target.matmuls.pack
+        memory = self.head.buffer(name, most * stride, dtype)
+        buffer = replace(memory, size=self.size * stride)
+        return Scores(Rows(buffer, Index(), stride), count, self.size, keys_are_rows=False)
 
     def kernels(self) -> list[Kernel]:
         wanted = self.head.gradients
@@ -327,7 +328,7 @@ class _RowChunk(Chunk):
         sums = Rows(_sums(self.head, 3), Index(), 1)
         v, total = self.v, local("acc")
         body = [
-            *accumulated("add", F32, [self.i], [], self.gradients.load(v, self.i)),
+            *accumulated("add", F32, [self.i], [], as_dtype(self.gradients.load(v, self.i), F32)),
             sums.store(total if self.start == 0 else add(sums.load(v), total), v),
         ]
         loops = parallel([v], body)

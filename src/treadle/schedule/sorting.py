@@ -1,6 +1,8 @@
 """Kernels that order: short axes by counting, long ones by merging runs.
 
-Both are stable, and NaN counts as the greatest.
+A processor merges two runs element after element. A GPU's threads each find one element of the
+merged run, by a binary search for how many of the elements before it are the left run's. All are
+stable, and NaN counts as the greatest.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from treadle.base.dtypes import DType
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops import reductions
-from treadle.kernel.index import Index, Var, bounded, data, variable
+from treadle.kernel.index import Index, Var, bounded, data, divide, variable
 from treadle.kernel.nodes import (
     Accumulate,
     Buffer,
@@ -33,7 +35,7 @@ from treadle.kernel.nodes import (
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import along, apply, axis_vars, compare, flat_index, in_order, parallel
-from treadle.schedule.operands import Site
+from treadle.schedule.operands import Site, reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +54,11 @@ def _ordered(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
         if isinstance(a, reductions.Sort)
         else _Order(a.axis, a.largest, a.k)
     )
-    # Threads count for each element side by side; a row would be merged by one of them.
-    is_merged = n > target.reductions.counted and order.size and not target.is_spmd
-    return [(_merged if is_merged else _counted)(lowering, position, node, order)]
+    if n <= target.reductions.counted or not order.size:
+        return [_counted(lowering, position, node, order)]
+    if target.is_spmd:
+        return _searched(lowering, position, node, order)
+    return [_merged(lowering, position, node, order)]
 
 
 def _counted(lowering: Lowering, position: int, node: Node, order: _Order) -> Kernel:
@@ -209,6 +213,105 @@ def _two_runs(
         ),
     ]
     return [*(Let(h.name, Literal(0, dtypes.int64)) for h in heads), *in_order([t], inner)]
+
+
+def _searched(lowering: Lowering, position: int, node: Node, order: _Order) -> list[Kernel]:
+    """Runs of one, two, four … elements: a kernel merges all pairs, elements side by side."""
+    results, axis = [TensorValue(position, i) for i in range(2)], order.axis
+    source = lowering.graph.type_of(node.operands[0])
+    n = source.shape[axis]
+    every = axis_vars("i", source.shape)
+    own, here = along(every), every[axis]
+    row = flat_index([v for i, v in enumerate(every) if i != axis]) * n
+    sides = [_runs(lowering, position, side, source.dtype, source.size) for side in "ab"]
+    reader = lowering.reader()
+    element = reader.at(node.operands[0], own)
+    first = sides[0].stores(row + variable(here), element, Position(own[axis], dtypes.int32))
+    body = parallel(every, [*reader.lets, *first])
+    also = (sides[0].values, sides[0].origins)
+    found = [lowering.kernel(position, reader, [], body, "_runs", also)]
+    rounds = (n - 1).bit_length()
+    for round_ in range(rounds):
+        one, other = sides[round_ % 2], sides[1 - round_ % 2]
+        is_last = round_ == rounds - 1
+        at = Var(here.name, order.size) if is_last else here
+        loops = [at if v is here else v for v in every]
+        lets, value, origin = _found(one, row, at, n, 1 << round_, order.descending)
+        if is_last:
+            pairs = zip(results, (value, origin), strict=True)
+            stores: list[Statement] = [lowering.store(v, along(loops), x) for v, x in pairs]
+            made, also = results, ()
+        else:
+            stores = other.stores(row + variable(at), value, origin)
+            made, also = [], (other.values, other.origins)
+        read = reading(lowering, [one.values.name, one.origins.name])
+        body = parallel(loops, [*lets, *stores])
+        found.append(lowering.kernel(position, read, made, body, f"_merge{round_}", also))
+    return found
+
+
+def _found(
+    runs: _Runs, row: Index, at: Var, n: int, width: int, descending: bool
+) -> tuple[list[Statement], Value, Value]:
+    """An element of the run that two of a width become: its value, and which it was.
+
+    Of the k elements before it, `left` are the left run's.
+    """
+    start, k, middle, end = (_whole(name) for name in ("start", "k", "middle", "end"))
+    left, right, own, other = (_whole(name) for name in ("left0", "right", "own", "other"))
+    whole, _ = divide(variable(at), 2 * width)
+    lets: list[Statement] = [
+        Let("start", Position(whole * (2 * width), k.dtype)),
+        Let("k", apply("sub", Position(variable(at), k.dtype), start)),
+        Let("middle", apply("min", apply("add", start, _number(width)), _number(n))),
+        Let("end", apply("min", apply("add", start, _number(2 * width)), _number(n))),
+        *_split(runs, row, n, width, descending),
+        Let("right", apply("sub", k, left)),
+        Let("own", apply("add", start, left)),
+        Let("other", apply("add", middle, right)),
+    ]
+    ours, theirs = (runs.loads(row + data(at.name, n)) for at in (own, other))
+    is_next = compare("or", compare("le", middle, own), _less(theirs[0], ours[0], descending))
+    takes = Local("takes", dtypes.bool_)
+    lets.append(Let("takes", compare("and", compare("lt", other, end), is_next)))
+    value, origin = (apply("where", takes, b, a) for a, b in zip(ours, theirs, strict=True))
+    return lets, value, origin
+
+
+def _split(runs: _Runs, row: Index, n: int, width: int, descending: bool) -> list[Statement]:
+    """How many elements of the left run are among the first k of both, as `left0`.
+
+    It is the largest number whose last element is not greater than the right run's next one, found
+    bit by bit.
+    """
+    start, k, middle, end = (_whole(name) for name in ("start", "k", "middle", "end"))
+    bits = width.bit_length()
+    fewest = apply("max", apply("sub", k, apply("sub", end, middle)), _number(0))
+    lets: list[Statement] = [
+        Let(f"left{bits}", fewest),
+        Let("most", apply("min", k, apply("sub", middle, start))),
+    ]
+    for bit in reversed(range(bits)):
+        less, more = _whole(f"left{bit + 1}"), _whole(f"more{bit}")
+        own, other = _whole(f"own{bit}"), _whole(f"other{bit}")
+        (last, _), (next_, _) = (runs.loads(row + data(at.name, n)) for at in (own, other))
+        is_first = compare("not", _less(next_, last, descending))
+        is_among = compare("and", compare("le", more, _whole("most")), is_first)
+        lets += [
+            Let(more.name, apply("add", less, _number(1 << bit))),
+            Let(own.name, apply("add", start, apply("sub", more, _number(1)))),
+            Let(other.name, apply("add", middle, apply("sub", k, more))),
+            Let(f"left{bit}", apply("where", is_among, more, less)),
+        ]
+    return lets
+
+
+def _whole(name: str) -> Local:
+    return Local(name, dtypes.int64)
+
+
+def _number(value: int) -> Literal:
+    return Literal(value, dtypes.int64)
 
 
 def _before(a: Value, b: Value, i: Var, j: Var, descending: bool) -> Value:

@@ -75,14 +75,12 @@ def is_chunked_head(node: Node, types: Types, target: Target) -> bool:
         of_head = types[1:]  # after the cotangent
     else:
         return False
-    x, weight, targets, *bias = of_head
+    x, weight, targets, *_ = of_head
     floats = [t for t in types if t is not targets]
     if not all(t.size for t in floats):
         return False
     if target.rewriting.streams_narrow_logits:
-        # A bias's gradient sums logit gradients before they are rounded, which are not stored.
-        is_exact = not bias or x.dtype is float32
-        return is_exact and _is_large_head(x, weight, target)
+        return _is_large_head(x, weight, target)
     is_float32 = all(t.dtype is float32 for t in floats)
     return is_float32 and weight.shape[0] >= target.rewriting.least_classes
 

@@ -22,7 +22,7 @@ from treadle.kernel.program import Program
 from treadle.kernel.target import Target
 from treadle.runtime.cuda.blas import blas_version
 from treadle.runtime.cuda.code import CudaCode
-from treadle.runtime.cuda.compiler import compile_parts, compiler_version
+from treadle.runtime.cuda.compiler import Compiling, compiler_version
 from treadle.runtime.cuda.conv import NoLibraryCallError
 from treadle.runtime.cuda.device import device, why_not
 from treadle.runtime.cuda.dnn import dnn_version, has_dnn
@@ -78,7 +78,8 @@ class CudaToolchain:
         return render_program(program)
 
     def compile(self, source: CudaSource) -> CudaCode:
-        cubins = compile_parts(source.parts, device().architecture)
+        """Begun: the compiler works while algorithms of libraries are chosen."""
+        cubins = Compiling(source.parts, device().architecture)
         return CudaCode(source.launches, source.cooperative, cubins, without=self.without)
 
     def load(self, graph: Graph, built: Built[CudaCode]) -> CudaProgram:

@@ -15,6 +15,7 @@ from treadle.kernel.launch import CooperativeLaunch, Launch, call_of, matmul_cal
 from treadle.kernel.mapped import blocks_of, geometry_of, shared_bytes
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.program import Program
+from treadle.kernel.target import GPU
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class CudaSource:
     cooperative: tuple[CooperativeLaunch, ...] = ()
 
 
-def render_program(program: Program, per_part: int = 24) -> CudaSource:
+def render_program(program: Program) -> CudaSource:
     """Kernels numbered as `Program.distinct` numbers them."""
     kernels = program.distinct()
     launches, texts = list[Launch](), list[str]()
@@ -42,7 +43,8 @@ def render_program(program: Program, per_part: int = 24) -> CudaSource:
             launches.append(Launch(symbol, blocks_of(kernel), threads, shared, calls))
             texts.append(function(kernel, symbol))
     texts += [cooperative(run, kernels) for run in program.cooperative]
-    groups = [texts[i : i + per_part] for i in range(0, len(texts), per_part)]
+    each = GPU.launching.part_kernels
+    groups = [texts[i : i + each] for i in range(0, len(texts), each)]
     sources = tuple("\n".join([PRELUDE, *p]) for p in groups)
     return CudaSource(sources, tuple(launches), program.cooperative)
 

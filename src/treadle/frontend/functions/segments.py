@@ -13,6 +13,7 @@ from treadle.frontend.functions.arithmetic import (
     logical_and,
     lt,
     maximum,
+    ne,
     stop_gradient,
     where,
 )
@@ -177,6 +178,8 @@ def segment_min(x: Operand, segments: Operand, count: int) -> Tensor:
 
 def _segment_extreme(name: str, x: Operand, segments: Operand, count: int, is_max: bool) -> Tensor:
     value, index, n = _segments(name, x, segments, count)
+    if not value.shape[0]:
+        return full((n, *value.shape[1:]), extreme(value.dtype, not is_max), value.dtype)
     order = argsort(index, 0)
     own, found = take(index, order), take(value, order, 0)
     span, length = 1, value.shape[0]
@@ -190,12 +193,12 @@ def _segment_extreme(name: str, x: Operand, segments: Operand, count: int, is_ma
         takes = logical_and(reshape(same, (length, *trailing)), is_better)
         found = where(takes, earlier, found)
         span *= 2
-    sizes = bincount(index, n)
-    ends = maximum(cumsum(sizes, 0) - 1, 0)
-    is_empty = reshape(le(sizes, 0), (n, *trailing))
-    if not length:
-        return full((n, *value.shape[1:]), extreme(value.dtype, not is_max), value.dtype)
-    return where(is_empty, extreme(value.dtype, not is_max), take(found, ends, 0))
+    # How many entries there are up to a segment's last one: 0 where it has none.
+    is_last = concat([ne(own[1:], own[: length - 1]), constant(True, (1,), dtypes.bool_)], 0)
+    counted = where(is_last, iota((length,), 0, dtypes.int32) + 1, 0)
+    ends = scatter_add(constant(0, (n,), dtypes.int32), own, counted)
+    is_empty = reshape(le(ends, 0), (n, *trailing))
+    return where(is_empty, extreme(value.dtype, not is_max), take(found, maximum(ends - 1, 0), 0))
 
 
 def segment_softmax(x: Operand, segments: Operand, count: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ class CudaCode:
 
     launches: tuple[Launch, ...]
     cooperative: tuple[CooperativeLaunch, ...]
-    cubins: tuple[bytes, ...]
+    cubins: Sequence[bytes]  # may still be under way
     algorithms: Mapping[str, list[int]] = field(default_factory=dict)  # of cuBLASLt, by matmul
     call_plans: Mapping[int, bytes] = field(default_factory=dict)  # of cuDNN, by entry
     without: frozenset[Any] = frozenset()  # library calls that turned out not to exist

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-import threading
+import os
 from collections.abc import Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, overload
 
 from treadle.base.errors import DeviceError
 from treadle.runtime.cuda.device import INSTALL
@@ -31,30 +32,29 @@ def compiler_version() -> str:
     return f"NVRTC {major}.{minor}"
 
 
-def compile_parts(parts: Sequence[str], architecture: str) -> tuple[bytes, ...]:
-    """Machine code of each part; parts are compiled at the same time."""
-    compiler_version()
-    found: list[bytes | BaseException] = [b""] * len(parts)
+class Compiling(Sequence[bytes]):
+    """Machine code of parts that are compiled at the same time, while other work goes on.
 
-    def one(i: int) -> None:
-        try:
-            found[i] = compile_source(parts[i], architecture)
-        except BaseException as error:
-            found[i] = error
+    Whoever asks for a part waits for it.
+    """
 
-    threads = [threading.Thread(target=one, args=(i,)) for i in range(1, len(parts))]
-    for thread in threads:
-        thread.start()
-    if parts:
-        one(0)
-    for thread in threads:
-        thread.join()
-    done: list[bytes] = []
-    for item in found:
-        if isinstance(item, BaseException):
-            raise item
-        done.append(item)
-    return tuple(done)
+    def __init__(self, parts: Sequence[str], architecture: str):
+        compiler_version()
+        self._pool = ThreadPoolExecutor(max(1, min(len(parts), len(os.sched_getaffinity(0)))))
+        self._made = [self._pool.submit(compile_source, part, architecture) for part in parts]
+        self._pool.shutdown(wait=False)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[bytes]: ...
+
+    def __getitem__(self, index: int | slice) -> bytes | Sequence[bytes]:
+        some = self._made[index]
+        return [part.result() for part in some] if isinstance(some, list) else some.result()
 
 
 def compile_source(text: str, architecture: str) -> bytes:

@@ -14,7 +14,6 @@ import numpy as np
 from treadle.ir.graph import Graph, OutputKind
 from treadle.ir.types import TensorType
 from treadle.kernel.choices import Chosen
-from treadle.kernel.launch import CooperativeLaunch
 from treadle.kernel.plan import Plan, PlannedCall, PlannedPhase, PlannedRepeat
 from treadle.kernel.target import GPU
 from treadle.runtime.cuda.arena import shared_arena
@@ -66,11 +65,10 @@ class CudaProgram:
         self._constants = [(slot, Block(constants[n].nbytes)) for slot, n in plan.constants]
         for (_, block), (_, name) in zip(self._constants, plan.constants, strict=True):
             block.write(constants[name])
-        self._code = Code(code.cubins, code.launches, code.cooperative)
         # Those that were chosen before, to which this adds.
         self.algorithms, self.call_plans = dict(code.algorithms), dict(code.call_plans)
         with self._device.lock:
-            self._runner = self._chosen(is_deterministic, code.cooperative, self._arena.block())
+            self._runner = self._chosen(is_deterministic, code, self._arena.block())
         self._room = 0  # where the arena was when graphs were captured
         # What libraries use while they run lies behind what the plan uses.
         self._arena.ask(self, padded(plan.arena) + self._runner.workspace)
@@ -100,20 +98,24 @@ class CudaProgram:
         self._inputs_size = sum(padded(t.nbytes) for _, t in self._leaves.values() if t.size)
         self._inputs_size = min(self._inputs_size, 1 << 28)
 
-    def _chosen(
-        self, is_deterministic: bool, cooperative: Sequence[CooperativeLaunch], room: Block
-    ) -> Runner:
-        """The plan with what libraries compute of it; some of that is timed in the arena."""
+    def _chosen(self, is_deterministic: bool, code: CudaCode, room: Block) -> Runner:
+        """The plan with what libraries compute of it, some of that timed in the arena.
+
+        Code that is compiled meanwhile is waited for at the end.
+        """
         matmuls = self._chosen_matmuls(is_deterministic)
         calls = chosen_library_calls(
             self.launches, self.call_plans, is_deterministic, self._addresses
         )
-        self._code.plans += [call.graph for call in calls.values()]
         self._spare: list[Block] = []
         batches: dict[Batch, Matmul] = {}
         if not is_deterministic:  # what is timed may be chosen otherwise in the next process
             batches = chosen_batches(self.plan, self.launches, matmuls, self.algorithms, room)
-        return Runner(self.plan, self.launches, self._code, matmuls, calls, batches, cooperative)
+        self._code = Code(code.cubins, code.launches, code.cooperative)
+        self._code.plans += [call.graph for call in calls.values()]
+        return Runner(
+            self.plan, self.launches, self._code, matmuls, calls, batches, code.cooperative
+        )
 
     def _chosen_matmuls(self, is_deterministic: bool) -> dict[int, Matmul]:
         """Matmuls with the algorithms that were chosen before, or that are timed now."""

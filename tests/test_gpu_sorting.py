@@ -1,0 +1,79 @@
+"""Long axes in order, and sums by segment, as a GPU's threads compute them: interpreted here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treadle as td
+from cuda_on_host import no_host_compiler, run_on_host
+from test_kernels import run as interpreted
+from treadle.base.dtypes import DType
+from treadle.domains.float64 import evaluate_float64
+from treadle.ir.types import TensorType
+from treadle.kernel.geometry import Scattered
+from treadle.kernel.mapped import geometry_of
+from treadle.kernel.nodes import For, Role
+from treadle.kernel.target import GPU
+from treadle.kernel.traverse import walk
+from treadle.schedule.schedule import schedule
+
+MERGING = dataclasses.replace(GPU, reductions=dataclasses.replace(GPU.reductions, counted=2))
+needs_host = pytest.mark.skipif(no_host_compiler() is not None, reason=f"{no_host_compiler()}")
+SHAPES = [((3,), 0), ((8,), 0), ((70,), 0), ((3, 37), 1), ((33, 2), 0), ((2, 9, 3), 1)]
+
+
+def ordered(axis: int) -> dict[str, Callable[[Any], list[Any]]]:
+    return {
+        "sort": lambda x: [td.sort(x, axis=axis), td.argsort(x, axis)],
+        "descending": lambda x: [td.sort(x, axis=axis, descending=True)],
+        "largest": lambda x: list(td.topk(x, 3, axis)),
+    }
+
+
+@pytest.mark.parametrize("name", list(ordered(0)))
+@pytest.mark.parametrize("dtype", [td.float32, td.int32], ids=str)
+@pytest.mark.parametrize(("shape", "axis"), SHAPES)
+def test_threads_merge_runs(shape: tuple[int, ...], axis: int, dtype: DType, name: str) -> None:
+    """Equal elements stay in order, and NaN is the greatest."""
+    graph = td.trace(ordered(axis)[name], TensorType(shape, dtype))
+    given = np.random.default_rng(0).integers(0, 5, shape).astype(dtype.numpy)
+    if dtype.is_float:
+        given.flat[2] = np.nan
+    arrays = dict.fromkeys(graph.leaves, given)
+    found = interpreted(schedule(graph, target=MERGING), arrays)
+    for ours, theirs in zip(found, evaluate_float64(graph, arrays), strict=True):
+        np.testing.assert_array_equal(np.asarray(ours, np.float64), theirs)
+
+
+def test_no_thread_sorts_alone() -> None:
+    graph = td.trace(lambda x: [td.argsort(x, 0)], TensorType((850_000,), td.int32))
+    program = schedule(graph, target=GPU)
+    loops = [s for k in program.distinct() for s in walk(k.body) if isinstance(s, For)]
+    assert all(loop.role is Role.GRID for loop in loops)
+    assert len(program.distinct()) == 21, "a copy, and 20 times twice as long"
+
+
+def segments(x: Any, index: Any) -> list[Any]:
+    return [
+        td.segment_sum(x, index, 300),
+        td.bincount(index, 300),
+    ]
+
+
+@needs_host
+def test_sums_without_columns_are_shared() -> None:
+    graph = td.trace(segments, TensorType((5000,), td.float32), TensorType((5000,), td.int32))
+    program = schedule(graph, target=GPU)
+    scattered = [k for k in program.distinct() if isinstance(geometry_of(k).template, Scattered)]
+    assert len(scattered) == 2
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(5000).astype(np.float32)
+    arrays = {"x": x, "index": rng.integers(0, 290, 5000).astype(np.int32)}
+    pairs = zip(run_on_host(program, arrays), evaluate_float64(graph, arrays), strict=True)
+    for ours, theirs in pairs:
+        np.testing.assert_allclose(np.asarray(ours, np.float64), theirs, atol=1e-4)
