@@ -93,7 +93,7 @@ class Matmuls:
     few_rows: int = 128  # rows, up to which panels of the right operand do not pay: chosen
     few_tasks: int = 4  # blocks of rows, below which threads share columns or depth: chosen
     least_columns: int = 8  # columns that lie together, to be read without a copy: a vector of AVX2
-    long_depth: int = 256  # elements, from which scattered left rows are copied: chosen
+    long_depth: int = 32  # elements, from which scattered left rows are copied
     reused_panels: int = 4  # panels that must use such a copy: chosen
     split_depth: int = 8192  # elements, from which parts of the depth are summed apart: chosen
     most_parts: int = 16  # of such a depth: enough for the threads of a processor
