@@ -16,7 +16,7 @@ import numpy as np
 from turns import Contender, Running
 
 from treadle.runtime.cpu.ceilings import CHAINS, STREAMS, UNROLLED, fma_text, memory_text
-from treadle.runtime.cpu.native import Library, host
+from treadle.runtime.cpu.native import LibraryCall, chosen_target
 
 FMA_TURNS = 500_000  # more than 10 ms: waking the threads does not count
 SIDE_BY_SIDE = 4  # vectors of each array in a turn of a loop over several
@@ -28,9 +28,14 @@ def threads() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def target_width() -> int:
+    """Lanes of the target that the environment names: its ceiling, not the processor's."""
+    return chosen_target("native").width
+
+
 def fma_flops() -> int:
     """In one step of the contender, all threads together."""
-    return 2 * host().width * CHAINS * UNROLLED * FMA_TURNS * threads()
+    return 2 * target_width() * CHAINS * UNROLLED * FMA_TURNS * threads()
 
 
 def on_all_threads(work: Callable[[int], object], kept: object) -> Running:
@@ -48,8 +53,8 @@ def on_all_threads(work: Callable[[int], object], kept: object) -> Running:
 
 def prepare_fma(task: dict[str, Any]) -> Callable[[], Running]:
     def start() -> Running:
-        width = host().width
-        library = Library.from_text(fma_text(width))
+        width = target_width()
+        library = LibraryCall.from_text(fma_text(width))
         kinds = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_float)
         loop = ctypes.CFUNCTYPE(None, *kinds)(library.address("loop"))
         out = np.zeros((threads(), CHAINS * width), np.float32)
@@ -64,8 +69,8 @@ def prepare_fma(task: dict[str, Any]) -> Callable[[], Running]:
 
 def prepare_memory(copies: bool) -> Callable[[dict[str, Any]], Callable[[], Running]]:
     def start() -> Running:
-        width = host().width
-        library = Library.from_text(memory_text(width, copies))
+        width = target_width()
+        library = LibraryCall.from_text(memory_text(width, copies))
         kinds = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
         loop = ctypes.CFUNCTYPE(None, *kinds)(library.address("loop"))
         source = np.ones((threads(), BYTES // 4), np.float32)
@@ -123,8 +128,8 @@ def prepare_streams(task: dict[str, Any]) -> Callable[[], Running]:
     updated, read, elements = task["updated"], task["read"], task["elements"]
 
     def start() -> Running:
-        width = host().width
-        library = Library.from_text(streams_text(width, updated, read))
+        width = target_width()
+        library = LibraryCall.from_text(streams_text(width, updated, read))
         kinds = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
         loop = ctypes.CFUNCTYPE(None, *kinds)(library.address("loop"))
         turns = elements // (width * SIDE_BY_SIDE)

@@ -2,7 +2,7 @@
 
 usage: python bench/cpu.py [workload ...] [--rounds 7] [--threads 2] [--peers eager,compile,jax]
                            [--no-cold] [--no-memory] [--patience 60] [--clock process_time]
-                           [--json FILE]
+                           [--target v3] [--json FILE]
 
 ms      median over the rounds; in each round every contender has a turn of about 0.3 s. Turns
         wait until other processes are done, for --patience seconds in all; a turn that was
@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from levels import add_target, environment
 from rich.console import Console
 from rich.table import Table
 from turns import (
@@ -271,6 +272,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
         default="perf_counter",
         help="process_time, with --threads 1, is for a machine that others use",
     )
+    add_target(parser)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     options.workloads = options.workloads or [n for n in WORKLOADS if n not in FOR_GPUS]
@@ -286,18 +288,19 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> None:
     options = options_of(arguments)
-    environment = use_threads(options.threads)
+    variables = use_threads(options.threads) | environment(options.target)
     reasons = {p: missing(p) for p in options.peers}
     for peer, reason in reasons.items():
         if reason:
             console.print(f"{TITLES[peer]} is left out: {reason}")
     names = ["treadle", *(p for p, reason in reasons.items() if reason is None)]
     head = machine() | {"threads": options.threads, "rounds": options.rounds}
+    head["target"] = options.target
     console.print(f"{head['processor']}, {options.threads} threads, load {head['load']:.2f} before")
     rows: list[dict[str, Any]] = []
     for workload in options.workloads:
         first_values = WORKLOADS[workload].make().init(0)
-        row = Measurement(workload, names, options, environment).run(first_values)
+        row = Measurement(workload, names, options, variables).run(first_values)
         rows.append(row)
         times = ", ".join(f"{n} {number(f.get('ms'), 4)}" for n, f in row["contenders"].items())
         console.print(f"{workload}: {times} ms")

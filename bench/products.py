@@ -1,7 +1,7 @@
 """Matrix products of training: Treadle, OpenBLAS and PyTorch in turns; float32.
 
 usage: python bench/products.py [product ...] [--rounds 5] [--threads 2] [--patience 20]
-                                [--json FILE]
+                                [--target v3] [--clock process_time] [--json FILE]
 
 GFLOP/s are medians over the rounds. Ratios are Treadle's rate over another's, higher is faster: the
 median of the rounds' ratios. `treadle` is a program called as a user calls it, from arrays to a new
@@ -27,13 +27,16 @@ from typing import Any
 
 import ceilings
 import numpy as np
+from levels import add_target, environment
 from rich.console import Console
 from rich.table import Table
 from turns import (
+    CLOCKS,
     Contender,
     Patience,
     Ratio,
     Running,
+    Turns,
     Unable,
     Worker,
     machine,
@@ -126,7 +129,8 @@ def native_start(product: Product) -> Running:
     a, b = product.operands()
     program = compiled(product)
     program(a, b)  # now it has the addresses of a and b
-    (native, _), _ = program._forward._programs.get("bench", (a, b))
+    built, _ = program._forward._programs.get("bench", (a, b))
+    native: Any = built.program()
     workers, script = pool(native.threads), native._address
     memory = native._arrays[native.plan.outputs[0].slot].reshape(-1)
     out = memory[: product.m * product.n].reshape(product.m, product.n)
@@ -218,33 +222,37 @@ CONTENDERS = {
 class Benchmark:
     """Workers that live through all products."""
 
-    def __init__(self, stack: ExitStack, environment: dict[str, str], console: Console):
-        self.console = console
+    def __init__(self, stack: ExitStack, console: Console, options: argparse.Namespace):
+        self.console, self.options = console, options
         names = [n for n in CONTENDERS if n != "torch" or importlib.util.find_spec("torch")]
-        self.workers = [self._worker(stack, "products", n, environment) for n in names]
+        self.workers = [self._worker(stack, "products", n) for n in names]
         self.ceilings = {
-            n: self._worker(stack, "ceilings", n, environment) for n in ceilings.CONTENDERS
+            n: self._worker(stack, "ceilings", n) for n in ceilings.CONTENDERS
         }
         for worker in self.ceilings.values():
             worker.ask("build", task={}, memory=False)
 
     @staticmethod
-    def _worker(stack: ExitStack, module: str, name: str, environment: dict[str, str]) -> Worker:
-        worker = Worker(module, name, environment)
+    def _worker(stack: ExitStack, module: str, name: str) -> Worker:
+        worker = Worker(module, name, {})
         stack.callback(worker.close)
         return worker
 
-    def bandwidth(self, rounds: int, patience: float) -> dict[str, float]:
+    def _turns(self, workers: list[Worker]) -> Turns:
+        patience = Patience(self.options.patience)
+        return take_turns(workers, self.options.rounds, TURN, patience, self.options.clock)
+
+    def bandwidth(self) -> dict[str, float]:
         """GB/s; a copy's bytes are counted twice, read and written."""
         both = [self.ceilings["read"], self.ceilings["copy"]]
-        turns = take_turns(both, rounds, TURN, Patience(patience))
+        turns = self._turns(both)
         ms = {n: statistics.median(v) for n, v in turns.ms.items()}
         for worker in both:
             worker.close()  # their arrays are not needed any more
         moved = ceilings.BYTES * ceilings.threads() / 1e6
         return {"read": moved / ms["read"], "copy": 2 * moved / ms["copy"]}
 
-    def measure(self, name: str, rounds: int, patience: float) -> dict[str, Any]:
+    def measure(self, name: str) -> dict[str, Any]:
         product = PRODUCTS[name]
         able = []
         for worker in self.workers:
@@ -257,7 +265,7 @@ class Benchmark:
             if not max(answer["values"]) <= CLOSE:
                 text = f"{name}: {worker.name} IS WRONG by {max(answer['values']):.1e}"
                 self.console.print(text, style="bold red", markup=False)
-        turns = take_turns([*able, self.ceilings["fma"]], rounds, TURN, Patience(patience))
+        turns = self._turns([*able, self.ceilings["fma"]])
         if turns.disturbed:
             self.console.print(f"{name}: {turns}", style="bold red", markup=False)
         ms = turns.ms
@@ -321,19 +329,22 @@ def main() -> None:
     parser.add_argument(
         "--patience", type=float, default=20, help="seconds a product may wait for others (20)"
     )
+    parser.add_argument("--clock", choices=list(CLOCKS), default="perf_counter")
+    add_target(parser)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     unknown = [p for p in options.products if p not in PRODUCTS]
     if unknown or options.rounds < 1 or options.threads < 1:
         parser.error(f"{', '.join(unknown) or 'rounds and threads are at least 1'}: see --help")
     console = Console(width=None if os.isatty(1) else 160, highlight=False)
-    environment = use_threads(options.threads)
+    os.environ.update(use_threads(options.threads) | environment(options.target))
     head = machine() | {"threads": options.threads, "rounds": options.rounds}
+    head["target"] = options.target
     with ExitStack() as stack:
-        benchmark = Benchmark(stack, environment, console)
-        head["bandwidth_gb_s"] = benchmark.bandwidth(options.rounds, options.patience)
+        benchmark = Benchmark(stack, console, options)
+        head["bandwidth_gb_s"] = benchmark.bandwidth()
         chosen = options.products or list(PRODUCTS)
-        rows = [benchmark.measure(name, options.rounds, options.patience) for name in chosen]
+        rows = [benchmark.measure(name) for name in chosen]
     head["fma_gflops"] = max(row["gflops"]["fma"] for row in rows)
     means = geomeans(rows)
     console.print(f"{head['processor']}, {options.threads} threads, load {head['load']:.2f} before")

@@ -1,7 +1,7 @@
 """The zoo: training steps of many families, Treadle beside PyTorch in turns, from equal weights.
 
 usage: python bench/zoo.py [entry ...] [--peers eager,channels-last,compile] [--rounds 5]
-                           [--threads 2] [--target x86-64-v3] [--device cpu] [--clock process_time]
+                           [--threads 2] [--target v3] [--device cpu] [--clock process_time]
                            [--cold] [--memory] [--json FILE] [--table]
 
 The method is that of cpu.py: a process for each contender, turns in one run, the median ratio of
@@ -20,26 +20,13 @@ from typing import Any
 
 from cpu import TITLES, Measurement, console, missing, number, pairs
 from families import ZOO
+from levels import add_target, environment
 from rich.table import Table
 from turns import CLOCKS, Ratio, machine, use_threads
 from zoo_peers import CONTENDERS, first_values
 
 TITLES |= {"channels-last": "channels last", "reduce-overhead": "reduce-overhead"}
 ON_CPU, ON_GPU = "eager,channels-last,compile", "eager,compile,reduce-overhead"
-# What PyTorch, oneDNN and MKL call the levels that Treadle's targets name.
-LEVELS = {
-    "native": {},
-    "x86-64-v3": {
-        "ATEN_CPU_CAPABILITY": "avx2",
-        "ONEDNN_MAX_CPU_ISA": "AVX2",
-        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-    },
-    "x86-64-v4": {
-        "ATEN_CPU_CAPABILITY": "avx512",
-        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE",
-        "MKL_ENABLE_INSTRUCTIONS": "AVX512",
-    },
-}
 
 
 def key(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -65,8 +52,8 @@ def stored(path: Path | None) -> list[dict[str, Any]]:
 def measured(name: str, peers: list[str], options: argparse.Namespace) -> dict[str, Any]:
     """One entry, beside the peers that apply to it."""
     names = [p for p in peers if p != "channels-last" or ZOO[name].is_image]
-    environment = options.environment | LEVELS[options.target] | {"TREADLE_TARGET": options.target}
-    measurement = Measurement(name, ["treadle", *names], options, environment, "zoo_peers")
+    variables = options.environment | environment(options.target)
+    measurement = Measurement(name, ["treadle", *names], options, variables, "zoo_peers")
     row = measurement.run(first_values(name, options.device), device=options.device)
     facts = ("device", "target", "threads", "clock", "rounds")
     return row | {fact: getattr(options, fact) for fact in facts}
@@ -100,7 +87,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--peers", help=f"default {ON_CPU}; on a GPU {ON_GPU}")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--target", choices=list(LEVELS), default="native")
+    add_target(parser)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--clock", choices=list(CLOCKS), default="perf_counter")
     parser.add_argument("--patience", type=float, default=10)

@@ -22,7 +22,16 @@ from treadle.base.errors import ArgumentError, DeviceError
 from treadle.codegen.llvm.driver import render_program
 from treadle.ir.op import Op
 from treadle.ir.types import TensorType
-from treadle.kernel.machine import LEVELS, NATIVE, WIDTHS, Machine, features_of, target_name
+from treadle.kernel.machine import (
+    ARM64,
+    LEVELS,
+    NATIVE,
+    SHORT,
+    WIDTHS,
+    Machine,
+    features_of,
+    target_name,
+)
 from treadle.runtime.cpu import native
 from treadle.runtime.cpu.native import LibraryCall, compile_object, host, processor
 from treadle.runtime.cpu.objects import missing_names
@@ -51,7 +60,7 @@ ARM = Processor("aarch64-unknown-linux-gnu", "cortex-a72", {"neon": True})
 # Names
 
 
-@pytest.mark.parametrize("given", [NATIVE, *LEVELS, *WIDTHS, *map(str, WIDTHS)])
+@pytest.mark.parametrize("given", [NATIVE, ARM64, *LEVELS, *WIDTHS, *map(str, WIDTHS)])
 def test_targets_by_name_or_width(given: str | int) -> None:
     assert target_name(given) == str(given)
     assert td.CompileOptions(target=given).target == given
@@ -64,8 +73,12 @@ def test_what_is_no_target(given: object) -> None:
     with pytest.raises(ArgumentError) as found:
         td.CompileOptions(target=given)  # type: ignore[arg-type]
     assert repr(given) in str(found.value)
-    for name in (NATIVE, *LEVELS, "8", "16"):
+    for name in (NATIVE, *LEVELS, *SHORT, ARM64, "8", "16"):
         assert name in str(found.value), "what is accepted"
+
+
+def test_short_names_of_levels() -> None:
+    assert [target_name(short) for short in ("v2", "v3", "v4")] == list(LEVELS)
 
 
 def test_the_option_wins_over_the_environment_unless_it_is_the_default() -> None:
@@ -96,18 +109,36 @@ def test_levels_of_x86_are_refused_elsewhere(level: str) -> None:
         target_of(level, ARM)
 
 
+def test_arm64_is_refused_elsewhere() -> None:
+    assert target_of(ARM64, ARM).machine == Machine(4, registers=32)
+    with pytest.raises(DeviceError, match="this machine is x86_64"):
+        target_of(ARM64, x86(*ALL_OF_V4))
+
+
 def test_what_code_may_use() -> None:
     everything = x86(*ALL_OF_V4)
+    wide = Machine(16, permutes=True, registers=32)
     assert target_of("x86-64-v2", everything).machine == Machine(4, False, False, False)
     assert target_of("x86-64-v3", everything).machine == Machine(8)
-    assert target_of("x86-64-v4", everything).machine == Machine(16, permutes=True)
-    assert target_of(NATIVE, everything).machine == Machine(16, permutes=True)
-    assert target_of("8", everything).machine == Machine(8)
+    assert target_of("x86-64-v4", everything).machine == wide
+    assert target_of(NATIVE, everything).machine == wide
+    assert target_of("8", everything).machine == Machine(8, registers=32)
     assert target_of("32", everything).machine == Machine(32)
-    assert target_of(NATIVE, ARM).machine == Machine(4)
+    assert target_of(NATIVE, ARM).machine == Machine(4, registers=32)
     old = x86(*features_of("x86-64-v2"))
     assert target_of(NATIVE, old).machine == Machine(4, has_fma=False, has_half=False)
-    assert target_of("16", old).machine == Machine(16, has_fma=False, has_half=False)
+    narrow = Machine(16, has_fma=False, has_half=False, registers=4)
+    assert target_of("16", old).machine == narrow
+
+
+def test_tiles_of_matmuls_leave_registers_for_what_is_beside_them() -> None:
+    for width, registers, has_fma in [(8, 16, True), (4, 16, False), (16, 32, True), (64, 8, True)]:
+        machine = Machine(width, has_fma=has_fma, registers=registers)
+        sums = machine.tile_rows * machine.tile_vectors
+        assert sums + machine.tile_vectors + 1 <= registers
+    assert Machine(8).tile_rows == 6
+    assert Machine(4, has_fma=False).tile_rows == 5
+    assert Machine(16, registers=32).tile_rows == 8
 
 
 @needs_x86

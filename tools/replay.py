@@ -81,7 +81,7 @@ def texts(name: str) -> Iterator[tuple[str, str]]:
 
     graph, for_gpu = graphs(name)
     yield "graph", f"{to_text(graph)}\n\n{to_text(for_gpu)}\n"
-    for machine in (Machine(8), Machine(16, permutes=True)):
+    for machine in (Machine(8), Machine(16, permutes=True, registers=32)):
         program = schedule(graph, True, 2 * machine.width, in_place=True)
         yield f"program_{machine.width}", program_text(program)
         yield f"llvm_{machine.width}", render_program(program, machine)

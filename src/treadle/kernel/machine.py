@@ -15,7 +15,9 @@ class Machine:
     permutes: bool = False  # whether lanes look numbers up in a register of 16
     has_fma: bool = True  # whether one instruction multiplies and adds
     has_half: bool = True  # whether one instruction converts float16
+    registers: int = 16  # vectors of that width that are held at a time
     # Sizes of loops: chosen, unless a reason is given.
+    most_tile_rows: int = 8  # more were no faster with 32 registers (docs/rejected.md)
     tile_vectors: int = 2  # of a row of a matmul's tile
     unroll: int = 4  # iterations of a matmul's depth written out
     # Lines of the next panel that are fetched in as many iterations as are written out: two in
@@ -31,8 +33,14 @@ class Machine:
 
     @property
     def tile_rows(self) -> int:
-        """Rows of a matmul's tile, as many as leave registers for the vectors it needs beside."""
-        return {16: 8, 8: 6}.get(self.width, 4)
+        """Rows of a matmul's tile, as many as leave registers for the vectors it needs beside.
+
+        Those are a row of the right matrix, an element of the left one, and products that are not
+        added by the same instruction.
+        """
+        beside = self.tile_vectors + (1 if self.has_fma else 3)
+        rows = (self.registers - beside) // self.tile_vectors
+        return max(1, min(rows, self.most_tile_rows))
 
 
 NATIVE = "native"
@@ -42,6 +50,8 @@ LEVELS: dict[str, tuple[tuple[str, ...], int]] = {
     "x86-64-v3": (("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave"), 8),
     "x86-64-v4": (("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"), 16),
 }
+ARM64 = "arm64"  # every one has NEON: vectors of four lanes, and instructions for float16
+SHORT = {name.removeprefix("x86-64-"): name for name in LEVELS}
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -56,12 +66,12 @@ def target_name(given: str | int, where: str = "CompileOptions: target") -> str:
     """A target as it is written; anything that is none is an error."""
     is_number = isinstance(given, int) and not isinstance(given, bool)
     text = str(given) if is_number else given
-    if isinstance(text, str) and text in (NATIVE, *LEVELS, *map(str, WIDTHS)):
-        return text
+    if isinstance(text, str) and text in (NATIVE, ARM64, *SHORT, *LEVELS, *map(str, WIDTHS)):
+        return SHORT.get(text, text)
     widths = ", ".join(map(str, WIDTHS))
     raise ArgumentError(
         where,
         f"{given!r} is no target",
-        f"Use {NATIVE!r}, one of {', '.join(map(repr, LEVELS))}, or this processor with a number "
-        f"of float32 lanes: {widths}.",
+        f"Use {NATIVE!r}, one of {', '.join(map(repr, LEVELS))} (or {', '.join(SHORT)}), {ARM64!r}, "
+        f"or this processor with a number of float32 lanes: {widths}.",
     )

@@ -101,10 +101,14 @@ class Matmuls:
     # Rows of a matmul, and rows of its blocks from there on. Large blocks reuse a panel, many small
     # ones share out well. Measured: 64 beats 32 by 1 to 2 % from 512 rows, smaller ones gain below.
     row_blocks: tuple[tuple[int, int], ...] = ((512, 64), (256, 16), (0, 8))
+    most_block_rows: int = 512  # that threads which share columns take as one block: chosen
     few_rows: int = 128  # rows, up to which panels of the right operand do not pay: chosen
     few_tasks: int = 4  # blocks of rows, below which threads share columns or depth: chosen
+    # Products beside each other, from which their rows need not be shared: chosen, several for each
+    # of many threads.
+    many_tasks: int = 32
     least_columns: int = 8  # columns that lie together, to be read without a copy: a vector of AVX2
-    long_depth: int = 256  # elements, from which scattered left rows are copied: chosen
+    long_depth: int = 32  # elements, from which scattered left rows are copied
     reused_panels: int = 4  # panels that must use such a copy: chosen
     split_depth: int = 8192  # elements, from which parts of the depth are summed apart: chosen
     most_parts: int = 16  # of such a depth: enough for the threads of a processor
@@ -113,6 +117,12 @@ class Matmuls:
     # How many times fewer elements must then go from one core to another: measured on the MLPs and
     # the LSTM (docs/decisions.md, "Few rows of many weights").
     exchange_gain: int = 4
+    # Columns that a thread copies for itself and multiplies.
+    group_columns: int = 128  # at most: chosen, so that a copy's rows are runs of some lines
+    group_tasks: int = 8  # groups of weights, at least where there are as many panels: chosen
+    copied_rows: int = 24  # rows from which copied windows pay: chosen, each is used as often
+    copied_elements: int = 1 << 16  # of a copy: half of a second cache of 512 KiB
+    full_lanes: float = 1.2  # lanes for each column, up to which windows are read where they are
     packed_rows: int = 16  # rows of a right operand copied at a time: chosen
     copied_depth: int = 128  # elements of the depth that a transposed copy takes at a time: chosen
     copy_tasks: int = 32  # tasks of such a copy, so that threads share it evenly: chosen

@@ -3,8 +3,8 @@
 A block of rows belongs to one thread at a time: what follows row by row is fused behind it, and
 what comes before it row by row in front of it. The right operand is copied into panels that lie in
 memory as tiles read them, unless it is read too seldom to pay or lies that way already; views
-(windows too) are read where they are. Where there are few rows for many weights, threads share
-panels instead, and each copies its own.
+(windows too) are read where they are. Where there are few rows for many weights, and where windows
+lie in short runs, threads share columns instead, and each copies its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from treadle.kernel.contraction import (
     stride_of,
     strided_axis_of,
 )
-from treadle.kernel.index import Index, Var, constant, flatten, variable
+from treadle.kernel.index import Index, Var, constant, flatten, substitute, variable
 from treadle.kernel.nodes import (
     Buffer,
     Kernel,
@@ -45,9 +45,19 @@ from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering
 from treadle.schedule.nests import as_dtype, best_divisor, flat_index, in_order, parallel
 from treadle.schedule.operands import Site, load_of
-from treadle.schedule.panels import Depth, Digit, depth_of, into_panels
+from treadle.schedule.panels import (
+    OWN,
+    Depth,
+    Digit,
+    Group,
+    copied_columns,
+    depth_of,
+    even_group,
+    full_group,
+    into_panels,
+)
 
-OWN_PANEL, OWN_LEFT = "panel.copy", "left.copy"  # a thread's memory
+OWN_LEFT = "left.copy"  # a thread's memory
 
 
 @ROOTS(CONTRACT)
@@ -109,16 +119,16 @@ class _Matmul:
         self.dtype = accumulator(self.type.dtype)
         self.panel = lowering.panel * 4 // self.dtype.itemsize
         self.contraction = self._placed(contraction)
-        self.reads_right = self._reads_right()
-        self.is_transposed = self._transposes()
-        self.copies_left = self._copies_left()
-        self.copies_panels = self._copies_panels()
-        count, limits = size(self.contraction.rows), self.limits
-        wanted = count if self.copies_panels else limits.block_rows(count)
-        self.rows = _blocks(self.contraction, wanted, limits.block_rows(0))
+        self.group = self._windows()  # columns that a thread copies for itself, if it does
+        self.reads_right = self.group is None and self._reads_right()
+        self.is_transposed = self.group is None and self._transposes()
+        self.copies_left = self.group is None and self._copies_left()
+        self.group = self.group or self._weights()
+        self.rows = _blocks(self.contraction, self._block_rows(), self.limits.block_rows(0))
         self.outer = {v: named("o", v) for v in self.contraction.outer}
-        self.columns = size(self.contraction.tiled)
+        self.columns = self.group.columns if self.group else size(self.contraction.tiled)
         self.is_by_panels = self._is_by_panels()
+        self.left_copy = self._ordered_left()
 
     # How the operands are read
 
@@ -187,8 +197,25 @@ class _Matmul:
         is_scattered = c.left.stride(c.depth[-1]) != 1
         return is_scattered and is_long and is_used_often and not self._expands(c.left)
 
-    def _copies_panels(self) -> bool:
-        """Whether a thread copies a panel of weights for itself, and takes all rows through it.
+    def _windows(self) -> Group | None:
+        """The columns of a task that copies its windows, where they lie in short or strided runs.
+
+        A copy is used by all rows, so that it pays if there are some; what is around the rows is
+        what threads share.
+        """
+        c, limits = self.contraction, self.limits
+        left, right, lanes = c.left.load, c.right.load, self.panel // 2
+        is_batched = any(v.extent > 1 and v not in c.left.axes for v in c.outer)
+        if left is None or right is None or not is_batched or not self._expands(c.right):
+            return None
+        last = c.tiled[-1].extent
+        run = last if right.index.factor_of(c.tiled[-1]) == 1 else 1
+        fills = run > lanes and run * limits.full_lanes >= -(-run // lanes) * lanes
+        is_few = size(c.rows) < limits.copied_rows or size(c.tiled) < lanes
+        return None if fills or is_few else full_group(c.tiled, lanes, limits.group_columns)
+
+    def _weights(self) -> Group | None:
+        """The columns of a task that copies weights for itself, and takes all rows through them.
 
         Threads that share rows must each see all that the others have copied. Where there are few
         rows, less goes from one to another if they share columns: the result, and the left operand
@@ -197,22 +224,32 @@ class _Matmul:
         c, lowering, limits = self.contraction, self.lowering, self.limits
         left, right = c.left.load, c.right.load
         if self.reads_right or left is None or right is None or lowering.repeats:
-            return False
+            return None
         is_plain = len(c.rows) == 1 and not c.outer and not self.is_transposed
         is_plain = is_plain and self.type.dtype is self.dtype and not self.copies_left
         leaves = lowering.graph.leaves
         if not is_plain or right.buffer not in leaves:
-            return False
+            return None
         rows, columns, depth = (size(axes) for axes in (c.rows, c.tiled, c.depth))
-        is_even = columns % self.panel == 0 and columns >= limits.few_tasks * self.panel
         is_worth = c.flops >= limits.shared_flops and depth <= limits.depth
         exchanged = rows * (columns + (0 if left.buffer in leaves else depth))
-        return is_even and is_worth and limits.exchange_gain * exchanged <= depth * columns
+        if not is_worth or limits.exchange_gain * exchanged > depth * columns:
+            return None
+        return even_group(c.tiled, self.panel, limits)
+
+    def _block_rows(self) -> int:
+        """Rows of a block: large ones where the axes around are enough for threads to share."""
+        count, limits = size(self.contraction.rows), self.limits
+        if self.group and count <= limits.most_block_rows:
+            return count
+        has_many = self.group or size(self.contraction.outer) >= limits.many_tasks
+        return limits.block_rows(limits.most_block_rows if has_many else count)
 
     def _is_by_panels(self) -> bool:
         """Whether threads share panels of columns instead of blocks of rows."""
         is_wide = self.columns >= self.limits.few_tasks * self.panel
         is_worth = self.contraction.flops >= self.limits.shared_flops
+        is_worth = is_worth and self.group is None
         return self._has_few_tasks and self.columns % self.panel == 0 and is_wide and is_worth
 
     @property
@@ -228,10 +265,14 @@ class _Matmul:
     # Kernels
 
     def kernels(self) -> list[Kernel]:
-        found = [] if self.reads_right or self.copies_panels else [self._pack()]
+        found = [] if self.reads_right or self.group else [self._pack()]
+        found += self.site.copies
         digits = self._digits()
         parts = self._parts(digits)
-        depth = depth_of(digits, parts, self.limits.depth)
+        most = self.limits.depth
+        if self.group:
+            most = min(most, self.limits.copied_elements // self.group.stride)
+        depth = depth_of(digits, parts, most)
         is_final = not self.is_transposed and self.type.dtype is self.dtype
         if is_final and parts == 1:
             return [*found, self._multiply(self.lowering.buffer(self.value), depth)]
@@ -241,8 +282,7 @@ class _Matmul:
     def _pack(self) -> Kernel:
         """The right operand in panels, in memory for all threads."""
         reader = self._right()
-        given = self.panel, self.dtype, self.limits
-        found = into_panels(reader, self.contraction, *given, is_one=False)
+        found = into_panels(reader, self.contraction, self.panel, self.dtype, self.limits)
         buffer = self.site.memory("packed", self.dtype, size(found.loops))
         store = Store(buffer.name, flat_index(found.loops), found.element)
         body = parallel(found.order, [*reader.lets, store])
@@ -254,14 +294,18 @@ class _Matmul:
         )
         return replace(kernel, is_standalone=waits)
 
-    def _copied_panel(self, reader: Reader, body: list[Statement]) -> Buffer:
-        """One panel of the right operand in memory of the thread."""
-        given = self.panel, self.dtype, self.limits
-        found = into_panels(reader, self.contraction, *given, is_one=True)
-        inner = found.loops[1:]
-        store = Store(OWN_PANEL, flat_index(inner), found.element)
-        body += parallel(inner, [store])
-        return Buffer(OWN_PANEL, self.dtype, size(inner))
+    def _ordered_left(self) -> Buffer | None:
+        """A left operand in order of the depth in memory, for threads that share columns."""
+        c = self.contraction
+        if self.group is None or c.left.stride(c.depth[-1]) == 1:
+            return None
+        order = (*(v for v in c.left.axes if v not in c.depth), *c.depth)
+        buffer, kernel = self.site.copied(c.left.value, "left", c.left.axes, order, "_left")
+        waits = all(b.name in self.lowering.graph.leaves for b in kernel.inputs)
+        self.site.copies.append(replace(kernel, is_standalone=waits))
+        load = Load(buffer.name, flat_index(order), self.dtype)
+        self.contraction = replace(c, left=replace(c.left, load=load))
+        return buffer
 
     def _digits(self) -> list[Digit]:
         """The depth as loops, with how far each moves the operands or their copies."""
@@ -270,14 +314,16 @@ class _Matmul:
         for axis in c.depth:
             inner //= axis.extent
             left = inner * self.rows.count if self.copies_left else c.left.stride(axis)
-            right = c.right.stride(axis) if self.reads_right else inner * self.panel
+            is_source = self.reads_right or self.group
+            right = c.right.stride(axis) if is_source else inner * self.panel
             found.append(Digit(axis.extent, left or 0, right or 0))
         return found
 
     def _parts(self, digits: list[Digit]) -> int:
         """Sums of parts of the depth, added at the end, where there are too few rows to share."""
         depth, limits = size(self.contraction.depth), self.limits
-        if not self._has_few_tasks or depth <= limits.split_depth or self.is_by_panels:
+        is_shared = self.is_by_panels or self.group
+        if not self._has_few_tasks or depth <= limits.split_depth or is_shared:
             return 1
         return best_divisor(digits[0].count, limits.most_parts)
 
@@ -288,19 +334,31 @@ class _Matmul:
             scratch.append(self._copied_left(reader, body))
         if depth.loops:
             body += self._cleared(target, depth.part)
-        if self.copies_panels:
-            scratch.append(self._copied_panel(reader, body))
         left, start = self._left(reader, depth), self._address(depth.part)
         into = self._matrix(target.name, start, StridedAxis(self.columns))
         assert not into.rows.listed
-        body += in_order(depth.loops, self._panels(reader, into, left, depth))
-        panel = [self._panel_var] if self.is_by_panels else []
-        order = [depth.part, *self.outer.values(), *panel, *self.rows.outer]
+        inner = self._panels(reader, into, left, depth)
+        order = [depth.part, *self.outer.values()]
+        if self.group:
+            load = self._element(reader, self.contraction.right, depth=False)
+            assert isinstance(load, Load)
+            copy, own = copied_columns(load, self.contraction.right, self.group, depth)
+            scratch.append(own)
+            inner = [*copy, *in_order(self.rows.outer, inner)]
+            order += [self.group.loop]
+        else:
+            order += [*([self._panel_var] if self.is_by_panels else []), *self.rows.outer]
+        body += in_order(depth.loops, inner)
         is_result = target == self.lowering.buffer(self.value)
         made, also = ([self.value], ()) if is_result else ([], (target,))
         loops = parallel(order, body)
         kernel = self.lowering.kernel(self.position, reader, made, loops, "", also)
-        return replace(kernel, scratch=tuple(scratch), is_standalone=self.copies_panels)
+        return replace(kernel, scratch=tuple(scratch), is_standalone=self._is_standalone)
+
+    @property
+    def _is_standalone(self) -> bool:
+        """Whether nothing is fused around: threads share columns of one matrix."""
+        return self.group is not None and not self.outer
 
     def _element(self, reader: Reader, operand: Operand[TensorValue], depth: bool) -> Value:
         """An operand at this block's rows; columns are 0, and so is the depth unless asked for."""
@@ -314,6 +372,7 @@ class _Matmul:
         c = self.contraction
         found = {v: constant(0) for v in c.result + c.depth}
         found |= {axis: variable(v) for axis, v in self.outer.items()}
+        found |= {self.group.axis: self.group.start} if self.group else {}
         return found | self.rows.indices
 
     def _copied_left(self, reader: Reader, body: list[Statement]) -> Buffer:
@@ -330,6 +389,11 @@ class _Matmul:
         move, summed = depth.moves[0], depth.summed[0]
         if self.copies_left:
             return Matrix(OWN_LEFT, move, StridedAxis(self.rows.count), summed)
+        if self.left_copy:
+            reader.used[self.left_copy.name] = self.left_copy
+            assert self.contraction.left.load is not None
+            index = substitute(self.contraction.left.load.index, self._indices())
+            return self._matrix(self.left_copy.name, index + move, summed)
         load = self._element(reader, self.contraction.left, depth=False)
         assert isinstance(load, Load)
         return self._matrix(load.buffer, load.index + move, summed)
@@ -348,7 +412,8 @@ class _Matmul:
         if self.is_by_panels:
             at = at + variable(self._panel_var) * self.panel
         zero = Store(target.name, at, Literal(0, self.dtype))
-        return list(parallel([*self.rows.inner, lanes], [zero]))
+        rows = [*(self.rows.outer if self.group else []), *self.rows.inner]
+        return list(parallel([*rows, lanes], [zero]))
 
     @property
     def _panel_var(self) -> Var:
@@ -363,13 +428,16 @@ class _Matmul:
     def _panels(self, reader: Reader, into: Matrix, left: Matrix, depth: Depth) -> list[Statement]:
         """Full panels in a loop, then the columns that are left."""
         right, step = self._right_base(reader)
+        summed, move = depth.summed[1], depth.moves[1]
+        if self.group:
+            summed, move = StridedAxis(summed.count, self.group.stride), constant(0)
         full, rest = divmod(self.columns, self.panel)
 
         def matmul(number: Index, count: int) -> Matmul:
             columns = StridedAxis(count)
             target = replace(into, index=into.index + number * self.panel, columns=columns)
-            index = right.index + number * step + depth.moves[1]
-            source = Matrix(right.buffer, index, depth.summed[1], columns)
+            index = right.index + number * step + move
+            source = Matrix(right.buffer, index, summed, columns)
             return Matmul(target, left, source, bool(depth.loops))
 
         if self.is_by_panels:
@@ -388,8 +456,8 @@ class _Matmul:
             load = self._element(reader, self.contraction.right, depth=False)
             assert isinstance(load, Load)
             return load, self.panel
-        if self.copies_panels:
-            return Load(OWN_PANEL, constant(0), self.dtype), 0
+        if self.group:
+            return Load(OWN, constant(0), self.dtype), self.panel
         step = size(self.contraction.depth) * self.panel
         count = -(-self.columns // self.panel)
         buffer = self.site.memory("packed", self.dtype, 0)

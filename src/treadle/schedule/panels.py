@@ -8,12 +8,23 @@ from dataclasses import dataclass, replace
 
 from treadle.base.dtypes import DType
 from treadle.ir.graph import Value as TensorValue
-from treadle.kernel.contraction import Contraction, named, size
+from treadle.kernel.contraction import Contraction, Operand, named, size
+from treadle.kernel.cost import LINE
 from treadle.kernel.index import Index, Var, bounded, substitute, unflatten, variable
-from treadle.kernel.nodes import Literal, Load, StridedAxis, Value, Within, strided_axis
+from treadle.kernel.nodes import (
+    Buffer,
+    Literal,
+    Load,
+    Statement,
+    Store,
+    StridedAxis,
+    Value,
+    Within,
+    strided_axis,
+)
 from treadle.kernel.target import Matmuls
 from treadle.schedule.inline import Reader
-from treadle.schedule.nests import as_dtype, best_divisor, divisors
+from treadle.schedule.nests import as_dtype, best_divisor, divisors, flat_index, parallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +74,7 @@ class Depth:
     loops: list[Var]
     moves: tuple[Index, Index]
     summed: tuple[StridedAxis, StridedAxis]
+    inner: list[Digit]  # what the template sums, as loops
 
 
 def depth_of(digits: Sequence[Digit], parts: int, most: int) -> Depth:
@@ -76,7 +88,7 @@ def depth_of(digits: Sequence[Digit], parts: int, most: int) -> Depth:
         left, right = left + variable(var) * d.left, right + variable(var) * d.right
     by_left = strided_by(tuple((d.left, d.count) for d in inner))
     by_right = strided_by(tuple((d.right, d.count) for d in inner))
-    return Depth(part, loops, (left, right), (by_left, by_right))
+    return Depth(part, loops, (left, right), (by_left, by_right), inner)
 
 
 @functools.lru_cache(maxsize=256)
@@ -103,9 +115,8 @@ def into_panels(
     panel: int,
     dtype: DType,
     limits: Matmuls,
-    is_one: bool,
 ) -> Panels:
-    """All panels; or one of them, whose number is the first loop, where others copy theirs."""
+    """All panels of a right operand."""
     right, columns = contraction.right, size(contraction.tiled)
     count = -(-columns // panel)
     outer = {v: named("o", v) for v in contraction.outer}
@@ -121,7 +132,7 @@ def into_panels(
     # A transposed view is contiguous along the depth, whatever the order of its axes.
     is_transposed = right.stride(last) == 1
     is_by_rows = right.axes[-1] in contraction.tiled and count > 1
-    if is_by_rows and not is_transposed and not is_one:  # some rows at a time, in memory order
+    if is_by_rows and not is_transposed:  # some rows at a time, in memory order
         rows = best_divisor(last.extent, limits.packed_rows)
         row = replace(depth.pop(last), extent=rows)
         block = Var(f"{row.name}_block", last.extent // rows)
@@ -137,6 +148,90 @@ def into_panels(
         loops, element = _in_blocks(loops, element, limits)
         order = loops
     return Panels(loops, order, element)
+
+
+OWN = "panel.copy"  # a thread's memory
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Columns that a task copies and multiplies: part of an axis, and all of those after it."""
+
+    axis: Var
+    part: int
+    after: tuple[Var, ...]
+    panel: int = 0  # columns of a panel, where the copy is by panels
+
+    @property
+    def columns(self) -> int:
+        return self.part * size(self.after)
+
+    @property
+    def loop(self) -> Var:
+        return replace(named("g", self.axis), extent=self.axis.extent // self.part)
+
+    @property
+    def start(self) -> Index:
+        return variable(self.loop) * self.part
+
+    @property
+    def stride(self) -> int:
+        """Elements from one row of the copy to the next: an odd number of lines.
+
+        Columns of an even number would lie in few sets of a cache.
+        """
+        return (-(-self.columns // _LINE) | 1) * _LINE
+
+
+_LINE = LINE // 4  # elements
+
+
+def full_group(tiled: Sequence[Var], lanes: int, most: int) -> Group:
+    """The group that fills most lanes, of those the largest."""
+    found: list[tuple[float, int, Group]] = []
+    for i, axis in enumerate(tiled):
+        for part in divisors(axis.extent):
+            group = Group(axis, part, tuple(tiled[i + 1 :]))
+            n = group.columns
+            if n <= most or not found and i + 1 == len(tiled):
+                found.append((n / (-(-n // lanes) * lanes), n, group))
+    return max(found, key=lambda entry: entry[:2])[2]
+
+
+def even_group(tiled: Sequence[Var], panel: int, limits: Matmuls) -> Group | None:
+    """Whole panels along the last axis, if there are enough groups for threads to share."""
+    last = tiled[-1]
+    if len(tiled) > 1 or last.extent % panel or last.extent < limits.few_tasks * panel:
+        return None
+    parts = [
+        d
+        for d in divisors(last.extent)
+        if d % panel == 0 and d <= limits.group_columns and last.extent // d >= limits.group_tasks
+    ]
+    return Group(last, max(parts, default=panel), (), panel)
+
+
+def copied_columns(
+    load: Load, right: Operand[TensorValue], group: Group, depth: Depth
+) -> tuple[list[Statement], Buffer]:
+    """A group's columns of the right operand in memory of the thread, for a part of the depth."""
+    deep = [Var(f"k{i}", d.count) for i, d in enumerate(depth.inner)]
+    across = [replace(named("c", v), extent=v.extent) for v in (group.axis, *group.after)]
+    across[0] = replace(across[0], extent=group.part)
+    at = load.index + depth.moves[1]
+    for var, digit in zip(deep, depth.inner, strict=True):
+        at = at + variable(var) * digit.right
+    for var, axis in zip(across, (group.axis, *group.after), strict=True):
+        at = at + variable(var) * (right.stride(axis) or 0)
+    rows = size(deep)
+    to = flat_index(deep) * group.stride + flat_index(across)
+    order = [*deep, *across]
+    if group.panel and depth.inner and depth.inner[-1].right == 1:  # transposed, by panels
+        number, lane = Var("p", group.part // group.panel), Var("lane", group.panel)
+        column = {across[0]: variable(number) * group.panel + variable(lane)}
+        at, to, order = substitute(at, column), substitute(to, column), [number, *deep, lane]
+    store = Store(OWN, to, Load(load.buffer, at, load.dtype))
+    return list(parallel(order, [store])), Buffer(OWN, load.dtype, rows * group.stride)
 
 
 def _is_transposed(load: Load, loops: Sequence[Var]) -> bool:

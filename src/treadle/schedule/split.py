@@ -79,7 +79,7 @@ def _pieces(loop: For, taken: set[str], sizes: Fusion) -> list[Statement]:
         return [loop]
     ends = [0, *sorted(_changes(loop)), loop.var.extent]
     parts = list(pairwise(ends))
-    is_long = all(b - a >= sizes.least_piece for a, b in parts)
+    is_long = any(b - a >= sizes.least_lanes for a, b in parts)  # borders may be short
     is_worth_it = is_long and 1 < len(parts) <= sizes.most_pieces
     return [_piece(loop, a, b, taken) for a, b in parts] if is_worth_it else [loop]
 

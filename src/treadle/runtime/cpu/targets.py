@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from treadle.base.errors import DeviceError
-from treadle.kernel.machine import LEVELS, NATIVE, Machine, features_of, target_name
+from treadle.kernel.machine import ARM64, LEVELS, NATIVE, Machine, features_of, target_name
 
 VARIABLE = "TREADLE_TARGET"
 
@@ -59,6 +59,8 @@ def target_of(name: str, processor: Processor) -> Target:
     """A target by its name, which this processor can run."""
     if name in LEVELS:
         return _level(name, processor)
+    if name == ARM64:
+        return _arm64(processor)
     width = _lanes(processor) if name == NATIVE else int(name)
     machine = Machine(
         width,
@@ -66,12 +68,19 @@ def target_of(name: str, processor: Processor) -> Target:
         permutes=width == 16 and processor.has("avx512f"),
         has_fma=not processor.is_x86 or processor.has("fma"),
         has_half=not processor.is_x86 or processor.has("f16c"),
+        registers=_registers(processor, width),
     )
     return Target(name, processor.cpu, processor.flat_features, machine)
 
 
 def _lanes(processor: Processor) -> int:
     return 16 if processor.has("avx512f") else 8 if processor.has("avx2") else 4
+
+
+def _registers(processor: Processor, width: int) -> int:
+    """Vectors of a width that registers hold: wide ones take several."""
+    has_many = not processor.is_x86 or processor.has("avx512vl")
+    return (32 if has_many else 16) // max(1, width // _lanes(processor))
 
 
 def can_run(level: str, processor: Processor) -> bool:
@@ -94,5 +103,14 @@ def _level(name: str, processor: Processor) -> Target:
         permutes="avx512f" in needed,
         has_fma="fma" in needed,
         has_half="f16c" in needed,
+        registers=32 if "avx512vl" in needed else 16,
     )
     return Target(name, name, "", machine)
+
+
+def _arm64(processor: Processor) -> Target:
+    """What all processors of that name have in common."""
+    if not processor.triple.startswith((ARM64, "aarch64")):
+        cause = f"this machine is {processor.triple}"
+        raise DeviceError("target", cause, f'Use "{NATIVE}" (the default).')
+    return Target(ARM64, "generic", "+neon,+fp-armv8", Machine(4, registers=32))
