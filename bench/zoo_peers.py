@@ -18,7 +18,6 @@ import treadle as td
 from treadle import optim
 
 Start = Callable[[Entry, str, Arrays], Running]  # (entry, device, first values)
-PRECISION = {"cpu": "float32", "cuda": "bfloat16"}
 
 
 def specs(batch: Arrays) -> dict[str, td.Spec]:
@@ -41,7 +40,7 @@ def treadle_step(entry: Entry, device: str) -> td.TrainStep:
         optim.adamw(RATE, BETAS, EPSILON, DECAY),
         specs(entry.arrays(device)),
         device=device,
-        precision=PRECISION[device],
+        precision=entry.precision(device),
         seed=0,
     )
 
@@ -78,7 +77,7 @@ def torch_start(mode: str, entry: Entry, device: str, values: Arrays) -> Running
     )
     options = {"compile": {}, "reduce-overhead": {"mode": "reduce-overhead"}}
     of: Any = torch.compile(model, **options[mode]) if mode in options else model
-    narrow = torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
+    narrow = torch.autocast(device, torch.bfloat16, enabled=entry.precision(device) == "bfloat16")
     last: list[Any] = [None]
 
     def run() -> None:
