@@ -26,7 +26,6 @@ import shutil
 import statistics
 import sys
 import tempfile
-from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -99,10 +98,13 @@ class Measurement:
         options: argparse.Namespace,
         environment: dict[str, str],
         peers: str = "peers",
+        close: float = CLOSE,
     ):
         self.workload, self.names, self.options = workload, names, options
         self.environment, self.patience = environment, Patience(options.patience)
         self.peers = peers  # the module with the contenders
+        self.close = close  # how far apart losses may be, relatively
+        self.workers: list[Worker] = []
         self.task: dict[str, Any] = {}
         self.found: dict[str, dict[str, Any]] = {n: {} for n in names}
         self.agree: bool | None = None  # None where nothing was compared
@@ -110,22 +112,34 @@ class Measurement:
 
     def run(self, first_values: dict[str, np.ndarray], **task: str) -> dict[str, Any]:
         """All begin with the same values; what else the task has is for the contenders."""
-        with ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            values = folder / "values.npz"
-            np.savez(values, **first_values)  # type: ignore[arg-type]
-            self.task = {"workload": self.workload, "values": str(values), **task}
-            workers = []
+        with tempfile.TemporaryDirectory() as path, self:
+            folder = Path(path)
+            self.prepare(folder, first_values, **task)
             for name in self.names:
                 try:
-                    workers.append(self._worker(name, folder / name))
-                    stack.callback(workers[-1].close)
+                    self.workers.append(self._worker(name, folder / name))
                 except Unable as error:
-                    self._failed(name, error)
-            self._compare_values()
-            if workers:
-                self._take_turns(workers)
+                    self.failed(name, error)
+            return self.finish()
+
+    def prepare(self, folder: Path, first_values: dict[str, np.ndarray], **task: str) -> None:
+        values = folder / "values.npz"
+        np.savez(values, **first_values)  # type: ignore[arg-type]
+        self.task = {"workload": self.workload, "values": str(values), **task}
+
+    def finish(self) -> dict[str, Any]:
+        """Turns of those that are ready."""
+        self._compare_values()
+        if self.workers:
+            self._take_turns(self.workers)
         return self._row()
+
+    def __enter__(self) -> Measurement:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        for worker in self.workers:
+            worker.close()
 
     def _worker(self, name: str, folder: Path) -> Worker:
         """A contender that is ready for its turns; its first steps on the way."""
@@ -177,7 +191,7 @@ class Measurement:
             warn(f"{self.workload}: {turns}")
         return None
 
-    def _failed(self, name: str, error: Unable) -> None:
+    def failed(self, name: str, error: Unable) -> None:
         self.found[name] = {"error": str(error)}
         warn(f"{self.workload}: {error}")
 
@@ -188,7 +202,7 @@ class Measurement:
             return
         stacked = np.array(list(every.values()))
         apart = np.ptp(stacked, axis=0) / np.maximum(1.0, np.abs(stacked).max(axis=0))
-        self.agree = bool(apart.max() <= CLOSE)  # NaN does not agree
+        self.agree = bool(apart.max() <= self.close)  # NaN does not agree
         if not self.agree:
             shown = "; ".join(f"{n} {[round(v, 5) for v in vs]}" for n, vs in every.items())
             warn(f"{self.workload}: THE LOSSES DIFFER, IGNORE THIS ROW: {shown}")
