@@ -259,8 +259,11 @@ def take_turns(
     patience: Patience,
     clock: str = "perf_counter",
 ) -> Turns:
-    """Who begins changes from round to round. A disturbed turn is taken again, within reason."""
-    spare = rounds * len(workers)
+    """Who begins changes from round to round. A disturbed turn is taken again, within reason.
+
+    Processor time leaves others out anyway.
+    """
+    spare = rounds * len(workers) if clock == "perf_counter" else 0
     asked = {"seconds": seconds, "clock": clock}
     found: list[tuple[dict[str, float], float]] = []
     best = {w.name: math.inf for w in workers}

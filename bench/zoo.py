@@ -27,9 +27,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
-from cpu import CLOSE, TITLES, Measurement, caches, console, missing, number
 from families import ZOO
-from rich.table import Table
+from measurement import CLOSE, TITLES, Measurement, caches, missing, number
 from turns import CLOCKS, Ratio, Unable, Worker, machine, use_threads
 from zoo_peers import CONTENDERS, first_values
 from zoo_rows import Row, added, first_figure, stored, summary
@@ -110,15 +109,11 @@ def prepare(each: Measurement, folder: Path, device: str) -> None:
 
 
 def table(rows: list[Row]) -> None:
+    """Figures of the best peer stand behind a slash."""
     names = [n for n in CONTENDERS if any(n in r["contenders"] for r in rows)]
-    speed = Table("entry", title="ms a step, and Treadle's time over the best peer's")
-    for name in names:
-        speed.add_column(f"{TITLES[name]} ms", justify="right")
-    speed.add_column("ratio to the best", justify="right")
-    rough = " (rough)" if any(r.get("together", 1) > 1 for r in rows) else ""
-    for title in (f"first step s{rough}", "memory MiB"):
-        speed.add_column(title, justify="right")
     figure = first_figure(rows)
+    rough = ", rough" if any(r.get("together", 1) > 1 for r in rows) else ""
+    lines = [["ms a step", *names, "ratio to the best", f"first step s{rough}", "memory MiB"]]
     for row in rows:
         cells = [number(row["contenders"].get(n, {}).get("ms"), 4) for n in names]
         best = "–"
@@ -127,8 +122,11 @@ def table(rows: list[Row]) -> None:
         mark = " LOSSES DIFFER" if row["agree"] is False else " (rough)" if row["is_rough"] else ""
         both = [row["contenders"].get(n, {}) for n in ("treadle", row.get("best_peer", ""))]
         others = [" / ".join(number(f.get(k), 3) for f in both) for k in (figure, "steps_mib")]
-        speed.add_row(row["workload"] + mark, *cells, best, *others)
-    console.print(speed)
+        lines.append([row["workload"] + mark, *cells, best, *others])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for first, *cells in lines:
+        shown = "  ".join(c.rjust(w) for c, w in zip(cells, widths[1:], strict=True))
+        print(f"{first.ljust(widths[0])}  {shown}")
 
 
 def conclude(rows: list[Row]) -> None:
@@ -137,7 +135,7 @@ def conclude(rows: list[Row]) -> None:
     for (device, target), some in itertools.groupby(found, key=place):
         group = list(some)
         facts = summary(group)
-        console.print(f"{device}, {target}: {facts['entries']} entries", style="bold")
+        print(f"{device}, {target}: {facts['entries']} entries")
         table(group)
         if facts["ratio"] is None:
             continue
@@ -152,7 +150,7 @@ def conclude(rows: list[Row]) -> None:
             *(f"losses differ: {name}" for name in facts["differ"]),
             *(f"left out: {who}: {why[:200]}" for who, why in facts["left_out"].items()),
         ]
-        console.print("\n".join(lines), markup=False)
+        print("\n".join(lines), flush=True)
 
 
 def place(row: Row) -> tuple[str, str]:
@@ -205,18 +203,18 @@ def main(arguments: list[str] | None = None) -> None:
     options.environment = use_threads(options.threads)
     options.peers = [p for p in options.peers if missing(p) is None]
     head, rows = machine(), []
-    console.print(f"{head['processor']}, {options.threads} threads, load {head['load']:.2f} before")
+    print(f"{head['processor']}, {options.threads} threads, load {head['load']:.2f} before")
     names = asked(options)
     for i in range(0, len(names), options.together):
         if options.seconds is not None and time.perf_counter() - start > options.seconds:
-            console.print(f"time is up: {', '.join(names[i:])} left for another run")
+            print(f"time is up: {', '.join(names[i:])} left for another run")
             break
         for row in measured(names[i : i + options.together], options):
             rows.append(row | head)
             added(options.json, rows[-1])
             times = (f"{n} {number(f.get('ms'), 4)}" for n, f in row["contenders"].items())
             passed = time.perf_counter() - start
-            console.print(f"{passed:4.0f} s  {row['workload']}: {', '.join(times)} ms")
+            print(f"{passed:4.0f} s  {row['workload']}: {', '.join(times)} ms", flush=True)
     return conclude(rows)
 
 
