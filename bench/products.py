@@ -226,9 +226,7 @@ class Benchmark:
         self.console, self.options = console, options
         names = [n for n in CONTENDERS if n != "torch" or importlib.util.find_spec("torch")]
         self.workers = [self._worker(stack, "products", n) for n in names]
-        self.ceilings = {
-            n: self._worker(stack, "ceilings", n) for n in ceilings.CONTENDERS
-        }
+        self.ceilings = {n: self._worker(stack, "ceilings", n) for n in ceilings.CONTENDERS}
         for worker in self.ceilings.values():
             worker.ask("build", task={}, memory=False)
 

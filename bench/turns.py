@@ -23,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -46,6 +47,7 @@ class Running:
     step: Callable[[], object]
     wait: Callable[[], object]
     value: Callable[[], float]  # of the last step, to compare contenders by
+    device_mib: Callable[[], float] | None = None  # the most it held on a device of its own
 
 
 @dataclass(frozen=True)
@@ -80,20 +82,22 @@ class Served:
         start = self._contender.prepare(task)
         gc.collect()
         before = memory_of_process("VmRSS")
-        begin = time.perf_counter()
+        begin, used = time.perf_counter(), sum(os.times()[:4])
         running = start()
         self._repeat(running, 1)
-        first_s = time.perf_counter() - begin
+        first_s, used = time.perf_counter() - begin, sum(os.times()[:4]) - used
         values = [running.value()]
         for _ in range(CHECKED - 1):
             self._repeat(running, 1)
             values.append(running.value())
         self._running = running
-        answer: dict[str, Any] = {"first_s": first_s, "values": values}
+        answer: dict[str, Any] = {"first_s": first_s, "first_processor_s": used, "values": values}
         return answer | (self._memory(running, before) if memory else {})
 
     def _memory(self, running: Running, before: float) -> dict[str, float]:
         """Growth in MiB: the peak with building, and the peak of steps after it."""
+        if running.device_mib is not None:
+            return {"steps_mib": running.device_mib()}
         found = {"peak_mib": memory_of_process("VmHWM") - before}
         try:
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forget the peak
@@ -174,8 +178,8 @@ class Worker:
         )
         self._stop()
 
-    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """The answer; `Unable` if there is none."""
+    def ask(self, do: str, limit: float | None = None, **arguments: Any) -> dict[str, Any]:
+        """The answer; `Unable` if there is none, or none within a limit of seconds."""
         requests, answers = self._process.stdin, self._process.stdout
         assert requests is not None
         assert answers is not None
@@ -183,7 +187,13 @@ class Worker:
         with contextlib.suppress(BrokenPipeError):
             requests.write(json.dumps({"do": do, **arguments}) + "\n")
             requests.flush()
-        line = answers.readline()
+        timer = threading.Timer(limit or 0, self._process.kill)
+        if limit is not None:
+            timer.start()
+        begin, line = time.perf_counter(), answers.readline()
+        timer.cancel()
+        if not line and limit is not None and time.perf_counter() - begin >= limit:
+            raise Unable(f"{self.name} was not ready after {limit:g} s")
         if not line:
             raise Unable(f"{self.name} ended with {self._process.wait()}: {self._last_words()}")
         self._stop()
@@ -249,8 +259,11 @@ def take_turns(
     patience: Patience,
     clock: str = "perf_counter",
 ) -> Turns:
-    """Who begins changes from round to round. A disturbed turn is taken again, within reason."""
-    spare = rounds * len(workers)
+    """Who begins changes from round to round. A disturbed turn is taken again, within reason.
+
+    Processor time leaves others out anyway.
+    """
+    spare = rounds * len(workers) if clock == "perf_counter" else 0
     asked = {"seconds": seconds, "clock": clock}
     found: list[tuple[dict[str, float], float]] = []
     best = {w.name: math.inf for w in workers}

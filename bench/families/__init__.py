@@ -1,10 +1,21 @@
 """The zoo: models of many families, each written once over a side, Treadle's or PyTorch's."""
 
-from families import graphs, images, operators, recurrent, transformers
+from families import (
+    attention,
+    derivatives,
+    features,
+    graphs,
+    images,
+    networks,
+    operators,
+    recurrent,
+    sound,
+    transformers,
+)
 from families.entry import Entry
 
-ZOO: dict[str, Entry] = {
-    entry.name: entry
-    for family in (images, recurrent, graphs, operators, transformers)
-    for entry in family.ENTRIES
-}
+FAMILIES = (
+    images, networks, recurrent, sound, graphs, operators, transformers, attention, features,
+    derivatives,
+)  # fmt: skip
+ZOO: dict[str, Entry] = {entry.name: entry for family in FAMILIES for entry in family.ENTRIES}

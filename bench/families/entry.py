@@ -28,9 +28,13 @@ class Entry:
     cpu: Sizes
     gpu: Sizes
     is_image: bool = False  # the peer is also tried with channels last
+    gpu_precision: str = "bfloat16"
 
     def sizes(self, device: str) -> Sizes:
         return self.gpu if device == "cuda" else self.cpu
+
+    def precision(self, device: str) -> str:
+        return self.gpu_precision if device == "cuda" else "float32"
 
     def arrays(self, device: str) -> Arrays:
         return self.batch(np.random.default_rng(0), **self.sizes(device))

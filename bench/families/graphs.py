@@ -1,4 +1,4 @@
-"""Graphs: attention over edges."""
+"""Graphs: attention over edges, and means over neighbours."""
 
 from __future__ import annotations
 
@@ -43,6 +43,32 @@ def gat(
     return GAT()
 
 
+def sage(s: Any, features: int, width: int, count: int, nodes: int, **others: int) -> Any:
+    """GraphSAGE: a node's own features beside the mean of its neighbours'."""
+    nn = s.nn
+
+    class Layer(nn.Module):
+        def __init__(self, inputs: int, outputs: int) -> None:
+            super().__init__()
+            self.own, self.others = nn.Linear(inputs, outputs), nn.Linear(inputs, outputs)
+
+        def forward(self, x: Any, sources: Any, targets: Any) -> Any:
+            means = s.segment_mean(s.take(x, sources, 0), targets, nodes)
+            return self.own(x) + self.others(means)
+
+    class SAGE(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = Layer(features, width), Layer(width, count)
+
+        def forward(self, batch: Any) -> Any:
+            edges = batch["sources"], batch["targets"]
+            x = s.relu(self.one(batch["x"], *edges))
+            return s.cross_entropy(self.two(x, *edges), batch["y"])
+
+    return SAGE()
+
+
 def graph(
     rng: np.random.Generator, nodes: int, degree: int, features: int, count: int, **others: int
 ) -> Arrays:
@@ -66,5 +92,13 @@ ENTRIES = [
         graph,
         {"nodes": 2000, "degree": 8, "features": 128, "heads": 8, "width": 8, "count": 7},
         {"nodes": 50000, "degree": 16, "features": 256, "heads": 8, "width": 32, "count": 40},
+    ),
+    Entry(
+        "sage",
+        "GraphSAGE, means of neighbours",
+        sage,
+        graph,
+        {"nodes": 2000, "degree": 8, "features": 128, "width": 64, "count": 7},
+        {"nodes": 50000, "degree": 16, "features": 256, "width": 256, "count": 40},
     ),
 ]

@@ -1,4 +1,4 @@
-"""Sequences step by step: GRU and LSTM with lengths, speech with CTC, selective scans."""
+"""Sequences step by step: GRU and LSTM, speech with CTC, translation, linear recurrences."""
 
 from __future__ import annotations
 
@@ -142,6 +142,91 @@ def mamba(s: Any, vocabulary: int, d: int, states: int, layers: int, **others: i
     return Mamba()
 
 
+def rwkv(s: Any, vocabulary: int, d: int, layers: int, **others: int) -> Any:
+    """RWKV-like: means of values whose weights fade, a rate for each channel."""
+    nn = s.nn
+
+    def before(x: Any) -> Any:  # (T, N, d), each token's predecessor
+        return s.cat([x[:1] * 0, x[:-1]], 0)
+
+    class TimeMix(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.rate, self.bonus = nn.LayerNorm(d), s.parameter(d), s.parameter(d)
+            self.mix = s.parameter(3, d, spread=0.5)
+            self.k, self.v, self.r, self.out = (nn.Linear(d, d, bias=False) for _ in range(4))
+
+        def forward(self, x: Any) -> Any:
+            y = self.norm(x)
+            apart = before(y) - y
+            k, v, r = (f(y + apart * self.mix[i]) for i, f in enumerate((self.k, self.v, self.r)))
+            weight, decay, bonus = s.exp(k), s.exp(-s.exp(self.rate)), s.exp(self.bonus)
+
+            def cell(carry: Any, row: Any) -> Any:
+                (top, bottom), (w, wv) = carry, row
+                out = (top + bonus * wv) / (bottom + bonus * w)
+                return (top * decay + wv, bottom * decay + w), out
+
+            zero = weight[0] * 0
+            found = s.scan(cell, (zero, zero), (weight, weight * v))[1]
+            return x + self.out(s.sigmoid(r) * found)
+
+    class ChannelMix(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.mix = nn.LayerNorm(d), s.parameter(2, d, spread=0.5)
+            self.k, self.v = nn.Linear(d, 4 * d, bias=False), nn.Linear(4 * d, d, bias=False)
+            self.r = nn.Linear(d, d, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            y = self.norm(x)
+            apart = before(y) - y
+            hidden = s.relu(self.k(y + apart * self.mix[0]))
+            return x + s.sigmoid(self.r(y + apart * self.mix[1])) * self.v(hidden * hidden)
+
+    class RWKV(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wte = nn.Embedding(vocabulary, d)
+            blocks = [block() for _ in range(layers) for block in (TimeMix, ChannelMix)]
+            self.blocks = nn.Sequential(*blocks)
+            self.norm, self.head = nn.LayerNorm(d), nn.Linear(d, vocabulary)
+
+        def forward(self, batch: Any) -> Any:
+            return s.cross_entropy(
+                self.head(self.norm(self.blocks(self.wte(batch["x"])))), batch["y"]
+            )
+
+    return RWKV()
+
+
+def seq2seq(s: Any, vocabulary: int, d: int, **others: int) -> Any:
+    """An LSTM reads, another writes and looks back at what was read."""
+    nn = s.nn
+
+    class Seq2Seq(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.source, self.target = nn.Embedding(vocabulary, d), nn.Embedding(vocabulary, d)
+            self.encoder, self.decoder = nn.LSTM(d, d), nn.LSTM(d, d)
+            self.query, self.mix = nn.Linear(d, d, bias=False), nn.Linear(2 * d, d)
+            self.head = nn.Linear(d, vocabulary)
+
+        def forward(self, batch: Any) -> Any:
+            memory, state = self.encoder(self.source(batch["source"]))  # (T, N, d)
+            found = self.decoder(self.target(batch["x"]), state)[0]
+            scores = s.einsum("tnd,snd->nts", self.query(found), memory)
+            seen = s.einsum("nts,snd->tnd", s.softmax(scores, -1), memory)
+            mixed = s.tanh(self.mix(s.cat([found, seen], -1)))
+            return s.cross_entropy(self.head(mixed), batch["y"])
+
+    return Seq2Seq()
+
+
+def translated(rng: np.random.Generator, n: int, t: int, vocabulary: int, **others: int) -> Arrays:
+    return tokens(rng, n, t, vocabulary) | {"source": classes(rng, vocabulary, t, n)}
+
+
 SMALL = {"n": 32, "t": 48, "vocabulary": 128, "d": 192, "layers": 2}
 LARGE = {"n": 64, "t": 256, "vocabulary": 1024, "d": 1024, "layers": 2}
 
@@ -178,5 +263,21 @@ ENTRIES = [
         tokens,
         {"n": 4, "t": 64, "vocabulary": 128, "d": 64, "states": 16, "layers": 2},
         {"n": 8, "t": 512, "vocabulary": 1024, "d": 512, "states": 16, "layers": 4},
+    ),
+    Entry(
+        "rwkv",
+        "RWKV, fading means",
+        rwkv,
+        tokens,
+        {"n": 4, "t": 64, "vocabulary": 128, "d": 96, "layers": 2},
+        {"n": 16, "t": 256, "vocabulary": 1024, "d": 512, "layers": 4},
+    ),
+    Entry(
+        "seq2seq",
+        "seq2seq LSTM with attention",
+        seq2seq,
+        translated,
+        {"n": 16, "t": 24, "vocabulary": 256, "d": 128},
+        {"n": 64, "t": 64, "vocabulary": 8192, "d": 512},
     ),
 ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn as nn
@@ -12,7 +14,10 @@ relu, gelu, silu, relu6, leaky_relu = F.relu, F.gelu, F.silu, F.relu6, F.leaky_r
 sigmoid, tanh, exp, softplus = torch.sigmoid, torch.tanh, torch.exp, F.softplus
 cat, stack, where, outer = torch.cat, torch.stack, torch.where, torch.outer
 sin, cos, einsum, linear = torch.sin, torch.cos, torch.einsum, F.linear
-mse = F.mse_loss
+cumsum, cumprod, amax = torch.cumsum, torch.cumprod, torch.amax
+glu, elu, sqrt, maximum = F.glu, F.elu, torch.sqrt, torch.maximum
+mse, huber = F.mse_loss, F.huber_loss
+vmap, grad = torch.func.vmap, torch.func.grad
 
 
 def arange(count: int) -> Any:
@@ -29,6 +34,49 @@ def log_softmax(x: Any, axis: int = -1) -> Any:
 
 def parameter(*shape: int, spread: float = 0.02) -> Any:
     return nn.Parameter(torch.randn(shape) * spread)
+
+
+def constant(value: np.ndarray) -> Any:
+    return torch.tensor(value, device=torch.get_default_device())
+
+
+def stop_gradient(x: Any) -> Any:
+    return x.detach()
+
+
+def gradient(function: Callable[[Any], Any], x: Any) -> Any:
+    """The graph of a gradient is what eager mode is fast with; only torch.func is compiled."""
+    if torch.compiler.is_compiling():
+        return torch.func.grad(function)(x)
+    at = x if x.requires_grad else x.detach().requires_grad_()
+    return torch.autograd.grad(function(at), at, create_graph=True)[0]
+
+
+def call(module: Any, values: dict[str, Any], *arguments: Any) -> Any:
+    return torch.func.functional_call(module, values, arguments)
+
+
+def pad_left(x: Any, count: int) -> Any:
+    return F.pad(x, (count, 0))
+
+
+def roll(x: Any, shift: int, axes: tuple[int, ...]) -> Any:
+    return torch.roll(x, (shift,) * len(axes), axes)
+
+
+def take_along(x: Any, index: Any, axis: int) -> Any:
+    return x.gather(axis, index.long())
+
+
+def segment_mean(x: Any, segments: Any, count: int) -> Any:
+    """As torch_geometric's."""
+    ones = x.new_ones((segments.shape[0], 1))
+    sizes = x.new_zeros((count, 1)).index_add(0, segments, ones)
+    return segment_sum(x, segments, count) / sizes.clamp(min=1)
+
+
+def biased_attention(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return F.scaled_dot_product_attention(q, k, v, bias.to(q.dtype))
 
 
 def attention(q: Any, k: Any, v: Any, hidden: Any = None, causal: bool = False) -> Any:
@@ -95,10 +143,14 @@ def rotated(x: Any, base: float = 10000.0) -> Any:
 
 
 def spectral_convolution(x: Any, weight: Any) -> Any:
-    """As the operator's authors write it: the lowest frequencies of a whole transform."""
+    """As the operator's authors write it: the lowest frequencies of a whole transform.
+
+    Transforms and complex products are of float32: bfloat16 has none.
+    """
     w, m = torch.view_as_complex(weight), weight.shape[3]
-    z = torch.fft.rfft2(x)
-    out = z.new_zeros((x.shape[0], w.shape[1], *z.shape[2:]))
-    out[:, :, :m, :m] = torch.einsum("bixy,ioxy->boxy", z[:, :, :m, :m], w[:, :, :m])
-    out[:, :, -m:, :m] = torch.einsum("bixy,ioxy->boxy", z[:, :, -m:, :m], w[:, :, m:])
-    return torch.fft.irfft2(out, s=x.shape[2:])
+    with torch.autocast(x.device.type, enabled=False):
+        z = torch.fft.rfft2(x.float())
+        out = z.new_zeros((x.shape[0], w.shape[1], *z.shape[2:]))
+        out[:, :, :m, :m] = torch.einsum("bixy,ioxy->boxy", z[:, :, :m, :m], w[:, :, :m])
+        out[:, :, -m:, :m] = torch.einsum("bixy,ioxy->boxy", z[:, :, -m:, :m], w[:, :, m:])
+        return torch.fft.irfft2(out, s=x.shape[2:])
