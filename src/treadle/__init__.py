@@ -288,6 +288,7 @@ from treadle.step.watching import Histogram as Histogram
 if _typing.TYPE_CHECKING:
     from treadle import data as data
     from treadle import metrics as metrics
+    from treadle import models as models
     from treadle.train import callbacks as callbacks
     from treadle.train import loggers as loggers
     from treadle.train.accumulator import AccumulationStats as AccumulationStats
@@ -301,6 +302,7 @@ if _typing.TYPE_CHECKING:
 _LATER = {
     "data": "data",
     "metrics": "metrics",
+    "models": "models",
     "callbacks": "train.callbacks",
     "loggers": "train.loggers",
     "AccumulationStats": "train.accumulator",
