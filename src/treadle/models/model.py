@@ -66,6 +66,7 @@ class Model(Module):
     architecture = ""  # what `transformers` calls it
     prefix = ""  # begins the names of what is below the head
     ignored: tuple[str, ...] = ()  # patterns of names in files that are no values of the model
+    renamed: tuple[tuple[str, str], ...] = ()  # patterns of names in older files, and what they are
     device: str = "auto"
     precision: str = "float32"
     _holder: Any = None  # the first of its programs, whose session has the values

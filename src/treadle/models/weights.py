@@ -94,7 +94,8 @@ def named_values(model: Model, given: Mapping[str, T]) -> dict[str, T]:
     for name, value in given.items():
         if any(re.fullmatch(pattern, name) for pattern in model.ignored):
             continue
-        for candidate in (name, f"{model.prefix}.{name}"):
+        now = _renamed(model, name)
+        for candidate in (now, f"{model.prefix}.{now}"):
             first = candidate if candidate in declared else model.first_name(candidate)
             if first is not None:
                 found[first] = value
@@ -105,6 +106,12 @@ def named_values(model: Model, given: Mapping[str, T]) -> dict[str, T]:
         cause = f"{type(model).__name__} has no {listed(unknown)}"
         raise LoadError("load", cause, "Check that the configuration is that of the weights.")
     return found
+
+
+def _renamed(model: Model, name: str) -> str:
+    for pattern, replacement in model.renamed:
+        name = re.sub(rf"{pattern}\Z", replacement, name)
+    return name
 
 
 def _entries(folder: Path) -> dict[str, Entry]:
