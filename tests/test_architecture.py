@@ -33,6 +33,7 @@ TOP = frozenset(
         "backends",
         "pipeline",
         "step",
+        "models",
         "interop",
         "report",
         "tables",
@@ -68,6 +69,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "backends": VALUES | STAGES | {"compile_report", "domains"},
     "pipeline": BELOW_PIPELINE | {"verify", "tables", "compile_report", "backends"},
     "step": BELOW_PIPELINE | {"pipeline", "backends", "compile_report"},
+    "models": MODELS | {"nn", "data", "runtime", "compile_report", "step"},
     "interop": BELOW_PIPELINE | {"pipeline"},
     "report": BELOW_PIPELINE | {"pipeline"},
     "train": ALL,
@@ -82,7 +84,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 EVERYWHERE = frozenset({"ml_dtypes", "numpy"})
 THIRD_PARTY: dict[str, frozenset[str]] = {}  # folders that may import more than EVERYWHERE
 LATE = frozenset(
-    "cuda cudnn llvmlite matplotlib mlflow onnx safetensors torch wandb wgpu z3".split()
+    "cuda cudnn llvmlite matplotlib mlflow onnx safetensors tokenizers torch wandb wgpu z3".split()
 )
 
 # The compiler's back half, a third of the import time: a device's when it is first asked for.
@@ -107,6 +109,7 @@ PARTS_NOT_AT_START = tuple(
         "codegen",
         "data",
         "memory",
+        "models",
         "schedule",
         "train",
         "verify",

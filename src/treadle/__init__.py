@@ -289,6 +289,7 @@ if _typing.TYPE_CHECKING:
     from treadle import data as data
     from treadle import metrics as metrics
     from treadle.backends.calibration import calibrate as calibrate
+    from treadle import models as models
     from treadle.train import callbacks as callbacks
     from treadle.train import loggers as loggers
     from treadle.train.accumulator import AccumulationStats as AccumulationStats
@@ -303,6 +304,7 @@ _LATER = {
     "calibrate": "backends.calibration",
     "data": "data",
     "metrics": "metrics",
+    "models": "models",
     "callbacks": "train.callbacks",
     "loggers": "train.loggers",
     "AccumulationStats": "train.accumulator",

@@ -203,7 +203,7 @@ class MultiheadAttention(Module):
         is_dropped = self.training and self.dropout.p > 0
         if need_weights or is_dropped:
             weights = self._weights(q, k, bias, is_causal)
-            mixed = linear.matmul(self.dropout(weights), self._spread(v))
+            mixed = linear.matmul(self.dropout(weights), spread_heads(v, self.num_heads))
         else:
             weights = None
             mixed = linear.attention(q, k, v, bias, is_causal)
@@ -215,22 +215,16 @@ class MultiheadAttention(Module):
         return output, mean(weights, 1) if average_attn_weights else weights
 
     def _weights(self, q: Tensor, k: Tensor, bias: Tensor | None, is_causal: bool) -> Tensor:
-        scores = linear.matmul(q, transpose(self._spread(k), -1, -2)) * self.head_dim**-0.5
+        scores = (
+            linear.matmul(q, transpose(spread_heads(k, self.num_heads), -1, -2))
+            * self.head_dim**-0.5
+        )
         if bias is not None:
             scores = scores + bias
         if is_causal:
             t, s = scores.shape[-2:]
             scores = where(iota((t, s), 1) <= iota((t, s), 0), scores, -math.inf)
         return softmax(scores)
-
-    def _spread(self, x: Tensor) -> Tensor:
-        """Keys or values of a group for each of its heads."""
-        times = self.num_heads // self.num_kv_heads
-        if times == 1:
-            return x
-        b, g, s, d = x.shape
-        each = broadcast_to(unsqueeze(x, 2), (b, g, times, s, d))
-        return reshape(each, (b, g * times, s, d))
 
     def _heads(self, part: int, x: Tensor) -> Tensor:
         """One of the three projections, split into heads: (B, H, T, D)."""
@@ -248,6 +242,15 @@ class MultiheadAttention(Module):
             projected = transpose(projected, 0, 1)
         b, t, _ = projected.shape
         return permute(reshape(projected, (b, t, -1, self.head_dim)), 0, 2, 1, 3)
+
+
+def spread_heads(x: Tensor, heads: int) -> Tensor:
+    """Keys or values (B, G, S, D) of a group for each of its heads: → (B, heads, S, D)."""
+    b, g, s, d = x.shape
+    if g == heads:
+        return x
+    each = broadcast_to(unsqueeze(x, 2), (b, g, heads // g, s, d))
+    return reshape(each, (b, heads, s, d))
 
 
 def masks_as_bias(

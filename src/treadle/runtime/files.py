@@ -12,7 +12,7 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,11 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def save_arrays(path: str | Path, arrays: Arrays, kind: str) -> None:
+    """Write a file of named arrays that `load_arrays` reads, with a checksum."""
+    write_file(path, lambda: encode_arrays(arrays, kind))
+
+
+def write_file(path: str | Path, encode: Callable[[], bytes]) -> None:
     """Write the file aside, flush it to the disk, then rename: a reader sees all of it or none.
 
     A link stays one: what it leads to is written. Whatever fails, what was there is there.
@@ -35,7 +40,7 @@ def save_arrays(path: str | Path, arrays: Arrays, kind: str) -> None:
         target = _destination(given)
         mode = _mode(given, target)
         with _folders(target.parent):
-            _write_aside(target, encode_arrays(arrays, kind), mode)
+            _write_aside(target, encode(), mode)
     except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
         if isinstance(error, SaveError):
             raise

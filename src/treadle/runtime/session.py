@@ -57,6 +57,14 @@ class Session:
         self.types |= types
         return new
 
+    def forget(self, names: Iterable[str]) -> None:
+        """Give the memory of some values back. Programs that use them can no longer run."""
+        with self.lock:
+            for name in names:
+                del self.types[name]
+                self.values.pop(name, None)
+            self.version += 1
+
     def stream(self, is_step: bool) -> int:
         """The random stream of the next program: 0, the seed's own, for the first of a session.
 

@@ -1,0 +1,75 @@
+"""`CausalModel`: a decoder that gives logits and generates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from treadle.base.errors import ShapeError
+from treadle.frontend.coerce import as_tensor
+from treadle.frontend.tensor import Operand, Tensor
+from treadle.models.context import Context
+from treadle.models.decoding import KeyShape, Programs
+from treadle.models.generation import Settings, generate, open_programs, stream
+from treadle.models.model import Model
+from treadle.models.tokenizer import Tokenizer
+
+
+def check_tokens(name: str, tokens: Operand, longest: int | None) -> Tensor:
+    given = as_tensor(tokens)
+    if given.ndim != 2 or not given.dtype.is_integer:
+        raise ShapeError(name, f"tokens are {given.type}", "They are integers (B, T).")
+    if longest is not None and given.shape[1] > longest:
+        cause = f"{given.shape[1]} tokens, and {longest} positions"
+        raise ShapeError(name, cause, "Pass fewer.")
+    return given
+
+
+class CausalModel(Model):
+    """Tokens (B, T) → logits (B, T, V), with what generation needs of it."""
+
+    tokenizer: Tokenizer | None = None
+    ends: tuple[int, ...] | None = None  # tokens that end a text; None for the configuration's
+
+    @property
+    def longest(self) -> int | None:
+        """The most positions there are; None where there is no end."""
+        return None
+
+    def hidden(self, tokens: Tensor, context: Context) -> Tensor:
+        """(B, T) → (B, T, width), of new positions in their context."""
+        raise NotImplementedError(f"{type(self).__name__} has no hidden")
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} has no logits")
+
+    def key_shapes(self) -> list[KeyShape]:
+        """What each layer's cache holds for a position."""
+        raise NotImplementedError(f"{type(self).__name__} has no key_shapes")
+
+    def programs(self, batch: int, slots: int, settings: Settings, share: Any) -> Programs:
+        """Compiled programs for a batch and a length: those of the last time, if they fit."""
+        holder = self._holder if share is None else share
+        before = self._programs
+        if before is not None:
+            is_same = holder is not None and before.session is holder.session
+            if is_same and before.fits(batch, slots, settings.use_cache):
+                return before
+            before.close()
+        self._programs = open_programs(self, batch, slots, settings, holder)
+        if self._holder is None and share is None:
+            self._holder = self._programs
+        return self._programs
+
+    def generate(self, prompt: Any, max_new_tokens: int = 20, **settings: Any) -> Any:
+        """Continue a prompt, or several: tokens or strings, and the same comes back with more.
+
+        One sequence of tokens gives an array; a batch of them, of any lengths, a list of arrays;
+        strings need a tokenizer. The settings are those of `models.Settings`; `share` is a step or
+        forward whose values are used.
+        """
+        return generate(self, prompt, max_new_tokens, **settings)
+
+    def stream(self, prompt: Any, max_new_tokens: int = 20, **settings: Any) -> Iterator[Any]:
+        """The tokens that follow one prompt, each when it is chosen; for text pieces of text."""
+        return stream(self, prompt, max_new_tokens, **settings)

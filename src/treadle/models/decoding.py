@@ -1,0 +1,222 @@
+"""The programs of generation: a prompt at once, then token by token over caches of keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from treadle.base.dtypes import int32
+from treadle.compile_report import CompileOptions
+from treadle.frontend.functions.indexing import take, take_along_axis
+from treadle.frontend.functions.shaping import expand, reshape
+from treadle.frontend.tensor import Tensor
+from treadle.ir.types import TensorType
+from treadle.models.context import Cached, Context, Whole
+from treadle.nn.containers import ModuleList
+from treadle.nn.decoding import KVCache
+from treadle.nn.module import Module, update
+from treadle.step.forward import Forward, compile_forward
+
+BLOCK = 64  # slots of a cache are a multiple, so that few programs serve many lengths
+SHORTEST = 16  # tokens of the smallest program for prompts; others are 2ᵏ or 3 · 2ᵏ
+
+
+@dataclass(frozen=True)
+class KeyShape:
+    """Heads of keys and values of a layer, and their width."""
+
+    heads: int
+    width: int
+
+
+class Decoder(Protocol):
+    """What is asked of a model that generates."""
+
+    device: str
+    precision: str
+
+    @property
+    def longest(self) -> int | None: ...
+
+    def hidden(self, tokens: Tensor, context: Context) -> Tensor: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+    def key_shapes(self) -> list[KeyShape]: ...
+
+    def _parts(self) -> list[tuple[str, Any]]: ...
+
+
+class WithCaches(Module):
+    """A model and caches for one batch and length. The model's names stay as they are."""
+
+    def __init__(self, model: Decoder, batch: int, length: int):
+        shapes = model.key_shapes()
+        self.model = model
+        self.name = f"cache_{batch}x{length}"
+        self.caches = ModuleList(KVCache(batch, s.heads, length, s.width) for s in shapes)
+
+    def _parts(self) -> list[tuple[str, Any]]:
+        return [*self.model._parts(), (self.name, self.caches)]
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        """Logits (B, V) behind the last of some new tokens (B, T)."""
+        tokens = batch["tokens"]
+        caches: Sequence[Any] = list(self.caches)
+        context = Cached(caches, batch["at"], batch["first"], tokens.shape[1])
+        last = self.model.hidden(tokens, context)[:, -1]
+        return self.model.logits(last)
+
+    def reorder(self, rows: Tensor) -> None:
+        """Row i of each cache becomes what row rows[i] was."""
+        for _, state in self.caches.named_states():
+            update(state, take(state, rows, 0))
+
+
+class CachedPrograms:
+    """Compiled prefill, decode and reorder over one set of caches, in a session with the model."""
+
+    def __init__(self, model: Decoder, batch: int, length: int, share: Any):
+        self.batch, self.length = batch, length
+        self.module = WithCaches(model, batch, length)
+        self._model = model
+        self.decode = self._compiled(_advance, 1, share)
+        self.session = self.decode.session
+        self._prefill: Forward | None = None
+        self._reorder: Forward | None = None
+        self._first = np.zeros(batch, np.int32)
+        self._at = 0
+
+    def _compiled(self, function: Any, tokens: int, share: Any) -> Forward:
+        batch = {"tokens": TensorType((self.batch, tokens), int32), "at": TensorType((), int32)}
+        batch["first"] = TensorType((self.batch,), int32)
+        # A program for prompts is made once for each length that occurs, of which there are few.
+        options = CompileOptions(on_new_shape="specialise" if tokens > 1 else "error")
+        return compile_forward(
+            self.module,
+            function,
+            batch,
+            device=self._model.device,
+            precision=self._model.precision,
+            share=share,
+            options=options,
+        )
+
+    def fits(self, batch: int, slots: int, use_cache: bool) -> bool:
+        return use_cache and batch == self.batch and slots <= self.length
+
+    def start(self, prompts: Sequence[np.ndarray]) -> np.ndarray:
+        """Write the prompts; the logits (B, V) behind each."""
+        width = bucket(max(len(p) for p in prompts))
+        tokens = np.zeros((self.batch, width), np.int32)
+        for row, prompt in zip(tokens, prompts, strict=True):
+            row[width - len(prompt) :] = prompt
+        self._first = np.array([width - len(p) for p in prompts], np.int32)
+        self._at = 0
+        if self._prefill is None:
+            self._prefill = self._compiled(_advance, width, self.decode)
+        return self._run(self._prefill, tokens)
+
+    def advance(self, tokens: np.ndarray) -> np.ndarray:
+        """Write a token of each row; the logits behind them."""
+        return self._run(self.decode, tokens.astype(np.int32)[:, None])
+
+    def _run(self, program: Forward, tokens: np.ndarray) -> np.ndarray:
+        batch = {"tokens": tokens, "at": np.array(self._at, np.int32), "first": self._first}
+        logits = np.asarray(program(batch))
+        self._at += tokens.shape[1]
+        return logits
+
+    def take(self, rows: np.ndarray) -> None:
+        """Each row goes on from what another one was."""
+        if np.array_equal(rows, np.arange(self.batch)):
+            return
+        if self._reorder is None:
+            self._reorder = compile_forward(
+                self.module,
+                _reorder,
+                {"rows": TensorType((self.batch,), int32)},
+                device=self._model.device,
+                share=self.decode,
+            )
+        self._reorder({"rows": rows.astype(np.int32)})
+        self._first = self._first[rows]
+
+    def close(self) -> None:
+        """Give the caches' memory back."""
+        self.session.forget([n for n in self.session.types if n.startswith(f"{self.module.name}.")])
+
+
+class WholePrograms:
+    """The same answers without a cache: all tokens again for each one that is chosen."""
+
+    def __init__(self, model: Decoder, batch: int, length: int, share: Any):
+        length = length if model.longest is None else min(length, model.longest)
+        self.batch, self.length = batch, length
+        self._tokens = np.zeros((batch, length), np.int32)
+        self._ends = np.zeros(batch, np.int32)
+        types = {"tokens": TensorType((batch, length), int32), "ends": TensorType((batch,), int32)}
+        self._forward = compile_forward(
+            model, _behind_ends, types, device=model.device, precision=model.precision, share=share
+        )
+        self.session = self._forward.session
+
+    def fits(self, batch: int, slots: int, use_cache: bool) -> bool:
+        return not use_cache and batch == self.batch and slots <= self.length
+
+    def start(self, prompts: Sequence[np.ndarray]) -> np.ndarray:
+        for row, prompt in zip(self._tokens, prompts, strict=True):
+            row[: len(prompt)] = prompt
+        self._ends = np.array([len(p) for p in prompts], np.int32)
+        return self._run()
+
+    def advance(self, tokens: np.ndarray) -> np.ndarray:
+        self._tokens[np.arange(self.batch), self._ends] = tokens
+        self._ends = self._ends + np.int32(1)
+        return self._run()
+
+    def take(self, rows: np.ndarray) -> None:
+        self._tokens, self._ends = self._tokens[rows], self._ends[rows]
+
+    def _run(self) -> np.ndarray:
+        return np.asarray(self._forward({"tokens": self._tokens, "ends": self._ends}))
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+
+Programs = CachedPrograms | WholePrograms
+
+
+def bucket(length: int) -> int:
+    """The tokens of the program for prompts of a length: the next 2ᵏ, or 3 · 2ᵏ."""
+    power = max(SHORTEST, 1 << (length - 1).bit_length())
+    less = power // 4 * 3
+    return less if length <= less and less > SHORTEST else power
+
+
+def slots_for(prompt: int, new: int) -> int:
+    """The length of caches for a prompt and what follows."""
+    wanted = bucket(prompt) + new
+    return -(-wanted // BLOCK) * BLOCK
+
+
+def _advance(module: WithCaches, batch: dict[str, Tensor]) -> Tensor:
+    return module.forward(batch)
+
+
+def _reorder(module: WithCaches, batch: dict[str, Tensor]) -> list[Tensor]:
+    module.reorder(batch["rows"])
+    return []
+
+
+def _behind_ends(model: Decoder, batch: dict[str, Tensor]) -> Tensor:
+    tokens, ends = batch["tokens"], batch["ends"]
+    hidden = model.hidden(tokens, Whole(tokens.shape[1]))
+    b, _, width = hidden.shape
+    at = reshape(ends - 1, (b, 1, 1))
+    last = take_along_axis(hidden, expand(at, b, 1, width), 1)
+    return model.logits(last[:, 0])

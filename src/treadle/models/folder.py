@@ -1,0 +1,151 @@
+"""Folders of `transformers`: config.json, safetensors in one file or several, tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from treadle.base.errors import ArgumentError, LoadError, TreadleError
+from treadle.base.numbers import check_whole
+from treadle.models.architectures import ARCHITECTURES, Architecture
+from treadle.models.causal import CausalModel
+from treadle.models.config import MOST, Json
+from treadle.models.model import Model
+from treadle.models.tokenizer import Tokenizer
+from treadle.models.weights import (
+    INDEX,
+    LARGEST_CONFIG,
+    WEIGHTS,
+    encoded,
+    named_values,
+    read_json,
+    read_weights,
+)
+from treadle.runtime.files import as_path, write_file
+from treadle.step.loading import load_model
+
+CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
+SHARD = 5_000_000_000  # bytes of a file that `save` writes, as `transformers` has it
+
+
+def load(path: str | Path, *, device: str = "auto", precision: str = "float32") -> Any:
+    """The model of a folder that `transformers` or `models.save` wrote, with its values.
+
+    Nothing in the folder is executed: pickles are refused. Names, shapes and sizes are compared
+    with the configuration before any value is read.
+    """
+    folder = as_path("load", path)
+    if not folder.is_dir():
+        raise LoadError("load", f"there is no folder {folder}", "Name one with a config.json.")
+    given = read_json(folder / CONFIG, LARGEST_CONFIG)
+    architecture = _architecture(folder, given)
+    try:
+        model = architecture.build(given)
+    except TreadleError as error:
+        cause = f"{folder / CONFIG}: {error.cause}"
+        raise LoadError("load", cause, error.remedy) from error
+    model.source = given
+    model.device, model.precision = device, precision
+    model.start_from(read_weights(folder, model))
+    if isinstance(model, CausalModel):
+        _attach(folder, model)
+    return model
+
+
+def load_weights(model: Model, path: str | Path) -> Model:
+    """Give a model the values of one safetensors file, by name; torchvision's state dicts fit."""
+    if not isinstance(model, Model):
+        raise ArgumentError("load_weights", f"{model!r} is no model", "Pass one of td.models.")
+    model.start_from(named_values(model, load_model(path)))
+    return model
+
+
+def save(
+    model: Model,
+    path: str | Path,
+    values: Mapping[str, object] | None = None,
+    *,
+    shard_bytes: int = SHARD,
+) -> None:
+    """Write a folder that `transformers` and `models.load` open.
+
+    `values` are those of a step, `step.params`; without, what the model was loaded with. Files are
+    written aside and renamed, the configuration last.
+    """
+    if not isinstance(model, Model) or not model.architecture:
+        cause = f"{type(model).__name__} has no folder format"
+        raise ArgumentError("save", cause, "Write its values with Forward.save or TrainStep.save.")
+    folder = as_path("save", path)
+    if values is not None:
+        model.start_from(values)
+    arrays = model.values()
+    shards = _shards(arrays, shard_bytes)
+    names = _shard_names(len(shards))
+    for name, part in zip(names, shards, strict=True):
+        chosen = {n: arrays[n] for n in part}
+        write_file(folder / name, partial(encoded, chosen))
+    if len(shards) > 1:
+        weight_map = {n: name for name, part in zip(names, shards, strict=True) for n in part}
+        total = sum(a.nbytes for a in arrays.values())
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        write_file(folder / INDEX, partial(_json_bytes, index))
+    tokenizer = getattr(model, "tokenizer", None)
+    if tokenizer is not None:
+        write_file(folder / TOKENIZER, tokenizer.text)
+    write_file(folder / CONFIG, partial(_json_bytes, _described(model)))
+
+
+def _architecture(folder: Path, given: Json) -> Architecture:
+    named = given.get("architectures")
+    name = named[0] if isinstance(named, list) and named else None
+    if isinstance(name, str) and name in ARCHITECTURES:
+        return ARCHITECTURES[name]
+    known = ", ".join(sorted(ARCHITECTURES))
+    cause = f"{folder / CONFIG} names the architecture {str(name)[:80]!r}"
+    raise LoadError("load", cause, f"Known are: {known}.")
+
+
+def _attach(folder: Path, model: CausalModel) -> None:
+    if (folder / TOKENIZER).is_file():
+        model.tokenizer = Tokenizer(folder / TOKENIZER)
+    if (folder / GENERATION).is_file():
+        found = read_json(folder / GENERATION, LARGEST_CONFIG).get("eos_token_id")
+        ends = tuple(found) if isinstance(found, list) else (found,)
+        if all(type(t) is int and 0 <= t <= MOST for t in ends):  # else the configuration's
+            model.ends = ends
+
+
+def _shards(arrays: Mapping[str, np.ndarray], most: int) -> list[list[str]]:
+    """Names in files of at most so many bytes, in their order."""
+    check_whole("save", "shard_bytes", most)
+    found: list[list[str]] = [[]]
+    size = 0
+    for name, array in arrays.items():
+        if found[-1] and size + array.nbytes > most:
+            found.append([])
+            size = 0
+        found[-1].append(name)
+        size += array.nbytes
+    return found
+
+
+def _shard_names(count: int) -> list[str]:
+    if count == 1:
+        return [WEIGHTS]
+    return [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
+
+
+def _described(model: Model) -> dict[str, Any]:
+    """What was read, with what the model is."""
+    own = {"architectures": [model.architecture], "dtype": "float32"}
+    kept = {k: v for k, v in model.source.items() if k != "torch_dtype"}
+    return {**kept, **model.config.json(), **own}
+
+
+def _json_bytes(value: object) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()

@@ -1,0 +1,162 @@
+"""`Model`: a module with a configuration and values of its own, which runs outside of a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from treadle.base.errors import LoadError
+from treadle.base.shapes import Shape
+from treadle.compile_report import CompileOptions
+from treadle.frontend.binding import tensor_of
+from treadle.frontend.coerce import as_tensor
+from treadle.frontend.functions.activations import gelu, hardswish, relu, relu6, sigmoid, silu
+from treadle.frontend.functions.arithmetic import tanh
+from treadle.frontend.scopes import current_trace
+from treadle.frontend.tensor import Operand, Tensor
+from treadle.models.config import Config
+from treadle.nn.init import Init
+from treadle.nn.module import Declaration, Module
+from treadle.runtime.foreign import readable
+from treadle.step.forward import Forward, compile_forward
+
+
+def quick_gelu(x: Operand) -> Tensor:
+    """x · sigmoid(1.702 x), the GELU of CLIP."""
+    value = as_tensor(x)
+    return value * sigmoid(value * 1.702)
+
+
+def gelu_new(x: Operand) -> Tensor:
+    """GELU by tanh, as GPT-2 has it."""
+    return gelu(x, "tanh")
+
+
+ACTIVATIONS: dict[str, Callable[[Operand], Tensor]] = {
+    "gelu": gelu,
+    "gelu_fast": gelu_new,
+    "gelu_new": gelu_new,
+    "gelu_pytorch_tanh": gelu_new,
+    "hardswish": hardswish,
+    "quick_gelu": quick_gelu,
+    "relu": relu,
+    "relu6": relu6,
+    "silu": silu,
+    "swish": silu,
+    "tanh": tanh,
+}
+
+
+def check_activation(config: Config, name: str) -> None:
+    known = ", ".join(sorted(ACTIVATIONS))
+    config.need(getattr(config, name) in ACTIVATIONS, name, f"Known are: {known}.")
+
+
+class Model(Module):
+    """A module that has a `config`, and may have been given values.
+
+    Inside of a trace it is a module as any. Outside, `model(tokens)` compiles its forward, once for
+    each shape, and gives arrays.
+    """
+
+    config: Config
+    source: Mapping[str, Any] = {}  # config.json as it was read
+    architecture = ""  # what `transformers` calls it
+    prefix = ""  # begins the names of what is below the head
+    ignored: tuple[str, ...] = ()  # patterns of names in files that are no values of the model
+    renamed: tuple[tuple[str, str], ...] = ()  # patterns of names in older files, and what they are
+    device: str = "auto"
+    precision: str = "float32"
+    _holder: Any = None  # the first of its programs, whose session has the values
+    _programs: Any = None  # of the last generation
+    _running: Forward | None = None
+    _keywords: tuple[str, ...] = ()
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        first = next(self.parameters(), None)
+        if current_trace() is not None or first is None or tensor_of(first) is not None:
+            return self.forward(*arguments, **keywords)
+        given = {k: _array(v) for k, v in keywords.items() if v is not None}
+        batch = {"arguments": tuple(map(_array, arguments)), "keywords": given}
+        return self.running(batch)(batch)
+
+    def running(self, batch: Any) -> Forward:
+        """The compiled forward for arguments such as these."""
+        names = (str(len(batch["arguments"])), *batch["keywords"])
+        if self._running is None or self._keywords != names:
+            self._running, self._keywords = self._compiled(batch), names
+            self._holder = self._holder or self._running
+        return self._running
+
+    def _compiled(self, batch: Any) -> Forward:
+        def forward(model: Model, given: Any) -> Any:
+            return model.forward(*given["arguments"], **given["keywords"])
+
+        return compile_forward(
+            self,
+            forward,
+            batch,
+            device=self.device,
+            precision=self.precision,
+            share=self._holder,
+            options=CompileOptions(on_new_shape="specialise"),
+        )
+
+    def start_from(self, values: Mapping[str, object]) -> None:
+        """Take values by name, as `step.params` gives them: what programs start from, and save.
+
+        All or nothing. What is shared may be given by any of its names.
+        """
+        declared = self.declarations()
+        found: dict[str, np.ndarray] = {}
+        unexpected = []
+        for name, value in values.items():
+            first = name if name in declared else self.first_name(name)
+            if first is None:
+                unexpected.append(name)
+            else:
+                found[first] = np.asarray(readable(value))
+        missing = [n for n in declared if n not in found]
+        if missing or unexpected:
+            cause = f"missing: {listed(missing)}; unexpected: {listed(unexpected)}"
+            raise LoadError("start_from", cause, "Check that it is the same model.")
+        wrong = [n for n, a in found.items() if a.shape != declared[n].shape]
+        if wrong:
+            name = wrong[0]
+            cause = f"{name} is {declared[name].type}, given the shape {found[name].shape}"
+            raise LoadError("start_from", cause, "Check that it is the same model.")
+        for name, array in found.items():
+            declared[name].init = stored(array)
+        self._running = self._holder = self._programs = None
+
+    def values(self) -> dict[str, np.ndarray]:
+        """Parameters and states by name, in their own dtypes."""
+        return {n: value_of(d, n) for n, d in self.declarations().items()}
+
+
+def value_of(declaration: Declaration, name: str) -> np.ndarray:
+    return declaration.first_value(0, name)
+
+
+def stored(array: np.ndarray) -> Init:
+    """An initialiser that gives an array, which is held once: first values are copies of it."""
+
+    def make(shape: Shape, rng: np.random.Generator) -> np.ndarray:
+        return array
+
+    return make
+
+
+def _array(value: object) -> Any:
+    if isinstance(value, Tensor):
+        return value.numpy()
+    return np.asarray(value) if isinstance(value, (list, tuple)) else value
+
+
+def listed(names: list[str], most: int = 8) -> str:
+    if not names:
+        return "none"
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
