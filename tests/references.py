@@ -354,6 +354,11 @@ def _batch_norm(a, x, *affine):
     return F.batch_norm(x, None, None, *affine, training=True, eps=a.eps)
 
 
+@reference("group_norm")
+def _group_norm(a, x, *affine):
+    return F.group_norm(x, a.groups, *affine, eps=a.eps)
+
+
 @reference("max_pool")
 def _max_pool(a, x):
     function = {1: F.max_pool1d, 2: F.max_pool2d}[len(a.sizes)]

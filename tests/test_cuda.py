@@ -147,7 +147,9 @@ def test_narrow_floats_stay_exact_only_where_nothing_is_compared() -> None:
     assert exceeds(lambda x, y: [td.gelu(x) * y])
     assert not exceeds(lambda x, y: [td.relu(x * y)])
     assert exceeds(lambda x, y: [td.max(x, 1)]), "what is loaded is exact"
-    assert not exceeds(lambda x, y: [td.max(x * y, 1)])
+    assert exceeds(lambda x, y: [td.max(x * y, 1)]), "a maximum changes as little as its terms"
+    assert exceeds(lambda x, y: [td.softmax(x * y, 1)])
+    assert not exceeds(lambda x, y: [td.max(x * y, 1), td.argmax(x, 1)])
 
 
 # Products and attention

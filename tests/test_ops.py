@@ -93,7 +93,7 @@ def test_every_op_of_the_design_is_there() -> None:
     composites = """
         softmax log_softmax logsumexp layer_norm rms_norm gelu silu sigmoid softplus relu attention
         attention_grad cross_entropy linear_cross_entropy linear_cross_entropy_grad conv
-        conv_grad_x conv_grad_w batch_norm max_pool
+        conv_grad_x conv_grad_w batch_norm group_norm max_pool
         avg_pool mean var one_hot embedding
     """.split()
     assert {op.name for op in all_composites()} == set(composites)

@@ -418,7 +418,7 @@ def deviations(count: int, axis: int = 0, mean_axis: int = 0) -> Callable[..., A
     [
         (deviations(6), 1),
         (deviations(6, axis=1, mean_axis=1), 1),
-        (deviations(5), 0),
+        (deviations(5), 1),
         (deviations(6, axis=1), 0),
         (lambda x: [((x - x.sum(0) / 6) * (x - 1)).sum(0)], 0),
     ],

@@ -143,7 +143,7 @@ def test_gradients_on_every_sample(op: Op) -> None:
 
 
 FOLDED = """relu sigmoid silu gelu softplus mean var softmax log_softmax logsumexp layer_norm rms_norm
-    batch_norm attention attention_grad cross_entropy conv conv_grad_x conv_grad_w max_pool avg_pool
+    batch_norm group_norm attention attention_grad cross_entropy conv conv_grad_x conv_grad_w max_pool avg_pool
     one_hot""".split()
 
 

@@ -19,7 +19,7 @@ from treadle.autodiff.backward import (
 from treadle.autodiff.structure import unreduced
 from treadle.base.dtypes import accumulator
 from treadle.frontend.coerce import cast
-from treadle.frontend.definitions import finite
+from treadle.frontend.definitions import along_groups, channel_sums, finite, group_means
 from treadle.frontend.functions.activations import sigmoid, softmax
 from treadle.frontend.functions.arithmetic import erf, exp, rsqrt, stop_gradient, tanh, where
 from treadle.frontend.functions.indexing import one_hot
@@ -162,6 +162,28 @@ def batch_norm_vjp(
     dx = dx * reshape(cast(weight, wide.dtype), root.shape)
     sums = (cast(reshape(s, t.shape), t.dtype) for s, t in ((along, weight), (total, bias)))
     return (cast(dx, x.dtype), *sums)
+
+
+@vjp(c.GROUP_NORM)
+def group_norm_vjp(
+    attributes: c.GroupNorm, ct: Tensor, out: Tensor, x: Tensor, *affine: Tensor
+) -> Cts:
+    """dx = r (g − mean g − x̂ mean(g x̂)) with g = ct · weight; channels' sums of ct and ct x̂ are
+    the gradients of bias and weight as well."""
+    groups, shape = attributes.groups, x.shape
+    wide, g = (cast(t, accumulator(x.dtype)) for t in (x, ct))
+    centred = wide - group_means(wide, groups)
+    root = rsqrt(group_means(centred * centred, groups) + attributes.eps)
+    normal = centred * root
+    along, total = channel_sums(g * normal), channel_sums(g)
+    weight = cast(affine[0], wide.dtype) if affine else None
+    of_groups = (t if weight is None else t * weight for t in (along, total))
+    count = max(1, math.prod(shape[1:]) // groups)
+    along_mean, mean_of = (along_groups(t, groups, shape) / count for t in of_groups)
+    scaled = g if weight is None else g * reshape(weight, (shape[1], *(1,) * (len(shape) - 2)))
+    dx = cast(root * (scaled - mean_of - normal * along_mean), x.dtype)
+    sums = (cast(sum_of(s, 0), t.dtype) for s, t in zip((along, total), affine, strict=False))
+    return (dx, *sums)
 
 
 @vjp(c.ATTENTION)

@@ -77,6 +77,15 @@ def batch_norm_batch(attributes: c.BatchNorm, batch: Batch, x: Tensor, *affine: 
     return (parted(result, 1, batch.size),)
 
 
+@batching(c.GROUP_NORM)
+def group_norm_batch(attributes: c.GroupNorm, batch: Batch, x: Tensor, *affine: Tensor) -> Results:
+    """Each element's groups of channels are groups of their own."""
+    x, *affine_each = batch.spread((x, *affine))
+    scales = (merged(t, 0) for t in affine_each)
+    more = replace(attributes, groups=attributes.groups * batch.size)
+    return (parted(bind1(c.GROUP_NORM, more, merged(x, 1), *scales), 1, batch.size),)
+
+
 def _attention(op: Op, plain: int) -> None:
     """Rows of the first axis do not meet, so a batch is more of them.
 

@@ -176,6 +176,40 @@ def batch_norm(attributes: c.BatchNorm, x: Tensor, *affine: Tensor) -> Tensor:
     return cast(result * scale + shift if affine else result, x.dtype)
 
 
+@definition(c.GROUP_NORM)
+def group_norm(attributes: c.GroupNorm, x: Tensor, *affine: Tensor) -> Tensor:
+    """Wide inside, and as narrow as x."""
+    wide = cast(x, accumulator(x.dtype))
+    centred = wide - group_means(wide, attributes.groups)
+    result = centred * rsqrt_of(group_means(centred * centred, attributes.groups) + attributes.eps)
+    shape = (x.shape[1], *(1,) * (x.ndim - 2))
+    scale, shift = (reshape(cast(t, wide.dtype), shape) for t in affine) if affine else (1, 0)
+    return cast(result * scale + shift if affine else result, x.dtype)
+
+
+def channel_sums(x: Tensor) -> Tensor:
+    """(N, C, …) summed over all but the first two axes."""
+    return sum_of(x, tuple(range(2, x.ndim))) if x.ndim > 2 else x
+
+
+def group_means(x: Tensor, groups: int) -> Tensor:
+    """The mean of each group of channels, along x."""
+    count = max(1, math.prod(x.shape[1:]) // groups)
+    return along_groups(channel_sums(x), groups, x.shape) / count
+
+
+def along_groups(x: Tensor, groups: int, shape: tuple[int, ...]) -> Tensor:
+    """Numbers of channels (N, C), summed by groups, along a tensor (N, C, …).
+
+    Channels come first: where they lie beside each other in memory, threads have one each, and
+    the same sums are the gradients of a norm's weights.
+    """
+    n, channels = x.shape
+    rows = reshape(x, (n, groups, channels // groups))
+    spread = broadcast_to(sum_of(rows, 2, keepdims=True), rows.shape)
+    return reshape(spread, (n, channels, *(1,) * (len(shape) - 2)))
+
+
 def attention_scores(
     attributes: c.Attention, q: Tensor, k: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:

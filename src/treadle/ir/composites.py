@@ -60,6 +60,14 @@ class BatchNorm(Attributes):
 
 
 @dataclass(frozen=True, slots=True)
+class GroupNorm(Attributes):
+    """Over equal groups of the second axis, and all axes after it."""
+
+    groups: int
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
 class Gelu(Attributes):
     approximate: str = "none"  # or "tanh"
 
@@ -171,6 +179,7 @@ LOGSUMEXP = _composite(
 LAYER_NORM = _composite("layer_norm", Norm, _WIDEN, _SMOOTH)
 RMS_NORM = _composite("rms_norm", Norm, _WIDEN, _SMOOTH)
 BATCH_NORM = _composite("batch_norm", BatchNorm, Precision.FIRST, _SMOOTH)
+GROUP_NORM = _composite("group_norm", GroupNorm, Precision.FIRST, _SMOOTH)
 ATTENTION = _composite("attention", Attention, _NARROW, _SMOOTH)
 ATTENTION_GRAD = _composite("attention_grad", Attention, _NARROW, _SMOOTH)
 CROSS_ENTROPY = _composite(

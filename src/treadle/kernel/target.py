@@ -43,6 +43,7 @@ class Reductions:
 
     fewest_parts: int = 8  # of a reduction that is made in two steps
     least_part: int = 16  # elements of a part, and parts of a sum without columns on a processor
+    pack: int = 8  # elements that a thread takes of a row at once, at most: parts are whole packs
     blocks: int = 1024  # of a reduction along rows: enough for every multiprocessor
     threads: int = 1 << 19  # of a reduction that keeps columns: as many as a device has at a time
     image_threads: int = 1 << 16  # the same of images, which have many rows: a block sums many

@@ -7,11 +7,12 @@ from treadle.base.errors import ArgumentError, ShapeError
 from treadle.base.numbers import FRACTION, NOT_NEGATIVE, check_number, check_whole
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.functions import pooling, shaping
-from treadle.frontend.functions.activations import layer_norm
 from treadle.frontend.functions.arithmetic import pow, rsqrt, stop_gradient
 from treadle.frontend.functions.reductions import mean, var
 from treadle.frontend.functions.shaping import reshape
+from treadle.frontend.scopes import bind1
 from treadle.frontend.tensor import Operand, Tensor
+from treadle.ir import composites as c
 from treadle.nn import init
 from treadle.nn.module import Module, Parameter, State, update
 
@@ -38,13 +39,15 @@ class GroupNorm(Module):
             raise ShapeError(
                 "GroupNorm", f"x is {value.type}", f"It is (N, {self.num_channels}, …)."
             )
-        return scaled(grouped_norm(value, self.num_groups, self.eps), self.weight, self.bias)
+        return grouped_norm(value, self.num_groups, self.eps, self.weight, self.bias)
 
 
-def grouped_norm(x: Tensor, groups: int, eps: float) -> Tensor:
-    """Each group of channels of each image, normalised by its own mean and variance."""
-    rows = reshape(x, (x.shape[0] * groups, x.size // (x.shape[0] * groups) if x.size else 0))
-    return reshape(layer_norm(rows, eps=eps), x.shape) if x.size else x
+def grouped_norm(
+    x: Tensor, groups: int, eps: float, weight: Parameter | None, bias: Parameter | None
+) -> Tensor:
+    """Each group of channels of each image normalised by itself, then scaled and shifted."""
+    affine = [as_tensor(t) for t in (weight, bias) if t is not None]
+    return bind1(c.GROUP_NORM, c.GroupNorm(groups, float(eps)), x, *affine) if x.size else x
 
 
 def scaled(x: Tensor, weight: Parameter | None, bias: Parameter | None) -> Tensor:
@@ -93,7 +96,7 @@ class _InstanceNorm(Module):
             centre, spread = reshape(self.running_mean, shape), reshape(self.running_var, shape)
             return scaled((value - centre) * rsqrt(spread + self.eps), self.weight, self.bias)
         self._track(value)
-        return scaled(grouped_norm(value, self.num_features, self.eps), self.weight, self.bias)
+        return grouped_norm(value, self.num_features, self.eps, self.weight, self.bias)
 
     def _track(self, x: Tensor) -> None:
         """Running statistics: the images' own, averaged over the batch."""

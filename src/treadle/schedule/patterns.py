@@ -11,7 +11,6 @@ squares are subtracted; parts are then combined by their means.
 from __future__ import annotations
 
 import functools
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,12 +18,13 @@ from dataclasses import dataclass
 from treadle.ir.composites import ATTENTION_GRAD
 from treadle.ir.graph import Graph, Node
 from treadle.ir.graph import Value as TensorValue
+from treadle.ir.op import Attributes
 from treadle.ir.ops import elementwise as e
 from treadle.ir.ops import linear, reductions, shaping
 from treadle.ir.rewrite import use_counts
 from treadle.kernel.contraction import contraction_of
 from treadle.kernel.target import CPU, Matmuls
-from treadle.rules.pattern import Anything, Number, Root, apply, captures, in_each_order
+from treadle.rules.pattern import Anything, Root, apply, captures, in_each_order
 from treadle.rules.rule import Match
 from treadle.schedule.templates import HEADS_LAST
 
@@ -174,39 +174,37 @@ def _pads_last_axis(pad: shaping.Pad) -> bool:
 
 
 X = Anything("x")
-_TOTAL = apply(reductions.REDUCE_SUM, X, name="total")
-_MEAN = apply(e.DIV, _TOTAL, Number(name="count"), name="mean")
-_DEVIATION = apply(e.SUB, X, apply(shaping.BROADCAST, _MEAN, name="spread"), name="deviation")
-# Σ (x − m)² with m = Σ x / n
+_CENTRE = apply(shaping.BROADCAST, Anything("centre"), name="spread")
+_DEVIATION = apply(e.SUB, X, _CENTRE, name="deviation")
+# Σ (x − c)² with a c for each sum: Σ x / n, or the mean of several such sums
 SQUARED_DEVIATIONS = apply(reductions.REDUCE_SUM, apply(e.MUL, _DEVIATION, _DEVIATION))
 
 
 @functools.lru_cache(maxsize=8)
 def spreads(graph: Graph) -> dict[TensorValue, tuple[TensorValue, TensorValue]]:
-    """Sums of squares around a mean: which sum the mean is of, and the mean."""
+    """Sums of squares around a centre: the sum of the same terms before them, and the centre."""
     found: dict[TensorValue, tuple[TensorValue, TensorValue]] = {}
+    totals: dict[tuple[TensorValue, Attributes], TensorValue] = {}
     for position, node in enumerate(graph.nodes):
+        if node.op is not reductions.REDUCE_SUM:
+            continue
+        totals.setdefault((node.operands[0], node.attributes), TensorValue(position))
         for match in _matches(graph, SQUARED_DEVIATIONS, node, Counter()):
-            if _is_around_mean(match):
-                found[TensorValue(position)] = match["total"], match["mean"]
+            total = totals.get((match["x"], node.attributes))
+            if total is not None and _is_one_each(match):
+                found[TensorValue(position)] = total, match["centre"]
     return found
 
 
-def _is_around_mean(match: Match) -> bool:
-    """Whether both sums are of floats over the same axes, and the count is theirs."""
+def _is_one_each(match: Match) -> bool:
+    """Whether a centre is the same for all terms of a sum of floats."""
     x = match.type_of("x")
     summed = match.root.attributes
     spread = match.node("spread").attributes
     assert isinstance(summed, reductions.Reduce)
     assert isinstance(spread, shaping.Broadcast)
     others = tuple(i for i in range(x.rank) if i not in summed.axes)
-    count = math.prod(x.shape[i] for i in summed.axes)
-    return (
-        x.dtype.is_float
-        and match.node("total").attributes == summed
-        and match.number("count") == count
-        and spread.axes == others
-    )
+    return x.dtype.is_float and spread.axes == others
 
 
 @functools.lru_cache(maxsize=8)

@@ -108,7 +108,7 @@ def _nested(loop: Statement, taken: set[str], sizes: Fusion) -> list[Statement]:
         return [loop]
     extent = loop.var.extent
     atoms = [atom for index in indices_of(loop.body) for atom, _ in index.terms]
-    periods = {p for p in (_period(atom, loop.var) for atom in atoms) if p is not None}
+    periods = {p for p in (period(atom, loop.var) for atom in atoms) if p is not None}
     usable = [p for p in periods if sizes.least_piece <= p < extent and extent % p == 0]
     if not usable:
         return [loop]
@@ -119,7 +119,7 @@ def _nested(loop: Statement, taken: set[str], sizes: Fusion) -> list[Statement]:
     return [For(outer, loop.role, (nested,))]
 
 
-def _period(atom: Atom, var: Var) -> int | None:
+def period(atom: Atom, var: Var) -> int | None:
     """How many values of a variable a quotient or remainder takes before it moves on."""
     if isinstance(atom, Bounded):
         return _period_of(atom.index, var)
@@ -134,7 +134,7 @@ def _period(atom: Atom, var: Var) -> int | None:
 
 
 def _period_of(index: Index, var: Var) -> int | None:
-    found = [p for p in (_period(atom, var) for atom, _ in index.terms) if p is not None]
+    found = [p for p in (period(atom, var) for atom, _ in index.terms) if p is not None]
     return found[0] if len(found) == 1 else None
 
 

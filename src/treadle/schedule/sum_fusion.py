@@ -109,8 +109,8 @@ def with_terms(first: Kernel, second: Kernel, large: int) -> Kernel | None:
     if not _counts(at, (*sum_.around, *sum_.loops), size(variables)):
         return None
     indices = unflatten(at, [v.extent for v in variables])
-    if any(not isinstance(atom, Var) for i in indices for atom, _ in i.terms):
-        return None
+    if any(not isinstance(atom, Var) for atom, _ in indices[-1].terms):
+        return None  # neighbours would divide their indices
     _, body = peel(first.body, Role.PARALLEL)
     producer = substituted(body, dict(zip(variables, indices, strict=True)))
     whole = replace(sum_, inner=(*producer, *sum_.inner))

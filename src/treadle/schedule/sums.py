@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from treadle.base.dtypes import DType, accumulator
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops import reductions
+from treadle.kernel.access import loads_of
+from treadle.kernel.arithmetic import identity
 from treadle.kernel.contraction import size
-from treadle.kernel.index import Index, Var, constant, substitute, variable
+from treadle.kernel.index import Index, Var, constant, substitute
 from treadle.kernel.nodes import Accumulate, Buffer, Kernel, Let, Literal, Load, Local, Store
-from treadle.kernel.target import Matmuls, Reductions
+from treadle.schedule.cuts import Loops, Walk, as_it_lies, for_cores, for_threads
 from treadle.schedule.inline import Reader
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import (
     Body,
     accumulated,
+    along,
     apply,
     as_dtype,
     axis_vars,
-    best_divisor,
-    flat_index,
     in_order,
     parallel,
 )
@@ -37,105 +38,22 @@ _COMBINE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Loops:
-    """Loops of a reduction: over parts of what is summed, inside a part, and over the rest."""
-
-    every: tuple[Var, ...]  # the axes of the source
-    indices: dict[Var, Index]  # of the source, by axis
-    parts: list[Var]
-    inner: list[Var]
-    others: list[Var]
-
-    @property
-    def source(self) -> tuple[Index, ...]:
-        return tuple(self.indices[v] for v in self.every)
-
-    @property
-    def result(self) -> tuple[Index, ...]:
-        return tuple(variable(v) for v in self.every if v in self.others)
-
-    @property
-    def stored(self) -> list[Var]:
-        """Loops over what the parts give."""
-        return [*self.parts, *self.others]
-
-    @property
-    def at(self) -> Index:
-        """Where a part's result is."""
-        return flat_index(self.stored)
-
-
 @ROOTS(*_COMBINE)
 def _reduce(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     """In one go, or by parts that the shape fixes: any number of threads gives the same bits."""
-    axes, source = attributes_of(node).axes, lowering.graph.type_of(node.operands[0])
-    every = axis_vars("i", source.shape)
-    order = lowering.in_memory_order(node.operands[0], every)
-    reduced = {every[i] for i in axes}
-    summed, others = [v for v in order if v in reduced], [v for v in order if v not in reduced]
-    loops = _Loops(every, {v: variable(v) for v in every}, [], summed, others)
-    reduction = _Reduction(lowering, position, node, source.dtype)
-    target, is_by_columns = lowering.target, bool(others) and others[-1] == order[-1]
-    if not size(others) or size(summed) < 2 or size(every) < target.parts:
+    axes, source = frozenset(attributes_of(node).axes), lowering.graph.type_of(node.operands[0])
+    every, target = axis_vars("i", source.shape), lowering.target
+    order = tuple(lowering.in_memory_order(node.operands[0], every))
+    walk = Walk(along(every), order, frozenset(every[i] for i in axes))
+    reduction, loops = _Reduction(lowering, position, node, source.dtype), walk.whole(axes)
+    if not source.size or size(loops.inner) < 2 or source.size < target.parts:
         return [reduction.at_once(loops)]
     if target.is_spmd:
-        is_image = node.operands[0] in lowering.images
-        split = _for_threads(loops, is_by_columns, is_image, target.reductions)
-    else:
-        split = _for_cores(loops, target.reductions, target.matmuls)
-    if size(split.parts) < target.reductions.fewest_parts:
-        return [reduction.at_once(loops)]
-    has_moments = target.is_spmd and is_by_columns and reduction.op == "add"
-    found = reduction.moments(split) if has_moments else None
-    return found or reduction.in_two(split)
-
-
-def _for_cores(loops: _Loops, sizes: Reductions, matmuls: Matmuls) -> _Loops:
-    """Along whole rows where nothing stays, by blocks of rows where columns do."""
-    summed, others = loops.inner, loops.others
-    if others:
-        is_last = loops.every[-len(others) :] == tuple(others)
-        if not is_last or size(others) < sizes.fewest_parts:
-            return loops
-    elif len(summed) > 1:
-        count = 1
-        while count < len(summed) - 1 and size(summed[:count]) < sizes.fewest_parts:
-            count += 1
-        return replace(loops, parts=summed[:count], inner=summed[count:])
-    var = summed[-1]
-    length = matmuls.block_rows(size(summed)) if others else max(1, var.extent // sizes.least_part)
-    part = best_divisor(var.extent, min(var.extent, length))
-    return _cut(loops, summed[:-1], var, var.extent // part, [])
-
-
-def _for_threads(loops: _Loops, is_by_columns: bool, is_image: bool, sizes: Reductions) -> _Loops:
-    """Parts as many as fill a device, where the rest does not fill it alone."""
-    summed, columns = loops.inner, size(loops.others)
-    wanted = (sizes.threads if is_by_columns else sizes.blocks) // columns
-    if is_by_columns and is_image:
-        wanted = sizes.image_threads // columns
-    elif is_by_columns and columns <= sizes.few_columns:
-        wanted //= 2
-    wanted = min(wanted, size(summed) // sizes.least_part)
-    parts: list[Var] = []
-    for i, var in enumerate(summed):
-        if wanted <= 1:
-            return replace(loops, parts=parts, inner=summed[i:])
-        if var.extent > wanted:
-            count = best_divisor(var.extent, wanted)
-            count = count if count <= 2 * wanted else 1
-            return _cut(loops, parts, var, count, summed[i + 1 :])
-        parts.append(var)
-        wanted //= var.extent
-    return replace(loops, parts=parts, inner=[])
-
-
-def _cut(loops: _Loops, parts: list[Var], var: Var, count: int, inner: list[Var]) -> _Loops:
-    """Some axes as parts, one cut into a number of them, and others inside a part."""
-    outer, rest = Var(f"{var.name}b", count), Var(f"{var.name}r", var.extent // count)
-    indices = loops.indices | {var: variable(outer) * rest.extent + variable(rest)}
-    return _Loops(loops.every, indices, [*parts, outer], [rest, *inner], loops.others)
+        return reduction.for_threads(walk, axes)
+    is_last = every[len(every) - len(loops.others) :] == tuple(loops.others)
+    split = for_cores(loops, is_last, target.reductions, target.matmuls)
+    has_parts = size(split.parts) >= target.reductions.fewest_parts
+    return reduction.in_two(split) if has_parts else [reduction.at_once(loops)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,16 +73,53 @@ class _Reduction:
     def wide(self) -> DType:
         return accumulator(self.dtype)
 
-    def at_once(self, loops: _Loops) -> Kernel:
+    def for_threads(self, walk: Walk, axes: frozenset[int]) -> list[Kernel]:
+        """Parts as many as fill a device, where the rest does not fill it alone."""
+        graph, sizes = self.lowering.graph, self.lowering.target.reductions
+        value, x = TensorValue(self.position), self.node.operands[0]
+        pair = spreads(graph).get(value) if self.op == "add" else None
+        x = x if pair is None else graph.nodes[pair[0].node].operands[0]  # both go the same way
+        walk = as_it_lies(walk, self._indices(x, walk))
+        loops = walk.whole(axes)
+        has_moments = walk.is_by_columns and self.op == "add"
+        has_moments = has_moments and (pair is not None or value in spread_sums(graph))
+        wanted = self._parts(walk, size(loops.others), x in self.lowering.images)
+        wanted = min(wanted, size(loops.inner) // sizes.least_part)
+        split = for_threads(loops, wanted, has_moments, 1 if walk.is_by_columns else sizes.pack)
+        if has_moments:
+            return [self._spread(split, *pair)] if pair else self._sums_and_spreads(split)
+        has_parts = size(split.parts) >= sizes.fewest_parts
+        return self.in_two(split) if has_parts else [self.at_once(loops)]
+
+    def _indices(self, x: TensorValue, walk: Walk) -> list[Index]:
+        """Where an element's computation loads: the largest tensor first, best one that lies so."""
+        reader = self.lowering.reader()
+        element = reader.at(x, walk.source)
+        loads = [load for s in (*reader.lets, Let("", element)) for load in loads_of(s)]
+        sizes = {b.name: b.nbytes for b in reader.used.values()}
+        loads.sort(key=lambda x: (-sizes[x.buffer], not walk.is_in_order(x.index)))
+        return [x.index for x in loads]
+
+    def _parts(self, walk: Walk, columns: int, is_image: bool) -> int:
+        """How many parts fill a device beside as many columns."""
+        sizes = self.lowering.target.reductions
+        if not walk.is_by_columns:
+            return sizes.blocks // columns
+        if is_image:
+            return sizes.image_threads // columns
+        return sizes.threads // columns // (2 if columns <= sizes.few_columns else 1)
+
+    def at_once(self, loops: Loops) -> Kernel:
         return self._result(loops, *self._accumulated(loops))
 
-    def _accumulated(self, loops: _Loops) -> tuple[Reader, Body]:
+    def _accumulated(self, loops: Loops) -> tuple[Reader, Body]:
         """All of the source, or a part of it."""
-        reader = self.lowering.reader()
-        element = reader.at(self.node.operands[0], loops.source)
+        reader, x = self.lowering.reader(), self.node.operands[0]
+        nothing = Literal(identity(self.op, self.dtype), self.dtype)
+        element = reader.under(loops.guards, lambda: reader.at(x, loops.source), nothing)
         return reader, accumulated(self.op, self.wide, loops.inner, reader.lets, element)
 
-    def in_two(self, loops: _Loops) -> list[Kernel]:
+    def in_two(self, loops: Loops) -> list[Kernel]:
         """Parts in memory, then the parts together."""
         buffer = self._buffer(self.position, "parts", loops)
         reader, body = self._accumulated(loops)
@@ -173,7 +128,7 @@ class _Reduction:
         first = self.lowering.kernel(self.position, reader, [], nested, "_parts", (buffer,))
         return [first, self._combined(loops, buffer)]
 
-    def _combined(self, loops: _Loops, buffer: Buffer) -> Kernel:
+    def _combined(self, loops: Loops, buffer: Buffer) -> Kernel:
         """The result from its parts."""
         reader = self.lowering.reader()
         reader.used[buffer.name] = buffer
@@ -181,7 +136,7 @@ class _Reduction:
         body = accumulated(self.op, self.wide, loops.parts, [], element)
         return self._result(loops, reader, body)
 
-    def _result(self, loops: _Loops, reader: Reader, body: Body) -> Kernel:
+    def _result(self, loops: Loops, reader: Reader, body: Body) -> Kernel:
         """The kernel that stores what was accumulated."""
         lowering, value = self.lowering, TensorValue(self.position)
         result = as_dtype(Local("acc", self.wide), self.dtype)
@@ -189,19 +144,11 @@ class _Reduction:
         nested = parallel(loops.others, [*body, store])
         return lowering.kernel(self.position, reader, [value], nested)
 
-    def _buffer(self, position: int, name: str, loops: _Loops) -> Buffer:
+    def _buffer(self, position: int, name: str, loops: Loops) -> Buffer:
         """Where a number of each part is."""
         return Site(self.lowering, position).memory(name, self.wide, size(loops.stored))
 
-    def moments(self, loops: _Loops) -> list[Kernel] | None:
-        """The sum or the spread of a pair that is read once; None for any other sum."""
-        graph, value = self.lowering.graph, TensorValue(self.position)
-        if value in spread_sums(graph):
-            return self._sums_and_spreads(loops)
-        pair = spreads(graph).get(value)
-        return None if pair is None else [self._spread(loops, *pair)]
-
-    def _sums_and_spreads(self, loops: _Loops) -> list[Kernel]:
+    def _sums_and_spreads(self, loops: Loops) -> list[Kernel]:
         """Sums of parts and their spreads in memory, then the sums together."""
         lowering, wide = self.lowering, self.wide
         sums, spread = (self._buffer(self.position, n, loops) for n in ("parts", "spreads"))
@@ -234,7 +181,7 @@ class _Reduction:
         made = lowering.kernel(self.position, reader, [], nested, "_parts", (sums, spread))
         return [made, self._combined(loops, sums)]
 
-    def _spread(self, loops: _Loops, total: TensorValue, mean: TensorValue) -> Kernel:
+    def _spread(self, loops: Loops, total: TensorValue, mean: TensorValue) -> Kernel:
         """Spreads of parts, and those of their means around the mean of all."""
         lowering, wide = self.lowering, self.wide
         sums, spread = (self._buffer(total.node, n, loops) for n in ("parts", "spreads"))

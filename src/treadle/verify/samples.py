@@ -404,6 +404,14 @@ def _batch_norm() -> Samples:
     yield Sample(c.BatchNorm(1e-5), (real(2, 3, 2, 3), real(3), real(3)))
 
 
+@SAMPLES(c.GROUP_NORM)
+def _group_norm() -> Samples:
+    yield Sample(c.GroupNorm(2, 1e-3), (real(3, 4),))
+    yield Sample(c.GroupNorm(1, 1e-3), (real(2, 3, 4), real(3), real(3)))
+    yield Sample(c.GroupNorm(3, 1e-5), (real(2, 6, 2, 3), real(6), real(6)))
+    yield Sample(c.GroupNorm(3, 1e-5), (real(2, 3, 5),))
+
+
 @SAMPLES(c.ATTENTION)
 def _attention() -> Samples:
     for attributes, operands, _ in _attention_draws():

@@ -333,6 +333,14 @@ def _batch_norm(shape: Shape) -> Samples:
         yield Sample(c.BatchNorm(1e-5), (real(*shape),))
 
 
+@WIDE(c.GROUP_NORM)
+def _group_norm(shape: Shape) -> Samples:
+    if len(shape) > 1:
+        affine = real(shape[1])
+        for groups in {g for g in (1, 2, shape[1]) if g and shape[1] % g == 0}:
+            yield Sample(c.GroupNorm(groups, 1e-5), (real(*shape), affine, affine))
+
+
 def _attention_draws(
     shape: Shape,
 ) -> Iterable[tuple[c.Attention, tuple[Draw, ...], tuple[Draw, ...]]]:

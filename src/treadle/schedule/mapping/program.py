@@ -13,9 +13,10 @@ that it computes, all of its kernels round after every op.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
+from treadle.base import dtypes
 from treadle.kernel import cost
 from treadle.kernel.access import changed_in
 from treadle.kernel.arithmetic import SMOOTH
@@ -27,6 +28,7 @@ from treadle.kernel.nodes import (
     Convert,
     Kernel,
     Let,
+    Literal,
     Local,
     Set,
     Statement,
@@ -230,9 +232,25 @@ def sized(run: CooperativeLaunch, kernels: Sequence[Kernel]) -> CooperativeLaunc
     return replace(run, grid=max(1, grid), block=threads, shared=shared)
 
 
-def may_exceed(kernels: Iterable[Kernel]) -> bool:
-    """Whether no kernel of a program compares, orders or cuts off narrow floats it computes."""
-    return not any(_compares(k.body, _computed_locals(k.body)) for k in kernels)
+def may_exceed(kernels: Sequence[Kernel]) -> bool:
+    """Whether no kernel of a program compares, orders or cuts off narrow floats it computes.
+
+    A largest number changes as little as what it is the largest of. It matters which one that was
+    only where a program compares numbers with each other: the gradient of a maximum does.
+    """
+    orders = any(map(_orders, kernels))
+    return not any(_compares(k.body, _computed_locals(k.body), orders) for k in kernels)
+
+
+def _orders(kernel: Kernel) -> bool:
+    """Whether a kernel compares floats with each other, and not with a number that is written."""
+    every = (v for s in walk(kernel.body) for value in values_of(s) for v in subvalues(value))
+    return any(
+        isinstance(v, Apply)
+        and v.dtype is dtypes.bool_
+        and all(o.dtype.is_float and not isinstance(o, Literal) for o in v.operands)
+        for v in every
+    )
 
 
 def _computed_locals(body: Sequence[Statement]) -> set[str]:
@@ -246,9 +264,10 @@ def _computed_locals(body: Sequence[Statement]) -> set[str]:
     return found
 
 
-def _compares(body: Sequence[Statement], computed: Collection[str]) -> bool:
+def _compares(body: Sequence[Statement], computed: Collection[str], orders: bool) -> bool:
     for s in walk(body):
-        if isinstance(s, Accumulate) and s.op in ("max", "min") and _is_computed(s.value, computed):
+        is_extreme = orders and isinstance(s, Accumulate) and s.op in ("max", "min")
+        if is_extreme and any(_is_computed(v, computed) for v in values_of(s)):
             return True
         if any(_cuts(v, computed) for value in values_of(s) for v in subvalues(value)):
             return True

@@ -150,7 +150,11 @@ def _is_better_flat(
 
 
 def lies_across(grid: Sequence[Var], inner: Sequence[For]) -> bool:
-    """Whether neighbours of what is summed belong to other sums."""
+    """Whether neighbours of what is summed belong to other sums.
+
+    If some tensors lie so and as many do not, threads beside each other sum by themselves: what
+    lies along a sum is near when the next term is read.
+    """
     last = grid[-1]
     loads = [x for s in inner for t in nested(s)[1] for x in loads_of(t)]
     summed = [nested(s)[0][-1] for s in inner]
@@ -158,7 +162,7 @@ def lies_across(grid: Sequence[Var], inner: Sequence[For]) -> bool:
     both = [i for i in both if any(i.factor_of(v) != 0 for v in summed)]  # what is large
     across = sum(lane_step(i, last, 1)[0] == 1 for i in both)
     along = sum(lane_step(i, v, 1)[0] == 1 for i in both for v in summed)
-    return across > along
+    return across >= max(1, along)
 
 
 def _with_lanes(kernel: Kernel, flat: Shape, mapping: Mapping, is_aligned: bool) -> Shape:
