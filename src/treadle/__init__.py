@@ -288,8 +288,8 @@ from treadle.step.watching import Histogram as Histogram
 if _typing.TYPE_CHECKING:
     from treadle import data as data
     from treadle import metrics as metrics
-    from treadle.backends.calibration import calibrate as calibrate
     from treadle import models as models
+    from treadle.backends.calibration import calibrate as calibrate
     from treadle.train import callbacks as callbacks
     from treadle.train import loggers as loggers
     from treadle.train.accumulator import AccumulationStats as AccumulationStats

@@ -79,7 +79,9 @@ class Bottleneck(Module):
 Block = Callable[[int, int, int, Module | None], Module]
 
 
-def _stage(kind: Block, growth: int, inputs: int, width: int, count: int, stride: int) -> Sequential:
+def _stage(
+    kind: Block, growth: int, inputs: int, width: int, count: int, stride: int
+) -> Sequential:
     outputs = width * growth
     downsample = None
     if stride != 1 or inputs != outputs:

@@ -193,7 +193,7 @@ def full_group(tiled: Sequence[Var], lanes: int, most: int) -> Group:
         for part in divisors(axis.extent):
             group = Group(axis, part, tuple(tiled[i + 1 :]))
             n = group.columns
-            if n <= most or not found and i + 1 == len(tiled):
+            if n <= most or (not found and i + 1 == len(tiled)):
                 found.append((n / (-(-n // lanes) * lanes), n, group))
     return max(found, key=lambda entry: entry[:2])[2]
 
