@@ -40,7 +40,7 @@ from treadle.schedule.nests import (
     flat_index,
     parallel,
 )
-from treadle.schedule.operands import Site, is_read, load_of, transposed
+from treadle.schedule.operands import Site, is_read, load_of, reading, transposed
 from treadle.schedule.templates import (
     CONVOLUTIONS,
     attention_numbers,
@@ -153,21 +153,55 @@ def by_elements(lowering: Lowering, position: int, node: Node) -> Kernel:
 
 def library_attention(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     """Forward or backward, and copies of operands whose last axis is not contiguous."""
+    site, also, finish = Site(lowering, position), Buffers(), list[Kernel]()
+    plain = 3 if node.op is ATTENTION else 6
+    packs = [lowering.target.matmuls.pack] * plain + [1]  # rows of a bias may start anywhere
+    pairs = zip(node.operands, packs, strict=False)
+    operands = tuple(_attention_operand(site, value, pack) for value, pack in pairs)
+    q, k, v = operands[plain - 3 : plain]
+    made = [TensorValue(position, i) for i in range(len(node.types))]
+    if len(made) > 3 and not is_read(lowering, made[3]):
+        made.pop()  # the gradient of a bias that is a mask
+    results = [_result(lowering, value) for value in made]
+    if len(made) > 3 and results[3].shape[2:] != (q.shape[2], k.shape[2]):
+        also, finish = _bias_sum(site, made.pop(), (q.shape[2], k.shape[2]))
+        shape = (*results[3].shape[:2], q.shape[2], k.shape[2])
+        results[3] = _view(
+            Load(also[0].name, flat_index(axis_vars("x", shape)), also[0].dtype), shape
+        )
+    parts = {lowering.parts[value].whole: None for value in made if value in lowering.parts}
+    made = [*(value for value in made if value not in lowering.parts), *parts]
+    flops = _attention_flops(node, q.shape, k.shape, v.shape)
+    call = LibraryCall(node.op.name, tuple(results), operands, attention_numbers(node), flops)
+    return [*site.standalone([call], [o.buffer for o in operands], made, also), *finish]
+
+
+def _attention_flops(node: Node, q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> int:
+    """Of matmuls of queries and keys, and of values; a causal one has half of the scores."""
     attributes: Attention = attributes_of(node)
-    site = Site(lowering, position)
-    operands = tuple(_attention_operand(site, v) for v in node.operands)
-    every = [TensorValue(position, i) for i in range(len(node.types))]
-    if len(every) > 3 and not is_read(lowering, every[3]):
-        every.pop()  # the gradient of a bias that is a mask
-    results = tuple(_result(lowering, v) for v in every)
-    q, k, v = operands[:3] if node.op is ATTENTION else operands[3:6]
-    matmuls = (1, 1) if node.op is ATTENTION else (3, 2)  # of queries and keys, of values
-    widths = matmuls[0] * q.shape[3] + matmuls[1] * v.shape[3]
-    flops = 2 * math.prod(q.shape[:3]) * k.shape[2] * widths // (2 if attributes.causal else 1)
-    parts = {lowering.parts[v].whole: None for v in every if v in lowering.parts}
-    made = [*(v for v in every if v not in lowering.parts), *parts]
-    call = LibraryCall(node.op.name, results, operands, attention_numbers(node), flops)
-    return site.standalone([call], [view.buffer for view in operands], made)
+    widths = q[3] + v[3] if node.op is ATTENTION else 3 * q[3] + 2 * v[3]
+    return 2 * math.prod(q[:3]) * k[2] * widths // (2 if attributes.causal else 1)
+
+
+def _bias_sum(
+    site: Site, value: TensorValue, scores: tuple[int, int]
+) -> tuple[Buffers, list[Kernel]]:
+    """Memory for the gradient of a bias for each query and key, and the kernel that sums it.
+
+    A library sums along batch and heads by itself.
+    """
+    lowering, type_ = site.lowering, site.lowering.graph.type_of(value)
+    axes = axis_vars("x", (*type_.shape[:2], *scores))
+    memory, wide = site.memory("scores", type_.dtype, size(axes)), accumulator(type_.dtype)
+    own = [v if n > 1 else None for v, n in zip(axes, type_.shape, strict=True)]
+    summed = [v for v in axes if v not in own]
+    term = as_dtype(Load(memory.name, flat_index(axes), memory.dtype), wide)
+    at = [constant(0) if v is None else variable(v) for v in own]
+    body = accumulated("add", wide, summed, [], term)
+    store = lowering.store(value, at, as_dtype(Local("acc", wide), type_.dtype))
+    loops = parallel([v for v in own if v is not None], [*body, store])
+    reader = reading(lowering, [memory.name])
+    return (memory,), [lowering.kernel(site.position, reader, [value], loops, "_bias")]
 
 
 def _result(lowering: Lowering, value: TensorValue) -> View:
@@ -182,15 +216,16 @@ def _result(lowering: Lowering, value: TensorValue) -> View:
     return _view(Load(lowering.names[value], index, lowering.buffer(value).dtype), shape)
 
 
-def _attention_operand(site: Site, value: TensorValue) -> View:
-    """Where an operand lies; a copy of it where its last axis is not contiguous."""
-    shape, pack = site.lowering.graph.type_of(value).shape, site.lowering.target.matmuls.pack
+def _attention_operand(site: Site, value: TensorValue, pack: int) -> View:
+    """Where an operand lies in rows of whole packs; a copy of it where it does not."""
+    shape = site.lowering.graph.type_of(value).shape
     axes = axis_vars("x", shape)
 
     def is_packed(index: Index) -> bool:
         strides = [index.factor_of(v) for v in axes]
         is_even = all(s is not None and s % pack == 0 for s in strides[:-1])
-        return len(shape) != 4 or (strides[-1] == 1 and is_even)
+        is_contiguous = strides[-1] == 1 or shape[-1] == 1
+        return len(shape) != 4 or (is_contiguous and is_even)
 
     name = f"copy{value.node}.{value.output}"
     return _view(site.placed(value, name, axes, axes, is_packed), shape)

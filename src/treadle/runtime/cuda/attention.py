@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +31,7 @@ def _planned(call: LibraryLaunch, is_deterministic: bool) -> Any:
     numbers = dict(call.numbers)
     options = {"attn_scale": numbers["scale"], "use_causal_mask": bool(numbers["causal"])}
     names = FORWARD if call.name == "attention" else BACKWARD
-    options |= operands_of(graph, call, names[: len(call.operands)])
+    options |= operands_of(graph, _spread(call, names), names[: len(call.operands)])
     if names is FORWARD:
         results = graph.sdpa(name=call.name, generate_stats=True, **options)
     else:
@@ -45,6 +46,22 @@ def _planned(call: LibraryLaunch, is_deterministic: bool) -> Any:
     graph.check_support()
     graph.build_plans()
     return graph
+
+
+def _spread(call: LibraryLaunch, names: Sequence[str]) -> LibraryLaunch:
+    """The call with a bias that has a row for each query, if all of them are the same one.
+
+    cuDNN 9.19 takes a bias of one row, and gives wrong gradients for it.
+    """
+    if len(call.operands) < len(names):
+        return call
+    *others, bias = call.operands
+    (b, heads, _, keys), steps = bias.shape, bias.strides
+    queries = call.operands[names.index("q")].shape[2]
+    same = queries != bias.shape[2]
+    strides = (*steps[:2], 0, steps[3]) if same else steps
+    spread = replace(bias, shape=(b, heads, queries, keys), strides=strides)
+    return replace(call, operands=(*others, spread))
 
 
 def _bias_gradient(graph: Any, call: LibraryLaunch) -> dict[str, Any]:
