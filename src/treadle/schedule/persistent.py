@@ -45,6 +45,7 @@ from treadle.schedule.nests import (
 )
 from treadle.schedule.order import Bound
 
+
 @dataclass(frozen=True)
 class Iterations:
     """The loop of a scan: its length and direction, buffers that are rows, and all their sizes."""
