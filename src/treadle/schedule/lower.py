@@ -189,7 +189,8 @@ class Lowering:
         if not self.repeats or not found.has_launches:
             return found
         sizes = found.materialization
-        return replace(found, materialization=replace(sizes, most_sources=sizes.scan_sources))
+        sizes = replace(sizes, most_sources=sizes.scan_sources, makes_parts=True)
+        return replace(found, materialization=sizes)
 
     def update_in_place(self) -> None:
         """Updates take the place of their leaves where nothing reads the leaf afterwards."""
