@@ -166,6 +166,10 @@ def scanned(step: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     return function
 
 
+def rounded_matmul(c: td.Tensor, w: td.Tensor) -> td.Tensor:
+    return cast(cast(c, BF16) @ cast(w[:, :3], BF16), F32)
+
+
 SCANNED = [TensorType((3,), F32), TensorType((2, 3), F32), TensorType((3, 17), F32)]
 
 
@@ -275,6 +279,30 @@ CASES = {
     "stacked_carry": Case(
         scanned(lambda c, v, w: (c * v, (c, c * v)), reverse=True),
         [scanned(lambda c, v, w: (c * v, c)), scanned(lambda c, v, w: (c, (c, v)))],
+        SCANNED,
+        GPU,
+    ),
+    "rounded_carry": Case(
+        scanned(lambda c, v, w: (td.tanh(rounded_matmul(c, w)) + v * c, c), reverse=True),
+        [
+            scanned(lambda c, v, w: (td.tanh(rounded_matmul(c * v, w)), c)),
+            scanned(lambda c, v, w: (td.tanh(c @ w[:, :3]) + v, c)),
+            scanned(lambda c, v, w: (c, rounded_matmul(c, w))),
+        ],
+        SCANNED,
+        GPU,
+    ),
+    "carried_terms": Case(
+        lambda h, x, w: [
+            *scanned(lambda c, v, w: (rounded_matmul(td.tanh(c), w) + v * c, c))(h, x, w),
+            *scanned(lambda c, v, w: (v - 1 + (c * v) @ w[:, :3], v), reverse=True)(h, x, w),
+            *scanned(lambda c, v, w: (rounded_matmul(c + v, w), c))(number(0, (3,)), x, w),
+        ],
+        [
+            scanned(lambda c, v, w: (rounded_matmul(c + v, w), c)),  # it may start from anything
+            scanned(lambda c, v, w: ((next_ := c @ w[:, :3] + v), next_)),  # it is stacked
+            scanned(lambda c, v, w: (td.tanh(c @ w[:, :3]) + v, c)),
+        ],
         SCANNED,
         GPU,
     ),

@@ -17,7 +17,7 @@ from treadle.ir.control import SCAN, Scan
 from treadle.ir.graph import Graph
 from treadle.ir.ops.linear import CONTRACT
 from treadle.ir.verify import verify as verify_graph
-from treadle.kernel.program import Program, Repeat
+from treadle.kernel.program import Program, Repeat, calls_in
 from treadle.kernel.target import CPU, GPU, Target
 from treadle.kernel.verify import verify
 from treadle.rules.expansion import expand
@@ -227,3 +227,47 @@ def test_weight_gradients_are_one_matmul(dtype: td.DType) -> None:
     unsplit = [np.asarray(x) for x in td.grad(loss, (0, 1, 2, 3))(*map(td.tensor, arrays.values()))]
     for ours, theirs in zip(interpreted(schedule(graph), arrays), unsplit, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=0.02 * np.abs(theirs).max())
+
+
+# Beside a library's matmul
+
+
+def lstm(x, w):
+    """Gates from a matmul in bfloat16, everything else in float32."""
+    width = w.shape[0]
+
+    def step(carry, row):
+        h, c = carry
+        gates = td.cast(td.cast(h, td.bfloat16) @ td.cast(w, td.bfloat16), td.float32) + row
+        i, f, g, o = (gates[:, k * width : (k + 1) * width] for k in range(4))
+        new = td.sigmoid(f) * c + td.sigmoid(i) * td.tanh(g)
+        out = td.sigmoid(o) * td.tanh(new)
+        return (out, new), out
+
+    start = td.zeros((x.shape[1], width))
+    return td.scan(step, (start, start), x)[1]
+
+
+def gru(x, w):
+    width = w.shape[0]
+
+    def step(h, row):
+        gates = td.cast(td.cast(h, td.bfloat16) @ td.cast(w, td.bfloat16), td.float32)
+        z = td.sigmoid(gates[:, :width] + row[:, :width])
+        r = td.sigmoid(gates[:, width : 2 * width] + row[:, width : 2 * width])
+        n = td.tanh(r * gates[:, 2 * width :] + row[:, 2 * width :])
+        h = (1 - z) * n + z * h
+        return h, h
+
+    return td.scan(step, td.zeros((x.shape[1], width)), x)[1]
+
+
+@pytest.mark.parametrize(("cell", "gates"), [(lstm, 4), (gru, 3)])
+def test_an_iteration_is_a_matmul_and_one_kernel(cell: Function, gates: int) -> None:
+    function = td.grad(lambda x, w: (cell(x, w) ** 2).sum(), (0, 1))
+    graph = td.trace(function, *specs((3, 8, gates * 64), (64, gates * 64)))
+    program = schedule(graph, target=LARGE)
+    loops = [s for s in program.steps if isinstance(s, Repeat)]
+    assert [len(calls_in(loop)) for loop in loops] == [2, 2]
+    arrays = draw(graph, 3, 0.3)
+    assert_within(graph, arrays, interpreted(program, arrays), 8.0)

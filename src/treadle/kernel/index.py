@@ -287,6 +287,20 @@ def recombined(index: Index) -> Index:
     return index
 
 
+def variables_in(index: Index) -> set[Var]:
+    """Loop variables that an index depends on."""
+    found: set[Var] = set()
+    for atom, _ in index.terms:
+        match atom:
+            case Var():
+                found.add(atom)
+            case Quotient(inner, _) | Remainder(inner, _) | Bounded(inner, _):
+                found |= variables_in(inner)
+            case Data():
+                pass
+    return found
+
+
 def data_locals(index: Index) -> list[str]:
     """Locals that an index uses as data."""
     found: list[str] = []

@@ -77,6 +77,7 @@ class Materialization:
     most_operations: int = 16  # to recompute a value rather than to materialize it
     most_sources: int = 1  # large tensors that recomputing a value may read
     scan_sources: int = 8  # the same where every iteration of a scan would launch a kernel: chosen
+    makes_parts: bool = False  # tensors put together of parts are made part by part, without guards
     small_share: int = 8  # a tensor of less than this part of the result costs nothing to read
     # Bytes of activations that may wait for the backward pass; fewer stay in a cache until then.
     waiting_bytes: int = 16 << 20

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from treadle.rules.canonical import CANONICAL
+from treadle.rules.carries import CARRIES
 from treadle.rules.expansion import EXPANSION
 from treadle.rules.heads import HEADS
 from treadle.rules.rule import Rule
 from treadle.rules.scans import SCANS
 
-RULE_SETS = (CANONICAL, HEADS, EXPANSION, SCANS)
+RULE_SETS = (CANONICAL, HEADS, EXPANSION, SCANS, CARRIES)
 
 
 def every_rule() -> dict[str, Rule]:

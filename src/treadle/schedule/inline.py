@@ -97,6 +97,8 @@ class Reader:
 
     def under(self, guards: Sequence[Within], inner: Callable[[], Value], other: Value) -> Value:
         """The inner value where all guards hold, else the other."""
+        if any(g.index.range[1] < g.low or g.index.range[0] >= g.high for g in guards):
+            return other
         self.guards += guards
         value = inner()
         del self.guards[len(self.guards) - len(guards) :]

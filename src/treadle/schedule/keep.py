@@ -176,7 +176,8 @@ def _sources(
             if graph.type_of(current).size * sizes.small_share > size:
                 large.add(current)
             continue
-        if node.op not in _OPERATIONS and node.op not in VIEWS:
+        is_part = sizes.makes_parts and node.op in _PARTS
+        if node.op not in _OPERATIONS and node.op not in VIEWS and not is_part:
             return None
         count += _OPERATIONS.get(node.op, 0)
         if count > sizes.most_operations:
@@ -286,6 +287,9 @@ VIEWS = frozenset(
 
 # Elements of one operand or another, or none, by their index.
 _CHOICES = frozenset([shaping.PAD, shaping.CONCAT, shaping.DYNAMIC_UPDATE, linear.UNWINDOW])
+
+# Of these, what a kernel can make part by part.
+_PARTS = frozenset([shaping.PAD, shaping.CONCAT])
 
 
 _MATMULS = CONVOLUTIONS | {

@@ -25,6 +25,7 @@ from treadle.kernel.nodes import Buffer, Kernel, Statement, Store, Value, Within
 from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step, calls_in
 from treadle.kernel.target import CPU, Target
 from treadle.rules.canonical import canonicalise
+from treadle.rules.carries import choose_carries
 from treadle.rules.expansion import expand
 from treadle.rules.scans import split_scans
 from treadle.schedule.inline import Reader, laid_out
@@ -63,6 +64,8 @@ def lower(
         expanded = split_scans(expanded, target, has_template)
     if target.fuses_epilogues:
         expanded = canonicalise(expanded)  # definitions and their gradients look alike then
+    if fuse:
+        expanded = choose_carries(expanded, target)
     if target.has_launches and fuse and launches_dominate(expanded, target.matmuls):
         target = replace(target, is_small=True, parts=4 * target.parts)
     is_recomputed = fuse and target.rematerializes and not target.is_small
@@ -196,7 +199,8 @@ class Lowering:
         if not self.repeats or not found.has_launches:
             return found
         sizes = found.materialization
-        return replace(found, materialization=replace(sizes, most_sources=sizes.scan_sources))
+        sizes = replace(sizes, most_sources=sizes.scan_sources, makes_parts=True)
+        return replace(found, materialization=sizes)
 
     def update_in_place(self) -> None:
         """Updates take the place of their leaves where nothing reads the leaf afterwards."""

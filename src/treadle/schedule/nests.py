@@ -11,7 +11,7 @@ from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.kernel.access import Access, accesses, is_local, locals_in, names_in
 from treadle.kernel.arithmetic import identity
-from treadle.kernel.index import Index, Var, flatten, uses, variable
+from treadle.kernel.index import Index, Var, data_locals, flatten, uses, variable, variables_in
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -172,12 +172,27 @@ class Parts:
         written = [{a.buffer for a in side if a.writes} for side in sides]
         touched = [{a.buffer for a in side} for side in sides]
         shared = (written[0] & touched[1]) | (written[1] & touched[0])
-        return all(
-            self.has(a)
+        apart = {
+            a.buffer
             for side in sides
             for a in side
-            if a.buffer in shared and a.buffer in self.sizes
-        )
+            if a.buffer in shared and a.buffer in self.sizes and not self.has(a)
+        }
+        return all(name in written[0] and self._read_where_written(name, sides) for name in apart)
+
+    def _read_where_written(self, buffer: str, sides: Sequence[Sequence[Access]]) -> bool:
+        """Whether the second only reads the very elements that the first writes in an iteration.
+
+        No other iteration writes them.
+        """
+        first, second = ([a for a in side if a.buffer == buffer] for side in sides)
+        around = variables_in(self.iteration)
+        if any(a.writes or a.low != a.high for a in second):
+            return False
+        if any(data_locals(a.index) or variables_in(a.index) - around for a in second):
+            return False
+        stores = [b for b in first if b.writes and b.low == b.high]
+        return all(any(a.index.same(b.index) for b in stores) for a in second)
 
 
 def with_own_names(kernel: Kernel, body: Body, other: Kernel, others: Body) -> tuple[Kernel, Body]:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from itertools import accumulate
+
 from treadle.ir.control import SCAN, Scan
-from treadle.ir.graph import Node
+from treadle.ir.graph import Graph, Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops.leaves import Constant
-from treadle.kernel.nodes import Buffer, Kernel
+from treadle.ir.ops.linear import CONTRACT
+from treadle.ir.ops.shaping import Concat, Pad
+from treadle.kernel.nodes import Buffer, Kernel, Statement
 from treadle.kernel.program import Argument
 from treadle.rules.expansion import expand
-from treadle.schedule.keep import CHUNKED
+from treadle.schedule.inline import ELEMENTWISE
+from treadle.schedule.keep import CHUNKED, last_reads
 from treadle.schedule.lower import Draft, Lowering, RepeatDraft, attributes_of
-from treadle.schedule.nests import copies
+from treadle.schedule.nests import along, axis_vars, copies, parallel
 from treadle.schedule.order import Order
 from treadle.schedule.persistent import Iterations, as_one_kernel, named
 from treadle.schedule.templates import has_template
@@ -56,6 +63,22 @@ class ScanBody(Lowering):
             for k in range(len(body.outputs) - attributes.carries)
         ]
         self._bind_rows()
+        self.in_carries = self._write_carries()
+
+    def _write_carries(self) -> set[str]:
+        """Carries whose next values are written over them: matmuls that come after all readers."""
+        outputs = Counter(o.value for o in self.graph.outputs)
+        last_read = last_reads(self.graph, self.materialized, self.recomputed)
+        first, found = self.attributes.constants, set[str]()
+        for k, name in enumerate(self.carried):
+            carry, value = TensorValue(self.graph.inputs[first + k]), self.graph.outputs[k].value
+            is_matmul = self.graph.nodes[value.node].op is CONTRACT and value in self.names
+            is_last = last_read.get(carry.node, -1) < value.node
+            if is_matmul and is_last and outputs[value] == 1 and carry not in outputs:
+                del self.buffers[self.names[value]]
+                self.names[value] = name
+                found.add(name)
+        return found
 
     def _bind_rows(self) -> None:
         """Results of an iteration are written to their rows where they are made here and once."""
@@ -85,6 +108,22 @@ class ScanBody(Lowering):
         else:
             order.add(kernel)
 
+    def map_kernels(self, value: TensorValue) -> list[Kernel]:
+        """Each element on its own; elements of equal parts in one iteration, without guards."""
+        seam = seams(self.graph, value)
+        if seam is None or not self.target.has_launches or value in self.layouts:
+            return super().map_kernels(value)
+        axis, count = seam
+        shape, reader = list(self.graph.type_of(value).shape), self.reader(value)
+        shape[axis] //= count
+        axes, body = axis_vars("i", shape), list[Statement]()
+        for part in range(count):
+            indices, known = list(along(axes)), len(reader.lets)
+            indices[axis] += part * shape[axis]
+            element = reader.at(value, tuple(indices))
+            body += [*reader.lets[known:], self.store(value, indices, element)]
+        return [self.kernel(value.node, reader, [value], parallel(axes, body))]
+
     def rename(self, value: TensorValue, name: str) -> None:
         """A body's input is a buffer of outside."""
         old = self.buffers.pop(self.names[value])
@@ -96,11 +135,52 @@ class ScanBody(Lowering):
         pairs = list(self.copied_rows)
         made = [self.names[o.value] for o in self.graph.outputs[: self.attributes.carries]]
         for k, name in enumerate(made):
-            if name in self.carried:  # it may be overwritten before it is copied
+            if (
+                name in self.carried and name not in self.in_carries
+            ):  # it may be overwritten before it is copied
                 made[k] = self._room(f"{self.prefix}next{k}", self.buffers[name])
                 pairs.append((name, made[k]))
-        for source, target in [*pairs, *zip(made, self.carried, strict=True)]:
+        pairs += [pair for pair in zip(made, self.carried, strict=True) if pair[0] != pair[1]]
+        for source, target in pairs:
             order.add(*copies(source, target, self.buffers[source]))
+
+
+MOST_PARTS = 8  # stores of an iteration
+
+
+def seams(graph: Graph, value: TensorValue) -> tuple[int, int] | None:
+    """The axis along which a value is put together of equal parts, and how many they are.
+
+    What is computed from such a value element by element is made in the same parts, so that it can
+    be made with it.
+    """
+    pending, seen, at = [value], {value}, dict[int, set[int]]()
+    shape = graph.type_of(value).shape
+    while pending:
+        node = graph.nodes[pending.pop().node]
+        if isinstance(node.attributes, (Pad, Concat)):
+            for axis, places in _places(graph, node).items():
+                at.setdefault(axis, set()).update(places)
+        elif node.op in ELEMENTWISE:
+            pending += [v for v in node.operands if v not in seen]
+            seen.update(node.operands)
+    if len(at) != 1:
+        return None
+    ((axis, places),) = at.items()
+    count = shape[axis] // math.gcd(shape[axis], *places)
+    return (axis, count) if 1 < count <= MOST_PARTS else None
+
+
+def _places(graph: Graph, node: Node) -> dict[int, set[int]]:
+    """Where parts of a tensor begin and end, by axis."""
+    shape = node.types[0].shape
+    if isinstance(node.attributes, Concat):
+        axis = node.attributes.axis
+        sizes = (graph.type_of(v).shape[axis] for v in node.operands)
+        return {axis: set(accumulate(sizes))}
+    assert isinstance(node.attributes, Pad)
+    low, high = node.attributes.low, node.attributes.high
+    return {i: {low[i], n - high[i]} for i, n in enumerate(shape) if low[i] or high[i]}
 
 
 @CHUNKED(SCAN)
