@@ -214,11 +214,11 @@ def test_few_algorithms_of_long_products_are_run(clock: list[Candidates]) -> Non
 
 
 def test_what_holds_the_device_up_is_no_algorithm_s_time(clock: list[Candidates]) -> None:
-    """Two of three runs wait for another process."""
+    """Now and then some runs, one after the other, wait for another process."""
 
     class Disturbed(Candidates):
         def run(self, *given: Any, **more: Any) -> int:
-            self.clock += 0.0 if self.count % 3 == 0 else 5.0
+            self.clock += 5.0 if self.count % 13 < 7 else 0.0
             return super().run(*given, **more)
 
     product = Disturbed(0.5, 0.3, 0.4, 0.2, 0.6)
