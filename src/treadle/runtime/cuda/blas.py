@@ -241,7 +241,7 @@ class Matmul:
         self.use(list(able))
 
     def choose(self, target: int, left: int, right: int, bias: int = 0) -> None:
-        """The fastest of the candidates on some memory: each once, then the best in turns."""
+        """The fastest of the candidates on some memory, in turns: all, then the best."""
         start, end = Event(timed=True), Event(timed=True)
         addresses = target, left, right, bias
 
@@ -261,10 +261,15 @@ class Matmul:
         repeats = 1 if is_long else REPEATS
         if not able:
             raise DeviceError("matmul", f"cuBLASLt has no algorithm for {self.matmul}")
-        best = sorted(able, key=lambda a: timed(a, min(2, repeats)))[:FINALISTS]
-        times = [[timed(a, repeats) for a in best] for _ in range(ROUNDS)]
-        totals = [sorted(t)[ROUNDS // 2] for t in zip(*times, strict=True)]
-        self.use(list(best[totals.index(min(totals))]))
+
+        def in_turns(some: list[Any], rounds: int, repeats: int) -> list[Any]:
+            """The fastest first. Another process may hold the device up: the least time counts."""
+            times = [[timed(a, repeats) for a in some] for _ in range(rounds)]
+            least = [min(t) for t in zip(*times, strict=True)]
+            return [some[i] for i in sorted(range(len(some)), key=least.__getitem__)]
+
+        best = in_turns(able, 2, min(2, repeats))[:FINALISTS]
+        self.use(list(in_turns(best, ROUNDS, repeats)[0]))
 
     def use(self, words: Sequence[int]) -> None:
         """An algorithm that was chosen before."""
