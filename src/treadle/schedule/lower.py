@@ -138,6 +138,7 @@ class Lowering:
     def __init__(
         self, graph: Graph, fuse: bool, panel: int, memo: Memo | None = None, prefix: str = ""
     ):
+        self.fixed: set[str] = set()  # buffers that no iteration of a repeat changes
         self.graph, self.fuse, self.panel, self.prefix = graph, fuse, panel, prefix
         self.memo = memo or Memo()
         self.target = self.memo.target
@@ -352,7 +353,6 @@ class ScanBody(Lowering):
         prefix = f"{outer.prefix}scan{position}:"
         super().__init__(body, outer.fuse, outer.panel, outer.memo, prefix)
         self.attributes = attributes
-        self.fixed: set[str] = set()  # buffers that no iteration changes
         self.starts: list[Kernel] = []
         self.ends: list[Kernel] = []
         inputs = [TensorValue(i) for i in body.inputs]

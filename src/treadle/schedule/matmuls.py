@@ -181,7 +181,9 @@ class _Matmul:
                 break
             tiled = (axis, *tiled)
         is_short = size(tiled) < min(self.limits.least_columns, size(c.tiled))
-        is_read_often = size(c.rows) > self.limits.few_rows and size(c.tiled) > self.panel
+        is_fixed = right.load.buffer in self.lowering.fixed  # panels of it are made once
+        is_read_often = is_fixed or size(c.rows) > self.limits.few_rows
+        is_read_often = is_read_often and size(c.tiled) > self.panel
         if is_short or (is_read_often and not self._expands(right)):
             return False  # panels pay
         self.contraction = replace(c, tiled=tiled)
