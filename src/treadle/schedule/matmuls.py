@@ -70,7 +70,7 @@ def contract_kernels(lowering: Lowering, position: int, node: Node) -> list[Kern
     if not is_float or not has_axes:
         return [by_elements(lowering, position, node)]
     matmul = _Matmul(lowering, position, contraction)
-    if matmul.copies_for_one_row:
+    if matmul.is_depthwise:
         return [by_elements(lowering, position, node)]
     return matmul.kernels()
 
@@ -259,10 +259,9 @@ class _Matmul:
         return size(self.contraction.outer) * size(self.rows.outer) < self.limits.few_tasks
 
     @property
-    def copies_for_one_row(self) -> bool:
-        """Whether windows would be copied to be multiplied once: depthwise weights' gradients."""
-        is_copied = not self.reads_right and self._expands(self.contraction.right)
-        return is_copied and size(self.contraction.rows) == 1
+    def is_depthwise(self) -> bool:
+        """Whether windows are multiplied by one row: loops along them need no tiles."""
+        return self._expands(self.contraction.right) and size(self.contraction.rows) == 1
 
     # Kernels
 
