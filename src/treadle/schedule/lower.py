@@ -152,6 +152,7 @@ class Lowering:
         prefix: str = "",
         waits: Mapping[int, int] | None = None,
     ):
+        self.fixed: set[str] = set()  # buffers that no iteration of a repeat changes
         self.graph, self.fuse, self.panel, self.prefix = graph, fuse, panel, prefix
         self.waits = waits or {}  # nodes that come after others which they do not read
         self.memo = memo or Memo()

@@ -70,7 +70,7 @@ def contract_kernels(lowering: Lowering, position: int, node: Node) -> list[Kern
     if not is_float or not has_axes:
         return [by_elements(lowering, position, node)]
     matmul = _Matmul(lowering, position, contraction)
-    if matmul.copies_for_one_row:
+    if matmul.is_depthwise:
         return [by_elements(lowering, position, node)]
     return matmul.kernels()
 
@@ -181,7 +181,9 @@ class _Matmul:
                 break
             tiled = (axis, *tiled)
         is_short = size(tiled) < min(self.limits.least_columns, size(c.tiled))
-        is_read_often = size(c.rows) > self.limits.few_rows and size(c.tiled) > self.panel
+        is_fixed = right.load.buffer in self.lowering.fixed  # panels of it are made once
+        is_read_often = is_fixed or size(c.rows) > self.limits.few_rows
+        is_read_often = is_read_often and size(c.tiled) > self.panel
         if is_short or (is_read_often and not self._expands(right)):
             return False  # panels pay
         self.contraction = replace(c, tiled=tiled)
@@ -257,10 +259,9 @@ class _Matmul:
         return size(self.contraction.outer) * size(self.rows.outer) < self.limits.few_tasks
 
     @property
-    def copies_for_one_row(self) -> bool:
-        """Whether windows would be copied to be multiplied once: depthwise weights' gradients."""
-        is_copied = not self.reads_right and self._expands(self.contraction.right)
-        return is_copied and size(self.contraction.rows) == 1
+    def is_depthwise(self) -> bool:
+        """Whether windows are multiplied by one row: loops along them need no tiles."""
+        return self._expands(self.contraction.right) and size(self.contraction.rows) == 1
 
     # Kernels
 

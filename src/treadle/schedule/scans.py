@@ -35,7 +35,6 @@ class ScanBody(Lowering):
         prefix = f"{outer.prefix}scan{position}:"
         super().__init__(body, outer.fuse, outer.panel, outer.memo, prefix)
         self.attributes = attributes
-        self.fixed: set[str] = set()  # buffers that no iteration changes
         self.starts: list[Kernel] = []
         self.ends: list[Kernel] = []
         inputs = [TensorValue(i) for i in body.inputs]

@@ -62,14 +62,25 @@ from treadle.schedule.nests import Body, best_divisor, fresh
 
 
 def split(body: Sequence[Statement], taken: set[str], sizes: Fusion) -> list[Statement]:
-    """Statements whose inner loops are cut. Outermost loops stay: tasks are their iterations."""
+    """Statements whose inner loops are cut.
+
+    Outermost loops stay, as tasks are their iterations, unless they are many sums.
+    """
 
     def cut(s: Statement) -> list[Statement]:
         if not isinstance(s, For):
             return [s]
         return [n for piece in _pieces(s, taken, sizes) for n in _nested(piece, taken, sizes)]
 
-    return [replace(s, body=map_statements(s.body, cut)) if isinstance(s, For) else s for s in body]
+    found = [replace(s, body=map_statements(s.body, cut)) if isinstance(s, For) else s for s in body]
+    return [n for s in found for n in (_nested(s, taken, sizes) if _is_many_sums(s) else [s])]
+
+
+def _is_many_sums(statement: Statement) -> bool:
+    """Whether iterations are sums of their own: lanes of them would each divide for every term."""
+    if not isinstance(statement, For):
+        return False
+    return any(isinstance(s, For) and s.role is Role.SEQUENTIAL for s in statement.body)
 
 
 def _pieces(loop: For, taken: set[str], sizes: Fusion) -> list[Statement]:
@@ -104,12 +115,15 @@ def _nested(loop: Statement, taken: set[str], sizes: Fusion) -> list[Statement]:
     """A loop as one over equal parts and one inside, if lanes would each divide otherwise."""
     if not isinstance(loop, For) or loop.role not in (Role.PARALLEL, Role.SEQUENTIAL):
         return [loop]
-    if loop.stop is not None or any(isinstance(s, (For, Matmul, LibraryCall)) for s in loop.body):
+    inner_loops = [s for s in walk(loop.body) if isinstance(s, For)]
+    has_calls = any(isinstance(s, (Matmul, LibraryCall)) for s in walk(loop.body))
+    if loop.stop is not None or has_calls or any(s.role is not Role.SEQUENTIAL for s in inner_loops):
         return [loop]
     extent = loop.var.extent
     atoms = [atom for index in indices_of(loop.body) for atom, _ in index.terms]
     periods = {p for p in (period(atom, loop.var) for atom in atoms) if p is not None}
-    usable = [p for p in periods if sizes.least_piece <= p < extent and extent % p == 0]
+    least = sizes.least_lanes if inner_loops else sizes.least_piece
+    usable = [p for p in periods if least <= p < extent and extent % p == 0]
     if not usable:
         return [loop]
     inner = Var(fresh(loop.var.name, taken), min(usable))

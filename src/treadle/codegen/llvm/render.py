@@ -30,7 +30,7 @@ from treadle.codegen.llvm.transpose import write as write_transposed
 from treadle.ir.literal import to_numpy
 from treadle.kernel.access import accesses, loads_in, locals_in
 from treadle.kernel.arithmetic import identity
-from treadle.kernel.cost import outermost, padded
+from treadle.kernel.cost import outermost, padded, statements
 from treadle.kernel.index import Index
 from treadle.kernel.mapped import sums_of
 from treadle.kernel.nodes import (
@@ -113,6 +113,8 @@ class _Writer(Addresses):
                     write_transposed(self.f, move, self.variables, self.address)
                 elif role is Role.VECTOR and self.width == 1:
                     self.vector_loop(statement, start, stop)
+                elif self.width > 1 and self._is_short(statement):
+                    self.written_out(statement)
                 else:
                     self.scalar_loop(statement, start, stop)
             case Let(local, value):
@@ -189,6 +191,18 @@ class _Writer(Addresses):
             self.inner(loop.body)
             state.next = tuple(self.locals[n] for n in names)
         self.locals |= dict(zip(names, state.results, strict=True))
+        del self.variables[loop.var]
+
+    def _is_short(self, loop: For) -> bool:
+        """Whether a loop inside lanes has few statements in all: the taps of a window."""
+        is_whole = all(s.stop is None for s in walk([loop]) if isinstance(s, For))
+        return is_whole and statements([loop]) <= self.module.machine.written_out
+
+    def written_out(self, loop: For) -> None:
+        """One iteration after the other, without a loop."""
+        for i in range(loop.var.extent):
+            self.variables[loop.var] = number(i, "i64")
+            self.inner(loop.body)
         del self.variables[loop.var]
 
     def _carried(self, loop: For) -> list[str]:
@@ -282,13 +296,17 @@ class _Writer(Addresses):
 
     def _folded(self, summed: Accumulate, scalar: Reg, lanes: Reg) -> Reg:
         """The lanes combined in pairs, then with what was there: always in the same order."""
-        op, dtype = summed.op, summed.value.dtype
-        parts = [self.f.extract(lanes, i) for i in range(width_of(lanes.type))]
-        while len(parts) > 1:
-            half = len(parts) // 2
-            pairs = zip(parts[:half], parts[half:], strict=True)
-            parts = [self.scalars.apply(op, list(pair), dtype, dtype) for pair in pairs]
-        return self.scalars.apply(op, [scalar, parts[0]], dtype, dtype)
+        op, dtype, width = summed.op, summed.value.dtype, width_of(lanes.type)
+        while width > 1:
+            width //= 2
+            halves = [
+                self.f.shuffle(lanes, lanes, range(start, start + width))
+                if width > 1
+                else self.f.extract(lanes, start)
+                for start in (0, width)
+            ]
+            lanes = self.scalars.apply(op, halves, dtype, dtype)
+        return self.scalars.apply(op, [scalar, lanes], dtype, dtype)
 
     # Values
 
