@@ -18,8 +18,10 @@ on the device already.
 from __future__ import annotations
 
 import argparse
+import datetime
 import itertools
 import os
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -182,6 +184,11 @@ def asked(options: argparse.Namespace) -> list[str]:
     return [n for n in names if n not in {r["workload"] for r in rows}]
 
 
+def graphics_card() -> str:
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+
 def main(arguments: list[str] | None = None) -> None:
     options = options_of(arguments)
     if options.table:
@@ -189,7 +196,9 @@ def main(arguments: list[str] | None = None) -> None:
     start = time.perf_counter()
     options.environment = use_threads(options.threads)
     options.peers = [p for p in options.peers if missing(p) is None]
-    head, rows = machine(), []
+    head: Row = machine() | {"date": datetime.date.today().isoformat()}
+    head |= {"gpu": graphics_card()} if options.device == "cuda" else {}
+    rows: list[Row] = []
     print(f"{head['processor']}, {options.threads} threads, load {head['load']:.2f} before")
     names = asked(options)
     for i in range(0, len(names), options.together):

@@ -17,18 +17,20 @@ def key(row: Row) -> tuple[Any, ...]:
 
 
 def stored(path: Path | None) -> list[Row]:
-    """The rows of a file; those of older files begin on the machine that the file names."""
+    """The rows of a file, if there is one."""
     if path is None or not path.exists():
         return []
     return list(json.loads(path.read_text(encoding="utf-8"))["rows"])
 
 
-def added(path: Path | None, row: Row) -> None:
-    """Write a row into a file that may have others."""
+def added(path: Path | None, *rows: Row) -> None:
+    """Write rows into a file that may have others, a line each."""
     if path is None:
         return
-    rows = [r for r in stored(path) if key(r) != key(row)]
-    path.write_text(json.dumps({"rows": [*rows, row]}, indent=1), encoding="utf-8")
+    new = {key(row) for row in rows}
+    every = [*(r for r in stored(path) if key(r) not in new), *rows]
+    lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in every)
+    path.write_text(f'{{"rows": [\n{lines}\n]}}\n', encoding="utf-8")
 
 
 def geomean(values: Iterable[float]) -> float | None:

@@ -29,7 +29,9 @@ class Machine:
     # time as hide the latency of one.
     summing_vectors: int = 2
     accumulating_vectors: int = 4
-    written_out: int = 16  # statements of all iterations of a loop inside lanes that is no loop then
+    written_out: int = (
+        16  # statements of all iterations of a loop inside lanes that is no loop then
+    )
     least_width: int = 4  # lanes of the narrower vectors that take what wide ones leave
 
     @property
