@@ -7,16 +7,15 @@ from typing import Any, Self
 
 from treadle.base.errors import ShapeError
 from treadle.frontend.coerce import as_tensor, broadcast_to
-from treadle.frontend.functions.activations import gelu
 from treadle.frontend.functions.shaping import concat, flatten, transpose
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.models.config import Config, Json
 from treadle.models.context import attend, heads_of
 from treadle.models.model import ACTIVATIONS, Model, check_activation
 from treadle.nn import init
-from treadle.nn.attention import MultiheadAttention
-from treadle.nn.containers import Identity, ModuleDict, ModuleList, Sequential
 from treadle.nn.activations import GELU
+from treadle.nn.attention import MultiheadAttention
+from treadle.nn.containers import ModuleDict, ModuleList, Sequential
 from treadle.nn.dropout import Dropout
 from treadle.nn.layers import Conv2d, LayerNorm, Linear
 from treadle.nn.module import Module, Parameter
@@ -46,7 +45,8 @@ class ViTConfig(Config):
     def read(cls, given: Json) -> Self:
         """The number of labels is how many names there are, where they are named."""
         names = given.get("id2label")
-        return super().read({"num_labels": len(names), **given} if isinstance(names, dict) else given)
+        found = {"num_labels": len(names), **given} if isinstance(names, dict) else given
+        return super().read(found)
 
     def check(self) -> None:
         sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
@@ -100,9 +100,7 @@ def with_class(patches: Tensor, token: Operand, positions: Operand) -> Tensor:
 class _SelfAttention(Module):
     def __init__(self, config: ViTConfig):
         width, self.heads = config.hidden_size, config.num_attention_heads
-        self.query, self.key, self.value = (
-            Linear(width, width, config.qkv_bias) for _ in range(3)
-        )
+        self.query, self.key, self.value = (Linear(width, width, config.qkv_bias) for _ in range(3))
         self.dropout = Dropout(config.attention_probs_dropout_prob)
 
     def forward(self, x: Tensor) -> Tensor:
