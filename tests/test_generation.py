@@ -13,6 +13,7 @@ import treadle as td
 import twins
 from model_cases import BY_NAME, DECODER, GPT2, Case, saved
 from treadle import models, nn
+from treadle.cli.main import main
 from treadle.models import sampling
 from treadle.models.decoding import BLOCK, bucket, slots_for
 
@@ -299,3 +300,36 @@ def test_a_model_is_still_a_module() -> None:
     values = outer.init(0)
     assert set(values) == {"0.0.weight", "0.0.bias"}
     assert np.asarray(outer.apply(values, x)).shape == (1, 2)
+
+
+def test_the_command(
+    pair: tuple[Any, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models.save(pair[0], tmp_path)
+    given = ["--device", "oracle", "--max-new-tokens", "5"]
+    assert main(["generate", str(tmp_path), "3, 4 5", "--tokens", *given]) == 0
+    tokens = [int(word) for word in capsys.readouterr().out.split()]
+    model = models.load(tmp_path, device="oracle")
+    assert tokens == model.generate([3, 4, 5], 5).tolist()
+    assert main(["generate", str(tmp_path), "text", *given]) == 1
+    assert "no tokenizer" in capsys.readouterr().err
+    assert main(["generate", str(tmp_path), "3 x", "--tokens", *given]) == 1
+    assert main(["generate", str(tmp_path / "nowhere"), "3", *given]) == 1
+    _write_tokenizer(tmp_path)
+    assert main(["generate", str(tmp_path), "bcd", "--temperature", "1", *given]) == 0
+    capsys.readouterr()
+    assert main(["generate", str(tmp_path), "bcd", "--beams", "2", *given]) == 0
+    assert capsys.readouterr().out.startswith("bcd")
+    models.save(models.Bert(models.BertConfig(**TINY_BERT)), tmp_path / "bert")
+    assert main(["generate", str(tmp_path / "bert"), "3", "--tokens", *given]) == 1
+    assert "does not generate" in capsys.readouterr().err
+
+
+TINY_BERT: dict[str, Any] = {
+    "vocab_size": 5,
+    "hidden_size": 4,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "intermediate_size": 4,
+    "max_position_embeddings": 4,
+}
