@@ -23,6 +23,10 @@ BRIEF: dict[str, tuple[list[str], str]] = {
     "custom_vjp": (["epochs=1", "hidden=16"], "with weights of one bit; the first layer: 128 B"),
     "digits_cnn": (["epochs=1", "width=4"], "of 359 digits are read right"),
     "dqn": (["steps=600", "episodes=2"], "mean return of 2 episodes: "),
+    "finetune": (
+        ["steps=2", "batch=2", "context=8", "new_tokens=2", "out={folder}/finetuned"],
+        "/finetuned: '    def ",
+    ),
     "gan": (["steps=20", "out={folder}/gan.png"], "gan.png: digits that no one wrote"),
     "gat": (["steps=2", "people=60"], "groups told right: "),
     "gpt": (

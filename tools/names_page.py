@@ -74,6 +74,7 @@ FOLDERS = {
         "[linear algebra](linear-algebra.md).",
     ),
     "data": ("Data: td.data", "See [data](data.md)."),
+    "models": ("Models: td.models", "See [models](models.md)."),
     "callbacks": ("Callbacks: td.callbacks", "See [callbacks](callbacks.md)."),
     "loggers": ("Loggers: td.loggers", "See [logging](logging.md)."),
 }

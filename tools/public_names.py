@@ -13,7 +13,7 @@ from typing import Any
 import treadle as td
 
 # Folders with pages of their own; `tables` fills the rule tables and offers nothing.
-FOLDERS = ("nn", "losses", "metrics", "optim", "data", "callbacks", "loggers")
+FOLDERS = ("nn", "losses", "metrics", "optim", "data", "models", "callbacks", "loggers")
 WITHOUT_NAMES = ("tables",)
 
 

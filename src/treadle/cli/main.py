@@ -13,6 +13,7 @@ from treadle.cli.bench import WORKLOADS, run_bench
 from treadle.cli.demo import STEPS, TARGET, run_demo
 from treadle.cli.environment import run_info
 from treadle.cli.fuzz import SECONDS, run_fuzz
+from treadle.cli.generate import run_generate
 from treadle.cli.tour import run_tour
 from treadle.cli.train import FAILED, FUNCTION, report, run_train
 from treadle.pipeline import DEVICES
@@ -42,6 +43,8 @@ def _run(options: argparse.Namespace) -> int:
         return run_bench(options.workload, options.device, options.seconds, options.json)
     if options.command == "fuzz":
         return run_fuzz(options)
+    if options.command == "generate":
+        return run_generate(options)
     if options.command == "info":
         return run_info(options.json)
     return run_demo(steps=options.steps, seed=options.seed)
@@ -59,6 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_train(commands)
     _add_bench(commands)
     _add_fuzz(commands)
+    _add_generate(commands)
     _add_info(commands)
     _add_tour(commands)
     return parser
@@ -157,6 +161,30 @@ def _add_fuzz(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     fuzz.add_argument("--json", action="store_true", help="print JSON")
     fuzz.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+
+
+def _add_generate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    generate = commands.add_parser(
+        "generate",
+        help="continue a text with a model of a Hugging Face folder",
+        description="Load a folder with config.json, safetensors and tokenizer.json, and continue "
+        "a prompt. The likeliest tokens are taken unless --temperature is given.",
+        epilog=EPILOG,
+    )
+    generate.add_argument("folder", metavar="DIR", help="has config.json and model.safetensors")
+    generate.add_argument("prompt", help="text, or tokens with --tokens")
+    _add_count(generate, "--max-new-tokens", 50, "the most tokens that follow")
+    generate.add_argument("--tokens", action="store_true", help="the prompt is numbers, no text")
+    generate.add_argument("--temperature", type=float, default=0.0, metavar="T")
+    generate.add_argument("--top-k", type=int, metavar="K")
+    generate.add_argument("--top-p", type=float, metavar="P")
+    generate.add_argument("--min-p", type=float, metavar="P")
+    generate.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X")
+    generate.add_argument("--beams", type=int, default=1, metavar="N")
+    generate.add_argument("--stop", action="append", default=[], metavar="TEXT")
+    _add_count(generate, "--seed", 0, "seed of the draws")
+    generate.add_argument("--device", choices=("auto", *DEVICES), default="auto")
+    generate.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
 
 
 def _case(text: str) -> tuple[int, int]:

@@ -1,5 +1,13 @@
 """Models with the parameter names of their reference implementations, and generation."""
 
+from treadle.models.causal import CausalModel as CausalModel
+from treadle.models.config import Config as Config
+from treadle.models.encoders import Bert as Bert
+from treadle.models.encoders import BertConfig as BertConfig
+from treadle.models.encoders import BertForMaskedLM as BertForMaskedLM
+from treadle.models.encoders import BertForSequenceClassification as BertForSequenceClassification
+from treadle.models.encoders import BertForTokenClassification as BertForTokenClassification
+from treadle.models.experts import SparseMixture as SparseMixture
 from treadle.models.folder import load as load
 from treadle.models.folder import load_weights as load_weights
 from treadle.models.folder import save as save
@@ -13,3 +21,17 @@ from treadle.models.llama import LlamaConfig as LlamaConfig
 from treadle.models.llama import llama as llama
 from treadle.models.llama import llama_config as llama_config
 from treadle.models.model import Model as Model
+from treadle.models.resnet import ResNet as ResNet
+from treadle.models.resnet import ResNetConfig as ResNetConfig
+from treadle.models.resnet import resnet18 as resnet18
+from treadle.models.resnet import resnet34 as resnet34
+from treadle.models.resnet import resnet50 as resnet50
+from treadle.models.small import MLP as MLP
+from treadle.models.small import LeNet as LeNet
+from treadle.models.small import LeNetConfig as LeNetConfig
+from treadle.models.small import MLPConfig as MLPConfig
+from treadle.models.tokenizer import Tokenizer as Tokenizer
+from treadle.models.vision import TorchvisionViT as TorchvisionViT
+from treadle.models.vision import ViT as ViT
+from treadle.models.vision import ViTConfig as ViTConfig
+from treadle.models.vision import vit_b_16 as vit_b_16

@@ -185,7 +185,7 @@ class _Named(Model):
 
     config: BertConfig
     renamed = ((r"(.*)\.gamma", r"\1.weight"), (r"(.*)\.beta", r"\1.bias"))
-    ignored = (r".*embeddings\.position_ids", r"cls\.seq_relationship\..*")
+    ignored: tuple[str, ...] = (r".*embeddings\.position_ids", r"cls\.seq_relationship\..*")
 
     def __init__(self, config: BertConfig):
         self.config = config

@@ -132,6 +132,11 @@ class LlamaConfig(Config):
 
     def json(self) -> dict[str, Any]:
         found = super().json()
+        found |= {"head_dim": self.head_width, "num_key_value_heads": self.kv_heads}
+        if self.layer_types is None:
+            del found["layer_types"]  # the reference derives them
+        if not self.num_local_experts:
+            del found["num_local_experts"], found["num_experts_per_tok"]
         found["rope_parameters"] = {
             "rope_type": "default",
             **(found["rope_scaling"] or {}),

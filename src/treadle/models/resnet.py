@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from treadle.frontend.functions.activations import relu
@@ -76,13 +75,18 @@ class Bottleneck(Module):
         return relu(y + (x if self.downsample is None else self.downsample(x)))
 
 
-Block = Callable[[int, int, int, Module | None], Module]
+Block = BasicBlock | Bottleneck
 
 
+<<<<<<< HEAD
 def _stage(
     kind: Block, growth: int, inputs: int, width: int, count: int, stride: int
 ) -> Sequential:
     outputs = width * growth
+=======
+def _stage(kind: type[Block], inputs: int, width: int, count: int, stride: int) -> Sequential:
+    outputs = width * kind.growth
+>>>>>>> search
     downsample = None
     if stride != 1 or inputs != outputs:
         downsample = Sequential(_conv(inputs, outputs, 1, stride), BatchNorm2d(outputs))
@@ -101,7 +105,7 @@ class ResNet(Model):
         inputs = width
         for i, count in enumerate(config.layers):
             stride = 1 if i == 0 else 2
-            stage = _stage(kind, kind.growth, inputs, width << i, count, stride)
+            stage = _stage(kind, inputs, width << i, count, stride)
             setattr(self, f"layer{i + 1}", stage)
             inputs = (width << i) * kind.growth
         self.fc = Linear(inputs, config.num_labels)

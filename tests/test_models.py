@@ -1,0 +1,325 @@
+"""Models against those of `transformers` and torchvision, whose files they read and write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import treadle as td
+import twins
+from model_cases import BY_NAME, CASES, Case, saved, scattered
+from treadle import losses, models, optim
+
+CLOSE = 1e-4  # of float32, issue's bound
+
+
+def loaded(case: Case, folder: Path, device: str = "oracle") -> tuple[Any, torch.nn.Module]:
+    twin = case.twin()
+    return models.load(saved(twin, folder), device=device), twin
+
+
+def run(model: Any, case: Case) -> np.ndarray:
+    arguments, keywords = case.batch()
+    return np.asarray(model(*arguments, **keywords))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_logits_are_the_references(case: Case, tmp_path: Path) -> None:
+    """From a file that the reference wrote; and the folder that we write opens there."""
+    model, twin = loaded(case, tmp_path / "theirs")
+    wanted = case.wanted(twin)
+    assert np.abs(run(model, case) - wanted).max() < CLOSE
+    models.save(model, tmp_path / "ours")
+    back = getattr(twins.transformers(), case.architecture).from_pretrained(tmp_path / "ours")
+    assert np.array_equal(case.wanted(back.eval()), wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_compiled_logits_are_the_references(case: Case, tmp_path: Path) -> None:
+    model, twin = loaded(case, tmp_path, "cpu")
+    assert np.abs(run(model, case) - case.wanted(twin)).max() < CLOSE
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-yarn", "mixtral", "bert-masked", "vit"])
+def test_gradients_are_the_references(name: str, tmp_path: Path) -> None:
+    case = BY_NAME[name]
+    model, twin = loaded(case, tmp_path)
+    arguments, keywords = case.batch()
+
+    def total(values: dict[str, td.Tensor]) -> td.Tensor:
+        return (model.apply(values, *arguments, **keywords) ** 2).mean()
+
+    found = td.grad(total)(model.values())
+    given = [torch.tensor(a) for a in arguments]
+    theirs = twin(*given, **{k: torch.tensor(v) for k, v in keywords.items()})
+    (getattr(theirs, case.output) ** 2).mean().backward()
+    with torch.no_grad():  # gradients in a file, which has the names of files
+        for p in twin.parameters():
+            p.copy_(torch.zeros_like(p) if p.grad is None else p.grad)
+    wanted = models.load(saved(twin, tmp_path / "gradients"), device="oracle").values()
+    for name_, gradient in wanted.items():
+        scale = np.abs(gradient).max() + 1e-3
+        assert np.abs(np.asarray(found[name_]) - gradient).max() / scale < CLOSE, name_
+
+
+def torchvision_pair(name: str, classes: int = 7) -> tuple[Any, torch.nn.Module]:
+    twin = getattr(twins.torchvision(), name)(num_classes=classes)
+    return getattr(models, name)(classes), scattered(twin, by=0.01)
+
+
+def compare_torchvision(name: str, tmp_path: Path, device: str, side: int) -> None:
+    model, twin = torchvision_pair(name)
+    save_file(twin.state_dict(), tmp_path / "it.safetensors")
+    models.load_weights(model, tmp_path / "it.safetensors")
+    model.device = device
+    images = np.random.default_rng(0).normal(size=(2, 3, side, side)).astype(np.float32)
+    with torch.no_grad():
+        wanted = twin(torch.tensor(images)).numpy()
+    assert np.abs(model(images) - wanted).max() < CLOSE * max(1, np.abs(wanted).max())
+
+
+def test_resnet18_is_torchvisions(tmp_path: Path) -> None:
+    compare_torchvision("resnet18", tmp_path, "oracle", 32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50"])
+def test_compiled_networks_are_torchvisions(name: str, tmp_path: Path) -> None:
+    compare_torchvision(name, tmp_path, "cpu", 64)
+
+
+def test_a_vision_transformer_is_torchvisions(tmp_path: Path) -> None:
+    kind = twins.torchvision().vision_transformer.VisionTransformer
+    twin = scattered(kind(16, 8, 2, 4, 32, 48, num_classes=5))
+    save_file(twin.state_dict(), tmp_path / "it.safetensors")
+    sizes = {"image_size": 16, "patch_size": 8, "hidden_size": 32, "intermediate_size": 48}
+    model = models.vit_b_16(5, num_hidden_layers=2, num_attention_heads=4, **sizes)
+    models.load_weights(model, tmp_path / "it.safetensors").device = "oracle"
+    images = np.random.default_rng(0).normal(size=(2, 3, 16, 16)).astype(np.float32)
+    with torch.no_grad():
+        assert np.abs(model(images) - twin(torch.tensor(images)).numpy()).max() < CLOSE
+
+
+class LeNet(torch.nn.Module):
+    """The network of PyTorch's tutorial."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = torch.nn.Conv2d(1, 6, 5), torch.nn.Conv2d(6, 16, 5)
+        self.fc1, self.fc2 = torch.nn.Linear(16 * 4 * 4, 120), torch.nn.Linear(120, 84)
+        self.fc3 = torch.nn.Linear(84, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        f = torch.nn.functional
+        for conv in (self.conv1, self.conv2):
+            x = f.max_pool2d(torch.relu(conv(x)), 2)
+        return self.fc3(torch.relu(self.fc2(torch.relu(self.fc1(x.flatten(1))))))
+
+
+def _sequential() -> torch.nn.Module:
+    linear = torch.nn.Linear
+    return torch.nn.Sequential(linear(5, 7), torch.nn.ReLU(), linear(7, 3))
+
+
+@pytest.mark.parametrize(
+    ("model", "make", "shape"),
+    [(models.LeNet(), LeNet, (2, 1, 28, 28)), (models.MLP([5, 7, 3]), _sequential, (4, 5))],
+    ids=["lenet", "mlp"],
+)
+def test_small_models_are_pytorchs(model: Any, make: Any, shape: tuple[int, ...]) -> None:
+    twin = make()
+    model.start_from(twin.state_dict())
+    model.device = "cpu"
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    with torch.no_grad():
+        assert np.abs(model(x) - twin(torch.tensor(x)).numpy()).max() < 1e-5
+
+
+def train_beside_pytorch(tmp_path: Path, steps: int, **sizes: int) -> None:
+    """Losses of AdamW from a checkpoint of `transformers`, ours natively, beside PyTorch's."""
+    library = twins.transformers()
+    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    torch.manual_seed(0)
+    twin = library.GPT2LMHeadModel(library.GPT2Config(**sizes, **off)).train()
+    model = models.load(saved(twin, tmp_path), device="cpu")
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, sizes["vocab_size"], (steps, 2, 17))
+
+    def loss(m: Any, batch: dict[str, td.Tensor]) -> td.Tensor:
+        logits = m(batch["tokens"][:, :-1])
+        return losses.cross_entropy(
+            logits.reshape(-1, sizes["vocab_size"]), batch["tokens"][:, 1:].reshape(-1)
+        )
+
+    rule = optim.adamw(1e-3, weight_decay=0.01)
+    spec = {"tokens": td.Spec((2, 17), td.int64)}
+    step = td.compile_step(model, loss, rule, spec, device="cpu")
+    optimizer = torch.optim.AdamW(twin.parameters(), 1e-3, weight_decay=0.01)
+    for batch in tokens:
+        given = torch.tensor(batch)
+        logits = twin(given[:, :-1]).logits.reshape(-1, sizes["vocab_size"])
+        wanted = torch.nn.functional.cross_entropy(logits, given[:, 1:].reshape(-1))
+        optimizer.zero_grad()
+        wanted.backward()
+        optimizer.step()
+        assert abs(float(step({"tokens": batch}).loss) - wanted.item()) < 1e-3
+    # What was trained is saved, opens there, and generates here.
+    models.save(model, tmp_path / "trained", step.params)
+    back = library.GPT2LMHeadModel.from_pretrained(tmp_path / "trained")
+    name = "transformer.h.0.mlp.c_fc.weight"
+    assert np.array_equal(back.state_dict()[name].numpy(), step.params[name])
+
+
+def test_training_goes_as_pytorchs(tmp_path: Path) -> None:
+    train_beside_pytorch(
+        tmp_path, 20, n_embd=32, n_layer=2, n_head=4, vocab_size=61, n_positions=32
+    )
+
+
+@pytest.mark.slow
+def test_training_gpt2_small_goes_as_pytorchs(tmp_path: Path) -> None:
+    train_beside_pytorch(
+        tmp_path, 20, n_embd=768, n_layer=12, n_head=12, vocab_size=50257, n_positions=64
+    )
+
+
+def test_dropout_is_for_training_only(tmp_path: Path) -> None:
+    config = models.GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=1, n_head=2)
+    model = models.GPT2(config)
+    tokens = np.zeros((2, 4), np.int32)
+    values = model.init(0)
+    plain = model.apply(values, tokens)
+    dropped = [
+        td.compile_forward(
+            model,
+            lambda m, b: m(b["x"]),
+            {"x": td.Spec((2, 4), td.int32)},
+            device="oracle",
+            training=True,
+            seed=seed,
+        )({"x": tokens})
+        for seed in (0, 1)
+    ]
+    assert not np.allclose(dropped[0], dropped[1])
+    assert not np.allclose(dropped[0], np.asarray(plain))
+
+
+def test_attention_dropout_keeps_the_mean() -> None:
+    """Written out, with its weights dropped, a group's keys still serve all of its heads."""
+    sizes = {"hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = models.LlamaConfig(
+        vocab_size=7,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        attention_dropout=1e-9,
+        **sizes,
+    )
+    model, tokens = models.Llama(config), np.arange(6).reshape(1, 6)
+    values = model.init(0)
+    with_dropout = model.apply(values, tokens, training=True)
+    assert np.allclose(np.asarray(with_dropout), np.asarray(model.apply(values, tokens)), atol=1e-6)
+
+
+def test_older_files_are_read(tmp_path: Path) -> None:
+    """GPT-2's first files have no prefix and have masks; BERT's have gamma and beta."""
+    twin = BY_NAME["gpt2"].twin()
+    saved(twin, tmp_path)
+    old = {n.removeprefix("transformer."): v for n, v in twin.transformer.state_dict().items()}
+    old["h.0.attn.bias"] = torch.ones(1, 1, 4, 4)
+    save_file(old, tmp_path / "model.safetensors", {"format": "pt"})
+    model = models.load(tmp_path, device="oracle")
+    assert np.abs(run(model, BY_NAME["gpt2"]) - BY_NAME["gpt2"].wanted(twin)).max() < CLOSE
+    case = BY_NAME["bert-masked"]
+    twin = case.twin()
+    saved(twin, tmp_path / "bert")
+    names = twin.state_dict()
+    old = {n.replace("LayerNorm.weight", "LayerNorm.gamma"): v.clone() for n, v in names.items()}
+    old = {n.replace("LayerNorm.bias", "LayerNorm.beta"): v for n, v in old.items()}
+    save_file(old, tmp_path / "bert" / "model.safetensors", {"format": "pt"})
+    model = models.load(tmp_path / "bert", device="oracle")
+    assert np.abs(run(model, case) - case.wanted(twin)).max() < CLOSE
+
+
+def test_older_configurations_are_read(tmp_path: Path) -> None:
+    """Rotations were two keys, rope_theta and rope_scaling, with type for rope_type."""
+    case = BY_NAME["llama"]
+    twin = case.twin()
+    saved(twin, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = {"type": rope.pop("rope_type"), **rope}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = models.load(tmp_path, device="oracle")
+    assert np.abs(run(model, case) - case.wanted(twin)).max() < CLOSE
+
+
+def test_narrow_files_are_read(tmp_path: Path) -> None:
+    case = BY_NAME["llama"]
+    twin = case.twin().to(torch.bfloat16)
+    model = models.load(saved(twin, tmp_path), device="oracle")
+    wanted = case.wanted(twin.to(torch.float32))
+    assert np.abs(run(model, case) - wanted).max() < CLOSE
+
+
+def test_shards_are_written_and_read(tmp_path: Path) -> None:
+    case = BY_NAME["llama"]
+    model, twin = loaded(case, tmp_path / "one")
+    models.save(model, tmp_path / "several", shard_bytes=10_000)
+    assert len(list((tmp_path / "several").glob("model-*.safetensors"))) > 2
+    assert not (tmp_path / "several" / "model.safetensors").exists()
+    again = models.load(tmp_path / "several", device="oracle")
+    assert np.array_equal(run(again, case), run(model, case))
+    back = twins.transformers().LlamaForCausalLM.from_pretrained(tmp_path / "several")
+    assert np.array_equal(case.wanted(back.eval()), case.wanted(twin))
+    twin.save_pretrained(tmp_path / "theirs", max_shard_size="10KB")
+    again = models.load(tmp_path / "theirs", device="oracle")
+    assert np.array_equal(run(again, case), run(model, case))
+
+
+@pytest.mark.parametrize("name", ["small", "medium", "large", "xl"])
+def test_sizes_of_gpt2(name: str) -> None:
+    counts = {"small": 124439808, "medium": 354823168, "large": 774030080, "xl": 1557611200}
+    found = sum(int(np.prod(p.shape)) for p in models.gpt2(name).parameters())
+    assert found == counts[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("smollm2-135m", 134515008),
+        ("smollm2-360m", 361821120),
+        ("smollm2-1.7b", 1711376384),
+        ("llama-3.2-1b", 1235814400),
+        ("llama-3.1-8b", 8030261248),
+        ("mistral-7b", 7241732096),
+        ("mixtral-8x7b", 46702792704),
+        ("qwen2.5-0.5b", 494032768),
+        ("qwen3-0.6b", 596049920),
+    ],
+)
+def test_sizes_of_published_models(name: str, count: int) -> None:
+    """The parameters that their authors count."""
+    found = sum(int(np.prod(p.shape)) for p in models.llama(name).parameters())
+    assert found == count
+
+
+def test_a_model_outside_of_a_trace_follows_its_values() -> None:
+    model = models.MLP([3, 2])
+    model.device = "cpu"
+    x = np.ones((1, 3), np.float32)
+    assert np.allclose(model(x), np.asarray(model.apply(model.init(0), x)), atol=1e-6)
+    model.start_from({"0.weight": np.ones((2, 3)), "0.bias": np.zeros(2)})
+    assert np.array_equal(model(x), [[3, 3]])
+    assert np.array_equal(model(np.ones((2, 3), np.float32)), [[3, 3]] * 2)
+    with pytest.raises(td.LoadError, match="missing: 0.bias; unexpected: none"):
+        model.start_from({"0.weight": np.ones((2, 3))})
+    with pytest.raises(td.LoadError, match="given the shape"):
+        model.start_from({"0.weight": np.ones((2, 3)), "0.bias": np.zeros(3)})
