@@ -78,15 +78,8 @@ class Bottleneck(Module):
 Block = BasicBlock | Bottleneck
 
 
-<<<<<<< HEAD
-def _stage(
-    kind: Block, growth: int, inputs: int, width: int, count: int, stride: int
-) -> Sequential:
-    outputs = width * growth
-=======
 def _stage(kind: type[Block], inputs: int, width: int, count: int, stride: int) -> Sequential:
     outputs = width * kind.growth
->>>>>>> search
     downsample = None
     if stride != 1 or inputs != outputs:
         downsample = Sequential(_conv(inputs, outputs, 1, stride), BatchNorm2d(outputs))

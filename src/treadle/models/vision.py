@@ -45,14 +45,8 @@ class ViTConfig(Config):
     def read(cls, given: Json) -> Self:
         """The number of labels is how many names there are, where they are named."""
         names = given.get("id2label")
-<<<<<<< HEAD
-        return super().read(
-            {"num_labels": len(names), **given} if isinstance(names, dict) else given
-        )
-=======
         found = {"num_labels": len(names), **given} if isinstance(names, dict) else given
         return super().read(found)
->>>>>>> search
 
     def check(self) -> None:
         sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
