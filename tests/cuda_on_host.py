@@ -124,7 +124,6 @@ template <class A> static void launch(void (*kernel)(A), void *given, int grid, 
 
 # What the prelude says in the GPU's own instructions, as the host says it.
 INSTRUCTIONS = [
-    (r'asm\("cvt\.rn\.bf16\.f32 .*?"f"\(x\)\);', "r = host_bf16(x);"),
     (r'asm\("cvt\.rn\.f16\.f32 .*?"f"\(x\)\);', "r = host_f16(x);"),
     (r'asm\("cvt\.f32\.f16 .*?"h"\(b\)\);', "r = host_of_f16(b);"),
     (

@@ -218,6 +218,8 @@ def _rows_of_blocks(first: Kernel, second: Kernel, most_of: list[int], target: T
     elements = _elements(first)
     if elements > most and elements == _elements(second):
         wanted.append(elements)  # elementwise work of one size, element by element
+    if max(sizes) <= target.few and target.least_rows <= min(most_of) < most:
+        wanted.append(min(most_of))  # so little that a launch costs more: statistics of a norm
     return wanted
 
 

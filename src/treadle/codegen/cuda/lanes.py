@@ -366,6 +366,8 @@ class Lanes:
                     return f"{self.packs[value]}[u]"
                 if value in self.loaded:
                     return self.loaded[value]
+                if buffer in self.constant:
+                    return f"fixed({self._address(buffer, index)})"
                 return f"get({self._in_memory(buffer, index)})"
             case Local(name):
                 return self._local(name)
@@ -413,15 +415,14 @@ class Lanes:
         apart than a fast exponential does."""
 
         def is_narrow_part(part: Value) -> bool:
-            match part:
-                case Load(_, _, dtype):
-                    return dtype.is_narrow
-                case Local(name):
-                    return name in self.narrow
-                case _:
-                    return isinstance(part, (Convert, Apply))
+            if isinstance(part, Local):
+                return part.name in self.narrow or part.dtype.is_narrow
+            return part.dtype.is_narrow or isinstance(part, (Convert, Apply))
 
-        differing = filter(self.differs, subvalues(value, self.differs))
+        def is_wide(part: Value) -> bool:
+            return self.differs(part) and not part.dtype.is_narrow
+
+        differing = filter(self.differs, subvalues(value, is_wide))
         return all(map(is_narrow_part, differing))
 
     def _local(self, name: str) -> str:

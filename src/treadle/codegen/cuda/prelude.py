@@ -14,14 +14,16 @@ struct b1 { u8 b; }; struct f16 { unsigned short b; }; struct bf16 { unsigned sh
 DEV f32 bits32(u32 b) { return __uint_as_float(b); }
 DEV f64 bits64(u64 b) { return __longlong_as_double((i64)b); }
 
-DEV unsigned short to_bf16(f32 x) {
-  unsigned short r; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(x)); return r; }
+// Two at once, whatever the other is: the instruction for one runs at a quarter of the rate.
+DEV u32 two_bf16(f32 high, f32 low) {
+  u32 r; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
+DEV unsigned short to_bf16(f32 x) { return (unsigned short)two_bf16(0.0f, x); }
 DEV unsigned short to_f16(f32 x) {
   unsigned short r; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(x)); return r; }
 DEV f32 of_bf16(unsigned short b) { return __uint_as_float((u32)b << 16); }
 DEV f32 of_f16(unsigned short b) {
   f32 r; asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(b)); return r; }
-DEV f32 round_bf16(f32 x) { return of_bf16(to_bf16(x)); }
+DEV f32 round_bf16(f32 x) { return bits32(two_bf16(x, 0.0f)); }
 DEV f32 round_f16(f32 x) { return of_f16(to_f16(x)); }
 
 DEV f32 get(bf16 x) { return of_bf16(x.b); }
@@ -45,12 +47,17 @@ template <int V, class T, class R> DEV void packed(Pack<T, V> &m, const R (&r)[V
 template <int V, class R> DEV void packed(Pack<bf16, V> &m, const R (&r)[V]) {
 #pragma unroll
   for (int u = 0; u + 1 < V; u += 2) {
-    u32 two; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(r[u + 1]), "f"(r[u]));
+    u32 two = two_bf16(r[u + 1], r[u]);
     m.v[u].b = (unsigned short)two; m.v[u + 1].b = (unsigned short)(two >> 16); }
   if (V % 2) put(m.v[V - 1], r[V - 1]); }
 template <int V, class T, class R> DEV void load(const T *p, R (&r)[V]) {
   unpacked<V>(*(const Pack<T, V> *)p, r); }
-// Of memory that the kernel does not write: such loads may be made before stores that come first.
+// Of memory that the kernel does not write: such loads may be made before stores that come first,
+// and once for all iterations of a loop.
+template <class T> DEV T fixed(const T *p) { return __ldg(p); }
+DEV f32 fixed(const bf16 *p) { return of_bf16(__ldg(&p->b)); }
+DEV f32 fixed(const f16 *p) { return of_f16(__ldg(&p->b)); }
+DEV bool fixed(const b1 *p) { return __ldg(&p->b) != 0; }
 template <int V, class T> DEV Pack<T, V> fetched(const T *p) {
   Pack<T, V> m;
   if constexpr (sizeof(m) % 16 == 0) {

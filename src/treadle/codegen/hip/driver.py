@@ -40,7 +40,6 @@ static __device__ __forceinline__ lanes_t ballot(bool x) {{
 
 # What the prelude says in NVIDIA's instructions, and what is said of launches and exchanges.
 SPELLING = [
-    (r'asm\("cvt\.rn\.bf16\.f32 .*?"f"\(x\)\);', "r = as_bf16(x);"),
     (
         r'asm\("cvt\.rn\.f16\.f32 .*?"f"\(x\)\);',
         "_Float16 h = (_Float16)x; __builtin_memcpy(&r, &h, 2);",
