@@ -13,7 +13,7 @@ import pytest
 
 import treadle as td
 from test_kernels import run
-from treadle import losses, nn, optim
+from treadle import nn, optim
 from treadle.domains.float64 import evaluate_float64
 from treadle.ir.graph import Graph
 from treadle.kernel.program import Program
