@@ -81,9 +81,11 @@ class Materialization:
     small_share: int = 8  # a tensor of less than this part of the result costs nothing to read
     # Bytes of activations that may wait for the backward pass; fewer stay in a cache until then.
     waiting_bytes: int = 16 << 20
-    # What the backward pass computes anew where it waits from the forward pass otherwise: operations
-    # an element, which take less than reading it, and bytes of a tensor that is worth a thought.
+    # What the backward pass computes anew rather than that it waits from the forward pass:
+    # operations an element, which take less than reading it; how many times its bytes are read for
+    # that, of tensors that mostly are read anyway; and bytes of a tensor that is worth a thought.
     most_recomputed: int = 64
+    most_sources: int = 2
     least_recomputed: int = 1 << 18
 
 

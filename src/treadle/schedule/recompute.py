@@ -10,16 +10,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
+from treadle.base import dtypes
 from treadle.ir.graph import Graph, Node
 from treadle.ir.graph import Value as TensorValue
-from treadle.ir.ops.leaves import Leaf
+from treadle.ir.ops import elementwise as e
+from treadle.ir.ops.leaves import Constant, Leaf
 from treadle.kernel.target import Target
 from treadle.schedule.inline import ELEMENTWISE
-from treadle.schedule.keep import COSTLY, VIEWS, homes_of, is_inline, is_root, materialized_values
+from treadle.schedule.keep import (
+    COSTLY,
+    VIEWS,
+    homes_of,
+    is_inline,
+    is_root,
+    materialized_values,
+)
 from treadle.schedule.patterns import biased_matmuls
+
+Values = set[TensorValue]
+
+
+class Told(NamedTuple):
+    """An operand of a comparison, and what compares as it does."""
+
+    of: TensorValue
+    by: TensorValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +54,15 @@ class Recomputed:
 
 def recomputed(graph: Graph, target: Target) -> Recomputed:
     """The graph with what is better computed again, if that is worth anything."""
-    live = _Live(graph, target)
-    dropped = live.dropped()
-    sizes = target.materialization
-    saved = sum(graph.type_of(v).nbytes for v in dropped)
-    return _Copying(live, dropped).graph() if saved > sizes.waiting_bytes else Recomputed(graph, {})
+    peak = _Peak(graph, target)
+    peak.drop()
+    saved = sum(graph.type_of(v).nbytes for v in peak.dropped)
+    is_much = saved > target.materialization.waiting_bytes
+    return _Copying(peak).graph() if is_much else Recomputed(graph, {})
 
 
-class _Live:
-    """Which tensors are in memory at the peak, in the order of the graph."""
+class _Peak:
+    """Which tensors wait at the peak, in the order of the graph, and which of them need not."""
 
     def __init__(self, graph: Graph, target: Target):
         self.graph, self.sizes = graph, target.materialization
@@ -57,55 +76,113 @@ class _Live:
         for v, position in last.items():
             change[v.node] += graph.type_of(v).nbytes
             change[position] -= graph.type_of(v).nbytes
-        self.peak = int(change.cumsum().argmax())
-        # What is there at the peak and is read after it.
-        self.waiting = {v for v, position in last.items() if v.node <= self.peak < position}
+        self.position = int(change.cumsum().argmax())
+        self.waiting = {v for v, position in last.items() if v.node <= self.position < position}
+        self.dropped: Values = set()
+        self.inside: set[int] = set()  # nodes that are computed on the way to those
+        self.told: dict[int, Told] = {}  # comparisons that look at another value
+        self.users: dict[TensorValue, list[int]] = {}
+        for position, node in enumerate(graph.nodes[: self.position + 1]):
+            for v in node.operands if node.op in (e.WHERE, e.CAST) else ():
+                self.users.setdefault(v, []).append(position)
 
-    def dropped(self) -> set[TensorValue]:
-        """Tensors that need not wait, the first ones first: later ones may be made of them."""
-        found: set[TensorValue] = set()
+    def drop(self) -> None:
+        """Drop what need not wait, the first ones first: later ones may be made of them."""
         for value in sorted(self.waiting):
-            node, nbytes = self.graph.nodes[value.node], self.graph.type_of(value).nbytes
-            is_made = value in self.made or is_root(self.graph, node) or not is_inline(node)
-            if is_made or nbytes < self.sizes.least_recomputed:
+            is_small = self.graph.type_of(value).nbytes < self.sizes.least_recomputed
+            if self._is_made(value) or is_small:
                 continue
-            more = self._more(value, found)
-            if more is not None:
-                found.add(value)
-                self.waiting |= more
-        return found
+            found = self._sources(value)
+            if found is not None and self._pays(value, found[0]):
+                self.dropped.add(value)
+                self.inside |= found[1]
+                self.waiting |= {v for v in found[0] if v in self.stored}
+                continue
+            told = self._told_by(value)
+            if told is not None:
+                self.dropped.add(value)
+                self.told[value.node] = told
+                self.made.add(told.by)  # it stays
 
-    def _more(self, value: TensorValue, dropped: set[TensorValue]) -> set[TensorValue] | None:
-        """What has to wait so that a value need not; None if that, or computing it, is too much.
+    def _pays(self, value: TensorValue, sources: Values) -> bool:
+        """Whether a value is better made of some others than that it waits.
 
-        What waits is read by the backward pass anyway, as a rule by the same kernel; what is made
-        of parameters or inputs alone would be read once more for nothing else.
+        Those that are large must wait anyway. The backward pass reads them then, as a rule in the
+        same kernel; parameters and inputs it would read for this alone.
         """
-        sources = self._sources(value, dropped)
-        if sources is None:
-            return None
-        size = self.graph.type_of(value).size
-        large = {v for v in sources if self.graph.type_of(v).size * self.sizes.small_share > size}
-        is_read = not large or any(v in self.waiting for v in large)
-        more = {v for v in sources if v in self.stored} - self.waiting
-        return more if is_read and not more & large else None
+        type_of, share = self.graph.type_of, self.sizes.small_share
+        large = {v for v in sources if type_of(v).size * share > type_of(value).size}
+        leaves = {v for v in large if v not in self.stored}
+        nbytes = sum(type_of(v).nbytes for v in large)
+        is_little = nbytes <= self.sizes.most_sources * type_of(value).nbytes
+        return is_little and large - leaves <= self.waiting and (not leaves or large != leaves)
 
-    def _sources(self, value: TensorValue, dropped: set[TensorValue]) -> set[TensorValue] | None:
-        """What computing a value reads of memory; None if it takes too many operations."""
-        pending, seen, found, cost = [value], {value}, set[TensorValue](), 0
+    def _sources(self, value: TensorValue) -> tuple[Values, set[int]] | None:
+        """What computing a value reads, and the nodes between; None if that are too many."""
+        size = self.graph.type_of(value).size
+        pending, seen, found, inside, cost = [value], {value}, set[TensorValue](), set[int](), 0
         while pending:
             current = pending.pop()
-            node = self.graph.nodes[current.node]
-            is_kept = current in self.stored and current not in dropped and current != value
-            if is_kept or isinstance(node.attributes, Leaf):
+            is_read = current not in self.dropped and self._is_there(current, size)
+            if current != value and is_read:
                 found.add(current)
                 continue
-            cost += operations(node)
+            inside.add(current.node)
+            cost += operations(self.graph.nodes[current.node])
             if cost > self.sizes.most_recomputed:
                 return None
-            pending += [v for v in node.operands if v not in seen]
-            seen.update(node.operands)
-        return found
+            operands = self.operands(current.node)
+            pending += [v for v in operands if v not in seen]
+            seen.update(operands)
+        return found, inside
+
+    def operands(self, position: int) -> tuple[TensorValue, ...]:
+        """Of a node, with what stands for one of them."""
+        operands, told = self.graph.nodes[position].operands, self.told.get(position)
+        return operands if told is None else tuple(told.by if v == told.of else v for v in operands)
+
+    def _is_there(self, value: TensorValue, size: int) -> bool:
+        """Whether a value is read rather than computed: what does not wait may be made anew too."""
+        if isinstance(self.graph.nodes[value.node].attributes, Leaf) or value in self.waiting:
+            return True
+        is_small = self.graph.type_of(value).size * self.sizes.small_share <= size
+        return value in self.stored and (is_small or self._is_made(value))
+
+    def _is_made(self, value: TensorValue) -> bool:
+        """Whether a value has a kernel of its own, or must be in memory."""
+        node = self.graph.nodes[value.node]
+        return value in self.made or is_root(self.graph, node) or not is_inline(node)
+
+    def _told_by(self, value: TensorValue) -> Told | None:
+        """What compares as a comparison's operand does, and waits: relu(x) is above 0 where x is.
+
+        That is a choice by this very comparison, between its two operands.
+        """
+        node = self.graph.nodes[value.node]
+        for user in self.users.get(value, ()) if node.op in (e.LE, e.LT) else ():
+            choice = self.graph.nodes[user]
+            if choice.op is not e.WHERE or choice.operands[0] != value:
+                continue
+            # Equal operands are no reason to choose otherwise: x ≤ x is true, x < x is not.
+            same, given = choice.operands[1:] if node.op is e.LE else choice.operands[:0:-1]
+            if {same, given} != set(node.operands) or same == given:
+                continue
+            for found in (TensorValue(user), *self._rounded(TensorValue(user), same)):
+                if found in self.waiting and found not in self.dropped:
+                    return Told(given, found)
+        return None
+
+    def _rounded(self, value: TensorValue, bound: TensorValue) -> list[TensorValue]:
+        """Copies of a value in another dtype that are above 0 where it is: exponents are the same.
+
+        (The very smallest numbers become 0, as they do wherever a GPU computes with them.)
+        """
+        attributes = self.graph.nodes[bound.node].attributes
+        if not isinstance(attributes, Constant) or attributes.value != 0:
+            return []
+        wide, own = {dtypes.float32, dtypes.bfloat16}, self.graph.type_of(value).dtype
+        casts = [u for u in self.users.get(value, ()) if self.graph.nodes[u].op is e.CAST]
+        return [TensorValue(u) for u in casts if {own, self.graph.nodes[u].types[0].dtype} <= wide]
 
 
 def operations(node: Node) -> int:
@@ -120,29 +197,25 @@ def operations(node: Node) -> int:
 class _Copying:
     """The graph anew: nodes behind the peak read copies of what is dropped."""
 
-    def __init__(self, live: _Live, dropped: set[TensorValue]):
-        self.live, self.old = live, live.graph
+    def __init__(self, peak: _Peak):
+        self.peak, self.old = peak, peak.graph
         self.nodes: list[Node] = []
         self.moved: list[int] = []
         self.copies: dict[int, int] = {}
         self.waits: dict[int, int] = {}
         self.last = -1  # the latest node that has a kernel of its own
-        # By node up to the peak: whether it is not in memory, and whether it needs what is dropped.
-        self.is_inline: list[bool] = []
-        self.is_gone: list[bool] = []
-        for position, node in enumerate(self.old.nodes[: live.peak + 1]):
+        self.is_gone: list[bool] = []  # by node up to the peak: whether it needs what is dropped
+        for position, node in enumerate(self.old.nodes[: peak.position + 1]):
             value = TensorValue(position)
-            is_there = value in live.stored or isinstance(node.attributes, Leaf)
+            is_there = value in peak.stored or isinstance(node.attributes, Leaf)
             behind = any(self.is_gone[v.node] for v in node.operands)
-            self.is_inline.append(value in dropped or not is_there)
-            self.is_gone.append(value in dropped or (behind and not is_there))
+            self.is_gone.append(value in peak.dropped or (behind and not is_there))
 
     def graph(self) -> Recomputed:
         for position, node in enumerate(self.old.nodes):
-            is_late = position > self.live.peak
+            is_late = position > self.peak.position
             operands = tuple(self._operand(v, is_late) for v in node.operands)
-            self.moved.append(len(self.nodes))
-            self.nodes.append(replace(node, operands=operands))
+            self.moved.append(self._add(node, operands))
             if is_root(self.old, node):
                 self.last = self.moved[-1]
         outputs = (
@@ -151,8 +224,12 @@ class _Copying:
         )
         return Recomputed(Graph(tuple(self.nodes), tuple(outputs), self.old.name), self.waits)
 
+    def _add(self, node: Node, operands: tuple[TensorValue, ...]) -> int:
+        self.nodes.append(replace(node, operands=operands))
+        return len(self.nodes) - 1
+
     def _operand(self, value: TensorValue, is_late: bool) -> TensorValue:
-        is_gone = is_late and value.node <= self.live.peak and self.is_gone[value.node]
+        is_gone = is_late and value.node <= self.peak.position and self.is_gone[value.node]
         moved = self._copied(value.node) if is_gone else self.moved[value.node]
         return TensorValue(moved, value.output)
 
@@ -161,19 +238,31 @@ class _Copying:
         pending = [position]
         while pending:
             current = pending[-1]
-            node = self.old.nodes[current]
-            inline = [v.node for v in node.operands if self.is_inline[v.node]]
-            missing = [n for n in inline if n not in self.copies]
+            operands = self.peak.operands(current)
+            nodes = {v.node for v in operands if self._is_copied(v.node)}
+            missing = [n for n in nodes if n not in self.copies]
             if missing:
                 pending += missing
                 continue
             pending.pop()
             if current not in self.copies:
-                moved = (self.copies.get(v.node, self.moved[v.node]) for v in node.operands)
-                pairs = zip(moved, node.operands, strict=True)
-                operands = tuple(TensorValue(n, v.output) for n, v in pairs)
-                self.copies[current] = len(self.nodes)
-                if self.last >= 0:
-                    self.waits[len(self.nodes)] = self.last
-                self.nodes.append(replace(node, operands=operands))
+                self.copies[current] = self._copy(current, operands)
         return self.copies[position]
+
+    def _is_copied(self, position: int) -> bool:
+        return self.is_gone[position] or position in self.peak.inside
+
+    def _copy(self, position: int, operands: tuple[TensorValue, ...]) -> int:
+        node, first = self.old.nodes[position], len(self.nodes)
+        moved = [
+            TensorValue(self.copies.get(v.node, self.moved[v.node]), v.output) for v in operands
+        ]
+        for i, (old, new) in enumerate(zip(node.operands, operands, strict=True)):
+            type_ = self.old.type_of(old)
+            if self.old.type_of(new) != type_:  # it stands for the operand in another dtype
+                cast = Node(e.CAST, e.Cast(type_.dtype), (moved[i],), (type_,), node.origin)
+                moved[i] = TensorValue(self._add(cast, cast.operands))
+        self._add(node, tuple(moved))
+        if self.last >= 0:
+            self.waits |= dict.fromkeys(range(first, len(self.nodes)), self.last)
+        return len(self.nodes) - 1

@@ -200,8 +200,8 @@ class CudaProgram:
         """What a run takes on the device, the mean of as many as take some time."""
         with self._lock:
             self._device.enter()
-            blocks = self._copies(values)
-            return timed_runs(self._runner, self._table_of(blocks), least)
+            blocks, room = self._copies(values), self._arena.block()
+            return timed_runs(self._runner, self._table_of(blocks, room), least)
 
     def profile(self, values: Mapping[str, np.ndarray]) -> list[Timing]:
         """What each kernel takes in a run, by events between launches; the values stay."""
