@@ -51,7 +51,8 @@ def graph_of(
     types = [TensorType(shape, dtype or dtypes.bfloat16) for shape in shapes]
 
     def loss(q, k, v, w, *b):
-        return (td.attention(q, k, v, *b, causal=causal) * w).sum()
+        # The gradient of what is computed stays inside the program.
+        return (td.attention(q, k, v, *(2 * x for x in b), causal=causal) * w).sum()
 
     def biased(q, k, v, w, b):
         return loss(q, k, v, w, b)
@@ -137,6 +138,9 @@ def test_attention_with_any_bias_is_a_library_s(case) -> None:
     shapes = [t.shape for t in gradient.operands]
     assert shapes[6:] == ([bias] if bias else [])
     assert not any("copy" in k.name for k in program.distinct()), "all is read where it lies"
+    for made in gradient.results[3:]:
+        _, heads, t, k = made.shape
+        assert made.strides == (heads * t * k, t * k, k, 1)
     arrays = draw(graph, 3)
     assert_within(graph, arrays, run(program, arrays), 4)
 
@@ -221,10 +225,17 @@ def launch(results: int, bias: Shape) -> LibraryLaunch:
 
 @pytest.mark.usefixtures("cudnn")
 @pytest.mark.parametrize("results", [3, 4])
-def test_a_bias_and_its_gradient_are_described(results: int) -> None:
+def test_a_bias_and_its_gradient_are_described(
+    results: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbered: list[int] = []
+    monkeypatch.setattr(
+        Described, "set_uid", lambda self, n: numbered.append(n) or self, raising=False
+    )
     planned_attention(launch(results, (1, 4, 8, 8)), False)
     options = Described.made[-1].options
     assert ("bias" in options, "dBias" in options) == (True, results == 4)
+    assert sorted(numbered) == list(range(1, 8 + results)), "each tensor has its own number, once"
 
 
 @pytest.mark.usefixtures("cudnn")

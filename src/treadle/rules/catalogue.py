@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from treadle.rules.attention import ATTENTION
 from treadle.rules.canonical import CANONICAL
 from treadle.rules.expansion import EXPANSION
 from treadle.rules.heads import HEADS
 from treadle.rules.rule import Rule
 
-RULE_SETS = (CANONICAL, HEADS, EXPANSION)
+RULE_SETS = (CANONICAL, HEADS, ATTENTION, EXPANSION)
 
 
 def every_rule() -> dict[str, Rule]:
