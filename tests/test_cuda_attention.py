@@ -29,6 +29,8 @@ from treadle.ir.graph import Graph
 from treadle.ir.types import TensorType
 from treadle.kernel.launch import LibraryLaunch, Tensor, call_of
 from treadle.kernel.program import Program
+from treadle.kernel.target import GPU
+from treadle.pipeline import optimize, recognise
 from treadle.runtime.cuda.attention import planned_attention
 from treadle.runtime.cuda.conv import NoLibraryCallError
 from treadle.runtime.cuda.dnn import has_dnn
@@ -179,6 +181,26 @@ def test_a_mask_is_in_memory_once_and_as_small_as_it_is() -> None:
     (mask,) = (b for b in program.buffers if b.name in masks)
     assert mask.size == 4 * 48
     assert max(b.size for b in program.buffers) < 4 * 2 * 48 * 48
+
+
+def test_attention_by_hand_needs_no_copies_around_its_nan() -> None:
+    b, t, heads, d = 8, 64, 4, 64
+
+    def loss(x, weight, out, hidden):
+        parts = td.chunk(x @ weight, 3, -1)
+        q, k, v = (p.reshape(b, t, heads, d).transpose(1, 2) for p in parts)
+        scores = q @ k.transpose(-1, -2) / 8.0
+        weights = td.softmax(td.where(hidden.reshape(b, 1, 1, t), -math.inf, scores))
+        mixed = (weights @ v).transpose(1, 2).reshape(b, t, heads * d)
+        return (mixed @ out).astype(dtypes.float32).mean()
+
+    shapes = (b, t, 256), (256, 768), (256, 256)
+    types = [TensorType(shape, dtypes.bfloat16) for shape in shapes]
+    graph = recognise(td.trace(loss, *types, TensorType((b, t), dtypes.bool_)), GPU)
+    step = optimize(differentiate(graph, ["weight", "out"]).graph)
+    program = scheduled(step, target=WITH_ATTENTION)
+    assert set(calls_of(program)) == {"attention", "attention_grad"}
+    assert not any("matrix" in k.name or "copy" in k.name for k in program.distinct())
 
 
 @pytest.mark.parametrize(

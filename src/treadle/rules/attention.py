@@ -30,6 +30,7 @@ from treadle.rules.pattern import Anything, Nodes, apply, number_of
 from treadle.rules.rule import Exactness, Match, Rule, RuleSet
 
 _WEIGHTS = apply(c.SOFTMAX, Anything("scores"), name="weights", single_use=True)
+_HEADS_LAST = (0, 2, 1, 3)  # (B, H, T, E) as (B, T, H, E), and back
 _NARROW_WEIGHTS = apply(e.CAST, _WEIGHTS, single_use=True)
 
 
@@ -234,12 +235,17 @@ class _Builder:
         return self.cast(out, self.match.type.dtype)
 
     def with_nan(self, out: Value, lse: Value) -> Value:
-        """NaN in rows that see nothing, as a softmax of −∞ alone is."""
-        type_, rows = self.builder.type_of(out), self.builder.type_of(lse)
-        least = self.number(-math.inf, rows)
-        hidden = self.add(e.EQ, NONE, lse, least)
-        spread = self.add(BROADCAST, Broadcast(type_.shape, (0, 1, 2)), hidden)
-        return self.add(e.WHERE, NONE, spread, self.number(math.nan, type_), out)
+        """NaN in rows that see nothing, as a softmax of −∞ alone is.
+
+        With heads side by side, as the matmul that comes next reads them: no copy is made for it.
+        """
+        rows = self.permuted(out, _HEADS_LAST)
+        type_, of_rows = self.builder.type_of(rows), self.builder.type_of(lse)
+        hidden = self.add(e.EQ, NONE, lse, self.number(-math.inf, of_rows))
+        turned = self.permuted(hidden, _HEADS_LAST[:3])
+        spread = self.add(BROADCAST, Broadcast(type_.shape, (0, 1, 2)), turned)
+        chosen = self.add(e.WHERE, NONE, spread, self.number(math.nan, type_), rows)
+        return self.permuted(chosen, _HEADS_LAST)
 
     def number(self, value: float, type_: TensorType) -> Value:
         return self.add(CONSTANT, Constant(value, type_))
