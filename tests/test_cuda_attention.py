@@ -29,6 +29,8 @@ from treadle.ir.graph import Graph
 from treadle.ir.types import TensorType
 from treadle.kernel.launch import LibraryLaunch, Tensor, call_of
 from treadle.kernel.program import Program
+from treadle.kernel.target import GPU
+from treadle.pipeline import optimize, recognise
 from treadle.runtime.cuda.attention import planned_attention
 from treadle.runtime.cuda.conv import NoLibraryCallError
 from treadle.runtime.cuda.dnn import has_dnn
@@ -51,7 +53,8 @@ def graph_of(
     types = [TensorType(shape, dtype or dtypes.bfloat16) for shape in shapes]
 
     def loss(q, k, v, w, *b):
-        return (td.attention(q, k, v, *b, causal=causal) * w).sum()
+        # The gradient of what is computed stays inside the program.
+        return (td.attention(q, k, v, *(2 * x for x in b), causal=causal) * w).sum()
 
     def biased(q, k, v, w, b):
         return loss(q, k, v, w, b)
@@ -137,6 +140,9 @@ def test_attention_with_any_bias_is_a_library_s(case) -> None:
     shapes = [t.shape for t in gradient.operands]
     assert shapes[6:] == ([bias] if bias else [])
     assert not any("copy" in k.name for k in program.distinct()), "all is read where it lies"
+    for made in gradient.results[3:]:
+        _, heads, t, k = made.shape
+        assert made.strides == (heads * t * k, t * k, k, 1)
     arrays = draw(graph, 3)
     assert_within(graph, arrays, run(program, arrays), 4)
 
@@ -175,6 +181,26 @@ def test_a_mask_is_in_memory_once_and_as_small_as_it_is() -> None:
     (mask,) = (b for b in program.buffers if b.name in masks)
     assert mask.size == 4 * 48
     assert max(b.size for b in program.buffers) < 4 * 2 * 48 * 48
+
+
+def test_attention_by_hand_needs_no_copies_around_its_nan() -> None:
+    b, t, heads, d = 8, 64, 4, 64
+
+    def loss(x, weight, out, hidden):
+        parts = td.chunk(x @ weight, 3, -1)
+        q, k, v = (p.reshape(b, t, heads, d).transpose(1, 2) for p in parts)
+        scores = q @ k.transpose(-1, -2) / 8.0
+        weights = td.softmax(td.where(hidden.reshape(b, 1, 1, t), -math.inf, scores))
+        mixed = (weights @ v).transpose(1, 2).reshape(b, t, heads * d)
+        return (mixed @ out).astype(dtypes.float32).mean()
+
+    shapes = (b, t, 256), (256, 768), (256, 256)
+    types = [TensorType(shape, dtypes.bfloat16) for shape in shapes]
+    graph = recognise(td.trace(loss, *types, TensorType((b, t), dtypes.bool_)), GPU)
+    step = optimize(differentiate(graph, ["weight", "out"]).graph)
+    program = scheduled(step, target=WITH_ATTENTION)
+    assert set(calls_of(program)) == {"attention", "attention_grad"}
+    assert not any("matrix" in k.name or "copy" in k.name for k in program.distinct())
 
 
 @pytest.mark.parametrize(
@@ -221,10 +247,17 @@ def launch(results: int, bias: Shape) -> LibraryLaunch:
 
 @pytest.mark.usefixtures("cudnn")
 @pytest.mark.parametrize("results", [3, 4])
-def test_a_bias_and_its_gradient_are_described(results: int) -> None:
+def test_a_bias_and_its_gradient_are_described(
+    results: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbered: list[int] = []
+    monkeypatch.setattr(
+        Described, "set_uid", lambda self, n: numbered.append(n) or self, raising=False
+    )
     planned_attention(launch(results, (1, 4, 8, 8)), False)
     options = Described.made[-1].options
     assert ("bias" in options, "dBias" in options) == (True, results == 4)
+    assert sorted(numbered) == list(range(1, 8 + results)), "each tensor has its own number, once"
 
 
 @pytest.mark.usefixtures("cudnn")

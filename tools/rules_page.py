@@ -30,6 +30,7 @@ equal over the reals but rounding, or the sign of a zero, may differ."""
 TITLES = {
     "canonical": "Canonical form: before and after differentiation, and after expansion on a GPU",
     "heads": "Recognition: before differentiation, for targets that fuse heads",
+    "attention": "Recognition: before differentiation, for targets that fuse attention",
     "expansion": "Expansion: at the start of `schedule`",
     "scans": "Scans: after expansion",
     "carries": "Carries of scans: after these, where kernels are launched",

@@ -41,6 +41,7 @@ from treadle.nn.tracing import Inputs, TracedModel, as_argument, trace_model
 from treadle.optim.append import Mode, UpdatePlan, append_updates
 from treadle.optim.optimizer import Optimizer
 from treadle.precision.narrow import apply_precision
+from treadle.rules.attention import recognise_attention
 from treadle.rules.canonical import canonicalise
 from treadle.rules.heads import recognise_heads
 from treadle.runtime.executable import Executable
@@ -187,9 +188,11 @@ def recognise(graph: Graph, target: Target = CPU, fired: Counter[str] | None = N
     """The graph by rules of `treadle.rules`, before it is differentiated.
 
     It is canonical, so that equal things look equal; where the target asks for it, a matmul that
-    only a cross-entropy reads is one composite with it. `fired` counts rules by name.
+    only a cross-entropy reads is one composite with it, and so is attention that is written out.
+    `fired` counts rules by name.
     """
-    return recognise_heads(canonicalise(graph, fired), target, fired)
+    heads = recognise_heads(canonicalise(graph, fired), target, fired)
+    return recognise_attention(heads, target, fired)
 
 
 def optimize(graph: Graph, fired: Counter[str] | None = None) -> Graph:

@@ -270,6 +270,12 @@ class Rewriting:
     least_classes: int = 512  # classes of a head without stored logits: chosen, fewer are little
     least_head_logits: int = 1 << 22  # elements of a head that is recognised: chosen, 8 to 16 MB
     streams_narrow_logits: bool = False  # chunked heads take bfloat16 and float16 too
+    # Whether a softmax of products and the product with values are recognised as attention, which
+    # written out made a GPT-2 step of batch 4 take 1.8 times as long (measured on an H200).
+    fuses_attention: bool = False
+    least_fused_attention: int = 16  # queries and keys of such a one: chosen, fewer are little
+    # Blocks of 64 keys, of all heads: fewer would leave a device idle in the gradient. Chosen.
+    least_key_blocks: int = 32
     blocks_attention: bool = True  # attention has kernels that go over blocks of keys
     # Positions of a block of queries or keys, chosen: 64 rows of 64 floats are half of a
     # first-level cache; causal blocks of 32 leave out more of the keys that come after a query;
@@ -390,7 +396,11 @@ GPU = Target(
     few=1 << 16,
     most_buffers=60,
     rewriting=Rewriting(
-        fuses_heads=True, streams_narrow_logits=True, blocks_attention=False, scatters_cheaply=False
+        fuses_heads=True,
+        streams_narrow_logits=True,
+        fuses_attention=True,
+        blocks_attention=False,
+        scatters_cheaply=False,
     ),
     reductions=Reductions(counted=256),
     matmuls=Matmuls(by_library=True, busy_tiles=512),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from treadle.rules.attention import ATTENTION
 from treadle.rules.canonical import CANONICAL
 from treadle.rules.carries import CARRIES
 from treadle.rules.expansion import EXPANSION
@@ -9,7 +10,7 @@ from treadle.rules.heads import HEADS
 from treadle.rules.rule import Rule
 from treadle.rules.scans import SCANS
 
-RULE_SETS = (CANONICAL, HEADS, EXPANSION, SCANS, CARRIES)
+RULE_SETS = (CANONICAL, HEADS, ATTENTION, EXPANSION, SCANS, CARRIES)
 
 
 def every_rule() -> dict[str, Rule]:

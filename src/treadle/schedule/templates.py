@@ -194,7 +194,8 @@ def layouts(
             continue
         if v in of and op not in _OWN:
             found[v] = last_order(4)
-        if has_heads and op in (c.ATTENTION, c.ATTENTION_GRAD):
+        is_of_bias = v.output > 2  # a bias's gradient, which has no rows of heads
+        if has_heads and op in (c.ATTENTION, c.ATTENTION_GRAD) and not is_of_bias:
             found[v] = HEADS_LAST
     return found
 

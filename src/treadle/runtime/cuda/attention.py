@@ -8,7 +8,13 @@ from typing import Any
 
 from treadle.kernel.launch import LibraryLaunch
 from treadle.runtime.cuda.conv import NoLibraryCallError
-from treadle.runtime.cuda.dnn import DnnCall, empty_graph, operands_of, set_results
+from treadle.runtime.cuda.dnn import (
+    DnnCall,
+    data_types,
+    empty_graph,
+    operands_of,
+    set_results,
+)
 
 # Names of the operands, in the order of the composites. A bias is the last, if there is one.
 FORWARD = ("q", "k", "v", "bias")
@@ -66,6 +72,7 @@ def _spread(call: LibraryLaunch, names: Sequence[str]) -> LibraryLaunch:
 
 def _bias_gradient(graph: Any, call: LibraryLaunch) -> dict[str, Any]:
     """What the gradient of the bias is written to; its number is that of a result."""
-    alone = replace(call, operands=call.results[GRADIENTS:])
-    (made,) = operands_of(graph, alone, ["dBias"]).values()
+    result = call.results[GRADIENTS]
+    dims, steps, dtype = list(result.shape), list(result.strides), data_types()[result.dtype]
+    made = graph.tensor(name="dBias", dim=dims, stride=steps, data_type=dtype)
     return {"dBias": made.set_uid(len(call.operands) + GRADIENTS + 1)}

@@ -1,0 +1,110 @@
+"""Masks that are known before a program runs: numbers, positions, and what is made of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from treadle.base.dtypes import bool_
+from treadle.ir.graph import Node, Value
+from treadle.ir.literal import ArrayLiteral
+from treadle.ir.op import Op
+from treadle.ir.ops import elementwise as e
+from treadle.ir.ops.leaves import Constant, Iota
+from treadle.ir.ops.shaping import Broadcast, Permute, Reshape
+from treadle.rules.pattern import Nodes
+
+MOST = 1 << 24  # elements of what is computed: positions of 4,096 queries and keys
+_FUNCTIONS: dict[Op, Callable[..., Any]] = {
+    e.ADD: np.add,
+    e.SUB: np.subtract,
+    e.MUL: np.multiply,
+    e.ABS: np.abs,
+    e.NEG: np.negative,
+    e.MAX: np.maximum,
+    e.MIN: np.minimum,
+    e.EQ: np.equal,
+    e.LT: np.less,
+    e.LE: np.less_equal,
+    e.AND: np.logical_and,
+    e.OR: np.logical_or,
+    e.NOT: np.logical_not,
+    e.WHERE: lambda holds, x, y: np.where(holds != 0, x, y),
+}
+
+
+def known_mask(graph: Nodes, value: Value, is_hidden: bool = False) -> np.ndarray | None:
+    """Where a mask holds, or where it does not, if nothing that a program is given decides it."""
+    found = _known(graph, value)
+    if found is None:
+        return None
+    mask = found.astype(bool)
+    return ~mask if is_hidden else mask
+
+
+def is_causal_mask(graph: Nodes, value: Value, is_hidden: bool = False) -> bool:
+    """Whether a mask of queries and keys, its last axes, lets query t see keys 0 … t."""
+    shape = graph.type_of(value).shape
+    if math.prod(shape[:-2]) != 1 or min(shape[-2:]) < 2:
+        return False
+    mask = known_mask(graph, value, is_hidden)
+    return mask is not None and bool((mask == (np.tri(shape[-2], shape[-1]) > 0)).all())
+
+
+def _known(graph: Nodes, value: Value) -> np.ndarray | None:
+    """In float64; None too where a number would be rounded to the dtype that it has."""
+    type_ = graph.type_of(value)
+    if math.prod(type_.shape) > MOST:
+        return None
+    node = graph.nodes[value.node]
+    found = _leaf(node)
+    if found is None and node.operands:
+        operands = [_known(graph, v) for v in node.operands]
+        if any(x is None for x in operands):
+            return None
+        found = _computed(node, operands)
+    if found is None:
+        return None
+    held = found.astype(type_.dtype.numpy).astype(np.float64)
+    return found if np.array_equal(held, found) else None
+
+
+def _computed(node: Node, operands: Sequence[Any]) -> np.ndarray | None:
+    if node.op in _FUNCTIONS:
+        return np.asarray(_FUNCTIONS[node.op](*operands), np.float64)
+    return _view(node, operands[0])
+
+
+def _leaf(node: Node) -> np.ndarray | None:
+    match node.attributes:
+        case Constant(ArrayLiteral() as literal, _):
+            return literal.array.astype(np.float64)
+        case Constant(int() | float() | Fraction() as number, type_):
+            return np.full(list(type_.shape), float(number))
+        case Iota(axis, shape, _):
+            along = [-1 if i == axis else 1 for i in range(len(shape))]
+            return np.broadcast_to(np.arange(shape[axis], dtype=np.float64).reshape(along), shape)
+        case _:
+            return None
+
+
+def _view(node: Node, x: np.ndarray) -> np.ndarray | None:
+    match node.attributes:
+        case Broadcast(shape, axes):
+            return np.broadcast_to(
+                x.reshape([shape[i] if i in axes else 1 for i in range(len(shape))]), shape
+            )
+        case Reshape(shape):
+            return x.reshape(shape)
+        case Permute(axes):
+            return x.transpose(axes)
+        case e.Cast(dtype) if dtype.is_float:
+            return x
+        case e.Cast(dtype):
+            return (x != 0).astype(np.float64) if dtype is bool_ else np.trunc(x)
+        case _:
+            return None
