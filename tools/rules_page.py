@@ -32,6 +32,7 @@ TITLES = {
     "heads": "Recognition: before differentiation, for targets that fuse heads",
     "expansion": "Expansion: at the start of `schedule`",
     "scans": "Scans: after expansion",
+    "slices": "Slices of scans: then, where arithmetic is nearly free",
     "carries": "Carries of scans: after these, where kernels are launched",
 }
 
