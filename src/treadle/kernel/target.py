@@ -199,7 +199,7 @@ class Mapping:
     staged: int = 110 << 10  # bytes of such rows in shared memory: two blocks fit a multiprocessor
     least_staged: int = 4 << 10  # bytes: a shorter row is in the cache
     ahead: int = 4  # packs that a thread asks for before it uses the first
-    scan_threads: int = 1 << 17  # that scans should have, where they can: half of what a device holds
+    scan_threads: int = 1 << 17  # of a scan, where it has as many parts: half of a device's
     scan_ahead: int = 8  # iterations of a scan whose slices a thread asks for at once: chosen
     part_warps: int = 6  # warps that share rows and sum columns: two blocks have their registers
     # Sums of columns

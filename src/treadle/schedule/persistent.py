@@ -187,7 +187,8 @@ def _by_rows(kernel: Kernel, count: int, iterations: Iterations, target: Target)
         return None
     buffers = [b for b in kernel.outputs if b.name in own]
     room = sum(b.nbytes // count for b in (*buffers, *kernel.scratch))
-    if room > target.fusion.shared_memory:
+    limit = target.fusion.shared_memory if target.mapping is None else target.mapping.staged
+    if room > limit:
         return None
     lengths = {b.name: b.size // count for b in buffers}
     near = {b.name: Buffer(f"{b.name}.near", b.dtype, lengths[b.name]) for b in buffers}
