@@ -191,6 +191,14 @@ def rounded_matmul(c: td.Tensor, w: td.Tensor) -> td.Tensor:
     return cast(cast(c, BF16) @ cast(w[:, :3], BF16), F32)
 
 
+def spread_slices(h: td.Tensor, x: td.Tensor, w: td.Tensor, of: Callable[..., Any]) -> Any:
+    """A scan over (2, 3, n), computed from (2, 3)."""
+    slices = of(x)
+    start = h[:, None] * w[:, : slices.shape[-1]]
+    last, stacked = td.scan(lambda c, v: (c * v[0] + v[1][:, None], c), start, (slices, x))
+    return [last, stacked]
+
+
 SCANNED = [TensorType((3,), F32), TensorType((2, 3), F32), TensorType((3, 17), F32)]
 
 
@@ -312,6 +320,15 @@ CASES = {
     "stacked_carry": Case(
         scanned(lambda c, v, w: (c * v, (c, c * v)), reverse=True),
         [scanned(lambda c, v, w: (c * v, c)), scanned(lambda c, v, w: (c, (c, v)))],
+        SCANNED,
+        GPU,
+    ),
+    "computed_in_scan": Case(
+        lambda h, x, w: spread_slices(h, x, w, lambda x: td.exp(x[:, :, None] * w[0, :8])),
+        [
+            lambda h, x, w: spread_slices(h, x, w, lambda x: x[:, :, None] * w[0, :2]),
+            lambda h, x, w: spread_slices(h, x, w, lambda x: td.flip(x[:, :, None] * w[0, :8], 0)),
+        ],
         SCANNED,
         GPU,
     ),

@@ -111,6 +111,18 @@ def softmaxes(h, a, b):
     return td.scan(lambda c, x: (td.softmax(c + x[0]), c * x[1]), h, (a, b))
 
 
+def spread_gradients(h, a, rates, b):
+    """Rates and inputs of every state, made of one number for each channel: never in memory."""
+
+    def loss(h, a, rates, b):
+        decay = td.exp(a[..., None] * -td.exp(rates))
+        inputs = a[..., None] * b[:, :, None, :]
+        y = td.scan(lambda c, x: (c * x[0] + x[1], c), h, (decay, inputs))[1]
+        return (y * y).sum()
+
+    return list(td.grad(loss, (0, 1, 2, 3))(h, a, rates, b))
+
+
 TWO = ((5, 3, 37),) * 2
 ONE_KERNEL: dict[str, tuple[Function, Sequence[tuple[int, ...]]]] = {
     "linear": (lambda h, a, b: decayed(h, a, b)[1], ((3, 37), *TWO)),
@@ -126,6 +138,7 @@ ONE_KERNEL: dict[str, tuple[Function, Sequence[tuple[int, ...]]]] = {
         reversed_gradients,
         ((2, 5, 3), *((6, 2, 5, 3),) * 2, (6, 2, 3)),
     ),
+    "spread_gradients": (spread_gradients, ((2, 5, 16), (4, 2, 5), (5, 16), (4, 2, 16))),
     "two_carries": (two_carries, ((3, 37), *TWO)),
     "neighbours": (neighbours, ((3, 37), *TWO)),
     "neighbour_gradients": (neighbour_gradients, ((3, 37), *TWO)),

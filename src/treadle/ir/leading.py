@@ -61,7 +61,7 @@ def _unwindow(attributes: linear.Unwindow, size: int) -> linear.Unwindow:
     return linear.Unwindow(shift_axes(attributes.window, size), (size, *attributes.shape))
 
 
-_ANY_RANK = (
+ANY_RANK = (
     *(e.NEG, e.ABS, e.SIGN, e.FLOOR, e.EXP, e.LOG, e.SQRT, e.RSQRT, e.SIN, e.COS, e.TANH, e.ERF),
     *(e.NOT, e.STOP_GRADIENT, e.CAST, e.ADD, e.SUB, e.MUL, e.DIV, e.FLOORDIV, e.MOD, e.MAX, e.MIN),
     *(e.POW, e.ATAN2, e.EQ, e.LT, e.LE, e.AND, e.OR, e.XOR, e.WHERE),
@@ -75,7 +75,7 @@ _WITH_AXIS = (
     shaping.CONCAT,
 )
 LEADING: dict[Op, Shift] = {
-    **dict.fromkeys(_ANY_RANK, _same),
+    **dict.fromkeys(ANY_RANK, _same),
     **dict.fromkeys(_WITH_AXES, shift_axes),
     **dict.fromkeys(_WITH_AXIS, shift_axis),
     shaping.RESHAPE: _reshape,

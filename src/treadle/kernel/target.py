@@ -79,6 +79,9 @@ class Materialization:
     scan_sources: int = 8  # the same where every iteration of a scan would launch a kernel: chosen
     makes_parts: bool = False  # tensors put together of parts are made part by part, without guards
     small_share: int = 8  # a tensor of less than this part of the result costs nothing to read
+    # Bytes from which a value that is made of such tensors alone is not worth its memory: chosen,
+    # smaller ones stay in a cache.
+    spread_bytes: int = 8 << 20
     # Bytes of activations that may wait for the backward pass; fewer stay in a cache until then.
     waiting_bytes: int = 16 << 20
     # What the backward pass computes anew rather than that it waits from the forward pass:
@@ -216,6 +219,7 @@ class Mapping:
     staged: int = 110 << 10  # bytes of such rows in shared memory: two blocks fit a multiprocessor
     least_staged: int = 4 << 10  # bytes: a shorter row is in the cache
     ahead: int = 4  # packs that a thread asks for before it uses the first
+    scan_threads: int = 1 << 17  # of a scan, where it has as many parts: half of a device's
     scan_ahead: int = 8  # iterations of a scan whose slices a thread asks for at once: chosen
     part_warps: int = 6  # warps that share rows and sum columns: two blocks have their registers
     # Sums of columns
@@ -287,6 +291,9 @@ class Rewriting:
     # Bytes of matmuls and reductions that a scan's iterations compute all at once, for each byte
     # of the slices they read: chosen, the gates of an LSTM are four times its input.
     most_stacked: int = 4
+    # Bytes of a scan's slices for each byte that they are computed from, from which iterations
+    # compute them: chosen, the states of a selective scan are 16 for each channel.
+    least_spread: int = 4
     scatters_cheaply: bool = True  # a scatter-add costs no more than a copy of its rows
 
 

@@ -9,8 +9,9 @@ from treadle.rules.expansion import EXPANSION
 from treadle.rules.heads import HEADS
 from treadle.rules.rule import Rule
 from treadle.rules.scans import SCANS
+from treadle.rules.slices import SLICES
 
-RULE_SETS = (CANONICAL, HEADS, ATTENTION, EXPANSION, SCANS, CARRIES)
+RULE_SETS = (CANONICAL, HEADS, ATTENTION, EXPANSION, SCANS, SLICES, CARRIES)
 
 
 def every_rule() -> dict[str, Rule]:

@@ -2,7 +2,7 @@
 
 Only what leads from a carry to the next one has to be in order. Matmuls and reductions of slices
 alone move before the scan; results that no carry needs move behind it, where what they are made of
-is stacked anyway. A carry's stack is that of its next values, moved on by one.
+is stacked anyway. The stack of a carry's next values is its own, moved on by one.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _behind(at: _Iteration, target: Target) -> tuple[list[int], list[Value]]:
     """Results that are computed behind the scan, by position among the stacked, and new stacks."""
     moved: list[int] = []
     extra: list[Value] = []
-    shifts = {c for c, n in zip(at.carries, at.next, strict=True) if n in at.stacked}
+    shifts = _shifts(at) if target.has_launches and at.scan.length > 1 else set[Value]()
     for k, value in enumerate(at.stacked):
         sources = None if at.is_in_order(value) else at.sources(value)
         if sources is None:
@@ -145,6 +145,12 @@ def _behind(at: _Iteration, target: Target) -> tuple[list[int], list[Value]]:
             moved.append(k)
             extra += new
     return moved, extra
+
+
+def _shifts(at: _Iteration) -> set[Value]:
+    """Carries and their next values of which the other is stacked: one stack serves for both."""
+    pairs = [*zip(at.carries, at.next, strict=True), *zip(at.next, at.carries, strict=True)]
+    return {one for one, other in pairs if other in at.stacked}
 
 
 def is_split_behind(match: Match) -> bool:
@@ -223,11 +229,11 @@ BEFORE_SCAN = Rule(
 
 
 def _moved_on(at: _Iteration) -> dict[int, int]:
-    """Stacks of carries, and the stacks of their next values, by position."""
+    """Stacks of next values, by position, and the carries that are stacked beside them."""
     found: dict[int, int] = {}
-    for carry, next_ in zip(at.carries, at.next, strict=True):
-        if carry in at.stacked and next_ in at.stacked and next_ != carry:
-            found[at.stacked.index(carry)] = at.stacked.index(next_)
+    for k, (carry, next_) in enumerate(zip(at.carries, at.next, strict=True)):
+        if carry in at.stacked and next_ in at.stacked and next_ not in at.carries:
+            found |= {i: k for i, v in enumerate(at.stacked) if v == next_}
     return found
 
 
@@ -239,22 +245,20 @@ def is_moved_on(match: Match) -> bool:
 
 def _next_moved_on(match: Match, builder: GraphBuilder) -> Body:
     at = _iteration(match)
-    sources, around, count = _moved_on(at), _Around(at), len(at.next)
-    kept = [v for k, v in enumerate(at.stacked) if k not in sources]
-    stacks = around.scan([*at.next, *kept], {})
-    known = dict(zip(kept, stacks[count:], strict=True))
+    moved, around, count = _moved_on(at), _Around(at), len(at.next)
+    kept = [v for i, v in enumerate(at.stacked) if i not in moved]
+    values = around.scan([*at.next, *kept], {})
+    last, known = values[:count], dict(zip(kept, values[count:], strict=True))
     results = [
-        around.moved_on(at.carries.index(v), known[at.stacked[sources[k]]])
-        if k in sources
-        else known[v]
-        for k, v in enumerate(at.stacked)
+        around.moved_on(known[at.carries[moved[i]]], last[moved[i]]) if i in moved else known[v]
+        for i, v in enumerate(at.stacked)
     ]
-    return around.body([*stacks[:count], *results], match)
+    return around.body([*last, *results], match)
 
 
 MOVED_ON = Rule(
     "stacked_carry",
-    "The stack of a carry is its first value and the stack of its next values but for the last.",
+    "The stack of a carry's next values is its own from the second on, and then the last one.",
     apply(SCAN),
     _next_moved_on,
     is_moved_on,
@@ -301,16 +305,15 @@ class _Around:
                 pending += self.at.body.nodes[value.node].operands
         return found
 
-    def moved_on(self, carry: int, stack: Value) -> Value:
-        """What a carry was in each iteration, from the stack of its next values."""
-        first, length = self.given[self.at.carries[carry]], self.at.scan.length
-        shape = self.builder.type_of(first).shape
-        (row,) = self.builder.add(RESHAPE, Reshape((1, *shape)), (first,))
-        start, stop = (1, length) if self.at.scan.reverse else (0, length - 1)
+    def moved_on(self, stack: Value, last: Value) -> Value:
+        """What a carry becomes in each iteration, from the stack of what it was before."""
+        length, shape = self.at.scan.length, self.builder.type_of(last).shape
+        (row,) = self.builder.add(RESHAPE, Reshape((1, *shape)), (last,))
+        start, stop = (0, length - 1) if self.at.scan.reverse else (1, length)
         starts, stops = (start, *(0 for _ in shape)), (stop, *shape)
         attributes = Slice(starts, stops, (1, *(1 for _ in shape)))
         (rest,) = self.builder.add(SLICE, attributes, (stack,))
-        parts = (rest, row) if self.at.scan.reverse else (row, rest)
+        parts = (row, rest) if self.at.scan.reverse else (rest, row)
         return self.builder.add(CONCAT, Concat(0), parts)[0]
 
     def body(self, results: Sequence[Value], match: Match) -> Body:

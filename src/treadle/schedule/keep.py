@@ -90,7 +90,7 @@ def _materialized(
             readers[operand] = home if known is None or known is home else known | home
     sources = stored if target.rematerializes else shared
     for value in sorted(shared):
-        if _is_cheap(graph, value, stored, sources, readers, target.materialization):
+        if _is_cheap(graph, value, stored, sources, readers, target):
             del stored[value]
     return dict.fromkeys(sorted(stored))
 
@@ -130,20 +130,23 @@ def _is_cheap(
     stored: dict[TensorValue, None],
     shared: dict[TensorValue, None],
     readers: Mapping[TensorValue, set[int]],
-    sizes: Materialization,
+    target: Target,
 ) -> bool:
     """Whether a value is better recomputed wherever it is read.
 
     It is if it takes little arithmetic on one large tensor that several kernels read anyway; where
-    arithmetic is nearly free, on any that is in memory; on several where launches are what counts.
+    arithmetic is nearly free, on any that is in memory, or on tensors that are all far smaller; on
+    several where launches are what counts.
     So is what is one
     operation away from a tensor that others read too (the square of a gradient, for its norm and
     for a moment): reading either costs the same.
     """
+    sizes, of_value = target.materialization, graph.type_of(value)
     large = _sources(graph, value, stored, sizes)
-    if large is None or not 1 <= len(large) <= sizes.most_sources:
+    if large is None or len(large) > sizes.most_sources:
         return False
-    of_value = graph.type_of(value)
+    if not large:
+        return target.rematerializes and of_value.nbytes >= sizes.spread_bytes
     if all(isinstance(graph.nodes[v.node].attributes, Leaf) or v in shared for v in large):
         return all(of_value.dtype.itemsize >= graph.type_of(v).dtype.itemsize for v in large)
     if len(large) > 1:

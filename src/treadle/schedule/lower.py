@@ -28,6 +28,7 @@ from treadle.rules.canonical import canonicalise
 from treadle.rules.carries import choose_carries
 from treadle.rules.expansion import expand
 from treadle.rules.scans import split_scans
+from treadle.rules.slices import compute_slices
 from treadle.schedule.inline import Reader, laid_out
 from treadle.schedule.inline import attributes_of as attributes_of
 from treadle.schedule.keep import (
@@ -65,7 +66,7 @@ def lower(
     if target.fuses_epilogues:
         expanded = canonicalise(expanded)  # definitions and their gradients look alike then
     if fuse:
-        expanded = choose_carries(expanded, target)
+        expanded = choose_carries(compute_slices(expanded, target), target)
     if target.has_launches and fuse and launches_dominate(expanded, target.matmuls):
         target = replace(target, is_small=True, parts=4 * target.parts)
     is_recomputed = fuse and target.rematerializes and not target.is_small

@@ -9,7 +9,7 @@ one in memory that a block shares. So one launch takes the place of several in e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from treadle.kernel import cost
@@ -54,6 +54,7 @@ class Iterations:
     reverse: bool
     rows: Mapping[str, Argument]
     sizes: Mapping[str, int]  # elements of each buffer
+    carries: Mapping[str, tuple[str, str]]  # buffers where each starts, and where it ends
 
 
 def named(bound: Bound) -> Kernel:
@@ -64,12 +65,12 @@ def named(bound: Bound) -> Kernel:
 
 
 def as_one_kernel(
-    kernels: Sequence[Kernel], iterations: Iterations, carried: frozenset[str], target: Target
+    kernels: Sequence[Kernel], iterations: Iterations, target: Target
 ) -> Kernel | None:
     """All iterations as one kernel, its rows as short as they can be; None if there is no way."""
     if not kernels or any(_is_apart(k) for k in kernels):
         return None
-    found = _by_elements(kernels, iterations, carried, target)
+    found = _by_elements(kernels, iterations, target)
     counts = {n for k in kernels for n in (1, *row_counts(k))}
     for count in sorted(counts, reverse=True):
         if found is not None:
@@ -77,7 +78,7 @@ def as_one_kernel(
         whole = _at_rows(kernels, count)
         if whole is None or cost.work(whole) > count * target.fusion.scan_part:
             continue
-        found = _by_rows(whole, count, iterations, carried, target)
+        found = _by_rows(whole, count, iterations, target)
     return None if found is None else _over_wholes(found, iterations)
 
 
@@ -109,7 +110,7 @@ def _own(
 
 
 def _by_elements(
-    kernels: Sequence[Kernel], iterations: Iterations, carried: frozenset[str], target: Target
+    kernels: Sequence[Kernel], iterations: Iterations, target: Target
 ) -> Kernel | None:
     """One kernel whose carries are one element of each iteration of its loops: in registers."""
     if len(kernels) != 1 or kernels[0].scratch:
@@ -128,13 +129,29 @@ def _by_elements(
         return None
     taken = names_in(body)
     locals_ = {n: Local(fresh("carry", taken), dtypes[n]) for n in sorted(own)}
-    before = [Let(x.name, Load(n, at[n], x.dtype)) for n, x in locals_.items() if n in carried]
-    after = [Store(n, at[n], x) for n, x in locals_.items() if n in carried]
-    inside = map_statements(body, lambda s: [_in_registers(s, locals_, carried)])
+    carried = {n: locals_[n] for n in iterations.carries}
+    before = [
+        Let(x.name, Load(iterations.carries[n][0], at[n], x.dtype)) for n, x in carried.items()
+    ]
+    after = [Store(iterations.carries[n][1], at[n], x) for n, x in carried.items()]
+    inside = map_statements(body, lambda s: [_in_registers(s, locals_, carried.keys())])
     loop = _loop(inside, iterations, loop_names(kernel.body))
     ahead = 1 if target.mapping is None else target.mapping.scan_ahead
     loop = replace(loop, unroll=min(ahead, iterations.length))
-    return replace(kernel, body=parallel(variables, [*before, loop, *after]))
+    return _of_carries(kernel, parallel(variables, [*before, loop, *after]), own, iterations)
+
+
+def _of_carries(kernel: Kernel, body: Body, own: set[str], iterations: Iterations) -> Kernel:
+    """The kernel with other statements, on buffers where carries start and end."""
+    buffers = {b.name: b for b in kernel.outputs if b.name in own}
+    inputs = {b.name: b for b in kernel.inputs}
+    outputs = {b.name: b for b in kernel.outputs if b.name not in own}
+    for name, (first, last) in iterations.carries.items():
+        inputs[first] = replace(buffers[name], name=first)
+        outputs[last] = replace(buffers[name], name=last)
+    return replace(
+        kernel, inputs=tuple(inputs.values()), outputs=tuple(outputs.values()), body=body
+    )
 
 
 def _is_plain(body: Body, own: set[str]) -> bool:
@@ -144,7 +161,7 @@ def _is_plain(body: Body, own: set[str]) -> bool:
 
 
 def _in_registers(
-    statement: Statement, locals_: Mapping[str, Local], carried: frozenset[str]
+    statement: Statement, locals_: Mapping[str, Local], carried: Collection[str]
 ) -> Statement:
     def read(load: Load) -> Value:
         return locals_.get(load.buffer, load)
@@ -159,9 +176,7 @@ def _in_registers(
 # A group of threads for each row
 
 
-def _by_rows(
-    kernel: Kernel, count: int, iterations: Iterations, carried: frozenset[str], target: Target
-) -> Kernel | None:
+def _by_rows(kernel: Kernel, count: int, iterations: Iterations, target: Target) -> Kernel | None:
     """The kernel at a number of rows, what a row changes in memory of its own."""
     body = in_rows(kernel, count)
     if body is None:
@@ -172,7 +187,8 @@ def _by_rows(
         return None
     buffers = [b for b in kernel.outputs if b.name in own]
     room = sum(b.nbytes // count for b in (*buffers, *kernel.scratch))
-    if room > target.fusion.shared_memory:
+    limit = target.fusion.shared_memory if target.mapping is None else target.mapping.staged
+    if room > limit:
         return None
     lengths = {b.name: b.size // count for b in buffers}
     near = {b.name: Buffer(f"{b.name}.near", b.dtype, lengths[b.name]) for b in buffers}
@@ -186,22 +202,23 @@ def _by_rows(
     inside = tuple(rewrite(s, at, name_of) for s in body)
     taken = loop_names(kernel.body) | {var.name}
     loop = _loop(inside, iterations, taken)
-    kept = [b for b in buffers if b.name in carried]
-    before = [s for b in kept for s in _copy(b, near[b.name], var, taken, True)]
-    after = [s for b in kept for s in _copy(b, near[b.name], var, taken, False)]
+    before, after = list[Statement](), list[Statement]()
+    for name, (first, last) in iterations.carries.items():
+        before += _copy(first, near[name].name, near[name], var, taken, True)
+        after += _copy(near[name].name, last, near[name], var, taken, False)
     whole = parallel([var], [*before, loop, *after])
-    outputs = tuple(b for b in kernel.outputs if b.name not in own or b.name in carried)
-    return replace(kernel, body=whole, outputs=outputs, scratch=(*kernel.scratch, *near.values()))
+    found = _of_carries(kernel, whole, own, iterations)
+    return replace(found, scratch=(*kernel.scratch, *near.values()))
 
 
-def _copy(far: Buffer, near: Buffer, var: Var, taken: set[str], is_first: bool) -> Body:
-    """A row's part of a carry from memory, or back."""
+def _copy(
+    source: str, target: str, near: Buffer, var: Var, taken: set[str], is_first: bool
+) -> Body:
+    """A row's part of a carry into memory of its own, or back."""
     i = Var(fresh("c", taken), near.size)
-    there = variable(var) * near.size + variable(i)
-    load, store = (far.name, there), (near.name, variable(i))
-    if not is_first:
-        load, store = store, load
-    return parallel([i], [Store(*store, Load(*load, far.dtype))])
+    far, here = variable(var) * near.size + variable(i), variable(i)
+    load, store = (far, here) if is_first else (here, far)
+    return parallel([i], [Store(target, store, Load(source, load, near.dtype))])
 
 
 # The loop over iterations

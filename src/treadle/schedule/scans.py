@@ -36,7 +36,7 @@ class ScanBody(Lowering):
         super().__init__(body, outer.fuse, outer.panel, outer.memo, prefix)
         self.attributes = attributes
         self.starts: list[Kernel] = []
-        self.ends: list[Kernel] = []
+        self.carries: dict[str, tuple[str, str]] = {}  # buffers where each starts and ends
         inputs = [TensorValue(i) for i in body.inputs]
         split = attributes.constants + attributes.carries
         for value, operand in zip(inputs, node.operands, strict=True):
@@ -49,14 +49,12 @@ class ScanBody(Lowering):
             if value in inputs[split:]:
                 self.rows[name] = Argument(source, buffer.size)
             elif value in inputs[attributes.constants :]:
-                self.starts += copies(source, name, buffer)
+                target = outer.names[TensorValue(position, len(self.carries))]
+                self.carries[name] = source, target
             else:
                 self.rename(value, source)
                 self.fixed.add(source)
-        self.carried = [self.names[v] for v in inputs[attributes.constants : split]]
-        for k, name in enumerate(self.carried):
-            target = outer.names[TensorValue(position, k)]
-            self.ends += copies(name, target, self.buffers[name])
+        self.carried = list(self.carries)
         self.stacked = [
             outer.names[TensorValue(position, attributes.carries + k)]
             for k in range(len(body.outputs) - attributes.carries)
@@ -192,10 +190,12 @@ def _scan(lowering: Lowering, position: int, node: Node) -> list[Draft]:
     lowering.buffers = inner.buffers | lowering.buffers
     lowering.constants |= inner.constants
     lowering.rows |= inner.rows
-    lowering.after += inner.ends
     whole = _persistent(lowering, inner, drafts)
     if whole is not None:
         return [*before.phases(), [lowering.memo.bound(whole)]]
+    for name, (first, last) in inner.carries.items():
+        before.add(*copies(first, name, inner.buffers[name]))
+        lowering.after += copies(name, last, inner.buffers[name])
     return [*before.phases(), RepeatDraft(attributes.length, attributes.reverse, drafts)]
 
 
@@ -210,5 +210,6 @@ def _persistent(lowering: Lowering, inner: ScanBody, drafts: list[Draft]) -> Ker
             return None
         kernels += [named(bound) for bound in draft]
     sizes = {b.name: b.size for b in lowering.buffers.values()}
-    iterations = Iterations(attributes.length, attributes.reverse, inner.rows, sizes)
-    return as_one_kernel(kernels, iterations, frozenset(inner.carried), target)
+    length, reverse = attributes.length, attributes.reverse
+    iterations = Iterations(length, reverse, inner.rows, sizes, inner.carries)
+    return as_one_kernel(kernels, iterations, target)

@@ -169,7 +169,10 @@ def _with_lanes(kernel: Kernel, flat: Shape, mapping: Mapping, is_aligned: bool)
     if not flat.grid or not is_aligned or kernel.scratch:
         return flat
     lanes = lanes_for(kernel, flat.grid[-1], flat.body, mapping)
-    while lanes > 1 and flat.count // lanes < mapping.busy // 2:
+    # A thread that goes through iterations of a scan waits for memory in each of them.
+    is_scan = any(isinstance(s, For) and s.unroll > 1 for s in flat.body)
+    least = mapping.scan_threads if is_scan else mapping.busy // 2
+    while lanes > 1 and flat.count // lanes < least:
         lanes //= 2
     return Shape(flat.lets, flat.grid, flat.body, 1, flat.threads, lanes)
 
