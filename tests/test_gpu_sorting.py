@@ -77,3 +77,19 @@ def test_sums_without_columns_are_shared() -> None:
     pairs = zip(run_on_host(program, arrays), evaluate_float64(graph, arrays), strict=True)
     for ours, theirs in pairs:
         np.testing.assert_allclose(np.asarray(ours, np.float64), theirs, atol=1e-4)
+
+
+@needs_host
+@pytest.mark.parametrize("shape", [(5000,), (5000, 40)], ids=str)
+def test_blocks_own_more_rows_where_looking_takes_longest(shape: tuple[int, ...]) -> None:
+    mapping = dataclasses.replace(GPU.mapping, scatter_looks=1, many=4)
+    types = TensorType(shape, td.float32), TensorType((5000,), td.int32)
+    graph = td.trace(lambda x, index: [td.segment_sum(x, index, 1500)], *types)
+    program = schedule(graph, target=dataclasses.replace(GPU, mapping=mapping))
+    templates = [geometry_of(k).template for k in program.distinct()]
+    assert [t.rows for t in templates if isinstance(t, Scattered)] == [255]
+    rng = np.random.default_rng(0)
+    skewed = (rng.integers(0, 1500, 5000) ** 2 // 1500).astype(np.int32)
+    arrays = {"x": rng.standard_normal(shape).astype(np.float32), "index": skewed}
+    (ours,), (theirs,) = run_on_host(program, arrays), evaluate_float64(graph, arrays)
+    np.testing.assert_allclose(np.asarray(ours, np.float64), theirs, atol=1e-4)
