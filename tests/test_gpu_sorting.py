@@ -93,3 +93,16 @@ def test_blocks_own_more_rows_where_looking_takes_longest(shape: tuple[int, ...]
     arrays = {"x": rng.standard_normal(shape).astype(np.float32), "index": skewed}
     (ours,), (theirs,) = run_on_host(program, arrays), evaluate_float64(graph, arrays)
     np.testing.assert_allclose(np.asarray(ours, np.float64), theirs, atol=1e-4)
+
+
+def test_rows_that_are_taken_again_are_not_stored() -> None:
+    """Messages along edges are read from the nodes, by the kernels that sum them."""
+
+    def messages(x: Any, index: Any) -> list[Any]:
+        taken = td.tanh(x)[index]  # (edges, 8)
+        return [(taken * taken).sum(1), td.segment_sum(taken * 2, index, 60)]
+
+    types = TensorType((60, 8), td.float32), TensorType((6000,), td.int32)
+    program = schedule(td.trace(messages, *types), target=GPU)
+    assert max(b.size for b in program.buffers if b.dtype.is_float) == 6000
+    assert {b.size for b in program.buffers if b.dtype.is_float} == {480, 6000}
