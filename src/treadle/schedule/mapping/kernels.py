@@ -116,11 +116,7 @@ def _map_scatter(kernel: Kernel, mapping: Mapping) -> Kernel:
     found = scatter_of(kernel)
     assert found is not None
     room = scatter_room(mapping) // (found.width * itemsize_of(kernel, found))
-    rows = mapping.scatter_rows
-    if found.row.extent // rows * found.count > mapping.scatter_looks:
-        # Every block looks at every index: fewer and larger ones.
-        rows = max(rows, min(mapping.scatter_most_rows, found.row.extent // mapping.many))
-    rows = max(1, min(rows, room))
+    rows = max(1, min(mapping.scatter_rows, room))
     template = Scattered(
         rows,
         -(-found.row.extent // rows),
