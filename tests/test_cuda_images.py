@@ -126,6 +126,36 @@ def test_convolutions_of_single_places_are_products(dtype: DType) -> None:
     assert_within(graph, arrays, run(program, arrays))
 
 
+@pytest.mark.parametrize("dtype", [dtypes.bfloat16, dtypes.float32], ids=str)
+@pytest.mark.parametrize(("height", "calls"), [(8, []), (9, ["conv_grad_x"])])
+def test_convolutions_of_patches_are_products(dtype: DType, height: int, calls: list[str]) -> None:
+    """Where a row of pixels is left out, its gradient is zero: the library's to write."""
+    graph = three(((2, 4, height, 6), (16, 4, 2, 2), 2, 0, 1, 1), dtype)
+    program = scheduled(graph, target=WITH_CONV)
+    assert names_of(program) == calls
+    found = [matmul_call_of(k) for k in program.distinct() if standalone_matmul(k) is not None]
+    wanted = [(16, 16, 24), (24, 16, 16), *([] if calls else [(24, 16, 16)])]
+    assert sorted((p.m, p.n, p.k) for p in found) == wanted
+    arrays = draw(graph, 3)
+    assert_within(graph, arrays, run(program, arrays))
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(3, 8), (8, 5), (3, 21)])
+def test_channels_are_filled_up_to_whole_packs(inputs: int, outputs: int) -> None:
+    shape = (2, inputs, 6, 7), (outputs, inputs, 3, 3), 2, 1, 1, 1
+    graph = three(shape, dtypes.bfloat16)
+    program = scheduled(graph, target=WITH_CONV)
+    calls = [call for k in program.distinct() if (call := call_of(k)) is not None]
+    channels = {t.shape[1] for call in calls for t in (*call.operands, *call.results)}
+    assert all(n % 8 == 0 for n in channels)
+    arrays = draw(graph, 3)
+    assert_within(graph, arrays, run(program, arrays))
+    wide = [
+        call_of(k) for k in scheduled(three(shape, dtypes.float32), target=WITH_CONV).distinct()
+    ]
+    assert {t.shape[1] for call in wide if call for t in call.operands} == {inputs, outputs}
+
+
 def test_channels_of_a_library_s_images_lie_together() -> None:
     program = scheduled(three(SHAPES[0], dtypes.bfloat16), target=WITH_CONV)
     for kernel in program.distinct():
@@ -159,7 +189,7 @@ def test_double_precision_is_the_definition_too() -> None:
 def test_what_a_library_has_not_is_the_definition() -> None:
     graph = three(SHAPES[1], dtypes.bfloat16)
     node = next(n for n in graph.nodes if n.op is c.CONV_GRAD_W)
-    called = conv_call_key(node, [graph.type_of(v) for v in node.operands])
+    called = conv_call_key(node, [graph.type_of(v) for v in node.operands], WITH_CONV)
     target = dataclasses.replace(WITH_CONV, without=frozenset([called]))
     program = scheduled(graph, target=target)
     assert sorted(names_of(program)) == ["conv", "conv_grad_x"]
@@ -238,7 +268,8 @@ def test_images_are_not_copied_between_convolutions(large: Program) -> None:
         for k in large.distinct()
         if k.name.split("_")[-1].startswith("last") or k.name.endswith("_moved")
     ]
-    assert copies == [], "weights and images are cast to where they are wanted"
+    # Weights and images are cast to where they are wanted, with eight channels instead of three.
+    assert [name.split("_2")[0] for name in copies] == ["conv_grad_w"], "of the first weight alone"
 
 
 def test_a_batch_norm_is_read_three_times_forward_and_back_twice(large: Program) -> None:

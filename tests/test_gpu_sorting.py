@@ -77,3 +77,47 @@ def test_sums_without_columns_are_shared() -> None:
     pairs = zip(run_on_host(program, arrays), evaluate_float64(graph, arrays), strict=True)
     for ours, theirs in pairs:
         np.testing.assert_allclose(np.asarray(ours, np.float64), theirs, atol=1e-4)
+
+
+SORTING = dataclasses.replace(GPU, rewriting=dataclasses.replace(GPU.rewriting, least_sorted=1))
+
+
+@pytest.mark.parametrize("dtype", [td.float32, td.bfloat16, td.int32], ids=str)
+@pytest.mark.parametrize("shape", [(70,), (70, 8), (33, 2, 5), (2, 3)], ids=str)
+def test_sums_of_runs(shape: tuple[int, ...], dtype: DType) -> None:
+    """Rows without an update, with one, and with many."""
+    types = TensorType(shape, dtype), TensorType(shape[:1], td.int32)
+    graph = td.trace(lambda x, index: [td.segment_sum(x * 2, index, 20)], *types)
+    program = schedule(graph, target=SORTING)
+    assert any(k.name.endswith("_starts") for k in program.distinct())
+    rng = np.random.default_rng(0)
+    x = rng.integers(-9, 9, shape).astype(dtype.numpy)
+    arrays = {"x": x, "index": (rng.integers(0, 20, shape[:1]) ** 2 // 20).astype(np.int32)}
+    (ours,), (theirs,) = interpreted(program, arrays), evaluate_float64(graph, arrays)
+    np.testing.assert_array_equal(np.asarray(ours, np.float64), theirs)
+
+
+@needs_host
+@pytest.mark.parametrize("shape", [(500,), (500, 8), (500, 2, 16)], ids=str)
+def test_runs_of_different_lengths_on_threads(shape: tuple[int, ...]) -> None:
+    types = TensorType(shape, td.float32), TensorType((500,), td.int32)
+    graph = td.trace(lambda x, index: [td.segment_sum(x, index, 90)], *types)
+    rng = np.random.default_rng(0)
+    skewed = (rng.integers(0, 90, 500) ** 3 // 8100).astype(np.int32)
+    arrays = {"x": rng.standard_normal(shape).astype(np.float32), "index": skewed}
+    program = schedule(graph, target=SORTING)
+    (ours,), (theirs,) = run_on_host(program, arrays), evaluate_float64(graph, arrays)
+    np.testing.assert_allclose(np.asarray(ours, np.float64), theirs, atol=1e-4)
+
+
+def test_rows_that_are_taken_again_are_not_stored() -> None:
+    """Messages along edges are read from the nodes, by the kernels that sum them."""
+
+    def messages(x: Any, index: Any) -> list[Any]:
+        taken = td.tanh(x)[index]  # (edges, 8)
+        return [(taken * taken).sum(1), td.segment_sum(taken * 2, index, 60)]
+
+    types = TensorType((60, 8), td.float32), TensorType((6000,), td.int32)
+    program = schedule(td.trace(messages, *types), target=GPU)
+    assert max(b.size for b in program.buffers if b.dtype.is_float) == 6000
+    assert {b.size for b in program.buffers if b.dtype.is_float} == {480, 6000}

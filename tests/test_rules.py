@@ -144,6 +144,19 @@ def types_of_biased_head(dtype: Any = F32) -> list[TensorType]:
     return [*rows, TensorType((5,), I32), TensorType((5,), dtype)]
 
 
+SORTING = replace(GPU, rewriting=replace(GPU.rewriting, least_sorted=1))
+
+
+def added_at(axis: int = 0, is_sorted: bool = False) -> Callable[..., Any]:
+    """Rows or columns added at indices, which may be sorted."""
+
+    def function(x: td.Tensor, target: td.Tensor) -> Any:
+        index = td.sort(target)[0] if is_sorted else target
+        return bind1(indexing.SCATTER_ADD, indexing.ScatterAdd(axis, 6), x, index)
+
+    return function
+
+
 def types_of_head(dtype: Any = F32, weight: tuple[int, ...] = (5, 3)) -> list[TensorType]:
     return [TensorType((4, 3), dtype), TensorType(weight, dtype), TensorType((4,), I32)]
 
@@ -284,6 +297,13 @@ CASES = {
         BY_HAND,
     ),
     "scatter_in_order": Case(scattered(2), [scattered(4)], target=GPU),
+    "scatter_in_runs": Case(
+        added_at(),
+        [added_at(1), added_at(is_sorted=True)],
+        [TensorType((4, 4), F32), TensorType((4,), I32)],
+        SORTING,
+        TARGETS,
+    ),
     "chosen_gradient": Case(
         lambda x: td.where(x > 0, x, td.stop_gradient(x)),
         [

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from treadle.kernel.access import accesses
-from treadle.kernel.index import Bounded, Data, Index, Quotient, Remainder, Var, uses
-from treadle.kernel.nodes import Kernel, Statement
+from treadle.kernel.access import accesses, locals_in
+from treadle.kernel.index import (
+    Bounded,
+    Data,
+    Index,
+    Quotient,
+    Remainder,
+    Var,
+    data_locals,
+    uses,
+)
+from treadle.kernel.nodes import For, Kernel, Let, Load, Position, Statement, Within
 from treadle.kernel.target import Mapping
+from treadle.kernel.traverse import subvalues, walk
 
 
 def lanes_for(kernel: Kernel, var: Var, body: Sequence[Statement], mapping: Mapping) -> int:
@@ -18,7 +28,7 @@ def lanes_for(kernel: Kernel, var: Var, body: Sequence[Statement], mapping: Mapp
         for a in accesses(list(body))
         if a.low == a.high == 0 and lane_step(a.index, var, 1)[0] == 1
     ]
-    if not near:
+    if not near or not _end_alike(var, body):
         return 1
     lanes = min(mapping.lanes, mapping.pack // min(near))
     if max(near) == 8:
@@ -26,6 +36,26 @@ def lanes_for(kernel: Kernel, var: Var, body: Sequence[Statement], mapping: Mapp
     while lanes > 1 and var.extent % lanes:
         lanes //= 2
     return lanes
+
+
+def _end_alike(var: Var, body: Sequence[Statement]) -> bool:
+    """Whether neighbours make as many iterations of every loop that ends where data says."""
+    lets = {s.local: s.value for s in walk(body) if isinstance(s, Let)}
+    stops = [s.stop for s in walk(body) if isinstance(s, For) and s.stop is not None]
+    pending = {local for stop in stops for local in data_locals(stop)}
+    seen: set[str] = set()
+    while pending - seen:
+        local = (pending - seen).pop()
+        seen.add(local)
+        value = lets.get(local)
+        if value is None:
+            continue
+        pending |= locals_in(value)
+        indices = [v.index for v in subvalues(value) if isinstance(v, Load | Position | Within)]
+        pending |= {name for index in indices for name in data_locals(index)}
+        if any(uses(atom, var) for index in indices for atom, _ in index.terms):
+            return False
+    return True
 
 
 def lane_step(index: Index, var: Var, lanes: int) -> tuple[int | None, bool]:

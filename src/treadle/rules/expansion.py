@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from treadle.ir.composites import MAX_POOL, definition_graph
 from treadle.ir.control import CALL, Call
-from treadle.ir.graph import Graph, GraphBuilder
+from treadle.ir.graph import Graph, GraphBuilder, Value
 from treadle.ir.op import NoAttributes
 from treadle.ir.ops.elementwise import STOP_GRADIENT, WHERE
-from treadle.ir.ops.indexing import SCATTER_ADD, ScatterAdd
+from treadle.ir.ops.indexing import GATHER, SCATTER_ADD, Gather, ScatterAdd
 from treadle.ir.ops.leaves import IOTA
-from treadle.ir.ops.reductions import ARGMAX, REDUCE_MAX, ArgReduce, Reduce
+from treadle.ir.ops.reductions import ARGMAX, REDUCE_MAX, SORT, ArgReduce, Reduce, Sort
 from treadle.ir.rewrite import inline_into, remove_dead_code
 from treadle.kernel.target import CPU, Target
 from treadle.rules.driver import Keeps, rewrite
@@ -37,6 +37,33 @@ SCATTER_IN_ORDER = Rule(
     apply(SCATTER_ADD, X, apply(IOTA, name="indices")),
     take_x,
     is_scatter_in_order,
+    Exactness.ROUNDING,
+)
+
+
+def is_scatter_of_many(match: Match) -> bool:
+    """rows are added along the first axis, so many that sorting them costs less than looking"""
+    attributes, indices = match.root.attributes, match.type_of("indices")
+    assert isinstance(attributes, ScatterAdd)
+    is_first_axis = attributes.axis == 0 and attributes.batch == 0 and indices.rank == 1
+    is_sorted = match.node("indices").op is SORT
+    least = match.target.rewriting.least_sorted
+    return is_first_axis and not is_sorted and indices.size * attributes.size >= least > 0
+
+
+def _scatter_in_runs(match: Match, builder: GraphBuilder) -> Value:
+    origin = match.root.origin
+    indices, order = builder.add(SORT, Sort(0), (match["indices"],), origin)
+    (rows,) = builder.add(GATHER, Gather(0), (match["x"], order), origin)
+    return builder.add(SCATTER_ADD, match.root.attributes, (rows, indices), origin)[0]
+
+
+SCATTER_IN_RUNS = Rule(
+    "scatter_in_runs",
+    "Rows added at many indices are added run by run, the indices sorted.",
+    apply(SCATTER_ADD, X, Anything("indices")),
+    _scatter_in_runs,
+    is_scatter_of_many,
     Exactness.ROUNDING,
 )
 
@@ -122,6 +149,7 @@ EXPANSION = RuleSet(
     "expansion",
     (
         SCATTER_IN_ORDER,
+        SCATTER_IN_RUNS,
         RECOMPUTED_CALL,
         INLINE_CALL,
         MAX_OF_WINDOWS,

@@ -1,4 +1,4 @@
-"""Matmuls, attention and convolutions in kernels of their own, where a library has them.
+"""Matmuls and attention in kernels of their own, where a library has them.
 
 An operand that does not lie in memory as a library wants it is copied first; a result that would
 not is moved into place afterwards. A matmul too small for a library is loops that sum one element
@@ -11,11 +11,11 @@ import math
 from collections.abc import Sequence
 
 from treadle.base.dtypes import accumulator
-from treadle.ir.composites import ATTENTION, CONV, CONV_GRAD_W, Attention
+from treadle.ir.composites import ATTENTION, Attention
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.kernel.contraction import Axes, Contraction, Operand, contraction_of, size, stride_of
-from treadle.kernel.index import Index, Var, constant, variable
+from treadle.kernel.index import Index, Var, variable
 from treadle.kernel.nodes import (
     Buffer,
     Kernel,
@@ -24,11 +24,9 @@ from treadle.kernel.nodes import (
     Local,
     Matmul,
     Matrix,
-    Statement,
     StridedAxis,
     View,
 )
-from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import (
     Buffers,
@@ -40,15 +38,8 @@ from treadle.schedule.nests import (
     flat_index,
     parallel,
 )
-from treadle.schedule.operands import Site, is_read, load_of, reading, transposed
-from treadle.schedule.templates import (
-    CONVOLUTIONS,
-    attention_numbers,
-    conv_numbers,
-    conv_of,
-    last_axes,
-    last_strides,
-)
+from treadle.schedule.operands import Site, is_read, load_of, reading
+from treadle.schedule.templates import attention_numbers
 
 
 def standalone_matmul(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
@@ -240,76 +231,3 @@ def _view(load: Load, shape: Sequence[int]) -> View:
             found[i] = reach
         reach = max(reach, found[i] * shape[i])
     return View(load.buffer, load.index.offset, tuple(shape), tuple(found))
-
-
-@ROOTS(*CONVOLUTIONS)
-def _conv(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
-    """The library call, copies of operands in another order, and the result moved after it."""
-    site, finish = Site(lowering, position), list[Kernel]()
-    operands = tuple(_image(site, i, v) for i, v in enumerate(node.operands))
-    value, type_ = TensorValue(position), node.types[0]
-    target, axes = lowering.buffer(value), axis_vars("x", type_.shape)
-    if not _has_channels_last(lowering.address(value, along(axes)), axes):
-        target = site.memory("last", type_.dtype, type_.size)
-        finish = [site.moved(target, axes, last_axes(axes))]
-    result = View(target.name, 0, type_.shape, last_strides(type_.shape))
-    call: Statement = LibraryCall(
-        node.op.name, (result,), operands, conv_numbers(node), _flops(lowering, node)
-    )
-    if _is_pointwise(lowering, node):
-        call = _matmul(node, result, *operands)
-    made = site.standalone([call], [view.buffer for view in operands], [], (target,))
-    return [*made, *finish]
-
-
-def _is_pointwise(lowering: Lowering, node: Node) -> bool:
-    """Whether a convolution takes each pixel by itself: a matmul of pixels and channels.
-
-    Channels are multiples of a pack, so that rows of matrices are aligned.
-    """
-    is_weight = node.op is CONV_GRAD_W
-    weight = node.types[0] if is_weight else lowering.graph.type_of(node.operands[1])
-    conv = conv_of(node)
-    is_still = all(s == 1 for s in conv.strides) and not any(map(any, conv.padding))
-    is_aligned = all(n % lowering.target.matmuls.pack == 0 for n in weight.shape[:2])
-    return weight.shape[2:] == (1, 1) and conv.groups == 1 and is_still and is_aligned
-
-
-def _matmul(node: Node, result: View, left: View, right: View) -> Matmul:
-    """Pixels are rows and channels columns; a weight's rows are its outputs."""
-
-    def rows(view: View) -> Matrix:
-        n, channels, h, w = view.shape
-        walks = StridedAxis(n * h * w, channels), StridedAxis(channels, 1)
-        return Matrix(view.buffer, constant(view.start), *walks)
-
-    if node.op is CONV_GRAD_W:
-        return Matmul(rows(result), transposed(rows(left)), rows(right))
-    weight = rows(right)
-    return Matmul(rows(result), rows(left), transposed(weight) if node.op is CONV else weight)
-
-
-def _flops(lowering: Lowering, node: Node) -> int:
-    """Twice the multiplications: each pixel of the image with each weight of a channel."""
-    ct, other, result = (*(lowering.graph.type_of(v) for v in node.operands), node.types[0])
-    if node.op is CONV_GRAD_W:
-        return 2 * ct.size * math.prod(result.shape[1:])
-    pixels = result if node.op is CONV else ct
-    return 2 * pixels.size * math.prod(other.shape[1:])
-
-
-def _image(site: Site, number: int, value: TensorValue) -> View:
-    """Where an operand lies; a copy of it where its channels are not contiguous."""
-    shape = site.lowering.graph.type_of(value).shape
-    axes, name = axis_vars("x", shape), f"last{number}"
-    load = site.placed(
-        value, name, axes, last_axes(axes), lambda index: _has_channels_last(index, axes)
-    )
-    return View(load.buffer, load.index.offset, shape, last_strides(shape))
-
-
-def _has_channels_last(index: Index, axes: Sequence[Var]) -> bool:
-    """Whether channels are contiguous, or could as well be: axes of one element have no stride."""
-    wanted = last_strides([v.extent for v in axes])
-    pairs = zip(axes, wanted, strict=True)
-    return all(index.factor_of(v) == stride for v, stride in pairs if v.extent > 1)

@@ -16,12 +16,33 @@ from treadle.base.dtypes import DType
 from treadle.ir import composites as c
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
-from treadle.kernel.index import Index, Var, constant, data, variable
-from treadle.kernel.nodes import Accumulate, Buffer, Kernel, Let, Literal, Statement, Store, Value
+from treadle.kernel.index import Index, Var, bounded, constant, data, variable
+from treadle.kernel.nodes import (
+    Accumulate,
+    Buffer,
+    Guarded,
+    Kernel,
+    Let,
+    Literal,
+    Load,
+    Position,
+    Statement,
+    Store,
+    Value,
+    Within,
+)
 from treadle.kernel.program import Argument
 from treadle.kernel.target import Streaming
 from treadle.schedule.lower import Draft, Lowering, RepeatDraft, attributes_of
-from treadle.schedule.nests import accumulated, apply, as_dtype, axis_vars, flat_index, parallel
+from treadle.schedule.nests import (
+    accumulated,
+    apply,
+    as_dtype,
+    axis_vars,
+    compare,
+    flat_index,
+    parallel,
+)
 from treadle.schedule.operands import Site, load_of
 from treadle.schedule.order import Order
 from treadle.schedule.softmax import (
@@ -115,6 +136,23 @@ class Head:
         self.before.add(kernel)
         return buffer
 
+    @property
+    def filled(self) -> int:
+        """Classes up to a whole pack: from row to row of logits that a library computes."""
+        return self.classes + -self.classes % self.lowering.target.matmuls.pack
+
+    def fill_bias(self) -> None:
+        """A bias of as many classes as a row has."""
+        if self.bias is None or self.filled == self.classes:
+            return
+        given, v = self.bias.buffer, Var("v", self.filled)
+        buffer, zero = self.buffer("bias", self.filled, given.dtype), Literal(0, given.dtype)
+        own = Load(given.name, bounded(variable(v), self.classes), given.dtype)
+        is_one = Within(variable(v), 0, self.classes)
+        store = Store(buffer.name, variable(v), Guarded(is_one, own, zero, given.dtype))
+        self.before.add(self.kernel("bias", [given], [buffer], parallel([v], [store])))
+        self.bias = Rows(buffer, Index(), 1)
+
     def buffer(self, name: str, size: int, dtype: dtypes.DType = F32) -> Buffer:
         return Site(self.lowering, self.position).memory(name, dtype, size)
 
@@ -195,6 +233,7 @@ def chunk_sizes(rows: int, limits: Streaming) -> list[int]:
 
 def row_drafts(head: Head) -> list[Draft]:
     """The first chunk writes gradients that later ones add to; sums are rounded at the end."""
+    head.fill_bias()
     sizes = chunk_sizes(head.rows, head.lowering.target.streaming)
     found = chunk_drafts(
         head, sizes, 1, lambda n, start: _RowChunk(head, sizes[0], n, start).kernels()
@@ -227,12 +266,11 @@ class _RowChunk(Chunk):
         if head.ct is not None and held is not head.x.dtype:
             self.gradients = self._scores("logit_gradients", most, head.x.dtype)
         self.x = self.part(head.x, head.width)
-        self.v = Var("v", head.classes)
+        self.v = Var("v", head.filled)  # so that a row is whole packs; what is no class is hidden
 
     def _scores(self, name: str, most: int, dtype: DType) -> Scores:
         """Tokens as rows of all classes; rows start at whole packs, as a library wants them."""
-        count = self.head.classes
-        stride = count + -count % self.head.lowering.target.matmuls.pack
+        count, stride = self.head.classes, self.head.filled
         memory = self.head.buffer(name, most * stride, dtype)
         buffer = replace(memory, size=self.size * stride)
         return Scores(Rows(buffer, Index(), stride), count, self.size, keys_are_rows=False)
@@ -270,18 +308,26 @@ class _RowChunk(Chunk):
 
     # The rows
 
+    def _every_logit(self, other: float) -> Value:
+        """A row's logit of each class; another number behind the last one."""
+        found, head = self.logit(self.logits, self.v, self.v), self.head
+        if head.filled == head.classes:
+            return found
+        at, end = Position(variable(self.v), I32), Literal(head.classes, I32)
+        return apply("where", compare("lt", at, end), found, Literal(other, F32))
+
     @property
     def _target(self) -> Index:
         return Index() + data("target", self.head.classes)
 
     def _rows(self) -> Kernel:
         """A row's statistics and its loss; then the gradients of its logits."""
-        head, i, logit = self.head, self.i, self.logit(self.logits, self.v, self.v)
+        head, i, logit = self.head, self.i, self._every_logit(float("-inf"))
         targets, rows = self.part(head.targets, 1), self.part(head.result(0), 1)
         terms = [Accumulate("total", "add", power(logit, local("shift")))]
         sums = ["total"]
         if head.smoothing:
-            terms.append(Accumulate("every", "add", logit))
+            terms.append(Accumulate("every", "add", self._every_logit(0)))
             sums.append("every")
         body: list[Statement] = [
             Let("target", targets.load(i)),
@@ -303,7 +349,7 @@ class _RowChunk(Chunk):
 
     def _logit_gradients(self, ct: Rows) -> list[Statement]:
         """ct (p − target), over the logits where they are as wide; then once more at the target."""
-        upstream, logit = local("ct"), self.logit(self.logits, self.v, self.v)
+        upstream, logit = local("ct"), self._every_logit(float("-inf"))
         at_target = sub(self._share(local("own")), self.head.own_share(upstream))
         every = self._gradient(self._share(logit), self.v)
         return [
@@ -326,7 +372,7 @@ class _RowChunk(Chunk):
     def _bias_gradient(self) -> Kernel:
         """Sums over the chunk's rows, added to what earlier chunks had."""
         sums = Rows(_sums(self.head, 3), Index(), 1)
-        v, total = self.v, local("acc")
+        v, total = Var("v", self.head.classes), local("acc")
         body = [
             *accumulated("add", F32, [self.i], [], as_dtype(self.gradients.load(v, self.i), F32)),
             sums.store(total if self.start == 0 else add(sums.load(v), total), v),

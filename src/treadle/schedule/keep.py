@@ -77,7 +77,8 @@ def _materialized(
             used_by = used_by | readers.get(value, _NOBODY)
         is_made = is_root(graph, node) or not is_inline(node)
         is_shared = len(used_by) > 1 and node.op not in VIEWS and position not in unshared
-        is_shared = is_shared and not (target.rematerializes and _widens(graph, node))
+        is_again = _widens(graph, node) or _repeats_rows(graph, node)
+        is_shared = is_shared and not (target.rematerializes and is_again)
         if is_made or is_shared or not fuse or any(v in wanted for v in values):
             stored |= dict.fromkeys(values)
             home = {position}
@@ -122,6 +123,13 @@ def _widens(graph: Graph, node: Node) -> bool:
         return False
     source = graph.type_of(node.operands[0]).dtype
     return source.itemsize < node.types[0].dtype.itemsize
+
+
+def _repeats_rows(graph: Graph, node: Node) -> bool:
+    """Whether a node takes rows of a tensor that is smaller than they are: it is read instead."""
+    if node.op is not indexing.GATHER:
+        return False
+    return 2 * graph.type_of(node.operands[0]).size <= node.types[0].size
 
 
 def _is_cheap(

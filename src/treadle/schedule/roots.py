@@ -42,6 +42,7 @@ from treadle.schedule.nests import (
     parallel,
 )
 from treadle.schedule.operands import Site
+from treadle.schedule.segments import has_runs, run_sums
 from treadle.schedule.sorting import is_same
 
 
@@ -173,6 +174,8 @@ def _scatter_add(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
 
     Narrow floats are summed in float32 and rounded at the end.
     """
+    if lowering.target.is_spmd and has_runs(lowering.graph, node):
+        return run_sums(lowering, position, node)
     attributes: indexing.ScatterAdd = attributes_of(node)
     value, axis, batch = TensorValue(position), attributes.axis, attributes.batch
     result, wide = node.types[0], accumulator(node.types[0].dtype)

@@ -8,6 +8,7 @@ from treadle.kernel.target import CPU as CPU
 from treadle.kernel.target import GPU as GPU
 from treadle.kernel.target import Target as Target
 from treadle.schedule import attention as attention
+from treadle.schedule import convolutions as convolutions
 from treadle.schedule import cross_entropy_blocks as cross_entropy_blocks
 from treadle.schedule import matmuls as matmuls
 from treadle.schedule import roots as roots

@@ -34,7 +34,16 @@ from treadle.kernel.nodes import (
 )
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering, attributes_of
-from treadle.schedule.nests import along, apply, axis_vars, compare, flat_index, in_order, parallel
+from treadle.schedule.nests import (
+    Buffers,
+    along,
+    apply,
+    axis_vars,
+    compare,
+    flat_index,
+    in_order,
+    parallel,
+)
 from treadle.schedule.operands import Site, reading
 
 
@@ -228,7 +237,7 @@ def _searched(lowering: Lowering, position: int, node: Node, order: _Order) -> l
     element = reader.at(node.operands[0], own)
     first = sides[0].stores(row + variable(here), element, Position(own[axis], dtypes.int32))
     body = parallel(every, [*reader.lets, *first])
-    also = (sides[0].values, sides[0].origins)
+    also: Buffers = (sides[0].values, sides[0].origins)
     found = [lowering.kernel(position, reader, [], body, "_runs", also)]
     rounds = (n - 1).bit_length()
     for round_ in range(rounds):

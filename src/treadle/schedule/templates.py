@@ -31,7 +31,7 @@ def has_kernels(node: Node, types: Types, target: Target) -> bool:
 def has_template(node: Node, types: Types, target: Target) -> bool:
     """Whether a composite is one kernel or one library call: attention and convolutions."""
     if node.op in CONVOLUTIONS:
-        return target.has_conv and is_conv_for_library(node, types, target.without)
+        return target.has_conv and is_conv_for_library(node, types, target)
     if node.op not in (c.ATTENTION, c.ATTENTION_GRAD):
         return False
     if target.has_attention:
@@ -105,6 +105,7 @@ _REORDERS = frozenset(
 )
 _OWN = frozenset([SCAN, linear.CONTRACT, indexing.SCATTER_ADD, indexing.RANDOM_BITS])
 
+Shape = tuple[int, ...]
 LibraryCallKey = tuple[str, tuple[tuple[tuple[int, ...], str], ...], tuple[tuple[str, float], ...]]
 
 
@@ -123,22 +124,36 @@ def conv_numbers(node: Node) -> tuple[tuple[str, float], ...]:
     return tuple((f"{n}{i}", float(x)) for n, of in rows.items() for i, x in enumerate(of))
 
 
-def conv_call_key(node: Node, types: Sequence[TensorType]) -> LibraryCallKey:
+def filled_shapes(node: Node, types: Sequence[TensorType], target: Target) -> list[Shape]:
+    """Shapes of operands and the result with channels filled up to whole packs.
+
+    Those of narrow floats are, as tensor cores want them.
+    """
+    pack = target.matmuls.pack if types[0].dtype.is_narrow and conv_of(node).groups == 1 else 1
+    weights = {c.CONV: 1, c.CONV_GRAD_X: 1, c.CONV_GRAD_W: 2}
+    found: list[Shape] = []
+    for i, type_ in enumerate((*types, node.types[0])):
+        first, channels, *rest = type_.shape
+        first += -first % pack if i == weights[node.op] else 0
+        found.append((first, channels + -channels % pack, *rest))
+    return found
+
+
+def conv_call_key(node: Node, types: Sequence[TensorType], target: Target) -> LibraryCallKey:
     """The key of a library call: what `LibraryCall` says too."""
-    operands = tuple((t.shape, t.dtype.name) for t in types)
+    *shapes, _ = filled_shapes(node, types, target)
+    operands = tuple((s, t.dtype.name) for s, t in zip(shapes, types, strict=True))
     return node.op.name, operands, conv_numbers(node)
 
 
-def is_conv_for_library(
-    node: Node, types: Sequence[TensorType], without: Collection[LibraryCallKey]
-) -> bool:
+def is_conv_for_library(node: Node, types: Sequence[TensorType], target: Target) -> bool:
     """Whether a library computes a convolution: of images, and none that it refused before."""
     if any(t.rank != 4 or not t.size for t in (*types, *node.types)):
         return False
     if types[0].dtype.name not in ("bfloat16", "float16", "float32"):
         return False
     is_one = all(t.dtype is types[0].dtype for t in types)
-    return is_one and conv_call_key(node, types) not in without
+    return is_one and conv_call_key(node, types, target) not in target.without
 
 
 def images(graph: Graph) -> frozenset[TensorValue]:

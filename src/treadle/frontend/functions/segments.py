@@ -8,7 +8,9 @@ from treadle.base.shapes import inverse_permutation, size_of
 from treadle.frontend.coerce import as_tensor, broadcast_to, constant
 from treadle.frontend.coerce import cast as cast_to
 from treadle.frontend.functions.arithmetic import (
+    eq,
     exp,
+    ge,
     le,
     logical_and,
     lt,
@@ -184,13 +186,16 @@ def _segment_extreme(name: str, x: Operand, segments: Operand, count: int, is_ma
     own, found = take(index, order), take(value, order, 0)
     span, length = 1, value.shape[0]
     trailing = (1,) * (value.ndim - 1)
+    # As many segments as values: kernels then compare both element by element.
+    spread = broadcast_to(reshape(own, (length, *trailing)), value.shape)
     while span < length:
-        earlier = concat(
-            [slice_along(found, 0, 0, span), slice_along(found, 0, 0, length - span)], 0
+        earlier, same = (
+            concat([slice_along(x, 0, 0, span), slice_along(x, 0, 0, length - span)], 0)
+            for x in (found, spread)
         )
-        same = concat([own[:span] * 0 - 1, own[: length - span]], 0) == own
+        is_inside = ge(iota(value.shape, 0, dtypes.int32), span)
         is_better = lt(found, earlier) if is_max else lt(earlier, found)
-        takes = logical_and(reshape(same, (length, *trailing)), is_better)
+        takes = logical_and(logical_and(is_inside, eq(same, spread)), is_better)
         found = where(takes, earlier, found)
         span *= 2
     # How many entries there are up to a segment's last one: 0 where it has none.
