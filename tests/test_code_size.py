@@ -149,6 +149,40 @@ def test_code_of_guarded_lanes_grows_with_the_kernel_alone() -> None:
     assert many <= 4.5 * few
 
 
+def test_guarded_arithmetic_is_done_by_all_lanes_at_once() -> None:
+    """Neighbours are read under a mask: no exponential for each lane alone."""
+    i = Var("i", 64)
+    load = Load("x", bounded(variable(i) - 3, 61), F32)
+    inner = Guarded(Within(variable(i), 0, 50), Apply("exp", (load,), F32), Literal(1, F32), F32)
+    value = Apply("add", (inner, load), F32)
+    held = Guarded(Within(variable(i) - 3, 0, 61), value, Literal(0, F32), F32)
+    kernel = Kernel(
+        "padded",
+        (Buffer("x", F32, 61),),
+        (Buffer("y", F32, 64),),
+        (For(i, Role.VECTOR, (Store("y", variable(i), held, None),)),),
+    )
+    text = render_kernel(kernel, WIDE)
+    assert "masked.load" in text
+    assert "extractelement" not in text
+
+
+@pytest.mark.parametrize("n", [1, 15, 33, 50])
+def test_padded_functions_are_right(n: int) -> None:
+    """Lanes outside read nothing, also where their neighbours are infinite."""
+
+    def padded(x: td.Tensor) -> td.Tensor:
+        hidden = td.pad(td.exp(x) / (1 + td.log(x)), [(0, 0), (2, 3)], interior=[0, 1])
+        return td.pad(td.sqrt(hidden + 1), [(1, 0), (1, 2)])
+
+    x = np.random.default_rng(n).uniform(0.5, 2, (3, n)).astype(np.float32)
+    x[1] = 0  # log is −inf
+    found, expected = (
+        td.compile(padded, td.Spec(x.shape), device=device)(x) for device in ("cpu", "oracle")
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_products_of_many_are_right() -> None:
     """What was cut into kernels still multiplies everything."""
     x = np.exp(np.random.default_rng(0).normal(scale=0.05, size=3072)).astype(np.float32)

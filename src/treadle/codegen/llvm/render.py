@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from typing import assert_never
 
 from treadle.base import dtypes
+from treadle.base.dtypes import DType
 from treadle.codegen.llvm.addresses import Addresses, memory_element
 from treadle.codegen.llvm.emitter import (
     Function,
@@ -82,6 +83,8 @@ _FUSED = (dtypes.float32, dtypes.float64)
 
 class _Writer(Addresses):
     """Writes statements. A local is a register; loops carry those that they change."""
+
+    mask: Reg | None = None  # lanes whose elements may be read, where not all may
 
     def outermost(self, kernel: Kernel) -> None:
         loop = outermost(kernel)
@@ -339,22 +342,33 @@ class _Writer(Addresses):
         return self.f.compare("icmp ult", moved, max(0, high - low))
 
     def guarded(self, guard: Value, inner: Value, other: Value) -> Reg:
-        """A branch where all lanes agree; a choice; a masked load; or the lanes one at a time."""
+        """A branch where all lanes agree; a choice of what masked loads give; or lane by lane."""
         if self.width == 1 or self._agrees(guard):
-            return self._branch(self._lane_of(self.value(guard), 0), inner, other)
-        mask = self.value(guard)
-        if not loads_in(inner):  # arithmetic harms nobody where it is not wanted
-            return self.f.select(mask, self.value(inner), self.value(other))
-        if (
-            isinstance(inner, Load)
-            and self.lane_step(inner.buffer, inner.index) == 1
-            and not inner.dtype.is_narrow
-        ):
-            return self._masked_load(mask, inner, self.value(other))
-        result = self.value(other)
+            holds = self.value(guard) if self.width == 1 else self._in_lane(0, guard)
+            return self._branch(holds, inner, other)
+        mask, otherwise = self.value(guard), self.value(other)
+        mask = mask if self.mask is None else self.f.binary("and", mask, self.mask)
+        if isinstance(inner, Load) and self._is_maskable(inner):
+            return self._masked_load(mask, inner, otherwise)
+        if all(map(self._is_maskable, loads_in(inner))):
+            outside, self.mask = self.mask, mask
+            found = self.value(inner)  # arithmetic harms nobody where it is not wanted
+            self.mask = outside
+            return self.f.select(mask, found, otherwise)
+        result = otherwise
         for lane in range(self.width):
             result = self._guarded_lane(self.f.extract(mask, lane), result, inner, lane)
         return result
+
+    def load(self, buffer: str, index: Index, dtype: DType) -> Reg:
+        if self.mask is None:
+            return super().load(buffer, index, dtype)
+        nothing = number(0, vector(register_element(dtype), self.width))
+        return self._masked_load(self.mask, Load(buffer, index, dtype), nothing)
+
+    def _is_maskable(self, load: Load) -> bool:
+        is_wide = not load.dtype.is_narrow
+        return is_wide and self.lane_step(load.buffer, load.index) == 1
 
     def _masked_load(self, mask: Reg, load: Load, other: Reg) -> Reg:
         """Lanes outside the mask are not touched, and have the other value."""
@@ -396,9 +410,10 @@ class _Writer(Addresses):
         self.locals = {n: self._lane_of(r, lane) for n, r in used.items()}
         self.variables[var] = self.f.binary("add", base, lane) if lane else base
         self.lanes, self.width, self.lane = None, 1, lane
+        mask, self.mask = self.mask, None  # the one lane is wanted
         result = self.value(value)
         self.locals, self.lanes, self.width, self.lane = locals_, var, width, 0
-        self.variables[var] = base
+        self.variables[var], self.mask = base, mask
         return result
 
     # Stores
