@@ -91,6 +91,9 @@ class Matmuls:
     # ones share out well. Measured: 64 beats 32 by 1 to 2 % from 512 rows, smaller ones gain below.
     row_blocks: tuple[tuple[int, int], ...] = ((512, 64), (256, 16), (0, 8))
     few_rows: int = 128  # rows, up to which panels of the right operand do not pay: chosen
+    summed_rows: int = (
+        2  # rows, up to which weights are summed as they lie: crossing at 4, measured
+    )
     few_tasks: int = 4  # blocks of rows, below which threads share columns or depth: chosen
     least_columns: int = 8  # columns that lie together, to be read without a copy: a vector of AVX2
     long_depth: int = 256  # elements, from which scattered left rows are copied: chosen

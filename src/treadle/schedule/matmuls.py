@@ -60,7 +60,7 @@ def contract_kernels(lowering: Lowering, position: int, node: Node) -> list[Kern
     if not is_float or not has_axes:
         return [by_elements(lowering, position, node)]
     matmul = _Matmul(lowering, position, contraction)
-    if matmul.copies_for_one_row:
+    if matmul.copies_for_few_rows:
         return [by_elements(lowering, position, node)]
     return matmul.kernels()
 
@@ -220,10 +220,18 @@ class _Matmul:
         return size(self.contraction.outer) * size(self.rows.outer) < self.limits.few_tasks
 
     @property
-    def copies_for_one_row(self) -> bool:
-        """Whether windows would be copied to be multiplied once: depthwise weights' gradients."""
-        is_copied = not self.reads_right and self._expands(self.contraction.right)
-        return is_copied and size(self.contraction.rows) == 1
+    def copies_for_few_rows(self) -> bool:
+        """Whether the right operand would be copied to be read once or twice.
+
+        Windows for gradients of depthwise weights, and weights whose rows are summed: a token's.
+        """
+        c, rows = self.contraction, size(self.contraction.rows)
+        if self.reads_right:
+            return False
+        runs_along_depth = c.right.load is None or c.right.stride(c.depth[-1]) == 1
+        if self._expands(c.right) or not runs_along_depth:
+            return self._expands(c.right) and rows == 1
+        return rows <= self.limits.summed_rows
 
     # Kernels
 
