@@ -95,6 +95,15 @@ def test_few_rows_share_panels(rows: int, inputs: int, outputs: int, expected: l
     checked(graph, rows)
 
 
+@pytest.mark.parametrize(("rows", "is_copied"), [(1, False), (2, False), (3, True)])
+def test_weights_are_not_copied_for_a_row(rows: int, is_copied: bool) -> None:
+    """A token's products: copying the weights would be three times their reading."""
+    graph = linear(rows, 100, 70)
+    names = [k.name for k in schedule(graph).distinct()]
+    assert any(n.endswith("_pack") for n in names) == is_copied
+    checked(graph, rows)
+
+
 def test_few_rows_as_they_lie_share_panels() -> None:
     """Not turned over, and of what is computed: the left operand counts as well."""
     x, w = TensorType((160, 1024), dtypes.float32), TensorType((1024, 1024), dtypes.float32)

@@ -110,6 +110,9 @@ class Matmuls:
     row_blocks: tuple[tuple[int, int], ...] = ((512, 64), (256, 16), (0, 8))
     most_block_rows: int = 512  # that threads which share columns take as one block: chosen
     few_rows: int = 128  # rows, up to which panels of the right operand do not pay: chosen
+    summed_rows: int = (
+        2  # rows, up to which weights are summed as they lie: crossing at 4, measured
+    )
     few_tasks: int = 4  # blocks of rows, below which threads share columns or depth: chosen
     # Products beside each other, from which their rows need not be shared: chosen, several for each
     # of many threads.

@@ -70,7 +70,7 @@ def contract_kernels(lowering: Lowering, position: int, node: Node) -> list[Kern
     if not is_float or not has_axes:
         return [by_elements(lowering, position, node)]
     matmul = _Matmul(lowering, position, contraction)
-    if matmul.is_depthwise:
+    if matmul.is_depthwise or matmul.copies_for_few_rows:
         return [by_elements(lowering, position, node)]
     return matmul.kernels()
 
@@ -262,6 +262,15 @@ class _Matmul:
     def is_depthwise(self) -> bool:
         """Whether windows are multiplied by one row: loops along them need no tiles."""
         return self._expands(self.contraction.right) and size(self.contraction.rows) == 1
+
+    @property
+    def copies_for_few_rows(self) -> bool:
+        """Whether the right operand, summed along its rows, would be copied for a token or two."""
+        c = self.contraction
+        if self.reads_right or self._expands(c.right):
+            return False
+        runs_along_depth = c.right.load is None or c.right.stride(c.depth[-1]) == 1
+        return runs_along_depth and size(c.rows) <= self.limits.summed_rows
 
     # Kernels
 
