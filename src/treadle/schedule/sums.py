@@ -84,7 +84,7 @@ class _Reduction:
         has_moments = walk.is_by_columns and self.op == "add"
         has_moments = has_moments and (pair is not None or value in spread_sums(graph))
         wanted = self._parts(walk, size(loops.others), x in self.lowering.images)
-        wanted = min(wanted, size(loops.inner) // sizes.least_part)
+        wanted = min(wanted, size(loops.inner) // sizes.least_part, sizes.most_parts)
         split = for_threads(loops, wanted, has_moments, 1 if walk.is_by_columns else sizes.pack)
         if has_moments:
             return [self._spread(split, *pair)] if pair else self._sums_and_spreads(split)
