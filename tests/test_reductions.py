@@ -15,6 +15,7 @@ from test_cuda_images import ROUTINES
 from test_kernels import MEANINGS, run
 from treadle import nn
 from treadle.base import dtypes
+from treadle.codegen.cuda.driver import render_kernel
 from treadle.domains.float64 import evaluate_float64
 from treadle.frontend.scopes import bind1
 from treadle.ir import composites as c
@@ -177,7 +178,9 @@ def test_loops_of_a_reshape_come_apart_and_neighbours_become_one() -> None:
     rest, w = divide(variable(inner), 7)
     channel, h = divide(rest, 5)
     index = n * 280 + h * 56 + w * 8 + g * 4 + channel
-    walk = as_it_lies(Walk((variable(row), variable(inner)), (row, inner), frozenset({inner})), [index])
+    walk = as_it_lies(
+        Walk((variable(row), variable(inner)), (row, inner), frozenset({inner})), [index]
+    )
     assert [v.extent for v in walk.order] == [3, 35, 2, 4]
     assert [v in walk.summed for v in walk.order] == [False, True, False, True]
 
@@ -191,3 +194,31 @@ def test_parts_are_even_where_some_number_divides(extent: int, wanted: int, leng
     cut = for_threads(walk.whole(frozenset({0})), wanted, False, 1)
     assert [v.extent for v in cut.inner] == [length]
     assert bool(cut.guards) == (extent % length != 0)
+
+
+def test_short_rows_and_their_elements_are_threads_of_their_own() -> None:
+    """A warp would be idle for a third of a row of 21."""
+    shape = (40000, 21)
+    (sums,) = scheduled(traced(lambda x: td.logsumexp(x, 1), shape)).distinct()
+    assert geometry_of(sums).share == 1
+
+    def scaled(x, y):  # each row has a number of its own, which is computed once
+        return x * td.exp(y)[:, None]
+
+    (elements,) = scheduled(traced(scaled, shape, shape[:1])).distinct()
+    assert geometry_of(elements).share == 1
+    assert grid_of(elements).count == 840000
+
+
+def test_what_a_kernel_does_not_write_is_loaded_once_for_a_loop() -> None:
+    """And an exponential of narrow floats is fast, whatever they are the sum of."""
+
+    def rows(x, y, b):
+        return [td.exp(td.cast(x + td.cast(b, td.bfloat16), td.float32) - y[:, None]) * y[:, None]]
+
+    specs = (td.Spec((4096, 768), td.bfloat16), td.Spec((4096,)), td.Spec((768,)))
+    (kernel,) = scheduled(td.trace(rows, *specs)).distinct()
+    text = render_kernel(kernel).split("__global__")[-1]
+    assert "fixed(p2" in text
+    assert "n_exp(" in text
+    assert "t_exp(" not in text

@@ -47,6 +47,7 @@ class Reductions:
     blocks: int = 1024  # of a reduction along rows: enough for every multiprocessor
     threads: int = 1 << 19  # of a reduction that keeps columns: as many as a device has at a time
     image_threads: int = 1 << 16  # the same of images, which have many rows: a block sums many
+    most_parts: int = 1024  # of a reduction: few columns leave the second step few threads
     few_columns: int = 1024  # up to which parts are fewer and larger, to be made with the rows
     # Elements of an axis up to which sorting by counting is no slower. A GPU's threads count side
     # by side, and merging costs them a launch for each doubling: chosen.
@@ -88,7 +89,7 @@ class Materialization:
     # operations an element, which take less than reading it; how many times its bytes are read for
     # that, of tensors that mostly are read anyway; and bytes of a tensor that is worth a thought.
     most_recomputed: int = 64
-    most_sources: int = 2
+    recomputed_reads: int = 2
     least_recomputed: int = 1 << 18
 
 
@@ -209,7 +210,8 @@ class Mapping:
     most_threads: int = 1024  # the same, where there are few iterations
     many: int = 256  # iterations of the grid from which they count as many
     busy: int = 1 << 15  # threads that keep a device busy
-    short: int = 16  # terms of a sum that is one thread's where there are enough threads
+    # Terms of a sum that is one thread's where there are enough threads: a warp's would be idle.
+    short: int = 32
     short_loop: int = 8  # iterations of any other loop, likewise
     warp_row: int = 2048  # elements of a row that is still a warp's, where there are many rows
     many_rows: int = 1024

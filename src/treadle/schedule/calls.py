@@ -15,7 +15,7 @@ from treadle.ir.composites import ATTENTION, Attention
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.kernel.contraction import Axes, Contraction, Operand, contraction_of, size, stride_of
-from treadle.kernel.index import Index, Var, variable
+from treadle.kernel.index import Index, Var, constant, variable
 from treadle.kernel.nodes import (
     Buffer,
     Kernel,

@@ -114,7 +114,7 @@ class _Peak:
         large = {v for v in sources if type_of(v).size * share > type_of(value).size}
         leaves = {v for v in large if v not in self.stored}
         nbytes = sum(type_of(v).nbytes for v in large)
-        is_little = nbytes <= self.sizes.most_sources * type_of(value).nbytes
+        is_little = nbytes <= self.sizes.recomputed_reads * type_of(value).nbytes
         return is_little and large - leaves <= self.waiting and (not leaves or large != leaves)
 
     def _sources(self, value: TensorValue) -> tuple[Values, set[int]] | None:

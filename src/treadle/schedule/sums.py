@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treadle.base.dtypes import DType, accumulator
@@ -12,7 +13,18 @@ from treadle.kernel.access import loads_of
 from treadle.kernel.arithmetic import identity
 from treadle.kernel.contraction import size
 from treadle.kernel.index import Index, Var, constant, substitute
-from treadle.kernel.nodes import Accumulate, Buffer, Kernel, Let, Literal, Load, Local, Store
+from treadle.kernel.nodes import (
+    Accumulate,
+    Buffer,
+    Kernel,
+    Let,
+    Literal,
+    Load,
+    Local,
+    Statement,
+    Store,
+    Value,
+)
 from treadle.schedule.cuts import Loops, Walk, as_it_lies, for_cores, for_threads
 from treadle.schedule.inline import Reader
 from treadle.schedule.keep import ROOTS
@@ -84,7 +96,7 @@ class _Reduction:
         has_moments = walk.is_by_columns and self.op == "add"
         has_moments = has_moments and (pair is not None or value in spread_sums(graph))
         wanted = self._parts(walk, size(loops.others), x in self.lowering.images)
-        wanted = min(wanted, size(loops.inner) // sizes.least_part)
+        wanted = min(wanted, size(loops.inner) // sizes.least_part, sizes.most_parts)
         split = for_threads(loops, wanted, has_moments, 1 if walk.is_by_columns else sizes.pack)
         if has_moments:
             return [self._spread(split, *pair)] if pair else self._sums_and_spreads(split)
@@ -133,8 +145,13 @@ class _Reduction:
         reader = self.lowering.reader()
         reader.used[buffer.name] = buffer
         element = Load(buffer.name, loops.at, self.wide)
-        body = accumulated(self.op, self.wide, loops.parts, [], element)
-        return self._result(loops, reader, body)
+        return self._result(loops, reader, self._together(loops, [], element))
+
+    def _together(self, loops: Loops, lets: Sequence[Statement], element: Value) -> Body:
+        """What the parts give as one; a single part is all."""
+        if not loops.parts:
+            return (*lets, Let("acc", element))
+        return accumulated(self.op, self.wide, loops.parts, lets, element)
 
     def _result(self, loops: Loops, reader: Reader, body: Body) -> Kernel:
         """The kernel that stores what was accumulated."""
@@ -194,5 +211,5 @@ class _Reduction:
         moved = apply("mul", apply("mul", gap, gap), count)
         element = apply("add", Load(spread.name, loops.at, wide), moved)
         lets = [Let("gap", apply("sub", own, Local("mean", wide)))]
-        summed = accumulated("add", wide, loops.parts, lets, element)
+        summed = self._together(loops, lets, element)
         return self._result(loops, reader, (*reader.lets, Let("mean", centre), *summed))

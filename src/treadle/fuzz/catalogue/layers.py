@@ -47,6 +47,8 @@ def _channels(low: int, high: int) -> Rule:
 
 layer("BatchNorm1d", _channels(2, 3), "nn.BatchNorm1d({channels}, eps=1e-2)")
 layer("BatchNorm2d", _channels(4, 4), "nn.BatchNorm2d({channels}, eps=1e-2)")
+layer("GroupNorm", _channels(2, 4), "nn.GroupNorm(1, {channels}, eps=1e-2)")
+layer("InstanceNorm2d", _channels(4, 4), "nn.InstanceNorm2d({channels}, eps=1e-1, affine=True)")
 
 
 def _image(rank: int) -> Rule:

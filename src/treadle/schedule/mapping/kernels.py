@@ -39,7 +39,13 @@ from treadle.schedule.mapping.groups import (
     with_locals,
     with_stages,
 )
-from treadle.schedule.mapping.shapes import Shape, chosen_shape, reads_ahead, shape_of
+from treadle.schedule.mapping.shapes import (
+    Shape,
+    chosen_shape,
+    reads_ahead,
+    shape_of,
+    with_short_rows,
+)
 from treadle.schedule.nests import nested
 
 
@@ -69,6 +75,7 @@ def map_kernel(
     by_parts = map_row_sums(kernel, mapping) if is_aligned else None
     if by_parts is not None:
         return by_parts
+    kernel = with_short_rows(kernel, mapping)
     shape = chosen_shape(kernel, mapping, is_aligned)
     return _map_shape(kernel, shape, mapping, is_aligned, False)
 

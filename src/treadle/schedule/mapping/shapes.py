@@ -26,7 +26,7 @@ from treadle.kernel.packs import is_pack, lane_step, lanes_for
 from treadle.kernel.races import conflicts_in
 from treadle.kernel.target import Mapping
 from treadle.kernel.traverse import peel, walk
-from treadle.schedule.nests import Body, is_cleared, is_sum, moves, nested
+from treadle.schedule.nests import Body, is_cleared, is_sum, moves, nested, parallel
 
 
 @dataclass(frozen=True)
@@ -89,14 +89,39 @@ def peeled(kernel: Kernel) -> tuple[Body, tuple[Var, ...], Body]:
 
     With scratch only the outermost loop: scratch belongs to an iteration of that one.
     """
-    body, count = kernel.body, 0
-    while count < len(body) - 1 and isinstance(body[count], Let):
-        count += 1
+    body, count = kernel.body, _named_first(kernel.body)
     most = 1 if kernel.scratch else None
     loops, inner = peel(body[count:], Role.PARALLEL, Role.VECTOR, most=most)
     if not loops:
         return (), (), body
     return body[:count], tuple(s.var for s in loops), inner
+
+
+def _named_first(body: Body) -> int:
+    """How many statements name values before the last one."""
+    count = 0
+    while count < len(body) - 1 and isinstance(body[count], Let):
+        count += 1
+    return count
+
+
+def with_short_rows(kernel: Kernel, mapping: Mapping) -> Kernel:
+    """The kernel with what a short row has in common named by each element of it.
+
+    A row of fewer elements than two warps would leave threads idle; elements are a thread's each.
+    """
+    loops, body = peel(kernel.body, Role.PARALLEL)
+    count = _named_first(body)
+    if kernel.scratch or not loops or not count or not is_parallel(body[-1]):
+        return kernel
+    row = body[-1]
+    assert isinstance(row, For)
+    variables, inner = nested(row)
+    is_plain = count == len(body) - 1 and all(isinstance(s, (Let, Store)) for s in inner)
+    if not is_plain or size(variables) >= 2 * mapping.warp:
+        return kernel
+    whole = parallel([loop.var for loop in loops] + variables, (*body[:count], *inner))
+    return replace(kernel, body=whole)
 
 
 def is_parallel(statement: Statement) -> bool:
