@@ -239,6 +239,21 @@ def test_bytes_of_a_transformer_layer() -> None:
     assert found <= 1.01 * expected
 
 
+class Checkpointed(nn.Module):
+    def __init__(self, d: int) -> None:
+        self.inner = Feed(d)
+
+    def forward(self, x):
+        return td.checkpoint(lambda x: self.inner(x))(x)
+
+
+def test_bytes_of_a_checkpointed_layer() -> None:
+    """Its input, and its weights as narrow floats; not what is computed again inside it."""
+    rows, d = 16384, 256
+    found = bytes_of_a_layer(lambda: Checkpointed(d), (rows, d), APART)
+    assert found <= 1.1 * (4 * rows * d + 2 * 8 * d * d)
+
+
 def test_bytes_of_a_gated_layer() -> None:
     rows, d = 8192, 256
     narrow = rows * (d + 2 * d + 2 * d) + 6 * d * d  # the residual, both hidden layers; weights
