@@ -2,9 +2,9 @@
 
 usage: python tools/memory.py [entry ...] [--rows 12] [--kept]
 
-Entries are those of bench/zoo.py at their sizes for a GPU, in bfloat16 with AdamW. The graph is
-scheduled as for a GPU with cuBLASLt and cuDNN, and its buffers are given their places. --kept lets
-everything wait for the backward pass, to compare.
+Entries are those of bench/zoo.py at their sizes for a GPU, in bfloat16 with AdamW, and workloads of
+bench/models.py. The graph is scheduled as for a GPU with cuBLASLt and cuDNN, and its buffers are
+given their places. --kept lets everything wait for the backward pass, to compare.
 """
 
 from __future__ import annotations
@@ -14,25 +14,43 @@ import importlib
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "bench")]
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tools")]
 
 
-def main() -> None:
+def entry_graph(name: str) -> Any:
+    """The step of an entry of the zoo."""
     import numpy as np
     from families import ZOO
     from zoo_peers import specs
 
     import treadle as td
     from treadle import optim
+    from treadle.nn.tracing import Inputs
+    from treadle.optim.append import Mode
+    from treadle.pipeline import CompileReport, StepRecipe, build_step
+
+    side, entry = importlib.import_module("families.with_treadle"), ZOO[name]
+    batch = entry.batch(np.random.default_rng(0), **entry.sizes("cuda"))
+    recipe = StepRecipe(
+        entry.make(side, **entry.sizes("cuda")), lambda m, b: m(b), optim.adamw(1e-3), "step0:",
+        1, None, td.bfloat16, td.CompileOptions(),
+    )  # fmt: skip
+    report = CompileReport("cuda", "bfloat16")
+    return build_step(recipe, recipe.plan(), Inputs.of(specs(batch)), report)[Mode.UPDATE]
+
+
+def main() -> None:
+    from families import ZOO
+
+    from models import WORKLOADS
+    from replay import step_graph
     from treadle.kernel import cost
     from treadle.kernel.target import GPU
     from treadle.memory.peak import memory_view
     from treadle.memory.plan import plan_buffers
-    from treadle.nn.tracing import Inputs
-    from treadle.optim.append import Mode
-    from treadle.pipeline import CompileReport, StepRecipe, build_step
     from treadle.schedule.schedule import schedule
 
     parser = argparse.ArgumentParser(
@@ -42,20 +60,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=12)
     parser.add_argument("--kept", action="store_true")
     given = parser.parse_args()
-    side = importlib.import_module("families.with_treadle")
     target = replace(GPU, has_attention=True, has_conv=True)
     if given.kept:
         kept = replace(target.materialization, waiting_bytes=1 << 60)
         target = replace(target, materialization=kept)
     for name in given.entries or ZOO:
-        entry = ZOO[name]
-        batch = entry.batch(np.random.default_rng(0), **entry.sizes("cuda"))
-        recipe = StepRecipe(
-            entry.make(side, **entry.sizes("cuda")), lambda m, b: m(b), optim.adamw(1e-3), "step0:",
-            1, None, td.bfloat16, td.CompileOptions(),
-        )  # fmt: skip
-        report = CompileReport("cuda", "bfloat16")
-        graph = build_step(recipe, recipe.plan(), Inputs.of(specs(batch)), report)[Mode.UPDATE]
+        graph = step_graph(name, "cuda") if name in WORKLOADS else entry_graph(name)
         program = schedule(graph, True, in_place=True, target=target)
         view = memory_view(program, plan_buffers(program, target))
         values = sum(t.nbytes for _, t in program.leaves)
