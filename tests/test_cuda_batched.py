@@ -227,7 +227,7 @@ def test_as_many_are_put_off_as_memory_allows() -> None:
 
 def test_series_that_take_much_memory_are_given_up() -> None:
     """Two buffers of one place in turn, which a series keeps apart."""
-    program = scheduled(training()[0], in_place=True)
+    program = scheduled(training(layers=5)[0], in_place=True)
     plain = plan_buffers(replace(program, series=()))
     full = replace(GPU, arena=Arena(part=1 << 40, nbytes=0))
     assert plan_buffers(program, full).size <= plain.size < plan_buffers(program).size

@@ -14,10 +14,12 @@ import pytest
 import treadle as td
 from test_kernels import run
 from treadle import nn, optim
+from treadle.backends.cuda.backend import CudaToolchain
 from treadle.domains.float64 import evaluate_float64
 from treadle.ir.graph import Graph
 from treadle.kernel.program import Program
 from treadle.kernel.target import GPU, Materialization, Target
+from treadle.memory.peak import memory_view
 from treadle.memory.plan import padded, plan_buffers
 from treadle.nn.tracing import Inputs
 from treadle.optim.append import Mode
@@ -168,6 +170,43 @@ def live_bytes(program: Program, target: Target) -> int:
     return int(change.cumsum().max())
 
 
+def test_what_lives_at_the_peak_is_shown() -> None:
+    graph = step_of(nn.Sequential(Feed(256), Feed(256)), {"x": td.Spec((8192, 256))}, td.bfloat16)
+    program = schedule(graph, in_place=True, target=LIBRARIES)
+    plan = plan_buffers(program, LIBRARIES)
+    view = memory_view(program, plan)
+    assert view.live == live_bytes(program, LIBRARIES) <= view.arena == plan.size
+    assert sum(b.nbytes for b in view.buffers) <= view.live
+    assert all(b.first <= view.step <= b.last for b in view.buffers)
+    hidden = [b for b in view.buffers if b.elements == 8192 * 1024]
+    assert {b.dtype for b in hidden} == {"bfloat16"}
+    assert all("test_recompute.py" in b.lines[0] and "in forward" in b.lines[0] for b in hidden)
+    head, _, *rows = str(view).splitlines()
+    assert f"{view.live / 1e6:,.1f} MB alive" in head
+    assert f"{sum(b.nbytes for b in hidden[:1]) / 1e6:.2f}"[:4] in "".join(rows)
+
+
+def test_a_step_shows_its_memory() -> None:
+    specs, model = {"x": td.Spec((64, 8))}, nn.Sequential(Feed(8), Feed(8))
+    step, oracle = (
+        td.compile_step(model, lambda m, b: m(b["x"]).mean(), optim.sgd(0.1), specs, device=device)
+        for device in ("cpu", "oracle")
+    )
+    assert step.memory.arena == step.report.programs[0].arena
+    assert 0 < step.memory.live <= step.memory.arena
+    assert oracle.memory is None
+
+
+def test_everything_is_kept_where_that_is_asked_for() -> None:
+    graph = step_of(nn.Sequential(Feed(256), Feed(256)), {"x": td.Spec((8192, 256))}, td.bfloat16)
+    tools = CudaToolchain()
+    sizes = [
+        live_bytes(tools.schedule(graph, td.CompileOptions(recompute=r)), tools.target)
+        for r in (True, False)
+    ]
+    assert sizes[1] >= sizes[0] + 2 * 8192 * 1024, "an activation of one layer at least"
+
+
 def bytes_of_a_layer(
     layer: Callable[[], nn.Module], shape: tuple[int, ...], target: Target = LIBRARIES
 ) -> float:
@@ -198,6 +237,21 @@ def test_bytes_of_a_transformer_layer() -> None:
     expected = 2 * (narrow + weights) + 4 * wide
     found = bytes_of_a_layer(lambda: nn.Sequential(Attention(d, heads), Feed(d)), (b, t, d), APART)
     assert found <= 1.01 * expected
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, d: int) -> None:
+        self.inner = Feed(d)
+
+    def forward(self, x):
+        return td.checkpoint(lambda x: self.inner(x))(x)
+
+
+def test_bytes_of_a_checkpointed_layer() -> None:
+    """Its input, and its weights as narrow floats; not what is computed again inside it."""
+    rows, d = 16384, 256
+    found = bytes_of_a_layer(lambda: Checkpointed(d), (rows, d), APART)
+    assert found <= 1.1 * (4 * rows * d + 2 * 8 * d * d)
 
 
 def test_bytes_of_a_gated_layer() -> None:

@@ -23,7 +23,8 @@ class CompileOptions:
     `on_new_shape="specialise"` compiles for batches of other shapes, at most `max_shapes` of them.
     `verify=True` checks the IR's invariants after every stage. `detect_anomaly=True` looks at what
     a step gives: at a NaN or an infinity the step is undone, and the node that made it is named.
-    `optimize=False` keeps every tensor in memory, one kernel each, to look at. `deterministic=True`
+    `optimize=False` keeps every tensor in memory, one kernel each, to look at. `recompute=False`
+    keeps on a GPU what the backward pass would compute anew to save memory. `deterministic=True`
     gives the same bits in every run on a GPU too, where the fastest gradients of attention and
     convolutions may not; a CPU always does. `check_indices` looks at integers of the batch that are
     used as indices, before anything runs: one that is out of range is an error. `debug=True` makes
@@ -40,6 +41,7 @@ class CompileOptions:
     optimize: bool = True
     debug: bool = False
     deterministic: bool = False
+    recompute: bool = True
     target: str | int = NATIVE
     check_indices: bool = True
     search: str = "off"

@@ -48,7 +48,7 @@ from treadle.runtime.executable import Executable
 from treadle.runtime.session import Session
 
 if TYPE_CHECKING:
-    from treadle.backends.views import KernelView
+    from treadle.backends.views import KernelView, MemoryView
 
 
 def choose_precision(precision: object) -> DType:
@@ -91,6 +91,15 @@ def kernels_of(
     from treadle.backends import views
 
     return views.kernels_of(report.device, program, options)
+
+
+def memory_of(
+    program: Executable, report: CompileReport, options: CompileOptions
+) -> MemoryView | None:
+    """What a program has in memory at its peak; None on the oracle."""
+    from treadle.backends import views
+
+    return views.memory_of(report.device, program, options)
 
 
 def profile(

@@ -1,4 +1,4 @@
-"""Compiled kernels to look at: their loops, their source, and the lines of the model they compute.
+"""Compiled programs to look at: kernels with the lines of the model they compute, and memory.
 
 A plan from the cache has no kernels, and may have been made for another script's lines: the graph
 at hand is scheduled when somebody looks.
@@ -19,6 +19,9 @@ from treadle.compile_report import CompileOptions
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.plan import KernelFacts
 from treadle.kernel.text import to_text
+from treadle.memory.peak import MemoryView as MemoryView
+from treadle.memory.peak import memory_view
+from treadle.memory.plan import plan_buffers
 from treadle.runtime.executable import Executable
 
 
@@ -97,3 +100,13 @@ def kernels_of(device: str, program: Executable, options: CompileOptions) -> tup
         KernelView(facts, functools.partial(kernel, i), functools.partial(lines, i), own)
         for i, facts in enumerate(plan.kernels)
     )
+
+
+def memory_of(device: str, program: Executable, options: CompileOptions) -> MemoryView | None:
+    """A program's temporary memory at its peak; None where it is interpreted."""
+    toolchain, found = backend(device).toolchain(options), compiled_part(program)
+    if toolchain is None or found is None:
+        return None
+    own = toolchain.as_for(found)
+    scheduled = own.schedule(found.graph, options)
+    return memory_view(scheduled, plan_buffers(scheduled, own.target))

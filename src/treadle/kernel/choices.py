@@ -37,8 +37,11 @@ CPU_CHOICES = (
     Choice("rewriting.blocks_attention", (False,)),
     Choice("tasks.operations", (1 << 13, 1 << 17)),
 )
+# Bytes that may wait for the backward pass: all of them, so that nothing is computed anew there.
+KEEP_ALL: Chosen = (("materialization.waiting_bytes", 1 << 60),)
 GPU_CHOICES = (
     Choice("materialization.most_operations", (4, 64)),
+    Choice("materialization.waiting_bytes", (1 << 60,)),
     # Library or own kernel, and equal matmuls of layers in batches or one by one.
     Choice("matmuls.flops_for_library", (1 << 12, 1 << 22)),
     Choice("matmuls.busy_tiles", (0, 2048)),

@@ -60,15 +60,33 @@ def plan_buffers(program: Program, target: Target = CPU) -> BufferPlan:
     return plan
 
 
-def _placed(rows: Sequence[Sequence[Buffer]], spans: dict[str, Span]) -> BufferPlan:
-    """The largest first, each as low as its neighbours in time allow.
+Row = Sequence[Buffer]  # of one size, one after the other; each keeps its own time
 
-    Buffers of a row have one size and lie one after the other; each keeps its own time.
-    """
+
+def _placed(rows: Sequence[Row], spans: dict[str, Span]) -> BufferPlan:
+    """The better of two orders: the largest first, or of about one size who lives longest."""
+
+    def nbytes(row: Row) -> int:
+        return sum(b.nbytes for b in row)
+
+    def by_size(row: Row) -> tuple[int, int]:
+        return -nbytes(row), spans[row[0].name].first
+
+    def by_life(row: Row) -> tuple[int, int, int]:
+        lives = [spans[b.name] for b in row]
+        life = max(s.last for s in lives) - min(s.first for s in lives)
+        return -nbytes(row).bit_length(), -life, -nbytes(row)
+
+    found = [_placed_in_order(sorted(rows, key=key), spans) for key in (by_size, by_life)]
+    return min(found, key=lambda plan: plan.size)
+
+
+def _placed_in_order(rows: Sequence[Row], spans: dict[str, Span]) -> BufferPlan:
+    """One after the other, each as low as its neighbours in time allow."""
     offsets: dict[str, int] = {}
     # Of those placed so far: first and last step, start and end.
     placed = np.zeros((4, sum(map(len, rows))), np.int64)
-    for row in sorted(rows, key=lambda r: (-sum(b.nbytes for b in r), spans[r[0].name].first)):
+    for row in rows:
         known, size = placed[:, : len(offsets)], padded(row[0])
         # What is in the way of a buffer, as far down as the row's first is before it.
         taken = [known[2:, _meets(known, spans[b.name])] - i * size for i, b in enumerate(row)]

@@ -273,7 +273,8 @@ class Lowering:
 
     def _awaited(self, position: int) -> str | None:
         """The buffer that a node's kernels wait for without reading it."""
-        first = self.waits.get(position)
+        matmul = self.sums.get(TensorValue(position))  # which is made where its bias is known
+        first = self.waits.get(position if matmul is None else matmul.node)
         return None if first is None else self.names.get(TensorValue(first))
 
     def finish(self, order: Order) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from treadle.base.origin import Origin
 from treadle.kernel.nodes import Kernel, Matmul
@@ -322,13 +323,39 @@ class Order:
             if not self.groups[i].direct and not is_first:
                 level[i] = first_use[i] - 1
         if not self.memo.target.is_small:
-            self._put_off(level, ordered)
+            level = self._later(level, ordered)
         found: list[list[Bound]] = [[] for _ in range(max(level, default=-1) + 1)]
         for i in sorted(ordered, key=lambda i: (level[i], i)):
             found[level[i]].append(self.groups[i].bound)
         return [phase for phase in found if phase]
 
-    def _put_off(self, level: list[int], ordered: Sequence[int]) -> None:
+    def _later(self, level: list[int], ordered: Sequence[int]) -> list[int]:
+        """Levels at which equal kernels share launches, unless too much lives longer for it."""
+        target, found = self.memo.target, list(level)
+        self._put_off(found, ordered, target.fusion.delayed_bytes)
+        if not target.has_launches:
+            return found
+        least, room = self._peak(level), target.arena
+        if self._peak(found) > least + max(least // room.part, room.nbytes):
+            found = list(level)
+            self._put_off(found, ordered, 0)
+        return found
+
+    def _peak(self, level: Sequence[int]) -> int:
+        """The most bytes that live at one level, of what groups write and read."""
+        sizes = {
+            n: b.nbytes
+            for g in self.groups
+            for n, b in zip(g.bound.names, g.bound.kernel.buffers, strict=True)
+        }
+        change = [0] * (max(level, default=0) + 2)
+        for name, writers in self.writers.items():
+            at = [level[g] for g in (*writers, *self.readers.get(name, ()))]
+            change[min(at)] += sizes.get(name, 0)
+            change[max(at) + 1] -= sizes.get(name, 0)
+        return max(accumulate(change))
+
+    def _put_off(self, level: list[int], ordered: Sequence[int], delayed: int) -> None:
         """Later, where nothing large lives longer for it.
 
         Equal kernels then share a launch in one phase; without launches what is large lives
@@ -348,7 +375,7 @@ class Order:
             if not has_launches and (i not in users or made < sizes.moved_bytes):
                 continue
             limit = min((level[u] - 1 for u in users.get(i, ())), default=last)
-            light = sizes.delayed_bytes if has_launches else made // 8
+            light = delayed if has_launches else made // 8
             given = zip(bound.inputs, bound.kernel.inputs, strict=True)
             large = [n for n, b in given if b.nbytes > light and n in self.writers]
             is_kept = all(any(level[r] >= limit for r in self.readers[n] if r != i) for n in large)

@@ -45,7 +45,8 @@ class Told(NamedTuple):
 class Recomputed:
     """A graph with nodes that are there a second time, and the node that each of those waits for.
 
-    Nothing that such a node reads tells that it belongs to the backward pass.
+    Nothing that such a node reads tells that it belongs to the backward pass. That holds for what
+    `td.checkpoint` computes again, too.
     """
 
     graph: Graph
@@ -57,8 +58,10 @@ def recomputed(graph: Graph, target: Target) -> Recomputed:
     peak = _Peak(graph, target)
     peak.drop()
     saved = sum(graph.type_of(v).nbytes for v in peak.dropped)
-    is_much = saved > target.materialization.waiting_bytes
-    return _Copying(peak).graph() if is_much else Recomputed(graph, {})
+    if saved <= target.materialization.waiting_bytes:
+        peak.dropped.clear()
+    found = _Copying(peak).graph()
+    return found if found.waits else Recomputed(graph, {})
 
 
 class _Peak:
@@ -203,7 +206,9 @@ class _Copying:
         self.moved: list[int] = []
         self.copies: dict[int, int] = {}
         self.waits: dict[int, int] = {}
-        self.last = -1  # the latest node that has a kernel of its own
+        self.last = -1  # the latest node with a kernel of its own, in its place
+        self.is_after: list[bool] = []  # by node: whether it comes after the peak in any case
+        self.is_renamed: list[bool] = []  # by node: whether a checkpoint computes it again
         self.is_gone: list[bool] = []  # by node up to the peak: whether it needs what is dropped
         for position, node in enumerate(self.old.nodes[: peak.position + 1]):
             value = TensorValue(position)
@@ -216,13 +221,30 @@ class _Copying:
             is_late = position > self.peak.position
             operands = tuple(self._operand(v, is_late) for v in node.operands)
             self.moved.append(self._add(node, operands))
-            if is_root(self.old, node):
+            is_renamed = any(self.is_renamed[v.node] for v in node.operands)
+            self.is_renamed.append(is_late and (is_renamed or node.op is e.STOP_GRADIENT))
+            self.is_after.append(is_late and self._comes_after(position, node))
+            if is_root(self.old, node) and self.is_after[-1] >= self.is_renamed[-1]:
                 self.last = self.moved[-1]
         outputs = (
             replace(o, value=TensorValue(self.moved[o.value.node], o.value.output))
             for o in self.old.outputs
         )
         return Recomputed(Graph(tuple(self.nodes), tuple(outputs), self.old.name), self.waits)
+
+    def _comes_after(self, position: int, node: Node) -> bool:
+        """Whether a node behind the peak cannot run before it.
+
+        What a checkpoint computes again is made of the forward pass alone: if large, it waits.
+        """
+        if any(self.is_after[v.node] for v in node.operands):
+            return True
+        has_kernel = TensorValue(position) in self.peak.stored
+        is_large = sum(t.nbytes for t in node.types) >= self.peak.sizes.least_recomputed
+        if not (self.is_renamed[position] and has_kernel and is_large):
+            return False
+        self.waits[self.moved[position]] = self.last
+        return True
 
     def _add(self, node: Node, operands: tuple[TensorValue, ...]) -> int:
         self.nodes.append(replace(node, operands=operands))

@@ -31,6 +31,7 @@ from treadle.pipeline import (
     build_evaluation,
     build_step,
     kernels_of,
+    memory_of,
     profile,
 )
 from treadle.runtime.oracle import OracleProgram
@@ -58,7 +59,7 @@ from treadle.step.results import EvalResult, RunResult, StepResult, arrays_of, n
 from treadle.step.watching import anomaly_of, run_watched
 
 if TYPE_CHECKING:
-    from treadle.backends.views import KernelView
+    from treadle.backends.views import KernelView, MemoryView
 
 
 @dataclass(slots=True)
@@ -165,8 +166,7 @@ class TrainStep:
             flags = {"captures": captures, "grad_norms": grad_norms, "histograms": histograms}
             check_flags("step", self._inputs, **flags)
             watched = Watched(*map(bool, flags.values()))
-        outputs, mode = self._once("step", batch, watched)
-        return StepResult(outputs, mode)
+        return StepResult(*self._once("step", batch, watched))
 
     @contextmanager
     def watching(
@@ -492,3 +492,9 @@ class TrainStep:
         """The step's distinct kernels: name, text, llvm, assembly, lines. The oracle has none."""
         program = self._programs.built(self._inputs).step(self._mode(), UNWATCHED)
         return kernels_of(program, self.report, self.recipe.options)
+
+    @property
+    def memory(self) -> MemoryView | None:
+        """Which buffers live at the peak of a step, and who made them. The oracle has none."""
+        program = self._programs.built(self._inputs).step(self._mode(), UNWATCHED)
+        return memory_of(program, self.report, self.recipe.options)

@@ -15,7 +15,7 @@ from treadle.codegen.cuda.driver import CudaSource, render_kernel, render_progra
 from treadle.compile_report import CompileOptions, CompileReport, Profile
 from treadle.ir.graph import Graph
 from treadle.kernel import target as targets
-from treadle.kernel.choices import Chosen, with_choices
+from treadle.kernel.choices import KEEP_ALL, Chosen, with_choices
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.plan import Plan
 from treadle.kernel.program import Program
@@ -72,7 +72,8 @@ class CudaToolchain:
 
     def schedule(self, graph: Graph, options: CompileOptions) -> Program:
         in_place = not options.debug
-        return schedule(graph, options.optimize, in_place=in_place, target=self.target)
+        target = self.target if options.recompute else with_choices(self.target, KEEP_ALL)
+        return schedule(graph, options.optimize, in_place=in_place, target=target)
 
     def render(self, program: Program) -> CudaSource:
         return render_program(program)
