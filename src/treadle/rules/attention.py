@@ -184,8 +184,7 @@ def is_attention(match: Match) -> bool:
 def _pays(found: _Found, extents: Mapping[str, int], target: Target) -> bool:
     """Whether a library may take it, and its gradient has enough to share."""
     limits, matmuls = target.rewriting, target.matmuls
-    widths = extents["D"], extents[found.width]
-    fits = all(n % matmuls.pack == 0 and n <= matmuls.most_depth for n in widths)
+    fits = max(extents["D"], extents[found.width]) <= matmuls.most_depth
     lengths = extents[found.query], extents[found.key]
     heads = math.prod(extents[x] for x in found.batch + found.own)
     blocks = heads * -(-extents[found.key] // limits.attention_block)
