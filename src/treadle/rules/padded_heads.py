@@ -1,6 +1,6 @@
 """Heads of attention filled up with zeros, where a library takes whole packs of elements alone.
 
-Zeros add nothing to a product of queries and keys, and columns of zeros in the values are columns of
+Zeros add nothing to a product of queries and keys. Columns of zeros in the values are columns of
 zeros in the result, which are left out again.
 """
 
