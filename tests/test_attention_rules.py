@@ -14,6 +14,7 @@ import pytest
 import treadle as td
 from backend import draw
 from treadle import nn
+from treadle.autodiff.backward import differentiate
 from treadle.backends.registry import backend
 from treadle.base import dtypes
 from treadle.compile_report import CompileReport
@@ -24,6 +25,7 @@ from treadle.ir.verify import verify
 from treadle.kernel.target import CPU, GPU
 from treadle.rules.attention import recognise_attention
 from treadle.rules.canonical import canonicalise
+from treadle.rules.expansion import expand
 
 BF16, BOOL = dtypes.bfloat16, dtypes.bool_
 SHORT = replace(GPU.rewriting, least_fused_attention=1, least_key_blocks=1)
@@ -197,9 +199,8 @@ def test_what_is_not_attention_stays(function) -> None:
 
 def test_it_stays_where_it_would_not_pay() -> None:
     wide = TensorType((B, H, T, 264), BF16)
-    odd = TensorType((B, H, T, 12), BF16)
     full = TensorType((B, H, T, D), dtypes.float32)
-    for types in ((wide, wide, wide), (odd, odd, odd), (full, full, full)):
+    for types in ((wide, wide, wide), (full, full, full)):
         assert not recognised(traced(plain, *types))[1]
     graph = traced(plain, Q, K, V)
     assert not recognised(graph, GPU)[1], "few keys"
@@ -222,3 +223,27 @@ def test_a_layer_that_gives_weights_nobody_reads() -> None:
     fired: Counter[str] = Counter()
     recognise_attention(graph, TARGET, fired)
     assert fired.total() == 1
+
+
+def test_a_checkpoint_that_layers_share() -> None:
+    def layer(x):
+        return x + plain(x, x, x)
+
+    def layers(x):
+        return td.checkpoint(layer)(td.checkpoint(layer)(x)).astype(dtypes.float32).sum()
+
+    graph = traced(layers, Q)
+    fired: Counter[str] = Counter()
+    found = verify(recognise_attention(graph, TARGET, fired))
+    assert fired.total() == 1, "they share one body"
+    gradients = [differentiate(g, ["x"]).graph for g in (graph, found)]
+    arrays = draw(gradients[0], 5)
+    for a, b in zip(*(values(g, arrays) for g in gradients), strict=True):
+        assert np.linalg.norm(a - b) < 0.03 * np.linalg.norm(a), "rounded elsewhere"
+    assert any(n.op is c.ATTENTION_GRAD for n in expand(gradients[1], TARGET, kept).nodes)
+    unlike = traced(lambda x: td.checkpoint(td.tanh)(x), Q)
+    assert recognise_attention(unlike, TARGET) == unlike
+
+
+def kept(node: Node, types: object, target: object) -> bool:
+    return node.op in (c.ATTENTION, c.ATTENTION_GRAD)

@@ -313,6 +313,12 @@ CASES = {
     ),
     "inline_call": Case(call, [td.tanh]),
     "recomputed_call": Case(td.grad(lambda x: call(x).sum()), [call]),
+    "padded_heads": Case(
+        lambda q, k, v: td.attention(q, k, v),
+        [lambda q, k, v: td.attention(q, k, q), lambda q, k, v: td.softmax(v)],
+        [TensorType((1, 2, 3, n), BF16) for n in (8, 8, 12)],
+        replace(GPU, has_attention=True),
+    ),
     "max_of_windows": Case(
         lambda x: td.max_pool(x, 2),
         [lambda x: td.avg_pool(x, 2)],

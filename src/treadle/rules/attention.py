@@ -16,7 +16,8 @@ import numpy as np
 
 from treadle.base.dtypes import DType
 from treadle.ir import composites as c
-from treadle.ir.graph import Graph, GraphBuilder, Value
+from treadle.ir.control import Call
+from treadle.ir.graph import Graph, GraphBuilder, Node, Value
 from treadle.ir.op import NONE, Attributes, Op
 from treadle.ir.ops import elementwise as e
 from treadle.ir.ops.leaves import CONSTANT, Constant
@@ -24,6 +25,7 @@ from treadle.ir.ops.linear import CONTRACT, Contraction
 from treadle.ir.ops.shaping import BROADCAST, PERMUTE, RESHAPE, Broadcast, Permute, Reshape
 from treadle.ir.types import TensorType
 from treadle.kernel.target import Target
+from treadle.rules.canonical import canonicalise
 from treadle.rules.driver import rewrite
 from treadle.rules.masks import is_causal_mask, known_mask
 from treadle.rules.pattern import Anything, Nodes, apply, number_of
@@ -184,8 +186,7 @@ def is_attention(match: Match) -> bool:
 def _pays(found: _Found, extents: Mapping[str, int], target: Target) -> bool:
     """Whether a library may take it, and its gradient has enough to share."""
     limits, matmuls = target.rewriting, target.matmuls
-    widths = extents["D"], extents[found.width]
-    fits = all(n % matmuls.pack == 0 and n <= matmuls.most_depth for n in widths)
+    fits = max(extents["D"], extents[found.width]) <= matmuls.most_depth
     lengths = extents[found.query], extents[found.key]
     heads = math.prod(extents[x] for x in found.batch + found.own)
     blocks = heads * -(-extents[found.key] // limits.attention_block)
@@ -363,5 +364,25 @@ ATTENTION = RuleSet("attention", (BY_HAND, NARROW_BY_HAND))
 
 
 def recognise_attention(graph: Graph, target: Target, fired: Counter[str] | None = None) -> Graph:
-    """The graph with `attention` where the target asks for it."""
-    return rewrite(graph, ATTENTION, target, fired) if target.rewriting.fuses_attention else graph
+    """The graph with `attention` where the target asks for it, in bodies of calls too."""
+    if not target.rewriting.fuses_attention:
+        return graph
+    counts = Counter[str]() if fired is None else fired
+    bodies: dict[Graph, Graph] = {}  # layers share them
+    nodes = tuple(_with_body(n, target, counts, bodies) for n in graph.nodes)
+    whole = graph if nodes == graph.nodes else replace(graph, nodes=nodes)
+    return rewrite(whole, ATTENTION, target, counts)
+
+
+def _with_body(node: Node, target: Target, fired: Counter[str], bodies: dict[Graph, Graph]) -> Node:
+    """A call without a gradient of its own, with its body recognised; other nodes as they are."""
+    call = node.attributes
+    if not isinstance(call, Call) or call.backward is not None:
+        return node
+    if call.body not in bodies:
+        own: Counter[str] = Counter()
+        found = recognise_attention(canonicalise(call.body), target, own)
+        bodies[call.body] = found if own else call.body
+        fired.update(own)
+    body = bodies[call.body]
+    return node if body is call.body else replace(node, attributes=replace(call, body=body))

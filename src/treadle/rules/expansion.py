@@ -15,6 +15,7 @@ from treadle.ir.ops.reductions import ARGMAX, REDUCE_MAX, SORT, ArgReduce, Reduc
 from treadle.ir.rewrite import inline_into, remove_dead_code
 from treadle.kernel.target import CPU, Target
 from treadle.rules.driver import Keeps, rewrite
+from treadle.rules.padded_heads import PADDED_HEADS
 from treadle.rules.pattern import Anything, Composite, apply
 from treadle.rules.rule import Body, Exactness, Match, Rule, RuleSet
 from treadle.rules.views import X, take_x
@@ -154,6 +155,7 @@ EXPANSION = RuleSet(
         INLINE_CALL,
         MAX_OF_WINDOWS,
         CHOSEN_GRADIENT,
+        PADDED_HEADS,
         DEFINITION,
     ),
 )
