@@ -38,6 +38,7 @@ from treadle.schedule.fuse import fused_at, in_rows, peeled, row, row_counts
 from treadle.schedule.nests import (
     Body,
     Parts,
+    divisors,
     flat_index,
     fresh,
     parallel,
@@ -71,7 +72,8 @@ def as_one_kernel(
     if not kernels or any(_is_apart(k) for k in kernels):
         return None
     found = _by_elements(kernels, iterations, target)
-    counts = {n for k in kernels for n in (1, *row_counts(k))}
+    # Loops may have become one: what divides them is a number of rows too.
+    counts = {n for k in kernels for n in divisors(max(row_counts(k), default=1))}
     for count in sorted(counts, reverse=True):
         if found is not None:
             break
