@@ -130,7 +130,8 @@ def _by_elements(
     if any(iterations.sizes[n] != count for n in own) or not _is_plain(body, own):
         return None
     taken = names_in(body)
-    locals_ = {n: Local(fresh("carry", taken), dtypes[n]) for n in sorted(own)}
+    stems = {n: "carry" if n in iterations.carries else "next" for n in sorted(own)}
+    locals_ = {n: Local(fresh(stem, taken), dtypes[n]) for n, stem in stems.items()}
     carried = {n: locals_[n] for n in iterations.carries}
     before = [
         Let(x.name, Load(iterations.carries[n][0], at[n], x.dtype)) for n, x in carried.items()
