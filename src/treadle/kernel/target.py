@@ -20,7 +20,7 @@ class Fusion:
     block_flops: int = 1 << 12  # of all rows that are one block's, less than a launch too
     # Operations of a part of a scan, in one iteration, that is a block's for all of them: chosen,
     # about what a block does while two launches are made.
-    scan_part: int = 1 << 16
+    scan_part: int = 1 << 17
     shared_memory: int = 32 << 10  # bytes that a block's own buffers take; every device has 48 KiB
     delayed_bytes: int = 8 << 20  # that may live longer so that equal kernels share a launch
     moved_bytes: int = 1 << 18  # of a result from which its kernel runs as late as possible

@@ -8,6 +8,7 @@ carried as its terms.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -229,6 +230,8 @@ CARRIES = RuleSet("carries", (ROUNDED, TERMS))
 
 def choose_carries(graph: Graph, target: Target) -> Graph:
     """The graph with scans that carry what makes their iterations few kernels."""
-    if not any(n.op is SCAN for n in graph.nodes):
-        return graph
-    return rewrite(graph, CARRIES, target)
+    is_done = not any(n.op is SCAN for n in graph.nodes)
+    while not is_done:  # what a rule built does not see what its carries start from
+        fired: Counter[str] = Counter()
+        graph, is_done = rewrite(graph, CARRIES, target, fired), not fired
+    return graph

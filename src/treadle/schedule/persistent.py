@@ -38,6 +38,7 @@ from treadle.schedule.fuse import fused_at, in_rows, peeled, row, row_counts
 from treadle.schedule.nests import (
     Body,
     Parts,
+    divisors,
     flat_index,
     fresh,
     parallel,
@@ -71,7 +72,8 @@ def as_one_kernel(
     if not kernels or any(_is_apart(k) for k in kernels):
         return None
     found = _by_elements(kernels, iterations, target)
-    counts = {n for k in kernels for n in (1, *row_counts(k))}
+    # Loops may have become one: what divides them is a number of rows too.
+    counts = {n for k in kernels for n in divisors(max(row_counts(k), default=1))}
     for count in sorted(counts, reverse=True):
         if found is not None:
             break
@@ -128,7 +130,8 @@ def _by_elements(
     if any(iterations.sizes[n] != count for n in own) or not _is_plain(body, own):
         return None
     taken = names_in(body)
-    locals_ = {n: Local(fresh("carry", taken), dtypes[n]) for n in sorted(own)}
+    stems = {n: "carry" if n in iterations.carries else "next" for n in sorted(own)}
+    locals_ = {n: Local(fresh(stem, taken), dtypes[n]) for n, stem in stems.items()}
     carried = {n: locals_[n] for n in iterations.carries}
     before = [
         Let(x.name, Load(iterations.carries[n][0], at[n], x.dtype)) for n, x in carried.items()
