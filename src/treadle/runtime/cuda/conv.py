@@ -6,13 +6,13 @@ that may compile kernels; then the fastest is taken, by timing.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
 from treadle.kernel.launch import LibraryLaunch, Tensor
 from treadle.kernel.target import GPU
+from treadle.runtime.cpu.processors import default_threads
 from treadle.runtime.cuda.device import Block, Event, device
 from treadle.runtime.cuda.dnn_backend import (
     BackendError,
@@ -90,7 +90,7 @@ def planned_convolutions(
     """
     proposed = {i: _proposed(call, is_deterministic) for i, call in calls.items()}
     tries = 1 if is_deterministic else TRIES
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(default_threads()) as pool:
         begun = {
             i: [pool.submit(_built, calls[i], config) for config in configs[:tries]]
             for i, configs in proposed.items()
