@@ -245,7 +245,8 @@ def test_plans_of_the_library_come_from_the_cache(
     def planned(*_: object) -> None:
         raise AssertionError("planned once more")
 
-    monkeypatch.setattr("treadle.runtime.cuda.calls._planned", planned)
+    for name in ("planned_attention", "planned_convolutions"):
+        monkeypatch.setattr(f"treadle.runtime.cuda.calls.{name}", planned)
     assert losses_of() == (first, 1)
 
 

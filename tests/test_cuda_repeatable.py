@@ -14,23 +14,105 @@ from fake_cuda import fake_gpu
 from treadle.backends.cuda import backend as cuda_backend
 from treadle.backends.stored import key_of
 from treadle.kernel.launch import LibraryLaunch, Tensor
-from treadle.runtime.cuda import conv, dnn
+from treadle.runtime.cuda import conv, dnn, dnn_backend
 from treadle.runtime.cuda.attention import planned_attention
-from treadle.runtime.cuda.conv import NoLibraryCallError, planned_convolution
+from treadle.runtime.cuda.conv import ConvCall, NoLibraryCallError, planned_convolutions
+from treadle.runtime.cuda.dnn_backend import Kind, Type
 
-NONDETERMINISTIC, TENSOR_CORE, DOWN_CONVERT = "NONDETERMINISTIC", "TENSOR_CORE", "DOWN_CONVERT"
+TENSOR_CORE, NONDETERMINISTIC = 0, 4  # cuDNN's numbers of notes
 # As cuDNN proposes gradients of weights: its favourite adds in any order.
-PLANS = [{NONDETERMINISTIC}, {TENSOR_CORE}, set[str](), {NONDETERMINISTIC}, set[str]()]
+PLANS = [{NONDETERMINISTIC}, {TENSOR_CORE}, set[int](), {NONDETERMINISTIC}, set[int]()]
+
+
+class Backend:
+    """cuDNN's C interface: descriptors by number, with their attributes."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, dict[int, list[Any]]] = {}
+        self.kinds: dict[int, int] = {}
+        self.finalized: set[int] = set()
+        self.refused: set[int] = set()  # plans that cannot be built
+        self.cudnnBackendDestroyDescriptor = lambda address: self.known.pop(address.value) and 0
+
+    def cudnnCreate(self, found: Any) -> int:
+        found._obj.value = 7
+        return 0
+
+    def cudnnBackendCreateDescriptor(self, kind: Any, found: Any) -> int:
+        found._obj.value = address = 1000 + len(self.kinds)
+        self.known[address], self.kinds[address] = {}, kind.value
+        return 0
+
+    def cudnnBackendSetAttribute(
+        self, at: Any, name: int, type_: Any, count: Any, values: Any
+    ) -> int:
+        assert at.value not in self.finalized, "it is finished"
+        found = list(values)
+        assert len(found) == count.value
+        if type_.value == Type.DESCRIPTOR:
+            assert set(found) <= self.finalized, "what it refers to comes first"
+        self.known[at.value][name] = found
+        return 0
+
+    def cudnnBackendFinalize(self, at: Any) -> int:
+        own = self.known[at.value]
+        if self.kinds[at.value] == Kind.PLAN:
+            assert own[400] == [7], "the handle"
+            (config,) = own[401]
+            own[402] = [0]  # bytes of workspace
+            if self.known[config][0][0] in self.refused:
+                return 3000
+        self.finalized.add(at.value)
+        return 0
+
+    def cudnnBackendGetAttribute(
+        self, at: Any, name: int, type_: Any, most: Any, count: Any, values: Any
+    ) -> int:
+        found = self._found(at.value, name, values)
+        if name not in (202, 300):
+            values[: len(found)] = found
+        count._obj.value = len(found)
+        return 0
+
+    def _found(self, at: int, name: int, values: Any) -> list[int]:
+        """Attributes that are read; those that are descriptors are filled in."""
+        own = self.known[at]
+        if name == 202:  # what a heuristic proposes; fallbacks are the last one's
+            every = range(len(PLANS)) if own[200] == [3] else range(len(PLANS) - 1, len(PLANS))
+            for i, address in zip(every, values, strict=False):
+                self.known[address][0] = [i]
+                self.finalized.add(address)
+            return list(every)
+        if name == 300:
+            self.known[values[0]][0] = own[0]
+            return [0]
+        return sorted(PLANS[own[0][0]]) if name == 1303 else own[name]
+
+    def number_of(self, made: ConvCall) -> int:
+        """Which of the plans it is."""
+        (config,) = self.known[made.graph.address.value][401]
+        found: int = self.known[config][0][0]
+        return found
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
+    """cuDNN's C interface; its plans are slower and slower."""
+    found = Backend()
+    monkeypatch.setattr(dnn_backend, "library", lambda: found)
+    monkeypatch.setattr(conv, "device", lambda: SimpleNamespace(enter=lambda: None))
+    monkeypatch.setattr(conv, "_time", lambda made, *_: float(found.number_of(made)))
+    dnn_backend.handle.cache_clear()
+    yield found
+    dnn_backend.handle.cache_clear()
 
 
 class Graph:
-    """A description to cuDNN: a plan with a note that is deselected cannot be built."""
+    """A description to cuDNN's frontend."""
 
     made: ClassVar[list[Graph]] = []
 
     def __init__(self, **_: object):
-        self.barred: set[str] = set()
-        self.plan: int | None = None
         self.options: dict[str, Any] = {}
         Graph.made.append(self)
 
@@ -43,33 +125,18 @@ class Graph:
         self.options = options
         return [self, self, self]
 
-    def get_execution_plan_count(self) -> int:
-        return len(PLANS)
-
-    def deselect_numeric_notes(self, notes: list[str]) -> None:
-        self.barred |= set(notes)
-
-    def build_plan_at_index(self, i: int) -> None:
-        if PLANS[i] & self.barred:
-            raise RuntimeError("deselected")
-        self.plan = i
-
     def get_workspace_size(self) -> int:
         return 0
 
 
 @pytest.fixture
 def cudnn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """cuDNN's frontend; plans are slower and slower."""
+    """cuDNN's frontend."""
     library: Any = ModuleType("cudnn")
     names = SimpleNamespace(A=0, FALLBACK=1, BFLOAT16=0, HALF=1, FLOAT=2)
     library.heur_mode = library.data_type = names
-    library.numerical_note = SimpleNamespace(
-        NONDETERMINISTIC=NONDETERMINISTIC, TENSOR_CORE=TENSOR_CORE, DOWN_CONVERT_INPUTS=DOWN_CONVERT
-    )
     library.pygraph, library.create_handle = Graph, object
     monkeypatch.setitem(sys.modules, "cudnn", library)
-    monkeypatch.setattr(conv, "_time", lambda made, *_: float(made.graph.plan))
     Graph.made.clear()
     known = dnn.handle, dnn.data_types
     for cached in known:
@@ -88,26 +155,36 @@ def call_of(name: str, dtype: str, operands: int = 2, results: int = 1) -> Libra
     )
 
 
-@pytest.mark.usefixtures("cudnn")
+def planned(backend: Backend, call: LibraryLaunch, is_deterministic: bool) -> int:
+    (made,) = planned_convolutions({3: call}, is_deterministic, lambda entry: [0]).values()
+    return backend.number_of(made)
+
+
 @pytest.mark.parametrize("called", ["conv", "conv_grad_x", "conv_grad_w"])
 @pytest.mark.parametrize(("dtype", "fast", "same"), [("float32", 0, 2), ("bfloat16", 0, 1)])
 def test_convolutions_that_repeat_take_no_plan_that_adds_in_any_order(
-    called: str, dtype: str, fast: int, same: int
+    backend: Backend, called: str, dtype: str, fast: int, same: int
 ) -> None:
     call = call_of(called, dtype)
-    assert planned_convolution(call, False, list).graph.plan == fast
-    assert planned_convolution(call, True, list).graph.plan == same
+    assert planned(backend, call, False) == fast
+    assert planned(backend, call, True) == same
 
 
-@pytest.mark.usefixtures("cudnn")
+def test_plans_that_cannot_be_built_are_passed_over(backend: Backend) -> None:
+    backend.refused = {0, 1}
+    assert planned(backend, call_of("conv", "bfloat16"), False) == 2
+    backend.refused = {0, 1, 2, 3}
+    assert planned(backend, call_of("conv", "bfloat16"), False) == 4, "beyond those that are timed"
+
+
 def test_a_convolution_that_cannot_repeat_is_its_definition(
-    monkeypatch: pytest.MonkeyPatch,
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.modules[__name__], "PLANS", [{NONDETERMINISTIC}] * 3)
     call = call_of("conv_grad_w", "float32")
-    assert planned_convolution(call, False, list).graph.plan == 0
-    with pytest.raises(NoLibraryCallError, match="none of 3 plans"):
-        planned_convolution(call, True, list)
+    assert planned(backend, call, False) == 0
+    with pytest.raises(NoLibraryCallError, match="no plan"):
+        planned(backend, call, True)
 
 
 @pytest.mark.usefixtures("cudnn")

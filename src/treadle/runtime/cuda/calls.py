@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from treadle.kernel.launch import Launch, LibraryLaunch
 from treadle.runtime.cuda.attention import planned_attention
-from treadle.runtime.cuda.conv import planned_convolution
+from treadle.runtime.cuda.conv import ConvCall, planned_convolutions, unpacked_convolution
 from treadle.runtime.cuda.dnn import DnnCall, unpacked
+
+Called = DnnCall | ConvCall
 
 
 def chosen_library_calls(
@@ -16,24 +17,25 @@ def chosen_library_calls(
     plans: dict[int, bytes],
     is_deterministic: bool,
     memory: Callable[[int], list[int]],
-) -> dict[int, DnnCall]:
+) -> dict[int, Called]:
     """Calls by entry; what is planned here, on memory for an entry, is added to the plans."""
-    found: dict[int, DnnCall] = {}
-    for i, launch in enumerate(launches):
-        if launch.called is None:
-            continue
-        made = unpacked(launch.called, plans[i]) if i in plans else None
-        if made is None:
-            made = _planned(launch.called, is_deterministic, partial(memory, i))
-            plan = made.packed()
-            plans |= {i: plan} if plan else {}
-        found[i] = made
+    calls = {i: launch.called for i, launch in enumerate(launches) if launch.called is not None}
+    found: dict[int, Called] = {}
+    for i, call in calls.items():
+        made = _unpacked(call, plans[i]) if i in plans else None
+        if made is not None:
+            found[i] = made
+    new = {i: call for i, call in calls.items() if i not in found}
+    convolutions = {i: call for i, call in new.items() if "conv" in call.name}
+    for i in new.keys() - convolutions.keys():
+        found[i] = planned_attention(new[i], is_deterministic)
+    if convolutions:
+        found |= planned_convolutions(convolutions, is_deterministic, memory)
+    for i in new:
+        plan = found[i].packed()
+        plans |= {i: plan} if plan else {}
     return found
 
 
-def _planned(
-    call: LibraryLaunch, is_deterministic: bool, memory: Callable[[], list[int]]
-) -> DnnCall:
-    if "conv" in call.name:
-        return planned_convolution(call, is_deterministic, memory)
-    return planned_attention(call, is_deterministic)
+def _unpacked(call: LibraryLaunch, plan: bytes) -> Called | None:
+    return unpacked_convolution(call, plan) if "conv" in call.name else unpacked(call, plan)

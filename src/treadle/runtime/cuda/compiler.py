@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, overload
 
 from treadle.base.errors import DeviceError
+from treadle.runtime.cpu.processors import default_threads
 from treadle.runtime.cuda.device import INSTALL
 
 CUBIN = b"\x7fELF"
@@ -40,7 +40,7 @@ class Compiling(Sequence[bytes]):
 
     def __init__(self, parts: Sequence[str], architecture: str):
         compiler_version()
-        self._pool = ThreadPoolExecutor(max(1, min(len(parts), len(os.sched_getaffinity(0)))))
+        self._pool = ThreadPoolExecutor(max(1, min(len(parts), default_threads())))
         self._made = [self._pool.submit(compile_source, part, architecture) for part in parts]
         self._pool.shutdown(wait=False)
 

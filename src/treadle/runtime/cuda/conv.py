@@ -1,27 +1,43 @@
 """Convolutions through cuDNN: forward, and the gradients of image and weight.
 
-cuDNN proposes plans, its best first; the fastest of the first few is taken, by timing.
+cuDNN proposes plans, its best first. The first few of every call are built at the same time, as
+that may compile kernels; then the fastest is taken, by timing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 
-from treadle.kernel.launch import LibraryLaunch
+from treadle.kernel.launch import LibraryLaunch, Tensor
 from treadle.kernel.target import GPU
+from treadle.runtime.cpu.processors import default_threads
 from treadle.runtime.cuda.device import Block, Event, device
-from treadle.runtime.cuda.dnn import DnnCall, empty_graph, operands_of, set_results
+from treadle.runtime.cuda.dnn_backend import (
+    BackendError,
+    Descriptor,
+    Kind,
+    Type,
+    execute,
+    handle,
+    pointers,
+)
 
 TRIES, MOST_WORKSPACE = GPU.launching.conv_plans, GPU.launching.conv_workspace
 REPEATS = 3
-# What each call calls its operands, in their order.
-_OPERANDS = {
-    "conv": ("image", "weight"),
-    "conv_grad_x": ("loss", "filter"),
-    "conv_grad_w": ("loss", "image"),
+MOST_PROPOSED = 32
+_DTYPES = {"float32": 0, "float16": 2, "bfloat16": 9}
+_CROSS_CORRELATION = 1
+_BEST, _FALLBACK = 3, 2  # modes of heuristics: what is likely fast, and what runs in any case
+_TENSOR_CORES, _NARROWED, _VARYING = 0, 1, 4  # notes on how an engine computes
+# Attributes of each operation: factors of the convolution and of what was there, its description,
+# and tensors in the order of operands and results.
+_OPERATIONS = {
+    "conv": (Kind.CONV, 700, 701, 702, (704, 703, 705)),
+    "conv_grad_x": (Kind.CONV_GRAD_X, 706, 707, 708, (711, 709, 710)),
+    "conv_grad_w": (Kind.CONV_GRAD_W, 712, 713, 714, (717, 716, 715)),
 }
-_BUILDERS = {"conv": "conv_fprop", "conv_grad_x": "conv_dgrad", "conv_grad_w": "conv_wgrad"}
 
 
 class NoLibraryCallError(Exception):
@@ -32,80 +48,161 @@ class NoLibraryCallError(Exception):
         self.call = call
 
 
-def planned_convolution(
-    call: LibraryLaunch, is_deterministic: bool, memory: Callable[[], Sequence[int]]
-) -> DnnCall:
-    """One convolution with the fastest of the first plans, timed on memory for its buffers.
+class ConvCall:
+    """A convolution with its plan, ready to be run on any addresses."""
 
-    To give the same bits in every run it takes the first plan that runs.
-    """
-    try:
-        graph = _described(call, is_deterministic)
-    except Exception as error:  # the frontend raises errors of its own
-        raise NoLibraryCallError(call, str(error)) from error
-    best: tuple[float, int] | None = None
-    count, tried, addresses = int(graph.get_execution_plan_count()), 0, memory()
-    for i in range(count):
-        if tried >= (1 if is_deterministic else TRIES):
-            break
+    def __init__(self, call: LibraryLaunch, plan: Descriptor):
+        self.call, self.graph = call, plan
+        (self.workspace,) = plan.numbers(402, Type.INT64, 1)
+
+    def run(self, addresses: Sequence[int], workspace: int, stream: object) -> None:
+        """Put it into a stream; addresses are those of the call's buffers."""
+        tensors = (*self.call.operands, *self.call.results)
+        where = [addresses[t.argument] + t.start * _itemsize(t) for t in tensors]
+        given = pointers(range(1, len(tensors) + 1), where, workspace)
+        execute(self.graph, given, stream)
+
+    def packed(self) -> bytes:
+        """The plan, for `unpacked_convolution`; nothing where it cannot be written down."""
         try:
-            graph.build_plan_at_index(i)
-            made = DnnCall(call, graph)
-            if made.workspace > MOST_WORKSPACE:
-                continue
-            taken = _time(made, addresses, best)
-        except Exception:  # a plan that cannot be built or run: the next one
-            continue
-        tried += 1
-        if best is None or taken < best[0]:
-            best = taken, i
-    if best is None:
-        raise NoLibraryCallError(call, f"none of {count} plans runs")
-    graph.build_plan_at_index(best[1])
-    return DnnCall(call, graph)
+            return self.graph.text(405)
+        except BackendError:
+            return b""
 
 
-def _described(call: LibraryLaunch, is_deterministic: bool) -> Any:
-    import cudnn
+def unpacked_convolution(call: LibraryLaunch, plan: bytes) -> ConvCall | None:
+    """The call with a plan that was packed; None of one of another version, say."""
+    try:
+        made = Descriptor(Kind.PLAN).set(400, Type.HANDLE, handle().value).set_text(405, plan)
+        return ConvCall(call, made.finalized())
+    except BackendError:
+        return None
 
-    graph = empty_graph(call)
+
+def planned_convolutions(
+    calls: Mapping[int, LibraryLaunch],
+    is_deterministic: bool,
+    memory: Callable[[int], Sequence[int]],
+) -> dict[int, ConvCall]:
+    """Calls with the fastest of their first plans, timed on memory for their buffers.
+
+    To give the same bits in every run each takes the first plan that runs.
+    """
+    proposed = {i: _proposed(call, is_deterministic) for i, call in calls.items()}
+    tries = 1 if is_deterministic else TRIES
+    with ThreadPoolExecutor(default_threads()) as pool:
+        begun = {
+            i: [pool.submit(_built, calls[i], config) for config in configs[:tries]]
+            for i, configs in proposed.items()
+        }
+        built = {i: [made.result() for made in parts] for i, parts in begun.items()}
+    found = {}
+    for i, call in calls.items():
+        rest = (_built(call, config) for config in proposed[i][tries:])
+        found[i] = _fastest(call, built[i], rest, memory(i))
+    return found
+
+
+def _proposed(call: LibraryLaunch, is_deterministic: bool) -> list[Descriptor]:
+    """Configurations of engines that compute a call, the best first."""
+    unwanted = {_VARYING} if is_deterministic else set()
+    if call.operands[0].dtype == "float32":
+        # 32 bits are what was asked for: not the fewer that tensor cores multiply.
+        unwanted |= {_TENSOR_CORES, _NARROWED}
+    found: list[Descriptor] = []
+    try:
+        graph = _described(call)
+        for mode in (_BEST, _FALLBACK):
+            asked = Descriptor(Kind.HEURISTIC).set(201, Type.DESCRIPTOR, graph)
+            asked.set(200, Type.HEURISTIC_MODE, mode).finalized()
+            found += asked.descriptors(202, Kind.CONFIGURATION, MOST_PROPOSED)
+    except BackendError as error:
+        raise NoLibraryCallError(call, str(error)) from error
+    return [config for config in found if not unwanted or not unwanted & _notes(config)]
+
+
+def _notes(config: Descriptor) -> set[int]:
+    (engine,) = config.descriptors(300, Kind.ENGINE, 1)
+    return set(engine.numbers(1303, Type.NOTE, 16))
+
+
+def _described(call: LibraryLaunch) -> Descriptor:
+    """A graph of one operation: it reads and writes narrow floats and sums in float32."""
     numbers = dict(call.numbers)
     low, high, stride, dilation = (
         [int(numbers[f"{n}{i}"]) for i in range(2)] for n in ("low", "high", "stride", "dilation")
     )
-    result = getattr(graph, _BUILDERS[call.name])(
-        **operands_of(graph, call, _OPERANDS[call.name]),
-        pre_padding=low,
-        post_padding=high,
-        stride=stride,
-        dilation=dilation,
-    )
-    set_results(call, [result])
-    graph.validate()
-    graph.build_operation_graph()
-    graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
-    notes = cudnn.numerical_note
-    unwanted = [notes.NONDETERMINISTIC] if is_deterministic else []
-    if call.operands[0].dtype == "float32":
-        # 32 bits are what was asked for: not the fewer that tensor cores multiply.
-        unwanted += [notes.TENSOR_CORE, notes.DOWN_CONVERT_INPUTS]
-    if unwanted:
-        graph.deselect_numeric_notes(unwanted)
-    graph.check_support()
-    return graph
+    shape = Descriptor(Kind.CONVOLUTION).set(100, Type.DATA_TYPE, _DTYPES["float32"])
+    shape.set(101, Type.CONVOLUTION_MODE, _CROSS_CORRELATION).set(106, Type.INT64, 2)
+    shape.set(102, Type.INT64, *dilation).set(103, Type.INT64, *stride)
+    shape.set(104, Type.INT64, *high).set(105, Type.INT64, *low).finalized()
+    kind, one, zero, description, attributes = _OPERATIONS[call.name]
+    operation = Descriptor(kind).set(description, Type.DESCRIPTOR, shape)
+    operation.set(one, Type.FLOAT, 1.0).set(zero, Type.FLOAT, 0.0)
+    tensors = (*call.operands, *call.results)
+    for i, (attribute, tensor) in enumerate(zip(attributes, tensors, strict=True)):
+        operation.set(attribute, Type.DESCRIPTOR, _tensor(tensor, i + 1))
+    graph = Descriptor(Kind.GRAPH).set(800, Type.HANDLE, handle().value)
+    return graph.set(801, Type.DESCRIPTOR, operation.finalized()).finalized()
 
 
-def _time(made: DnnCall, addresses: Sequence[int], best: tuple[float, int] | None) -> float:
+def _tensor(tensor: Tensor, number: int) -> Descriptor:
+    made = Descriptor(Kind.TENSOR).set(906, Type.INT64, number)
+    made.set(901, Type.DATA_TYPE, _DTYPES[tensor.dtype]).set(900, Type.INT64, 16)
+    made.set(902, Type.INT64, *tensor.shape).set(903, Type.INT64, *tensor.strides)
+    return made.finalized()
+
+
+def _built(call: LibraryLaunch, config: Descriptor) -> ConvCall | None:
+    """A plan; None where this engine cannot compute it after all."""
+    try:
+        device().enter()  # the context is a thread's
+        plan = Descriptor(Kind.PLAN).set(400, Type.HANDLE, handle().value)
+        made = ConvCall(call, plan.set(401, Type.DESCRIPTOR, config).finalized())
+    except BackendError:
+        return None
+    return made if made.workspace <= MOST_WORKSPACE else None
+
+
+def _fastest(
+    call: LibraryLaunch,
+    built: Sequence[ConvCall | None],
+    rest: Iterable[ConvCall | None],
+    addresses: Sequence[int],
+) -> ConvCall:
+    """Of those that are built and run; or else the first of the rest that does."""
+    best: tuple[float, ConvCall] | None = None
+    for i, made in enumerate(chain(built, rest)):
+        if i >= len(built) and best is not None:
+            break
+        try:
+            taken = _time(made, addresses, best[0] if best else float("inf")) if made else None
+        except BackendError:  # it cannot be run: the next one
+            continue
+        if made and taken is not None and (best is None or taken < best[0]):
+            best = taken, made
+    if best is None:
+        raise NoLibraryCallError(call, "no plan of those that are proposed runs")
+    return best[1]
+
+
+def _time(made: ConvCall, addresses: Sequence[int], best: float) -> float:
+    """Milliseconds: after a run that loads the kernel, one, and more if it is not far slower."""
     start, end = Event(timed=True), Event(timed=True)
     workspace = Block(made.workspace)
-    times: list[float] = []
-    for count in (1, REPEATS, REPEATS):
+
+    def taken(count: int) -> float:
         start.record()
         for _ in range(count):
             made.run(addresses, workspace.address, device().stream)
         end.record()
         end.wait()
-        times.append(end.milliseconds_since(start) / count)
-        if best is not None and len(times) == 2 and times[-1] > 2 * best[0]:
-            break
-    return min(times[1:])
+        return end.milliseconds_since(start) / count
+
+    taken(1)
+    once = taken(1)
+    return once if once > 2 * best else min(once, taken(REPEATS), taken(REPEATS))
+
+
+def _itemsize(tensor: Tensor) -> int:
+    return 4 if tensor.dtype == "float32" else 2

@@ -11,9 +11,9 @@ from treadle.kernel.launch import CooperativeLaunch, Launch
 from treadle.kernel.plan import Plan, PlannedCall, PlannedPhase, PlannedStep
 from treadle.runtime.cuda.batches import Batch, batch_in, matrices, runs_of
 from treadle.runtime.cuda.blas import Matmul
+from treadle.runtime.cuda.calls import Called
 from treadle.runtime.cuda.captures import Enqueue, captured
 from treadle.runtime.cuda.device import checked, device
-from treadle.runtime.cuda.dnn import DnnCall
 
 EARLY_LAUNCH = 90  # chips that launch a kernel before the one ahead of it is done
 MOST_SHARED = 32 << 10  # bytes of shared memory that a block may have without being asked
@@ -110,7 +110,7 @@ class Runner:
         launches: Sequence[Launch],
         code: Code,
         matmuls: Mapping[int, Matmul],
-        called_entries: Mapping[int, DnnCall],
+        called_entries: Mapping[int, Called],
         batches: Mapping[Batch, Matmul],
         cooperative: Sequence[CooperativeLaunch] = (),
     ):
