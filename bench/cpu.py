@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from levels import add_target, environment
+from levels import add_target, restricted
 from rich.console import Console
 from rich.table import Table
 from turns import (
@@ -288,7 +288,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> None:
     options = options_of(arguments)
-    variables = use_threads(options.threads) | environment(options.target)
+    variables = use_threads(options.threads) | restricted(options.target)
     reasons = {p: missing(p) for p in options.peers}
     for peer, reason in reasons.items():
         if reason:

@@ -20,7 +20,7 @@ from typing import Any
 
 from cpu import TITLES, Measurement, console, missing, number, pairs
 from families import ZOO
-from levels import add_target, environment
+from levels import add_target, restricted
 from rich.table import Table
 from turns import CLOCKS, Ratio, machine, use_threads
 from zoo_peers import CONTENDERS, first_values
@@ -52,7 +52,7 @@ def stored(path: Path | None) -> list[dict[str, Any]]:
 def measured(name: str, peers: list[str], options: argparse.Namespace) -> dict[str, Any]:
     """One entry, beside the peers that apply to it."""
     names = [p for p in peers if p != "channels-last" or ZOO[name].is_image]
-    variables = options.environment | environment(options.target)
+    variables = options.environment | restricted(options.target)
     measurement = Measurement(name, ["treadle", *names], options, variables, "zoo_peers")
     row = measurement.run(first_values(name, options.device), device=options.device)
     facts = ("device", "target", "threads", "clock", "rounds")

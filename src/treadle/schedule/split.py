@@ -72,7 +72,9 @@ def split(body: Sequence[Statement], taken: set[str], sizes: Fusion) -> list[Sta
             return [s]
         return [n for piece in _pieces(s, taken, sizes) for n in _nested(piece, taken, sizes)]
 
-    found = [replace(s, body=map_statements(s.body, cut)) if isinstance(s, For) else s for s in body]
+    found = [
+        replace(s, body=map_statements(s.body, cut)) if isinstance(s, For) else s for s in body
+    ]
     return [n for s in found for n in (_nested(s, taken, sizes) if _is_many_sums(s) else [s])]
 
 
@@ -117,7 +119,11 @@ def _nested(loop: Statement, taken: set[str], sizes: Fusion) -> list[Statement]:
         return [loop]
     inner_loops = [s for s in walk(loop.body) if isinstance(s, For)]
     has_calls = any(isinstance(s, (Matmul, LibraryCall)) for s in walk(loop.body))
-    if loop.stop is not None or has_calls or any(s.role is not Role.SEQUENTIAL for s in inner_loops):
+    if (
+        loop.stop is not None
+        or has_calls
+        or any(s.role is not Role.SEQUENTIAL for s in inner_loops)
+    ):
         return [loop]
     extent = loop.var.extent
     atoms = [atom for index in indices_of(loop.body) for atom, _ in index.terms]
