@@ -234,6 +234,10 @@ WORKLOADS = {
         "GPT-2 124M, context 1024, batch 32",
         "gpt", (50304, 1024, 768, 12, 12), (32, 1024), (32, 1024), 50304, True, 1.0,
     ),
+    "gpt_xl": Workload(
+        "GPT 1.5B, context 1024, batch 8",
+        "gpt", (50304, 1024, 1600, 25, 48), (8, 1024), (8, 1024), 50304, True, 1.0,
+    ),
     "smollm2": Workload(
         "SmolLM2-135M, context 1024, batch 8",
         "llama", (49152, 576, 9, 3, 1536, 30), (8, 1024), (8, 1024), 49152, True, 1.0,
@@ -249,5 +253,5 @@ WORKLOADS = {
 }  # fmt: skip
 
 FOR_GPUS = frozenset(
-    ["gpt_6x384", "gpt2_b4", "gpt2_b32", "smollm2", "resnet50"]
+    ["gpt_6x384", "gpt2_b4", "gpt2_b32", "gpt_xl", "smollm2", "resnet50"]
 )  # too large for a few processors

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
@@ -19,6 +19,7 @@ from treadle.backends.protocol import Built
 from treadle.compile_report import CompileOptions, CompileReport, Profile
 from treadle.ir.graph import Graph, OutputKind
 from treadle.kernel import target as targets
+from treadle.kernel.choices import Chosen, with_choices
 from treadle.kernel.interpret import interpret
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.plan import Plan
@@ -76,6 +77,11 @@ class InterpretedProgram:
     ) -> list[tuple[np.ndarray, ...]]:
         return [self.run_on(owner, version, values, row, wanted) for row in rows]
 
+    def seconds(self, values: Arrays, least: float) -> float:
+        start = time.perf_counter()
+        self.run(values)
+        return time.perf_counter() - start
+
     def profile(self, values: Arrays) -> list[Timing]:
         self.taken.clear()
         self.run(values)
@@ -117,13 +123,15 @@ class InterpretedToolchain:
     """The source is the program, and so is the code; nothing is worth storing."""
 
     title: str = "the loop IR"
+    machine: str = NAME
     target: Target = targets.CPU
     versions: tuple[str, ...] = ()
     damage: tuple[type[Exception], ...] = ()
     languages: tuple[str, ...] = ("loops",)
 
     def schedule(self, graph: Graph, options: CompileOptions) -> Program:
-        return schedule(graph, options.optimize, in_place=not options.debug)
+        in_place = not options.debug
+        return schedule(graph, options.optimize, in_place=in_place, target=self.target)
 
     def render(self, program: Program) -> Program:
         return program
@@ -139,6 +147,9 @@ class InterpretedToolchain:
 
     def unpack(self, parts: Mapping[str, bytes], plan: Plan) -> None:
         return None
+
+    def tuned(self, chosen: Chosen) -> InterpretedToolchain:
+        return replace(self, target=with_choices(self.target, chosen))
 
     def as_for(self, program: Any) -> InterpretedToolchain:
         return self

@@ -64,7 +64,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "verify": BELOW_PIPELINE,
     "tables": BELOW_PIPELINE,  # fills the tables of ops
     "compile_report": VALUES,
-    "backends": VALUES | STAGES | {"compile_report"},  # each strings its stages together
+    # Each strings its stages together; a search draws indices that are in range.
+    "backends": VALUES | STAGES | {"compile_report", "domains"},
     "pipeline": BELOW_PIPELINE | {"verify", "tables", "compile_report", "backends"},
     "step": BELOW_PIPELINE | {"pipeline", "backends", "compile_report"},
     "interop": BELOW_PIPELINE | {"pipeline"},

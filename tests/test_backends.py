@@ -259,6 +259,8 @@ CHANGES: dict[str, object] = {
     "deterministic": True,
     "target": "x86-64-v2",
     "check_indices": False,
+    "search": "measured",
+    "seconds": 1.0,
 }
 
 
@@ -275,7 +277,8 @@ def test_options_are_in_the_key_unless_they_shape_nothing(name: str) -> None:
 def test_another_target_is_another_key() -> None:
     graph = td.trace(lambda x: x + 1, td.Spec((2,)))
     usual = CPU.toolchain(CompileOptions())
-    tuned = dataclasses.replace(usual, target=dataclasses.replace(usual.target, small=1))
+    tuned = usual.tuned((("small", 1),))
+    assert tuned.target.small == 1
     keys = {key_of(graph, CompileOptions(), t) for t in (usual, tuned)}
     assert len(keys) == 2
 

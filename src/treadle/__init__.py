@@ -288,6 +288,7 @@ from treadle.step.watching import Histogram as Histogram
 if _typing.TYPE_CHECKING:
     from treadle import data as data
     from treadle import metrics as metrics
+    from treadle.backends.calibration import calibrate as calibrate
     from treadle.train import callbacks as callbacks
     from treadle.train import loggers as loggers
     from treadle.train.accumulator import AccumulationStats as AccumulationStats
@@ -299,6 +300,7 @@ if _typing.TYPE_CHECKING:
 
 # Names whose modules are imported when they are first used, so that importing Treadle stays quick.
 _LATER = {
+    "calibrate": "backends.calibration",
     "data": "data",
     "metrics": "metrics",
     "callbacks": "train.callbacks",

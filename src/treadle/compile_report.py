@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -27,6 +28,9 @@ class CompileOptions:
     convolutions may not; a CPU always does. `check_indices` looks at integers of the batch that are
     used as indices, before anything runs: one that is out of range is an error. `debug=True` makes
     it one for indices that are computed, too, which are held inside their axis otherwise.
+    `search="measured"` times whole programs with other sizes of blocks, other fusion and other
+    choices between storing and recomputing, for at most `seconds` a program; the fastest is kept on
+    disk for this graph on this machine.
     """
 
     on_new_shape: str = "error"
@@ -38,6 +42,8 @@ class CompileOptions:
     deterministic: bool = False
     target: str | int = NATIVE
     check_indices: bool = True
+    search: str = "off"
+    seconds: float = 30.0
 
     def __post_init__(self) -> None:
         if self.on_new_shape not in ("error", "specialise"):
@@ -45,6 +51,16 @@ class CompileOptions:
                 "CompileOptions",
                 f"on_new_shape is {self.on_new_shape!r}",
                 'Use "error" or "specialise".',
+            )
+        if self.search not in ("off", "measured"):
+            raise ArgumentError(
+                "CompileOptions", f"search is {self.search!r}", 'Use "off" or "measured".'
+            )
+        if not 0 < self.seconds < math.inf:
+            raise ArgumentError(
+                "CompileOptions",
+                f"seconds is {self.seconds!r}",
+                "Give a positive number of seconds that the search may take.",
             )
         check_whole("CompileOptions", "max_shapes", self.max_shapes)
         target_name(self.target)  # anything that is none is an error here
@@ -106,6 +122,16 @@ class KernelTime:
 
 
 @dataclass(frozen=True, slots=True)
+class Trial:
+    """What a measured search tried: a field of the target, and its time over the best before."""
+
+    name: str
+    value: object
+    ratio: float
+    is_taken: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """Kernels of a step by the time they take: processor time of one thread on the CPU."""
 
@@ -145,6 +171,8 @@ class CompileReport:
     state_bytes: int = 0  # of the session: parameters, optimizer, counters
     target: str = ""  # the processor that programs are compiled for, where that is a choice
     rules: Counter[str] = field(default_factory=Counter)  # of graphs, by name: how often applied
+    trials: list[Trial] = field(default_factory=list)  # of a measured search, if there was one
+    chosen: tuple[tuple[str, object], ...] = ()  # by the last search, or one of before
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -197,6 +225,11 @@ class CompileReport:
             numbers = (p.calls, len(p.kernels), p.flops / 1e9, p.traffic / 1e6, p.nbytes / 1e6)
             shown = "".join(f"{n:>9,}" if isinstance(n, int) else f"{n:>9.2f}" for n in numbers)
             lines.append(f"  {p.name:<16}{shown}{'yes' if p.from_cache else 'no':>9}")
+        if self.trials or self.chosen:
+            told = (
+                ", ".join(f"{name} = {value}" for name, value in self.chosen) or "the usual sizes"
+            )
+            lines.append(f"search: {told} (of {len(self.trials)} tried)")
         if self.state_bytes:
             lines.append(
                 f"memory forecast {self.peak_bytes / 1e6:,.1f} MB: values "

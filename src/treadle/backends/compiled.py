@@ -11,6 +11,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from treadle.backends.protocol import Built, RescheduleError, Toolchain
+from treadle.backends.rates import rates_of
+from treadle.backends.search import searched
+from treadle.backends.stages import build
 from treadle.backends.stored import key_of, packed, unpacked
 from treadle.compile_report import (
     CompileOptions,
@@ -21,8 +24,6 @@ from treadle.compile_report import (
 )
 from treadle.ir.graph import Graph
 from treadle.kernel.plan import KernelFacts, Plan
-from treadle.memory.assemble import assemble
-from treadle.memory.plan import plan_buffers
 from treadle.runtime.cache import PlanCache, plan_cache
 from treadle.runtime.checked import CheckedProgram
 from treadle.runtime.executable import (
@@ -60,6 +61,8 @@ def _loaded(
     name: str,
 ) -> InPlaceProgram:
     report.target = toolchain.title
+    if options.search == "measured":
+        toolchain = searched(toolchain, graph, report, options)
     cache = plan_cache()
     if cache is None:
         built, program = _built(toolchain, graph, report, options)
@@ -103,22 +106,6 @@ def _built(
             toolchain = missing.toolchain
 
 
-def build(
-    toolchain: Tools[Code], graph: Graph, report: CompileReport, options: CompileOptions
-) -> Built[Code]:
-    """A graph's plan, constants and machine code."""
-    with report.stage("schedule"):
-        program = toolchain.schedule(graph, options)
-    with report.stage("plan_buffers"):
-        target = toolchain.target
-        plan = assemble(program, plan_buffers(program, target), target)
-    with report.stage("render"):
-        source = toolchain.render(program)
-    with report.stage("compile"):
-        code = toolchain.compile(source)
-    return Built(plan, dict(program.constants), code)
-
-
 def facts(name: str, built: Built[Any], program: InPlaceProgram, from_cache: bool) -> ProgramFacts:
     """A program in numbers, for the report."""
     plan = built.plan
@@ -143,7 +130,7 @@ def profile(
     found = compiled_part(program)
     assert found is not None
     lines = toolchain.as_for(found).schedule(found.graph, options).lines()
-    best = toolchain.ceilings()
+    best = rates_of(toolchain)
     rows = [_row(found.plan, timing, lines, best) for timing in found.profile(values)]
     return Profile(tuple(sorted(rows, key=lambda row: -row.seconds)))
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from treadle.compile_report import CompileOptions, CompileReport, Profile
 from treadle.ir.graph import Graph
+from treadle.kernel.choices import Chosen
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.plan import Plan
 from treadle.kernel.program import Program
@@ -58,6 +59,11 @@ class Toolchain(Protocol[Source, Code]):
         ...
 
     @property
+    def machine(self) -> str:
+        """What measured rates are rates of."""
+        ...
+
+    @property
     def versions(self) -> Sequence[str]:
         """What code depends on beside the graph, the options, the target and Treadle itself.
 
@@ -101,6 +107,10 @@ class Toolchain(Protocol[Source, Code]):
 
     def as_for(self, program: Any) -> Toolchain[Source, Code]:
         """The toolchain as it was when it made a program."""
+        ...
+
+    def tuned(self, chosen: Chosen) -> Toolchain[Source, Code]:
+        """The toolchain with some fields of its target as a search chose them."""
         ...
 
     def text(self, kernel: Kernel, language: str) -> str:

@@ -28,7 +28,16 @@ UNRELATED = frozenset(["cli", "data", "fuzz", "metrics", "train", "__pycache__"]
 # Options that change which programs there are, not what is compiled for a graph; the target is in
 # the key as what it stands for on this machine.
 SHAPELESS = frozenset(
-    ["on_new_shape", "max_shapes", "verify", "detect_anomaly", "target", "check_indices"]
+    [
+        "on_new_shape",
+        "max_shapes",
+        "verify",
+        "detect_anomaly",
+        "target",
+        "check_indices",
+        "search",  # what it chose is in the target
+        "seconds",
+    ]
 )
 
 

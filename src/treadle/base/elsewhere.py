@@ -21,6 +21,8 @@ TREADLE = {
     "hstack": "It is td.concat.",
     "vstack": "It is td.concat.",
     "clip": "It is td.clamp.",
+    "cross_entropy": "It is td.losses.cross_entropy.",
+    "mse_loss": "It is td.losses.mse.",
     "mm": "It is td.matmul, or @.",
     "bmm": "It is td.matmul, or @.",
     "amax": "It is td.max.",

@@ -104,6 +104,10 @@ class InPlaceProgram(Executable, Protocol):
         """`run_on` for each row of inputs."""
         ...
 
+    def seconds(self, values: Mapping[str, np.ndarray], least: float) -> float:
+        """What a run takes, the mean of as many as take some time; the values stay as they are."""
+        ...
+
     def profile(self, values: Mapping[str, np.ndarray]) -> list[Timing]:
         """What each kernel takes in a run; the values stay as they are."""
         ...

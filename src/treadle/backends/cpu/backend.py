@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import numpy as np
@@ -16,12 +16,19 @@ from treadle.codegen.llvm.driver import render_kernel, render_program
 from treadle.compile_report import CompileOptions, CompileReport, Profile
 from treadle.ir.graph import Graph
 from treadle.kernel import target as targets
+from treadle.kernel.choices import Chosen, with_choices
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.plan import Plan
 from treadle.kernel.program import Program
 from treadle.kernel.target import Target
 from treadle.runtime.cpu.ceilings import ceilings
-from treadle.runtime.cpu.native import assembly, chosen_target, compile_object, compiler_version
+from treadle.runtime.cpu.native import (
+    assembly,
+    chosen_target,
+    compile_object,
+    compiler_version,
+    host,
+)
 from treadle.runtime.cpu.objects import is_object
 from treadle.runtime.cpu.processors import default_threads
 from treadle.runtime.cpu.program import NativeProgram
@@ -38,14 +45,22 @@ class CpuToolchain:
     """LLVM for one processor."""
 
     processor: Processor
-    target: Target = targets.CPU
+    chosen: Chosen = ()
     damage: tuple[type[Exception], ...] = (RuntimeError, LookupError, ValueError, TypeError)
     languages: tuple[str, ...] = ("llvm", "assembly")
+
+    @property
+    def target(self) -> Target:
+        return with_choices(targets.CPU, self.chosen)
 
     @property
     def title(self) -> str:
         processor = self.processor
         return f"{processor.name} ({processor.cpu}, {processor.width} lanes)"
+
+    @property
+    def machine(self) -> str:
+        return f"cpu {host().cpu} {host().features}"
 
     @property
     def versions(self) -> tuple[str, ...]:
@@ -68,7 +83,8 @@ class CpuToolchain:
         inside = plan.arena + plan.scratch * threads
         parts = f"{shown(outside)} of inputs, values and results, {shown(inside)} between them"
         refuse_beyond("compile", f"the program ({parts})", outside + inside)
-        return NativeProgram(graph, plan, built.code, built.constants, threads, self.processor)
+        code, constants = built.code, built.constants
+        return NativeProgram(graph, plan, code, constants, threads, self.processor, self.chosen)
 
     def pack(self, code: Objects, program: NativeProgram) -> dict[str, bytes]:
         return packed_objects(code)
@@ -77,8 +93,11 @@ class CpuToolchain:
         objects = unpacked_objects(parts)
         return objects if all(map(is_object, objects)) else None
 
+    def tuned(self, chosen: Chosen) -> CpuToolchain:
+        return replace(self, chosen=chosen)
+
     def as_for(self, program: NativeProgram) -> CpuToolchain:
-        return CpuToolchain(program.target)
+        return CpuToolchain(program.target, program.chosen)
 
     def text(self, kernel: Kernel, language: str) -> str:
         source = render_kernel(kernel, self.processor.machine)

@@ -15,6 +15,7 @@ from treadle.codegen.cuda.driver import CudaSource, render_kernel, render_progra
 from treadle.compile_report import CompileOptions, CompileReport, Profile
 from treadle.ir.graph import Graph
 from treadle.kernel import target as targets
+from treadle.kernel.choices import Chosen, with_choices
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.plan import Plan
 from treadle.kernel.program import Program
@@ -42,6 +43,7 @@ class CudaToolchain:
 
     is_deterministic: bool = False
     without: frozenset[LibraryCallKey] = frozenset()
+    chosen: Chosen = ()
     title: str = ""
     damage: tuple[type[Exception], ...] = (LookupError, ValueError, TypeError, RescheduleError)
     languages: tuple[str, ...] = ("cuda",)
@@ -53,9 +55,14 @@ class CudaToolchain:
         assert mapping is not None
         if why_not() is None:  # devices differ: 99 KB a block on 8.6 and 8.9, 227 on 9.0
             mapping = mapping.within(device().most_shared)
-        return replace(
+        found = replace(
             targets.GPU, has_attention=has, has_conv=has, without=self.without, mapping=mapping
         )
+        return with_choices(found, self.chosen)
+
+    @property
+    def machine(self) -> str:
+        return f"cuda {device().name}"
 
     @property
     def versions(self) -> tuple[str, ...]:
@@ -77,7 +84,12 @@ class CudaToolchain:
     def load(self, graph: Graph, built: Built[CudaCode]) -> CudaProgram:
         try:
             return CudaProgram(
-                graph, built.plan, built.constants, built.code, self.is_deterministic
+                graph,
+                built.plan,
+                built.constants,
+                built.code,
+                self.is_deterministic,
+                self.chosen,
             )
         except NoLibraryCallError as missing:
             raise self._after(missing) from missing
@@ -99,8 +111,11 @@ class CudaToolchain:
     def unpack(self, parts: Mapping[str, bytes], plan: Plan) -> CudaCode | None:
         return unpacked_code(parts, plan)
 
+    def tuned(self, chosen: Chosen) -> CudaToolchain:
+        return replace(self, chosen=chosen)
+
     def as_for(self, program: CudaProgram) -> CudaToolchain:
-        return replace(self, without=program.without)
+        return replace(self, without=program.without, chosen=program.chosen)
 
     def text(self, kernel: Kernel, language: str) -> str:
         return render_kernel(kernel)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from treadle.ir.graph import Graph, OutputKind
+from treadle.kernel.choices import Chosen
 from treadle.kernel.plan import Plan, PlannedRepeat, PlannedStep
 from treadle.runtime.cpu.native import LibraryCall, host
 from treadle.runtime.cpu.script import LINE, RUNS, WORDS, planned_calls, script_words
@@ -38,9 +39,10 @@ class NativeProgram:
         constants: Mapping[str, np.ndarray],
         threads: int,
         target: Target | None = None,
+        chosen: Chosen = (),
     ):
         self.graph, self.plan, self.threads = graph, plan, threads
-        self.target = target or host()
+        self.target, self.chosen = target or host(), chosen
         self._library = LibraryCall(list(objects))
         self._lock = threading.Lock()
         self._arena = aligned(plan.arena)
@@ -109,6 +111,19 @@ class NativeProgram:
             self._bind_copies(values)
             pool(self.threads).run(self._address)
             return self._outputs(range(len(self.plan.outputs)))
+
+    def seconds(self, values: Mapping[str, np.ndarray], least: float) -> float:
+        """What a run takes by the clock, the mean of as many as take some time."""
+        with self._lock:
+            self._held = (None, -1)
+            self._bind_copies(values)
+            threads, count = pool(self.threads), 0
+            threads.run(self._address)  # memory is touched, caches are warm
+            start = time.perf_counter()
+            while (taken := time.perf_counter() - start) < least or not count:
+                threads.run(self._address)
+                count += 1
+            return taken / count
 
     def _bind_copies(self, values: Mapping[str, np.ndarray]) -> None:
         """Leaves as they are given; copies of those that are written, which may be new."""

@@ -10,12 +10,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from treadle.base.errors import DeviceError
+from treadle.kernel.launch import MatmulCall, MatrixFacts
+from treadle.runtime.cuda.blas import Matmul, noise, timed
 from treadle.runtime.cuda.device import Block, Event, checked, device
 from treadle.runtime.cuda.launches import Calls, Runner
 from treadle.runtime.executable import Ceilings, Timing
 
 REPEATS = 3
 COPIED = 256 << 20  # bytes: several times what a GPU's cache holds
+LARGE = 8192  # rows and columns of a matmul that reaches what a GPU can do
 
 Key = tuple[tuple[int, ...], str]  # entries of a launch, and its name
 
@@ -86,11 +90,54 @@ def timed_launches(runner: Runner, table: Sequence[int]) -> list[Timing]:
     return [Timing(tuple(calls[key].items()), taken, key[1]) for key, taken in best.items()]
 
 
+def timed_runs(runner: Runner, table: Sequence[int], least: float) -> float:
+    """What a run takes as one graph, the mean of as many as take some time."""
+
+    def enqueue(stream: Any) -> None:
+        runner.enqueue(table, stream)
+
+    here, graph = device(), runner.code.captured(enqueue)
+    start, end, count = Event(timed=True), Event(timed=True), 1
+    try:
+        while True:
+            start.record()
+            for _ in range(count):
+                checked(here.driver.cuGraphLaunch(graph, here.stream), "search")
+            end.record()
+            end.wait()
+            taken = end.milliseconds_since(start) / 1e3
+            if taken >= least:
+                return taken / count
+            count *= 4
+    finally:
+        runner.code.drop(graph)
+
+
 def ceilings() -> Ceilings:
-    """The memory's rate, by a copy on the device. Arithmetic has none: units differ by dtype."""
-    here = device()
-    here.enter()
-    size = min(COPIED, here.memory()[0] // 4)
+    """The rate of a large matmul in bfloat16, and the memory's by a copy on the device."""
+    device().enter()
+    try:
+        flops = _matmul_rate()
+    except DeviceError:  # no cuBLASLt: nothing to compare arithmetic with
+        flops = math.inf
+    return Ceilings(flops, _copy_rate())
+
+
+def _matmul_rate() -> float:
+    n = LARGE
+    matrix = MatrixFacts("bfloat16", n, 1, 0, 0)
+    matmul = Matmul(MatmulCall(n, n, n, 1, matrix, matrix, matrix))
+    blocks = [Block(2 * n * n) for _ in range(3)]
+    for block in blocks:
+        block.fill(noise())
+    target, left, right = (b.address for b in blocks)
+    matmul.choose(target, left, right, 0)
+    (milliseconds,) = timed([(matmul, (target, left, right, 0))])
+    return 2 * n**3 / milliseconds * 1e3
+
+
+def _copy_rate() -> float:
+    size = min(COPIED, device().memory()[0] // 4)
     source, target = Block(size), Block(size)
     start, end = Event(timed=True), Event(timed=True)
     best = math.inf
@@ -100,4 +147,4 @@ def ceilings() -> Ceilings:
         end.record()
         end.wait()
         best = min(best, end.milliseconds_since(start) / 1e3)
-    return Ceilings(math.inf, 2 * size / best)
+    return 2 * size / best

@@ -13,6 +13,7 @@ import numpy as np
 
 from treadle.ir.graph import Graph, OutputKind
 from treadle.ir.types import TensorType
+from treadle.kernel.choices import Chosen
 from treadle.kernel.launch import CooperativeLaunch
 from treadle.kernel.plan import Plan, PlannedCall, PlannedPhase, PlannedRepeat
 from treadle.kernel.target import GPU
@@ -23,7 +24,7 @@ from treadle.runtime.cuda.calls import chosen_library_calls
 from treadle.runtime.cuda.code import CudaCode
 from treadle.runtime.cuda.device import Block, checked, device, out_of_memory, padded
 from treadle.runtime.cuda.launches import Code, Runner
-from treadle.runtime.cuda.profile import timed_launches
+from treadle.runtime.cuda.profile import timed_launches, timed_runs
 from treadle.runtime.cuda.transfers import Captured, Later, Pending, Slot, Sources, Traffic
 from treadle.runtime.cuda.values import DeviceValues
 from treadle.runtime.executable import Timing
@@ -43,13 +44,14 @@ class CudaProgram:
         constants: Mapping[str, np.ndarray],
         code: CudaCode,
         is_deterministic: bool = False,
+        chosen: Chosen = (),
     ):
         self.graph, self.plan, self.launches = graph, plan, code.launches
         self._device = device()
         self._device.enter()
         self._lock = threading.Lock()
         self.runs, self.graph_launches = 0, 0
-        self.without = code.without
+        self.without, self.chosen = code.without, chosen
         self._lay_out_results()
         needed = plan.arena + self._results_size + self._inputs_size
         needed += sum(a.nbytes for a in constants.values())
@@ -180,6 +182,13 @@ class CudaProgram:
     def _table_of(self, blocks: Mapping[str, Block]) -> list[int]:
         addresses = {n: b.address for n, b in blocks.items()}
         return self._table(addresses, self._results.address)
+
+    def seconds(self, values: Mapping[str, np.ndarray], least: float) -> float:
+        """What a run takes on the device, the mean of as many as take some time."""
+        with self._lock:
+            self._device.enter()
+            blocks = self._copies(values)
+            return timed_runs(self._runner, self._table_of(blocks), least)
 
     def profile(self, values: Mapping[str, np.ndarray]) -> list[Timing]:
         """What each kernel takes in a run, by events between launches; the values stay."""
