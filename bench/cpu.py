@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from levels import add_target, environment
+from levels import add_target, restricted
 from measurement import PEERS, TITLES, Measurement, missing, number
 from rich.console import Console
 from rich.table import Table
@@ -107,7 +107,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> None:
     options = options_of(arguments)
-    variables = use_threads(options.threads) | environment(options.target)
+    variables = use_threads(options.threads) | restricted(options.target)
     reasons = {p: missing(p) for p in options.peers}
     for peer, reason in reasons.items():
         if reason:

@@ -36,6 +36,6 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def environment(target: str) -> dict[str, str]:
+def restricted(target: str) -> dict[str, str]:
     """The variables that restrict every contender."""
     return LEVELS[target] | {"TREADLE_TARGET": target}

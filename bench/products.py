@@ -27,7 +27,7 @@ from typing import Any
 
 import ceilings
 import numpy as np
-from levels import add_target, environment
+from levels import add_target, restricted
 from rich.console import Console
 from rich.table import Table
 from turns import (
@@ -335,7 +335,7 @@ def main() -> None:
     if unknown or options.rounds < 1 or options.threads < 1:
         parser.error(f"{', '.join(unknown) or 'rounds and threads are at least 1'}: see --help")
     console = Console(width=None if os.isatty(1) else 160, highlight=False)
-    os.environ.update(use_threads(options.threads) | environment(options.target))
+    os.environ.update(use_threads(options.threads) | restricted(options.target))
     head = machine() | {"threads": options.threads, "rounds": options.rounds}
     head["target"] = options.target
     with ExitStack() as stack:

@@ -30,7 +30,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from families import ZOO
-from levels import add_target, environment
+from levels import add_target, restricted
 from measurement import CLOSE, TITLES, Measurement, caches, missing, number
 from turns import CLOCKS, Ratio, Unable, Worker, machine, use_threads
 from zoo_peers import CONTENDERS, first_values
@@ -64,7 +64,7 @@ class Start:
 def contest(name: str, options: argparse.Namespace) -> Measurement:
     """An entry and the peers that apply to it."""
     peers = [p for p in options.peers if p != "channels-last" or ZOO[name].is_image]
-    variables = options.environment | environment(options.target)
+    variables = options.environment | restricted(options.target)
     if options.together > 1:  # the compiler's own processes share the machine, too
         workers = max(1, len(os.sched_getaffinity(0)) // options.together)
         variables["TORCHINDUCTOR_COMPILE_THREADS"] = str(workers)

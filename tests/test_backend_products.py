@@ -22,6 +22,7 @@ from treadle.ir.types import TensorType
 from treadle.kernel import cost
 from treadle.kernel.machine import Machine
 from treadle.kernel.nodes import For, Matmul, Statement
+from treadle.kernel.target import CPU
 from treadle.schedule.fuse import matmuls_in
 from treadle.schedule.schedule import schedule
 
@@ -124,6 +125,42 @@ def test_turns_of_a_scan_do_not_copy_their_weights() -> None:
     graph = td.trace(rolled, *types)
     assert own_panels(graph) == [0]
     checked(graph, 6)
+
+
+def test_weights_that_iterations_share_lie_in_panels() -> None:
+    """Few rows would not pay for a copy in each."""
+
+    def rolled(x, w):
+        return [td.scan(lambda c, r: (td.tanh(c @ w + r), c), x[0], x)[0]]
+
+    types = TensorType((5, 32, 256), dtypes.float32), TensorType((256, 256), dtypes.float32)
+    graph = td.trace(rolled, *types)
+    products = [m for k in schedule(graph, panel=16).distinct() for m in matmuls_in(k.body)]
+    assert {m.right.rows.stride for m in products} == {16}
+    checked(graph, 6)
+
+
+def test_few_rows_share_columns_that_lie_together() -> None:
+    """Each thread reads some of the weights, not all of them for some rows."""
+    x, w = TensorType((32, 1024), dtypes.float32), TensorType((1024, 256), dtypes.float32)
+    graph = td.trace(lambda x, w: [x @ w], x, w)
+    (kernel,) = schedule(graph, panel=16).distinct()
+    assert cost.iterations(kernel) == 16
+    (product,) = matmuls_in(kernel.body)
+    assert product.left.rows.count == 32
+    checked(graph, 4)
+
+
+@pytest.mark.parametrize("depth", [40, 300, 1500])
+def test_scattered_left_operands_are_copied_by_parts(depth: int) -> None:
+    """A block's copy stays in a cache, and what is far apart is fetched before it is copied."""
+    x, y = (TensorType((depth, n), dtypes.float32) for n in (576, 512))
+    graph = td.trace(lambda x, y: [x.T @ y], x, y)
+    program = schedule(graph, panel=16)
+    (copied,) = [k for k in program.distinct() if k.scratch]
+    assert 0 < copied.scratch[0].size <= CPU.matmuls.copied_elements
+    assert "llvm.prefetch" in render_program(program, Machine(8))
+    checked(graph, 5)
 
 
 def test_an_update_waits_for_the_panels_of_its_weight() -> None:

@@ -90,13 +90,93 @@ def test_strided_convolutions_collect_no_windows():
     assert "unwindow" in ops(patches, td.Spec((2, 4, 8, 8)), td.Spec((4, 4, 4, 4)))
 
 
-@pytest.mark.parametrize(("pixels", "columns"), [(16, 16), (8, 32)])
-def test_rows_of_few_pixels_are_multiplied_by_channels(pixels, columns):
-    """Half of a vector would be empty: columns are the outputs then."""
-    shape = td.Spec((2, 32, pixels, pixels))
-    found = kernels(lambda x, w: td.conv(x, w, padding=1), shape, td.Spec((32, 32, 3, 3)))
-    matmuls = [s for kernel in found for s in walk(kernel.body) if isinstance(s, Matmul)]
-    assert {m.target.columns.count for m in matmuls} == {columns}
+def matmuls(found):
+    """Those of some kernels, each with whether a thread copied its right operand."""
+    return [
+        (s, s.right.buffer in {b.name for b in kernel.scratch})
+        for kernel in found
+        for s in walk(kernel.body)
+        if isinstance(s, Matmul)
+    ]
+
+
+def conv(outputs, channels, size, panel=32, **options):
+    """The kernels of a convolution by windows of 3 × 3."""
+    rank = len(size)
+    specs = td.Spec((2, channels, *size)), td.Spec((outputs, channels, *(3,) * rank))
+    graph = td.trace(lambda x, w: td.conv(x, w, padding=1, **options), *specs)
+    return [call.kernel for call in schedule(graph, panel=panel).calls()]
+
+
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [
+        ((16, 16), {}),
+        ((8, 8), {}),
+        ((7, 7), {}),
+        ((32, 32), {"stride": 2}),
+        ((64,), {"stride": 2}),
+        ((4, 4, 4), {}),
+    ],
+)
+def test_short_or_strided_runs_of_windows_are_copied_by_who_multiplies_them(size, options):
+    """Lanes are full, and no memory holds the windows of all images."""
+    found = conv(32, 32, size, **options)
+    every = matmuls(found)
+    assert all(is_own for _, is_own in every)
+    assert max(m.target.columns.count for m, _ in every) == 32
+    assert all(m.left.rows.count == 32 for m, _ in every)
+    windows = 2 * 32 * np.prod(size) * 3 ** len(size) // options.get("stride", 1) ** len(size)
+    assert all(b.size < windows for k in found for b in (*k.inputs, *k.outputs))
+
+
+def test_long_runs_and_few_channels_are_read_where_they_are():
+    assert not any(is_own for _, is_own in matmuls(conv(32, 32, (32, 32))))
+    assert not any(is_own for _, is_own in matmuls(conv(8, 32, (8, 8))))
+    assert any(is_own for _, is_own in matmuls(conv(32, 32, (8, 8), panel=16)))
+
+
+def test_a_scattered_weight_is_put_in_order_once():
+    """The gradient of images goes along the outputs of a weight: not in every task."""
+
+    def gradient(ct, w):
+        x = td.tensor(np.zeros((2, 32, 8, 8), np.float32))
+        return td.grad(lambda x: (td.conv(x, w, padding=1) * ct).sum())(x)
+
+    found = kernels(gradient, td.Spec((2, 48, 8, 8)), td.Spec((48, 32, 3, 3)))
+    ((product, _),) = matmuls(found)
+    assert not product.left.columns.listed
+    assert product.left.columns.stride == 1
+    assert [k.name for k in found if k.name.endswith("_left")]
+
+
+@pytest.mark.parametrize(("padding", "stride"), [(0, 1), (1, 1), (1, 2)])
+def test_depthwise_convolutions_are_loops_along_rows(padding, stride):
+    def depthwise(x, w):
+        return td.conv(x, w, padding=padding, stride=stride, groups=6)
+
+    specs = td.Spec((2, 6, 34, 34)), td.Spec((6, 1, 3, 3))
+    found = kernels(depthwise, *specs)
+    assert not matmuls(found)
+    (text,) = [t for t in (render_kernel(k, Machine(8)) for k in found) if "llvm.fma" in t]
+    assert text.count("call <16 x float> @llvm.fma") == 9, "all taps are written out"
+    x, w = (np.random.default_rng(i).normal(size=s.shape) for i, s in enumerate(specs))
+    expected = td.compile(depthwise, *specs, device="oracle")(x, w)
+    native = td.compile(depthwise, *specs, device="cpu")
+    assert np.allclose(native(*(a.astype(np.float32) for a in (x, w))), expected, atol=1e-4)
+
+
+def test_borders_are_cut_off_padded_rows():
+    """Lanes of what is inside need no choice, and load and store whole vectors."""
+    (kernel,) = kernels(lambda x: td.pad(x, ((0, 0), (1, 1))), td.Spec((64, 40)))
+    extents = [s.var.extent for s in walk(kernel.body) if isinstance(s, For)]
+    assert extents == [64, 1, 40, 1]
+
+
+def test_lanes_of_a_sum_are_folded_in_halves():
+    (kernel,) = kernels(lambda x: x.sum(1), td.Spec((64, 256)))
+    text = render_kernel(kernel, Machine(8))
+    assert text.count("extractelement") <= 4, "the last two of each width of vectors"
 
 
 def test_factors_of_channels_are_read_once_for_all_lanes():

@@ -31,7 +31,7 @@ CPU_CHOICES = (
     # Blocks of matmuls: rows, depth, and depths that are summed in parts.
     Choice("matmuls.row_blocks", (((512, 32), (0, 8)), ((512, 128), (256, 32), (0, 8)))),
     Choice("matmuls.depth", (512, 2048)),
-    Choice("matmuls.few_rows", (32, 512)),
+    Choice("matmuls.few_rows", (1, 16)),
     Choice("matmuls.split_depth", (2048, 1 << 30)),
     Choice("rewriting.attention_block", (32, 128)),
     Choice("rewriting.blocks_attention", (False,)),

@@ -23,6 +23,7 @@ class Machine:
     # Lines of the next panel that are fetched in as many iterations as are written out: two in
     # each. That fetching pays was measured (docs/decisions.md, "The next panel is fetched ahead").
     most_ahead: int = 8
+    copied_ahead: int = 16  # runs ahead that a copy of short runs asks for: some tens of ns
     # Bytes of panels that stay in the second-level cache from one block of rows to the next.
     cached_bytes: int = 1 << 19
     # Vectors of a loop that sums inside, and of one that is itself a sum: as many additions at a
@@ -75,6 +76,6 @@ def target_name(given: str | int, where: str = "CompileOptions: target") -> str:
     raise ArgumentError(
         where,
         f"{given!r} is no target",
-        f"Use {NATIVE!r}, one of {', '.join(map(repr, LEVELS))} (or {', '.join(SHORT)}), {ARM64!r}, "
-        f"or this processor with a number of float32 lanes: {widths}.",
+        f"Use {NATIVE!r}, one of {', '.join(map(repr, LEVELS))} (or {', '.join(SHORT)}), "
+        f"{ARM64!r}, or this processor with a number of float32 lanes: {widths}.",
     )

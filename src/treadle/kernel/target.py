@@ -107,13 +107,14 @@ class Matmuls:
     # Loops around the matmul template
     depth: int = 1024  # elements summed at a time: measured 1 % faster than 512, 1,536 the same
     # Rows of a matmul, and rows of its blocks from there on. Large blocks reuse a panel, many small
-    # ones share out well. Measured: 64 beats 32 by 1 to 2 % from 512 rows, smaller ones gain below.
-    row_blocks: tuple[tuple[int, int], ...] = ((512, 64), (256, 16), (0, 8))
+    # ones share out well. Measured: 64 beats 32 by 1 to 2 % from 512 rows; with tiles of 6 rows 16
+    # beats 8, two tiles of 4, by 8 % of the small MLP, and with tiles of 8 they are the same.
+    row_blocks: tuple[tuple[int, int], ...] = ((512, 64), (256, 32), (128, 16), (0, 8))
     most_block_rows: int = 512  # that threads which share columns take as one block: chosen
-    few_rows: int = 128  # rows, up to which panels of the right operand do not pay: chosen
-    summed_rows: int = (
-        2  # rows, up to which weights are summed as they lie: crossing at 4, measured
-    )
+    # Rows for each column of a panel, up to which copies of the right operand do not pay: measured
+    # on a product of 128 rows, which gains 8 % with AVX2 and loses 2 % with AVX-512.
+    few_rows: int = 4
+    summed_rows: int = 2  # up to which weights are summed as they lie: crossing at 4, measured
     few_tasks: int = 4  # blocks of rows, below which threads share columns or depth: chosen
     # Products beside each other, from which their rows need not be shared: chosen, several for each
     # of many threads.

@@ -123,7 +123,9 @@ class _Matmul:
         self.reads_right = self.group is None and self._reads_right()
         self.is_transposed = self.group is None and self._transposes()
         self.copies_left = self.group is None and self._copies_left()
-        self.group = self.group or self._weights()
+        self.shares_columns = self.group is None and self._shares_columns()
+        if self.shares_columns and not self.reads_right:
+            self.group = even_group(self.contraction.tiled, self.panel, self.limits)
         self.rows = _blocks(self.contraction, self._block_rows(), self.limits.block_rows(0))
         self.outer = {v: named("o", v) for v in self.contraction.outer}
         self.columns = self.group.columns if self.group else size(self.contraction.tiled)
@@ -182,7 +184,7 @@ class _Matmul:
             tiled = (axis, *tiled)
         is_short = size(tiled) < min(self.limits.least_columns, size(c.tiled))
         is_fixed = right.load.buffer in self.lowering.fixed  # panels of it are made once
-        is_read_often = is_fixed or size(c.rows) > self.limits.few_rows
+        is_read_often = is_fixed or size(c.rows) > self.limits.few_rows * self.panel
         is_read_often = is_read_often and size(c.tiled) > self.panel
         if is_short or (is_read_often and not self._expands(right)):
             return False  # panels pay
@@ -216,33 +218,31 @@ class _Matmul:
         is_few = size(c.rows) < limits.copied_rows or size(c.tiled) < lanes
         return None if fills or is_few else full_group(c.tiled, lanes, limits.group_columns)
 
-    def _weights(self) -> Group | None:
-        """The columns of a task that copies weights for itself, and takes all rows through them.
+    def _shares_columns(self) -> bool:
+        """Whether threads share columns of weights, and each takes all rows through its own.
 
-        Threads that share rows must each see all that the others have copied. Where there are few
-        rows, less goes from one to another if they share columns: the result, and the left operand
-        unless it was given.
+        Threads that share rows must each see all that the others have copied, and read all weights.
+        Where there are few rows, less goes from one to another if they share columns: the result,
+        and the left operand unless it was given.
         """
         c, lowering, limits = self.contraction, self.lowering, self.limits
-        left, right = c.left.load, c.right.load
-        if self.reads_right or left is None or right is None or lowering.repeats:
-            return None
+        left, right, leaves = c.left.load, c.right.load, lowering.graph.leaves
+        if left is None or right is None or lowering.repeats or right.buffer not in leaves:
+            return False
         is_plain = len(c.rows) == 1 and not c.outer and not self.is_transposed
-        is_plain = is_plain and self.type.dtype is self.dtype and not self.copies_left
-        leaves = lowering.graph.leaves
-        if not is_plain or right.buffer not in leaves:
-            return None
+        if not is_plain or self.type.dtype is not self.dtype or self.copies_left:
+            return False
         rows, columns, depth = (size(axes) for axes in (c.rows, c.tiled, c.depth))
         is_worth = c.flops >= limits.shared_flops and depth <= limits.depth
         exchanged = rows * (columns + (0 if left.buffer in leaves else depth))
-        if not is_worth or limits.exchange_gain * exchanged > depth * columns:
-            return None
-        return even_group(c.tiled, self.panel, limits)
+        return is_worth and limits.exchange_gain * exchanged <= depth * columns
 
     def _block_rows(self) -> int:
         """Rows of a block: large ones where the axes around are enough for threads to share."""
         count, limits = size(self.contraction.rows), self.limits
         if self.group and count <= limits.most_block_rows:
+            return count
+        if self.shares_columns and self.reads_right and count <= limits.few_rows * self.panel:
             return count
         has_many = self.group or size(self.contraction.outer) >= limits.many_tasks
         return limits.block_rows(limits.most_block_rows if has_many else count)
@@ -279,9 +279,8 @@ class _Matmul:
         found += self.site.copies
         digits = self._digits()
         parts = self._parts(digits)
-        most = self.limits.depth
-        if self.group:
-            most = min(most, self.limits.copied_elements // self.group.stride)
+        across = self.group.stride if self.group else self.rows.count if self.copies_left else 1
+        most = min(self.limits.depth, max(1, self.limits.copied_elements // across))
         depth = depth_of(digits, parts, most)
         is_final = not self.is_transposed and self.type.dtype is self.dtype
         if is_final and parts == 1:
@@ -323,7 +322,7 @@ class _Matmul:
         inner = size(c.depth)
         for axis in c.depth:
             inner //= axis.extent
-            left = inner * self.rows.count if self.copies_left else c.left.stride(axis)
+            left = c.left.stride(axis) if c.left.load else inner * self.rows.count
             is_source = self.reads_right or self.group
             right = c.right.stride(axis) if is_source else inner * self.panel
             found.append(Digit(axis.extent, left or 0, right or 0))
@@ -340,14 +339,18 @@ class _Matmul:
     def _multiply(self, target: Buffer, depth: Depth) -> Kernel:
         """Copies of blocks in the thread's memory, sums cleared, and the template in its loops."""
         reader, body, scratch = self.lowering.reader(), list[Statement](), list[Buffer]()
-        if self.copies_left:
-            scratch.append(self._copied_left(reader, body))
+        if self.contraction.left.load is None:
+            scratch.append(self._computed_left(reader, body))
         if depth.loops:
             body += self._cleared(target, depth.part)
         left, start = self._left(reader, depth), self._address(depth.part)
         into = self._matrix(target.name, start, StridedAxis(self.columns))
         assert not into.rows.listed
         inner = self._panels(reader, into, left, depth)
+        if self.copies_left and self.contraction.left.load:
+            copy, own = self._copied_left(reader, depth)
+            scratch.append(own)
+            inner = [*copy, *inner]
         order = [depth.part, *self.outer.values()]
         if self.group:
             load = self._element(reader, self.contraction.right, depth=False)
@@ -385,7 +388,18 @@ class _Matmul:
         found |= {self.group.axis: self.group.start} if self.group else {}
         return found | self.rows.indices
 
-    def _copied_left(self, reader: Reader, body: list[Statement]) -> Buffer:
+    def _copied_left(self, reader: Reader, depth: Depth) -> tuple[list[Statement], Buffer]:
+        """A part of the depth of a block of the left operand in memory of the thread."""
+        load, deep = self._element(reader, self.contraction.left, depth=False), depth.variables
+        assert isinstance(load, Load)
+        at = load.index + depth.moves[0]
+        for var, digit in zip(deep, depth.inner, strict=True):
+            at = at + variable(var) * digit.left
+        order = [*deep, *self.rows.inner]
+        store = Store(OWN_LEFT, flat_index(order), Load(load.buffer, at, load.dtype))
+        return list(parallel(order, [store])), Buffer(OWN_LEFT, self.dtype, size(order))
+
+    def _computed_left(self, reader: Reader, body: list[Statement]) -> Buffer:
         """A block of the left operand in memory of the thread: depth by depth, rows contiguous."""
         c = self.contraction
         element = self._element(reader, c.left, depth=True)
@@ -398,7 +412,9 @@ class _Matmul:
     def _left(self, reader: Reader, depth: Depth) -> Matrix:
         move, summed = depth.moves[0], depth.summed[0]
         if self.copies_left:
-            return Matrix(OWN_LEFT, move, StridedAxis(self.rows.count), summed)
+            rows, is_part = StridedAxis(self.rows.count), self.contraction.left.load is not None
+            of_copy = StridedAxis(summed.count, rows.count)
+            return Matrix(OWN_LEFT, constant(0) if is_part else move, rows, of_copy)
         if self.left_copy:
             reader.used[self.left_copy.name] = self.left_copy
             assert self.contraction.left.load is not None

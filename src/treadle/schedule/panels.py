@@ -76,6 +76,11 @@ class Depth:
     summed: tuple[StridedAxis, StridedAxis]
     inner: list[Digit]  # what the template sums, as loops
 
+    @property
+    def variables(self) -> list[Var]:
+        """Loops over what the template sums."""
+        return [Var(f"k{i}", d.count) for i, d in enumerate(self.inner)]
+
 
 def depth_of(digits: Sequence[Digit], parts: int, most: int) -> Depth:
     """The depth in equal parts, each in loops around about `most` elements."""
@@ -193,7 +198,7 @@ def full_group(tiled: Sequence[Var], lanes: int, most: int) -> Group:
         for part in divisors(axis.extent):
             group = Group(axis, part, tuple(tiled[i + 1 :]))
             n = group.columns
-            if n <= most or (not found and i + 1 == len(tiled)):
+            if n <= most:
                 found.append((n / (-(-n // lanes) * lanes), n, group))
     return max(found, key=lambda entry: entry[:2])[2]
 
@@ -215,7 +220,7 @@ def copied_columns(
     load: Load, right: Operand[TensorValue], group: Group, depth: Depth
 ) -> tuple[list[Statement], Buffer]:
     """A group's columns of the right operand in memory of the thread, for a part of the depth."""
-    deep = [Var(f"k{i}", d.count) for i, d in enumerate(depth.inner)]
+    deep = depth.variables
     across = [replace(named("c", v), extent=v.extent) for v in (group.axis, *group.after)]
     across[0] = replace(across[0], extent=group.part)
     at = load.index + depth.moves[1]

@@ -260,6 +260,12 @@ class Function:
         return f"{head}({parameters}) {self.attributes} {{\n{body}\n}}\n"
 
 
+def fetch(f: Function, address: Reg, level: int) -> None:
+    """A line asked for: into the first-level cache by 3, into the second by 2."""
+    f.declarations.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+    f.do(f"call void @llvm.prefetch.p0({address}, i32 0, i32 {level}, i32 1)")
+
+
 def multiply_add(f: Function, a: Reg, b: Reg, c: Reg, has_fma: bool) -> Reg:
     """a · b + c of a sum: rounded once where one instruction does that, else twice."""
     return f.intrinsic("fma", a, b, c) if has_fma else f.binary("fadd", f.binary("fmul", a, b), c)

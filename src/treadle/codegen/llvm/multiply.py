@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treadle.codegen.llvm.emitter import Function, Reg, listed, multiply_add, number, vector
+from treadle.codegen.llvm.emitter import Function, Reg, fetch, listed, multiply_add, number, vector
 from treadle.kernel.cost import LINE
 
 
@@ -96,8 +96,7 @@ class _TileWriter:
         """Lines asked for into the second-level cache; where the next ones are."""
         f = self.f
         for _ in range(self.tile.ahead):
-            f.declarations.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-            f.do(f"call void @llvm.prefetch.p0({address}, i32 0, i32 2, i32 1)")
+            fetch(f, address, 2)
             address = f.value("ptr", f"getelementptr i8, {address}, i64 {LINE}")
         return address
 

@@ -18,6 +18,7 @@ from treadle.codegen.llvm.addresses import Addresses, memory_element
 from treadle.codegen.llvm.emitter import (
     Function,
     Reg,
+    fetch,
     multiply_add,
     number,
     vector,
@@ -26,12 +27,12 @@ from treadle.codegen.llvm.emitter import (
 from treadle.codegen.llvm.matmuls import MatmulWriter
 from treadle.codegen.llvm.module import Module
 from treadle.codegen.llvm.scalars import register_element
-from treadle.codegen.llvm.transpose import transposition
+from treadle.codegen.llvm.transpose import run_of, transposition
 from treadle.codegen.llvm.transpose import write as write_transposed
 from treadle.ir.literal import to_numpy
 from treadle.kernel.access import accesses, loads_in, locals_in
 from treadle.kernel.arithmetic import identity
-from treadle.kernel.cost import outermost, padded, statements
+from treadle.kernel.cost import LINE, outermost, padded, statements
 from treadle.kernel.index import Index
 from treadle.kernel.mapped import sums_of
 from treadle.kernel.nodes import (
@@ -191,10 +192,29 @@ class _Writer(Addresses):
         with self.f.loop(start, stop, 1, [self.locals[n] for n in names]) as state:
             self.variables[loop.var] = state.counter
             self.locals |= dict(zip(names, state.carried, strict=True))
+            self._fetch(loop)
             self.inner(loop.body)
             state.next = tuple(self.locals[n] for n in names)
         self.locals |= dict(zip(names, state.results, strict=True))
         del self.variables[loop.var]
+
+    def _fetch(self, loop: For) -> None:
+        """What a later iteration copies, asked for now: short runs that are far from each other.
+
+        Processors fetch ahead by themselves along a run, and not from one page to another.
+        """
+        copy = run_of(loop)
+        if copy is None or self.width > 1:
+            return
+        load, run = copy
+        later = (
+            load.index + (load.index.factor_of(loop.var) or 0) * self.module.machine.copied_ahead
+        )
+        inner = next(s.var for s in loop.body if isinstance(s, For))
+        self.variables[inner] = number(0, "i64")
+        for start in range(0, run, LINE // load.dtype.itemsize):
+            fetch(self.f, self.address(load.buffer, later + start), 3)
+        del self.variables[inner]
 
     def _is_short(self, loop: For) -> bool:
         """Whether a loop inside lanes has few statements in all: the taps of a window."""
@@ -206,7 +226,7 @@ class _Writer(Addresses):
         for i in range(loop.var.extent):
             self.variables[loop.var] = number(i, "i64")
             self.inner(loop.body)
-        del self.variables[loop.var]
+        self.variables.pop(loop.var, None)  # an empty loop has none
 
     def _carried(self, loop: For) -> list[str]:
         """Locals of outside that a loop changes, in order."""

@@ -29,20 +29,43 @@ class Transposition:
     width: int  # of a square
 
 
-def transposition(loop: For, machine: Machine) -> Transposition | None:
-    """The move that two loops, one right inside the other, make in whole squares."""
+_PAGE = 4096  # bytes
+_MOST_RUN = 1024  # bytes: along a longer one processors fetch ahead by themselves
+
+
+def _moved(loop: For) -> tuple[Var, Var, Load, Store] | None:
+    """Two loops, one right inside the other, that load and store elements and do nothing else."""
     match loop:
         case For(outer, _, (For(inner, Role.VECTOR, body, None),), None):
             pass
         case _:
             return None
-    match body:  # elements are loaded and stored, and nothing else happens
+    match body:
         case (Store(_, _, Load() as load, None) as store,):
-            pass
+            return outer, inner, load, store
         case (Let(name, Load() as load), Store(_, _, Local(used), None) as store) if used == name:
-            pass
+            return outer, inner, load, store
         case _:
             return None
+
+
+def run_of(loop: For) -> tuple[Load, int] | None:
+    """What a loop copies in short runs, each on another page, and their elements."""
+    found = _moved(loop)
+    if found is None:
+        return None
+    outer, inner, load, _ = found
+    size, far = load.dtype.itemsize, load.index.factor_of(outer)
+    is_run = load.index.factor_of(inner) == 1 and inner.extent * size <= _MOST_RUN
+    return (load, inner.extent) if is_run and far and abs(far) * size >= _PAGE // 2 else None
+
+
+def transposition(loop: For, machine: Machine) -> Transposition | None:
+    """The move that two loops make in whole squares."""
+    found = _moved(loop)
+    if found is None:
+        return None
+    outer, inner, load, store = found
     is_transposed = load.index.factor_of(outer) == 1 and store.index.factor_of(inner) == 1
     steps = load.index.factor_of(inner), store.index.factor_of(outer)
     if not is_transposed or None in steps or load.dtype is not dtypes.float32:
