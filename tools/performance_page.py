@@ -107,12 +107,16 @@ def manner(section: Section) -> str:
 
 def shared(section: Section) -> str:
     """How much the figures are worth."""
-    if section.rows[-1]["clock"] != "process_time":
-        return ""
-    return (
-        " The machine was shared with much else, so one thread was used and processor time counted:"
-        " ratios are worth more than milliseconds, and first steps are in seconds of a processor."
-    )
+    lines = []
+    if section.rows[-1]["clock"] == "process_time":
+        lines.append(
+            " The machine was shared with much else, so one thread was used and processor time"
+            " counted: ratios are worth more than milliseconds, and first steps are in seconds of a"
+            " processor."
+        )
+    if not {"compile", "reduce-overhead"} & {*section.peers}:
+        lines.append(" `torch.compile` was no peer there.")
+    return "".join(lines)
 
 
 def verdict(section: Section) -> list[str]:
@@ -134,7 +138,7 @@ def verdict(section: Section) -> list[str]:
         lines.append(
             f"First step with empty caches{rough}: geometric mean {number(facts['first_s'], 2)} s,"
             f" at most {number(seconds, 2)} s ({listed([name])}); the best peers' "
-            f"{number(facts['first_peer_s'], 2)} s."
+            f"{number(facts['first_peer_s'], 2)} s (eager ones compile nothing)."
         )
     if facts["memory"] is not None:
         lines.append(f"Memory over the best peer's: geometric mean {facts['memory']:.2f}.")
@@ -242,7 +246,7 @@ def _bar(place: int, title: str, ratio: float) -> list[str]:
         _words(LEFT - 8, y + 13, title, "end"),
         f'<rect x="{LEFT}" y="{y + 2}" width="{length:.1f}" height="{BAR - 4}" fill="{colour}"/>',
         _words(round(LEFT + length - 4, 1), y + 13, f"{ratio:.2f}", "end", 11, "#ffffff")
-        if length > 40
+        if 40 < length <= WIDTH
         else _words(round(LEFT + length + 4, 1), y + 13, f"{ratio:.2f}", size=11),
     ]
 
