@@ -11,7 +11,7 @@ import torch
 
 import treadle as td
 import twins
-from model_cases import BY_NAME, DECODER, GPT2, Case, saved
+from model_cases import BY_NAME, DECODER, GPT2, T5, Case, saved
 from treadle import models, nn
 from treadle.cli.main import main
 from treadle.models import sampling
@@ -333,3 +333,49 @@ TINY_BERT: dict[str, Any] = {
     "intermediate_size": 4,
     "max_position_embeddings": 4,
 }
+
+
+EQUAL = Case(  # the reference's cache counts the encoder's layers
+    "t5", "T5ForConditionalGeneration", "T5Config", {**T5, "num_decoder_layers": 2}
+)
+
+
+def answers(twin: Any, prompt: np.ndarray, new: int, **settings: Any) -> np.ndarray:
+    found = twin.generate(
+        torch.tensor(prompt)[None],
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        max_new_tokens=new,
+        do_sample=False,
+        **settings,
+    )
+    return found[0].numpy()
+
+
+def compare_answers(tmp_path: Path, device: str, new: int, **settings: Any) -> None:
+    twin = EQUAL.twin(2)
+    model = models.load(saved(twin, tmp_path), device=device)
+    prompts = [np.random.default_rng(n).integers(2, 97, n) for n in (5, 18, 1)]
+    wanted = [answers(twin, p, new, **settings) for p in prompts]
+    for use_cache in (True, False):
+        found = model.generate(prompts, new, use_cache=use_cache, **settings)
+        for ours, reference in zip(found, wanted, strict=True):
+            assert np.array_equal(ours, reference), use_cache
+    assert list(model.stream(prompts[0], new)) == model.generate(prompts[0], new)[1:].tolist()
+
+
+def test_a_source_is_answered_as_there(tmp_path: Path) -> None:
+    compare_answers(tmp_path, "oracle", 12)
+
+
+@pytest.mark.slow
+def test_compiled_answers_are_the_references(tmp_path: Path) -> None:
+    compare_answers(tmp_path / "greedy", "cpu", 64)
+
+
+def test_answers_by_beams(tmp_path: Path) -> None:
+    twin = EQUAL.twin(2)
+    model = models.load(saved(twin, tmp_path), device="oracle")
+    prompts = [np.random.default_rng(n).integers(2, 97, n) for n in (5, 11)]
+    found = model.generate(prompts, 6, num_beams=3)
+    for prompt, ours in zip(prompts, found, strict=True):
+        assert np.array_equal(ours, answers(twin, prompt, 6, num_beams=3))

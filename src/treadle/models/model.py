@@ -104,6 +104,25 @@ class Model(Module):
             options=CompileOptions(on_new_shape="specialise"),
         )
 
+    def kept(
+        self, fits: Callable[[Any], bool], opened: Callable[[Any], Any], share: Any = None
+    ) -> Any:
+        """The programs of the last generation if they fit, or others, in the session of `share`.
+
+        Without `share` they are in the model's own.
+        """
+        holder = self._holder if share is None else share
+        before = self._programs
+        if before is not None:
+            is_same = holder is not None and before.session is holder.session
+            if is_same and fits(before):
+                return before
+            before.close()
+        self._programs = opened(holder)
+        if self._holder is None and share is None:
+            self._holder = self._programs
+        return self._programs
+
     def start_from(self, values: Mapping[str, object]) -> None:
         """Take values by name, as `step.params` gives them: what programs start from, and save.
 
