@@ -96,10 +96,6 @@ def compare_torchvision(name: str, tmp_path: Path, device: str, side: int) -> No
     assert np.abs(model(images) - wanted).max() < CLOSE * max(1, np.abs(wanted).max())
 
 
-def test_resnet18_is_torchvisions(tmp_path: Path) -> None:
-    compare_torchvision("resnet18", tmp_path, "oracle", 32)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["resnet18", "resnet34", "resnet50", "efficientnet_b0", "convnext_tiny"]
@@ -122,6 +118,14 @@ def test_a_small_efficientnet_is_torchvisions(tmp_path: Path) -> None:
     rows = ((1, 3, 1, 8, 8, 1), (4, 5, 2, 8, 16, 2))
     twin = kinds.EfficientNet([kinds.MBConvConfig(*row) for row in rows], 0.2, num_classes=5)
     compare_small(twin, models.efficientnet_b0(5, stages=rows), tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["BasicBlock", "Bottleneck"])
+def test_a_small_resnet_is_torchvisions(kind: str, tmp_path: Path) -> None:
+    kinds = twins.torchvision().resnet
+    twin = kinds.ResNet(getattr(kinds, kind), [1, 1, 1, 1], num_classes=5)
+    sizes = {"layers": (1, 1, 1, 1), "is_bottleneck": kind == "Bottleneck", "num_labels": 5}
+    compare_small(twin, models.ResNet(models.ResNetConfig(**sizes)), tmp_path)
 
 
 def test_a_small_convnext_is_torchvisions(tmp_path: Path) -> None:
@@ -172,7 +176,7 @@ def _sequential() -> torch.nn.Module:
 def test_small_models_are_pytorchs(model: Any, make: Any, shape: tuple[int, ...]) -> None:
     twin = make()
     model.start_from(twin.state_dict())
-    model.device = "cpu"
+    model.device = "oracle"
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     with torch.no_grad():
         assert np.abs(model(x) - twin(torch.tensor(x)).numpy()).max() < 1e-5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ from treadle.nn.init import Init
 from treadle.nn.module import Declaration, Module
 from treadle.runtime.foreign import readable
 from treadle.step.forward import Forward, compile_forward
+
+MOST_PROGRAMS = 4  # sets of programs and caches for generation that a model holds: chosen
 
 
 def quick_gelu(x: Operand) -> Tensor:
@@ -70,7 +72,7 @@ class Model(Module):
     device: str = "auto"
     precision: str = "float32"
     _holder: Any = None  # the first of its programs, whose session has the values
-    _programs: Any = None  # of the last generation
+    _programs: Sequence[Any] = ()  # of the last generations
     _running: Forward | None = None
     _keywords: tuple[str, ...] = ()
 
@@ -107,21 +109,23 @@ class Model(Module):
     def kept(
         self, fits: Callable[[Any], bool], opened: Callable[[Any], Any], share: Any = None
     ) -> Any:
-        """The programs of the last generation if they fit, or others, in the session of `share`.
+        """Programs of an earlier generation that fit, or others, in the session of `share`.
 
-        Without `share` they are in the model's own.
+        Without `share` they are in the model's own. The last few are held.
         """
         holder = self._holder if share is None else share
-        before = self._programs
-        if before is not None:
-            is_same = holder is not None and before.session is holder.session
-            if is_same and fits(before):
+        for before in self._programs if holder is not None else ():
+            if before.session is holder.session and fits(before):
+                others = [p for p in self._programs if p is not before]
+                self._programs = [*others, before]
                 return before
+        for before in self._programs[: 1 - MOST_PROGRAMS]:
             before.close()
-        self._programs = opened(holder)
+        found = opened(holder)
+        self._programs = [*self._programs[1 - MOST_PROGRAMS :], found]
         if self._holder is None and share is None:
-            self._holder = self._programs
-        return self._programs
+            self._holder = found
+        return found
 
     def start_from(self, values: Mapping[str, object]) -> None:
         """Take values by name, as `step.params` gives them: what programs start from, and save.
@@ -148,7 +152,8 @@ class Model(Module):
             raise LoadError("start_from", cause, "Check that it is the same model.")
         for name, array in found.items():
             declared[name].init = stored(array)
-        self._running = self._holder = self._programs = None
+        self._running = self._holder = None
+        self._programs = ()
 
     def values(self) -> dict[str, np.ndarray]:
         """Parameters and states by name, in their own dtypes."""
