@@ -47,6 +47,7 @@ class Case:
         """The reference with random values, in evaluation."""
         library = twins.transformers()
         config = getattr(library, self.config)(**self.arguments)
+        torch.manual_seed(seed)
         return scattered(getattr(library, self.architecture)(config), seed)
 
     def batch(self, seed: int = 0) -> tuple[tuple[np.ndarray, ...], dict[str, np.ndarray]]:
@@ -100,7 +101,21 @@ def _images(rng: np.random.Generator) -> Any:
     return (rng.normal(size=(2, 3, 16, 16)).astype(np.float32),), {}
 
 
+def _texts_and_images(rng: np.random.Generator) -> Any:
+    (tokens,), keywords = _padded_tokens(rng)
+    tokens[0, 8], tokens[1, 12] = 96, 96  # the end
+    images = rng.normal(size=(3, 3, 16, 16)).astype(np.float32)
+    return (tokens, images), keywords
+
+
+def _source_and_target(rng: np.random.Generator) -> Any:
+    (tokens,), keywords = _padded_tokens(rng)
+    return (tokens,), {**keywords, "decoder_input_ids": rng.integers(2, 97, (2, 5))}
+
+
 INPUTS = {
+    "source": _source_and_target,
+    "both": _texts_and_images,
     "tokens": _tokens,
     "padded": _padded_tokens,
     "parts": _two_parts,
@@ -188,6 +203,41 @@ CASES = [
         "ViTConfig",
         {**SIZES, "image_size": 16, "patch_size": 8, "num_labels": 7},
         inputs="images",
+    ),
+]
+TOWER = {**SIZES, "hidden_act": "quick_gelu"}
+CLIP_TEXT = {**TOWER, "vocab_size": 97, "max_position_embeddings": 20, "eos_token_id": 96}
+CLIP_IMAGES = {**TOWER, "hidden_size": 40, "image_size": 16, "patch_size": 8}
+CASES.append(
+    Case(
+        "clip",
+        "CLIPModel",
+        "CLIPConfig",
+        {"text_config": CLIP_TEXT, "vision_config": CLIP_IMAGES, "projection_dim": 24},
+        inputs="both",
+        output="logits_per_image",
+    )
+)
+T5 = {
+    "d_model": 32,
+    "d_kv": 6,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "num_heads": 4,
+    "vocab_size": 97,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 12,
+    "decoder_start_token_id": 0,
+}
+CASES += [
+    Case("t5", "T5ForConditionalGeneration", "T5Config", T5, inputs="source"),
+    Case(
+        "t5-gated",
+        "T5ForConditionalGeneration",
+        "T5Config",
+        {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+        inputs="source",
     ),
 ]
 BY_NAME = {case.name: case for case in CASES}

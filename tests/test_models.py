@@ -25,8 +25,15 @@ def loaded(case: Case, folder: Path, device: str = "oracle") -> tuple[Any, torch
 
 
 def run(model: Any, case: Case) -> np.ndarray:
-    arguments, keywords = case.batch()
+    arguments, keywords = ours(case)
     return np.asarray(model(*arguments, **keywords))
+
+
+def ours(case: Case) -> tuple[tuple[np.ndarray, ...], dict[str, np.ndarray]]:
+    """Arguments by our names."""
+    arguments, keywords = case.batch()
+    names = {"decoder_input_ids": "decoder_tokens"}
+    return arguments, {names.get(k, k): v for k, v in keywords.items()}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
@@ -47,14 +54,17 @@ def test_compiled_logits_are_the_references(case: Case, tmp_path: Path) -> None:
     assert np.abs(run(model, case) - case.wanted(twin)).max() < CLOSE
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama-yarn", "mixtral", "bert-masked", "vit"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "llama-yarn", "mixtral", "bert-masked", "vit", "clip", "t5"]
+)
 def test_gradients_are_the_references(name: str, tmp_path: Path) -> None:
     case = BY_NAME[name]
     model, twin = loaded(case, tmp_path)
     arguments, keywords = case.batch()
 
     def total(values: dict[str, td.Tensor]) -> td.Tensor:
-        return (model.apply(values, *arguments, **keywords) ** 2).mean()
+        mine, named = ours(case)
+        return (model.apply(values, *mine, **named) ** 2).mean()
 
     found = td.grad(total)(model.values())
     given = [torch.tensor(a) for a in arguments]
@@ -64,8 +74,9 @@ def test_gradients_are_the_references(name: str, tmp_path: Path) -> None:
         for p in twin.parameters():
             p.copy_(torch.zeros_like(p) if p.grad is None else p.grad)
     wanted = models.load(saved(twin, tmp_path / "gradients"), device="oracle").values()
+    greatest = max(np.abs(g).max() for g in wanted.values())
     for name_, gradient in wanted.items():
-        scale = np.abs(gradient).max() + 1e-3
+        scale = np.abs(gradient).max() + 0.02 * greatest  # some are 0 but for rounding
         assert np.abs(np.asarray(found[name_]) - gradient).max() / scale < CLOSE, name_
 
 
@@ -85,14 +96,43 @@ def compare_torchvision(name: str, tmp_path: Path, device: str, side: int) -> No
     assert np.abs(model(images) - wanted).max() < CLOSE * max(1, np.abs(wanted).max())
 
 
-def test_resnet18_is_torchvisions(tmp_path: Path) -> None:
-    compare_torchvision("resnet18", tmp_path, "oracle", 32)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50"])
+@pytest.mark.parametrize(
+    "name", ["resnet18", "resnet34", "resnet50", "efficientnet_b0", "convnext_tiny"]
+)
 def test_compiled_networks_are_torchvisions(name: str, tmp_path: Path) -> None:
     compare_torchvision(name, tmp_path, "cpu", 64)
+
+
+def compare_small(twin: torch.nn.Module, model: Any, tmp_path: Path) -> None:
+    save_file(scattered(twin).state_dict(), tmp_path / "it.safetensors")
+    models.load_weights(model, tmp_path / "it.safetensors").device = "oracle"
+    images = np.random.default_rng(0).normal(size=(2, 3, 32, 32)).astype(np.float32)
+    with torch.no_grad():
+        wanted = twin(torch.tensor(images)).numpy()
+    assert np.abs(model(images) - wanted).max() < CLOSE * max(1, np.abs(wanted).max())
+
+
+def test_a_small_efficientnet_is_torchvisions(tmp_path: Path) -> None:
+    kinds = twins.torchvision().efficientnet
+    rows = ((1, 3, 1, 8, 8, 1), (4, 5, 2, 8, 16, 2))
+    twin = kinds.EfficientNet([kinds.MBConvConfig(*row) for row in rows], 0.2, num_classes=5)
+    compare_small(twin, models.efficientnet_b0(5, stages=rows), tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["BasicBlock", "Bottleneck"])
+def test_a_small_resnet_is_torchvisions(kind: str, tmp_path: Path) -> None:
+    kinds = twins.torchvision().resnet
+    twin = kinds.ResNet(getattr(kinds, kind), [1, 1, 1, 1], num_classes=5)
+    sizes = {"layers": (1, 1, 1, 1), "is_bottleneck": kind == "Bottleneck", "num_labels": 5}
+    compare_small(twin, models.ResNet(models.ResNetConfig(**sizes)), tmp_path)
+
+
+def test_a_small_convnext_is_torchvisions(tmp_path: Path) -> None:
+    kinds = twins.torchvision().convnext
+    blocks = [kinds.CNBlockConfig(8, 16, 2), kinds.CNBlockConfig(16, None, 1)]
+    model = models.convnext_tiny(5, widths=(8, 16), layers=(2, 1))
+    compare_small(kinds.ConvNeXt(blocks, num_classes=5), model, tmp_path)
 
 
 def test_a_vision_transformer_is_torchvisions(tmp_path: Path) -> None:
@@ -136,7 +176,7 @@ def _sequential() -> torch.nn.Module:
 def test_small_models_are_pytorchs(model: Any, make: Any, shape: tuple[int, ...]) -> None:
     twin = make()
     model.start_from(twin.state_dict())
-    model.device = "cpu"
+    model.device = "oracle"
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     with torch.no_grad():
         assert np.abs(model(x) - twin(torch.tensor(x)).numpy()).max() < 1e-5

@@ -1,7 +1,16 @@
 """Models with the parameter names of their reference implementations, and generation."""
 
 from treadle.models.causal import CausalModel as CausalModel
+from treadle.models.clip import CLIP as CLIP
+from treadle.models.clip import CLIPConfig as CLIPConfig
+from treadle.models.clip import CLIPTowerConfig as CLIPTowerConfig
 from treadle.models.config import Config as Config
+from treadle.models.convnets import ConvNeXt as ConvNeXt
+from treadle.models.convnets import ConvNeXtConfig as ConvNeXtConfig
+from treadle.models.convnets import EfficientNet as EfficientNet
+from treadle.models.convnets import EfficientNetConfig as EfficientNetConfig
+from treadle.models.convnets import convnext_tiny as convnext_tiny
+from treadle.models.convnets import efficientnet_b0 as efficientnet_b0
 from treadle.models.encoders import Bert as Bert
 from treadle.models.encoders import BertConfig as BertConfig
 from treadle.models.encoders import BertForMaskedLM as BertForMaskedLM
@@ -30,6 +39,8 @@ from treadle.models.small import MLP as MLP
 from treadle.models.small import LeNet as LeNet
 from treadle.models.small import LeNetConfig as LeNetConfig
 from treadle.models.small import MLPConfig as MLPConfig
+from treadle.models.t5 import T5 as T5
+from treadle.models.t5 import T5Config as T5Config
 from treadle.models.tokenizer import Tokenizer as Tokenizer
 from treadle.models.vision import TorchvisionViT as TorchvisionViT
 from treadle.models.vision import ViT as ViT

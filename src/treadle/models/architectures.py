@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from treadle.models.clip import CLIP, CLIPConfig
 from treadle.models.config import Config, Json
 from treadle.models.encoders import (
     Bert,
@@ -18,6 +19,7 @@ from treadle.models.gpt2 import GPT2, GPT2Config
 from treadle.models.llama import ARCHITECTURES as LLAMA_FAMILY
 from treadle.models.llama import Llama, LlamaConfig
 from treadle.models.model import Model
+from treadle.models.t5 import T5, T5Config
 from treadle.models.vision import ViT, ViTConfig
 
 
@@ -43,5 +45,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     **_both("ForMaskedLM", BertForMaskedLM),
     **_both("ForSequenceClassification", BertForSequenceClassification),
     **_both("ForTokenClassification", BertForTokenClassification),
+    "CLIPModel": Architecture(CLIPConfig, CLIP),
+    "T5ForConditionalGeneration": Architecture(T5Config, T5),
     "ViTForImageClassification": Architecture(ViTConfig, ViT),
 }

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from treadle.base.errors import ShapeError
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.models.context import Context
-from treadle.models.decoding import KeyShape, Programs
-from treadle.models.generation import Settings, generate, open_programs, stream
+from treadle.models.decoding import CachedPrograms, KeyShape, Programs, WholePrograms
+from treadle.models.generation import Settings, generate, stream
 from treadle.models.model import Model
 from treadle.models.tokenizer import Tokenizer
 
@@ -47,19 +49,26 @@ class CausalModel(Model):
         """What each layer's cache holds for a position."""
         raise NotImplementedError(f"{type(self).__name__} has no key_shapes")
 
-    def programs(self, batch: int, slots: int, settings: Settings, share: Any) -> Programs:
+    def begin(self, prompts: list[np.ndarray]) -> list[np.ndarray]:
+        """What is continued: the prompts themselves."""
+        return prompts
+
+    def programs(
+        self, prompts: list[np.ndarray], slots: int, settings: Settings, share: Any
+    ) -> Programs:
         """Compiled programs for a batch and a length: those of the last time, if they fit."""
-        holder = self._holder if share is None else share
-        before = self._programs
-        if before is not None:
-            is_same = holder is not None and before.session is holder.session
-            if is_same and before.fits(batch, slots, settings.use_cache):
-                return before
-            before.close()
-        self._programs = open_programs(self, batch, slots, settings, holder)
-        if self._holder is None and share is None:
-            self._holder = self._programs
-        return self._programs
+        batch = len(prompts)
+
+        kind = CachedPrograms if settings.use_cache else WholePrograms
+
+        def fits(before: Programs) -> bool:
+            return isinstance(before, kind) and before.fits(batch, slots)
+
+        def opened(holder: Any) -> Programs:
+            return kind(self, batch, slots, holder)
+
+        found: Programs = self.kept(fits, opened, share)
+        return found
 
     def generate(self, prompt: Any, max_new_tokens: int = 20, **settings: Any) -> Any:
         """Continue a prompt, or several: tokens or strings, and the same comes back with more.

@@ -33,6 +33,10 @@ class Context(Protocol):
         """What is added to scores, (B or 1, 1, T, S); None hides only what comes later."""
         ...
 
+    def distances(self) -> Tensor:
+        """(T, S): how far each key is behind its query; negative for earlier ones."""
+        ...
+
 
 @dataclass(frozen=True)
 class Whole:
@@ -56,6 +60,9 @@ class Whole:
             is_given = unsqueeze(self.mask != 0, 1)  # (B, 1, S)
             is_seen = logical_or(logical_and(is_seen, is_given), t == s)
         return _hidden(is_seen, self.length)
+
+    def distances(self) -> Tensor:
+        return iota((self.length,) * 2, 1) - iota((self.length,) * 2, 0)
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,10 @@ class Cached:
         is_own = s >= reshape(self.first, (-1, 1, 1))
         # Padding sees itself: a row of scores that are all hidden would not be a number.
         return _hidden(logical_or(logical_and(_within(t, s, window), is_own), t == s), slots)
+
+    def distances(self) -> Tensor:
+        slots = self.caches[0].keys.shape[2]
+        return iota((1, slots), 1) - reshape(self._slots(), (self.length, 1))
 
 
 def _within(t: Tensor, s: Tensor, window: int | None) -> Tensor:

@@ -105,8 +105,8 @@ class CachedPrograms:
             options=options,
         )
 
-    def fits(self, batch: int, slots: int, use_cache: bool) -> bool:
-        return use_cache and batch == self.batch and slots <= self.length
+    def fits(self, batch: int, slots: int) -> bool:
+        return batch == self.batch and slots <= self.length
 
     def start(self, prompts: Sequence[np.ndarray]) -> np.ndarray:
         """Write the prompts; the logits (B, V) behind each."""
@@ -164,8 +164,8 @@ class WholePrograms:
         )
         self.session = self._forward.session
 
-    def fits(self, batch: int, slots: int, use_cache: bool) -> bool:
-        return not use_cache and batch == self.batch and slots <= self.length
+    def fits(self, batch: int, slots: int) -> bool:
+        return batch == self.batch and slots <= self.length
 
     def start(self, prompts: Sequence[np.ndarray]) -> np.ndarray:
         for row, prompt in zip(self._tokens, prompts, strict=True):
@@ -188,7 +188,26 @@ class WholePrograms:
         """There is nothing to give back."""
 
 
-Programs = CachedPrograms | WholePrograms
+class Programs(Protocol):
+    """What generation runs: a batch of prompts, then a token of each row at a time."""
+
+    session: Any
+
+    def start(self, prompts: Sequence[np.ndarray]) -> np.ndarray:
+        """Take the prompts; the logits (B, V) behind each."""
+        ...
+
+    def advance(self, tokens: np.ndarray) -> np.ndarray:
+        """Take a token of each row; the logits behind them."""
+        ...
+
+    def take(self, rows: np.ndarray) -> None:
+        """Each row goes on from what another one was."""
+        ...
+
+    def close(self) -> None:
+        """Give back what was only for this."""
+        ...
 
 
 def bucket(length: int) -> int:
@@ -214,9 +233,13 @@ def _reorder(module: WithCaches, batch: dict[str, Tensor]) -> list[Tensor]:
 
 
 def _behind_ends(model: Decoder, batch: dict[str, Tensor]) -> Tensor:
-    tokens, ends = batch["tokens"], batch["ends"]
+    tokens = batch["tokens"]
     hidden = model.hidden(tokens, Whole(tokens.shape[1]))
+    return model.logits(at_ends(hidden, batch["ends"]))
+
+
+def at_ends(hidden: Tensor, ends: Tensor) -> Tensor:
+    """(B, T, width) → (B, width), before each row's end."""
     b, _, width = hidden.shape
-    at = reshape(ends - 1, (b, 1, 1))
-    last = take_along_axis(hidden, expand(at, b, 1, width), 1)
-    return model.logits(last[:, 0])
+    at = expand(reshape(ends - 1, (b, 1, 1)), b, 1, width)
+    return take_along_axis(hidden, at, 1)[:, 0]

@@ -16,6 +16,7 @@ from treadle.models.architectures import ARCHITECTURES, Architecture
 from treadle.models.causal import CausalModel
 from treadle.models.config import MOST, Json
 from treadle.models.model import Model
+from treadle.models.t5 import T5
 from treadle.models.tokenizer import Tokenizer
 from treadle.models.weights import (
     INDEX,
@@ -52,7 +53,7 @@ def load(path: str | Path, *, device: str = "auto", precision: str = "float32") 
     model.source = given
     model.device, model.precision = device, precision
     model.start_from(read_weights(folder, model))
-    if isinstance(model, CausalModel):
+    if isinstance(model, (CausalModel, T5)):
         _attach(folder, model)
     return model
 
@@ -110,7 +111,7 @@ def _architecture(folder: Path, given: Json) -> Architecture:
     raise LoadError("load", cause, f"Known are: {known}.")
 
 
-def _attach(folder: Path, model: CausalModel) -> None:
+def _attach(folder: Path, model: CausalModel | T5) -> None:
     if (folder / TOKENIZER).is_file():
         model.tokenizer = Tokenizer(folder / TOKENIZER)
     if (folder / GENERATION).is_file():

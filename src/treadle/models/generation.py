@@ -13,7 +13,7 @@ from treadle.base.numbers import FINITE, check_flag, check_number, check_whole
 from treadle.frontend.tensor import Tensor
 from treadle.models.beams import Beams
 from treadle.models.config import Config
-from treadle.models.decoding import CachedPrograms, Decoder, Programs, WholePrograms, slots_for
+from treadle.models.decoding import Programs, slots_for
 from treadle.models.sampling import Choice
 from treadle.models.tokenizer import Tokenizer
 
@@ -59,14 +59,25 @@ class Settings(Choice):
         return (given,) if isinstance(given, str) else tuple(given)
 
 
-class Generating(Decoder, Protocol):
-    """A model with what it is configured by."""
+class Generating(Protocol):
+    """What is asked of a model that generates."""
 
-    config: Config
     tokenizer: Tokenizer | None
     ends: tuple[int, ...] | None
 
-    def programs(self, batch: int, slots: int, settings: Any, share: Any) -> Programs: ...
+    @property
+    def config(self) -> Config: ...
+
+    @property
+    def longest(self) -> int | None: ...
+
+    def programs(
+        self, prompts: list[np.ndarray], slots: int, settings: Any, share: Any
+    ) -> Programs: ...
+
+    def begin(self, prompts: list[np.ndarray]) -> list[np.ndarray]:
+        """What is continued: the prompts, or where a decoder starts that looks at them."""
+        ...
 
 
 class Prompts(NamedTuple):
@@ -189,8 +200,14 @@ def ends_of(model: Generating, settings: Settings) -> tuple[int, ...]:
 class Run:
     """Prompts that grow, a token of each row at a time, until all have ended."""
 
-    def __init__(self, programs: Programs, rows: Sequence[np.ndarray], most: int):
-        self.programs, self.most = programs, most
+    def __init__(
+        self,
+        programs: Programs,
+        prompts: list[np.ndarray],
+        rows: Sequence[np.ndarray],
+        most: int,
+    ):
+        self.programs, self.prompts, self.most = programs, prompts, most
         self.rows: list[list[int]] = [row.tolist() for row in rows]
         self.starts = [len(row) for row in rows]
         self.has_ended = [False] * len(rows)
@@ -201,13 +218,14 @@ class Run:
 
     @staticmethod
     def of(
-        model: Generating, rows: list[np.ndarray], most: int, settings: Settings, share: Any
+        model: Generating, prompts: list[np.ndarray], most: int, settings: Settings, share: Any
     ) -> Run:
+        rows = model.begin(prompts)
         slots = _slots(model, rows, most)
         if settings.stops and model.tokenizer is None:
             cause = "stop_strings, and the model has no tokenizer"
             raise ArgumentError("generate", cause, "Load a folder with one.")
-        run = Run(model.programs(len(rows), slots, settings, share), rows, most)
+        run = Run(model.programs(prompts, slots, settings, share), prompts, rows, most)
         run.choice, run.ends = settings, ends_of(model, settings)
         run.stops, run.tokenizer = settings.stops, model.tokenizer
         return run
@@ -215,8 +233,7 @@ class Run:
     def tokens(self) -> Iterator[tuple[int, int]]:
         """Rows and their new tokens, in the order in which they are chosen."""
         sources = self.choice.sources(len(self.rows))
-        prompts = [np.array(row) for row in self.rows]
-        logits = self.programs.start(prompts) if self.most else None
+        logits = self.programs.start(self.prompts) if self.most else None
         for count in range(self.most):
             assert logits is not None
             seen = [np.array(row) for row in self.rows]
@@ -238,20 +255,21 @@ class Run:
 
 
 def _beam_rows(
-    model: Generating, rows: list[np.ndarray], most: int, settings: Settings, share: Any
+    model: Generating, prompts: list[np.ndarray], most: int, settings: Settings, share: Any
 ) -> list[np.ndarray]:
     """The likeliest continuation of each prompt."""
-    count = settings.num_beams
+    count, rows = settings.num_beams, model.begin(prompts)
     slots = _slots(model, rows, most)
     if not most:
         return rows
-    programs = model.programs(count * len(rows), slots, settings, share)
+    repeated = [prompt for prompt in prompts for _ in range(count)]
+    programs = model.programs(repeated, slots, settings, share)
     ends = ends_of(model, settings)
     searches = [
         Beams(row, count, most, ends, settings.length_penalty, settings.early_stopping)
         for row in rows
     ]
-    logits = programs.start([row for row in rows for _ in range(count)])
+    logits = programs.start(repeated)
     while True:
         parts = np.split(logits, len(rows))
         for search, part in zip(searches, parts, strict=True):
@@ -263,10 +281,3 @@ def _beam_rows(
         sources = [s.sources + i * count for i, s in enumerate(searches)]
         programs.take(np.concatenate(sources))
         logits = programs.advance(np.concatenate([s.last for s in searches]))
-
-
-def open_programs(
-    model: Decoder, batch: int, slots: int, settings: Settings, share: Any
-) -> Programs:
-    kind = CachedPrograms if settings.use_cache else WholePrograms
-    return kind(model, batch, slots, share)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ from treadle.nn.init import Init
 from treadle.nn.module import Declaration, Module
 from treadle.runtime.foreign import readable
 from treadle.step.forward import Forward, compile_forward
+
+MOST_PROGRAMS = 4  # sets of programs and caches for generation that a model holds: chosen
 
 
 def quick_gelu(x: Operand) -> Tensor:
@@ -70,7 +72,7 @@ class Model(Module):
     device: str = "auto"
     precision: str = "float32"
     _holder: Any = None  # the first of its programs, whose session has the values
-    _programs: Any = None  # of the last generation
+    _programs: Sequence[Any] = ()  # of the last generations
     _running: Forward | None = None
     _keywords: tuple[str, ...] = ()
 
@@ -104,6 +106,27 @@ class Model(Module):
             options=CompileOptions(on_new_shape="specialise"),
         )
 
+    def kept(
+        self, fits: Callable[[Any], bool], opened: Callable[[Any], Any], share: Any = None
+    ) -> Any:
+        """Programs of an earlier generation that fit, or others, in the session of `share`.
+
+        Without `share` they are in the model's own. The last few are held.
+        """
+        holder = self._holder if share is None else share
+        for before in self._programs if holder is not None else ():
+            if before.session is holder.session and fits(before):
+                others = [p for p in self._programs if p is not before]
+                self._programs = [*others, before]
+                return before
+        for before in self._programs[: 1 - MOST_PROGRAMS]:
+            before.close()
+        found = opened(holder)
+        self._programs = [*self._programs[1 - MOST_PROGRAMS :], found]
+        if self._holder is None and share is None:
+            self._holder = found
+        return found
+
     def start_from(self, values: Mapping[str, object]) -> None:
         """Take values by name, as `step.params` gives them: what programs start from, and save.
 
@@ -129,7 +152,8 @@ class Model(Module):
             raise LoadError("start_from", cause, "Check that it is the same model.")
         for name, array in found.items():
             declared[name].init = stored(array)
-        self._running = self._holder = self._programs = None
+        self._running = self._holder = None
+        self._programs = ()
 
     def values(self) -> dict[str, np.ndarray]:
         """Parameters and states by name, in their own dtypes."""

@@ -114,21 +114,28 @@ class T5RelativeBias(Module):
         return unsqueeze(permute(values, 2, 0, 1), 0)
 
     def _buckets(self, t: int, s: int) -> np.ndarray:
-        """The bucket of each pair of positions; float32 as in the reference implementation."""
+        """The bucket of each pair of positions."""
         relative = np.arange(s)[None, :] - np.arange(t)[:, None]  # key − query
-        buckets, start = self.num_buckets, np.zeros_like(relative)
-        if self.bidirectional:
-            buckets //= 2
-            start = np.where(relative > 0, buckets, 0)
-            distance = np.abs(relative)
-        else:
-            distance = np.maximum(-relative, 0)
-        exact = buckets // 2
-        ratio = np.maximum(distance, exact).astype(np.float32) / np.float32(exact)
-        growth = np.log(ratio) / np.float32(math.log(self.max_distance / exact))
-        far = exact + (growth * np.float32(buckets - exact)).astype(np.int64)
-        found = np.where(distance < exact, distance, np.minimum(far, buckets - 1))
-        return (start + found).astype(np.int32)
+        return t5_buckets(relative, self.num_buckets, self.max_distance, self.bidirectional)
+
+
+def t5_buckets(
+    relative: np.ndarray, buckets: int, max_distance: int, bidirectional: bool
+) -> np.ndarray:
+    """Buckets of distances, key − query; float32 as in the reference implementation."""
+    start = np.zeros_like(relative)
+    if bidirectional:
+        buckets //= 2
+        start = np.where(relative > 0, buckets, 0)
+        distance = np.abs(relative)
+    else:
+        distance = np.maximum(-relative, 0)
+    exact = buckets // 2
+    ratio = np.maximum(distance, exact).astype(np.float32) / np.float32(exact)
+    growth = np.log(ratio) / np.float32(math.log(max_distance / exact))
+    far = exact + (growth * np.float32(buckets - exact)).astype(np.int64)
+    found = np.where(distance < exact, distance, np.minimum(far, buckets - 1))
+    return (start + found).astype(np.int32)
 
 
 class _Table(Module):

@@ -1,0 +1,216 @@
+"""Programs of generation for a decoder that looks at a source: encode it once, then decode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from treadle.base.dtypes import int32
+from treadle.frontend.tensor import Tensor
+from treadle.ir.types import TensorType
+from treadle.models.context import Cached, Whole, padding_bias
+from treadle.models.decoding import KeyShape, at_ends, bucket
+from treadle.nn import init
+from treadle.nn.containers import ModuleList
+from treadle.nn.decoding import KVCache
+from treadle.nn.module import Module, State, update
+from treadle.step.forward import Forward, compile_forward
+
+
+@dataclass(frozen=True)
+class Source:
+    """Keys and values (B, H, S, D) of each layer, and what hides padding: (B, 1, 1, S)."""
+
+    pairs: Sequence[tuple[Tensor, Tensor]]
+    bias: Tensor | None
+
+
+class SourceDecoder(Protocol):
+    """What is asked of a model with an encoder."""
+
+    device: str
+    precision: str
+
+    def encoded(self, tokens: Tensor, bias: Tensor | None) -> Tensor: ...
+
+    def source_of(self, encoded: Tensor, bias: Tensor | None) -> Source: ...
+
+    def hidden(self, tokens: Tensor, context: Any, source: Source) -> Tensor: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+    def key_shapes(self) -> list[KeyShape]: ...
+
+    def _parts(self) -> list[tuple[str, Any]]: ...
+
+
+class _Kept(Module):
+    """Keys and values of one layer's view of the source."""
+
+    def __init__(self, batch: int, shape: KeyShape, length: int):
+        size = (batch, shape.heads, length, shape.width)
+        self.keys, self.values = State(size, init.zeros), State(size, init.zeros)
+
+
+class WithSource(Module):
+    """A model, caches of its decoder, and what it keeps of a source."""
+
+    def __init__(self, model: SourceDecoder, batch: int, length: int, source: int):
+        shapes = model.key_shapes()
+        self.model = model
+        self.name = f"cache_{batch}x{length}x{source}"
+        self.caches = ModuleList(KVCache(batch, s.heads, length, s.width) for s in shapes)
+        self.kept = ModuleList(_Kept(batch, s, source) for s in shapes)
+        self.bias = State((batch, 1, 1, source), init.zeros)
+
+    def _parts(self) -> list[tuple[str, Any]]:
+        held = {"decoder": self.caches, "source": self.kept, "bias": self.bias}
+        return [*self.model._parts(), (self.name, held)]
+
+    def encode(self, tokens: Tensor, mask: Tensor) -> None:
+        bias = padding_bias(mask)
+        assert bias is not None
+        found = self.model.source_of(self.model.encoded(tokens, bias), bias)
+        every: Any = self.kept
+        for kept, (keys, values) in zip(every, found.pairs, strict=True):
+            update(kept.keys, keys)
+            update(kept.values, values)
+        update(self.bias, bias)
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        """Logits (B, V) behind a token of each row, (B, 1)."""
+        every: Any = self.kept
+        pairs = [(kept.keys.tensor(), kept.values.tensor()) for kept in every]
+        caches: Sequence[Any] = list(self.caches)
+        context = Cached(caches, batch["at"], batch["first"], batch["tokens"].shape[1])
+        source = Source(pairs, self.bias.tensor())
+        return self.model.logits(self.model.hidden(batch["tokens"], context, source)[:, -1])
+
+    def reorder(self, rows: Tensor) -> None:
+        """Row i of each cache becomes what row rows[i] was; sources of a prompt's beams are one."""
+        for _, state in self.caches.named_states():
+            update(state, state.tensor()[rows])
+
+
+class SourcePrograms:
+    """Compiled encode, decode and reorder in a session with the model."""
+
+    def __init__(
+        self, model: SourceDecoder, batch: int, slots: int, source: int, start: int, share: Any
+    ):
+        self.batch, self.length, self.width, self.begin = batch, slots, bucket(source), start
+        self.module = WithSource(model, batch, slots, self.width)
+        self._model = model
+        tokens = {"tokens": TensorType((batch, 1), int32), "at": TensorType((), int32)}
+        tokens["first"] = TensorType((batch,), int32)
+        self.decode = self._compiled(_advance, tokens, share)
+        self.session = self.decode.session
+        sources = TensorType((batch, self.width), int32)
+        self.encode = self._compiled(_encode, {"tokens": sources, "mask": sources}, self.decode)
+        self._reorder: Forward | None = None
+        self._at = 0
+
+    def _compiled(self, function: Any, inputs: Any, share: Any) -> Forward:
+        return compile_forward(
+            self.module,
+            function,
+            inputs,
+            device=self._model.device,
+            precision=self._model.precision,
+            share=share,
+        )
+
+    def fits(self, batch: int, slots: int, source: int) -> bool:
+        return batch == self.batch and slots <= self.length and bucket(source) == self.width
+
+    def start(self, prompts: Sequence[np.ndarray]) -> np.ndarray:
+        """Encode the sources; the logits (B, V) behind the decoder's first token."""
+        tokens, mask = (np.zeros((self.batch, self.width), np.int32) for _ in range(2))
+        for i, prompt in enumerate(prompts):
+            tokens[i, : len(prompt)], mask[i, : len(prompt)] = prompt, 1
+        self.encode({"tokens": tokens, "mask": mask})
+        self._at = 0
+        return self.advance(np.full(self.batch, self.begin))
+
+    def advance(self, tokens: np.ndarray) -> np.ndarray:
+        batch = {"tokens": tokens.astype(np.int32)[:, None], "at": np.array(self._at, np.int32)}
+        batch["first"] = np.zeros(self.batch, np.int32)
+        self._at += 1
+        return np.asarray(self.decode(batch))
+
+    def take(self, rows: np.ndarray) -> None:
+        if np.array_equal(rows, np.arange(self.batch)):
+            return
+        if self._reorder is None:
+            types = {"rows": TensorType((self.batch,), int32)}
+            self._reorder = self._compiled(_reorder, types, self.decode)
+        self._reorder({"rows": rows.astype(np.int32)})
+
+    def close(self) -> None:
+        """Give the caches' memory back."""
+        self.session.forget([n for n in self.session.types if n.startswith(f"{self.module.name}.")])
+
+
+class WholeSourcePrograms:
+    """The same answers without a cache: everything again for each token that is chosen."""
+
+    def __init__(
+        self, model: SourceDecoder, batch: int, slots: int, source: int, start: int, share: Any
+    ):
+        self.batch, self.length, self.width, self.begin = batch, slots, bucket(source), start
+        sources, rows = TensorType((batch, self.width), int32), TensorType((batch, slots), int32)
+        types = {"tokens": sources, "mask": sources, "rows": rows}
+        types["ends"] = TensorType((batch,), int32)
+        self._forward = compile_forward(
+            model, _whole, types, device=model.device, precision=model.precision, share=share
+        )
+        self.session = self._forward.session
+        self._batch = {name: np.zeros(type_.shape, np.int32) for name, type_ in types.items()}
+
+    def fits(self, batch: int, slots: int, source: int) -> bool:
+        return batch == self.batch and slots <= self.length and bucket(source) == self.width
+
+    def start(self, prompts: Sequence[np.ndarray]) -> np.ndarray:
+        for array in self._batch.values():
+            array[:] = 0
+        for i, prompt in enumerate(prompts):
+            self._batch["tokens"][i, : len(prompt)] = prompt
+            self._batch["mask"][i, : len(prompt)] = 1
+        return self.advance(np.full(self.batch, self.begin))
+
+    def advance(self, tokens: np.ndarray) -> np.ndarray:
+        ends = self._batch["ends"]
+        self._batch["rows"][np.arange(self.batch), ends] = tokens
+        ends += 1
+        return np.asarray(self._forward(self._batch))
+
+    def take(self, rows: np.ndarray) -> None:
+        self._batch["rows"] = self._batch["rows"][rows]
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+
+def _advance(module: WithSource, batch: dict[str, Tensor]) -> Tensor:
+    return module.forward(batch)
+
+
+def _encode(module: WithSource, batch: dict[str, Tensor]) -> list[Tensor]:
+    module.encode(batch["tokens"], batch["mask"])
+    return []
+
+
+def _reorder(module: WithSource, batch: dict[str, Tensor]) -> list[Tensor]:
+    module.reorder(batch["rows"])
+    return []
+
+
+def _whole(model: SourceDecoder, batch: dict[str, Tensor]) -> Tensor:
+    bias = padding_bias(batch["mask"])
+    source = model.source_of(model.encoded(batch["tokens"], bias), bias)
+    rows = batch["rows"]
+    hidden = model.hidden(rows, Whole(rows.shape[1]), source)
+    return model.logits(at_ends(hidden, batch["ends"]))
