@@ -222,3 +222,27 @@ def test_what_a_kernel_does_not_write_is_loaded_once_for_a_loop() -> None:
     assert "fixed(p2" in text
     assert "n_exp(" in text
     assert "t_exp(" not in text
+
+
+# Tensors that lie along two axes
+
+
+@pytest.mark.parametrize("shape", [(3, 64, 40), (2, 96, 28), (1, 33, 35), (2, 7, 256)], ids=str)
+def test_what_is_transposed_means_the_same(shape) -> None:
+    def turned(x, y):
+        return [td.permute(x, (0, 2, 1)) * 2 + y, td.permute(y, (0, 2, 1)) - x]
+
+    assert_same(traced(turned, shape, (shape[0], shape[2], shape[1])), GPU)
+
+
+def test_threads_walk_tiles_where_tensors_lie_along_two_axes() -> None:
+    def turned(x, y):
+        return td.permute(x, (0, 2, 1)) + y
+
+    (kernel,) = scheduled(
+        traced(turned, (64, 512, 196), (64, 196, 512), dtype=dtypes.bfloat16)
+    ).distinct()
+    *_, across, along = grid_of(kernel).variables
+    assert (across.extent, along.extent, grid_of(kernel).lanes) == (49, 16, 8)
+    (plain,) = scheduled(traced(lambda x: x * 2, (64, 512, 196))).distinct()
+    assert len(grid_of(plain).variables) == 1, "one axis is walked as it is"
