@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
@@ -21,12 +22,29 @@ from treadle.frontend.scopes import bind1
 from treadle.ir import composites as c
 from treadle.ir.graph import Graph
 from treadle.ir.types import TensorType
+from treadle.kernel.access import accesses
 from treadle.kernel.geometry import Combine
 from treadle.kernel.index import Var, divide, variable
-from treadle.kernel.mapped import blocks_of, geometry_of, grid_of
-from treadle.kernel.nodes import Kernel
+from treadle.kernel.mapped import blocks_of, geometry_of, grid_of, sums_of
+from treadle.kernel.nodes import (
+    Accumulate,
+    Apply,
+    For,
+    Kernel,
+    Let,
+    Literal,
+    Load,
+    Local,
+    Role,
+    Statement,
+    Store,
+    Value,
+)
 from treadle.kernel.program import Program
+from treadle.kernel.traverse import walk
 from treadle.schedule.cuts import Walk, as_it_lies, for_threads
+from treadle.schedule.mapping.groups import side_by_side
+from treadle.schedule.nests import Body
 from treadle.schedule.schedule import GPU
 
 WITH_CONV = dataclasses.replace(GPU, has_conv=True)
@@ -222,3 +240,77 @@ def test_what_a_kernel_does_not_write_is_loaded_once_for_a_loop() -> None:
     assert "fixed(p2" in text
     assert "n_exp(" in text
     assert "t_exp(" not in text
+
+
+# Tensors that lie along two axes
+
+
+@pytest.mark.parametrize("shape", [(3, 64, 40), (2, 96, 28), (1, 33, 35), (2, 7, 256)], ids=str)
+def test_what_is_transposed_means_the_same(shape) -> None:
+    def turned(x, y):
+        return [td.permute(x, (0, 2, 1)) * 2 + y, td.permute(y, (0, 2, 1)) - x]
+
+    assert_same(traced(turned, shape, (shape[0], shape[2], shape[1])), GPU)
+
+
+def test_threads_walk_tiles_where_tensors_lie_along_two_axes() -> None:
+    def turned(x, y):
+        return td.permute(x, (0, 2, 1)) + y
+
+    (kernel,) = scheduled(
+        traced(turned, (64, 512, 196), (64, 196, 512), dtype=dtypes.bfloat16)
+    ).distinct()
+    *_, across, along = grid_of(kernel).variables
+    assert (across.extent, along.extent, grid_of(kernel).lanes) == (49, 16, 8)
+    (plain,) = scheduled(traced(lambda x: x * 2, (64, 512, 196))).distinct()
+    assert len(grid_of(plain).variables) == 1, "one axis is walked as it is"
+
+
+# Sums of a group
+
+
+def sums_by_hand(second_start: Statement, between: Sequence[Statement], inner: Value) -> Body:
+    i, j = Var("i", 8), Var("j", 8)
+    first = Accumulate("a", "add", Load("x", variable(i), dtypes.float32))
+    return (
+        Let("a", Literal(0, dtypes.float32)),
+        For(i, Role.SEQUENTIAL, (first,)),
+        *between,
+        second_start,
+        For(j, Role.SEQUENTIAL, (Accumulate("b", "add", inner),)),
+    )
+
+
+def test_sums_of_one_length_are_one_loop_unless_one_needs_the_other() -> None:
+    zero = Let("b", Literal(0, dtypes.float32))
+    at_j = Load("y", variable(Var("j", 8)), dtypes.float32)
+    half = Let("half", Local("a", dtypes.float32))
+    stored = Store("y", variable(Var("k", 1)), Local("a", dtypes.float32))
+
+    def loops(*given) -> int:
+        return sum(isinstance(s, For) for s in side_by_side(sums_by_hand(*given)))
+
+    assert loops(zero, [half], at_j) == 1
+    assert loops(zero, [half], Apply("mul", (at_j, Local("half", at_j.dtype)), at_j.dtype)) == 2
+    assert loops(zero, [], Apply("mul", (at_j, Local("a", at_j.dtype)), at_j.dtype)) == 2
+    assert loops(zero, [stored], at_j) == 2, "what is stored between is read"
+    assert loops(Let("b", Local("a", dtypes.float32)), [], at_j) == 2
+
+
+def test_a_gradient_of_rows_keeps_its_own_rows_in_registers() -> None:
+    """Not the weights, which are in the cache: what is written is not read back."""
+
+    def gradient(ct, weight, x, centre, root):
+        normal = (td.cast(x, td.float32) - centre) * root
+        g = td.cast(ct, td.float32) * weight
+        along = td.mean(g * normal, 1, keepdims=True)
+        dx = td.cast(root * (g - td.mean(g, 1, keepdims=True) - normal * along), td.bfloat16)
+        return [dx, td.sum(td.cast(dx, td.float32), 0)]
+
+    narrow, wide = td.Spec((8192, 768), td.bfloat16), td.Spec((8192, 1))
+    program = scheduled(td.trace(gradient, narrow, td.Spec((768,)), narrow, wide, wide))
+    (rows,) = (k for k in program.distinct() if k.scratch)
+    (row,) = (s for s in walk(rows.body) if isinstance(s, For) and s.var.name == "row")
+    assert sum(bool(sums_of(s)) for s in row.body if isinstance(s, For)) == 1, "one for both"
+    written = {b.name for b in rows.outputs}
+    assert not any(a.buffer in written and not a.writes for a in accesses(row.body))

@@ -201,6 +201,7 @@ class Mapping:
     # Hardware
     warp: int = 32  # threads
     pack: int = 16  # bytes of the widest access
+    sector: int = 32  # bytes that memory moves at once
     arguments: int = 3840  # bytes of a launch's arguments; CUDA takes 4 KB
     shared_limit: int = 227 << 10  # bytes of shared memory of a block: compute capability 9.0
     # A thread or a group for each iteration of the grid
@@ -219,6 +220,10 @@ class Mapping:
     warp_work: int = 512  # operations of an iteration that is a warp's, in a cooperative launch
     private: int = 512  # bytes of scratch that a thread may have by itself
     beside: int = 4096  # sums whose neighbours' elements lie side by side: a thread's each
+    # Where tensors lie along two axes: elements of the other axis from which threads walk tiles,
+    # and those that a tile has: full lines of 128 bytes of both, in a block of 256 threads.
+    least_across: int = 8
+    across: int = 32
     # Rows that a group walks several times
     unrolled: int = 4  # packs of a row that a thread holds in registers, at most
     registers: int = 160  # bytes of such rows

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from treadle.kernel.access import accesses, loads_of, map_loads, names_in
+from treadle.kernel.access import accesses, loads_of, locals_in, map_loads, names_in
 from treadle.kernel.contraction import size
 from treadle.kernel.cost import padded
 from treadle.kernel.index import Index, Var, data_locals, substitute, variable
@@ -35,7 +35,14 @@ from treadle.kernel.nodes import (
 )
 from treadle.kernel.packs import is_pack, lanes_for
 from treadle.kernel.target import Mapping
-from treadle.kernel.traverse import map_statements, map_values, subvalues, values_of
+from treadle.kernel.traverse import (
+    indices_of,
+    map_statements,
+    map_values,
+    substituted,
+    subvalues,
+    values_of,
+)
 from treadle.schedule.mapping.shapes import is_parallel
 from treadle.schedule.nests import Body, is_sum, nested
 
@@ -199,7 +206,9 @@ def stages_of(kernel: Kernel, body: Body, share: int, mapping: Mapping) -> list[
     room = mapping.registers if in_registers else min(mapping.staged, limit)
     space = Space.PRIVATE if in_registers else Space.SHARED
     found = list[Stage]()
-    for key, loops in _repeated(body, walks, lanes).items():
+    # A group's own rows first: what all groups read (a norm's weights) is in the cache anyway.
+    wanted = sorted(_repeated(body, walks, lanes).items(), key=lambda x: len(x[0][1].terms) == 1)
+    for key, loops in wanted:
         if key[0] not in dtypes:
             continue  # the group's own memory is near already
         memory = Buffer(f"staged{len(found)}", dtypes[key[0]], extent, 1, space, lanes)
@@ -332,6 +341,47 @@ def _outside_guards(value: Value) -> list[Load]:
     """Loads that are made whatever a guard says."""
     every = subvalues(value, lambda v: not isinstance(v, Guarded))
     return [v for v in every if isinstance(v, Load)]
+
+
+# Sums of a group
+
+
+def side_by_side(body: Body) -> Body:
+    """Sums of as many terms as one loop, where the later one needs nothing that comes between.
+
+    Threads then wait for each other's parts of both at once.
+    """
+    found = list(body)
+    for i, s in enumerate(found):
+        if not isinstance(s, For) or not is_sum(s):
+            continue
+        j = next((k for k in range(i + 1, len(found)) if isinstance(found[k], For)), None)
+        both = None if j is None else _as_one(s, found[i + 1 : j], found[j])
+        if j is not None and both is not None:
+            return side_by_side((*found[:i], *both, *found[j + 1 :]))
+    return tuple(found)
+
+
+def _as_one(first: For, between: Sequence[Statement], second: Statement) -> Body | None:
+    """Both sums as one loop before what is between them; None if that changes something."""
+    if not isinstance(second, For) or not is_sum(second):
+        return None
+    (loops, inner), (others, more) = nested(first), nested(second)
+    if [v.extent for v in loops] != [v.extent for v in others]:
+        return None
+    sums = {s.local for s in more if isinstance(s, Accumulate)}
+    starts = [s for s in between if isinstance(s, Let) and s.local in sums]
+    rest = [s for s in between if s not in starts]
+    made = names_in(rest) | {s.local for s in inner if isinstance(s, Accumulate)}
+    used = set[str]().union(*(locals_in(v) for s in (*starts, *more) for v in values_of(s)))
+    used |= {name for index in indices_of(more) for name in data_locals(index)}
+    stored = {a.buffer for a in accesses(rest) if a.writes}
+    read = {a.buffer for a in accesses(more)}
+    if made & used or stored & read or names_in(inner) & names_in(more) or len(starts) < len(sums):
+        return None
+    values = {old: variable(new) for old, new in zip(others, loops, strict=True)}
+    whole = nest(loops, first.role, (*inner, *substituted(more, values)))
+    return (*starts, *whole, *rest)
 
 
 # Numbers of a group

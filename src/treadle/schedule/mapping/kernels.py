@@ -35,6 +35,7 @@ from treadle.schedule.mapping.groups import (
     in_order,
     lanes_of,
     nest,
+    side_by_side,
     stages_of,
     with_locals,
     with_stages,
@@ -89,7 +90,7 @@ def _map_shape(
     if shape.combine is not Combine.EXCHANGE:
         body = _columns(shape, mapping)
     elif shape.share > 1:
-        inner, own = with_locals(shape.body, kernel.scratch)
+        inner, own = with_locals(side_by_side(shape.body), kernel.scratch)
         has_stages = is_aligned and not is_cooperative
         stages = stages_of(kernel, inner, shape.share, mapping) if has_stages else []
         in_shared = frozenset(s.memory.name for s in stages if s.memory.space is Space.SHARED)
@@ -148,7 +149,7 @@ def map_row_sums(kernel: Kernel, mapping: Mapping) -> Kernel | None:
     lanes = _lanes(kernel, rows, {b.name for b in sums}, sums[0].size, mapping)
     if lanes is None or -(-sums[0].size // (mapping.warp * lanes)) > mapping.unrolled:
         return None
-    body, own = with_locals(rows.body, kernel.scratch)
+    body, own = with_locals(side_by_side(rows.body), kernel.scratch)
     stages = stages_of(kernel, body, mapping.warp, mapping)
     if any(s.memory.pack != lanes or s.memory.space is not Space.PRIVATE for s in stages):
         return None

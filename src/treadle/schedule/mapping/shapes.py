@@ -20,13 +20,13 @@ from treadle.kernel.access import accesses, loads_of, locals_in
 from treadle.kernel.contraction import size
 from treadle.kernel.cost import flops
 from treadle.kernel.geometry import Combine
-from treadle.kernel.index import Var
+from treadle.kernel.index import Var, variable
 from treadle.kernel.nodes import Accumulate, For, Kernel, Let, Role, Set, Statement, Store, Update
 from treadle.kernel.packs import is_pack, lane_step, lanes_for
 from treadle.kernel.races import conflicts_in
 from treadle.kernel.target import Mapping
-from treadle.kernel.traverse import peel, walk
-from treadle.schedule.nests import Body, is_cleared, is_sum, moves, nested, parallel
+from treadle.kernel.traverse import peel, substituted, walk
+from treadle.schedule.nests import Body, divisors, is_cleared, is_sum, moves, nested, parallel
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,44 @@ def _with_lanes(kernel: Kernel, flat: Shape, mapping: Mapping, is_aligned: bool)
     least = mapping.scan_threads if is_scan else mapping.busy // 2
     while lanes > 1 and flat.count // lanes < least:
         lanes //= 2
-    return Shape(flat.lets, flat.grid, flat.body, 1, flat.threads, lanes)
+    return _by_tiles(kernel, replace(flat, lanes=lanes), mapping)
+
+
+def _by_tiles(kernel: Kernel, shape: Shape, mapping: Mapping) -> Shape:
+    """Threads beside each other on tiles, where tensors lie along two axes.
+
+    Threads of a warp are as many along the last axis as memory moves at once, and then along the
+    axis along which the other tensors lie: neither is fetched or stored in pieces.
+    """
+    *outer, last = shape.grid
+    if not outer:
+        return shape
+    every, sizes = list(accesses(shape.body)), {b.name: b.size for b in kernel.buffers}
+    large = [a for a in every if 2 * sizes.get(a.buffer, 0) >= shape.count]
+    lie = {v: [a for a in large if lane_step(a.index, v, 1)[0] == 1] for v in shape.grid}
+    across = max(outer, key=lambda v: len(lie[v]))
+    if not lie[last] or not lie[across] or across.extent < mapping.least_across:
+        return shape
+    width = min(b.dtype.itemsize for b in kernel.buffers if b.name in {a.buffer for a in lie[last]})
+    packs = max(1, mapping.sector // (width * shape.lanes))
+    near = _cut(last, packs * shape.lanes, shape.lanes)
+    if near is None or near[0].extent == 1:
+        return shape
+    beside = _cut(across, mapping.across, 1) or (Var(f"{across.name}s", 1), across)
+    values = {
+        v: variable(a) * b.extent + variable(b) for v, (a, b) in ((last, near), (across, beside))
+    }
+    grid = (*(v for v in outer if v != across), beside[0], near[0], beside[1], near[1])
+    grid = tuple(v for v in grid if v.extent > 1)
+    return replace(shape, grid=grid, body=substituted(shape.body, values))
+
+
+def _cut(var: Var, least: int, pack: int) -> tuple[Var, Var] | None:
+    """A loop as one over parts and one inside of whole packs, not much longer than wanted."""
+    found = [n for n in divisors(var.extent) if least <= n <= 4 * least and n % pack == 0]
+    if not found:
+        return None
+    return Var(f"{var.name}s", var.extent // found[0]), Var(f"{var.name}t", found[0])
 
 
 def chosen_shape(kernel: Kernel, mapping: Mapping, is_aligned: bool = True) -> Shape:
