@@ -292,6 +292,7 @@ TESTED = {
     "td.custom_vjp": "test_transforms.py::test_custom_vjp_is_used",
     "td.compile": "test_step.py::test_compile_gives_a_program",
     "td.compile_forward": "test_step.py::test_a_forward_may_own_a_cache",
+    "td.calibrate": "test_search.py::test_rates_are_measured_once",
     "td.compile_step": "test_step.py::test_a_step_learns_and_tells",
     "td.compile_manual_step": "test_step.py::test_a_backward_of_your_own_drives_the_same_step",
     "td.random.seed": "test_random.py::test_seed_starts_the_eager_stream_again",

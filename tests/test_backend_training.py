@@ -35,11 +35,11 @@ def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 def shared(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even the smallest kernel is cut into tasks; one plan is used for all numbers of threads."""
     monkeypatch.setenv("TREADLE_CACHE", str(tmp_path))
-    target = replace(CPU, tasks=replace(CPU.tasks, serial=0, operations=1))
+    chosen = (("tasks.serial", 0), ("tasks.operations", 1))
     monkeypatch.setattr(
         CpuBackend,
         "toolchain",
-        lambda _, options: CpuToolchain(chosen_target(options.target), target),
+        lambda _, options: CpuToolchain(chosen_target(options.target), chosen),
     )
 
 

@@ -260,6 +260,7 @@ CHANGES: dict[str, object] = {
     "target": "x86-64-v2",
     "check_indices": False,
     "search": "measured",
+    "recompute": False,
     "seconds": 1.0,
 }
 

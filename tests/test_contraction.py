@@ -103,4 +103,5 @@ def test_strides_of_axes_together() -> None:
 
 
 def test_blocks_of_rows_grow_with_the_rows() -> None:
-    assert [CPU.matmuls.block_rows(n) for n in (1, 255, 256, 511, 512)] == [8, 8, 16, 16, 64]
+    sizes = [CPU.matmuls.block_rows(n) for n in (1, 127, 128, 256, 511, 512)]
+    assert sizes == [8, 8, 16, 32, 32, 64]

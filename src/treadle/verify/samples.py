@@ -469,18 +469,16 @@ def _conv() -> Samples:
         yield Sample(attributes, (x, w))
 
 
-@SAMPLES(c.CONV_GRAD_X)
-def _conv_grad_x() -> Samples:
-    for attributes, x, w in _conv_draws():
-        (out,) = infer_types(c.CONV, attributes, (x.type, w.type))
-        yield Sample(c.ConvGrad(attributes, x.type.shape), (real(*out.shape), w))
+def _conv_gradients(of: int) -> Samples:
+    for attributes, *given in _conv_draws():
+        (out,) = infer_types(c.CONV, attributes, [g.type for g in given])
+        yield Sample(
+            c.ConvGrad(attributes, given[of].type.shape), (real(*out.shape), given[1 - of])
+        )
 
 
-@SAMPLES(c.CONV_GRAD_W)
-def _conv_grad_w() -> Samples:
-    for attributes, x, w in _conv_draws():
-        (out,) = infer_types(c.CONV, attributes, (x.type, w.type))
-        yield Sample(c.ConvGrad(attributes, w.type.shape), (real(*out.shape), x))
+SAMPLES(c.CONV_GRAD_X)(lambda: _conv_gradients(0))
+SAMPLES(c.CONV_GRAD_W)(lambda: _conv_gradients(1))
 
 
 @SAMPLES(c.MAX_POOL, c.AVG_POOL)
