@@ -242,6 +242,19 @@ def test_weight_gradients_are_one_matmul(dtype: td.DType) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=0.02 * np.abs(theirs).max())
 
 
+def test_only_states_are_as_large_as_states() -> None:
+    """Rates, inputs and states moved on by one are computed where they are read."""
+    sizes = replace(LARGE.materialization, spread_bytes=0)
+    target = replace(LARGE, materialization=sizes)
+    shapes = ((2, 5, 16), (4, 2, 5), (5, 16), (4, 2, 16))
+    graph = td.trace(spread_gradients, *specs(*shapes))
+    program = schedule(graph, target=target)
+    large = [b.name for b in program.buffers if b.size == 4 * 2 * 5 * 16]
+    assert len(large) == 2, "the states, and their cotangents"
+    arrays = draw(graph, 7, 0.5)
+    assert_within(graph, arrays, interpreted(program, arrays), 8.0)
+
+
 # Beside a library's matmul
 
 

@@ -79,6 +79,9 @@ class Materialization:
     most_sources: int = 1  # large tensors that recomputing a value may read
     scan_sources: int = 8  # the same where every iteration of a scan would launch a kernel: chosen
     makes_parts: bool = False  # tensors put together of parts are made part by part, without guards
+    # Whether a tensor with a row put before or behind it is read where it lies: a scan's carries
+    # moved on by one.
+    reads_through_rows: bool = False
     small_share: int = 8  # a tensor of less than this part of the result costs nothing to read
     # Bytes from which a value that is made of such tensors alone is not worth its memory: chosen,
     # smaller ones stay in a cache.
@@ -427,6 +430,7 @@ GPU = Target(
         least_sorted=1 << 32,
     ),
     reductions=Reductions(counted=256),
+    materialization=Materialization(reads_through_rows=True),
     matmuls=Matmuls(by_library=True, busy_tiles=512),
     # Rows: matmuls of half as many are a little slower, more take more memory (measured, H200).
     streaming=Streaming(least_rows=2048, most_rows=4096, rows_multiple=8),

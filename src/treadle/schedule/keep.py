@@ -188,6 +188,7 @@ def _sources(
                 large.add(current)
             continue
         is_part = sizes.makes_parts and node.op in _PARTS
+        is_part = is_part or (sizes.reads_through_rows and _has_row_beside(graph, node))
         if node.op not in _OPERATIONS and node.op not in VIEWS and not is_part:
             return None
         count += _OPERATIONS.get(node.op, 0)
@@ -198,6 +199,14 @@ def _sources(
         pending += read
         seen.update(read)
     return large
+
+
+def _has_row_beside(graph: Graph, node: Node) -> bool:
+    """Whether a node puts one row before or behind others, along the first axis."""
+    if not isinstance(node.attributes, shaping.Concat) or node.attributes.axis != 0:
+        return False
+    counts = sorted(graph.type_of(v).shape[0] for v in node.operands)
+    return len(counts) == 2 and counts[0] == 1
 
 
 def _behind(node: Node, position: int, operand: int, index: int) -> int:
