@@ -29,6 +29,7 @@ class Fusion:
     most_private_lanes: int = 32  # that have private memory: two vectors of the widest kind
     fewest_private_lanes: int = 4  # fewer are left a plain loop
     private_bytes: int = 1 << 18  # of all lanes together: a quarter of a core's second cache
+    most_phases: int = 4  # loops that one becomes whose iterations take turns: chosen
     # Loops that are cut where a guard changes.
     most_pieces: int = 8
     least_piece: int = 16  # iterations: shorter pieces gain nothing

@@ -42,6 +42,7 @@ from treadle.kernel.traverse import (
     with_locals,
 )
 from treadle.schedule.nests import Body, is_sum, let, moves
+from treadle.schedule.phases import in_phases
 from treadle.schedule.split import split, with_blocks
 
 
@@ -54,7 +55,7 @@ def finished(kernel: Kernel, target: Target) -> Kernel:
     if target.is_spmd:
         return replace(kernel, body=merged)
     taken = names_in(merged) | loop_names(merged)
-    body = tuple(split(merged, taken, target.fusion))
+    body = tuple(split(in_phases(merged, taken, target.fusion), taken, target.fusion))
     kernel = vectorised(replace(kernel, body=body), target.fusion)
     taken = names_in(kernel.body) | loop_names(kernel.body)
     body = with_blocks(kernel.body, taken, target.reductions)

@@ -110,7 +110,7 @@ def _piece(loop: For, begin: int, end: int, taken: set[str]) -> For:
     var = Var(fresh(loop.var.name, taken), end - begin)
     names = {n: fresh(n, taken) for n in sorted(names_in(loop.body))}
     moved = with_locals(substituted(loop.body, {loop.var: variable(var) + begin}), names)
-    return For(var, loop.role, tuple(map_values(s, _settled) for s in moved))
+    return For(var, loop.role, tuple(map_values(s, settled) for s in moved))
 
 
 def _nested(loop: Statement, taken: set[str], sizes: Fusion) -> list[Statement]:
@@ -168,7 +168,7 @@ def _holds(guard: Value) -> bool | None:
     return False if high < guard.low or low >= guard.high else None
 
 
-def _settled(value: Value) -> Value:
+def settled(value: Value) -> Value:
     """The value without choices that are no choice."""
 
     def chosen(part: Value) -> Value:
