@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from treadle.base.errors import ArgumentError
-from treadle.base.numbers import check_whole
+from treadle.base.numbers import POSITIVE, check_choice, check_number, check_whole
 from treadle.kernel.machine import NATIVE, target_name
 from treadle.kernel.plan import KernelFacts
 
@@ -54,16 +53,8 @@ class CompileOptions:
                 f"on_new_shape is {self.on_new_shape!r}",
                 'Use "error" or "specialise".',
             )
-        if self.search not in ("off", "measured"):
-            raise ArgumentError(
-                "CompileOptions", f"search is {self.search!r}", 'Use "off" or "measured".'
-            )
-        if not 0 < self.seconds < math.inf:
-            raise ArgumentError(
-                "CompileOptions",
-                f"seconds is {self.seconds!r}",
-                "Give a positive number of seconds that the search may take.",
-            )
+        check_choice("CompileOptions", "search", self.search, ("off", "measured"))
+        check_number("CompileOptions", "seconds", self.seconds, POSITIVE)
         check_whole("CompileOptions", "max_shapes", self.max_shapes)
         target_name(self.target)  # anything that is none is an error here
 

@@ -471,7 +471,7 @@ def _conv() -> Samples:
 
 def _conv_gradients(of: int) -> Samples:
     for attributes, *given in _conv_draws():
-        (out,) = infer_types(c.CONV, attributes, [g.type for g in given])
+        (out,) = infer_types(c.CONV, attributes, tuple(g.type for g in given))
         yield Sample(
             c.ConvGrad(attributes, given[of].type.shape), (real(*out.shape), given[1 - of])
         )
