@@ -80,6 +80,7 @@ class Materialization:
     most_sources: int = 1  # large tensors that recomputing a value may read
     scan_sources: int = 8  # the same where every iteration of a scan would launch a kernel: chosen
     makes_parts: bool = False  # tensors put together of parts are made part by part, without guards
+    most_parts: int = 8  # of such a tensor: stores of an iteration, chosen
     # Whether a tensor with a row put before or behind it is read where it lies: a scan's carries
     # moved on by one.
     reads_through_rows: bool = False

@@ -130,6 +130,9 @@ def _behind(at: _Iteration, target: Target) -> tuple[list[int], list[Value]]:
     extra: list[Value] = []
     shifts = _shifts(at) if target.has_launches and at.scan.length > 1 else set[Value]()
     for k, value in enumerate(at.stacked):
+        if value in at.stacked[:k]:  # it is stacked already
+            moved.append(k)
+            continue
         sources = None if at.is_in_order(value) else at.sources(value)
         if sources is None:
             continue
@@ -154,7 +157,7 @@ def _shifts(at: _Iteration) -> set[Value]:
 
 
 def is_split_behind(match: Match) -> bool:
-    """a result leads to no carry, and what it takes is stacked, or is no larger than a sum of it"""
+    """a result is stacked twice, or leads to no carry and takes what is stacked or no larger"""
     at = _iteration(match)
     return not at.scan.recompute and bool(_behind(at, match.target)[0])
 
@@ -163,7 +166,7 @@ def _computed_behind(match: Match, builder: GraphBuilder) -> Body:
     at = _iteration(match)
     moved, extra = _behind(at, match.target)
     kept = [v for k, v in enumerate(at.stacked) if k not in moved]
-    kept = list(dict.fromkeys([*kept, *extra]))
+    kept = list(dict.fromkeys([*kept, *extra]))  # in order, each once
     around = _Around(at)
     stacks = around.scan([*at.next, *kept], {})
     known = dict(zip(kept, stacks[len(at.next) :], strict=True))

@@ -107,7 +107,7 @@ class ScanBody(Lowering):
 
     def map_kernels(self, value: TensorValue) -> list[Kernel]:
         """Each element on its own; elements of equal parts in one iteration, without guards."""
-        seam = seams(self.graph, value)
+        seam = seams(self.graph, value, self.target.materialization.most_parts)
         if seam is None or not self.target.has_launches or value in self.layouts:
             return super().map_kernels(value)
         axis, count = seam
@@ -142,10 +142,7 @@ class ScanBody(Lowering):
             order.add(*copies(source, target, self.buffers[source]))
 
 
-MOST_PARTS = 8  # stores of an iteration
-
-
-def seams(graph: Graph, value: TensorValue) -> tuple[int, int] | None:
+def seams(graph: Graph, value: TensorValue, most: int) -> tuple[int, int] | None:
     """The axis along which a value is put together of equal parts, and how many they are.
 
     What is computed from such a value element by element is made in the same parts, so that it can
@@ -165,7 +162,7 @@ def seams(graph: Graph, value: TensorValue) -> tuple[int, int] | None:
         return None
     ((axis, places),) = at.items()
     count = shape[axis] // math.gcd(shape[axis], *places)
-    return (axis, count) if 1 < count <= MOST_PARTS else None
+    return (axis, count) if 1 < count <= most else None
 
 
 def _places(graph: Graph, node: Node) -> dict[int, set[int]]:
