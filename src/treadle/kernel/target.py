@@ -147,6 +147,7 @@ class Matmuls:
     # Matmuls, convolutions and attention of a library
     pack: int = 8  # elements of a library's widest loads, 16 bytes of narrow floats
     most_depth: int = 256  # elements of a head of attention: cuDNN's on compute capability 9.0
+    least_pitched: int = 64  # elements of a row that may be followed by up to a pack of nothing
     # Operations, below which a thread for each element is as fast: chosen.
     flops_for_library: int = 1 << 16
     depth_for_library: int = 4  # elements of the depth, below which it is too: chosen

@@ -35,7 +35,6 @@ from treadle.schedule.nests import (
     apply,
     as_dtype,
     axis_vars,
-    flat_index,
     parallel,
 )
 from treadle.schedule.operands import Site, is_read, load_of, reading
@@ -64,7 +63,8 @@ class _Standalone:
         biased = lowering.biased.get(value)
         bias = None if biased is None else lowering.names[biased.bias]
         made = [value if biased is None else biased.sum]
-        target = self.matrix(lowering.names[made[0]], flat_index(c.result), c.rows, c.columns)
+        at = lowering.address(made[0], along(c.result))
+        target = self.matrix(lowering.names[made[0]], at, c.rows, c.columns)
         also, finish = Buffers(), list[Kernel]()
         if target is None:
             order = c.batch + c.rows + c.columns
@@ -83,18 +83,19 @@ class _Standalone:
             found = self.matrix(load.buffer, load.index, rows, columns)
             if found is not None:
                 return found
-        order = self.contraction.batch + rows + columns
+        order, n = self.contraction.batch + rows, size(columns)
+        is_narrow = self.lowering.graph.type_of(operand.value).dtype.is_narrow
+        gap = -n % self.lowering.target.matmuls.pack if is_narrow else 0
         given = operand.value, f"matrix{i}", operand.axes, order
-        buffer, kernel = self.site.copied(*given, f"_matrix{i}")
+        buffer, kernel = self.site.copied(*given, f"_matrix{i}", columns, gap)
         self.site.copies.append(kernel)
-        return self.in_rows(buffer, rows, columns)
+        return self.in_rows(buffer, rows, columns, gap)
 
-    def in_rows(self, buffer: Buffer, rows: Axes, columns: Axes) -> Matrix:
-        """Matrices that lie one after the other, rows of columns."""
+    def in_rows(self, buffer: Buffer, rows: Axes, columns: Axes, gap: int = 0) -> Matrix:
+        """Matrices that lie one after the other, rows of columns with a gap behind each."""
         m, n = size(rows), size(columns)
-        return Matrix(
-            buffer.name, variable(self.batch) * (m * n), StridedAxis(m, n), StridedAxis(n)
-        )
+        start = variable(self.batch) * (m * (n + gap))
+        return Matrix(buffer.name, start, StridedAxis(m, n + gap), StridedAxis(n))
 
     def matrix(self, buffer: str, index: Index, rows: Axes, columns: Axes) -> Matrix | None:
         """An affine index as a batch of matrices of which one axis is contiguous."""

@@ -35,7 +35,7 @@ from treadle.kernel.nodes import (
     Value,
     Within,
 )
-from treadle.schedule.nests import apply, compare, let
+from treadle.schedule.nests import apply, compare, let, pitched
 
 Indices = tuple[Index, ...]
 
@@ -53,6 +53,7 @@ class Reader:
     uses: Mapping[TensorValue, int] = field(default_factory=dict)
     layouts: Mapping[TensorValue, tuple[int, ...]] = field(default_factory=dict)
     wider: Mapping[TensorValue, DType] = field(default_factory=dict)  # in memory than they are
+    pitches: Mapping[TensorValue, int] = field(default_factory=dict)  # from row to row
     known: dict[tuple[TensorValue, Indices, tuple[Within, ...]], Local] = field(
         default_factory=dict
     )
@@ -65,8 +66,9 @@ class Reader:
             return Literal(0, type_.dtype)  # there is no element that could be read
         if name is not None:
             held = self.wider.get(value, type_.dtype)
-            self.used[name] = Buffer(name, held, type_.size)
-            load = Load(name, laid_out(indices, type_.shape, self.layouts.get(value)), held)
+            shape = pitched(type_.shape, self.pitches.get(value))
+            self.used[name] = Buffer(name, held, math.prod(shape))
+            load = Load(name, laid_out(indices, shape, self.layouts.get(value)), held)
             return load if held is type_.dtype else Convert(load, type_.dtype)
         node = self.graph.nodes[value.node]
         if self.uses.get(value, 0) < 2 or not node.operands:

@@ -7,6 +7,7 @@ elementwise work folded in.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,9 +43,10 @@ from treadle.schedule.keep import (
     recomputed_operands,
     wider_values,
 )
-from treadle.schedule.nests import Buffers, along, axis_vars, copies, parallel, stays
+from treadle.schedule.nests import Buffers, along, axis_vars, copies, parallel, pitched, stays
 from treadle.schedule.order import Bound, Memo, Order
 from treadle.schedule.patterns import biased_matmuls, concatenated_gradients
+from treadle.schedule.pitches import Pitches, row_pitches
 from treadle.schedule.recompute import Recomputed, recomputed
 from treadle.schedule.templates import has_kernels, has_template, images, in_memory_order, layouts
 
@@ -177,13 +179,18 @@ class Lowering:
         self.wider = (
             wider_values(graph, self.materialized) if self.target.has_launches and fuse else {}
         )
-        self.buffers = {n: self.buffer(v) for v, n in self.names.items()}
         # Tensors whose axes lie in memory in another order than they are counted.
         self.images = images(graph) if self.target.has_conv else frozenset()
         has_heads = self.target.chooses_layouts
         self.layouts = layouts(graph, self.materialized, self.images, has_heads)
         parts = concatenated_gradients(graph, self.layouts) if fuses_epilogues else {}
         self.parts = {v: p for v, p in parts.items() if p.whole in self.materialized}
+        wholes = {p.whole for p in self.parts.values()}
+        besides = {*self.wider, *self.layouts, *self.parts, *wholes}
+        self.pitches: Pitches = {}
+        if fuse and self.target.chooses_layouts:
+            self.pitches = row_pitches(graph, self.materialized, besides, self.target)
+        self.buffers = {n: self.buffer(v) for v, n in self.names.items()}
         self.done = {p.whole for p in self.parts.values()}  # what has nothing left to do
         self.sums = {b.sum: matmul for matmul, b in self.biased.items()}
         for value in [*self.parts, *self.biased]:
@@ -310,7 +317,14 @@ class Lowering:
         def buffer_of(value: TensorValue) -> str | None:
             return None if value == being_made else self.source(value)
 
-        return Reader(self.graph, buffer_of, uses=self.uses, layouts=self.layouts, wider=self.wider)
+        return Reader(
+            self.graph,
+            buffer_of,
+            uses=self.uses,
+            layouts=self.layouts,
+            wider=self.wider,
+            pitches=self.pitches,
+        )
 
     def map_kernels(self, value: TensorValue) -> list[Kernel]:
         """Each element on its own."""
@@ -351,7 +365,8 @@ class Lowering:
 
     def buffer(self, value: TensorValue) -> Buffer:
         type_ = self.graph.type_of(value)
-        return Buffer(self.names[value], self.wider.get(value, type_.dtype), type_.size)
+        size = math.prod(pitched(type_.shape, self.pitches.get(value)))
+        return Buffer(self.names[value], self.wider.get(value, type_.dtype), size)
 
     def in_memory_order(self, value: TensorValue, variables: Sequence[Var]) -> list[Var]:
         """Loops over a tensor's axes in the order in which it lies, or would lie."""
@@ -369,5 +384,5 @@ class Lowering:
 
     def address(self, value: TensorValue, indices: Sequence[Index]) -> Index:
         """Where an element of a tensor is in its buffer."""
-        shape = self.graph.type_of(value).shape
+        shape = pitched(self.graph.type_of(value).shape, self.pitches.get(value))
         return laid_out(tuple(indices), shape, self.layouts.get(value))

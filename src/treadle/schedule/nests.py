@@ -107,6 +107,11 @@ def as_dtype(value: Value, dtype: DType) -> Value:
     return value if value.dtype is dtype else Convert(value, dtype)
 
 
+def pitched(shape: tuple[int, ...], pitch: int | None) -> tuple[int, ...]:
+    """A shape with its last axis as long as rows are apart in memory."""
+    return shape if pitch is None else (*shape[:-1], pitch)
+
+
 def apply(op: str, *operands: Value) -> Value:
     """An op on scalars that has the dtype of the last of them."""
     return Apply(op, operands, operands[-1].dtype)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from treadle.base.dtypes import DType
 from treadle.ir.graph import Value as TensorValue
-from treadle.kernel.contraction import Axes
+from treadle.kernel.contraction import Axes, size
 from treadle.kernel.index import Index, Var, variable
 from treadle.kernel.nodes import Buffer, Kernel, Load, Local, Matrix, Statement, Store, Value
 from treadle.schedule.inline import Reader
@@ -88,14 +88,26 @@ class Site:
         return [*self.copies, replace(kernel, is_standalone=True)]
 
     def copied(
-        self, value: TensorValue, name: str, axes: Axes, order: Axes, suffix: str
+        self,
+        value: TensorValue,
+        name: str,
+        axes: Axes,
+        order: Axes,
+        suffix: str,
+        columns: Axes = (),
+        gap: int = 0,
     ) -> tuple[Buffer, Kernel]:
-        """A tensor in memory that has its axes in some order, and the kernel that copies it."""
+        """A tensor in memory that has its axes in some order, and the kernel that copies it.
+
+        Columns come after the others; behind a row of them may be a gap.
+        """
         type_, reader = self.lowering.graph.type_of(value), self.lowering.reader()
-        into = self.memory(name, type_.dtype, type_.size)
+        pitch = size(columns) + gap
+        into = self.memory(name, type_.dtype, size(order) * pitch)
         element = reader.at(value, along(axes))
-        body = [*reader.lets, Store(into.name, flat_index(order), element)]
-        loops = parallel(order, body)
+        at = flat_index(order) * pitch + flat_index(columns)
+        body = [*reader.lets, Store(into.name, at, element)]
+        loops = parallel((*order, *columns), body)
         return into, self.lowering.kernel(self.position, reader, [], loops, suffix, (into,))
 
     def moved(
@@ -107,8 +119,9 @@ class Site:
         """
         lowering, value = self.lowering, TensorValue(self.position, output)
         target, body = lowering.buffer(value), Body()
-        part = Var("part", source.size // target.size)
-        at = flat_index(order) + variable(part) * target.size
+        own = lowering.graph.type_of(value).size
+        part = Var("part", source.size // own)
+        at = flat_index(order) + variable(part) * own
         found: Value = Load(source.name, at, source.dtype)
         if part.extent > 1:
             body = accumulated("add", source.dtype, [part], [], found)
