@@ -35,6 +35,7 @@ from treadle.schedule.nests import (
     apply,
     as_dtype,
     axis_vars,
+    flat_index,
     parallel,
 )
 from treadle.schedule.operands import Site, is_read, load_of, reading
