@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import shutil
 from pathlib import Path
@@ -30,6 +31,7 @@ from treadle.kernel.plan import Entry, Plan
 from treadle.runtime.cuda.code import CudaCode
 from treadle.runtime.cuda.compiler import CUBIN
 from treadle.runtime.cuda.launches import Code
+from treadle.runtime.executable import Ceilings
 
 SPECS = {"x": td.Spec((8, 20)), "y": td.Spec((8,), td.int32)}
 BATCH = {"x": np.ones((8, 20), np.float32), "y": np.arange(8, dtype=np.int32) % 4}
@@ -101,7 +103,9 @@ def test_a_profile_of_the_cpu_has_every_kernel() -> None:
 
 
 @pytest.mark.parametrize("debug", [False, True])
-def test_a_profile_of_a_gpu_times_each_launch(debug: bool) -> None:
+def test_a_profile_of_a_gpu_times_each_launch(debug: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A real library, where there is one, must not multiply in the memory of a fake.
+    monkeypatch.setattr("treadle.backends.cuda.backend.ceilings", lambda: Ceilings(math.inf, 1e12))
     with fake_gpu() as driver:  # on which everything takes a millisecond
         step = step_on("cuda", debug=debug)
         graphs = len(driver.graphs)

@@ -73,7 +73,8 @@ class ConvCall:
 def unpacked_convolution(call: LibraryLaunch, plan: bytes) -> ConvCall | None:
     """The call with a plan that was packed; None of one of another version, say."""
     try:
-        made = Descriptor(Kind.PLAN).set(400, Type.HANDLE, handle().value).set_text(405, plan)
+        # The text before the handle, as the library's own frontend has it.
+        made = Descriptor(Kind.PLAN).set_text(405, plan).set(400, Type.HANDLE, handle().value)
         return ConvCall(call, made.finalized())
     except BackendError:
         return None
