@@ -144,15 +144,21 @@ def types_of_biased_head(dtype: Any = F32) -> list[TensorType]:
     return [*rows, TensorType((5,), I32), TensorType((5,), dtype)]
 
 
+FEW = replace(
+    GPU,
+    rewriting=replace(
+        GPU.rewriting, few_scattered=6, many_scattered=4, most_scattered=2, least_sorted=0
+    ),
+)
 SORTING = replace(GPU, rewriting=replace(GPU.rewriting, least_sorted=1))
 
 
-def added_at(axis: int = 0, is_sorted: bool = False) -> Callable[..., Any]:
+def added_at(axis: int = 0, is_sorted: bool = False, size: int = 6) -> Callable[..., Any]:
     """Rows or columns added at indices, which may be sorted."""
 
     def function(x: td.Tensor, target: td.Tensor) -> Any:
         index = td.sort(target)[0] if is_sorted else target
-        return bind1(indexing.SCATTER_ADD, indexing.ScatterAdd(axis, 6), x, index)
+        return bind1(indexing.SCATTER_ADD, indexing.ScatterAdd(axis, size), x, index)
 
     return function
 
@@ -302,6 +308,13 @@ CASES = {
         [added_at(1), added_at(is_sorted=True)],
         [TensorType((4, 4), F32), TensorType((4,), I32)],
         SORTING,
+        TARGETS,
+    ),
+    "scatter_to_few": Case(
+        added_at(),
+        [added_at(1), added_at(size=7)],
+        [TensorType((4, 4), F32), TensorType((4,), I32)],
+        FEW,
         TARGETS,
     ),
     "chosen_gradient": Case(

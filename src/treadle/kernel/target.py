@@ -315,6 +315,11 @@ class Rewriting:
     # Updates times rows of the result, from which a scatter-add sums sorted runs; 0 for never.
     # Otherwise every block of a GPU looks at every index (`scatter_rows` a block).
     least_sorted: int = 0
+    # Rows of the result, up to which a scatter-add of many rows is made in parts; 0 for never. One
+    # block of a GPU would own all of them: the gradient of T5's bias adds 2^18 rows to 32.
+    few_scattered: int = 0
+    many_scattered: int = 1 << 14  # rows that are added: chosen, fewer are little work
+    most_scattered: int = 512  # parts: chosen, a few blocks for each multiprocessor of an H200
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,6 +436,7 @@ GPU = Target(
         scatters_cheaply=False,
         # 2^27 indices to look at: ten times as many took 1.6 ms (850,000 updates of 50,000 rows).
         least_sorted=1 << 32,
+        few_scattered=64,
     ),
     reductions=Reductions(counted=256),
     materialization=Materialization(reads_through_rows=True),

@@ -15,6 +15,7 @@ from treadle.ir.ops.reductions import ARGMAX, REDUCE_MAX, SORT, ArgReduce, Reduc
 from treadle.ir.rewrite import inline_into, remove_dead_code
 from treadle.kernel.target import CPU, Target
 from treadle.rules.driver import Keeps, rewrite
+from treadle.rules.few_rows import SCATTER_TO_FEW
 from treadle.rules.padded_heads import PADDED_HEADS
 from treadle.rules.pattern import Anything, Composite, apply
 from treadle.rules.rule import Body, Exactness, Match, Rule, RuleSet
@@ -150,6 +151,7 @@ EXPANSION = RuleSet(
     "expansion",
     (
         SCATTER_IN_ORDER,
+        SCATTER_TO_FEW,
         SCATTER_IN_RUNS,
         RECOMPUTED_CALL,
         INLINE_CALL,
