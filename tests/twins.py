@@ -19,12 +19,12 @@ def _declare_operators() -> None:
 
     Its wheels are linked to CUDA's libraries; none of the models needs these operators.
     """
-    import torch
+    from torch import library
 
-    library = torch.library.Library("torchvision", "FRAGMENT")
+    declared = library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _kept.append(library)  # what it declares goes when it goes
+        declared.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _kept.append(declared)  # what it declares goes when it goes
 
 
 def _prepare() -> None:

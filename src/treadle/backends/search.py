@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from treadle.compile_report import CompileOptions, CompileReport, Trial
 from treadle.domains.index_ranges import index_ranges
 from treadle.ir.graph import Graph
 from treadle.ir.types import TensorType
-from treadle.kernel.choices import Chosen, choices_of, from_numbers, numbered
+from treadle.kernel.choices import Choice, Chosen, choices_of, from_numbers, numbered
 from treadle.kernel.text import program_text
 from treadle.runtime.cache import fingerprint, plan_cache
 from treadle.runtime.executable import InPlaceProgram
@@ -41,7 +41,7 @@ def searched(
     cache, choices = plan_cache(), choices_of(toolchain.target)
     key = fingerprint(["search", key_of(graph, options, toolchain), repr(choices)])
     stored = None if cache is None else cache.get(key)
-    chosen = None if stored is None else _read(stored, toolchain)
+    chosen = None if stored is None else _read(stored, choices)
     if chosen is None:
         with report.stage("search"):
             search = _Search(toolchain, graph, options)
@@ -54,12 +54,12 @@ def searched(
     return toolchain.tuned(chosen)
 
 
-def _read(stored: Mapping[str, bytes], toolchain: Tools) -> Chosen | None:
+def _read(stored: Mapping[str, bytes], choices: Sequence[Choice]) -> Chosen | None:
     try:
         numbers = json.loads(stored["chosen"])
     except (LookupError, ValueError, RecursionError):
         return None
-    return from_numbers(numbers, choices_of(toolchain.target))
+    return from_numbers(numbers, choices)
 
 
 @dataclass(frozen=True, slots=True)
