@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from treadle.backends.protocol import Backend
+from typing import TYPE_CHECKING
+
 from treadle.base.errors import DeviceError
+
+if TYPE_CHECKING:  # the loop IR, which a process needs when it first compiles
+    from treadle.backends.protocol import Backend
 
 DEVICES = ("oracle", "cpu", "cuda")
 FASTEST = ("cuda", "cpu")  # what "auto" tries, in this order; the last is always there
