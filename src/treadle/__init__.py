@@ -287,6 +287,7 @@ from treadle.step.watching import Histogram as Histogram
 
 if _typing.TYPE_CHECKING:
     from treadle import data as data
+    from treadle import interop as interop
     from treadle import metrics as metrics
     from treadle import models as models
     from treadle.backends.calibration import calibrate as calibrate
@@ -303,6 +304,7 @@ if _typing.TYPE_CHECKING:
 _LATER = {
     "calibrate": "backends.calibration",
     "data": "data",
+    "interop": "interop",
     "metrics": "metrics",
     "models": "models",
     "callbacks": "train.callbacks",
