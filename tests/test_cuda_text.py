@@ -103,6 +103,22 @@ def test_rows_and_columns(function, shape: tuple[int, int], dtype: DType) -> Non
     assert apart(graph, arrays, run_on_host(scheduled(graph), arrays)) < limit(dtype)
 
 
+@needs_host
+@pytest.mark.parametrize(("width", "dtype", "share"), [(40, BF16, 4), (13, F32, 8)])
+def test_short_rows_share_a_warp(width: int, dtype: DType, share: int) -> None:
+    """Rows that several groups of a warp walk, and sums whose terms lie along a row."""
+    mapping = ALONE.mapping
+    assert mapping is not None
+    few = dataclasses.replace(mapping, busy=64)
+    target = dataclasses.replace(ALONE, mapping=few)  # so few rows count as many
+    type_ = TensorType((67, width), dtype)
+    graph, arrays = traced(lambda x, y: [*rows(x, y), (x * y).sum(1)], type_, type_)
+    program = scheduled(graph, target=target)
+    assert {k.geometry.share for k in program.distinct() if k.geometry is not None} == {share}
+    assert apart(graph, arrays, run_on_host(program, arrays)) < limit(dtype)
+    assert_within(graph, arrays, interpreted(program, arrays), 8.0)
+
+
 def small(x, y):
     hidden = td.relu(x @ y)
     return [td.softmax(hidden @ y.T), hidden.sum(0), (hidden * hidden).sum(), x - x.mean()]

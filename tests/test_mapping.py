@@ -229,6 +229,10 @@ WRONG = {
         kernel(FILL, Barrier(Role.GROUP), READ),
         "a barrier of the group is the subgroup's",
     ),
+    "odd part of a warp": (
+        kernel(FILL, WAIT, READ, geometry=Geometry(96, 24)),
+        "24 threads are no part of a warp",
+    ),
     "not mapped": (kernel(group(role=Role.PARALLEL)), "the loop over j is not mapped"),
     "one thread": (kernel(FILL, geometry=Geometry(128), scratch=(replace(NEAR, space=Space.PRIVATE),)), "one thread shares out"),
     "no geometry": (kernel(FILL, WAIT, READ, geometry=None), "there is no geometry"),

@@ -120,7 +120,7 @@ def tiled_dtype(kernel: Kernel) -> DType:
 
 def width_of(role: Role, geometry: Geometry) -> int:
     """Threads that share the iterations of a loop."""
-    return geometry.warp if role is Role.SUBGROUP else geometry.share
+    return min(geometry.warp, geometry.share) if role is Role.SUBGROUP else geometry.share
 
 
 def sums_of(loop: For) -> dict[str, Accumulate]:

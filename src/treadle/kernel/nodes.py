@@ -166,7 +166,7 @@ class Role(Enum):
     """How a loop's iterations relate, and who runs them.
 
     A GPU's kernel has GRID loops around everything. Each of their iterations belongs to a group of
-    threads: one thread, a warp or a block (`Geometry.share`). What stands inside GRID loops alone
+    threads: one thread, a part of a warp, a warp or a block (`Geometry.share`). What stands inside GRID loops alone
     is executed once for the group: every thread computes values, one stores. GROUP and SUBGROUP
     loops share their iterations out; loops of one role, each all that the other contains, count as
     one loop. A GROUP loop that contains SUBGROUP loops gives each iteration to a warp. A SUBGROUP
@@ -178,7 +178,7 @@ class Role(Enum):
     PARALLEL = "parallel"  # independent, not mapped yet: any thread, any order
     GRID = "grid"  # independent: each a group's of threads
     GROUP = "group"  # independent: shared out among the threads, or warps, of a group
-    SUBGROUP = "subgroup"  # independent: shared out among the threads of a warp
+    SUBGROUP = "subgroup"  # independent: shared out among the threads of a warp, or a part of it
     VECTOR = "vector"  # independent: lanes of a vector
     SEQUENTIAL = "sequential"  # in order
 

@@ -75,7 +75,7 @@ class _Mapped:
         for name in self.rows:
             self.row(name)
         if self.geometry.template is None and self.geometry.share > 1:
-            is_warp = self.geometry.share == self.geometry.warp
+            is_warp = self.geometry.share <= self.geometry.warp
             self.barriers(Role.SUBGROUP if is_warp else Role.GROUP)
             self.statements(self.grid.body, _Since())
 
@@ -85,6 +85,9 @@ class _Mapped:
         geometry = self.geometry
         if geometry.share < 1 or geometry.threads % geometry.share:
             raise self.wrong(f"{geometry.share} threads share a block of {geometry.threads}")
+        in_warp = geometry.share < geometry.warp and geometry.combine is Combine.EXCHANGE
+        if in_warp and geometry.share & (geometry.share - 1):
+            raise self.wrong(f"{geometry.share} threads are no part of a warp that exchanges")
         used = shared_bytes(self.kernel)
         if mapping is not None and used > mapping.shared_limit:
             limit = mapping.shared_limit

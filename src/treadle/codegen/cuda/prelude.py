@@ -207,9 +207,10 @@ struct Max {
   template <class T> static __device__ __forceinline__ T of(T a, T b) { return t_max(a, b); } };
 struct Min {
   template <class T> static __device__ __forceinline__ T of(T a, T b) { return t_min(a, b); } };
-template <class Op, class T> DEV T in_warp(T x) {
+// N neighbours in a warp: all of it, or a part that shares an iteration.
+template <class Op, int N = 32, class T> DEV T in_warp(T x) {
 #pragma unroll
-  for (int m = 16; m; m >>= 1) x = Op::of(x, shuffled(x, m));
+  for (int m = N / 2; m; m >>= 1) x = Op::of(x, shuffled(x, m));
   return x; }
 // All threads of a block get the same bits: warps first, then their results in the same order.
 template <class Op, int WARPS, class T> DEV T in_block(T x, T none) {

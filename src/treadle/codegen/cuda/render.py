@@ -355,7 +355,9 @@ class Writer(Lanes):
             self.add(f"{type_} {found} = {part}[0];")
             self.unrolled(f"{found} = {op}::of({found}, {part}[u]);", lanes, 1)
         if role is Role.SUBGROUP:
-            whole = f"in_warp<{op}>({found})"
+            width = width_of(role, self.geometry)
+            part = "" if width == self.warp else f", {width}"
+            whole = f"in_warp<{op}{part}>({found})"
         else:
             none = scalars.literal(Literal(identity(s.op, s.value.dtype), dtype))
             whole = f"in_block<{op}, {self.geometry.share // self.warp}, {type_}>({found}, {none})"

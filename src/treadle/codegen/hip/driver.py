@@ -76,7 +76,7 @@ SPELLING = [
     ),
     (r'asm volatile\("" :.*?\); __builtin_assume\(__isGlobal\(p\)\);', ""),
     (r"__shfl_xor_sync\(0xffffffffu, (.*?), m\)", r"__shfl_xor(\1, m, WARP)"),
-    (r"int m = 16; m;", "int m = WARP / 2; m;"),
+    (r"int N = 32,", "int N = WARP,"),
     (r"\(threadIdx\.x & 31\)", "(threadIdx.x % WARP)"),
     (r"parts\[threadIdx\.x & 31\]", "parts[threadIdx.x % WARP]"),
     (r"threadIdx\.x >> 5", "threadIdx.x / WARP"),

@@ -85,7 +85,7 @@ class Group:
 
     @property
     def role(self) -> Role:
-        return Role.SUBGROUP if self.share == self.mapping.warp else Role.GROUP
+        return Role.SUBGROUP if self.share <= self.mapping.warp else Role.GROUP
 
     def statements(self, body: Body, staged: Body | None = None) -> list[Statement]:
         """The statements mapped; `staged` are the same, with rows where they are staged."""
@@ -199,7 +199,7 @@ def stages_of(kernel: Kernel, body: Body, share: int, mapping: Mapping) -> list[
         return []
     packs = -(-extent // (share * lanes))
     in_registers = packs <= mapping.unrolled
-    if not in_registers and share == mapping.warp:
+    if not in_registers and share <= mapping.warp:
         return []
     dtypes = {b.name: b.dtype for b in kernel.buffers}
     limit = mapping.shared_limit - sum(padded(b.nbytes) for b in kernel.scratch)

@@ -20,7 +20,7 @@ from treadle.kernel.access import accesses, loads_of, locals_in
 from treadle.kernel.contraction import size
 from treadle.kernel.cost import flops
 from treadle.kernel.geometry import Combine
-from treadle.kernel.index import Var, variable
+from treadle.kernel.index import Var, uses, variable
 from treadle.kernel.nodes import Accumulate, For, Kernel, Let, Role, Set, Statement, Store, Update
 from treadle.kernel.packs import is_pack, lane_step, lanes_for
 from treadle.kernel.races import conflicts_in
@@ -66,11 +66,14 @@ def shape_of(kernel: Kernel, mapping: Mapping, is_aligned: bool, threads: int = 
         return _with_lanes(kernel, flat, mapping, is_aligned)
     if threads:
         is_light = flops(kernel) <= mapping.warp_work * count
-        return Shape(lets, grid, body, mapping.warp if is_light else threads, threads)
+        share = _in_warp(kernel, body, count, mapping, is_aligned) if is_light else threads
+        return Shape(lets, grid, body, share, threads)
     longest = max((extent_of(s) for s in _shared(body)), default=1)
     share = _share(longest, count, mapping)
-    is_warp = share == mapping.warp
-    return Shape(lets, grid, body, share, mapping.warp_threads if is_warp else share)
+    if share > mapping.warp:
+        return Shape(lets, grid, body, share, share)
+    share = _in_warp(kernel, body, count, mapping, is_aligned)
+    return Shape(lets, grid, body, share, mapping.warp_threads)
 
 
 def _share(longest: int, count: int, mapping: Mapping) -> int:
@@ -82,6 +85,31 @@ def _share(longest: int, count: int, mapping: Mapping) -> int:
     wanted = longest // (4 if is_many else 2)
     most = mapping.few_threads if is_many else mapping.most_threads
     return min(most, max(2 * mapping.warp, 1 << (wanted - 1).bit_length()))
+
+
+def _in_warp(kernel: Kernel, body: Body, count: int, mapping: Mapping, is_aligned: bool) -> int:
+    """Threads of a warp that share an iteration: no more than a row has packs, where rows are many.
+
+    The groups of a warp go the same way: no loop ends where data says.
+    """
+    share, loops = mapping.warp, list(_shared(body))
+    is_large = sum(b.nbytes for b in kernel.scratch) > mapping.private
+    if is_large or any(isinstance(s, For) and s.stop is not None for s in walk(body)):
+        return share
+    packs = max((_packs(kernel, s, mapping, is_aligned) for s in loops), default=share)
+    while share > max(2, packs) and count * share // 2 >= mapping.busy:
+        share //= 2
+    return share
+
+
+def _packs(kernel: Kernel, loop: For, mapping: Mapping, is_aligned: bool) -> int:
+    """How many threads a loop keeps busy that load no more than a pack at once."""
+    loops, inner = nested(loop)
+    lanes = lanes_for(kernel, loops[-1], inner, mapping) if is_aligned else 1
+    sizes = {b.name: b.dtype.itemsize for b in (*kernel.buffers, *kernel.scratch)}
+    near = [a for a in accesses(inner) if lane_step(a.index, loops[-1], 1)[0] == 1]
+    widest = max((sizes[a.buffer] for a in near), default=mapping.pack)
+    return -(-size(loops) // min(lanes, mapping.pack // widest))
 
 
 def peeled(kernel: Kernel) -> tuple[Body, tuple[Var, ...], Body]:
@@ -167,7 +195,9 @@ def _is_better_flat(
     is_busy = count >= mapping.busy
     if not inner or not all(is_sum(s) for s in inner):
         return bool(inner) and is_busy and max(map(extent_of, inner)) <= mapping.short_loop
-    if is_busy and max(map(extent_of, inner)) <= mapping.short:
+    longest = max(map(extent_of, inner))
+    is_row = longest > mapping.short_loop and _lies_along(inner) and not lies_across(grid, inner)
+    if is_busy and longest <= mapping.short and not is_row:
         return True
     if not grid or count < mapping.beside:
         return False
@@ -188,6 +218,16 @@ def lies_across(grid: Sequence[Var], inner: Sequence[For]) -> bool:
     across = sum(lane_step(i, last, 1)[0] == 1 for i in both)
     along = sum(lane_step(i, v, 1)[0] == 1 for i in both for v in summed)
     return across >= max(1, along)
+
+
+def _lies_along(inner: Sequence[For]) -> bool:
+    """Whether terms of a sum lie side by side, in a tensor of which other sums have other rows."""
+    for loops, body in map(nested, inner):
+        loads = [x.index for s in body for x in loads_of(s)]
+        rows = [i for i in loads if not all(uses(atom, loops[-1]) for atom, _ in i.terms)]
+        if any(lane_step(i, loops[-1], 1)[0] == 1 for i in rows):
+            return True
+    return False
 
 
 def _with_lanes(kernel: Kernel, flat: Shape, mapping: Mapping, is_aligned: bool) -> Shape:
