@@ -2,13 +2,15 @@
 
 An analysis, not a rewrite: `lower` asks it which composites stay when a graph is expanded.
 Convolutions of a library want images in channels-last order. Tensors have the axes (N, C, H, W)
-wherever they are written. In memory those that belong to convolutions have the order (N, H, W, C),
-and loops over them run in that order. Leaves and outputs of a program keep the order of their axes.
+wherever they are written, or one or three spatial axes. In memory those that belong to convolutions
+have the order (N, H, W, C), and loops over them run in that order. Leaves and outputs of a program
+keep the order of their axes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 
 from treadle.base.dtypes import float32
 from treadle.ir import composites as c
@@ -105,6 +107,7 @@ _REORDERS = frozenset(
 )
 _OWN = frozenset([SCAN, linear.CONTRACT, indexing.SCATTER_ADD, indexing.RANDOM_BITS])
 
+RANKS = (3, 4, 5)  # of images in a library's convolutions: one to three spatial axes
 Shape = tuple[int, ...]
 LibraryCallKey = tuple[str, tuple[tuple[tuple[int, ...], str], ...], tuple[tuple[str, float], ...]]
 
@@ -148,7 +151,7 @@ def conv_call_key(node: Node, types: Sequence[TensorType], target: Target) -> Li
 
 def is_conv_for_library(node: Node, types: Sequence[TensorType], target: Target) -> bool:
     """Whether a library computes a convolution: of images, and none that it refused before."""
-    if any(t.rank != 4 or not t.size for t in (*types, *node.types)):
+    if types[0].rank not in RANKS or not all(t.size for t in (*types, *node.types)):
         return False
     if types[0].dtype.name not in ("bfloat16", "float16", "float32"):
         return False
@@ -156,45 +159,52 @@ def is_conv_for_library(node: Node, types: Sequence[TensorType], target: Target)
     return is_one and conv_call_key(node, types, target) not in target.without
 
 
-def images(graph: Graph) -> frozenset[TensorValue]:
+Images = Mapping[TensorValue, int]  # and how many spatial axes they have
+
+
+def images(graph: Graph) -> Images:
     """Operands and results of convolutions, and what is computed from and for them."""
-    if not any(n.op in CONVOLUTIONS for n in graph.nodes):
-        return frozenset()
-    found: set[TensorValue] = set()
+    found: dict[TensorValue, int] = {}
     for i, node in enumerate(graph.nodes):
         if node.op in CONVOLUTIONS:
-            found.update(node.operands, (TensorValue(i),))
-    neighbours: dict[TensorValue, list[TensorValue]] = {}
+            found |= dict.fromkeys((*node.operands, TensorValue(i)), node.types[0].rank - 2)
+    if not found:
+        return found
+    neighbours: dict[TensorValue, list[tuple[TensorValue, bool]]] = {}
     for i, node in enumerate(graph.nodes):
         if node.op in CONVOLUTIONS or node.op in _REORDERS:
             continue
         results = [TensorValue(i, k) for k in range(len(node.types))]
         for a in node.operands:
             for b in results:
-                if _counts_alike(graph, node, a, b):
-                    neighbours.setdefault(a, []).append(b)
-                    neighbours.setdefault(b, []).append(a)
+                is_view = node.op is shaping.RESHAPE
+                neighbours.setdefault(a, []).append((b, is_view))
+                neighbours.setdefault(b, []).append((a, is_view))
     pending = list(found)
     while pending:
-        for other in neighbours.get(pending.pop(), ()):
-            if other not in found:
-                found.add(other)
+        value = pending.pop()
+        axes, shape = found[value], graph.type_of(value).shape
+        for other, is_view in neighbours.get(value, ()):
+            if other not in found and _counts_alike(
+                shape, graph.type_of(other).shape, axes, is_view
+            ):
+                found[other] = axes
                 pending.append(other)
-    return frozenset(found)
+    return found
 
 
-def _counts_alike(graph: Graph, node: Node, a: TensorValue, b: TensorValue) -> bool:
+def _counts_alike(one: Shape, other: Shape, spatial: int, is_view: bool) -> bool:
     """Whether both are images, or windows of images, of the same batch and channels."""
-    one, other = graph.type_of(a).shape, graph.type_of(b).shape
-    same = 4 if node.op is shaping.RESHAPE else 2
-    return min(len(one), len(other)) >= 4 and one[:same] == other[:same]
+    least = 2 + spatial
+    same = least if is_view else 2
+    return min(len(one), len(other)) >= least and one[:same] == other[:same]
 
 
 HEADS_LAST = (0, 2, 1, 3)  # (batch, heads, time, depth) as (batch, time, heads, depth)
 
 
 def layouts(
-    graph: Graph, stored: Collection[TensorValue], of: Collection[TensorValue], has_heads: bool
+    graph: Graph, stored: Collection[TensorValue], of: Images, has_heads: bool
 ) -> dict[TensorValue, tuple[int, ...]]:
     """The order in memory of images, and of attention's results: matmuls read these as rows.
 
@@ -204,36 +214,40 @@ def layouts(
     outside |= {v for n in graph.nodes if n.op is SCAN for v in n.operands}
     found: dict[TensorValue, tuple[int, ...]] = {}
     for v in stored:
-        op = graph.nodes[v.node].op
-        if v in outside or graph.type_of(v).rank != 4:
+        op, rank = graph.nodes[v.node].op, graph.type_of(v).rank
+        if v in outside:
             continue
-        if v in of and op not in _OWN:
-            found[v] = last_order(4)
+        if v in of and rank == 2 + of[v] and op not in _OWN:
+            found[v] = last_order(rank, of[v])
         is_of_bias = v.output > 2  # a bias's gradient, which has no rows of heads
-        if has_heads and op in (c.ATTENTION, c.ATTENTION_GRAD) and not is_of_bias:
+        is_of_heads = op in (c.ATTENTION, c.ATTENTION_GRAD) and rank == len(HEADS_LAST)
+        if has_heads and is_of_heads and not is_of_bias:
             found[v] = HEADS_LAST
     return found
 
 
-def last_order(rank: int) -> tuple[int, ...]:
+def last_order(rank: int, spatial: int) -> tuple[int, ...]:
     """Axes with the channels after the spatial ones; axes of windows stay the last."""
-    return (0, 2, 3, 1, *range(4, rank))
+    return (0, *range(2, 2 + spatial), 1, *range(2 + spatial, rank))
 
 
 def last_axes(axes: Sequence[Var]) -> tuple[Var, ...]:
-    """The axes of an image or of windows in their order in memory."""
-    return tuple(axes[i] for i in last_order(len(axes)))
+    """The axes of an image in their order in memory."""
+    return tuple(axes[i] for i in last_order(len(axes), len(axes) - 2))
 
 
 def in_memory_order(
-    value: TensorValue, variables: Sequence[Var], of: Collection[TensorValue]
+    value: TensorValue, variables: Sequence[Var], of: Images
 ) -> list[Var]:
     """The loops over a tensor, images in their order in memory."""
-    is_image = value in of and len(variables) >= 4
-    return list(last_axes(variables) if is_image else variables)
+    spatial = of.get(value)
+    if spatial is None or len(variables) < 2 + spatial:
+        return list(variables)
+    return [variables[i] for i in last_order(len(variables), spatial)]
 
 
-def last_strides(shape: Sequence[int]) -> tuple[int, int, int, int]:
+def last_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Strides along (N, C, H, W) of images in the order (N, H, W, C)."""
-    _, c, h, w = shape
-    return h * w * c, 1, w * c, c
+    _, channels, *spatial = shape
+    steps = [channels * math.prod(spatial[i:]) for i in range(len(spatial) + 1)]
+    return steps[0], 1, *steps[1:]
