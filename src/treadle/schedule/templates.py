@@ -236,9 +236,7 @@ def last_axes(axes: Sequence[Var]) -> tuple[Var, ...]:
     return tuple(axes[i] for i in last_order(len(axes), len(axes) - 2))
 
 
-def in_memory_order(
-    value: TensorValue, variables: Sequence[Var], of: Images
-) -> list[Var]:
+def in_memory_order(value: TensorValue, variables: Sequence[Var], of: Images) -> list[Var]:
     """The loops over a tensor, images in their order in memory."""
     spatial = of.get(value)
     if spatial is None or len(variables) < 2 + spatial:

@@ -192,13 +192,13 @@ def _is_better_flat(
     grid: Sequence[Var], inner: Sequence[For], count: int, mapping: Mapping
 ) -> bool:
     """Whether threads that sum by themselves do better: few terms, or neighbours read together."""
-    is_busy = count >= mapping.busy
-    if not inner or not all(is_sum(s) for s in inner):
-        return bool(inner) and is_busy and max(map(extent_of, inner)) <= mapping.short_loop
-    longest = max(map(extent_of, inner))
-    is_row = longest > mapping.short_loop and _lies_along(inner) and not lies_across(grid, inner)
-    if is_busy and longest <= mapping.short and not is_row:
+    are_sums = all(is_sum(s) for s in inner)
+    longest = max(map(extent_of, inner), default=0)
+    is_few = 0 < longest <= (mapping.short if are_sums else mapping.short_loop)
+    if is_few and count >= mapping.busy and not _are_rows(grid, inner, longest, mapping):
         return True
+    if not inner or not are_sums:
+        return False
     if not grid or count < mapping.beside:
         return False
     return lies_across(grid, inner) and grid[-1].extent >= mapping.warp
@@ -220,11 +220,16 @@ def lies_across(grid: Sequence[Var], inner: Sequence[For]) -> bool:
     return across >= max(1, along)
 
 
-def _lies_along(inner: Sequence[For]) -> bool:
-    """Whether terms of a sum lie side by side, in a tensor of which other sums have other rows."""
+def _are_rows(grid: Sequence[Var], inner: Sequence[For], longest: int, mapping: Mapping) -> bool:
+    """Whether what a loop touches lies side by side, and each iteration of the grid has its own.
+
+    Threads that walk such rows alone would not read beside each other.
+    """
+    if longest < mapping.short_loop or lies_across(grid, inner):
+        return False
     for loops, body in map(nested, inner):
-        loads = [x.index for s in body for x in loads_of(s)]
-        rows = [i for i in loads if not all(uses(atom, loops[-1]) for atom, _ in i.terms)]
+        touched = [a.index for a in accesses(body)]
+        rows = [i for i in touched if not all(uses(atom, loops[-1]) for atom, _ in i.terms)]
         if any(lane_step(i, loops[-1], 1)[0] == 1 for i in rows):
             return True
     return False
