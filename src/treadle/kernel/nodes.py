@@ -169,10 +169,10 @@ class Role(Enum):
     threads: one thread, a part of a warp, a warp or a block (`Geometry.share`). What stands inside
     GRID loops alone is executed once for the group: every thread computes values, one stores. GROUP
     and SUBGROUP loops share their iterations out; loops of one role, each all that the other
-    contains, count as one loop. A GROUP loop that contains SUBGROUP loops gives each iteration to a warp. A SUBGROUP
-    loop outside such a loop is run by every warp of the group. What shared-out iterations
-    accumulate or update of the group's own is summed by each thread apart and then combined, in an
-    order that `Geometry.combine` fixes.
+    contains, count as one loop. A GROUP loop that contains SUBGROUP loops gives each iteration to a
+    warp. A SUBGROUP loop outside such a loop is run by every warp of the group. What shared-out
+    iterations accumulate or update of the group's own is summed by each thread apart and then
+    combined, in an order that `Geometry.combine` fixes.
     """
 
     PARALLEL = "parallel"  # independent, not mapped yet: any thread, any order
