@@ -245,7 +245,7 @@ def test_plans_of_the_library_come_from_the_cache(
     def planned(*_: object) -> None:
         raise AssertionError("planned once more")
 
-    for name in ("planned_attention", "planned_convolutions"):
+    for name in ("planned_attention", "PlannedConvolutions"):
         monkeypatch.setattr(f"treadle.runtime.cuda.calls.{name}", planned)
     assert losses_of() == (first, 1)
 

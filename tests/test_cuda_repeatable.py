@@ -16,7 +16,7 @@ from treadle.backends.stored import key_of
 from treadle.kernel.launch import LibraryLaunch, Tensor
 from treadle.runtime.cuda import conv, dnn, dnn_backend
 from treadle.runtime.cuda.attention import planned_attention
-from treadle.runtime.cuda.conv import ConvCall, NoLibraryCallError, planned_convolutions
+from treadle.runtime.cuda.conv import ConvCall, NoLibraryCallError, PlannedConvolutions
 from treadle.runtime.cuda.dnn_backend import Kind, Type
 
 TENSOR_CORE, NONDETERMINISTIC = 0, 4  # cuDNN's numbers of notes
@@ -156,7 +156,7 @@ def call_of(name: str, dtype: str, operands: int = 2, results: int = 1) -> Libra
 
 
 def planned(backend: Backend, call: LibraryLaunch, is_deterministic: bool) -> int:
-    (made,) = planned_convolutions({3: call}, is_deterministic, lambda entry: [0]).values()
+    (made,) = PlannedConvolutions({3: call}, is_deterministic).fastest(lambda entry: [0]).values()
     return backend.number_of(made)
 
 

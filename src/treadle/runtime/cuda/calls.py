@@ -2,39 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from treadle.kernel.launch import Launch, LibraryLaunch
 from treadle.runtime.cuda.attention import planned_attention
-from treadle.runtime.cuda.conv import ConvCall, planned_convolutions, unpacked_convolution
+from treadle.runtime.cuda.conv import ConvCall, PlannedConvolutions, unpacked_convolution
 from treadle.runtime.cuda.dnn import DnnCall, unpacked
 
 Called = DnnCall | ConvCall
 
 
-def chosen_library_calls(
-    launches: Sequence[Launch],
-    plans: dict[int, bytes],
-    is_deterministic: bool,
-    memory: Callable[[int], list[int]],
-) -> dict[int, Called]:
-    """Calls by entry; what is planned here, on memory for an entry, is added to the plans."""
-    calls = {i: launch.called for i, launch in enumerate(launches) if launch.called is not None}
-    found: dict[int, Called] = {}
-    for i, call in calls.items():
-        made = _unpacked(call, plans[i]) if i in plans else None
-        if made is not None:
-            found[i] = made
-    new = {i: call for i, call in calls.items() if i not in found}
-    convolutions = {i: call for i, call in new.items() if "conv" in call.name}
-    for i in new.keys() - convolutions.keys():
-        found[i] = planned_attention(new[i], is_deterministic)
-    if convolutions:
-        found |= planned_convolutions(convolutions, is_deterministic, memory)
-    for i in new:
-        plan = found[i].packed()
-        plans |= {i: plan} if plan else {}
-    return found
+class LibraryCalls:
+    """Calls by entry, with plans of before; those that have none are being planned."""
+
+    def __init__(
+        self, launches: Sequence[Launch], plans: Mapping[int, bytes], is_deterministic: bool
+    ):
+        calls = {i: launch.called for i, launch in enumerate(launches) if launch.called is not None}
+        unpacked = {i: _unpacked(call, plans[i]) for i, call in calls.items() if i in plans}
+        self._known: dict[int, Called] = {i: made for i, made in unpacked.items() if made}
+        new = {i: call for i, call in calls.items() if i not in self._known}
+        convolutions = {i: call for i, call in new.items() if "conv" in call.name}
+        self._attention = {i: call for i, call in new.items() if i not in convolutions}
+        self._is_deterministic = is_deterministic
+        self._convolutions = (
+            PlannedConvolutions(convolutions, is_deterministic) if convolutions else None
+        )
+
+    def chosen(
+        self, plans: dict[int, bytes], memory: Callable[[int], list[int]]
+    ) -> dict[int, Called]:
+        """All of them; what was planned, on memory for an entry, is added to the plans."""
+        found: dict[int, Called] = {}
+        for i, call in self._attention.items():
+            found[i] = planned_attention(call, self._is_deterministic)
+        if self._convolutions is not None:
+            found |= self._convolutions.fastest(memory)
+        for i, made in found.items():
+            plan = made.packed()
+            plans |= {i: plan} if plan else {}
+        return self._known | found
 
 
 def _unpacked(call: LibraryLaunch, plan: bytes) -> Called | None:

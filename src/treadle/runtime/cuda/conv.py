@@ -80,28 +80,37 @@ def unpacked_convolution(call: LibraryLaunch, plan: bytes) -> ConvCall | None:
         return None
 
 
-def planned_convolutions(
-    calls: Mapping[int, LibraryLaunch],
-    is_deterministic: bool,
-    memory: Callable[[int], Sequence[int]],
-) -> dict[int, ConvCall]:
-    """Calls with the fastest of their first plans, timed on memory for their buffers.
+class PlannedConvolutions:
+    """Calls whose first plans are built at the same time, while other work goes on.
 
     To give the same bits in every run each takes the first plan that runs.
     """
-    proposed = {i: _proposed(call, is_deterministic) for i, call in calls.items()}
-    tries = 1 if is_deterministic else TRIES
-    with ThreadPoolExecutor(default_threads()) as pool:
-        begun = {
-            i: [pool.submit(_built, calls[i], config) for config in configs[:tries]]
-            for i, configs in proposed.items()
+
+    def __init__(self, calls: Mapping[int, LibraryLaunch], is_deterministic: bool):
+        self._calls, self._tries = calls, 1 if is_deterministic else TRIES
+        pool = ThreadPoolExecutor(max(1, min(len(calls), default_threads())))
+        self._begun = {
+            i: pool.submit(_begun, call, is_deterministic, self._tries) for i, call in calls.items()
         }
-        built = {i: [made.result() for made in parts] for i, parts in begun.items()}
-    found = {}
-    for i, call in calls.items():
-        rest = (_built(call, config) for config in proposed[i][tries:])
-        found[i] = _fastest(call, built[i], rest, memory(i))
-    return found
+        pool.shutdown(wait=False)
+
+    def fastest(self, memory: Callable[[int], Sequence[int]]) -> dict[int, ConvCall]:
+        """Calls with the fastest of these plans, timed on memory for their buffers."""
+        found = {}
+        for i, call in self._calls.items():
+            built, others = self._begun[i].result()
+            rest = (_built(call, config) for config in others)
+            found[i] = _fastest(call, built, rest, memory(i))
+        return found
+
+
+Begun = tuple[list[ConvCall | None], list[Descriptor]]  # plans, and configurations of others
+
+
+def _begun(call: LibraryLaunch, is_deterministic: bool, tries: int) -> Begun:
+    device().enter()  # the context is a thread's
+    configs = _proposed(call, is_deterministic)
+    return [_built(call, config) for config in configs[:tries]], configs[tries:]
 
 
 def _proposed(call: LibraryLaunch, is_deterministic: bool) -> list[Descriptor]:
@@ -166,7 +175,6 @@ def _filled(sizes: Sequence[int], first: int) -> list[int]:
 def _built(call: LibraryLaunch, config: Descriptor) -> ConvCall | None:
     """A plan; None where this engine cannot compute it after all."""
     try:
-        device().enter()  # the context is a thread's
         plan = Descriptor(Kind.PLAN).set(400, Type.HANDLE, handle().value)
         made = ConvCall(call, plan.set(401, Type.DESCRIPTOR, config).finalized())
     except BackendError:

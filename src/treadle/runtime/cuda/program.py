@@ -20,7 +20,7 @@ from treadle.runtime.cuda.arena import shared_arena
 from treadle.runtime.cuda.arrays import DeviceArray
 from treadle.runtime.cuda.batches import Batch, chosen_batches, matrices
 from treadle.runtime.cuda.blas import Matmul, noise, workspace
-from treadle.runtime.cuda.calls import chosen_library_calls
+from treadle.runtime.cuda.calls import LibraryCalls
 from treadle.runtime.cuda.code import CudaCode
 from treadle.runtime.cuda.device import Block, checked, device, out_of_memory, padded
 from treadle.runtime.cuda.launches import Code, Runner
@@ -103,10 +103,9 @@ class CudaProgram:
 
         Code that is compiled meanwhile is waited for at the end.
         """
+        begun = LibraryCalls(self.launches, self.call_plans, is_deterministic)
         matmuls = self._chosen_matmuls(is_deterministic)
-        calls = chosen_library_calls(
-            self.launches, self.call_plans, is_deterministic, self._addresses
-        )
+        calls = begun.chosen(self.call_plans, self._addresses)
         self._spare: list[Block] = []
         batches: dict[Batch, Matmul] = {}
         if not is_deterministic:  # what is timed may be chosen otherwise in the next process
