@@ -358,6 +358,7 @@ class Launching:
     # Kernels that are compiled together. Parts are compiled at the same time; each takes 40 ms for
     # what all share, and 24 kernels took longer than 24 times one (NVRTC 13.4, BERT's step).
     part_kernels: int = 6
+    part_text: int = 20_000  # characters: six merges of a sort have 75,000, and took 1.4 s for 0.3
     matmul_candidates: int = 32  # algorithms of cuBLASLt that are timed
     # Bytes: what NVIDIA recommends for chips of 9.0, and what PyTorch gives it there.
     matmul_workspace: int = 32 << 20

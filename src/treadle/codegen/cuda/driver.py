@@ -43,10 +43,20 @@ def render_program(program: Program) -> CudaSource:
             launches.append(Launch(symbol, blocks_of(kernel), threads, shared, calls))
             texts.append(function(kernel, symbol))
     texts += [cooperative(run, kernels) for run in program.cooperative]
-    each = GPU.launching.part_kernels
-    groups = [texts[i : i + each] for i in range(0, len(texts), each)]
-    sources = tuple("\n".join([PRELUDE, *p]) for p in groups)
+    sources = tuple("\n".join([PRELUDE, *part]) for part in _parts(texts))
     return CudaSource(sources, tuple(launches), program.cooperative)
+
+
+def _parts(texts: Sequence[str]) -> list[list[str]]:
+    """Texts that are compiled together: few, and not long together."""
+    sizes, found, length = GPU.launching, list[list[str]](), 0
+    for text in texts:
+        length += len(text)
+        if not found or len(found[-1]) == sizes.part_kernels or length > sizes.part_text:
+            found.append([])
+            length = len(text)
+        found[-1].append(text)
+    return found
 
 
 def lines_of(kernel: Kernel) -> list[str]:

@@ -41,7 +41,10 @@ class Compiling(Sequence[bytes]):
     def __init__(self, parts: Sequence[str], architecture: str):
         compiler_version()
         self._pool = ThreadPoolExecutor(max(1, min(len(parts), default_threads())))
-        self._made = [self._pool.submit(compile_source, part, architecture) for part in parts]
+        # The longest first: nobody waits for one that was begun last.
+        order = sorted(range(len(parts)), key=lambda i: -len(parts[i]))
+        begun = {i: self._pool.submit(compile_source, parts[i], architecture) for i in order}
+        self._made = [begun[i] for i in range(len(parts))]
         self._pool.shutdown(wait=False)
 
     def __len__(self) -> int:
