@@ -147,7 +147,7 @@ def types_of_biased_head(dtype: Any = F32) -> list[TensorType]:
 FEW = replace(
     GPU,
     rewriting=replace(
-        GPU.rewriting, few_scattered=6, many_scattered=4, most_scattered=2, least_sorted=0
+        GPU.rewriting, few_scattered=6, many_scattered=4, most_scattered=12, least_sorted=0
     ),
 )
 SORTING = replace(GPU, rewriting=replace(GPU.rewriting, least_sorted=1))
@@ -313,9 +313,9 @@ CASES = {
     "scatter_to_few": Case(
         added_at(),
         [added_at(1), added_at(size=7)],
-        [TensorType((4, 4), F32), TensorType((4,), I32)],
+        [TensorType((12, 12), F32), TensorType((12,), I32)],
         FEW,
-        TARGETS,
+        {"target": np.array([0, 4, 2, 1, 4, 4, 3, 0, 5, 5, 1, 0], np.int32)},
     ),
     "chosen_gradient": Case(
         lambda x: td.where(x > 0, x, td.stop_gradient(x)),

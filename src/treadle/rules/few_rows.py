@@ -25,19 +25,22 @@ def is_scatter_to_few(match: Match) -> bool:
     is_first_axis = attributes.axis == 0 and attributes.batch == 0
     limits = match.target.rewriting
     is_few = 0 < attributes.size <= limits.few_scattered and indices.size >= limits.many_scattered
-    return is_first_axis and is_few and match.type.is_float and _parts(indices.size, limits) > 1
+    if not (is_first_axis and is_few and match.type.is_float):
+        return False
+    return _parts(indices.size, attributes.size, limits) > 1
 
 
-def _parts(rows: int, limits: Rewriting) -> int:
-    """How many equal parts rows are cut into: as many as there may be."""
-    return max(n for n in range(1, limits.most_scattered + 1) if rows % n == 0)
+def _parts(rows: int, size: int, limits: Rewriting) -> int:
+    """How many equal parts rows are cut into: their sums are no more rows than there were."""
+    most = min(limits.most_scattered, rows) // size
+    return max((n for n in range(1, most + 1) if rows % n == 0), default=1)
 
 
 def _in_parts(match: Match, builder: GraphBuilder) -> Value:
     attributes, origin = match.root.attributes, match.root.origin
     type_, indices = match.type_of("x"), match.type_of("indices")
     assert isinstance(attributes, ScatterAdd)
-    parts = _parts(indices.size, match.target.rewriting)
+    parts = _parts(indices.size, attributes.size, match.target.rewriting)
     cut = (parts, indices.size // parts)
     # Sums of parts are as wide as one sum of all would be.
     (x,) = builder.add(CAST, Cast(accumulator(type_.dtype)), (match["x"],), origin)
