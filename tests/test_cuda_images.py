@@ -51,9 +51,6 @@ SHAPES = [
     ((2, 4, 5, 5), (4, 1, 3, 3), 1, 1, 1, 4),
     ((2, 4, 5, 6), (6, 4, 1, 1), 1, 0, 1, 1),
     ((3, 1, 6, 6), (2, 1, 2, 2), 2, 0, 1, 1),
-    ((2, 4, 11), (8, 4, 3), 2, 2, 1, 1),
-    ((2, 4, 9), (4, 1, 3), 1, 4, 4, 4),
-    ((1, 3, 4, 5, 3), (8, 3, 3, 2, 3), 1, 1, 1, 1),
 ]
 
 
@@ -62,7 +59,7 @@ def meaning(op: Op):
 
     def of(numbers, shapes, *operands):
         strides, low, high, dilations = (
-            tuple(int(numbers[f"{n}{i}"]) for i in range(operands[0].ndim - 2))
+            tuple(int(numbers[f"{n}{i}"]) for i in (0, 1))
             for n in ("stride", "low", "high", "dilation")
         )
         x = operands[0].shape if op is c.CONV else shapes[0]
@@ -93,14 +90,13 @@ def routines(monkeypatch) -> None:
 def three(shape, dtype: DType) -> Graph:
     """A convolution and both gradients, between elementwise work and sums."""
     xs, ws, s, p, d, g = shape
-    axes = tuple(range(2, len(xs)))
-    conv = c.Conv((s,) * len(axes), ((p, p),) * len(axes), (d,) * len(axes), g)
+    conv = c.Conv((s, s), ((p, p), (p, p)), (d, d), g)
 
     def program(x, w):
         y = td.relu(bind1(c.CONV, conv, td.tanh(x), w))
         dx = bind1(c.CONV_GRAD_X, c.ConvGrad(conv, xs), y, w)
         dw = bind1(c.CONV_GRAD_W, c.ConvGrad(conv, ws), y, x)
-        return [dx + 1, dw * 2, y.sum((0, *axes)), td.max(dx, axes), y]
+        return [dx + 1, dw * 2, y.sum((0, 2, 3)), td.max(dx, (2, 3)), y]
 
     return td.trace(program, TensorType(xs, dtype), TensorType(ws, dtype))
 
@@ -144,16 +140,6 @@ def test_convolutions_of_patches_are_products(dtype: DType, height: int, calls: 
     assert_within(graph, arrays, run(program, arrays))
 
 
-@pytest.mark.parametrize("spatial", [(6,), (4, 2, 6)], ids=str)
-def test_patches_of_one_and_three_axes_are_products(spatial: tuple[int, ...]) -> None:
-    kernel = (2,) * len(spatial)
-    graph = three(((2, 4, *spatial), (16, 4, *kernel), 2, 0, 1, 1), dtypes.bfloat16)
-    program = scheduled(graph, target=WITH_CONV)
-    assert names_of(program) == []
-    arrays = draw(graph, 3)
-    assert_within(graph, arrays, run(program, arrays))
-
-
 @pytest.mark.parametrize(("inputs", "outputs"), [(3, 8), (8, 5), (3, 21)])
 def test_channels_are_filled_up_to_whole_packs(inputs: int, outputs: int) -> None:
     shape = (2, inputs, 6, 7), (outputs, inputs, 3, 3), 2, 1, 1, 1
@@ -178,6 +164,22 @@ def test_channels_of_a_library_s_images_lie_together() -> None:
             _, channels, height, width = tensor.shape
             wide = width * channels
             assert tensor.strides == (height * wide, 1, wide, channels)
+
+
+@pytest.mark.parametrize("rank", [3, 5])
+def test_other_ranks_are_their_definition(rank: int) -> None:
+    spatial = (4,) * (rank - 2)
+    kernel = (3,) * (rank - 2)
+    conv = c.Conv((1,) * len(kernel), ((1, 1),) * len(kernel), (1,) * len(kernel))
+    types = [
+        TensorType((2, 4, *spatial), dtypes.float32),
+        TensorType((4, 4, *kernel), dtypes.float32),
+    ]
+    graph = td.trace(lambda x, w: [bind1(c.CONV, conv, x, w)], *types)
+    program = scheduled(graph, target=WITH_CONV)
+    assert names_of(program) == []
+    arrays = draw(graph, 3)
+    assert_within(graph, arrays, run(program, arrays))
 
 
 def test_double_precision_is_the_definition_too() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import chain
 
 from treadle.ir.composites import CONV, CONV_GRAD_W, CONV_GRAD_X
 from treadle.ir.graph import Node
@@ -203,18 +202,16 @@ class _Patches:
 
     def __init__(self, site: Site, image: Shape, weight: Shape):
         self.site, self.kernel, self.width = site, weight[2:], math.prod(weight[1:])
-        n, channels, *sizes = image
-        counts = [size // k for size, k in zip(sizes, self.kernel, strict=True)]
+        n, channels, height, width = image
+        counts = height // self.kernel[0], width // self.kernel[1]
         self.axes = axis_vars("x", (n, *counts, *self.kernel, channels))
-        self.is_image = all(k == 1 for k in self.kernel)  # which has its channels last
+        self.is_image = self.kernel == (1, 1)  # which has its channels last
 
     @property
     def pixel(self) -> Indices:
         """Of an element of a patch, which element of the image it is."""
-        n, *places, channel = along(self.axes)
-        inside = places[len(self.kernel) :]
-        pairs = zip(places, self.kernel, inside, strict=False)
-        return n, channel, *(at * size + i for at, size, i in pairs)
+        n, y, x, i, j, channel = along(self.axes)
+        return n, channel, y * self.kernel[0] + i, x * self.kernel[1] + j
 
     def copied(self, value: TensorValue) -> Matrix:
         lowering, position = self.site.lowering, self.site.position
@@ -237,7 +234,6 @@ class _Patches:
             return _target(self.site, type_.shape)
         made = self.site.memory("patches", type_.dtype, type_.size)
         found = Load(made.name, flat_index(self.axes), made.dtype)
-        n, *places, channel = self.axes
-        pairs = zip(places, places[len(self.kernel) :], strict=False)
+        n, y, x, i, j, channel = self.axes
         store = lowering.store(value, self.pixel, found)
-        return made, [_moving(self.site, made, (n, *chain(*pairs), channel), store)]
+        return made, [_moving(self.site, made, (n, y, i, x, j, channel), store)]

@@ -2,15 +2,13 @@
 
 An analysis, not a rewrite: `lower` asks it which composites stay when a graph is expanded.
 Convolutions of a library want images in channels-last order. Tensors have the axes (N, C, H, W)
-wherever they are written, or one or three spatial axes. In memory those that belong to convolutions
-have the order (N, H, W, C), and loops over them run in that order. Leaves and outputs of a program
-keep the order of their axes.
+wherever they are written. In memory those that belong to convolutions have the order (N, H, W, C),
+and loops over them run in that order. Leaves and outputs of a program keep the order of their axes.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from treadle.base.dtypes import float32
 from treadle.ir import composites as c
@@ -107,7 +105,6 @@ _REORDERS = frozenset(
 )
 _OWN = frozenset([SCAN, linear.CONTRACT, indexing.SCATTER_ADD, indexing.RANDOM_BITS])
 
-RANKS = (3, 4, 5)  # of images in a library's convolutions: one to three spatial axes
 Shape = tuple[int, ...]
 LibraryCallKey = tuple[str, tuple[tuple[tuple[int, ...], str], ...], tuple[tuple[str, float], ...]]
 
@@ -151,7 +148,7 @@ def conv_call_key(node: Node, types: Sequence[TensorType], target: Target) -> Li
 
 def is_conv_for_library(node: Node, types: Sequence[TensorType], target: Target) -> bool:
     """Whether a library computes a convolution: of images, and none that it refused before."""
-    if types[0].rank not in RANKS or not all(t.size for t in (*types, *node.types)):
+    if any(t.rank != 4 or not t.size for t in (*types, *node.types)):
         return False
     if types[0].dtype.name not in ("bfloat16", "float16", "float32"):
         return False
@@ -159,52 +156,45 @@ def is_conv_for_library(node: Node, types: Sequence[TensorType], target: Target)
     return is_one and conv_call_key(node, types, target) not in target.without
 
 
-Images = Mapping[TensorValue, int]  # and how many spatial axes they have
-
-
-def images(graph: Graph) -> Images:
+def images(graph: Graph) -> frozenset[TensorValue]:
     """Operands and results of convolutions, and what is computed from and for them."""
-    found: dict[TensorValue, int] = {}
+    if not any(n.op in CONVOLUTIONS for n in graph.nodes):
+        return frozenset()
+    found: set[TensorValue] = set()
     for i, node in enumerate(graph.nodes):
         if node.op in CONVOLUTIONS:
-            found |= dict.fromkeys((*node.operands, TensorValue(i)), node.types[0].rank - 2)
-    if not found:
-        return found
-    neighbours: dict[TensorValue, list[tuple[TensorValue, bool]]] = {}
+            found.update(node.operands, (TensorValue(i),))
+    neighbours: dict[TensorValue, list[TensorValue]] = {}
     for i, node in enumerate(graph.nodes):
         if node.op in CONVOLUTIONS or node.op in _REORDERS:
             continue
         results = [TensorValue(i, k) for k in range(len(node.types))]
         for a in node.operands:
             for b in results:
-                is_view = node.op is shaping.RESHAPE
-                neighbours.setdefault(a, []).append((b, is_view))
-                neighbours.setdefault(b, []).append((a, is_view))
+                if _counts_alike(graph, node, a, b):
+                    neighbours.setdefault(a, []).append(b)
+                    neighbours.setdefault(b, []).append(a)
     pending = list(found)
     while pending:
-        value = pending.pop()
-        axes, shape = found[value], graph.type_of(value).shape
-        for other, is_view in neighbours.get(value, ()):
-            if other not in found and _counts_alike(
-                shape, graph.type_of(other).shape, axes, is_view
-            ):
-                found[other] = axes
+        for other in neighbours.get(pending.pop(), ()):
+            if other not in found:
+                found.add(other)
                 pending.append(other)
-    return found
+    return frozenset(found)
 
 
-def _counts_alike(one: Shape, other: Shape, spatial: int, is_view: bool) -> bool:
+def _counts_alike(graph: Graph, node: Node, a: TensorValue, b: TensorValue) -> bool:
     """Whether both are images, or windows of images, of the same batch and channels."""
-    least = 2 + spatial
-    same = least if is_view else 2
-    return min(len(one), len(other)) >= least and one[:same] == other[:same]
+    one, other = graph.type_of(a).shape, graph.type_of(b).shape
+    same = 4 if node.op is shaping.RESHAPE else 2
+    return min(len(one), len(other)) >= 4 and one[:same] == other[:same]
 
 
 HEADS_LAST = (0, 2, 1, 3)  # (batch, heads, time, depth) as (batch, time, heads, depth)
 
 
 def layouts(
-    graph: Graph, stored: Collection[TensorValue], of: Images, has_heads: bool
+    graph: Graph, stored: Collection[TensorValue], of: Collection[TensorValue], has_heads: bool
 ) -> dict[TensorValue, tuple[int, ...]]:
     """The order in memory of images, and of attention's results: matmuls read these as rows.
 
@@ -214,38 +204,36 @@ def layouts(
     outside |= {v for n in graph.nodes if n.op is SCAN for v in n.operands}
     found: dict[TensorValue, tuple[int, ...]] = {}
     for v in stored:
-        op, rank = graph.nodes[v.node].op, graph.type_of(v).rank
-        if v in outside:
+        op = graph.nodes[v.node].op
+        if v in outside or graph.type_of(v).rank != 4:
             continue
-        if v in of and rank == 2 + of[v] and op not in _OWN:
-            found[v] = last_order(rank, of[v])
+        if v in of and op not in _OWN:
+            found[v] = last_order(4)
         is_of_bias = v.output > 2  # a bias's gradient, which has no rows of heads
-        is_of_heads = op in (c.ATTENTION, c.ATTENTION_GRAD) and rank == len(HEADS_LAST)
-        if has_heads and is_of_heads and not is_of_bias:
+        if has_heads and op in (c.ATTENTION, c.ATTENTION_GRAD) and not is_of_bias:
             found[v] = HEADS_LAST
     return found
 
 
-def last_order(rank: int, spatial: int) -> tuple[int, ...]:
+def last_order(rank: int) -> tuple[int, ...]:
     """Axes with the channels after the spatial ones; axes of windows stay the last."""
-    return (0, *range(2, 2 + spatial), 1, *range(2 + spatial, rank))
+    return (0, 2, 3, 1, *range(4, rank))
 
 
 def last_axes(axes: Sequence[Var]) -> tuple[Var, ...]:
-    """The axes of an image in their order in memory."""
-    return tuple(axes[i] for i in last_order(len(axes), len(axes) - 2))
+    """The axes of an image or of windows in their order in memory."""
+    return tuple(axes[i] for i in last_order(len(axes)))
 
 
-def in_memory_order(value: TensorValue, variables: Sequence[Var], of: Images) -> list[Var]:
+def in_memory_order(
+    value: TensorValue, variables: Sequence[Var], of: Collection[TensorValue]
+) -> list[Var]:
     """The loops over a tensor, images in their order in memory."""
-    spatial = of.get(value)
-    if spatial is None or len(variables) < 2 + spatial:
-        return list(variables)
-    return [variables[i] for i in last_order(len(variables), spatial)]
+    is_image = value in of and len(variables) >= 4
+    return list(last_axes(variables) if is_image else variables)
 
 
-def last_strides(shape: Sequence[int]) -> tuple[int, ...]:
+def last_strides(shape: Sequence[int]) -> tuple[int, int, int, int]:
     """Strides along (N, C, H, W) of images in the order (N, H, W, C)."""
-    _, channels, *spatial = shape
-    steps = [channels * math.prod(spatial[i:]) for i in range(len(spatial) + 1)]
-    return steps[0], 1, *steps[1:]
+    _, c, h, w = shape
+    return h * w * c, 1, w * c, c

@@ -138,13 +138,12 @@ def _notes(config: Descriptor) -> set[int]:
 
 def _described(call: LibraryLaunch) -> Descriptor:
     """A graph of one operation: it reads and writes narrow floats and sums in float32."""
-    numbers, spatial = dict(call.numbers), len(call.operands[0].shape) - 2
+    numbers = dict(call.numbers)
     low, high, stride, dilation = (
-        _filled([int(numbers[f"{n}{i}"]) for i in range(spatial)], unit)
-        for n, unit in (("low", 0), ("high", 0), ("stride", 1), ("dilation", 1))
+        [int(numbers[f"{n}{i}"]) for i in range(2)] for n in ("low", "high", "stride", "dilation")
     )
     shape = Descriptor(Kind.CONVOLUTION).set(100, Type.DATA_TYPE, _DTYPES["float32"])
-    shape.set(101, Type.CONVOLUTION_MODE, _CROSS_CORRELATION).set(106, Type.INT64, len(low))
+    shape.set(101, Type.CONVOLUTION_MODE, _CROSS_CORRELATION).set(106, Type.INT64, 2)
     shape.set(102, Type.INT64, *dilation).set(103, Type.INT64, *stride)
     shape.set(104, Type.INT64, *high).set(105, Type.INT64, *low).finalized()
     kind, one, zero, description, attributes = _OPERATIONS[call.name]
@@ -160,16 +159,8 @@ def _described(call: LibraryLaunch) -> Descriptor:
 def _tensor(tensor: Tensor, number: int) -> Descriptor:
     made = Descriptor(Kind.TENSOR).set(906, Type.INT64, number)
     made.set(901, Type.DATA_TYPE, _DTYPES[tensor.dtype]).set(900, Type.INT64, 16)
-    # Of one spatial axis: rows of one element, each after the other.
-    shape, strides = (_filled(tensor.shape[2:], 1), _filled(tensor.strides[2:], tensor.strides[0]))
-    made.set(902, Type.INT64, *tensor.shape[:2], *shape)
-    made.set(903, Type.INT64, *tensor.strides[:2], *strides)
+    made.set(902, Type.INT64, *tensor.shape).set(903, Type.INT64, *tensor.strides)
     return made.finalized()
-
-
-def _filled(sizes: Sequence[int], first: int) -> list[int]:
-    """What a convolution says of its spatial axes, of which cuDNN wants two at least."""
-    return [first, *sizes] if len(sizes) == 1 else list(sizes)
 
 
 def _built(call: LibraryLaunch, config: Descriptor) -> ConvCall | None:
