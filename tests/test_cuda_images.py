@@ -51,6 +51,10 @@ SHAPES = [
     ((2, 4, 5, 5), (4, 1, 3, 3), 1, 1, 1, 4),
     ((2, 4, 5, 6), (6, 4, 1, 1), 1, 0, 1, 1),
     ((3, 1, 6, 6), (2, 1, 2, 2), 2, 0, 1, 1),
+    ((2, 4, 11), (8, 4, 3), 1, 1, 1, 1),
+    ((2, 6, 13), (6, 1, 5), 2, 4, 2, 6),
+    ((2, 4, 3, 6, 5), (8, 4, 3, 3, 3), 1, 1, 1, 1),
+    ((1, 4, 5, 4, 7), (6, 2, 2, 1, 3), 2, 1, 1, 2),
 ]
 
 
@@ -59,7 +63,7 @@ def meaning(op: Op):
 
     def of(numbers, shapes, *operands):
         strides, low, high, dilations = (
-            tuple(int(numbers[f"{n}{i}"]) for i in (0, 1))
+            tuple(int(numbers[f"{n}{i}"]) for i in range(len(shapes[0]) - 2))
             for n in ("stride", "low", "high", "dilation")
         )
         x = operands[0].shape if op is c.CONV else shapes[0]
@@ -90,13 +94,15 @@ def routines(monkeypatch) -> None:
 def three(shape, dtype: DType) -> Graph:
     """A convolution and both gradients, between elementwise work and sums."""
     xs, ws, s, p, d, g = shape
-    conv = c.Conv((s, s), ((p, p), (p, p)), (d, d), g)
+    dims = len(xs) - 2
+    conv = c.Conv((s,) * dims, ((p, p),) * dims, (d,) * dims, g)
+    space = tuple(range(2, 2 + dims))
 
     def program(x, w):
         y = td.relu(bind1(c.CONV, conv, td.tanh(x), w))
         dx = bind1(c.CONV_GRAD_X, c.ConvGrad(conv, xs), y, w)
         dw = bind1(c.CONV_GRAD_W, c.ConvGrad(conv, ws), y, x)
-        return [dx + 1, dw * 2, y.sum((0, 2, 3)), td.max(dx, (2, 3)), y]
+        return [dx + 1, dw * 2, y.sum((0, *space)), td.max(dx, space), y]
 
     return td.trace(program, TensorType(xs, dtype), TensorType(ws, dtype))
 
@@ -156,30 +162,55 @@ def test_channels_are_filled_up_to_whole_packs(inputs: int, outputs: int) -> Non
     assert {t.shape[1] for call in wide if call for t in call.operands} == {inputs, outputs}
 
 
-def test_channels_of_a_library_s_images_lie_together() -> None:
-    program = scheduled(three(SHAPES[0], dtypes.bfloat16), target=WITH_CONV)
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[7], SHAPES[9]], ids=str)
+def test_channels_of_a_library_s_images_lie_together(shape) -> None:
+    program = scheduled(three(shape, dtypes.bfloat16), target=WITH_CONV)
     for kernel in program.distinct():
         call = call_of(kernel)
         for tensor in () if call is None else (*call.results, *call.operands):
-            _, channels, height, width = tensor.shape
-            wide = width * channels
-            assert tensor.strides == (height * wide, 1, wide, channels)
+            first, channels, *space = tensor.shape
+            lying = np.empty((first, *space, channels), np.int8).strides
+            assert tensor.strides == (lying[0], lying[-1], *lying[1:-1])
 
 
-@pytest.mark.parametrize("rank", [3, 5])
-def test_other_ranks_are_their_definition(rank: int) -> None:
-    spatial = (4,) * (rank - 2)
-    kernel = (3,) * (rank - 2)
-    conv = c.Conv((1,) * len(kernel), ((1, 1),) * len(kernel), (1,) * len(kernel))
-    types = [
-        TensorType((2, 4, *spatial), dtypes.float32),
-        TensorType((4, 4, *kernel), dtypes.float32),
-    ]
-    graph = td.trace(lambda x, w: [bind1(c.CONV, conv, x, w)], *types)
+def test_four_axes_in_space_are_their_definition() -> None:
+    graph = three(((1, 2, 3, 2, 3, 2), (2, 2, 2, 1, 2, 1), 1, 1, 1, 1), dtypes.float32)
     program = scheduled(graph, target=WITH_CONV)
     assert names_of(program) == []
     arrays = draw(graph, 3)
     assert_within(graph, arrays, run(program, arrays))
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "products"),
+    [
+        ((2, 8, 12), (16, 8, 1), [(16, 8, 24), (24, 8, 16), (24, 16, 8)]),
+        ((2, 4, 12), (16, 4, 2), [(12, 8, 16), (12, 16, 8), (16, 8, 12)]),
+        ((2, 2, 4, 4, 2), (16, 2, 2, 2, 2), [(8, 16, 16), (8, 16, 16), (16, 16, 8)]),
+    ],
+)
+def test_patches_of_sequences_and_volumes_are_products(x, w, products) -> None:
+    graph = three((x, w, w[2], 0, 1, 1), dtypes.bfloat16)
+    program = scheduled(graph, target=WITH_CONV)
+    assert names_of(program) == []
+    found = [matmul_call_of(k) for k in program.distinct() if standalone_matmul(k) is not None]
+    assert sorted((p.m, p.n, p.k) for p in found) == products
+    arrays = draw(graph, 3)
+    assert_within(graph, arrays, run(program, arrays))
+
+
+def test_tokens_are_a_sequence_s_channels_as_they_lie() -> None:
+    """(N, T, C) seen as (N, C, T) has its channels last: no copy before or after the call."""
+
+    def program(tokens, w):
+        x = td.tanh(tokens).transpose(1, 2)
+        return [td.sum(td.conv(x, w, padding=1).transpose(1, 2).tanh())]
+
+    types = TensorType((2, 16, 8), dtypes.bfloat16), TensorType((8, 8, 3), dtypes.bfloat16)
+    graph = td.trace(program, *types)
+    kernels = scheduled(graph, target=WITH_CONV).distinct()
+    assert not [k.name for k in kernels if "last0" in k.name or "moved" in k.name]
+    assert [k.name for k in kernels if "last1" in k.name], "the weight is a leaf"
 
 
 def test_double_precision_is_the_definition_too() -> None:

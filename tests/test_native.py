@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import treadle as td
 from graphs import random_graph
 from test_trajectories import CASES as TRAJECTORIES
 from treadle.autodiff.backward import differentiate
-from treadle.codegen.llvm.driver import render_program
+from treadle.codegen.llvm.driver import render_parts, render_program
 from treadle.domains.float64 import evaluate_float64
 from treadle.ir.graph import Graph
 from treadle.ir.op import OPS, Op
@@ -22,7 +23,7 @@ from treadle.ir.ops.leaves import NAMED_LEAVES
 from treadle.kernel.machine import NATIVE, Machine, target_name
 from treadle.memory.assemble import assemble
 from treadle.memory.plan import plan_buffers
-from treadle.runtime.cpu.native import compile_object, processor
+from treadle.runtime.cpu.native import compile_object, compile_objects, processor
 from treadle.runtime.cpu.program import NativeProgram
 from treadle.runtime.cpu.targets import target_of
 from treadle.schedule.schedule import schedule
@@ -130,6 +131,29 @@ def test_equal_kernels_are_compiled_once() -> None:
     source = render_program(program, Machine(8))
     assert len(list(program.calls())) == 10
     assert source.count("define  void @kernel.") == 2
+
+
+def test_parts_of_a_program_call_one_another() -> None:
+    """Tiles of matmuls are shared by kernels of several texts, compiled at the same time."""
+    graph = td.trace(network, td.Spec((67, 33)), td.Spec((33, 49)), td.Spec((49, 21)))
+    target = target_of(target_name(NATIVE), processor())
+    program = schedule(graph, True, 2 * target.width)
+    texts = render_parts(program, replace(target.machine, lines_at_once=200))
+    assert len(texts) > 3
+    assert any("declare  void @tile" in text for text in texts)
+    assert render_parts(program, target.machine) == [render_program(program, target.machine)]
+    constants, plan = dict(program.constants), assemble(program, plan_buffers(program))
+    rng = np.random.default_rng(0)
+    arrays = {n: rng.normal(size=graph.nodes[i].types[0].shape) for n, i in graph.leaves.items()}
+    inputs, expected = (
+        rounded_inputs(graph, arrays),
+        native(graph).run(rounded_inputs(graph, arrays)),
+    )
+    for threads in (1, 3):
+        objects = compile_objects(texts, target, threads)
+        found = NativeProgram(graph, plan, objects, constants, 1).run(inputs)
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
 
 
 def test_temporary_memory_is_shared() -> None:

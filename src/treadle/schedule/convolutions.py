@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from treadle.ir.composites import CONV, CONV_GRAD_W, CONV_GRAD_X
 from treadle.ir.graph import Node
@@ -202,16 +203,18 @@ class _Patches:
 
     def __init__(self, site: Site, image: Shape, weight: Shape):
         self.site, self.kernel, self.width = site, weight[2:], math.prod(weight[1:])
-        n, channels, height, width = image
-        counts = height // self.kernel[0], width // self.kernel[1]
+        n, channels, *space = image
+        counts = (size // wide for size, wide in zip(space, self.kernel, strict=True))
         self.axes = axis_vars("x", (n, *counts, *self.kernel, channels))
-        self.is_image = self.kernel == (1, 1)  # which has its channels last
+        self.is_image = not any(wide > 1 for wide in self.kernel)  # which has its channels last
 
     @property
     def pixel(self) -> Indices:
         """Of an element of a patch, which element of the image it is."""
-        n, y, x, i, j, channel = along(self.axes)
-        return n, channel, y * self.kernel[0] + i, x * self.kernel[1] + j
+        dims = len(self.kernel)
+        n, *rest, channel = along(self.axes)
+        pairs = zip(rest[:dims], self.kernel, rest[dims:], strict=True)
+        return n, channel, *(patch * wide + inside for patch, wide, inside in pairs)
 
     def copied(self, value: TensorValue) -> Matrix:
         lowering, position = self.site.lowering, self.site.position
@@ -234,6 +237,8 @@ class _Patches:
             return _target(self.site, type_.shape)
         made = self.site.memory("patches", type_.dtype, type_.size)
         found = Load(made.name, flat_index(self.axes), made.dtype)
-        n, y, x, i, j, channel = self.axes
+        n, *rest, channel = self.axes
+        dims = len(self.kernel)
+        space = chain.from_iterable(zip(rest[:dims], rest[dims:], strict=True))
         store = lowering.store(value, self.pixel, found)
-        return made, [_moving(self.site, made, (n, y, i, x, j, channel), store)]
+        return made, [_moving(self.site, made, (n, *space, channel), store)]

@@ -180,7 +180,7 @@ class Lowering:
             wider_values(graph, self.materialized) if self.target.has_launches and fuse else {}
         )
         # Tensors whose axes lie in memory in another order than they are counted.
-        self.images = images(graph) if self.target.has_conv else frozenset()
+        self.images = images(graph) if self.target.has_conv else {}
         has_heads = self.target.chooses_layouts
         self.layouts = layouts(graph, self.materialized, self.images, has_heads)
         parts = concatenated_gradients(graph, self.layouts) if fuses_epilogues else {}

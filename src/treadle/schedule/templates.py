@@ -1,14 +1,15 @@
 """Which composites a target computes by kernels or library calls of their own, and images.
 
 An analysis, not a rewrite: `lower` asks it which composites stay when a graph is expanded.
-Convolutions of a library want images in channels-last order. Tensors have the axes (N, C, H, W)
-wherever they are written. In memory those that belong to convolutions have the order (N, H, W, C),
-and loops over them run in that order. Leaves and outputs of a program keep the order of their axes.
+Convolutions of a library want images in channels-last order. Tensors have the axes (N, C, H, W),
+or one or three axes in space, wherever they are written. In memory those that belong to
+convolutions have the order (N, H, W, C), and loops over them run in that order. Leaves and outputs
+of a program keep the order of their axes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from treadle.base.dtypes import float32
 from treadle.ir import composites as c
@@ -147,8 +148,8 @@ def conv_call_key(node: Node, types: Sequence[TensorType], target: Target) -> Li
 
 
 def is_conv_for_library(node: Node, types: Sequence[TensorType], target: Target) -> bool:
-    """Whether a library computes a convolution: of images, and none that it refused before."""
-    if any(t.rank != 4 or not t.size for t in (*types, *node.types)):
+    """Whether a library computes a convolution: of up to three axes, none it refused before."""
+    if types[0].rank not in (3, 4, 5) or not all(t.size for t in (*types, *node.types)):
         return False
     if types[0].dtype.name not in ("bfloat16", "float16", "float32"):
         return False
@@ -156,45 +157,52 @@ def is_conv_for_library(node: Node, types: Sequence[TensorType], target: Target)
     return is_one and conv_call_key(node, types, target) not in target.without
 
 
-def images(graph: Graph) -> frozenset[TensorValue]:
-    """Operands and results of convolutions, and what is computed from and for them."""
-    if not any(n.op in CONVOLUTIONS for n in graph.nodes):
-        return frozenset()
-    found: set[TensorValue] = set()
+def images(graph: Graph) -> dict[TensorValue, int]:
+    """Operands and results of convolutions, and what is computed from and for them.
+
+    Each with its number of axes in space.
+    """
+    found: dict[TensorValue, int] = {}
     for i, node in enumerate(graph.nodes):
         if node.op in CONVOLUTIONS:
-            found.update(node.operands, (TensorValue(i),))
-    neighbours: dict[TensorValue, list[TensorValue]] = {}
+            for value in (*node.operands, TensorValue(i)):
+                found.setdefault(value, node.types[0].rank - 2)
+    neighbours = _neighbours(graph) if found else {}
+    pending = list(found)
+    while pending:
+        value = pending.pop()
+        for node, other in neighbours.get(value, ()):
+            if other not in found and _counts_alike(graph, node, value, other, found[value]):
+                found[other] = found[value]
+                pending.append(other)
+    return found
+
+
+def _neighbours(graph: Graph) -> dict[TensorValue, list[tuple[Node, TensorValue]]]:
+    """What is computed from a value by an op that keeps its axes, and what it is computed from."""
+    found: dict[TensorValue, list[tuple[Node, TensorValue]]] = {}
     for i, node in enumerate(graph.nodes):
         if node.op in CONVOLUTIONS or node.op in _REORDERS:
             continue
-        results = [TensorValue(i, k) for k in range(len(node.types))]
         for a in node.operands:
-            for b in results:
-                if _counts_alike(graph, node, a, b):
-                    neighbours.setdefault(a, []).append(b)
-                    neighbours.setdefault(b, []).append(a)
-    pending = list(found)
-    while pending:
-        for other in neighbours.get(pending.pop(), ()):
-            if other not in found:
-                found.add(other)
-                pending.append(other)
-    return frozenset(found)
+            for b in (TensorValue(i, k) for k in range(len(node.types))):
+                found.setdefault(a, []).append((node, b))
+                found.setdefault(b, []).append((node, a))
+    return found
 
 
-def _counts_alike(graph: Graph, node: Node, a: TensorValue, b: TensorValue) -> bool:
+def _counts_alike(graph: Graph, node: Node, a: TensorValue, b: TensorValue, dims: int) -> bool:
     """Whether both are images, or windows of images, of the same batch and channels."""
     one, other = graph.type_of(a).shape, graph.type_of(b).shape
-    same = 4 if node.op is shaping.RESHAPE else 2
-    return min(len(one), len(other)) >= 4 and one[:same] == other[:same]
+    same = 2 + dims if node.op is shaping.RESHAPE else 2
+    return min(len(one), len(other)) >= 2 + dims and one[:same] == other[:same]
 
 
 HEADS_LAST = (0, 2, 1, 3)  # (batch, heads, time, depth) as (batch, time, heads, depth)
 
 
 def layouts(
-    graph: Graph, stored: Collection[TensorValue], of: Collection[TensorValue], has_heads: bool
+    graph: Graph, stored: Collection[TensorValue], of: Mapping[TensorValue, int], has_heads: bool
 ) -> dict[TensorValue, tuple[int, ...]]:
     """The order in memory of images, and of attention's results: matmuls read these as rows.
 
@@ -204,36 +212,42 @@ def layouts(
     outside |= {v for n in graph.nodes if n.op is SCAN for v in n.operands}
     found: dict[TensorValue, tuple[int, ...]] = {}
     for v in stored:
-        op = graph.nodes[v.node].op
-        if v in outside or graph.type_of(v).rank != 4:
+        op, rank = graph.nodes[v.node].op, graph.type_of(v).rank
+        if v in outside:
             continue
-        if v in of and op not in _OWN:
-            found[v] = last_order(4)
+        if v in of and rank == 2 + of[v] and op not in _OWN:
+            found[v] = last_order(rank, of[v])
         is_of_bias = v.output > 2  # a bias's gradient, which has no rows of heads
-        if has_heads and op in (c.ATTENTION, c.ATTENTION_GRAD) and not is_of_bias:
+        if has_heads and op in (c.ATTENTION, c.ATTENTION_GRAD) and rank == 4 and not is_of_bias:
             found[v] = HEADS_LAST
     return found
 
 
-def last_order(rank: int) -> tuple[int, ...]:
-    """Axes with the channels after the spatial ones; axes of windows stay the last."""
-    return (0, 2, 3, 1, *range(4, rank))
+def last_order(rank: int, dims: int) -> tuple[int, ...]:
+    """Axes with the channels after those in space; axes of windows stay the last."""
+    return (0, *range(2, 2 + dims), 1, *range(2 + dims, rank))
 
 
 def last_axes(axes: Sequence[Var]) -> tuple[Var, ...]:
-    """The axes of an image or of windows in their order in memory."""
-    return tuple(axes[i] for i in last_order(len(axes)))
+    """The axes of an image in their order in memory."""
+    return tuple(axes[i] for i in last_order(len(axes), len(axes) - 2))
 
 
 def in_memory_order(
-    value: TensorValue, variables: Sequence[Var], of: Collection[TensorValue]
+    value: TensorValue, variables: Sequence[Var], of: Mapping[TensorValue, int]
 ) -> list[Var]:
     """The loops over a tensor, images in their order in memory."""
-    is_image = value in of and len(variables) >= 4
-    return list(last_axes(variables) if is_image else variables)
+    dims = of.get(value)
+    if dims is None or len(variables) < 2 + dims:
+        return list(variables)
+    return [variables[i] for i in last_order(len(variables), dims)]
 
 
-def last_strides(shape: Sequence[int]) -> tuple[int, int, int, int]:
-    """Strides along (N, C, H, W) of images in the order (N, H, W, C)."""
-    _, c, h, w = shape
-    return h * w * c, 1, w * c, c
+def last_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides along (N, C, H, W), say, of images in the order (N, H, W, C)."""
+    order = last_order(len(shape), len(shape) - 2)
+    found, size = [0] * len(shape), 1
+    for axis in reversed(order):
+        found[axis] = size
+        size *= shape[axis]
+    return tuple(found)

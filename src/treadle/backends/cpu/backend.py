@@ -12,7 +12,7 @@ from treadle.backends import compiled
 from treadle.backends.protocol import Built
 from treadle.backends.stored import packed_objects, unpacked_objects
 from treadle.base.memory import refuse_beyond, shown
-from treadle.codegen.llvm.driver import render_kernel, render_program
+from treadle.codegen.llvm.driver import render_kernel, render_parts
 from treadle.compile_report import CompileOptions, CompileReport, Profile
 from treadle.ir.graph import Graph
 from treadle.kernel import target as targets
@@ -25,7 +25,7 @@ from treadle.runtime.cpu.ceilings import ceilings
 from treadle.runtime.cpu.native import (
     assembly,
     chosen_target,
-    compile_object,
+    compile_objects,
     compiler_version,
     host,
 )
@@ -71,11 +71,11 @@ class CpuToolchain:
         panel = 2 * self.processor.width  # columns of a matmul's panel: two vectors
         return schedule(graph, options.optimize, panel, not options.debug, self.target)
 
-    def render(self, program: Program) -> str:
-        return render_program(program, self.processor.machine)
+    def render(self, program: Program) -> list[str]:
+        return render_parts(program, self.processor.machine)
 
-    def compile(self, source: str) -> Objects:
-        return (compile_object(source, self.processor),)
+    def compile(self, source: list[str]) -> Objects:
+        return compile_objects(source, self.processor, default_threads())
 
     def load(self, graph: Graph, built: Built[Objects]) -> NativeProgram:
         threads, plan = default_threads(), built.plan

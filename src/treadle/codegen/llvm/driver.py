@@ -16,11 +16,20 @@ from treadle.kernel.program import Program
 
 def render_program(program: Program, machine: Machine) -> str:
     """The text of a program's kernels, numbered as `Program.distinct` numbers them."""
+    return _module(program, machine).text()
+
+
+def render_parts(program: Program, machine: Machine) -> list[str]:
+    """The same in several texts, which may be compiled side by side."""
+    return _module(program, machine).texts(machine.lines_at_once)
+
+
+def _module(program: Program, machine: Machine) -> Module:
     module = Module(machine)
     for i, kernel in enumerate(program.distinct()):
         render(kernel, f"body.{i}", module)
         module.add(_entry(i, len(kernel.buffers)))
-    return module.text()
+    return module
 
 
 def render_kernel(kernel: Kernel, machine: Machine) -> str:

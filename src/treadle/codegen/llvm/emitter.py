@@ -253,6 +253,11 @@ class Function:
         self.label(after)
         state.results = values
 
+    def declaration(self) -> str:
+        """For a module that calls it and does not have it."""
+        types = ", ".join(p.type for p in self.parameters)
+        return f"declare {self.linkage} {self.result} @{self.name}({types})"
+
     def text(self) -> str:
         head = f"define {self.linkage} {self.result} @{self.name}"
         parameters = ", ".join(map(str, self.parameters))

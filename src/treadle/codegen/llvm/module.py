@@ -16,7 +16,7 @@ class Module:
     """Functions of a program as text: kernels, and what they call."""
 
     machine: Machine
-    functions: list[str] = field(default_factory=list)
+    functions: list[Function] = field(default_factory=list)
     declarations: set[str] = field(default_factory=set)
     _defined: set[str] = field(default_factory=set)
     _tiles: dict[Tile, str] = field(default_factory=dict)
@@ -27,7 +27,7 @@ class Module:
         return self.machine.width
 
     def add(self, function: Function) -> None:
-        self.functions.append(function.text())
+        self.functions.append(function)
         self.declarations |= function.declarations
 
     def elementary(self, name: str, width: int, element: str) -> str:
@@ -51,9 +51,31 @@ class Module:
         return self._tables.setdefault(numbers, f"table.{len(self._tables)}")
 
     def text(self) -> str:
+        return self._text(self.functions)
+
+    def texts(self, size: int) -> list[str]:
+        """Parts of some lines each, to be compiled side by side; they call one another."""
+        parts: list[list[Function]] = [[]]
+        lines = 0
+        for function in self.functions:
+            if lines >= size:
+                parts.append([])
+                lines = 0
+            parts[-1].append(function)
+            lines += len(function.lines)
+        if len(parts) == 1:
+            return [self.text()]
+        for function in self.functions:
+            function.linkage = ""
+        return [self._text(part) for part in parts]
+
+    def _text(self, part: list[Function]) -> str:
         tables = [
             f"@{name} = internal constant [{len(numbers)} x i64] "
             f"[{', '.join(f'i64 {n}' for n in numbers)}], align 64"
             for numbers, name in self._tables.items()
         ]
-        return "\n".join([*sorted(self.declarations), *tables, *self.functions])
+        own = {function.name for function in part}
+        others = [f.declaration() for f in self.functions if f.name not in own]
+        functions = [function.text() for function in part]
+        return "\n".join([*sorted(self.declarations), *others, *tables, *functions])

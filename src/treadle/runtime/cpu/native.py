@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from treadle.base.errors import DeviceError
@@ -13,6 +16,8 @@ from treadle.runtime.cpu.targets import Processor, Target, named_target, target_
 # Code and its constants are in pages of their own, which may be more than 2 GiB apart in a process
 # that has mapped much; LLVM ends the process where distances of 32 bits do not reach.
 CODE_MODEL = "large"
+# Addresses as they are: with a table of offsets LLVM's loader takes the first object's for all.
+RELOCATION = "static"
 
 
 @functools.cache
@@ -39,7 +44,7 @@ def compiler_version() -> str:
     import llvmlite
 
     llvm = ".".join(map(str, _llvm().llvm_version_info))
-    return f"llvmlite {llvmlite.__version__}, LLVM {llvm}, {CODE_MODEL} code"
+    return f"llvmlite {llvmlite.__version__}, LLVM {llvm}, {CODE_MODEL} {RELOCATION} code"
 
 
 def compile_object(text: str, target: Target | None = None) -> bytes:
@@ -47,6 +52,37 @@ def compile_object(text: str, target: Target | None = None) -> bytes:
     module = _parsed(text)
     found: bytes = _machine(target or host()).emit_object(module)
     return found
+
+
+def compile_objects(texts: Sequence[str], target: Target, threads: int) -> tuple[bytes, ...]:
+    """Machine code of texts that call one another, several compiled at a time."""
+    if len(texts) == 1 or threads == 1:
+        return tuple(compile_object(text, target) for text in texts)
+    with ThreadPoolExecutor(threads) as pool:
+        return tuple(pool.map(lambda text: _emitted(text, target), texts))
+
+
+def _emitted(text: str, target: Target) -> bytes:
+    """As `compile_object`, while other threads do the same.
+
+    llvmlite lets one thread at a time into LLVM, which needs that of threads that share a context.
+    These share none. Where llvmlite's own function cannot be had without its lock, they take turns.
+    """
+    module, machine = _parsed(text), _machine(target)
+    library = _llvm().ffi.lib
+    emit = getattr(library.LLVMPY_TargetMachineEmitToMemory, "_cfn", None)
+    if emit is None:
+        found: bytes = machine.emit_object(module)
+        return found
+    with _llvm().ffi.OutputString() as error:
+        memory = emit(machine, module, 1, error)
+        if not memory:
+            raise RuntimeError(str(error))
+    start, size = library.LLVMPY_GetBufferStart(memory), library.LLVMPY_GetBufferSize(memory)
+    try:
+        return ctypes.string_at(start, size)
+    finally:
+        library.LLVMPY_DisposeMemoryBuffer(memory)
 
 
 def assembly(text: str, target: Target | None = None) -> str:
@@ -105,7 +141,7 @@ def _machine(target: Target) -> Any:
             cpu=target.cpu,
             features=target.features,
             opt=2,
-            reloc="pic",
+            reloc=RELOCATION,
             codemodel=CODE_MODEL,
             jit=True,
         )

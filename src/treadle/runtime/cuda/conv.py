@@ -138,12 +138,9 @@ def _notes(config: Descriptor) -> set[int]:
 
 def _described(call: LibraryLaunch) -> Descriptor:
     """A graph of one operation: it reads and writes narrow floats and sums in float32."""
-    numbers = dict(call.numbers)
-    low, high, stride, dilation = (
-        [int(numbers[f"{n}{i}"]) for i in range(2)] for n in ("low", "high", "stride", "dilation")
-    )
+    low, high, stride, dilation = (_along(call, n) for n in ("low", "high", "stride", "dilation"))
     shape = Descriptor(Kind.CONVOLUTION).set(100, Type.DATA_TYPE, _DTYPES["float32"])
-    shape.set(101, Type.CONVOLUTION_MODE, _CROSS_CORRELATION).set(106, Type.INT64, 2)
+    shape.set(101, Type.CONVOLUTION_MODE, _CROSS_CORRELATION).set(106, Type.INT64, len(low))
     shape.set(102, Type.INT64, *dilation).set(103, Type.INT64, *stride)
     shape.set(104, Type.INT64, *high).set(105, Type.INT64, *low).finalized()
     kind, one, zero, description, attributes = _OPERATIONS[call.name]
@@ -156,10 +153,23 @@ def _described(call: LibraryLaunch) -> Descriptor:
     return graph.set(801, Type.DESCRIPTOR, operation.finalized()).finalized()
 
 
+def _along(call: LibraryLaunch, name: str) -> list[int]:
+    """A number of each axis in space: two at least, as the library has it."""
+    numbers = dict(call.numbers)
+    count = len(call.operands[0].shape) - 2
+    alone = [] if count > 1 else [0 if name in ("low", "high") else 1]
+    return alone + [int(numbers[f"{name}{i}"]) for i in range(count)]
+
+
 def _tensor(tensor: Tensor, number: int) -> Descriptor:
+    """A sequence is an image of one row."""
+    shape, strides = list(tensor.shape), list(tensor.strides)
+    if len(shape) == 3:
+        shape.insert(2, 1)
+        strides.insert(2, tensor.shape[2] * tensor.strides[2])
     made = Descriptor(Kind.TENSOR).set(906, Type.INT64, number)
     made.set(901, Type.DATA_TYPE, _DTYPES[tensor.dtype]).set(900, Type.INT64, 16)
-    made.set(902, Type.INT64, *tensor.shape).set(903, Type.INT64, *tensor.strides)
+    made.set(902, Type.INT64, *shape).set(903, Type.INT64, *strides)
     return made.finalized()
 
 
