@@ -17,7 +17,7 @@ from treadle.models.model import ACTIVATIONS, check_activation
 from treadle.nn import init
 from treadle.nn.containers import ModuleList
 from treadle.nn.dropout import Dropout
-from treadle.nn.layers import Embedding, LayerNorm
+from treadle.nn.layers import Embedding, LayerNorm, Linear
 from treadle.nn.module import Module, Parameter
 
 
@@ -72,10 +72,13 @@ def gpt2_config(size: str = "small", **changes: object) -> GPT2Config:
     return GPT2Config(**given)  # type: ignore[arg-type]
 
 
-class Projection(Module):
+class Projection(Linear):
     """x W + b, with a weight (in, out): the Conv1D of `transformers`."""
 
+    fan_in_fan_out = True
+
     def __init__(self, inputs: int, outputs: int, std: float):
+        self.in_features, self.out_features = inputs, outputs
         self.weight = Parameter((inputs, outputs), init.normal(std=std))
         self.bias = Parameter((outputs,), init.zeros)
 
@@ -153,6 +156,9 @@ class _Head(Module):
     def __init__(self, weight: Parameter):
         self.weight = weight
 
+    def forward(self, hidden: Operand) -> Tensor:
+        return linear.linear(hidden, self.weight)
+
 
 class GPT2(CausalModel):
     """GPT-2 with its language-model head: tokens (B, T) → logits (B, T, vocab_size)."""
@@ -178,7 +184,8 @@ class GPT2(CausalModel):
         return result
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return linear.linear(hidden, self.lm_head.weight)
+        result: Tensor = self.lm_head(hidden)
+        return result
 
     @property
     def longest(self) -> int | None:

@@ -8,7 +8,6 @@ from typing import Any, Self
 
 from treadle.base.errors import ArgumentError
 from treadle.frontend.coerce import as_tensor
-from treadle.frontend.functions import linear
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.models.causal import CausalModel, check_tokens
 from treadle.models.config import Config, Json
@@ -249,7 +248,8 @@ class Llama(CausalModel):
         return result
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return linear.linear(hidden, self.lm_head.weight)
+        result: Tensor = self.lm_head(hidden)
+        return result
 
     def key_shapes(self) -> list[KeyShape]:
         config = self.config

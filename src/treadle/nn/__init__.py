@@ -61,6 +61,9 @@ from treadle.nn.layers import EmbeddingBag as EmbeddingBag
 from treadle.nn.layers import LayerNorm as LayerNorm
 from treadle.nn.layers import Linear as Linear
 from treadle.nn.layers import RMSNorm as RMSNorm
+from treadle.nn.lora import lora as lora
+from treadle.nn.lora import merge as merge
+from treadle.nn.lora import unmerge as unmerge
 from treadle.nn.module import Module as Module
 from treadle.nn.module import Parameter as Parameter
 from treadle.nn.module import State as State
@@ -108,6 +111,8 @@ from treadle.nn.positions import T5RelativeBias as T5RelativeBias
 from treadle.nn.positions import alibi_bias as alibi_bias
 from treadle.nn.positions import causal_mask as causal_mask
 from treadle.nn.positions import sliding_window_mask as sliding_window_mask
+from treadle.nn.quantization import dequantize as dequantize
+from treadle.nn.quantization import quantize as quantize
 from treadle.nn.recurrent import GRU as GRU
 from treadle.nn.recurrent import LSTM as LSTM
 from treadle.nn.recurrent import RNN as RNN

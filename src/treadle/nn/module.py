@@ -237,6 +237,9 @@ class Module:
             parameter.requires_grad = requires_grad
         return self
 
+    def restructured(self) -> None:
+        """Told when parts of the module were replaced: what was compiled of it is out of date."""
+
     def declarations(self) -> dict[str, Declaration]:
         """Parameters and states by name; names are unique."""
         found: dict[str, Declaration] = {}
