@@ -83,7 +83,8 @@ class Projection(Linear):
         self.bias = Parameter((outputs,), init.zeros)
 
     def forward(self, x: Operand) -> Tensor:
-        return linear.matmul(x, self.weight) + self.bias
+        product = linear.matmul(x, self.weight)
+        return product if self.bias is None else product + self.bias
 
 
 class _Attention(Module):
@@ -165,6 +166,7 @@ class GPT2(CausalModel):
 
     architecture = "GPT2LMHeadModel"
     prefix = "transformer"
+    takes_prefix = True
     ignored = (r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias",)  # masks, in older files
 
     def __init__(self, config: GPT2Config):
@@ -180,7 +182,7 @@ class GPT2(CausalModel):
         return self.logits(self.hidden(given, Whole(given.shape[1], mask)))
 
     def hidden(self, tokens: Tensor, context: Context) -> Tensor:
-        result: Tensor = self.transformer(tokens, context)
+        result: Tensor = self.transformer(tokens, self.prefixed(context))
         return result
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -189,7 +191,8 @@ class GPT2(CausalModel):
 
     @property
     def longest(self) -> int | None:
-        return self.config.n_positions
+        before = 0 if self.prefix_keys is None else self.prefix_keys.length
+        return self.config.n_positions - before
 
     def key_shapes(self) -> list[KeyShape]:
         width = self.config.n_embd // self.config.n_head

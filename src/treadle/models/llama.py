@@ -219,6 +219,7 @@ class Llama(CausalModel):
     """A decoder of Llama's family with its head: tokens (B, T) → logits (B, T, vocab_size)."""
 
     prefix = "model"
+    takes_prefix = True
     ignored = (r".*rotary_emb\.inv_freq",)
 
     def __init__(self, config: LlamaConfig):
@@ -241,9 +242,10 @@ class Llama(CausalModel):
 
     def hidden(self, tokens: Tensor, context: Context) -> Tensor:
         x: Tensor = self.model.embed_tokens(tokens)
-        rotated = Rotation.of(context.positions(), *self.config.rates())
+        seen = self.prefixed(context)
+        rotated = Rotation.of(seen.positions(), *self.config.rates())
         for layer in self.model.layers:
-            x = layer(x, context, rotated)
+            x = layer(x, seen, rotated)
         result: Tensor = self.model.norm(x)
         return result
 

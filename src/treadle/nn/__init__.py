@@ -34,6 +34,7 @@ from treadle.nn.activations import Threshold as Threshold
 from treadle.nn.attention import MultiHeadAttention as MultiHeadAttention
 from treadle.nn.attention import MultiheadAttention as MultiheadAttention
 from treadle.nn.attention import SwiGLU as SwiGLU
+from treadle.nn.bottleneck import bottleneck as bottleneck
 from treadle.nn.containers import Flatten as Flatten
 from treadle.nn.containers import Identity as Identity
 from treadle.nn.containers import ModuleDict as ModuleDict

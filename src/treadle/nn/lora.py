@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -34,11 +34,12 @@ class Adapted(Module):
         return [*self.base._parts(), *self.added()]
 
 
-class Factor(Linear):
-    """One of the two matrices of a low-rank adapter."""
+class Extra(Module):
+    """A part that a transform added: it is trained while all else is frozen."""
 
-    def __init__(self, in_features: int, out_features: int):
-        super().__init__(in_features, out_features, bias=False)
+
+class Factor(Extra, Linear):
+    """A linear layer of an adapter."""
 
 
 class LoRA(Adapted):
@@ -52,8 +53,8 @@ class LoRA(Adapted):
         self.r, self.alpha, self.rslora = r, alpha, rslora
         self.scale = alpha / (math.sqrt(r) if rslora else r)
         self.lora_dropout = Dropout(dropout)
-        self.lora_A = Factor(base.in_features, r)
-        self.lora_B = Factor(r, base.out_features)
+        self.lora_A = Factor(base.in_features, r, bias=False)
+        self.lora_B = Factor(r, base.out_features, bias=False)
         self.lora_B.weight.init = init.zeros
         self.merged = False
 
@@ -95,7 +96,7 @@ def lora(
     check_whole("lora", "r", r)
     strength = float(r) if alpha is None else check_number("lora", "alpha", alpha, FACTOR)
     chosen: Targets = _unshared(model) if targets is None else targets
-    found = targeted("lora", model, chosen, _is_linear, "linear layers")
+    found = targeted("lora", model, chosen, is_linear, "linear layers")
     wrapped = {p: LoRA(part, r, strength, dropout, bool(rslora)) for p, part in found.items()}
     put_in_place(model, {id(part.base): part for part in wrapped.values()})
     freeze(model)
@@ -103,7 +104,8 @@ def lora(
     return model
 
 
-def _is_linear(part: Module) -> bool:
+def is_linear(part: Module) -> TypeGuard[Linear]:
+    """Whether a module is a linear layer of the model, without an adapter."""
     return isinstance(part, Linear) and not isinstance(part, Factor)
 
 
@@ -112,7 +114,7 @@ def _unshared(model: Module) -> Targets:
     if not isinstance(model, Module):
         return "*"  # refused there
     holders: dict[int, int] = {}
-    linear = [(n, m) for n, m in model.named_modules() if _is_linear(m)]
+    linear = [(n, m) for n, m in model.named_modules() if is_linear(m)]
     for part in model.modules():
         weight = vars(part).get("weight")
         holders[id(weight)] = holders.get(id(weight), 0) + 1
@@ -126,11 +128,8 @@ def adapters(model: Module) -> dict[str, LoRA]:
 
 def freeze(model: Module) -> None:
     """Freeze what is not an adapter's."""
-    added: set[int] = set()
-    for part in model.modules():
-        if isinstance(part, Adapted):
-            own = [child for _, child in part.added() if isinstance(child, Module)]
-            added |= {id(p) for child in own for p in child.parameters()}
+    extra = [part for part in model.modules() if isinstance(part, Extra)]
+    added = {id(p) for part in extra for p in part.parameters()}
     for parameter in model.parameters():
         parameter.requires_grad = parameter.requires_grad and id(parameter) in added
 
@@ -139,12 +138,13 @@ def take_values(operation: str, model: Module, values: Mapping[str, object]) -> 
     """Let a model start from values by name; those that are not given stay."""
     declared = model.declarations()
     unknown = [n for n in values if n not in declared]
-    wrong = [n for n, v in values.items() if n in declared and np.shape(v) != declared[n].shape]  # type: ignore[arg-type]
+    arrays = {n: np.asarray(v) for n, v in values.items()}
+    wrong = [n for n, a in arrays.items() if n in declared and a.shape != declared[n].shape]
     if unknown or wrong:
         what = f"the model has no {unknown[0]!r}" if unknown else f"{wrong[0]!r} has another shape"
         raise ArgumentError(operation, what, "Pass step.params of a step of this model.")
-    for name, value in values.items():
-        declared[name].init = init.held(np.asarray(value))
+    for name, array in arrays.items():
+        declared[name].init = init.held(array)
 
 
 def merge(model: Module, values: Mapping[str, object] | None = None) -> Module:

@@ -140,9 +140,7 @@ class Quantized(Module, Placeholder):
         return f"Quantized({self.type}, {self.form.name})"
 
 
-def quantize(
-    model: Module, form: str = "q8_0", targets: Targets = "*", seed: int = 0
-) -> Module:
+def quantize(model: Module, form: str = "q8_0", targets: Targets = "*", seed: int = 0) -> Module:
     """The model with weights in blocks of 8 or 4 bits, which are frozen: "q8_0" or "q4_0".
 
     `targets` are paths of linear layers and embeddings, as those of `nn.lora`. The model's values

@@ -37,7 +37,7 @@ def targeted(
         raise ArgumentError(operation, f"{model!r} is no module", "Pass a module.")
     _check_targets(operation, targets)
     there = {name: part for name, part in model.named_modules() if name and fits(part)}
-    ones = list(targets) if isinstance(targets, (list, tuple)) else [targets]
+    ones: Any = list(targets) if isinstance(targets, (list, tuple)) else [targets]
     for one in ones:
         if not any(is_target(one, name) for name in there):
             shown = one.pattern if isinstance(one, re.Pattern) else one

@@ -346,9 +346,7 @@ def is_decoded(
     return are_leaves and nbytes <= sizes.decoded_part * graph.type_of(value).nbytes
 
 
-def _leaves_of(
-    graph: Graph, value: TensorValue, most: int
-) -> tuple[set[TensorValue], set[int]]:
+def _leaves_of(graph: Graph, value: TensorValue, most: int) -> tuple[set[TensorValue], set[int]]:
     """The leaves that a value is cheaply made of, and the nodes between; nothing if it is not."""
     pending, leaves, inside = [value], set[TensorValue](), set[int]()
     while pending:
