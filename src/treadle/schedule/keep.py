@@ -145,8 +145,8 @@ def _is_cheap(
     """Whether a value is better recomputed wherever it is read.
 
     It is if it takes little arithmetic on one large tensor that several kernels read anyway; where
-    arithmetic is nearly free, on any that is in memory, or on tensors that are all far smaller; on
-    several where launches are what counts.
+    arithmetic is nearly free, on any that is in memory, on tensors that are all far smaller, or on
+    none, as masks of indices are; on several where launches are what counts.
     So is what is one
     operation away from a tensor that others read too (the square of a gradient, for its norm and
     for a moment): reading either costs the same.
@@ -156,7 +156,10 @@ def _is_cheap(
     if large is None or len(large) > sizes.most_sources:
         return False
     if not large:
-        return target.rematerializes and of_value.nbytes >= sizes.spread_bytes
+        every = replace(sizes, small_share=of_value.size + 1)  # no tensor is small then
+        is_of_indices = not _sources(graph, value, stored, every)
+        is_spread = is_of_indices or of_value.nbytes >= sizes.spread_bytes
+        return target.rematerializes and is_spread
     if all(isinstance(graph.nodes[v.node].attributes, Leaf) or v in shared for v in large):
         return all(of_value.dtype.itemsize >= graph.type_of(v).dtype.itemsize for v in large)
     if len(large) > 1:
