@@ -44,11 +44,12 @@ def loss(model: Any, batch: Any) -> Any:
     return losses.cross_entropy(logits, batch["tokens"][:, 1:], axis=-1)
 
 
-def measure(kind: str, batch: int, length: int, layers: int, device: str) -> dict[str, float]:
-    before = resident()
+def measure(given: argparse.Namespace) -> dict[str, float]:
+    before, batch, length = resident(), given.batch, given.length
     spec = {"tokens": td.Spec((batch, length + 1), td.int32)}
-    model = made(kind, layers)
-    step = td.compile_step(model, loss, optim.adamw(1e-3), spec, device=device)
+    model = made(given.only, given.layers)
+    where = {"device": given.device, "precision": given.precision}
+    step = td.compile_step(model, loss, optim.adamw(1e-3), spec, **where)
     rng = np.random.default_rng(0)
     tokens = {"tokens": rng.integers(0, 49152, (batch, length + 1)).astype(np.int32)}
     history = [float(step(tokens).loss)]
@@ -57,11 +58,10 @@ def measure(kind: str, batch: int, length: int, layers: int, device: str) -> dic
     seconds = (time.perf_counter() - start) / 3
     view = step.memory
     assert view is not None
-    held = sum(t.nbytes for t in step.session.types.values())
     return {
-        "held": held / 1e6,
+        "held": view.held / 1e6,
         "arena": view.arena / 1e6,
-        "forecast": (held + view.arena) / 1e6,
+        "forecast": (view.held + view.arena) / 1e6,
         "resident": (resident() - before) / 1e6,
         "highest": (resident("VmHWM") - before) / 1e6,
         "seconds": seconds,
@@ -76,6 +76,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--layers", type=int, default=30)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--precision", default="float32")
     parser.add_argument("--kinds", nargs="*", default=KINDS)
     parser.add_argument("--only", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -86,8 +87,8 @@ def main() -> None:
         return
     rows: dict[str, dict[str, float]] = {}
     for kind in given.kinds:
-        command = [sys.executable, __file__, "--only", kind, "--device", given.device]
-        for name in ("batch", "length", "layers"):
+        command = [sys.executable, __file__, "--only", kind]
+        for name in ("batch", "length", "layers", "device", "precision"):
             command += [f"--{name}", str(getattr(given, name))]
         for _ in range(2):  # the second finds what the first compiled
             done = subprocess.run(command, check=True, capture_output=True, text=True)

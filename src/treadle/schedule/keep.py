@@ -49,8 +49,9 @@ def materialized_values(
 
     Of those the ones of `cheap` nodes are not, as long as no matmul reads them.
     """
-    decoded = _decoded(graph, target) if fuse and target.copies_operands else {}
-    wanted = {o.value for o in graph.outputs} | _read_often(graph, decoded) | set(also)
+    decoded = _decoded(graph, target) if fuse else {}
+    copied = decoded if target.copies_operands else ()
+    wanted = {o.value for o in graph.outputs} | _read_often(graph, copied) | set(also)
     unshared = _cheap_scalars(graph) | set(cheap)
     unshared.update(*decoded.values())
     stored = _materialized(graph, fuse, wanted, target, unshared)
@@ -145,8 +146,8 @@ def _is_cheap(
     """Whether a value is better recomputed wherever it is read.
 
     It is if it takes little arithmetic on one large tensor that several kernels read anyway; where
-    arithmetic is nearly free, on any that is in memory, on tensors that are all far smaller, or on
-    none, as masks of indices are; on several where launches are what counts.
+    arithmetic is nearly free, on any that is in memory, or on tensors that are all far smaller; on
+    several where launches are what counts.
     So is what is one
     operation away from a tensor that others read too (the square of a gradient, for its norm and
     for a moment): reading either costs the same.
@@ -156,10 +157,7 @@ def _is_cheap(
     if large is None or len(large) > sizes.most_sources:
         return False
     if not large:
-        every = replace(sizes, small_share=of_value.size + 1)  # no tensor is small then
-        is_of_indices = not _sources(graph, value, stored, every)
-        is_spread = is_of_indices or of_value.nbytes >= sizes.spread_bytes
-        return target.rematerializes and is_spread
+        return target.rematerializes and of_value.nbytes >= sizes.spread_bytes
     if all(isinstance(graph.nodes[v.node].attributes, Leaf) or v in shared for v in large):
         return all(of_value.dtype.itemsize >= graph.type_of(v).dtype.itemsize for v in large)
     if len(large) > 1:
@@ -327,9 +325,9 @@ _MATMULS = CONVOLUTIONS | {
 
 
 def _decoded(graph: Graph, target: Target) -> dict[TensorValue, set[int]]:
-    """Operands of matmuls that are decoded while they are copied, and the nodes that decode them.
+    """Operands of matmuls that are decoded from far fewer bytes, and the nodes that decode them.
 
-    Those are weights of few bits, which would be several times as large in memory.
+    Where matmuls copy operands, they decode them then: such a weight is nowhere in memory.
     """
     found: dict[TensorValue, set[int]] = {}
     operands = (v for node in graph.nodes if node.op is linear.CONTRACT for v in node.operands)
