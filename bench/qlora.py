@@ -81,9 +81,7 @@ def main() -> None:
     parser.add_argument("--only", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.only:
-        print(
-            json.dumps(measure(given.only, given.batch, given.length, given.layers, given.device))
-        )
+        print(json.dumps(measure(given)))
         return
     rows: dict[str, dict[str, float]] = {}
     for kind in given.kinds:
