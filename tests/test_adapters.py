@@ -16,9 +16,10 @@ from safetensors.numpy import load_file, save_file
 
 import treadle as td
 import twins
-from test_recompute import EAGER, live_bytes, step_of
+from test_kernels import run
+from test_recompute import EAGER, arrays_of, live_bytes, step_of
 from treadle import losses, models, nn, optim
-from treadle.kernel.target import CPU
+from treadle.domains.float64 import evaluate_float64
 from treadle.kernel.text import to_text
 from treadle.nn.quantization import FORMATS, Quantized
 from treadle.nn.tracing import Inputs, trace_model
@@ -100,8 +101,15 @@ def peft_config(kind: str, name: str) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", ["lora", "prefix"])
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("gpt2", "lora"),
+        ("llama", "prefix"),
+        pytest.param("llama", "lora", marks=pytest.mark.slow),
+        pytest.param("gpt2", "prefix", marks=pytest.mark.slow),
+    ],
+)
 def test_folders_of_peft_both_ways(
     folders: dict[str, Path], tmp_path: Path, name: str, kind: str
 ) -> None:
@@ -126,7 +134,9 @@ def test_folders_of_peft_both_ways(
     models.save_adapter(model, tmp_path / "ours")
     again = peft.PeftModel.from_pretrained(base(), tmp_path / "ours").eval()
     np.testing.assert_allclose(logits(again), logits(twin), atol=1e-6)
-    mine, theirs = (load_file(tmp_path / n / "adapter_model.safetensors") for n in ("ours", "theirs"))
+    mine, theirs = (
+        load_file(tmp_path / n / "adapter_model.safetensors") for n in ("ours", "theirs")
+    )
     assert {n: a.shape for n, a in mine.items()} == {n: a.shape for n, a in theirs.items()}
 
 
@@ -173,18 +183,22 @@ def test_only_adapters_are_trained(folders: dict[str, Path], name: str) -> None:
     assert sorted(changed) == sorted(added)
 
 
+def mean_square(model: Any, batch: Any) -> Any:
+    return model(batch).square().mean()
+
+
 def test_a_step_holds_nothing_for_frozen_weights() -> None:
-    plain, frozen = models.Llama(LLAMA), nn.lora(models.Llama(LLAMA), r=2)
-    full, low = step_for(plain, "cpu"), step_for(frozen, "cpu")
+    plain = nn.Sequential(nn.Linear(64, 96), nn.Tanh(), nn.Linear(96, 48))
     base = sum(p.type.nbytes for p in plain.parameters())
-    added = sum(p.type.nbytes for n, p in frozen.named_parameters() if "lora_" in n)
-    batch = 4 * BATCH["tokens"].size
-    assert 3 * base + batch <= full.memory.held < 3 * base + batch + 100
-    assert base + 3 * added + batch <= low.memory.held < base + 3 * added + batch + 100
-    sizes = {b.elements for b in low.memory.buffers}
-    assert 64 * 32 * 32 not in sizes
-    assert float(low(BATCH).loss) == pytest.approx(float(full(BATCH).loss), rel=1e-5)
-    assert "MB of parameters, states and inputs" in str(low.memory)
+    model = nn.lora(plain, r=2)
+    step = td.compile_step(model, mean_square, optim.adamw(0.1), td.Spec((5, 64)), device="cpu")
+    added = sum(p.type.nbytes for n, p in model.named_parameters() if "lora_" in n)
+    given = 5 * 64 * 4
+    numbers = 64  # bytes of hyperparameters and counts
+    assert 0 <= step.memory.held - (base + 3 * added + given) <= numbers
+    gradients = [b for b in step.memory.buffers if b.elements in (64 * 96, 96 * 48)]
+    assert all(b.kernel.endswith("_pack") for b in gradients), "weights for matmuls alone"
+    assert "MB of parameters, states and inputs" in str(step.memory)
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -235,7 +249,10 @@ def adapted(model: nn.Module) -> list[str]:
         ("q_proj", ["model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.q_proj"]),
         ("layers.0.mlp.*", [f"model.layers.0.mlp.{n}_proj" for n in ("down", "gate", "up")]),
         ("*.1.*.[kv]_proj", [f"model.layers.1.self_attn.{n}_proj" for n in "kv"]),
-        (re.compile(r".*\.0\..*\.(q|o)_proj"), [f"model.layers.0.self_attn.{n}_proj" for n in "oq"]),
+        (
+            re.compile(r".*\.0\..*\.(q|o)_proj"),
+            [f"model.layers.0.self_attn.{n}_proj" for n in "oq"],
+        ),
         (["lm_head", "1.self_attn.q_proj"], ["lm_head", "model.layers.1.self_attn.q_proj"]),
         (lambda path: path.endswith("0.mlp.up_proj"), ["model.layers.0.mlp.up_proj"]),
     ],
@@ -277,12 +294,14 @@ def test_modules_in_lists_tuples_and_dicts_and_shared_ones() -> None:
 def test_dropout_is_before_the_adapter_only() -> None:
     model = nn.lora(nn.Sequential(nn.Linear(4, 4)), r=2, dropout=0.5)
     values, x = {**model.init(0), **noisy(model)}, np.ones((3, 4), np.float32)
-    with td.random.key(0) if hasattr(td.random, "key") else _nothing():
-        quiet = model.apply(values, x).numpy()
-    step = td.compile_step(model, lambda m, b: m(b).square().mean(), optim.sgd(0.0), td.Spec((3, 4)))
+    quiet = float((model.apply(values, x).numpy() ** 2).mean())
+    step = td.compile_step(model, mean_square, optim.sgd(1e-9), td.Spec((3, 4)), device="oracle")
     step.load_params(values)
     assert np.ptp([float(step(x).loss) for _ in range(4)]) > 0
-    assert float(step.evaluate(x).loss) == pytest.approx(float((quiet**2).mean()), rel=1e-5)
+    assert float(step.evaluate(x).loss) == pytest.approx(quiet, rel=1e-5)
+    values["0.lora_B.weight"][:] = 0
+    step.load_params(values)
+    assert float(step(x).loss) == pytest.approx(float(step.evaluate(x).loss), rel=1e-5)
 
 
 def test_a_second_call_adds_to_other_layers() -> None:
@@ -298,7 +317,9 @@ def test_rank_stabilised_adapters_are_scaled_otherwise(tmp_path: Path) -> None:
     models.save_adapter(model, tmp_path)
     again = models.Llama(LLAMA)
     again.device = "oracle"
-    np.testing.assert_allclose(models.load_adapter(again, tmp_path)(TOKENS), model(TOKENS), atol=1e-6)
+    np.testing.assert_allclose(
+        models.load_adapter(again, tmp_path)(TOKENS), model(TOKENS), atol=1e-6
+    )
     assert model.get_submodule("model.layers.0.self_attn.q_proj").scale == 2
 
 
@@ -397,7 +418,7 @@ SPOILED: dict[str, tuple[Callable[[Path], None], str]] = {
     "a layer": (_arrays(lambda a: a.update(_elsewhere(a))), "no linear layer.*layers.7"),
     "a shape": (_arrays(lambda a: a.update({A: a[A][:, 1:].copy()})), "for a layer of 32 to 32"),
     "a rank": (_arrays(lambda a: a.update({A: a[A][:1].copy()})), "for a layer of 32 to 32"),
-    "a number": (_arrays(lambda a: a.update({A: np.float32(1).reshape(())})), "for a layer"),
+    "a vector": (_arrays(lambda a: a.update({A: np.ones(3, np.float32)})), "for a layer"),
 }
 
 
@@ -458,16 +479,21 @@ def test_a_quantized_model_computes_with_the_rounded_weights(
     assert 1e-6 < np.abs(model(TOKENS) - plain).max() < 0.3
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_adapters_train_on_quantized_weights(folders: dict[str, Path], form: str) -> None:
+def test_adapters_train_on_quantized_weights() -> None:
     def made() -> Any:
-        return nn.lora(nn.quantize(loaded(folders["llama"]), form), r=2, targets="*_proj")
+        model = nn.Sequential(nn.Linear(64, 96), nn.Tanh(), nn.Linear(96, 48))
+        return nn.lora(nn.quantize(nn.quantize(model, "q8_0", "0"), "q4_0", "2"), r=2)
 
-    native, oracle = step_for(made(), "cpu"), step_for(made())
+    x = np.random.default_rng(0).normal(size=(20, 64)).astype(np.float32)
+    native, oracle = (
+        td.compile_step(made(), mean_square, optim.adamw(0.1), td.Spec((20, 64)), device=device)
+        for device in ("cpu", "oracle")
+    )
     for _ in range(3):
-        ours, right = native(BATCH), oracle(BATCH)
+        ours, right = native(x), oracle(x)
         assert float(ours.loss) == pytest.approx(float(right.loss), rel=1e-5)
-    assert all("lora_" in n for n in native.gradients(BATCH))
+        assert float(ours.grad_norm) == pytest.approx(float(right.grad_norm), rel=1e-4)
+    assert all("lora_" in n for n in oracle.gradients(x))
 
 
 def test_quantizing_behind_adapters_leaves_those_as_they_are(folders: dict[str, Path]) -> None:
@@ -496,21 +522,27 @@ def decoding(form: str, rows: int) -> Any:
 def test_a_matmul_decodes_weights_while_it_copies_them(form: str) -> None:
     program = schedule(decoding(form, 64))
     kernels = {c.kernel.name: to_text(c.kernel) for c in program.calls()}
-    assert sorted(name.rpartition("_")[2] == "pack" for name in kernels) == [False, False, True, True]
+    assert sorted(name.rpartition("_")[2] == "pack" for name in kernels) == [
+        False,
+        False,
+        True,
+        True,
+    ]
     assert all("float16" in text for name, text in kernels.items() if name.endswith("pack"))
     few = schedule(decoding(form, 1)).calls()
     assert all("float16" in to_text(c.kernel) for c in few), "a token's is not copied at all"
 
 
 def test_decoded_weights_do_not_wait_for_the_backward_pass() -> None:
-    layers = [nn.Linear(64, 64, bias=False) for _ in range(4)]
-    model = nn.quantize(nn.Sequential(*layers, nn.Linear(64, 64)), "q4_0", ["0", "1", "2", "3"])
-    model.requires_grad_(False)
-    model["4" if False else -1].requires_grad_(True)
-    inner = nn.Sequential(nn.Linear(64, 64), model)
-    graph = step_of(inner, {"x": td.Spec((8, 64))}, td.float32)
-    sizes = replace(EAGER.materialization, decoded_part=0.0)
-    waiting = replace(EAGER, materialization=sizes)
-    eager, kept = (live_bytes(schedule(graph, target=t), t) for t in (EAGER, waiting))
-    assert eager <= kept - 3 * 64 * 64 * 4
-    assert CPU.materialization.decoded_part > 0
+    frozen = nn.quantize(nn.Sequential(*(nn.Linear(64, 64) for _ in range(5))), "q4_0")
+    model = nn.Sequential(nn.Linear(64, 64), frozen.requires_grad_(False))
+    graph = step_of(model, {"x": td.Spec((8, 64))}, td.float32)
+    kept = replace(EAGER, materialization=replace(EAGER.materialization, decoded_part=0.0))
+    programs = {target: schedule(graph, target=target) for target in (EAGER, kept)}
+    once, again = (live_bytes(programs[t], t) for t in (kept, EAGER))
+    weight = 64 * 64 * 4
+    assert once >= 5 * weight
+    assert again <= 3 * weight, "that of a layer or two, and a gradient"
+    arrays = arrays_of(graph)
+    for ours, right in zip(run(programs[EAGER], arrays), evaluate_float64(graph, arrays)):
+        assert np.abs(ours - right).max() <= 1e-5 * np.abs(right).max()
