@@ -205,7 +205,7 @@ def _load_lora(model: Module, folder: Path, config: Json, entries: Mapping[str, 
         paths = [path for path, found in scales.items() if found == (r, alpha)]
         lora(model, r, alpha, dropout, set(paths).__contains__, rslora)
     take_values("load_adapter", model, {n.removeprefix(FIRST): a for n, a in arrays.items()})
-    model.restructured()
+    model._restructured()
     return model
 
 
@@ -307,7 +307,7 @@ def _load_bottleneck(
     arrays = read_entries(entries)
     bottleneck(model, size, set(paths).__contains__, str(activation), float(scale))
     take_values("load_adapter", model, {n.removeprefix(FIRST): a for n, a in arrays.items()})
-    model.restructured()
+    model._restructured()
     return model
 
 
@@ -339,7 +339,7 @@ def _load_prefix(model: Module, folder: Path, entries: Mapping[str, Entry]) -> M
     arrays = read_entries(entries)
     prefix_tuning(model, shape[0])
     take_values("load_adapter", model, {PREFIX: arrays[PROMPT]})
-    model.restructured()
+    model._restructured()
     return model
 
 

@@ -16,8 +16,7 @@ from treadle.frontend.functions.arithmetic import tanh
 from treadle.frontend.scopes import current_trace
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.models.config import Config
-from treadle.nn.init import held
-from treadle.nn.module import Declaration, Module
+from treadle.nn.module import Declaration, Module, held
 from treadle.runtime.foreign import readable
 from treadle.step.forward import Forward, compile_forward
 
@@ -151,9 +150,9 @@ class Model(Module):
             raise LoadError("start_from", cause, "Check that it is the same model.")
         for name, array in found.items():
             declared[name].init = held(array)
-        self.restructured()
+        self._restructured()
 
-    def restructured(self) -> None:
+    def _restructured(self) -> None:
         """Programs that were compiled with other values or parts are not used again."""
         self._running = self._holder = None
         self._programs = ()

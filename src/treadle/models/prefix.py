@@ -89,7 +89,7 @@ def prefix_tuning(model: Any, length: int = 20) -> Any:
     _check_room(model, length)
     vars(model)["prefix_keys"] = Prefix(length, model.key_shapes())
     freeze(model)
-    model.restructured()
+    model._restructured()
     return model
 
 

@@ -69,7 +69,7 @@ def bottleneck(
     }
     put_in_place(model, parts)
     freeze(model)
-    model.restructured()
+    model._restructured()
     return model
 
 

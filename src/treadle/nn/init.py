@@ -82,15 +82,6 @@ def constant(value: float) -> Init:
     return lambda shape, rng: np.full(shape, number)
 
 
-def held(array: np.ndarray) -> Init:
-    """These values, which are held once: first values are copies of them."""
-
-    def make(shape: Shape, rng: np.random.Generator) -> np.ndarray:
-        return array
-
-    return make
-
-
 def literal(array: object) -> Init:
     """These values; the shape must be the parameter's."""
     values = np.array(array)

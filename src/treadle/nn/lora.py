@@ -14,7 +14,7 @@ from treadle.frontend.tensor import Operand, Tensor
 from treadle.nn import init
 from treadle.nn.dropout import Dropout
 from treadle.nn.layers import Linear
-from treadle.nn.module import Module, Parameter
+from treadle.nn.module import Module, Parameter, held
 from treadle.nn.targets import Targets, put_in_place, targeted
 
 
@@ -100,7 +100,7 @@ def lora(
     wrapped = {p: LoRA(part, r, strength, dropout, bool(rslora)) for p, part in found.items()}
     put_in_place(model, {id(part.base): part for part in wrapped.values()})
     freeze(model)
-    model.restructured()
+    model._restructured()
     return model
 
 
@@ -144,7 +144,7 @@ def take_values(operation: str, model: Module, values: Mapping[str, object]) -> 
         what = f"the model has no {unknown[0]!r}" if unknown else f"{wrong[0]!r} has another shape"
         raise ArgumentError(operation, what, "Pass step.params of a step of this model.")
     for name, array in arrays.items():
-        declared[name].init = init.held(array)
+        declared[name].init = held(array)
 
 
 def merge(model: Module, values: Mapping[str, object] | None = None) -> Module:
@@ -183,7 +183,7 @@ def _move(model: Module, operation: str, sign: float) -> None:
         weight = part.base.weight
         before = weight.first_value(0, f"{name}.weight")
         for parameter, value in ((part.lora_A.weight, a), (part.lora_B.weight, b)):
-            parameter.init = init.held(value)
-        weight.init = init.held((before + sign * part.change(a, b)).astype(before.dtype))
+            parameter.init = held(value)
+        weight.init = held((before + sign * part.change(a, b)).astype(before.dtype))
         part.merged = sign > 0
-    model.restructured()
+    model._restructured()

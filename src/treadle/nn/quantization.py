@@ -18,10 +18,9 @@ from treadle.frontend.functions.arithmetic import bitwise_and, floor_divide, whe
 from treadle.frontend.functions.shaping import iota, reshape, transpose
 from treadle.frontend.tensor import Placeholder, Tensor
 from treadle.ir.types import TensorType
-from treadle.nn import init
 from treadle.nn.layers import Embedding, Linear
 from treadle.nn.lora import Adapted, Factor
-from treadle.nn.module import Module, Parameter
+from treadle.nn.module import Module, Parameter, held
 from treadle.nn.targets import Targets, put_in_place, targeted
 
 BLOCK = 32  # elements that share a scale, in both formats
@@ -124,8 +123,8 @@ class Quantized(Module, Placeholder):
         matrix = np.ascontiguousarray(own.T if self.is_transposed else own)
         rows, width = matrix.shape
         codes, scales = self.form.encode(matrix.reshape(rows, width // BLOCK, BLOCK))
-        self.codes.init = init.held(codes.reshape(self.codes.shape))
-        self.scales.init = init.held(scales)
+        self.codes.init = held(codes.reshape(self.codes.shape))
+        self.scales.init = held(scales)
 
     def decoded(self, path: str) -> np.ndarray:
         """The weight that its first values are."""
@@ -164,7 +163,7 @@ def quantize(model: Module, form: str = "q8_0", targets: Targets = "*", seed: in
             packed.encode(weight.first_value(chosen, names[id(weight)]))
             parts[id(weight)] = packed
     put_in_place(model, parts)
-    model.restructured()
+    model._restructured()
     return model
 
 
@@ -176,9 +175,9 @@ def dequantize(model: Module) -> Module:
     for path, part in model.named_modules():
         if isinstance(part, Quantized):
             value = part.decoded(path)
-            parts[id(part)] = Parameter(value.shape, init.held(value), requires_grad=False)
+            parts[id(part)] = Parameter(value.shape, held(value), requires_grad=False)
     put_in_place(model, parts)
-    model.restructured()
+    model._restructured()
     return model
 
 
