@@ -33,6 +33,10 @@ BRIEF: dict[str, tuple[list[str], str]] = {
         ["steps=2", "batch=4", "width=16", "layers=1", "letters=40000", "sampled=5"],
         "the network has ",
     ),
+    "lora": (
+        ["first_steps=2", "steps=2", "batch=2", "context=8", "r=2", "out={folder}/adapter"],
+        "with the merged adapters ",
+    ),
     "maml": (["steps=2", "hidden=8", "tasks=3"], "error after 5 steps of descent on ten points: "),
     "neural_ode": (["steps=2", "hidden=8", "paths=32", "batch=8"], "a path that was not seen: "),
     "pinn": (["steps=5", "width=8"], "largest error at 4096 points: "),

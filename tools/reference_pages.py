@@ -280,6 +280,9 @@ LAYER_TITLES = {
     "dropout": "Dropout", "attention": "Attention", "positions": "Positions and masks",
     "transformer": "Transformers", "decoding": "Decoding", "recurrent": "Recurrent layers",
     "parametrizations": "Parametrizations",
+    "lora": "Low-rank adapters",
+    "bottleneck": "Bottleneck adapters",
+    "quantization": "Weights of few bits",
 }  # fmt: skip
 LOSS_TITLES = {
     "regression": "Numbers", "classification": "Classes", "heads": "Large vocabularies",

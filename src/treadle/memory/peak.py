@@ -32,11 +32,13 @@ class BufferView:
 class MemoryView:
     """A program's temporary memory: bytes alive at its peak, and of the arena that has room for it.
 
-    `step` of `steps` phases is the peak's; `buffers` live then, the largest first.
+    `held` are bytes of its leaves: parameters, states, what the optimizer keeps, and inputs. `step`
+    of `steps` phases is the peak's; `buffers` live then, the largest first.
     """
 
     live: int
     arena: int
+    held: int
     step: int
     steps: int
     buffers: tuple[BufferView, ...]
@@ -46,7 +48,8 @@ class MemoryView:
         heads = ("MB", "buffers", "elements", "dtype", "made by")
         lines = [
             f"{self.live / 1e6:,.1f} MB alive at step {self.step} of {self.steps}, in an arena of "
-            f"{self.arena / 1e6:,.1f} MB",
+            f"{self.arena / 1e6:,.1f} MB, beside {self.held / 1e6:,.1f} MB of parameters, states "
+            "and inputs",
             "{:>10}{:>9}{:>12}  {:<10}{}".format(*heads),
         ]
         rows: dict[tuple[object, ...], list[BufferView]] = {}
@@ -93,4 +96,5 @@ def memory_view(program: Program, plan: BufferPlan) -> MemoryView:
         if plan.spans[name].first <= peak <= plan.spans[name].last
     ]
     ordered = tuple(sorted(found, key=lambda b: -b.nbytes))
-    return MemoryView(int(live[peak]), plan.size, peak, len(program.steps), ordered)
+    held = sum(type_.nbytes for _, type_ in program.leaves)
+    return MemoryView(int(live[peak]), plan.size, held, peak, len(program.steps), ordered)

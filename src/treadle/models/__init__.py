@@ -1,5 +1,7 @@
 """Models with the parameter names of their reference implementations, and generation."""
 
+from treadle.models.adapters import load_adapter as load_adapter
+from treadle.models.adapters import save_adapter as save_adapter
 from treadle.models.causal import CausalModel as CausalModel
 from treadle.models.clip import CLIP as CLIP
 from treadle.models.clip import CLIPConfig as CLIPConfig
@@ -30,6 +32,7 @@ from treadle.models.llama import LlamaConfig as LlamaConfig
 from treadle.models.llama import llama as llama
 from treadle.models.llama import llama_config as llama_config
 from treadle.models.model import Model as Model
+from treadle.models.prefix import prefix_tuning as prefix_tuning
 from treadle.models.resnet import ResNet as ResNet
 from treadle.models.resnet import ResNetConfig as ResNetConfig
 from treadle.models.resnet import resnet18 as resnet18

@@ -14,6 +14,7 @@ from treadle.models.context import Context
 from treadle.models.decoding import CachedPrograms, KeyShape, Programs, WholePrograms
 from treadle.models.generation import Settings, generate, stream
 from treadle.models.model import Model
+from treadle.models.prefix import Prefix, Prefixed
 from treadle.models.tokenizer import Tokenizer
 
 
@@ -32,6 +33,8 @@ class CausalModel(Model):
 
     tokenizer: Tokenizer | None = None
     ends: tuple[int, ...] | None = None  # tokens that end a text; None for the configuration's
+    takes_prefix = False  # whether its layers see keys that come before all tokens
+    prefix_keys: Prefix | None = None
 
     @property
     def longest(self) -> int | None:
@@ -41,6 +44,10 @@ class CausalModel(Model):
     def hidden(self, tokens: Tensor, context: Context) -> Tensor:
         """(B, T) → (B, T, width), of new positions in their context."""
         raise NotImplementedError(f"{type(self).__name__} has no hidden")
+
+    def prefixed(self, context: Context) -> Context:
+        """The context behind the model's prefix, if it has one."""
+        return context if self.prefix_keys is None else Prefixed(context, self.prefix_keys)
 
     def logits(self, hidden: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} has no logits")

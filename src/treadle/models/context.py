@@ -33,6 +33,10 @@ class Context(Protocol):
         """What is added to scores, (B or 1, 1, T, S); None hides only what comes later."""
         ...
 
+    def hiding(self, window: int | None) -> Tensor:
+        """The same, written out in any case."""
+        ...
+
     def distances(self) -> Tensor:
         """(T, S): how far each key is behind its query; negative for earlier ones."""
         ...
@@ -54,6 +58,10 @@ class Whole:
     def bias(self, window: int | None) -> Tensor | None:
         if self.mask is None and (window is None or window >= self.length):
             return None
+        return self.hiding(window)
+
+    def hiding(self, window: int | None) -> Tensor:
+        """The bias, written out."""
         t, s = iota((self.length,) * 2, 0), iota((self.length,) * 2, 1)
         is_seen = _within(t, s, window)
         if self.mask is not None:
@@ -88,6 +96,9 @@ class Cached:
         return keys, values
 
     def bias(self, window: int | None) -> Tensor | None:
+        return self.hiding(window)
+
+    def hiding(self, window: int | None) -> Tensor:
         slots = self.caches[0].keys.shape[2]
         t = reshape(self._slots(), (1, self.length, 1))
         s = iota((1, 1, slots), 2)

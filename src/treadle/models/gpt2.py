@@ -17,7 +17,7 @@ from treadle.models.model import ACTIVATIONS, check_activation
 from treadle.nn import init
 from treadle.nn.containers import ModuleList
 from treadle.nn.dropout import Dropout
-from treadle.nn.layers import Embedding, LayerNorm
+from treadle.nn.layers import Embedding, LayerNorm, Linear
 from treadle.nn.module import Module, Parameter
 
 
@@ -72,15 +72,19 @@ def gpt2_config(size: str = "small", **changes: object) -> GPT2Config:
     return GPT2Config(**given)  # type: ignore[arg-type]
 
 
-class Projection(Module):
+class Projection(Linear):
     """x W + b, with a weight (in, out): the Conv1D of `transformers`."""
 
+    fan_in_fan_out = True
+
     def __init__(self, inputs: int, outputs: int, std: float):
+        self.in_features, self.out_features = inputs, outputs
         self.weight = Parameter((inputs, outputs), init.normal(std=std))
         self.bias = Parameter((outputs,), init.zeros)
 
     def forward(self, x: Operand) -> Tensor:
-        return linear.matmul(x, self.weight) + self.bias
+        product = linear.matmul(x, self.weight)
+        return product if self.bias is None else product + self.bias
 
 
 class _Attention(Module):
@@ -153,12 +157,16 @@ class _Head(Module):
     def __init__(self, weight: Parameter):
         self.weight = weight
 
+    def forward(self, hidden: Operand) -> Tensor:
+        return linear.linear(hidden, self.weight)
+
 
 class GPT2(CausalModel):
     """GPT-2 with its language-model head: tokens (B, T) → logits (B, T, vocab_size)."""
 
     architecture = "GPT2LMHeadModel"
     prefix = "transformer"
+    takes_prefix = True
     ignored = (r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias",)  # masks, in older files
 
     def __init__(self, config: GPT2Config):
@@ -174,15 +182,17 @@ class GPT2(CausalModel):
         return self.logits(self.hidden(given, Whole(given.shape[1], mask)))
 
     def hidden(self, tokens: Tensor, context: Context) -> Tensor:
-        result: Tensor = self.transformer(tokens, context)
+        result: Tensor = self.transformer(tokens, self.prefixed(context))
         return result
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return linear.linear(hidden, self.lm_head.weight)
+        result: Tensor = self.lm_head(hidden)
+        return result
 
     @property
     def longest(self) -> int | None:
-        return self.config.n_positions
+        before = 0 if self.prefix_keys is None else self.prefix_keys.length
+        return self.config.n_positions - before
 
     def key_shapes(self) -> list[KeyShape]:
         width = self.config.n_embd // self.config.n_head

@@ -8,7 +8,6 @@ from typing import Any, Self
 
 from treadle.base.errors import ArgumentError
 from treadle.frontend.coerce import as_tensor
-from treadle.frontend.functions import linear
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.models.causal import CausalModel, check_tokens
 from treadle.models.config import Config, Json
@@ -220,6 +219,7 @@ class Llama(CausalModel):
     """A decoder of Llama's family with its head: tokens (B, T) → logits (B, T, vocab_size)."""
 
     prefix = "model"
+    takes_prefix = True
     ignored = (r".*rotary_emb\.inv_freq",)
 
     def __init__(self, config: LlamaConfig):
@@ -242,14 +242,16 @@ class Llama(CausalModel):
 
     def hidden(self, tokens: Tensor, context: Context) -> Tensor:
         x: Tensor = self.model.embed_tokens(tokens)
-        rotated = Rotation.of(context.positions(), *self.config.rates())
+        seen = self.prefixed(context)
+        rotated = Rotation.of(seen.positions(), *self.config.rates())
         for layer in self.model.layers:
-            x = layer(x, context, rotated)
+            x = layer(x, seen, rotated)
         result: Tensor = self.model.norm(x)
         return result
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return linear.linear(hidden, self.lm_head.weight)
+        result: Tensor = self.lm_head(hidden)
+        return result
 
     def key_shapes(self) -> list[KeyShape]:
         config = self.config

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from treadle.base.errors import LoadError
-from treadle.base.shapes import Shape
 from treadle.compile_report import CompileOptions
 from treadle.frontend.binding import tensor_of
 from treadle.frontend.coerce import as_tensor
@@ -17,8 +16,7 @@ from treadle.frontend.functions.arithmetic import tanh
 from treadle.frontend.scopes import current_trace
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.models.config import Config
-from treadle.nn.init import Init
-from treadle.nn.module import Declaration, Module
+from treadle.nn.module import Declaration, Module, held
 from treadle.runtime.foreign import readable
 from treadle.step.forward import Forward, compile_forward
 
@@ -151,7 +149,11 @@ class Model(Module):
             cause = f"{name} is {declared[name].type}, given the shape {found[name].shape}"
             raise LoadError("start_from", cause, "Check that it is the same model.")
         for name, array in found.items():
-            declared[name].init = stored(array)
+            declared[name].init = held(array)
+        self._restructured()
+
+    def _restructured(self) -> None:
+        """Programs that were compiled with other values or parts are not used again."""
         self._running = self._holder = None
         self._programs = ()
 
@@ -162,15 +164,6 @@ class Model(Module):
 
 def value_of(declaration: Declaration, name: str) -> np.ndarray:
     return declaration.first_value(0, name)
-
-
-def stored(array: np.ndarray) -> Init:
-    """An initialiser that gives an array, which is held once: first values are copies of it."""
-
-    def make(shape: Shape, rng: np.random.Generator) -> np.ndarray:
-        return array
-
-    return make
 
 
 def _array(value: object) -> Any:

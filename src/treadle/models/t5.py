@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from treadle.frontend.coerce import as_tensor
-from treadle.frontend.functions import linear
 from treadle.frontend.functions.indexing import take
 from treadle.frontend.functions.shaping import permute, unsqueeze
 from treadle.frontend.tensor import Operand, Tensor
@@ -271,7 +270,8 @@ class T5(Model):
 
     def logits(self, hidden: Tensor) -> Tensor:
         scaled = hidden * self.config.d_model**-0.5 if self.config.scales_outputs else hidden
-        return linear.linear(scaled, self.lm_head.weight)
+        result: Tensor = self.lm_head(scaled)
+        return result
 
     def key_shapes(self) -> list[KeyShape]:
         return [KeyShape(self.config.num_heads, self.config.d_kv)] * self.config.decoder_layers

@@ -83,7 +83,7 @@ def read_weights(folder: Path, model: Model) -> dict[str, np.ndarray]:
             cause += f"configuration {declared[name].type}"
             raise LoadError("load", cause, "Check that the configuration is that of the weights.")
     refuse_beyond("load", f"what is in {folder}", sum(e.nbytes for e in found.values()))
-    return _read(found)
+    return read_entries(found)
 
 
 def named_values(model: Model, given: Mapping[str, T]) -> dict[str, T]:
@@ -117,7 +117,7 @@ def _renamed(model: Model, name: str) -> str:
 def _entries(folder: Path) -> dict[str, Entry]:
     """What the headers of a folder's files list."""
     if (folder / WEIGHTS).exists():
-        return _header(folder / WEIGHTS)
+        return header(folder / WEIGHTS)
     if not (folder / INDEX).exists():
         is_pickled = any((folder / n).exists() for n in ("pytorch_model.bin", "model.pt"))
         remedy = "Pickles are not read: save it again as safetensors." if is_pickled else ""
@@ -126,7 +126,7 @@ def _entries(folder: Path) -> dict[str, Entry]:
     wanted = _weight_map(folder / INDEX)
     found: dict[str, Entry] = {}
     for file in sorted(set(wanted.values())):
-        listed_there = _header(folder / file)
+        listed_there = header(folder / file)
         found |= {n: e for n, e in listed_there.items() if wanted.get(n) == file}
     absent = [n for n in wanted if n not in found]
     if absent:
@@ -149,7 +149,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     return found
 
 
-def _header(file: Path) -> dict[str, Entry]:
+def header(file: Path) -> dict[str, Entry]:
     """Names, dtypes and shapes; that they fit the file's length is checked by `safetensors`."""
     from safetensors import SafetensorError, safe_open
 
@@ -168,7 +168,7 @@ def _header(file: Path) -> dict[str, Entry]:
         raise LoadError("load", cause, "Use another copy.") from error
 
 
-def _read(entries: Mapping[str, Entry]) -> dict[str, np.ndarray]:
+def read_entries(entries: Mapping[str, Entry]) -> dict[str, np.ndarray]:
     from safetensors import safe_open
 
     found: dict[str, np.ndarray] = {}

@@ -34,6 +34,7 @@ from treadle.nn.activations import Threshold as Threshold
 from treadle.nn.attention import MultiHeadAttention as MultiHeadAttention
 from treadle.nn.attention import MultiheadAttention as MultiheadAttention
 from treadle.nn.attention import SwiGLU as SwiGLU
+from treadle.nn.bottleneck import bottleneck as bottleneck
 from treadle.nn.containers import Flatten as Flatten
 from treadle.nn.containers import Identity as Identity
 from treadle.nn.containers import ModuleDict as ModuleDict
@@ -61,6 +62,9 @@ from treadle.nn.layers import EmbeddingBag as EmbeddingBag
 from treadle.nn.layers import LayerNorm as LayerNorm
 from treadle.nn.layers import Linear as Linear
 from treadle.nn.layers import RMSNorm as RMSNorm
+from treadle.nn.lora import lora as lora
+from treadle.nn.lora import merge as merge
+from treadle.nn.lora import unmerge as unmerge
 from treadle.nn.module import Module as Module
 from treadle.nn.module import Parameter as Parameter
 from treadle.nn.module import State as State
@@ -108,6 +112,8 @@ from treadle.nn.positions import T5RelativeBias as T5RelativeBias
 from treadle.nn.positions import alibi_bias as alibi_bias
 from treadle.nn.positions import causal_mask as causal_mask
 from treadle.nn.positions import sliding_window_mask as sliding_window_mask
+from treadle.nn.quantization import dequantize as dequantize
+from treadle.nn.quantization import quantize as quantize
 from treadle.nn.recurrent import GRU as GRU
 from treadle.nn.recurrent import LSTM as LSTM
 from treadle.nn.recurrent import RNN as RNN

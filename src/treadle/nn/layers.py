@@ -41,6 +41,8 @@ def fan_in_uniform(fan_in: int) -> init.Init:
 class Linear(Module):
     """x Wᵀ + b: (…, in_features) → (…, out_features); weight (out_features, in_features)."""
 
+    fan_in_fan_out = False  # whether the weight is (in_features, out_features)
+
     def __init__(self, in_features: int, out_features: int, bias: bool = True):
         self.in_features = check_whole("Linear", "in_features", in_features)
         self.out_features = check_whole("Linear", "out_features", out_features)

@@ -84,6 +84,15 @@ class Declaration(Placeholder):
         return f"{type(self).__name__}({self.type})"
 
 
+def held(array: np.ndarray) -> Init:
+    """These values, which are held once: first values are copies of them."""
+
+    def make(shape: Shape, rng: np.random.Generator) -> np.ndarray:
+        return array
+
+    return make
+
+
 class Parameter(Declaration):
     """A trained tensor: `nn.Parameter((out, in), nn.init.xavier_uniform())`.
 
@@ -236,6 +245,9 @@ class Module:
         for parameter in self.parameters():
             parameter.requires_grad = requires_grad
         return self
+
+    def _restructured(self) -> None:
+        """Told when parts of the module were replaced: what was compiled of it is out of date."""
 
     def declarations(self) -> dict[str, Declaration]:
         """Parameters and states by name; names are unique."""

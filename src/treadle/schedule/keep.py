@@ -49,8 +49,11 @@ def materialized_values(
 
     Of those the ones of `cheap` nodes are not, as long as no matmul reads them.
     """
-    wanted = {o.value for o in graph.outputs} | _read_often(graph) | set(also)
+    decoded = _decoded(graph, target) if fuse else {}
+    copied = decoded if target.copies_operands else ()
+    wanted = {o.value for o in graph.outputs} | _read_often(graph, copied) | set(also)
     unshared = _cheap_scalars(graph) | set(cheap)
+    unshared.update(*decoded.values())
     stored = _materialized(graph, fuse, wanted, target, unshared)
     sizes = target.materialization
     cuts = _too_deep(graph, stored, sizes) | _too_wide(graph, stored, sizes.most_repeats)
@@ -321,10 +324,51 @@ _MATMULS = CONVOLUTIONS | {
 }
 
 
-def _read_often(graph: Graph) -> set[TensorValue]:
+def _decoded(graph: Graph, target: Target) -> dict[TensorValue, set[int]]:
+    """Operands of matmuls that are decoded from far fewer bytes, and the nodes that decode them.
+
+    Where matmuls copy operands, they decode them then: such a weight is nowhere in memory.
+    """
+    found: dict[TensorValue, set[int]] = {}
+    operands = (v for node in graph.nodes if node.op is linear.CONTRACT for v in node.operands)
+    for value in dict.fromkeys(_behind_views(graph, v) for v in operands):
+        leaves, inside = _leaves_of(graph, value, target.materialization.most_operations)
+        if leaves and is_decoded(graph, value, leaves, target.materialization):
+            found[value] = inside
+    return found
+
+
+def is_decoded(
+    graph: Graph, value: TensorValue, sources: Collection[TensorValue], sizes: Materialization
+) -> bool:
+    """Whether a value is made of leaves alone that have far fewer bytes than it."""
+    nbytes = sum(graph.type_of(v).nbytes for v in sources)
+    are_leaves = all(isinstance(graph.nodes[v.node].attributes, Leaf) for v in sources)
+    return are_leaves and nbytes <= sizes.decoded_part * graph.type_of(value).nbytes
+
+
+def _leaves_of(graph: Graph, value: TensorValue, most: int) -> tuple[set[TensorValue], set[int]]:
+    """The leaves that a value is cheaply made of, and the nodes between; nothing if it is not."""
+    pending, leaves, inside = [value], set[TensorValue](), set[int]()
+    while pending:
+        current = pending.pop()
+        node = graph.nodes[current.node]
+        if isinstance(node.attributes, Leaf):
+            leaves.add(current)
+            continue
+        is_cheap = node.op in VIEWS or (node.op in ELEMENTWISE and node.op not in COSTLY)
+        inside.add(current.node)
+        if not is_cheap or sum(graph.nodes[n].op not in VIEWS for n in inside) > most:
+            return set(), set()
+        pending += [v for v in node.operands if v.node not in inside]
+    return leaves, inside
+
+
+def _read_often(graph: Graph, decoded: Collection[TensorValue] = ()) -> set[TensorValue]:
     """Values whose elements a consumer reads often, and that are not mere views.
 
-    A matmul reads each element of an operand once for every row or column of the other.
+    A matmul reads each element of an operand once for every row or column of the other, but for
+    one that it decodes.
     """
     found: set[TensorValue] = set()
     costly: list[bool] = []  # whether computing an element anew, operands inlined, is dear
@@ -333,6 +377,8 @@ def _read_often(graph: Graph) -> set[TensorValue]:
         for operand in node.operands:
             if node.op is SCAN:
                 found.add(operand)
+            elif node.op is linear.CONTRACT:
+                found |= _computed(graph, operand) - set(decoded)
             elif node.op in _MATMULS:
                 found |= _computed(graph, operand)
             elif node.op in (shaping.BROADCAST, linear.WINDOW):

@@ -319,7 +319,8 @@ class Order:
                 first_use[j] = min(level[i], first_use.get(j, level[i]))
         for i in first_use:
             # Equal kernels of one phase share a launch: what only reads leaves comes first.
-            is_first = self.memo.target.has_launches and self.groups[i].bound.inputs
+            bound = self.groups[i].bound
+            is_first = self.memo.target.has_launches and bound.inputs and not self._decodes(bound)
             if not self.groups[i].direct and not is_first:
                 level[i] = first_use[i] - 1
         if not self.memo.target.is_small:
@@ -328,6 +329,13 @@ class Order:
         for i in sorted(ordered, key=lambda i: (level[i], i)):
             found[level[i]].append(self.groups[i].bound)
         return [phase for phase in found if phase]
+
+    def _decodes(self, bound: Bound) -> bool:
+        """Whether a kernel's results are far larger than what it reads, and should live shortly."""
+        sizes, kernel = self.memo.target.materialization, bound.kernel
+        written = sum(b.nbytes for b in kernel.outputs)
+        read = sum(b.nbytes for b in kernel.inputs)
+        return written >= sizes.least_recomputed and read <= sizes.decoded_part * written
 
     def _later(self, level: list[int], ordered: Sequence[int]) -> list[int]:
         """Levels at which equal kernels share launches, unless too much lives longer for it."""

@@ -25,6 +25,7 @@ from treadle.schedule.keep import (
     COSTLY,
     VIEWS,
     homes_of,
+    is_decoded,
     is_inline,
     is_root,
     materialized_values,
@@ -111,14 +112,17 @@ class _Peak:
         """Whether a value is better made of some others than that it waits.
 
         Those that are large must wait anyway. The backward pass reads them then, as a rule in the
-        same kernel; parameters and inputs it would read for this alone.
+        same kernel; parameters and inputs it would read for this alone, which pays for those of
+        few bits.
         """
         type_of, share = self.graph.type_of, self.sizes.small_share
         large = {v for v in sources if type_of(v).size * share > type_of(value).size}
         leaves = {v for v in large if v not in self.stored}
         nbytes = sum(type_of(v).nbytes for v in large)
         is_little = nbytes <= self.sizes.recomputed_reads * type_of(value).nbytes
-        return is_little and large - leaves <= self.waiting and (not leaves or large != leaves)
+        is_read_anyway = not leaves or large != leaves
+        is_read_anyway = is_read_anyway or is_decoded(self.graph, value, sources, self.sizes)
+        return is_little and large - leaves <= self.waiting and is_read_anyway
 
     def _sources(self, value: TensorValue) -> tuple[Values, set[int]] | None:
         """What computing a value reads, and the nodes between; None if that are too many."""
