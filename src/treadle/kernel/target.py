@@ -120,6 +120,7 @@ class Matmuls:
     # on a product of 128 rows, which gains 8 % with AVX2 and loses 2 % with AVX-512.
     few_rows: int = 4
     summed_rows: int = 2  # up to which weights are summed as they lie: crossing at 4, measured
+    summed_heads: int = 8  # the same of a GPU's batches: heads that share keys and values, chosen
     few_tasks: int = 4  # blocks of rows, below which threads share columns or depth: chosen
     # Products beside each other, from which their rows need not be shared: chosen, several for each
     # of many threads.

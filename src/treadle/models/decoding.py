@@ -18,6 +18,7 @@ from treadle.models.context import Cached, Context, Whole
 from treadle.nn.containers import ModuleList
 from treadle.nn.decoding import KVCache
 from treadle.nn.module import Module, update
+from treadle.pipeline import choose_precision
 from treadle.step.forward import Forward, compile_forward
 
 BLOCK = 64  # slots of a cache are a multiple, so that few programs serve many lengths
@@ -54,10 +55,10 @@ class WithCaches(Module):
     """A model and caches for one batch and length. The model's names stay as they are."""
 
     def __init__(self, model: Decoder, batch: int, length: int):
-        shapes = model.key_shapes()
+        shapes, dtype = model.key_shapes(), choose_precision(model.precision)
         self.model = model
         self.name = f"cache_{batch}x{length}"
-        self.caches = ModuleList(KVCache(batch, s.heads, length, s.width) for s in shapes)
+        self.caches = ModuleList(KVCache(batch, s.heads, length, s.width, dtype) for s in shapes)
 
     def _parts(self) -> list[tuple[str, Any]]:
         return [*self.model._parts(), (self.name, self.caches)]

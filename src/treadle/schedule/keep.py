@@ -355,7 +355,7 @@ def _is_read_through(
 
     It does if it reads it hardly more than once, or copies what only is wider than in memory.
     """
-    if node.op is not linear.CONTRACT or target.matmuls.by_library:
+    if node.op is not linear.CONTRACT:
         return False
     if target.copies_operands and _widens(graph, graph.nodes[value.node]):
         return True

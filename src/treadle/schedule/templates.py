@@ -52,7 +52,9 @@ def is_attention_for_library(node: Node, types: Types, target: Target) -> bool:
     limits = target.matmuls
     fits = all(n % limits.pack == 0 and n <= limits.most_depth for n in (q.shape[3], v.shape[3]))
     is_single = q.shape[2] == k.shape[2] == 1  # whose gradient cuDNN refuses
-    return fits and not is_single and attention_call_key(node, types) not in target.without
+    # A token reads its cache once: loops do, and write what they read nowhere.
+    is_decoding = node.op is c.ATTENTION and q.shape[2] <= limits.summed_rows
+    return fits and not is_single and not is_decoding and attention_call_key(node, types) not in target.without
 
 
 def attention_numbers(node: Node) -> tuple[tuple[str, float], ...]:
