@@ -15,6 +15,7 @@ class Fusion:
 
     shared_iterations: int = 32  # of the outermost loop, for threads to share evenly
     shared_input: int = 64  # elements above which reading the same input is a reason to fuse
+    summed: int = 32  # elements of an input for each of the results, of sums of much: chosen
     read_once: int = 1 << 16  # elements of an input that two column sums should read only once
     row_flops: int = 1 << 13  # of a fused row that takes less than a launch
     block_flops: int = 1 << 12  # of all rows that are one block's, less than a launch too
@@ -120,7 +121,7 @@ class Matmuls:
     # on a product of 128 rows, which gains 8 % with AVX2 and loses 2 % with AVX-512.
     few_rows: int = 4
     summed_rows: int = 2  # up to which weights are summed as they lie: crossing at 4, measured
-    summed_heads: int = 8  # the same of a GPU's batches: heads that share keys and values, chosen
+    summed_heads: int = 8  # the same in batches: heads that share keys and values, chosen
     few_tasks: int = 4  # blocks of rows, below which threads share columns or depth: chosen
     # Products beside each other, from which their rows need not be shared: chosen, several for each
     # of many threads.

@@ -32,12 +32,17 @@ def has_template(node: Node, types: Types, target: Target) -> bool:
     """Whether a composite is one kernel or one library call: attention and convolutions."""
     if node.op in CONVOLUTIONS:
         return target.has_conv and is_conv_for_library(node, types, target)
-    if node.op not in (c.ATTENTION, c.ATTENTION_GRAD):
+    if node.op not in (c.ATTENTION, c.ATTENTION_GRAD) or is_decoding(node, types, target):
         return False
     if target.has_attention:
         return is_attention_for_library(node, types, target)
     is_float32 = all(t.dtype is float32 and t.size for t in types)
     return target.rewriting.blocks_attention and is_float32
+
+
+def is_decoding(node: Node, types: Types, target: Target) -> bool:
+    """Whether a token or two look at a cache: blocks of queries would be all but empty."""
+    return node.op is c.ATTENTION and types[0].shape[2] <= target.matmuls.summed_rows
 
 
 def is_attention_for_library(node: Node, types: Types, target: Target) -> bool:
@@ -52,9 +57,7 @@ def is_attention_for_library(node: Node, types: Types, target: Target) -> bool:
     limits = target.matmuls
     fits = all(n % limits.pack == 0 and n <= limits.most_depth for n in (q.shape[3], v.shape[3]))
     is_single = q.shape[2] == k.shape[2] == 1  # whose gradient cuDNN refuses
-    # A token reads its cache once: loops do, and write what they read nowhere.
-    is_decoding = node.op is c.ATTENTION and q.shape[2] <= limits.summed_rows
-    return fits and not is_single and not is_decoding and attention_call_key(node, types) not in target.without
+    return fits and not is_single and attention_call_key(node, types) not in target.without
 
 
 def attention_numbers(node: Node) -> tuple[tuple[str, float], ...]:
