@@ -82,11 +82,15 @@ def test_no_program_is_compiled_for_a_token(pair: tuple[Any, Any]) -> None:
     model, _ = pair
     model.generate(PROMPTS, 30)
     before = model._programs[-1]
-    built = before.decode.report.compiles + before._prefill.report.compiles
+    greedy = dict(before._programs)
     model.generate([p[::-1] for p in PROMPTS], 3)
+    assert before._programs == greedy
     model.generate(PROMPTS, 25, temperature=1.0)
+    drawn = dict(before._programs)
+    model.generate(PROMPTS, 25, temperature=0.5, seed=1)
     assert model._programs[-1] is before
-    assert before.decode.report.compiles + before._prefill.report.compiles == built
+    assert before._programs == drawn
+    assert all(program.report.compiles == 1 for program in drawn.values())
 
 
 def test_old_caches_are_given_back() -> None:

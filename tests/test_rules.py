@@ -150,6 +150,7 @@ FEW = replace(
         GPU.rewriting, few_scattered=6, many_scattered=4, most_scattered=12, least_sorted=0
     ),
 )
+LONG = replace(GPU, rewriting=replace(GPU.rewriting, least_arg=4))
 SORTING = replace(GPU, rewriting=replace(GPU.rewriting, least_sorted=1))
 
 
@@ -309,6 +310,23 @@ CASES = {
         [TensorType((4, 4), F32), TensorType((4,), I32)],
         SORTING,
         TARGETS,
+    ),
+    "argmax_of_many": Case(
+        lambda x: td.argmax(x, 1),
+        [lambda x: td.argmax(x, 0), lambda x: td.argmin(x, 1)],
+        [TensorType((3, 4), F32)],
+        LONG,
+    ),
+    "argmin_of_many": Case(
+        lambda x: td.argmin(x, 0),
+        [lambda x: td.argmin(x, 1), lambda x: td.argmax(x, 0)],
+        [TensorType((4, 3), F32)],
+        LONG,
+    ),
+    "cast_back": Case(
+        lambda x: cast(cast(x, F32), BF16),
+        [lambda x: cast(cast(x, td.float16), BF16), lambda x: cast(cast(x, F32), td.float16)],
+        [TensorType((3, 4), BF16)],
     ),
     "scatter_to_few": Case(
         added_at(),

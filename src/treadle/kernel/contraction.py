@@ -89,6 +89,20 @@ class Contraction(Generic[T]):
         is_deep = size(self.depth) >= limits.depth_for_library
         return self.flops >= limits.flops_for_library and is_deep
 
+    def is_of_few_rows(self, limits: Matmuls) -> bool:
+        """Whether one operand, a token's or two, is multiplied by many weights in their order.
+
+        All there is to do is to read them: loops do that, and what is around can be fused. So do
+        the heads of a token that share keys and values, whose axes may be in any order.
+        """
+        (rows, _), (_, many) = sorted(
+            ((size(self.rows), self.left), (size(self.columns), self.right)), key=lambda s: s[0]
+        )
+        if size(self.batch) > 1:
+            return rows <= limits.summed_heads
+        is_along = bool(many.axes) and bool(self.depth) and many.axes[-1] == self.depth[-1]
+        return is_along and rows <= limits.summed_rows
+
     @property
     def columns_last(self) -> Contraction[T]:
         """The operand that has the last axis of the result on the right."""

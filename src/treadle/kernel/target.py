@@ -15,6 +15,7 @@ class Fusion:
 
     shared_iterations: int = 32  # of the outermost loop, for threads to share evenly
     shared_input: int = 64  # elements above which reading the same input is a reason to fuse
+    summed: int = 32  # elements of an input for each of the results, of sums of much: chosen
     read_once: int = 1 << 16  # elements of an input that two column sums should read only once
     row_flops: int = 1 << 13  # of a fused row that takes less than a launch
     block_flops: int = 1 << 12  # of all rows that are one block's, less than a launch too
@@ -123,6 +124,7 @@ class Matmuls:
     # on a product of 128 rows, which gains 8 % with AVX2 and loses 2 % with AVX-512.
     few_rows: int = 4
     summed_rows: int = 2  # up to which weights are summed as they lie: crossing at 4, measured
+    summed_heads: int = 8  # the same in batches: heads that share keys and values, chosen
     few_tasks: int = 4  # blocks of rows, below which threads share columns or depth: chosen
     # Products beside each other, from which their rows need not be shared: chosen, several for each
     # of many threads.
@@ -314,6 +316,9 @@ class Rewriting:
     # Bytes of a scan's slices for each byte that they are computed from, from which iterations
     # compute them: chosen, the states of a selective scan are 16 for each channel.
     least_spread: int = 4
+    # Elements of an axis whose best is found by two reductions: chosen. Along 49,152 one thread that
+    # remembered where it was took 0.57 ms, two reductions take 0.03.
+    least_arg: int = 1024
     scatters_cheaply: bool = True  # a scatter-add costs no more than a copy of its rows
     # Updates times rows of the result, from which a scatter-add sums sorted runs; 0 for never.
     # Otherwise every block of a GPU looks at every index (`scatter_rows` a block).

@@ -84,6 +84,13 @@ class Cached:
     at: Tensor  # int32, how many slots are written
     first: Tensor  # int32 (B,)
     length: int  # of the new positions
+    reach: int | None = None  # slots that are looked at, those that are written; None for all
+
+    @property
+    def width(self) -> int:
+        """Slots that are looked at."""
+        found = self.caches[0].keys.shape[2]
+        return found if self.reach is None else self.reach
 
     def _slots(self) -> Tensor:
         return iota((1, self.length), 1) + self.at
@@ -93,13 +100,13 @@ class Cached:
 
     def seen(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         keys, values, _ = self.caches[layer](k, v, self.at)
-        return keys, values
+        return keys[:, :, : self.width], values[:, :, : self.width]
 
     def bias(self, window: int | None) -> Tensor | None:
         return self.hiding(window)
 
     def hiding(self, window: int | None) -> Tensor:
-        slots = self.caches[0].keys.shape[2]
+        slots = self.width
         t = reshape(self._slots(), (1, self.length, 1))
         s = iota((1, 1, slots), 2)
         is_own = s >= reshape(self.first, (-1, 1, 1))
@@ -107,8 +114,7 @@ class Cached:
         return _hidden(logical_or(logical_and(_within(t, s, window), is_own), t == s), slots)
 
     def distances(self) -> Tensor:
-        slots = self.caches[0].keys.shape[2]
-        return iota((1, slots), 1) - reshape(self._slots(), (self.length, 1))
+        return iota((1, self.width), 1) - reshape(self._slots(), (self.length, 1))
 
 
 def _within(t: Tensor, s: Tensor, window: int | None) -> Tensor:

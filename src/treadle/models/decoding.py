@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,18 +10,26 @@ import numpy as np
 
 from treadle.base.dtypes import int32
 from treadle.compile_report import CompileOptions
+from treadle.frontend.coerce import cast
+from treadle.frontend.functions.arithmetic import where
 from treadle.frontend.functions.indexing import take, take_along_axis
-from treadle.frontend.functions.shaping import expand, reshape
+from treadle.frontend.functions.reductions import argmax
+from treadle.frontend.functions.shaping import expand, reshape, unsqueeze
 from treadle.frontend.tensor import Tensor
 from treadle.ir.types import TensorType
 from treadle.models.context import Cached, Context, Whole
+from treadle.nn import init
 from treadle.nn.containers import ModuleList
 from treadle.nn.decoding import KVCache
-from treadle.nn.module import Module, update
+from treadle.nn.module import Module, State, update
+from treadle.pipeline import choose_device, choose_precision, open_session
 from treadle.step.forward import Forward, compile_forward
 
 BLOCK = 64  # slots of a cache are a multiple, so that few programs serve many lengths
+NEAREST = 256  # slots that any program looks at; others are 2ᵏ: chosen, 8 % of a token at most
 SHORTEST = 16  # tokens of the smallest program for prompts; others are 2ᵏ or 3 · 2ᵏ
+
+Waiting = Callable[[], np.ndarray]  # a result that is waited for when it is asked for
 
 
 @dataclass(frozen=True)
@@ -54,21 +62,34 @@ class WithCaches(Module):
     """A model and caches for one batch and length. The model's names stay as they are."""
 
     def __init__(self, model: Decoder, batch: int, length: int):
-        shapes = model.key_shapes()
+        shapes, dtype = model.key_shapes(), choose_precision(model.precision)
         self.model = model
         self.name = f"cache_{batch}x{length}"
-        self.caches = ModuleList(KVCache(batch, s.heads, length, s.width) for s in shapes)
+        self.caches = ModuleList(KVCache(batch, s.heads, length, s.width, dtype) for s in shapes)
+        self.last = State((batch,), init.zeros, int32)  # the likeliest tokens of the last run
 
     def _parts(self) -> list[tuple[str, Any]]:
-        return [*self.model._parts(), (self.name, self.caches)]
+        own = (self.name, self.caches), (f"{self.name}.last", self.last)
+        return [*self.model._parts(), *own]
 
-    def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        """Logits (B, V) behind the last of some new tokens (B, T)."""
-        tokens = batch["tokens"]
+    def logits(self, batch: dict[str, Tensor], reach: int) -> Tensor:
+        """(B, V) behind the last of some new tokens (B, T), which look at `reach` slots.
+
+        A token that is negative is the likeliest of the run before.
+        """
+        given = batch["tokens"]
+        before = unsqueeze(self.last.tensor(), 1)
+        tokens = where(given < 0, before, given) if given.shape[1] == 1 else given
         caches: Sequence[Any] = list(self.caches)
-        context = Cached(caches, batch["at"], batch["first"], tokens.shape[1])
+        context = Cached(caches, batch["at"], batch["first"], given.shape[1], reach)
         last = self.model.hidden(tokens, context)[:, -1]
         return self.model.logits(last)
+
+    def likeliest(self, batch: dict[str, Tensor], reach: int) -> Tensor:
+        """(B,): the likeliest tokens, which the next run may go on with."""
+        found = cast(argmax(self.logits(batch, reach), -1), int32)
+        update(self.last, found)
+        return found
 
     def reorder(self, rows: Tensor) -> None:
         """Row i of each cache becomes what row rows[i] was."""
@@ -77,32 +98,49 @@ class WithCaches(Module):
 
 
 class CachedPrograms:
-    """Compiled prefill, decode and reorder over one set of caches, in a session with the model."""
+    """Compiled prefill, decode and reorder over one set of caches, in a session with the model.
+
+    There is a program for each number of tokens and slots that occurs, of which there are few.
+    """
+
+    has_likeliest = True
 
     def __init__(self, model: Decoder, batch: int, length: int, share: Any):
         self.batch, self.length = batch, length
         self.module = WithCaches(model, batch, length)
         self._model = model
-        self.decode = self._compiled(_advance, 1, share)
-        self.session = self.decode.session
-        self._prefill: Forward | None = None
+        self._programs: dict[tuple[bool, int, int], Forward] = {}
         self._reorder: Forward | None = None
         self._first = np.zeros(batch, np.int32)
+        self._before = np.full((batch, 1), -1, np.int32)
         self._at = 0
+        self.session = open_session(choose_device(model.device), share)
 
-    def _compiled(self, function: Any, tokens: int, share: Any) -> Forward:
+    def _program(self, is_greedy: bool, tokens: int) -> Forward:
+        """The program that takes so many tokens behind the slots that are written."""
+        reach = reach_of(self._at + tokens, self.length)
+        key = is_greedy, tokens, reach
+        if key not in self._programs:
+            self._programs[key] = self._compiled(*key)
+        return self._programs[key]
+
+    def _compiled(self, is_greedy: bool, tokens: int, reach: int) -> Forward:
         batch = {"tokens": TensorType((self.batch, tokens), int32), "at": TensorType((), int32)}
         batch["first"] = TensorType((self.batch,), int32)
-        # A program for prompts is made once for each length that occurs, of which there are few.
-        options = CompileOptions(on_new_shape="specialise" if tokens > 1 else "error")
+
+        def run(module: WithCaches, given: dict[str, Tensor]) -> Tensor:
+            found = module.likeliest if is_greedy else module.logits
+            return found(given, reach)
+
         return compile_forward(
             self.module,
-            function,
+            run,
             batch,
             device=self._model.device,
             precision=self._model.precision,
-            share=share,
-            options=options,
+            share=self,
+            # Tokens of prompts were looked at, others are our own.
+            options=CompileOptions(check_indices=False),
         )
 
     def fits(self, batch: int, slots: int) -> bool:
@@ -110,25 +148,36 @@ class CachedPrograms:
 
     def start(self, prompts: Sequence[np.ndarray]) -> np.ndarray:
         """Write the prompts; the logits (B, V) behind each."""
+        return self._launched(False, self._written(prompts))()
+
+    def advance(self, tokens: np.ndarray) -> np.ndarray:
+        """Write a token of each row; the logits behind them."""
+        return self._launched(False, tokens.astype(np.int32)[:, None])()
+
+    def start_likeliest(self, prompts: Sequence[np.ndarray]) -> Waiting:
+        """Write the prompts; the likeliest token behind each."""
+        return self._launched(True, self._written(prompts))
+
+    def advance_likeliest(self) -> Waiting:
+        """Write the likeliest tokens of the run before; those behind them."""
+        return self._launched(True, self._before)
+
+    def _written(self, prompts: Sequence[np.ndarray]) -> np.ndarray:
+        """Prompts that end together, and where each begins."""
         width = bucket(max(len(p) for p in prompts))
         tokens = np.zeros((self.batch, width), np.int32)
         for row, prompt in zip(tokens, prompts, strict=True):
             row[width - len(prompt) :] = prompt
         self._first = np.array([width - len(p) for p in prompts], np.int32)
         self._at = 0
-        if self._prefill is None:
-            self._prefill = self._compiled(_advance, width, self.decode)
-        return self._run(self._prefill, tokens)
+        return tokens
 
-    def advance(self, tokens: np.ndarray) -> np.ndarray:
-        """Write a token of each row; the logits behind them."""
-        return self._run(self.decode, tokens.astype(np.int32)[:, None])
-
-    def _run(self, program: Forward, tokens: np.ndarray) -> np.ndarray:
+    def _launched(self, is_greedy: bool, tokens: np.ndarray) -> Waiting:
+        program = self._program(is_greedy, tokens.shape[1])
         batch = {"tokens": tokens, "at": np.array(self._at, np.int32), "first": self._first}
-        logits = np.asarray(program(batch))
         self._at += tokens.shape[1]
-        return logits
+        waiting = program.launch(batch)
+        return lambda: np.asarray(waiting())
 
     def take(self, rows: np.ndarray) -> None:
         """Each row goes on from what another one was."""
@@ -140,7 +189,7 @@ class CachedPrograms:
                 _reorder,
                 {"rows": TensorType((self.batch,), int32)},
                 device=self._model.device,
-                share=self.decode,
+                share=self,
             )
         self._reorder({"rows": rows.astype(np.int32)})
         self._first = self._first[rows]
@@ -152,6 +201,8 @@ class CachedPrograms:
 
 class WholePrograms:
     """The same answers without a cache: all tokens again for each one that is chosen."""
+
+    has_likeliest = False
 
     def __init__(self, model: Decoder, batch: int, length: int, share: Any):
         length = length if model.longest is None else min(length, model.longest)
@@ -192,6 +243,7 @@ class Programs(Protocol):
     """What generation runs: a batch of prompts, then a token of each row at a time."""
 
     session: Any
+    has_likeliest: bool  # whether they are `Likeliest` too
 
     def start(self, prompts: Sequence[np.ndarray]) -> np.ndarray:
         """Take the prompts; the logits (B, V) behind each."""
@@ -210,6 +262,23 @@ class Programs(Protocol):
         ...
 
 
+class Likeliest(Protocol):
+    """Programs that choose the likeliest tokens themselves, and go on with them.
+
+    A device computes while others wait: the next run may begin before a token is looked at.
+    """
+
+    session: Any
+
+    def start_likeliest(self, prompts: Sequence[np.ndarray]) -> Waiting:
+        """Take the prompts; the likeliest token (B,) behind each."""
+        ...
+
+    def advance_likeliest(self) -> Waiting:
+        """Take the likeliest tokens of the run before; those behind them."""
+        ...
+
+
 def bucket(length: int) -> int:
     """The tokens of the program for prompts of a length: the next 2ᵏ, or 3 · 2ᵏ."""
     power = max(SHORTEST, 1 << (length - 1).bit_length())
@@ -223,8 +292,9 @@ def slots_for(prompt: int, new: int) -> int:
     return -(-wanted // BLOCK) * BLOCK
 
 
-def _advance(module: WithCaches, batch: dict[str, Tensor]) -> Tensor:
-    return module.forward(batch)
+def reach_of(written: int, length: int) -> int:
+    """The slots that a program looks at, of which so many are written: the next 2ᵏ."""
+    return min(length, max(NEAREST, 1 << (written - 1).bit_length()))
 
 
 def _reorder(module: WithCaches, batch: dict[str, Tensor]) -> list[Tensor]:

@@ -34,9 +34,16 @@ CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_con
 SHARD = 5_000_000_000  # bytes of a file that `save` writes, as `transformers` has it
 
 
-def load(path: str | Path, *, device: str = "auto", precision: str = "float32") -> Any:
+def load(
+    path: str | Path,
+    *,
+    device: str = "auto",
+    precision: str = "float32",
+    dtype: object = "float32",
+) -> Any:
     """The model of a folder that `transformers` or `models.save` wrote, with its values.
 
+    Values lie in memory as `dtype`, and products are computed in `precision`.
     Nothing in the folder is executed: pickles are refused. Names, shapes and sizes are compared
     with the configuration before any value is read.
     """
@@ -52,7 +59,7 @@ def load(path: str | Path, *, device: str = "auto", precision: str = "float32") 
         raise LoadError("load", cause, error.remedy) from error
     model.source = given
     model.device, model.precision = device, precision
-    model.start_from(read_weights(folder, model))
+    model.hold(dtype).start_from(read_weights(folder, model))
     if isinstance(model, (CausalModel, T5)):
         _attach(folder, model)
     return model

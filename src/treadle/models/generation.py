@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -13,7 +14,7 @@ from treadle.base.numbers import FINITE, check_flag, check_number, check_whole
 from treadle.frontend.tensor import Tensor
 from treadle.models.beams import Beams
 from treadle.models.config import Config
-from treadle.models.decoding import Programs, slots_for
+from treadle.models.decoding import Likeliest, Programs, slots_for
 from treadle.models.sampling import Choice
 from treadle.models.tokenizer import Tokenizer
 
@@ -232,20 +233,36 @@ class Run:
 
     def tokens(self) -> Iterator[tuple[int, int]]:
         """Rows and their new tokens, in the order in which they are chosen."""
-        sources = self.choice.sources(len(self.rows))
-        logits = self.programs.start(self.prompts) if self.most else None
-        for count in range(self.most):
-            assert logits is not None
-            seen = [np.array(row) for row in self.rows]
-            chosen = self.choice.choose(logits, seen, sources)
+        is_greedy = self.choice.is_greedy and self.programs.has_likeliest
+        every = self._likeliest() if is_greedy else self._drawn()
+        for chosen in islice(every, self.most):
             for row, token in enumerate(chosen.tolist()):
                 if not self.has_ended[row]:
                     self.rows[row].append(token)
                     self.has_ended[row] = token in self.ends or self._has_stopped(row)
                     yield row, token
-            if all(self.has_ended) or count == self.most - 1:
+            if all(self.has_ended):
                 return
+
+    def _drawn(self) -> Iterator[np.ndarray]:
+        """Tokens of each row, chosen on the host."""
+        sources = self.choice.sources(len(self.rows))
+        logits = self.programs.start(self.prompts)
+        while True:
+            seen = [np.array(row) for row in self.rows]
+            chosen = self.choice.choose(logits, seen, sources)
+            yield chosen
             logits = self.programs.advance(chosen)
+
+    def _likeliest(self) -> Iterator[np.ndarray]:
+        """Tokens of each row, chosen by the program; a device is one run ahead of who looks."""
+        programs: Likeliest = self.programs  # type: ignore[assignment]
+        is_ahead = not self.programs.session.memory.is_host
+        waiting, left = programs.start_likeliest(self.prompts), self.most - 1
+        while True:
+            following = programs.advance_likeliest() if is_ahead and left > 0 else None
+            yield waiting()
+            waiting, left = following or programs.advance_likeliest(), left - 1
 
     def _has_stopped(self, row: int) -> bool:
         if not self.stops or self.tokenizer is None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from treadle.base.errors import LoadError
+from treadle.base import dtypes
+from treadle.base.errors import ArgumentError, LoadError
+from treadle.base.shapes import Shape
 from treadle.compile_report import CompileOptions
 from treadle.frontend.binding import tensor_of
 from treadle.frontend.coerce import as_tensor
@@ -20,6 +22,7 @@ from treadle.nn.module import Declaration, Module, held
 from treadle.runtime.foreign import readable
 from treadle.step.forward import Forward, compile_forward
 
+HELD = (dtypes.float32, dtypes.bfloat16, dtypes.float16)  # what values may lie in memory as
 MOST_PROGRAMS = 4  # sets of programs and caches for generation that a model holds: chosen
 
 
@@ -156,6 +159,22 @@ class Model(Module):
         """Programs that were compiled with other values or parts are not used again."""
         self._running = self._holder = None
         self._programs = ()
+
+    def hold(self, dtype: object) -> Self:
+        """Lie in memory in another float, bfloat16 or float16: half of the bytes of float32.
+
+        Values are rounded once. What is computed is as before, in the model's precision.
+        """
+        held = next((d for d in HELD if dtype in (d, d.name)), None)
+        if held is None:
+            known = ", ".join(d.name for d in HELD)
+            raise ArgumentError("hold", f"the dtype is {dtype!r}", f"Known are: {known}.")
+        for parameter in self.parameters():
+            if parameter.dtype.is_float:
+                parameter.hold(held)
+        self._running = self._holder = None
+        self._programs = ()
+        return self
 
     def values(self) -> dict[str, np.ndarray]:
         """Parameters and states by name, in their own dtypes."""

@@ -47,6 +47,11 @@ class Choice:
             cause = f"{narrowing[0]} with temperature 0, which takes the likeliest token"
             raise ArgumentError("generate", cause, "Give a temperature, 1.0 for instance.")
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken as the model says."""
+        return not self.temperature and self.repetition_penalty == 1.0
+
     def sources(self, rows: int) -> list[np.random.Generator]:
         """A stream of random numbers for each row, whatever the others are."""
         key = check_seed("generate", self.seed)

@@ -98,6 +98,8 @@ class WithSource(Module):
 class SourcePrograms:
     """Compiled encode, decode and reorder in a session with the model."""
 
+    has_likeliest = False
+
     def __init__(
         self, model: SourceDecoder, batch: int, slots: int, source: int, start: int, share: Any
     ):
@@ -156,6 +158,8 @@ class SourcePrograms:
 
 class WholeSourcePrograms:
     """The same answers without a cache: everything again for each token that is chosen."""
+
+    has_likeliest = False
 
     def __init__(
         self, model: SourceDecoder, batch: int, slots: int, source: int, start: int, share: Any

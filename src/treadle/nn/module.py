@@ -30,6 +30,7 @@ class Declaration(Placeholder):
     """What `Parameter` and `State` share: a type and how the first value is made."""
 
     noun = "declaration"
+    read_as: DType | None = None  # what modules see, where it is held in fewer bytes
 
     def __init__(self, shape: Shape, init: Init, dtype: DType):
         self.type = TensorType(shape, dtype)
@@ -63,7 +64,13 @@ class Declaration(Placeholder):
                 "Call the model inside td.compile_step or td.compile_forward, or through "
                 "model.apply(model.init(seed), ...).",
             )
-        return found
+        return found if self.read_as is None else cast(found, self.read_as)
+
+    def hold(self, dtype: DType) -> None:
+        """Lie in memory as another float; modules go on to compute in what it was declared as."""
+        declared = self.dtype if self.read_as is None else self.read_as
+        self.type = self.type.with_dtype(dtype)
+        self.read_as = None if dtype is declared else declared
 
     def first_value(self, seed: int, name: str) -> np.ndarray:
         """The initial value, drawn from a stream of its own."""

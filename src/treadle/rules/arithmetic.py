@@ -27,6 +27,23 @@ CAST_TO_SAME = Rule(
     has_type_of_x,
 )
 
+
+
+def is_back_from_wider(match: Match) -> bool:
+    """x is a float, and so is y, with more bytes: every x is a y"""
+    x, wide = match.type_of("x"), match.type_of("wide")
+    is_wider = wide.dtype.itemsize > x.dtype.itemsize
+    return has_type_of_x(match) and x.is_float and wide.is_float and is_wider
+
+
+CAST_BACK = Rule(
+    "cast_back",
+    "A cast of x to a wider float y and back is x.",
+    apply(e.CAST, apply(e.CAST, X, name="wide")),
+    take_x,
+    is_back_from_wider,
+)
+
 DOUBLE_NEGATION = Rule(
     "double_negation",
     "− −x = x.",
@@ -101,6 +118,7 @@ FOLD_PRODUCT = _folding("fold_product", "The product of two numbers is a number.
 
 RULES = (
     CAST_TO_SAME,
+    CAST_BACK,
     DOUBLE_NEGATION,
     TIMES_ONE,
     DIVIDED_BY_ONE,

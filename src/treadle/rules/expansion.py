@@ -14,6 +14,7 @@ from treadle.ir.ops.leaves import IOTA
 from treadle.ir.ops.reductions import ARGMAX, REDUCE_MAX, SORT, ArgReduce, Reduce, Sort
 from treadle.ir.rewrite import inline_into, remove_dead_code
 from treadle.kernel.target import CPU, Target
+from treadle.rules.arguments import ARGMAX_OF_MANY, ARGMIN_OF_MANY
 from treadle.rules.driver import Keeps, rewrite
 from treadle.rules.few_rows import SCATTER_TO_FEW
 from treadle.rules.padded_heads import PADDED_HEADS
@@ -153,6 +154,8 @@ EXPANSION = RuleSet(
         SCATTER_IN_ORDER,
         SCATTER_TO_FEW,
         SCATTER_IN_RUNS,
+        ARGMAX_OF_MANY,
+        ARGMIN_OF_MANY,
         RECOMPUTED_CALL,
         INLINE_CALL,
         MAX_OF_WINDOWS,

@@ -46,7 +46,8 @@ def standalone_matmul(lowering: Lowering, position: int, node: Node) -> list[Ker
     """A library's matmul where it is worth a launch; else threads that sum an element each."""
     contraction = contraction_of(lowering.graph, node)
     is_large = node.types[0].is_float and contraction.is_for_library(lowering.target.matmuls)
-    if is_large and not lowering.target.is_small:
+    is_summed = lowering.target.is_small or contraction.is_of_few_rows(lowering.target.matmuls)
+    if is_large and not is_summed:
         return _Standalone(lowering, position, contraction).kernels()
     return [by_elements(lowering, position, node)]
 

@@ -195,7 +195,7 @@ def _wanted_rows(
     if target.is_spmd:
         wanted = _rows_of_blocks(first, second, most_of, target)
     else:
-        wanted = [n for n in both if n >= max(2, min(target.least_rows, *most_of))]
+        wanted = [n for n in both if n >= _fewest_rows((first, second), most_of, target)]
     if target.is_small:
         # Unless a row takes less than a launch: then the one that follows is spared.
         cost = flops(first) + flops(second)
@@ -206,6 +206,22 @@ def _wanted_rows(
     if is_small and (is_single or target.has_launches):
         wanted.append(1)
     return most, wanted
+
+
+def _fewest_rows(kernels: Sequence[Kernel], most_of: Sequence[int], target: Target) -> int:
+    """Rows that threads can share: at least as many as sums of much have that is in memory.
+
+    A token's product with weights is such a sum: what follows it may have a row for each head.
+    """
+    pairs = zip(kernels, most_of, strict=True)
+    sums = [min(target.least_rows, n) for k, n in pairs if _is_large_sum(k, target)]
+    return max(2, min(target.least_rows, *most_of), *sums)
+
+
+def _is_large_sum(kernel: Kernel, target: Target) -> bool:
+    read, made = largest(kernel.inputs), sum(b.size for b in kernel.outputs)
+    is_sum = read >= target.fusion.summed * made and not any(matmuls_in(kernel.body))
+    return is_sum and flops(kernel) >= target.matmuls.shared_flops
 
 
 def _rows_of_blocks(first: Kernel, second: Kernel, most_of: list[int], target: Target) -> list[int]:

@@ -315,6 +315,14 @@ def _dynamic_update(reader: Reader, node: Node, indices: Indices) -> Value:
     return reader.under(guards, lambda: reader.operand(node, 1, inside), old)
 
 
+def updated_element(reader: Reader, node: Node, indices: Indices) -> tuple[Indices, Value]:
+    """Where an element of a window that replaces a part of a tensor goes, and the element."""
+    window = reader.operand_type(node, 1).shape
+    starts = _starts(reader, node, 2, window, node.types[0].shape)
+    at = tuple(i + s for i, s in zip(indices, starts, strict=True))
+    return at, reader.operand(node, 1, indices)
+
+
 def _starts(
     reader: Reader, node: Node, operand: int, window: tuple[int, ...], shape: tuple[int, ...]
 ) -> list[Index]:

@@ -18,7 +18,7 @@ from treadle.ir.op import RuleTable
 from treadle.ir.ops import elementwise as e
 from treadle.ir.ops import indexing, linear, shaping
 from treadle.ir.ops.leaves import CONSTANT, IOTA, Constant, Leaf
-from treadle.kernel.contraction import CONVOLUTIONS
+from treadle.kernel.contraction import CONVOLUTIONS, contraction_of
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.target import CPU, Materialization, Target
 from treadle.schedule.inline import ELEMENTWISE, INLINE, is_apart, is_single
@@ -51,7 +51,7 @@ def materialized_values(
     """
     decoded = _decoded(graph, target) if fuse else {}
     copied = decoded if target.copies_operands else ()
-    wanted = {o.value for o in graph.outputs} | _read_often(graph, copied) | set(also)
+    wanted = {o.value for o in graph.outputs} | _read_often(graph, target, copied) | set(also)
     unshared = _cheap_scalars(graph) | set(cheap)
     unshared.update(*decoded.values())
     stored = _materialized(graph, fuse, wanted, target, unshared)
@@ -364,11 +364,14 @@ def _leaves_of(graph: Graph, value: TensorValue, most: int) -> tuple[set[TensorV
     return leaves, inside
 
 
-def _read_often(graph: Graph, decoded: Collection[TensorValue] = ()) -> set[TensorValue]:
+def _read_often(
+    graph: Graph, target: Target, decoded: Collection[TensorValue] = ()
+) -> set[TensorValue]:
     """Values whose elements a consumer reads often, and that are not mere views.
 
     A matmul reads each element of an operand once for every row or column of the other, but for
-    one that it decodes.
+    one that it decodes. That of a token or two hardly reads its weights, and computes them (from
+    fewer bytes) as it sums.
     """
     found: set[TensorValue] = set()
     costly: list[bool] = []  # whether computing an element anew, operands inlined, is dear
@@ -377,10 +380,13 @@ def _read_often(graph: Graph, decoded: Collection[TensorValue] = ()) -> set[Tens
         for operand in node.operands:
             if node.op is SCAN:
                 found.add(operand)
-            elif node.op is linear.CONTRACT:
-                found |= _computed(graph, operand) - set(decoded)
             elif node.op in _MATMULS:
-                found |= _computed(graph, operand)
+                computed = _computed(graph, operand)
+                if node.op is linear.CONTRACT:
+                    computed -= set(decoded)
+                found |= {
+                    v for v in computed if not _is_read_through(graph, node, v, costly, target)
+                }
             elif node.op in (shaping.BROADCAST, linear.WINDOW):
                 source = graph.nodes[operand.node].op
                 # Guards are dear where windows overlap.
@@ -388,6 +394,22 @@ def _read_often(graph: Graph, decoded: Collection[TensorValue] = ()) -> set[Tens
                 if has_guards or _costs(graph, costly, operand):
                     found.add(operand)
     return found
+
+
+def _is_read_through(
+    graph: Graph, node: Node, value: TensorValue, costly: Sequence[bool], target: Target
+) -> bool:
+    """Whether a matmul computes an operand itself, as cheaply as it would load it.
+
+    It does if it reads it hardly more than once, or copies what only is wider than in memory.
+    """
+    if node.op is not linear.CONTRACT:
+        return False
+    if target.copies_operands and _widens(graph, graph.nodes[value.node]):
+        return True
+    reads = contraction_of(graph, node).flops // 2
+    is_few = reads <= target.matmuls.summed_rows * graph.type_of(value).size
+    return is_few and not costly[value.node]
 
 
 def _cheap_scalars(graph: Graph) -> set[int]:

@@ -19,6 +19,7 @@ from treadle.ir.graph import Graph, Node, Output, OutputKind
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops.leaves import CONSTANT, Constant, Leaf
 from treadle.ir.ops.linear import CONTRACT
+from treadle.ir.ops.shaping import DYNAMIC_UPDATE
 from treadle.ir.types import TensorType
 from treadle.kernel.contraction import launches_dominate
 from treadle.kernel.index import Index, Var
@@ -30,7 +31,7 @@ from treadle.rules.carries import choose_carries
 from treadle.rules.expansion import expand
 from treadle.rules.scans import split_scans
 from treadle.rules.slices import compute_slices
-from treadle.schedule.inline import Reader, laid_out
+from treadle.schedule.inline import Reader, laid_out, updated_element
 from treadle.schedule.inline import attributes_of as attributes_of
 from treadle.schedule.keep import (
     CHUNKED,
@@ -327,7 +328,10 @@ class Lowering:
         )
 
     def map_kernels(self, value: TensorValue) -> list[Kernel]:
-        """Each element on its own."""
+        """Each element on its own; of an update in place those that it changes."""
+        changed = self._part_in_place(value) if value in self.in_place else None
+        if changed is not None:
+            return [changed]
         type_, reader = self.graph.type_of(value), self.reader(value)
         axes = axis_vars("i", type_.shape)
         element = reader.at(value, along(axes))
@@ -337,6 +341,23 @@ class Lowering:
         if value in self.in_place and not stays(body, store.buffer, store.index):
             return self._set_aside(value)
         return [self.kernel(value.node, reader, [value], parallel(loops, body))]
+
+    def _part_in_place(self, value: TensorValue) -> Kernel | None:
+        """The kernel that writes a part of a leaf, as a token's keys into a cache.
+
+        None for other updates, and where what is written is computed from the leaf: another
+        element may be read after it was written.
+        """
+        node, leaf = self.graph.nodes[value.node], self.in_place[value]
+        if node.op is not DYNAMIC_UPDATE or self.names.get(node.operands[0]) != leaf:
+            return None
+        reader = self.reader(value)
+        axes = axis_vars("i", self.graph.type_of(node.operands[1]).shape)
+        at, element = updated_element(reader, node, along(axes))
+        if leaf in reader.used:
+            return None
+        store = self.store(value, at, element)
+        return self.kernel(value.node, reader, [value], parallel(axes, [*reader.lets, store]))
 
     def _set_aside(self, value: TensorValue) -> list[Kernel]:
         """An update that reads other elements of its leaf than it writes: copied at the end."""

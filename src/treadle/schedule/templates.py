@@ -33,12 +33,17 @@ def has_template(node: Node, types: Types, target: Target) -> bool:
     """Whether a composite is one kernel or one library call: attention and convolutions."""
     if node.op in CONVOLUTIONS:
         return target.has_conv and is_conv_for_library(node, types, target)
-    if node.op not in (c.ATTENTION, c.ATTENTION_GRAD):
+    if node.op not in (c.ATTENTION, c.ATTENTION_GRAD) or is_decoding(node, types, target):
         return False
     if target.has_attention:
         return is_attention_for_library(node, types, target)
     is_float32 = all(t.dtype is float32 and t.size for t in types)
     return target.rewriting.blocks_attention and is_float32
+
+
+def is_decoding(node: Node, types: Types, target: Target) -> bool:
+    """Whether a token or two look at a cache: blocks of queries would be all but empty."""
+    return node.op is c.ATTENTION and types[0].shape[2] <= target.matmuls.summed_rows
 
 
 def is_attention_for_library(node: Node, types: Types, target: Target) -> bool:

@@ -12,7 +12,7 @@ from treadle.base import dtypes
 from treadle.base.errors import ArgumentError
 from treadle.base.numbers import check_seed
 from treadle.base.trees import Tree
-from treadle.compile_report import as_options
+from treadle.compile_report import Profile, as_options
 from treadle.domains.philox import make_key
 from treadle.frontend.scopes import RANDOM_STATE
 from treadle.frontend.tracing import function_name
@@ -28,6 +28,7 @@ from treadle.pipeline import (
     count_parameters,
     load,
     open_session,
+    profile,
 )
 from treadle.runtime.executable import Executable
 from treadle.runtime.session import Session
@@ -117,11 +118,26 @@ class Forward:
         With `on_device` a GPU's stay there, for others to take: see `TrainStep.device_params`.
         Nothing is waited for, so that indices which are there too are not looked at.
         """
+        outputs, traced = self._outputs(batch, on_device)
+        is_there = on_device and not self.session.memory.is_host
+        results = [outputs[f"result:{i}"] for i in range(traced.structure.leaves)]
+        return traced.structure.rebuild(results if is_there else list(map(np.asarray, results)))
+
+    def launch(self, batch: Tree) -> Callable[[], Tree]:
+        """Begin; what gives the result waits for it. A device computes meanwhile."""
+        outputs, traced = self._outputs(batch, False)
+
+        def result() -> Tree:
+            results = [outputs[f"result:{i}"] for i in range(traced.structure.leaves)]
+            return traced.structure.rebuild(list(map(np.asarray, results)))
+
+        return result
+
+    def _outputs(self, batch: Tree, on_device: bool) -> tuple[Mapping[str, Any], TracedModel]:
         name = function_name(self._forward)
         if on_device is not False:
             check_flags(name, self._fixed, on_device=on_device)
         built, arrays = self._programs.get(name, batch)
-        traced = built.traced
         calls = self.session.calls.get(self._number, 0)
         arrays[RANDOM_STATE] = make_key(self._seed, calls, stream=self._stream)
         outputs: Mapping[str, Any]
@@ -130,9 +146,15 @@ class Forward:
         else:
             outputs = run_guarded(self.session, name, built, built.program, arrays)
         self.session.calls[self._number] = calls + 1
-        results = [outputs[f"result:{i}"] for i in range(traced.structure.leaves)]
-        is_there = on_device and not self.session.memory.is_host
-        return traced.structure.rebuild(results if is_there else list(map(np.asarray, results)))
+        return outputs, built.traced
+
+    def profile(self, batch: Tree) -> Profile:
+        """What each kernel takes on a batch; nothing changes. See `TrainStep.profile`."""
+        with self.session.lock:
+            built, arrays = self._programs.get("profile", batch)
+            arrays[RANDOM_STATE] = make_key(self._seed, 0, stream=self._stream)
+            values = {**self.session.values, **arrays}
+            return profile(built.program, values, self.report, self._options)
 
     @property
     def params(self) -> Arrays:
