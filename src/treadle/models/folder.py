@@ -15,6 +15,7 @@ from treadle.base.numbers import check_whole
 from treadle.models.architectures import ARCHITECTURES, Architecture
 from treadle.models.causal import CausalModel
 from treadle.models.config import MOST, Json
+from treadle.models.gguf import load_gguf, save_gguf
 from treadle.models.model import Model
 from treadle.models.t5 import T5
 from treadle.models.tokenizer import Tokenizer
@@ -30,19 +31,30 @@ from treadle.models.weights import (
 from treadle.runtime.files import as_path, write_file
 from treadle.step.loading import load_model
 
+GGUF = ".gguf"
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
 SHARD = 5_000_000_000  # bytes of a file that `save` writes, as `transformers` has it
 
 
 def load(path: str | Path, *, device: str = "auto", precision: str = "float32") -> Any:
-    """The model of a folder that `transformers` or `models.save` wrote, with its values.
+    """The model of a folder that `transformers` or `models.save` wrote, or of a GGUF file.
 
-    Nothing in the folder is executed: pickles are refused. Names, shapes and sizes are compared
-    with the configuration before any value is read.
+    Nothing in it is executed: pickles are refused. Names, shapes and sizes are compared with the
+    configuration before any value is read.
     """
     folder = as_path("load", path)
-    if not folder.is_dir():
-        raise LoadError("load", f"there is no folder {folder}", "Name one with a config.json.")
+    if folder.is_dir():
+        model = _from_folder(folder)
+    elif folder.suffix == GGUF or folder.is_file():
+        model = load_gguf(folder)
+    else:
+        remedy = "Name one with a config.json, or a GGUF file."
+        raise LoadError("load", f"there is no folder {folder}", remedy)
+    model.device, model.precision = device, precision
+    return model
+
+
+def _from_folder(folder: Path) -> Model:
     given = read_json(folder / CONFIG, LARGEST_CONFIG)
     architecture = _architecture(folder, given)
     try:
@@ -51,7 +63,6 @@ def load(path: str | Path, *, device: str = "auto", precision: str = "float32") 
         cause = f"{folder / CONFIG}: {error.cause}"
         raise LoadError("load", cause, error.remedy) from error
     model.source = given
-    model.device, model.precision = device, precision
     model.start_from(read_weights(folder, model))
     if isinstance(model, (CausalModel, T5)):
         _attach(folder, model)
@@ -72,11 +83,13 @@ def save(
     values: Mapping[str, object] | None = None,
     *,
     shard_bytes: int = SHARD,
+    dtype: str = "f16",
 ) -> None:
-    """Write a folder that `transformers` and `models.load` open.
+    """Write a folder that `transformers` and `models.load` open, or a GGUF file.
 
     `values` are those of a step, `step.params`; without, what the model was loaded with. Files are
-    written aside and renamed, the configuration last.
+    written aside and renamed, the configuration last. Folders have float32; a path that ends in
+    `.gguf` is a file in the format `dtype`: f32, f16, bf16, q8_0 or q4_0.
     """
     if not isinstance(model, Model) or not model.architecture:
         cause = f"{type(model).__name__} has no folder format"
@@ -84,6 +97,9 @@ def save(
     folder = as_path("save", path)
     if values is not None:
         model.start_from(values)
+    if folder.suffix == GGUF:
+        save_gguf(model, folder, dtype)
+        return
     arrays = model.values()
     shards = _shards(arrays, shard_bytes)
     names = _shard_names(len(shards))
