@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import treadle as td
+import twins
 from test_gguf_blocks import random_blocks
 from treadle import models
 from treadle.interop import gguf as ours
+from treadle.models.gguf_tokenizer import CUTS
 
 gguf = pytest.importorskip("gguf")
 
@@ -35,7 +39,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "mistral": {"model_type": "mistral", "sliding_window": 4},
     "mixtral": {"model_type": "mixtral", "num_local_experts": 3, "rope_theta": 1e6},
     "qwen2": {"model_type": "qwen2", "eos_token_id": 7},
-    "qwen3": {"model_type": "qwen3", "head_dim": 32},
+    "qwen3": {"model_type": "qwen3", "head_dim": 128},
 }
 GPT2 = models.GPT2Config(
     vocab_size=96, n_positions=32, n_embd=64, n_layer=2, n_head=4, n_inner=256, eos_token_id=7
@@ -237,14 +241,11 @@ def test_an_equal_head_is_tied(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gpt2"])
 @pytest.mark.parametrize("dtype", ["f32", "q8_0"])
 def test_transformers_opens_what_is_saved(tmp_path: Path, name: str, dtype: str) -> None:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    torch, transformers = pytest.importorskip("torch"), twins.transformers()
     model = made(name)
-    if name == "mistral":  # its window is not in the files that `transformers` knows
-        model = models.Llama(models.LlamaConfig(**{**SIZES, "model_type": "llama"}))
     models.save(model, tmp_path / "a.gguf", dtype=dtype)
     twin = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="a.gguf")
     tokens = np.arange(12).reshape(2, 6)
@@ -252,3 +253,68 @@ def test_transformers_opens_what_is_saved(tmp_path: Path, name: str, dtype: str)
         wanted = twin(torch.tensor(tokens)).logits.numpy()
     found = models.load(tmp_path / "a.gguf")(tokens)
     assert np.abs(found - wanted).max() <= 1e-4 * np.abs(wanted).max()
+
+
+CORPUS = ["Hello, world! It's 12345 o'clock.\n\n  Grüße aus Köln", "don't WE'LL x = y + 42;"]
+
+
+def trained(cut: str) -> Any:
+    """A byte-level BPE of few merges, with special tokens, which cuts text in some way."""
+    tokenizers = pytest.importorskip("tokenizers")
+    found = tokenizers.Tokenizer(tokenizers.models.BPE())
+    spec = json.loads(found.to_str())
+    spec |= {"pre_tokenizer": CUTS[cut], "decoder": {**CUTS["gpt-2"], "type": "ByteLevel"}}
+    spec["normalizer"] = {"type": "NFC"} if cut == "qwen2" else None
+    found = tokenizers.Tokenizer.from_str(json.dumps(spec))
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    found.train_from_iterator(CORPUS * 3, trainer)
+    if cut == "llama-bpe":
+        found.post_processor = tokenizers.processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 0)]
+        )
+    return found
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_tokenizers(tmp_path: Path, cut: str) -> None:
+    found = trained(cut)
+    (tmp_path / "tokenizer.json").write_text(found.to_str())
+    config = {**SIZES, "vocab_size": 310, "num_hidden_layers": 1, "bos_token_id": 0}
+    model = models.Llama(models.LlamaConfig(**config))
+    model.tokenizer = models.Tokenizer(tmp_path / "tokenizer.json")
+    models.save(model, tmp_path / "a.gguf")
+    back = models.load(tmp_path / "a.gguf").tokenizer
+    for text in (*CORPUS, "3.14159 and ▁ more</s>", "", "  \n\t x"):
+        tokens = found.encode(text).ids
+        assert back.encode(text) == tokens, text
+        assert back.decode(tokens) == found.decode(tokens)
+    assert (back.encode("x")[0] == 0) == (cut == "llama-bpe")
+
+
+def test_tokenizers_that_are_not_read(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    model = made("qwen2")
+    models.save(model, tmp_path / "a.gguf")
+    assert models.load(tmp_path / "a.gguf").tokenizer is None
+    file = ours.load(tmp_path / "a.gguf")
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"model": "llama"}, "of the kind 'llama'"),
+        ({"model": "gpt2", "pre": "elsewhere"}, "Known are: gpt-2"),
+        ({"model": "gpt2"}, "has no tokenizer.ggml.tokens"),
+        ({"model": "gpt2", "tokens": ["a", "b"], "merges": [1]}, "no tokenizer.ggml.merges"),
+        ({"model": "gpt2", "tokens": ["a"], "merges": ["x"]}, "has no tokenizer"),
+        ({"model": "gpt2", "tokens": ["a"], "merges": ["x y"]}, "has no tokenizer"),
+        ({"model": "gpt2", "tokens": ["a"], "merges": ["a a"], "token_type": [1, 1]}, "other"),
+    ]
+    for changes, message in cases:
+        told = {**file.metadata, **{f"tokenizer.ggml.{k}": v for k, v in changes.items()}}
+        ours.save(tmp_path / "b.gguf", file.arrays(), told)
+        found = models.load(tmp_path / "b.gguf", device="oracle")
+        assert len(found.generate([1], 1, eos_token_id=())) == 2  # tokens can be used without
+        with pytest.raises(td.LoadError, match=message):
+            found.generate("text", 1)
