@@ -43,7 +43,7 @@ TOP = frozenset(
 ALL = BELOW_PIPELINE | TOP | {"data"}
 
 # Parts of `interop` that know files and no models: `models` reads through them.
-FILE_FORMATS = frozenset({"gguf", "opened", "torch_files"})
+FILE_FORMATS = frozenset({"archives", "gguf", "npz", "opened", "torch_files"})
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "base": frozenset(),

@@ -12,6 +12,7 @@ import numpy as np
 
 from treadle.base.errors import ArgumentError, LoadError, TreadleError
 from treadle.base.numbers import check_whole
+from treadle.interop import npz, torch_files
 from treadle.models.architectures import ARCHITECTURES, Architecture
 from treadle.models.causal import CausalModel
 from treadle.models.config import MOST, Json
@@ -32,6 +33,7 @@ from treadle.runtime.files import as_path, write_file
 from treadle.step.loading import load_model
 
 GGUF = ".gguf"
+READERS = dict.fromkeys((".pt", ".pth", ".bin"), torch_files.load) | {".npz": npz.load}
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
 SHARD = 5_000_000_000  # bytes of a file that `save` writes, as `transformers` has it
 
@@ -39,8 +41,8 @@ SHARD = 5_000_000_000  # bytes of a file that `save` writes, as `transformers` h
 def load(path: str | Path, *, device: str = "auto", precision: str = "float32") -> Any:
     """The model of a folder that `transformers` or `models.save` wrote, or of a GGUF file.
 
-    Nothing in it is executed: pickles are refused. Names, shapes and sizes are compared with the
-    configuration before any value is read.
+    Nothing in it is executed, the pickles in PyTorch's files neither. Names, shapes and sizes are
+    compared with the configuration before any value is taken.
     """
     folder = as_path("load", path)
     if folder.is_dir():
@@ -70,10 +72,14 @@ def _from_folder(folder: Path) -> Model:
 
 
 def load_weights(model: Model, path: str | Path) -> Model:
-    """Give a model the values of one safetensors file, by name; torchvision's state dicts fit."""
+    """Give a model the values of one file, by name; torchvision's state dicts fit.
+
+    It is a safetensors file, or by its ending PyTorch's (.pt, .pth, .bin) or NumPy's (.npz).
+    """
     if not isinstance(model, Model):
         raise ArgumentError("load_weights", f"{model!r} is no model", "Pass one of td.models.")
-    model.start_from(named_values(model, load_model(path)))
+    read = READERS.get(as_path("load_weights", path).suffix, load_model)
+    model.start_from(named_values(model, read(path)))
     return model
 
 
