@@ -143,9 +143,7 @@ def _array(
     if count and (count > storage.size or (last + 1) * dtype.itemsize > there.size):
         cause = f"a tensor {tensor.shape} is not within storage {storage.key}, {there.size:,} bytes"
         raise damaged(archive.source, cause)
-    if not count:
-        return np.zeros(tensor.shape, dtype)
-    first = there[tensor.offset * dtype.itemsize :]
+    first = there[tensor.offset * dtype.itemsize if count else 0 :]
     flat = first[: first.size // dtype.itemsize * dtype.itemsize].view(dtype)
     strides = [s * dtype.itemsize for s in tensor.strides]
     return np.lib.stride_tricks.as_strided(flat, tensor.shape, strides, writeable=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,7 @@ from treadle.models.weights import (
 from treadle.runtime.files import as_path, write_file
 from treadle.step.loading import load_model
 
+OWN = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")  # files of several that `save` writes
 GGUF = ".gguf"
 READERS = dict.fromkeys((".pt", ".pth", ".bin"), torch_files.load) | {".npz": npz.load}
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
@@ -117,6 +119,7 @@ def save(
         total = sum(a.nbytes for a in arrays.values())
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         write_file(folder / INDEX, partial(_json_bytes, index))
+    _remove_others(folder, {*names, *([INDEX] if len(shards) > 1 else [])})
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is not None:
         write_file(folder / TOKENIZER, tokenizer.text)
@@ -161,6 +164,13 @@ def _shard_names(count: int) -> list[str]:
     if count == 1:
         return [WEIGHTS]
     return [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
+
+
+def _remove_others(folder: Path, written: set[str]) -> None:
+    """What an earlier `save` left: a reader would take one file before several."""
+    for file in (folder / WEIGHTS, folder / INDEX, *folder.glob("model-*-of-*.safetensors")):
+        if file.name not in written and (file.name in (WEIGHTS, INDEX) or OWN.fullmatch(file.name)):
+            file.unlink(missing_ok=True)
 
 
 def _described(model: Model) -> dict[str, Any]:
