@@ -236,9 +236,37 @@ def test_weights_that_do_not_fit(folder: Path) -> None:
     refused(folder, "and 1992 more")
 
 
-def test_pickles_are_not_read(folder: Path) -> None:
+def test_one_file_and_several_in_turn(folder: Path) -> None:
+    """A folder has what was saved last, and nothing of before."""
+    model = models.GPT2(CONFIG)
+    for shard_bytes, files in ((200, 7), (10**9, 1), (400, 4), (10**9, 1)):
+        changed_values = {n: a + 1 for n, a in model.values().items()}
+        models.save(model, folder, changed_values, shard_bytes=shard_bytes)
+        assert len(list(folder.glob("*.safetensors"))) >= min(files, 2)
+        assert (len(list(folder.glob("*.safetensors"))) == 1) == (files == 1)
+        found = models.load(folder).values()
+        assert all(np.array_equal(found[n], a) for n, a in changed_values.items())
+
+
+def test_files_of_pytorch(folder: Path) -> None:
+    torch = pytest.importorskip("torch")
+    wanted = models.load(folder).values()
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    refused(folder, "Pickles are not read")
+    refused(folder, "not a file of PyTorch")
+    tensors = {n: torch.tensor(a) for n, a in wanted.items()}
+    torch.save(tensors, folder / "pytorch_model.bin")
+    found = models.load(folder).values()
+    assert all(np.array_equal(found[n], a) for n, a in wanted.items())
+    del tensors[NAME]
+    torch.save(tensors, folder / "pytorch_model.bin")
+    refused(folder, f"no values for {NAME}")
+    (folder / "pytorch_model.bin").rename(folder / "a.bin")
+    torch.save({NAME: torch.tensor(wanted[NAME])}, folder / "b.bin")
+    index = folder / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": {NAME: "b.bin", "x": "a.bin"}}))
+    assert np.array_equal(models.load(folder).values()[NAME], wanted[NAME])
+    index.write_text(json.dumps({"weight_map": {NAME: "../b.bin"}}))
+    refused(folder, "names the file")
 
 
 def test_other_places(tmp_path: Path) -> None:

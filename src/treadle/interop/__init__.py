@@ -6,7 +6,18 @@ library that is an extra: `td.interop.onnx` imports `onnx` and nothing else does
 
 import importlib as _importlib
 
-_PARTS = ("datasets", "gguf", "keras", "npz", "onnx", "optuna", "sklearn", "tables", "torch")
+_PARTS = (
+    "datasets",
+    "gguf",
+    "keras",
+    "npz",
+    "onnx",
+    "optuna",
+    "sklearn",
+    "tables",
+    "torch",
+    "torch_files",
+)
 
 
 def __getattr__(name: str) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -12,9 +13,11 @@ import numpy as np
 
 from treadle.base.errors import ArgumentError, LoadError, TreadleError
 from treadle.base.numbers import check_whole
+from treadle.interop import npz, torch_files
 from treadle.models.architectures import ARCHITECTURES, Architecture
 from treadle.models.causal import CausalModel
 from treadle.models.config import MOST, Json
+from treadle.models.gguf import load_gguf, save_gguf
 from treadle.models.model import Model
 from treadle.models.t5 import T5
 from treadle.models.tokenizer import Tokenizer
@@ -30,6 +33,9 @@ from treadle.models.weights import (
 from treadle.runtime.files import as_path, write_file
 from treadle.step.loading import load_model
 
+OWN = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")  # files of several that `save` writes
+GGUF = ".gguf"
+READERS = dict.fromkeys((".pt", ".pth", ".bin"), torch_files.load) | {".npz": npz.load}
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
 SHARD = 5_000_000_000  # bytes of a file that `save` writes, as `transformers` has it
 
@@ -41,15 +47,25 @@ def load(
     precision: str = "float32",
     dtype: object = "float32",
 ) -> Any:
-    """The model of a folder that `transformers` or `models.save` wrote, with its values.
+    """The model of a folder that `transformers` or `models.save` wrote, or of a GGUF file.
 
     Values lie in memory as `dtype`, and products are computed in `precision`.
-    Nothing in the folder is executed: pickles are refused. Names, shapes and sizes are compared
-    with the configuration before any value is read.
+    Nothing in it is executed, the pickles in PyTorch's files neither. Names, shapes and sizes are
+    compared with the configuration before any value is taken.
     """
     folder = as_path("load", path)
-    if not folder.is_dir():
-        raise LoadError("load", f"there is no folder {folder}", "Name one with a config.json.")
+    if folder.is_dir():
+        model = _from_folder(folder, dtype)
+    elif folder.suffix == GGUF or folder.is_file():
+        model = load_gguf(folder).hold(dtype)
+    else:
+        remedy = "Name one with a config.json, or a GGUF file."
+        raise LoadError("load", f"there is no folder {folder}", remedy)
+    model.device, model.precision = device, precision
+    return model
+
+
+def _from_folder(folder: Path, dtype: object) -> Model:
     given = read_json(folder / CONFIG, LARGEST_CONFIG)
     architecture = _architecture(folder, given)
     try:
@@ -58,7 +74,6 @@ def load(
         cause = f"{folder / CONFIG}: {error.cause}"
         raise LoadError("load", cause, error.remedy) from error
     model.source = given
-    model.device, model.precision = device, precision
     model.hold(dtype).start_from(read_weights(folder, model))
     if isinstance(model, (CausalModel, T5)):
         _attach(folder, model)
@@ -66,10 +81,14 @@ def load(
 
 
 def load_weights(model: Model, path: str | Path) -> Model:
-    """Give a model the values of one safetensors file, by name; torchvision's state dicts fit."""
+    """Give a model the values of one file, by name; torchvision's state dicts fit.
+
+    It is a safetensors file, or by its ending PyTorch's (.pt, .pth, .bin) or NumPy's (.npz).
+    """
     if not isinstance(model, Model):
         raise ArgumentError("load_weights", f"{model!r} is no model", "Pass one of td.models.")
-    model.start_from(named_values(model, load_model(path)))
+    read = READERS.get(as_path("load_weights", path).suffix, load_model)
+    model.start_from(named_values(model, read(path)))
     return model
 
 
@@ -79,11 +98,13 @@ def save(
     values: Mapping[str, object] | None = None,
     *,
     shard_bytes: int = SHARD,
+    dtype: str = "f16",
 ) -> None:
-    """Write a folder that `transformers` and `models.load` open.
+    """Write a folder that `transformers` and `models.load` open, or a GGUF file.
 
     `values` are those of a step, `step.params`; without, what the model was loaded with. Files are
-    written aside and renamed, the configuration last.
+    written aside and renamed, the configuration last. Folders have float32; a path that ends in
+    `.gguf` is a file in the format `dtype`: f32, f16, bf16, q8_0 or q4_0.
     """
     if not isinstance(model, Model) or not model.architecture:
         cause = f"{type(model).__name__} has no folder format"
@@ -91,6 +112,9 @@ def save(
     folder = as_path("save", path)
     if values is not None:
         model.start_from(values)
+    if folder.suffix == GGUF:
+        save_gguf(model, folder, dtype)
+        return
     arrays = model.values()
     shards = _shards(arrays, shard_bytes)
     names = _shard_names(len(shards))
@@ -102,6 +126,7 @@ def save(
         total = sum(a.nbytes for a in arrays.values())
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         write_file(folder / INDEX, partial(_json_bytes, index))
+    _remove_others(folder, {*names, *([INDEX] if len(shards) > 1 else [])})
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is not None:
         write_file(folder / TOKENIZER, tokenizer.text)
@@ -146,6 +171,13 @@ def _shard_names(count: int) -> list[str]:
     if count == 1:
         return [WEIGHTS]
     return [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
+
+
+def _remove_others(folder: Path, written: set[str]) -> None:
+    """What an earlier `save` left: a reader would take one file before several."""
+    for file in (folder / WEIGHTS, folder / INDEX, *folder.glob("model-*-of-*.safetensors")):
+        if file.name not in written and (file.name in (WEIGHTS, INDEX) or OWN.fullmatch(file.name)):
+            file.unlink(missing_ok=True)
 
 
 def _described(model: Model) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Values in files: one safetensors file or several with an index, checked before they are read."""
+"""Values in files, one or several with an index: safetensors or PyTorch's, checked first."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ import numpy as np
 
 from treadle.base.errors import LoadError
 from treadle.base.memory import refuse_beyond
+from treadle.interop import torch_files
 from treadle.models.config import Json
 from treadle.models.model import Model, listed
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 LARGEST_CONFIG = 1 << 22  # bytes; real ones have some 2¹²
 LARGEST_INDEX = 1 << 26
 MOST_SHARDS = 10_000
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.safetensors")
+PICKLED_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.bin")
 FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # bytes of an element
 INTEGERS = {"I64": 8, "I32": 4}
 
@@ -70,12 +73,12 @@ class Entry:
 
 def read_weights(folder: Path, model: Model) -> dict[str, np.ndarray]:
     """The values of a model's declarations; whatever does not fit is refused before reading."""
-    found = named_values(model, _entries(folder))
+    entries = _entries(folder)
+    if entries is None:
+        return _from_pickles(folder, model)
+    found = named_values(model, entries)
     declared = model.declarations()
-    missing = [n for n in declared if n not in found]
-    if missing:
-        cause = f"{folder} has no values for {listed(missing)}"
-        raise LoadError("load", cause, "Check that the configuration is that of the weights.")
+    _check_complete(folder, model, found)
     for name, entry in found.items():
         kind = FLOATS if declared[name].dtype.is_float else INTEGERS
         if entry.dtype not in kind or entry.shape != declared[name].shape:
@@ -84,6 +87,28 @@ def read_weights(folder: Path, model: Model) -> dict[str, np.ndarray]:
             raise LoadError("load", cause, "Check that the configuration is that of the weights.")
     refuse_beyond("load", f"what is in {folder}", sum(e.nbytes for e in found.values()))
     return read_entries(found)
+
+
+def _check_complete(folder: Path, model: Model, found: Mapping[str, object]) -> None:
+    missing = [n for n in model.declarations() if n not in found]
+    if missing:
+        cause = f"{folder} has no values for {listed(missing)}"
+        raise LoadError("load", cause, "Check that the configuration is that of the weights.")
+
+
+def _from_pickles(folder: Path, model: Model) -> dict[str, np.ndarray]:
+    """The values of a folder that has only PyTorch's files, which are read without executing."""
+    if (folder / PICKLED).exists():
+        files = [folder / PICKLED]
+    else:
+        names = _weight_map(folder / PICKLED_INDEX, PICKLED_NAME)
+        files = [folder / name for name in sorted(set(names.values()))]
+    arrays: dict[str, np.ndarray] = {}
+    for file in files:
+        arrays |= torch_files.load(file)
+    found = named_values(model, arrays)
+    _check_complete(folder, model, found)
+    return found
 
 
 def named_values(model: Model, given: Mapping[str, T]) -> dict[str, T]:
@@ -114,16 +139,16 @@ def _renamed(model: Model, name: str) -> str:
     return name
 
 
-def _entries(folder: Path) -> dict[str, Entry]:
-    """What the headers of a folder's files list."""
+def _entries(folder: Path) -> dict[str, Entry] | None:
+    """What the headers of a folder's files list; None where it has PyTorch's."""
     if (folder / WEIGHTS).exists():
         return header(folder / WEIGHTS)
     if not (folder / INDEX).exists():
-        is_pickled = any((folder / n).exists() for n in ("pytorch_model.bin", "model.pt"))
-        remedy = "Pickles are not read: save it again as safetensors." if is_pickled else ""
+        if any((folder / n).exists() for n in (PICKLED, PICKLED_INDEX)):
+            return None
         cause = f"{folder} has neither {WEIGHTS} nor {INDEX}"
-        raise LoadError("load", cause, remedy or "Check the path.")
-    wanted = _weight_map(folder / INDEX)
+        raise LoadError("load", cause, "Check the path.")
+    wanted = _weight_map(folder / INDEX, PLAIN_NAME)
     found: dict[str, Entry] = {}
     for file in sorted(set(wanted.values())):
         listed_there = header(folder / file)
@@ -135,13 +160,13 @@ def _entries(folder: Path) -> dict[str, Entry]:
     return found
 
 
-def _weight_map(index: Path) -> dict[str, str]:
+def _weight_map(index: Path, plain: re.Pattern[str]) -> dict[str, str]:
     """Files by name; only plain names of files beside the index."""
     found = read_json(index, LARGEST_INDEX).get("weight_map")
     if not isinstance(found, dict) or not found:
         raise LoadError("load", f"{index} has no weight_map", "Use another copy.")
     for file in found.values():
-        if not isinstance(file, str) or not PLAIN_NAME.fullmatch(file):
+        if not isinstance(file, str) or not plain.fullmatch(file):
             cause = f"{index} names the file {str(file)[:80]!r}"
             raise LoadError("load", cause, "Only plain names of files in the folder are read.")
     if len(set(found.values())) > MOST_SHARDS:

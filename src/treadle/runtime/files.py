@@ -12,12 +12,12 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
-from treadle.base.errors import ArgumentError, LoadError, SaveError
+from treadle.base.errors import ArgumentError, LoadError, SaveError, TreadleError
 
 SCHEMA = 1
 WRITING = ".treadle-"  # what a file is called until it is complete
@@ -35,6 +35,11 @@ def write_file(path: str | Path, encode: Callable[[], bytes]) -> None:
 
     A link stays one: what it leads to is written. Whatever fails, what was there is there.
     """
+    write_parts(path, lambda: [encode()])
+
+
+def write_parts(path: str | Path, encode: Callable[[], Iterable[bytes]]) -> None:
+    """The same for a file that is made part by part, so that memory need not hold all of it."""
     given = as_path("save", path)
     try:
         target = _destination(given)
@@ -42,7 +47,7 @@ def write_file(path: str | Path, encode: Callable[[], bytes]) -> None:
         with _folders(target.parent):
             _write_aside(target, encode(), mode)
     except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
-        if isinstance(error, SaveError):
+        if isinstance(error, TreadleError):
             raise
         raise SaveError(
             "save",
@@ -95,11 +100,12 @@ def _folders(folder: Path) -> Iterator[None]:
         raise
 
 
-def _write_aside(target: Path, data: bytes, mode: int) -> None:
+def _write_aside(target: Path, parts: Iterable[bytes], mode: int) -> None:
     handle, aside = tempfile.mkstemp(prefix=WRITING, dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            for part in parts:
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(aside, mode)

@@ -1,0 +1,302 @@
+"""PyTorch's files, .pt, .pth and .bin, without PyTorch and without executing the pickle in them.
+
+A file is a zip archive of a pickle and the bytes of storages. The pickle is a program for a stack
+machine; this one knows containers, numbers, strings and the functions that make tensors of
+storages, and refuses whatever else a pickle can do.
+"""
+
+from __future__ import annotations
+
+import math
+import pickletools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from treadle.base.errors import LoadError
+from treadle.interop.archives import Archive, open_archive
+from treadle.interop.opened import damaged
+
+LARGEST_PICKLE = 1 << 26  # bytes; a tensor takes some 200
+MOST_AXES = 32
+DTYPES: dict[str, np.dtype] = {
+    "Double": np.dtype("<f8"),
+    "Float": np.dtype("<f4"),
+    "Half": np.dtype("<f2"),
+    "BFloat16": np.dtype(ml_dtypes.bfloat16),
+    "Long": np.dtype("<i8"),
+    "Int": np.dtype("<i4"),
+    "Short": np.dtype("<i2"),
+    "Char": np.dtype("i1"),
+    "Byte": np.dtype("u1"),
+    "Bool": np.dtype("?"),
+}
+STORAGES = {f"torch.{name}Storage": dtype for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class _Global:
+    """A function or class that a pickle names; nothing is looked up."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class _Storage:
+    dtype: np.dtype
+    key: str
+    size: int
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    storage: _Storage
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class _RefusedError(Exception):
+    """What a pickle does and this reader does not."""
+
+
+def load(path: str | Path, key: str | None = None) -> dict[str, np.ndarray]:
+    """The tensors of a state dict that `torch.save` wrote, by name; arrays cannot be written to.
+
+    `key` names the state dict in a file that has more: `load("run.pt", "model_state_dict")`.
+    """
+    with open_archive(path, "a file of PyTorch 1.6 or later", is_stored=True) as archive:
+        root = _root(archive)
+        found = _run(archive, _pickle(archive, root))
+        tensors = _state_dict(archive, found, key)
+        buffers: dict[str, np.ndarray] = {}
+        return {n: _array(archive, root, buffers, t) for n, t in tensors.items()}
+
+
+def _root(archive: Archive) -> str:
+    """The folder in the archive; the file's name when it was written."""
+    found = [name for name in archive.entries if name.endswith("/data.pkl")]
+    if len(found) != 1 or found[0].count("/") != 1:
+        raise damaged(archive.source, "it has no data.pkl, or several")
+    root = found[0].removesuffix("data.pkl")
+    order = f"{root}byteorder"
+    if order in archive.entries and archive.read(order) != b"little":
+        cause = f"{archive.source} has big-endian numbers"
+        raise LoadError("load", cause, "Save it again on another machine.")
+    return root
+
+
+def _pickle(archive: Archive, root: str) -> bytes:
+    size = archive.entries[f"{root}data.pkl"].file_size
+    if size > LARGEST_PICKLE:
+        raise damaged(archive.source, f"its pickle has {size:,} bytes, not {LARGEST_PICKLE:,}")
+    return archive.read(f"{root}data.pkl")
+
+
+def _run(archive: Archive, program: bytes) -> object:
+    try:
+        return _Machine().run(program)
+    except _RefusedError as error:
+        cause = f"{archive.source} has a pickle that {error}"
+        remedy = "Only state dicts of tensors are read, and nothing is executed: save one."
+        raise LoadError("load", cause, remedy) from error
+    except (ValueError, IndexError, KeyError, TypeError, OverflowError, UnicodeError) as error:
+        cause = f"its pickle is none: {type(error).__name__} {str(error)[:100]}"
+        raise damaged(archive.source, cause) from error
+
+
+def _state_dict(archive: Archive, found: object, key: str | None) -> dict[str, _Tensor]:
+    if key is not None and isinstance(found, dict) and key in found:
+        found = found[key]
+    elif key is not None:
+        raise LoadError("load", f"{archive.source} has no {key[:80]!r}", _keys(found))
+    if not isinstance(found, dict):
+        cause = f"{archive.source} holds a {type(found).__name__.strip('_')}, not a dict of tensors"
+        raise LoadError("load", cause, "Save model.state_dict().")
+    tensors = {str(n): t for n, t in found.items() if isinstance(t, _Tensor)}
+    if not tensors and found:
+        raise LoadError("load", f"{archive.source} has no tensors at its top", _keys(found))
+    return tensors
+
+
+def _keys(found: object) -> str:
+    names = [str(n)[:40] for n in found][:8] if isinstance(found, dict) else []
+    return f"Pass key=, one of {', '.join(names)}." if names else "Save model.state_dict()."
+
+
+def _array(
+    archive: Archive, root: str, buffers: dict[str, np.ndarray], tensor: _Tensor
+) -> np.ndarray:
+    """A view of a storage's bytes, which are read once."""
+    storage, dtype = tensor.storage, tensor.storage.dtype
+    if storage.key not in buffers:
+        buffers[storage.key] = np.frombuffer(archive.read(f"{root}data/{storage.key}"), np.uint8)
+    there = buffers[storage.key]
+    count = math.prod(tensor.shape)
+    last = tensor.offset + sum(
+        (n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True)
+    )
+    if count and (count > storage.size or (last + 1) * dtype.itemsize > there.size):
+        cause = f"a tensor {tensor.shape} is not within storage {storage.key}, {there.size:,} bytes"
+        raise damaged(archive.source, cause)
+    first = there[tensor.offset * dtype.itemsize if count else 0 :]
+    flat = first[: first.size // dtype.itemsize * dtype.itemsize].view(dtype)
+    strides = [s * dtype.itemsize for s in tensor.strides]
+    return np.lib.stride_tricks.as_strided(flat, tensor.shape, strides, writeable=False)
+
+
+def _is_whole(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
+
+
+def _storage(given: object) -> _Storage:
+    """What a pickle calls a persistent id: ("storage", class, key, device, size)."""
+    if not isinstance(given, tuple) or len(given) != 5 or given[0] != "storage":
+        raise _RefusedError("names something that is no storage")
+    _, kind, key, _, size = given
+    if not isinstance(kind, _Global) or kind.name not in STORAGES:
+        name = kind.name if isinstance(kind, _Global) else type(kind).__name__
+        raise _RefusedError(f"has a storage of {name[:80]}, which is not one of numbers")
+    if not isinstance(key, str) or not key.isalnum() or not _is_whole(size):
+        raise _RefusedError("has a storage without a plain name and size")
+    return _Storage(STORAGES[kind.name], key, size)
+
+
+def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: object) -> _Tensor:
+    if not isinstance(storage, _Storage) or not _is_whole(offset):
+        raise _RefusedError("makes a tensor of something else than a storage")
+    for sizes in (shape, strides):
+        if not isinstance(sizes, tuple) or not all(map(_is_whole, sizes)):
+            raise _RefusedError("makes a tensor with a shape of no whole numbers")
+    if len(shape) != len(strides) or len(shape) > MOST_AXES:
+        raise _RefusedError(f"makes a tensor with {len(shape)} axes and {len(strides)} strides")
+    return _Tensor(storage, offset, shape, strides)
+
+
+def _parameter(data: object, *_: object) -> _Tensor:
+    if not isinstance(data, _Tensor):
+        raise _RefusedError("makes a parameter of something else than a tensor")
+    return data
+
+
+def _ordered(*pairs: object) -> dict[object, object]:
+    if pairs:
+        raise _RefusedError("makes an OrderedDict in an unusual way")
+    return {}
+
+
+CALLS: dict[str, Callable[..., object]] = {
+    "collections.OrderedDict": _ordered,
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_parameter": _parameter,
+    "torch.Size": lambda sizes: tuple(sizes) if isinstance(sizes, (tuple, list)) else (),
+}
+_MARK = object()
+_PUSHED: Mapping[str, Callable[[], object]] = {
+    "EMPTY_DICT": dict,
+    "EMPTY_LIST": list,
+    "EMPTY_TUPLE": tuple,
+    "MARK": lambda: _MARK,
+    "NONE": lambda: None,
+    "NEWTRUE": lambda: True,
+    "NEWFALSE": lambda: False,
+}
+_LITERALS = frozenset(
+    "BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE SHORT_BINUNICODE BINUNICODE8".split()
+)
+_COUNTS = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+
+
+class _Machine:
+    """The stack machine of a pickle, with few of its instructions."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self.memo: dict[int, Any] = {}
+
+    def run(self, program: bytes) -> object:
+        for code, argument, _ in pickletools.genops(program):
+            if code.name == "STOP":
+                return self.stack.pop()
+            self.step(code.name, argument)
+        raise ValueError("it has no end")
+
+    def step(self, name: str, argument: Any) -> None:
+        if name in _PUSHED:
+            self.stack.append(_PUSHED[name]())
+        elif name in _LITERALS:
+            self.stack.append(argument)
+        elif name in _COUNTS:
+            self.stack.append(tuple(self.popped(_COUNTS[name])))
+        elif name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            self.memo[len(self.memo) if name == "MEMOIZE" else argument] = self.stack[-1]
+        elif name in ("BINGET", "LONG_BINGET"):
+            self.stack.append(self.memo[argument])
+        elif name not in ("PROTO", "FRAME"):
+            self.compound(name, argument)
+
+    def compound(self, name: str, argument: Any) -> None:
+        match name:
+            case "TUPLE":
+                self.stack.append(tuple(self.marked()))
+            case "SETITEM" | "SETITEMS":
+                items = self.marked() if name == "SETITEMS" else self.popped(2)
+                self.set_items(items)
+            case "APPEND" | "APPENDS":
+                items = self.marked() if name == "APPENDS" else self.popped(1)
+                if not isinstance(self.stack[-1], list):
+                    raise _RefusedError("appends to something else than a list")
+                self.stack[-1].extend(items)
+            case "GLOBAL":
+                self.stack.append(_Global(str(argument).replace(" ", ".", 1)))
+            case "STACK_GLOBAL":
+                module, member = self.popped(2)
+                self.stack.append(_Global(f"{module!s}.{member!s}"))
+            case "REDUCE" | "NEWOBJ":
+                self.reduce(*self.popped(2))
+            case "BINPERSID":
+                self.stack.append(_storage(self.stack.pop()))
+            case "BUILD":
+                self.build(*self.popped(1))
+            case _:
+                raise _RefusedError(f"has the instruction {name}")
+
+    def popped(self, count: int) -> list[Any]:
+        found = self.stack[-count:]
+        if len(found) < count:
+            raise ValueError("the stack is empty")
+        del self.stack[-count:]
+        return found
+
+    def marked(self) -> list[Any]:
+        """What was pushed since the last mark."""
+        for at in range(len(self.stack) - 1, -1, -1):
+            if self.stack[at] is _MARK:
+                found = self.stack[at + 1 :]
+                del self.stack[at:]
+                return found
+        raise ValueError("there is no mark")
+
+    def set_items(self, items: list[Any]) -> None:
+        target = self.stack[-1]
+        if not isinstance(target, dict) or len(items) % 2:
+            raise _RefusedError("sets items of something else than a dict")
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            if type(key) not in (str, int):  # others may take exponential time to hash
+                raise _RefusedError(f"has a dict with a {type(key).__name__} as a key")
+            target[key] = value
+
+    def reduce(self, function: Any, arguments: Any) -> None:
+        name = function.name if isinstance(function, _Global) else type(function).__name__
+        if name not in CALLS or not isinstance(arguments, tuple):
+            raise _RefusedError(f"calls {name[:100]}")
+        self.stack.append(CALLS[name](*arguments))
+
+    def build(self, state: Any) -> None:
+        """The attributes of a state dict, `_metadata`, are left out; nothing else has any."""
+        if not isinstance(self.stack[-1], dict) or not isinstance(state, dict):
+            raise _RefusedError("sets the state of something else than a dict")
