@@ -205,6 +205,30 @@ CASES = [
         inputs="images",
     ),
 ]
+MAMBA = {
+    "hidden_size": 16,
+    "state_size": 5,
+    "num_hidden_layers": 2,
+    "vocab_size": 97,
+    "conv_kernel": 3,
+}
+CASES += [
+    Case("mamba", "MambaForCausalLM", "MambaConfig", MAMBA),
+    Case(
+        "mamba-choices",
+        "MambaForCausalLM",
+        "MambaConfig",
+        {
+            **MAMBA,
+            "use_bias": True,
+            "use_conv_bias": False,
+            "time_step_rank": 3,
+            "expand": 3,
+            "tie_word_embeddings": False,
+        },
+        inputs="padded",
+    ),
+]
 TOWER = {**SIZES, "hidden_act": "quick_gelu"}
 CLIP_TEXT = {**TOWER, "vocab_size": 97, "max_position_embeddings": 20, "eos_token_id": 96}
 CLIP_IMAGES = {**TOWER, "hidden_size": 40, "image_size": 16, "patch_size": 8}

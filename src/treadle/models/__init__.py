@@ -29,6 +29,8 @@ from treadle.models.llama import Llama as Llama
 from treadle.models.llama import LlamaConfig as LlamaConfig
 from treadle.models.llama import llama as llama
 from treadle.models.llama import llama_config as llama_config
+from treadle.models.mamba import Mamba as Mamba
+from treadle.models.mamba import MambaConfig as MambaConfig
 from treadle.models.model import Model as Model
 from treadle.models.resnet import ResNet as ResNet
 from treadle.models.resnet import ResNetConfig as ResNetConfig

@@ -18,6 +18,7 @@ from treadle.models.encoders import (
 from treadle.models.gpt2 import GPT2, GPT2Config
 from treadle.models.llama import ARCHITECTURES as LLAMA_FAMILY
 from treadle.models.llama import Llama, LlamaConfig
+from treadle.models.mamba import Mamba, MambaConfig
 from treadle.models.model import Model
 from treadle.models.t5 import T5, T5Config
 from treadle.models.vision import ViT, ViTConfig
@@ -45,6 +46,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     **_both("ForMaskedLM", BertForMaskedLM),
     **_both("ForSequenceClassification", BertForSequenceClassification),
     **_both("ForTokenClassification", BertForTokenClassification),
+    "MambaForCausalLM": Architecture(MambaConfig, Mamba),
     "CLIPModel": Architecture(CLIPConfig, CLIP),
     "T5ForConditionalGeneration": Architecture(T5Config, T5),
     "ViTForImageClassification": Architecture(ViTConfig, ViT),

@@ -9,15 +9,17 @@ from typing import Any, Protocol
 import numpy as np
 
 from treadle.base.dtypes import int32
+from treadle.base.shapes import Shape
 from treadle.compile_report import CompileOptions
 from treadle.frontend.functions.indexing import take, take_along_axis
 from treadle.frontend.functions.shaping import expand, reshape
 from treadle.frontend.tensor import Tensor
 from treadle.ir.types import TensorType
 from treadle.models.context import Cached, Context, Whole
+from treadle.nn import init
 from treadle.nn.containers import ModuleList
 from treadle.nn.decoding import KVCache
-from treadle.nn.module import Module, update
+from treadle.nn.module import Module, State, update
 from treadle.step.forward import Forward, compile_forward
 
 BLOCK = 64  # slots of a cache are a multiple, so that few programs serve many lengths
@@ -30,6 +32,26 @@ class KeyShape:
 
     heads: int
     width: int
+
+    def cache(self, batch: int, length: int) -> Module:
+        return KVCache(batch, self.heads, length, self.width)
+
+
+@dataclass(frozen=True)
+class RecurrentShape:
+    """What a layer carries from position to position, for each row: shapes of arrays."""
+
+    shapes: tuple[Shape, ...]
+
+    def cache(self, batch: int, length: int) -> Module:
+        return Carried(batch, self.shapes)
+
+
+class Carried(Module):
+    """What a layer carries, whatever the length."""
+
+    def __init__(self, batch: int, shapes: Sequence[Shape]):
+        self.values = [State((batch, *shape), init.zeros) for shape in shapes]
 
 
 class Decoder(Protocol):
@@ -45,7 +67,7 @@ class Decoder(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor: ...
 
-    def key_shapes(self) -> list[KeyShape]: ...
+    def key_shapes(self) -> Sequence[KeyShape | RecurrentShape]: ...
 
     def _parts(self) -> list[tuple[str, Any]]: ...
 
@@ -57,7 +79,7 @@ class WithCaches(Module):
         shapes = model.key_shapes()
         self.model = model
         self.name = f"cache_{batch}x{length}"
-        self.caches = ModuleList(KVCache(batch, s.heads, length, s.width) for s in shapes)
+        self.caches = ModuleList(s.cache(batch, length) for s in shapes)
 
     def _parts(self) -> list[tuple[str, Any]]:
         return [*self.model._parts(), (self.name, self.caches)]
