@@ -16,7 +16,7 @@ from treadle.models.architectures import ARCHITECTURES, Architecture
 from treadle.models.causal import CausalModel
 from treadle.models.config import MOST, Json
 from treadle.models.model import Model
-from treadle.models.t5 import T5
+from treadle.models.seq2seq import SourceModel
 from treadle.models.tokenizer import Tokenizer
 from treadle.models.weights import (
     INDEX,
@@ -53,7 +53,7 @@ def load(path: str | Path, *, device: str = "auto", precision: str = "float32") 
     model.source = given
     model.device, model.precision = device, precision
     model.start_from(read_weights(folder, model))
-    if isinstance(model, (CausalModel, T5)):
+    if isinstance(model, (CausalModel, SourceModel)):
         _attach(folder, model)
     return model
 
@@ -111,14 +111,17 @@ def _architecture(folder: Path, given: Json) -> Architecture:
     raise LoadError("load", cause, f"Known are: {known}.")
 
 
-def _attach(folder: Path, model: CausalModel | T5) -> None:
+def _attach(folder: Path, model: CausalModel | SourceModel) -> None:
     if (folder / TOKENIZER).is_file():
         model.tokenizer = Tokenizer(folder / TOKENIZER)
     if (folder / GENERATION).is_file():
-        found = read_json(folder / GENERATION, LARGEST_CONFIG).get("eos_token_id")
+        given = read_json(folder / GENERATION, LARGEST_CONFIG)
+        found = given.get("eos_token_id")
         ends = tuple(found) if isinstance(found, list) else (found,)
         if all(type(t) is int and 0 <= t <= MOST for t in ends):  # else the configuration's
             model.ends = ends
+        if isinstance(model, SourceModel):
+            model.configure(given)
 
 
 def _shards(arrays: Mapping[str, np.ndarray], most: int) -> list[list[str]]:
