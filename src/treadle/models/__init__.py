@@ -41,6 +41,7 @@ from treadle.models.small import MLP as MLP
 from treadle.models.small import LeNet as LeNet
 from treadle.models.small import LeNetConfig as LeNetConfig
 from treadle.models.small import MLPConfig as MLPConfig
+from treadle.models.spectrograms import log_mel as log_mel
 from treadle.models.t5 import T5 as T5
 from treadle.models.t5 import T5Config as T5Config
 from treadle.models.tokenizer import Tokenizer as Tokenizer
@@ -48,3 +49,5 @@ from treadle.models.vision import TorchvisionViT as TorchvisionViT
 from treadle.models.vision import ViT as ViT
 from treadle.models.vision import ViTConfig as ViTConfig
 from treadle.models.vision import vit_b_16 as vit_b_16
+from treadle.models.whisper import Whisper as Whisper
+from treadle.models.whisper import WhisperConfig as WhisperConfig

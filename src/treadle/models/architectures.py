@@ -22,6 +22,7 @@ from treadle.models.mamba import Mamba, MambaConfig
 from treadle.models.model import Model
 from treadle.models.t5 import T5, T5Config
 from treadle.models.vision import ViT, ViTConfig
+from treadle.models.whisper import Whisper, WhisperConfig
 
 
 @dataclass(frozen=True)
@@ -50,4 +51,5 @@ ARCHITECTURES: dict[str, Architecture] = {
     "CLIPModel": Architecture(CLIPConfig, CLIP),
     "T5ForConditionalGeneration": Architecture(T5Config, T5),
     "ViTForImageClassification": Architecture(ViTConfig, ViT),
+    "WhisperForConditionalGeneration": Architecture(WhisperConfig, Whisper),
 }
