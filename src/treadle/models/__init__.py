@@ -45,9 +45,13 @@ from treadle.models.spectrograms import log_mel as log_mel
 from treadle.models.t5 import T5 as T5
 from treadle.models.t5 import T5Config as T5Config
 from treadle.models.tokenizer import Tokenizer as Tokenizer
+from treadle.models.unet import UNet2D as UNet2D
+from treadle.models.unet import UNet2DConfig as UNet2DConfig
 from treadle.models.vision import TorchvisionViT as TorchvisionViT
 from treadle.models.vision import ViT as ViT
 from treadle.models.vision import ViTConfig as ViTConfig
 from treadle.models.vision import vit_b_16 as vit_b_16
 from treadle.models.whisper import Whisper as Whisper
 from treadle.models.whisper import WhisperConfig as WhisperConfig
+from treadle.models.diffusion import NoiseSchedule as NoiseSchedule
+from treadle.models.diffusion import Sampler as Sampler

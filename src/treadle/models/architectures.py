@@ -21,6 +21,7 @@ from treadle.models.llama import Llama, LlamaConfig
 from treadle.models.mamba import Mamba, MambaConfig
 from treadle.models.model import Model
 from treadle.models.t5 import T5, T5Config
+from treadle.models.unet import UNet2D, UNet2DConfig
 from treadle.models.vision import ViT, ViTConfig
 from treadle.models.whisper import Whisper, WhisperConfig
 
@@ -50,6 +51,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "MambaForCausalLM": Architecture(MambaConfig, Mamba),
     "CLIPModel": Architecture(CLIPConfig, CLIP),
     "T5ForConditionalGeneration": Architecture(T5Config, T5),
+    "UNet2DModel": Architecture(UNet2DConfig, UNet2D),
     "ViTForImageClassification": Architecture(ViTConfig, ViT),
     "WhisperForConditionalGeneration": Architecture(WhisperConfig, Whisper),
 }

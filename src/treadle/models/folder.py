@@ -19,18 +19,20 @@ from treadle.models.model import Model
 from treadle.models.seq2seq import SourceModel
 from treadle.models.tokenizer import Tokenizer
 from treadle.models.weights import (
-    INDEX,
     LARGEST_CONFIG,
-    WEIGHTS,
+    STEMS,
     encoded,
+    index_file,
     named_values,
     read_json,
     read_weights,
+    weights_file,
 )
 from treadle.runtime.files import as_path, write_file
 from treadle.step.loading import load_model
 
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
+VERSION = "0.35.0"  # of `diffusers`, whose format is written
 SHARD = 5_000_000_000  # bytes of a file that `save` writes, as `transformers` has it
 
 
@@ -86,7 +88,8 @@ def save(
         model.start_from(values)
     arrays = model.values()
     shards = _shards(arrays, shard_bytes)
-    names = _shard_names(len(shards))
+    stem = STEMS[model.library]
+    names = _shard_names(stem, len(shards))
     for name, part in zip(names, shards, strict=True):
         chosen = {n: arrays[n] for n in part}
         write_file(folder / name, partial(encoded, chosen))
@@ -94,7 +97,7 @@ def save(
         weight_map = {n: name for name, part in zip(names, shards, strict=True) for n in part}
         total = sum(a.nbytes for a in arrays.values())
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        write_file(folder / INDEX, partial(_json_bytes, index))
+        write_file(folder / index_file(stem), partial(_json_bytes, index))
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is not None:
         write_file(folder / TOKENIZER, tokenizer.text)
@@ -103,7 +106,7 @@ def save(
 
 def _architecture(folder: Path, given: Json) -> Architecture:
     named = given.get("architectures")
-    name = named[0] if isinstance(named, list) and named else None
+    name = named[0] if isinstance(named, list) and named else given.get("_class_name")
     if isinstance(name, str) and name in ARCHITECTURES:
         return ARCHITECTURES[name]
     known = ", ".join(sorted(ARCHITECTURES))
@@ -138,15 +141,17 @@ def _shards(arrays: Mapping[str, np.ndarray], most: int) -> list[list[str]]:
     return found
 
 
-def _shard_names(count: int) -> list[str]:
+def _shard_names(stem: str, count: int) -> list[str]:
     if count == 1:
-        return [WEIGHTS]
-    return [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
+        return [weights_file(stem)]
+    return [f"{stem}-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
 
 
 def _described(model: Model) -> dict[str, Any]:
     """What was read, with what the model is."""
-    own = {"architectures": [model.architecture], "dtype": "float32"}
+    own: dict[str, Any] = {"architectures": [model.architecture], "dtype": "float32"}
+    if model.library == "diffusers":
+        own = {"_class_name": model.architecture, "_diffusers_version": VERSION}
     kept = {k: v for k, v in model.source.items() if k != "torch_dtype"}
     return {**kept, **model.config.json(), **own}
 

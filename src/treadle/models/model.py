@@ -65,7 +65,8 @@ class Model(Module):
 
     config: Config
     source: Mapping[str, Any] = {}  # config.json as it was read
-    architecture = ""  # what `transformers` calls it
+    architecture = ""  # what `transformers` or `diffusers` calls it
+    library = "transformers"  # whose names the files of its folder have
     prefix = ""  # begins the names of what is below the head
     ignored: tuple[str, ...] = ()  # patterns of names in files that are no values of the model
     renamed: tuple[tuple[str, str], ...] = ()  # patterns of names in older files, and what they are

@@ -18,7 +18,7 @@ from treadle.base.memory import refuse_beyond
 from treadle.models.config import Json
 from treadle.models.model import Model, listed
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+STEMS = {"transformers": "model", "diffusers": "diffusion_pytorch_model"}
 LARGEST_CONFIG = 1 << 22  # bytes; real ones have some 2¹²
 LARGEST_INDEX = 1 << 26
 MOST_SHARDS = 10_000
@@ -27,6 +27,14 @@ FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # bytes of an element
 INTEGERS = {"I64": 8, "I32": 4}
 
 T = TypeVar("T")
+
+
+def weights_file(stem: str) -> str:
+    return f"{stem}.safetensors"
+
+
+def index_file(stem: str) -> str:
+    return f"{stem}.safetensors.index.json"
 
 
 def read_json(path: Path, largest: int) -> Json:
@@ -70,7 +78,7 @@ class Entry:
 
 def read_weights(folder: Path, model: Model) -> dict[str, np.ndarray]:
     """The values of a model's declarations; whatever does not fit is refused before reading."""
-    found = named_values(model, _entries(folder))
+    found = named_values(model, _entries(folder, STEMS[model.library]))
     declared = model.declarations()
     missing = [n for n in declared if n not in found]
     if missing:
@@ -114,23 +122,24 @@ def _renamed(model: Model, name: str) -> str:
     return name
 
 
-def _entries(folder: Path) -> dict[str, Entry]:
+def _entries(folder: Path, stem: str) -> dict[str, Entry]:
     """What the headers of a folder's files list."""
-    if (folder / WEIGHTS).exists():
-        return _header(folder / WEIGHTS)
-    if not (folder / INDEX).exists():
+    weights, index = weights_file(stem), index_file(stem)
+    if (folder / weights).exists():
+        return _header(folder / weights)
+    if not (folder / index).exists():
         is_pickled = any((folder / n).exists() for n in ("pytorch_model.bin", "model.pt"))
         remedy = "Pickles are not read: save it again as safetensors." if is_pickled else ""
-        cause = f"{folder} has neither {WEIGHTS} nor {INDEX}"
+        cause = f"{folder} has neither {weights} nor {index}"
         raise LoadError("load", cause, remedy or "Check the path.")
-    wanted = _weight_map(folder / INDEX)
+    wanted = _weight_map(folder / index)
     found: dict[str, Entry] = {}
     for file in sorted(set(wanted.values())):
         listed_there = _header(folder / file)
         found |= {n: e for n, e in listed_there.items() if wanted.get(n) == file}
     absent = [n for n in wanted if n not in found]
     if absent:
-        cause = f"{folder / INDEX} promises {listed(absent)}, which its file does not have"
+        cause = f"{folder / index} promises {listed(absent)}, which its file does not have"
         raise LoadError("load", cause, "Use another copy.")
     return found
 
