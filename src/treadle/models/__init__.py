@@ -55,3 +55,7 @@ from treadle.models.whisper import Whisper as Whisper
 from treadle.models.whisper import WhisperConfig as WhisperConfig
 from treadle.models.diffusion import NoiseSchedule as NoiseSchedule
 from treadle.models.diffusion import Sampler as Sampler
+from treadle.models.fno import FNO as FNO
+from treadle.models.fno import FNOConfig as FNOConfig
+from treadle.models.kan import KAN as KAN
+from treadle.models.kan import KANConfig as KANConfig

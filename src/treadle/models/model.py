@@ -141,7 +141,7 @@ class Model(Module):
             if first is None:
                 unexpected.append(name)
             else:
-                found[first] = np.asarray(readable(value))
+                found[first] = _as_pairs(np.asarray(readable(value)))
         missing = [n for n in declared if n not in found]
         if missing or unexpected:
             cause = f"missing: {listed(missing)}; unexpected: {listed(unexpected)}"
@@ -172,6 +172,12 @@ def stored(array: np.ndarray) -> Init:
         return array
 
     return make
+
+
+def _as_pairs(array: np.ndarray) -> np.ndarray:
+    """Complex numbers as real and imaginary parts, in a last axis of two."""
+    is_complex = array.dtype.kind == "c"
+    return np.stack([array.real, array.imag], -1) if is_complex else array
 
 
 def _array(value: object) -> Any:
