@@ -113,7 +113,13 @@ def _source_and_target(rng: np.random.Generator) -> Any:
     return (tokens,), {**keywords, "decoder_input_ids": rng.integers(2, 97, (2, 5))}
 
 
+def _features_and_tokens(rng: np.random.Generator) -> Any:
+    features = rng.normal(size=(2, 6, 24)).astype(np.float32)
+    return (features,), {"decoder_input_ids": rng.integers(2, 97, (2, 5))}
+
+
 INPUTS = {
+    "features": _features_and_tokens,
     "source": _source_and_target,
     "both": _texts_and_images,
     "tokens": _tokens,
@@ -205,6 +211,30 @@ CASES = [
         inputs="images",
     ),
 ]
+MAMBA = {
+    "hidden_size": 16,
+    "state_size": 5,
+    "num_hidden_layers": 2,
+    "vocab_size": 97,
+    "conv_kernel": 3,
+}
+CASES += [
+    Case("mamba", "MambaForCausalLM", "MambaConfig", MAMBA),
+    Case(
+        "mamba-choices",
+        "MambaForCausalLM",
+        "MambaConfig",
+        {
+            **MAMBA,
+            "use_bias": True,
+            "use_conv_bias": False,
+            "time_step_rank": 3,
+            "expand": 3,
+            "tie_word_embeddings": False,
+        },
+        inputs="padded",
+    ),
+]
 TOWER = {**SIZES, "hidden_act": "quick_gelu"}
 CLIP_TEXT = {**TOWER, "vocab_size": 97, "max_position_embeddings": 20, "eos_token_id": 96}
 CLIP_IMAGES = {**TOWER, "hidden_size": 40, "image_size": 16, "patch_size": 8}
@@ -240,4 +270,32 @@ CASES += [
         inputs="source",
     ),
 ]
+WHISPER = {
+    "d_model": 16,
+    "num_mel_bins": 6,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 20,
+    "decoder_ffn_dim": 24,
+    "max_source_positions": 12,
+    "max_target_positions": 96,
+    "vocab_size": 97,
+    "decoder_start_token_id": 5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+    "suppress_tokens": [7, 8],
+    "begin_suppress_tokens": [9, 2],
+}
+CASES.append(
+    Case(
+        "whisper",
+        "WhisperForConditionalGeneration",
+        "WhisperConfig",
+        WHISPER,
+        inputs="features",
+    )
+)
 BY_NAME = {case.name: case for case in CASES}

@@ -62,7 +62,7 @@ def test_greedy_tokens_on_the_oracle(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["gpt2", "llama", "llama-yarn", "mistral", "qwen2", "qwen3", "mixtral"]
+    "name", ["gpt2", "llama", "llama-yarn", "mistral", "qwen2", "qwen3", "mixtral", "mamba"]
 )
 def test_compiled_greedy_tokens_are_the_references(name: str, tmp_path: Path) -> None:
     same_tokens(name, tmp_path, "cpu")
@@ -75,6 +75,19 @@ def test_unequal_prompts_go_on_as_alone(pair: tuple[Any, Any]) -> None:
     assert any(len(w) < len(p) + 30 for w, p in zip(wanted, PROMPTS)), "none of them ends"
     for ours, reference in zip(found, wanted, strict=True):
         assert np.array_equal(ours, reference)
+
+
+def test_a_state_is_carried_as_there(tmp_path: Path) -> None:
+    """Without keys: prompts of unequal lengths, and a second generation from the same programs."""
+    twin = BY_NAME["mamba"].twin()
+    model = models.load(saved(twin, tmp_path), device="oracle")
+    for prompts in (PROMPTS[:2], PROMPTS[1::-1]):
+        found = model.generate(prompts, 6, eos_token_id=())
+        for prompt, ours in zip(prompts, found, strict=True):
+            assert np.array_equal(ours, theirs(twin, prompt, 6, eos_token_id=-1))
+    settings = {"num_beams": 2, "eos_token_id": ()}
+    ours = model.generate(PROMPTS[1], 4, **settings)
+    assert np.array_equal(ours, model.generate(PROMPTS[1], 4, use_cache=False, **settings))
 
 
 def test_no_program_is_compiled_for_a_token(pair: tuple[Any, Any]) -> None:

@@ -71,7 +71,7 @@ def test_compiled_logits_are_the_references(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", slow_ones(["gpt2", "llama-yarn", "mixtral", "bert-masked", "vit", "clip", "t5"])
+    "name", slow_ones(["gpt2", "llama-yarn", "mixtral", "mamba", "bert-masked", "vit", "clip", "t5", "whisper"])
 )
 def test_gradients_are_the_references(name: str, tmp_path: Path) -> None:
     case = BY_NAME[name]
@@ -84,6 +84,7 @@ def test_gradients_are_the_references(name: str, tmp_path: Path) -> None:
 
     found = td.grad(total)(model.values())
     given = [torch.tensor(a) for a in arguments]
+    twin.requires_grad_(True)  # of all values, also of those that it would not train
     theirs = twin(*given, **{k: torch.tensor(v) for k, v in keywords.items()})
     (getattr(theirs, case.output) ** 2).mean().backward()
     with torch.no_grad():  # gradients in a file, which has the names of files

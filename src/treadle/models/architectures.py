@@ -18,9 +18,12 @@ from treadle.models.encoders import (
 from treadle.models.gpt2 import GPT2, GPT2Config
 from treadle.models.llama import ARCHITECTURES as LLAMA_FAMILY
 from treadle.models.llama import Llama, LlamaConfig
+from treadle.models.mamba import Mamba, MambaConfig
 from treadle.models.model import Model
 from treadle.models.t5 import T5, T5Config
+from treadle.models.unet import UNet2D, UNet2DConfig
 from treadle.models.vision import ViT, ViTConfig
+from treadle.models.whisper import Whisper, WhisperConfig
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     **_both("ForMaskedLM", BertForMaskedLM),
     **_both("ForSequenceClassification", BertForSequenceClassification),
     **_both("ForTokenClassification", BertForTokenClassification),
+    "MambaForCausalLM": Architecture(MambaConfig, Mamba),
     "CLIPModel": Architecture(CLIPConfig, CLIP),
     "T5ForConditionalGeneration": Architecture(T5Config, T5),
+    "UNet2DModel": Architecture(UNet2DConfig, UNet2D),
     "ViTForImageClassification": Architecture(ViTConfig, ViT),
+    "WhisperForConditionalGeneration": Architecture(WhisperConfig, Whisper),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,13 @@ from treadle.base.errors import ShapeError
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.models.context import Context
-from treadle.models.decoding import CachedPrograms, KeyShape, Programs, WholePrograms
+from treadle.models.decoding import (
+    CachedPrograms,
+    KeyShape,
+    Programs,
+    RecurrentShape,
+    WholePrograms,
+)
 from treadle.models.generation import Settings, generate, stream
 from treadle.models.model import Model
 from treadle.models.prefix import Prefix, Prefixed
@@ -52,8 +58,8 @@ class CausalModel(Model):
     def logits(self, hidden: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} has no logits")
 
-    def key_shapes(self) -> list[KeyShape]:
-        """What each layer's cache holds for a position."""
+    def key_shapes(self) -> Sequence[KeyShape | RecurrentShape]:
+        """What each layer's cache holds: keys of positions, or what it carries."""
         raise NotImplementedError(f"{type(self).__name__} has no key_shapes")
 
     def begin(self, prompts: list[np.ndarray]) -> list[np.ndarray]:

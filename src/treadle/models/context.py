@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from treadle.frontend.coerce import as_tensor, cast
 from treadle.frontend.functions import linear
@@ -14,8 +14,8 @@ from treadle.frontend.functions.arithmetic import logical_and, logical_or, maxim
 from treadle.frontend.functions.shaping import iota, reshape, transpose, unsqueeze
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.nn.attention import spread_heads
-from treadle.nn.decoding import KVCache
 from treadle.nn.dropout import Dropout
+from treadle.nn.module import update
 
 
 class Context(Protocol):
@@ -39,6 +39,18 @@ class Context(Protocol):
 
     def distances(self) -> Tensor:
         """(T, S): how far each key is behind its query; negative for earlier ones."""
+        ...
+
+    def given(self) -> Tensor | None:
+        """(B, T): which of the positions are no padding; None where all are."""
+        ...
+
+    def carried(self, layer: int) -> list[Tensor] | None:
+        """What a layer that recurs has carried here; None at a beginning."""
+        ...
+
+    def carry(self, layer: int, values: Sequence[Tensor]) -> None:
+        """Hold what a layer carries on to the next positions."""
         ...
 
 
@@ -72,6 +84,15 @@ class Whole:
     def distances(self) -> Tensor:
         return iota((self.length,) * 2, 1) - iota((self.length,) * 2, 0)
 
+    def given(self) -> Tensor | None:
+        return None if self.mask is None else self.mask != 0
+
+    def carried(self, layer: int) -> list[Tensor] | None:
+        return None
+
+    def carry(self, layer: int, values: Sequence[Tensor]) -> None:
+        """Nothing follows."""
+
 
 @dataclass(frozen=True)
 class Cached:
@@ -80,7 +101,7 @@ class Cached:
     Every row writes its new keys to the slots from `at`: rows of unequal lengths end together.
     """
 
-    caches: Sequence[KVCache]
+    caches: Sequence[Any]  # a KVCache of each layer, or what it carries
     at: Tensor  # int32, how many slots are written
     first: Tensor  # int32 (B,)
     length: int  # of the new positions
@@ -115,6 +136,19 @@ class Cached:
 
     def distances(self) -> Tensor:
         return iota((1, self.width), 1) - reshape(self._slots(), (self.length, 1))
+
+    def given(self) -> Tensor | None:
+        return self._slots() >= unsqueeze(self.first, 1)
+
+    def carried(self, layer: int) -> list[Tensor] | None:
+        # What an earlier prompt left there is not of this one.
+        held = [state.tensor() for _, state in self.caches[layer].named_states()]
+        return [where(self.at == 0, as_tensor(0.0).astype(x.dtype), x) for x in held]
+
+    def carry(self, layer: int, values: Sequence[Tensor]) -> None:
+        states = self.caches[layer].named_states()
+        for (_, state), value in zip(states, values, strict=True):
+            update(state, cast(value, state.dtype))
 
 
 def _within(t: Tensor, s: Tensor, window: int | None) -> Tensor:

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from treadle.base.dtypes import int32
+from treadle.base.dtypes import DType, int32
+from treadle.base.shapes import Shape
 from treadle.compile_report import CompileOptions
 from treadle.frontend.coerce import cast
 from treadle.frontend.functions.arithmetic import where
@@ -39,6 +40,27 @@ class KeyShape:
     heads: int
     width: int
 
+    def cache(self, batch: int, length: int, dtype: DType) -> Module:
+        return KVCache(batch, self.heads, length, self.width, dtype)
+
+
+@dataclass(frozen=True)
+class RecurrentShape:
+    """What a layer carries from position to position, for each row: shapes of arrays."""
+
+    shapes: tuple[Shape, ...]
+
+    def cache(self, batch: int, length: int, dtype: DType) -> Module:
+        """In float32, whatever the precision: rounding at each position would add up."""
+        return Carried(batch, self.shapes)
+
+
+class Carried(Module):
+    """What a layer carries, whatever the length."""
+
+    def __init__(self, batch: int, shapes: Sequence[Shape]):
+        self.values = [State((batch, *shape), init.zeros) for shape in shapes]
+
 
 class Decoder(Protocol):
     """What is asked of a model that generates."""
@@ -53,7 +75,7 @@ class Decoder(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor: ...
 
-    def key_shapes(self) -> list[KeyShape]: ...
+    def key_shapes(self) -> Sequence[KeyShape | RecurrentShape]: ...
 
     def _parts(self) -> list[tuple[str, Any]]: ...
 
@@ -65,7 +87,7 @@ class WithCaches(Module):
         shapes, dtype = model.key_shapes(), choose_precision(model.precision)
         self.model = model
         self.name = f"cache_{batch}x{length}"
-        self.caches = ModuleList(KVCache(batch, s.heads, length, s.width, dtype) for s in shapes)
+        self.caches = ModuleList(s.cache(batch, length, dtype) for s in shapes)
         self.last = State((batch,), init.zeros, int32)  # the likeliest tokens of the last run
 
     def _parts(self) -> list[tuple[str, Any]]:

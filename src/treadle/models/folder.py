@@ -19,24 +19,25 @@ from treadle.models.causal import CausalModel
 from treadle.models.config import MOST, Json
 from treadle.models.gguf import load_gguf, save_gguf
 from treadle.models.model import Model
-from treadle.models.t5 import T5
+from treadle.models.seq2seq import SourceModel
 from treadle.models.tokenizer import Tokenizer
 from treadle.models.weights import (
-    INDEX,
     LARGEST_CONFIG,
-    WEIGHTS,
+    STEMS,
     encoded,
+    index_file,
     named_values,
     read_json,
     read_weights,
+    weights_file,
 )
 from treadle.runtime.files import as_path, write_file
 from treadle.step.loading import load_model
 
-OWN = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")  # files of several that `save` writes
 GGUF = ".gguf"
 READERS = dict.fromkeys((".pt", ".pth", ".bin"), torch_files.load) | {".npz": npz.load}
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
+VERSION = "0.35.0"  # of `diffusers`, whose format is written
 SHARD = 5_000_000_000  # bytes of a file that `save` writes, as `transformers` has it
 
 
@@ -75,7 +76,7 @@ def _from_folder(folder: Path, dtype: object) -> Model:
         raise LoadError("load", cause, error.remedy) from error
     model.source = given
     model.hold(dtype).start_from(read_weights(folder, model))
-    if isinstance(model, (CausalModel, T5)):
+    if isinstance(model, (CausalModel, SourceModel)):
         _attach(folder, model)
     return model
 
@@ -117,7 +118,8 @@ def save(
         return
     arrays = model.values()
     shards = _shards(arrays, shard_bytes)
-    names = _shard_names(len(shards))
+    stem = STEMS[model.library]
+    names = _shard_names(stem, len(shards))
     for name, part in zip(names, shards, strict=True):
         chosen = {n: arrays[n] for n in part}
         write_file(folder / name, partial(encoded, chosen))
@@ -125,8 +127,8 @@ def save(
         weight_map = {n: name for name, part in zip(names, shards, strict=True) for n in part}
         total = sum(a.nbytes for a in arrays.values())
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        write_file(folder / INDEX, partial(_json_bytes, index))
-    _remove_others(folder, {*names, *([INDEX] if len(shards) > 1 else [])})
+        write_file(folder / index_file(stem), partial(_json_bytes, index))
+    _remove_others(folder, stem, {*names, *([index_file(stem)] if len(shards) > 1 else [])})
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is not None:
         write_file(folder / TOKENIZER, tokenizer.text)
@@ -135,7 +137,7 @@ def save(
 
 def _architecture(folder: Path, given: Json) -> Architecture:
     named = given.get("architectures")
-    name = named[0] if isinstance(named, list) and named else None
+    name = named[0] if isinstance(named, list) and named else given.get("_class_name")
     if isinstance(name, str) and name in ARCHITECTURES:
         return ARCHITECTURES[name]
     known = ", ".join(sorted(ARCHITECTURES))
@@ -143,14 +145,17 @@ def _architecture(folder: Path, given: Json) -> Architecture:
     raise LoadError("load", cause, f"Known are: {known}.")
 
 
-def _attach(folder: Path, model: CausalModel | T5) -> None:
+def _attach(folder: Path, model: CausalModel | SourceModel) -> None:
     if (folder / TOKENIZER).is_file():
         model.tokenizer = Tokenizer(folder / TOKENIZER)
     if (folder / GENERATION).is_file():
-        found = read_json(folder / GENERATION, LARGEST_CONFIG).get("eos_token_id")
+        given = read_json(folder / GENERATION, LARGEST_CONFIG)
+        found = given.get("eos_token_id")
         ends = tuple(found) if isinstance(found, list) else (found,)
         if all(type(t) is int and 0 <= t <= MOST for t in ends):  # else the configuration's
             model.ends = ends
+        if isinstance(model, SourceModel):
+            model.configure(given)
 
 
 def _shards(arrays: Mapping[str, np.ndarray], most: int) -> list[list[str]]:
@@ -167,22 +172,26 @@ def _shards(arrays: Mapping[str, np.ndarray], most: int) -> list[list[str]]:
     return found
 
 
-def _shard_names(count: int) -> list[str]:
+def _shard_names(stem: str, count: int) -> list[str]:
     if count == 1:
-        return [WEIGHTS]
-    return [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
+        return [weights_file(stem)]
+    return [f"{stem}-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
 
 
-def _remove_others(folder: Path, written: set[str]) -> None:
+def _remove_others(folder: Path, stem: str, written: set[str]) -> None:
     """What an earlier `save` left: a reader would take one file before several."""
-    for file in (folder / WEIGHTS, folder / INDEX, *folder.glob("model-*-of-*.safetensors")):
-        if file.name not in written and (file.name in (WEIGHTS, INDEX) or OWN.fullmatch(file.name)):
+    part = re.compile(rf"{stem}-\d{{5}}-of-\d{{5}}\.safetensors")
+    whole = weights_file(stem), index_file(stem)
+    for file in (*(folder / n for n in whole), *folder.glob(f"{stem}-*-of-*.safetensors")):
+        if file.name not in written and (file.name in whole or part.fullmatch(file.name)):
             file.unlink(missing_ok=True)
 
 
 def _described(model: Model) -> dict[str, Any]:
     """What was read, with what the model is."""
-    own = {"architectures": [model.architecture], "dtype": "float32"}
+    own: dict[str, Any] = {"architectures": [model.architecture], "dtype": "float32"}
+    if model.library == "diffusers":
+        own = {"_class_name": model.architecture, "_diffusers_version": VERSION}
     kept = {k: v for k, v in model.source.items() if k != "torch_dtype"}
     return {**kept, **model.config.json(), **own}
 

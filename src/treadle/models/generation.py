@@ -147,7 +147,9 @@ def settings_from(given: dict[str, Any]) -> Settings:
 
 
 def read_prompts(model: Generating, prompt: Any) -> Prompts:
-    """One prompt or several, as tokens or text."""
+    """One prompt or several, as tokens or text; or as a model has read them already."""
+    if isinstance(prompt, Prompts):
+        return prompt
     if isinstance(prompt, str):
         return Prompts([_row(model, prompt)], True, True)
     if isinstance(prompt, Tensor):

@@ -66,7 +66,8 @@ class Model(Module):
 
     config: Config
     source: Mapping[str, Any] = {}  # config.json as it was read
-    architecture = ""  # what `transformers` calls it
+    architecture = ""  # what `transformers` or `diffusers` calls it
+    library = "transformers"  # whose names the files of its folder have
     prefix = ""  # begins the names of what is below the head
     ignored: tuple[str, ...] = ()  # patterns of names in files that are no values of the model
     renamed: tuple[tuple[str, str], ...] = ()  # patterns of names in older files, and what they are
@@ -141,7 +142,7 @@ class Model(Module):
             if first is None:
                 unexpected.append(name)
             else:
-                found[first] = np.asarray(readable(value))
+                found[first] = _as_pairs(np.asarray(readable(value)))
         missing = [n for n in declared if n not in found]
         if missing or unexpected:
             cause = f"missing: {listed(missing)}; unexpected: {listed(unexpected)}"
@@ -183,6 +184,12 @@ class Model(Module):
 
 def value_of(declaration: Declaration, name: str) -> np.ndarray:
     return declaration.first_value(0, name)
+
+
+def _as_pairs(array: np.ndarray) -> np.ndarray:
+    """Complex numbers as real and imaginary parts, in a last axis of two."""
+    is_complex = array.dtype.kind == "c"
+    return np.stack([array.real, array.imag], -1) if is_complex else array
 
 
 def _array(value: object) -> Any:

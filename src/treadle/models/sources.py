@@ -11,8 +11,8 @@ import numpy as np
 from treadle.base.dtypes import int32
 from treadle.frontend.tensor import Tensor
 from treadle.ir.types import TensorType
-from treadle.models.context import Cached, Whole, padding_bias
-from treadle.models.decoding import KeyShape, at_ends, bucket
+from treadle.models.context import Cached, Whole
+from treadle.models.decoding import KeyShape, at_ends
 from treadle.nn import init
 from treadle.nn.containers import ModuleList
 from treadle.nn.decoding import KVCache
@@ -33,10 +33,20 @@ class SourceDecoder(Protocol):
 
     device: str
     precision: str
+    pads_sources: bool  # whether sources are of unequal lengths, and padding is hidden
 
-    def encoded(self, tokens: Tensor, bias: Tensor | None) -> Tensor: ...
+    @property
+    def longest(self) -> int | None: ...
 
-    def source_of(self, encoded: Tensor, bias: Tensor | None) -> Source: ...
+    def source_types(self, batch: int, width: int) -> dict[str, TensorType]:
+        """What the encoder is given, for sources of a width."""
+        ...
+
+    def source_arrays(self, prompts: Sequence[np.ndarray], width: int) -> dict[str, np.ndarray]: ...
+
+    def encode_source(self, batch: dict[str, Tensor]) -> Source:
+        """What the decoder's layers look at; with a bias where sources are padded."""
+        ...
 
     def hidden(self, tokens: Tensor, context: Any, source: Source) -> Tensor: ...
 
@@ -64,21 +74,20 @@ class WithSource(Module):
         self.name = f"cache_{batch}x{length}x{source}"
         self.caches = ModuleList(KVCache(batch, s.heads, length, s.width) for s in shapes)
         self.kept = ModuleList(_Kept(batch, s, source) for s in shapes)
-        self.bias = State((batch, 1, 1, source), init.zeros)
+        self.bias = State((batch, 1, 1, source), init.zeros) if model.pads_sources else None
 
     def _parts(self) -> list[tuple[str, Any]]:
-        held = {"decoder": self.caches, "source": self.kept, "bias": self.bias}
+        held: dict[str, Any] = {"decoder": self.caches, "source": self.kept, "bias": self.bias}
         return [*self.model._parts(), (self.name, held)]
 
-    def encode(self, tokens: Tensor, mask: Tensor) -> None:
-        bias = padding_bias(mask)
-        assert bias is not None
-        found = self.model.source_of(self.model.encoded(tokens, bias), bias)
+    def encode(self, batch: dict[str, Tensor]) -> None:
+        found = self.model.encode_source(batch)
         every: Any = self.kept
         for kept, (keys, values) in zip(every, found.pairs, strict=True):
             update(kept.keys, keys)
             update(kept.values, values)
-        update(self.bias, bias)
+        if self.bias is not None and found.bias is not None:
+            update(self.bias, found.bias)
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         """Logits (B, V) behind a token of each row, (B, 1)."""
@@ -86,7 +95,7 @@ class WithSource(Module):
         pairs = [(kept.keys.tensor(), kept.values.tensor()) for kept in every]
         caches: Sequence[Any] = list(self.caches)
         context = Cached(caches, batch["at"], batch["first"], batch["tokens"].shape[1])
-        source = Source(pairs, self.bias.tensor())
+        source = Source(pairs, None if self.bias is None else self.bias.tensor())
         return self.model.logits(self.model.hidden(batch["tokens"], context, source)[:, -1])
 
     def reorder(self, rows: Tensor) -> None:
@@ -99,19 +108,17 @@ class SourcePrograms:
     """Compiled encode, decode and reorder in a session with the model."""
 
     has_likeliest = False
+    begin: Sequence[int] = ()  # the tokens that the decoder starts from
 
-    def __init__(
-        self, model: SourceDecoder, batch: int, slots: int, source: int, start: int, share: Any
-    ):
-        self.batch, self.length, self.width, self.begin = batch, slots, bucket(source), start
+    def __init__(self, model: SourceDecoder, batch: int, slots: int, width: int, share: Any):
+        self.batch, self.length, self.width = batch, slots, width
         self.module = WithSource(model, batch, slots, self.width)
         self._model = model
         tokens = {"tokens": TensorType((batch, 1), int32), "at": TensorType((), int32)}
         tokens["first"] = TensorType((batch,), int32)
         self.decode = self._compiled(_advance, tokens, share)
         self.session = self.decode.session
-        sources = TensorType((batch, self.width), int32)
-        self.encode = self._compiled(_encode, {"tokens": sources, "mask": sources}, self.decode)
+        self.encode = self._compiled(_encode, model.source_types(batch, width), self.decode)
         self._reorder: Forward | None = None
         self._at = 0
 
@@ -125,17 +132,14 @@ class SourcePrograms:
             share=share,
         )
 
-    def fits(self, batch: int, slots: int, source: int) -> bool:
-        return batch == self.batch and slots <= self.length and bucket(source) == self.width
+    def fits(self, batch: int, slots: int, width: int) -> bool:
+        return batch == self.batch and slots <= self.length and width == self.width
 
     def start(self, prompts: Sequence[np.ndarray]) -> np.ndarray:
-        """Encode the sources; the logits (B, V) behind the decoder's first token."""
-        tokens, mask = (np.zeros((self.batch, self.width), np.int32) for _ in range(2))
-        for i, prompt in enumerate(prompts):
-            tokens[i, : len(prompt)], mask[i, : len(prompt)] = prompt, 1
-        self.encode({"tokens": tokens, "mask": mask})
+        """Encode the sources; the logits (B, V) behind the decoder's first tokens."""
+        self.encode(self._model.source_arrays(prompts, self.width))
         self._at = 0
-        return self.advance(np.full(self.batch, self.begin))
+        return [self.advance(np.full(self.batch, token)) for token in self.begin][-1]
 
     def advance(self, tokens: np.ndarray) -> np.ndarray:
         batch = {"tokens": tokens.astype(np.int32)[:, None], "at": np.array(self._at, np.int32)}
@@ -160,30 +164,28 @@ class WholeSourcePrograms:
     """The same answers without a cache: everything again for each token that is chosen."""
 
     has_likeliest = False
+    begin: Sequence[int] = ()
 
-    def __init__(
-        self, model: SourceDecoder, batch: int, slots: int, source: int, start: int, share: Any
-    ):
-        self.batch, self.length, self.width, self.begin = batch, slots, bucket(source), start
-        sources, rows = TensorType((batch, self.width), int32), TensorType((batch, slots), int32)
-        types = {"tokens": sources, "mask": sources, "rows": rows}
-        types["ends"] = TensorType((batch,), int32)
+    def __init__(self, model: SourceDecoder, batch: int, slots: int, width: int, share: Any):
+        slots = slots if model.longest is None else min(slots, model.longest)
+        self.batch, self.length, self.width = batch, slots, width
+        types = {"rows": TensorType((batch, slots), int32), "ends": TensorType((batch,), int32)}
+        types |= model.source_types(batch, width)
         self._forward = compile_forward(
             model, _whole, types, device=model.device, precision=model.precision, share=share
         )
         self.session = self._forward.session
-        self._batch = {name: np.zeros(type_.shape, np.int32) for name, type_ in types.items()}
+        self._model, self._batch = model, dict[str, np.ndarray]()
 
-    def fits(self, batch: int, slots: int, source: int) -> bool:
-        return batch == self.batch and slots <= self.length and bucket(source) == self.width
+    def fits(self, batch: int, slots: int, width: int) -> bool:
+        return batch == self.batch and slots <= self.length and width == self.width
 
     def start(self, prompts: Sequence[np.ndarray]) -> np.ndarray:
-        for array in self._batch.values():
-            array[:] = 0
-        for i, prompt in enumerate(prompts):
-            self._batch["tokens"][i, : len(prompt)] = prompt
-            self._batch["mask"][i, : len(prompt)] = 1
-        return self.advance(np.full(self.batch, self.begin))
+        rows, ends = np.zeros((self.batch, self.length), np.int32), np.zeros(self.batch, np.int32)
+        rows[:, : len(self.begin) - 1] = self.begin[:-1]
+        self._batch = {"rows": rows, "ends": ends + np.int32(len(self.begin) - 1)}
+        self._batch |= self._model.source_arrays(prompts, self.width)
+        return self.advance(np.full(self.batch, self.begin[-1]))
 
     def advance(self, tokens: np.ndarray) -> np.ndarray:
         ends = self._batch["ends"]
@@ -203,7 +205,7 @@ def _advance(module: WithSource, batch: dict[str, Tensor]) -> Tensor:
 
 
 def _encode(module: WithSource, batch: dict[str, Tensor]) -> list[Tensor]:
-    module.encode(batch["tokens"], batch["mask"])
+    module.encode(batch)
     return []
 
 
@@ -213,8 +215,6 @@ def _reorder(module: WithSource, batch: dict[str, Tensor]) -> list[Tensor]:
 
 
 def _whole(model: SourceDecoder, batch: dict[str, Tensor]) -> Tensor:
-    bias = padding_bias(batch["mask"])
-    source = model.source_of(model.encoded(batch["tokens"], bias), bias)
     rows = batch["rows"]
-    hidden = model.hidden(rows, Whole(rows.shape[1]), source)
+    hidden = model.hidden(rows, Whole(rows.shape[1]), model.encode_source(batch))
     return model.logits(at_ends(hidden, batch["ends"]))

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from treadle.base.dtypes import int32
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.functions.indexing import take
 from treadle.frontend.functions.shaping import permute, unsqueeze
 from treadle.frontend.tensor import Operand, Tensor
+from treadle.ir.types import TensorType
 from treadle.models.causal import check_tokens
 from treadle.models.config import Config
 from treadle.models.context import Context, Whole, attend, heads_of, padding_bias
-from treadle.models.decoding import KeyShape, Programs
-from treadle.models.generation import Settings, generate, stream
-from treadle.models.model import ACTIVATIONS, Model
-from treadle.models.sources import Source, SourcePrograms, WholeSourcePrograms
-from treadle.models.tokenizer import Tokenizer
+from treadle.models.decoding import KeyShape, bucket
+from treadle.models.model import ACTIVATIONS
+from treadle.models.seq2seq import SourceModel
+from treadle.models.sources import Source
 from treadle.nn import init
 from treadle.nn.containers import ModuleList
 from treadle.nn.dropout import Dropout
@@ -204,17 +205,15 @@ class _Stack(Module):
         return result
 
 
-class T5(Model):
+class T5(SourceModel):
     """T5 with its head: tokens (B, S) and decoder's tokens (B, T) → logits (B, T, vocab_size)."""
 
     architecture = "T5ForConditionalGeneration"
     ignored = (r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",)
-    tokenizer: Tokenizer | None = None
-    ends: tuple[int, ...] | None = None
-    longest: int | None = None
 
     def __init__(self, config: T5Config):
         self.config: T5Config = config
+        self.starts = (config.start,)
         self.shared = Embedding(config.vocab_size, config.d_model)
         self.shared.weight.init = init.normal(std=config.initializer_factor)
         self.encoder = _Stack(config, config.num_layers, False, self.shared)
@@ -276,33 +275,18 @@ class T5(Model):
     def key_shapes(self) -> list[KeyShape]:
         return [KeyShape(self.config.num_heads, self.config.d_kv)] * self.config.decoder_layers
 
-    def begin(self, prompts: list[np.ndarray]) -> list[np.ndarray]:
-        """Where the decoder starts, for each source."""
-        return [np.array([self.config.start], np.int64) for _ in prompts]
+    def source_width(self, prompts: Sequence[np.ndarray]) -> int:
+        return bucket(max(map(len, prompts)))
 
-    def programs(
-        self, prompts: list[np.ndarray], slots: int, settings: Settings, share: Any
-    ) -> Programs:
-        """Compiled programs for sources and a length: those of the last time, if they fit."""
-        batch, longest = len(prompts), max(map(len, prompts))
-        kind: Any = SourcePrograms if settings.use_cache else WholeSourcePrograms
+    def source_types(self, batch: int, width: int) -> dict[str, TensorType]:
+        return {name: TensorType((batch, width), int32) for name in ("tokens", "mask")}
 
-        def fits(before: Any) -> bool:
-            return isinstance(before, kind) and before.fits(batch, slots, longest)
+    def source_arrays(self, prompts: Sequence[np.ndarray], width: int) -> dict[str, np.ndarray]:
+        tokens, mask = (np.zeros((len(prompts), width), np.int32) for _ in range(2))
+        for i, prompt in enumerate(prompts):
+            tokens[i, : len(prompt)], mask[i, : len(prompt)] = prompt, 1
+        return {"tokens": tokens, "mask": mask}
 
-        def opened(holder: Any) -> Any:
-            return kind(self, batch, slots, longest, self.config.start, holder)
-
-        found: Programs = self.kept(fits, opened, share)
-        return found
-
-    def generate(self, prompt: Any, max_new_tokens: int = 20, **settings: Any) -> Any:
-        """What the decoder says to a source, or several; as `CausalModel.generate`.
-
-        Tokens that come back begin with the one that the decoder starts from.
-        """
-        return generate(self, prompt, max_new_tokens, **settings)
-
-    def stream(self, prompt: Any, max_new_tokens: int = 20, **settings: Any) -> Iterator[Any]:
-        """The tokens that answer one source, each when it is chosen; for text pieces of text."""
-        return stream(self, prompt, max_new_tokens, **settings)
+    def encode_source(self, batch: dict[str, Tensor]) -> Source:
+        bias = padding_bias(batch["mask"])
+        return self.source_of(self.encoded(batch["tokens"], bias), bias)

@@ -19,7 +19,7 @@ from treadle.interop import torch_files
 from treadle.models.config import Json
 from treadle.models.model import Model, listed
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+STEMS = {"transformers": "model", "diffusers": "diffusion_pytorch_model"}
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 LARGEST_CONFIG = 1 << 22  # bytes; real ones have some 2¹²
 LARGEST_INDEX = 1 << 26
@@ -30,6 +30,14 @@ FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # bytes of an element
 INTEGERS = {"I64": 8, "I32": 4}
 
 T = TypeVar("T")
+
+
+def weights_file(stem: str) -> str:
+    return f"{stem}.safetensors"
+
+
+def index_file(stem: str) -> str:
+    return f"{stem}.safetensors.index.json"
 
 
 def read_json(path: Path, largest: int) -> Json:
@@ -73,7 +81,7 @@ class Entry:
 
 def read_weights(folder: Path, model: Model) -> dict[str, np.ndarray]:
     """The values of a model's declarations; whatever does not fit is refused before reading."""
-    entries = _entries(folder)
+    entries = _entries(folder, STEMS[model.library])
     if entries is None:
         return _from_pickles(folder, model)
     found = named_values(model, entries)
@@ -139,23 +147,24 @@ def _renamed(model: Model, name: str) -> str:
     return name
 
 
-def _entries(folder: Path) -> dict[str, Entry] | None:
+def _entries(folder: Path, stem: str) -> dict[str, Entry] | None:
     """What the headers of a folder's files list; None where it has PyTorch's."""
-    if (folder / WEIGHTS).exists():
-        return header(folder / WEIGHTS)
-    if not (folder / INDEX).exists():
+    weights, index = weights_file(stem), index_file(stem)
+    if (folder / weights).exists():
+        return header(folder / weights)
+    if not (folder / index).exists():
         if any((folder / n).exists() for n in (PICKLED, PICKLED_INDEX)):
             return None
-        cause = f"{folder} has neither {WEIGHTS} nor {INDEX}"
+        cause = f"{folder} has neither {weights} nor {index}"
         raise LoadError("load", cause, "Check the path.")
-    wanted = _weight_map(folder / INDEX, PLAIN_NAME)
+    wanted = _weight_map(folder / index, PLAIN_NAME)
     found: dict[str, Entry] = {}
     for file in sorted(set(wanted.values())):
         listed_there = header(folder / file)
         found |= {n: e for n, e in listed_there.items() if wanted.get(n) == file}
     absent = [n for n in wanted if n not in found]
     if absent:
-        cause = f"{folder / INDEX} promises {listed(absent)}, which its file does not have"
+        cause = f"{folder / index} promises {listed(absent)}, which its file does not have"
         raise LoadError("load", cause, "Use another copy.")
     return found
 
