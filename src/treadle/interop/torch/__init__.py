@@ -1,0 +1,3 @@
+"""PyTorch both ways: its modules and state dicts here, and compiled programs in its autograd."""
+
+from treadle.interop.torch.module import from_module as from_module
