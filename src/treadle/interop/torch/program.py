@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from treadle.base.dtypes import DType
-from treadle.base.errors import ShapeError
+from treadle.base.errors import ArgumentError, ShapeError
 from treadle.frontend.coerce import as_tensor, cast
 from treadle.frontend.tensor import Tensor
 
@@ -87,6 +87,9 @@ def _typed(call: Call, found: Any) -> Any:
 
 
 def _as_known(call: Call, known: Known, found: Any) -> Any:
+    if found is None:
+        cause = f"{call.op} reads a result of an op that is not computed here"
+        raise ArgumentError("from_module", cause, "Write the model without it.")
     if not isinstance(found, Tensor):
         return found
     if not known.fits(found.shape):

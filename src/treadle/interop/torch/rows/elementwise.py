@@ -148,8 +148,8 @@ def _addcdiv(x: Operand, first: Operand, second: Operand, value: float = 1) -> T
 
 @aten("xlogy.Tensor", "xlogy.Scalar_Self", "xlogy.Scalar_Other")
 def _xlogy(x: Operand, y: Operand) -> Tensor:
-    """x · log y, and 0 where x is 0 whatever y is; the logarithm's slope is hidden there too."""
-    is_zero = a.logical_and(a.eq(x, 0), a.logical_not(a.isnan(y)))
+    """x · log y, and 0 where x is 0 and y has no logarithm."""
+    is_zero = a.logical_and(a.eq(x, 0), a.le(y, 0))
     return a.where(is_zero, 0.0, a.mul(x, a.log(a.where(is_zero, 1.0, y))))
 
 
@@ -229,8 +229,8 @@ def _prelu(x: Tensor, weight: Tensor) -> Tensor:
 
 
 @aten("log_sigmoid_forward")
-def _log_sigmoid_forward(x: Operand) -> tuple[Tensor, Tensor]:
-    return f.log_sigmoid(x), constant(0.0, (0,))
+def _log_sigmoid_forward(x: Operand) -> tuple[Tensor, None]:
+    return f.log_sigmoid(x), None
 
 
 @aten("softmax.int", "_safe_softmax")

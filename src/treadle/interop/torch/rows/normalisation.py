@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from treadle.frontend.coerce import constant
 from treadle.frontend.functions import activations
 from treadle.frontend.functions.arithmetic import rsqrt, stop_gradient
 from treadle.frontend.functions.reductions import mean, var
@@ -114,15 +113,34 @@ def _other_axes(x: Tensor) -> tuple[int, ...]:
     return tuple(a for a in range(x.ndim) if a != 1)
 
 
-@aten("_native_batch_norm_legit_functional", "_batch_norm_with_update_functional")
+@aten("_batch_norm_with_update_functional")
+def _batch_norm_with_update(
+    x: Tensor,
+    weight: Given,
+    bias: Given,
+    centre: Tensor,
+    spread: Tensor,
+    momentum: float,
+    eps: float,
+) -> tuple[Given, ...]:
+    found = _batch_norm_functional(x, weight, bias, centre, spread, True, momentum, eps)
+    return (*found[:3], None, *found[3:])
+
+
+@aten("_native_batch_norm_legit_functional")
 def _batch_norm_functional(
-    x: Tensor, weight: Given, bias: Given, centre: Tensor, spread: Tensor, *terms: float
-) -> tuple[Tensor, ...]:
-    training, momentum, eps = (True, *terms) if len(terms) == 2 else terms
+    x: Tensor,
+    weight: Given,
+    bias: Given,
+    centre: Tensor,
+    spread: Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Given, ...]:
     if not training:
-        nothing = constant(0.0, (0,))
         result = _by_running(x, weight, bias, centre, spread, eps)
-        return result, nothing, nothing, centre, spread
+        return result, None, None, centre, spread
     axes = _other_axes(x)
     now, count = mean(x, axes), math.prod(x.shape[a] for a in axes)
     biased = var(x, axes, 0)
@@ -152,9 +170,8 @@ def _batch_norm_no_training(
     spread: Tensor,
     momentum: float,
     eps: float,
-) -> tuple[Tensor, ...]:
-    nothing = constant(0.0, (0,))
-    return _by_running(x, weight, bias, centre, spread, eps), nothing, nothing
+) -> tuple[Given, ...]:
+    return _by_running(x, weight, bias, centre, spread, eps), None, None
 
 
 @aten("batch_norm")
