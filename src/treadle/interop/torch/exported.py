@@ -48,11 +48,19 @@ def export(
                 table.pop(op)
         found = found.run_decompositions(table)
         for _ in range(MOST_ROUNDS):
-            more = torch._decomp.get_decompositions(_without_rows(found))
+            more = _further(_without_rows(found))
             if not more:
                 break
             found = found.run_decompositions(more)
     return found
+
+
+def _further(ops: Sequence[Any]) -> dict[Any, Any]:
+    """Decompositions that end in ATen's ops; others end in primitives that have no rows."""
+    import torch
+
+    found = torch._decomp.get_decompositions(ops)
+    return {op: f for op, f in found.items() if f.__module__.startswith("torch._decomp")}
 
 
 def _first_lines(error: Exception) -> str:
