@@ -160,11 +160,14 @@ def _definition_vjp_graph(
     return vjp_graph(definition, present, floats)
 
 
-def vjp_graph(graph: Graph, present: Sequence[bool], wrt: Sequence[str]) -> Graph:
+def vjp_graph(
+    graph: Graph, present: Sequence[bool], wrt: Sequence[str], with_results: bool = False
+) -> Graph:
     """Cotangents of results to gradients of named leaves.
 
     Inputs are the graph's own and a cotangent for each output that is present, named as `ct_inputs`
-    does; outputs are gradients, named by leaf, of what the outputs depend on.
+    does; outputs are gradients, named by leaf, of what the outputs depend on. The graph's own come
+    before them `with_results`.
     """
     prefix = fresh_prefix(graph, "ct")
     with isolated_tracing(f"{graph.name}.vjp") as trace:
@@ -176,7 +179,9 @@ def vjp_graph(graph: Graph, present: Sequence[bool], wrt: Sequence[str]) -> Grap
                 seeds[value] = seeds[value] + ct if value in seeds else ct
         leaves = _leaf_values(trace, wrt)
         cts = backward(trace, seeds, leaves.values())
-        named = [
+        own = zip(graph.outputs, outputs, strict=True) if with_results else ()
+        named = [Output(o.kind, o.name, v) for o, v in own]
+        named += [
             Output(OutputKind.GRADIENT, n, cts[v].handle) for n, v in leaves.items() if v in cts
         ]
         return remove_dead_code(trace.finish_outputs(named))

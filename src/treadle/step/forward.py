@@ -81,10 +81,10 @@ class Forward:
     ):
         check_arguments("compile", "the forward", forward)
         self.model, self.session, self.report = model, session, report
-        self._forward, self._precision, self._training = forward, precision, training
-        self._eval_params, self._options = eval_params, options
-        self._seed = seed
-        self._fixed = fixed = Inputs.of(inputs)
+        self.function, self.precision, self.training = forward, precision, training
+        self.options, self.inputs = options, Inputs.of(inputs)
+        self._eval_params, self._seed = eval_params, seed
+        fixed = self.inputs
         self._programs = ByShape(self._build, options, fixed, session.memory)
         self.graph = self._programs.built(fixed).traced.graph
         self._stream = chosen_stream(session, stream, is_step=False)
@@ -95,22 +95,22 @@ class Forward:
         with self.report.stage("forward"):
             traced = build_forward(
                 self.model,
-                self._forward,
+                self.function,
                 inputs,
-                self._precision,
-                self._training,
+                self.precision,
+                self.training,
                 self._eval_params,
-                self._options,
+                self.options,
                 self.report,
             )
         self.report.compiles += 1
         self.report.nodes["forward"] = len(traced.graph.nodes)
 
         def loaded(graph: Graph) -> Executable:
-            return load(graph, self.report, self._options, "forward")
+            return load(graph, self.report, self.options, "forward")
 
         on_device = not self.session.memory.is_host
-        return Built(traced, loaded, self._options.check_indices, on_device)
+        return Built(traced, loaded, self.options.check_indices, on_device)
 
     def __call__(self, batch: Tree, on_device: bool = False) -> Tree:
         """The function's result for a batch, as arrays.
@@ -134,18 +134,17 @@ class Forward:
         return result
 
     def _outputs(self, batch: Tree, on_device: bool) -> tuple[Mapping[str, Any], TracedModel]:
-        name = function_name(self._forward)
+        name = function_name(self.function)
         if on_device is not False:
-            check_flags(name, self._fixed, on_device=on_device)
+            check_flags(name, self.inputs, on_device=on_device)
         built, arrays = self._programs.get(name, batch)
-        calls = self.session.calls.get(self._number, 0)
-        arrays[RANDOM_STATE] = make_key(self._seed, calls, stream=self._stream)
+        arrays[RANDOM_STATE] = self.key()
         outputs: Mapping[str, Any]
         if on_device:
             outputs = self.session.run_there(built.program, arrays)
         else:
             outputs = run_guarded(self.session, name, built, built.program, arrays)
-        self.session.calls[self._number] = calls + 1
+        self.count_call()
         return outputs, built.traced
 
     def profile(self, batch: Tree) -> Profile:
@@ -155,6 +154,15 @@ class Forward:
             arrays[RANDOM_STATE] = make_key(self._seed, 0, stream=self._stream)
             values = {**self.session.values, **arrays}
             return profile(built.program, values, self.report, self._options)
+
+    def key(self) -> np.ndarray:
+        """The random state of the next call."""
+        calls = self.session.calls.get(self._number, 0)
+        return make_key(self._seed, calls, stream=self._stream)
+
+    def count_call(self) -> None:
+        """The next call draws other numbers."""
+        self.session.calls[self._number] = self.session.calls.get(self._number, 0) + 1
 
     @property
     def params(self) -> Arrays:

@@ -1,0 +1,271 @@
+"""`torch.export` of a module, and its graph as a `Program`: the only part that walks PyTorch's."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from treadle.base.dtypes import BY_NAME, DType
+from treadle.base.errors import ArgumentError
+from treadle.frontend.branches import cond
+from treadle.frontend.functions.arithmetic import stop_gradient
+from treadle.frontend.tensor import Tensor
+from treadle.interop.torch.program import Call, Known, Program, Ref
+from treadle.interop.torch.rows.all import ROWS
+from treadle.interop.torch.rows.table import Row
+
+# Where a tensor is and how it lies in memory is Treadle's own matter.
+LEFT_OUT = frozenset({"device", "layout", "pin_memory", "memory_format", "generator"})
+MOST_ROUNDS = 3  # of decompositions whose results are decomposed again
+
+
+def export(
+    module: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any], dynamic: Any
+) -> Any:
+    """The functional program of a module in its present mode, in ops that have rows if it can be.
+
+    Ops without a row are decomposed by PyTorch's own tables; those with one stay whole.
+    """
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            found = torch.export.export(
+                module, arguments, dict(keywords) or None, dynamic_shapes=dynamic
+            )
+        except Exception as error:  # whatever the model's own code raises
+            cause = f"torch.export refused {type(module).__name__}: {_first_lines(error)}"
+            remedy = "torch.export.export(module, inputs) must work: see PyTorch's own message."
+            raise ArgumentError("from_module", cause, remedy) from error
+        table = torch.export.default_decompositions()
+        for op in list(table.keys()):
+            if name_of(op) in ROWS:
+                table.pop(op)
+        found = found.run_decompositions(table)
+        for _ in range(MOST_ROUNDS):
+            more = _further(_without_rows(found))
+            if not more:
+                break
+            found = found.run_decompositions(more)
+    return found
+
+
+def _further(ops: Sequence[Any]) -> dict[Any, Any]:
+    """Decompositions that end in ATen's ops; others end in primitives that have no rows."""
+    import torch
+
+    found = torch._decomp.get_decompositions(ops)
+    return {op: f for op, f in found.items() if f.__module__.startswith("torch._decomp")}
+
+
+def _first_lines(error: Exception) -> str:
+    return " ".join(str(error).split("\n\n")[0].split())[:400]
+
+
+def _graphs(found: Any) -> Iterator[Any]:
+    """The graph of a program and those inside of it."""
+    stack = [found.graph_module]
+    while stack:
+        module = stack.pop()
+        yield module.graph
+        stack += [m for _, m in module.named_children() if _has_graph(m)]
+
+
+def _has_graph(module: object) -> bool:
+    import torch
+
+    return isinstance(module, torch.fx.GraphModule)
+
+
+def _without_rows(found: Any) -> list[Any]:
+    nodes = (n for graph in _graphs(found) for n in graph.nodes if n.op == "call_function")
+    return list(dict.fromkeys(n.target for n in nodes if name_of(n.target) not in KNOWN))
+
+
+def name_of(target: Any) -> str:
+    """The name of a row: without "aten.", and of Python's functions by where they come from."""
+    import torch
+
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target).removeprefix("aten.")
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return f"higher_order.{target.name()}"
+    module = getattr(target, "__module__", "")
+    name = getattr(target, "__name__", str(target))
+    return f"operator.{name}" if module == "_operator" else f"python.{name}"
+
+
+# Ops that take programs
+
+
+def _with_gradient(enabled: bool, body: Program, *operands: Any) -> list[Any]:
+    """`torch.no_grad()` inside of a forward."""
+    found = body.run(operands)
+    if enabled:
+        return found
+    return [stop_gradient(v) if isinstance(v, Tensor) and v.dtype.is_float else v for v in found]
+
+
+def _cond(predicate: Any, yes: Program, no: Program, operands: Sequence[Any] = ()) -> list[Any]:
+    if isinstance(predicate, bool):
+        return (yes if predicate else no).run(list(operands))
+    return list(
+        cond(predicate, lambda *x: tuple(yes.run(x)), lambda *x: tuple(no.run(x)), *operands)
+    )
+
+
+HIGHER: dict[str, Row] = {
+    "higher_order.cond": _cond,
+    "higher_order.wrap_with_set_grad_enabled": _with_gradient,
+}
+KNOWN: dict[str, Row] = {**ROWS, **HIGHER}
+
+
+# The graph
+
+
+@dataclass
+class Refused:
+    """What has no counterpart here: ops and dtypes, and how often."""
+
+    ops: Counter[str] = field(default_factory=Counter)
+
+    def check(self, name: str) -> None:
+        """One error that lists everything."""
+        if not self.ops:
+            return
+        listed = ", ".join(f"{op} ({n} ×)" for op, n in self.ops.most_common())
+        count = sum(self.ops.values())
+        raise ArgumentError(
+            "from_module",
+            f"{name} has {count} nodes without a counterpart: {listed}",
+            "Write the model without them, or those parts of it as a Treadle module.",
+        )
+
+
+def program_of(graph_module: Any, refused: Refused) -> Program:
+    """The graph as calls of rows; what has none is noted in `refused`."""
+    places: dict[Any, Any] = {}
+    calls: list[Call] = []
+    inputs = 0
+    results: tuple[Any, ...] = ()
+    for node in graph_module.graph.nodes:
+        if node.op == "placeholder":
+            places[node] = Ref(inputs)
+            inputs += 1
+        elif node.op == "get_attr":
+            inner = getattr(graph_module, node.target)
+            places[node] = program_of(inner, refused) if _has_graph(inner) else _plain(inner, {})
+        elif node.op == "call_function":
+            call = _call(node, places, refused)
+            if call is not None:
+                calls.append(call)
+            places[node] = Ref(inputs + len(calls) - 1)
+        elif node.op == "output":
+            given = node.args[0]
+            results = tuple(_plain(r, places) for r in _listed(given))
+    return Program(inputs, tuple(calls), results)
+
+
+def _listed(given: Any) -> Sequence[Any]:
+    return given if isinstance(given, (list, tuple)) else [given]
+
+
+def _call(node: Any, places: Mapping[Any, Any], refused: Refused) -> Call | None:
+    name = name_of(node.target)
+    row = KNOWN.get(name)
+    if row is None:
+        refused.ops[str(node.target)] += 1
+        return None
+    try:
+        known = _known(node.meta.get("val"))
+        arguments, keywords = _by_schema(node)
+        return Call(
+            name,
+            row,
+            tuple(_plain(a, places) for a in arguments),
+            {k: _plain(v, places) for k, v in keywords.items() if k not in LEFT_OUT},
+            known,
+        )
+    except _NoSuchDType as error:
+        refused.ops[f"{name} of {error}"] += 1
+        return None
+
+
+def _by_schema(node: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments by position as far as the op's schema has them so, the rest by name."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return list(node.args), dict(node.kwargs)
+    given, keywords = list(node.args), dict(node.kwargs)
+    positional = [a for a in schema.arguments if not a.kwarg_only]
+    last = max((i for i, a in enumerate(positional) if a.name in keywords), default=-1)
+    for argument in positional[len(given) : last + 1]:
+        given.append(keywords.pop(argument.name, argument.default_value))
+    return given, keywords
+
+
+class _NoSuchDType(Exception):
+    """A dtype of PyTorch's that Treadle does not have."""
+
+
+def dtype_of(dtype: Any) -> DType:
+    name = str(dtype).removeprefix("torch.")
+    if name not in BY_NAME:
+        raise _NoSuchDType(str(dtype))
+    return BY_NAME[name]
+
+
+def _plain(value: Any, places: Mapping[Any, Any]) -> Any:
+    """An argument without anything of PyTorch's."""
+    import torch
+
+    if isinstance(value, torch.fx.Node):
+        return places.get(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(v, places) for v in value]
+    if isinstance(value, torch.dtype):
+        return dtype_of(value)
+    if isinstance(value, (torch.device, torch.layout, torch.memory_format, torch.Generator)):
+        return None
+    return value
+
+
+def _known(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return Known(tuple(map(_size, value.shape)), dtype_of(value.dtype))
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_known, value))
+    return None
+
+
+def _size(n: Any) -> int | str:
+    return n if isinstance(n, int) else str(n)
+
+
+def known_input(value: Any) -> Any:
+    """The type of an input, or None for one that is no tensor."""
+    return _known(value)
+
+
+@contextmanager
+def mode(module: Any, training: bool) -> Iterator[None]:
+    """The module in training or evaluation, and afterwards as it was.
+
+    A module that is in training keeps the parts that were put into evaluation.
+    """
+    before = {part: part.training for part in module.modules()}
+    try:
+        if not training or not module.training:
+            module.train(training)
+        yield
+    finally:
+        for part, was in before.items():
+            part.training = was

@@ -1,0 +1,96 @@
+"""A function and its gradient as two programs: what the first computes and the second needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from treadle.autodiff.backward import fresh_prefix, vjp_graph
+from treadle.ir import composites
+from treadle.ir.graph import Graph, Node, Output, OutputKind, Value
+from treadle.ir.op import Op
+from treadle.ir.ops import elementwise, shaping
+from treadle.ir.ops.leaves import CONSTANT, IOTA, NAMED_LEAVES, Leaf
+from treadle.ir.rewrite import cut, remove_dead_code
+
+# Computed again where it is read: it costs less than to write and read it.
+CHEAP = frozenset(
+    [
+        *(op for op in vars(elementwise).values() if isinstance(op, Op)),
+        *(op for op in vars(shaping).values() if isinstance(op, Op)),
+        *(composites.RELU, composites.SIGMOID, composites.SILU, composites.GELU),
+        *(CONSTANT, IOTA),
+    ]
+)
+SAVED = "saved:"
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """`forward` has the function's outputs and captures named "saved:…"; `backward` takes those,
+    the leaves it reads and the cotangents, and gives gradients by leaf.
+    """
+
+    forward: Graph
+    backward: Graph
+    saved: tuple[str, ...]
+    cotangents: tuple[str | None, ...]  # names of the results' cotangents; None: it has none
+
+
+def halves(graph: Graph, wrt: Sequence[str]) -> Halves:
+    """Both programs of a graph, for the gradients of some of its leaves."""
+    results = [o.kind is OutputKind.RESULT for o in graph.outputs]
+    floats = [t.is_float for t in graph.output_types]
+    present = [r and f for r, f in zip(results, floats, strict=True)]
+    prefix = fresh_prefix(graph, "ct")
+    joint = vjp_graph(graph, present, wrt, with_results=True)
+    late = _after(joint, prefix)
+    kept = _saved(joint, late)
+    named = [(f"{SAVED}{i}", value) for i, value in enumerate(kept)]
+    own, gradients = joint.outputs[: len(graph.outputs)], joint.outputs[len(graph.outputs) :]
+    captures = [Output(OutputKind.CAPTURE, name, value) for name, value in named]
+    first = remove_dead_code(cut(joint, [], [*own, *captures], graph.name))
+    second = cut(joint, named, gradients, f"{graph.name}.backward")
+    names = [f"{prefix}{i}" if p else None for i, p in enumerate(present) if results[i]]
+    return Halves(first, second, tuple(n for n, _ in named), tuple(names))
+
+
+def _after(joint: Graph, prefix: str) -> set[int]:
+    """Nodes that depend on a cotangent."""
+    found: set[int] = set()
+    for i, node in enumerate(joint.nodes):
+        is_ct = isinstance(node.attributes, Leaf) and node.attributes.name.startswith(prefix)
+        if is_ct or any(v.node in found for v in node.operands):
+            found.add(i)
+    return found
+
+
+def _saved(joint: Graph, late: set[int]) -> list[Value]:
+    """Values that the backward reads and that are not cheap functions of leaves and of others."""
+    read = {v for i in late for v in joint.nodes[i].operands if v.node not in late}
+    kept: list[Value] = []
+    known: dict[Value, bool] = {}
+    for value in sorted(read):
+        if not _is_known(joint.nodes, value, known):
+            kept.append(value)
+            known[value] = True
+    return kept
+
+
+def _is_known(nodes: Sequence[Node], value: Value, known: dict[Value, bool]) -> bool:
+    """Whether a value follows from leaves and what is saved by cheap ops alone; nothing recurses."""
+    stack = [value]
+    while stack:
+        now = stack[-1]
+        node = nodes[now.node]
+        if now in known or node.op in NAMED_LEAVES or node.op not in CHEAP:
+            known.setdefault(now, node.op in NAMED_LEAVES)
+            stack.pop()
+            continue
+        unknown = [v for v in node.operands if v not in known]
+        if unknown:
+            stack += unknown
+        else:
+            known[now] = all(known[v] for v in node.operands)
+            stack.pop()
+    return known[value]

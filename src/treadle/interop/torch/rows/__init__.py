@@ -1,0 +1,1 @@
+"""What each ATen op means here, a family in each file. None of them imports PyTorch."""
