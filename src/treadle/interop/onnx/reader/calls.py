@@ -34,22 +34,22 @@ class Call:
     def has(self, name: str) -> bool:
         return name in self.attributes
 
-    def int(self, name: str, default: int | None = None) -> int:
+    def integer(self, name: str, default: int | None = None) -> int:
         return self._of(name, int, default)
 
     def flag(self, name: str, default: bool = False) -> bool:
         return bool(self._of(name, int, int(default)))
 
-    def float(self, name: str, default: float | None = None) -> float:
+    def real(self, name: str, default: float | None = None) -> float:
         return float(self._of(name, (float, int), default))
 
     def text(self, name: str, default: str | None = None) -> str:
         return self._of(name, str, default)
 
-    def ints(self, name: str, default: Sequence[int] | None = None) -> tuple[int, ...]:
+    def integers(self, name: str, default: Sequence[int] | None = None) -> tuple[int, ...]:
         return tuple(self._of(name, tuple, default))
 
-    def floats(self, name: str, default: Sequence[float] | None = None) -> tuple[float, ...]:
+    def reals(self, name: str, default: Sequence[float] | None = None) -> tuple[float, ...]:
         return tuple(self._of(name, tuple, default))
 
     def texts(self, name: str, default: Sequence[str] | None = None) -> tuple[str, ...]:
@@ -118,7 +118,6 @@ class Call:
 
 Operator = Callable[..., Any]  # of a call and its operands
 OPERATORS: dict[str, Operator] = {}
-ONLY_STATIC: set[str] = set()  # give arrays themselves, so nothing is left to fold
 
 
 def operator(*names: str) -> Callable[[Operator], Operator]:

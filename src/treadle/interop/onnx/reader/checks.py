@@ -9,7 +9,7 @@ from treadle.interop.onnx.reader.calls import OPERATORS
 from treadle.interop.onnx.reader.program import MOST_STEPS, Body, Program, Step
 from treadle.interop.onnx.reader.tensors import Folder
 
-LEAST_OPSET, MOST_OPSET = 13, 26
+LEAST_OPSET, MOST_OPSET = 13, 28
 
 
 def all_steps(body: Body) -> Iterator[Step]:

@@ -27,6 +27,7 @@ from treadle.interop.onnx.reader.operators import quantized as quantized
 from treadle.interop.onnx.reader.operators import recurrent as recurrent
 from treadle.interop.onnx.reader.operators import reductions as reductions
 from treadle.interop.onnx.reader.operators import resizing as resizing
+from treadle.interop.onnx.reader.operators import sequences as sequences
 from treadle.interop.onnx.reader.operators import shaping as shaping
 from treadle.interop.onnx.reader.program import Body, Port, Program, Reading
 from treadle.interop.onnx.reader.run import Run
@@ -70,9 +71,7 @@ class OnnxModule(Module):
         results = [_tensor(v) for v in Run(self.program).body(whole, values, None)]
         return results[0] if len(results) == 1 else tuple(results)
 
-    def _given(
-        self, inputs: tuple[Operand, ...], named: Mapping[str, Operand]
-    ) -> list[Operand]:
+    def _given(self, inputs: tuple[Operand, ...], named: Mapping[str, Operand]) -> list[Operand]:
         names = self.input_names
         found = {**dict(zip(names, inputs, strict=False)), **named}
         if len(inputs) > len(names) or set(found) != set(names) or len(found) < len(inputs):
@@ -103,7 +102,10 @@ def _checked(port: Port, tensor: Tensor) -> Tensor:
             raise ShapeError("onnx", cause[:500])
     if port.dtype is None or port.dtype is tensor.dtype:
         return tensor
-    if port.dtype.kind != tensor.dtype.kind and not {port.dtype.kind, tensor.dtype.kind} <= {"int", "uint"}:
+    if port.dtype.kind != tensor.dtype.kind and not {port.dtype.kind, tensor.dtype.kind} <= {
+        "int",
+        "uint",
+    }:
         cause = f"the input {port.name!r} is {tensor.type}, in the file {port.dtype}"
         raise ArgumentError("onnx", cause, "Cast it first.")
     return cast_to(tensor, port.dtype)
@@ -187,5 +189,3 @@ def as_type(array: np.ndarray) -> Any:
 def operators() -> tuple[str, ...]:
     """The names of ONNX's operators that `load` reads."""
     return tuple(sorted(OPERATORS))
-
-

@@ -14,7 +14,14 @@ from treadle.domains.float64 import evaluate_float64
 from treadle.frontend.scopes import isolated_tracing
 from treadle.frontend.tensor import Tensor
 from treadle.interop.onnx.reader.calls import OPERATORS, Call, Value
-from treadle.interop.onnx.reader.program import MOST_STEPS, Attribute, Body, Program, Reference, Step
+from treadle.interop.onnx.reader.program import (
+    MOST_STEPS,
+    Attribute,
+    Body,
+    Program,
+    Reference,
+    Step,
+)
 from treadle.interop.onnx.reader.tensors import MOST_AXES
 from treadle.ir.graph import Graph
 from treadle.ir.rewrite import remove_dead_code
@@ -43,7 +50,9 @@ class Environment:
             if name in scope._values:
                 return scope._values[name]
             scope = scope._outer
-        raise LoadError("onnx", f"{name[:80]!r} is read before anything gives it", "Sort the nodes.")
+        raise LoadError(
+            "onnx", f"{name[:80]!r} is read before anything gives it", "Sort the nodes."
+        )
 
 
 @dataclass
@@ -141,7 +150,7 @@ def _resolved(
     attributes: Mapping[str, Attribute], given: Mapping[str, Attribute]
 ) -> dict[str, Attribute]:
     """Attributes with those that the caller of a function gives; what it leaves out is left out."""
-    found = {}
+    found: dict[str, Attribute] = {}
     for name, value in attributes.items():
         if not isinstance(value, Reference):
             found[name] = value
@@ -164,9 +173,7 @@ def _folded(call: Call, operands: Sequence[Value]) -> list[Value] | None:
     if _work(graph) > FOLDED:
         return None
     values = iter(evaluate_float64(graph, {}))
-    return [
-        next(values).astype(v.dtype.numpy) if isinstance(v, Tensor) else v for v in found
-    ]
+    return [next(values).astype(v.dtype.numpy) if isinstance(v, Tensor) else v for v in found]
 
 
 def _work(graph: Graph) -> int:

@@ -25,7 +25,7 @@ FIELDS: dict[int, tuple[str, Any]] = {
     7: ("int64_data", np.int64),
     12: ("uint64_data", np.uint64),
     13: ("uint64_data", np.uint64),
-    **{code: ("int32_data", np.int32) for code in (2, 3, 4, 5, 6, 9, 10, 16)},
+    **dict.fromkeys((2, 3, 4, 5, 6, 9, 10, 16), ("int32_data", np.int32)),
 }
 
 
@@ -76,9 +76,7 @@ def _check_length(
         raise folder.refuse(cause)
 
 
-def _listed(
-    proto: Any, folder: Folder, name: str, count: int, stored: np.dtype[Any]
-) -> np.ndarray:
+def _listed(proto: Any, folder: Folder, name: str, count: int, stored: np.dtype[Any]) -> np.ndarray:
     """Values that are in a field of numbers."""
     field, held = FIELDS[proto.data_type]
     values = getattr(proto, field)
@@ -108,7 +106,9 @@ def _external(
             if not stat.S_ISREG(status.st_mode) or offset + length > status.st_size:
                 cause = f"{name} is at {offset:,} … {offset + length:,} of {path.name}, which "
                 kind = f"has {status.st_size:,} bytes"
-                raise folder.refuse(cause + (kind if stat.S_ISREG(status.st_mode) else "is no file"))
+                raise folder.refuse(
+                    cause + (kind if stat.S_ISREG(status.st_mode) else "is no file")
+                )
             file.seek(offset)
             data = file.read(length)
     except OSError as error:

@@ -72,7 +72,7 @@ def _through(name: str, uses: Mapping[str, list[Use]], depth: int = 4) -> Iterat
 
 
 def kind_of(name: str, array: np.ndarray, uses: Mapping[str, list[Use]]) -> str:
-    """"parameter", "state" (running statistics) or "constant"."""
+    """ "parameter", "state" (running statistics) or "constant"."""
     if array.dtype.kind not in "f" and array.dtype.name != "bfloat16":
         return "constant"
     found = [(step.op, place) for step, place in _through(name, uses)]

@@ -24,7 +24,7 @@ def _heads(call: Call, x: Value, name: str) -> Tensor:
     if tensor.ndim != 3:
         return tensor
     b, t, width = tensor.shape
-    heads = call.int(name)
+    heads = call.integer(name)
     if heads < 1 or width % heads:
         raise call.refuse(f"{heads} heads of {tensor.type}")
     return s.transpose(s.reshape(tensor, (b, t, heads, width // heads)), 1, 2)
@@ -39,7 +39,7 @@ def _attention_bias(call: Call, q: Tensor, keys: int, mask: Value, past: int, en
             given = a.where(given, s.zeros(given.shape, q.dtype), -math.inf)
         missing = keys - given.shape[-1]
         parts.append(pad(given, [*[(0, 0)] * (given.ndim - 1), (0, missing)], -math.inf))
-    left, right = (call.int(f"{side}_window_size", -1) for side in ("left", "right"))
+    left, right = (call.integer(f"{side}_window_size", -1) for side in ("left", "right"))
     is_causal = call.flag("is_causal")
     first: Value = past
     if ends is not None:
@@ -81,10 +81,12 @@ def _attention(
     if past_key is not None and past_value is not None:
         past = as_tensor(past_key).shape[2]
         key, value = s.concat([past_key, key], 2), s.concat([past_value, value], 2)
-    scale = call.float("scale") if call.has("scale") else query.shape[3] ** -0.5
-    softcap = call.float("softcap", 0.0)
+    scale = call.real("scale") if call.has("scale") else query.shape[3] ** -0.5
+    softcap = call.real("softcap", 0.0)
     is_causal_alone = call.flag("is_causal") and mask is None and ends is None and not past
-    is_windowed = max(call.int("left_window_size", -1), call.int("right_window_size", -1)) >= 0
+    is_windowed = (
+        max(call.integer("left_window_size", -1), call.integer("right_window_size", -1)) >= 0
+    )
     if softcap or call.is_read(3):
         found, scores = _written_out(call, query, key, value, scale, softcap, mask, past, ends)
     elif is_causal_alone and not is_windowed:
@@ -113,7 +115,7 @@ def _written_out(
     times = query.shape[1] // key.shape[1]
     keys, values = (repeat_interleave(x, times, 1) if times > 1 else x for x in (key, value))
     scores = linear.einsum("bhtd,bhsd->bhts", query, keys) * scale
-    mode = call.int("qk_matmul_output_mode", 0)
+    mode = call.integer("qk_matmul_output_mode", 0)
     if softcap:
         scores = a.tanh(scores / softcap) * softcap
     bias = _attention_bias(call, query, key.shape[2], mask, past, ends)
@@ -138,11 +140,11 @@ def _rotary(call: Call, x: Value, cosines: Value, sines: Value, positions: Value
     given = as_tensor(x)
     if given.ndim == 3:
         b, t, width = given.shape
-        heads = call.int("num_heads")
+        heads = call.integer("num_heads")
         rows = s.reshape(given, (b, t, heads, width // heads))
     else:
         rows = s.transpose(given, 1, 2)
-    size = call.int("rotary_embedding_dim", 0) or rows.shape[3]
+    size = call.integer("rotary_embedding_dim", 0) or rows.shape[3]
     tables = [as_tensor(t) for t in (cosines, sines)]
     if positions is not None:
         tables = [take(t, as_tensor(positions)) for t in tables]

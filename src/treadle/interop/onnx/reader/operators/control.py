@@ -46,7 +46,8 @@ def _loop(call: Call, count: Value, condition: Value, *carries: Value) -> list[V
     is_on = condition is None or bool(call.number(condition, "the condition"))
     if most is not None and most > UNROLLED and is_on and _goes_on(body):
         return _as_scan(call, body, most, carries)
-    state, stacks = list(carries), [[] for _ in body.outputs[1 + len(carries) :]]
+    state = list(carries)
+    stacks: list[list[Value]] = [[] for _ in body.outputs[1 + len(carries) :]]
     iteration = 0
     while is_on and (most is None or iteration < most):
         if iteration >= MOST:
@@ -97,21 +98,23 @@ def _as_scan(call: Call, body: Body, count: int, carries: tuple[Value, ...]) -> 
 
 @operator("Scan")
 def _scan(call: Call, *operands: Value) -> list[Value]:
-    body, scanned = call.body("body"), call.int("num_scan_inputs")
+    body, scanned = call.body("body"), call.integer("num_scan_inputs")
     kept = len(operands) - scanned
     stacked = len(body.outputs) - kept
     if scanned < 1 or kept < 0 or stacked < 0:
         raise call.refuse(f"{scanned} of {len(operands)} operands are scanned")
     rows = [as_tensor(v) for v in operands[kept:]]
-    in_axes = call.ints("scan_input_axes", (0,) * scanned)
-    in_ways = call.ints("scan_input_directions", (0,) * scanned)
-    out_axes = call.ints("scan_output_axes", (0,) * stacked)
-    out_ways = call.ints("scan_output_directions", (0,) * stacked)
+    in_axes = call.integers("scan_input_axes", (0,) * scanned)
+    in_ways = call.integers("scan_input_directions", (0,) * scanned)
+    out_axes = call.integers("scan_output_axes", (0,) * stacked)
+    out_ways = call.integers("scan_output_directions", (0,) * stacked)
     if len(in_axes) != scanned or len(in_ways) != scanned:
         raise call.refuse("axes and directions are not as many as inputs")
     if len(out_axes) != stacked or len(out_ways) != stacked:
         raise call.refuse("axes and directions are not as many as outputs")
-    rows = [s.moveaxis(r, call.axis(axis, r.ndim), 0) for r, axis in zip(rows, in_axes, strict=True)]
+    rows = [
+        s.moveaxis(r, call.axis(axis, r.ndim), 0) for r, axis in zip(rows, in_axes, strict=True)
+    ]
     rows = [s.flip(r, 0) if way else r for r, way in zip(rows, in_ways, strict=True)]
     first = tuple(as_tensor(v) for v in operands[:kept])
 

@@ -139,7 +139,9 @@ def _mean(call: Call, *values: Value) -> Tensor:
 @operator("BitShift")
 def _bit_shift(call: Call, x: Value, y: Value) -> Tensor:
     dtype = dtype_of(x)
-    powers = np.array([1 << i for i in range(dtype.bits - (dtype.kind == "int"))], dtype.numpy)
+    if dtype.kind != "uint":
+        raise call.refuse(f"of {dtype}", "Integers without a sign are read.")
+    powers = np.array([1 << i for i in range(dtype.bits)], dtype.numpy)
     factor = take(as_tensor(powers), cast_to(as_tensor(y), dtypes.int32))
     is_left = call.choice("direction", "", ("LEFT", "RIGHT")) == "LEFT"
     return a.mul(x, factor) if is_left else a.floor_divide(x, factor)
@@ -168,9 +170,9 @@ def _where(call: Call, condition: Value, x: Value, y: Value) -> Tensor:
 
 @operator("Cast")
 def _cast(call: Call, x: Value) -> Tensor:
-    dtype = held_dtype(call.int("to"))
+    dtype = held_dtype(call.integer("to"))
     if dtype is None:
-        raise call.refuse(f"the element type {call.int('to')} is not read")
+        raise call.refuse(f"the element type {call.integer('to')} is not read")
     return cast_to(as_tensor(x), dtype)
 
 
@@ -199,7 +201,7 @@ def _with(name: str, function: Callable[..., Tensor], **defaults: float) -> None
     """An operator whose attributes of floats are arguments of a function, in order."""
 
     def run(call: Call, x: Value) -> Tensor:
-        given = [call.float(key, default) for key, default in defaults.items()]
+        given = [call.real(key, default) for key, default in defaults.items()]
         return function(as_tensor(x), *given)
 
     OPERATORS[name] = run
@@ -248,7 +250,7 @@ def _prelu(call: Call, x: Value, slope: Value) -> Tensor:
 
 
 def _axis(call: Call, x: Value, default: int = -1) -> int:
-    return call.axis(call.int("axis", default), as_tensor(x).ndim)
+    return call.axis(call.integer("axis", default), as_tensor(x).ndim)
 
 
 @operator("Softmax")

@@ -35,14 +35,14 @@ def wrapped(call: Call, indices: Value, size: int) -> Tensor:
 @operator("Gather")
 def _gather(call: Call, x: Value, indices: Value) -> Tensor:
     tensor = as_tensor(x)
-    axis = call.axis(call.int("axis", 0), tensor.ndim)
+    axis = call.axis(call.integer("axis", 0), tensor.ndim)
     return take(tensor, wrapped(call, indices, tensor.shape[axis]), axis)
 
 
 @operator("GatherElements")
 def _gather_elements(call: Call, x: Value, indices: Value) -> Tensor:
     tensor = as_tensor(x)
-    axis = call.axis(call.int("axis", 0), tensor.ndim)
+    axis = call.axis(call.integer("axis", 0), tensor.ndim)
     index = wrapped(call, indices, tensor.shape[axis])
     if index.ndim != tensor.ndim:
         raise call.refuse(f"indices {index.type} for {tensor.type}")
@@ -69,7 +69,7 @@ def _places(call: Call, indices: Value, sizes: Shape) -> Tensor:
 
 @operator("GatherND")
 def _gather_nd(call: Call, x: Value, indices: Value) -> Tensor:
-    tensor, batch = as_tensor(x), call.int("batch_dims", 0)
+    tensor, batch = as_tensor(x), call.integer("batch_dims", 0)
     shape = as_tensor(indices).shape
     if not shape or not 0 <= batch < min(len(shape), tensor.ndim):
         raise call.refuse(f"indices {shape} for {tensor.type} with {batch} batch axes")
@@ -125,7 +125,7 @@ def _scatter_nd(call: Call, x: Value, indices: Value, updates: Value) -> Tensor:
 @operator("ScatterElements")
 def _scatter_elements(call: Call, x: Value, indices: Value, updates: Value) -> Tensor:
     tensor, update = as_tensor(x), as_tensor(updates)
-    axis = call.axis(call.int("axis", 0), tensor.ndim)
+    axis = call.axis(call.integer("axis", 0), tensor.ndim)
     index = cast_to(wrapped(call, indices, tensor.shape[axis]), dtypes.int64)
     if index.ndim != tensor.ndim or update.shape != index.shape:
         raise call.refuse(f"updates {update.type} at indices {index.type} of {tensor.type}")
@@ -144,10 +144,12 @@ def _scatter_elements(call: Call, x: Value, indices: Value, updates: Value) -> T
 def _tensor_scatter(call: Call, x: Value, update: Value, starts: Value = None) -> Tensor:
     """A part of a cache written from a place on, of each row of the batch its own."""
     cache, new = as_tensor(x), as_tensor(update)
-    axis = call.axis(call.int("axis", -2), cache.ndim)
+    axis = call.axis(call.integer("axis", -2), cache.ndim)
     is_circular = call.choice("mode", "linear", ("linear", "circular")) == "circular"
     n, size, count = cache.shape[0], cache.shape[axis], new.shape[axis]
-    first = s.zeros((n,), dtypes.int64) if starts is None else cast_to(as_tensor(starts), dtypes.int64)
+    first = (
+        s.zeros((n,), dtypes.int64) if starts is None else cast_to(as_tensor(starts), dtypes.int64)
+    )
     shape = tuple(n if i == 0 else size if i == axis else 1 for i in range(cache.ndim))
     offset = s.iota((n, size), 1, dtypes.int64) - s.unsqueeze(first, 1)
     if is_circular:

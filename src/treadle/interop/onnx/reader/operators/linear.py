@@ -1,25 +1,18 @@
-"""Products, convolutions and attention."""
+"""Products and convolutions."""
 
 from __future__ import annotations
 
-import math
-
-
 from treadle.base import dtypes
 from treadle.base.shapes import Shape
-from treadle.frontend.coerce import as_tensor, broadcast_to
+from treadle.frontend.coerce import as_tensor
 from treadle.frontend.coerce import cast as cast_to
-from treadle.frontend.functions import arithmetic as a
 from treadle.frontend.functions import linear
 from treadle.frontend.functions import shaping as s
-from treadle.frontend.functions.activations import softmax
 from treadle.frontend.functions.images import conv_transpose, fold
-from treadle.frontend.functions.indexing import take
 from treadle.frontend.functions.padding import pad
-from treadle.frontend.functions.sequences import repeat_interleave
 from treadle.frontend.scopes import bind1
 from treadle.frontend.tensor import Tensor
-from treadle.interop.onnx.reader.calls import Call, Value, operator, rank_of
+from treadle.interop.onnx.reader.calls import Call, Value, operator, shape_of
 from treadle.ir import composites as c
 from treadle.linalg.elimination import det
 
@@ -38,10 +31,10 @@ def _gemm(call: Call, x: Value, y: Value, bias: Value = None) -> Tensor:
     if left.ndim != 2 or right.ndim != 2:
         raise call.refuse(f"{left.type} and {right.type} are no matrices")
     left = s.transpose(left, 0, 1) if call.flag("transA") else left
-    alpha, beta = call.float("alpha", 1.0), call.float("beta", 1.0)
-    if call.flag("transB") and alpha == beta == 1 and bias is not None and rank_of(bias) == 1:
-        if as_tensor(bias).shape[0] == right.shape[0]:
-            return linear.linear(left, right, bias)
+    alpha, beta = call.real("alpha", 1.0), call.real("beta", 1.0)
+    is_plain = call.flag("transB") and alpha == beta == 1 and bias is not None
+    if is_plain and shape_of(bias) == right.shape[:1]:
+        return linear.linear(left, right, bias)
     right = s.transpose(right, 0, 1) if call.flag("transB") else right
     found = linear.matmul(left, right)
     found = found if alpha == 1 else _scaled(found, alpha)
@@ -69,22 +62,20 @@ def _det(call: Call, x: Value) -> Tensor:
 
 
 def per_axis(call: Call, name: str, dims: int, default: int = 1) -> tuple[int, ...]:
-    found = call.ints(name, (default,) * dims)
+    found = call.integers(name, (default,) * dims)
     if len(found) != dims or min(found, default=0) < default:
         raise call.refuse(f"{name} is {found[:32]} for {dims} axes")
     return found
 
 
-def pads_of(
-    call: Call, sizes: Shape, kernel: Shape, strides: Shape, dilations: Shape
-) -> Pads:
+def pads_of(call: Call, sizes: Shape, kernel: Shape, strides: Shape, dilations: Shape) -> Pads:
     """What is put before and after each axis."""
     dims = len(kernel)
     auto = call.choice("auto_pad", "NOTSET", AUTO)
     if auto == "VALID":
         return ((0, 0),) * dims
     if auto == "NOTSET":
-        given = call.ints("pads", (0,) * 2 * dims)
+        given = call.integers("pads", (0,) * 2 * dims)
         if len(given) != 2 * dims or min(given, default=0) < 0:
             raise call.refuse(f"pads {given[:32]} for {dims} axes")
         return tuple(zip(given[:dims], given[dims:], strict=True))
@@ -99,7 +90,7 @@ def pads_of(
 @operator("Conv")
 def _conv(call: Call, x: Value, w: Value, bias: Value = None) -> Tensor:
     tensor, weight = linear.aligned(x, w)
-    dims, groups = weight.ndim - 2, call.int("group", 1)
+    dims, groups = weight.ndim - 2, call.integer("group", 1)
     if dims < 1 or tensor.ndim != weight.ndim or groups < 1:
         raise call.refuse(f"x is {tensor.type}, the weight {weight.type}")
     if tensor.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
@@ -121,7 +112,7 @@ def _channels(bias: Value, dims: int) -> Tensor:
 def _conv_transpose(call: Call, x: Value, w: Value, bias: Value = None) -> Tensor:
     """Without padding, and then cut; or at once, where both ends are alike."""
     tensor, weight = linear.aligned(x, w)
-    dims, groups = weight.ndim - 2, call.int("group", 1)
+    dims, groups = weight.ndim - 2, call.integer("group", 1)
     if dims < 1 or tensor.ndim != weight.ndim:
         raise call.refuse(f"x is {tensor.type}, the weight {weight.type}")
     strides, dilations = (per_axis(call, n, dims) for n in ("strides", "dilations"))
@@ -140,12 +131,10 @@ def _conv_transpose(call: Call, x: Value, w: Value, bias: Value = None) -> Tenso
     return found if bias is None else found + _channels(bias, dims)
 
 
-def _transposed_pads(
-    call: Call, x: Tensor, whole: list[int], strides: Shape, extra: Shape
-) -> Pads:
+def _transposed_pads(call: Call, x: Tensor, whole: list[int], strides: Shape, extra: Shape) -> Pads:
     """What is cut off at each end."""
     dims, auto = len(whole), call.choice("auto_pad", "NOTSET", AUTO)
-    wanted = call.ints("output_shape", ())[-dims:] if call.has("output_shape") else ()
+    wanted = call.integers("output_shape", ())[-dims:] if call.has("output_shape") else ()
     if auto in ("SAME_UPPER", "SAME_LOWER") and not wanted:
         wanted = tuple(n * q for n, q in zip(x.shape[2:], strides, strict=True))
     if not wanted:

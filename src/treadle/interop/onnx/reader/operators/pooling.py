@@ -101,7 +101,9 @@ def _counts(x: Tensor, pool: c.Pool, pads: Pads, beyond: Pads, with_padding: boo
 def _average_pool(call: Call, x: Value) -> Tensor:
     tensor = as_tensor(x)
     pool, pads, beyond = _geometry(call, tensor)
-    call.bounded(*(sum(p) + sum(b) + n for p, b, n in zip(pads, beyond, tensor.shape[2:], strict=True)))
+    call.bounded(
+        *(sum(p) + sum(b) + n for p, b, n in zip(pads, beyond, tensor.shape[2:], strict=True))
+    )
     mean = bind1(c.AVG_POOL, pool, pad(tensor, _both(pads, beyond)))
     with_padding = call.flag("count_include_pad")
     if not any(map(any, beyond)) and (with_padding or not any(map(any, pads))):
@@ -113,7 +115,7 @@ def _average_pool(call: Call, x: Value) -> Tensor:
 
 @operator("LpPool")
 def _lp_pool(call: Call, x: Value) -> Tensor:
-    tensor, p = as_tensor(x), float(call.int("p", 2))
+    tensor, p = as_tensor(x), float(call.integer("p", 2))
     pool, pads, beyond = _geometry(call, tensor)
     powers = a.pow(a.abs(pad(tensor, _both(pads, beyond))), p)
     return a.pow(r.sum(_windows(pool, powers), -1), 1 / p)
@@ -141,7 +143,7 @@ def _global_max(call: Call, x: Value) -> Tensor:
 @operator("GlobalLpPool")
 def _global_lp(call: Call, x: Value) -> Tensor:
     tensor, axes = _spatial(call, x)
-    p = float(call.int("p", 2))
+    p = float(call.integer("p", 2))
     return a.pow(r.sum(a.pow(a.abs(tensor), p), axes, keepdims=True), 1 / p)
 
 
@@ -151,10 +153,10 @@ def _global_lp(call: Call, x: Value) -> Tensor:
 @operator("LRN")
 def _lrn(call: Call, x: Value) -> Tensor:
     """Divided by a power of the squares of neighbouring channels."""
-    tensor, size = as_tensor(x), call.int("size")
+    tensor, size = as_tensor(x), call.integer("size")
     if tensor.ndim < 2 or size < 1:
         raise call.refuse(f"{size} channels of {tensor.type}")
-    alpha, beta, bias = call.float("alpha", 1e-4), call.float("beta", 0.75), call.float("bias", 1.0)
+    alpha, beta, bias = call.real("alpha", 1e-4), call.real("beta", 0.75), call.real("bias", 1.0)
     low = (size - 1) // 2
     amounts = [(low, size - 1 - low) if i == 1 else (0, 0) for i in range(tensor.ndim)]
     squares = pad(tensor * tensor, amounts)
@@ -165,8 +167,8 @@ def _lrn(call: Call, x: Value) -> Tensor:
 @operator("LpNormalization")
 def _lp_norm(call: Call, x: Value) -> Tensor:
     tensor = as_tensor(x)
-    axis = call.axis(call.int("axis", -1), tensor.ndim)
-    if call.int("p", 2) == 1:
+    axis = call.axis(call.integer("axis", -1), tensor.ndim)
+    if call.integer("p", 2) == 1:
         norm = r.sum(a.abs(tensor), axis, keepdims=True)
     else:
         norm = r.norm(tensor, axis, keepdims=True)
@@ -176,7 +178,7 @@ def _lp_norm(call: Call, x: Value) -> Tensor:
 @operator("MeanVarianceNormalization")
 def _mean_variance(call: Call, x: Value) -> Tensor:
     tensor = as_tensor(x)
-    axes = call.axes(call.ints("axes", (0, 2, 3)), tensor.ndim)
+    axes = call.axes(call.integers("axes", (0, 2, 3)), tensor.ndim)
     centred = tensor - r.mean(tensor, axes, keepdims=True)
     return centred / (a.sqrt(r.mean(centred * centred, axes, keepdims=True)) + 1e-9)
 
@@ -192,15 +194,17 @@ def _batch_norm(
 ) -> list[Tensor]:
     """By the file's statistics, or by those of the batch where it says that it is training."""
     tensor = as_tensor(x)
-    eps = call.float("epsilon", 1e-5)
+    eps = call.real("epsilon", 1e-5)
     wide = tensor if tensor.dtype.bits >= 32 else cast_to(tensor, dtypes.float32)
     statistics = [cast_to(as_tensor(v), wide.dtype) for v in (mean, variance)]
     results = []
     if call.flag("training_mode"):
         axes = tuple(i for i in range(tensor.ndim) if i != 1)
         found = [r.mean(wide, axes), r.var(wide, axes, 0)]
-        keep = call.float("momentum", 0.9)
-        results = [old * keep + new * (1 - keep) for old, new in zip(statistics, found, strict=True)]
+        keep = call.real("momentum", 0.9)
+        results = [
+            old * keep + new * (1 - keep) for old, new in zip(statistics, found, strict=True)
+        ]
         statistics = found
     centre, spread = (_channels(t, tensor.ndim) for t in statistics)
     factor = a.rsqrt(spread + eps) * _channels(cast_to(as_tensor(scale), wide.dtype), tensor.ndim)
@@ -217,14 +221,14 @@ def _instance_norm(call: Call, x: Value, scale: Value, bias: Value) -> Tensor:
 def _group_norm(call: Call, x: Tensor, groups: int, scale: Value, bias: Value) -> Tensor:
     if x.ndim < 2 or groups < 1 or x.shape[1] % groups:
         raise call.refuse(f"{groups} groups of {x.type}")
-    attributes = c.GroupNorm(groups, call.float("epsilon", 1e-5))
+    attributes = c.GroupNorm(groups, call.real("epsilon", 1e-5))
     return bind1(c.GROUP_NORM, attributes, x, as_tensor(scale), as_tensor(bias))
 
 
 @operator("GroupNormalization")
 def _groups(call: Call, x: Value, scale: Value, bias: Value) -> Tensor:
     """Before opset 21 the scale and bias are one for each group."""
-    tensor, groups = as_tensor(x), call.int("num_groups")
+    tensor, groups = as_tensor(x), call.integer("num_groups")
     affine = [as_tensor(v) for v in (scale, bias)]
     if call.opset < 21 and groups > 0:
         each = tensor.shape[1] // groups
@@ -237,8 +241,8 @@ def _groups(call: Call, x: Value, scale: Value, bias: Value) -> Tensor:
 @operator("LayerNormalization")
 def _layer_norm(call: Call, x: Value, scale: Value, bias: Value = None) -> list[Tensor]:
     tensor = as_tensor(x)
-    axis = call.axis(call.int("axis", -1), tensor.ndim)
-    eps, dims = call.float("epsilon", 1e-5), tensor.ndim - axis
+    axis = call.axis(call.integer("axis", -1), tensor.ndim)
+    eps, dims = call.real("epsilon", 1e-5), tensor.ndim - axis
     axes = tuple(range(axis, tensor.ndim))
     factor = as_tensor(scale)
     affine = [factor] if bias is None else [factor, as_tensor(bias)]
@@ -256,8 +260,8 @@ def _layer_norm(call: Call, x: Value, scale: Value, bias: Value = None) -> list[
 @operator("RMSNormalization")
 def _rms_norm(call: Call, x: Value, scale: Value) -> Tensor:
     tensor, factor = as_tensor(x), as_tensor(scale)
-    axis = call.axis(call.int("axis", -1), tensor.ndim)
-    norm = c.Norm(tensor.ndim - axis, call.float("epsilon", 1e-5))
+    axis = call.axis(call.integer("axis", -1), tensor.ndim)
+    norm = c.Norm(tensor.ndim - axis, call.real("epsilon", 1e-5))
     if factor.shape == tensor.shape[axis:]:
         return bind1(c.RMS_NORM, norm, tensor, factor)
     return bind1(c.RMS_NORM, norm, tensor) * factor

@@ -38,10 +38,10 @@ def _along(call: Call, value: Value, rank: int, axis: int) -> Tensor:
 def _dequantize(call: Call, x: Value, scale: Value, zero: Value = None) -> Tensor:
     tensor = as_tensor(x)
     _no_blocks(call, scale, tensor)
-    factor = _along(call, scale, tensor.ndim, call.int("axis", 1))
+    factor = _along(call, scale, tensor.ndim, call.integer("axis", 1))
     wide = cast_to(tensor, dtypes.int32) if not tensor.dtype.is_float else tensor
     if zero is not None:
-        wide = wide - cast_to(_along(call, zero, tensor.ndim, call.int("axis", 1)), wide.dtype)
+        wide = wide - cast_to(_along(call, zero, tensor.ndim, call.integer("axis", 1)), wide.dtype)
     return cast_to(wide, factor.dtype) * factor
 
 
@@ -49,8 +49,8 @@ def _dequantize(call: Call, x: Value, scale: Value, zero: Value = None) -> Tenso
 def _quantize(call: Call, x: Value, scale: Value, zero: Value = None) -> Tensor:
     tensor = as_tensor(x)
     _no_blocks(call, scale, tensor)
-    axis = call.int("axis", 1)
-    code = call.int("output_dtype", 0)
+    axis = call.integer("axis", 1)
+    code = call.integer("output_dtype", 0)
     dtype = dtypes.uint8 if zero is None else as_tensor(zero).dtype
     if code:
         dtype = {2: dtypes.uint8, 3: dtypes.int8}.get(code, dtypes.float32)
@@ -64,7 +64,7 @@ def _quantize(call: Call, x: Value, scale: Value, zero: Value = None) -> Tensor:
 
 
 def _no_blocks(call: Call, scale: Value, x: Tensor) -> None:
-    if rank_of(scale) > 1 or call.int("block_size", 0):
+    if rank_of(scale) > 1 or call.integer("block_size", 0):
         raise call.refuse(f"scales of blocks for {x.type}", "One, or one per slice, are read.")
 
 

@@ -57,7 +57,7 @@ class Cell:
         )
 
     def _limited(self, x: Tensor) -> Tensor:
-        clip = self.call.float("clip", 0.0)
+        clip = self.call.real("clip", 0.0)
         return a.clamp(x, -clip, clip) if clip > 0 else x
 
     def _hidden(self, h: Tensor, first: int, last: int) -> Tensor:
@@ -123,7 +123,7 @@ def _given(
     call: Call, key: str, takes: tuple[str, ...], before: list[str], name: str, usual: float
 ) -> float:
     """The number of an activation among those that take one, or its usual one."""
-    values = call.floats(key, ())
+    values = call.reals(key, ())
     place = sum(n in takes for n in before)
     return values[place] if name in takes and place < len(values) else usual
 

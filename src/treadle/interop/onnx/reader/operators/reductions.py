@@ -116,7 +116,7 @@ OPERATORS["ReduceLogSumExp"] = _reduced(_logsumexp, -INFINITE)
 @operator("ArgMax", "ArgMin")
 def _arg(call: Call, x: Value) -> Tensor:
     tensor = as_tensor(x)
-    axis = call.axis(call.int("axis", 0), tensor.ndim)
+    axis = call.axis(call.integer("axis", 0), tensor.ndim)
     function = r.argmax if call.op == "ArgMax" else r.argmin
     is_last = call.flag("select_last_index")
     found = function(s.flip(tensor, axis) if is_last else tensor, axis, call.flag("keepdims", True))
@@ -143,7 +143,7 @@ def _cumulated(call: Call, x: Value, axis: Value) -> Tensor:
 @operator("TopK")
 def _top_k(call: Call, x: Value, k: Value) -> list[Tensor]:
     tensor = as_tensor(x)
-    axis = call.axis(call.int("axis", -1), tensor.ndim)
+    axis = call.axis(call.integer("axis", -1), tensor.ndim)
     count = int(call.number(k, "k"))
     if not 0 <= count <= tensor.shape[axis]:
         raise call.refuse(f"{count} of {tensor.type} along axis {axis}")
@@ -155,12 +155,10 @@ def _top_k(call: Call, x: Value, k: Value) -> list[Tensor]:
 
 
 @operator("NegativeLogLikelihoodLoss")
-def negative_log_likelihood(
-    call: Call, x: Value, target: Value, weight: Value = None
-) -> Tensor:
+def negative_log_likelihood(call: Call, x: Value, target: Value, weight: Value = None) -> Tensor:
     """x (N, C, …), target (N, …)."""
     scores, chosen = as_tensor(x), cast_to(as_tensor(target), dtypes.int64)
-    ignored = call.int("ignore_index") if call.has("ignore_index") else None
+    ignored = call.integer("ignore_index") if call.has("ignore_index") else None
     is_counted = a.ne(chosen, -1 if ignored is None else ignored)
     safe = a.where(is_counted, chosen, 0)
     picked = take_along_axis(scores, s.unsqueeze(safe, 1), 1)
@@ -185,7 +183,7 @@ def _cross_entropy(call: Call, x: Value, target: Value, weight: Value = None) ->
 @operator("OneHot")
 def _one_hot(call: Call, indices: Value, depth: Value, values: Value) -> Tensor:
     index, count = as_tensor(indices), int(call.number(depth, "the depth"))
-    axis = call.axis(call.int("axis", -1), index.ndim + 1)
+    axis = call.axis(call.integer("axis", -1), index.ndim + 1)
     sizes = (*index.shape[:axis], count, *index.shape[axis:])
     wide = cast_to(index, dtypes.int64)
     wrapped = a.where(wide < 0, wide + count, wide)
@@ -209,6 +207,6 @@ def _window(call: Call, size: Value) -> np.ndarray:
         "BlackmanWindow": (0.42, -0.5, 0.08),
     }[call.op]
     found = factors[0] + factors[1] * np.cos(angle) + factors[2] * np.cos(2 * angle)
-    if call.int("output_datatype", 1) not in (1, 11):
+    if call.integer("output_datatype", 1) not in (1, 11):
         raise call.refuse("its numbers are neither float32 nor float64")
-    return found.astype(np.float32 if call.int("output_datatype", 1) == 1 else np.float64)
+    return found.astype(np.float32 if call.integer("output_datatype", 1) == 1 else np.float64)

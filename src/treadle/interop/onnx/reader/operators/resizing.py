@@ -35,7 +35,7 @@ def _resize(
     """One axis after the other, each by the weights of a few elements."""
     tensor = as_tensor(x)
     rank = tensor.ndim
-    axes = call.axes(call.ints("axes", tuple(range(rank))), rank)
+    axes = call.axes(call.integers("axes", tuple(range(rank))), rank)
     factors, lengths = _targets(call, tensor, axes, scales, sizes)
     region = None
     if roi is not None and call.text("coordinate_transformation_mode", "") == COORDINATES[-1]:
@@ -99,7 +99,7 @@ def _along(
         np.add.at(matrix, (indices, np.arange(length)[:, None]), weights)
         found = linear.matmul(moved, as_tensor(matrix.astype(x.dtype.numpy)))
     if outside is not None and outside.any():
-        found = a.where(as_tensor(outside), call.float("extrapolation_value", 0.0), found)
+        found = a.where(as_tensor(outside), call.real("extrapolation_value", 0.0), found)
     return s.moveaxis(found, x.ndim - 1, axis)
 
 
@@ -143,9 +143,7 @@ def _places(
     return places, (places < 0) | (places > size - 1)
 
 
-def _taps(
-    call: Call, places: np.ndarray, scale: float, size: int
-) -> tuple[np.ndarray, np.ndarray]:
+def _taps(call: Call, places: np.ndarray, scale: float, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Indices and weights (length, taps) of the elements around each place."""
     mode = call.choice("mode", "nearest", ("nearest", "linear", "cubic"))
     left = np.floor(places)
@@ -161,7 +159,7 @@ def _taps(
     if mode == "linear":
         weights = np.clip(1 - np.abs(apart), 0, 1)
     else:
-        weights = _cubic(np.abs(apart), call.float("cubic_coeff_a", -0.75))
+        weights = _cubic(np.abs(apart), call.real("cubic_coeff_a", -0.75))
     if call.flag("antialias"):
         weights = weights / weights.sum(1, keepdims=True)
     return (left[:, None] + offsets).astype(np.int64), weights
@@ -242,9 +240,7 @@ def _sampled(image: Tensor, column: Tensor, row: Tensor) -> Tensor:
         a.logical_and(row >= 0, row <= height - 1.0),
         a.logical_and(column >= 0, column <= width - 1.0),
     )
-    safe_row, safe_column = (
-        cast_to(a.where(inside, t, 0.0), dtypes.int32) for t in (row, column)
-    )
+    safe_row, safe_column = (cast_to(a.where(inside, t, 0.0), dtypes.int32) for t in (row, column))
     flat = s.reshape(safe_row * width + safe_column, (n, 1, h * w))
     pixels = s.reshape(image, (n, channels, height * width))
     found = take_along_axis(pixels, s.expand(flat, (n, channels, h * w)), 2)

@@ -33,13 +33,13 @@ def axes_given(call: Call, axes: Value, rank: int) -> tuple[int, ...] | None:
     """Axes by an operand, or in older files by an attribute; None where there are none."""
     if axes is not None:
         return call.axes(call.whole(axes, "axes"), rank)
-    return call.axes(call.ints("axes"), rank) if call.has("axes") else None
+    return call.axes(call.integers("axes"), rank) if call.has("axes") else None
 
 
 @operator("Shape")
 def _shape(call: Call, x: Value) -> np.ndarray:
     shape = shape_of(x)
-    start, end = call.int("start", 0), call.int("end", len(shape))
+    start, end = call.integer("start", 0), call.integer("end", len(shape))
     return np.array(shape[slice(start, end)], np.int64)
 
 
@@ -88,10 +88,10 @@ def _range(call: Call, start: Value, limit: Value, delta: Value) -> Value:
 @operator("EyeLike")
 def _eye_like(call: Call, x: Value) -> Tensor:
     shape = shape_of(x)
-    dtype = held_dtype(call.int("dtype")) if call.has("dtype") else as_tensor(x).dtype
+    dtype = held_dtype(call.integer("dtype")) if call.has("dtype") else as_tensor(x).dtype
     if len(shape) != 2 or dtype is None:
         raise call.refuse(f"of the shape {shape}")
-    lower = s.iota(shape, 0) + call.int("k", 0)
+    lower = s.iota(shape, 0) + call.integer("k", 0)
     return cast_to(eq(lower, s.iota(shape, 1)), dtype)
 
 
@@ -116,7 +116,7 @@ def _reshape(call: Call, x: Value, shape: Value) -> Tensor:
 @operator("Flatten")
 def _flatten(call: Call, x: Value) -> Tensor:
     tensor = as_tensor(x)
-    axis = call.int("axis", 1)
+    axis = call.integer("axis", 1)
     at = tensor.ndim if axis == tensor.ndim else call.axis(axis, max(1, tensor.ndim))
     first = math.prod(tensor.shape[:at])
     return s.reshape(tensor, (first, math.prod(tensor.shape[at:])))
@@ -125,7 +125,7 @@ def _flatten(call: Call, x: Value) -> Tensor:
 @operator("Transpose")
 def _transpose(call: Call, x: Value) -> Tensor:
     tensor = as_tensor(x)
-    axes = call.ints("perm", tuple(reversed(range(tensor.ndim))))
+    axes = call.integers("perm", tuple(reversed(range(tensor.ndim))))
     return s.permute(tensor, call.axes(axes, tensor.ndim)) if axes else tensor
 
 
@@ -143,7 +143,7 @@ def _squeeze(call: Call, x: Value, axes: Value = None) -> Tensor:
 @operator("Unsqueeze")
 def _unsqueeze(call: Call, x: Value, axes: Value = None) -> Tensor:
     tensor = as_tensor(x)
-    given = call.whole(axes, "axes") if axes is not None else call.ints("axes")
+    given = call.whole(axes, "axes") if axes is not None else call.integers("axes")
     rank = tensor.ndim + len(given)
     chosen = call.axes(given, rank)
     sizes = iter(tensor.shape)
@@ -174,21 +174,21 @@ def _tile(call: Call, x: Value, repeats: Value) -> Tensor:
 @operator("Concat")
 def _concat(call: Call, *values: Value) -> Tensor:
     tensors = [as_tensor(v) for v in values]
-    axis = call.axis(call.int("axis"), tensors[0].ndim)
+    axis = call.axis(call.integer("axis"), tensors[0].ndim)
     return s.concat(tensors, axis)
 
 
 @operator("Split")
 def _split(call: Call, x: Value, split: Value = None) -> list[Tensor]:
     tensor = as_tensor(x)
-    axis = call.axis(call.int("axis", 0), tensor.ndim)
+    axis = call.axis(call.integer("axis", 0), tensor.ndim)
     size = tensor.shape[axis]
     if split is not None:
         parts = call.whole(split, "the sizes of the parts")
     elif call.has("split"):
-        parts = call.ints("split")
+        parts = call.integers("split")
     else:
-        count = call.int("num_outputs", len(call.outputs))
+        count = call.integer("num_outputs", len(call.outputs))
         if not 0 < count <= MOST_PARTS:
             raise call.refuse(f"into {count} parts")
         each = -(-size // count)
@@ -231,7 +231,9 @@ def _pad(call: Call, x: Value, pads: Value, value: Value = None, axes: Value = N
     tensor = as_tensor(x)
     mode = PADS[call.choice("mode", "constant", tuple(PADS))]
     amounts = call.whole(pads, "the pads")
-    chosen = range(tensor.ndim) if axes is None else call.axes(call.whole(axes, "axes"), tensor.ndim)
+    chosen = (
+        range(tensor.ndim) if axes is None else call.axes(call.whole(axes, "axes"), tensor.ndim)
+    )
     if len(amounts) != 2 * len(chosen):
         raise call.refuse(f"{len(amounts)} pads for {len(chosen)} axes")
     pairs = [(0, 0)] * tensor.ndim
@@ -246,7 +248,7 @@ def _pad(call: Call, x: Value, pads: Value, value: Value = None, axes: Value = N
 @operator("CenterCropPad")
 def _center(call: Call, x: Value, shape: Value) -> Tensor:
     tensor = as_tensor(x)
-    axes = call.axes(call.ints("axes", tuple(range(tensor.ndim))), tensor.ndim)
+    axes = call.axes(call.integers("axes", tuple(range(tensor.ndim))), tensor.ndim)
     wanted = call.whole(shape, "the shape")
     pairs = [(0, 0)] * tensor.ndim
     for axis, size in zip(axes, wanted, strict=True):
@@ -266,7 +268,7 @@ def _trilu(call: Call, x: Value, k: Value = None) -> Tensor:
 
 
 def _blocks(call: Call, x: Value) -> tuple[Tensor, int]:
-    tensor, block = as_tensor(x), call.int("blocksize")
+    tensor, block = as_tensor(x), call.integer("blocksize")
     if tensor.ndim != 4 or block < 1:
         raise call.refuse(f"blocks of {block} of {tensor.type}")
     return tensor, block
@@ -291,7 +293,8 @@ def _space_to_depth(call: Call, x: Value) -> Tensor:
     tensor, block = _blocks(call, x)
     n, c, h, w = tensor.shape
     apart = s.reshape(tensor, (n, c, h // block, block, w // block, block))
-    moved = s.permute(apart, (0, 3, 5, 1, 2, 4))
+    is_deep = call.choice("mode", "DCR", ("DCR", "CRD")) == "DCR"
+    moved = s.permute(apart, (0, 3, 5, 1, 2, 4) if is_deep else (0, 1, 3, 5, 2, 4))
     return s.reshape(moved, (n, c * block * block, h // block, w // block))
 
 
@@ -299,7 +302,7 @@ def _space_to_depth(call: Call, x: Value) -> Tensor:
 def _reverse_sequence(call: Call, x: Value, lengths: Value) -> Tensor:
     """The first so many elements of each row in reverse order."""
     tensor = as_tensor(x)
-    batch, time = call.int("batch_axis", 1), call.int("time_axis", 0)
+    batch, time = call.integer("batch_axis", 1), call.integer("time_axis", 0)
     if tensor.ndim < 2 or {batch, time} != {0, 1}:
         raise call.refuse(f"axes {batch} and {time} of {tensor.type}")
     rows = s.transpose(tensor, 0, 1) if time == 0 else tensor  # (N, T, …)
@@ -327,13 +330,13 @@ def _compress(call: Call, x: Value, condition: Value) -> Tensor:
     chosen = np.flatnonzero(call.static(condition, "the condition"))
     if not call.has("axis"):
         return take(s.reshape(tensor, (tensor.size,)), as_tensor(chosen))
-    return take(tensor, as_tensor(chosen), call.axis(call.int("axis"), tensor.ndim))
+    return take(tensor, as_tensor(chosen), call.axis(call.integer("axis"), tensor.ndim))
 
 
 @operator("Unique")
 def _unique(call: Call, x: Value) -> list[np.ndarray]:
     array = call.static(x, "x")
-    axis = call.axis(call.int("axis"), array.ndim) if call.has("axis") else None
+    axis = call.axis(call.integer("axis"), array.ndim) if call.has("axis") else None
     values, first, inverse, counts = np.unique(
         array, return_index=True, return_inverse=True, return_counts=True, axis=axis
     )
@@ -344,75 +347,3 @@ def _unique(call: Call, x: Value) -> list[np.ndarray]:
         values = np.take(values, order, axis or 0)
         first, inverse, counts = first[order], rank[inverse], counts[order]
     return [values, *(a.astype(np.int64) for a in (first, inverse, counts))]
-
-
-# Sequences
-
-
-@operator("SequenceConstruct")
-def _construct(call: Call, *values: Value) -> list[Value]:
-    return [tuple(values)]
-
-
-@operator("SequenceEmpty")
-def _empty(call: Call) -> list[Value]:
-    return [()]
-
-
-@operator("SequenceLength")
-def _length(call: Call, sequence: Value) -> np.ndarray:
-    return np.array(len(_sequence(call, sequence)), np.int64)
-
-
-def _sequence(call: Call, value: Value) -> tuple[Value, ...]:
-    if not isinstance(value, tuple):
-        raise call.refuse("its operand is no sequence")
-    return value
-
-
-@operator("SequenceAt")
-def _at(call: Call, sequence: Value, position: Value) -> Value:
-    items = _sequence(call, sequence)
-    return items[call.axis(int(call.number(position, "the position")), len(items))]
-
-
-@operator("SequenceInsert")
-def _insert(call: Call, sequence: Value, value: Value, position: Value = None) -> list[Value]:
-    items = list(_sequence(call, sequence))
-    at = len(items) if position is None else int(call.number(position, "the position"))
-    items.insert(call.axis(at, len(items)) if at != len(items) else at, value)
-    return [tuple(items)]
-
-
-@operator("SequenceErase")
-def _erase(call: Call, sequence: Value, position: Value = None) -> list[Value]:
-    items = list(_sequence(call, sequence))
-    at = -1 if position is None else int(call.number(position, "the position"))
-    del items[call.axis(at, len(items))]
-    return [tuple(items)]
-
-
-@operator("ConcatFromSequence")
-def _concat_sequence(call: Call, sequence: Value) -> Tensor:
-    items = [as_tensor(v) for v in _sequence(call, sequence)]
-    if call.flag("new_axis"):
-        return s.stack(items, call.axis(call.int("axis"), items[0].ndim + 1))
-    return s.concat(items, call.axis(call.int("axis"), items[0].ndim))
-
-
-@operator("SplitToSequence")
-def _split_to_sequence(call: Call, x: Value, split: Value = None) -> list[Value]:
-    tensor = as_tensor(x)
-    axis = call.axis(call.int("axis", 0), tensor.ndim)
-    size = tensor.shape[axis]
-    if split is not None and rank_of(split) == 1:
-        parts = call.whole(split, "the sizes of the parts")
-    else:
-        each = 1 if split is None else int(call.number(split, "the size of a part"))
-        if each < 1 or size // each > MOST_PARTS:
-            raise call.refuse(f"{tensor.type} in parts of {each}")
-        parts = tuple(min(each, size - i) for i in range(0, size, each))
-    found = s.split(tensor, parts, axis)
-    if split is None and not call.flag("keepdims", True):
-        found = tuple(s.squeeze(t, axis) for t in found)
-    return [tuple(found)]
