@@ -1,0 +1,271 @@
+"""Elementwise operators."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import reduce
+
+import numpy as np
+
+from treadle.base import dtypes
+from treadle.base.dtypes import DType
+from treadle.frontend.coerce import as_tensor
+from treadle.frontend.coerce import cast as cast_to
+from treadle.frontend.functions import activations as act
+from treadle.frontend.functions import arithmetic as a
+from treadle.frontend.functions import elementary as el
+from treadle.frontend.functions import reductions as red
+from treadle.frontend.functions.indexing import take
+from treadle.frontend.functions.shaping import iota, ones
+from treadle.frontend.tensor import Tensor
+from treadle.interop.onnx.library import held_dtype
+from treadle.interop.onnx.reader.calls import OPERATORS, Call, Operator, Value, operator
+
+UNARY: dict[str, Callable[[Value], Tensor]] = {
+    "Abs": a.abs,
+    "Acos": el.acos,
+    "Acosh": el.acosh,
+    "Asin": el.asin,
+    "Asinh": el.asinh,
+    "Atan": el.atan,
+    "Atanh": el.atanh,
+    "BitwiseNot": a.bitwise_not,
+    "Ceil": a.ceil,
+    "Cos": a.cos,
+    "Cosh": el.cosh,
+    "Erf": a.erf,
+    "Exp": a.exp,
+    "Floor": a.floor,
+    "HardSwish": act.hardswish,
+    "Identity": lambda x: x,
+    "IsNaN": a.isnan,
+    "Log": a.log,
+    "Mish": act.mish,
+    "Neg": a.neg,
+    "Not": a.logical_not,
+    "Reciprocal": a.reciprocal,
+    "Relu": act.relu,
+    "Round": a.round,
+    "Sigmoid": act.sigmoid,
+    "Sign": a.sign,
+    "Sin": a.sin,
+    "Sinh": el.sinh,
+    "Softplus": act.softplus,
+    "Softsign": act.softsign,
+    "Sqrt": a.sqrt,
+    "Tan": el.tan,
+    "Tanh": a.tanh,
+}
+BINARY: dict[str, Callable[[Value, Value], Tensor]] = {
+    "Add": a.add,
+    "And": a.logical_and,
+    "BitwiseAnd": a.bitwise_and,
+    "BitwiseOr": a.bitwise_or,
+    "BitwiseXor": a.bitwise_xor,
+    "Equal": a.eq,
+    "Greater": a.gt,
+    "GreaterOrEqual": a.ge,
+    "Less": a.lt,
+    "LessOrEqual": a.le,
+    "Mul": a.mul,
+    "Or": a.logical_or,
+    "Sub": a.sub,
+    "Xor": a.logical_xor,
+}
+
+
+def _unary(function: Callable[[Value], Tensor]) -> Operator:
+    return lambda call, x: function(x)
+
+
+def _binary(function: Callable[[Value, Value], Tensor]) -> Operator:
+    return lambda call, x, y: function(x, y)
+
+
+OPERATORS.update({name: _unary(function) for name, function in UNARY.items()})
+OPERATORS.update({name: _binary(function) for name, function in BINARY.items()})
+
+
+def dtype_of(value: Value) -> DType:
+    return as_tensor(value).dtype
+
+
+@operator("Div")
+def _div(call: Call, x: Value, y: Value) -> Tensor:
+    """Of integers, towards zero."""
+    if dtype_of(x).is_float:
+        return a.div(x, y)
+    size = a.floor_divide(a.abs(x), a.abs(y))
+    return a.mul(a.mul(a.sign(x), a.sign(y)), size) if dtype_of(x).kind == "int" else size
+
+
+@operator("Mod")
+def _mod(call: Call, x: Value, y: Value) -> Tensor:
+    if not call.flag("fmod"):
+        return a.remainder(x, y)
+    rest = a.remainder(a.abs(x), a.abs(y))
+    return a.where(a.lt(x, 0), a.neg(rest), rest)
+
+
+@operator("Pow")
+def _pow(call: Call, x: Value, y: Value) -> Tensor:
+    """In the base's dtype."""
+    base, dtype = as_tensor(x), dtype_of(x)
+    if isinstance(y, np.ndarray) and y.size == 1 and dtype.is_float and y.ndim <= base.ndim:
+        return a.pow(base, float(y.reshape(-1)[0]))
+    wide = base if dtype.is_float else cast_to(base, dtypes.float64)
+    found = a.pow(wide, cast_to(as_tensor(y), wide.dtype))
+    return found if dtype.is_float else cast_to(a.round(found), dtype)
+
+
+def _folded(function: Callable[[Value, Value], Tensor]) -> Operator:
+    def fold(call: Call, *values: Value) -> Tensor:
+        return as_tensor(reduce(function, values))
+
+    return fold
+
+
+OPERATORS["Max"] = _folded(a.maximum)
+OPERATORS["Min"] = _folded(a.minimum)
+OPERATORS["Sum"] = _folded(a.add)
+
+
+@operator("Mean")
+def _mean(call: Call, *values: Value) -> Tensor:
+    return a.div(as_tensor(reduce(a.add, values)), float(len(values)))
+
+
+@operator("BitShift")
+def _bit_shift(call: Call, x: Value, y: Value) -> Tensor:
+    dtype = dtype_of(x)
+    if dtype.kind != "uint":
+        raise call.refuse(f"of {dtype}", "Integers without a sign are read.")
+    powers = np.array([1 << i for i in range(dtype.bits)], dtype.numpy)
+    factor = take(as_tensor(powers), cast_to(as_tensor(y), dtypes.int32))
+    is_left = call.choice("direction", "", ("LEFT", "RIGHT")) == "LEFT"
+    return a.mul(x, factor) if is_left else a.floor_divide(x, factor)
+
+
+@operator("IsInf")
+def _is_inf(call: Call, x: Value) -> Tensor:
+    above = a.logical_and(a.eq(x, math.inf), call.flag("detect_positive", True))
+    below = a.logical_and(a.eq(x, -math.inf), call.flag("detect_negative", True))
+    return a.logical_or(above, below)
+
+
+@operator("Clip")
+def _clip(call: Call, x: Value, low: Value = None, high: Value = None) -> Tensor:
+    bounds = [b.item() if isinstance(b, np.ndarray) and b.ndim == 0 else b for b in (low, high)]
+    found = as_tensor(x)
+    if bounds[0] is not None:
+        found = a.maximum(found, bounds[0])
+    return found if bounds[1] is None else a.minimum(found, bounds[1])
+
+
+@operator("Where")
+def _where(call: Call, condition: Value, x: Value, y: Value) -> Tensor:
+    return a.where(condition, x, y)
+
+
+@operator("Cast")
+def _cast(call: Call, x: Value) -> Tensor:
+    dtype = held_dtype(call.integer("to"))
+    if dtype is None:
+        raise call.refuse(f"the element type {call.integer('to')} is not read")
+    return cast_to(as_tensor(x), dtype)
+
+
+@operator("CastLike")
+def _cast_like(call: Call, x: Value, other: Value) -> Tensor:
+    return cast_to(as_tensor(x), dtype_of(other))
+
+
+@operator("Dropout")
+def _dropout(call: Call, x: Value, ratio: Value = None, training: Value = None) -> list[Value]:
+    """Nothing, but where the file says that it is training."""
+    tensor = as_tensor(x)
+    is_training = training is not None and bool(call.number(training, "training_mode"))
+    part = 0.5 if ratio is None else float(call.number(ratio, "the ratio"))
+    if is_training and part > 0:
+        if call.is_read(1):
+            raise call.refuse("the mask of a dropout that is training is read")
+        return [el.dropout(tensor, part)]
+    return [tensor, ones(tensor.shape, dtypes.bool_)]
+
+
+# Activations
+
+
+def _with(name: str, function: Callable[..., Tensor], **defaults: float) -> None:
+    """An operator whose attributes of floats are arguments of a function, in order."""
+
+    def run(call: Call, x: Value) -> Tensor:
+        given = [call.real(key, default) for key, default in defaults.items()]
+        return function(as_tensor(x), *given)
+
+    OPERATORS[name] = run
+
+
+def _selu(x: Tensor, alpha: float, gamma: float) -> Tensor:
+    return act.elu(x, alpha) * gamma
+
+
+def _hard_sigmoid(x: Tensor, alpha: float, beta: float) -> Tensor:
+    return a.minimum(a.maximum(x * alpha + beta, 0.0), 1.0)
+
+
+def _shrink(x: Tensor, bias: float, lambd: float) -> Tensor:
+    real = x if x.dtype.is_float else cast_to(x, dtypes.float32)
+    above = a.where(a.gt(real, lambd), real - bias, 0.0)
+    return cast_to(a.where(a.lt(real, -lambd), real + bias, above), x.dtype)
+
+
+def _swish(x: Tensor, alpha: float) -> Tensor:
+    return act.silu(x) if alpha == 1 else x * act.sigmoid(x * alpha)
+
+
+def _thresholded(x: Tensor, alpha: float) -> Tensor:
+    return a.where(a.gt(x, alpha), x, 0.0)
+
+
+_with("LeakyRelu", act.leaky_relu, alpha=0.01)
+_with("Elu", act.elu, alpha=1.0)
+_with("Celu", act.celu, alpha=1.0)
+_with("Selu", _selu, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875)
+_with("HardSigmoid", _hard_sigmoid, alpha=0.2, beta=0.5)
+_with("Shrink", _shrink, bias=0.0, lambd=0.5)
+_with("Swish", _swish, alpha=1.0)
+_with("ThresholdedRelu", _thresholded, alpha=1.0)
+
+
+@operator("Gelu")
+def _gelu(call: Call, x: Value) -> Tensor:
+    return act.gelu(x, call.choice("approximate", "none", ("none", "tanh")))
+
+
+@operator("PRelu")
+def _prelu(call: Call, x: Value, slope: Value) -> Tensor:
+    return a.where(a.lt(x, 0), a.mul(x, slope), x)
+
+
+def _axis(call: Call, x: Value, default: int = -1) -> int:
+    return call.axis(call.integer("axis", default), as_tensor(x).ndim)
+
+
+@operator("Softmax")
+def _softmax(call: Call, x: Value) -> Tensor:
+    return act.softmax(as_tensor(x), _axis(call, x))
+
+
+@operator("LogSoftmax")
+def _log_softmax(call: Call, x: Value) -> Tensor:
+    return act.log_softmax(as_tensor(x), _axis(call, x))
+
+
+@operator("Hardmax")
+def _hardmax(call: Call, x: Value) -> Tensor:
+    axis = _axis(call, x)
+    found = as_tensor(x)
+    first = red.argmax(found, axis, keepdims=True)
+    return cast_to(a.eq(iota(found.shape, axis), first), found.dtype)
