@@ -53,11 +53,11 @@ def batches(count: int, *lead: int) -> list[dict[str, np.ndarray]]:
 
 @pytest.fixture(scope="module")
 def step() -> td.TrainStep:
-    return compiled()
+    return compiled(device="oracle")
 
 
-def test_each_member_is_its_own_training(step) -> None:
-    data = batches(4)
+def test_each_member_is_its_own_training() -> None:
+    step, data = compiled(device="cpu"), batches(4)
     many = td.ensemble(step, 3, seeds=[4, 0, 9], lr=RATES, weight_decay=0.1)
     told = [many(batch) for batch in data[:2]]
     found = np.concatenate([np.stack([t.losses for t in told]), many.run(data[2:])])  # (4, n)

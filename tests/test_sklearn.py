@@ -210,13 +210,13 @@ def test_what_is_refused_is_named(classifier) -> None:
 
 def test_what_scikit_learn_builds_of_estimators(classifier) -> None:
     """Cross-validation, a search, a pipeline, bagging, calibration and stacking."""
-    assert cross_val_score(Classifier(**SMALL), X, LABELS, cv=3).mean() > 0.6
+    assert cross_val_score(Classifier(**QUICK), X, LABELS, cv=3).mean() > 0.6
     grid = {"classifier__lr": [1e-5, 0.02], "classifier__hidden": [(8,)]}
-    search = GridSearchCV(make_pipeline(StandardScaler(), Classifier(**SMALL)), grid, cv=2)
+    search = GridSearchCV(make_pipeline(StandardScaler(), Classifier(**QUICK)), grid, cv=2)
     assert search.fit(X, LABELS).best_params_["classifier__lr"] == 0.02
-    bagging = BaggingClassifier(Classifier(**SMALL), n_estimators=3, random_state=0)
+    bagging = BaggingClassifier(Classifier(**QUICK), n_estimators=3, random_state=0)
     assert bagging.fit(X, LABELS).score(X, LABELS) > 0.7
-    calibrated = CalibratedClassifierCV(Classifier(**SMALL), cv=2).fit(X, LABELS)
+    calibrated = CalibratedClassifierCV(Classifier(**QUICK), cv=2).fit(X, LABELS)
     np.testing.assert_allclose(calibrated.predict_proba(X).sum(1), 1)
     members = [("net", Regressor(**QUICK)), ("ridge", Ridge())]
     stacked = StackingRegressor(members, cv=2).fit(INPUTS, NUMBERS[:, 0])

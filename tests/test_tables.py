@@ -185,6 +185,7 @@ def test_what_is_no_table_or_does_not_fit(file, tmp_path) -> None:
     refused(lambda: list(loader), td.LoadError, name, "row group 0")
 
 
+@pytest.mark.slow  # importing it takes seconds; docs/data.md has it by default
 def test_hugging_face_datasets() -> None:
     hf = pytest.importorskip("datasets")
     rows = {"x": [[float(i), 1.0] for i in range(10)], "y": list(range(10)), "text": ["a"] * 10}
