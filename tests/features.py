@@ -295,6 +295,7 @@ TESTED = {
     "td.calibrate": "test_search.py::test_rates_are_measured_once",
     "td.compile_step": "test_step.py::test_a_step_learns_and_tells",
     "td.compile_manual_step": "test_step.py::test_a_backward_of_your_own_drives_the_same_step",
+    "td.ensemble": "test_ensemble.py::test_each_member_is_its_own_training",
     "td.random.seed": "test_random.py::test_seed_starts_the_eager_stream_again",
     "td.random.bits": "test_random.py::test_bits_are_philox_blocks",
     "td.random.uniform": "test_random.py::test_uniform",

@@ -88,7 +88,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 # Third-party packages a folder may import at the top of a module, and those that are optional or
 # heavy and so may also be imported inside a function.
 EVERYWHERE = frozenset({"ml_dtypes", "numpy"})
-THIRD_PARTY: dict[str, frozenset[str]] = {}  # folders that may import more than EVERYWHERE
+# Folders that may import more: estimators derive from scikit-learn's, and are imported by name.
+THIRD_PARTY: dict[str, frozenset[str]] = {"interop": EVERYWHERE | {"sklearn"}}
 LATE = frozenset(
     "cuda cudnn datasets gguf h5py llvmlite matplotlib mlflow onnx optuna polars pyarrow safetensors "
     "sklearn tokenizers torch wandb wgpu z3".split()

@@ -23,6 +23,7 @@ BRIEF: dict[str, tuple[list[str], str]] = {
     "custom_vjp": (["epochs=1", "hidden=16"], "with weights of one bit; the first layer: 128 B"),
     "digits_cnn": (["epochs=1", "width=4"], "of 359 digits are read right"),
     "dqn": (["steps=600", "episodes=2"], "mean return of 2 episodes: "),
+    "ensemble": (["members=2", "steps=3", "hidden=8"], "over spread where there is: "),
     "finetune": (
         ["steps=2", "batch=2", "context=8", "new_tokens=2", "out={folder}/finetuned"],
         "/finetuned: '    def ",
@@ -37,8 +38,10 @@ BRIEF: dict[str, tuple[list[str], str]] = {
         ["first_steps=2", "steps=2", "batch=2", "context=8", "r=2", "out={folder}/adapter"],
         "with the merged adapters ",
     ),
+    "grid_search": (["epochs=1", "folds=2", "rows=200"], "of 1597 digits are read right"),
     "maml": (["steps=2", "hidden=8", "tasks=3"], "error after 5 steps of descent on ten points: "),
     "neural_ode": (["steps=2", "hidden=8", "paths=32", "batch=8"], "a path that was not seen: "),
+    "optuna_search": (["trials=2", "epochs=1"], "of held-out digits with {"),
     "pinn": (["steps=5", "width=8"], "largest error at 4096 points: "),
     "plain_loop": (["epochs=2", "folder={folder}/run"], "'000001-step-22', '000002-step-44']"),
     "seq2seq": (["steps=2", "width=16", "layers=1", "batch=8"], "numbers held out are right"),
@@ -49,14 +52,17 @@ BRIEF: dict[str, tuple[list[str], str]] = {
     "wgan_gp": (["steps=2", "hidden=8"], "clouds found: "),
 }
 # These take seconds to compile; their steps are compared with PyTorch's in test_programs.py.
-LARGE = {"gat", "maml", "seq2seq", "transfer", "unet", "vit", "wgan_gp"}
+LARGE = {"ensemble", "gat", "grid_search", "maml", "seq2seq", "transfer", "unet", "vit", "wgan_gp"}
 
 # What a whole run prints, and between which bounds it lies.
 AIMS: dict[str, tuple[str, float, float]] = {
     "dqn": (r"mean return of \d+ episodes: (\S+)", 195.0, 200.0),
+    "ensemble": (r"over spread where there is: (\S+)", 2.0, 1000.0),
     "gat": (r"by features alone, (\S+)% with the graph", 70.0, 100.0),
+    "grid_search": (r"in a stack: (\S+)%", 95.0, 100.0),
     "maml": (r"error after 5 steps of descent on ten points: (\S+)", 0.0, 0.4),
     "neural_ode": (r"largest error along a path that was not seen: (\S+)", 0.0, 0.15),
+    "optuna_search": (r"best: (\S+)% of held-out", 95.0, 100.0),
     "pinn": (r"largest error at 4096 points: (\S+)", 0.0, 0.01),
     "seq2seq": (r"(\S+)% of 500 numbers held out are right", 98.0, 100.0),
     "transfer": (r"with the backbone: (\S+)%", 90.0, 100.0),

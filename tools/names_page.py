@@ -87,6 +87,7 @@ def page() -> str:
         parts.append(_section(family.title, family.note, [_class_row(n) for n in family.classes]))
     parts.append(_members("Methods of a training step", "step", td.TrainStep, _STEP))
     parts.append(_members("Methods of a forward", "forward", td.Forward, _FORWARD))
+    parts.append(_members("Methods of an ensemble", "ensemble", td.Ensemble, _ENSEMBLE))
     parts.append(
         _members("Methods of an accumulator", "accumulator", td.GradientAccumulator, _ACCUMULATOR)
     )
@@ -155,6 +156,10 @@ _STEP = (
 _FORWARD = (
     "What `td.compile_forward` and `step.attach` give, a `td.Forward`. It also has `forward.graph` "
     "and `forward.report`."
+)
+_ENSEMBLE = (
+    "What `td.ensemble` gives, a `td.Ensemble`; see [ensembles](ensembles.md). It also has "
+    "`ensemble.hyperparameters`, arrays by name, `ensemble.seeds` and `ensemble.report`."
 )
 _ACCUMULATOR = "What `td.GradientAccumulator(steps, normalize=True, max_grad_norm=None)` gives."
 _MANAGER = "What `td.CheckpointManager(folder)` gives; see [checkpoints](checkpoints.md)."

@@ -254,6 +254,7 @@ def page_text(page: Page, outputs: dict[str, str] | None = None) -> str:
 
 TITLES = {
     "compile": "Compiling", "forward": "Compiling", "calibration": "Compiling",
+    "ensemble": "Compiling",
     "module": "Models", "summary": "Models",
     "coerce": "Tensors and graphs", "tracing": "Tensors and graphs",
     "control": "Control flow and recomputation", "branches": "Control flow and recomputation",

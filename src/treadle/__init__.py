@@ -275,6 +275,8 @@ from treadle.pipeline import CompileOptions as CompileOptions
 from treadle.pipeline import CompileReport as CompileReport
 from treadle.step.compile import compile_manual_step as compile_manual_step
 from treadle.step.compile import compile_step as compile_step
+from treadle.step.ensemble import Ensemble as Ensemble
+from treadle.step.ensemble import ensemble as ensemble
 from treadle.step.forward import Forward as Forward
 from treadle.step.forward import Program as Program
 from treadle.step.forward import compile as compile

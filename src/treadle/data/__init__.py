@@ -16,6 +16,7 @@ from treadle.data.loaders import IterableLoader as IterableLoader
 from treadle.data.loaders import Loader as Loader
 from treadle.data.loaders import as_loader as as_loader
 from treadle.data.prefetch import Prefetch as Prefetch
+from treadle.data.sources import Ordered as Ordered
 from treadle.data.sources import Source as Source
 from treadle.data.sources import TextWindows as TextWindows
 from treadle.data.splits import split as split

@@ -14,7 +14,7 @@ from treadle.base.numbers import check_integer, check_whole
 from treadle.base.trees import Tree
 from treadle.data.consistency import Consistency, stacked
 from treadle.data.shuffle import permutation
-from treadle.data.sources import Arrays, Source
+from treadle.data.sources import Arrays, Ordered, Source
 
 State = dict[str, int]
 
@@ -76,18 +76,26 @@ class ArrayLoader:
         return self._rest(self._epoch, self._start)
 
     def _rest(self, epoch: int, start: int) -> Iterator[Tree]:
-        rows, size = len(self._source), self._size
-        order = permutation(self._seed, epoch, rows) if self._shuffle else np.arange(rows)
+        size, order = self._size, self._order(epoch)
         for i in range(start, len(self)):
             batch = self._source.gather(order[i * size : (i + 1) * size])
             self._epoch, self._batch = epoch, i + 1
             yield batch
         self._epoch, self._batch, self._start = epoch + 1, 0, 0
 
+    def _order(self, epoch: int) -> np.ndarray:
+        rows = len(self._source)
+        if not self._shuffle:
+            return np.arange(rows)
+        if isinstance(self._source, Ordered):
+            return self._source.order(self._seed, epoch)
+        return permutation(self._seed, epoch, rows)
+
     @cached_property
     def _identity(self) -> State:
         """What must be the same for a position to mean the same batches."""
-        return {
+        own = self._source.identity() if isinstance(self._source, Ordered) else {}
+        return own | {
             "rows": len(self._source),
             "batch_size": int(self._size),
             "shuffle": int(self._shuffle),

@@ -24,6 +24,19 @@ class Source(Protocol):
         ...
 
 
+@runtime_checkable
+class Ordered(Source, Protocol):
+    """A source whose rows are cheap to read in some orders only: a file of compressed parts."""
+
+    def order(self, seed: int, epoch: int) -> np.ndarray:
+        """The shuffled rows of an epoch, which depend on these numbers alone."""
+        ...
+
+    def identity(self) -> dict[str, int]:
+        """What the order depends on beside them."""
+        ...
+
+
 class Arrays:
     """A tree of arrays (memory maps too) whose first axis is one and the same."""
 

@@ -30,7 +30,11 @@ class Callback:
     """Base of callbacks: override what you need. Every hook gets the `Run`.
 
     What a callback must remember over a restart goes through `state_dict` (JSON) and `arrays`.
+    An exception that is no failure of it, but says to the caller of `fit` how training ended, is
+    one of `passes`: it gets there as it is.
     """
+
+    passes: tuple[type[Exception], ...] = ()
 
     def on_fit_start(self, run: Run) -> None:
         """Before anything, also before a checkpoint is loaded."""
@@ -120,6 +124,8 @@ class Callbacks:
                 failed.append((callback, error))
         if failed:
             callback, cause = failed[0]
+            if isinstance(cause, callback.passes):
+                raise cause
             place = f"at step {run.steps}, epoch {run.epoch}"
             more = ", ".join(f"{type(c).__name__}: {e!r}" for c, e in failed[1:])
             remedy = "The step and the history are as they were before it."
