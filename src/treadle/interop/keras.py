@@ -17,9 +17,9 @@ from treadle.base.errors import ArgumentError, LoadError
 from treadle.interop import hdf5, npz
 from treadle.interop.archives import ALWAYS, MOST_TIMES, open_archive
 from treadle.interop.opened import check_file, damaged
-from treadle.models.model import Model, listed, stored
+from treadle.models.model import Model, listed
 from treadle.nn.layers import Embedding
-from treadle.nn.module import Module
+from treadle.nn.module import Module, held
 from treadle.runtime.files import as_path
 from treadle.step.loading import Loaded
 
@@ -143,4 +143,4 @@ def _start(module: Module, given: Mapping[str, np.ndarray]) -> None:
         raise ArgumentError("load_into", f"{module!r} is no module", "Pass an nn.Module.")
     declared = module.declarations()
     for name, array in given.items():
-        declared[name].init = stored(array)
+        declared[name].init = held(array)

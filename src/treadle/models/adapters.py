@@ -14,6 +14,7 @@ import numpy as np
 from treadle.base.errors import ArgumentError, LoadError
 from treadle.base.memory import refuse_beyond
 from treadle.models.causal import CausalModel
+from treadle.models.decoding import KeyShape
 from treadle.models.config import Json
 from treadle.models.model import listed
 from treadle.models.prefix import PREFIX, Prefix, prefix_of, prefix_tuning
@@ -333,7 +334,8 @@ def _load_prefix(model: Module, folder: Path, entries: Mapping[str, Entry]) -> M
         raise _wrong(folder, f"it has {listed(list(entries))}, and not {PROMPT} alone")
     if not isinstance(model, CausalModel):
         raise _wrong(folder, f"{type(model).__name__} takes no prefix")
-    width = sum(2 * s.heads * s.width for s in model.key_shapes())
+    shapes = [s for s in model.key_shapes() if isinstance(s, KeyShape)]
+    width = sum(2 * s.heads * s.width for s in shapes)
     if shape[1] != width:
         raise _wrong(folder, f"keys and values of a position are {shape[1]} numbers, not {width}")
     arrays = read_entries(entries)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +67,15 @@ class Prefixed:
 
     def distances(self) -> Tensor:
         raise ArgumentError("prefix_tuning", "keys have distances here", "Use another model.")
+
+    def given(self) -> Tensor | None:
+        return self.inner.given()
+
+    def carried(self, layer: int) -> list[Tensor] | None:
+        return self.inner.carried(layer)
+
+    def carry(self, layer: int, values: Sequence[Tensor]) -> None:
+        self.inner.carry(layer, values)
 
 
 def prefix_of(model: object) -> Prefix | None:

@@ -303,6 +303,8 @@ class Whisper(SourceModel):
 class Suppressing:
     """Programs some of whose tokens are not chosen."""
 
+    has_likeliest = False
+
     def __init__(self, programs: Programs, never: list[int], first: list[int]):
         self.programs, self.never, self.first = programs, never, first
         self.session = programs.session

@@ -153,7 +153,7 @@ class Forward:
             built, arrays = self._programs.get("profile", batch)
             arrays[RANDOM_STATE] = make_key(self._seed, 0, stream=self._stream)
             values = {**self.session.values, **arrays}
-            return profile(built.program, values, self.report, self._options)
+            return profile(built.program, values, self.report, self.options)
 
     def key(self) -> np.ndarray:
         """The random state of the next call."""

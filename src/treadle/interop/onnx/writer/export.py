@@ -97,11 +97,11 @@ def export(
 
 def _source(program: object, inputs: Tree, params: Arrays | None) -> Source:
     if isinstance(program, Program):
-        program = program._forward
-        return Source(program.model, program._forward, {}, None)
+        forward = program._forward
+        return Source(forward.model, forward.function, {}, None)
     if isinstance(program, Forward):
         values = program.params if params is None else params
-        return Source(program.model, program._forward, values, None)
+        return Source(program.model, program.function, values, None)
     arguments = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
     if isinstance(program, Module):
         names = argument_names(program.forward, list(arguments))
