@@ -164,7 +164,8 @@ class Descriptor:
     def text(self, name: int) -> bytes:
         size = self._get(name, Type.CHAR, 0, None)
         array = ctypes.create_string_buffer(size)
-        return array.raw[: self._get(name, Type.CHAR, size, array)]
+        count = self._get(name, Type.CHAR, size, array)
+        return array.raw[:count]  # a copy, of what is there now
 
     def descriptors(self, name: int, kind: Kind, most: int) -> list[Descriptor]:
         """Those that an attribute is, filled in by cuDNN."""
