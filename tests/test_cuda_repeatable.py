@@ -16,7 +16,12 @@ from treadle.backends.stored import key_of
 from treadle.kernel.launch import LibraryLaunch, Tensor
 from treadle.runtime.cuda import conv, dnn, dnn_backend
 from treadle.runtime.cuda.attention import planned_attention
-from treadle.runtime.cuda.conv import ConvCall, NoLibraryCallError, PlannedConvolutions
+from treadle.runtime.cuda.conv import (
+    ConvCall,
+    NoLibraryCallError,
+    PlannedConvolutions,
+    unpacked_convolution,
+)
 from treadle.runtime.cuda.dnn_backend import Kind, Type
 
 TENSOR_CORE, NONDETERMINISTIC = 0, 4  # cuDNN's numbers of notes
@@ -32,10 +37,15 @@ class Backend:
         self.kinds: dict[int, int] = {}
         self.finalized: set[int] = set()
         self.refused: set[int] = set()  # plans that cannot be built
+        self.compiled: set[int] = set()  # plans whose kernels are compiled when they are built
+        self.built: list[int] = []
+        self.handles: list[int] = []
+        self.is_written = True  # whether plans have a text
         self.cudnnBackendDestroyDescriptor = lambda address: self.known.pop(address.value) and 0
 
     def cudnnCreate(self, found: Any) -> int:
-        found._obj.value = 7
+        found._obj.value = 7 + len(self.handles)
+        self.handles.append(found._obj.value)
         return 0
 
     def cudnnBackendCreateDescriptor(self, kind: Any, found: Any) -> int:
@@ -57,17 +67,25 @@ class Backend:
     def cudnnBackendFinalize(self, at: Any) -> int:
         own = self.known[at.value]
         if self.kinds[at.value] == Kind.PLAN:
-            assert own[400] == [7], "the handle"
-            (config,) = own[401]
+            assert own[400][0] in self.handles
             own[402] = [0]  # bytes of workspace
-            if self.known[config][0][0] in self.refused:
+            number = own[405][0][0] - b"0"[0] if 405 in own else self.known[own[401][0]][0][0]
+            if number in self.refused or (405 in own and not self.is_written):
                 return 3000
+            self.built.append(number)
         self.finalized.add(at.value)
         return 0
 
     def cudnnBackendGetAttribute(
         self, at: Any, name: int, type_: Any, most: Any, count: Any, values: Any
     ) -> int:
+        if name == 405:
+            if not self.is_written:
+                return 3000
+            if most.value:
+                values[0] = b"%d" % self.known[self.known[at.value][401][0]][0][0]
+            count._obj.value = 1
+            return 0
         found = self._found(at.value, name, values)
         if name not in (202, 300):
             values[: len(found)] = found
@@ -86,6 +104,8 @@ class Backend:
         if name == 300:
             self.known[values[0]][0] = own[0]
             return [0]
+        if name == 1305:
+            return [0] if own[0][0] in self.compiled else []
         return sorted(PLANS[own[0][0]]) if name == 1303 else own[name]
 
     def number_of(self, made: ConvCall) -> int:
@@ -102,9 +122,11 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
     monkeypatch.setattr(dnn_backend, "library", lambda: found)
     monkeypatch.setattr(conv, "device", lambda: SimpleNamespace(enter=lambda: None))
     monkeypatch.setattr(conv, "_time", lambda made, *_: float(found.number_of(made)))
-    dnn_backend.handle.cache_clear()
+    dnn_backend.shared_handle.cache_clear()
+    dnn_backend._spare.clear()
     yield found
-    dnn_backend.handle.cache_clear()
+    dnn_backend.shared_handle.cache_clear()
+    dnn_backend._spare.clear()
 
 
 class Graph:
@@ -175,6 +197,35 @@ def test_plans_that_cannot_be_built_are_passed_over(backend: Backend) -> None:
     assert planned(backend, call_of("conv", "bfloat16"), False) == 2
     backend.refused = {0, 1, 2, 3}
     assert planned(backend, call_of("conv", "bfloat16"), False) == 4, "beyond those that are timed"
+
+
+def test_of_plans_that_are_compiled_the_first_alone_is_built(backend: Backend) -> None:
+    backend.compiled = {0, 3}
+    assert planned(backend, call_of("conv", "bfloat16"), False) == 0
+    assert backend.built == [0]
+    backend.compiled, backend.built = {1, 2}, []
+    assert planned(backend, call_of("conv", "bfloat16"), False) == 0
+    assert backend.built == [0], "nor are the others beside one that is there"
+
+
+def test_threads_that_build_plans_share_no_handle(backend: Backend) -> None:
+    calls = dict.fromkeys(range(5), call_of("conv", "bfloat16"))
+    made = PlannedConvolutions(calls, False).fastest(lambda entry: [0])
+    used = [backend.known[m.graph.address.value][400][0] for m in made.values()]
+    assert dnn_backend.shared_handle().value not in used
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_a_packed_plan_is_its_text_or_its_number(backend: Backend, is_written: bool) -> None:
+    call = call_of("conv", "float32")
+    (made,) = PlannedConvolutions({3: call}, True).fastest(lambda entry: [0]).values()
+    assert made.number == 2, "the first of those that may be taken"
+    backend.is_written = is_written
+    packed = made.packed()
+    backend.is_written, backend.built = True, []
+    again = unpacked_convolution(call, packed)
+    assert again is not None
+    assert (again.number, backend.built) == (2, [2])
 
 
 def test_a_convolution_that_cannot_repeat_is_its_definition(

@@ -1,14 +1,15 @@
 """Convolutions through cuDNN: forward, and the gradients of image and weight.
 
-cuDNN proposes plans, its best first. The first few of every call are built at the same time, as
-that may compile kernels; then the fastest is taken, by timing.
+cuDNN proposes plans, its best first. The first few of every call are built at the same time; then
+the fastest is taken, by timing. Where the first is one whose kernel cuDNN compiles, it is the only
+one: that takes a third of a second, and plans without are ten times slower there (depthwise).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
+from dataclasses import dataclass
 
 from treadle.kernel.launch import LibraryLaunch, Tensor
 from treadle.kernel.target import GPU
@@ -21,6 +22,7 @@ from treadle.runtime.cuda.dnn_backend import (
     Type,
     execute,
     handle,
+    own_handle,
     pointers,
 )
 
@@ -31,6 +33,7 @@ _DTYPES = {"float32": 0, "float16": 2, "bfloat16": 9}
 _CROSS_CORRELATION = 1
 _BEST, _FALLBACK = 3, 2  # modes of heuristics: what is likely fast, and what runs in any case
 _TENSOR_CORES, _NARROWED, _VARYING = 0, 1, 4  # notes on how an engine computes
+_COMPILED = 0  # and on how it behaves
 # Attributes of each operation: factors of the convolution and of what was there, its description,
 # and tensors in the order of operands and results.
 _OPERATIONS = {
@@ -51,8 +54,9 @@ class NoLibraryCallError(Exception):
 class ConvCall:
     """A convolution with its plan, ready to be run on any addresses."""
 
-    def __init__(self, call: LibraryLaunch, plan: Descriptor):
+    def __init__(self, call: LibraryLaunch, plan: Descriptor, number: int):
         self.call, self.graph = call, plan
+        self.number = number  # among the configurations that are proposed
         (self.workspace,) = plan.numbers(402, Type.INT64, 1)
 
     def run(self, addresses: Sequence[int], workspace: int, stream: object) -> None:
@@ -63,21 +67,47 @@ class ConvCall:
         execute(self.graph, given, stream)
 
     def packed(self) -> bytes:
-        """The plan, for `unpacked_convolution`; nothing where it cannot be written down."""
+        """The plan, for `unpacked_convolution`: its number, and its text if cuDNN gives one."""
         try:
-            return self.graph.text(405)
+            text = self.graph.text(405)
         except BackendError:
-            return b""
+            text = b""
+        return b"%d\n%s" % (self.number, text)
 
 
 def unpacked_convolution(call: LibraryLaunch, plan: bytes) -> ConvCall | None:
-    """The call with a plan that was packed; None of one of another version, say."""
+    """The call with a plan that was packed; None if there is no such plan.
+
+    cuDNN does not write every plan down: others are built anew, by their number.
+    """
+    digits, _, text = plan.partition(b"\n")
+    number = int(digits)
     try:
-        # The text before the handle, as the library's own frontend has it.
-        made = Descriptor(Kind.PLAN).set_text(405, plan).set(400, Type.HANDLE, handle().value)
-        return ConvCall(call, made.finalized())
+        if text:
+            # The text before the handle, as the library's own frontend has it.
+            made = Descriptor(Kind.PLAN).set_text(405, text).set(400, Type.HANDLE, handle().value)
+            return ConvCall(call, made.finalized(), number)
     except BackendError:
-        return None
+        pass  # it is of another version, say
+    found = [p for p in _proposed(call, set()) if p.number == number]
+    return _built(call, found[0]) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A configuration of an engine, and its number among all that cuDNN proposes."""
+
+    number: int
+    config: Descriptor
+
+    def notes(self, name: int, type_: Type) -> set[int]:
+        (engine,) = self.config.descriptors(300, Kind.ENGINE, 1)
+        return set(engine.numbers(name, type_, 16))
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether cuDNN compiles its kernel when a plan is built."""
+        return _COMPILED in self.notes(1305, Type.BEHAVIOUR)
 
 
 class PlannedConvolutions:
@@ -87,11 +117,10 @@ class PlannedConvolutions:
     """
 
     def __init__(self, calls: Mapping[int, LibraryLaunch], is_deterministic: bool):
-        self._calls, self._tries = calls, 1 if is_deterministic else TRIES
+        self._calls = calls
+        handle()  # before threads make their own
         pool = ThreadPoolExecutor(max(1, min(len(calls), default_threads())))
-        self._begun = {
-            i: pool.submit(_begun, call, is_deterministic, self._tries) for i, call in calls.items()
-        }
+        self._begun = {i: pool.submit(_begun, c, is_deterministic) for i, c in calls.items()}
         pool.shutdown(wait=False)
 
     def fastest(self, memory: Callable[[int], Sequence[int]]) -> dict[int, ConvCall]:
@@ -99,26 +128,31 @@ class PlannedConvolutions:
         found = {}
         for i, call in self._calls.items():
             built, others = self._begun[i].result()
-            rest = (_built(call, config) for config in others)
+            rest = (_built(call, proposal) for proposal in others)
             found[i] = _fastest(call, built, rest, memory(i))
         return found
 
 
-Begun = tuple[list[ConvCall | None], list[Descriptor]]  # plans, and configurations of others
+Begun = tuple[list[ConvCall | None], list[Proposal]]  # plans, and others that may be built
 
 
-def _begun(call: LibraryLaunch, is_deterministic: bool, tries: int) -> Begun:
+def _begun(call: LibraryLaunch, is_deterministic: bool) -> Begun:
     device().enter()  # the context is a thread's
-    configs = _proposed(call, is_deterministic)
-    return [_built(call, config) for config in configs[:tries]], configs[tries:]
-
-
-def _proposed(call: LibraryLaunch, is_deterministic: bool) -> list[Descriptor]:
-    """Configurations of engines that compute a call, the best first."""
     unwanted = {_VARYING} if is_deterministic else set()
     if call.operands[0].dtype == "float32":
         # 32 bits are what was asked for: not the fewer that tensor cores multiply.
         unwanted |= {_TENSOR_CORES, _NARROWED}
+    with own_handle():
+        every = _proposed(call, unwanted)
+        tried = every[: 1 if is_deterministic else TRIES]
+        if tried and tried[0].is_compiled:
+            del tried[1:]
+        tried[1:] = [p for p in tried[1:] if not p.is_compiled]
+        return [_built(call, p) for p in tried], [p for p in every if p not in tried]
+
+
+def _proposed(call: LibraryLaunch, unwanted: set[int]) -> list[Proposal]:
+    """Configurations of engines that compute a call, the best first; none with some notes."""
     found: list[Descriptor] = []
     try:
         graph = _described(call)
@@ -128,12 +162,8 @@ def _proposed(call: LibraryLaunch, is_deterministic: bool) -> list[Descriptor]:
             found += asked.descriptors(202, Kind.CONFIGURATION, MOST_PROPOSED)
     except BackendError as error:
         raise NoLibraryCallError(call, str(error)) from error
-    return [config for config in found if not unwanted or not unwanted & _notes(config)]
-
-
-def _notes(config: Descriptor) -> set[int]:
-    (engine,) = config.descriptors(300, Kind.ENGINE, 1)
-    return set(engine.numbers(1303, Type.NOTE, 16))
+    every = [Proposal(i, config) for i, config in enumerate(found)]
+    return [p for p in every if not unwanted or not unwanted & p.notes(1303, Type.NOTE)]
 
 
 def _described(call: LibraryLaunch) -> Descriptor:
@@ -173,11 +203,12 @@ def _tensor(tensor: Tensor, number: int) -> Descriptor:
     return made.finalized()
 
 
-def _built(call: LibraryLaunch, config: Descriptor) -> ConvCall | None:
+def _built(call: LibraryLaunch, proposal: Proposal) -> ConvCall | None:
     """A plan; None where this engine cannot compute it after all."""
     try:
         plan = Descriptor(Kind.PLAN).set(400, Type.HANDLE, handle().value)
-        made = ConvCall(call, plan.set(401, Type.DESCRIPTOR, config).finalized())
+        plan.set(401, Type.DESCRIPTOR, proposal.config).finalized()
+        made = ConvCall(call, plan, proposal.number)
     except BackendError:
         return None
     return made if made.workspace <= MOST_WORKSPACE else None
@@ -190,19 +221,26 @@ def _fastest(
     addresses: Sequence[int],
 ) -> ConvCall:
     """Of those that are built and run; or else the first of the rest that does."""
-    best: tuple[float, ConvCall] | None = None
-    for i, made in enumerate(chain(built, rest)):
-        if i >= len(built) and best is not None:
-            break
-        try:
-            taken = _time(made, addresses, best[0] if best else float("inf")) if made else None
-        except BackendError:  # it cannot be run: the next one
-            continue
-        if made and taken is not None and (best is None or taken < best[0]):
-            best = taken, made
+    best: Timed | None = None
+    for made in built:
+        best = _faster(best, made, addresses)
+    if best is None:  # what is proposed beside them is built only now
+        best = next(filter(None, (_faster(None, made, addresses) for made in rest)), None)
     if best is None:
         raise NoLibraryCallError(call, "no plan of those that are proposed runs")
     return best[1]
+
+
+Timed = tuple[float, ConvCall]  # milliseconds
+
+
+def _faster(best: Timed | None, made: ConvCall | None, addresses: Sequence[int]) -> Timed | None:
+    """The best so far, or a plan that is faster; one that cannot be run is not."""
+    try:
+        taken = _time(made, addresses, best[0] if best else float("inf")) if made else None
+    except BackendError:
+        return best
+    return (taken, made) if made and taken is not None and (not best or taken < best[0]) else best
 
 
 def _time(made: ConvCall, addresses: Sequence[int], best: float) -> float:

@@ -1,14 +1,17 @@
 """cuDNN's C interface: descriptors, which are objects that attributes are set of, then finalized.
 
-Its Python frontend holds the interpreter's lock while a plan is built, which for many engines means
-that kernels are compiled: 0.2 to 0.8 s each. Through ctypes several are built at a time.
+Its Python frontend holds the interpreter's lock while a plan is built, which for some engines means
+that kernels are compiled: 0.2 to 0.8 s each. Through ctypes several are built at a time, each by a
+thread with a handle of its own: no two threads may use one at the same time.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any
 
@@ -41,6 +44,7 @@ class Type(IntEnum):
     HEURISTIC_MODE = 8
     NOTE = 11
     DESCRIPTOR = 15
+    BEHAVIOUR = 19
     CHAR = 24
 
 
@@ -74,11 +78,40 @@ def _checked(code: int, operation: str) -> None:
         raise BackendError(f"{operation}: cuDNN says {code}")
 
 
-@functools.cache
+_here = threading.local()  # a thread's own handle, while it has one
+_spare: list[ctypes.c_void_p] = []  # handles that threads had
+
+
 def handle() -> ctypes.c_void_p:
+    """The thread's own, or the one that all share, one at a time."""
+    own: ctypes.c_void_p | None = _here.__dict__.get("handle")
+    return shared_handle() if own is None else own
+
+
+@functools.cache
+def shared_handle() -> ctypes.c_void_p:
+    return _created()
+
+
+def _created() -> ctypes.c_void_p:
     found = ctypes.c_void_p()
     _checked(library().cudnnCreate(ctypes.byref(found)), "create")
     return found
+
+
+@contextmanager
+def own_handle() -> Iterator[None]:
+    """The thread has a handle of its own here."""
+    try:
+        own = _spare.pop()
+    except IndexError:
+        own = _created()
+    _here.handle = own
+    try:
+        yield
+    finally:
+        _here.handle = None
+        _spare.append(own)
 
 
 def execute(plan: Descriptor, pointers: Descriptor, stream: Any) -> None:
@@ -131,7 +164,8 @@ class Descriptor:
     def text(self, name: int) -> bytes:
         size = self._get(name, Type.CHAR, 0, None)
         array = ctypes.create_string_buffer(size)
-        return array.raw[: self._get(name, Type.CHAR, size, array)]
+        count = self._get(name, Type.CHAR, size, array)
+        return array.raw[:count]  # a copy, of what is there now
 
     def descriptors(self, name: int, kind: Kind, most: int) -> list[Descriptor]:
         """Those that an attribute is, filled in by cuDNN."""
