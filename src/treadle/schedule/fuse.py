@@ -187,7 +187,8 @@ def _wanted_rows(
     first: Kernel, second: Kernel, is_single: bool, target: Target
 ) -> tuple[int, list[int]]:
     """The most rows of either kernel, and numbers of rows to fuse them at, the best first."""
-    counts = [row_counts(k) for k in (first, second)]
+    kernels = first, second
+    counts = [row_counts(k) for k in kernels]
     most_of = [max(c, default=1) for c in counts]
     both, most = sorted({*counts[0], *counts[1]}, reverse=True), max(most_of)
     is_alone = most_of[0] == 1 and not target.is_spmd  # one iteration already
@@ -196,11 +197,12 @@ def _wanted_rows(
     if target.is_spmd:
         wanted = _rows_of_blocks(first, second, most_of, target)
     else:
-        wanted = [n for n in both if n >= _fewest_rows((first, second), most_of, target)]
+        wanted = [n for n in both if n >= _fewest_rows(kernels, most_of, target)]
     if target.is_small:
         # Unless a row takes less than a launch: then the one that follows is spared.
         cost = flops(first) + flops(second)
-        wanted += [n for n in both if 1 < n < most and cost <= n * target.fusion.row_flops]
+        least = max(n if _is_large_sum(k, target) else 2 for k, n in zip(kernels, most_of, strict=True))
+        wanted += [n for n in both if least <= n < most and cost <= n * target.fusion.row_flops]
         is_small = is_small and cost <= target.fusion.block_flops
     if is_single:
         wanted = []
@@ -222,8 +224,11 @@ def _fewest_rows(kernels: Sequence[Kernel], most_of: Sequence[int], target: Targ
 def _is_large_sum(kernel: Kernel, target: Target) -> bool:
     """Whether a kernel sums much that is in memory, as long as threads are worth sharing it."""
     read, made = largest(kernel.inputs), sum(b.size for b in kernel.outputs)
-    is_sum = read >= target.fusion.summed * made and not any(matmuls_in(kernel.body))
-    return is_sum and (flops(kernel) >= target.matmuls.shared_flops or target.has_launches)
+    if read < target.fusion.summed * made or any(matmuls_in(kernel.body)):
+        return False
+    if target.has_launches:
+        return read >= target.fusion.read_once
+    return flops(kernel) >= target.matmuls.shared_flops
 
 
 def are_alike(first: Kernel, second: Kernel, target: Target) -> bool:
