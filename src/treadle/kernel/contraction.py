@@ -185,21 +185,31 @@ def launches_dominate(graph: Graph, limits: Matmuls) -> bool:
     What is around a loop can be fused into it, what is around a library's matmul cannot. Only wide
     floats are counted: narrow ones are for units that a library drives better.
     """
-    return _wide_flops(graph, limits.launch_flops) <= limits.launch_flops_of_graph
+    return _wide_flops(graph, limits) <= limits.launch_flops_of_graph
 
 
-def _wide_flops(graph: Graph, most: int) -> float:
+def is_of_tokens(graph: Graph, limits: Matmuls) -> bool:
+    """Whether all matmuls that a library would be called for are of few rows: one more token."""
+    found = [contraction_of(graph, n) for n in graph.nodes if n.op is CONTRACT]
+    large = [c for c in found if c.is_for_library(limits)]
+    return bool(large) and all(c.is_of_few_rows(limits) for c in large)
+
+
+def _wide_flops(graph: Graph, limits: Matmuls) -> float:
     """Operations of all matmuls, of loops' bodies too; infinite if one matmul is large."""
     total = 0.0
     for node in graph.nodes:
         if node.op is SCAN:
             attributes: Any = node.attributes
-            total += attributes.length * _wide_flops(attributes.body, most)
+            total += attributes.length * _wide_flops(attributes.body, limits)
         elif node.op in CONVOLUTIONS:
             return math.inf  # a library call in any case
         elif node.op is CONTRACT and node.types[0].is_float:
-            flops = contraction_of(graph, node).flops
-            if node.types[0].dtype.is_narrow or flops > most:
+            contraction = contraction_of(graph, node)
+            if contraction.is_of_few_rows(limits):
+                continue  # loops in any case
+            flops = contraction.flops
+            if node.types[0].dtype.is_narrow or flops > limits.launch_flops:
                 return math.inf
             total += flops
     return total

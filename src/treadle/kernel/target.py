@@ -18,6 +18,8 @@ class Fusion:
     summed: int = 32  # elements of an input for each of the results, of sums of much: chosen
     read_once: int = 1 << 16  # elements of an input that two column sums should read only once
     row_flops: int = 1 << 13  # of a fused row that takes less than a launch
+    # The same where a block sums what it reads: a head of a token with a cache of some hundred slots.
+    token_row_flops: int = 1 << 18
     block_flops: int = 1 << 12  # of all rows that are one block's, less than a launch too
     # Operations of a part of a scan, in one iteration, that is a block's for all of them: chosen,
     # about what a block does while two launches are made.

@@ -173,10 +173,11 @@ def fused(
     if target.keeps_serial_apart and (is_serial(first) or is_serial(second)):
         return None
     most, wanted = _wanted_rows(first, second, is_single, target)
+    joins = is_needed or are_alike(first, second, target)
     for count in wanted:
         if count < most and footprint(first, second, count) > target.cache:
             break
-        found = fused_at(first, second, count, is_needed)
+        found = fused_at(first, second, count, joins)
         if found is not None:
             return found
     return None
@@ -186,7 +187,8 @@ def _wanted_rows(
     first: Kernel, second: Kernel, is_single: bool, target: Target
 ) -> tuple[int, list[int]]:
     """The most rows of either kernel, and numbers of rows to fuse them at, the best first."""
-    counts = [row_counts(k) for k in (first, second)]
+    kernels = first, second
+    counts = [row_counts(k) for k in kernels]
     most_of = [max(c, default=1) for c in counts]
     both, most = sorted({*counts[0], *counts[1]}, reverse=True), max(most_of)
     is_alone = most_of[0] == 1 and not target.is_spmd  # one iteration already
@@ -195,11 +197,12 @@ def _wanted_rows(
     if target.is_spmd:
         wanted = _rows_of_blocks(first, second, most_of, target)
     else:
-        wanted = [n for n in both if n >= _fewest_rows((first, second), most_of, target)]
+        wanted = [n for n in both if n >= _fewest_rows(kernels, most_of, target)]
     if target.is_small:
         # Unless a row takes less than a launch: then the one that follows is spared.
         cost = flops(first) + flops(second)
-        wanted += [n for n in both if 1 < n < most and cost <= n * target.fusion.row_flops]
+        least = max(n if _is_large_sum(k, target) else 2 for k, n in zip(kernels, most_of, strict=True))
+        wanted += [n for n in both if least <= n < most and cost <= n * target.fusion.row_flops]
         is_small = is_small and cost <= target.fusion.block_flops
     if is_single:
         wanted = []
@@ -219,9 +222,19 @@ def _fewest_rows(kernels: Sequence[Kernel], most_of: Sequence[int], target: Targ
 
 
 def _is_large_sum(kernel: Kernel, target: Target) -> bool:
+    """Whether a kernel sums much that is in memory, as long as threads are worth sharing it."""
     read, made = largest(kernel.inputs), sum(b.size for b in kernel.outputs)
-    is_sum = read >= target.fusion.summed * made and not any(matmuls_in(kernel.body))
-    return is_sum and flops(kernel) >= target.matmuls.shared_flops
+    if read < target.fusion.summed * made or any(matmuls_in(kernel.body)):
+        return False
+    if target.has_launches:
+        return read >= target.fusion.read_once
+    return flops(kernel) >= target.matmuls.shared_flops
+
+
+def are_alike(first: Kernel, second: Kernel, target: Target) -> bool:
+    """Whether two such sums have as many results: a token's products with weights of one shape."""
+    rows = [max(row_counts(k), default=1) for k in (first, second)]
+    return rows[0] == rows[1] and all(_is_large_sum(k, target) for k in (first, second))
 
 
 def _rows_of_blocks(first: Kernel, second: Kernel, most_of: list[int], target: Target) -> list[int]:
@@ -229,7 +242,7 @@ def _rows_of_blocks(first: Kernel, second: Kernel, most_of: list[int], target: T
     most, sizes = max(most_of), (_size(first), _size(second))
     is_enough = most >= target.least_rows or max(sizes) <= target.few
     # What is as many elements as there are rows waits for nothing but its row.
-    is_enough = is_enough or most_of[0] == sizes[1] == most
+    is_enough = is_enough or (most_of[0] == most and most in (sizes[1], _elements(second)))
     wanted = [most] if most > 1 and is_enough else []
     elements = _elements(first)
     if elements > most and elements == _elements(second):
