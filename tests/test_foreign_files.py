@@ -49,6 +49,11 @@ def test_npz_both_ways(tmp_path: Path) -> None:
             for name, array in arrays.items():
                 assert found[name].dtype == array.dtype
                 assert np.array_equal(found[name], array)
+    zeros = {"x": np.zeros(1000)}
+    npz.save(tmp_path / "a.npz", zeros, is_compressed=True)
+    assert (tmp_path / "a.npz").stat().st_size < 1000
+    npz.save(tmp_path / "a.npz", zeros)
+    assert (tmp_path / "a.npz").stat().st_size > 8000
     np.savez_compressed(tmp_path / "b.npz", x=np.arange(3, dtype=">i4"))
     assert npz.load(tmp_path / "b.npz")["x"].tolist() == [0, 1, 2]
     with pytest.raises(td.ArgumentError, match="array of object"):
@@ -84,12 +89,14 @@ ARRAYS: dict[str, tuple[bytes, str]] = {
     "too large": (_lying("(10**12,)"), "no .npy file"),
     "10^12 elements": (_lying("(1000000, 1000000)"), r"\(1000000, 1000000\) in 8 bytes"),
     "overflowing": (_lying("(4611686018427387904, 4)"), "in 8 bytes"),
-    "negative": (_lying("(-1,)"), "in 8 bytes|no .npy"),
+    "negative": (_lying("(-1,)"), "no .npy file"),
     "too small": (_lying("(1,)"), "in 8 bytes"),
     "no tuple": (_lying("3"), "no .npy file"),
     "a call": (_lying("(__import__('os').getpid(),)"), "no .npy file"),
-    "a bad dtype": (_lying("(2,)", "'nonsense'"), "no .npy file"),
+    "a bad dtype": (_lying("(2,)", "'nonsense'"), "array of 'nonsense'"),
     "nested": (_lying("(2,)", "[" * 3000 + "]" * 3000), "no .npy file"),
+    "commas": (_lying("(2,,1)"), "in 8 bytes"),
+    "a long number": (_lying("(" + "9" * 5000 + ",)"), "no .npy file"),
     "no header": (b"\x93NUMPY\x01\x00\xff\xff", "no .npy file"),
     "version 9": (b"\x93NUMPY\x09\x00" + b"\0" * 30, "no .npy file"),
     "empty": (b"", "no .npy file"),
