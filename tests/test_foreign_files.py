@@ -231,6 +231,7 @@ def tensor(offset: bytes, shape: bytes, strides: bytes, size: bytes = b"K\x02") 
     return HEAD + FLOATS + size + b"tQ" + offset + shape + strides + b"\x89NtRs."
 
 
+SHARED = b")" + b"q\x01h\x01\x86" * 100  # of 2^100 elements, were they not shared
 PICKLES: dict[str, tuple[bytes, str]] = {
     "offset past the end": (tensor(b"K\x05", b"K\x02\x85", b"K\x01\x85"), "not within storage"),
     "shape past the end": (tensor(b"K\x00", b"K\x03\x85", b"K\x01\x85"), "not within storage"),
@@ -260,7 +261,11 @@ PICKLES: dict[str, tuple[bytes, str]] = {
     "long string": (b"X\xff\xff\xff\x7fab.", "pickle"),
     "nonsense": (b"\xff\xfe\xfd", "pickle"),
     "empty": (b"", "pickle"),
-    "shared tuples": (b")" + b"\x86q\x01h\x01h\x01" * 60 + b".", "pickle|holds"),
+    "shared tuples": (SHARED + b".", "holds a tuple"),
+    "a name of shared tuples": (SHARED + b"q\x01h\x01\x93.", "else than text"),
+    "a key of shared tuples": (b"}" + SHARED + b"Ns.", "tuple as a key"),
+    "a call of shared tuples": (SHARED + b")R.", "calls tuple"),
+    "storage of shared tuples": (SHARED + b"Q.", "no storage"),
 }
 
 
