@@ -173,6 +173,8 @@ def theirs(path: Path, model: models.Model, name: str) -> None:
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
         writer.add_rope_freq_base(config.rope_theta)
         writer.add_key_length(config.head_width)
+    if config.bos_token_id is not None:
+        writer.add_bos_token_id(config.bos_token_id)
     if config.eos_token_id is not None:
         writer.add_eos_token_id(config.eos_token_id)
 

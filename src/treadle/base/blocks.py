@@ -43,8 +43,9 @@ def decoded(format_: str, blocks: np.ndarray) -> np.ndarray:
         raise ArgumentError("decoded", cause, "Pass rows of whole blocks, uint8.")
     rows = np.ascontiguousarray(blocks).reshape(-1, known.nbytes)
     found = np.empty((len(rows), known.size), np.float32)
-    for part in _parts(len(rows), known.size):
-        found[part] = known.decode(rows[part])
+    with np.errstate(invalid="ignore", over="ignore"):  # scales may be infinite or NaN
+        for part in _parts(len(rows), known.size):
+            found[part] = known.decode(rows[part])
     return found.reshape(*outer, width // known.nbytes * known.size)
 
 

@@ -11,6 +11,11 @@ from typing import Any
 
 import numpy as np
 
+try:
+    import resource
+except ImportError:  # not a POSIX system: the parent's clock is all there is
+    resource = None  # type: ignore[assignment]
+
 MOST_DEPTH = 32
 MOST_OBJECTS = 200_000
 LONGEST_NAME = 1024  # bytes of a layer's name
@@ -92,9 +97,7 @@ def _shown(parts: tuple[str, ...]) -> str:
 
 
 def _limit(memory: int, seconds: int) -> None:
-    try:
-        import resource
-    except ImportError:  # not a POSIX system: the parent's clock is all there is
+    if resource is None:
         return
     for what, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CPU, seconds)):
         _, hard = resource.getrlimit(what)

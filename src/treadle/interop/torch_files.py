@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import pickletools
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +100,7 @@ def _pickle(archive: Archive, root: str) -> bytes:
 
 def _run(archive: Archive, program: bytes) -> object:
     try:
-        return _Machine().run(program)
+        return _Machine(program).run()
     except _RefusedError as error:
         cause = f"{archive.source} has a pickle that {error}"
         remedy = "Only state dicts of tensors are read, and nothing is executed: save one."
@@ -196,74 +197,103 @@ CALLS: dict[str, Callable[..., object]] = {
     "torch.Size": lambda sizes: tuple(sizes) if isinstance(sizes, (tuple, list)) else (),
 }
 _MARK = object()
-_PUSHED: Mapping[str, Callable[[], object]] = {
-    "EMPTY_DICT": dict,
-    "EMPTY_LIST": list,
-    "EMPTY_TUPLE": tuple,
-    "MARK": lambda: _MARK,
-    "NONE": lambda: None,
-    "NEWTRUE": lambda: True,
-    "NEWFALSE": lambda: False,
+_PUSHED: Mapping[int, Callable[[], object]] = {
+    b"}"[0]: dict,
+    b"]"[0]: list,
+    b")"[0]: tuple,
+    b"("[0]: lambda: _MARK,
+    b"N"[0]: lambda: None,
+    0x88: lambda: True,
+    0x89: lambda: False,
 }
-_LITERALS = frozenset(
-    "BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE SHORT_BINUNICODE BINUNICODE8".split()
-)
-_COUNTS = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_NUMBERS = {b"J"[0]: "<i", b"K"[0]: "<B", b"M"[0]: "<H", b"G"[0]: ">d"}
+_TEXTS = {b"X"[0]: "<I", 0x8C: "<B", 0x8D: "<Q"}  # how long they are
+_LONG = 0x8A  # an integer of up to 255 bytes
+_COUNTS = {0x85: 1, 0x86: 2, 0x87: 3}  # elements of tuples
+_PUTS, _GETS = {b"q"[0]: "<B", b"r"[0]: "<I"}, {b"h"[0]: "<B", b"j"[0]: "<I"}
+_NAMES = {op.code: op.name for op in pickletools.opcodes}
+_SKIPPED = {0x80: "<B", 0x95: "<Q"}  # the protocol, and a length that is told beforehand
 
 
 class _Machine:
     """The stack machine of a pickle, with few of its instructions."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: bytes) -> None:
+        self.program, self.at = program, 0
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
 
-    def run(self, program: bytes) -> object:
-        for code, argument, _ in pickletools.genops(program):
-            if code.name == "STOP":
-                return self.stack.pop()
-            self.step(code.name, argument)
-        raise ValueError("it has no end")
+    def run(self) -> object:
+        while (code := self.take(1)[0]) != b"."[0]:
+            if not self.literal(code):
+                self.compound(code)
+        return self.stack.pop()
 
-    def step(self, name: str, argument: Any) -> None:
-        if name in _PUSHED:
-            self.stack.append(_PUSHED[name]())
-        elif name in _LITERALS:
-            self.stack.append(argument)
-        elif name in _COUNTS:
-            self.stack.append(tuple(self.popped(_COUNTS[name])))
-        elif name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            self.memo[len(self.memo) if name == "MEMOIZE" else argument] = self.stack[-1]
-        elif name in ("BINGET", "LONG_BINGET"):
-            self.stack.append(self.memo[argument])
-        elif name not in ("PROTO", "FRAME"):
-            self.compound(name, argument)
+    def take(self, count: int) -> bytes:
+        if count > len(self.program) - self.at:
+            raise ValueError(f"it ends at byte {len(self.program)}")
+        self.at += count
+        return self.program[self.at - count : self.at]
 
-    def compound(self, name: str, argument: Any) -> None:
-        match name:
-            case "TUPLE":
+    def number(self, form: str) -> Any:
+        return struct.unpack(form, self.take(struct.calcsize(form)))[0]
+
+    def line(self) -> str:
+        end = self.program.index(b"\n", self.at)
+        found = self.take(end - self.at).decode()
+        self.at += 1
+        return found
+
+    def literal(self, code: int) -> bool:
+        """Push what an instruction says, or hold what is pushed; False for another one."""
+        if code in _PUSHED:
+            self.stack.append(_PUSHED[code]())
+        elif code in _NUMBERS:
+            self.stack.append(self.number(_NUMBERS[code]))
+        elif code in _TEXTS:
+            self.stack.append(self.take(self.number(_TEXTS[code])).decode("utf-8", "surrogatepass"))
+        elif code == _LONG:
+            self.stack.append(int.from_bytes(self.take(self.number("<B")), "little", signed=True))
+        elif code in _COUNTS:
+            self.stack.append(tuple(self.popped(_COUNTS[code])))
+        elif code in _PUTS:
+            self.memo[self.number(_PUTS[code])] = self.stack[-1]
+        elif code == 0x94:
+            self.memo[len(self.memo)] = self.stack[-1]
+        elif code in _GETS:
+            self.stack.append(self.memo[self.number(_GETS[code])])
+        elif code in _SKIPPED:
+            self.number(_SKIPPED[code])
+        else:
+            return False
+        return True
+
+    def compound(self, code: int) -> None:
+        match bytes([code]):
+            case b"t":
                 self.stack.append(tuple(self.marked()))
-            case "SETITEM" | "SETITEMS":
-                items = self.marked() if name == "SETITEMS" else self.popped(2)
-                self.set_items(items)
-            case "APPEND" | "APPENDS":
-                items = self.marked() if name == "APPENDS" else self.popped(1)
+            case b"s" | b"u":
+                self.set_items(self.marked() if code == b"u"[0] else self.popped(2))
+            case b"a" | b"e":
+                items = self.marked() if code == b"e"[0] else self.popped(1)
                 if not isinstance(self.stack[-1], list):
                     raise _RefusedError("appends to something else than a list")
                 self.stack[-1].extend(items)
-            case "GLOBAL":
-                self.stack.append(_Global(str(argument).replace(" ", ".", 1)))
-            case "STACK_GLOBAL":
+            case b"c":
+                self.stack.append(_Global(f"{self.line()}.{self.line()}"))
+            case b"\x93":
                 module, member = self.popped(2)
-                self.stack.append(_Global(f"{module!s}.{member!s}"))
-            case "REDUCE" | "NEWOBJ":
+                if not isinstance(module, str) or not isinstance(member, str):
+                    raise _RefusedError("names a function by something else than text")
+                self.stack.append(_Global(f"{module}.{member}"))
+            case b"R" | b"\x81":
                 self.reduce(*self.popped(2))
-            case "BINPERSID":
+            case b"Q":
                 self.stack.append(_storage(self.stack.pop()))
-            case "BUILD":
+            case b"b":
                 self.build(*self.popped(1))
             case _:
-                raise _RefusedError(f"has the instruction {name}")
+                raise _RefusedError(f"has the instruction {_NAMES.get(chr(code), hex(code))}")
 
     def popped(self, count: int) -> list[Any]:
         found = self.stack[-count:]

@@ -65,11 +65,13 @@ def config_of(file: gguf.File) -> dict[str, Any]:
         raise LoadError("load", cause, f"Known are: {', '.join(KEYS)}.")
     if "token_embd.weight" not in file.tensors:
         raise LoadError("load", f"{file.path} has no token_embd.weight", "Use another copy.")
-    found: dict[str, Any] = {
-        ours: _field(file, f"{kind}.{key}") for key, ours in KEYS[kind].items()
-    }
+    found: dict[str, Any] = {}
+    for key, ours in KEYS[kind].items():
+        value = _field(file, f"{kind}.{key}")
+        if value is None and key not in OPTIONAL:
+            raise LoadError("load", f"{file.path} has no {kind}.{key}", "Use another copy.")
+        found[ours] = OPTIONAL[key] if value is None else value
     found |= {ours: _field(file, key) for key, ours in SPECIAL.items()}
-    found = {name: value for name, value in found.items() if value is not None}
     found["vocab_size"] = (file.tensors["token_embd.weight"].shape or (1,))[0]
     found["tie_word_embeddings"] = _is_tied(file)
     if kind == "gpt2":
@@ -95,7 +97,10 @@ def _field(file: gguf.File, key: str) -> object:
     if isinstance(found, (np.ndarray, list)):
         cause = f"{file.path}: {key} is {str(found)[:80]}"
         raise LoadError("load", cause, "Models whose layers differ are not read.")
-    return float(str(np.float32(found))) if isinstance(found, float) else found
+    if not isinstance(found, float):
+        return found
+    with np.errstate(over="ignore"):
+        return float(str(np.float32(found)))
 
 
 def _is_tied(file: gguf.File) -> bool:

@@ -44,6 +44,8 @@ class Rotation:
 def rotary_rates(dim: int, base: float, scaling: Mapping[str, Any]) -> tuple[np.ndarray, float]:
     """Angles per position of each pair, float32, and what cosines and sines are multiplied by."""
     kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if not 0 < base < 1e30:
+        raise ArgumentError("rope", f"rope_theta = {base!r}", "It is a positive number.")
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     rates = np.float32(1.0) / np.float32(base) ** exponents
     if kind == "default":

@@ -226,7 +226,7 @@ def _alignment(reader: _Reader, metadata: Mapping[str, Value]) -> int:
 
 def _entry(reader: _Reader) -> Entry:
     name = reader.text()
-    if len(name) > LONGEST_NAME:
+    if not 0 < len(name) <= LONGEST_NAME:
         raise reader.wrong(f"a tensor's name has {len(name):,} letters")
     axes = reader.u32()
     if axes > MOST_AXES:
