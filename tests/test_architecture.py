@@ -69,7 +69,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "backends": VALUES | STAGES | {"compile_report", "domains"},
     "pipeline": BELOW_PIPELINE | {"verify", "tables", "compile_report", "backends"},
     "step": BELOW_PIPELINE | {"pipeline", "backends", "compile_report"},
-    "models": MODELS | {"nn", "losses", "optim", "fft", "data", "runtime", "compile_report", "step"},
+    "models": MODELS
+    | {"nn", "losses", "optim", "fft", "data", "runtime", "compile_report", "step"},
     "interop": BELOW_PIPELINE
     | {"pipeline", "backends", "compile_report", "data", "models", "step", "train"},
     "report": BELOW_PIPELINE | {"pipeline"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ class TorchKANLinear(torch.nn.Module):
 class TorchKAN(torch.nn.Module):
     def __init__(self, sizes: list[int], **settings: int):
         super().__init__()
-        pairs = zip(sizes, sizes[1:], strict=False)
+        pairs = pairwise(sizes)
         self.layers = torch.nn.ModuleList(TorchKANLinear(a, b, **settings) for a, b in pairs)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -71,7 +71,10 @@ def test_compiled_logits_are_the_references(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", slow_ones(["gpt2", "llama-yarn", "mixtral", "mamba", "bert-masked", "vit", "clip", "t5", "whisper"])
+    "name",
+    slow_ones(
+        ["gpt2", "llama-yarn", "mixtral", "mamba", "bert-masked", "vit", "clip", "t5", "whisper"]
+    ),
 )
 def test_gradients_are_the_references(name: str, tmp_path: Path) -> None:
     case = BY_NAME[name]

@@ -11,12 +11,19 @@ from treadle.models.convnets import EfficientNet as EfficientNet
 from treadle.models.convnets import EfficientNetConfig as EfficientNetConfig
 from treadle.models.convnets import convnext_tiny as convnext_tiny
 from treadle.models.convnets import efficientnet_b0 as efficientnet_b0
+from treadle.models.diffusion import NoiseSchedule as NoiseSchedule
+from treadle.models.diffusion import Sampler as Sampler
+from treadle.models.dqn import DQN as DQN
+from treadle.models.dqn import DQNConfig as DQNConfig
 from treadle.models.encoders import Bert as Bert
 from treadle.models.encoders import BertConfig as BertConfig
 from treadle.models.encoders import BertForMaskedLM as BertForMaskedLM
 from treadle.models.encoders import BertForSequenceClassification as BertForSequenceClassification
 from treadle.models.encoders import BertForTokenClassification as BertForTokenClassification
+from treadle.models.environments import CartPole as CartPole
 from treadle.models.experts import SparseMixture as SparseMixture
+from treadle.models.fno import FNO as FNO
+from treadle.models.fno import FNOConfig as FNOConfig
 from treadle.models.folder import load as load
 from treadle.models.folder import load_weights as load_weights
 from treadle.models.folder import save as save
@@ -25,6 +32,8 @@ from treadle.models.gpt2 import GPT2 as GPT2
 from treadle.models.gpt2 import GPT2Config as GPT2Config
 from treadle.models.gpt2 import gpt2 as gpt2
 from treadle.models.gpt2 import gpt2_config as gpt2_config
+from treadle.models.kan import KAN as KAN
+from treadle.models.kan import KANConfig as KANConfig
 from treadle.models.llama import Llama as Llama
 from treadle.models.llama import LlamaConfig as LlamaConfig
 from treadle.models.llama import llama as llama
@@ -32,6 +41,8 @@ from treadle.models.llama import llama_config as llama_config
 from treadle.models.mamba import Mamba as Mamba
 from treadle.models.mamba import MambaConfig as MambaConfig
 from treadle.models.model import Model as Model
+from treadle.models.ppo import PPO as PPO
+from treadle.models.ppo import PPOConfig as PPOConfig
 from treadle.models.resnet import ResNet as ResNet
 from treadle.models.resnet import ResNetConfig as ResNetConfig
 from treadle.models.resnet import resnet18 as resnet18
@@ -53,9 +64,3 @@ from treadle.models.vision import ViTConfig as ViTConfig
 from treadle.models.vision import vit_b_16 as vit_b_16
 from treadle.models.whisper import Whisper as Whisper
 from treadle.models.whisper import WhisperConfig as WhisperConfig
-from treadle.models.diffusion import NoiseSchedule as NoiseSchedule
-from treadle.models.diffusion import Sampler as Sampler
-from treadle.models.fno import FNO as FNO
-from treadle.models.fno import FNOConfig as FNOConfig
-from treadle.models.kan import KAN as KAN
-from treadle.models.kan import KANConfig as KANConfig

@@ -126,6 +126,7 @@ class _Mixer(Module):
         self.in_proj.weight.init = self.x_proj.weight.init = std
         reach = rank**-0.5 * config.time_step_scale
         self.dt_proj.weight.init = init.uniform(-reach, reach)
+        assert self.dt_proj.bias is not None
         self.dt_proj.bias.init = _step_biases(config)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:

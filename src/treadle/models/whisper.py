@@ -31,6 +31,8 @@ from treadle.nn.dropout import Dropout
 from treadle.nn.layers import Conv1d, Embedding, LayerNorm, Linear
 from treadle.nn.module import Module, Parameter
 
+PER_SIDE = ("layers", "attention_heads", "ffn_dim")  # of the encoder, and of the decoder
+
 
 @dataclass(frozen=True)
 class WhisperConfig(Config):
@@ -64,9 +66,9 @@ class WhisperConfig(Config):
     begin_suppress_tokens: tuple[int, ...] | None = (220, 50256)
 
     def check(self) -> None:
-        sizes = ("vocab_size", "num_mel_bins", "d_model", "encoder_layers", "decoder_layers")
-        sizes += ("encoder_attention_heads", "decoder_attention_heads", "encoder_ffn_dim")
-        for name in (*sizes, "decoder_ffn_dim", "max_source_positions", "max_target_positions"):
+        sides = [f"{part}_{n}" for part in ("encoder", "decoder") for n in PER_SIDE]
+        positions = ("max_source_positions", "max_target_positions")
+        for name in ("vocab_size", "num_mel_bins", "d_model", *sides, *positions):
             self.need(getattr(self, name) >= 1, name, "It is at least 1.")
         self.need(self.d_model >= 4 and self.d_model % 2 == 0, "d_model", "It is even, at least 4.")
         for name in ("encoder_attention_heads", "decoder_attention_heads"):
@@ -258,7 +260,7 @@ class Whisper(SourceModel):
         return {"features": np.stack(prompts).astype(np.float32)}
 
     def configure(self, given: Json) -> None:
-        """What a folder's generation_config.json says of the decoder's first and unwanted tokens."""
+        """What generation_config.json says of the decoder's first and unwanted tokens."""
         forced = given.get("forced_decoder_ids")
         pairs = forced if isinstance(forced, list) else []
         if pairs and all(isinstance(p, list) and len(p) == 2 for p in pairs):
