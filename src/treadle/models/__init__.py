@@ -21,6 +21,7 @@ from treadle.models.encoders import BertForMaskedLM as BertForMaskedLM
 from treadle.models.encoders import BertForSequenceClassification as BertForSequenceClassification
 from treadle.models.encoders import BertForTokenClassification as BertForTokenClassification
 from treadle.models.environments import CartPole as CartPole
+from treadle.models.environments import Moved as Moved
 from treadle.models.experts import SparseMixture as SparseMixture
 from treadle.models.fno import FNO as FNO
 from treadle.models.fno import FNOConfig as FNOConfig
