@@ -157,6 +157,7 @@ def survived(agent: Any, environment: models.CartPole) -> float:
     return float(lengths.mean())
 
 
+@pytest.mark.slow  # docs/models.md has a shorter one
 def test_ppo_learns() -> None:
     config = models.PPOConfig(num_steps=64, lr=2.5e-3, hidden_sizes=(32, 32))
     agent = models.PPO(models.CartPole(8, seed=0), config, seed=1, device="cpu")

@@ -205,6 +205,7 @@ class Denoiser(models.Model):
         return self.inner(td.concat([td.tensor(x), rest], 1))
 
 
+@pytest.mark.slow  # docs/models.md has it too
 def test_what_was_trained_samples_the_data() -> None:
     """Two points; the loss falls below that of saying nothing, and samples are near them."""
     schedule = models.NoiseSchedule(num_train_timesteps=100, beta_end=0.1, clip_sample=False)

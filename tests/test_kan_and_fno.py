@@ -124,6 +124,7 @@ def test_regularization_is_that_of_the_formula() -> None:
     assert np.isclose(found, 2 * sizes.sum() - 3 * (share * np.log(share)).sum(), rtol=1e-5)
 
 
+@pytest.mark.slow  # as in docs/models.md
 def test_kan_learns_a_product() -> None:
     model = models.KAN(models.KANConfig(sizes=(2, 4, 1), grid_size=4))
     rng = np.random.default_rng(0)
