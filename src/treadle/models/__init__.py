@@ -41,6 +41,8 @@ from treadle.models.llama import llama as llama
 from treadle.models.llama import llama_config as llama_config
 from treadle.models.mamba import Mamba as Mamba
 from treadle.models.mamba import MambaConfig as MambaConfig
+from treadle.models.mamba import mamba as mamba
+from treadle.models.mamba import mamba_config as mamba_config
 from treadle.models.model import Model as Model
 from treadle.models.ppo import PPO as PPO
 from treadle.models.ppo import PPOConfig as PPOConfig
@@ -65,3 +67,5 @@ from treadle.models.vision import ViTConfig as ViTConfig
 from treadle.models.vision import vit_b_16 as vit_b_16
 from treadle.models.whisper import Whisper as Whisper
 from treadle.models.whisper import WhisperConfig as WhisperConfig
+from treadle.models.whisper import whisper as whisper
+from treadle.models.whisper import whisper_config as whisper_config

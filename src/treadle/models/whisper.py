@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base.dtypes import float32
-from treadle.base.errors import ShapeError
+from treadle.base.errors import ArgumentError, ShapeError
 from treadle.base.shapes import Shape
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.functions import linear
@@ -80,6 +80,29 @@ class WhisperConfig(Config):
 
     def json(self) -> dict[str, Any]:
         return {**super().json(), "is_encoder_decoder": True}
+
+
+SIZES: dict[str, tuple[int, int, int]] = {  # layers, heads, width
+    "tiny": (4, 6, 384),
+    "base": (6, 8, 512),
+    "small": (12, 12, 768),
+    "medium": (24, 16, 1024),
+    "large": (32, 20, 1280),
+}
+
+
+def whisper_config(size: str = "tiny", **changes: Any) -> WhisperConfig:
+    """The configuration of a multilingual model of a size, with changes."""
+    if size not in SIZES:
+        known = ", ".join(SIZES)
+        raise ArgumentError("whisper", f"there is no size {size!r}", f"There are: {known}.")
+    layers, heads, width = SIZES[size]
+    sizes = {"layers": layers, "attention_heads": heads, "ffn_dim": 4 * width}
+    given: dict[str, Any] = {"d_model": width, "decoder_start_token_id": 50258}
+    given |= {"eos_token_id": 50257, "pad_token_id": 50257, "bos_token_id": 50257}
+    given |= {"begin_suppress_tokens": (220, 50257)}
+    given |= {f"{side}_{n}": v for side in ("encoder", "decoder") for n, v in sizes.items()}
+    return WhisperConfig(**{**given, **changes})
 
 
 def sinusoids(shape: Shape, rng: np.random.Generator) -> np.ndarray:
@@ -300,6 +323,11 @@ class Whisper(SourceModel):
             remedy = f"They are floats {self._frames}, or several: models.log_mel."
             raise ShapeError("generate", cause, remedy)
         return Prompts(list(rows), is_one, False)
+
+
+def whisper(size: str = "tiny", **changes: Any) -> Whisper:
+    """Whisper with first values: `models.whisper("base")`."""
+    return Whisper(whisper_config(size, **changes))
 
 
 class Suppressing:
