@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ class TorchKANLinear(torch.nn.Module):
 class TorchKAN(torch.nn.Module):
     def __init__(self, sizes: list[int], **settings: int):
         super().__init__()
-        pairs = zip(sizes, sizes[1:], strict=False)
+        pairs = pairwise(sizes)
         self.layers = torch.nn.ModuleList(TorchKANLinear(a, b, **settings) for a, b in pairs)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -123,6 +124,7 @@ def test_regularization_is_that_of_the_formula() -> None:
     assert np.isclose(found, 2 * sizes.sum() - 3 * (share * np.log(share)).sum(), rtol=1e-5)
 
 
+@pytest.mark.slow  # as in docs/models.md
 def test_kan_learns_a_product() -> None:
     model = models.KAN(models.KANConfig(sizes=(2, 4, 1), grid_size=4))
     rng = np.random.default_rng(0)

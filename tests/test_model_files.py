@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 import treadle as td
 from treadle import models
+from treadle.models.architectures import ARCHITECTURES
 
 CONFIG = models.GPT2Config(vocab_size=7, n_positions=8, n_embd=4, n_layer=1, n_head=2)
 LLAMA = models.LlamaConfig(
@@ -304,3 +305,68 @@ def test_nothing_is_saved_by_halves(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(td.SaveError):
         models.save(model, tmp_path / "file")
+
+
+SMALL: dict[str, tuple[Any, ...]] = {
+    "mamba": (models.Mamba, models.MambaConfig(vocab_size=7, hidden_size=4, num_hidden_layers=1)),
+    "whisper": (
+        models.Whisper,
+        models.WhisperConfig(
+            vocab_size=7,
+            d_model=4,
+            num_mel_bins=3,
+            encoder_layers=1,
+            decoder_layers=1,
+            encoder_attention_heads=1,
+            decoder_attention_heads=2,
+            encoder_ffn_dim=3,
+            decoder_ffn_dim=3,
+            max_source_positions=4,
+            max_target_positions=4,
+        ),
+    ),
+    "unet": (
+        models.UNet2D,
+        models.UNet2DConfig(
+            block_out_channels=(4, 8),
+            norm_num_groups=2,
+            attention_head_dim=2,
+            layers_per_block=1,
+            down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+            up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        ),
+    ),
+}
+HOSTILE: tuple[Any, ...] = (
+    *(0, 1, 2, 3, -1, 63, 2**31, 10**12, 1e-9, 0.5, -0.5, 1e29, 1e308),
+    *("", "x", "auto", None, True, [], [0], [-1, 2], [4, 8, 16], [10**9] * 3, ["x"], [[]], {}),
+    {"a": [1]},
+)
+
+
+def hostile(name: str, count: int, seed: int = 0) -> int:
+    """How many configurations with some wrong values were refused; others build a model."""
+    make, config = SMALL[name]
+    known, source = config.json(), {**config.json()}
+    architecture = ARCHITECTURES[make.architecture]
+    rng, refusals = np.random.default_rng(seed), 0
+    fields = sorted(known)
+    for _ in range(count):
+        chosen = rng.choice(len(fields), int(rng.integers(1, 3)), replace=False)
+        changes = {fields[i]: HOSTILE[int(rng.integers(0, len(HOSTILE)))] for i in chosen}
+        try:
+            architecture.build({**source, **changes}).declarations()
+        except td.TreadleError:
+            refusals += 1
+    return refusals
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_hostile_configurations(name: str) -> None:
+    assert 60 < hostile(name, 150) < 150
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
+def test_many_hostile_configurations(name: str) -> None:
+    assert hostile(name, 40_000, seed=1) > 15_000

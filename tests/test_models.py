@@ -71,7 +71,10 @@ def test_compiled_logits_are_the_references(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", slow_ones(["gpt2", "llama-yarn", "mixtral", "mamba", "bert-masked", "vit", "clip", "t5", "whisper"])
+    "name",
+    slow_ones(
+        ["gpt2", "llama-yarn", "mixtral", "mamba", "bert-masked", "vit", "clip", "t5", "whisper"]
+    ),
 )
 def test_gradients_are_the_references(name: str, tmp_path: Path) -> None:
     case = BY_NAME[name]
@@ -366,6 +369,27 @@ def test_sizes_of_published_models(name: str, count: int) -> None:
     """The parameters that their authors count."""
     found = sum(int(np.prod(p.shape)) for p in models.llama(name).parameters())
     assert found == count
+
+
+@pytest.mark.parametrize(
+    ("model", "count", "architecture"),
+    [
+        (models.mamba("130m"), 129135360, "MambaForCausalLM"),
+        (models.whisper("tiny"), 37760640, "WhisperForConditionalGeneration"),
+        (models.whisper("base"), 72593920, "WhisperForConditionalGeneration"),
+    ],
+    ids=["mamba-130m", "whisper-tiny", "whisper-base"],
+)
+def test_published_sizes_have_the_references_parts(
+    model: Any, count: int, architecture: str
+) -> None:
+    library = twins.transformers()
+    with torch.device("meta"):
+        kind = getattr(library, architecture)
+        twin = kind(kind.config_class(**model.config.json()))
+    theirs = {n: tuple(p.shape) for n, p in twin.named_parameters()}
+    assert {n: p.shape for n, p in model.named_parameters()} == theirs
+    assert sum(int(np.prod(shape)) for shape in theirs.values()) == count
 
 
 def test_a_model_outside_of_a_trace_follows_its_values() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.dtypes import float32
+from treadle.base.dtypes import float32, int32
 from treadle.base.errors import ArgumentError, ShapeError
 from treadle.base.numbers import NOT_NEGATIVE, check_number, check_seed, check_whole
 from treadle.base.shapes import Shape
@@ -113,7 +113,7 @@ class NoiseSchedule(Config):
         """
         clean = as_tensor(x)
         count = self.num_train_timesteps
-        drawn = cast(random.uniform((clean.shape[0],)) * count, "int32")
+        drawn = cast(random.uniform((clean.shape[0],)) * count, int32)
         times = minimum(drawn, count - 1)  # rounding may reach the end
         noise = random.normal(clean.shape)
         said = model(self.add_noise(clean, noise, times), times, *more)
@@ -127,6 +127,7 @@ class NoiseSchedule(Config):
         if count > every:
             cause = f"{count} steps of {every} times"
             raise ArgumentError("times", cause, "Take at most as many steps.")
+        found: np.ndarray
         if self.timestep_spacing == "linspace":
             found = np.linspace(0, every - 1, count).round()[::-1]
         elif self.timestep_spacing == "leading":

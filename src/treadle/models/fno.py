@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,7 @@ class ChannelMLP(Module):
     """Channels mixed at each point: (B, C, …) → (B, out, …)."""
 
     def __init__(self, sizes: list[int], act: str, dropout: float = 0.0):
-        pairs = zip(sizes, sizes[1:], strict=False)
+        pairs = pairwise(sizes)
         self.fcs = ModuleList(Conv1d(a, b, 1) for a, b in pairs)
         self.act, self.dropout = ACTIVATIONS[act], Dropout(dropout)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from treadle.base.errors import LoadError, ShapeError
+from treadle.base.errors import ShapeError
 from treadle.base.numbers import check_sizes
 from treadle.base.shapes import Shape
 from treadle.frontend.coerce import as_tensor, cast
@@ -60,7 +61,7 @@ class KANConfig(Config):
 
 
 def spline_bases(x: Any, grid: Any, order: int) -> Any:
-    """B-splines over knots (inputs, K), tensors or arrays: (B, inputs) → (B, inputs, K − order − 1).
+    """B-splines over knots (inputs, K) at x (B, inputs), tensors or arrays: (B, inputs, S).
 
     The recursion of Cox and de Boor, all knots at once.
     """
@@ -74,7 +75,7 @@ def spline_bases(x: Any, grid: Any, order: int) -> Any:
 
 
 def fitted(x: np.ndarray, y: np.ndarray, grid: np.ndarray, order: int) -> np.ndarray:
-    """Coefficients (outputs, inputs, S) of splines through y (N, inputs, outputs) at x (N, inputs)."""
+    """Coefficients (out, in, S) of splines that are y (N, in, out) at x (N, in)."""
     bases = spline_bases(x.astype(np.float64), grid.astype(np.float64), order)
     columns = [
         np.linalg.lstsq(bases[:, i], y[:, i].astype(np.float64), rcond=None)[0]
@@ -165,7 +166,7 @@ class KAN(Model):
         if not isinstance(config, KANConfig):
             config = KANConfig(sizes=check_sizes("KAN", "sizes", config))
         self.config: KANConfig = config
-        pairs = zip(config.sizes, config.sizes[1:], strict=False)
+        pairs = pairwise(config.sizes)
         self.layers = ModuleList(KANLinear(a, b, config) for a, b in pairs)
 
     def forward(self, x: Operand) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base.errors import ArgumentError
 from treadle.base.shapes import Shape
 from treadle.frontend.coerce import as_tensor, cast
 from treadle.frontend.control import scan
@@ -80,6 +81,25 @@ class MambaConfig(Config):
         return {**super().json(), "time_step_rank": self.rank, "intermediate_size": self.width}
 
 
+SIZES: dict[str, tuple[int, int]] = {  # layers, width
+    "130m": (24, 768),
+    "370m": (48, 1024),
+    "790m": (48, 1536),
+    "1.4b": (48, 2048),
+    "2.8b": (64, 2560),
+}
+
+
+def mamba_config(size: str = "130m", **changes: Any) -> MambaConfig:
+    """The published configuration of a size, with changes."""
+    if size not in SIZES:
+        known = ", ".join(SIZES)
+        raise ArgumentError("mamba", f"there is no size {size!r}", f"There are: {known}.")
+    layers, width = SIZES[size]
+    given: dict[str, Any] = {"num_hidden_layers": layers, "hidden_size": width, **changes}
+    return MambaConfig(**given)
+
+
 def _decays(shape: Shape, rng: np.random.Generator) -> np.ndarray:
     """log 1, log 2, … for each channel: the real part of S4D's values."""
     return np.broadcast_to(np.log(np.arange(1, shape[1] + 1)), shape).astype(np.float32)
@@ -126,6 +146,7 @@ class _Mixer(Module):
         self.in_proj.weight.init = self.x_proj.weight.init = std
         reach = rank**-0.5 * config.time_step_scale
         self.dt_proj.weight.init = init.uniform(-reach, reach)
+        assert self.dt_proj.bias is not None
         self.dt_proj.bias.init = _step_biases(config)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
@@ -236,3 +257,8 @@ class Mamba(CausalModel):
     def key_shapes(self) -> list[RecurrentShape]:
         blocks: Any = self.backbone.layers
         return [block.mixer.shape() for block in blocks]
+
+
+def mamba(size: str = "130m", **changes: Any) -> Mamba:
+    """Mamba with first values: `models.mamba("370m")`."""
+    return Mamba(mamba_config(size, **changes))

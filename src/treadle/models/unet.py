@@ -93,6 +93,8 @@ class UNet2DConfig(Config):
         for width in self.block_out_channels:
             fits = width >= 1 and width % self.norm_num_groups == 0
             self.need(fits, "block_out_channels", "Multiples of norm_num_groups.")
+        half = self.block_out_channels[0] // 2
+        self.need(half > self.freq_shift, "freq_shift", f"It is below {half}.")
         head = self.attention_head_dim
         fits = head is None or (head >= 1 and all(w % head == 0 for w in self.block_out_channels))
         self.need(fits, "attention_head_dim", "It divides block_out_channels.")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base.dtypes import float32
-from treadle.base.errors import ShapeError
+from treadle.base.errors import ArgumentError, ShapeError
 from treadle.base.shapes import Shape
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.functions import linear
@@ -30,6 +30,8 @@ from treadle.nn.containers import ModuleList
 from treadle.nn.dropout import Dropout
 from treadle.nn.layers import Conv1d, Embedding, LayerNorm, Linear
 from treadle.nn.module import Module, Parameter
+
+PER_SIDE = ("layers", "attention_heads", "ffn_dim")  # of the encoder, and of the decoder
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,9 @@ class WhisperConfig(Config):
     begin_suppress_tokens: tuple[int, ...] | None = (220, 50256)
 
     def check(self) -> None:
-        sizes = ("vocab_size", "num_mel_bins", "d_model", "encoder_layers", "decoder_layers")
-        sizes += ("encoder_attention_heads", "decoder_attention_heads", "encoder_ffn_dim")
-        for name in (*sizes, "decoder_ffn_dim", "max_source_positions", "max_target_positions"):
+        sides = [f"{part}_{n}" for part in ("encoder", "decoder") for n in PER_SIDE]
+        positions = ("max_source_positions", "max_target_positions")
+        for name in ("vocab_size", "num_mel_bins", "d_model", *sides, *positions):
             self.need(getattr(self, name) >= 1, name, "It is at least 1.")
         self.need(self.d_model >= 4 and self.d_model % 2 == 0, "d_model", "It is even, at least 4.")
         for name in ("encoder_attention_heads", "decoder_attention_heads"):
@@ -78,6 +80,29 @@ class WhisperConfig(Config):
 
     def json(self) -> dict[str, Any]:
         return {**super().json(), "is_encoder_decoder": True}
+
+
+SIZES: dict[str, tuple[int, int, int]] = {  # layers, heads, width
+    "tiny": (4, 6, 384),
+    "base": (6, 8, 512),
+    "small": (12, 12, 768),
+    "medium": (24, 16, 1024),
+    "large": (32, 20, 1280),
+}
+
+
+def whisper_config(size: str = "tiny", **changes: Any) -> WhisperConfig:
+    """The configuration of a multilingual model of a size, with changes."""
+    if size not in SIZES:
+        known = ", ".join(SIZES)
+        raise ArgumentError("whisper", f"there is no size {size!r}", f"There are: {known}.")
+    layers, heads, width = SIZES[size]
+    sizes = {"layers": layers, "attention_heads": heads, "ffn_dim": 4 * width}
+    given: dict[str, Any] = {"d_model": width, "decoder_start_token_id": 50258}
+    given |= {"eos_token_id": 50257, "pad_token_id": 50257, "bos_token_id": 50257}
+    given |= {"begin_suppress_tokens": (220, 50257)}
+    given |= {f"{side}_{n}": v for side in ("encoder", "decoder") for n, v in sizes.items()}
+    return WhisperConfig(**{**given, **changes})
 
 
 def sinusoids(shape: Shape, rng: np.random.Generator) -> np.ndarray:
@@ -258,7 +283,7 @@ class Whisper(SourceModel):
         return {"features": np.stack(prompts).astype(np.float32)}
 
     def configure(self, given: Json) -> None:
-        """What a folder's generation_config.json says of the decoder's first and unwanted tokens."""
+        """What generation_config.json says of the decoder's first and unwanted tokens."""
         forced = given.get("forced_decoder_ids")
         pairs = forced if isinstance(forced, list) else []
         if pairs and all(isinstance(p, list) and len(p) == 2 for p in pairs):
@@ -298,6 +323,11 @@ class Whisper(SourceModel):
             remedy = f"They are floats {self._frames}, or several: models.log_mel."
             raise ShapeError("generate", cause, remedy)
         return Prompts(list(rows), is_one, False)
+
+
+def whisper(size: str = "tiny", **changes: Any) -> Whisper:
+    """Whisper with first values: `models.whisper("base")`."""
+    return Whisper(whisper_config(size, **changes))
 
 
 class Suppressing:
