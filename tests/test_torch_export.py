@@ -234,6 +234,7 @@ def trained(
     return step, module
 
 
+@pytest.mark.slow
 def test_a_tagger_trains_as_pytorch_s() -> None:
     torch.manual_seed(0)
     tokens = torch.randint(0, 11, (3, 5))
@@ -241,6 +242,7 @@ def test_a_tagger_trains_as_pytorch_s() -> None:
     assert not step.params["embed.weight"][0].any()  # the padding's row has no gradient
 
 
+@pytest.mark.slow
 def test_an_nn_transformer_trains_as_pytorch_s() -> None:
     torch.manual_seed(0)
     module = torch.nn.Transformer(16, 2, 1, 1, 32, dropout=0.0, batch_first=True)
@@ -344,6 +346,7 @@ def test_wrong_calls_are_refused(net: tuple[Any, Net]) -> None:
         imported.apply(values, np.zeros((4, 3, 6, 6), np.float32), 1.0)
 
 
+@pytest.mark.slow
 def test_modes_of_parts_are_exported_as_they_are() -> None:
     """What a module in training holds in evaluation stays there, and the module is left as it was."""
     torch.manual_seed(0)
@@ -374,6 +377,7 @@ class Sized(torch.nn.Module):
         return flat.view(n, t, -1) / t
 
 
+@pytest.mark.slow
 def test_sizes_may_be_dynamic() -> None:
     torch.manual_seed(0)
     module = Sized()
@@ -419,6 +423,7 @@ class Changing(torch.nn.Module):
         return x * 2
 
 
+@pytest.mark.slow
 def test_inputs_are_not_changed() -> None:
     with pytest.raises(td.ArgumentError, match="changes .* in place"):
         td.interop.torch.from_module(Changing(), torch.randn(4))
