@@ -210,7 +210,7 @@ def test_programs_compute_in_one_arena_as_large_as_the_largest_asks_for() -> Non
 
 def program_of_forward(forward):
     inner = forward._forward
-    return inner._programs.built(inner._fixed).program
+    return inner._programs.built(inner.inputs).program
 
 
 # Arrays for others

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 import torch_rows
+import treadle as td
 import twins
 from torch_rows import Sample
-
-import treadle as td
 from treadle.interop.torch.exported import LEFT_OUT, dtype_of
 from treadle.interop.torch.program import Call, Known, Program, Ref
 from treadle.interop.torch.rows.all import ROWS
@@ -200,10 +200,10 @@ def trained(
     classes: int,
     steps: int = 3,
     rate: float = 0.05,
-    dynamic: Any = None,
+    device: str = "cpu",
 ) -> tuple[Any, torch.nn.Module]:
     """A module trained by both, which must agree in losses, outputs and values; the two steps."""
-    imported = td.interop.torch.from_module(module, inputs, dynamic)
+    imported = td.interop.torch.from_module(module, inputs)
     module.eval()
     with torch.no_grad():
         before = module(*inputs)
@@ -214,7 +214,7 @@ def trained(
     def loss(model: Any, given: Any) -> Any:
         return td.losses.cross_entropy(model(*given["x"]), given["y"], axis=-1)
 
-    step = td.compile_step(imported, loss, td.optim.sgd(rate, momentum=0.9), batch, device="cpu")
+    step = td.compile_step(imported, loss, td.optim.sgd(rate, momentum=0.9), batch, device=device)
     predict = step.attach(lambda m, x: m(*x), batch["x"])
     np.testing.assert_allclose(predict(batch["x"]), before.numpy(), 1e-4, 1e-4)
     optimizer = torch.optim.SGD(module.parameters(), rate, momentum=0.9)
@@ -234,17 +234,27 @@ def trained(
     return step, module
 
 
+@pytest.mark.slow
 def test_a_tagger_trains_as_pytorch_s() -> None:
     torch.manual_seed(0)
     tokens = torch.randint(0, 11, (3, 5))
-    step, _ = trained(Tagger(), (tokens,), 4)
+    step, _ = trained(Tagger(), (tokens,), 4, device="oracle")
     assert not step.params["embed.weight"][0].any()  # the padding's row has no gradient
 
 
+@pytest.mark.slow
 def test_an_nn_transformer_trains_as_pytorch_s() -> None:
     torch.manual_seed(0)
     module = torch.nn.Transformer(16, 2, 1, 1, 32, dropout=0.0, batch_first=True)
-    trained(module, (torch.randn(2, 5, 16), torch.randn(2, 4, 16)), 16)
+    trained(module, (torch.randn(2, 5, 16), torch.randn(2, 4, 16)), 16, device="oracle")
+
+
+@pytest.mark.slow
+def test_compiled_programs_train_as_pytorch_s() -> None:
+    torch.manual_seed(0)
+    trained(Tagger(), (torch.randint(0, 11, (3, 5)),), 4)
+    module = torch.nn.Transformer(32, 4, 2, 2, 64, dropout=0.0, batch_first=True)
+    trained(module, (torch.randn(3, 7, 32), torch.randn(3, 6, 32)), 32)
 
 
 @pytest.mark.slow
@@ -317,7 +327,8 @@ def test_parts_follow_the_whole(net: tuple[Any, Net]) -> None:
         imported.features(np.zeros((4, 3, 6, 6), np.float32))
     imported.features.requires_grad_(False)
     assert [n for n, p in imported.named_parameters() if p.requires_grad] == [
-        "tied", "head.bias",
+        "tied",
+        "head.bias",
     ]
     imported.requires_grad_(True)
 
@@ -325,7 +336,9 @@ def test_parts_follow_the_whole(net: tuple[Any, Net]) -> None:
 def test_wrong_calls_are_refused(net: tuple[Any, Net]) -> None:
     imported, _ = net
     values = imported.init()
-    with pytest.raises(td.ShapeError, match=r"x is float32\[2,3,6,6\].*float32\[4, 3, 6, 6\].*dynamic"):
+    with pytest.raises(
+        td.ShapeError, match=r"x is float32\[2,3,6,6\].*float32\[4, 3, 6, 6\].*dynamic"
+    ):
         imported.apply(values, np.zeros((2, 3, 6, 6), np.float32))
     with pytest.raises(td.ShapeError, match="x is int32"):
         imported.apply(values, np.zeros((4, 3, 6, 6), np.int32))
@@ -333,6 +346,7 @@ def test_wrong_calls_are_refused(net: tuple[Any, Net]) -> None:
         imported.apply(values, np.zeros((4, 3, 6, 6), np.float32), 1.0)
 
 
+@pytest.mark.slow
 def test_modes_of_parts_are_exported_as_they_are() -> None:
     """What a module in training holds in evaluation stays there, and the module is left as it was."""
     torch.manual_seed(0)
@@ -341,7 +355,9 @@ def test_modes_of_parts_are_exported_as_they_are() -> None:
     imported = td.interop.torch.from_module(module, torch.randn(4, 3))
     assert [m.training for m in module.modules()] == [True, False, True]
     assert imported.modes[True].updates == (
-        "1.running_mean", "1.running_var", "1.num_batches_tracked",
+        "1.running_mean",
+        "1.running_var",
+        "1.num_batches_tracked",
     )
     assert imported.modes[False].updates == ()
 
@@ -361,6 +377,7 @@ class Sized(torch.nn.Module):
         return flat.view(n, t, -1) / t
 
 
+@pytest.mark.slow
 def test_sizes_may_be_dynamic() -> None:
     torch.manual_seed(0)
     module = Sized()
@@ -406,6 +423,7 @@ class Changing(torch.nn.Module):
         return x * 2
 
 
+@pytest.mark.slow
 def test_inputs_are_not_changed() -> None:
     with pytest.raises(td.ArgumentError, match="changes .* in place"):
         td.interop.torch.from_module(Changing(), torch.randn(4))

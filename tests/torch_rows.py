@@ -49,9 +49,27 @@ def flags(*shape: int) -> torch.Tensor:
 
 def samples() -> Iterator[Sample]:
     for family in (
-        _unary, _binary, _choices, _activations, _kinds, _views, _cuts, _pads, _made, _random,
-        _sums, _ordered, _places, _products, _convolutions, _recurrent, _norms, _pools, _resized,
-        _losses, _sizes,
+        _unary,
+        _binary,
+        _choices,
+        _activations,
+        _kinds,
+        _views,
+        _cuts,
+        _pads,
+        _made,
+        _random,
+        _sums,
+        _ordered,
+        _places,
+        _products,
+        _convolutions,
+        _recurrent,
+        _norms,
+        _pools,
+        _resized,
+        _losses,
+        _sizes,
     ):
         for name, *arguments in family():
             keywords = arguments.pop() if arguments and isinstance(arguments[-1], dict) else {}
@@ -280,8 +298,11 @@ def _made() -> Iterator[tuple[Any, ...]]:
     yield "new_zeros", x, [4]
     yield "new_ones", x, [4]
     for name, *rest in (
-        ("empty.memory_format", [2, 3]), ("empty_like", x), ("new_empty", x, [4]),
-        ("empty_strided", [2, 3], [3, 1]), ("empty_permuted", [2, 3], [0, 1]),
+        ("empty.memory_format", [2, 3]),
+        ("empty_like", x),
+        ("new_empty", x, [4]),
+        ("empty_strided", [2, 3], [3, 1]),
+        ("empty_permuted", [2, 3], [0, 1]),
     ):
         yield name, *rest, {"is_random": True}
     yield "fill.Scalar", x, 3
@@ -301,11 +322,21 @@ def _made() -> Iterator[tuple[Any, ...]]:
 def _random() -> Iterator[tuple[Any, ...]]:
     x = real(2, 3)
     for name, *rest in (
-        ("rand", [2, 3]), ("randn", [2, 3]), ("rand_like", x), ("randn_like", x),
-        ("randint", 5, [3]), ("randint.low", 2, 5, [3]), ("randint_like", whole(3), 5),
-        ("randint_like.low_dtype", whole(3), 2, 5), ("randperm", 5), ("uniform", x, -1.0, 1.0),
-        ("normal_functional", x, 1.0, 2.0), ("bernoulli", unit(2, 3)), ("bernoulli.p", x, 0.3),
-        ("dropout", x, 0.5, True), ("native_dropout", x, 0.5, True),
+        ("rand", [2, 3]),
+        ("randn", [2, 3]),
+        ("rand_like", x),
+        ("randn_like", x),
+        ("randint", 5, [3]),
+        ("randint.low", 2, 5, [3]),
+        ("randint_like", whole(3), 5),
+        ("randint_like.low_dtype", whole(3), 2, 5),
+        ("randperm", 5),
+        ("uniform", x, -1.0, 1.0),
+        ("normal_functional", x, 1.0, 2.0),
+        ("bernoulli", unit(2, 3)),
+        ("bernoulli.p", x, 0.3),
+        ("dropout", x, 0.5, True),
+        ("native_dropout", x, 0.5, True),
     ):
         yield name, *rest, {"is_random": True}
     yield "dropout", x, 0.5, False
@@ -343,6 +374,7 @@ def _sums() -> Iterator[tuple[Any, ...]]:
         yield f"{name}.dim", x, [1], False, True
         yield f"{name}_mean.correction", x, [1], {"keepdim": True}
     yield "var", x, False
+    yield "var.dim", x, [0]
     yield "logsumexp", x, [1]
     for order in (0.0, 1.0, 2.0, 3.0, math.inf):
         yield "linalg_vector_norm", x, order, [1]
@@ -366,6 +398,7 @@ def _ordered() -> Iterator[tuple[Any, ...]]:
     yield "kthvalue", x, 2, 1
     yield "median.dim", x, 1, True
     yield "diff", x, 2, 1
+    yield "diff", x, 1, 1, real(3, 1), real(3, 2)
 
 
 def _places() -> Iterator[tuple[Any, ...]]:

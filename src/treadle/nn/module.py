@@ -231,7 +231,7 @@ class Module:
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """This module and all inside it, each once, by path."""
         seen: set[int] = set()
-        for name, part in _walk(self, prefix, (Module,)):
+        for name, part in walk(self, prefix, (Module,)):
             if isinstance(part, Module) and id(part) not in seen:
                 seen.add(id(part))
                 yield name, part
@@ -337,13 +337,13 @@ def _check_names(model: str, declared: Mapping[str, Any], values: Mapping[str, A
 
 def _declarations(module: Module, prefix: str, kind: type) -> Iterator[tuple[str, Any]]:
     seen: set[int] = set()
-    for name, part in _walk(module, prefix, (Module, kind)):
+    for name, part in walk(module, prefix, (Module, kind)):
         if isinstance(part, kind) and id(part) not in seen:
             seen.add(id(part))
             yield name, part
 
 
-def _walk(value: Any, path: str, kinds: tuple[type, ...]) -> Iterator[tuple[str, Any]]:
+def walk(value: Any, path: str, kinds: tuple[type, ...]) -> Iterator[tuple[str, Any]]:
     """Everything of `kinds` inside, by path, containers entered; each module entered once."""
     stack: list[tuple[str, Any]] = [(path, value)]
     entered: set[int] = set()

@@ -10,7 +10,7 @@ import numpy as np
 
 from treadle.base import trees
 from treadle.base.errors import ArgumentError, BatchError, GradientError
-from treadle.base.trees import Structure, Tree
+from treadle.base.trees import Tree
 from treadle.compile_report import CompileOptions, as_options
 from treadle.frontend.binding import Binding, bound
 from treadle.frontend.scopes import RANDOM_STATE
@@ -23,7 +23,8 @@ from treadle.ir.rewrite import remove_dead_code
 from treadle.ir.types import TensorType
 from treadle.nn.module import Module
 from treadle.nn.tracing import INPUT_PREFIX, Inputs, TracedModel, as_argument, trace_model
-from treadle.pipeline import apply_precision, check_of, load, optimize, recognise, target_of
+from treadle.pipeline import check_of, load, optimize, recognise, target_of
+from treadle.precision.narrow import apply_precision
 from treadle.runtime.executable import Executable
 from treadle.step.forward import Forward, compile_forward
 from treadle.step.index_checks import IndexChecks, checks_of
@@ -87,7 +88,8 @@ class Autograd:
         self._check(batch, params)
         wanted = torch.is_grad_enabled()
         wrt = tuple(
-            n for n, t in zip(names, leaves, strict=True)
+            n
+            for n, t in zip(names, leaves, strict=True)
             if wanted and t.requires_grad and t.is_floating_point()
         )
         built = self._get(Key(Inputs(types, structure), params is not None, wrt))
@@ -189,7 +191,9 @@ class Autograd:
         memory = self.forward.session.memory
         arrays = {n: as_array(NAME, t, memory) for n, t in zip(names, tensors, strict=True)}
         for name, array in kept.items():
-            arrays[name] = array if memory.is_host or name == RANDOM_STATE else _found(array, memory)
+            arrays[name] = (
+                array if memory.is_host or name == RANDOM_STATE else _found(array, memory)
+            )
         for label, ct in zip(built.halves.cotangents, cotangents, strict=False):
             if label is not None:
                 arrays[label] = as_array(NAME, ct, memory)
@@ -205,7 +209,9 @@ class Autograd:
         if not session.memory.is_host:
             return outputs
         types = {f"{o.kind.value}:{o.name}": _type(program.graph, o) for o in program.graph.outputs}
-        return {k: np.asarray(v).astype(types[k].dtype.numpy, copy=False) for k, v in outputs.items()}
+        return {
+            k: np.asarray(v).astype(types[k].dtype.numpy, copy=False) for k, v in outputs.items()
+        }
 
 
 def _type(graph: Graph, output: Output) -> TensorType:
@@ -346,6 +352,3 @@ def as_autograd(
     )
     compiled.function = over_arguments
     return Autograd(compiled, takes_several=True)
-
-
-__all__ = ["Autograd", "Structure", "as_autograd"]

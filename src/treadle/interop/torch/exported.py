@@ -42,7 +42,7 @@ def export(
             cause = f"torch.export refused {type(module).__name__}: {_first_lines(error)}"
             remedy = "torch.export.export(module, inputs) must work: see PyTorch's own message."
             raise ArgumentError("from_module", cause, remedy) from error
-        table = torch.export.default_decompositions()
+        table: Any = torch.export.default_decompositions()
         for op in list(table.keys()):
             if name_of(op) in ROWS:
                 table.pop(op)
@@ -94,7 +94,7 @@ def name_of(target: Any) -> str:
     if isinstance(target, torch._ops.OpOverload):
         return str(target).removeprefix("aten.")
     if isinstance(target, torch._ops.HigherOrderOperator):
-        return f"higher_order.{target.name()}"
+        return f"higher_order.{target}"
     module = getattr(target, "__module__", "")
     name = getattr(target, "__name__", str(target))
     return f"operator.{name}" if module == "_operator" else f"python.{name}"
@@ -192,7 +192,7 @@ def _call(node: Any, places: Mapping[Any, Any], refused: Refused) -> Call | None
             {k: _plain(v, places) for k, v in keywords.items() if k not in LEFT_OUT},
             known,
         )
-    except _NoSuchDType as error:
+    except _NoSuchDTypeError as error:
         refused.ops[f"{name} of {error}"] += 1
         return None
 
@@ -210,14 +210,14 @@ def _by_schema(node: Any) -> tuple[list[Any], dict[str, Any]]:
     return given, keywords
 
 
-class _NoSuchDType(Exception):
+class _NoSuchDTypeError(Exception):
     """A dtype of PyTorch's that Treadle does not have."""
 
 
 def dtype_of(dtype: Any) -> DType:
     name = str(dtype).removeprefix("torch.")
     if name not in BY_NAME:
-        raise _NoSuchDType(str(dtype))
+        raise _NoSuchDTypeError(str(dtype))
     return BY_NAME[name]
 
 

@@ -66,19 +66,41 @@ def _after(joint: Graph, prefix: str) -> set[int]:
 
 
 def _saved(joint: Graph, late: set[int]) -> list[Value]:
-    """Values that the backward reads and that are not cheap functions of leaves and of others."""
+    """What the backward computes all that it reads from by cheap ops, besides leaves.
+
+    That is what it reads itself, or what is behind that, whichever is smaller.
+    """
     read = {v for i in late for v in joint.nodes[i].operands if v.node not in late}
-    kept: list[Value] = []
+    near = [v for v in read if not _is_known(joint.nodes, v, {})]
     known: dict[Value, bool] = {}
-    for value in sorted(read):
+    direct: list[Value] = []
+    for value in sorted(near):
         if not _is_known(joint.nodes, value, known):
-            kept.append(value)
+            direct.append(value)
             known[value] = True
-    return kept
+    behind = sorted(_roots(joint.nodes, near))
+    return min(behind, direct, key=lambda values: sum(joint.type_of(v).nbytes for v in values))
+
+
+def _roots(nodes: Sequence[Node], values: Sequence[Value]) -> set[Value]:
+    """The values, not cheap to compute, that some values follow from by cheap ops."""
+    found: set[Value] = set()
+    seen: set[Value] = set()
+    stack = list(values)
+    while stack:
+        value = stack.pop()
+        if value in seen or nodes[value.node].op in NAMED_LEAVES:
+            continue
+        seen.add(value)
+        if nodes[value.node].op in CHEAP:
+            stack += nodes[value.node].operands
+        else:
+            found.add(value)
+    return found
 
 
 def _is_known(nodes: Sequence[Node], value: Value, known: dict[Value, bool]) -> bool:
-    """Whether a value follows from leaves and what is saved by cheap ops alone; nothing recurses."""
+    """Whether a value follows from leaves and what is known by cheap ops; nothing recurses."""
     stack = [value]
     while stack:
         now = stack[-1]

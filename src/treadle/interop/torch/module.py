@@ -63,7 +63,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An input of a program that a call gives: a tensor's type, or the value it was exported for."""
+    """An input that a call gives: a tensor's type, or the value that it was exported for."""
 
     name: str
     known: Known | None
@@ -102,9 +102,7 @@ class Imported(Part):
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         chosen = self.modes[self.training]
         leaves = _leaves(self.title, chosen, arguments, keywords)
-        values = [
-            next(leaves) if isinstance(i, Given) else self._held(i) for i in chosen.inputs
-        ]
+        values = [next(leaves) if isinstance(i, Given) else self._held(i) for i in chosen.inputs]
         results = chosen.program.run(values)
         count = len(chosen.updates)
         for name, new in zip(chosen.updates, results[:count], strict=True):
@@ -137,7 +135,12 @@ def _leaves(title: str, chosen: Exported, arguments: Any, keywords: Any) -> Any:
         )
     expected = [i for i in chosen.inputs if isinstance(i, Given)]
     sizes: dict[str, int] = {}
-    return iter([_checked(title, e, leaf, sizes, chosen.ranges) for e, leaf in zip(expected, leaves, strict=True)])
+    return iter(
+        [
+            _checked(title, e, leaf, sizes, chosen.ranges)
+            for e, leaf in zip(expected, leaves, strict=True)
+        ]
+    )
 
 
 def _keyword_names(chosen: Exported) -> list[str]:
@@ -213,7 +216,9 @@ def from_module(
     torch = need_torch("from_module")
     if not isinstance(torch_module, torch.nn.Module):
         cause = f"{torch_module!r} is not a torch.nn.Module"
-        raise ArgumentError("from_module", cause, "Wrap a function in a module whose forward it is.")
+        raise ArgumentError(
+            "from_module", cause, "Wrap a function in a module whose forward it is."
+        )
     is_tuple = isinstance(example_inputs, (tuple, list))
     arguments = tuple(map(_example, example_inputs if is_tuple else (example_inputs,)))
     by_name = {k: _example(v) for k, v in (keywords or {}).items()}

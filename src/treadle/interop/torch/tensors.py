@@ -56,12 +56,13 @@ def host_array(tensor: Any) -> np.ndarray:
 def as_tensor(array: Any) -> Any:
     """The memory of an array, on the host or on a device, as a tensor."""
     import torch
+    import torch.utils.dlpack
 
     if not isinstance(array, (np.ndarray, np.generic)):
-        return torch.from_dlpack(array)
+        return torch.utils.dlpack.from_dlpack(array)
     plain = np.asarray(array)
     if plain.dtype == bfloat16.numpy:
         return torch.from_numpy(plain.view(np.int16)).view(torch.bfloat16)
     if plain.dtype == np.uint32:
-        return torch.from_dlpack(plain)
+        return torch.utils.dlpack.from_dlpack(plain)
     return torch.from_numpy(plain)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from treadle.ir.graph import Graph, OutputKind
+from treadle.ir.types import TensorType
 from treadle.kernel.choices import Chosen
 from treadle.kernel.plan import Plan, PlannedRepeat, PlannedStep
 from treadle.runtime.cpu.native import LibraryCall, host
@@ -20,6 +21,10 @@ from treadle.runtime.cpu.targets import Target
 from treadle.runtime.cpu.threads import pool
 from treadle.runtime.executable import Timing
 from treadle.runtime.held import aligned, aligned_copy
+
+
+def _new(type_: TensorType) -> np.ndarray:
+    return aligned(type_.nbytes).view(type_.dtype.numpy).reshape(type_.shape)
 
 
 class NativeProgram:
@@ -54,10 +59,11 @@ class NativeProgram:
         for slot_, name in plan.constants:
             self._keep(slot_, aligned_copy(constants[name]))
         leaves = {slot for _, slot, _ in plan.leaves}
+        self._own: dict[int, TensorType] = {}  # slots that are outputs and nothing else
         for output in plan.outputs:
             if output.slot not in leaves and output.slot not in self._arrays:
-                memory = aligned(output.type.nbytes).view(output.type.dtype.numpy)
-                self._keep(output.slot, memory.reshape(output.type.shape))
+                self._own[output.slot] = output.type
+                self._keep(output.slot, _new(output.type))
         self._prepare()
         self._held: tuple[object, int] = (None, -1)
         wanted = [i for i, o in enumerate(plan.outputs) if o.kind is not OutputKind.UPDATE]
@@ -87,7 +93,7 @@ class NativeProgram:
         self._address = self._script.ctypes.data
         self._uses: dict[int, np.ndarray] = {}  # by slot: the arguments that point to it
         slots = self._slots_of_arguments()
-        for slot in {s for _, s, _ in self.plan.leaves}:
+        for slot in {*self._own, *(s for _, s, _ in self.plan.leaves)}:
             self._uses[slot] = np.flatnonzero(slots == slot)
         self._leaves = {name: (slot, type_) for name, slot, type_ in self.plan.leaves}
 
@@ -144,7 +150,8 @@ class NativeProgram:
     ) -> tuple[np.ndarray, ...]:
         """Some outputs; values that the owner holds are updated in place.
 
-        They are bound once for each version of the owner's. Outputs are on the host in any case.
+        They are bound once for each version of the owner's. With `stays` outputs are the memory
+        that they were computed in; the next run has other.
         """
         with self._lock:
             self._hold(owner, version, values, inputs)
@@ -152,7 +159,21 @@ class NativeProgram:
                 if name in self._leaves:
                     self._bind(name, self._fitted(name, array))
             pool(self.threads).run(self._address)
-            return self._outputs(wanted)
+            return self._handed_over(wanted) if stays else self._outputs(wanted)
+
+    def _handed_over(self, wanted: Sequence[int]) -> tuple[np.ndarray, ...]:
+        """Outputs without a copy, where their memory is theirs alone."""
+        found = []
+        taken: set[int] = set()
+        for i in wanted:
+            output = self.plan.outputs[i]
+            is_whole = self._own.get(output.slot) == output.type and output.slot not in taken
+            found.append(self._result(i) if is_whole else self._result(i).copy())
+            taken.update([output.slot] if is_whole else [])
+        for slot in taken:
+            self._keep(slot, _new(self._own[slot]))
+            self._arguments[self._uses[slot], 0] = self._table[slot]
+        return tuple(found)
 
     @property
     def can_repeat(self) -> bool:

@@ -166,9 +166,7 @@ def _randint(high: int, size: Sequence[int], dtype: DType | None = None) -> Tens
 
 
 @aten("randint.low")
-def _randint_from(
-    low: int, high: int, size: Sequence[int], dtype: DType | None = None
-) -> Tensor:
+def _randint_from(low: int, high: int, size: Sequence[int], dtype: DType | None = None) -> Tensor:
     drawn = floor(random.uniform(tuple(size)) * (high - low)) + low
     return cast(drawn, dtype or int64)
 

@@ -46,19 +46,19 @@ for _kind in ("Tensor_Tensor", "Tensor_Scalar", "Scalar"):
     declare_all({f"pow.{_kind}": a.pow})
 
 
-def scaled(x: Operand, factor: Any) -> Operand:
+def scaled(x: Operand, factor: Any) -> Tensor:
     """x · factor, where a factor of 1 is no product."""
-    return x if factor == 1 else a.mul(x, factor)
+    return as_tensor(x) if factor == 1 else a.mul(x, factor)
 
 
 @aten("add.Tensor", "add.Scalar")
 def _add(x: Operand, y: Operand, alpha: float = 1) -> Tensor:
-    return a.add(x, scaled(y, alpha))
+    return a.add(x, y if alpha == 1 else a.mul(y, alpha))
 
 
 @aten("sub.Tensor", "sub.Scalar")
 def _sub(x: Operand, y: Operand, alpha: float = 1) -> Tensor:
-    return a.sub(x, scaled(y, alpha))
+    return a.sub(x, y if alpha == 1 else a.mul(y, alpha))
 
 
 @aten("rsub.Tensor", "rsub.Scalar")
@@ -202,7 +202,9 @@ def _right_shift(x: Operand, y: Operand) -> Tensor:
 def _power_of_two(x: Tensor, y: Operand) -> Operand:
     if isinstance(y, int):
         return 2**y
-    return cast(a.pow(constant(2.0, (), dtypes.float64), cast(as_tensor(y), dtypes.float64)), x.dtype)
+    return cast(
+        a.pow(constant(2.0, (), dtypes.float64), cast(as_tensor(y), dtypes.float64)), x.dtype
+    )
 
 
 # Activations with arguments that are not Treadle's

@@ -146,9 +146,7 @@ def _convolution(
     groups: int,
 ) -> Tensor:
     if transposed:
-        return _conv_transpose(
-            x, weight, bias, stride, padding, output_padding, groups, dilation
-        )
+        return _conv_transpose(x, weight, bias, stride, padding, output_padding, groups, dilation)
     return _conv(x, weight, bias, stride, padding, dilation, groups)
 
 
@@ -236,7 +234,7 @@ def _with_dropout(
 
 def _repeated_heads(x: Tensor, times: int) -> Tensor:
     batch, heads, n, d = x.shape
-    wide = repeat(unsqueeze(x, 2), (1, 1, times, 1, 1))
+    wide = repeat(unsqueeze(x, 2), 1, 1, times, 1, 1)
     return reshape(wide, (batch, heads * times, n, d))
 
 
@@ -247,4 +245,3 @@ def _kron(x: Tensor, y: Tensor) -> Tensor:
     left = reshape(a, tuple(n for size in a.shape for n in (size, 1)))
     right = reshape(b, tuple(n for size in b.shape for n in (1, size)))
     return reshape(left * right, tuple(p * q for p, q in zip(a.shape, b.shape, strict=True)))
-

@@ -148,4 +148,3 @@ for _name, (_by_list, _by_axis) in {
 }.items():
     declare(f"{_name}.vec", _by_list)
     declare(_name, _by_axis)
-

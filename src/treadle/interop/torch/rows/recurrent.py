@@ -28,7 +28,10 @@ def _layer(
     """A layer with the given tensors in place of its parameters."""
     sizes = x.shape[-1], hidden.shape[-1], num_layers
     layer = kind(
-        *sizes, bias=has_biases, batch_first=batch_first, dropout=dropout,
+        *sizes,
+        bias=has_biases,
+        batch_first=batch_first,
+        dropout=dropout,
         bidirectional=bidirectional,
     )
     names = [n for n, _ in layer.named_parameters()]
@@ -84,12 +87,12 @@ def _gru(
 
 @aten("rnn_tanh.input")
 def _rnn_tanh(x: Tensor, hx: Tensor, params: Tensors, *terms: bool) -> tuple[Tensor, Tensor]:
-    return _plain(_layer(RNN, x, hx, params, *terms), x, hx)  # type: ignore[arg-type]
+    return _plain(_layer(RNN, x, hx, params, *terms), x, hx)
 
 
 @aten("rnn_relu.input")
 def _rnn_relu(x: Tensor, hx: Tensor, params: Tensors, *terms: bool) -> tuple[Tensor, Tensor]:
-    layer = _layer(RNN, x, hx, params, *terms)  # type: ignore[arg-type]
+    layer = _layer(RNN, x, hx, params, *terms)
     assert isinstance(layer, RNN)
     layer.nonlinearity = "relu"
     return _plain(layer, x, hx)

@@ -12,7 +12,7 @@ from treadle.frontend.functions import reductions as r
 from treadle.frontend.functions import sequences
 from treadle.frontend.functions.arithmetic import abs, mul, ne, pow, sqrt, where
 from treadle.frontend.functions.indexing import getitem, take_along_axis
-from treadle.frontend.functions.shaping import reshape, squeeze, transpose
+from treadle.frontend.functions.shaping import concat, reshape, squeeze, transpose
 from treadle.frontend.tensor import Tensor
 from treadle.interop.torch.rows.table import aten
 
@@ -78,9 +78,7 @@ def _aminmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> tuple[
     return r.min(x, dim, keepdim), r.max(x, dim, keepdim)
 
 
-def _chosen(
-    x: Tensor, at: Callable[..., Tensor], dim: int, keepdim: bool
-) -> tuple[Tensor, Tensor]:
+def _chosen(x: Tensor, at: Callable[..., Tensor], dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
     """What lies at an index of each row, and the index; only that gets the gradient."""
     if not x.ndim:
         return x, cast(mul(x, 0), int64)
@@ -151,7 +149,7 @@ def _unbiased(*given: Any) -> tuple[Any, ...]:
     """(axes, correction, keepdims) of (dim, unbiased, keepdim), or of (unbiased,) alone."""
     if not given or isinstance(given[0], bool):
         return None, int(given[0]) if given else 1, False
-    dim, unbiased, keepdim = (*given, *(True, False)[len(given) - 1 :])
+    dim, unbiased, keepdim = [*given, True, False] if len(given) == 1 else [*given, False][:3]
     return axes(dim), int(unbiased), keepdim
 
 
@@ -294,8 +292,9 @@ def _median(x: Tensor) -> Tensor:
 
 @aten("diff")
 def _diff(x: Tensor, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Tensor:
-    assert prepend is None and append is None, "PyTorch's export joins them before"
     at = dim % x.ndim
+    parts = [t for t in (prepend, x, append) if t is not None]
+    x = concat(parts, at)
     for _ in range(n):
         moved = transpose(x, 0, at)
         x = transpose(moved[1:] - moved[:-1], 0, at)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -150,7 +151,7 @@ def _tensor_split(x: Tensor, sections: int, dim: int = 0) -> tuple[Tensor, ...]:
 @aten("tensor_split.indices")
 def _tensor_split_at(x: Tensor, indices: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
     bounds = [0, *indices, x.shape[dim]]
-    return tuple(_slice(x, dim, a, max(a, b)) for a, b in zip(bounds, bounds[1:], strict=False))
+    return tuple(_slice(x, dim, a, max(a, b)) for a, b in pairwise(bounds))
 
 
 @aten("unbind.int")
@@ -160,7 +161,7 @@ def _unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
 
 @aten("tile")
 def _tile(x: Tensor, dims: Sequence[int]) -> Tensor:
-    return s.repeat(x, (*(1,) * (x.ndim - len(dims)), *dims))
+    return s.repeat(x, *(1,) * (x.ndim - len(dims)), *dims)
 
 
 @aten("repeat_interleave.self_int")
@@ -253,9 +254,7 @@ def _im2col(
 
 
 @aten("col2im")
-def _col2im(
-    x: Tensor, size: Any, kernel: Any, dilation: Any, pad: Any, stride: Any
-) -> Tensor:
+def _col2im(x: Tensor, size: Any, kernel: Any, dilation: Any, pad: Any, stride: Any) -> Tensor:
     return images.fold(x, size, kernel, dilation, pad, stride)
 
 

@@ -7,7 +7,7 @@ import operator
 from typing import Any
 
 from treadle.frontend.tensor import Tensor
-from treadle.interop.torch.rows.table import ROWS, aten
+from treadle.interop.torch.rows.table import ROWS, Row, aten
 
 for _function in (
     operator.add,
@@ -30,7 +30,7 @@ for _function in (
     operator.getitem,
 ):
     ROWS[f"operator.{_function.__name__}"] = _function
-for _name, _python in {
+_PYTHON: dict[str, Row] = {
     "sym_max": max,
     "sym_min": min,
     "sym_float": float,
@@ -39,7 +39,8 @@ for _name, _python in {
     "ceil": math.ceil,
     "floor": math.floor,
     "trunc": math.trunc,
-}.items():
+}
+for _name, _python in _PYTHON.items():
     ROWS[f"python.{_name}"] = _python
 
 

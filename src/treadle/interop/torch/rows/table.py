@@ -1,9 +1,9 @@
 """The table: an ATen op's name and overload to a function over Treadle's tensors.
 
-A row takes the arguments of the op's schema: what is positional there by position, the rest by name.
-Tensors are Treadle's, dtypes too, sizes are Python's integers, and devices, layouts and memory
-formats are left out. It may return another dtype than PyTorch does: results are cast to what the
-exported program says.
+A row takes the arguments of the op's schema: what is positional there by position, the rest by
+name. Tensors are Treadle's, dtypes too, sizes are Python's integers, and devices, layouts and
+memory formats are left out. It may return another dtype than PyTorch does: results are cast to what
+the exported program says.
 """
 
 from __future__ import annotations
