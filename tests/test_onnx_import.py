@@ -304,7 +304,7 @@ def test_which_initializers_are_trained() -> None:
         "val_2": np.array([0.5], np.float32),
         "mask": np.array([0, 0, -np.inf], np.float32),
         "low": np.array(-1e9, np.float32),
-        **{n: three for n in ("scale", "shift", "mean", "var")},
+        **dict.fromkeys(("scale", "shift", "mean", "var"), three),
     }
     model = model_of(nodes, arrays=arrays)
     module = loaded(model)
