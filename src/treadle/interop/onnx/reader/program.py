@@ -10,7 +10,7 @@ import numpy as np
 
 from treadle.base.dtypes import DType
 from treadle.interop.onnx.library import held_dtype
-from treadle.interop.onnx.reader.tensors import Folder, array_of
+from treadle.interop.onnx.reader.tensors import Folder, array_of, text_of
 
 MOST_DEPTH = 16  # bodies inside bodies
 MOST_STEPS = 200_000  # nodes of a file, those of functions where they are called
@@ -85,9 +85,9 @@ class Reading:
     def program(self, model: Any) -> Program:
         functions = {}
         for proto in model.functions:
-            key = (_domain(proto.domain), proto.name)
+            key = (_domain(proto.domain), text_of(proto.name))
             if key in functions:
-                raise self.folder.refuse(f"two functions are named {proto.name[:80]!r}")
+                raise self.folder.refuse(f"two functions are named {key[1][:80]!r}")
             functions[key] = self._function(proto)
         body = self.body(model.graph, 0)
         versions = [o.version for o in model.opset_import if not _domain(o.domain)]
@@ -103,19 +103,20 @@ class Reading:
             raise self.folder.refuse("it has sparse initializers", "Write them dense.")
         constants: dict[str, np.ndarray] = {}
         for tensor in graph.initializer:
-            if tensor.name in constants:
-                raise self.folder.refuse(f"two initializers are named {tensor.name[:80]!r}")
-            constants[tensor.name] = array_of(tensor, self.folder)
-        inputs = [self._port(v) for v in graph.input if v.name not in constants]
+            name = text_of(tensor.name)
+            if name in constants:
+                raise self.folder.refuse(f"two initializers are named {name[:80]!r}")
+            constants[name] = array_of(tensor, self.folder)
+        inputs = [self._port(v) for v in graph.input if text_of(v.name) not in constants]
         outputs = [self._port(v) for v in graph.output]
         steps = self._steps(graph.node, depth)
-        return Body(graph.name, tuple(inputs), tuple(outputs), steps, constants)
+        return Body(text_of(graph.name), tuple(inputs), tuple(outputs), steps, constants)
 
     def _function(self, proto: Any) -> Body:
-        defaults = {a.name: self._attribute(a, 0) for a in proto.attribute_proto}
-        ports = [tuple(Port(n) for n in names) for names in (proto.input, proto.output)]
+        defaults = {text_of(a.name): self._attribute(a, 0) for a in proto.attribute_proto}
+        ports = [tuple(Port(text_of(n)) for n in names) for names in (proto.input, proto.output)]
         steps = self._steps(proto.node, 0)
-        return Body(proto.name, ports[0], ports[1], steps, defaults=defaults)
+        return Body(text_of(proto.name), ports[0], ports[1], steps, defaults=defaults)
 
     def _steps(self, nodes: Any, depth: int) -> tuple[Step, ...]:
         self.steps += len(nodes)
@@ -124,21 +125,23 @@ class Reading:
         return tuple(self._step(n, depth) for n in nodes)
 
     def _step(self, node: Any, depth: int) -> Step:
-        attributes = {a.name: self._attribute(a, depth) for a in node.attribute}
-        inputs, outputs = tuple(node.input), tuple(node.output)
-        name = node.name or (outputs[0] if outputs else "")
-        return Step(node.op_type, _domain(node.domain), name[:80], inputs, outputs, attributes)
+        attributes = {text_of(a.name): self._attribute(a, depth) for a in node.attribute}
+        inputs, outputs = tuple(map(text_of, node.input)), tuple(map(text_of, node.output))
+        name = text_of(node.name) or (outputs[0] if outputs else "")
+        return Step(
+            text_of(node.op_type), _domain(node.domain), name[:80], inputs, outputs, attributes
+        )
 
     def _attribute(self, a: Any, depth: int) -> Attribute:
         if a.ref_attr_name:
-            return Reference(a.ref_attr_name)
+            return Reference(text_of(a.ref_attr_name))
         match a.type:
             case 1:
                 return float(a.f)
             case 2:
                 return int(a.i)
             case 3:
-                return _text(a.s)
+                return text_of(a.s)
             case 4:
                 return array_of(a.t, self.folder, f"the attribute {a.name[:80]!r}")
             case 5:
@@ -148,30 +151,27 @@ class Reading:
             case 7:
                 return tuple(map(int, a.ints))
             case 8:
-                return tuple(map(_text, a.strings))
+                return tuple(map(text_of, a.strings))
         cause = f"the attribute {a.name[:80]!r} is of type {a.type}, which is not read"
         raise self.folder.refuse(cause, "Numbers, texts, tensors and graphs are.")
 
     def _port(self, info: Any) -> Port:
         if not info.type.HasField("tensor_type"):
-            return Port(info.name)
+            return Port(text_of(info.name))
         type_ = info.type.tensor_type
         if not type_.HasField("shape"):
-            return Port(info.name, held_dtype(type_.elem_type))
+            return Port(text_of(info.name), held_dtype(type_.elem_type))
         shape = tuple(self._size(d, info.name) for d in type_.shape.dim)
-        return Port(info.name, held_dtype(type_.elem_type), shape)
+        return Port(text_of(info.name), held_dtype(type_.elem_type), shape)
 
     def _size(self, dim: Any, name: str) -> int | str | None:
         if dim.HasField("dim_value"):
             if dim.dim_value < 0:
                 raise self.folder.refuse(f"{name[:80]!r} has the size {dim.dim_value}")
             return int(dim.dim_value)
-        return dim.dim_param or None
+        return text_of(dim.dim_param) or None
 
 
-def _domain(domain: str) -> str:
-    return "" if domain == "ai.onnx" else domain
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "replace")
+def _domain(domain: str | bytes) -> str:
+    found = text_of(domain)
+    return "" if found == "ai.onnx" else found

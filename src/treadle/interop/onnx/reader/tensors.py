@@ -40,6 +40,11 @@ class Folder:
         return LoadError("load", f"{self.title}: {cause}", remedy)
 
 
+def text_of(data: str | bytes) -> str:
+    """A text of a file. Protobuf gives bytes for one that is none."""
+    return data if isinstance(data, str) else data.decode("utf-8", "replace")
+
+
 def array_of(proto: Any, folder: Folder, what: str = "") -> np.ndarray:
     """The array of a TensorProto, in a dtype that Treadle has."""
     name = what or f"the tensor {proto.name[:80]!r}"
@@ -93,7 +98,7 @@ def _external(
     proto: Any, folder: Folder, name: str, nbytes: int, stored: np.dtype[Any]
 ) -> np.ndarray:
     """Values that are in another file, beside the model or below it."""
-    entries = {e.key: e.value for e in proto.external_data}
+    entries = {text_of(e.key): text_of(e.value) for e in proto.external_data}
     path = _beside(entries.get("location", ""), folder, name)
     offset = _whole(entries.get("offset", "0"), folder, name)
     length = _whole(entries.get("length", str(nbytes)), folder, name)

@@ -78,8 +78,9 @@ def kind_of(name: str, array: np.ndarray, uses: Mapping[str, list[Use]]) -> str:
     found = [(step.op, place) for step, place in _through(name, uses)]
     if any(place in STATISTICS.get(op, ()) for op, place in found):
         return "state"
-    if array.size and not np.abs(array.astype(np.float64)).max() < MASKED:
-        return "constant"
+    with np.errstate(all="ignore"):
+        if array.size and not np.abs(array.astype(np.float64)).max() < MASKED:
+            return "constant"
     if any(place in WEIGHTS.get(op, ()) for op, place in found):
         return "parameter" if array.ndim else "constant"
     if not found or all(place in SETTINGS.get(op, ()) for op, place in found):
