@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,11 @@ def ensemble(
     for name, value in hyperparameters.items():
         made.hyperparameters[name] = value
     return made
+
+
+@lru_cache(maxsize=64)
+def _first_keys(seeds: tuple[int, ...], stream: int) -> np.ndarray:
+    return np.stack([make_key(seed, stream=stream) for seed in seeds])
 
 
 class Ensemble:
@@ -221,8 +227,9 @@ class Ensemble:
     def _key(self, later: int = 0) -> np.ndarray:
         """The random keys of the step that comes so many steps later, one for each member."""
         at = self._at
-        keys = [make_key(s, at.steps + later, at.micro, at.stream) for s in self.seeds]
-        return np.stack(keys)
+        keys = _first_keys(tuple(self.seeds), at.stream).copy()
+        keys[:, 2:4] = make_key(0, at.steps + later, at.micro)[2:4]  # the step and the micro-step
+        return keys
 
     def _add_steps(self, made: int) -> None:
         self._at = replace(self._at, steps=self._at.steps + made)
