@@ -173,6 +173,8 @@ def test_what_is_no_table_or_does_not_fit(file, tmp_path) -> None:
     refused(lambda: tables.loader(TABLE, "age", batch_size=1), td.ArgumentError, name, "['age']")
     mixed = {"x": ["age", "pixels"]}
     refused(lambda: tables.loader(TABLE, mixed, batch_size=1), td.ArgumentError, name, "pixels")
+    double = pa.Table.from_arrays([TABLE["age"].combine_chunks()] * 2, ["a", "a"])
+    refused(lambda: tables.loader(double, batch_size=1), td.ArgumentError, name, "several")
     missing = tmp_path / "none.parquet"
     refused(lambda: tables.loader(missing, batch_size=1), td.LoadError, name, "no file")
     broken = tmp_path / "broken.parquet"
