@@ -116,6 +116,33 @@ def test_batches_of_their_own_and_values_that_differ() -> None:
     assert many.count.tolist() == [2, 2]
 
 
+def test_other_shapes_bring_their_own_accumulators() -> None:
+    def counted(model: nn.Module, x: td.Tensor) -> td.Tensor:
+        out = model(x)
+        td.metric(f"of {x.shape[0]}", out.mean())
+        return (out**2).mean()
+
+    options = td.CompileOptions(on_new_shape="specialise")
+    step = td.compile_step(
+        nn.Linear(3, 1),
+        counted,
+        optim.sgd(0.1),
+        td.Spec((4, 3)),
+        accumulate=2,
+        device="oracle",
+        options=options,
+    )
+    many = td.ensemble(step, 2)
+    rows = np.ones((4, 3), np.float32)
+    told = [many(rows[:n]) for n in (4, 4, 2, 2)]
+    assert [list(t.metrics) for t in told] == [["of 4"], ["of 4"], ["of 2"], ["of 2"]]
+    assert many.count.tolist() == [2, 2]
+    for i in range(2):
+        step.reset(i)
+        own = [step(rows[:n]).loss for n in (4, 4, 2, 2)]
+        np.testing.assert_allclose([t.losses[i] for t in told], own, rtol=1e-6)
+
+
 def test_predictions_are_combined(step) -> None:
     many = td.ensemble(step, 3)
     (batch,) = batches(1)
@@ -136,6 +163,8 @@ def test_what_no_ensemble_can_be(step) -> None:
     refused(
         lambda: td.ensemble(step, 3, seeds=[1, 2]), td.ArgumentError, "ensemble", "2 seeds for 3"
     )
+    watched = compiled(device="oracle", options=td.CompileOptions(detect_anomaly=True))
+    refused(lambda: td.ensemble(watched, 2), td.ArgumentError, "ensemble", "find_anomaly")
     many = td.ensemble(step, 2)
 
     def numbers(**given: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import optuna
 import pytest
@@ -64,3 +66,28 @@ def test_what_cannot_be_pruned(step) -> None:
     trainer = td.Trainer(step, [PruningCallback(one)], progress="off")
     with pytest.raises(td.CallbackError, match="validation="):
         trainer.fit(data.ArrayLoader(ROWS, 8), epochs=1)
+
+
+def test_packages_that_are_missing_are_named(monkeypatch) -> None:
+    trial = optuna.create_study().ask()
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    refused(lambda: PruningCallback(trial), td.ArgumentError, "PruningCallback", "treadle[optuna]")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    refused(
+        lambda: td.interop.tables.loader({"a": [1]}, batch_size=1),
+        td.ArgumentError,
+        "tables.loader",
+        "treadle[tables]",
+    )
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    refused(
+        lambda: td.interop.datasets.loader([], batch_size=1),
+        td.ArgumentError,
+        "datasets.loader",
+        "treadle[tables]",
+    )
+    monkeypatch.setitem(sys.modules, "sklearn.base", None)
+    monkeypatch.delitem(sys.modules, "treadle.interop.sklearn", raising=False)
+    monkeypatch.delattr(td.interop, "sklearn", raising=False)
+    with pytest.raises(ImportError, match=r"treadle\[sklearn\]"):
+        td.interop.sklearn  # noqa: B018

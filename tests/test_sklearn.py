@@ -200,6 +200,8 @@ def test_what_is_refused_is_named(classifier) -> None:
     assert named.feature_names_in_.tolist() == list("abcde")
     with pytest.raises(ValueError, match="feature names"):
         named.predict(table.rename(columns={"a": "z"}))
+    with pytest.raises(td.NotFiniteError, match="lower lr"):
+        Regressor(**QUICK | {"lr": 1e30, "optimizer": "sgd"}).fit(INPUTS, NUMBERS)
     with pytest.raises(td.ArgumentError, match="epochs"):
         Classifier(epochs=0).fit(X, LABELS)
     with pytest.raises(td.ArgumentError, match="activation"):

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import fuzz_tables
 import treadle as td
 from refusals import refused
 from treadle.interop import datasets, tables
@@ -172,6 +173,8 @@ def test_what_is_no_table_or_does_not_fit(file, tmp_path) -> None:
     refused(lambda: tables.loader(TABLE, "age", batch_size=1), td.ArgumentError, name, "['age']")
     mixed = {"x": ["age", "pixels"]}
     refused(lambda: tables.loader(TABLE, mixed, batch_size=1), td.ArgumentError, name, "pixels")
+    double = pa.Table.from_arrays([TABLE["age"].combine_chunks()] * 2, ["a", "a"])
+    refused(lambda: tables.loader(double, batch_size=1), td.ArgumentError, name, "several")
     missing = tmp_path / "none.parquet"
     refused(lambda: tables.loader(missing, batch_size=1), td.LoadError, name, "no file")
     broken = tmp_path / "broken.parquet"
@@ -183,6 +186,22 @@ def test_what_is_no_table_or_does_not_fit(file, tmp_path) -> None:
     cut.write_bytes(content[:20] + bytes(400) + content[420:])  # the pages, not the footer
     loader = tables.loader(cut, ["id"], batch_size=10)
     refused(lambda: list(loader), td.LoadError, name, "row group 0")
+
+
+def test_damaged_files_are_refused_or_loaded(tmp_path) -> None:
+    """A small corpus of what `tools/fuzz_tables.py` runs by the hundred thousand."""
+    wells = fuzz_tables.originals(tmp_path)
+    path, ended = tmp_path / "damaged.parquet", Counter[str]()
+    for number in range(60):
+        draw = np.random.default_rng([1, number])
+        path.write_bytes(fuzz_tables.damaged(wells[number % len(wells)], draw))
+        try:
+            list(tables.loader(path, batch_size=16, shuffle=True, fill=0))
+            ended["loaded"] += 1
+        except td.TreadleError:
+            ended["refused"] += 1
+    assert ended["refused"] > 30
+    assert ended["loaded"] > 2
 
 
 @pytest.mark.slow  # importing it takes seconds; docs/data.md has it by default

@@ -43,6 +43,10 @@ def chosen_columns(operation: str, columns: Columns, known: Sequence[str]) -> Na
     else:
         named = {name: name for name in columns}
     asked = [c for parts in named.values() for c in ((parts,) if isinstance(parts, str) else parts)]
+    double = [c for c in asked if list(known).count(c) > 1]
+    if double:
+        cause = f"there are several columns {double[0]!r}"
+        raise ArgumentError(operation, cause, "Give them names of their own.")
     unknown = [c for c in asked if c not in known]
     if unknown or not asked or () in named.values():
         cause = f"there is no column {', '.join(map(repr, unknown))}" if unknown else "no columns"
@@ -69,6 +73,10 @@ def check_fill(operation: str, fill: object, known: Sequence[str]) -> None:
 
 def batch_arrays(operation: str, table: Any, named: Named, fill: Fill) -> dict[str, np.ndarray]:
     """The arrays of a batch from the columns of a table."""
+    missing = [n for n in needed(named) if n not in table.column_names]
+    if missing:
+        cause = f"there is no column {missing[0]!r} after all"
+        raise LoadError(operation, cause, "The file is damaged: use another copy.")
     columns = {n: column_array(operation, n, table.column(n), fill) for n in needed(named)}
     return {
         name: columns[parts]

@@ -175,8 +175,9 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         loader = Rows(**rows, size=size).loader(seed)
         callbacks = [] if self.callbacks is None else list(self.callbacks)
         if held_out is None and not callbacks and not self.verbose:
-            each = [program.step.run(list(loader)).losses for _ in range(epochs)]
-            self._tell(np.concatenate(each), len(loader))
+            each = np.concatenate([program.run_epoch(loader) for _ in range(epochs)])
+            program.check_finite(each)
+            self._tell(each, len(loader))
             return
         if held_out is not None:
             stopping = EarlyStopping("val/loss", "min", self.patience, self.tol, restore_best=True)

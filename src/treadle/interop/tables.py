@@ -184,6 +184,7 @@ class ParquetRows:
             size = opened.metadata.row_group(number).total_byte_size
             refuse_beyond(OPERATION, where, size)
             table = opened.read_row_group(number, columns=needed(self._named))
+            table.validate(full=True)
         except (OSError, ValueError, TypeError, MemoryError, self._pa.ArrowException) as error:
             cause = f"{where} cannot be read: {str(error)[:200]}"
             raise LoadError(OPERATION, cause, "Use another copy.") from error

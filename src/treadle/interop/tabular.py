@@ -11,14 +11,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
 
 from treadle import losses, nn, optim
 from treadle.base.dtypes import int32
-from treadle.base.errors import ArgumentError
+from treadle.base.errors import ArgumentError, NotFiniteError
 from treadle.base.numbers import PROBABILITY, RATE, check_number, check_whole
 from treadle.base.trees import Tree
 from treadle.data.loaders import ArrayLoader
@@ -30,6 +30,7 @@ from treadle.optim.optimizer import Optimizer
 from treadle.step.compile import compile_step
 from treadle.step.forward import Forward
 from treadle.step.loading import model_values
+from treadle.step.native_runs import MOST_IN_A_CALL
 from treadle.step.train_step import TrainStep
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU, "silu": nn.SiLU, "elu": nn.ELU}
@@ -147,6 +148,25 @@ class Program:
                 self.step.learning_rate = check_number("fit", "lr", value, RATE)
             else:
                 self.step.hyperparameters[name] = value
+
+    def run_epoch(self, loader: ArrayLoader) -> np.ndarray:
+        """The losses of a pass; as many batches are made at a time as a native call takes."""
+        batches, found = iter(loader), []
+        while some := list(islice(batches, MOST_IN_A_CALL)):
+            found.append(self.step.run(some).losses)
+        return np.concatenate(found)
+
+    def check_finite(self, losses: np.ndarray) -> None:
+        """An error where training has diverged."""
+        names = self.step.not_finite()
+        if names or not np.isfinite(losses).all():
+            raise NotFiniteError(
+                "fit",
+                f"training diverged: {', '.join(names[:4]) or 'the loss'} is not finite",
+                "Use a lower lr, or standardise=True.",
+                step=self.step.position[0],
+                names=names,
+            )
 
     def outputs(self, state: State, rows: np.ndarray) -> np.ndarray:
         """What the network gives for rows (n, inputs): (n, outputs) in float64."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,8 @@ from treadle.domains.float64 import carrier
 from treadle.domains.philox import make_key
 from treadle.frontend.scopes import RANDOM_STATE
 from treadle.ir.graph import Graph
-from treadle.ir.types import TensorType
 from treadle.nn.tracing import INPUT_PREFIX, Inputs
-from treadle.optim.append import Mode, state_types, trace_eval_params, trace_init
+from treadle.optim.append import Mode, UpdatePlan, state_types, trace_eval_params, trace_init
 from treadle.pipeline import (
     build_evaluation,
     build_forward,
@@ -99,6 +99,11 @@ def ensemble(
     return made
 
 
+@lru_cache(maxsize=64)
+def _first_keys(seeds: tuple[int, ...], stream: int) -> np.ndarray:
+    return np.stack([make_key(seed, stream=stream) for seed in seeds])
+
+
 class Ensemble:
     """Several models as one: every value has an axis of members in front."""
 
@@ -130,7 +135,9 @@ class Ensemble:
         self._native_runs = NativeRuns(
             self.session, self._programs, Unlooked(), self._key, self._add_steps
         )
+        self._own: list[str] = []
         self._declare(plan)
+        self._programs.built(self._inputs)
         self._start(state)
         self.hyperparameters = MemberHyperparameters(self.session, plan, self.recipe, len(self))
         self._programs.built(self._inputs).step(self._mode(), UNWATCHED)
@@ -164,6 +171,7 @@ class Ensemble:
         rules = self.report.rules
         batched = {mode: optimize(self._batched(g), rules) for mode, g in graphs.items()}
         self.report.nodes["ensemble"] = len(batched[Mode.UPDATE].nodes)
+        self._make_room(batched)
         return Variants(batched, self.report, self.recipe.options, self._on_device)
 
     def _build_evaluation(self, inputs: Inputs) -> Evaluation:
@@ -173,19 +181,24 @@ class Ensemble:
             graph = optimize(self._batched(graph), self.report.rules)
         return Evaluation(graph, self.report, recipe.options, self._on_device)
 
-    def _declare(self, plan: Any) -> None:
+    def _make_room(self, graphs: Mapping[Mode, Graph]) -> None:
+        """State that a new shape brings with it: accumulators of its gradients and metrics."""
+        found = state_types(list(graphs.values()))
+        own = {n: t for n, t in found.items() if n.startswith(self.recipe.prefix)}
+        new = self.session.declare(own)
+        self.session.write({n: np.zeros(own[n].shape, own[n].dtype.numpy) for n in new})
+        self._own += new
+
+    def _declare(self, plan: UpdatePlan) -> None:
         """Room for everything, with an axis of members."""
         model = {n: d.type for n, d in self.recipe.model.declarations().items()}
+        scalars = {n: t for n, (t, _) in plan.scalars().items()}
+        types = {n: with_axis(t, len(self)) for n, t in (model | scalars).items()}
         first = self._init.graph
-        own = dict(zip((o.name for o in first.outputs), first.output_types, strict=True))
-        types: dict[str, TensorType] = {n: with_axis(t, len(self)) for n, t in model.items()}
-        types |= own
-        types |= {n: with_axis(t, len(self)) for n, (t, _) in plan.scalars().items()}
-        found = state_types(list(self._programs.built(self._inputs).graphs.values()))
-        types |= {n: t for n, t in found.items() if n.startswith(self.recipe.prefix)}
-        self.session.declare(types)
-        self._own = [n for n in types if n not in model]
-        self.report.state_bytes = sum(t.nbytes for t in types.values())
+        types |= dict(zip((o.name for o in first.outputs), first.output_types, strict=True))
+        new = self.session.declare(types)
+        self._own += [n for n in new if n not in model]
+        self.report.state_bytes = sum(t.nbytes for t in self.session.types.values())
 
     def _start(self, state: Mapping[str, np.ndarray] | None) -> None:
         """First values: of each seed, or those of a step for every member."""
@@ -221,8 +234,9 @@ class Ensemble:
     def _key(self, later: int = 0) -> np.ndarray:
         """The random keys of the step that comes so many steps later, one for each member."""
         at = self._at
-        keys = [make_key(s, at.steps + later, at.micro, at.stream) for s in self.seeds]
-        return np.stack(keys)
+        keys = _first_keys(tuple(self.seeds), at.stream).copy()
+        keys[:, 2:4] = make_key(0, at.steps + later, at.micro)[2:4]  # the step and the micro-step
+        return keys
 
     def _add_steps(self, made: int) -> None:
         self._at = replace(self._at, steps=self._at.steps + made)

@@ -10,7 +10,7 @@ import numpy as np
 from treadle.base.errors import ArgumentError, LoadError
 from treadle.interop.torch.package import need_torch
 from treadle.interop.torch.tensors import as_tensor, dtype_of, host_array
-from treadle.models.model import Model, stored
+from treadle.models.model import Model
 from treadle.nn.module import Declaration, Module, walk
 from treadle.runtime.session import Session, fitted
 from treadle.step.forward import Forward
@@ -46,7 +46,7 @@ def load_state_dict(model: Owner, state_dict: Mapping[str, Any], strict: bool = 
         model.start_from({**model.values(), **found})
     declared = model.declarations()
     for name, array in found.items():
-        declared[name].init = stored(array)
+        declared[name].init = held(array)
     return loaded
 
 

@@ -97,8 +97,8 @@ def export(
 
 def _source(program: object, inputs: Tree, params: Arrays | None) -> Source:
     if isinstance(program, Program):
-        forward = program._forward
-        return Source(forward.model, forward.function, {}, None)
+        compiled = program._forward
+        return Source(compiled.model, compiled.function, {}, None)
     if isinstance(program, Forward):
         values = program.params if params is None else params
         return Source(program.model, program.function, values, None)
