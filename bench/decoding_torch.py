@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 
 class Norm(nn.Module):

@@ -74,7 +74,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "step": BELOW_PIPELINE | {"pipeline", "backends", "compile_report"},
     "file formats": BASE | {"runtime"},
     "models": MODELS
-    | {"nn", "losses", "optim", "fft", "data", "runtime", "compile_report", "step", "file formats"},
+    | {"nn", "losses", "optim", "fft", "data", "runtime", "compile_report", "pipeline", "step"}
+    | {"file formats"},
     "interop": BELOW_PIPELINE
     | {"pipeline", "backends", "compile_report", "data", "models", "step", "train", "file formats"},
     "report": BELOW_PIPELINE | {"pipeline"},

@@ -14,8 +14,8 @@ import numpy as np
 from treadle.base.errors import ArgumentError, LoadError
 from treadle.base.memory import refuse_beyond
 from treadle.models.causal import CausalModel
-from treadle.models.decoding import KeyShape
 from treadle.models.config import Json
+from treadle.models.decoding import KeyShape
 from treadle.models.model import listed
 from treadle.models.prefix import PREFIX, Prefix, prefix_of, prefix_tuning
 from treadle.models.weights import (

@@ -9,7 +9,6 @@ import numpy as np
 
 from treadle.base import dtypes
 from treadle.base.errors import ArgumentError, LoadError
-from treadle.base.shapes import Shape
 from treadle.compile_report import CompileOptions
 from treadle.frontend.binding import tensor_of
 from treadle.frontend.coerce import as_tensor

@@ -11,7 +11,7 @@ from treadle.base.errors import ArgumentError, LoadError
 from treadle.interop.torch.package import need_torch
 from treadle.interop.torch.tensors import as_tensor, dtype_of, host_array
 from treadle.models.model import Model
-from treadle.nn.module import Declaration, Module, walk
+from treadle.nn.module import Declaration, Module, held, walk
 from treadle.runtime.session import Session, fitted
 from treadle.step.forward import Forward
 from treadle.step.loading import Loaded
