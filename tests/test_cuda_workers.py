@@ -112,3 +112,22 @@ def test_workers_are_begun_for_attention_and_many_grouped_convolutions() -> None
     sizes = [(8, 1, k, 3) for k in range(1, 10)]
     graph = td.trace(images, td.Spec((1, 8, 32, 32)), *map(td.Spec, sizes))
     assert _workers_for(graph) == {"attention": 0, "conv": 2}
+
+
+def test_the_first_program_alone_has_a_worker_for_attention(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(workers, "PlanWorker", commands.append)
+    monkeypatch.setattr(workers, "default_threads", lambda: 8)
+    monkeypatch.setattr(workers, "_once", {"attention"})
+    monkeypatch.setattr(workers, "_begun", [])
+    for _ in range(2):
+        workers.begin_workers({"attention": 1, "conv": 2})
+        workers.begin_workers({"attention": 1, "conv": 2})  # these wait already
+        workers.begun_workers()
+    assert [c[-1] for c in commands] == ["attention", "conv", "conv", "conv", "conv"]
+    monkeypatch.setattr(workers, "default_threads", lambda: 2)
+    workers.begin_workers({"attention": 1, "conv": 2})
+    assert len(commands) == 5
+    assert not workers._begun

@@ -89,17 +89,20 @@ class PlanWorkers:
 
 
 _begun: list[PlanWorkers] = []  # by the program that is being scheduled; taken when it is loaded
+_once = {"attention"}  # kinds of which a process is quick after the first: later ones are its own
 
 
 def begin_workers(counts: Mapping[str, int]) -> None:
     """Start as many of each kind, unless some wait already or there are few processors."""
     is_program = bool(getattr(sys, "frozen", False)) or not sys.executable  # no interpreter
-    if _begun or is_program or default_threads() < 4 or not any(counts.values()):
+    wanted = {kind: count for kind, count in counts.items() if kind == "conv" or kind in _once}
+    if _begun or is_program or default_threads() < 4 or not any(wanted.values()):
         return
+    _once.difference_update(kind for kind, count in wanted.items() if count)
     try:
         made = {
-            kind: [PlanWorker([sys.executable, "-m", MODULE, kind]) for _ in range(count)]
-            for kind, count in counts.items()
+            kind: [PlanWorker([sys.executable, "-P", "-m", MODULE, kind]) for _ in range(count)]
+            for kind, count in wanted.items()
         }
     except OSError:  # no more processes
         return
