@@ -376,6 +376,8 @@ class Launching:
     matmul_workspace: int = 32 << 20
     # Plans of cuDNN that are timed: of 12 for each of 13 convolutions the first was the fastest.
     conv_plans: int = 3
+    plan_workers: int = 6  # processes that plan grouped convolutions, at most: chosen
+    worker_plans: int = 4  # plans for each of them: one takes 0.23 s, a process 2 s to be there
     conv_workspace: int = 1 << 30  # bytes: a plan that needs more is passed over
 
 

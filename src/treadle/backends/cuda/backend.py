@@ -13,6 +13,7 @@ from treadle.backends.cuda.stored import packed_code, unpacked_code
 from treadle.backends.protocol import Built, RescheduleError
 from treadle.codegen.cuda.driver import CudaSource, render_kernel, render_program
 from treadle.compile_report import CompileOptions, CompileReport, Profile
+from treadle.ir.composites import ATTENTION, ATTENTION_GRAD
 from treadle.ir.graph import Graph
 from treadle.kernel import target as targets
 from treadle.kernel.choices import KEEP_ALL, Chosen, with_choices
@@ -29,9 +30,10 @@ from treadle.runtime.cuda.dnn import dnn_version, has_dnn
 from treadle.runtime.cuda.profile import ceilings
 from treadle.runtime.cuda.program import CudaProgram
 from treadle.runtime.cuda.values import DeviceMemory
+from treadle.runtime.cuda.workers import begin_workers
 from treadle.runtime.executable import Ceilings, Executable
 from treadle.schedule.schedule import schedule
-from treadle.schedule.templates import LibraryCallKey
+from treadle.schedule.templates import CONVOLUTIONS, LibraryCallKey, conv_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class CudaToolchain:
     is_deterministic: bool = False
     without: frozenset[LibraryCallKey] = frozenset()
     chosen: Chosen = ()
+    is_for_loading: bool = True  # what it schedules is loaded afterwards
     title: str = ""
     damage: tuple[type[Exception], ...] = (LookupError, ValueError, TypeError, RescheduleError)
     languages: tuple[str, ...] = ("cuda",)
@@ -73,6 +76,8 @@ class CudaToolchain:
     def schedule(self, graph: Graph, options: CompileOptions) -> Program:
         in_place = not options.debug
         target = self.target if options.recompute else with_choices(self.target, KEEP_ALL)
+        if self.is_for_loading and target.has_conv:
+            begin_workers(_workers_for(graph))
         return schedule(graph, options.optimize, in_place=in_place, target=target)
 
     def render(self, program: Program) -> CudaSource:
@@ -117,7 +122,8 @@ class CudaToolchain:
         return replace(self, chosen=chosen)
 
     def as_for(self, program: CudaProgram) -> CudaToolchain:
-        return replace(self, without=program.without, chosen=program.chosen)
+        without, chosen = program.without, program.chosen
+        return replace(self, without=without, chosen=chosen, is_for_loading=False)
 
     def text(self, kernel: Kernel, language: str) -> str:
         return render_kernel(kernel)
@@ -125,6 +131,18 @@ class CudaToolchain:
     def ceilings(self) -> Ceilings:
         """Of the device's memory."""
         return ceilings()
+
+
+def _workers_for(graph: Graph) -> dict[str, int]:
+    """How many processes pay that plan its attention, and those that plan grouped convolutions."""
+    sizes, grouped, has_attention = targets.GPU.launching, set[object](), False
+    for node in graph.nodes:
+        has_attention = has_attention or node.op in (ATTENTION, ATTENTION_GRAD)
+        if node.op in CONVOLUTIONS and conv_of(node).groups > 1:
+            types = tuple(graph.type_of(v) for v in node.operands)
+            grouped.add((node.op, node.attributes, types))
+    count = min(sizes.plan_workers, len(grouped) // sizes.worker_plans)
+    return {"attention": int(has_attention), "conv": count}
 
 
 @final

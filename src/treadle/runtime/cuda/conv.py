@@ -7,9 +7,11 @@ one: that takes a third of a second, and plans without are ten times slower ther
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import SimpleQueue
 
 from treadle.kernel.launch import LibraryLaunch, Tensor
 from treadle.kernel.target import GPU
@@ -25,6 +27,7 @@ from treadle.runtime.cuda.dnn_backend import (
     own_handle,
     pointers,
 )
+from treadle.runtime.cuda.workers import Asked, PlanWorker
 
 TRIES, MOST_WORKSPACE = GPU.launching.conv_plans, GPU.launching.conv_workspace
 REPEATS = 3
@@ -89,6 +92,11 @@ def unpacked_convolution(call: LibraryLaunch, plan: bytes) -> ConvCall | None:
             return ConvCall(call, made.finalized(), number)
     except BackendError:
         pass  # it is of another version, say
+    return numbered_convolution(call, number)
+
+
+def numbered_convolution(call: LibraryLaunch, number: int) -> ConvCall | None:
+    """The call with one of the plans that are proposed."""
     found = [p for p in _proposed(call, set()) if p.number == number]
     return _built(call, found[0]) if found else None
 
@@ -110,18 +118,35 @@ class Proposal:
         return _COMPILED in self.notes(1305, Type.BEHAVIOUR)
 
 
+Begun = tuple[list[ConvCall | None], list[Proposal]]
+
+
 class PlannedConvolutions:
     """Calls whose first plans are built at the same time, while other work goes on.
 
-    To give the same bits in every run each takes the first plan that runs.
+    To give the same bits in every run each takes the first plan that runs. Plans whose kernels are
+    compiled are built here and by workers, whoever is free.
     """
 
-    def __init__(self, calls: Mapping[int, LibraryLaunch], is_deterministic: bool):
+    def __init__(
+        self,
+        calls: Mapping[int, LibraryLaunch],
+        is_deterministic: bool,
+        workers: Sequence[PlanWorker] = (),
+    ):
         self._calls = calls
         handle()  # before threads make their own
+        self._builders = SimpleQueue[PlanWorker | None]()
+        self._builders.put(None)  # this process
+        for worker in workers:
+            threading.Thread(target=self._admit, args=(worker,), daemon=True).start()
         pool = ThreadPoolExecutor(max(1, min(len(calls), default_threads())))
-        self._begun = {i: pool.submit(_begun, c, is_deterministic) for i, c in calls.items()}
+        self._begun = {i: pool.submit(self._begin, c, is_deterministic) for i, c in calls.items()}
         pool.shutdown(wait=False)
+
+    def _admit(self, worker: PlanWorker) -> None:
+        if worker.is_ready():
+            self._builders.put(worker)
 
     def fastest(self, memory: Callable[[int], Sequence[int]]) -> dict[int, ConvCall]:
         """Calls with the fastest of these plans, timed on memory for their buffers."""
@@ -132,23 +157,32 @@ class PlannedConvolutions:
             found[i] = _fastest(call, built, rest, memory(i))
         return found
 
+    def _begin(self, call: LibraryLaunch, is_deterministic: bool) -> Begun:
+        """The plans that are timed, and others that may be built."""
+        device().enter()  # the context is a thread's
+        unwanted = {_VARYING} if is_deterministic else set()
+        if call.operands[0].dtype == "float32":
+            # 32 bits are what was asked for: not the fewer that tensor cores multiply.
+            unwanted |= {_TENSOR_CORES, _NARROWED}
+        with own_handle():
+            every = _proposed(call, unwanted)
+            if every and every[0].is_compiled:
+                return [self._compiled(call, every[0])], every[1:]
+            tried = every[: 1 if is_deterministic else TRIES]
+            tried = [p for p in tried if not p.is_compiled]
+            return [_built(call, p) for p in tried], [p for p in every if p not in tried]
 
-Begun = tuple[list[ConvCall | None], list[Proposal]]  # plans, and others that may be built
-
-
-def _begun(call: LibraryLaunch, is_deterministic: bool) -> Begun:
-    device().enter()  # the context is a thread's
-    unwanted = {_VARYING} if is_deterministic else set()
-    if call.operands[0].dtype == "float32":
-        # 32 bits are what was asked for: not the fewer that tensor cores multiply.
-        unwanted |= {_TENSOR_CORES, _NARROWED}
-    with own_handle():
-        every = _proposed(call, unwanted)
-        tried = every[: 1 if is_deterministic else TRIES]
-        if tried and tried[0].is_compiled:
-            del tried[1:]
-        tried[1:] = [p for p in tried[1:] if not p.is_compiled]
-        return [_built(call, p) for p in tried], [p for p in every if p not in tried]
+    def _compiled(self, call: LibraryLaunch, proposal: Proposal) -> ConvCall | None:
+        worker = self._builders.get()
+        if worker is None:
+            made = _built(call, proposal)
+        else:
+            plan = worker.planned(Asked(call, False, proposal.number))
+            if plan is None:  # it is gone: somebody else builds it
+                return self._compiled(call, proposal)
+            made = unpacked_convolution(call, plan) if plan else None
+        self._builders.put(worker)
+        return made
 
 
 def _proposed(call: LibraryLaunch, unwanted: set[int]) -> list[Proposal]:

@@ -1,0 +1,114 @@
+"""Processes that plan calls of cuDNN beside this one, begun while a program is scheduled.
+
+cuDNN compiles kernels of one plan after the other, whatever threads ask for them: 0.23 s for each
+depthwise convolution, of which a network has dozens. And its first attention takes 1.3 s, in which
+its frontend holds Python's lock. Other processes do both meanwhile; a plan of theirs is read here
+in 15 ms. Where none can be started everything is planned here.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from treadle.base.records import to_json
+from treadle.kernel.launch import LibraryLaunch
+from treadle.runtime.cpu.processors import default_threads
+
+READY = b"ready\n"
+MODULE = "treadle.runtime.cuda.plan_worker"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A call to plan; of a convolution the plan with a number."""
+
+    call: LibraryLaunch
+    is_deterministic: bool
+    number: int
+
+
+class PlanWorker:
+    """A process, which one thread at a time may ask."""
+
+    def __init__(self, command: Sequence[str]):
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+        self._process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=nothing, env=environment
+        )
+
+    def is_ready(self) -> bool:
+        """Waits until it can be asked; whether it ever can."""
+        return self._line() == READY
+
+    def planned(self, asked: Asked) -> bytes | None:
+        """A packed plan; nothing where it has none, None where the process is gone."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(to_json(asked).encode() + b"\n")
+            self._process.stdin.flush()
+        except (OSError, ValueError):
+            return None
+        line = self._line()
+        return base64.b64decode(line.strip()) if line else None
+
+    def _line(self) -> bytes:
+        assert self._process.stdout is not None
+        try:
+            return self._process.stdout.readline()
+        except ValueError:  # it was closed meanwhile
+            return b""
+
+    def close(self) -> threading.Thread:
+        """It ends at once; the thread takes away what is left of it."""
+        self._process.kill()
+        thread = threading.Thread(target=self._process.communicate)
+        thread.start()
+        return thread
+
+
+class PlanWorkers:
+    """Workers by kind of call, which a program takes over and closes."""
+
+    def __init__(self, workers: Mapping[str, Sequence[PlanWorker]]):
+        self._workers = workers
+
+    def of(self, kind: str) -> Sequence[PlanWorker]:
+        return self._workers.get(kind, ())
+
+    def close(self, waits: bool = False) -> None:
+        closing = [worker.close() for some in self._workers.values() for worker in some]
+        for thread in closing if waits else ():
+            thread.join()
+
+
+_begun: list[PlanWorkers] = []  # by the program that is being scheduled; taken when it is loaded
+_once = {"attention"}  # kinds of which a process is quick after the first: later ones are its own
+
+
+def begin_workers(counts: Mapping[str, int]) -> None:
+    """Start as many of each kind, unless some wait already or there are few processors."""
+    is_program = bool(getattr(sys, "frozen", False)) or not sys.executable  # no interpreter
+    wanted = {kind: count for kind, count in counts.items() if kind == "conv" or kind in _once}
+    if _begun or is_program or default_threads() < 4 or not any(wanted.values()):
+        return
+    _once.difference_update(kind for kind, count in wanted.items() if count)
+    try:
+        made = {
+            kind: [PlanWorker([sys.executable, "-P", "-m", MODULE, kind]) for _ in range(count)]
+            for kind, count in wanted.items()
+        }
+    except OSError:  # no more processes
+        return
+    _begun.append(PlanWorkers(made))
+
+
+def begun_workers() -> PlanWorkers:
+    """Those that were begun; they are the caller's to close."""
+    return _begun.pop() if _begun else PlanWorkers({})
