@@ -1,0 +1,1 @@
+"""GGUF files: their blocks of few bits, to read and to write."""
