@@ -462,6 +462,9 @@ def test_blocks_are_those_of_gguf(form: str) -> None:
     codes = packed.codes.first_value(0, "w.codes").reshape(6, 3, -1)
     raw = blocks.reshape(6, 3, -1)[..., 2:]  # behind the scale
     np.testing.assert_array_equal(codes.view(np.uint8), raw)
+    again = Quantized(FORMATS[form], weight.shape, False)
+    again.encode(packed.decoded("w"))  # as of a file's decoded blocks: the same once more
+    np.testing.assert_array_equal(again.codes.first_value(0, "c").reshape(6, 3, -1), codes)
 
 
 @pytest.mark.parametrize("form", FORMATS)
