@@ -532,8 +532,10 @@ def test_a_matmul_decodes_weights_while_it_copies_them(form: str) -> None:
         True,
     ]
     assert all("float16" in text for name, text in kernels.items() if name.endswith("pack"))
-    few = schedule(decoding(form, 1)).calls()
-    assert all("float16" in to_text(c.kernel) for c in few), "a token's is not copied at all"
+    few = [to_text(c.kernel) for c in schedule(decoding(form, 1)).calls()]
+    assert all("float16" in text for text in few), "a token's is not copied at all"
+    lanes = re.search(r"for .* vector:\n +for .* sequential:", few[0])
+    assert lanes, "lanes go over all blocks of a row, and are added once"
 
 
 def test_decoded_weights_do_not_wait_for_the_backward_pass() -> None:
