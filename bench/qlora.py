@@ -54,8 +54,8 @@ def measure(given: argparse.Namespace) -> dict[str, float]:
     tokens = {"tokens": rng.integers(0, 49152, (batch, length + 1)).astype(np.int32)}
     history = [float(step(tokens).loss)]
     start = time.perf_counter()
-    history += [float(step(tokens).loss) for _ in range(3)]
-    seconds = (time.perf_counter() - start) / 3
+    history += [float(step(tokens).loss) for _ in range(given.steps)]
+    seconds = (time.perf_counter() - start) / given.steps
     view = step.memory
     assert view is not None
     return {
@@ -75,6 +75,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--layers", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=3, help="behind the first")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--kinds", nargs="*", default=KINDS)
@@ -86,7 +87,7 @@ def main() -> None:
     rows: dict[str, dict[str, float]] = {}
     for kind in given.kinds:
         command = [sys.executable, __file__, "--only", kind]
-        for name in ("batch", "length", "layers", "device", "precision"):
+        for name in ("batch", "length", "layers", "steps", "device", "precision"):
             command += [f"--{name}", str(getattr(given, name))]
         for _ in range(2):  # the second finds what the first compiled
             done = subprocess.run(command, check=True, capture_output=True, text=True)

@@ -342,6 +342,9 @@ def test_rank_stabilised_adapters_are_scaled_otherwise(tmp_path: Path) -> None:
         (lambda m: nn.quantize(m, targets="norm"), "'norm' matches none"),
         (lambda m: nn.merge(nn.lora(nn.quantize(m))), "is quantized"),
         (lambda m: nn.dequantize(3), "3 is no module"),
+        (lambda m: models.save(nn.lora(m), "x"), "lora_A is an adapter's"),
+        (lambda m: models.save(models.prefix_tuning(m, 2), "x"), "prefix_keys is an adapter's"),
+        (lambda m: models.save(nn.quantize(m), "x"), "in blocks of q8_0"),
         (lambda m: models.save_adapter(m, "x"), "Llama has no adapters"),
         (lambda m: models.save_adapter(3, "x"), "3 is no module"),
         (lambda m: models.load_adapter(3, "x"), "3 is no module"),
@@ -462,6 +465,9 @@ def test_blocks_are_those_of_gguf(form: str) -> None:
     codes = packed.codes.first_value(0, "w.codes").reshape(6, 3, -1)
     raw = blocks.reshape(6, 3, -1)[..., 2:]  # behind the scale
     np.testing.assert_array_equal(codes.view(np.uint8), raw)
+    again = Quantized(FORMATS[form], weight.shape, False)
+    again.encode(packed.decoded("w"))  # as of a file's decoded blocks: the same once more
+    np.testing.assert_array_equal(again.codes.first_value(0, "c").reshape(6, 3, -1), codes)
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -529,8 +535,10 @@ def test_a_matmul_decodes_weights_while_it_copies_them(form: str) -> None:
         True,
     ]
     assert all("float16" in text for name, text in kernels.items() if name.endswith("pack"))
-    few = schedule(decoding(form, 1)).calls()
-    assert all("float16" in to_text(c.kernel) for c in few), "a token's is not copied at all"
+    few = [to_text(c.kernel) for c in schedule(decoding(form, 1)).calls()]
+    assert all("float16" in text for text in few), "a token's is not copied at all"
+    lanes = re.search(r"for .* vector:\n +for .* sequential:", few[0])
+    assert lanes, "lanes go over all blocks of a row, and are added once"
 
 
 def test_decoded_weights_do_not_wait_for_the_backward_pass() -> None:

@@ -31,6 +31,8 @@ from treadle.models.weights import (
     read_weights,
     weights_file,
 )
+from treadle.nn.lora import Extra
+from treadle.nn.quantization import Quantized
 from treadle.runtime.files import as_path, write_file
 from treadle.step.loading import load_model
 
@@ -110,6 +112,7 @@ def save(
     if not isinstance(model, Model) or not model.architecture:
         cause = f"{type(model).__name__} has no folder format"
         raise ArgumentError("save", cause, "Write its values with Forward.save or TrainStep.save.")
+    _check_plain(model)
     folder = as_path("save", path)
     if values is not None:
         model.start_from(values)
@@ -133,6 +136,17 @@ def save(
     if tokenizer is not None:
         write_file(folder / TOKENIZER, tokenizer.text)
     write_file(folder / CONFIG, partial(_json_bytes, _described(model)))
+
+
+def _check_plain(model: Model) -> None:
+    """Refuse what no folder has: adapters beside the layers, and weights of few bits."""
+    for name, part in model.named_modules():
+        if isinstance(part, Extra):
+            remedy = "Call nn.merge(model) first, or write them alone: models.save_adapter."
+            raise ArgumentError("save", f"{name} is an adapter's", remedy)
+        if isinstance(part, Quantized):
+            cause = f"{name} is in blocks of {part.form.name}"
+            raise ArgumentError("save", cause, "Call nn.dequantize(model) first.")
 
 
 def _architecture(folder: Path, given: Json) -> Architecture:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtypes
+from treadle.base.blocks import block_format, encoded, scales_and_codes
 from treadle.base.dtypes import DType
 from treadle.base.errors import ArgumentError, ShapeError
 from treadle.base.numbers import check_choice, check_seed
@@ -23,7 +24,7 @@ from treadle.nn.lora import Adapted, Factor
 from treadle.nn.module import Module, Parameter, held
 from treadle.nn.targets import Targets, put_in_place, targeted
 
-BLOCK = 32  # elements that share a scale, in both formats
+BLOCK = block_format("q8_0").size  # elements that share a scale: as many in both formats
 
 
 @dataclass(frozen=True)
@@ -33,30 +34,7 @@ class Format:
     name: str
     dtype: DType  # of the codes
     codes: int  # of a block
-    encode: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]  # (…, 32) → codes, scales
     decode: Callable[[Tensor], Tensor]  # codes (…, n) → whole numbers (…, 32), float32
-
-
-def _reciprocal(scale: np.ndarray) -> np.ndarray:
-    return np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
-
-
-def _encode_q8_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The largest magnitude is 127; halves are rounded away from 0."""
-    scale = np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127)
-    exact = blocks * _reciprocal(scale)
-    codes = np.trunc(exact + np.copysign(np.float32(0.5), exact))
-    return codes.astype(np.int8), scale[..., 0].astype(np.float16)
-
-
-def _encode_q4_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The element of the largest magnitude is −8; low halves of bytes are the first 16."""
-    at = np.abs(blocks).argmax(axis=-1, keepdims=True)
-    scale = np.take_along_axis(blocks, at, axis=-1) / np.float32(-8)
-    exact = blocks * _reciprocal(scale)
-    codes = np.trunc(exact + np.float32(8.5)).clip(0, 15).astype(np.uint8)
-    packed = codes[..., : BLOCK // 2] | codes[..., BLOCK // 2 :] << np.uint8(4)
-    return packed, scale[..., 0].astype(np.float16)
 
 
 def _decode_q8_0(codes: Tensor) -> Tensor:
@@ -76,8 +54,8 @@ def _decode_q4_0(codes: Tensor) -> Tensor:
 FORMATS = {
     f.name: f
     for f in (
-        Format("q8_0", dtypes.int8, 32, _encode_q8_0, _decode_q8_0),
-        Format("q4_0", dtypes.uint8, 16, _encode_q4_0, _decode_q4_0),
+        Format("q8_0", dtypes.int8, 32, _decode_q8_0),
+        Format("q4_0", dtypes.uint8, 16, _decode_q4_0),
     )
 }
 
@@ -119,10 +97,8 @@ class Quantized(Module, Placeholder):
 
     def encode(self, weight: np.ndarray) -> None:
         """Start from the codes and scales of a weight."""
-        own = np.asarray(weight, np.float32)
-        matrix = np.ascontiguousarray(own.T if self.is_transposed else own)
-        rows, width = matrix.shape
-        codes, scales = self.form.encode(matrix.reshape(rows, width // BLOCK, BLOCK))
+        matrix = weight.T if self.is_transposed else weight
+        scales, codes = scales_and_codes(self.form.name, encoded(self.form.name, matrix))
         self.codes.init = held(codes.reshape(self.codes.shape))
         self.scales.init = held(scales)
 

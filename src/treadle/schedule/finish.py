@@ -41,7 +41,7 @@ from treadle.kernel.traverse import (
     walk,
     with_locals,
 )
-from treadle.schedule.nests import Body, is_sum, let, moves
+from treadle.schedule.nests import Body, is_sum, let, moves, nested
 from treadle.schedule.phases import in_phases
 from treadle.schedule.split import split, with_blocks
 
@@ -223,7 +223,8 @@ def _sums_in_lanes(loop: For, least: int) -> bool:
     """Whether a loop only accumulates, in order of memory: its iterations can be lanes."""
     if loop.var.extent < least or not is_sum(replace(loop, stop=None)):
         return False
-    steps = [load.index.factor_of(loop.var) for s in loop.body for load in loads_of(s)]
+    _, body = nested(loop)
+    steps = [load.index.factor_of(loop.var) for s in body for load in loads_of(s)]
     return 1 in steps and all(step in (0, 1) for step in steps)
 
 

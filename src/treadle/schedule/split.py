@@ -58,7 +58,7 @@ from treadle.kernel.traverse import (
     walk,
     with_locals,
 )
-from treadle.schedule.nests import Body, best_divisor, fresh
+from treadle.schedule.nests import Body, best_divisor, fresh, is_sum
 
 
 def split(body: Sequence[Statement], taken: set[str], sizes: Fusion) -> list[Statement]:
@@ -135,8 +135,10 @@ def _nested(loop: Statement, taken: set[str], sizes: Fusion) -> list[Statement]:
     inner = Var(fresh(loop.var.name, taken), min(usable))
     outer = Var(fresh(f"{loop.var.name}q", taken), extent // inner.extent)
     values = {loop.var: variable(outer) * inner.extent + variable(inner)}
-    nested = For(inner, loop.role, substituted(loop.body, values))
-    return [For(outer, loop.role, (nested,))]
+    body = substituted(loop.body, values)
+    if is_sum(loop):  # lanes add up all parts, and are added once
+        outer, inner = inner, outer
+    return [For(outer, loop.role, (For(inner, loop.role, body),))]
 
 
 def period(atom: Atom, var: Var) -> int | None:
