@@ -188,13 +188,6 @@ def launches_dominate(graph: Graph, limits: Matmuls) -> bool:
     return _wide_flops(graph, limits) <= limits.launch_flops_of_graph
 
 
-def is_of_tokens(graph: Graph, limits: Matmuls) -> bool:
-    """Whether all matmuls that a library would be called for are of few rows: one more token."""
-    found = [contraction_of(graph, n) for n in graph.nodes if n.op is CONTRACT]
-    large = [c for c in found if c.is_for_library(limits)]
-    return bool(large) and all(c.is_of_few_rows(limits) for c in large)
-
-
 def _wide_flops(graph: Graph, limits: Matmuls) -> float:
     """Operations of all matmuls, of loops' bodies too; infinite if one matmul is large."""
     total = 0.0
