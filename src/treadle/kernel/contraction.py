@@ -98,10 +98,10 @@ class Contraction(Generic[T]):
         (rows, _), (_, many) = sorted(
             ((size(self.rows), self.left), (size(self.columns), self.right)), key=lambda s: s[0]
         )
-        if size(self.batch) > 1:
-            return rows <= limits.summed_heads
         is_along = bool(many.axes) and bool(self.depth) and many.axes[-1] == self.depth[-1]
-        return is_along and rows <= limits.summed_rows
+        batch = size(self.batch)
+        is_read_well = many.size <= limits.summed_batch if batch > 1 else is_along
+        return rows <= limits.most_summed(batch) and is_read_well
 
     @property
     def columns_last(self) -> Contraction[T]:

@@ -122,6 +122,8 @@ class Matmuls:
     few_rows: int = 4
     summed_rows: int = 2  # up to which weights are summed as they lie: crossing at 4, measured
     summed_heads: int = 8  # the same in batches: heads that share keys and values, chosen
+    # Elements of such a batch up to which a GPU needs no library: a cache of some thousand slots.
+    summed_batch: int = 1 << 20
     few_tasks: int = 4  # blocks of rows, below which threads share columns or depth: chosen
     # Products beside each other, from which their rows need not be shared: chosen, several for each
     # of many threads.
@@ -167,6 +169,10 @@ class Matmuls:
     # chosen, so that they hardly change which models fit (docs/decisions.md, "Weight gradients").
     batch_memory_part: int = 12
     batch_memory: int = 32 << 20
+
+    def most_summed(self, batch: int) -> int:
+        """Rows up to which weights, or the keys of a batch, are summed as they lie."""
+        return self.summed_heads if batch > 1 else self.summed_rows
 
     def block_rows(self, rows: int) -> int:
         """Rows of a block: enough to reuse what is read of the right operand, and many blocks.
