@@ -150,7 +150,9 @@ def _shard_names(count: int) -> list[str]:
 
 def _described(model: Model) -> dict[str, Any]:
     """What was read, with what the model is."""
-    own = {"architectures": [model.architecture], "dtype": "float32"}
+    held = {p.dtype.name for p in model.parameters() if p.dtype.is_float}
+    dtype = held.pop() if len(held) == 1 else "float32"
+    own = {"architectures": [model.architecture], "dtype": dtype}
     kept = {k: v for k, v in model.source.items() if k != "torch_dtype"}
     return {**kept, **model.config.json(), **own}
 
