@@ -138,6 +138,7 @@ def test_a_gpu_has_few_launches_and_no_library_call() -> None:
     assert len(functions) < len(program.cooperative)  # layers share them
 
 
+@pytest.mark.slow
 def test_kernels_of_a_gpu_compute_a_token() -> None:
     """Their text, run here, with kernels of a phase as one launch."""
     graph = graph_of("bfloat16", "float32", num_hidden_layers=2)
