@@ -322,8 +322,8 @@ class Rewriting:
     # Bytes of a scan's slices for each byte that they are computed from, from which iterations
     # compute them: chosen, the states of a selective scan are 16 for each channel.
     least_spread: int = 4
-    # Elements of an axis whose best is found by two reductions: chosen. Along 49,152 one thread that
-    # remembered where it was took 0.57 ms, two reductions take 0.03.
+    # Elements of an axis whose best is found by two reductions: chosen. Along 49,152 one thread
+    # that remembered where it was took 0.57 ms, two reductions take 0.03.
     least_arg: int = 1024
     scatters_cheaply: bool = True  # a scatter-add costs no more than a copy of its rows
     # Updates times rows of the result, from which a scatter-add sums sorted runs; 0 for never.

@@ -21,7 +21,18 @@ from treadle.kernel.contraction import size
 from treadle.kernel.cost import flops
 from treadle.kernel.geometry import Combine
 from treadle.kernel.index import Var, variable
-from treadle.kernel.nodes import Accumulate, Apply, For, Kernel, Let, Role, Set, Statement, Store, Update
+from treadle.kernel.nodes import (
+    Accumulate,
+    Apply,
+    For,
+    Kernel,
+    Let,
+    Role,
+    Set,
+    Statement,
+    Store,
+    Update,
+)
 from treadle.kernel.packs import is_pack, lane_step, lanes_for
 from treadle.kernel.races import conflicts_in
 from treadle.kernel.target import Mapping
