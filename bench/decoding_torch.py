@@ -1,7 +1,7 @@
 """The decoder of `transformers` in plain PyTorch with a static cache: a peer where that is missing.
 
-The operations are those of its Llama: rotations, grouped heads, a cache that is written in place and
-read whole under a mask, one token at a time.
+The operations are those of its Llama: rotations, grouped heads, a cache that is written in place
+and read whole under a mask, one token at a time.
 """
 
 from __future__ import annotations
@@ -115,7 +115,9 @@ def decoder(
 ) -> Decoder:
     """One with the values of a Treadle model, whose names it has below "model."."""
     found = Decoder(config, slots)
-    named = {n.removeprefix("model."): torch.tensor(np.asarray(v, np.float32)) for n, v in values.items()}
+    named = {
+        n.removeprefix("model."): torch.tensor(np.asarray(v, np.float32)) for n, v in values.items()
+    }
     caches = {n: b for n, b in found.named_buffers() if n not in named}
     found.load_state_dict({**named, **caches})
     found = found.to(device=device, dtype=dtype).eval()

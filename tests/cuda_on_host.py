@@ -163,7 +163,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 @functools.cache
 def _compiled(part: str) -> ctypes.CDLL:
-    names = re.findall(r"__global__ void .*?\b((?:kernel|cooperative)_\d+)\(", part)
+    names = re.findall(r"__global__ void .*?\b((?:kernel|cooperative|joint)_\d+)\(", part)
     calls = [
         f'extern "C" void run_{n}(void *a, int grid, int threads) '
         f"{{ launch<{n}_args>({n}, a, grid, threads); }}"
@@ -187,7 +187,7 @@ class _Host:
         self.libraries = {
             name: _compiled(part)
             for part in source.parts
-            for name in re.findall(r"\b((?:kernel|cooperative)_\d+)_args \{", part)
+            for name in re.findall(r"\b((?:kernel|cooperative|joint)_\d+)_args \{", part)
         }
         self.cooperative = {(b.path, b.first): b for b in source.cooperative}
 

@@ -98,10 +98,10 @@ class Contraction(Generic[T]):
         (rows, _), (_, many) = sorted(
             ((size(self.rows), self.left), (size(self.columns), self.right)), key=lambda s: s[0]
         )
-        if size(self.batch) > 1:
-            return rows <= limits.summed_heads
         is_along = bool(many.axes) and bool(self.depth) and many.axes[-1] == self.depth[-1]
-        return is_along and rows <= limits.summed_rows
+        batch = size(self.batch)
+        is_read_well = many.size <= limits.summed_batch if batch > 1 else is_along
+        return rows <= limits.most_summed(batch) and is_read_well
 
     @property
     def columns_last(self) -> Contraction[T]:
@@ -186,13 +186,6 @@ def launches_dominate(graph: Graph, limits: Matmuls) -> bool:
     floats are counted: narrow ones are for units that a library drives better.
     """
     return _wide_flops(graph, limits) <= limits.launch_flops_of_graph
-
-
-def is_of_tokens(graph: Graph, limits: Matmuls) -> bool:
-    """Whether all matmuls that a library would be called for are of few rows: one more token."""
-    found = [contraction_of(graph, n) for n in graph.nodes if n.op is CONTRACT]
-    large = [c for c in found if c.is_for_library(limits)]
-    return bool(large) and all(c.is_of_few_rows(limits) for c in large)
 
 
 def _wide_flops(graph: Graph, limits: Matmuls) -> float:

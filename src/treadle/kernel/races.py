@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from treadle.kernel.access import BLOCK, accesses, changed_in, names_in
+from treadle.kernel.access import BLOCK, accesses, changed_in, locals_in, names_in
 from treadle.kernel.index import (
     Atom,
     Bounded,
@@ -24,8 +24,8 @@ from treadle.kernel.index import (
     opened,
     uses,
 )
-from treadle.kernel.nodes import For
-from treadle.kernel.traverse import loop_variables
+from treadle.kernel.nodes import For, Let, Load, Position, Within
+from treadle.kernel.traverse import loop_variables, subvalues
 
 
 def conflicts_in(loop: For, exempt: Iterable[str] = ()) -> set[str]:
@@ -64,7 +64,8 @@ class _Inside:
     @staticmethod
     def of(loop: For) -> _Inside:
         named = names_in(loop.body) | changed_in(loop.body)
-        return _Inside(loop.var, frozenset(loop_variables(loop.body)), frozenset(named))
+        variables = frozenset(loop_variables(loop.body))
+        return _Inside(loop.var, variables, frozenset(named - _uniform(loop, named, variables)))
 
     def keeps_apart(self, indices: Sequence[Index]) -> bool:
         """Whether iterations do not meet, with bounded sums as one number or written out."""
@@ -95,6 +96,24 @@ class _Inside:
         has_data = not self.locals.isdisjoint(data_locals(Index(((atom, 1),))))
         is_inside = isinstance(atom, Var) and atom.name in BLOCK
         return has_data or is_inside or any(uses(atom, v) for v in self.variables)
+
+
+def _uniform(loop: For, named: set[str], variables: frozenset[Var]) -> set[str]:
+    """Locals that are named inside and are the same in all iterations: where a window starts."""
+    written = {a.buffer for a in accesses(loop.body) if a.writes}
+    found: set[str] = set()
+    for s in loop.body:
+        if not isinstance(s, Let) or s.local in changed_in(loop.body):
+            continue
+        is_same = not (locals_in(s.value) & named - found)
+        for part in subvalues(s.value):
+            if isinstance(part, (Load, Position, Within)):
+                moves = any(uses(a, v) for a, _ in part.index.terms for v in (loop.var, *variables))
+                is_changed = isinstance(part, Load) and part.buffer in written
+                is_same = is_same and not moves and not is_changed
+        if is_same:
+            found.add(s.local)
+    return found
 
 
 def _is_single(atom: Atom) -> bool:

@@ -18,8 +18,6 @@ class Fusion:
     summed: int = 32  # elements of an input for each of the results, of sums of much: chosen
     read_once: int = 1 << 16  # elements of an input that two column sums should read only once
     row_flops: int = 1 << 13  # of a fused row that takes less than a launch
-    # The same where a block sums what it reads: a head of a token with a cache of some hundred slots.
-    token_row_flops: int = 1 << 18
     block_flops: int = 1 << 12  # of all rows that are one block's, less than a launch too
     # Operations of a part of a scan, in one iteration, that is a block's for all of them: chosen,
     # about what a block does while two launches are made.
@@ -127,6 +125,8 @@ class Matmuls:
     few_rows: int = 4
     summed_rows: int = 2  # up to which weights are summed as they lie: crossing at 4, measured
     summed_heads: int = 8  # the same in batches: heads that share keys and values, chosen
+    # Elements of such a batch up to which a GPU needs no library: a cache of some thousand slots.
+    summed_batch: int = 1 << 20
     few_tasks: int = 4  # blocks of rows, below which threads share columns or depth: chosen
     # Products beside each other, from which their rows need not be shared: chosen, several for each
     # of many threads.
@@ -172,6 +172,10 @@ class Matmuls:
     # chosen, so that they hardly change which models fit (docs/decisions.md, "Weight gradients").
     batch_memory_part: int = 12
     batch_memory: int = 32 << 20
+
+    def most_summed(self, batch: int) -> int:
+        """Rows up to which weights, or the keys of a batch, are summed as they lie."""
+        return self.summed_heads if batch > 1 else self.summed_rows
 
     def block_rows(self, rows: int) -> int:
         """Rows of a block: enough to reuse what is read of the right operand, and many blocks.
@@ -230,6 +234,9 @@ class Mapping:
     short_loop: int = 8  # iterations of any other loop, likewise
     warp_row: int = 2048  # elements of a row that is still a warp's, where there are many rows
     many_rows: int = 1024
+    # The same of rows that are walked once, to sum products: 576 of 1,536 took 5.4 µs by warps and
+    # 6.3 by blocks (H200, between events).
+    many_products: int = 128
     warp_work: int = 512  # operations of an iteration that is a warp's, in a cooperative launch
     private: int = 512  # bytes of scratch that a thread may have by itself
     beside: int = 4096  # sums whose neighbours' elements lie side by side: a thread's each
@@ -318,8 +325,8 @@ class Rewriting:
     # Bytes of a scan's slices for each byte that they are computed from, from which iterations
     # compute them: chosen, the states of a selective scan are 16 for each channel.
     least_spread: int = 4
-    # Elements of an axis whose best is found by two reductions: chosen. Along 49,152 one thread that
-    # remembered where it was took 0.57 ms, two reductions take 0.03.
+    # Elements of an axis whose best is found by two reductions: chosen. Along 49,152 one thread
+    # that remembered where it was took 0.57 ms, two reductions take 0.03.
     least_arg: int = 1024
     scatters_cheaply: bool = True  # a scatter-add costs no more than a copy of its rows
     # Updates times rows of the result, from which a scatter-add sums sorted runs; 0 for never.

@@ -19,11 +19,11 @@ from treadle.frontend.functions.shaping import expand, reshape, unsqueeze
 from treadle.frontend.tensor import Tensor
 from treadle.ir.types import TensorType
 from treadle.models.context import Cached, Context, Whole
+from treadle.models.model import float_named
 from treadle.nn import init
 from treadle.nn.containers import ModuleList
 from treadle.nn.decoding import KVCache
 from treadle.nn.module import Module, State, update
-from treadle.pipeline import choose_device, choose_precision, open_session
 from treadle.step.forward import Forward, compile_forward
 
 BLOCK = 64  # slots of a cache are a multiple, so that few programs serve many lengths
@@ -84,7 +84,7 @@ class WithCaches(Module):
     """A model and caches for one batch and length. The model's names stay as they are."""
 
     def __init__(self, model: Decoder, batch: int, length: int):
-        shapes, dtype = model.key_shapes(), choose_precision(model.precision)
+        shapes, dtype = model.key_shapes(), float_named(model.precision)
         self.model = model
         self.name = f"cache_{batch}x{length}"
         self.caches = ModuleList(s.cache(batch, length, dtype) for s in shapes)
@@ -136,7 +136,13 @@ class CachedPrograms:
         self._first = np.zeros(batch, np.int32)
         self._before = np.full((batch, 1), -1, np.int32)
         self._at = 0
-        self.session = open_session(choose_device(model.device), share)
+        self._share = share
+
+    @property
+    def session(self) -> Any:
+        """What holds the values: of the first program, or of what they are shared with."""
+        first = next(iter(self._programs.values()), self._share)
+        return self._program(True, 1).session if first is None else first.session
 
     def _program(self, is_greedy: bool, tokens: int) -> Forward:
         """The program that takes so many tokens behind the slots that are written."""
@@ -160,7 +166,7 @@ class CachedPrograms:
             batch,
             device=self._model.device,
             precision=self._model.precision,
-            share=self,
+            share=next(iter(self._programs.values()), self._share),
             # Tokens of prompts were looked at, others are our own.
             options=CompileOptions(check_indices=False),
         )
@@ -264,8 +270,10 @@ class WholePrograms:
 class Programs(Protocol):
     """What generation runs: a batch of prompts, then a token of each row at a time."""
 
-    session: Any
     has_likeliest: bool  # whether they are `Likeliest` too
+
+    @property
+    def session(self) -> Any: ...
 
     def start(self, prompts: Sequence[np.ndarray]) -> np.ndarray:
         """Take the prompts; the logits (B, V) behind each."""
@@ -289,8 +297,6 @@ class Likeliest(Protocol):
 
     A device computes while others wait: the next run may begin before a token is looked at.
     """
-
-    session: Any
 
     def start_likeliest(self, prompts: Sequence[np.ndarray]) -> Waiting:
         """Take the prompts; the likeliest token (B,) behind each."""

@@ -203,7 +203,9 @@ def _remove_others(folder: Path, stem: str, written: set[str]) -> None:
 
 def _described(model: Model) -> dict[str, Any]:
     """What was read, with what the model is."""
-    own: dict[str, Any] = {"architectures": [model.architecture], "dtype": "float32"}
+    held = {p.dtype.name for p in model.parameters() if p.dtype.is_float}
+    dtype = held.pop() if len(held) == 1 else "float32"
+    own: dict[str, Any] = {"architectures": [model.architecture], "dtype": dtype}
     if model.library == "diffusers":
         own = {"_class_name": model.architecture, "_diffusers_version": VERSION}
     kept = {k: v for k, v in model.source.items() if k != "torch_dtype"}

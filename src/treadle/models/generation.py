@@ -259,8 +259,8 @@ class Run:
     def _likeliest(self) -> Iterator[np.ndarray]:
         """Tokens of each row, chosen by the program; a device is one run ahead of who looks."""
         programs: Likeliest = self.programs  # type: ignore[assignment]
-        is_ahead = not self.programs.session.memory.is_host
         waiting, left = programs.start_likeliest(self.prompts), self.most - 1
+        is_ahead = not self.programs.session.memory.is_host
         while True:
             following = programs.advance_likeliest() if is_ahead and left > 0 else None
             yield waiting()

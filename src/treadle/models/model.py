@@ -21,7 +21,7 @@ from treadle.nn.module import Declaration, Module, held
 from treadle.runtime.foreign import readable
 from treadle.step.forward import Forward, compile_forward
 
-HELD = (dtypes.float32, dtypes.bfloat16, dtypes.float16)  # what values may lie in memory as
+FLOATS = (dtypes.float32, dtypes.bfloat16, dtypes.float16)
 MOST_PROGRAMS = 4  # sets of programs and caches for generation that a model holds: chosen
 
 
@@ -54,6 +54,15 @@ ACTIVATIONS: dict[str, Callable[[Operand], Tensor]] = {
 def check_activation(config: Config, name: str) -> None:
     known = ", ".join(sorted(ACTIVATIONS))
     config.need(getattr(config, name) in ACTIVATIONS, name, f"Known are: {known}.")
+
+
+def float_named(given: object) -> dtypes.DType:
+    """A float that values may lie in memory as, or that products are computed in."""
+    for dtype in FLOATS:
+        if given in (dtype, dtype.name):
+            return dtype
+    known = ", ".join(d.name for d in FLOATS)
+    raise ArgumentError("models", f"{given!r} is not a dtype for values", f"Known are: {known}.")
 
 
 class Model(Module):
@@ -165,10 +174,7 @@ class Model(Module):
 
         Values are rounded once. What is computed is as before, in the model's precision.
         """
-        held = next((d for d in HELD if dtype in (d, d.name)), None)
-        if held is None:
-            known = ", ".join(d.name for d in HELD)
-            raise ArgumentError("hold", f"the dtype is {dtype!r}", f"Known are: {known}.")
+        held = float_named(dtype)
         for parameter in self.parameters():
             if parameter.dtype.is_float:
                 parameter.hold(held)

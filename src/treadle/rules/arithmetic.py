@@ -28,7 +28,6 @@ CAST_TO_SAME = Rule(
 )
 
 
-
 def is_back_from_wider(match: Match) -> bool:
     """x is a float, and so is y, with more bytes: every x is a y"""
     x, wide = match.type_of("x"), match.type_of("wide")

@@ -201,7 +201,9 @@ def _wanted_rows(
     if target.is_small:
         # Unless a row takes less than a launch: then the one that follows is spared.
         cost = flops(first) + flops(second)
-        least = max(n if _is_large_sum(k, target) else 2 for k, n in zip(kernels, most_of, strict=True))
+        least = max(
+            n if _is_large_sum(k, target) else 2 for k, n in zip(kernels, most_of, strict=True)
+        )
         wanted += [n for n in both if least <= n < most and cost <= n * target.fusion.row_flops]
         is_small = is_small and cost <= target.fusion.block_flops
     if is_single:

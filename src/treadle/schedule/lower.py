@@ -21,7 +21,7 @@ from treadle.ir.ops.leaves import CONSTANT, Constant, Leaf
 from treadle.ir.ops.linear import CONTRACT
 from treadle.ir.ops.shaping import DYNAMIC_UPDATE
 from treadle.ir.types import TensorType
-from treadle.kernel.contraction import is_of_tokens, launches_dominate
+from treadle.kernel.contraction import launches_dominate
 from treadle.kernel.index import Index, Var
 from treadle.kernel.nodes import Buffer, Kernel, Statement, Store, Value, Within
 from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step, calls_in
@@ -72,9 +72,6 @@ def lower(
         expanded = choose_carries(compute_slices(expanded, target), target)
     if target.has_launches and fuse and launches_dominate(expanded, target.matmuls):
         target = replace(target, is_small=True, parts=4 * target.parts)
-        if is_of_tokens(expanded, target.matmuls):
-            fusion = replace(target.fusion, row_flops=target.fusion.token_row_flops)
-            target = replace(target, fusion=fusion)
     is_recomputed = fuse and target.rematerializes and not target.is_small
     again = recomputed(expanded, target) if is_recomputed else Recomputed(expanded, {})
     lowering = Lowering(again.graph, fuse, panel, Memo(target), waits=again.waits)

@@ -270,8 +270,7 @@ class _Matmul:
         if self.reads_right or self._expands(c.right):
             return False
         runs_along_depth = c.right.load is None or c.right.stride(c.depth[-1]) == 1
-        most = self.limits.summed_heads if size(c.batch) > 1 else self.limits.summed_rows
-        return runs_along_depth and size(c.rows) <= most
+        return runs_along_depth and size(c.rows) <= self.limits.most_summed(size(c.batch))
 
     # Kernels
 

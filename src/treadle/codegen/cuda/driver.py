@@ -42,7 +42,8 @@ def render_program(program: Program) -> CudaSource:
             shared = shared_bytes(kernel)
             launches.append(Launch(symbol, blocks_of(kernel), threads, shared, calls))
             texts.append(function(kernel, symbol))
-    texts += [cooperative(run, kernels) for run in program.cooperative]
+    runs = {run.symbol: run for run in program.cooperative}  # equal ones are one function
+    texts += [cooperative(run, kernels) for run in runs.values()]
     sources = tuple("\n".join([PRELUDE, *part]) for part in _parts(texts))
     return CudaSource(sources, tuple(launches), program.cooperative)
 

@@ -175,14 +175,11 @@ class Runner:
             for entry, calls in phase:
                 assert len(found[entry]) == calls
                 words += [a for row in found[entry] for a in row]
-        # All blocks must run at once: they wait for each other.
-        grid = min(cooperative_launch.grid, device().multiprocessors)
-        config = self._config(
-            (grid, 1),
-            cooperative_launch.block,
-            cooperative_launch.shared,
-            len(cooperative_launch.phases) > 1,
-        )
+        # All blocks of several phases must run at once: they wait for each other.
+        waits, grid = len(cooperative_launch.phases) > 1, cooperative_launch.grid
+        grid = min(grid, device().multiprocessors) if waits else grid
+        block, shared = cooperative_launch.block, cooperative_launch.shared
+        config = self._config((grid, 1), block, shared, waits)
         self._launch(cooperative_launch.symbol, words or [0], config)
         self._note(
             tuple(pair for phase in cooperative_launch.phases for pair in phase),

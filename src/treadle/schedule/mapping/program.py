@@ -63,7 +63,34 @@ def map_to(program: Program, target: Target) -> Program:
         return tuple((numbers[id(mapper.kernel(i, True))], n) for i, n in phase)
 
     runs = tuple(replace(b, phases=tuple(map(renumbered, b.phases))) for b in runs)
+    if not runs and mapping.is_cooperative:
+        runs = joint_phases(mapped, numbers)
     return replace(mapped, cooperative=tuple(sized(b, kernels) for b in runs))
+
+
+def joint_phases(program: Program, numbers: dict[int, int]) -> tuple[CooperativeLaunch, ...]:
+    """Phases of several kernels that are one launch each: their blocks run side by side.
+
+    Only where no library is called and all kernels of a phase have as many threads in a block.
+    Equal phases, of a model's layers, are one function.
+    """
+    if any(_is_library(call.kernel) for call in program.calls()):
+        return ()
+    symbols: dict[tuple[tuple[int, int], ...], str] = {}
+    found: list[CooperativeLaunch] = []
+    for first, step in enumerate(program.steps):
+        kernels = [call.kernel for call in step.calls] if isinstance(step, Phase) else []
+        threads = {geometry_of(k).threads for k in kernels}
+        is_plain = all(geometry_of(k).template is None for k in kernels)
+        phase = tuple(Counter(numbers[id(k)] for k in kernels).items())
+        if len(phase) > 1 and len(threads) == 1 and is_plain:
+            symbol = symbols.setdefault(phase, f"joint_{len(symbols)}")
+            found.append(CooperativeLaunch(symbol, (), first, (phase,)))
+    return tuple(found)
+
+
+def _is_library(kernel: Kernel) -> bool:
+    return library_call_of(kernel) is not None or standalone_matmul(kernel) is not None
 
 
 class _Mapper:
@@ -152,7 +179,7 @@ def _phases(steps: Sequence[Step]) -> Iterator[Phase]:
 
 def _is_light(phase: Phase, mapping: Mapping) -> bool:
     own = [call.kernel for call in phase.calls]
-    if any(library_call_of(k) is not None or standalone_matmul(k) is not None for k in own):
+    if any(map(_is_library, own)):
         return False
     return sum(map(cost.work, own)) <= mapping.light
 

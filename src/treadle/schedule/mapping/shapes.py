@@ -21,7 +21,18 @@ from treadle.kernel.contraction import size
 from treadle.kernel.cost import flops
 from treadle.kernel.geometry import Combine
 from treadle.kernel.index import Var, uses, variable
-from treadle.kernel.nodes import Accumulate, For, Kernel, Let, Role, Set, Statement, Store, Update
+from treadle.kernel.nodes import (
+    Accumulate,
+    Apply,
+    For,
+    Kernel,
+    Let,
+    Role,
+    Set,
+    Statement,
+    Store,
+    Update,
+)
 from treadle.kernel.packs import is_pack, lane_step, lanes_for
 from treadle.kernel.races import conflicts_in
 from treadle.kernel.target import Mapping
@@ -69,16 +80,24 @@ def shape_of(kernel: Kernel, mapping: Mapping, is_aligned: bool, threads: int = 
         share = _in_warp(kernel, body, count, mapping, is_aligned) if is_light else threads
         return Shape(lets, grid, body, share, threads)
     longest = max((extent_of(s) for s in _shared(body)), default=1)
-    share = _share(longest, count, mapping)
+    many = mapping.many_products if _is_product(inner) else mapping.many_rows
+    share = _share(longest, count, many, mapping)
     if share > mapping.warp:
         return Shape(lets, grid, body, share, share)
     share = _in_warp(kernel, body, count, mapping, is_aligned)
     return Shape(lets, grid, body, share, mapping.warp_threads)
 
 
-def _share(longest: int, count: int, mapping: Mapping) -> int:
+def _is_product(inner: Sequence[For]) -> bool:
+    """Whether a row is walked once, to sum products: a token's with weights."""
+    sums = [s for loop in inner for s in loop.body if isinstance(s, Accumulate)]
+    products = [s.value.op == "mul" for s in sums if isinstance(s.value, Apply)]
+    return len(inner) == 1 and len(products) == len(sums) > 0 and all(products)
+
+
+def _share(longest: int, count: int, many: int, mapping: Mapping) -> int:
     """A warp for short rows where there are many; otherwise a block that fits the row."""
-    is_short = longest <= mapping.warp_row and count >= mapping.many_rows
+    is_short = longest <= mapping.warp_row and count >= many
     if longest <= 2 * mapping.warp or is_short:
         return mapping.warp
     is_many = count >= mapping.many
