@@ -242,6 +242,15 @@ def test_an_equal_head_is_tied(tmp_path: Path) -> None:
     assert "lm_head.weight" not in found.values()
 
 
+def test_formats_are_those_of_files(tmp_path: Path) -> None:
+    model = made("llama")
+    models.save(model, tmp_path / "a.gguf")
+    assert ours.load(tmp_path / "a.gguf").tensors["output.weight"].format == "f16"
+    models.save(model, tmp_path / "a", dtype="f32")
+    with pytest.raises(td.ArgumentError, match="'q8_0' for the folder"):
+        models.save(model, tmp_path / "a", dtype="q8_0")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gpt2"])
 @pytest.mark.parametrize("dtype", ["f32", "q8_0"])
@@ -286,7 +295,7 @@ def trained(cut: str) -> Any:
 def test_tokenizers(tmp_path: Path, cut: str) -> None:
     found = trained(cut)
     (tmp_path / "tokenizer.json").write_text(found.to_str())
-    config = {**SIZES, "vocab_size": 310, "num_hidden_layers": 1, "bos_token_id": 0}
+    config = {**SIZES, "vocab_size": 310, "num_hidden_layers": 1}
     model = models.Llama(models.LlamaConfig(**config))
     model.tokenizer = models.Tokenizer(tmp_path / "tokenizer.json")
     models.save(model, tmp_path / "a.gguf")
@@ -320,3 +329,31 @@ def test_tokenizers_that_are_not_read(tmp_path: Path) -> None:
         assert len(found.generate([1], 1, eos_token_id=())) == 2  # tokens can be used without
         with pytest.raises(td.LoadError, match=message):
             found.generate("text", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in (*CHANGES, "gpt2") if n not in ("mistral", "biases")])
+def test_llama_cpp_computes_the_same(tmp_path: Path, name: str) -> None:
+    """Where bindings of llama.cpp are installed: `pip install xllamacpp`."""
+    library = pytest.importorskip("xllamacpp")
+    cut = {"llama3": "llama-bpe", "linear": "smollm"}.get(name, "qwen2" if "q" in name else "gpt-2")
+    (tmp_path / "tokenizer.json").write_text(trained(cut).to_str())
+    sized: models.CausalModel = (
+        models.GPT2(models.GPT2Config(**{**vars(GPT2), "vocab_size": 310}))
+        if name == "gpt2"
+        else models.Llama(models.LlamaConfig(**{**SIZES, **CHANGES[name], "vocab_size": 310}))
+    )
+    sized.tokenizer = models.Tokenizer(tmp_path / "tokenizer.json")
+    models.save(sized, tmp_path / "a.gguf", dtype="f32")
+    found = models.load(tmp_path / "a.gguf")
+    tokens = found.tokenizer.encode(CORPUS[0])
+    logits = found(np.array([tokens]))[0, -1].astype(np.float64)
+    wanted = logits - np.log(np.exp(logits).sum())
+    settings = library.CommonParams()
+    settings.model.path, settings.n_ctx, settings.n_parallel = str(tmp_path / "a.gguf"), 128, 1
+    server = library.Server(settings)
+    asked = {"prompt": CORPUS[0], "max_tokens": 1, "temperature": 0, "logprobs": 8, "n_probs": 8}
+    answer = server.handle_completions(asked)
+    assert answer["usage"]["prompt_tokens"] == len(tokens)
+    for token in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
+        assert abs(token["logprob"] - wanted[token["id"]]) < 5e-3  # its attention is in float16

@@ -84,6 +84,7 @@ FILES: dict[str, tuple[bytes, str]] = {
     "data past the end": (whole(tensors=[tensor("x", [9])], data=bytes(32)), "36 bytes at 0"),
     "10^12 elements": (whole(tensors=[tensor("x", [10**6, 10**6])], data=bytes(32)), "bytes at"),
     "overflowing": (whole(tensors=[tensor("x", [1 << 63, 1 << 63])], data=bytes(9)), "bytes at"),
+    "huge and empty": (whole(tensors=[tensor("x", [1 << 62, 0])], data=bytes(9)), "bytes at"),
     "offset past the end": (whole(tensors=[tensor("x", [1], 1 << 40)]), "bytes at"),
     "not aligned": (whole(tensors=[tensor("x", [1], 4)], data=bytes(64)), "4 bytes at 4"),
     "overlapping": (

@@ -130,13 +130,16 @@ def tokenizer_metadata(tokenizer: Tokenizer | None, size: int) -> dict[str, Any]
         if i < size:
             types[i] = CONTROL if token["special"] else USER
     merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
+    first = _first(given.get("post_processor"))
+    begin = {} if first is None else {f"{PREFIX}bos_token_id": first}
     return {
         f"{PREFIX}model": "gpt2",
         f"{PREFIX}pre": cut,
         f"{PREFIX}tokens": [names.get(i, f"[PAD{i}]") for i in range(size)],
         f"{PREFIX}token_type": np.array(types, np.int32),
         f"{PREFIX}merges": merges,
-        f"{PREFIX}add_bos_token": _begins(given.get("post_processor")),
+        f"{PREFIX}add_bos_token": first is not None,
+        **begin,
     }
 
 
@@ -151,11 +154,12 @@ def _is_same(known: object, given: object) -> bool:
     return known == given
 
 
-def _begins(given: Any) -> bool:
-    """Whether a text gets a first token."""
+def _first(given: Any) -> int | None:
+    """The token that a text gets before it, if any."""
     if not isinstance(given, dict):
-        return False
+        return None
     if given.get("type") == "Sequence":
-        return any(_begins(p) for p in given.get("processors", ()))
-    single = given.get("single") or [{}]
-    return "SpecialToken" in single[0]
+        found = [_first(p) for p in given.get("processors", ())]
+        return next((token for token in found if token is not None), None)
+    start = (given.get("single") or [{}])[0].get("SpecialToken")
+    return int(given["special_tokens"][start["id"]]["ids"][0]) if start else None
