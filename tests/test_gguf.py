@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -307,6 +308,53 @@ def test_tokenizers(tmp_path: Path, cut: str) -> None:
     assert (back.encode("x")[0] == 0) == (cut == "llama-bpe")
 
 
+WORDS = ["▁", "▁t", "he", "▁the", "in", "er", "▁a", "▁the▁", "an", "▁an", "the", "▁▁", "ing", "th"]
+
+
+def pieces() -> dict[str, Any]:
+    """A vocabulary as SentencePiece's: specials, bytes, letters, and words by their scores."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
+    types = [2, 3, 3, *[6] * 256]
+    letters = sorted(set("".join(WORDS)) - {"▁"}) + list(".,HÜ")
+    tokens += WORDS + letters
+    types += [1] * (len(tokens) - len(types))
+    scores = [0.0] * 259 + [-float(i) for i in range(len(tokens) - 259)]
+    found = {"model": "llama", "tokens": tokens, "scores": np.array(scores, np.float32)}
+    return {**found, "token_type": np.array(types, np.int32), "bos_token_id": 1}
+
+
+def merged(text: str, told: dict[str, Any]) -> list[int]:
+    """By llama.cpp's rule: the neighbours that make the token with the highest score, again."""
+    ids = {t: i for i, t in enumerate(told["tokens"]) if told["token_type"][i] == 1}
+    parts = list("▁" + text.replace(" ", "▁")) if text else []
+    while True:
+        pairs = [(a + b, i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in ids]
+        if not pairs:
+            break
+        _, at = max(pairs, key=lambda p: (told["scores"][ids[p[0]]], -p[1]))
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    known = [[ids[p]] if p in ids else [3 + b for b in p.encode()] for p in parts]
+    return [1, *(i for part in known for i in part)]
+
+
+def test_tokenizers_of_sentencepiece(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    told = pieces()
+    size = {**SIZES, "vocab_size": len(told["tokens"]), "num_hidden_layers": 1}
+    models.save(models.Llama(models.LlamaConfig(**size)), tmp_path / "a.gguf")
+    file = ours.load(tmp_path / "a.gguf")
+    metadata = {**file.metadata, **{f"tokenizer.ggml.{k}": v for k, v in told.items()}}
+    ours.save(tmp_path / "b.gguf", file.arrays(), metadata)
+    model = models.load(tmp_path / "b.gguf")
+    models.save(model, tmp_path / "c.gguf")
+    for found in (model.tokenizer, models.load(tmp_path / "c.gguf").tokenizer):
+        for text in ("the thing in an  area.", "Hü, Ü the ß\n", " an", "", "ing ing  the "):
+            tokens = found.encode(text)
+            assert tokens == merged(text, told), text
+            assert found.decode(tokens) == text
+        assert found.encode("an</s>")[-1] == 2
+
+
 def test_tokenizers_that_are_not_read(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     model = made("qwen2")
@@ -314,9 +362,11 @@ def test_tokenizers_that_are_not_read(tmp_path: Path) -> None:
     assert models.load(tmp_path / "a.gguf").tokenizer is None
     file = ours.load(tmp_path / "a.gguf")
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"model": "llama"}, "of the kind 'llama'"),
-        ({"model": "gpt2", "pre": "elsewhere"}, "Known are: gpt-2"),
+        ({"model": "t5"}, "of the kind 't5'"),
+        ({"model": "llama", "tokens": ["a"], "scores": [0.0, 1.0]}, "other scores"),
+        ({"model": "gpt2", "pre": "elsewhere", "tokens": ["a"]}, "Known are: gpt-2"),
         ({"model": "gpt2"}, "has no tokenizer.ggml.tokens"),
+        ({"model": "gpt2", "tokens": ["a", "b", "a"], "merges": ["a b"]}, "a token twice"),
         ({"model": "gpt2", "tokens": ["a", "b"], "merges": [1]}, "no tokenizer.ggml.merges"),
         ({"model": "gpt2", "tokens": ["a"], "merges": ["x"]}, "has no tokenizer"),
         ({"model": "gpt2", "tokens": ["a"], "merges": ["x y"]}, "has no tokenizer"),
