@@ -89,6 +89,7 @@ ARRAYS: dict[str, tuple[bytes, str]] = {
     "too large": (_lying("(10**12,)"), "no .npy file"),
     "10^12 elements": (_lying("(1000000, 1000000)"), r"\(1000000, 1000000\) in 8 bytes"),
     "overflowing": (_lying("(4611686018427387904, 4)"), "in 8 bytes"),
+    "huge and empty": (_lying(f"(0, {1 << 62}, {1 << 62})", data=b""), "in 0 bytes"),
     "negative": (_lying("(-1,)"), "no .npy file"),
     "too small": (_lying("(1,)"), "in 8 bytes"),
     "no tuple": (_lying("3"), "no .npy file"),
@@ -175,6 +176,7 @@ def test_files_of_pytorch(tmp_path: Path) -> None:
     state = net.state_dict()
     state |= {"turned": torch.arange(6.0).reshape(2, 3).T, "part": torch.arange(10.0)[3:7:2]}
     state |= {"half": torch.ones(3).half(), "bf16": torch.ones(2).bfloat16()}
+    state["strided"] = torch.zeros(2).as_strided((1, 1, 2), (1 << 30, 1 << 30, 1))
     state |= {"empty": torch.zeros(0, 3), "yes": torch.tensor([True]), "own": net[0].weight}
     torch.save(state, file)
     found = torch_files.load(file)
@@ -239,6 +241,10 @@ PICKLES: dict[str, tuple[bytes, str]] = {
     "10^12 elements": (
         tensor(b"K\x00", b"\x8a\x06\x00\x10\xa5\xd4\xe8\x00\x85", b"K\x00\x85"),
         "not within storage",
+    ),
+    "huge and empty": (
+        tensor(b"K\x00", b"K\x00\x8a\x07" + b"\x7f" * 7 + b"\x86", b"K\x01K\x01\x86"),
+        "more elements",
     ),
     "a size that lies": (tensor(b"K\x00", b"K\x09\x85", b"K\x01\x85", b"K\x09"), "not within"),
     "negative": (tensor(b"J\xff\xff\xff\xff", b"K\x02\x85", b"K\x01\x85"), "else than a storage"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,15 @@ def test_an_equal_head_is_tied(tmp_path: Path) -> None:
     assert "lm_head.weight" not in found.values()
 
 
+def test_formats_are_those_of_files(tmp_path: Path) -> None:
+    model = made("llama")
+    models.save(model, tmp_path / "a.gguf")
+    assert ours.load(tmp_path / "a.gguf").tensors["output.weight"].format == "f16"
+    models.save(model, tmp_path / "a", dtype="f32")
+    with pytest.raises(td.ArgumentError, match="'q8_0' for the folder"):
+        models.save(model, tmp_path / "a", dtype="q8_0")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gpt2"])
 @pytest.mark.parametrize("dtype", ["f32", "q8_0"])
@@ -286,7 +296,7 @@ def trained(cut: str) -> Any:
 def test_tokenizers(tmp_path: Path, cut: str) -> None:
     found = trained(cut)
     (tmp_path / "tokenizer.json").write_text(found.to_str())
-    config = {**SIZES, "vocab_size": 310, "num_hidden_layers": 1, "bos_token_id": 0}
+    config = {**SIZES, "vocab_size": 310, "num_hidden_layers": 1}
     model = models.Llama(models.LlamaConfig(**config))
     model.tokenizer = models.Tokenizer(tmp_path / "tokenizer.json")
     models.save(model, tmp_path / "a.gguf")
@@ -298,6 +308,53 @@ def test_tokenizers(tmp_path: Path, cut: str) -> None:
     assert (back.encode("x")[0] == 0) == (cut == "llama-bpe")
 
 
+WORDS = ["▁", "▁t", "he", "▁the", "in", "er", "▁a", "▁the▁", "an", "▁an", "the", "▁▁", "ing", "th"]
+
+
+def pieces() -> dict[str, Any]:
+    """A vocabulary as SentencePiece's: specials, bytes, letters, and words by their scores."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
+    types = [2, 3, 3, *[6] * 256]
+    letters = sorted(set("".join(WORDS)) - {"▁"}) + list(".,HÜ")
+    tokens += WORDS + letters
+    types += [1] * (len(tokens) - len(types))
+    scores = [0.0] * 259 + [-float(i) for i in range(len(tokens) - 259)]
+    found = {"model": "llama", "tokens": tokens, "scores": np.array(scores, np.float32)}
+    return {**found, "token_type": np.array(types, np.int32), "bos_token_id": 1}
+
+
+def merged(text: str, told: dict[str, Any]) -> list[int]:
+    """By llama.cpp's rule: the neighbours that make the token with the highest score, again."""
+    ids = {t: i for i, t in enumerate(told["tokens"]) if told["token_type"][i] == 1}
+    parts = list("▁" + text.replace(" ", "▁")) if text else []
+    while True:
+        pairs = [(a + b, i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in ids]
+        if not pairs:
+            break
+        _, at = max(pairs, key=lambda p: (told["scores"][ids[p[0]]], -p[1]))
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    known = [[ids[p]] if p in ids else [3 + b for b in p.encode()] for p in parts]
+    return [1, *(i for part in known for i in part)]
+
+
+def test_tokenizers_of_sentencepiece(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    told = pieces()
+    size = {**SIZES, "vocab_size": len(told["tokens"]), "num_hidden_layers": 1}
+    models.save(models.Llama(models.LlamaConfig(**size)), tmp_path / "a.gguf")
+    file = ours.load(tmp_path / "a.gguf")
+    metadata = {**file.metadata, **{f"tokenizer.ggml.{k}": v for k, v in told.items()}}
+    ours.save(tmp_path / "b.gguf", file.arrays(), metadata)
+    model = models.load(tmp_path / "b.gguf")
+    models.save(model, tmp_path / "c.gguf")
+    for found in (model.tokenizer, models.load(tmp_path / "c.gguf").tokenizer):
+        for text in ("the thing in an  area.", "Hü, Ü the ß\n", " an", "", "ing ing  the "):
+            tokens = found.encode(text)
+            assert tokens == merged(text, told), text
+            assert found.decode(tokens) == text
+        assert found.encode("an</s>")[-1] == 2
+
+
 def test_tokenizers_that_are_not_read(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     model = made("qwen2")
@@ -305,9 +362,11 @@ def test_tokenizers_that_are_not_read(tmp_path: Path) -> None:
     assert models.load(tmp_path / "a.gguf").tokenizer is None
     file = ours.load(tmp_path / "a.gguf")
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"model": "llama"}, "of the kind 'llama'"),
-        ({"model": "gpt2", "pre": "elsewhere"}, "Known are: gpt-2"),
+        ({"model": "t5"}, "of the kind 't5'"),
+        ({"model": "llama", "tokens": ["a"], "scores": [0.0, 1.0]}, "other scores"),
+        ({"model": "gpt2", "pre": "elsewhere", "tokens": ["a"]}, "Known are: gpt-2"),
         ({"model": "gpt2"}, "has no tokenizer.ggml.tokens"),
+        ({"model": "gpt2", "tokens": ["a", "b", "a"], "merges": ["a b"]}, "a token twice"),
         ({"model": "gpt2", "tokens": ["a", "b"], "merges": [1]}, "no tokenizer.ggml.merges"),
         ({"model": "gpt2", "tokens": ["a"], "merges": ["x"]}, "has no tokenizer"),
         ({"model": "gpt2", "tokens": ["a"], "merges": ["x y"]}, "has no tokenizer"),
@@ -320,3 +379,31 @@ def test_tokenizers_that_are_not_read(tmp_path: Path) -> None:
         assert len(found.generate([1], 1, eos_token_id=())) == 2  # tokens can be used without
         with pytest.raises(td.LoadError, match=message):
             found.generate("text", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in (*CHANGES, "gpt2") if n not in ("mistral", "biases")])
+def test_llama_cpp_computes_the_same(tmp_path: Path, name: str) -> None:
+    """Where bindings of llama.cpp are installed: `pip install xllamacpp`."""
+    library = pytest.importorskip("xllamacpp")
+    cut = {"llama3": "llama-bpe", "linear": "smollm"}.get(name, "qwen2" if "q" in name else "gpt-2")
+    (tmp_path / "tokenizer.json").write_text(trained(cut).to_str())
+    sized: models.CausalModel = (
+        models.GPT2(models.GPT2Config(**{**vars(GPT2), "vocab_size": 310}))
+        if name == "gpt2"
+        else models.Llama(models.LlamaConfig(**{**SIZES, **CHANGES[name], "vocab_size": 310}))
+    )
+    sized.tokenizer = models.Tokenizer(tmp_path / "tokenizer.json")
+    models.save(sized, tmp_path / "a.gguf", dtype="f32")
+    found = models.load(tmp_path / "a.gguf")
+    tokens = found.tokenizer.encode(CORPUS[0])
+    logits = found(np.array([tokens]))[0, -1].astype(np.float64)
+    wanted = logits - np.log(np.exp(logits).sum())
+    settings = library.CommonParams()
+    settings.model.path, settings.n_ctx, settings.n_parallel = str(tmp_path / "a.gguf"), 128, 1
+    server = library.Server(settings)
+    asked = {"prompt": CORPUS[0], "max_tokens": 1, "temperature": 0, "logprobs": 8, "n_probs": 8}
+    answer = server.handle_completions(asked)
+    assert answer["usage"]["prompt_tokens"] == len(tokens)
+    for token in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
+        assert abs(token["logprob"] - wanted[token["id"]]) < 5e-3  # its attention is in float16

@@ -120,6 +120,8 @@ def test_wrong_configurations(folder: Path, name: str) -> None:
         ({"layer_types": ["sideways"]}, "full_attention"),
         ({"layer_types": ["full_attention"] * 2}, "one for each layer"),
         ({"head_dim": 3}, "head_width"),
+        ({"head_dim": 2**31 - 2}, "a head has 2,147,483,646 elements"),
+        ({"rope_theta": -1.0, "rope_parameters": None}, "rope_theta = -1.0"),
         ({"model_type": "gemma"}, "model_type"),
     ],
 )

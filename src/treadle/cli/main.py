@@ -166,12 +166,14 @@ def _add_fuzz(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 def _add_generate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     generate = commands.add_parser(
         "generate",
-        help="continue a text with a model of a Hugging Face folder",
+        help="continue a text with a model of a Hugging Face folder or a GGUF file",
         description="Load a folder with config.json, safetensors and tokenizer.json, and continue "
         "a prompt. The likeliest tokens are taken unless --temperature is given.",
         epilog=EPILOG,
     )
-    generate.add_argument("folder", metavar="DIR", help="has config.json and model.safetensors")
+    generate.add_argument(
+        "folder", metavar="DIR", help="has config.json and model.safetensors; or x.gguf"
+    )
     generate.add_argument("prompt", help="text, or tokens with --tokens")
     _add_count(generate, "--max-new-tokens", 50, "the most tokens that follow")
     generate.add_argument("--tokens", action="store_true", help="the prompt is numbers, no text")

@@ -15,7 +15,7 @@ from numpy.lib import format as npy
 
 from treadle.base.errors import ArgumentError, LoadError
 from treadle.interop.archives import Archive, open_archive
-from treadle.interop.opened import damaged
+from treadle.interop.opened import damaged, is_possible
 from treadle.runtime.files import write_file
 
 MAGIC = b"\x93NUMPY"
@@ -58,7 +58,8 @@ def _array(archive: Archive, entry: str) -> np.ndarray:
     sizes = found["shape"].replace(" ", "").removesuffix(",").split(",")
     shape = tuple(int(n or -1) for n in sizes) if sizes != [""] else ()
     left = len(content) - start
-    if len(shape) > MOST_AXES or -1 in shape or math.prod(shape) * dtype.itemsize != left:
+    fits = is_possible(shape) and math.prod(shape) * dtype.itemsize == left
+    if len(shape) > MOST_AXES or -1 in shape or not fits:
         cause = f"{entry[:80]!r} is {dtype} {str(shape)[:80]} in {left:,} bytes"
         raise damaged(archive.source, cause)
     flat = np.frombuffer(content, dtype, offset=start)

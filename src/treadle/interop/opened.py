@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import numpy as np
 
 from treadle.base.errors import LoadError
 from treadle.runtime.files import as_path
+
+MOST_ELEMENTS = 1 << 48  # what a process can address
 
 
 def mapped(path: str | Path, what: str) -> tuple[Path, np.ndarray]:
@@ -35,6 +38,11 @@ def check_file(source: Path) -> None:
     if not stat.S_ISREG(mode):
         what = "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
         raise LoadError("load", f"{source} is {what}, not a file", "Name a file.")
+
+
+def is_possible(shape: Sequence[int]) -> bool:
+    """Whether there can be an array of a shape: one without elements may still have huge axes."""
+    return math.prod(max(1, n) for n in shape) <= MOST_ELEMENTS
 
 
 def damaged(source: Path, cause: str) -> LoadError:

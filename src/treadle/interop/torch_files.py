@@ -20,7 +20,7 @@ import numpy as np
 
 from treadle.base.errors import LoadError
 from treadle.interop.archives import Archive, open_archive
-from treadle.interop.opened import damaged
+from treadle.interop.opened import damaged, is_possible
 
 LARGEST_PICKLE = 1 << 26  # bytes; a tensor takes some 200
 MOST_AXES = 32
@@ -175,6 +175,8 @@ def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: object) -> 
             raise _RefusedError("makes a tensor with a shape of no whole numbers")
     if len(shape) != len(strides) or len(shape) > MOST_AXES:
         raise _RefusedError(f"makes a tensor with {len(shape)} axes and {len(strides)} strides")
+    if not is_possible(shape) or not all(is_possible((n,)) for n in strides):
+        raise _RefusedError("makes a tensor with more elements than there can be")
     return _Tensor(storage, offset, shape, strides)
 
 

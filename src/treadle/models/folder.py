@@ -101,13 +101,13 @@ def save(
     values: Mapping[str, object] | None = None,
     *,
     shard_bytes: int = SHARD,
-    dtype: str = "f16",
+    dtype: str | None = None,
 ) -> None:
     """Write a folder that `transformers` and `models.load` open, or a GGUF file.
 
     `values` are those of a step, `step.params`; without, what the model was loaded with. Files are
     written aside and renamed, the configuration last. Folders have float32; a path that ends in
-    `.gguf` is a file in the format `dtype`: f32, f16, bf16, q8_0 or q4_0.
+    `.gguf` is a file in the format `dtype`: f32, f16 (the default), bf16, q8_0 or q4_0.
     """
     if not isinstance(model, Model) or not model.architecture:
         cause = f"{type(model).__name__} has no folder format"
@@ -117,8 +117,11 @@ def save(
     if values is not None:
         model.start_from(values)
     if folder.suffix == GGUF:
-        save_gguf(model, folder, dtype)
+        save_gguf(model, folder, dtype or "f16")
         return
+    if dtype not in (None, "f32"):
+        cause = f"dtype = {dtype!r} for the folder {folder}, which has float32"
+        raise ArgumentError("save", cause, 'Name a file, "model.gguf".')
     arrays = model.values()
     shards = _shards(arrays, shard_bytes)
     stem = STEMS[model.library]

@@ -72,6 +72,7 @@ def config_of(file: gguf.File) -> dict[str, Any]:
             raise LoadError("load", f"{file.path} has no {kind}.{key}", "Use another copy.")
         found[ours] = OPTIONAL[key] if value is None else value
     found |= {ours: _field(file, key) for key, ours in SPECIAL.items()}
+    _check_counts(file, kind)
     found["vocab_size"] = (file.tensors["token_embd.weight"].shape or (1,))[0]
     found["tie_word_embeddings"] = _is_tied(file)
     if kind == "gpt2":
@@ -84,6 +85,20 @@ def config_of(file: gguf.File) -> dict[str, Any]:
         "architectures": [LLAMA_FAMILY[found["model_type"]]],
     }
     return found
+
+
+def _check_counts(file: gguf.File, kind: str) -> None:
+    """Layers and experts are as many as there are tensors for: each is built before any is read."""
+    layers, experts = (_field(file, f"{kind}.{n}") for n in ("block_count", "expert_count"))
+    gates = file.tensors.get("blk.0.ffn_gate_exps.weight")
+    there = gates.shape[0] if gates is not None and gates.shape else 0
+    for key, count, most in (
+        ("block_count", layers, len(file.tensors)),
+        ("expert_count", experts, there),
+    ):
+        if isinstance(count, int) and count > most:
+            cause = f"{file.path}: {kind}.{key} is {count}, and there are tensors for {most}"
+            raise LoadError("load", cause, "Use another copy.")
 
 
 def _field(file: gguf.File, key: str) -> object:

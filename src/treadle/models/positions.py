@@ -16,6 +16,7 @@ from treadle.frontend.functions.arithmetic import cos, sin
 from treadle.frontend.functions.shaping import chunk, concat, unsqueeze
 from treadle.frontend.tensor import Tensor
 
+WIDEST = 1 << 16  # elements of a head whose rates are computed; real ones have some 2⁷
 TYPES = ("default", "linear", "llama3", "yarn")
 
 
@@ -44,6 +45,9 @@ class Rotation:
 def rotary_rates(dim: int, base: float, scaling: Mapping[str, Any]) -> tuple[np.ndarray, float]:
     """Angles per position of each pair, float32, and what cosines and sines are multiplied by."""
     kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if dim > WIDEST:
+        cause = f"a head has {dim:,} elements, more than {WIDEST:,}"
+        raise ArgumentError("rope", cause, "Check head_dim and the number of heads.")
     if not 0 < base < 1e30:
         raise ArgumentError("rope", f"rope_theta = {base!r}", "It is a positive number.")
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)

@@ -20,7 +20,7 @@ from treadle.base.blocks import BLOCKS
 from treadle.base.blocks import decoded as decoded_blocks
 from treadle.base.errors import LoadError
 from treadle.base.memory import refuse_beyond
-from treadle.interop.opened import damaged, mapped
+from treadle.interop.opened import damaged, is_possible, mapped
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)  # 1 has lengths of 32 bits, and no file of it is left
@@ -246,7 +246,8 @@ def _entry(reader: _Reader) -> Entry:
 def _check_places(reader: _Reader, entries: list[Entry], there: int, alignment: int) -> None:
     """Each tensor is inside the file, at an aligned place, and none overlaps another."""
     for entry in entries:
-        if entry.start % alignment or entry.start + entry.nbytes > there:
+        fits = is_possible(entry.shape) and entry.start + entry.nbytes <= there
+        if entry.start % alignment or not fits:
             place = f"{entry.start:,}, of {there:,}"
             cause = f"{entry.name[:80]!r} {entry.shape} has {entry.nbytes:,} bytes at {place}"
             raise reader.wrong(cause)
