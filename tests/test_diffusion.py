@@ -108,6 +108,28 @@ def test_folders_go_both_ways(name: str, device: str, tmp_path: Path) -> None:
         assert np.array_equal(back(*given).sample.numpy(), wanted)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_diffusers(name: str) -> None:
+    config, labels = CASES[name]
+    twin = diffusers().UNet2DModel(**config).eval()
+    model = models.UNet2D(models.UNet2DConfig(**config))
+    values = {n: value_for(n, d.shape) for n, d in model.declarations().items()}
+    twin.load_state_dict({n: torch.tensor(v) for n, v in values.items()})
+    twin.double()  # as the oracle: the first layers' gradients are small differences
+
+    def total(values: dict[str, td.Tensor]) -> td.Tensor:
+        return (model.apply(values, IMAGES, TIMES, *labels) ** 2).mean()
+
+    found = td.grad(total)(values)
+    given = [torch.tensor(a) for a in (IMAGES.astype(np.float64), TIMES, *labels)]
+    (twin(*given).sample ** 2).mean().backward()
+    greatest = max(float(p.grad.abs().max()) for p in twin.parameters())
+    for key, parameter in twin.named_parameters():
+        error = np.abs(found[key].numpy() - parameter.grad.numpy()).max()
+        assert error < 1e-4 * (float(parameter.grad.abs().max()) + 0.02 * greatest), key
+
+
 def test_a_folder_of_our_own(tmp_path: Path) -> None:
     model = models.UNet2D(models.UNet2DConfig(**SMALL))
     models.save(model, tmp_path, shard_bytes=20_000)

@@ -218,6 +218,17 @@ def test_figures_are_neuraloperators(name: str) -> None:
     model.start_from(values)  # complex values as they are
     assert np.abs(model(inputs(shape)) - found).max() < 1e-4
 
+    def total(values: dict[str, td.Tensor]) -> td.Tensor:
+        return (model.apply(values, inputs(shape)) ** 2).mean()
+
+    gradients = td.grad(total)(model.values())
+    (twin(torch.tensor(inputs(shape))) ** 2).mean().backward()
+    for key, parameter in twin.named_parameters():
+        wanted = parameter.grad
+        wanted = torch.view_as_real(wanted) if wanted.is_complex() else wanted
+        error = np.abs(gradients[key].numpy() - wanted.numpy()).max()
+        assert error < 1e-4 * (1 + float(wanted.abs().max())), key
+
 
 def test_fno_learns_a_derivative_and_keeps_it_on_another_grid() -> None:
     def waves(count: int, points: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

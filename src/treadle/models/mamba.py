@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base.dtypes import float32
 from treadle.base.errors import ArgumentError
 from treadle.base.shapes import Shape
 from treadle.frontend.coerce import as_tensor, cast
@@ -163,20 +164,20 @@ class _Mixer(Module):
         return result
 
     def _carried(self, context: Context, inner: Tensor) -> list[Tensor]:
-        """The last positions before these (B, K − 1, C), and the state (B, C, N)."""
+        """The last positions before these (B, K − 1, C), and the state (B, C, N), float32."""
         found = context.carried(self.layer)
-        if found is not None:
-            return [cast(value, inner.dtype) for value in found]
-        shapes = self.shape().shapes
-        return [zeros((inner.shape[0], *shape), inner.dtype) for shape in shapes]
+        if found is None:
+            found = [zeros((inner.shape[0], *shape)) for shape in self.shape().shapes]
+        before, state = found
+        return [cast(before, inner.dtype), cast(state, float32)]
 
     def _selected(self, u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """hₜ = exp(Δₜ A) hₜ₋₁ + Δₜ Bₜ uₜ and yₜ = Cₜ hₜ, for u (B, T, C)."""
+        """hₜ = exp(Δₜ A) hₜ₋₁ + Δₜ Bₜ uₜ and yₜ = Cₜ hₜ, for u (B, T, C), in float32."""
         config = self.config
         sizes = [config.rank, config.state_size, config.state_size]
         step, b, c = split(self.x_proj(u), sizes, -1)
         delta = softplus(self.dt_proj(step))
-        decay = -exp(as_tensor(self.A_log))
+        decay = -exp(cast(as_tensor(self.A_log), float32))
 
         def move(h: Tensor, row: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
             delta_t, u_t, b_t, c_t = row  # (B, C), (B, C), (B, N), (B, N)
@@ -184,7 +185,7 @@ class _Mixer(Module):
             h = exp(d * decay) * h + d * unsqueeze(u_t, -1) * unsqueeze(b_t, 1)
             return h, reductions.sum(h * unsqueeze(c_t, 1), -1)
 
-        rows = [delta, u, b, c]
+        rows = [cast(row, float32) for row in (delta, u, b, c)]
         if u.shape[1] == 1:  # one token after another: no loop
             state, y = move(state, tuple(row[:, 0] for row in rows))
             return unsqueeze(y, 1), state
