@@ -285,6 +285,22 @@ def test_dlpack_capsules_hold_memory_until_they_are_gone() -> None:
         assert address not in driver.memory
 
 
+def test_streams_that_follow_ours_are_not_made_to_wait() -> None:
+    with fake_gpu() as driver:
+        array = DeviceArray(Block(24), (2, 3), np.dtype(np.float32))
+        before = driver.calls["cuStreamSynchronize"]
+        array.__dlpack__(stream=1)  # the one that all others wait for
+        array.__dlpack__(stream=-1)
+        there = found(array, (2, 3), np.dtype(np.float32))  # our own, on our own stream
+        assert there is not None
+        assert there.address == array.address
+        assert found(array, (3, 2), np.dtype(np.float32)) is None
+        assert driver.calls["cuStreamSynchronize"] == before
+        array.__dlpack__(stream=2)
+        assert driver.calls["cuStreamSynchronize"] == before + 1
+        gc.collect()
+
+
 def test_parameters_of_a_step_on_the_processor_are_its_arrays() -> None:
     step = td.compile_step(
         nn.Linear(3, 2), lambda m, x: m(x).sum(), optim.sgd(0.1), td.Spec((4, 3)), device="cpu"

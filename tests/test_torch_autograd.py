@@ -179,10 +179,12 @@ def test_dropout_draws_the_same_in_both_programs() -> None:
 
 def test_wrong_arguments_are_refused(forward: Any) -> None:
     function = as_autograd(forward)
-    with pytest.raises(td.BatchError, match="the leaves a"):
+    with pytest.raises(td.BatchError, match=r"the batch is a float32\[8,3\], and was"):
         function({"a": torch.zeros(8, 3)})
     with pytest.raises(td.BatchError, match="ndarray.*PyTorch's tensors"):
         function(np.zeros((8, 3), np.float32))
+    with pytest.raises(td.BatchError, match=r"float32\[9,3\].*on_new_shape"):
+        function(torch.zeros(9, 3))
     with pytest.raises(td.ArgumentError, match=r"missing: \['first.weight'"):
         function(torch.zeros(8, 3), {})
     with pytest.raises(td.ArgumentError, match="3 arguments"):

@@ -429,6 +429,12 @@ def _places() -> Iterator[tuple[Any, ...]]:
     yield "index_fill.int_Scalar", x, 0, torch.tensor([3, 0]), 2.0
     yield "index_fill.int_Tensor", x, 1, torch.tensor([3, 0]), torch.tensor(2.0)
     yield "embedding", real(5, 3), whole(2, 4), 2
+    bags = real(6, 3), torch.tensor([1, 5, 0, 2, 2, 4, 1]), torch.tensor([0, 2, 2, 5])
+    for name in ("_embedding_bag", "_embedding_bag_forward_only"):
+        for mode in (0, 1, 2):
+            given = None if mode else positive(7)
+            terms = False, mode, False, given, False, 2
+            yield name, *bags, *terms, {"compared": (0,)}
     yield "one_hot", whole(2, 3), 5
     line = torch.tensor([0.0, 0.5, 1.0])
     yield "searchsorted.Tensor", line, real(2, 3), {"right": True}

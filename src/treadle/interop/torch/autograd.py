@@ -30,7 +30,7 @@ from treadle.step.forward import Forward, compile_forward
 from treadle.step.index_checks import IndexChecks, checks_of
 
 NAME = "as_autograd"
-GIVEN = f"{INPUT_PREFIX}params."  # begins the names of parameters that a call gives
+GIVEN_BATCH = f"{INPUT_PREFIX}batch"  # begins the names of a call's batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Autograd:
                 cause = f"{name[len(INPUT_PREFIX) :]} is a {type(leaf).__name__}"
                 raise BatchError(NAME, cause, "Its inputs are PyTorch's tensors.")
         types = tuple((n, type_of(NAME, t)) for n, t in zip(names, leaves, strict=True))
-        self._check(batch, params)
+        self._check(batch, params, dict(types))
         wanted = torch.is_grad_enabled()
         wrt = tuple(
             n
@@ -108,13 +108,16 @@ class Autograd:
         params = arguments[1] if len(arguments) == 2 else None
         return arguments[0], params
 
-    def _check(self, batch: Tree, params: Mapping[str, Any] | None) -> None:
+    def _check(
+        self, batch: Tree, params: Mapping[str, Any] | None, types: Mapping[str, TensorType]
+    ) -> None:
         """A batch is as the forward was compiled for, and parameters are the model's."""
-        expected, fixed = self.forward.inputs, trees.flatten(batch)[1]
-        if not self._takes_several and fixed != expected.structure:
-            cause = f"the batch has the leaves {', '.join(trees.paths(batch)) or 'of one array'}"
-            shown = ", ".join(f"{n[len(INPUT_PREFIX) :]}: {t}" for n, t in expected.types)
-            raise BatchError(NAME, cause, f"The forward was compiled for {shown}.")
+        if not self._takes_several and not self._fits(batch, types):
+            given = [f"{n[len(GIVEN_BATCH) + 1 :]} {types[n]}" for n in types if _is_batch(n)]
+            shown = [f"{n[len(INPUT_PREFIX) :]} {t}" for n, t in self.forward.inputs.types]
+            cause = f"the batch is {', '.join(given)}, and was {', '.join(shown)}"
+            remedy = 'Other sizes need CompileOptions(on_new_shape="specialise").'
+            raise BatchError(NAME, cause, remedy)
         if params is None:
             return
         declared = self.forward.model.declarations()
@@ -125,12 +128,26 @@ class Autograd:
             cause = f"missing: {missing}, unexpected: {unexpected}, of another shape: {wrong}"
             raise ArgumentError(NAME, cause, "Pass tensors by the model's names.")
 
+    def _fits(self, batch: Tree, types: Mapping[str, TensorType]) -> bool:
+        """Whether a batch has the leaves, dtypes and, unless others are allowed, sizes."""
+        if trees.flatten(batch)[1] != self.forward.inputs.structure:
+            return False
+        may_differ = self.forward.options.on_new_shape == "specialise"
+        pairs = zip([t for n, t in types.items() if _is_batch(n)], self.forward.inputs.types)
+        return all(
+            given == fixed or (may_differ and given.dtype is fixed.dtype)
+            for given, (_, fixed) in pairs
+        )
+
     def _get(self, key: Key) -> Built:
-        if key not in self._built:
+        built = self._built.pop(key, None)
+        if built is None:
             traced = self._traced(key)
-            parts = _in_halves(traced.graph, key)
-            self._built[key] = Built(traced, parts, self, key)
-        return self._built[key]
+            built = Built(traced, _in_halves(traced.graph, key), self, key)
+        self._built[key] = built  # the last that was used
+        while len(self._built) > self.forward.options.max_shapes:
+            self._built.pop(next(iter(self._built)))
+        return built
 
     def _traced(self, key: Key) -> TracedModel:
         """The function over a batch, and over parameters if they are given."""
@@ -212,6 +229,10 @@ class Autograd:
         return {
             k: np.asarray(v).astype(types[k].dtype.numpy, copy=False) for k, v in outputs.items()
         }
+
+
+def _is_batch(name: str) -> bool:
+    return name == GIVEN_BATCH or name.startswith(f"{GIVEN_BATCH}.")
 
 
 def _type(graph: Graph, output: Output) -> TensorType:

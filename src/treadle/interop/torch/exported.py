@@ -12,8 +12,6 @@ from typing import Any
 from treadle.base.dtypes import BY_NAME, DType
 from treadle.base.errors import ArgumentError
 from treadle.frontend.branches import cond
-from treadle.frontend.functions.arithmetic import stop_gradient
-from treadle.frontend.tensor import Tensor
 from treadle.interop.torch.program import Call, Known, Program, Ref
 from treadle.interop.torch.rows.all import ROWS
 from treadle.interop.torch.rows.table import Row
@@ -21,6 +19,7 @@ from treadle.interop.torch.rows.table import Row
 # Where a tensor is and how it lies in memory is Treadle's own matter.
 LEFT_OUT = frozenset({"device", "layout", "pin_memory", "memory_format", "generator"})
 MOST_ROUNDS = 3  # of decompositions whose results are decomposed again
+NO_GRAD = "higher_order.wrap_with_set_grad_enabled"
 
 
 def export(
@@ -42,6 +41,7 @@ def export(
             cause = f"torch.export refused {type(module).__name__}: {_first_lines(error)}"
             remedy = "torch.export.export(module, inputs) must work: see PyTorch's own message."
             raise ArgumentError("from_module", cause, remedy) from error
+        _detach_without_gradient(found)
         table: Any = torch.export.default_decompositions()
         for op in list(table.keys()):
             if name_of(op) in ROWS:
@@ -53,6 +53,33 @@ def export(
                 break
             found = found.run_decompositions(more)
     return found
+
+
+def _detach_without_gradient(found: Any) -> None:
+    """Results of what is inside `torch.no_grad()` are detached: decomposing forgets what it was."""
+    import torch
+
+    for module in _modules(found):
+        for node in module.graph.nodes:
+            is_call = node.op == "call_function"
+            is_region = is_call and name_of(node.target) == NO_GRAD
+            if not is_region or node.args[0]:
+                continue
+            inner = getattr(module, node.args[1].target)
+            (end,) = (n for n in inner.graph.nodes if n.op == "output")
+            with inner.graph.inserting_before(end):
+                results = [_detached(inner.graph, r, torch) for r in _listed(end.args[0])]
+            end.args = (tuple(results),)
+            inner.recompile()
+
+
+def _detached(graph: Any, value: Any, torch: Any) -> Any:
+    kept = value.meta.get("val") if isinstance(value, torch.fx.Node) else None
+    if not isinstance(kept, torch.Tensor) or not kept.is_floating_point():
+        return value
+    new = graph.call_function(torch.ops.aten.detach.default, (value,))
+    new.meta = dict(value.meta)
+    return new
 
 
 def _further(ops: Sequence[Any]) -> dict[Any, Any]:
@@ -67,12 +94,12 @@ def _first_lines(error: Exception) -> str:
     return " ".join(str(error).split("\n\n")[0].split())[:400]
 
 
-def _graphs(found: Any) -> Iterator[Any]:
-    """The graph of a program and those inside of it."""
+def _modules(found: Any) -> Iterator[Any]:
+    """The graph module of a program and those inside of it."""
     stack = [found.graph_module]
     while stack:
         module = stack.pop()
-        yield module.graph
+        yield module
         stack += [m for _, m in module.named_children() if _has_graph(m)]
 
 
@@ -83,7 +110,7 @@ def _has_graph(module: object) -> bool:
 
 
 def _without_rows(found: Any) -> list[Any]:
-    nodes = (n for graph in _graphs(found) for n in graph.nodes if n.op == "call_function")
+    nodes = (n for m in _modules(found) for n in m.graph.nodes if n.op == "call_function")
     return list(dict.fromkeys(n.target for n in nodes if name_of(n.target) not in KNOWN))
 
 
@@ -103,14 +130,6 @@ def name_of(target: Any) -> str:
 # Ops that take programs
 
 
-def _with_gradient(enabled: bool, body: Program, *operands: Any) -> list[Any]:
-    """`torch.no_grad()` inside of a forward."""
-    found = body.run(operands)
-    if enabled:
-        return found
-    return [stop_gradient(v) if isinstance(v, Tensor) and v.dtype.is_float else v for v in found]
-
-
 def _cond(predicate: Any, yes: Program, no: Program, operands: Sequence[Any] = ()) -> list[Any]:
     if isinstance(predicate, bool):
         return (yes if predicate else no).run(list(operands))
@@ -121,7 +140,6 @@ def _cond(predicate: Any, yes: Program, no: Program, operands: Sequence[Any] = (
 
 HIGHER: dict[str, Row] = {
     "higher_order.cond": _cond,
-    "higher_order.wrap_with_set_grad_enabled": _with_gradient,
 }
 KNOWN: dict[str, Row] = {**ROWS, **HIGHER}
 
@@ -179,7 +197,7 @@ def _listed(given: Any) -> Sequence[Any]:
 def _call(node: Any, places: Mapping[Any, Any], refused: Refused) -> Call | None:
     name = name_of(node.target)
     row = KNOWN.get(name)
-    if row is None:
+    if row is None or (name == "as_strided.default" and not _has_no_gaps(node.args[0])):
         refused.ops[str(node.target)] += 1
         return None
     try:
@@ -195,6 +213,12 @@ def _call(node: Any, places: Mapping[Any, Any], refused: Refused) -> Call | None
     except _NoSuchDTypeError as error:
         refused.ops[f"{name} of {error}"] += 1
         return None
+
+
+def _has_no_gaps(node: Any) -> bool:
+    """Whether a tensor's elements lie in order, as strides of it are understood here."""
+    value = node.meta.get("val")
+    return value is not None and value.is_contiguous() and value.storage_offset() == 0
 
 
 def _by_schema(node: Any) -> tuple[list[Any], dict[str, Any]]:

@@ -15,6 +15,7 @@ from treadle.runtime.cuda.device import Block, checked, device
 from treadle.runtime.foreign import CUDA, is_on_device
 
 _LEGACY = 1  # the stream that others wait for
+_UNASKED = -1  # DLPack's word for no wait
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool"}
 _SAME: dict[tuple[Any, Any], bool] = {}  # whether PyTorch's dtypes are NumPy's
 _CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
@@ -204,9 +205,13 @@ class DeviceArray:
         return CUDA, int(device().handle)
 
     def __dlpack__(self, stream: Any = None, **options: Any) -> object:
-        """A capsule; the stream that asks waits for the step that is running."""
+        """A capsule; the stream that asks waits for the step that is running.
+
+        The one that others wait for does so by itself.
+        """
         device().enter()
-        device().wait()
+        if stream not in (_LEGACY, _UNASKED):
+            device().wait()
         rank = len(self.shape)
         sizes = (ctypes.c_int64 * max(1, rank))(*self.shape)
         managed = _Managed()

@@ -11,7 +11,7 @@ from treadle.base.errors import ArgumentError
 from treadle.frontend.coerce import as_tensor, cast
 from treadle.frontend.functions import indexing as i
 from treadle.frontend.functions import segments
-from treadle.frontend.functions.arithmetic import eq, maximum, minimum, stop_gradient, where
+from treadle.frontend.functions.arithmetic import eq, maximum, minimum, ne, stop_gradient, where
 from treadle.frontend.functions.reductions import sum as sum_over
 from treadle.frontend.functions.shaping import expand, iota, ones, reshape, unsqueeze, zeros
 from treadle.frontend.tensor import Operand, Tensor
@@ -168,6 +168,34 @@ def _embedding(
         return rows
     # The row of the padding gets no gradient.
     return where(unsqueeze(eq(indices, padding_idx), -1), stop_gradient(rows), rows)
+
+
+@aten("_embedding_bag", "_embedding_bag_forward_only")
+def _embedding_bag(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[Tensor | None, ...]:
+    """Sums (0), means (1) or maxima (2) of rows from each offset to the next."""
+    bags = offsets.size - int(include_last_offset)
+    line = iota((indices.size,), 0, offsets.dtype)
+    bag = cast(segments.searchsorted(offsets, line, right=True), int32) - 1
+    rows = i.embedding(indices, weight)
+    counts = cast(ne(indices, padding_idx), weight.dtype)
+    size = segments.segment_sum(counts, bag, bags)
+    if mode == 2:
+        least = where(unsqueeze(counts, -1) > 0, rows, -weight.dtype.largest)
+        found = segments.segment_max(least, bag, bags)
+        return where(unsqueeze(size, -1) > 0, found, 0.0), None, None, None
+    factors = counts if per_sample_weights is None else counts * per_sample_weights
+    total = segments.segment_sum(rows * unsqueeze(factors, -1), bag, bags)
+    return total / unsqueeze(maximum(size, 1.0), -1) if mode == 1 else total, None, None, None
 
 
 @aten("one_hot")
