@@ -91,10 +91,33 @@ def test_operators_are_those_that_onnx_has(tmp_path: Path) -> None:
         export(make(), inputs, tmp_path / "m.onnx", opset=23)
         found[name] = [n.op_type for n in onnx.load(tmp_path / "m.onnx").graph.node]
     assert found["mlp"] == ["Gemm", "Relu", "Gemm", "Softmax", "Identity"]
-    assert {"Conv", "MaxPool", "Gelu", "ReduceMean", "Gemm"} <= set(found["cnn"])
+    assert [n for n in found["cnn"] if n != "Constant"] == (
+        "Conv BatchNormalization Relu MaxPool Conv Gelu ReduceMean Gemm Identity".split()
+    )
     assert {"Attention", "LayerNormalization", "Gather", "MatMul"} <= set(found["block"])
     assert found["lstm"].count("Scan") == 4
     assert {"ConvTranspose", "GroupNormalization", "AveragePool"} <= set(found["unet"])
+
+
+def test_a_norm_along_other_axes_is_no_batch_norm(tmp_path: Path) -> None:
+    """The sizes are equal, so that only the axes tell."""
+
+    def program(x: Any, mean: Any, variance: Any, weight: Any, bias: Any) -> Any:
+        scale = td.rsqrt(variance.reshape(1, 1, 4) + 1e-3)
+        channels = [t.reshape(4, 1) for t in (mean, weight, bias)]
+        return (x - channels[0]) * scale * channels[1] + channels[2]
+
+    rng = np.random.default_rng(0)
+    vectors = [rng.uniform(0.5, 2.0, 4).astype(np.float32) for _ in range(4)]
+    inputs = [rng.normal(size=(3, 4, 4)).astype(np.float32), *vectors]
+    export(program, tuple(inputs), tmp_path / "m.onnx")
+    graph = td.trace(program, *inputs)
+    names = ("x", "mean", "variance", "weight", "bias")
+    exact = evaluate_float64(graph, dict(zip(names, inputs, strict=True)))
+    close(ran(tmp_path / "m.onnx", inputs), list(exact))
+    assert "BatchNormalization" not in {
+        n.op_type for n in onnx.load(tmp_path / "m.onnx").graph.node
+    }
 
 
 # The op table
@@ -113,8 +136,7 @@ def graph_model(graph: Graph, opset: int) -> bytes:
     ]
     types = [graph.type_of(o.value) for o in graph.outputs]
     outputs = [value_info(r, t) for r, t in zip(results, types, strict=True)]
-    everything = [*nodes.constants, *nodes.list]
-    proto = onnx.helper.make_graph(everything, "op", inputs, outputs)
+    proto = onnx.helper.make_graph(nodes.finished(results), "op", inputs, outputs)
     model = onnx.helper.make_model(proto, opset_imports=[onnx.helper.make_opsetid("", opset)])
     model.ir_version = 10
     onnx.checker.check_model(model, full_check=True)

@@ -13,6 +13,7 @@ from treadle.base.errors import ArgumentError, LoadError, ShapeError
 from treadle.base.memory import refuse_beyond
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.coerce import cast as cast_to
+from treadle.frontend.scopes import at_one_line
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.interop.onnx.library import library
 from treadle.interop.onnx.reader.calls import OPERATORS, Value
@@ -68,7 +69,8 @@ class OnnxModule(Module):
         constants: dict[str, Any] = dict(body.constants)
         constants.update({n: d.tensor() for n, d in self._declared.items()})
         whole = Body(body.name, body.inputs, body.outputs, body.steps, constants)
-        results = [_tensor(v) for v in Run(self.program).body(whole, values, None)]
+        with at_one_line():
+            results = [_tensor(v) for v in Run(self.program).body(whole, values, None)]
         return results[0] if len(results) == 1 else tuple(results)
 
     def _given(self, inputs: tuple[Operand, ...], named: Mapping[str, Operand]) -> list[Operand]:

@@ -221,4 +221,4 @@ def _body(site: Site, a: Scan, constants: list[str], scanned: int) -> tuple[obje
         inputs.append(counter)
     made = [(o, pair.graph.type_of(o.value), pair.sizes(o.value)) for o in a.body.outputs]
     outputs = [value_info(n, t, s) for n, (_, t, s) in zip(results, made, strict=True)]
-    return library().helper.make_graph(nodes.list, "body", inputs, outputs), scanned
+    return library().helper.make_graph(nodes.finished(results), "body", inputs, outputs), scanned
