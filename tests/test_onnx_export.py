@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from op_samples import COMPUTED, spread
 from treadle import nn
 from treadle.base import trees
 from treadle.domains.float64 import evaluate_float64
-from treadle.interop.onnx import export
+from treadle.interop.onnx import export, load
+from treadle.interop.onnx.library import library
 from treadle.interop.onnx.writer.nodes import Nodes, value_info
 from treadle.interop.onnx.writer.walk import EXPORT, REFUSED, Pair, Walk
 from treadle.ir.composites import DEFINITIONS
@@ -90,6 +92,10 @@ def test_operators_are_those_that_onnx_has(tmp_path: Path) -> None:
     for name, (make, inputs) in MODELS.items():
         export(make(), inputs, tmp_path / "m.onnx", opset=23)
         found[name] = [n.op_type for n in onnx.load(tmp_path / "m.onnx").graph.node]
+    export(MODELS["block"][0](), MODELS["block"][1], tmp_path / "m.onnx", opset=20)
+    before = [n.op_type for n in onnx.load(tmp_path / "m.onnx").graph.node]
+    assert before.count("Softmax") == 1
+    assert "Einsum" not in before
     assert found["mlp"] == ["Gemm", "Relu", "Gemm", "Softmax", "Identity"]
     assert [n for n in found["cnn"] if n != "Constant"] == (
         "Conv BatchNormalization Relu MaxPool Conv Gelu ReduceMean Gemm Identity".split()
@@ -259,3 +265,28 @@ def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
     with pytest.raises(td.ArgumentError, match="no value for 'bias'"):
         export(nn.Linear(3, 2), (X,), path, params={"weight": np.ones((2, 3))})
     assert not path.exists()
+
+
+@pytest.mark.parametrize("opset", [20, 23])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_whose_heads_share_keys(opset: int, causal: bool, tmp_path: Path) -> None:
+    def program(q: Any, k: Any, v: Any) -> Any:
+        return td.attention(q, k, v, causal=causal, scale=0.3)
+
+    rng = np.random.default_rng(1)
+    shapes = ((2, 4, 3, 2), (2, 2, 5, 2), (2, 2, 5, 3))
+    inputs = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    export(program, tuple(inputs), tmp_path / "m.onnx", opset=opset, dynamic_batch=True)
+    exact = evaluate_float64(td.trace(program, *inputs), dict(zip("qkv", inputs, strict=True)))
+    close(ran(tmp_path / "m.onnx", inputs), list(exact))
+
+
+def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library.cache_clear()
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(
+        td.ArgumentError, match=r'onnx is not installed.*pip install "treadle\[onnx\]"'
+    ):
+        export(lambda x: x, (X,), tmp_path / "m.onnx")
+    with pytest.raises(td.ArgumentError, match="onnx is not installed"):
+        load(b"")

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -275,6 +276,80 @@ def test_a_choice_by_data_and_by_size() -> None:
     ]
     module = loaded(model_of(by_size, arrays={"nine": np.array(9)}))
     assert np.array_equal(outputs_of(module, X)[0], -X)
+
+
+# Operators that no case of onnx has in an opset that is read
+
+
+def scan_node() -> Any:
+    """Along the last axis, backwards; the rows are stacked along it again, from the end."""
+    body = helper.make_graph(
+        [node("Add", ["carry", "row"], ["next"]), node("Mul", ["next", "row"], ["out"])],
+        "body",
+        [tensor_info("carry", [2]), tensor_info("row", [2])],
+        [tensor_info("next", [2]), tensor_info("out", [2])],
+    )
+    options = {"scan_input_axes": [1], "scan_input_directions": [1]}
+    options |= {"scan_output_axes": [1], "scan_output_directions": [1]}
+    return node("Scan", ["first", "x"], ["a", "y"], body=body, num_scan_inputs=1, **options)
+
+
+SMALL: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "sequences": (
+        [
+            node("SequenceConstruct", ["x", "other"], ["s"]),
+            node("SequenceInsert", ["s", "x", "one"], ["t"]),
+            node("SequenceErase", ["t", "zero"], ["u"]),
+            node("ConcatFromSequence", ["u"], ["b"], axis=1),
+            node("SequenceAt", ["t", "last"], ["c"]),
+            node("SequenceLength", ["t"], ["n"]),
+            node("Cast", ["n"], ["m"], to=1),
+            node("SequenceEmpty", [], ["e"]),
+            node("SequenceInsert", ["e", "m"], ["f"]),
+            node("SequenceAt", ["f", "zero"], ["d"]),
+            node("Add", ["c", "d"], ["g"]),
+            node("Concat", ["b", "g"], ["y"], axis=1),
+        ],
+        {
+            "other": np.full((2, 3), 7, np.float32),
+            "zero": np.array(0),
+            "one": np.array(1),
+            "last": np.array(-1),
+        },
+    ),
+    "parts": (
+        [
+            node("SplitToSequence", ["x", "two"], ["s"], axis=1),
+            node("SequenceAt", ["s", "one"], ["a"]),
+            node("SplitToSequence", ["x"], ["t"], axis=1, keepdims=0),
+            node("ConcatFromSequence", ["t"], ["b"], axis=0, new_axis=1),
+            node("MatMul", ["b", "a"], ["y"]),
+        ],
+        {"two": np.array(2), "one": np.array(1)},
+    ),
+    "lp pool": (
+        [node("Reshape", ["x", "s"], ["i"]), node("GlobalLpPool", ["i"], ["y"], p=3)],
+        {"s": np.array([1, 2, 3])},
+    ),
+    "quantized": (
+        [
+            node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),
+            node("DequantizeLinear", ["q", "scale", "zero"], ["y"]),
+        ],
+        {},
+    ),
+    "scan": ([scan_node()], {"first": np.array([1, 2], np.float32)}),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_beside_onnxruntime(name: str) -> None:
+    nodes, arrays = SMALL[name]
+    model = model_of(nodes, arrays=arrays, ir_version=10)
+    x = X * np.float32(0.7) - 1
+    data = model.SerializeToString()
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    close(outputs_of(loaded(model), x), session.run(None, {"x": x}))
 
 
 def function(name: str, nodes: list[Any], *attributes: str) -> Any:
