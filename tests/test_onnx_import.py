@@ -21,6 +21,7 @@ from treadle import losses, nn, optim
 from treadle.base import trees
 from treadle.frontend.functions.reductions import sum as sum_of
 from treadle.interop.onnx import export, load, operators
+from treadle.interop.onnx.reader import wire
 
 FILES = Path(__file__).parent / "onnx_files"
 PAGE = Path(__file__).parent.parent / "docs" / "onnx.md"
@@ -591,6 +592,20 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     with (tmp_path / "huge.onnx").open("wb") as file:
         file.truncate(1 << 40)  # a file with a hole
     refused(tmp_path / "huge.onnx", "more than")
+
+
+def test_a_file_of_many_empty_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two bytes of a file are a message of 150 in memory: they are counted before."""
+    monkeypatch.setattr(wire, "SMALL", 1000)
+    monkeypatch.setattr(wire, "MOST_FIELDS", 2000)
+    for fields in (b"\x0a\x00", b"\x2a\x00", b"\x5a\x02\x12\x00"):  # nodes, initializers, inputs
+        graph = fields * 4000
+        length = bytes([len(graph) & 0x7F | 0x80, len(graph) >> 7 & 0x7F | 0x80, len(graph) >> 14])
+        refused(b"\x3a" + length + graph, "more than 2,000 fields")
+    plain = (FILES / "unet.onnx").read_bytes()
+    assert load(plain).output_names
+    with pytest.raises(td.LoadError, match="damaged"):
+        load(plain[:-1])
 
 
 def run_refused(model: Any, message: str, *inputs: np.ndarray) -> None:

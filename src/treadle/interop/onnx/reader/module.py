@@ -34,6 +34,7 @@ from treadle.interop.onnx.reader.program import Body, Port, Program, Reading
 from treadle.interop.onnx.reader.run import Run
 from treadle.interop.onnx.reader.tensors import Folder
 from treadle.interop.onnx.reader.trained import kind_of, uses_of
+from treadle.interop.onnx.reader.wire import check_fields
 from treadle.ir.types import TensorType
 from treadle.nn.init import literal
 from treadle.nn.module import Declaration, Module, Parameter, State
@@ -137,6 +138,7 @@ def _parsed(source: str | Path | bytes) -> tuple[Folder, Any]:
         path = as_path("load", source)
         folder = Folder(path.parent, str(path))
         data = _read(path, folder)
+    check_fields(data, folder)
     model = library().ModelProto()
     try:
         model.ParseFromString(data)

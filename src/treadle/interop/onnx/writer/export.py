@@ -80,6 +80,10 @@ def export(
     if not LEAST_OPSET <= opset <= MOST_OPSET:
         remedy = f"Opsets {LEAST_OPSET} to {MOST_OPSET} are written."
         raise ArgumentError("export", f"opset = {opset!r}", remedy)
+    known = library().defs.onnx_opset_version()
+    if opset > known:
+        cause = f"opset = {opset}, and the package onnx that is installed knows {known}"
+        raise ArgumentError("export", cause, "pip install --upgrade onnx, or choose a lower one.")
     source = _source(program, example_inputs, params)
     batch = example_inputs
     if not isinstance(program, Forward) and not isinstance(batch, (tuple, list)):
