@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from op_samples import COMPUTED, spread
 from treadle import nn
 from treadle.base import trees
 from treadle.domains.float64 import evaluate_float64
-from treadle.interop.onnx import export
+from treadle.interop.onnx import export, load
+from treadle.interop.onnx.library import library
 from treadle.interop.onnx.writer.nodes import Nodes, value_info
 from treadle.interop.onnx.writer.walk import EXPORT, REFUSED, Pair, Walk
 from treadle.ir.composites import DEFINITIONS
@@ -90,11 +92,38 @@ def test_operators_are_those_that_onnx_has(tmp_path: Path) -> None:
     for name, (make, inputs) in MODELS.items():
         export(make(), inputs, tmp_path / "m.onnx", opset=23)
         found[name] = [n.op_type for n in onnx.load(tmp_path / "m.onnx").graph.node]
+    export(MODELS["block"][0](), MODELS["block"][1], tmp_path / "m.onnx", opset=20)
+    before = [n.op_type for n in onnx.load(tmp_path / "m.onnx").graph.node]
+    assert before.count("Softmax") == 1
+    assert "Einsum" not in before
     assert found["mlp"] == ["Gemm", "Relu", "Gemm", "Softmax", "Identity"]
-    assert {"Conv", "MaxPool", "Gelu", "ReduceMean", "Gemm"} <= set(found["cnn"])
+    assert [n for n in found["cnn"] if n != "Constant"] == (
+        "Conv BatchNormalization Relu MaxPool Conv Gelu ReduceMean Gemm Identity".split()
+    )
     assert {"Attention", "LayerNormalization", "Gather", "MatMul"} <= set(found["block"])
     assert found["lstm"].count("Scan") == 4
     assert {"ConvTranspose", "GroupNormalization", "AveragePool"} <= set(found["unet"])
+
+
+def test_a_norm_along_other_axes_is_no_batch_norm(tmp_path: Path) -> None:
+    """The sizes are equal, so that only the axes tell."""
+
+    def program(x: Any, mean: Any, variance: Any, weight: Any, bias: Any) -> Any:
+        scale = td.rsqrt(variance.reshape(1, 1, 4) + 1e-3)
+        channels = [t.reshape(4, 1) for t in (mean, weight, bias)]
+        return (x - channels[0]) * scale * channels[1] + channels[2]
+
+    rng = np.random.default_rng(0)
+    vectors = [rng.uniform(0.5, 2.0, 4).astype(np.float32) for _ in range(4)]
+    inputs = [rng.normal(size=(3, 4, 4)).astype(np.float32), *vectors]
+    export(program, tuple(inputs), tmp_path / "m.onnx")
+    graph = td.trace(program, *inputs)
+    names = ("x", "mean", "variance", "weight", "bias")
+    exact = evaluate_float64(graph, dict(zip(names, inputs, strict=True)))
+    close(ran(tmp_path / "m.onnx", inputs), list(exact))
+    assert "BatchNormalization" not in {
+        n.op_type for n in onnx.load(tmp_path / "m.onnx").graph.node
+    }
 
 
 # The op table
@@ -113,8 +142,7 @@ def graph_model(graph: Graph, opset: int) -> bytes:
     ]
     types = [graph.type_of(o.value) for o in graph.outputs]
     outputs = [value_info(r, t) for r, t in zip(results, types, strict=True)]
-    everything = [*nodes.constants, *nodes.list]
-    proto = onnx.helper.make_graph(everything, "op", inputs, outputs)
+    proto = onnx.helper.make_graph(nodes.finished(results), "op", inputs, outputs)
     model = onnx.helper.make_model(proto, opset_imports=[onnx.helper.make_opsetid("", opset)])
     model.ir_version = 10
     onnx.checker.check_model(model, full_check=True)
@@ -237,3 +265,28 @@ def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
     with pytest.raises(td.ArgumentError, match="no value for 'bias'"):
         export(nn.Linear(3, 2), (X,), path, params={"weight": np.ones((2, 3))})
     assert not path.exists()
+
+
+@pytest.mark.parametrize("opset", [20, 23])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_whose_heads_share_keys(opset: int, causal: bool, tmp_path: Path) -> None:
+    def program(q: Any, k: Any, v: Any) -> Any:
+        return td.attention(q, k, v, causal=causal, scale=0.3)
+
+    rng = np.random.default_rng(1)
+    shapes = ((2, 4, 3, 2), (2, 2, 5, 2), (2, 2, 5, 3))
+    inputs = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    export(program, tuple(inputs), tmp_path / "m.onnx", opset=opset, dynamic_batch=True)
+    exact = evaluate_float64(td.trace(program, *inputs), dict(zip("qkv", inputs, strict=True)))
+    close(ran(tmp_path / "m.onnx", inputs), list(exact))
+
+
+def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library.cache_clear()
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(
+        td.ArgumentError, match=r'onnx is not installed.*pip install "treadle\[onnx\]"'
+    ):
+        export(lambda x: x, (X,), tmp_path / "m.onnx")
+    with pytest.raises(td.ArgumentError, match="onnx is not installed"):
+        load(b"")

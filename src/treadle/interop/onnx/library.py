@@ -5,12 +5,11 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
-from treadle.base.errors import DeviceError
+from treadle.base.errors import ArgumentError
 
 # TensorProto.DataType, which files have as numbers.
 CODES = {
@@ -35,7 +34,6 @@ STORED: dict[int, np.dtype[Any]] = {
     13: np.dtype(np.uint64),
 }
 WIDENED: dict[int, DType] = {4: dtypes.int32, 5: dtypes.int32, 13: dtypes.int64}
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 @cache
@@ -47,8 +45,8 @@ def library() -> Any:
         import onnx.defs
         import onnx.helper
     except ImportError as error:
-        cause = f"the package onnx is not there: {error}"
-        raise DeviceError("onnx", cause, 'pip install "treadle[onnx]".') from error
+        cause = f"the package onnx is not installed: {error}"
+        raise ArgumentError("onnx", cause, 'pip install "treadle[onnx]".') from error
     return onnx
 
 

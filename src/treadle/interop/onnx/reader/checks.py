@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 from treadle.interop.onnx.library import library
 from treadle.interop.onnx.reader.calls import OPERATORS
@@ -53,6 +54,7 @@ def _check_operators(program: Program, bodies: list[Body], folder: Folder) -> No
         raise folder.refuse(cause, remedy)
 
 
+@cache
 def _is_covered(op: str, opset: int) -> bool:
     """Whether an operator is in this opset what it is in some that is read."""
     defs = library().defs

@@ -13,6 +13,7 @@ from treadle.base.errors import ArgumentError, LoadError, ShapeError
 from treadle.base.memory import refuse_beyond
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.coerce import cast as cast_to
+from treadle.frontend.scopes import at_one_line
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.interop.onnx.library import library
 from treadle.interop.onnx.reader.calls import OPERATORS, Value
@@ -33,6 +34,7 @@ from treadle.interop.onnx.reader.program import Body, Port, Program, Reading
 from treadle.interop.onnx.reader.run import Run
 from treadle.interop.onnx.reader.tensors import Folder
 from treadle.interop.onnx.reader.trained import kind_of, uses_of
+from treadle.interop.onnx.reader.wire import check_fields
 from treadle.ir.types import TensorType
 from treadle.nn.init import literal
 from treadle.nn.module import Declaration, Module, Parameter, State
@@ -68,7 +70,8 @@ class OnnxModule(Module):
         constants: dict[str, Any] = dict(body.constants)
         constants.update({n: d.tensor() for n, d in self._declared.items()})
         whole = Body(body.name, body.inputs, body.outputs, body.steps, constants)
-        results = [_tensor(v) for v in Run(self.program).body(whole, values, None)]
+        with at_one_line():
+            results = [_tensor(v) for v in Run(self.program).body(whole, values, None)]
         return results[0] if len(results) == 1 else tuple(results)
 
     def _given(self, inputs: tuple[Operand, ...], named: Mapping[str, Operand]) -> list[Operand]:
@@ -135,6 +138,7 @@ def _parsed(source: str | Path | bytes) -> tuple[Folder, Any]:
         path = as_path("load", source)
         folder = Folder(path.parent, str(path))
         data = _read(path, folder)
+    check_fields(data, folder)
     model = library().ModelProto()
     try:
         model.ParseFromString(data)

@@ -94,13 +94,45 @@ def _group_norm(site: Site) -> list[str]:
 
 @EXPORT(c.ATTENTION)
 def _attention(site: Site) -> list[str]:
-    """`Attention`, unless the sums of the scores are read too."""
+    """`Attention`, or by `Softmax`; its definition where the sums of the scores are read too.
+
+    With a bias a row may see nothing, which is zeros by the definition and NaN by `Softmax`.
+    """
     a = site.attributes
     assert isinstance(a, c.Attention)
-    if site.nodes.opset < ATTENTION_FROM or site.is_used(1):
+    if site.is_used(1):
         return site.expanded()
-    options = {"scale": a.scale, "is_causal": int(a.causal)}
-    return [site.nodes.add("Attention", *site.names, **options), ""]
+    if site.nodes.opset >= ATTENTION_FROM:
+        options = {"scale": a.scale, "is_causal": int(a.causal)}
+        return [site.nodes.add("Attention", *site.names, **options), ""]
+    q, k = site.types[:2]
+    if len(site.names) > 3 or q.dtype.is_narrow:
+        return site.expanded()
+    return [_by_softmax(site, a, q.shape[1] // k.shape[1], q.shape[2], k.shape[2]), ""]
+
+
+def _by_softmax(site: Site, a: c.Attention, repeats: int, t: int, s: int) -> str:
+    nodes, dtype = site.nodes, site.types[0].dtype
+    scaled = nodes.add("Mul", site.names[0], nodes.constant(a.scale, dtype))
+    keys, values = (_repeated(site, operand, repeats) for operand in (1, 2))
+    scores = nodes.add("MatMul", scaled, nodes.permute(keys, (0, 1, 3, 2)))
+    if a.causal:
+        site.fixed(0, 2)
+        hidden = np.where(np.arange(s) > np.arange(t)[:, None], -np.inf, 0.0)
+        scores = nodes.add("Add", scores, nodes.constant(hidden, dtype))
+    return nodes.add("MatMul", nodes.add("Softmax", scores, axis=-1), values)
+
+
+def _repeated(site: Site, operand: int, repeats: int) -> str:
+    """Keys or values (B, G, S, D), each of the G as often as there are heads of queries for it."""
+    name = site.names[operand]
+    if repeats == 1:
+        return name
+    b, groups, *rest = site.sizes(operand)
+    assert isinstance(groups, int)
+    apart = site.nodes.reshape(name, (b, groups, 1, *rest))
+    spread = site.nodes.expand(apart, (b, groups, repeats, *rest))
+    return site.nodes.reshape(spread, (b, groups * repeats, *rest))
 
 
 @EXPORT(c.CONV_GRAD_X)
@@ -221,4 +253,4 @@ def _body(site: Site, a: Scan, constants: list[str], scanned: int) -> tuple[obje
         inputs.append(counter)
     made = [(o, pair.graph.type_of(o.value), pair.sizes(o.value)) for o in a.body.outputs]
     outputs = [value_info(n, t, s) for n, (_, t, s) in zip(results, made, strict=True)]
-    return library().helper.make_graph(nodes.list, "body", inputs, outputs), scanned
+    return library().helper.make_graph(nodes.finished(results), "body", inputs, outputs), scanned

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from treadle.base import dtypes
-from treadle.interop.onnx.writer.linear import biased
 from treadle.interop.onnx.writer.walk import EXPORT, Exporter, Site
 from treadle.ir.op import Op
 from treadle.ir.ops import elementwise as e
@@ -59,13 +58,6 @@ EXPORT(e.NOT)(_logic("Not", "BitwiseNot"))
 EXPORT(e.AND)(_logic("And", "BitwiseAnd"))
 EXPORT(e.OR)(_logic("Or", "BitwiseOr"))
 EXPORT(e.XOR)(_logic("Xor", "BitwiseXor"))
-
-
-@EXPORT(e.ADD)
-def _add(site: Site) -> list[str]:
-    if site.position in site.walk.biases:
-        return biased(site, *site.walk.biases[site.position])
-    return [site.nodes.add("Add", *site.broadcasting())]
 
 
 @EXPORT(e.RSQRT)

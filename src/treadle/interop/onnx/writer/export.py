@@ -19,6 +19,7 @@ from treadle.interop.onnx.library import library
 from treadle.interop.onnx.writer import composites as composites  # fill the table
 from treadle.interop.onnx.writer import elementwise as elementwise
 from treadle.interop.onnx.writer import shaping as shaping
+from treadle.interop.onnx.writer import sums as sums
 from treadle.interop.onnx.writer.nodes import Nodes, tensor_proto, value_info
 from treadle.interop.onnx.writer.sizes import Batch
 from treadle.interop.onnx.writer.walk import Pair, Walk
@@ -79,6 +80,10 @@ def export(
     if not LEAST_OPSET <= opset <= MOST_OPSET:
         remedy = f"Opsets {LEAST_OPSET} to {MOST_OPSET} are written."
         raise ArgumentError("export", f"opset = {opset!r}", remedy)
+    known = library().defs.onnx_opset_version()
+    if opset > known:
+        cause = f"opset = {opset}, and the package onnx that is installed knows {known}"
+        raise ArgumentError("export", cause, "pip install --upgrade onnx, or choose a lower one.")
     source = _source(program, example_inputs, params)
     batch = example_inputs
     if not isinstance(program, Forward) and not isinstance(batch, (tuple, list)):
@@ -177,8 +182,9 @@ def _graph_proto(
         nodes.list.append(library().helper.make_node("Identity", [found], [public], name=public))
         sizes = pair.sizes(output.value)
         outputs.append(value_info(public, pair.graph.type_of(output.value), sizes))
-    everything = [*nodes.constants, *nodes.list]
-    return library().helper.make_graph(everything, pair.graph.name, inputs, outputs), values
+    return library().helper.make_graph(
+        nodes.finished(named), pair.graph.name, inputs, outputs
+    ), values
 
 
 def _claimed(nodes: Nodes, name: str) -> str:

@@ -10,7 +10,6 @@ from treadle.base.shapes import inverse_permutation, windows
 from treadle.interop.onnx.writer.sizes import Sizes
 from treadle.interop.onnx.writer.walk import EXPORT, Site
 from treadle.ir.composites import Conv
-from treadle.ir.graph import Value
 from treadle.ir.ops import indexing, linear
 
 
@@ -19,7 +18,7 @@ def _contract(site: Site) -> list[str]:
     """A product of matrices where it is one, or else `Einsum`."""
     attributes = site.attributes
     assert isinstance(attributes, linear.Contraction)
-    x, y = _operands(site)
+    x, y = operands_of(site)
     lx, ly, lr = attributes.labels
     batch = "".join(c for c in lx if c in ly and c in lr)
     shared = "".join(c for c in lx if c in ly and c not in lr)
@@ -37,25 +36,13 @@ def _contract(site: Site) -> list[str]:
     return [site.nodes.add("Einsum", x, y, equation=f"{lx},{ly}->{lr}")]
 
 
-def _operands(site: Site) -> list[str]:
+def operands_of(site: Site) -> list[str]:
     """The operands in the dtype of the result: narrow floats are added up in a wider one."""
     attributes = site.attributes
     assert isinstance(attributes, linear.Contraction)
     dtype = attributes.dtype
     pairs = zip(site.names, site.types, strict=True)
     return [n if t.dtype is dtype else site.nodes.cast(n, dtype) for n, t in pairs]
-
-
-def biased(site: Site, product: Value, bias: Value) -> list[str]:
-    """A sum of a product, or a convolution, and a vector."""
-    inner = Site(site.walk, product.node)
-    vector = site.walk.name(site.walk.pair.graph.nodes[bias.node].operands[0])
-    if isinstance(inner.attributes, Conv):
-        return convolution(inner, vector)
-    assert isinstance(inner.attributes, linear.Contraction)
-    x, y = _operands(inner)
-    is_transposed = inner.attributes.spec == "ab,cb->ac"
-    return [site.nodes.add("Gemm", x, y, vector, transB=int(is_transposed))]
 
 
 def convolution(site: Site, *bias: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,15 @@ class Nodes:
         node = library().helper.make_node(op, given, outputs, name=outputs[0], **attributes)
         self.list.append(node)
         return outputs
+
+    def finished(self, outputs: Sequence[str]) -> list[Any]:
+        """The nodes that some outputs depend on, in order."""
+        wanted, kept = set(outputs), []
+        for node in reversed([*self.constants, *self.list]):
+            if not wanted.isdisjoint(node.output):
+                kept.append(node)
+                wanted.update(_read_by(node))
+        return kept[::-1]
 
     def constant(self, value: object, dtype: DType | None = None) -> str:
         """An array inside the file, once for equal ones."""
@@ -122,6 +131,14 @@ class Nodes:
 
     def cast(self, x: str, dtype: DType) -> str:
         return self.add("Cast", x, to=CODES[dtype])
+
+
+def _read_by(node: Any) -> Iterator[str]:
+    """Names that a node reads; its bodies too, which see what is outside of them."""
+    yield from node.input
+    for attribute in node.attribute:
+        for inner in attribute.g.node:
+            yield from _read_by(inner)
 
 
 def tensor_proto(name: str, array: np.ndarray) -> Any:

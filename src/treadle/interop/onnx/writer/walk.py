@@ -15,13 +15,12 @@ import numpy as np
 from treadle.base.errors import ArgumentError
 from treadle.interop.onnx.writer.nodes import Nodes
 from treadle.interop.onnx.writer.sizes import FIXED, Batch, Sizes, fixed
-from treadle.ir.composites import CONV, DEFINITIONS, Conv, definition_graph
+from treadle.ir.composites import DEFINITIONS, definition_graph
 from treadle.ir.control import Call, Scan
 from treadle.ir.graph import Graph, Node, Value
 from treadle.ir.literal import ArrayLiteral, to_numpy
 from treadle.ir.op import Attributes, Op, RuleTable
 from treadle.ir.ops import leaves, linear
-from treadle.ir.ops.elementwise import ADD
 from treadle.ir.ops.indexing import RANDOM_BITS, ScatterAdd
 from treadle.ir.ops.shaping import BROADCAST, DynamicSlice, Reshape, Slice
 from treadle.ir.types import TensorType
@@ -131,16 +130,13 @@ class Walk:
         graph = pair.graph
         self.uses: Counter[Value] = Counter(v for n in graph.nodes for v in n.operands)
         self.uses.update(o.value for o in graph.outputs)
-        self.biases = self._biases()
-        self._in_bias = {product.node for product, _ in self.biases.values()}
 
     def run(self) -> list[str]:
         """Names of the graph's outputs."""
         graph = self.pair.graph
         for position, node in enumerate(graph.nodes):
             is_named = Value(position) in self._names
-            is_lazy = node.op in (BROADCAST, leaves.CONSTANT) or position in self._in_bias
-            if not (is_named or is_lazy):
+            if not is_named and node.op not in (BROADCAST, leaves.CONSTANT):
                 self._write(position)
         return [self.name(o.value) for o in graph.outputs]
 
@@ -175,11 +171,10 @@ class Walk:
             node = self.pair.graph.nodes[value.node]
             if node.op is leaves.CONSTANT:
                 self._names[value] = self._constant(value)
-            elif node.op is BROADCAST:
+            else:
+                assert node.op is BROADCAST, node.op
                 sizes = self.pair.sizes(value)
                 self._names[value] = self.nodes.expand(self._view(value), sizes)
-            else:
-                self._write(value.node)
         return self._names[value]
 
     def _constant(self, value: Value) -> str:
@@ -244,35 +239,3 @@ class Walk:
         first = axes[0] if axes else rank
         sizes = dict(zip(axes, self.pair.sizes(source), strict=True))
         return self.nodes.reshape(name, tuple(sizes.get(i, 1) for i in range(first, rank)))
-
-    # A product or convolution and the bias that is added to it are one operator.
-
-    def _biases(self) -> dict[int, tuple[Value, Value]]:
-        """Positions of sums, with the product and the vector that they add."""
-        found = {}
-        for position, node in enumerate(self.pair.graph.nodes):
-            if node.op is ADD:
-                x, y = node.operands
-                for product, bias in ((x, y), (y, x)):
-                    if self._is_biased(product, bias):
-                        found[position] = (product, bias)
-                        break
-        return found
-
-    def _is_biased(self, product: Value, bias: Value) -> bool:
-        nodes = self.pair.graph.nodes
-        made, added = nodes[product.node], nodes[bias.node]
-        if added.op is not BROADCAST or self.uses[product] != 1:
-            return False
-        axes = added.attributes.axes  # type: ignore[attr-defined]
-        if made.op is CONV and isinstance(made.attributes, Conv):
-            return bool(axes == (1,))
-        return made.op is linear.CONTRACT and is_gemm(made) and bool(axes == (1,))
-
-
-def is_gemm(node: Node) -> bool:
-    """Whether a contraction is a product of matrices of floats, the second perhaps transposed."""
-    attributes = node.attributes
-    assert isinstance(attributes, linear.Contraction)
-    is_float = attributes.dtype.is_float and not attributes.dtype.is_narrow
-    return is_float and attributes.spec in ("ab,bc->ac", "ab,cb->ac")
