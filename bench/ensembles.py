@@ -56,7 +56,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
 
 
 def compiled(
-    make: Callable[[], nn.Module], shape: tuple[int, ...], outputs: int
+    make: Callable[[], nn.Module], shape: tuple[int, ...], outputs: int, device: str
 ) -> tuple[td.TrainStep, dict[str, Any]]:
     rng = np.random.default_rng(0)
     batch = {
@@ -67,7 +67,7 @@ def compiled(
     def loss(model, batch):
         return losses.mse(model(batch["x"]), batch["y"])
 
-    return td.compile_step(make(), loss, optim.adamw(1e-3), batch), batch
+    return td.compile_step(make(), loss, optim.adamw(1e-3), batch, device=device), batch
 
 
 def microseconds(run: Callable[[], object], steps: int, clock: Callable[[], float]) -> float:
@@ -84,12 +84,13 @@ def main() -> None:
     parser.add_argument("--members", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--clock", choices=CLOCKS, default="perf_counter")
+    parser.add_argument("--device", default="cpu")
     asked = parser.parse_args()
     n, clock = asked.members, CLOCKS[asked.clock]
     print("| network | one program | n steps | ratio | native: one program | n steps | ratio |")
     print("|---|---|---|---|---|---|---|")
     for name, network in NETWORKS.items():
-        step, batch = compiled(*network)
+        step, batch = compiled(*network, asked.device)
         together = td.ensemble(step, n)
         apart = [together.member(i) for i in range(n)]
         many = [batch] * STEPS

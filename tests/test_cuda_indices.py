@@ -82,3 +82,16 @@ def test_nothing_is_looked_at_if_not_asked_for() -> None:
     step = step_of("cuda", check_indices=False)
     assert np.isfinite(step(there(batch_of(y=9))).loss)
     assert np.isfinite(step(batch_of(x=70)).loss)
+
+
+def test_an_ensemble_refuses_indices_there_at_once() -> None:
+    many = td.ensemble(step_of("cuda"), 2)
+    right, wrong = there(batch_of()), there(batch_of(x=7))
+    first = many(right).losses
+    before = many.state_dict()
+    for call in (many, many.evaluate, lambda batch: many.run([batch])):
+        with pytest.raises(td.IndexRangeError, match="is 7, and"):
+            call(wrong).losses  # noqa: B018
+    after = many.state_dict()
+    assert all((after[n] == v).all() for n, v in before.items() if n != "step:counters")
+    assert first.shape == many(right).losses.shape == (2,)

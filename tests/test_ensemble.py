@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import treadle as td
+from cuda_backend import needs_gpu
 from refusals import refused
 from treadle import losses, nn, optim
 
@@ -56,8 +57,9 @@ def step() -> td.TrainStep:
     return compiled(device="oracle")
 
 
-def test_each_member_is_its_own_training() -> None:
-    step, data = compiled(device="cpu"), batches(4)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+def test_each_member_is_its_own_training(device) -> None:
+    step, data = compiled(device=device), batches(4)
     many = td.ensemble(step, 3, seeds=[4, 0, 9], lr=RATES, weight_decay=0.1)
     told = [many(batch) for batch in data[:2]]
     found = np.concatenate([np.stack([t.losses for t in told]), many.run(data[2:])])  # (4, n)

@@ -111,6 +111,11 @@ def test_one_program_for_all_seeds_rates_and_sizes_of_data(classifier, monkeypat
     for rows in (90, 71, 70):
         other.fit(X[:rows], LABELS[:rows])
     assert (other.predict_proba(X) != classifier.predict_proba(X)).any()
+    # Whoever predicts, the program has the values of that one.
+    chances = [model.predict_proba(X) for model in (classifier, other, other, classifier)]
+    assert (chances[0] != chances[1]).any()
+    np.testing.assert_array_equal(chances[0], chances[3])
+    np.testing.assert_array_equal(chances[1], chances[2])
     again = Classifier(**SMALL).fit(X, LABELS)
     np.testing.assert_array_equal(again.predict_proba(X), classifier.predict_proba(X))
 

@@ -135,9 +135,11 @@ class Program:
             device=network.device,
         )
         self._forward: Forward | None = None
+        self._held: State | None = None  # what was loaded last, where nothing was trained since
 
     def begin(self, seed: int, numbers: Mapping[str, float], start: Start = FRESH) -> None:
         """Values to start with, and the optimizer's numbers."""
+        self._held = None
         self.step.reset(seed)
         if start.state is not None and start.whole:
             self.step.load_state_dict(start.state)
@@ -170,7 +172,10 @@ class Program:
 
     def outputs(self, state: State, rows: np.ndarray) -> np.ndarray:
         """What the network gives for rows (n, inputs): (n, outputs) in float64."""
-        self.step.load_state_dict(state)
+        if self._held is not state:
+            self._held = None
+            self.step.load_state_dict(state)
+            self._held = state
         if self._forward is None:
             spec = Spec((PREDICTED, self.network.inputs))
             self._forward = self.step.attach(lambda model, x: model(x), spec)

@@ -124,7 +124,7 @@ class Ensemble:
         self.session = open_session(device, None)
         self._on_device = not self.session.memory.is_host
         self._eval_params = trace_eval_params(plan)
-        self._init = OracleProgram(self._batched(trace_init(plan)[0]))
+        self._init = OracleProgram(self._batched(trace_init(plan)[0], False))
         self._single = inputs = step._inputs
         self._inputs = self._with_members(inputs) if own_batches else inputs
         options, memory = self.recipe.options, self.session.memory
@@ -146,13 +146,12 @@ class Ensemble:
         """How many members there are."""
         return len(self.seeds)
 
-    def _batched(self, graph: Graph) -> Graph:
+    def _batched(self, graph: Graph, own_inputs: bool) -> Graph:
         """A graph of one member as the graph of all: each has its key, so noise is its own."""
-        mapped = frozenset(
-            name for name in graph.leaves if self._batches_own or not name.startswith(INPUT_PREFIX)
-        )
+        leaves = [n for n in graph.leaves if own_inputs or not n.startswith(INPUT_PREFIX)]
         every = frozenset(range(len(graph.outputs)))
-        return batch_graph(graph, mapped, len(self), "same", every)
+        batched = batch_graph(graph, frozenset(leaves), len(self), "same", every)
+        return optimize(batched, self.report.rules)
 
     def _with_members(self, inputs: Inputs) -> Inputs:
         types = tuple((name, with_axis(type_, len(self))) for name, type_ in inputs.types)
@@ -168,8 +167,7 @@ class Ensemble:
     def _build(self, inputs: Inputs) -> Variants:
         with self.recipe.naming():
             graphs = build_step(self.recipe, self._plan, self._of_one(inputs), self.report)
-        rules = self.report.rules
-        batched = {mode: optimize(self._batched(g), rules) for mode, g in graphs.items()}
+        batched = {mode: self._batched(g, self._batches_own) for mode, g in graphs.items()}
         self.report.nodes["ensemble"] = len(batched[Mode.UPDATE].nodes)
         self._make_room(batched)
         return Variants(batched, self.report, self.recipe.options, self._on_device)
@@ -178,7 +176,7 @@ class Ensemble:
         one, recipe = self._of_one(inputs), self.recipe
         with self.report.stage("evaluation"):
             graph = build_evaluation(recipe, one, self._eval_params, self.report)
-            graph = optimize(self._batched(graph), self.report.rules)
+            graph = self._batched(graph, self._batches_own)
         return Evaluation(graph, self.report, recipe.options, self._on_device)
 
     def _make_room(self, graphs: Mapping[Mode, Graph]) -> None:
@@ -297,10 +295,7 @@ class Ensemble:
                     recipe.options,
                     report,
                 )
-                leaves = frozenset(n for n in traced.graph.leaves if not n.startswith(INPUT_PREFIX))
-                every = frozenset(range(len(traced.graph.outputs)))
-                graph = batch_graph(traced.graph, leaves, len(self), "same", every)
-                whole = replace(traced, graph=optimize(graph, report.rules))
+                whole = replace(traced, graph=self._batched(traced.graph, False))
             report.compiles += 1
             checks = recipe.options.check_indices
             return Built(
