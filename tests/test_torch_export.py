@@ -362,6 +362,11 @@ def test_modes_of_parts_are_exported_as_they_are() -> None:
         "1.num_batches_tracked",
     )
     assert imported.modes[False].updates == ()
+    held = td.interop.torch.from_module(module, torch.randn(4, 3), mode="eval")
+    assert held.modes[True] is held.modes[False]
+    assert held.modes[True].updates == ()
+    with pytest.raises(td.ArgumentError, match="mode"):
+        td.interop.torch.from_module(module, torch.randn(4, 3), mode="test")
 
 
 class Sized(torch.nn.Module):
@@ -415,7 +420,7 @@ def test_what_is_missing_is_listed_at_once() -> None:
     assert "int16" in told
     with pytest.raises(td.ArgumentError, match="not a torch.nn.Module"):
         td.interop.torch.from_module(torch.relu, torch.randn(4))
-    with pytest.raises(td.ArgumentError, match="torch.export refused Net"):
+    with pytest.raises(td.ArgumentError, match="torch.export refused Net in training"):
         td.interop.torch.from_module(Net(), torch.randn(4, 7, 6, 6))
 
 

@@ -38,8 +38,12 @@ def export(
                 module, arguments, dict(keywords) or None, dynamic_shapes=dynamic
             )
         except Exception as error:  # whatever the model's own code raises
-            cause = f"torch.export refused {type(module).__name__}: {_first_lines(error)}"
-            remedy = "torch.export.export(module, inputs) must work: see PyTorch's own message."
+            way = "training" if module.training else "evaluation"
+            cause = f"torch.export refused {type(module).__name__} in {way}: {_first_lines(error)}"
+            remedy = (
+                "torch.export.export(module, inputs) must work: see PyTorch's own message. "
+                'mode="eval" leaves training out.'
+            )
             raise ArgumentError("from_module", cause, remedy) from error
         _detach_without_gradient(found)
         table: Any = torch.export.default_decompositions()
@@ -280,7 +284,7 @@ def known_input(value: Any) -> Any:
 
 
 @contextmanager
-def mode(module: Any, training: bool) -> Iterator[None]:
+def in_mode(module: Any, training: bool) -> Iterator[None]:
     """The module in training or evaluation, and afterwards as it was.
 
     A module that is in training keeps the parts that were put into evaluation.

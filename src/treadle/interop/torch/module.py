@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from treadle.base.errors import ArgumentError, ShapeError
+from treadle.base.numbers import check_choice
 from treadle.frontend.coerce import as_tensor, cast, literal
 from treadle.interop.torch.exported import (
     Refused,
     dtype_of,
     export,
+    in_mode,
     known_input,
-    mode,
     program_of,
 )
 from treadle.interop.torch.package import need_torch
@@ -24,6 +25,8 @@ from treadle.interop.torch.states import array_of
 from treadle.ir.types import TensorType
 from treadle.nn import init
 from treadle.nn.module import Declaration, Module, Parameter, State, update
+
+MODES = {"both": (True, False), "train": (True,), "eval": (False,)}  # whether in training
 
 
 class Part(Module):
@@ -205,13 +208,15 @@ def from_module(
     dynamic: Any = None,
     *,
     keywords: Mapping[str, Any] | None = None,
+    mode: str = "both",
 ) -> Imported:
     """A PyTorch module as a Treadle module with the same names and values, through torch.export.
 
     `example_inputs` is the tuple of tensors or arrays it is called with, or one of them; `keywords`
     are those it takes by name. Sizes are fixed unless `dynamic` names them, as torch.export's
     `dynamic_shapes` does. Its forward is exported in training and in evaluation, so that dropout
-    and batch norm do what they do there; each traces to Treadle's ops.
+    and batch norm do what they do there; each traces to Treadle's ops. With the `mode` "train" or
+    "eval" only one of them is, and serves for both.
     """
     torch = need_torch("from_module")
     if not isinstance(torch_module, torch.nn.Module):
@@ -219,21 +224,22 @@ def from_module(
         raise ArgumentError(
             "from_module", cause, "Wrap a function in a module whose forward it is."
         )
+    check_choice("from_module", "mode", mode, tuple(MODES))
     is_tuple = isinstance(example_inputs, (tuple, list))
     arguments = tuple(map(_example, example_inputs if is_tuple else (example_inputs,)))
     by_name = {k: _example(v) for k, v in (keywords or {}).items()}
     name = type(torch_module).__name__
     refused = Refused()
     programs = {}
-    for training in (True, False):
-        with mode(torch_module, training):
+    for training in MODES[mode]:
+        with in_mode(torch_module, training):
             exported = export(torch_module, arguments, by_name, dynamic)
         programs[training] = exported, program_of(exported.graph_module, refused)
     refused.check(name)
     needed = {n for e, _ in programs.values() for n in e.graph_signature.buffers_to_mutate.values()}
     named = _declarations(torch_module, needed)
     modes = {t: _exported(e, p, named) for t, (e, p) in programs.items()}
-    return Imported(name, named, modes)
+    return Imported(name, named, {t: modes.get(t, modes[MODES[mode][0]]) for t in (True, False)})
 
 
 def _example(value: Any) -> Any:
