@@ -32,6 +32,7 @@ import treadle as td  # noqa: E402
 from onnx_models import MODELS  # noqa: E402
 from treadle.frontend.scopes import isolated_tracing  # noqa: E402
 from treadle.interop.onnx import OnnxModule, export, load  # noqa: E402
+from treadle.interop.onnx.reader import wire  # noqa: E402
 from treadle.ir.types import TensorType  # noqa: E402
 from treadle.nn.tracing import Inputs, trace_model  # noqa: E402
 
@@ -282,6 +283,7 @@ def main() -> None:
     arguments.add_argument("--memory", type=int, default=4000)
     arguments.add_argument("--keep", type=Path, default=Path("/tmp/onnx_fuzz"))
     chosen = arguments.parse_args()
+    wire.SMALL = 0  # count the messages of small files too
     limit = chosen.memory << 20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
