@@ -13,8 +13,10 @@ from backend import assert_within, draw
 from cuda_on_host import no_host_compiler, run_on_host
 from test_kernels import run as interpreted
 from treadle.domains.field import equal_graphs
+from treadle.frontend.scopes import bind1
 from treadle.ir.control import SCAN, Scan
 from treadle.ir.graph import Graph
+from treadle.ir.ops.indexing import RANDOM_BITS, RandomBits
 from treadle.ir.ops.linear import CONTRACT
 from treadle.ir.verify import verify as verify_graph
 from treadle.kernel.program import Program, Repeat, calls_in
@@ -22,6 +24,7 @@ from treadle.kernel.target import CPU, GPU, Target
 from treadle.kernel.verify import verify
 from treadle.rules.expansion import expand
 from treadle.rules.scans import split_scans
+from treadle.runtime.oracle import OracleProgram
 from treadle.schedule.schedule import schedule
 
 Function = Callable[..., td.Tensor]
@@ -183,6 +186,22 @@ def test_parts_that_are_long_stay_launches() -> None:
     """One row that is too long for a block: its iterations are shared by the whole device."""
     shapes = ((1, 70_000), *((3, 1, 70_000),) * 2)
     assert repeats(schedule(td.trace(neighbours, *specs(*shapes)), target=GPU)) == 1
+
+
+@pytest.mark.parametrize("count", [40, 42])
+def test_bits_for_several_keys(count: int) -> None:
+    """A last pack of bits that reaches beyond its row must not be taken for part of the next."""
+
+    def bits(keys: td.Tensor) -> td.Tensor:
+        def draw_one(carry: td.Tensor, key: td.Tensor) -> tuple[td.Tensor, td.Tensor]:
+            return carry, bind1(RANDOM_BITS, RandomBits(0, (count,)), key)
+
+        return td.scan(draw_one, td.zeros(()), keys)[1]
+
+    graph = td.trace(bits, td.Spec((3, 6), td.uint32))
+    arrays = {"keys": np.arange(18, dtype=np.uint32).reshape(3, 6)}
+    (found,) = interpreted(schedule(graph, target=GPU), arrays)
+    np.testing.assert_array_equal(found, OracleProgram(graph).run(arrays)[0])
 
 
 # What is split off

@@ -104,3 +104,30 @@ def test_the_text_for_a_gpu() -> None:
     found = run_on_host(schedule(graph, in_place=True, target=GPU), arrays)
     for ours, exact in zip(found, wanted, strict=True):
         np.testing.assert_allclose(ours, np.asarray(exact, np.float32), 1e-4, 1e-4)
+
+
+@pytest.mark.parametrize("target", [CPU, GPU], ids=lambda t: t.name)
+def test_loops_around_a_window_that_starts_anywhere(target: Any) -> None:
+    """Where it starts is read inside all loops, and is the same in all of their iterations."""
+
+    class Keys(nn.Module):
+        def __init__(self) -> None:
+            self.rows = nn.State((1, 3, 64, 8), nn.init.normal())
+
+    def forward(m: Any, given: Any) -> Any:
+        x = td.concat([given["x"][..., 4:], -given["x"][..., :4]], -1)
+        td.update(m.rows, td.dynamic_update_slice(m.rows, x, (0, 0, given["at"], 0)))
+        return given["x"]
+
+    batch = {"x": td.Spec((1, 3, 16, 8)), "at": td.Spec((), td.int32)}
+    graph = td.compile_forward(Keys(), forward, batch, device="oracle").graph
+    program = schedule(graph, in_place=True, target=target)
+    rng = np.random.default_rng(1)
+    arrays = {"rows": rng.normal(size=(1, 3, 64, 8)).astype(np.float32)}
+    arrays["batch:x"] = rng.normal(size=(1, 3, 16, 8)).astype(np.float32)
+    arrays["batch:at"] = np.array(11, np.int32)
+    if target is GPU:
+        for ours, exact in zip(
+            run_on_host(program, arrays), OracleProgram(graph).run(arrays), strict=True
+        ):
+            np.testing.assert_allclose(ours, np.asarray(exact, np.float32), 1e-4, 1e-4)

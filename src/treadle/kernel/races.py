@@ -8,6 +8,7 @@ It says that iterations stay apart only where it can show that.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,7 +26,7 @@ from treadle.kernel.index import (
     uses,
 )
 from treadle.kernel.nodes import For, Let, Load, Position, Within
-from treadle.kernel.traverse import loop_variables, subvalues
+from treadle.kernel.traverse import loop_variables, subvalues, walk
 
 
 def conflicts_in(loop: For, exempt: Iterable[str] = ()) -> set[str]:
@@ -101,9 +102,12 @@ class _Inside:
 def _uniform(loop: For, named: set[str], variables: frozenset[Var]) -> set[str]:
     """Locals that are named inside and are the same in all iterations: where a window starts."""
     written = {a.buffer for a in accesses(loop.body) if a.writes}
+    lets = [s for s in walk(loop.body) if isinstance(s, Let)]
+    counts = Counter(s.local for s in lets)
+    changed = changed_in(loop.body) | {name for name, count in counts.items() if count > 1}
     found: set[str] = set()
-    for s in loop.body:
-        if not isinstance(s, Let) or s.local in changed_in(loop.body):
+    for s in lets:
+        if s.local in changed:
             continue
         is_same = not (locals_in(s.value) & named - found)
         for part in subvalues(s.value):

@@ -32,6 +32,7 @@ from treadle.kernel.nodes import (
     Value,
 )
 from treadle.kernel.program import Argument
+from treadle.kernel.races import conflicts_in
 from treadle.kernel.target import Target
 from treadle.kernel.traverse import loop_names, map_statements, map_values, rewrite, walk
 from treadle.schedule.fuse import fused_at, in_rows, peeled, row, row_counts
@@ -81,7 +82,18 @@ def as_one_kernel(
         if whole is None or cost.work(whole) > count * target.fusion.scan_part:
             continue
         found = _by_rows(whole, count, iterations, target)
-    return None if found is None else _over_wholes(found, iterations)
+    found = None if found is None else _over_wholes(found, iterations)
+    return found if found is not None and _stay_apart(found) else None
+
+
+def _stay_apart(kernel: Kernel) -> bool:
+    """Whether it can be shown that parallel iterations do not meet.
+
+    A last pack that reaches beyond its row of a stack, where a guard stops it, looks as if it met
+    the next row.
+    """
+    loops = (s for s in walk(kernel.body) if isinstance(s, For) and s.role is Role.PARALLEL)
+    return not any(conflicts_in(loop) for loop in loops)
 
 
 def _is_apart(kernel: Kernel) -> bool:
