@@ -93,7 +93,8 @@ def _stay_apart(kernel: Kernel) -> bool:
     the next row.
     """
     loops = (s for s in walk(kernel.body) if isinstance(s, For) and s.role is Role.PARALLEL)
-    return not any(conflicts_in(loop) for loop in loops)
+    own = [b.name for b in kernel.scratch]
+    return not any(conflicts_in(loop, own) for loop in loops)
 
 
 def _is_apart(kernel: Kernel) -> bool:
