@@ -48,17 +48,18 @@ def load(path: str | Path, *, device: str = "auto", precision: str = "float32") 
     """
     folder = as_path("load", path)
     if folder.is_dir():
-        model = _from_folder(folder)
+        model, values = _from_folder(folder)
     elif folder.suffix == GGUF or folder.is_file():
-        model = load_gguf(folder)
+        model, values = load_gguf(folder)
     else:
         remedy = "Name one with a config.json, or a GGUF file."
         raise LoadError("load", f"there is no folder {folder}", remedy)
     model.device, model.precision = device, precision
+    model.start_from(values)
     return model
 
 
-def _from_folder(folder: Path) -> Model:
+def _from_folder(folder: Path) -> tuple[Model, dict[str, np.ndarray]]:
     given = read_json(folder / CONFIG, LARGEST_CONFIG)
     architecture = _architecture(folder, given)
     try:
@@ -67,10 +68,10 @@ def _from_folder(folder: Path) -> Model:
         cause = f"{folder / CONFIG}: {error.cause}"
         raise LoadError("load", cause, error.remedy) from error
     model.source = given
-    model.start_from(read_weights(folder, model))
+    values = read_weights(folder, model)
     if isinstance(model, (CausalModel, T5)):
         _attach(folder, model)
-    return model
+    return model, values
 
 
 def load_weights(model: Model, path: str | Path) -> Model:
