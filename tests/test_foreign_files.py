@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import pickle
@@ -444,6 +445,16 @@ def test_keras_files_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "crash.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     with pytest.raises(td.LoadError, match="HDF5's library ended with -11"):
         keras.load(tmp_path / "a.h5")
+
+
+@pytest.mark.slow
+def test_hdf5_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file at which HDF5's library of 2026 loops for ever: its B-tree leads back to itself."""
+    packed = Path(__file__).parent / "corpus" / "endless.h5.gz"
+    (tmp_path / "a.h5").write_bytes(gzip.decompress(packed.read_bytes()))
+    monkeypatch.setattr(keras, "SECONDS", 1)
+    with pytest.raises(td.LoadError, match="took more than|damaged"):
+        keras.load(tmp_path / "a.h5", largest=1 << 20)
 
 
 @pytest.mark.slow
