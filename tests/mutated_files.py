@@ -38,6 +38,7 @@ class Format:
     read: Callable[[Path], object]
     refusals: tuple[type[Exception], ...] = (td.TreadleError,)
     ending: str = ""
+    is_limited: bool = False  # read in a process that is ended where it crashes or takes long
 
 
 def mutated(data: bytes, rng: Random) -> bytes:
@@ -181,7 +182,8 @@ FORMATS: dict[str, Format] = {
     "gguf": Format(_gguf, mutated, _read_gguf, ending=".gguf"),
     "npz": Format(_npz, mutated_archive, npz.load, ending=".npz"),
     "torch": Format(_pt, mutated_archive, _read_pt, ending=".pt"),
-    "hdf5": Format(_h5, mutated, _read_h5, HDF5_ERRORS, ".h5"),  # a child of keras.load runs this
+    # A child of keras.load runs this.
+    "hdf5": Format(_h5, mutated, _read_h5, HDF5_ERRORS, ".h5", is_limited=True),
     "folder": Format(_shards, _mutated_folder, _read_folder, ending=".zip"),
 }
 

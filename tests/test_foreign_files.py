@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import pickle
@@ -444,3 +445,67 @@ def test_keras_files_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "crash.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     with pytest.raises(td.LoadError, match="HDF5's library ended with -11"):
         keras.load(tmp_path / "a.h5")
+
+
+@pytest.mark.slow
+def test_hdf5_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file at which HDF5's library of 2026 loops for ever: its B-tree leads back to itself."""
+    packed = Path(__file__).parent / "corpus" / "endless.h5.gz"
+    (tmp_path / "a.h5").write_bytes(gzip.decompress(packed.read_bytes()))
+    monkeypatch.setattr(keras, "SECONDS", 1)
+    with pytest.raises(td.LoadError, match="took more than|damaged"):
+        keras.load(tmp_path / "a.h5", largest=1 << 20)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:keras")
+@pytest.mark.parametrize("ending", [".weights.h5", ".keras", ".h5"])
+def test_a_model_of_keras_gives_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    library = pytest.importorskip("keras")
+    layers = library.layers
+    twin = library.Sequential(
+        [
+            library.Input((6, 6, 2)),
+            layers.Conv2D(4, 3, name="stem"),
+            layers.BatchNormalization(name="norm"),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(5, name="head"),
+        ]
+    )
+    rng = np.random.default_rng(0)
+    twin.set_weights([rng.uniform(0.5, 1, w.shape) for w in twin.weights])
+    file = tmp_path / f"a{ending}"
+    if ending == ".weights.h5":
+        twin.save_weights(file)
+    else:
+        twin.save(file)
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            self.stem, self.norm = nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4, eps=1e-3)
+            self.head = nn.Linear(4, 5)
+
+        def forward(self, x: Any) -> Any:
+            return self.head(td.mean(self.norm(self.stem(x)), (2, 3)))
+
+    kinds = {"stem": ["kernel", "bias"], "head": ["kernel", "bias"]}
+    kinds["norm"] = ["gamma", "beta", "moving_mean", "moving_variance"]
+    own = {"kernel": "weight", "gamma": "weight", "beta": "bias"}
+    own |= {"moving_mean": "running_mean", "moving_variance": "running_var"}
+    names = {
+        f"{layer}/{kind if ending == '.h5' else i}": f"{layer}.{own.get(kind, kind)}"
+        for layer, those in kinds.items()
+        for i, kind in enumerate(those)
+    }
+    net = Own()
+    loaded = keras.load_into(net, file, names)
+    assert set(loaded.missing) <= {"norm.num_batches_tracked"}
+    images = rng.normal(size=(3, 6, 6, 2)).astype(np.float32)
+    forward = td.compile_forward(net, lambda m, x: m(x), td.Spec((3, 2, 6, 6)), device="oracle")
+    found = np.asarray(forward(np.ascontiguousarray(images.transpose(0, 3, 1, 2))))
+    wanted = twin(images).detach().cpu().numpy()
+    assert np.abs(found - wanted).max() < 1e-4

@@ -7,6 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -205,6 +206,14 @@ def test_models_that_have_no_place_in_a_file(tmp_path: Path) -> None:
         models.save(big, tmp_path / "a.gguf", dtype="f16")
     assert not (tmp_path / "a.gguf").exists()
     assert not list(tmp_path.iterdir())  # nothing is left of what was written aside
+
+
+def test_narrow_floats_are_written(tmp_path: Path) -> None:
+    half = np.array([[0.5, 1e5]] * 2, ml_dtypes.bfloat16)
+    gguf.save(tmp_path / "a.gguf", {"x": half}, dtype="bf16")
+    assert np.array_equal(gguf.load(tmp_path / "a.gguf").array("x"), half)
+    with pytest.raises(td.ArgumentError, match="x has numbers that f16 does not hold"):
+        gguf.save(tmp_path / "a.gguf", {"x": half}, dtype="f16")
 
 
 def test_what_cannot_be_written(tmp_path: Path) -> None:

@@ -372,3 +372,46 @@ def test_hostile_configurations(name: str) -> None:
 @pytest.mark.parametrize("name", SMALL)
 def test_many_hostile_configurations(name: str) -> None:
     assert hostile(name, 40_000, seed=1) > 15_000
+
+
+def _mutated(data: bytes, rng: np.random.Generator) -> bytes:
+    """Some bytes changed, removed or inserted, most of them near the beginning."""
+    found = bytearray(data)
+    for _ in range(rng.integers(1, 4)):
+        at = int(rng.integers(0, max(1, min(len(found), 400))))
+        kind = rng.integers(0, 4)
+        if kind == 0 and found:
+            found[at % len(found)] = int(rng.integers(0, 256))
+        elif kind == 1:
+            del found[at : at + int(rng.integers(1, 20))]
+        elif kind == 2:
+            found[at:at] = bytes(rng.integers(0, 256, int(rng.integers(1, 9))).astype(np.uint8))
+        else:
+            del found[len(found) - int(rng.integers(1, 50)) :]
+    return bytes(found)
+
+
+def mutate(folder: Path, count: int, seed: int = 0) -> int:
+    """How many of some mutated folders were refused; whatever else happens is raised."""
+    rng = np.random.default_rng(seed)
+    files = ["config.json", "model.safetensors"]
+    whole = {name: (folder / name).read_bytes() for name in files}
+    refusals = 0
+    for _ in range(count):
+        name = files[int(rng.integers(0, 2))]
+        (folder / name).write_bytes(_mutated(whole[name], rng))
+        try:
+            models.load(folder, device="oracle")
+        except td.TreadleError:
+            refusals += 1
+        (folder / name).write_bytes(whole[name])
+    return refusals
+
+
+def test_mutated_folders(folder: Path) -> None:
+    assert mutate(folder, 150) > 75
+
+
+@pytest.mark.slow
+def test_many_mutated_folders(folder: Path) -> None:
+    assert mutate(folder, 20_000, seed=1) > 10_000

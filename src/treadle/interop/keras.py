@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,8 +26,8 @@ from treadle.step.loading import Loaded
 
 IN_ARCHIVE = "model.weights.h5"
 PROGRAM = 1 << 30  # bytes of memory for Python, NumPy and HDF5 themselves
-SECONDS = 60  # and one more for each SPEED bytes
-SPEED = 10_000_000
+SECONDS = 20  # of a processor, and one more for each SPEED bytes
+SPEED = 50_000_000
 SKIPPED = ("layers", "model_weights", "_layer_checkpoint_dependencies")  # groups of no meaning
 
 
@@ -67,7 +68,9 @@ def _read(source: Path, place: Path, largest: int, folder: Path) -> dict[str, np
     try:
         answer = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError) as error:
-        cause = f"HDF5's library ended with {done.returncode} at it"
+        is_long = done.returncode in (-signal.SIGXCPU, -signal.SIGKILL)
+        how = f"took more than {seconds} s" if is_long else f"ended with {done.returncode}"
+        cause = f"HDF5's library {how} at it"
         raise damaged(source, cause) from error
     if "refused" in answer:
         cause = f"{source} has {answer['refused']}"

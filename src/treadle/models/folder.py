@@ -58,17 +58,18 @@ def load(
     """
     folder = as_path("load", path)
     if folder.is_dir():
-        model = _from_folder(folder, dtype)
+        model, values = _from_folder(folder)
     elif folder.suffix == GGUF or folder.is_file():
-        model = load_gguf(folder).hold(dtype)
+        model, values = load_gguf(folder)
     else:
         remedy = "Name one with a config.json, or a GGUF file."
         raise LoadError("load", f"there is no folder {folder}", remedy)
     model.device, model.precision = device, precision
+    model.hold(dtype).start_from(values)
     return model
 
 
-def _from_folder(folder: Path, dtype: object) -> Model:
+def _from_folder(folder: Path) -> tuple[Model, dict[str, np.ndarray]]:
     given = read_json(folder / CONFIG, LARGEST_CONFIG)
     architecture = _architecture(folder, given)
     try:
@@ -77,10 +78,10 @@ def _from_folder(folder: Path, dtype: object) -> Model:
         cause = f"{folder / CONFIG}: {error.cause}"
         raise LoadError("load", cause, error.remedy) from error
     model.source = given
-    model.hold(dtype).start_from(read_weights(folder, model))
+    values = read_weights(folder, model)
     if isinstance(model, (CausalModel, SourceModel)):
         _attach(folder, model)
-    return model
+    return model, values
 
 
 def load_weights(model: Model, path: str | Path) -> Model:

@@ -115,8 +115,8 @@ def _paired(model: Model, part: str) -> int:
     return {**heads, "self_attn.k_proj": model.config.kv_heads}.get(part, 0)
 
 
-def load_gguf(path: Path) -> Model:
-    """The model of a GGUF file, with its values and its tokenizer."""
+def load_gguf(path: Path) -> tuple[Model, dict[str, np.ndarray]]:
+    """The model of a GGUF file, with its tokenizer, and the values that it starts from."""
     file = gguf.load(path)
     given = config_of(file)
     try:
@@ -124,10 +124,9 @@ def load_gguf(path: Path) -> Model:
     except TreadleError as error:
         raise LoadError("load", f"{path}: {error.cause}", error.remedy) from error
     model.source = given
-    model.start_from(_values(file, model))
     if isinstance(model, CausalModel):
         model.tokenizer = tokenizer_of(file)
-    return model
+    return model, _values(file, model)
 
 
 def _values(file: gguf.File, model: Model) -> dict[str, np.ndarray]:

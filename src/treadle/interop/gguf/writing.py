@@ -49,7 +49,8 @@ class _Tensor:
             return encoded(self.format, self.array).tobytes()
         with np.errstate(over="ignore"):
             found = self.array.astype(PLAIN[self.format][1])
-        if self.array.dtype.kind == "f" and (np.isinf(found) & np.isfinite(self.array)).any():
+        is_float = not self.format.startswith("i")
+        if is_float and (np.isinf(found) & np.isfinite(self.array)).any():
             cause = f"{self.name} has numbers that {self.format} does not hold"
             raise ArgumentError("save", cause, "Use f32 or bf16.")
         return found.tobytes()
