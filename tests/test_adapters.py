@@ -341,6 +341,10 @@ def test_rank_stabilised_adapters_are_scaled_otherwise(tmp_path: Path) -> None:
         (lambda m: nn.quantize(m, "q3_k"), "form = 'q3_k'"),
         (lambda m: nn.quantize(m, targets="norm"), "'norm' matches none"),
         (lambda m: nn.merge(nn.lora(nn.quantize(m))), "is quantized"),
+        (
+            lambda m: nn.merge(nn.lora(m, targets="lm_head")),
+            "another module has the weight of lm_h",
+        ),
         (lambda m: nn.dequantize(3), "3 is no module"),
         (lambda m: models.save(nn.lora(m), "x"), "lora_A is an adapter's"),
         (lambda m: models.save(models.prefix_tuning(m, 2), "x"), "prefix_keys is an adapter's"),
