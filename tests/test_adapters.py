@@ -341,6 +341,10 @@ def test_rank_stabilised_adapters_are_scaled_otherwise(tmp_path: Path) -> None:
         (lambda m: nn.quantize(m, "q3_k"), "form = 'q3_k'"),
         (lambda m: nn.quantize(m, targets="norm"), "'norm' matches none"),
         (lambda m: nn.merge(nn.lora(nn.quantize(m))), "is quantized"),
+        (
+            lambda m: nn.merge(nn.lora(m, targets="lm_head")),
+            "another module has the weight of lm_h",
+        ),
         (lambda m: nn.dequantize(3), "3 is no module"),
         (lambda m: models.save(nn.lora(m), "x"), "lora_A is an adapter's"),
         (lambda m: models.save(models.prefix_tuning(m, 2), "x"), "prefix_keys is an adapter's"),
@@ -542,13 +546,13 @@ def test_a_matmul_decodes_weights_while_it_copies_them(form: str) -> None:
 
 
 def test_decoded_weights_do_not_wait_for_the_backward_pass() -> None:
-    frozen = nn.quantize(nn.Sequential(*(nn.Linear(64, 64) for _ in range(5))), "q4_0")
-    model = nn.Sequential(nn.Linear(64, 64), frozen.requires_grad_(False))
-    graph = step_of(model, {"x": td.Spec((8, 64))}, td.float32)
+    frozen = nn.quantize(nn.Sequential(*(nn.Linear(32, 32) for _ in range(5))), "q4_0")
+    model = nn.Sequential(nn.Linear(32, 32), frozen.requires_grad_(False))
+    graph = step_of(model, {"x": td.Spec((2, 32))}, td.float32)
     kept = replace(EAGER, materialization=replace(EAGER.materialization, decoded_part=0.0))
     programs = {target: schedule(graph, target=target) for target in (EAGER, kept)}
     once, again = (live_bytes(programs[t], t) for t in (kept, EAGER))
-    weight = 64 * 64 * 4
+    weight = 32 * 32 * 4
     assert once >= 5 * weight
     assert again <= 3 * weight, "that of a layer or two, and a gradient"
     arrays = arrays_of(graph)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
@@ -113,12 +114,15 @@ def _unshared(model: Module) -> Targets:
     """Linear layers whose weight is their own: a head that is tied to an embedding is not."""
     if not isinstance(model, Module):
         return "*"  # refused there
-    holders: dict[int, int] = {}
+    holders = _holders(model)
     linear = [(n, m) for n, m in model.named_modules() if is_linear(m)]
-    for part in model.modules():
-        weight = vars(part).get("weight")
-        holders[id(weight)] = holders.get(id(weight), 0) + 1
-    return [n for n, m in linear if n and holders[id(vars(m)["weight"])] == 1] or "*"
+    return [n for n, m in linear if n and holders[id(m.weight)] == 1] or "*"
+
+
+def _holders(model: Module) -> Counter[int]:
+    """How many modules have each weight, by its identity."""
+    layers = (part.base if isinstance(part, Adapted) else part for part in model.modules())
+    return Counter(id(vars(layer).get("weight")) for layer in layers)
 
 
 def adapters(model: Module) -> dict[str, LoRA]:
@@ -153,30 +157,29 @@ def merge(model: Module, values: Mapping[str, object] | None = None) -> Module:
     `values` are those of a step, `step.params`; without, those that the model starts from. The
     parameters have the names that they had before `nn.lora`. `nn.unmerge` goes back.
     """
-    if values is not None:
-        take_values("merge", model, values)
-    _move(model, "merge", 1.0)
-    return model
+    return _move(model, values, "merge", 1.0)
 
 
 def unmerge(model: Module, values: Mapping[str, object] | None = None) -> Module:
     """Take each adapter's B A out of its weight again: to rounding what was there before."""
+    return _move(model, values, "unmerge", -1.0)
+
+
+def _move(
+    model: Module, values: Mapping[str, object] | None, operation: str, sign: float
+) -> Module:
+    if not isinstance(model, Module):
+        raise ArgumentError(operation, f"{model!r} is no module", "Pass a module.")
+    if values is not None and not isinstance(values, Mapping):
+        raise ArgumentError(operation, f"values = {values!r:.80}", "Pass step.params.")
     if values is not None:
-        take_values("unmerge", model, values)
-    _move(model, "unmerge", -1.0)
-    return model
-
-
-def _move(model: Module, operation: str, sign: float) -> None:
+        take_values(operation, model, values)
     found = {n: part for n, part in adapters(model).items() if part.merged == (sign < 0)}
     if not found:
         state = "merged" if sign > 0 else "apart"
         cause = f"{type(model).__name__} has no adapters, or all are {state}"
         raise ArgumentError(operation, cause, "Call nn.lora first.")
-    packed = [n for n, part in found.items() if not isinstance(part.base.weight, Parameter)]
-    if packed:
-        cause = f"the weight of {packed[0]} is quantized, and would be rounded again"
-        raise ArgumentError(operation, cause, "Call nn.dequantize(model) first.")
+    _check_own(model, operation, found)
     for name, part in found.items():
         a = part.lora_A.weight.first_value(0, f"{name}.lora_A.weight")
         b = part.lora_B.weight.first_value(0, f"{name}.lora_B.weight")
@@ -187,3 +190,16 @@ def _move(model: Module, operation: str, sign: float) -> None:
         weight.init = held((before + sign * part.change(a, b)).astype(before.dtype))
         part.merged = sign > 0
     model._restructured()
+    return model
+
+
+def _check_own(model: Module, operation: str, found: Mapping[str, LoRA]) -> None:
+    """Refuse weights that cannot take what an adapter adds."""
+    holders = _holders(model)
+    for name, part in found.items():
+        if not isinstance(part.base.weight, Parameter):
+            cause = f"the weight of {name} is quantized, and would be rounded again"
+            raise ArgumentError(operation, cause, "Call nn.dequantize(model) first.")
+        if holders[id(part.base.weight)] > 1:
+            cause = f"another module has the weight of {name} too, and would change with it"
+            raise ArgumentError(operation, cause, "Leave its adapter apart, or untie the weight.")
