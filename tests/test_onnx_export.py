@@ -15,7 +15,7 @@ import pytest
 import treadle as td
 from onnx_models import MODELS, Mlp
 from op_samples import COMPUTED, spread
-from treadle import nn
+from treadle import models, nn
 from treadle.base import trees
 from treadle.domains.float64 import evaluate_float64
 from treadle.interop.onnx import export, load
@@ -124,6 +124,32 @@ def test_a_norm_along_other_axes_is_no_batch_norm(tmp_path: Path) -> None:
     assert "BatchNormalization" not in {
         n.op_type for n in onnx.load(tmp_path / "m.onnx").graph.node
     }
+
+
+def library_models() -> dict[str, tuple[nn.Module, np.ndarray]]:
+    tokens = np.arange(12).reshape(2, 6) % 7
+    image = np.random.default_rng(0).normal(size=(2, 3, 64, 64)).astype(np.float32)
+    small = {"vocab_size": 7, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+    llama = models.LlamaConfig(**small, intermediate_size=24, num_key_value_heads=2)
+    gpt2 = models.GPT2Config(vocab_size=7, n_positions=8, n_embd=8, n_layer=2, n_head=2)
+    return {
+        "gpt2": (models.GPT2(gpt2), tokens),
+        "llama": (models.Llama(llama), tokens),
+        "resnet18": (models.resnet18(), image),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opset", [18, 23])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "resnet18"])
+def test_models_of_the_library(name: str, opset: int, tmp_path: Path) -> None:
+    model, x = library_models()[name]
+    export(model, (x,), tmp_path / "m.onnx", opset=opset, dynamic_batch=True)
+    expected = td.compile_forward(model, lambda m, b: m(b), x[:1])(x[:1])
+    close(ran(tmp_path / "m.onnx", [x[:1]]), [np.asarray(expected)])
+    again = load(tmp_path / "m.onnx")
+    assert {n for n, _ in again.named_parameters()} == {n for n, _ in model.named_parameters()}
+    close([td.compile_forward(again, lambda m, b: m(b), x[:1])(x[:1])], [np.asarray(expected)])
 
 
 # The op table

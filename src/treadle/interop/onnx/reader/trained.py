@@ -78,9 +78,8 @@ def kind_of(name: str, array: np.ndarray, uses: Mapping[str, list[Use]]) -> str:
     found = [(step.op, place) for step, place in _through(name, uses)]
     if any(place in STATISTICS.get(op, ()) for op, place in found):
         return "state"
-    with np.errstate(all="ignore"):
-        if array.size and not np.abs(array.astype(np.float64)).max() < MASKED:
-            return "constant"
+    if array.size and _is_mask(array):
+        return "constant"
     if any(place in WEIGHTS.get(op, ()) for op, place in found):
         return "parameter" if array.ndim else "constant"
     if not found or all(place in SETTINGS.get(op, ()) for op, place in found):
@@ -88,3 +87,10 @@ def kind_of(name: str, array: np.ndarray, uses: Mapping[str, list[Use]]) -> str:
     if array.size > 1 and any(op in ARITHMETIC for op, _ in found):
         return "parameter"
     return "parameter" if array.ndim and not NAMELESS.match(name) else "constant"
+
+
+def _is_mask(array: np.ndarray) -> bool:
+    """Whether some numbers are no weights: beyond all of them, infinite or NaN."""
+    with np.errstate(all="ignore"):
+        low, high = float(array.min()), float(array.max())
+    return not (low > -MASKED and high < MASKED)
