@@ -28,16 +28,18 @@ for _ in range(2):
 """
 
 
-def test_a_worker_answers_until_it_is_gone() -> None:
+def test_a_worker_answers_until_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked(call_of("conv", "bfloat16"), False, 2)
     worker = PlanWorker([sys.executable, "-c", ECHO])
     assert worker.is_ready()
     length = len(workers.to_json(asked)) + 1
     assert [worker.planned(asked) for _ in range(3)] == [b"%d" % length] * 2 + [None]
     worker.close().join()
-    broken = PlanWorker([sys.executable, "-c", "print('no')"])
-    assert not broken.is_ready()
-    broken.close().join()
+    for script in ("print('no')", "import time; time.sleep(60)"):
+        monkeypatch.setattr(workers, "PATIENCE", 0.5)
+        broken = PlanWorker([sys.executable, "-c", script])
+        assert not broken.is_ready()
+        broken.close().join()
 
 
 def served(*asked: Asked, kind: str) -> list[bytes]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ from treadle.runtime.cpu.processors import default_threads
 
 READY = b"ready\n"
 MODULE = "treadle.runtime.cuda.plan_worker"
+PATIENCE = 20  # seconds without an answer after which a process counts as gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +61,12 @@ class PlanWorker:
         return base64.b64decode(line.strip()) if line else None
 
     def _line(self) -> bytes:
-        assert self._process.stdout is not None
+        found = self._process.stdout
+        assert found is not None
         try:
-            return self._process.stdout.readline()
-        except ValueError:  # it was closed meanwhile
+            # It writes a line for each that it reads: nothing waits in the buffer.
+            return found.readline() if select.select([found], [], [], PATIENCE)[0] else b""
+        except (OSError, ValueError):  # it was closed meanwhile
             return b""
 
     def close(self) -> threading.Thread:
