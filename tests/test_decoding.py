@@ -18,6 +18,7 @@ from treadle.kernel.program import phases_of
 from treadle.kernel.target import CPU, GPU
 from treadle.models import decoding
 from treadle.models.decoding import WithCaches, reach_of
+from treadle.runtime.held import Room
 from treadle.runtime.oracle import OracleProgram
 from treadle.schedule.schedule import schedule
 
@@ -155,3 +156,19 @@ def test_kernels_of_a_gpu_compute_a_token() -> None:
     for output, ours, exact in zip(graph.outputs, run_on_host(program, arrays), wanted):
         exact = np.asarray(exact, np.float32)
         np.testing.assert_allclose(ours.astype(np.float32), exact, 1e-3, 1e-3, err_msg=output.name)
+
+
+def test_values_that_are_written_together_lie_together() -> None:
+    rng = np.random.default_rng(0)
+    room = Room()
+    shapes = [(300, 200), (7,), (129, 257), (3, 0), (1100, 1000)]
+    given = [rng.normal(size=s).astype(np.float32) for s in shapes]
+    found = [room.copy(a) for a in given]
+    for ours, theirs in zip(found, given, strict=True):
+        assert np.array_equal(ours, theirs)
+        assert ours.ctypes.data % 64 == 0 or not ours.size
+        assert ours.flags.c_contiguous
+    blocks = [a.base is found[0].base for a in found]
+    assert blocks == [True, False, True, False, False]  # small and large ones are by themselves
+    full = [room.copy(np.ones((1 << 19,), np.float32)) for _ in range(17)]
+    assert len({id(a.base) for a in full}) == 2

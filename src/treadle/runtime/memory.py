@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from treadle.ir.types import TensorType
-from treadle.runtime.held import aligned_copy, as_dtype
+from treadle.runtime.held import Room, aligned_copy, as_dtype
+
+Held = Callable[[np.ndarray, TensorType], np.ndarray]
 
 
 class Values(MutableMapping[str, np.ndarray]):
@@ -59,6 +61,10 @@ class Memory(Protocol):
         """The array as `new_values` is given it: of the device's dtype, not the caller's memory."""
         ...
 
+    def holder(self) -> Held:
+        """`held` for values that are written together."""
+        ...
+
     def found(self, array: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any | None:
         """An array of this type that is on the device already; None for every other."""
         ...
@@ -93,6 +99,10 @@ class HostMemory:
 
     def held(self, array: np.ndarray, type_: TensorType) -> np.ndarray:
         return aligned_copy(as_dtype(array, type_.dtype.numpy))
+
+    def holder(self) -> Held:
+        room = Room()
+        return lambda array, type_: room.copy(as_dtype(array, type_.dtype.numpy))
 
     def found(self, array: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         return None

@@ -16,7 +16,7 @@ from treadle.domains.float64 import Float64, carrier, lift
 from treadle.ir.graph import Graph
 from treadle.ir.op import Attributes, Op, Types
 from treadle.ir.types import TensorType
-from treadle.runtime.memory import HostValues, Values
+from treadle.runtime.memory import Held, HostValues, Values
 
 # Floats of 32 bits and more are carried as float64; narrower ones are rounded, which is what
 # precision="float16" and "bfloat16" are about.
@@ -85,6 +85,9 @@ class WideMemory:
 
     def new_values(self) -> Values:
         return HostValues()
+
+    def holder(self) -> Held:
+        return self.held
 
     def held(self, array: np.ndarray, type_: TensorType) -> np.ndarray:
         return np.array(array, dtype=carrier(type_.dtype), copy=True)

@@ -112,12 +112,13 @@ class Session:
         """Copies in; nothing is written unless everything fits."""
         wrong: list[str] = []
         checked: dict[str, np.ndarray] = {}
+        held = self.memory.holder()
         for name, value in values.items():
             found = fitted(value, self.types[name], self.memory.is_wide)
             if isinstance(found, str):
                 wrong.append(f"{name} {found}")
             else:
-                checked[name] = self.memory.held(found, self.types[name])
+                checked[name] = held(found, self.types[name])
         if wrong:
             raise LoadError("load", f"{len(wrong)} do not fit: {'; '.join(wrong)}")
         with self.lock:

@@ -13,7 +13,7 @@ from treadle.runtime.cuda.arrays import DeviceArray, Found
 from treadle.runtime.cuda.arrays import found as found_on_device
 from treadle.runtime.cuda.device import Block, device
 from treadle.runtime.held import as_dtype, is_one_number
-from treadle.runtime.memory import Values
+from treadle.runtime.memory import Held, Values
 
 
 class DeviceValues(Values):
@@ -87,6 +87,9 @@ class DeviceMemory:
 
     def new_values(self) -> Values:
         return DeviceValues()
+
+    def holder(self) -> Held:
+        return self.held
 
     def held(self, array: np.ndarray, type_: TensorType) -> np.ndarray:
         """Of the right dtype; writing copies it to the device."""
