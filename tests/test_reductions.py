@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import treadle as td
-from backend import draw
+from backend import assert_within, draw
 from cuda_backend import scheduled
+from cuda_on_host import no_host_compiler, run_on_host
 from test_cuda_images import ROUTINES
 from test_kernels import MEANINGS, run
 from treadle import nn
@@ -45,7 +46,7 @@ from treadle.kernel.traverse import walk
 from treadle.schedule.cuts import Walk, as_it_lies, for_threads
 from treadle.schedule.mapping.groups import side_by_side
 from treadle.schedule.nests import Body
-from treadle.schedule.schedule import GPU
+from treadle.schedule.schedule import GPU, schedule
 
 WITH_CONV = dataclasses.replace(GPU, has_conv=True)
 # A device so small that little fills it: sums of a few hundred elements are cut.
@@ -214,11 +215,11 @@ def test_parts_are_even_where_some_number_divides(extent: int, wanted: int, leng
     assert bool(cut.guards) == (extent % length != 0)
 
 
-def test_short_rows_and_their_elements_are_threads_of_their_own() -> None:
-    """A warp would be idle for a third of a row of 21."""
+def test_short_rows_have_a_part_of_a_warp_and_their_elements_a_thread() -> None:
+    """A warp would be idle for a third of a row of 21; threads alone would read far apart."""
     shape = (40000, 21)
     (sums,) = scheduled(traced(lambda x: td.logsumexp(x, 1), shape)).distinct()
-    assert geometry_of(sums).share == 1
+    assert geometry_of(sums).share == 16
 
     def scaled(x, y):  # each row has a number of its own, which is computed once
         return x * td.exp(y)[:, None]
@@ -226,6 +227,18 @@ def test_short_rows_and_their_elements_are_threads_of_their_own() -> None:
     (elements,) = scheduled(traced(scaled, shape, shape[:1])).distinct()
     assert geometry_of(elements).share == 1
     assert grid_of(elements).count == 840000
+
+
+@pytest.mark.skipif(no_host_compiler() is not None, reason=str(no_host_compiler()))
+@pytest.mark.parametrize("count", [2051, 2052])
+def test_short_rows_of_any_number_in_one_launch(count: int) -> None:
+    """Threads beyond the last row leave a part of a launch; nobody may wait for them."""
+    graph = traced(lambda x: td.sum(td.softmax(x, 1) * td.exp(x), 0) * 2, (count, 24))
+    program = schedule(graph, in_place=True, target=GPU)
+    assert program.cooperative
+    assert {geometry_of(k).share for k in program.distinct()} == {16 if count % 2 == 0 else 32, 256}
+    arrays = draw(graph, 3, 0.5)
+    assert_within(graph, arrays, run_on_host(program, arrays), 8.0)
 
 
 def test_what_a_kernel_does_not_write_is_loaded_once_for_a_loop() -> None:

@@ -109,7 +109,8 @@ def _share(longest: int, count: int, many: int, mapping: Mapping) -> int:
 def _in_warp(kernel: Kernel, body: Body, count: int, mapping: Mapping, is_aligned: bool) -> int:
     """Threads of a warp that share an iteration: no more than a row has packs, where rows are many.
 
-    The groups of a warp go the same way: no loop ends where data says.
+    The groups of a warp go the same way: no loop ends where data says, and the last warp has as
+    many as the others. Threads that have left would be waited for where the others exchange.
     """
     share, loops = mapping.warp, list(_shared(body))
     is_large = sum(b.nbytes for b in kernel.scratch) > mapping.private
@@ -117,6 +118,8 @@ def _in_warp(kernel: Kernel, body: Body, count: int, mapping: Mapping, is_aligne
         return share
     packs = max((_packs(kernel, s, mapping, is_aligned) for s in loops), default=share)
     while share > max(2, packs) and count * share // 2 >= mapping.busy:
+        if count % (2 * mapping.warp // share):
+            break
         share //= 2
     return share
 
