@@ -164,21 +164,29 @@ def folder_of(module: str) -> str:
 
 
 def imports_of(modules: Modules) -> list[Import]:
+    return own_imports() if modules is source_modules() else _imports_of(modules)
+
+
+@cache
+def own_imports() -> list[Import]:
+    return _imports_of(source_modules())
+
+
+def _imports_of(modules: Modules) -> list[Import]:
     return [i for name, tree in modules.items() for i in _imports_in(name, tree, modules)]
 
 
 def _imports_in(importer: str, tree: ast.Module, modules: Modules) -> Iterator[Import]:
-    late = {
-        id(inner)
-        for function in ast.walk(tree)
-        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
-        for inner in ast.walk(function)
-    }
-    for node in ast.walk(tree):
+    pending: list[tuple[ast.AST, bool]] = [(tree, False)]
+    while pending:
+        node, is_late = pending.pop()
         for target in _targets(importer, node, modules):
             is_ours = target == PACKAGE or target.startswith(f"{PACKAGE}.")
             name = target if is_ours else target.partition(".")[0]
-            yield Import(importer, node.lineno, name, is_ours, id(node) in late)
+            yield Import(importer, getattr(node, "lineno", 0), name, is_ours, is_late)
+        is_late = is_late or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        if isinstance(node, ast.stmt | ast.Module | ast.ExceptHandler | ast.match_case):
+            pending += [(child, is_late) for child in ast.iter_child_nodes(node)][::-1]
 
 
 def _targets(importer: str, node: ast.AST, modules: Modules) -> list[str]:
@@ -212,9 +220,10 @@ def dynamic_imports(modules: Modules) -> list[str]:
             continue
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
-                called = ast.unparse(node.func)
+                function = node.func
+                called = getattr(function, "attr", "") or getattr(function, "id", "")
                 if called == "__import__" or called.endswith("import_module"):
-                    found.append(f"{name}:{node.lineno} calls {called}")
+                    found.append(f"{name}:{node.lineno} calls {ast.unparse(function)}")
     return found
 
 
