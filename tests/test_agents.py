@@ -171,6 +171,7 @@ def test_ppo_learns() -> None:
     assert np.allclose(agent.model(x)[0], agent._policy(x)[0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_dqn_learns() -> None:
     config = models.DQNConfig(
         lr=2e-3, learning_starts=400, target_frequency=50, hidden_sizes=(48, 48), batch_size=64
