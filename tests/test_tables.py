@@ -133,6 +133,33 @@ def test_nulls_are_refused_or_filled() -> None:
     refused(lambda: load(["a"], fill="x"), td.ArgumentError, name, "fill = 'x'")
 
 
+def permuted(order: tuple[int, ...] | None, tmp_path: Path) -> Path:
+    """A file of two tensors, which are (2, 3, 4) in memory."""
+    kind = pa.fixed_shape_tensor(pa.int64(), (2, 3, 4), permutation=order)
+    storage = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(48)), 24)
+    table = pa.table({"x": pa.ExtensionArray.from_storage(kind, storage)})
+    pq.write_table(table, tmp_path / "x.parquet")
+    return tmp_path / "x.parquet"
+
+
+@pytest.mark.parametrize("order", [None, (0, 1, 2), (0, 2, 1), (1, 0, 2), (2, 1, 0)])
+def test_tensors_have_their_axes_in_order(order, tmp_path) -> None:
+    path = permuted(order, tmp_path)
+    expected = pq.read_table(path)["x"].chunk(0).to_numpy_ndarray()
+    for data in (path, pq.read_table(path)):
+        np.testing.assert_array_equal(all_of(tables.loader(data, batch_size=2))["x"], expected)
+
+
+@pytest.mark.parametrize("order", [(1, 2, 0), (2, 0, 1)])
+def test_an_order_of_axes_with_two_meanings_is_refused(order, tmp_path) -> None:
+    path = permuted(order, tmp_path)
+
+    def load() -> Any:
+        return tables.loader(path, batch_size=2)
+
+    refused(load, td.DTypeError, "tables.loader, x.parquet", "'x'", str(list(order)), "transpose")
+
+
 @pytest.mark.parametrize(
     ("values", "remedy"),
     [
