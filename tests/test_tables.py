@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import polars
@@ -231,6 +233,22 @@ def test_damaged_files_are_refused_or_loaded(tmp_path) -> None:
     assert ended["loaded"] > 2
 
 
+def test_only_rows_of_arrow_are_filled(monkeypatch) -> None:
+    class Rows:
+        format: ClassVar = {"type": "custom"}
+
+    class Stream:
+        pass
+
+    # Importing `datasets` takes seconds, and only its classes matter here.
+    package = SimpleNamespace(Dataset=Rows, IterableDataset=Stream)
+    monkeypatch.setitem(sys.modules, "datasets", package)
+    name = "datasets.loader"
+    for data, where in ((Rows(), "set_transform"), (Stream(), "map")):
+        load = partial(datasets.loader, data, batch_size=2)
+        refused(lambda load=load: load(fill=0), td.ArgumentError, name, "fill = 0", where)
+
+
 @pytest.mark.slow  # importing it takes seconds; docs/data.md has it by default
 def test_hugging_face_datasets() -> None:
     hf = pytest.importorskip("datasets")
@@ -254,4 +272,8 @@ def test_hugging_face_datasets() -> None:
     assert [b["x"].shape for b in stream] == [(4, 2), (4, 2), (2, 2)]
     splits = hf.DatasetDict({"train": dataset})
     refused(lambda: datasets.loader(splits, batch_size=2), td.ArgumentError, name, '"train"')
+    streamed = dataset.to_iterable_dataset()
+    for data, where in ((made, "set_transform"), (streamed, "map")):
+        load = partial(datasets.loader, data, batch_size=2, fill=0)
+        refused(lambda load=load: load(), td.ArgumentError, name, "fill = 0", where)
     refused(lambda: datasets.loader(rows["y"], batch_size=2), td.ArgumentError, name, "list")
