@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import polars
@@ -133,6 +135,33 @@ def test_nulls_are_refused_or_filled() -> None:
     refused(lambda: load(["a"], fill="x"), td.ArgumentError, name, "fill = 'x'")
 
 
+def permuted(order: tuple[int, ...] | None, tmp_path: Path) -> Path:
+    """A file of two tensors, which are (2, 3, 4) in memory."""
+    kind = pa.fixed_shape_tensor(pa.int64(), (2, 3, 4), permutation=order)
+    storage = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(48)), 24)
+    table = pa.table({"x": pa.ExtensionArray.from_storage(kind, storage)})
+    pq.write_table(table, tmp_path / "x.parquet")
+    return tmp_path / "x.parquet"
+
+
+@pytest.mark.parametrize("order", [None, (0, 1, 2), (0, 2, 1), (1, 0, 2), (2, 1, 0)])
+def test_tensors_have_their_axes_in_order(order, tmp_path) -> None:
+    path = permuted(order, tmp_path)
+    expected = pq.read_table(path)["x"].chunk(0).to_numpy_ndarray()
+    for data in (path, pq.read_table(path)):
+        np.testing.assert_array_equal(all_of(tables.loader(data, batch_size=2))["x"], expected)
+
+
+@pytest.mark.parametrize("order", [(1, 2, 0), (2, 0, 1)])
+def test_an_order_of_axes_with_two_meanings_is_refused(order, tmp_path) -> None:
+    path = permuted(order, tmp_path)
+
+    def load() -> Any:
+        return tables.loader(path, batch_size=2)
+
+    refused(load, td.DTypeError, "tables.loader, x.parquet", "'x'", str(list(order)), "transpose")
+
+
 @pytest.mark.parametrize(
     ("values", "remedy"),
     [
@@ -204,6 +233,22 @@ def test_damaged_files_are_refused_or_loaded(tmp_path) -> None:
     assert ended["loaded"] > 2
 
 
+def test_only_rows_of_arrow_are_filled(monkeypatch) -> None:
+    class Rows:
+        format: ClassVar = {"type": "custom"}
+
+    class Stream:
+        pass
+
+    # Importing `datasets` takes seconds, and only its classes matter here.
+    package = SimpleNamespace(Dataset=Rows, IterableDataset=Stream)
+    monkeypatch.setitem(sys.modules, "datasets", package)
+    name = "datasets.loader"
+    for data, where in ((Rows(), "set_transform"), (Stream(), "map")):
+        load = partial(datasets.loader, data, batch_size=2)
+        refused(lambda load=load: load(fill=0), td.ArgumentError, name, "fill = 0", where)
+
+
 @pytest.mark.slow  # importing it takes seconds; docs/data.md has it by default
 def test_hugging_face_datasets() -> None:
     hf = pytest.importorskip("datasets")
@@ -227,4 +272,8 @@ def test_hugging_face_datasets() -> None:
     assert [b["x"].shape for b in stream] == [(4, 2), (4, 2), (2, 2)]
     splits = hf.DatasetDict({"train": dataset})
     refused(lambda: datasets.loader(splits, batch_size=2), td.ArgumentError, name, '"train"')
+    streamed = dataset.to_iterable_dataset()
+    for data, where in ((made, "set_transform"), (streamed, "map")):
+        load = partial(datasets.loader, data, batch_size=2, fill=0)
+        refused(lambda load=load: load(), td.ArgumentError, name, "fill = 0", where)
     refused(lambda: datasets.loader(rows["y"], batch_size=2), td.ArgumentError, name, "list")

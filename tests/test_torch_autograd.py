@@ -177,6 +177,35 @@ def test_dropout_draws_the_same_in_both_programs() -> None:
     assert not torch.equal(function(x), first)
 
 
+class Rescaled(nn.Module):
+    """A state that the result is multiplied by, and that the next call finds doubled."""
+
+    def __init__(self) -> None:
+        self.scale = nn.State((3,), nn.init.ones)
+
+    def forward(self, x: Any) -> Any:
+        result = x * td.exp(self.scale.tensor())
+        td.update(self.scale, self.scale.tensor() * 2)
+        return result
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+@pytest.mark.parametrize("device", ["cpu", "oracle"])
+def test_the_backward_reads_states_as_the_forward_found_them(device: str, is_given: bool) -> None:
+    forward = td.compile_forward(
+        Rescaled(), lambda m, x: m(x), td.Spec((2, 3)), device=device, training=True
+    )
+    function = as_autograd(forward)
+    states = {"scale": torch.ones(3)}
+    inputs = [torch.ones(2, 3, requires_grad=True) for _ in range(2)]
+    results = [function(x, states) if is_given else function(x) for x in inputs]
+    for i, (x, result) in enumerate(zip(inputs, results, strict=True)):
+        result.sum().backward()
+        torch.testing.assert_close(x.grad, torch.full((2, 3), 2.0**i).exp())
+    held = states["scale"].tolist() if is_given else forward.params["scale"].tolist()
+    assert held == [4, 4, 4]
+
+
 def test_wrong_arguments_are_refused(forward: Any) -> None:
     function = as_autograd(forward)
     with pytest.raises(td.BatchError, match=r"the batch is a float32\[8,3\], and was"):

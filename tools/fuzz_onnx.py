@@ -4,7 +4,8 @@
 
 Files are the corpus of the tests, what the models of the tests export, and small graphs with loops,
 functions and external data. They are changed as bytes, and field by field. A file that takes longer
-than `--limit` seconds, more memory than `--memory` MB, or raises anything else is kept.
+than `--limit` seconds, more memory than `--memory` MB, or raises anything else is kept, in a
+temporary folder of its own if none is given.
 """
 
 from __future__ import annotations
@@ -281,7 +282,7 @@ def main() -> None:
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--limit", type=int, default=20)
     arguments.add_argument("--memory", type=int, default=4000)
-    arguments.add_argument("--keep", type=Path, default=Path("/tmp/onnx_fuzz"))
+    arguments.add_argument("--keep", type=Path, default=None)
     chosen = arguments.parse_args()
     wire.SMALL = 0  # count the messages of small files too
     limit = chosen.memory << 20
@@ -292,7 +293,9 @@ def main() -> None:
 
     signal.signal(signal.SIGALRM, ring)
     files, counts, start, longest = corpus(), Counter(), time.monotonic(), 0.0
-    chosen.keep.mkdir(parents=True, exist_ok=True)
+    keep = chosen.keep or Path(tempfile.mkdtemp(prefix="onnx-fuzz-"))
+    keep.mkdir(parents=True, exist_ok=True)
+    print(f"what is found is kept in {keep}")
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     weights = [
         1 / (2000 + len(data)) for data in files
@@ -317,8 +320,8 @@ def main() -> None:
                 print(f"{dict(counts)} after {time.monotonic() - start:.0f} s", flush=True)
             if found not in ("refused", "traced"):
                 print(number, found.strip().splitlines()[-1], flush=True)
-                (chosen.keep / f"{chosen.seed}-{number}.onnx").write_bytes(path.read_bytes())
-                (chosen.keep / f"{chosen.seed}-{number}.txt").write_text(found)
+                (keep / f"{chosen.seed}-{number}.onnx").write_bytes(path.read_bytes())
+                (keep / f"{chosen.seed}-{number}.txt").write_text(found)
     seconds = time.monotonic() - start
     print(f"{dict(counts)} in {seconds:.0f} s; the longest took {longest:.2f} s")
 

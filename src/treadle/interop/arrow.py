@@ -112,8 +112,9 @@ def column_array(operation: str, name: str, column: Any, fill: Fill) -> np.ndarr
 def _chunk(operation: str, name: str, array: Any, fill: Fill, pa: Any) -> np.ndarray:
     type_ = array.type
     if isinstance(type_, pa.FixedShapeTensorType):
-        shape, flat = tuple(type_.shape), _chunk(operation, name, array.storage, fill, pa)
-        return flat.reshape(len(array), *shape)
+        flat = _chunk(operation, name, array.storage, fill, pa)
+        order = [0, *(1 + axis for axis in _axes(operation, name, type_))]
+        return np.ascontiguousarray(flat.reshape(len(array), *type_.shape).transpose(order))
     if isinstance(type_, pa.BaseExtensionType):
         return _chunk(operation, name, array.storage, fill, pa)
     array = _filled(operation, name, array, fill, pa)
@@ -125,6 +126,22 @@ def _chunk(operation: str, name: str, array: Any, fill: Fill, pa: Any) -> np.nda
     if pa.types.is_integer(type_) or pa.types.is_floating(type_):
         return np.asarray(array.to_numpy(zero_copy_only=True))
     raise _refused(operation, name, type_, pa)
+
+
+def _axes(operation: str, name: str, type_: Any) -> list[int]:
+    """Which axis in memory each axis of a column's tensors is.
+
+    Arrow's format says that this is the permutation, but PyArrow writes its inverse for arrays with
+    permuted strides, and reads back neither: only one that is its own inverse has one meaning.
+    """
+    order = list(range(len(type_.shape))) if type_.permutation is None else type_.permutation
+    if np.argsort(order).tolist() != order:
+        cause = f"the column {name!r} has tensors with the permutation {order}, which is read in "
+        cause += "two ways: as Arrow's format has it, and as PyArrow writes it"
+        remedy = "Cast it first, column.cast(column.type.storage_type), and reshape and "
+        remedy += "transpose the batches yourself."
+        raise DTypeError(operation, cause, remedy)
+    return order
 
 
 def _lists(operation: str, name: str, array: Any, fill: Fill, pa: Any) -> np.ndarray:
@@ -189,6 +206,8 @@ def check_type(operation: str, name: str, type_: Any) -> None:
     pa = pyarrow(operation)
     while True:
         if isinstance(type_, pa.BaseExtensionType):
+            if isinstance(type_, pa.FixedShapeTensorType):
+                _axes(operation, name, type_)
             type_ = type_.storage_type
         elif any(
             is_kind(type_)

@@ -40,7 +40,7 @@ def loader(
     A `datasets.Dataset` stays where it is, in memory or on disk, and rows are read as they are
     needed; one with a transform of its own (`set_transform`) gives what that makes. A stream, an
     `IterableDataset`, is mixed as `datasets` mixes it and resumed by skipping. `columns` and `fill`
-    are those of `td.interop.tables.loader`.
+    are those of `td.interop.tables.loader`; only rows that come straight from Arrow can be filled.
     """
     try:
         import datasets
@@ -51,6 +51,7 @@ def loader(
         cause = f"it is a dict of splits: {', '.join(map(str, dataset))}"
         raise ArgumentError(OPERATION, cause, 'Pass one of them: dataset["train"].')
     if isinstance(dataset, datasets.IterableDataset):
+        _refuse_fill(fill, "a stream", "map")
         stream = _Stream(dataset, columns, shuffle, seed)
         drops = shuffle if drop_last is None else drop_last
         return IterableLoader(stream.rows, batch_size, drop_last=drops)
@@ -58,8 +59,16 @@ def loader(
         cause = f"the data is a {type(dataset).__name__}"
         raise ArgumentError(OPERATION, cause, "Pass a datasets.Dataset, or use tables.loader.")
     is_custom = dataset.format["type"] == "custom"
+    if is_custom:
+        _refuse_fill(fill, "a dataset with a transform", "set_transform")
     source = Transformed(dataset, columns) if is_custom else DatasetRows(dataset, columns, fill)
     return ArrayLoader(source, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
+
+
+def _refuse_fill(fill: Fill, what: str, where: str) -> None:
+    if fill is not None:
+        cause = f"fill = {fill!r}, and {what} gives rows that are Python's own"
+        raise ArgumentError(OPERATION, cause, f"Replace what is None in the dataset's {where}.")
 
 
 class DatasetRows:

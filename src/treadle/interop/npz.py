@@ -1,4 +1,4 @@
-"""NumPy's archives: arrays by name, in and out, and into a module."""
+"""NumPy's archives: arrays by name, in and out."""
 
 from __future__ import annotations
 

@@ -31,6 +31,7 @@ from treadle.step.index_checks import IndexChecks, checks_of
 
 NAME = "as_autograd"
 GIVEN_BATCH = f"{INPUT_PREFIX}batch"  # begins the names of a call's batch
+GIVEN_PARAMS = f"{INPUT_PREFIX}params"
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,9 +268,15 @@ def _updates_as_results(graph: Graph) -> Graph:
 
 def _in_halves(graph: Graph, key: Key) -> Halves:
     if key.wrt:
-        return halves(graph, key.wrt)
+        return halves(graph, key.wrt, _written_back(graph))
     nothing = Graph((), (), f"{graph.name}.backward")
     return Halves(remove_dead_code(graph), nothing, (), ())
+
+
+def _written_back(graph: Graph) -> list[str]:
+    """Leaves of given states that get new values after the forward."""
+    updated = [o.name.removeprefix(UPDATED) for o in graph.outputs if o.name.startswith(UPDATED)]
+    return [f"{GIVEN_PARAMS}.{name}" for name in updated]
 
 
 def _write_back(built: Built, params: Mapping[str, Any], values: Sequence[Any]) -> None:

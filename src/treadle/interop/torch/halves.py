@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from treadle.autodiff.backward import fresh_prefix, vjp_graph
@@ -28,7 +28,8 @@ SAVED = "saved:"
 @dataclass(frozen=True, slots=True)
 class Halves:
     """`forward` has the function's outputs and captures named "saved:…"; `backward` takes those,
-    the leaves it reads and the cotangents, and gives gradients by leaf.
+    the leaves it reads and the cotangents, and gives gradients by leaf. No leaf that it reads is
+    among those that change between the two.
     """
 
     forward: Graph
@@ -37,15 +38,20 @@ class Halves:
     cotangents: tuple[str | None, ...]  # names of the results' cotangents; None: it has none
 
 
-def halves(graph: Graph, wrt: Sequence[str]) -> Halves:
-    """Both programs of a graph, for the gradients of some of its leaves."""
+def halves(graph: Graph, wrt: Sequence[str], changed: Collection[str] = ()) -> Halves:
+    """Both programs of a graph, for the gradients of some of its leaves.
+
+    States that the graph updates, and leaves that are `changed` otherwise once the forward has run,
+    have other values by the time of the backward: their old ones are saved.
+    """
+    changed = {*changed, *(o.name for o in graph.outputs if o.kind is OutputKind.UPDATE)}
     results = [o.kind is OutputKind.RESULT for o in graph.outputs]
     floats = [t.is_float for t in graph.output_types]
     present = [r and f for r, f in zip(results, floats, strict=True)]
     prefix = fresh_prefix(graph, "ct")
     joint = vjp_graph(graph, present, wrt, with_results=True)
     late = _after(joint, prefix)
-    kept = _saved(joint, late)
+    kept = _saved(joint, late, _kept_leaves(joint, changed))
     named = [(f"{SAVED}{i}", value) for i, value in enumerate(kept)]
     own, gradients = joint.outputs[: len(graph.outputs)], joint.outputs[len(graph.outputs) :]
     captures = [Output(OutputKind.CAPTURE, name, value) for name, value in named]
@@ -65,31 +71,41 @@ def _after(joint: Graph, prefix: str) -> set[int]:
     return found
 
 
-def _saved(joint: Graph, late: set[int]) -> list[Value]:
-    """What the backward computes all that it reads from by cheap ops, besides leaves.
+def _kept_leaves(joint: Graph, changed: Collection[str]) -> set[int]:
+    """Nodes of leaves that the backward finds as the forward found them."""
+    return {
+        i
+        for i, node in enumerate(joint.nodes)
+        if node.op in NAMED_LEAVES
+        and not (isinstance(node.attributes, Leaf) and node.attributes.name in changed)
+    }
+
+
+def _saved(joint: Graph, late: set[int], leaves: set[int]) -> list[Value]:
+    """What the backward computes all that it reads from by cheap ops, besides `leaves`.
 
     That is what it reads itself, or what is behind that, whichever is smaller.
     """
     read = {v for i in late for v in joint.nodes[i].operands if v.node not in late}
-    near = [v for v in read if not _is_known(joint.nodes, v, {})]
+    near = [v for v in read if not _is_known(joint.nodes, v, leaves, {})]
     known: dict[Value, bool] = {}
     direct: list[Value] = []
     for value in sorted(near):
-        if not _is_known(joint.nodes, value, known):
+        if not _is_known(joint.nodes, value, leaves, known):
             direct.append(value)
             known[value] = True
-    behind = sorted(_roots(joint.nodes, near))
+    behind = sorted(_roots(joint.nodes, near, leaves))
     return min(behind, direct, key=lambda values: sum(joint.type_of(v).nbytes for v in values))
 
 
-def _roots(nodes: Sequence[Node], values: Sequence[Value]) -> set[Value]:
+def _roots(nodes: Sequence[Node], values: Sequence[Value], leaves: set[int]) -> set[Value]:
     """The values, not cheap to compute, that some values follow from by cheap ops."""
     found: set[Value] = set()
     seen: set[Value] = set()
     stack = list(values)
     while stack:
         value = stack.pop()
-        if value in seen or nodes[value.node].op in NAMED_LEAVES:
+        if value in seen or value.node in leaves:
             continue
         seen.add(value)
         if nodes[value.node].op in CHEAP:
@@ -99,14 +115,16 @@ def _roots(nodes: Sequence[Node], values: Sequence[Value]) -> set[Value]:
     return found
 
 
-def _is_known(nodes: Sequence[Node], value: Value, known: dict[Value, bool]) -> bool:
+def _is_known(
+    nodes: Sequence[Node], value: Value, leaves: set[int], known: dict[Value, bool]
+) -> bool:
     """Whether a value follows from leaves and what is known by cheap ops; nothing recurses."""
     stack = [value]
     while stack:
         now = stack[-1]
         node = nodes[now.node]
-        if now in known or node.op in NAMED_LEAVES or node.op not in CHEAP:
-            known.setdefault(now, node.op in NAMED_LEAVES)
+        if now in known or now.node in leaves or node.op not in CHEAP:
+            known.setdefault(now, now.node in leaves)
             stack.pop()
             continue
         unknown = [v for v in node.operands if v not in known]
