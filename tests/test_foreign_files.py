@@ -7,6 +7,7 @@ import io
 import os
 import pickle
 import struct
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -273,6 +274,8 @@ PICKLES: dict[str, tuple[bytes, str]] = {
     "a key of shared tuples": (b"}" + SHARED + b"Ns.", "tuple as a key"),
     "a call of shared tuples": (SHARED + b")R.", "calls tuple"),
     "storage of shared tuples": (SHARED + b"Q.", "no storage"),
+    "a long shape": (tensor(b"K\x00", b"(" + b"K\x01" * 33 + b"t", b")"), "at most 32 whole"),
+    "a size of none": (b"ctorch\nSize\n(Nt\x85R.", "whole numbers"),
 }
 
 
@@ -283,6 +286,33 @@ def test_pickles_that_lie(tmp_path: Path, name: str) -> None:
     with pytest.raises(td.LoadError, match=message):
         torch_files.load(tmp_path / "a.pt")
     assert not Path("owned").exists()
+
+
+MANY = b"(" + b"K\x01" * 10000 + b"t"
+LONG = b"X" + struct.pack("<I", 100000) + b"a" * 100000
+REPEATED: dict[str, tuple[bytes, bytes, str]] = {  # something large, and what copies it
+    "sizes": (MANY + b"\x85", b"ctorch\nSize\nh\x00R", "at most 32 whole numbers"),
+    "sizes of lists": (b"](" + MANY[1:-1] + b"e\x85", b"ctorch\nSize\nh\x00R", "at most 32 whole"),
+    "arguments": (MANY, b"ctorch._utils\n_rebuild_parameter\nh\x00R", "with 10,000 arguments"),
+    "names": (LONG, b"h\x00h\x00\x93", "more than 1024 characters"),
+    "storages": (
+        b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\n" + LONG + b"NK\x01t",
+        b"h\x00Q",
+        "plain name",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_what_a_pickle_keeps_is_not_copied_again_and_again(tmp_path: Path, name: str) -> None:
+    large, copied, message = REPEATED[name]
+    file = zipped(tmp_path / "a.pt", pt(large + b"q\x00" + copied * 1000 + b"."))
+    tracemalloc.start()
+    with pytest.raises(td.LoadError, match=message):
+        torch_files.load(file)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 8 << 20
 
 
 def test_archives_of_pytorch_that_lie(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ from treadle.interop.opened import damaged, is_possible
 
 LARGEST_PICKLE = 1 << 26  # bytes; a tensor takes some 200
 MOST_AXES = 32
+MOST_ARGUMENTS = 8  # of a call; a tensor has 7
+LONGEST_NAME = 1 << 10  # characters
 DTYPES: dict[str, np.dtype] = {
     "Double": np.dtype("<f8"),
     "Float": np.dtype("<f4"),
@@ -154,6 +156,15 @@ def _is_whole(value: object) -> bool:
     return type(value) is int and 0 <= value < 1 << 62
 
 
+def _named(module: object, member: object) -> _Global:
+    """A function or class; its name is a copy of texts that a pickle may have kept."""
+    if not isinstance(module, str) or not isinstance(member, str):
+        raise _RefusedError("names a function by something else than text")
+    if max(len(module), len(member)) > LONGEST_NAME:
+        raise _RefusedError(f"names a function by more than {LONGEST_NAME} characters")
+    return _Global(f"{module}.{member}")
+
+
 def _storage(given: object) -> _Storage:
     """What a pickle calls a persistent id: ("storage", class, key, device, size)."""
     if not isinstance(given, tuple) or len(given) != 5 or given[0] != "storage":
@@ -162,18 +173,26 @@ def _storage(given: object) -> _Storage:
     if not isinstance(kind, _Global) or kind.name not in STORAGES:
         name = kind.name if isinstance(kind, _Global) else type(kind).__name__
         raise _RefusedError(f"has a storage of {name[:80]}, which is not one of numbers")
-    if not isinstance(key, str) or not key.isalnum() or not _is_whole(size):
+    is_plain = isinstance(key, str) and len(key) <= LONGEST_NAME and key.isalnum()
+    if not is_plain or not _is_whole(size):
         raise _RefusedError("has a storage without a plain name and size")
     return _Storage(STORAGES[kind.name], key, size)
+
+
+def _size(sizes: object) -> tuple[int, ...]:
+    """A shape or strides; the length first, since a pickle may show one list many times."""
+    if not isinstance(sizes, (tuple, list)) or len(sizes) > MOST_AXES:
+        raise _RefusedError(f"has a shape that is no tuple of at most {MOST_AXES} whole numbers")
+    if not all(map(_is_whole, sizes)):
+        raise _RefusedError("has a shape of something else than whole numbers")
+    return tuple(sizes)
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: object) -> _Tensor:
     if not isinstance(storage, _Storage) or not _is_whole(offset):
         raise _RefusedError("makes a tensor of something else than a storage")
-    for sizes in (shape, strides):
-        if not isinstance(sizes, tuple) or not all(map(_is_whole, sizes)):
-            raise _RefusedError("makes a tensor with a shape of no whole numbers")
-    if len(shape) != len(strides) or len(shape) > MOST_AXES:
+    shape, strides = _size(shape), _size(strides)
+    if len(shape) != len(strides):
         raise _RefusedError(f"makes a tensor with {len(shape)} axes and {len(strides)} strides")
     if not is_possible(shape) or not all(is_possible((n,)) for n in strides):
         raise _RefusedError("makes a tensor with more elements than there can be")
@@ -196,7 +215,7 @@ CALLS: dict[str, Callable[..., object]] = {
     "collections.OrderedDict": _ordered,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_parameter": _parameter,
-    "torch.Size": lambda sizes: tuple(sizes) if isinstance(sizes, (tuple, list)) else (),
+    "torch.Size": _size,
 }
 _MARK = object()
 _PUSHED: Mapping[int, Callable[[], object]] = {
@@ -282,12 +301,9 @@ class _Machine:
                     raise _RefusedError("appends to something else than a list")
                 self.stack[-1].extend(items)
             case b"c":
-                self.stack.append(_Global(f"{self.line()}.{self.line()}"))
+                self.stack.append(_named(self.line(), self.line()))
             case b"\x93":
-                module, member = self.popped(2)
-                if not isinstance(module, str) or not isinstance(member, str):
-                    raise _RefusedError("names a function by something else than text")
-                self.stack.append(_Global(f"{module}.{member}"))
+                self.stack.append(_named(*self.popped(2)))
             case b"R" | b"\x81":
                 self.reduce(*self.popped(2))
             case b"Q":
@@ -326,6 +342,8 @@ class _Machine:
         name = function.name if isinstance(function, _Global) else type(function).__name__
         if name not in CALLS or not isinstance(arguments, tuple):
             raise _RefusedError(f"calls {name[:100]}")
+        if len(arguments) > MOST_ARGUMENTS:  # which a call copies
+            raise _RefusedError(f"calls {name} with {len(arguments):,} arguments")
         self.stack.append(CALLS[name](*arguments))
 
     def build(self, state: Any) -> None:
