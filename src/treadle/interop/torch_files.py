@@ -26,6 +26,8 @@ LARGEST_PICKLE = 1 << 26  # bytes; a tensor takes some 200
 MOST_AXES = 32
 MOST_ARGUMENTS = 8  # of a call; a tensor has 7
 LONGEST_NAME = 1 << 10  # characters
+MOST_INSTRUCTIONS = 1 << 20  # of a pickle, each at most some 100 bytes of memory,
+MOST_OF_ENTRY = 128  # and this many for each entry of the archive: a tensor takes some 35
 DTYPES: dict[str, np.dtype] = {
     "Double": np.dtype("<f8"),
     "Float": np.dtype("<f4"),
@@ -102,7 +104,7 @@ def _pickle(archive: Archive, root: str) -> bytes:
 
 def _run(archive: Archive, program: bytes) -> object:
     try:
-        return _Machine(program).run()
+        return _Machine(program, MOST_INSTRUCTIONS + MOST_OF_ENTRY * len(archive.entries)).run()
     except _RefusedError as error:
         cause = f"{archive.source} has a pickle that {error}"
         remedy = "Only state dicts of tensors are read, and nothing is executed: save one."
@@ -120,14 +122,14 @@ def _state_dict(archive: Archive, found: object, key: str | None) -> dict[str, _
     if not isinstance(found, dict):
         cause = f"{archive.source} holds a {type(found).__name__.strip('_')}, not a dict of tensors"
         raise LoadError("load", cause, "Save model.state_dict().")
-    tensors = {str(n): t for n, t in found.items() if isinstance(t, _Tensor)}
+    tensors = {n: t for n, t in found.items() if isinstance(t, _Tensor)}
     if not tensors and found:
         raise LoadError("load", f"{archive.source} has no tensors at its top", _keys(found))
     return tensors
 
 
 def _keys(found: object) -> str:
-    names = [str(n)[:40] for n in found][:8] if isinstance(found, dict) else []
+    names = [n[:40] for n in found][:8] if isinstance(found, dict) else []
     return f"Pass key=, one of {', '.join(names)}." if names else "Save model.state_dict()."
 
 
@@ -163,6 +165,17 @@ def _named(module: object, member: object) -> _Global:
     if max(len(module), len(member)) > LONGEST_NAME:
         raise _RefusedError(f"names a function by more than {LONGEST_NAME} characters")
     return _Global(f"{module}.{member}")
+
+
+def _key(key: object) -> str:
+    """A key of a dict as text, whose hash a file cannot foresee: chosen integers collide."""
+    if type(key) is int and key.bit_length() <= 32:
+        return str(key)
+    if type(key) is not str:  # others may take exponential time to hash
+        raise _RefusedError(f"has a dict with a {type(key).__name__} as a key")
+    if len(key) > LONGEST_NAME:  # which is compared with an equal one at every access
+        raise _RefusedError(f"has a dict with a key of {len(key):,} characters")
+    return key
 
 
 def _storage(given: object) -> _Storage:
@@ -239,16 +252,19 @@ _SKIPPED = {0x80: "<B", 0x95: "<Q"}  # the protocol, and a length that is told b
 class _Machine:
     """The stack machine of a pickle, with few of its instructions."""
 
-    def __init__(self, program: bytes) -> None:
-        self.program, self.at = program, 0
+    def __init__(self, program: bytes, most: int) -> None:
+        self.program, self.at, self.most = program, 0, most
         self.stack: list[Any] = []
-        self.memo: dict[int, Any] = {}
+        self.memo: list[Any] = []
 
     def run(self) -> object:
-        while (code := self.take(1)[0]) != b"."[0]:
+        for _ in range(self.most):
+            code = self.take(1)[0]
+            if code == b"."[0]:
+                return self.stack.pop()
             if not self.literal(code):
                 self.compound(code)
-        return self.stack.pop()
+        raise _RefusedError(f"has more than {self.most:,} instructions")
 
     def take(self, count: int) -> bytes:
         if count > len(self.program) - self.at:
@@ -278,9 +294,9 @@ class _Machine:
         elif code in _COUNTS:
             self.stack.append(tuple(self.popped(_COUNTS[code])))
         elif code in _PUTS:
-            self.memo[self.number(_PUTS[code])] = self.stack[-1]
+            self.keep(self.number(_PUTS[code]))
         elif code == 0x94:
-            self.memo[len(self.memo)] = self.stack[-1]
+            self.keep(len(self.memo))
         elif code in _GETS:
             self.stack.append(self.memo[self.number(_GETS[code])])
         elif code in _SKIPPED:
@@ -313,6 +329,12 @@ class _Machine:
             case _:
                 raise _RefusedError(f"has the instruction {_NAMES.get(chr(code), hex(code))}")
 
+    def keep(self, at: int) -> None:
+        """Picklers count up; numbers that a file chooses could all collide in a dict."""
+        if at > len(self.memo):
+            raise _RefusedError(f"keeps its value {len(self.memo):,} as {at:,}")
+        self.memo[at : at + 1] = [self.stack[-1]]
+
     def popped(self, count: int) -> list[Any]:
         found = self.stack[-count:]
         if len(found) < count:
@@ -334,9 +356,7 @@ class _Machine:
         if not isinstance(target, dict) or len(items) % 2:
             raise _RefusedError("sets items of something else than a dict")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            if type(key) not in (str, int):  # others may take exponential time to hash
-                raise _RefusedError(f"has a dict with a {type(key).__name__} as a key")
-            target[key] = value
+            target[_key(key)] = value
 
     def reduce(self, function: Any, arguments: Any) -> None:
         name = function.name if isinstance(function, _Global) else type(function).__name__
