@@ -235,6 +235,7 @@ def tensor(offset: bytes, shape: bytes, strides: bytes, size: bytes = b"K\x02") 
     return HEAD + FLOATS + size + b"tQ" + offset + shape + strides + b"\x89NtRs."
 
 
+TERA = b"\x8a\x06" + struct.pack("<Q", 1 << 40)[:6]
 SHARED = b")" + b"q\x00h\x00\x86" * 100  # of 2^100 elements, were they not shared
 PICKLES: dict[str, tuple[bytes, str]] = {
     "offset past the end": (tensor(b"K\x05", b"K\x02\x85", b"K\x01\x85"), "not within storage"),
@@ -248,7 +249,23 @@ PICKLES: dict[str, tuple[bytes, str]] = {
         tensor(b"K\x00", b"K\x00\x8a\x07" + b"\x7f" * 7 + b"\x86", b"K\x01K\x01\x86"),
         "more elements",
     ),
-    "a size that lies": (tensor(b"K\x00", b"K\x09\x85", b"K\x01\x85", b"K\x09"), "not within"),
+    "a size that lies": (
+        tensor(b"K\x00", b"K\x02\x85", b"K\x01\x85", b"K\x03"),
+        "storage 0 is said to have 3 float32, and has 8 bytes",
+    ),
+    "a size that lies, and stride 0": (
+        tensor(b"K\x00", TERA + b"\x85", b"K\x00\x85", TERA),
+        "is said to have 1,099,511,627,776 float32",
+    ),
+    "a size that lies, and no element": (
+        tensor(b"K\x00", b"K\x00\x85", b"K\x01\x85", TERA),
+        "is said to have 1,099,511,627,776 float32",
+    ),
+    "stride 0": (tensor(b"K\x00", b"K\x03\x85", b"K\x00\x85"), "not within storage"),
+    "past a smaller size": (
+        tensor(b"K\x01", b"K\x01\x85", b"K\x01\x85", b"K\x01"),
+        "not within storage",
+    ),
     "negative": (tensor(b"J\xff\xff\xff\xff", b"K\x02\x85", b"K\x01\x85"), "else than a storage"),
     "negative shape": (tensor(b"K\x00", b"J\xff\xff\xff\xff\x85", b"K\x01\x85"), "whole numbers"),
     "more strides": (tensor(b"K\x00", b"K\x02\x85", b"K\x01K\x01\x86"), "1 axes and 2 strides"),

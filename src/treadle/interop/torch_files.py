@@ -145,7 +145,11 @@ def _array(
     last = tensor.offset + sum(
         (n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True)
     )
-    if count and (count > storage.size or (last + 1) * dtype.itemsize > there.size):
+    if storage.size * dtype.itemsize > there.size:
+        cause = f"storage {storage.key} is said to have {storage.size:,} {dtype}, "
+        raise damaged(archive.source, f"{cause}and has {there.size:,} bytes")
+    # A stride of 0 makes elements that have no bytes of their own: no more than the storage's.
+    if count and max(count, last + 1) > storage.size:
         cause = f"a tensor {tensor.shape} is not within storage {storage.key}, {there.size:,} bytes"
         raise damaged(archive.source, cause)
     first = there[tensor.offset * dtype.itemsize if count else 0 :]
