@@ -7,6 +7,7 @@ import io
 import os
 import pickle
 import struct
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -234,7 +235,8 @@ def tensor(offset: bytes, shape: bytes, strides: bytes, size: bytes = b"K\x02") 
     return HEAD + FLOATS + size + b"tQ" + offset + shape + strides + b"\x89NtRs."
 
 
-SHARED = b")" + b"q\x01h\x01\x86" * 100  # of 2^100 elements, were they not shared
+TERA = b"\x8a\x06" + struct.pack("<Q", 1 << 40)[:6]
+SHARED = b")" + b"q\x00h\x00\x86" * 100  # of 2^100 elements, were they not shared
 PICKLES: dict[str, tuple[bytes, str]] = {
     "offset past the end": (tensor(b"K\x05", b"K\x02\x85", b"K\x01\x85"), "not within storage"),
     "shape past the end": (tensor(b"K\x00", b"K\x03\x85", b"K\x01\x85"), "not within storage"),
@@ -247,7 +249,23 @@ PICKLES: dict[str, tuple[bytes, str]] = {
         tensor(b"K\x00", b"K\x00\x8a\x07" + b"\x7f" * 7 + b"\x86", b"K\x01K\x01\x86"),
         "more elements",
     ),
-    "a size that lies": (tensor(b"K\x00", b"K\x09\x85", b"K\x01\x85", b"K\x09"), "not within"),
+    "a size that lies": (
+        tensor(b"K\x00", b"K\x02\x85", b"K\x01\x85", b"K\x03"),
+        "storage 0 is said to have 3 float32, and has 8 bytes",
+    ),
+    "a size that lies, and stride 0": (
+        tensor(b"K\x00", TERA + b"\x85", b"K\x00\x85", TERA),
+        "is said to have 1,099,511,627,776 float32",
+    ),
+    "a size that lies, and no element": (
+        tensor(b"K\x00", b"K\x00\x85", b"K\x01\x85", TERA),
+        "is said to have 1,099,511,627,776 float32",
+    ),
+    "stride 0": (tensor(b"K\x00", b"K\x03\x85", b"K\x00\x85"), "not within storage"),
+    "past a smaller size": (
+        tensor(b"K\x01", b"K\x01\x85", b"K\x01\x85", b"K\x01"),
+        "not within storage",
+    ),
     "negative": (tensor(b"J\xff\xff\xff\xff", b"K\x02\x85", b"K\x01\x85"), "else than a storage"),
     "negative shape": (tensor(b"K\x00", b"J\xff\xff\xff\xff\x85", b"K\x01\x85"), "whole numbers"),
     "more strides": (tensor(b"K\x00", b"K\x02\x85", b"K\x01K\x01\x86"), "1 axes and 2 strides"),
@@ -269,10 +287,15 @@ PICKLES: dict[str, tuple[bytes, str]] = {
     "nonsense": (b"\xff\xfe\xfd", "pickle"),
     "empty": (b"", "pickle"),
     "shared tuples": (SHARED + b".", "holds a tuple"),
-    "a name of shared tuples": (SHARED + b"q\x01h\x01\x93.", "else than text"),
+    "a name of shared tuples": (SHARED + b"q\x00h\x00\x93.", "else than text"),
     "a key of shared tuples": (b"}" + SHARED + b"Ns.", "tuple as a key"),
     "a call of shared tuples": (SHARED + b")R.", "calls tuple"),
     "storage of shared tuples": (SHARED + b"Q.", "no storage"),
+    "a long shape": (tensor(b"K\x00", b"(" + b"K\x01" * 33 + b"t", b")"), "at most 32 whole"),
+    "a large key": (b"}\x8a\x08" + struct.pack("<q", (1 << 61) - 1) + b"Ns.", "int as a key"),
+    "a long key": (b"}X\x01\x04\x00\x00" + b"a" * 1025 + b"Ns.", "a key of 1,025 characters"),
+    "a far memo": (b"}r\x00\x00\x01\x00.", "keeps its value 0 as 65,536"),
+    "a size of none": (b"ctorch\nSize\n(Nt\x85R.", "whole numbers"),
 }
 
 
@@ -283,6 +306,50 @@ def test_pickles_that_lie(tmp_path: Path, name: str) -> None:
     with pytest.raises(td.LoadError, match=message):
         torch_files.load(tmp_path / "a.pt")
     assert not Path("owned").exists()
+
+
+MANY = b"(" + b"K\x01" * 3000 + b"t"
+LONG = b"X" + struct.pack("<I", 100000) + b"a" * 100000
+REPEATED: dict[str, tuple[bytes, bytes, str]] = {  # something large, and what copies it
+    "sizes": (MANY + b"\x85", b"ctorch\nSize\nh\x00R", "at most 32 whole numbers"),
+    "sizes of lists": (b"](" + MANY[1:-1] + b"e\x85", b"ctorch\nSize\nh\x00R", "at most 32 whole"),
+    "arguments": (MANY, b"ctorch._utils\n_rebuild_parameter\nh\x00R", "with 3,000 arguments"),
+    "names": (LONG, b"h\x00h\x00\x93", "more than 1024 characters"),
+    "storages": (
+        b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\n" + LONG + b"NK\x01t",
+        b"h\x00Q",
+        "plain name",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_what_a_pickle_keeps_is_not_copied_again_and_again(tmp_path: Path, name: str) -> None:
+    large, copied, message = REPEATED[name]
+    file = zipped(tmp_path / "a.pt", pt(large + b"q\x00" + copied * 1000 + b"."))
+    tracemalloc.start()
+    with pytest.raises(td.LoadError, match=message):
+        torch_files.load(file)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 8 << 20
+
+
+def test_keys_of_a_pickle_are_kept_as_text() -> None:
+    """The hashes of integers are the integers: a file could choose them so that all collide."""
+    items = b"K\x07NJ\xff\xff\xff\xffNX\x01\x00\x00\x007K\x01"
+    found = torch_files._Machine(b"}(" + items + b"u.", 20).run()
+    assert found == {"7": 1, "-1": None}
+
+
+def test_instructions_of_a_pickle_are_counted(tmp_path: Path) -> None:
+    machine = torch_files._Machine(b"}" * (1 << 22), 1000)
+    with pytest.raises(torch_files._RefusedError, match="more than 1,000 instructions"):
+        machine.run()
+    assert machine.at == len(machine.stack) == 1000
+    zipped(tmp_path / "a.pt", pt(b"}" * (1 << 22)))
+    with pytest.raises(td.LoadError, match="more than 1,048,832 instructions"):
+        torch_files.load(tmp_path / "a.pt")
 
 
 def test_archives_of_pytorch_that_lie(tmp_path: Path) -> None:

@@ -24,6 +24,10 @@ from treadle.interop.opened import damaged, is_possible
 
 LARGEST_PICKLE = 1 << 26  # bytes; a tensor takes some 200
 MOST_AXES = 32
+MOST_ARGUMENTS = 8  # of a call; a tensor has 7
+LONGEST_NAME = 1 << 10  # characters
+MOST_INSTRUCTIONS = 1 << 20  # of a pickle, each at most some 100 bytes of memory,
+MOST_OF_ENTRY = 128  # and this many for each entry of the archive: a tensor takes some 35
 DTYPES: dict[str, np.dtype] = {
     "Double": np.dtype("<f8"),
     "Float": np.dtype("<f4"),
@@ -100,7 +104,7 @@ def _pickle(archive: Archive, root: str) -> bytes:
 
 def _run(archive: Archive, program: bytes) -> object:
     try:
-        return _Machine(program).run()
+        return _Machine(program, MOST_INSTRUCTIONS + MOST_OF_ENTRY * len(archive.entries)).run()
     except _RefusedError as error:
         cause = f"{archive.source} has a pickle that {error}"
         remedy = "Only state dicts of tensors are read, and nothing is executed: save one."
@@ -118,14 +122,14 @@ def _state_dict(archive: Archive, found: object, key: str | None) -> dict[str, _
     if not isinstance(found, dict):
         cause = f"{archive.source} holds a {type(found).__name__.strip('_')}, not a dict of tensors"
         raise LoadError("load", cause, "Save model.state_dict().")
-    tensors = {str(n): t for n, t in found.items() if isinstance(t, _Tensor)}
+    tensors = {n: t for n, t in found.items() if isinstance(t, _Tensor)}
     if not tensors and found:
         raise LoadError("load", f"{archive.source} has no tensors at its top", _keys(found))
     return tensors
 
 
 def _keys(found: object) -> str:
-    names = [str(n)[:40] for n in found][:8] if isinstance(found, dict) else []
+    names = [n[:40] for n in found][:8] if isinstance(found, dict) else []
     return f"Pass key=, one of {', '.join(names)}." if names else "Save model.state_dict()."
 
 
@@ -141,7 +145,11 @@ def _array(
     last = tensor.offset + sum(
         (n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True)
     )
-    if count and (count > storage.size or (last + 1) * dtype.itemsize > there.size):
+    if storage.size * dtype.itemsize > there.size:
+        cause = f"storage {storage.key} is said to have {storage.size:,} {dtype}, "
+        raise damaged(archive.source, f"{cause}and has {there.size:,} bytes")
+    # A stride of 0 makes elements that have no bytes of their own: no more than the storage's.
+    if count and max(count, last + 1) > storage.size:
         cause = f"a tensor {tensor.shape} is not within storage {storage.key}, {there.size:,} bytes"
         raise damaged(archive.source, cause)
     first = there[tensor.offset * dtype.itemsize if count else 0 :]
@@ -154,6 +162,26 @@ def _is_whole(value: object) -> bool:
     return type(value) is int and 0 <= value < 1 << 62
 
 
+def _named(module: object, member: object) -> _Global:
+    """A function or class; its name is a copy of texts that a pickle may have kept."""
+    if not isinstance(module, str) or not isinstance(member, str):
+        raise _RefusedError("names a function by something else than text")
+    if max(len(module), len(member)) > LONGEST_NAME:
+        raise _RefusedError(f"names a function by more than {LONGEST_NAME} characters")
+    return _Global(f"{module}.{member}")
+
+
+def _key(key: object) -> str:
+    """A key of a dict as text, whose hash a file cannot foresee: chosen integers collide."""
+    if type(key) is int and key.bit_length() <= 32:
+        return str(key)
+    if type(key) is not str:  # others may take exponential time to hash
+        raise _RefusedError(f"has a dict with a {type(key).__name__} as a key")
+    if len(key) > LONGEST_NAME:  # which is compared with an equal one at every access
+        raise _RefusedError(f"has a dict with a key of {len(key):,} characters")
+    return key
+
+
 def _storage(given: object) -> _Storage:
     """What a pickle calls a persistent id: ("storage", class, key, device, size)."""
     if not isinstance(given, tuple) or len(given) != 5 or given[0] != "storage":
@@ -162,18 +190,26 @@ def _storage(given: object) -> _Storage:
     if not isinstance(kind, _Global) or kind.name not in STORAGES:
         name = kind.name if isinstance(kind, _Global) else type(kind).__name__
         raise _RefusedError(f"has a storage of {name[:80]}, which is not one of numbers")
-    if not isinstance(key, str) or not key.isalnum() or not _is_whole(size):
+    is_plain = isinstance(key, str) and len(key) <= LONGEST_NAME and key.isalnum()
+    if not is_plain or not _is_whole(size):
         raise _RefusedError("has a storage without a plain name and size")
     return _Storage(STORAGES[kind.name], key, size)
+
+
+def _size(sizes: object) -> tuple[int, ...]:
+    """A shape or strides; the length first, since a pickle may show one list many times."""
+    if not isinstance(sizes, (tuple, list)) or len(sizes) > MOST_AXES:
+        raise _RefusedError(f"has a shape that is no tuple of at most {MOST_AXES} whole numbers")
+    if not all(map(_is_whole, sizes)):
+        raise _RefusedError("has a shape of something else than whole numbers")
+    return tuple(sizes)
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: object) -> _Tensor:
     if not isinstance(storage, _Storage) or not _is_whole(offset):
         raise _RefusedError("makes a tensor of something else than a storage")
-    for sizes in (shape, strides):
-        if not isinstance(sizes, tuple) or not all(map(_is_whole, sizes)):
-            raise _RefusedError("makes a tensor with a shape of no whole numbers")
-    if len(shape) != len(strides) or len(shape) > MOST_AXES:
+    shape, strides = _size(shape), _size(strides)
+    if len(shape) != len(strides):
         raise _RefusedError(f"makes a tensor with {len(shape)} axes and {len(strides)} strides")
     if not is_possible(shape) or not all(is_possible((n,)) for n in strides):
         raise _RefusedError("makes a tensor with more elements than there can be")
@@ -196,7 +232,7 @@ CALLS: dict[str, Callable[..., object]] = {
     "collections.OrderedDict": _ordered,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_parameter": _parameter,
-    "torch.Size": lambda sizes: tuple(sizes) if isinstance(sizes, (tuple, list)) else (),
+    "torch.Size": _size,
 }
 _MARK = object()
 _PUSHED: Mapping[int, Callable[[], object]] = {
@@ -220,16 +256,19 @@ _SKIPPED = {0x80: "<B", 0x95: "<Q"}  # the protocol, and a length that is told b
 class _Machine:
     """The stack machine of a pickle, with few of its instructions."""
 
-    def __init__(self, program: bytes) -> None:
-        self.program, self.at = program, 0
+    def __init__(self, program: bytes, most: int) -> None:
+        self.program, self.at, self.most = program, 0, most
         self.stack: list[Any] = []
-        self.memo: dict[int, Any] = {}
+        self.memo: list[Any] = []
 
     def run(self) -> object:
-        while (code := self.take(1)[0]) != b"."[0]:
+        for _ in range(self.most):
+            code = self.take(1)[0]
+            if code == b"."[0]:
+                return self.stack.pop()
             if not self.literal(code):
                 self.compound(code)
-        return self.stack.pop()
+        raise _RefusedError(f"has more than {self.most:,} instructions")
 
     def take(self, count: int) -> bytes:
         if count > len(self.program) - self.at:
@@ -259,9 +298,9 @@ class _Machine:
         elif code in _COUNTS:
             self.stack.append(tuple(self.popped(_COUNTS[code])))
         elif code in _PUTS:
-            self.memo[self.number(_PUTS[code])] = self.stack[-1]
+            self.keep(self.number(_PUTS[code]))
         elif code == 0x94:
-            self.memo[len(self.memo)] = self.stack[-1]
+            self.keep(len(self.memo))
         elif code in _GETS:
             self.stack.append(self.memo[self.number(_GETS[code])])
         elif code in _SKIPPED:
@@ -282,12 +321,9 @@ class _Machine:
                     raise _RefusedError("appends to something else than a list")
                 self.stack[-1].extend(items)
             case b"c":
-                self.stack.append(_Global(f"{self.line()}.{self.line()}"))
+                self.stack.append(_named(self.line(), self.line()))
             case b"\x93":
-                module, member = self.popped(2)
-                if not isinstance(module, str) or not isinstance(member, str):
-                    raise _RefusedError("names a function by something else than text")
-                self.stack.append(_Global(f"{module}.{member}"))
+                self.stack.append(_named(*self.popped(2)))
             case b"R" | b"\x81":
                 self.reduce(*self.popped(2))
             case b"Q":
@@ -296,6 +332,12 @@ class _Machine:
                 self.build(*self.popped(1))
             case _:
                 raise _RefusedError(f"has the instruction {_NAMES.get(chr(code), hex(code))}")
+
+    def keep(self, at: int) -> None:
+        """Picklers count up; numbers that a file chooses could all collide in a dict."""
+        if at > len(self.memo):
+            raise _RefusedError(f"keeps its value {len(self.memo):,} as {at:,}")
+        self.memo[at : at + 1] = [self.stack[-1]]
 
     def popped(self, count: int) -> list[Any]:
         found = self.stack[-count:]
@@ -318,14 +360,14 @@ class _Machine:
         if not isinstance(target, dict) or len(items) % 2:
             raise _RefusedError("sets items of something else than a dict")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            if type(key) not in (str, int):  # others may take exponential time to hash
-                raise _RefusedError(f"has a dict with a {type(key).__name__} as a key")
-            target[key] = value
+            target[_key(key)] = value
 
     def reduce(self, function: Any, arguments: Any) -> None:
         name = function.name if isinstance(function, _Global) else type(function).__name__
         if name not in CALLS or not isinstance(arguments, tuple):
             raise _RefusedError(f"calls {name[:100]}")
+        if len(arguments) > MOST_ARGUMENTS:  # which a call copies
+            raise _RefusedError(f"calls {name} with {len(arguments):,} arguments")
         self.stack.append(CALLS[name](*arguments))
 
     def build(self, state: Any) -> None:
