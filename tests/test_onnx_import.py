@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ import treadle as td
 from onnx_cases import OTHER, counted, every_case, some_cases
 from onnx_models import MODELS
 from treadle import losses, nn, optim
-from treadle.base import trees
+from treadle.base import memory, trees
 from treadle.frontend.functions.reductions import sum as sum_of
 from treadle.interop.onnx import export, load, operators
 from treadle.interop.onnx.reader import wire
@@ -559,6 +560,48 @@ def test_paths_that_lead_elsewhere(tmp_path: Path, entries: dict[str, str], mess
     (folder / "folder").symlink_to(tmp_path)
     os.mkfifo(folder / "pipe")
     refused(outside(folder, **entries), message)
+
+
+def many_outside(folder: Path, regions: list[tuple[str, int, int]], *, inner: int = 0) -> Path:
+    """Tensors at (file, offset, length); the last `inner` of them as attributes."""
+    model = model_of([node("Neg", ["x"], ["y"])])
+    for i, (name, offset, length) in enumerate(regions):
+        proto = TensorProto(name=f"w{i}", data_type=1, dims=[length // 4], data_location=1)
+        for key, value in (("location", name), ("offset", offset), ("length", length)):
+            proto.external_data.add(key=key, value=str(value))
+        if i < len(regions) - inner:
+            model.graph.initializer.append(proto)
+        else:
+            model.graph.node.append(node("Constant", [], [f"w{i}"], value=proto))
+    (folder / "m.onnx").write_bytes(model.SerializeToString())
+    return folder / "m.onnx"
+
+
+@pytest.mark.parametrize("inner", [0, 38])
+def test_many_tensors_of_one_region(tmp_path: Path, inner: int) -> None:
+    """No more is read than the files have, whatever names and links they are read by."""
+    size = 1 << 20
+    with (tmp_path / "w.bin").open("wb") as file:
+        file.truncate(size)  # a file with a hole
+    os.link(tmp_path / "w.bin", tmp_path / "again.bin")
+    names = ["w.bin", "again.bin", "./w.bin"]
+    path = many_outside(tmp_path, [(names[i % 3], 0, size) for i in range(40)], inner=inner)
+    tracemalloc.start()
+    refused(path, "which has 1,048,576 bytes: with the tensors before, more are read")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * size
+    refused(many_outside(tmp_path, [("w.bin", 0, 2 * size // 3 // 4 * 4)] * 2), "are read")
+
+
+def test_all_tensors_together_fit_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.bin", "b.bin"):
+        (tmp_path / name).write_bytes(bytes(4000))
+    regions = [("a.bin", 0, 2000), ("a.bin", 2000, 2000), ("b.bin", 0, 4000)]
+    assert len(load(many_outside(tmp_path, regions)).program.body.constants) == 3
+    monkeypatch.setattr(memory, "memory_there", lambda: 7000)
+    with pytest.raises(td.OutOfMemoryError, match="in other files needs 8 kB"):
+        load(many_outside(tmp_path, regions))
 
 
 # Damaged files
