@@ -23,6 +23,9 @@ from treadle.base import memory, trees
 from treadle.frontend.functions.reductions import sum as sum_of
 from treadle.interop.onnx import export, load, operators
 from treadle.interop.onnx.reader import wire
+from treadle.interop.onnx.reader.checks import check
+from treadle.interop.onnx.reader.program import Body, Port, Program, Step
+from treadle.interop.onnx.reader.tensors import Folder
 
 FILES = Path(__file__).parent / "onnx_files"
 PAGE = Path(__file__).parent.parent / "docs" / "onnx.md"
@@ -467,6 +470,32 @@ def test_circles_and_explosions() -> None:
     refused(model_of(call, functions=chain(30)), "more than 200,000 steps")
     deep = [node("If", ["c"], ["y"], then_branch=nested(18), else_branch=nested(1))]
     refused(model_of(deep, arrays={"c": np.array(True)}), "damaged|deep")
+
+
+def test_names_of_bodies_are_not_copied() -> None:
+    """Each of many bodies sees all names before it, in memory that grows with the names."""
+    inner = Body("b", (), (Port("n0"), Port("c")), (Step("Neg", "", "", ("x",), ("c",), {}),))
+    steps = [Step("If", "", "", ("x",), (f"n{i}",), {"then_branch": inner}) for i in range(1, 1001)]
+    first = Step("Neg", "", "", ("x",), ("n0",), {})
+    program = Program(Body("m", (Port("x"),), (Port("n9"),), (first, *steps)), 20, {})
+    tracemalloc.start()
+    check(program, Folder(None, "it"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1_000_000
+
+
+def test_a_body_sees_what_was_given_before_it() -> None:
+    def choice(reads: str) -> Any:
+        graph = helper.make_graph([node("Neg", [reads], ["b"])], "g", [], [tensor_info("b", None)])
+        return node("If", ["c"], ["y"], then_branch=graph, else_branch=graph)
+
+    relu, arrays = node("Relu", ["x"], ["h"]), {"c": np.array(True)}
+    assert loaded(model_of([relu, choice("h")], arrays=arrays)).output_names == ("y",)
+    refused(model_of([choice("h"), relu], arrays=arrays), "Neg reads 'h' before")
+    refused(model_of([choice("y")], arrays=arrays), "Neg reads 'y' before")
+    beside = [relu, choice("x"), node("Neg", ["b"], ["z"])]
+    refused(model_of(beside, arrays=arrays), "Neg reads 'b' before")
 
 
 def tensor(**fields: Any) -> Any:
