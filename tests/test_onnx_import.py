@@ -22,7 +22,7 @@ from treadle import losses, nn, optim
 from treadle.base import memory, trees
 from treadle.frontend.functions.reductions import sum as sum_of
 from treadle.interop.onnx import export, load, operators
-from treadle.interop.onnx.reader import wire
+from treadle.interop.onnx.reader import run, wire
 from treadle.interop.onnx.reader.checks import check
 from treadle.interop.onnx.reader.program import Body, Port, Program, Step
 from treadle.interop.onnx.reader.tensors import Folder
@@ -711,6 +711,39 @@ def test_sizes_beyond_all_memory_and_time() -> None:
     sizes = {"s": np.array([1, 1, 10**9, 10**9]), "r": np.array([1, 1, 2, 3])}
     resize = [node("Reshape", ["x", "r"], ["z"]), node("Resize", ["z", "", "", "s"], ["y"])]
     run_refused(model_of(resize, arrays=sizes), "while tracing", X)
+
+
+def sequence_steps(op: str, count: int, *more: str, each: int = 10_000) -> list[Any]:
+    """A sequence of many tensors, and what is made of it again and again."""
+    made = [node(op, ["s", *more], [f"s{i}"], axis=0) for i in range(count)]
+    ends = [node("SequenceLength", ["s"], ["n"]), node("Cast", ["n"], ["y"], to=1)]
+    return [node("SequenceConstruct", ["x"] * each, ["s"]), *made, *ends]
+
+
+def test_sequences_are_bounded_each_and_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each operator makes another sequence: their items grow with the square of the steps."""
+    long, many = "parts, more than 10,000", "parts take more than 1,000 steps"
+    assert outputs_of(loaded(model_of(sequence_steps("SequenceErase", 2))), X)[0] == 10_000
+    run_refused(model_of(sequence_steps("SequenceInsert", 1, "x")), long, X)
+    run_refused(model_of(sequence_steps("SequenceErase", 0, each=10_001)), long, X)
+    monkeypatch.setattr(run, "MOST_STEPS", 1000)
+    run_refused(model_of(sequence_steps("SequenceErase", 20)), many, X)
+    run_refused(model_of(sequence_steps("ConcatFromSequence", 20, each=100)), many, X)
+
+
+@pytest.mark.parametrize("op", ["Split", "SplitToSequence"])
+def test_parts_are_bounded_each_and_together(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    long, many = "parts, more than 10,000", "parts take more than 50 steps"
+    evenly = {"num_outputs": 10_001} if op == "Split" else {}
+    run_refused(model_of([node(op, ["x"], ["y"], **evenly)], (10_001, 1)), long, ones(10_001))
+    monkeypatch.setattr(run, "MOST_STEPS", 50)
+    parts = [node(op, ["x", "sizes"], [f"y{i}"]) for i in range(9)]
+    arrays = {"sizes": np.ones(6, np.int64)}
+    run_refused(model_of(parts, (6, 1), outputs=("y0",), arrays=arrays), many, ones(6))
+
+
+def ones(count: int) -> np.ndarray:
+    return np.ones((count, 1), np.float32)
 
 
 def test_an_error_names_the_node_and_the_cause() -> None:
