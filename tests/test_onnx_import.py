@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -18,10 +19,13 @@ import treadle as td
 from onnx_cases import OTHER, counted, every_case, some_cases
 from onnx_models import MODELS
 from treadle import losses, nn, optim
-from treadle.base import trees
+from treadle.base import memory, trees
 from treadle.frontend.functions.reductions import sum as sum_of
 from treadle.interop.onnx import export, load, operators
-from treadle.interop.onnx.reader import wire
+from treadle.interop.onnx.reader import run, wire
+from treadle.interop.onnx.reader.checks import check
+from treadle.interop.onnx.reader.program import Body, Port, Program, Step
+from treadle.interop.onnx.reader.tensors import Folder
 
 FILES = Path(__file__).parent / "onnx_files"
 PAGE = Path(__file__).parent.parent / "docs" / "onnx.md"
@@ -468,6 +472,32 @@ def test_circles_and_explosions() -> None:
     refused(model_of(deep, arrays={"c": np.array(True)}), "damaged|deep")
 
 
+def test_names_of_bodies_are_not_copied() -> None:
+    """Each of many bodies sees all names before it, in memory that grows with the names."""
+    inner = Body("b", (), (Port("n0"), Port("c")), (Step("Neg", "", "", ("x",), ("c",), {}),))
+    steps = [Step("If", "", "", ("x",), (f"n{i}",), {"then_branch": inner}) for i in range(1, 1001)]
+    first = Step("Neg", "", "", ("x",), ("n0",), {})
+    program = Program(Body("m", (Port("x"),), (Port("n9"),), (first, *steps)), 20, {})
+    tracemalloc.start()
+    check(program, Folder(None, "it"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1_000_000
+
+
+def test_a_body_sees_what_was_given_before_it() -> None:
+    def choice(reads: str) -> Any:
+        graph = helper.make_graph([node("Neg", [reads], ["b"])], "g", [], [tensor_info("b", None)])
+        return node("If", ["c"], ["y"], then_branch=graph, else_branch=graph)
+
+    relu, arrays = node("Relu", ["x"], ["h"]), {"c": np.array(True)}
+    assert loaded(model_of([relu, choice("h")], arrays=arrays)).output_names == ("y",)
+    refused(model_of([choice("h"), relu], arrays=arrays), "Neg reads 'h' before")
+    refused(model_of([choice("y")], arrays=arrays), "Neg reads 'y' before")
+    beside = [relu, choice("x"), node("Neg", ["b"], ["z"])]
+    refused(model_of(beside, arrays=arrays), "Neg reads 'b' before")
+
+
 def tensor(**fields: Any) -> Any:
     return TensorProto(name="w", data_type=fields.pop("data_type", 1), **fields)
 
@@ -561,6 +591,48 @@ def test_paths_that_lead_elsewhere(tmp_path: Path, entries: dict[str, str], mess
     refused(outside(folder, **entries), message)
 
 
+def many_outside(folder: Path, regions: list[tuple[str, int, int]], *, inner: int = 0) -> Path:
+    """Tensors at (file, offset, length); the last `inner` of them as attributes."""
+    model = model_of([node("Neg", ["x"], ["y"])])
+    for i, (name, offset, length) in enumerate(regions):
+        proto = TensorProto(name=f"w{i}", data_type=1, dims=[length // 4], data_location=1)
+        for key, value in (("location", name), ("offset", offset), ("length", length)):
+            proto.external_data.add(key=key, value=str(value))
+        if i < len(regions) - inner:
+            model.graph.initializer.append(proto)
+        else:
+            model.graph.node.append(node("Constant", [], [f"w{i}"], value=proto))
+    (folder / "m.onnx").write_bytes(model.SerializeToString())
+    return folder / "m.onnx"
+
+
+@pytest.mark.parametrize("inner", [0, 38])
+def test_many_tensors_of_one_region(tmp_path: Path, inner: int) -> None:
+    """No more is read than the files have, whatever names and links they are read by."""
+    size = 1 << 20
+    with (tmp_path / "w.bin").open("wb") as file:
+        file.truncate(size)  # a file with a hole
+    os.link(tmp_path / "w.bin", tmp_path / "again.bin")
+    names = ["w.bin", "again.bin", "./w.bin"]
+    path = many_outside(tmp_path, [(names[i % 3], 0, size) for i in range(40)], inner=inner)
+    tracemalloc.start()
+    refused(path, "which has 1,048,576 bytes: with the tensors before, more are read")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * size
+    refused(many_outside(tmp_path, [("w.bin", 0, 2 * size // 3 // 4 * 4)] * 2), "are read")
+
+
+def test_all_tensors_together_fit_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.bin", "b.bin"):
+        (tmp_path / name).write_bytes(bytes(4000))
+    regions = [("a.bin", 0, 2000), ("a.bin", 2000, 2000), ("b.bin", 0, 4000)]
+    assert len(load(many_outside(tmp_path, regions)).program.body.constants) == 3
+    monkeypatch.setattr(memory, "memory_there", lambda: 7000)
+    with pytest.raises(td.OutOfMemoryError, match="in other files needs 8 kB"):
+        load(many_outside(tmp_path, regions))
+
+
 # Damaged files
 
 
@@ -639,6 +711,39 @@ def test_sizes_beyond_all_memory_and_time() -> None:
     sizes = {"s": np.array([1, 1, 10**9, 10**9]), "r": np.array([1, 1, 2, 3])}
     resize = [node("Reshape", ["x", "r"], ["z"]), node("Resize", ["z", "", "", "s"], ["y"])]
     run_refused(model_of(resize, arrays=sizes), "while tracing", X)
+
+
+def sequence_steps(op: str, count: int, *more: str, each: int = 10_000) -> list[Any]:
+    """A sequence of many tensors, and what is made of it again and again."""
+    made = [node(op, ["s", *more], [f"s{i}"], axis=0) for i in range(count)]
+    ends = [node("SequenceLength", ["s"], ["n"]), node("Cast", ["n"], ["y"], to=1)]
+    return [node("SequenceConstruct", ["x"] * each, ["s"]), *made, *ends]
+
+
+def test_sequences_are_bounded_each_and_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each operator makes another sequence: their items grow with the square of the steps."""
+    long, many = "parts, more than 10,000", "parts take more than 1,000 steps"
+    assert outputs_of(loaded(model_of(sequence_steps("SequenceErase", 2))), X)[0] == 10_000
+    run_refused(model_of(sequence_steps("SequenceInsert", 1, "x")), long, X)
+    run_refused(model_of(sequence_steps("SequenceErase", 0, each=10_001)), long, X)
+    monkeypatch.setattr(run, "MOST_STEPS", 1000)
+    run_refused(model_of(sequence_steps("SequenceErase", 20)), many, X)
+    run_refused(model_of(sequence_steps("ConcatFromSequence", 20, each=100)), many, X)
+
+
+@pytest.mark.parametrize("op", ["Split", "SplitToSequence"])
+def test_parts_are_bounded_each_and_together(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    long, many = "parts, more than 10,000", "parts take more than 50 steps"
+    evenly = {"num_outputs": 10_001} if op == "Split" else {}
+    run_refused(model_of([node(op, ["x"], ["y"], **evenly)], (10_001, 1)), long, ones(10_001))
+    monkeypatch.setattr(run, "MOST_STEPS", 50)
+    parts = [node(op, ["x", "sizes"], [f"y{i}"]) for i in range(9)]
+    arrays = {"sizes": np.ones(6, np.int64)}
+    run_refused(model_of(parts, (6, 1), outputs=("y0",), arrays=arrays), many, ones(6))
+
+
+def ones(count: int) -> np.ndarray:
+    return np.ones((count, 1), np.float32)
 
 
 def test_an_error_names_the_node_and_the_cause() -> None:

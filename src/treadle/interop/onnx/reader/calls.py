@@ -23,13 +23,17 @@ RunBody = Callable[[Body, Sequence[Value]], list[Value]]
 
 @dataclass(frozen=True)
 class Call:
-    """One use of an operator: its attributes, which outputs are read, and how to run a body."""
+    """One use of an operator: its attributes, which outputs are read, and how to run a body.
+
+    `spend` counts work as so many steps of a program, for what few bytes of a file can ask for.
+    """
 
     op: str
     attributes: Mapping[str, Attribute]
     outputs: tuple[str, ...]
     opset: int
     run_body: RunBody
+    spend: Callable[[int], None]
 
     def has(self, name: str) -> bool:
         return name in self.attributes

@@ -95,26 +95,27 @@ def _check_size(program: Program, folder: Folder) -> None:
         raise folder.refuse(f"with its functions it has more than {MOST_STEPS:,} steps")
 
 
-def _check_names(body: Body, folder: Folder) -> None:
-    """Each name is given once, and before it is read."""
-    stack: list[tuple[Body, frozenset[str]]] = [(body, frozenset())]
-    while stack:
-        inner, outer = stack.pop()
-        seen = {*(p.name for p in inner.inputs), *inner.constants}
-        if len(seen) != len(inner.inputs) + len(inner.constants):
-            raise folder.refuse("two inputs have one name")
-        for step in inner.steps:
-            missing = [n for n in step.inputs if n and n not in seen and n not in outer]
-            if missing:
-                cause = f"{step.title[:80]} reads {missing[0][:80]!r} before anything gives it"
-                raise folder.refuse(cause, "Nodes must be sorted, and may not be in a circle.")
-            if any(True for _ in step.bodies()):
-                around = outer | seen
-                stack += [(b, frozenset(around)) for b in step.bodies()]
-            again = [n for n in step.outputs if n and n in seen]
-            if again:
-                raise folder.refuse(f"two nodes give {again[0][:80]!r}")
-            seen.update(n for n in step.outputs if n)
-        absent = [p.name for p in inner.outputs if p.name not in seen and p.name not in outer]
-        if absent:
-            raise folder.refuse(f"nothing gives the output {absent[0][:80]!r}")
+def _check_names(body: Body, folder: Folder, around: tuple[set[str], ...] = ()) -> None:
+    """Each name is given once, and before it is read; a body sees those of the bodies around it.
+
+    Bodies are checked where their step is reached, when the sets around them have just what was
+    given before: nothing is copied. The reader bounds how deep they are.
+    """
+    seen = {*(p.name for p in body.inputs), *body.constants}
+    scopes = (*around, seen)
+    if len(seen) != len(body.inputs) + len(body.constants):
+        raise folder.refuse("two inputs have one name")
+    for step in body.steps:
+        missing = [n for n in step.inputs if n and not any(n in scope for scope in scopes)]
+        if missing:
+            cause = f"{step.title[:80]} reads {missing[0][:80]!r} before anything gives it"
+            raise folder.refuse(cause, "Nodes must be sorted, and may not be in a circle.")
+        for inner in step.bodies():
+            _check_names(inner, folder, scopes)
+        again = [n for n in step.outputs if n and n in seen]
+        if again:
+            raise folder.refuse(f"two nodes give {again[0][:80]!r}")
+        seen.update(n for n in step.outputs if n)
+    absent = [p.name for p in body.outputs if not any(p.name in scope for scope in scopes)]
+    if absent:
+        raise folder.refuse(f"nothing gives the output {absent[0][:80]!r}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from treadle.base.dtypes import DType
 from treadle.interop.onnx.library import held_dtype
-from treadle.interop.onnx.reader.tensors import Folder, array_of, text_of
+from treadle.interop.onnx.reader.tensors import Folder, Taken, array_of, text_of
 
 MOST_DEPTH = 16  # bodies inside bodies
 MOST_STEPS = 200_000  # nodes of a file, those of functions where they are called
@@ -81,6 +81,7 @@ class Reading:
     def __init__(self, folder: Folder):
         self.folder = folder
         self.steps = 0
+        self.taken = Taken()
 
     def program(self, model: Any) -> Program:
         functions = {}
@@ -106,7 +107,7 @@ class Reading:
             name = text_of(tensor.name)
             if name in constants:
                 raise self.folder.refuse(f"two initializers are named {name[:80]!r}")
-            constants[name] = array_of(tensor, self.folder)
+            constants[name] = array_of(tensor, self.folder, self.taken)
         inputs = [self._port(v) for v in graph.input if text_of(v.name) not in constants]
         outputs = [self._port(v) for v in graph.output]
         steps = self._steps(graph.node, depth)
@@ -143,7 +144,7 @@ class Reading:
             case 3:
                 return text_of(a.s)
             case 4:
-                return array_of(a.t, self.folder, f"the attribute {a.name[:80]!r}")
+                return array_of(a.t, self.folder, self.taken, f"the attribute {a.name[:80]!r}")
             case 5:
                 return self.body(a.g, depth + 1)
             case 6:

@@ -84,10 +84,15 @@ class Run:
             self._step(step, scope, attributes or {})
         return [scope[port.name] for port in body.outputs]
 
-    def _step(self, step: Step, scope: Environment, given: Mapping[str, Attribute]) -> None:
-        self.steps += 1
+    def spend(self, steps: int) -> None:
+        """Counts steps, and refuses more than a program may take."""
+        self.steps += steps
         if self.steps > MOST_STEPS:
-            raise LoadError("onnx", f"loops and functions take more than {MOST_STEPS:,} steps")
+            cause = f"loops, functions and parts take more than {MOST_STEPS:,} steps"
+            raise LoadError("onnx", cause)
+
+    def _step(self, step: Step, scope: Environment, given: Mapping[str, Attribute]) -> None:
+        self.spend(1)
         try:
             operands = [scope[name] if name else None for name in step.inputs]
             attributes = _resolved(step.attributes, given)
@@ -133,7 +138,7 @@ class Run:
             return self.body(body, inputs, scope, attributes)
 
         opset = self.program.opset
-        call = Call(step.op, attributes, step.outputs, opset, run_body)
+        call = Call(step.op, attributes, step.outputs, opset, run_body, self.spend)
         is_known = all(v is None or isinstance(v, np.ndarray) for v in operands)
         if is_known and not any(step.bodies()):
             folded = _folded(call, operands)

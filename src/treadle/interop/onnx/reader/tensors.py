@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import stat
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -40,12 +41,27 @@ class Folder:
         return LoadError("load", f"{self.title}: {cause}", remedy)
 
 
+@dataclass
+class Taken:
+    """Bytes of other files that tensors are in, of each file by device and inode, and of all."""
+
+    of_file: Counter[tuple[int, int]] = field(default_factory=Counter)
+    total: int = 0
+
+    def add(self, status: os.stat_result, nbytes: int) -> int:
+        """How much of this file is taken, with these bytes."""
+        key = (status.st_dev, status.st_ino)
+        self.of_file[key] += nbytes
+        self.total += nbytes
+        return self.of_file[key]
+
+
 def text_of(data: str | bytes) -> str:
     """A text of a file. Protobuf gives bytes for one that is none."""
     return data if isinstance(data, str) else data.decode("utf-8", "replace")
 
 
-def array_of(proto: Any, folder: Folder, what: str = "") -> np.ndarray:
+def array_of(proto: Any, folder: Folder, taken: Taken, what: str = "") -> np.ndarray:
     """The array of a TensorProto, in a dtype that Treadle has."""
     name = what or f"the tensor {proto.name[:80]!r}"
     stored, dtype = STORED.get(proto.data_type), held_dtype(proto.data_type)
@@ -60,11 +76,11 @@ def array_of(proto: Any, folder: Folder, what: str = "") -> np.ndarray:
     count = math.prod(shape)
     nbytes = count * stored.itemsize
     refuse_beyond("load", f"{name} of {folder.title}, {dtype}{list(shape)},", nbytes)
-    if proto.data_location == EXTERNAL:
-        flat = _external(proto, folder, name, nbytes, stored)
-    elif proto.HasField("raw_data"):
-        _check_length(folder, name, shape, len(proto.raw_data), nbytes)
-        flat = np.frombuffer(proto.raw_data, stored.newbyteorder("<")).astype(stored)
+    is_outside = proto.data_location == EXTERNAL
+    if is_outside or proto.HasField("raw_data"):
+        data = _external(proto, folder, taken, name, nbytes) if is_outside else proto.raw_data
+        _check_length(folder, name, shape, len(data), nbytes)
+        flat = np.frombuffer(data, stored.newbyteorder("<")).astype(stored)
     else:
         flat = _listed(proto, folder, name, count, stored)
     array = flat.reshape(shape)
@@ -94,10 +110,8 @@ def _listed(proto: Any, folder: Folder, name: str, count: int, stored: np.dtype[
     return array.astype(stored)
 
 
-def _external(
-    proto: Any, folder: Folder, name: str, nbytes: int, stored: np.dtype[Any]
-) -> np.ndarray:
-    """Values that are in another file, beside the model or below it."""
+def _external(proto: Any, folder: Folder, taken: Taken, name: str, nbytes: int) -> bytes:
+    """Bytes that are in another file, beside the model or below it."""
     entries = {text_of(e.key): text_of(e.value) for e in proto.external_data}
     path = _beside(entries.get("location", ""), folder, name)
     offset = _whole(entries.get("offset", "0"), folder, name)
@@ -108,20 +122,24 @@ def _external(
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK)
         with os.fdopen(handle, "rb") as file:
             status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode) or offset + length > status.st_size:
-                cause = f"{name} is at {offset:,} … {offset + length:,} of {path.name}, which "
-                kind = f"has {status.st_size:,} bytes"
-                raise folder.refuse(
-                    cause + (kind if stat.S_ISREG(status.st_mode) else "is no file")
-                )
+            place = f"{name} is at {offset:,} … {offset + length:,} of {path.name}, which "
+            if not stat.S_ISREG(status.st_mode):
+                raise folder.refuse(place + "is no file")
+            if offset + length > status.st_size:
+                raise folder.refuse(f"{place}has {status.st_size:,} bytes")
+            _take(folder, taken, status, length, place)
             file.seek(offset)
-            data = file.read(length)
+            return file.read(length)
     except OSError as error:
-        if isinstance(error, LoadError):
-            raise
         raise folder.refuse(f"{name} is in {path.name}: {error.strerror}") from error
-    _check_length(folder, name, tuple(proto.dims), len(data), nbytes)
-    return np.frombuffer(data, stored.newbyteorder("<")).astype(stored)
+
+
+def _take(folder: Folder, taken: Taken, status: os.stat_result, nbytes: int, place: str) -> None:
+    """Adds up what is read, since many tensors could name the same bytes."""
+    if taken.add(status, nbytes) > status.st_size:
+        cause = f"{place}has {status.st_size:,} bytes: with the tensors before, more are read"
+        raise folder.refuse(cause, "Write each tensor's bytes once, and use a shared one by name.")
+    refuse_beyond("load", f"what {folder.title} has in other files", taken.total)
 
 
 def _beside(location: str, folder: Folder, name: str) -> Path:

@@ -178,6 +178,11 @@ def _concat(call: Call, *values: Value) -> Tensor:
     return s.concat(tensors, axis)
 
 
+def check_parts(call: Call, count: int) -> None:
+    if count > MOST_PARTS:
+        raise call.refuse(f"{count:,} parts, more than {MOST_PARTS:,}")
+
+
 @operator("Split")
 def _split(call: Call, x: Value, split: Value = None) -> list[Tensor]:
     tensor = as_tensor(x)
@@ -189,12 +194,14 @@ def _split(call: Call, x: Value, split: Value = None) -> list[Tensor]:
         parts = call.integers("split")
     else:
         count = call.integer("num_outputs", len(call.outputs))
-        if not 0 < count <= MOST_PARTS:
+        if count < 1:
             raise call.refuse(f"into {count} parts")
+        check_parts(call, count)
         each = -(-size // count)
         parts = tuple(max(0, min(each, size - each * i)) for i in range(count))
     if sum(parts) != size or min(parts, default=-1) < 0:
         raise call.refuse(f"parts of {parts[:32]} of {tensor.type} along axis {axis}")
+    call.spend(len(parts))  # each is a node of the trace
     ends = np.cumsum(parts).tolist()
     pairs = zip([0, *ends[:-1]], ends, strict=True)
     return [s.slice_along(tensor, axis, start, stop) for start, stop in pairs]
