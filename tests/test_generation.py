@@ -135,6 +135,26 @@ def test_runs_that_are_open_together_go_on_as_alone() -> None:
     del never
 
 
+def test_another_precision_and_device_take_effect() -> None:
+    """Also after the first use; a run that is open goes on as it began."""
+    model, tokens = tiny_gpt2(), np.array([[3, 4, 5]])
+    before = model(tokens)
+    begun = model.stream([3, 4, 5], 3, eos_token_id=())
+    first = next(begun)
+    model.precision = "bfloat16"
+    rounded = model(tokens)
+    assert not np.array_equal(rounded, before)
+    assert np.allclose(rounded, before, atol=0.05)
+    model.generate([3, 4, 5], 2, eos_token_id=())
+    (programs,) = model._programs
+    assert {p.report.precision for p in programs._programs.values()} == {"bfloat16"}
+    model.precision = "float32"
+    assert np.array_equal(model(tokens), before)
+    assert [3, 4, 5, first, *begun] == model.generate([3, 4, 5], 3, eos_token_id=()).tolist()
+    model.device = "cpu"
+    assert model._held(None).session.device == "cpu"
+
+
 def test_threads_generate_with_one_model() -> None:
     """From the first use on: values are there for all of them, or for none."""
     model = tiny_gpt2()
@@ -169,12 +189,10 @@ def test_beams_are_the_references(
     model, twin = pair
     settings = {"num_beams": beams, "length_penalty": penalty, "early_stopping": early}
     model.device = "oracle"
-    model._programs, holder = (), model._holder
-    model._holder = None
     found = model.generate(PROMPTS[:2], 8, **settings)
     for prompt, ours in zip(PROMPTS, found, strict=False):
         assert np.array_equal(ours, theirs(twin, prompt, 8, **settings))
-    model.device, model._programs, model._holder = "cpu", (), holder
+    model.device = "cpu"
 
 
 @pytest.mark.slow

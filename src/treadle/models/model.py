@@ -91,12 +91,34 @@ class Model(Module):
     prefix = ""  # begins the names of what is below the head
     ignored: tuple[str, ...] = ()  # patterns of names in files that are no values of the model
     renamed: tuple[tuple[str, str], ...] = ()  # patterns of names in older files, and what they are
-    device: str = "auto"
-    precision: str = "float32"
     _holder: Holder | None = None  # of the values, once a program needs them
     _programs: Sequence[Any] = ()  # of the last generations, and of those that are running
     _running: Forward | None = None
     _keywords: tuple[str, ...] = ()
+    _device: str = "auto"
+    _precision: str = "float32"
+
+    @property
+    def device(self) -> str:
+        """Where it runs outside of a trace; it may be changed at any time."""
+        return self._device
+
+    @device.setter
+    def device(self, name: str) -> None:
+        self._device, before = name, self._device
+        if name != before:
+            self._restructured()
+
+    @property
+    def precision(self) -> str:
+        """What products are computed in outside of a trace; it may be changed at any time."""
+        return self._precision
+
+    @precision.setter
+    def precision(self, name: str) -> None:
+        self._precision, before = name, self._precision
+        if name != before:
+            self._restructured()
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         first = next(self.parameters(), None)
@@ -187,8 +209,12 @@ class Model(Module):
 
     def _restructured(self) -> None:
         """Programs that were compiled with other values or parts are not used again."""
-        self._running = self._holder = None
-        self._programs = ()
+        with _LENDING:
+            for before in self._programs:
+                if not before.is_lent:  # a run that is open goes on with what it began with
+                    before.close()
+            self._running = self._holder = None
+            self._programs = ()
 
     def hold(self, dtype: object) -> Self:
         """Lie in memory in another float, bfloat16 or float16: half of the bytes of float32.
