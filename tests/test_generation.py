@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -106,10 +107,67 @@ def test_no_program_is_compiled_for_a_token(pair: tuple[Any, Any]) -> None:
     assert all(program.report.compiles == 1 for program in drawn.values())
 
 
-def test_old_caches_are_given_back() -> None:
+def tiny_gpt2() -> Any:
     config = models.GPT2Config(vocab_size=23, n_positions=64, n_embd=8, n_layer=1, n_head=2)
     model = models.GPT2(config)
     model.device = "oracle"
+    return model
+
+
+def test_runs_that_are_open_together_go_on_as_alone() -> None:
+    """Of one batch and length, which have the same programs one after the other."""
+    model, prompts = tiny_gpt2(), ([3, 4, 5], [9, 8, 7, 6])
+    alone = [model.generate(p, 6, eos_token_id=())[len(p) :].tolist() for p in prompts]
+    never = model.stream(prompts[0], 6)
+    both = [model.stream(p, 6, eos_token_id=()) for p in prompts]
+    assert [list(row) for row in zip(*both, strict=True)] == [list(r) for r in zip(*alone)]
+    for settings in ({}, {"use_cache": False}, {"temperature": 1.0}):
+        first = model.stream(prompts[0], 6, **settings)
+        next(first)
+        second = model.stream(prompts[1], 6, **settings)
+        next(second)
+        assert sum(p.is_lent for p in model._programs) == 2
+        first.close()
+        del second
+        assert not any(p.is_lent for p in model._programs)
+    names = {n.partition(".")[0] for n in model._held(None).session.types}
+    assert {n for n in names if n.startswith("cache_")} == {"cache_1x64", "cache_1x64_2"}
+    del never
+
+
+def test_another_precision_and_device_take_effect() -> None:
+    """Also after the first use; a run that is open goes on as it began."""
+    model, tokens = tiny_gpt2(), np.array([[3, 4, 5]])
+    before = model(tokens)
+    begun = model.stream([3, 4, 5], 3, eos_token_id=())
+    first = next(begun)
+    model.precision = "bfloat16"
+    rounded = model(tokens)
+    assert not np.array_equal(rounded, before)
+    assert np.allclose(rounded, before, atol=0.05)
+    model.generate([3, 4, 5], 2, eos_token_id=())
+    (programs,) = model._programs
+    assert {p.report.precision for p in programs._programs.values()} == {"bfloat16"}
+    model.precision = "float32"
+    assert np.array_equal(model(tokens), before)
+    assert [3, 4, 5, first, *begun] == model.generate([3, 4, 5], 3, eos_token_id=()).tolist()
+    model.device = "cpu"
+    assert model._held(None).session.device == "cpu"
+
+
+def test_threads_generate_with_one_model() -> None:
+    """From the first use on: values are there for all of them, or for none."""
+    model = tiny_gpt2()
+    prompts = [p for p in PROMPTS if len(p) <= 11]
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda p: model.generate(p, 6, eos_token_id=()), prompts))
+    for ours, prompt in zip(found, prompts, strict=True):
+        assert np.array_equal(ours, model.generate(prompt, 6, eos_token_id=()))
+    assert len(model._programs) <= 3
+
+
+def test_old_caches_are_given_back() -> None:
+    model = tiny_gpt2()
     for count in (1, 2, 3, 4, 1, 5, 6):
         model.generate([PROMPTS[0]] * count, 2)
     types = model._programs[-1].session.types
@@ -131,12 +189,10 @@ def test_beams_are_the_references(
     model, twin = pair
     settings = {"num_beams": beams, "length_penalty": penalty, "early_stopping": early}
     model.device = "oracle"
-    model._programs, holder = (), model._holder
-    model._holder = None
     found = model.generate(PROMPTS[:2], 8, **settings)
     for prompt, ours in zip(PROMPTS, found, strict=False):
         assert np.array_equal(ours, theirs(twin, prompt, 8, **settings))
-    model.device, model._programs, model._holder = "cpu", (), holder
+    model.device = "cpu"
 
 
 @pytest.mark.slow

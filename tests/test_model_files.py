@@ -415,3 +415,17 @@ def test_mutated_folders(folder: Path) -> None:
 @pytest.mark.slow
 def test_many_mutated_folders(folder: Path) -> None:
     assert mutate(folder, 20_000, seed=1) > 10_000
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("m.safetensors", "models.load_weights"),
+        ("m.pt", "models.load_weights"),
+        ("m.onnx", r"interop\.onnx\.load"),
+    ],
+)
+def test_files_that_are_no_model_name_their_reader(tmp_path: Path, name: str, remedy: str) -> None:
+    (tmp_path / name).write_bytes(bytes(64))
+    with pytest.raises(td.LoadError, match=f"neither a folder nor a GGUF.*{remedy}"):
+        models.load(tmp_path / name)

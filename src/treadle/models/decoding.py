@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,11 +20,13 @@ from treadle.frontend.functions.shaping import expand, reshape, unsqueeze
 from treadle.frontend.tensor import Tensor
 from treadle.ir.types import TensorType
 from treadle.models.context import Cached, Context, Whole
-from treadle.models.model import float_named
+from treadle.models.model import Holder, float_named
 from treadle.nn import init
 from treadle.nn.containers import ModuleList
 from treadle.nn.decoding import KVCache
 from treadle.nn.module import Module, State, update
+from treadle.runtime.session import Session
+from treadle.step.batches import declare_model
 from treadle.step.forward import Forward, compile_forward
 
 BLOCK = 64  # slots of a cache are a multiple, so that few programs serve many lengths
@@ -83,10 +86,9 @@ class Decoder(Protocol):
 class WithCaches(Module):
     """A model and caches for one batch and length. The model's names stay as they are."""
 
-    def __init__(self, model: Decoder, batch: int, length: int):
+    def __init__(self, model: Decoder, batch: int, length: int, name: str):
         shapes, dtype = model.key_shapes(), float_named(model.precision)
-        self.model = model
-        self.name = f"cache_{batch}x{length}"
+        self.model, self.name = model, name
         self.caches = ModuleList(s.cache(batch, length, dtype) for s in shapes)
         self.last = State((batch,), init.zeros, int32)  # the likeliest tokens of the last run
 
@@ -119,7 +121,36 @@ class WithCaches(Module):
             update(state, take(state, rows, 0))
 
 
-class CachedPrograms:
+class Lent:
+    """Programs and caches that one run at a time has."""
+
+    is_lent = False
+
+    def give_back(self) -> None:
+        """The run is over. Without a lock: this may be called when a generator is collected."""
+        self.is_lent = False
+
+
+class LentCaches(Lent):
+    """Programs with caches, whose names in the session are their own."""
+
+    def __init__(self, session: Session, stem: str, make: Callable[[str], Module]):
+        self.session = session
+        with session.lock, session.unless_it_fails():
+            taken = {name.partition(".")[0] for name in session.types}
+            names = (stem if n == 1 else f"{stem}_{n}" for n in count(1))
+            self.name = next(name for name in names if name not in taken)
+            self.module: Any = make(self.name)
+            declare_model(session, self.module, 0)
+
+    def close(self) -> None:
+        """Give the caches' memory back."""
+        with self.session.lock:
+            own = f"{self.name}."
+            self.session.forget([n for n in self.session.types if n.startswith(own)])
+
+
+class CachedPrograms(LentCaches):
     """Compiled prefill, decode and reorder over one set of caches, in a session with the model.
 
     There is a program for each number of tokens and slots that occurs, of which there are few.
@@ -127,22 +158,19 @@ class CachedPrograms:
 
     has_likeliest = True
 
-    def __init__(self, model: Decoder, batch: int, length: int, share: Any):
-        self.batch, self.length = batch, length
-        self.module = WithCaches(model, batch, length)
-        self._model = model
+    def __init__(self, model: Decoder, batch: int, length: int, share: Holder):
+        self.batch, self.length, self._model = batch, length, model
+        super().__init__(
+            share.session,
+            f"cache_{batch}x{length}",
+            lambda name: WithCaches(model, batch, length, name),
+        )
         self._programs: dict[tuple[bool, int, int], Forward] = {}
         self._reorder: Forward | None = None
         self._first = np.zeros(batch, np.int32)
         self._before = np.full((batch, 1), -1, np.int32)
         self._at = 0
         self._share = share
-
-    @property
-    def session(self) -> Any:
-        """What holds the values: of the first program, or of what they are shared with."""
-        first = next(iter(self._programs.values()), self._share)
-        return self._program(True, 1).session if first is None else first.session
 
     def _program(self, is_greedy: bool, tokens: int) -> Forward:
         """The program that takes so many tokens behind the slots that are written."""
@@ -166,7 +194,7 @@ class CachedPrograms:
             batch,
             device=self._model.device,
             precision=self._model.precision,
-            share=next(iter(self._programs.values()), self._share),
+            share=self._share,
             # Tokens of prompts were looked at, others are our own.
             options=CompileOptions(check_indices=False),
         )
@@ -222,17 +250,13 @@ class CachedPrograms:
         self._reorder({"rows": rows.astype(np.int32)})
         self._first = self._first[rows]
 
-    def close(self) -> None:
-        """Give the caches' memory back."""
-        self.session.forget([n for n in self.session.types if n.startswith(f"{self.module.name}.")])
 
-
-class WholePrograms:
+class WholePrograms(Lent):
     """The same answers without a cache: all tokens again for each one that is chosen."""
 
     has_likeliest = False
 
-    def __init__(self, model: Decoder, batch: int, length: int, share: Any):
+    def __init__(self, model: Decoder, batch: int, length: int, share: Holder):
         length = length if model.longest is None else min(length, model.longest)
         self.batch, self.length = batch, length
         self._tokens = np.zeros((batch, length), np.int32)
@@ -287,8 +311,8 @@ class Programs(Protocol):
         """Each row goes on from what another one was."""
         ...
 
-    def close(self) -> None:
-        """Give back what was only for this."""
+    def give_back(self) -> None:
+        """The run is over: another may have them."""
         ...
 
 
@@ -297,6 +321,9 @@ class Likeliest(Protocol):
 
     A device computes while others wait: the next run may begin before a token is looked at.
     """
+
+    @property
+    def session(self) -> Any: ...
 
     def start_likeliest(self, prompts: Sequence[np.ndarray]) -> Waiting:
         """Take the prompts; the likeliest token (B,) behind each."""

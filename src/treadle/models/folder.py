@@ -40,6 +40,10 @@ GGUF = ".gguf"
 READERS = dict.fromkeys((".pt", ".pth", ".bin"), torch_files.load) | {".npz": npz.load}
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
 VERSION = "0.35.0"  # of `diffusers`, whose format is written
+VALUES = "Build the model and call models.load_weights(model, file), or name the folder with its "
+VALUES += "config.json."
+OTHERS = dict.fromkeys((".safetensors", *READERS), VALUES)  # files that are no model by themselves
+OTHERS[".onnx"] = "Use td.interop.onnx.load(file)."
 SHARD = 5_000_000_000  # bytes of a file that `save` writes, as `transformers` has it
 
 
@@ -59,6 +63,9 @@ def load(
     folder = as_path("load", path)
     if folder.is_dir():
         model, values = _from_folder(folder)
+    elif folder.is_file() and folder.suffix in OTHERS:
+        cause = f"{folder} is neither a folder nor a GGUF file"
+        raise LoadError("load", cause, OTHERS[folder.suffix])
     elif folder.suffix == GGUF or folder.is_file():
         model, values = load_gguf(folder)
     else:

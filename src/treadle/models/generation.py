@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
@@ -205,12 +206,12 @@ class Run:
 
     def __init__(
         self,
-        programs: Programs,
+        opened: Callable[[], Programs],
         prompts: list[np.ndarray],
         rows: Sequence[np.ndarray],
         most: int,
     ):
-        self.programs, self.prompts, self.most = programs, prompts, most
+        self.opened, self.prompts, self.most = opened, prompts, most
         self.rows: list[list[int]] = [row.tolist() for row in rows]
         self.starts = [len(row) for row in rows]
         self.has_ended = [False] * len(rows)
@@ -228,15 +229,26 @@ class Run:
         if settings.stops and model.tokenizer is None:
             cause = "stop_strings, and the model has no tokenizer"
             raise ArgumentError("generate", cause, "Load a folder with one.")
-        run = Run(model.programs(prompts, slots, settings, share), prompts, rows, most)
+        opened = partial(model.programs, prompts, slots, settings, share)
+        run = Run(opened, prompts, rows, most)
         run.choice, run.ends = settings, ends_of(model, settings)
         run.stops, run.tokenizer = settings.stops, model.tokenizer
         return run
 
     def tokens(self) -> Iterator[tuple[int, int]]:
-        """Rows and their new tokens, in the order in which they are chosen."""
-        is_greedy = self.choice.is_greedy and self.programs.has_likeliest
-        every = self._likeliest() if is_greedy else self._drawn()
+        """Rows and their new tokens, in the order in which they are chosen.
+
+        Programs are this run's from the first token until it ends or is closed.
+        """
+        programs: Any = self.opened()
+        try:
+            yield from self._chosen(programs)
+        finally:
+            programs.give_back()
+
+    def _chosen(self, programs: Any) -> Iterator[tuple[int, int]]:
+        is_greedy = self.choice.is_greedy and programs.has_likeliest
+        every = self._likeliest(programs) if is_greedy else self._drawn(programs)
         for chosen in islice(every, self.most):
             for row, token in enumerate(chosen.tolist()):
                 if not self.has_ended[row]:
@@ -246,21 +258,20 @@ class Run:
             if all(self.has_ended):
                 return
 
-    def _drawn(self) -> Iterator[np.ndarray]:
+    def _drawn(self, programs: Programs) -> Iterator[np.ndarray]:
         """Tokens of each row, chosen on the host."""
         sources = self.choice.sources(len(self.rows))
-        logits = self.programs.start(self.prompts)
+        logits = programs.start(self.prompts)
         while True:
             seen = [np.array(row) for row in self.rows]
             chosen = self.choice.choose(logits, seen, sources)
             yield chosen
-            logits = self.programs.advance(chosen)
+            logits = programs.advance(chosen)
 
-    def _likeliest(self) -> Iterator[np.ndarray]:
+    def _likeliest(self, programs: Likeliest) -> Iterator[np.ndarray]:
         """Tokens of each row, chosen by the program; a device is one run ahead of who looks."""
-        programs: Likeliest = self.programs  # type: ignore[assignment]
         waiting, left = programs.start_likeliest(self.prompts), self.most - 1
-        is_ahead = not self.programs.session.memory.is_host
+        is_ahead = not programs.session.memory.is_host
         while True:
             following = programs.advance_likeliest() if is_ahead and left > 0 else None
             yield waiting()
@@ -282,21 +293,31 @@ def _beam_rows(
     if not most:
         return rows
     repeated = [prompt for prompt in prompts for _ in range(count)]
-    programs = model.programs(repeated, slots, settings, share)
     ends = ends_of(model, settings)
     searches = [
         Beams(row, count, most, ends, settings.length_penalty, settings.early_stopping)
         for row in rows
     ]
-    logits = programs.start(repeated)
+    programs = model.programs(repeated, slots, settings, share)
+    try:
+        _search(programs, repeated, searches, settings)
+    finally:
+        programs.give_back()
+    return [search.best() for search in searches]
+
+
+def _search(
+    programs: Programs, prompts: list[np.ndarray], searches: list[Beams], settings: Settings
+) -> None:
+    count, logits = settings.num_beams, programs.start(prompts)
     while True:
-        parts = np.split(logits, len(rows))
+        parts = np.split(logits, len(searches))
         for search, part in zip(searches, parts, strict=True):
             search.advance(part, settings)
         is_full = settings.early_stopping is True and all(s.is_full for s in searches)
         is_over = not any(s.is_open for s in searches) or all(s.has_reached_end for s in searches)
         if is_full or is_over:
-            return [s.best() for s in searches]
+            return
         sources = [s.sources + i * count for i, s in enumerate(searches)]
         programs.take(np.concatenate(sources))
         logits = programs.advance(np.concatenate([s.last for s in searches]))

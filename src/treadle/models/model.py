@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -18,11 +20,14 @@ from treadle.frontend.scopes import current_trace
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.models.config import Config
 from treadle.nn.module import Declaration, Module, held
+from treadle.pipeline import choose_device, open_session
 from treadle.runtime.foreign import readable
+from treadle.runtime.session import Session
 from treadle.step.forward import Forward, compile_forward
 
 FLOATS = (dtypes.float32, dtypes.bfloat16, dtypes.float16)
 MOST_PROGRAMS = 4  # sets of programs and caches for generation that a model holds: chosen
+_LENDING = threading.RLock()  # held while a set of programs is chosen, of any model
 
 
 def quick_gelu(x: Operand) -> Tensor:
@@ -65,6 +70,13 @@ def float_named(given: object) -> dtypes.DType:
     raise ArgumentError("models", f"{given!r} is not a dtype for values", f"Known are: {known}.")
 
 
+@dataclass(frozen=True)
+class Holder:
+    """Where a model's values are, for programs to share."""
+
+    session: Session
+
+
 class Model(Module):
     """A module that has a `config`, and may have been given values.
 
@@ -79,12 +91,34 @@ class Model(Module):
     prefix = ""  # begins the names of what is below the head
     ignored: tuple[str, ...] = ()  # patterns of names in files that are no values of the model
     renamed: tuple[tuple[str, str], ...] = ()  # patterns of names in older files, and what they are
-    device: str = "auto"
-    precision: str = "float32"
-    _holder: Any = None  # the first of its programs, whose session has the values
-    _programs: Sequence[Any] = ()  # of the last generations
+    _holder: Holder | None = None  # of the values, once a program needs them
+    _programs: Sequence[Any] = ()  # of the last generations, and of those that are running
     _running: Forward | None = None
     _keywords: tuple[str, ...] = ()
+    _device: str = "auto"
+    _precision: str = "float32"
+
+    @property
+    def device(self) -> str:
+        """Where it runs outside of a trace; it may be changed at any time."""
+        return self._device
+
+    @device.setter
+    def device(self, name: str) -> None:
+        self._device, before = name, self._device
+        if name != before:
+            self._restructured()
+
+    @property
+    def precision(self) -> str:
+        """What products are computed in outside of a trace; it may be changed at any time."""
+        return self._precision
+
+    @precision.setter
+    def precision(self, name: str) -> None:
+        self._precision, before = name, self._precision
+        if name != before:
+            self._restructured()
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         first = next(self.parameters(), None)
@@ -99,7 +133,6 @@ class Model(Module):
         names = (str(len(batch["arguments"])), *batch["keywords"])
         if self._running is None or self._keywords != names:
             self._running, self._keywords = self._compiled(batch), names
-            self._holder = self._holder or self._running
         return self._running
 
     def _compiled(self, batch: Any) -> Forward:
@@ -112,7 +145,7 @@ class Model(Module):
             batch,
             device=self.device,
             precision=self.precision,
-            share=self._holder,
+            share=self._held(None),
             options=CompileOptions(on_new_shape="specialise"),
         )
 
@@ -121,21 +154,31 @@ class Model(Module):
     ) -> Any:
         """Programs of an earlier generation that fit, or others, in the session of `share`.
 
-        Without `share` they are in the model's own. The last few are held.
+        Without `share` they are in the model's own. They are lent to one run at a time, which
+        gives them back; the last few are held.
         """
-        holder = self._holder if share is None else share
-        for before in self._programs if holder is not None else ():
-            if before.session is holder.session and fits(before):
-                others = [p for p in self._programs if p is not before]
-                self._programs = [*others, before]
-                return before
-        for before in self._programs[: 1 - MOST_PROGRAMS]:
-            before.close()
-        found = opened(holder)
-        self._programs = [*self._programs[1 - MOST_PROGRAMS :], found]
-        if self._holder is None and share is None:
-            self._holder = found
+        holder = self._held(share)
+        with _LENDING:
+            free = [p for p in self._programs if not p.is_lent]
+            fit = [p for p in free if p.session is holder.session and fits(p)]
+            found = fit[-1] if fit else opened(holder)
+            found.is_lent = True
+            others = [p for p in self._programs if p is not found]
+            too_many = len(others) + 1 - MOST_PROGRAMS
+            old = [p for p in others if p in free][: max(0, too_many)]
+            for before in old:
+                before.close()
+            self._programs = [*(p for p in others if p not in old), found]
         return found
+
+    def _held(self, share: Any) -> Holder:
+        """What holds the values: what was told, or the model's own."""
+        device = choose_device(self.device)
+        if share is not None:
+            return Holder(open_session(device, share))
+        with _LENDING:
+            self._holder = self._holder or Holder(open_session(device, None))
+            return self._holder
 
     def start_from(self, values: Mapping[str, object]) -> None:
         """Take values by name, as `step.params` gives them: what programs start from, and save.
@@ -166,8 +209,12 @@ class Model(Module):
 
     def _restructured(self) -> None:
         """Programs that were compiled with other values or parts are not used again."""
-        self._running = self._holder = None
-        self._programs = ()
+        with _LENDING:
+            for before in self._programs:
+                if not before.is_lent:  # a run that is open goes on with what it began with
+                    before.close()
+            self._running = self._holder = None
+            self._programs = ()
 
     def hold(self, dtype: object) -> Self:
         """Lie in memory in another float, bfloat16 or float16: half of the bytes of float32.
@@ -178,8 +225,7 @@ class Model(Module):
         for parameter in self.parameters():
             if parameter.dtype.is_float:
                 parameter.hold(held)
-        self._running = self._holder = None
-        self._programs = ()
+        self._restructured()
         return self
 
     def values(self) -> dict[str, np.ndarray]:

@@ -12,7 +12,8 @@ from treadle.base.dtypes import int32
 from treadle.frontend.tensor import Tensor
 from treadle.ir.types import TensorType
 from treadle.models.context import Cached, Whole
-from treadle.models.decoding import KeyShape, at_ends
+from treadle.models.decoding import KeyShape, Lent, LentCaches, at_ends
+from treadle.models.model import Holder
 from treadle.nn import init
 from treadle.nn.containers import ModuleList
 from treadle.nn.decoding import KVCache
@@ -68,10 +69,9 @@ class _Kept(Module):
 class WithSource(Module):
     """A model, caches of its decoder, and what it keeps of a source."""
 
-    def __init__(self, model: SourceDecoder, batch: int, length: int, source: int):
+    def __init__(self, model: SourceDecoder, batch: int, length: int, source: int, name: str):
         shapes = model.key_shapes()
-        self.model = model
-        self.name = f"cache_{batch}x{length}x{source}"
+        self.model, self.name = model, name
         self.caches = ModuleList(KVCache(batch, s.heads, length, s.width) for s in shapes)
         self.kept = ModuleList(_Kept(batch, s, source) for s in shapes)
         self.bias = State((batch, 1, 1, source), init.zeros) if model.pads_sources else None
@@ -104,20 +104,22 @@ class WithSource(Module):
             update(state, state.tensor()[rows])
 
 
-class SourcePrograms:
+class SourcePrograms(LentCaches):
     """Compiled encode, decode and reorder in a session with the model."""
 
     has_likeliest = False
     begin: Sequence[int] = ()  # the tokens that the decoder starts from
 
-    def __init__(self, model: SourceDecoder, batch: int, slots: int, width: int, share: Any):
-        self.batch, self.length, self.width = batch, slots, width
-        self.module = WithSource(model, batch, slots, self.width)
-        self._model = model
+    def __init__(self, model: SourceDecoder, batch: int, slots: int, width: int, share: Holder):
+        self.batch, self.length, self.width, self._model = batch, slots, width, model
+        super().__init__(
+            share.session,
+            f"cache_{batch}x{slots}x{width}",
+            lambda name: WithSource(model, batch, slots, width, name),
+        )
         tokens = {"tokens": TensorType((batch, 1), int32), "at": TensorType((), int32)}
         tokens["first"] = TensorType((batch,), int32)
         self.decode = self._compiled(_advance, tokens, share)
-        self.session = self.decode.session
         self.encode = self._compiled(_encode, model.source_types(batch, width), self.decode)
         self._reorder: Forward | None = None
         self._at = 0
@@ -155,18 +157,14 @@ class SourcePrograms:
             self._reorder = self._compiled(_reorder, types, self.decode)
         self._reorder({"rows": rows.astype(np.int32)})
 
-    def close(self) -> None:
-        """Give the caches' memory back."""
-        self.session.forget([n for n in self.session.types if n.startswith(f"{self.module.name}.")])
 
-
-class WholeSourcePrograms:
+class WholeSourcePrograms(Lent):
     """The same answers without a cache: everything again for each token that is chosen."""
 
     has_likeliest = False
     begin: Sequence[int] = ()
 
-    def __init__(self, model: SourceDecoder, batch: int, slots: int, width: int, share: Any):
+    def __init__(self, model: SourceDecoder, batch: int, slots: int, width: int, share: Holder):
         slots = slots if model.longest is None else min(slots, model.longest)
         self.batch, self.length, self.width = batch, slots, width
         types = {"rows": TensorType((batch, slots), int32), "ends": TensorType((batch,), int32)}

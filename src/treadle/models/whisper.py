@@ -348,8 +348,8 @@ class Suppressing:
     def take(self, rows: np.ndarray) -> None:
         self.programs.take(rows)
 
-    def close(self) -> None:
-        self.programs.close()
+    def give_back(self) -> None:
+        self.programs.give_back()
 
     def _without(self, logits: np.ndarray, tokens: list[int]) -> np.ndarray:
         found = logits.astype(np.float32)

@@ -223,7 +223,8 @@ def compile_forward(
     narrow = choose_precision(precision)
     report = CompileReport(choose_device(device), narrow.name, count_parameters(module))
     session = open_session(report.device, share)
-    with session.unless_it_fails():
+    # Another thread's program may be of the same session: it finds all of the values, or none.
+    with session.lock, session.unless_it_fails():
         declare_model(session, module, seed)
         return Forward(
             module,
