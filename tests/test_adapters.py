@@ -328,6 +328,14 @@ def test_rank_stabilised_adapters_are_scaled_otherwise(tmp_path: Path) -> None:
     [
         (lambda m: nn.lora(m, targets="nothing"), "'nothing' matches none.*q_proj"),
         (lambda m: nn.lora(m, targets=["q_proj", "no"]), "'no' matches none.*q_proj"),
+        (lambda m: nn.lora(nn.Linear(4, 4)), "the model itself is one of the linear layers"),
+        (lambda m: nn.lora(nn.lora(m)), "self_attn.q_proj of Llama have an adapter already"),
+        (
+            lambda m: nn.lora(nn.lora(m, targets="q_proj"), targets="q_proj"),
+            "q_proj of Llama have an adapter already.*Without one are: .*k_proj",
+        ),
+        (lambda m: nn.bottleneck(nn.Linear(4, 4)), "the model itself is one of"),
+        (lambda m: nn.quantize(nn.Linear(32, 32)), "the model itself is one of"),
         (lambda m: nn.lora(m, targets=[]), "targets = "),
         (lambda m: nn.lora(m, targets=3), "targets = 3"),
         (lambda m: nn.lora(m, r=0), "r = 0"),

@@ -97,7 +97,7 @@ def lora(
     check_whole("lora", "r", r)
     strength = float(r) if alpha is None else check_number("lora", "alpha", alpha, FACTOR)
     chosen: Targets = _unshared(model) if targets is None else targets
-    found = targeted("lora", model, chosen, is_linear, "linear layers")
+    found = targeted("lora", model, chosen, is_linear, "linear layers", has_adapter)
     wrapped = {p: LoRA(part, r, strength, dropout, bool(rslora)) for p, part in found.items()}
     put_in_place(model, {id(part.base): part for part in wrapped.values()})
     freeze(model)
@@ -110,13 +110,19 @@ def is_linear(part: Module) -> TypeGuard[Linear]:
     return isinstance(part, Linear) and not isinstance(part, Factor)
 
 
+def has_adapter(part: Module) -> bool:
+    return isinstance(part, Adapted)
+
+
 def _unshared(model: Module) -> Targets:
     """Linear layers whose weight is their own: a head that is tied to an embedding is not."""
     if not isinstance(model, Module):
         return "*"  # refused there
     holders = _holders(model)
     linear = [(n, m) for n, m in model.named_modules() if is_linear(m)]
-    return [n for n, m in linear if n and holders[id(m.weight)] == 1] or "*"
+    own = [n for n, m in linear if n and holders[id(m.weight)] == 1]
+    # A second time they have one already, which is said: a tied head is not the next best.
+    return own or [n for n, m in model.named_modules() if n and has_adapter(m)] or "*"
 
 
 def _holders(model: Module) -> Counter[int]:
