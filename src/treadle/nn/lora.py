@@ -160,8 +160,9 @@ def take_values(operation: str, model: Module, values: Mapping[str, object]) -> 
 def merge(model: Module, values: Mapping[str, object] | None = None) -> Module:
     """Add each adapter's B A to its weight, so that nothing is computed beside it.
 
-    `values` are those of a step, `step.params`; without, those that the model starts from. The
-    parameters have the names that they had before `nn.lora`. `nn.unmerge` goes back.
+    `values` are those of a step, `step.params`; without, those that the model starts from, where
+    not every B is zero. The parameters have the names that they had before `nn.lora`. `nn.unmerge`
+    goes back.
     """
     return _move(model, values, "merge", 1.0)
 
@@ -186,6 +187,8 @@ def _move(
         cause = f"{type(model).__name__} has no adapters, or all are {state}"
         raise ArgumentError(operation, cause, "Call nn.lora first.")
     _check_own(model, operation, found)
+    if values is None and sign > 0:
+        _check_trained(found)
     for name, part in found.items():
         a = part.lora_A.weight.first_value(0, f"{name}.lora_A.weight")
         b = part.lora_B.weight.first_value(0, f"{name}.lora_B.weight")
@@ -209,3 +212,11 @@ def _check_own(model: Module, operation: str, found: Mapping[str, LoRA]) -> None
         if holders[id(part.base.weight)] > 1:
             cause = f"another module has the weight of {name} too, and would change with it"
             raise ArgumentError(operation, cause, "Leave its adapter apart, or untie the weight.")
+
+
+def _check_trained(found: Mapping[str, LoRA]) -> None:
+    """Refuse to merge nothing: a step holds what it trained, and the model does not know of it."""
+    weights = ((f"{n}.lora_B.weight", part.lora_B.weight) for n, part in found.items())
+    if not any(weight.first_value(0, name).any() for name, weight in weights):
+        cause = "every lora_B that the model starts from is zero, so that nothing would be added"
+        raise ArgumentError("merge", cause, "Pass what was trained: nn.merge(model, step.params).")
