@@ -567,3 +567,14 @@ def test_decoded_weights_do_not_wait_for_the_backward_pass() -> None:
     arrays = arrays_of(graph)
     for ours, right in zip(run(programs[EAGER], arrays), evaluate_float64(graph, arrays)):
         assert np.abs(ours - right).max() <= 1e-5 * np.abs(right).max()
+
+
+def test_scales_stay_as_they_are_in_a_model_of_another_float() -> None:
+    model = nn.quantize(models.Llama(LLAMA), targets="q_proj")
+    for dtype in ("bfloat16", "float32"):
+        model.hold(dtype)
+        types = {n: str(p.dtype) for n, p in model.named_parameters()}
+        scales = {n for n in types if n.endswith(".scales")}
+        assert len(scales) == 2
+        assert {types[n] for n in scales} == {"float16"}
+        assert {t for n, t in types.items() if "q_proj" not in n} == {dtype}
