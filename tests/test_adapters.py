@@ -328,6 +328,14 @@ def test_rank_stabilised_adapters_are_scaled_otherwise(tmp_path: Path) -> None:
     [
         (lambda m: nn.lora(m, targets="nothing"), "'nothing' matches none.*q_proj"),
         (lambda m: nn.lora(m, targets=["q_proj", "no"]), "'no' matches none.*q_proj"),
+        (lambda m: nn.lora(nn.Linear(4, 4)), "the model itself is one of the linear layers"),
+        (lambda m: nn.lora(nn.lora(m)), "self_attn.q_proj of Llama have an adapter already"),
+        (
+            lambda m: nn.lora(nn.lora(m, targets="q_proj"), targets="q_proj"),
+            "q_proj of Llama have an adapter already.*Without one are: .*k_proj",
+        ),
+        (lambda m: nn.bottleneck(nn.Linear(4, 4)), "the model itself is one of"),
+        (lambda m: nn.quantize(nn.Linear(32, 32)), "the model itself is one of"),
         (lambda m: nn.lora(m, targets=[]), "targets = "),
         (lambda m: nn.lora(m, targets=3), "targets = 3"),
         (lambda m: nn.lora(m, r=0), "r = 0"),
@@ -337,6 +345,7 @@ def test_rank_stabilised_adapters_are_scaled_otherwise(tmp_path: Path) -> None:
         (lambda m: nn.merge(m), "no adapters"),
         (lambda m: nn.unmerge(m), "no adapters"),
         (lambda m: nn.merge(nn.lora(m), {"a": np.zeros(3)}), "has no 'a'"),
+        (lambda m: nn.merge(nn.lora(m)), r"lora_B .* is zero.*nn.merge\(model, step.params\)"),
         (lambda m: nn.bottleneck(m, activation="x"), "activation = 'x'"),
         (lambda m: nn.quantize(m, "q3_k"), "form = 'q3_k'"),
         (lambda m: nn.quantize(m, targets="norm"), "'norm' matches none"),
@@ -558,3 +567,14 @@ def test_decoded_weights_do_not_wait_for_the_backward_pass() -> None:
     arrays = arrays_of(graph)
     for ours, right in zip(run(programs[EAGER], arrays), evaluate_float64(graph, arrays)):
         assert np.abs(ours - right).max() <= 1e-5 * np.abs(right).max()
+
+
+def test_scales_stay_as_they_are_in_a_model_of_another_float() -> None:
+    model = nn.quantize(models.Llama(LLAMA), targets="q_proj")
+    for dtype in ("bfloat16", "float32"):
+        model.hold(dtype)
+        types = {n: str(p.dtype) for n, p in model.named_parameters()}
+        scales = {n for n in types if n.endswith(".scales")}
+        assert len(scales) == 2
+        assert {types[n] for n in scales} == {"float16"}
+        assert {t for n, t in types.items() if "q_proj" not in n} == {dtype}

@@ -20,6 +20,7 @@ from treadle.frontend.scopes import current_trace
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.models.config import Config
 from treadle.nn.module import Declaration, Module, held
+from treadle.nn.quantization import Quantized
 from treadle.pipeline import choose_device, open_session
 from treadle.runtime.foreign import readable
 from treadle.runtime.session import Session
@@ -219,11 +220,14 @@ class Model(Module):
     def hold(self, dtype: object) -> Self:
         """Lie in memory in another float, bfloat16 or float16: half of the bytes of float32.
 
-        Values are rounded once. What is computed is as before, in the model's precision.
+        Values are rounded once. What is computed is as before, in the model's precision. Quantized
+        weights stay as they are, their scales too.
         """
         held = float_named(dtype)
+        packed = [part for part in self.modules() if isinstance(part, Quantized)]
+        stay = {id(p) for part in packed for p in part.parameters()}
         for parameter in self.parameters():
-            if parameter.dtype.is_float:
+            if parameter.dtype.is_float and id(parameter) not in stay:
                 parameter.hold(held)
         self._restructured()
         return self

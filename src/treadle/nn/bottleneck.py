@@ -11,7 +11,7 @@ from treadle.frontend.functions.arithmetic import tanh
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.nn import init
 from treadle.nn.layers import Embedding, Linear
-from treadle.nn.lora import Adapted, Factor, freeze
+from treadle.nn.lora import Adapted, Factor, freeze, has_adapter
 from treadle.nn.module import Module
 from treadle.nn.targets import Targets, put_in_place, targeted
 
@@ -62,7 +62,9 @@ def bottleneck(
     check_choice("bottleneck", "activation", activation, tuple(ACTIVATIONS))
     factor = check_number("bottleneck", "scale", scale, FACTOR)
     kinds = "linear layers and embeddings"
-    found = targeted("bottleneck", model, targets, lambda part: width_of(part) is not None, kinds)
+    found = targeted(
+        "bottleneck", model, targets, lambda part: width_of(part) is not None, kinds, has_adapter
+    )
     parts = {
         id(part): Bottleneck(part, width_of(part) or 0, size, activation, factor)
         for part in found.values()

@@ -97,7 +97,7 @@ def lora(
     check_whole("lora", "r", r)
     strength = float(r) if alpha is None else check_number("lora", "alpha", alpha, FACTOR)
     chosen: Targets = _unshared(model) if targets is None else targets
-    found = targeted("lora", model, chosen, is_linear, "linear layers")
+    found = targeted("lora", model, chosen, is_linear, "linear layers", has_adapter)
     wrapped = {p: LoRA(part, r, strength, dropout, bool(rslora)) for p, part in found.items()}
     put_in_place(model, {id(part.base): part for part in wrapped.values()})
     freeze(model)
@@ -110,13 +110,19 @@ def is_linear(part: Module) -> TypeGuard[Linear]:
     return isinstance(part, Linear) and not isinstance(part, Factor)
 
 
+def has_adapter(part: Module) -> bool:
+    return isinstance(part, Adapted)
+
+
 def _unshared(model: Module) -> Targets:
     """Linear layers whose weight is their own: a head that is tied to an embedding is not."""
     if not isinstance(model, Module):
         return "*"  # refused there
     holders = _holders(model)
     linear = [(n, m) for n, m in model.named_modules() if is_linear(m)]
-    return [n for n, m in linear if n and holders[id(m.weight)] == 1] or "*"
+    own = [n for n, m in linear if n and holders[id(m.weight)] == 1]
+    # A second time they have one already, which is said: a tied head is not the next best.
+    return own or [n for n, m in model.named_modules() if n and has_adapter(m)] or "*"
 
 
 def _holders(model: Module) -> Counter[int]:
@@ -154,8 +160,9 @@ def take_values(operation: str, model: Module, values: Mapping[str, object]) -> 
 def merge(model: Module, values: Mapping[str, object] | None = None) -> Module:
     """Add each adapter's B A to its weight, so that nothing is computed beside it.
 
-    `values` are those of a step, `step.params`; without, those that the model starts from. The
-    parameters have the names that they had before `nn.lora`. `nn.unmerge` goes back.
+    `values` are those of a step, `step.params`; without, those that the model starts from, where
+    not every B is zero. The parameters have the names that they had before `nn.lora`. `nn.unmerge`
+    goes back.
     """
     return _move(model, values, "merge", 1.0)
 
@@ -180,6 +187,8 @@ def _move(
         cause = f"{type(model).__name__} has no adapters, or all are {state}"
         raise ArgumentError(operation, cause, "Call nn.lora first.")
     _check_own(model, operation, found)
+    if values is None and sign > 0:
+        _check_trained(found)
     for name, part in found.items():
         a = part.lora_A.weight.first_value(0, f"{name}.lora_A.weight")
         b = part.lora_B.weight.first_value(0, f"{name}.lora_B.weight")
@@ -203,3 +212,11 @@ def _check_own(model: Module, operation: str, found: Mapping[str, LoRA]) -> None
         if holders[id(part.base.weight)] > 1:
             cause = f"another module has the weight of {name} too, and would change with it"
             raise ArgumentError(operation, cause, "Leave its adapter apart, or untie the weight.")
+
+
+def _check_trained(found: Mapping[str, LoRA]) -> None:
+    """Refuse to merge nothing: a step holds what it trained, and the model does not know of it."""
+    weights = ((f"{n}.lora_B.weight", part.lora_B.weight) for n, part in found.items())
+    if not any(weight.first_value(0, name).any() for name, weight in weights):
+        cause = "every lora_B that the model starts from is zero, so that nothing would be added"
+        raise ArgumentError("merge", cause, "Pass what was trained: nn.merge(model, step.params).")

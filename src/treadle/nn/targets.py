@@ -30,21 +30,43 @@ def is_target(targets: Targets, path: str) -> bool:
 
 
 def targeted(
-    operation: str, model: Module, targets: Targets, fits: Callable[[Module], bool], what: str
+    operation: str,
+    model: Module,
+    targets: Targets,
+    fits: Callable[[Module], bool],
+    what: str,
+    has_one: Callable[[Module], bool] = lambda part: False,
 ) -> dict[str, Any]:
-    """The modules that are meant, of those that a transform can take, by path."""
+    """The modules that are meant, of those that a transform can take, by path.
+
+    `has_one` says which have an adapter already, for errors.
+    """
     if not isinstance(model, Module):
         raise ArgumentError(operation, f"{model!r} is no module", "Pass a module.")
     _check_targets(operation, targets)
     there = {name: part for name, part in model.named_modules() if name and fits(part)}
+    if not there and (fits(model) or has_one(model)):
+        cause = f"the model itself is one of the {what}, a {type(model).__name__}"
+        remedy = "Only parts of a model are replaced: pass nn.Sequential(layer)."
+        raise ArgumentError(operation, cause, remedy)
     ones: Any = list(targets) if isinstance(targets, (list, tuple)) else [targets]
     for one in ones:
         if not any(is_target(one, name) for name in there):
-            shown = one.pattern if isinstance(one, re.Pattern) else one
-            known = ", ".join(there) or "none"
-            cause = f"targets: {shown!r} matches none of the {what} of {type(model).__name__}"
-            raise ArgumentError(operation, cause, f"There are: {known}.")
+            taken = [n for n, part in model.named_modules() if has_one(part) and is_target(one, n)]
+            raise _unmatched(operation, model, one, what, list(there), taken)
     return {name: part for name, part in there.items() if is_target(ones, name)}
+
+
+def _unmatched(
+    operation: str, model: Module, one: One, what: str, there: list[str], taken: list[str]
+) -> ArgumentError:
+    known = ", ".join(there) or "none"
+    if taken:
+        cause = f"targets: {', '.join(taken)} of {type(model).__name__} have an adapter already"
+        return ArgumentError(operation, cause, f"Build the model anew. Without one are: {known}.")
+    shown = one.pattern if isinstance(one, re.Pattern) else one
+    cause = f"targets: {shown!r} matches none of the {what} of {type(model).__name__}"
+    return ArgumentError(operation, cause, f"There are: {known}.")
 
 
 def _check_targets(operation: str, targets: object) -> None:

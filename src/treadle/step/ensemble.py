@@ -115,6 +115,9 @@ class Ensemble:
         state: Mapping[str, np.ndarray] | None,
         own_batches: bool,
     ):
+        if not isinstance(step, TrainStep):
+            cause = f"the step is a {type(step).__name__}"
+            raise ArgumentError("Ensemble", cause, "Make one with td.ensemble(step, n).")
         self.recipe, self.seeds = step.recipe, list(seeds)
         self._at = replace(at, steps=0, micro=0) if state is None else at
         self._batches_own = own_batches
