@@ -86,7 +86,7 @@ class Decoder(Protocol):
 class WithCaches(Module):
     """A model and caches for one batch and length. The model's names stay as they are."""
 
-    def __init__(self, model: Decoder, batch: int, length: int, name: str):
+    def __init__(self, model: Decoder, batch: int, length: int, name: str = "cache"):
         shapes, dtype = model.key_shapes(), float_named(model.precision)
         self.model, self.name = model, name
         self.caches = ModuleList(s.cache(batch, length, dtype) for s in shapes)
