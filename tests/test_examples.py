@@ -52,7 +52,9 @@ BRIEF: dict[str, tuple[list[str], str]] = {
     "wgan_gp": (["steps=2", "hidden=8"], "clouds found: "),
 }
 # These take seconds to compile; their steps are compared with PyTorch's in test_programs.py.
-LARGE = set("ensemble gat grid_search lora maml optuna_search seq2seq transfer unet vit wgan_gp".split())
+LARGE = set(
+    "ensemble gat grid_search lora maml optuna_search seq2seq transfer unet vit wgan_gp".split()
+)
 
 # What a whole run prints, and between which bounds it lies.
 AIMS: dict[str, tuple[str, float, float]] = {
