@@ -19,7 +19,7 @@ from typing import Any, assert_never
 
 import numpy as np
 
-from treadle.base.dtypes import DType
+from treadle.base.dtypes import DType, narrowed
 from treadle.ir.literal import to_numpy
 from treadle.kernel.access import accesses
 from treadle.kernel.arithmetic import identity
@@ -379,7 +379,7 @@ class _Machine:
             case Apply(op, operands, dtype):
                 return self._apply(op, tuple(map(self.value, operands)), dtype)
             case Convert(inner, dtype):
-                return np.asarray(self.value(inner)).astype(dtype.numpy)
+                return narrowed(np.asarray(self.value(inner)), dtype)
             case Within(index, low, high, _):
                 at = self._number(index)
                 return np.asarray((low <= at) & (at < high))
