@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Generic, TypeVar
 
+from treadle.base.dtypes import float8_e5m2
 from treadle.ir.composites import CONV, CONV_GRAD_W, CONV_GRAD_X
 from treadle.ir.control import SCAN
 from treadle.ir.graph import Graph, Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops.linear import CONTRACT
+from treadle.ir.types import TensorType
 from treadle.kernel.index import Index, Var
 from treadle.kernel.nodes import Load, StridedAxis, strided_axis
 from treadle.kernel.target import Matmuls
@@ -174,6 +176,17 @@ def strided_axis_of(index: Index, axes: Sequence[Var]) -> StridedAxis | None:
         return StridedAxis(axes[0].extent, factors[0] or 0)
     steps = product(*(range(v.extent) for v in axes))
     return strided_axis([sum((f or 0) * i for f, i in zip(factors, s, strict=True)) for s in steps])
+
+
+def is_float8_for_library(
+    contraction: Contraction[Any], types: Sequence[TensorType], limits: Matmuls
+) -> bool:
+    """Whether a library multiplies 8-bit floats as they are: whole matrices, not two gradients."""
+    is_gradient = all(t.dtype is float8_e5m2 for t in types)
+    sizes = size(contraction.rows), size(contraction.columns), size(contraction.depth)
+    is_whole = all(n and n % limits.float8_pack == 0 for n in sizes) and not contraction.batch
+    is_large = contraction.is_for_library(limits) and not contraction.is_of_few_rows(limits)
+    return limits.has_float8 and is_whole and is_large and not is_gradient
 
 
 CONVOLUTIONS = frozenset([CONV, CONV_GRAD_X, CONV_GRAD_W])

@@ -196,7 +196,9 @@ class _Checker:
         into, *found = (self.buffers[m.buffer].dtype for m in statement.matrices)
         is_plain = into is found[0] and into in (dtypes.float32, dtypes.float64)
         is_narrow = is_whole and into.is_float and into in (found[0], accumulator(found[0]))
-        if found[0] is not found[1] or not (is_plain or is_narrow):
+        is_float8 = is_whole and into in (dtypes.bfloat16, dtypes.float32)
+        is_float8 = is_float8 and all(d in dtypes.FLOAT8 for d in found)
+        if not is_float8 and (found[0] is not found[1] or not (is_plain or is_narrow)):
             raise self.wrong(f"a product of {found[0]} and {found[1]} into {into}")
         if target.buffer in (left.buffer, right.buffer):
             raise self.wrong(f"a product is written to {target.buffer}, which it may not be")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from treadle.base.dtypes import accumulator
+from treadle.base.dtypes import FLOAT8, accumulator
 from treadle.ir.composites import ATTENTION, Attention
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
@@ -38,7 +38,7 @@ from treadle.schedule.nests import (
     flat_index,
     parallel,
 )
-from treadle.schedule.operands import Site, is_read, load_of, reading
+from treadle.schedule.operands import Site, is_read, load_of, reading, transposed
 from treadle.schedule.templates import attention_numbers
 
 
@@ -80,6 +80,9 @@ class _Standalone:
 
     def operand(self, i: int, operand: Operand[TensorValue], rows: Axes, columns: Axes) -> Matrix:
         """An operand as a batch of matrices; a copy of it where it does not lie so."""
+        if self.lowering.graph.type_of(operand.value).dtype in FLOAT8:
+            by_rows = self.in_depth(i, operand, columns if i else rows)
+            return transposed(by_rows) if i else by_rows
         load = load_of(self.lowering.reader(), operand.value, operand.axes)
         if load is not None:
             found = self.matrix(load.buffer, load.index, rows, columns)
@@ -92,6 +95,19 @@ class _Standalone:
         buffer, kernel = self.site.copied(*given, f"_matrix{i}", columns, gap)
         self.site.copies.append(kernel)
         return self.in_rows(buffer, rows, columns, gap)
+
+    def in_depth(self, i: int, operand: Operand[TensorValue], rows: Axes) -> Matrix:
+        """A float8 operand as rows along the depth, the one order in which they are multiplied."""
+        depth, pack = self.contraction.depth, self.lowering.target.matmuls.float8_pack
+        load = load_of(self.lowering.reader(), operand.value, operand.axes)
+        found = load and self.matrix(load.buffer, load.index, rows, depth)
+        if load and found and found.columns.stride == 1:
+            if found.rows.stride % pack == 0 and load.index.offset % pack == 0:
+                return found
+        given = operand.value, f"depth{i}", operand.axes, rows
+        buffer, kernel = self.site.copied(*given, f"_depth{i}", depth)
+        self.site.copies.append(kernel)
+        return self.in_rows(buffer, rows, depth)
 
     def in_rows(self, buffer: Buffer, rows: Axes, columns: Axes, gap: int = 0) -> Matrix:
         """Matrices that lie one after the other, rows of columns with a gap behind each."""

@@ -91,6 +91,8 @@ def batches_in(plan: Plan, launches: Sequence[Launch]) -> dict[Batch, list[Row]]
             matmul = launches[entry].matmul
             if matmul is None or launches[entry].block or matmul.batch > 1 or matmul.bias >= 0:
                 continue
+            if "float8" in matmul.left.dtype:
+                continue
             for run in runs_of(matmul, rows):
                 if len(run) > 1:
                     found.setdefault(batch_in(entry, matmul, run), run)

@@ -25,9 +25,11 @@ LONG, FEW = 1.0, 6  # milliseconds of a matmul of which few candidates are run, 
 NOISE = 8 << 20  # bytes
 
 _TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
+_TYPES |= {"float8_e4m3": 28, "float8_e5m2": 29}
 _COMPUTE = {"float64": 70}  # otherwise 68: sums of float32
 _TRANSPOSE_A, _TRANSPOSE_B = 3, 4  # attributes of a matmul
 _EPILOGUE, _BIAS_ADDRESS, _BIAS = 7, 8, 4
+_FAST_SUMS = 25  # of 8-bit floats: not every partial sum is a float32
 _BATCH, _STRIDE = 5, 6  # attributes of a matrix
 _MOST_WORKSPACE = 1  # attribute of a preference
 
@@ -153,6 +155,10 @@ class Matmul:
             assert self.is_swapped, "a bias is of contiguous columns"
             self._set(
                 lt.cublasLtMatmulDescSetAttribute, self._handle, _EPILOGUE, ctypes.c_uint32(_BIAS)
+            )
+        if {matmul.left.dtype, matmul.right.dtype} == {"float8_e4m3"}:  # none is a gradient
+            self._set(
+                lt.cublasLtMatmulDescSetAttribute, self._handle, _FAST_SUMS, ctypes.c_int8(1)
             )
         self._a = self._layout(first, facts[0])
         self._b = self._layout(second, facts[1])
@@ -308,4 +314,4 @@ def _run_all(matmuls: Sequence[Placed]) -> None:
 
 
 def itemsize(dtype: str) -> int:
-    return {"float64": 8, "float32": 4}.get(dtype, 2)
+    return {"float64": 8, "float32": 4, "float8_e4m3": 1, "float8_e5m2": 1}.get(dtype, 2)
