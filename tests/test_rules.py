@@ -30,7 +30,7 @@ from treadle.rules.driver import Keeps, rewrite
 from treadle.rules.expansion import expand
 from treadle.rules.pattern import Anything, Number, apply, captures, in_each_order, to_text
 from treadle.rules.rule import RuleSet, always
-from treadle.schedule.patterns import biased_matmuls, spreads
+from treadle.schedule.patterns import matmul_epilogues, spreads
 
 F32, BF16, I32 = dtypes.float32, dtypes.bfloat16, dtypes.int32
 X = TensorType((2, 3), F32)
@@ -594,12 +594,12 @@ def test_matmuls_with_a_bias(function: Callable[..., Any], count: int) -> None:
     square = TensorType((64, 64), BF16)
     graph = td.trace(function, square, square, TensorType((64,), BF16))
     every = {Value(i): None for i in range(len(graph.nodes))}
-    found = biased_matmuls(graph, every, GPU.matmuls)
+    found = matmul_epilogues(graph, every, GPU.matmuls)
     assert len(found) == count
     for matmul, epilogue in found.items():
         assert graph.nodes[matmul.node].op is linear.CONTRACT
         assert graph.nodes[epilogue.sum.node].op is e.ADD
-    assert not biased_matmuls(graph, {}, GPU.matmuls), "a sum that is not materialized"
+    assert not matmul_epilogues(graph, {}, GPU.matmuls), "a sum that is not materialized"
 
 
 # Patterns

@@ -83,6 +83,8 @@ def accesses(statements: Sequence[Statement]) -> Iterator[Access]:
                 if statement.bias is not None:
                     last = statement.target.columns.count - 1
                     yield _span(statement.bias, 0, last, False)
+                for buffer, at in statement.scales:
+                    yield _span(buffer, at, at, False)
                 continue
             case LibraryCall(_, results, operands):
                 for view in (*results, *operands):

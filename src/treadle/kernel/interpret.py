@@ -333,6 +333,8 @@ class _Machine:
         wide = np.result_type(into.dtype, np.float32)  # of narrow floats too
         a, b = (self.memory[m.buffer][:, 0] for m in (statement.left, statement.right))
         found = a[left].astype(wide) @ b[right].astype(wide)
+        for name, at in statement.scales:
+            found = found * self.memory[name][at, 0]
         if statement.bias is not None:
             found = found + self.memory[statement.bias][: found.shape[1], 0].astype(wide)
         into[target] = into[target] + found if statement.adds else found

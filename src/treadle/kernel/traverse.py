@@ -294,9 +294,10 @@ class _Rewriter:
                 return Store(self.buffer(buffer), at, self.value(value), held)
             case Update(buffer, index, value):
                 return Update(self.buffer(buffer), self.index(buffer, index), self.value(value))
-            case Matmul(target, left, right, adds, bias):
+            case Matmul(target, left, right, adds, bias, scales):
                 a, b, c = map(self.matrix, (target, left, right))
-                return Matmul(a, b, c, adds, None if bias is None else self.buffer(bias))
+                scaled = tuple((self.buffer(name), at) for name, at in scales)
+                return Matmul(a, b, c, adds, None if bias is None else self.buffer(bias), scaled)
             case Barrier():
                 return statement
             case LibraryCall(_, results, operands):

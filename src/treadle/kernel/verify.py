@@ -191,6 +191,9 @@ class _Checker:
         is_whole = standalone_matmul(self.kernel) is not None
         if statement.bias is not None and not is_whole:
             raise self.wrong(f"{statement.bias} is no bias of this product")
+        factors = {self.buffers[name].dtype for name, _ in statement.scales}
+        if factors - {dtypes.float32} or len(statement.scales) > 2:
+            raise self.wrong(f"{statement.scales} are no scales of a product")
         if not is_whole and (target.columns.stride, right.columns.stride) != (1, 1):
             raise self.wrong("columns of a product are not next to each other")
         into, *found = (self.buffers[m.buffer].dtype for m in statement.matrices)

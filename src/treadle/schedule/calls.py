@@ -39,6 +39,7 @@ from treadle.schedule.nests import (
     parallel,
 )
 from treadle.schedule.operands import Site, is_read, load_of, reading, transposed
+from treadle.schedule.patterns import Epilogue
 from treadle.schedule.templates import attention_numbers
 
 
@@ -62,9 +63,10 @@ class _Standalone:
         c, lowering, value = self.contraction, self.lowering, TensorValue(self.position)
         left = self.operand(0, c.left, c.rows, c.depth)
         right = self.operand(1, c.right, c.depth, c.columns)
-        biased = lowering.biased.get(value)
-        bias = None if biased is None else lowering.names[biased.bias]
-        made = [value if biased is None else biased.sum]
+        epilogue = lowering.epilogues.get(value, Epilogue(value))
+        bias = None if epilogue.bias is None else lowering.names[epilogue.bias]
+        scales = tuple((lowering.names[s.vector], s.element) for s in epilogue.scales)
+        made = [epilogue.sum]
         at = lowering.address(made[0], along(c.result))
         target = self.matrix(lowering.names[made[0]], at, c.rows, c.columns)
         also, finish = Buffers(), list[Kernel]()
@@ -74,8 +76,9 @@ class _Standalone:
             target = self.in_rows(sums, c.rows, c.columns)
             finish = [self.site.moved(sums, c.result, order)]
             made, also = [], (sums,)
-        body = parallel([self.batch], [Matmul(target, left, right, bias=bias)])
-        read = (left.buffer, right.buffer, *([] if bias is None else [bias]))
+        body = parallel([self.batch], [Matmul(target, left, right, bias=bias, scales=scales)])
+        also_read = [] if bias is None else [bias]
+        read = (left.buffer, right.buffer, *also_read, *(name for name, _ in scales))
         return [*self.site.standalone(body, read, made, also), *finish]
 
     def operand(self, i: int, operand: Operand[TensorValue], rows: Axes, columns: Axes) -> Matrix:

@@ -72,6 +72,8 @@ def as_loops(kernel: Kernel) -> Kernel:
     step = Accumulate("sum", "add", apply("mul", left, right))
     at = _index(matmul.target, row, column)
     total: Value = Local("sum", wide)
+    for name, element in matmul.scales:
+        total = apply("mul", total, read(name, Index(element)))
     if matmul.bias is not None:
         total = apply("add", total, read(matmul.bias, variable(column)))
     if matmul.adds:
