@@ -75,6 +75,12 @@ def permuted(*every: tuple[int, ...]) -> Callable[[td.Tensor], td.Tensor]:
     return function
 
 
+def in_dtypes(x: td.Tensor, first: dtypes.DType, second: dtypes.DType) -> td.Tensor:
+    """x xᵀ, each factor in a dtype of its own."""
+    factors = (bind1(e.CAST, Cast(d), x) for d in (first, second))
+    return bind1(linear.CONTRACT, linear.Contraction("ab,cb->ac", BF16), *factors)
+
+
 def negated(times: int) -> Callable[[td.Tensor], td.Tensor]:
     def function(x: td.Tensor) -> td.Tensor:
         for _ in range(times):
@@ -412,6 +418,10 @@ CASES = {
         ],
         SCANNED,
         GPU,
+    ),
+    "widened_float8": Case(
+        lambda x: in_dtypes(x, dtypes.float8_e4m3, dtypes.float8_e5m2),
+        [lambda x: in_dtypes(x, BF16, BF16)],
     ),
     "definition": Case(
         lambda x: td.softmax(x), [td.tanh, td.softmax], keeps=lambda node, types, target: True
