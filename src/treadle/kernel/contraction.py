@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from treadle.base.dtypes import float8_e5m2
 from treadle.ir.composites import CONV, CONV_GRAD_W, CONV_GRAD_X
@@ -131,7 +131,13 @@ def oriented(left: Operand[T], right: Operand[T], result: Axes) -> Contraction[T
     return Contraction(left, right, result, result[len(result) - count :])
 
 
-def contraction_of(graph: Graph, node: Node) -> Contraction[TensorValue]:
+class Typed(Protocol):
+    """A graph, or one that is being built."""
+
+    def type_of(self, value: TensorValue) -> TensorType: ...
+
+
+def contraction_of(graph: Typed, node: Node) -> Contraction[TensorValue]:
     """The contraction that a node of a graph is, its operands in their order."""
     attributes: Any = node.attributes
     axes: dict[str, Var] = {}

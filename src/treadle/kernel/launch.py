@@ -127,6 +127,4 @@ def matmul_call_of(kernel: Kernel) -> MatmulCall | None:
     bias = -1 if statement.bias is None else names.index(statement.bias)
     second = names.index(statement.right.buffer)
     scales = tuple((names.index(name), at) for name, at in statement.scales)
-    return MatmulCall(
-        m, n, k, batch, target, left, right, bias, statement.adds, second, scales
-    )
+    return MatmulCall(m, n, k, batch, target, left, right, bias, statement.adds, second, scales)

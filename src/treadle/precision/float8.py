@@ -32,8 +32,8 @@ from treadle.ir.control import CALL, Call
 from treadle.ir.graph import Graph, Node, Output, OutputKind, Value
 from treadle.ir.ops.elementwise import CAST, MUL, Cast
 from treadle.ir.ops.leaves import PARAMETER, STATE, Leaf
-from treadle.ir.ops.linear import CONTRACT, Contraction
-from treadle.ir.ops.shaping import BROADCAST, PERMUTE, RESHAPE, SLICE, Slice
+from treadle.ir.ops.linear import Contraction
+from treadle.ir.ops.shaping import BROADCAST, PERMUTE, RESHAPE, Slice
 from treadle.ir.rewrite import copied, inline_into, remove_dead_code, walk
 from treadle.ir.types import TensorType
 
@@ -41,8 +41,8 @@ NAME = "float8"  # of calls
 HISTORY = 16  # steps whose largest elements a scale is chosen for
 WHOLE, LEAST = 16, 64  # features of a weight are a multiple of one, and no fewer than the other
 LIMIT = 40  # scales are 2⁻⁴⁰ to 2⁴⁰
-# Scales of what has no history yet: of activations and weights, which are often between 2⁻¹³ and 28,
-# and of gradients of a mean, between 2⁻³² and 0.9.
+# Scales of what has no history yet: activations and weights, which are often between 2⁻¹³ and 28,
+# and gradients of a mean, between 2⁻³² and 0.9.
 FIRST = {float8_e4m3: 2.0**4, float8_e5m2: 2.0**16}
 
 
@@ -170,7 +170,7 @@ def _call(graph: Graph, node: Node, slots: _Slots, columns: int) -> Call:
         x, y, scales, inverses = (trace.input(str(i), t) for i, t in enumerate(types))
         given = _Scales(scales, inverses)
         sides = [_Rounded.of(v, float8_e4m3, i, given) for v, i in zip((x, y), own, strict=True)]
-        body = _built(trace, [_product(*sides, labels)])
+        body = _built(trace, [_product(sides[0], sides[1], labels)])
     with isolated_tracing(f"{NAME}.vjp") as trace:
         ct, _ = (trace.input(n, node.types[0]) for n in ("ct", "result"))
         x, y, scales, inverses = (trace.input(str(i), t) for i, t in enumerate(types))
@@ -252,7 +252,7 @@ def _rounded_tensors(trace: Trace) -> dict[int, Tensor]:
         source = nodes[product.operands[1].node]
         while source.op in (BROADCAST, RESHAPE, CAST):
             source = nodes[source.operands[0].node]
-        assert isinstance(source.attributes, Slice) and source.op is SLICE, source
+        assert isinstance(source.attributes, Slice), source
         found.setdefault(source.attributes.starts[0], trace.tensor(product.operands[0]))
     return found
 

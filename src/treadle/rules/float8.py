@@ -1,4 +1,4 @@
-"""Products of 8-bit floats, where no library multiplies them: bfloat16 holds all of their values."""
+"""Products of 8-bit floats where no library multiplies them: bfloat16 holds all of their values."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from treadle.rules.rule import Exactness, Match, Rule
 
 def is_float8_elsewhere(match: Match) -> bool:
     """operands are floats of 8 bits, and the target's library does not multiply them so"""
-    if match.type_of("a").dtype not in FLOAT8:
-        return False
     types = match.type_of("a"), match.type_of("b")
+    if types[0].dtype not in FLOAT8:
+        return False
     found = contraction_of(match.graph, match.root)
     return not is_float8_for_library(found, types, match.target.matmuls)
 

@@ -103,9 +103,10 @@ class _Standalone:
         """A float8 operand as rows along the depth, the one order in which they are multiplied."""
         depth, pack = self.contraction.depth, self.lowering.target.matmuls.float8_pack
         load = load_of(self.lowering.reader(), operand.value, operand.axes)
-        found = load and self.matrix(load.buffer, load.index, rows, depth)
-        if load and found and found.columns.stride == 1:
-            if found.rows.stride % pack == 0 and load.index.offset % pack == 0:
+        found = None if load is None else self.matrix(load.buffer, load.index, rows, depth)
+        if load is not None and found is not None:
+            steps = found.rows.stride, load.index.offset
+            if found.columns.stride == 1 and not any(n % pack for n in steps):
                 return found
         given = operand.value, f"depth{i}", operand.axes, rows
         buffer, kernel = self.site.copied(*given, f"_depth{i}", depth)

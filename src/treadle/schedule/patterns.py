@@ -76,7 +76,7 @@ class Part:
 def matmul_epilogues(
     graph: Graph, materialized: Mapping[TensorValue, None], limits: Matmuls
 ) -> dict[TensorValue, Epilogue]:
-    """Matmuls of narrow floats that only a sum with one vector reads, or of float8 a multiple of it.
+    """Matmuls of narrow floats that only a sum with one vector reads, or a multiple of float8's.
 
     The sum must be materialized: elsewhere the vector is added for nothing by whoever reads it.
     """

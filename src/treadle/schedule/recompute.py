@@ -72,7 +72,9 @@ class _Peak:
         self.graph, self.sizes = graph, target.materialization
         self.stored = materialized_values(graph, True, target)
         epilogues = matmul_epilogues(graph, self.stored, target.matmuls)
-        self.made = {found.sum for found in epilogues.values()}  # by a library, from what is not in memory
+        self.made = {
+            found.sum for found in epilogues.values()
+        }  # by a library, from what is not in memory
         self.made |= {o.value for o in graph.outputs}
         readers = homes_of(graph, self.stored)
         last = {v: max(readers.get(v, {v.node})) for v in self.stored if v not in epilogues}

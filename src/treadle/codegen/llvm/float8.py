@@ -1,4 +1,4 @@
-"""Floats of 8 bits as their bits and as float, by integer arithmetic: no processor is asked for them.
+"""Floats of 8 bits as their bits and as float, by integer arithmetic, as processors have none.
 
 Casts round to nearest even and saturate: what is larger than the largest becomes that, infinities
 too; NaN stays NaN. GPUs convert so too (`cvt.rn.satfinite`).

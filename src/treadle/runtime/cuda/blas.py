@@ -158,9 +158,7 @@ class Matmul:
                 lt.cublasLtMatmulDescSetAttribute, self._handle, _EPILOGUE, ctypes.c_uint32(_BIAS)
             )
         if {matmul.left.dtype, matmul.right.dtype} == {"float8_e4m3"}:  # none is a gradient
-            self._set(
-                lt.cublasLtMatmulDescSetAttribute, self._handle, _FAST_SUMS, ctypes.c_int8(1)
-            )
+            self._set(lt.cublasLtMatmulDescSetAttribute, self._handle, _FAST_SUMS, ctypes.c_int8(1))
         self._a = self._layout(first, facts[0])
         self._b = self._layout(second, facts[1])
         self._d = self._layout(target, matmul.target)

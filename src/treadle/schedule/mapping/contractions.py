@@ -17,7 +17,16 @@ from treadle.base.dtypes import DType
 from treadle.kernel.access import accesses
 from treadle.kernel.contraction import Axes, Contraction, Operand, oriented, size
 from treadle.kernel.geometry import Geometry, Panel, Tiled
-from treadle.kernel.index import Data, Index, Quotient, Remainder, Var, substitute, variable
+from treadle.kernel.index import (
+    Data,
+    Index,
+    Quotient,
+    Remainder,
+    Var,
+    constant,
+    substitute,
+    variable,
+)
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -73,7 +82,7 @@ def as_loops(kernel: Kernel) -> Kernel:
     at = _index(matmul.target, row, column)
     total: Value = Local("sum", wide)
     for name, element in matmul.scales:
-        total = apply("mul", total, read(name, Index(element)))
+        total = apply("mul", total, read(name, constant(element)))
     if matmul.bias is not None:
         total = apply("add", total, read(matmul.bias, variable(column)))
     if matmul.adds:
