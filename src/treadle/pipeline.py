@@ -53,8 +53,9 @@ if TYPE_CHECKING:
 
 
 def choose_precision(precision: object) -> DType:
-    if precision in ("float8", dtypes.float8_e4m3):
-        return dtypes.float8_e4m3  # bfloat16, but for products of weights
+    eight = dtypes.float8_e4m3  # bfloat16, but for products of weights
+    if precision in ("float8", eight, eight.name):
+        return eight
     for chosen in (dtypes.float32, dtypes.bfloat16, dtypes.float16):
         if precision in (chosen, chosen.name):
             return chosen
