@@ -19,7 +19,7 @@ import numpy as np
 
 from treadle.base import dtypes
 from treadle.base.dtypes import DType, bfloat16, float8_e4m3, float8_e5m2, float32
-from treadle.frontend.coerce import as_tensor, cast, literal
+from treadle.frontend.coerce import cast, literal
 from treadle.frontend.functions.arithmetic import abs as absolute
 from treadle.frontend.functions.arithmetic import gt, isfinite, le, where
 from treadle.frontend.functions.linear import contract
@@ -31,7 +31,7 @@ from treadle.frontend.tensor import Tensor
 from treadle.ir.control import CALL, Call
 from treadle.ir.graph import Graph, Node, Output, OutputKind, Value
 from treadle.ir.ops.elementwise import CAST, MUL, Cast
-from treadle.ir.ops.leaves import PARAMETER, STATE, Leaf
+from treadle.ir.ops.leaves import PARAMETER, STATE
 from treadle.ir.ops.linear import Contraction
 from treadle.ir.ops.shaping import BROADCAST, PERMUTE, RESHAPE, Slice
 from treadle.ir.rewrite import copied, inline_into, remove_dead_code, walk
@@ -215,51 +215,64 @@ def with_history(graph: Graph, history: str) -> Graph:
     if history not in graph.leaves:
         return graph
     with isolated_tracing(graph.name) as trace:
+        largest = _Largest(trace)
 
         def visit(position: int, operands: tuple[Value, ...]) -> tuple[Value, ...]:
             node = graph.nodes[position]
-            if not isinstance(node.attributes, Call) or node.attributes.name != NAME:
-                return copied(trace.builder, node, operands)
-            given = {str(i): v for i, v in enumerate(operands)}
-            return tuple(inline_into(trace.builder, node.attributes.body, given))
+            if isinstance(node.attributes, Call) and node.attributes.name == NAME:
+                given = {str(i): v for i, v in enumerate(operands)}
+                values = tuple(inline_into(trace.builder, node.attributes.body, given))
+            else:
+                values = copied(trace.builder, node, operands)
+            largest.look()
+            return values
 
         values = walk(graph, visit)
         outputs = [Output(o.kind, o.name, v) for o, v in zip(graph.outputs, values, strict=True)]
-        type_ = graph.nodes[graph.leaves[history]].types[0]
-        old = trace.tensor(
-            next(
-                Value(i)
-                for i, n in enumerate(trace.builder.nodes)
-                if isinstance(n.attributes, Leaf) and n.attributes.name == history
-            )
-        )
-        sources = _rounded_tensors(trace)
-        numbers = [_largest(sources.get(i)) for i in range(type_.shape[1])]
-        newest = reshape(concat(numbers), (1, type_.shape[1]))
-        after = concat([newest, slice_along(old, 0, 0, HISTORY - 1)])
+        after = largest.remembered(graph.nodes[graph.leaves[history]])
         outputs.append(Output(OutputKind.UPDATE, history, after.handle))
         return remove_dead_code(trace.finish_outputs(outputs))
 
 
-def _rounded_tensors(trace: Trace) -> dict[int, Tensor]:
-    """What is rounded to 8 bits, by column: x of cast(x · broadcast(scales[column]))."""
-    nodes, found = trace.builder.nodes, dict[int, Tensor]()
-    for node in nodes:
-        if not isinstance(node.attributes, Cast) or node.attributes.dtype not in dtypes.FLOAT8:
-            continue
-        product = nodes[node.operands[0].node]
-        assert product.op is MUL, product
-        source = nodes[product.operands[1].node]
-        while source.op in (BROADCAST, RESHAPE, CAST):
-            source = nodes[source.operands[0].node]
-        assert isinstance(source.attributes, Slice), source
-        found.setdefault(source.attributes.starts[0], trace.tensor(product.operands[0]))
-    return found
+class _Largest:
+    """The largest elements of what a trace rounds to 8 bits, by column of the history.
+
+    They are found where the rounding is, so that one kernel does both.
+    """
+
+    def __init__(self, trace: Trace):
+        self.trace, self.seen = trace, 0
+        self.found: dict[int, Tensor] = {}  # (1,)
+
+    def look(self) -> None:
+        """At the nodes that are new: x of cast(x · broadcast(scales[column]))."""
+        nodes, start = self.trace.builder.nodes, self.seen
+        for node in nodes[start:]:
+            if not isinstance(node.attributes, Cast) or node.attributes.dtype not in dtypes.FLOAT8:
+                continue
+            product = nodes[node.operands[0].node]
+            assert product.op is MUL, product
+            source = nodes[product.operands[1].node]
+            while source.op in (BROADCAST, RESHAPE, CAST):
+                source = nodes[source.operands[0].node]
+            assert isinstance(source.attributes, Slice), source
+            (column,) = source.attributes.starts
+            if column not in self.found:
+                self.found[column] = _largest(self.trace.tensor(product.operands[0]))
+        self.seen = len(nodes)
+
+    def remembered(self, leaf: Node) -> Tensor:
+        """The history with this step's in front; what the step did not round is 0."""
+        (type_,), nothing = leaf.types, np.zeros(1, np.float32)
+        numbers = [self.found.get(i, nothing) for i in range(type_.shape[1])]
+        newest = reshape(concat(numbers), (1, type_.shape[1]))
+        (old,) = self.trace.builder.add(leaf.op, leaf.attributes, ())
+        return concat([newest, slice_along(self.trace.tensor(old), 0, 0, HISTORY - 1)])
 
 
-def _largest(x: Tensor | None) -> Tensor:
+def _largest(x: Tensor) -> Tensor:
     """The largest size of an element, (1,); 0, which says nothing, if it is not finite."""
-    if x is None:
-        return as_tensor(np.zeros(1, np.float32))
-    size = cast(largest_of(absolute(x)), float32)
+    # Row by row first: the kernel that rounds a row finds its largest element too.
+    rows = largest_of(absolute(x), -1) if x.ndim > 1 else absolute(x)
+    size = cast(largest_of(rows), float32)
     return reshape(where(isfinite(size), size, 0.0), (1,))
