@@ -1,10 +1,10 @@
 """Steps of a small GPT on real text in float32, bfloat16 and float8: losses side by side.
 
-    python bench/float8_curves.py --json docs/float8_curves.json --plot docs/images/float8_curves.svg
-    python bench/float8_curves.py --device cuda --steps 1000
+    python bench/float8_curves.py --plot docs/images/float8_curves.svg
+    python bench/float8_curves.py --device cuda --steps 1000 --json curves.json
 
-All start from the same values and see the same batches: bytes of Python's standard library. The plot
-shows means over 20 steps.
+All start from the same values and see the same batches: bytes of Python's standard library. The
+plot shows means over 20 steps.
 """
 
 from __future__ import annotations

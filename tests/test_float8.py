@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,10 +23,12 @@ from treadle.frontend.functions.linear import contract
 from treadle.ir.graph import Graph
 from treadle.ir.ops.elementwise import CAST
 from treadle.ir.ops.linear import CONTRACT
-from treadle.kernel.launch import matmul_call_of
+from treadle.kernel.launch import MatmulCall, MatrixFacts, matmul_call_of
 from treadle.kernel.nodes import standalone_matmul
 from treadle.kernel.target import Target
 from treadle.precision import float8
+from treadle.runtime.cuda import blas
+from treadle.runtime.cuda.batches import matrices
 from treadle.runtime.oracle import OracleProgram
 
 E4M3, E5M2, BF16, F32 = dtypes.float8_e4m3, dtypes.float8_e5m2, dtypes.bfloat16, dtypes.float32
@@ -439,3 +443,47 @@ def test_the_text_means_what_the_oracle_says(large: td.TrainStep, has_float8: bo
         if right.ndim:  # a gradient next to a tie is 1/4 away where a sum differs in its last bit
             away = np.linalg.norm(found.astype(np.float64) - right)
             assert away <= 0.04 * np.linalg.norm(right), output.name
+
+
+class Library:
+    """cuBLASLt that notes what a matmul is told."""
+
+    def __init__(self) -> None:
+        self.told: dict[int, int] = {}
+        self.layouts: list[tuple[int, int, int, int]] = []
+
+    def __getattr__(self, name: str):
+        return lambda *given: 0
+
+    def cublasLtMatmulDescSetAttribute(self, handle, attribute, value, size) -> int:
+        self.told[attribute] = value._obj.value
+        return 0
+
+    def cublasLtMatrixLayoutCreate(self, into, kind, rows, columns, step) -> int:
+        self.layouts.append((kind, rows.value, columns.value, step.value))
+        return 0
+
+
+@pytest.mark.parametrize("left", ["float8_e4m3", "float8_e5m2"])
+def test_what_cublaslt_is_told(left: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Library()
+    monkeypatch.setattr(blas, "library", lambda: told)
+    monkeypatch.setattr(blas, "_handle", lambda: 0)
+    monkeypatch.setattr(blas, "workspace", lambda: SimpleNamespace(address=0))
+    call = MatmulCall(
+        64, 32, 128, 1,
+        MatrixFacts("bfloat16", 32, 1, 0, 0),
+        MatrixFacts(left, 128, 1, 0, 0),
+        MatrixFacts("float8_e4m3", 1, 128, 0, 0),
+        bias=2, scales=((3, 1), (3, 4)),
+    )  # fmt: skip
+    matmul = blas.Matmul(call)
+    transposes, kinds = (3, 4), {"float8_e4m3": 28, "float8_e5m2": 29}
+    assert [told.told[t] for t in transposes] == [1, 0], "the one order that there is"
+    assert told.layouts[0] == (28, 128, 32, 128), "the target's rows are computed as columns"
+    assert told.layouts[1] == (kinds[left], 128, 64, 128)
+    assert told.told.get(25) == (1 if left == "float8_e4m3" else None), "fast sums of values only"
+    addresses = matrices(call, [100, 200, 300, 400, 500])
+    assert addresses == (500, 100, 200, 300, 404, 416)
+    assert matmul.run(*addresses, algorithm=ctypes.c_int(0), stream=0) == 0
+    assert (told.told[17], told.told[18], told.told[8]) == (404, 416, 300)
