@@ -374,6 +374,7 @@ class Launching:
     small_results: int = 1 << 16  # bytes that are copied back with every step: chosen
     ahead: int = 3  # launches that the host may be ahead: inputs are copied while the GPU computes
     graphs: int = 8  # of a slot, one for each set of arrays on the device: chosen
+    result_blocks: int = 2  # of a result that stays on the device: a loop holds the last one
     # Kernels that are compiled together. Parts are compiled at the same time; each takes 40 ms for
     # what all share, and 24 kernels took longer than 24 times one (NVRTC 13.4, BERT's step).
     part_kernels: int = 6
