@@ -380,6 +380,16 @@ CASES = {
         SCANNED,
         GPU,
     ),
+    "linear_scan_in_blocks": Case(
+        scanned(lambda c, v, w: (c * v + v, c), reverse=True),
+        [
+            scanned(lambda c, v, w: (c * c + v, c)),
+            scanned(lambda c, v, w: (c * v + v, c * c)),
+            scanned(lambda c, v, w: (td.flip(c, 0) + v, c)),
+        ],
+        [SCANNED[0], TensorType((9, 3), F32), SCANNED[2]],
+        replace(GPU, rewriting=replace(GPU.rewriting, least_blocked_scan=8)),
+    ),
     "computed_in_scan": Case(
         lambda h, x, w: spread_slices(h, x, w, lambda x: td.exp(x[:, :, None] * w[0, :8])),
         [

@@ -325,6 +325,10 @@ class Rewriting:
     # Bytes of a scan's slices for each byte that they are computed from, from which iterations
     # compute them: chosen, the states of a selective scan are 16 for each channel.
     least_spread: int = 4
+    # Elements of a carry up to which a linear recurrence goes by blocks of iterations, 0 for never,
+    # and iterations from which it does: chosen.
+    most_blocked_scan: int = 0
+    least_blocked_scan: int = 512
     # Elements of an axis whose best is found by two reductions: chosen. Along 49,152 one thread
     # that remembered where it was took 0.57 ms, two reductions take 0.03.
     least_arg: int = 1024
@@ -460,6 +464,7 @@ GPU = Target(
         # 2^27 indices to look at: ten times as many took 1.6 ms (850,000 updates of 50,000 rows).
         least_sorted=1 << 32,
         few_scattered=4096,
+        most_blocked_scan=1 << 14,
     ),
     reductions=Reductions(counted=256),
     materialization=Materialization(reads_through_rows=True),

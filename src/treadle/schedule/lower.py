@@ -29,6 +29,7 @@ from treadle.kernel.target import CPU, Target
 from treadle.rules.canonical import canonicalise
 from treadle.rules.carries import choose_carries
 from treadle.rules.expansion import expand
+from treadle.rules.recurrences import scans_in_blocks
 from treadle.rules.scans import split_scans
 from treadle.rules.slices import compute_slices
 from treadle.schedule.inline import Reader, laid_out, updated_element
@@ -66,6 +67,7 @@ def lower(
     expanded = expand(graph, target, has_kernels if fuse else None)
     if fuse:
         expanded = split_scans(expanded, target, has_template)
+        expanded = scans_in_blocks(expanded, target)
     if target.fuses_epilogues:
         expanded = canonicalise(expanded)  # definitions and their gradients look alike then
     if fuse:
