@@ -11,7 +11,7 @@ from treadle.ir.graph import Graph
 from treadle.ir.ops.leaves import Leaf
 from treadle.verify.normal_form import elements  # noqa: F401  (fills the table)
 from treadle.verify.normal_form import index as ix
-from treadle.verify.normal_form.algebra import TooMuch, subtract, without_denominators
+from treadle.verify.normal_form.algebra import BudgetError, subtract, without_denominators
 from treadle.verify.normal_form.form import Form
 from treadle.verify.normal_form.functions import Assumption, Work
 from treadle.verify.normal_form.graphs import Reader, opened
@@ -71,7 +71,7 @@ def of(
     """
     try:
         return _normal_form(graph, _work(graph, allowed, unrolled), sizes)
-    except (TooMuch, RecursionError):
+    except (BudgetError, RecursionError):
         return None
 
 
@@ -112,7 +112,7 @@ def equal(
     for unrolled in UNROLLED:
         try:
             verdict = _proved(left, right, allowed, sizes, unrolled)
-        except (TooMuch, RecursionError) as error:
+        except (BudgetError, RecursionError) as error:
             reason = str(error)
             continue
         if verdict is not None:

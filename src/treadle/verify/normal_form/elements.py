@@ -25,7 +25,7 @@ from treadle.verify.normal_form import index as ix
 from treadle.verify.normal_form.algebra import (
     ONE,
     ZERO,
-    TooMuch,
+    BudgetError,
     add,
     constant,
     multiply,
@@ -451,7 +451,7 @@ def _gather(reader: Reader, node: Node, at: At) -> Form:
     form = reader.at(indices, (*at[: a.batch], *at[a.axis : end]))
     place = element(reader.work, form)
     if place is None:
-        raise TooMuch("an index that is computed")
+        raise BudgetError("an index that is computed")
     reader.work.assume(fn.Assumption.INDICES_IN_RANGE)
     return reader.at(x, (*at[: a.axis], place, *at[end:]))
 
@@ -466,7 +466,7 @@ def _scatter_add(reader: Reader, node: Node, at: At) -> Form:
     inner = tuple(ix.of_letter(v) for v in names)
     place = element(reader.work, reader.at(indices, (*at[: a.batch], *inner)))
     if place is None:
-        raise TooMuch("an index that is computed")
+        raise BudgetError("an index that is computed")
     flag = fn.meets(place - at[a.axis])
     found = multiply(flag, reader.at(x, (*at[: a.axis], *inner, *at[a.axis + 1 :])))
     for v in reversed(names):

@@ -14,7 +14,7 @@ from treadle.verify.normal_form import index as ix
 from treadle.verify.normal_form.algebra import (
     ONE,
     ZERO,
-    TooMuch,
+    BudgetError,
     add,
     as_index,
     constant,
@@ -23,6 +23,7 @@ from treadle.verify.normal_form.algebra import (
     multiply,
     negate,
     of_atom,
+    of_factors,
     power,
     scale,
     subtract,
@@ -77,7 +78,7 @@ class Work:
     def spend(self) -> None:
         self.count += 1
         if self.count > self.most:
-            raise TooMuch(f"more than {self.most} elements")
+            raise BudgetError(f"more than {self.most} elements")
 
 
 INFINITY = Atom(Kind.INFINITY)
@@ -131,7 +132,7 @@ def _by_flags(function: Callable[..., Form], operands: Sequence[Form], left: int
     if flag is None:
         return function(*operands)
     if not left:
-        raise TooMuch("a function of many masks")
+        raise BudgetError("a function of many masks")
     yes, no = (
         _by_flags(function, [assume(x, flag, value) for x in operands], left - 1)
         for value in (True, False)
@@ -241,7 +242,7 @@ def _of_sign(d: Form) -> tuple[Coefficient, dict[Atom, Coefficient], Form]:
     """The form without positive factors, which do not change its sign."""
     lead, factors, rest = content(d)
     kept = {a: e for a, e in factors.items() if not is_positive_atom(a)}
-    inner = multiply(rest, as_form({Monomial((), as_factors(kept)): 1})) if kept else rest
+    inner = multiply(rest, of_factors(kept)) if kept else rest
     return lead, {}, inner
 
 

@@ -19,7 +19,7 @@ _FARTHEST = 8  # from a polynomial of sizes, by which an integer may be off
 _PLAIN = 64  # integers up to this are what they are
 
 
-class Ambiguous(Exception):
+class AmbiguousSizeError(Exception):
     """An integer of a graph may be several polynomials of its sizes."""
 
 
@@ -73,7 +73,7 @@ class Sizes:
             if found:
                 break
         if len(found) > 1:
-            raise Ambiguous(f"{value} is {' or '.join(map(repr, found))}")
+            raise AmbiguousSizeError(f"{value} is {' or '.join(map(repr, found))}")
         return next(iter(found), number(value))
 
 

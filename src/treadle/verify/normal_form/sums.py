@@ -17,6 +17,7 @@ from treadle.verify.normal_form.algebra import (
     is_positive_atom,
     multiply,
     of_atom,
+    of_factors,
     of_index,
     power,
     scale,
@@ -345,9 +346,9 @@ def _largest(work: Work, binders: list[Variable], form: Form) -> Form:
     free = {
         a: e for a, e in factors.items() if is_positive_atom(a) and a.variables.isdisjoint(binders)
     }
-    pulled = scale(as_form({Monomial((), as_factors(free)): 1}), lead)
+    pulled = scale(of_factors(free), lead)
     bound = {a: e for a, e in factors.items() if a not in free}
-    body = multiply(rest, as_form({Monomial((), as_factors(bound)): 1}))
+    body = multiply(rest, of_factors(bound))
     if len(body.terms) == 1 and not body.terms[0][0].binders and body.terms[0][1] > 0:
         only = body.terms[0][0].factors
         if all(a.kind is Kind.EXP for a, _ in only):
