@@ -284,14 +284,18 @@ def content(form: Form) -> tuple[Coefficient, dict[Atom, Coefficient], Form]:
             before = least.get(atom, 0) if position else own.get(atom, 0)
             least[atom] = min(before, own.get(atom, 0))
     least = {a: e for a, e in least.items() if e and not a.is_flag}
-    lead = abs(form.terms[0][1])
+    lead = _size(form.terms[0][1])
     if not least:
         return lead, {}, scale(form, Fraction(1) / lead)
     rest = _without_factors(form, least)
     if not rest.terms:
         return 1, {}, rest
-    lead = abs(rest.terms[0][1])
+    lead = _size(rest.terms[0][1])
     return lead, least, scale(rest, Fraction(1) / lead)
+
+
+def _size(c: Coefficient) -> Coefficient:
+    return c if c > 0 else -c
 
 
 def _without_factors(form: Form, factors: dict[Atom, Coefficient]) -> Form:

@@ -138,19 +138,22 @@ def _log(reader: Reader, node: Node, at: At) -> Form:
 
 @ELEMENT(e.SQRT)
 def _sqrt(reader: Reader, node: Node, at: At) -> Form:
-    return fn.root(*reader.operands(node, at), _HALF)
+    (x,) = reader.operands(node, at)
+    return fn.root(x, _HALF)
 
 
 @ELEMENT(e.RSQRT)
 def _rsqrt(reader: Reader, node: Node, at: At) -> Form:
-    return fn.root(*reader.operands(node, at), -_HALF)
+    (x,) = reader.operands(node, at)
+    return fn.root(x, -_HALF)
 
 
 @ELEMENT(e.POW)
 def _pow(reader: Reader, node: Node, at: At) -> Form:
     x, y = reader.operands(node, at)
     exponent = y.number
-    if exponent is None or abs(exponent) > _MOST_EXPONENT or exponent.denominator > 2:
+    is_known = exponent is not None and -_MOST_EXPONENT <= exponent <= _MOST_EXPONENT
+    if exponent is None or not is_known or exponent.denominator > 2:
         return fn.apply(reader.work, "pow", x, y)
     return fn.by_flags(lambda form: power(form, exponent), x)
 

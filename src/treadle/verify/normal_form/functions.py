@@ -34,7 +34,6 @@ from treadle.verify.normal_form.form import (
     Form,
     Kind,
     Monomial,
-    as_factors,
     as_form,
     bind,
 )
@@ -246,6 +245,13 @@ def _of_sign(d: Form) -> tuple[Coefficient, dict[Atom, Coefficient], Form]:
     return lead, {}, inner
 
 
+def is_infinite(monomial: Monomial, coefficient: Coefficient) -> bool:
+    """Whether a term is an infinity, or a number that is written for one."""
+    if not monomial.factors:
+        return coefficient <= SATURATING
+    return any(a == INFINITY for a, _ in monomial.factors)
+
+
 def _infinite(form: Form) -> Coefficient | None:
     """The sign of the infinity that a sum has, if it has one."""
     for monomial, c in form.terms:
@@ -341,17 +347,23 @@ def maximum(work: Work, x: Form, y: Form) -> Form:
     """Of two: y + [x > y] (x − y). Of more: an atom of all, without what they have in common."""
     if x == y:
         return x
+    if any(is_infinite(m, c) for f in (x, y) if not _is_lowest(f) for m, c in f.terms):
+        return by_flags(lambda a, b: _maximum(work, a, b), x, y)
+    return _maximum(work, x, y)
+
+
+def _maximum(work: Work, x: Form, y: Form) -> Form:
     among = work.maxima.get(x, frozenset([x])) | work.maxima.get(y, frozenset([y]))
-    finite = [f for f in among if _infinite(f) is None or not _is_lowest(f)]
-    if len(finite) == 1:
-        return finite[0]
+    finite = sorted((f for f in among if not _is_lowest(f)), key=lambda f: f.key)
+    if len(finite) < 2:
+        return finite[0] if finite else x
     found = _of_two(work, *finite) if len(finite) == 2 else _of_several(finite)
     work.maxima[found] = frozenset(finite)
     return found
 
 
 def _is_lowest(form: Form) -> bool:
-    return len(form.terms) == 1 and form.terms[0][1] < 0
+    return _infinite(form) is not None and len(form.terms) == 1 and form.terms[0][1] < 0
 
 
 def _of_two(work: Work, x: Form, y: Form) -> Form:

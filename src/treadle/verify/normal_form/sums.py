@@ -340,14 +340,16 @@ def largest(work: Work, binders: list[Variable], form: Form) -> Form:
 
 
 def _largest(work: Work, binders: list[Variable], form: Form) -> Form:
-    outside = as_form({m: c for m, c in form.terms if m.variables.isdisjoint(binders)})
+    free = (t for t in form.terms if t[0].variables.isdisjoint(binders))
+    # An infinity that stood outside would cancel against another one, or what stands for it.
+    outside = as_form({m: c for m, c in free if not fn.is_infinite(m, c)})
     inner = subtract(form, outside)
     lead, factors, rest = content(inner)
-    free = {
+    common = {
         a: e for a, e in factors.items() if is_positive_atom(a) and a.variables.isdisjoint(binders)
     }
-    pulled = scale(of_factors(free), lead)
-    bound = {a: e for a, e in factors.items() if a not in free}
+    pulled = scale(of_factors(common), lead)
+    bound = {a: e for a, e in factors.items() if a not in common}
     body = multiply(rest, of_factors(bound))
     if len(body.terms) == 1 and not body.terms[0][0].binders and body.terms[0][1] > 0:
         only = body.terms[0][0].factors
