@@ -1,6 +1,6 @@
 """Attributes of ops as fields of plain values, which rules speak of, and back.
 
-Dtypes go by their names. A contraction has lists of labels; a constant has its number, shape, dtype.
+Dtypes go by their names. A contraction has lists of labels; a constant a number, shape and dtype.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Fields = Mapping[str, Any]
 
 
 @cache
-def _names(attributes: type[Attributes]) -> tuple[str, ...]:
-    return tuple(f.name for f in fields(attributes))  # type: ignore[arg-type]
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(kind))
 
 
 def fields_of(attributes: Attributes) -> Fields:
@@ -35,7 +35,8 @@ def fields_of(attributes: Attributes) -> Fields:
         type_ = attributes.type
         value = None if isinstance(attributes.value, literal.ArrayLiteral) else attributes.value
         return {"value": value, "shape": type_.shape, "dtype": type_.dtype.name}
-    return {n: _plain(getattr(attributes, n)) for n in _names(type(attributes))}
+    kind: type = type(attributes)
+    return {n: _plain(getattr(attributes, n)) for n in _names(kind)}
 
 
 def _plain(value: Any) -> Any:

@@ -7,7 +7,7 @@ and `==`, except the comparisons, which a proof states as assumptions.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from math import prod
 from typing import Any, Protocol
@@ -37,6 +37,10 @@ def _at(values: List, i: int) -> Any:
 
 def _take(values: List, positions: List) -> List:
     return tuple(values[i] for i in positions)
+
+
+def _sorted(values: List) -> List:
+    return tuple(sorted(values))
 
 
 def _inverse(permutation: List) -> List:
@@ -120,6 +124,10 @@ def _elements(x: Typed) -> Any:
     return prod(x.shape)
 
 
+def _along(axis: int, tensors: Sequence[Typed]) -> Any:
+    return sum(t.shape[axis] for t in tensors)
+
+
 def _exactly(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """On floats as on the numbers that they are."""
 
@@ -136,6 +144,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "dtype": _dtype,
     "rank": _rank,
     "elements": _elements,
+    "along": _along,
     # of numbers
     "+": _exactly(operator.add),
     "-": _exactly(operator.sub),
@@ -157,6 +166,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "range": _range,
     "inverse": _inverse,
     "product": prod,
+    "sorted": _sorted,
     # conditions
     "=": operator.eq,
     "!=": operator.ne,

@@ -6,6 +6,10 @@ A rule says that each pattern of `from` equals the expression of `to` at the sam
       (from PATTERN …) (to PATTERN …) (let (NAME EXPRESSION) …) (when CONDITION …)
       (if CONDITION …) (case (NAME VALUE) …) …)
 
+With `(from-each PATTERN)` in place of `from`, the rule is about all nodes of a graph that match the
+pattern in the same way but for one tensor `a`: in `to`, which is about each of them, `a...` are the
+tensors of all and `a.before` those of the ones before it.
+
 `when` is what the equation needs to be true. `if` only says where it is worth a try, so that a
 checker need not look at it. A `case` is an instance with symbolic sizes, for proofs: shapes of
 tensors, lists of axes or labels, names of dtypes.
@@ -15,9 +19,9 @@ that number everywhere), `(number NAME)` (a constant of any one number), `NAME..
 operands) or `(op :field VALUE … PATTERN …)`. In `from` a field's value is a name or a literal; in
 `to` it is an expression over names. Fields that a pattern leaves out may be anything; in cases they
 go by their own names. Operands of commutative ops match in either order. A contraction has the
-fields `:x :y :out`, lists of labels, and `:dtype`; labels are bound names, so that patterns match up
-to renaming. Expressions are those of `expressions.py`. A rule applies only where its `to` is well
-typed and has the type of `from`.
+fields `:x :y :out`, lists of labels, and `:dtype`; labels are bound names, so that patterns match
+up to renaming. Expressions are those of `expressions.py`. A rule applies only where its `to` is
+well typed and has the type of `from`.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ from treadle.base.errors import ArgumentError
 # Symbols are str, numbers int or Fraction, lists tuples; quoted text is a Text.
 Term = object
 RULES_FILE = Path(__file__).with_name("rules.txt")
+PARTS = frozenset("class set from from-each to let when if case".split())
 CLASSES = ("exact", "rounding")
 SETS = ("canonical", "optimize")
 COMMUTATIVE = frozenset(["add", "mul", "max", "min", "and", "or", "xor", "eq"])
@@ -58,12 +63,13 @@ class DataRule:
     statement: str
     is_exact: bool  # both sides have the same bits; otherwise they are equal over the reals
     set: str
-    sources: tuple[Term, ...]
+    sources: tuple[Term, ...]  # one, of a rule about each of several nodes
     targets: tuple[Term, ...]
     lets: tuple[tuple[str, Term], ...] = ()
     when: tuple[Term, ...] = ()
     worth: tuple[Term, ...] = ()
     cases: tuple[Mapping[str, Term], ...] = ()
+    member: str = ""  # of a rule about each of several nodes: the tensor in which they differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,19 +146,38 @@ def _rule(term: Term) -> DataRule:
         if not isinstance(part, tuple) or not part or not isinstance(part[0], str):
             raise ArgumentError("rules", f"{name}: {part!r} is no part of a rule", "See the file.")
         found.setdefault(part[0], []).append(part[1:])
-    unknown = set(found) - {"class", "set", "from", "to", "let", "when", "if", "case"}
-    if unknown or not {"class", "from", "to"} <= set(found):
+    if set(found) - PARTS or not {"class", "to"} <= set(found):
         raise ArgumentError("rules", f"{name} has {sorted(found)}", "It needs class, from and to.")
-    sources, targets = _joined(found, "from"), _joined(found, "to")
+    each = _joined(found, "from-each")
+    sources, targets = each or _joined(found, "from"), _joined(found, "to")
     class_, set_ = _one_of(name, found, "class", CLASSES), _one_of(name, found, "set", SETS)
     if len(sources) != len(targets) or not sources:
         raise ArgumentError("rules", f"{name} has {len(sources)} from, {len(targets)} to", "Pair.")
     lets = tuple((str(n), value) for n, value in _pairs(name, _joined(found, "let")))
     cases = tuple({str(n): v for n, v in _pairs(name, c)} for c in found.get("case", ()))
     when, worth = _joined(found, "when"), _joined(found, "if")
+    member = next((t[:-3] for t in _symbols(targets) if t.endswith("...")), "") if each else ""
     return DataRule(
-        name, str(statement), class_ == "exact", set_, sources, targets, lets, when, worth, cases
+        name,
+        str(statement),
+        class_ == "exact",
+        set_,
+        sources,
+        targets,
+        lets,
+        when,
+        worth,
+        cases,
+        member,
     )
+
+
+def _symbols(term: Term) -> Iterator[str]:
+    if isinstance(term, tuple):
+        for part in term:
+            yield from _symbols(part)
+    elif isinstance(term, str):
+        yield term
 
 
 def _joined(found: dict[str, list[tuple[Term, ...]]], key: str) -> tuple[Term, ...]:
