@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from treadle.base.errors import ArgumentError
 from treadle.base.numbers import POSITIVE, check_choice, check_number, check_whole
+from treadle.base.rewrites import Recognised, Rewritten
 from treadle.kernel.machine import NATIVE, target_name
 from treadle.kernel.plan import KernelFacts
 
@@ -165,6 +166,8 @@ class CompileReport:
     state_bytes: int = 0  # of the session: parameters, optimizer, counters
     target: str = ""  # the processor that programs are compiled for, where that is a choice
     rules: Counter[str] = field(default_factory=Counter)  # of graphs, by name: how often applied
+    recognised: list[Recognised] = field(default_factory=list)  # composites that were written out
+    rewritten: list[Rewritten] = field(default_factory=list)  # by an optimiser that counts costs
     trials: list[Trial] = field(default_factory=list)  # of a measured search, if there was one
     chosen: tuple[tuple[str, object], ...] = ()  # by the last search, or one of before
 
