@@ -74,5 +74,6 @@ def _busy(labels: tuple[str, str, str], sizes: dict[str, int], tile: int, costs:
     rows = prod(sizes[c] for c in out if c not in y)
     columns = prod(sizes[c] for c in out if c not in x)
     batch = prod(sizes[c] for c in out if c in x and c in y)
-    tiles = max(1, batch * ceil(rows / tile) * ceil(columns / tile))
+    parts = ceil(prod(sizes[c] for c in x if c not in out) / costs.split)  # of a long sum
+    tiles = max(1, batch * ceil(rows / tile) * ceil(columns / tile) * parts)
     return tiles / (costs.units * ceil(tiles / costs.units))

@@ -108,7 +108,8 @@ class Search:
         sides: tuple[tuple[int, int], ...],
     ) -> None:
         step = Application(rule.rule.name, roots, results, matched, sides)
-        if any([self.graph.merge(a, b, step) for a, b in zip(roots, results, strict=True)]):
+        merged = [self.graph.merge(a, b, step) for a, b in zip(roots, results, strict=True)]
+        if any(merged):
             self.graph.log.append(step)
 
     def _apply_to_each(self, rule: CompiledRule) -> None:

@@ -354,6 +354,7 @@ class Costs:
     element: float = 20.0  # of an op inside a kernel, 16 lanes at 3 GHz
     launch: float = 1e6  # of a kernel: threads meet, chosen
     units: int = 0  # that share the tiles of a matmul; 0 where a matmul of any size keeps all busy
+    split: int = 1024  # terms of a sum that a library gives to one of them: chosen
     # The part of a step's cost that a rewrite saves at least: less is lost in what is not counted.
     least_gain: float = 5e-4
 
