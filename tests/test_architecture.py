@@ -99,7 +99,7 @@ LATE = frozenset(
 
 # The compiler's back half, a third of the import time: a device's when it is first asked for.
 LATE_OWN = frozenset(
-    ["treadle.backends.views", "treadle.egraph.optimize"]
+    ["treadle.backends.views", "treadle.egraph.optimize", "treadle.rules.from_data"]
     + [f"treadle.backends.{device}.backend" for device in ("oracle", "cpu", "cuda")]
 )
 

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from treadle.base import dtypes
-from treadle.egraph.language import Term, Text
+from treadle.base.errors import ArgumentError
+from treadle.egraph.language import Term, Text, to_text
 from treadle.ir import literal
 
 List = tuple[Any, ...]
@@ -182,17 +183,39 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def evaluate(term: Term, names: Mapping[str, Any]) -> Any:
-    """The value of an expression; names that are not bound stand for themselves.
+Expression = Callable[[Mapping[str, Any]], Any]
+
+
+def expression(term: Term) -> Expression:
+    """An expression as a function of what names stand for; others stand for themselves.
 
     What has no value (the third of two elements, a position of what is not there) raises IndexError
     or ValueError: the rule does not apply.
     """
-    if isinstance(term, tuple):
-        if not term:
-            return ()
-        function = FUNCTIONS[str(term[0])]
-        return function(*[evaluate(t, names) for t in term[1:]])
+    if isinstance(term, tuple) and term:
+        function = _function(term)
+        parts = [expression(t) for t in term[1:]]
+        if len(parts) == 1:
+            (only,) = parts
+            return lambda names: function(only(names))
+        if len(parts) == 2:
+            first, second = parts
+            return lambda names: function(first(names), second(names))
+        return lambda names: function(*[part(names) for part in parts])
     if isinstance(term, str) and not isinstance(term, Text):
-        return names.get(term, term)
-    return term
+        name = term
+        return lambda names: names.get(name, name)
+    return lambda names: term
+
+
+def _function(term: tuple[Term, ...]) -> Callable[..., Any]:
+    found = FUNCTIONS.get(str(term[0]))
+    if found is None:
+        known = ", ".join(sorted(FUNCTIONS))
+        raise ArgumentError("rules", f"{to_text(term)} has no meaning", f"There are {known}.")
+    return found
+
+
+def evaluate(term: Term, names: Mapping[str, Any]) -> Any:
+    """The value of an expression."""
+    return expression(term)(names)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from treadle.base.errors import ArgumentError
-from treadle.egraph.expressions import evaluate
+from treadle.egraph.expressions import Expression, evaluate, expression
 from treadle.egraph.graph import EGraph
-from treadle.egraph.language import COMMUTATIVE, DataRule, Term, Text, applied
-from treadle.ir.op import OPS
+from treadle.egraph.language import COMMUTATIVE, DataRule, Term, Text, applied, to_text
+from treadle.ir.op import OPS, Op
 
 LABELS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 Names = dict[str, Any]  # tensors are nodes, by number
@@ -76,6 +76,18 @@ class CompiledRule:
     sources: tuple[Use, ...]
     depth: int
     tensors: frozenset[str]  # names of tensors
+    lets: tuple[tuple[str, Expression], ...]
+    conditions: tuple[Expression, ...]
+    targets: tuple[Made | str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A node of a replacement: operands are made too, or names of tensors."""
+
+    op: Op
+    fields: tuple[tuple[str, Expression], ...]
+    operands: tuple[Made | str, ...]
 
 
 def compiled(rule: DataRule) -> CompiledRule:
@@ -84,7 +96,21 @@ def compiled(rule: DataRule) -> CompiledRule:
         raise ArgumentError("rules", f"{rule.name} begins with no op", "A pattern is (op …).")
     uses = tuple(s for s in sources if isinstance(s, Use))
     tensors = frozenset(n for use in uses for n in _tensors(use))
-    return CompiledRule(rule, uses, max(u.depth for u in uses), tensors)
+    lets = tuple((name, expression(term)) for name, term in rule.lets)
+    conditions = tuple(map(expression, (*rule.when, *rule.worth)))
+    targets = tuple(_made(rule, t) for t in rule.targets)
+    depth = max(u.depth for u in uses)
+    return CompiledRule(rule, uses, depth, tensors, lets, conditions, targets)
+
+
+def _made(rule: DataRule, term: Term) -> Made | str:
+    if isinstance(term, str) and not isinstance(term, Text):
+        return term
+    use = applied(term)
+    if use is None or use.op not in OPS:
+        raise ArgumentError("rules", f"{rule.name}: {to_text(term)} in to", "Use (op …) or a name.")
+    fields = tuple((field, expression(value)) for field, value in use.fields)
+    return Made(OPS[use.op], fields, tuple(_made(rule, t) for t in use.operands))
 
 
 def _pattern(rule: DataRule, term: Term) -> Pattern:

@@ -11,11 +11,8 @@ from dataclasses import dataclass, field
 
 from treadle.base.errors import TreadleError
 from treadle.egraph.attributes import attributes_of
-from treadle.egraph.expressions import evaluate
 from treadle.egraph.graph import Application, EGraph
-from treadle.egraph.language import Term, applied
-from treadle.egraph.matching import CompiledRule, Found, Names, matches
-from treadle.ir.op import OPS
+from treadle.egraph.matching import CompiledRule, Found, Made, Names, matches
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +91,7 @@ class Search:
             names = bindings(graph, rule, root, found)
             if names is None:
                 return None
-            result = build(graph, rule.rule.targets[0], names, found)
+            result = build(graph, rule.targets[0], names, found)
         except (TreadleError, IndexError, ValueError):
             return None  # a replacement without a type, or an expression without a value
         return result if graph.types[result] == graph.types[root] else None
@@ -148,25 +145,21 @@ def bindings(graph: EGraph, rule: CompiledRule, root: int, found: Names) -> Name
     if rule.rule.member:
         for key in (f"{rule.rule.member}...", f"{rule.rule.member}.before"):
             names[key] = tuple(types[v] for v in found[key])
-    for name, term in rule.rule.lets:
-        names[name] = evaluate(term, names)
-    conditions = (*rule.rule.when, *rule.rule.worth)
-    return names if all(evaluate(t, names) for t in conditions) else None
+    for name, compute in rule.lets:
+        names[name] = compute(names)
+    return names if all(holds(names) for holds in rule.conditions) else None
 
 
-def build(graph: EGraph, term: Term, names: Names, nodes: Names) -> int:
+def build(graph: EGraph, made: Made | str, names: Names, nodes: Names) -> int:
     """The node of a replacement, whose operands are nodes by name."""
-    if isinstance(term, str):
-        return int(nodes[term])
-    use = applied(term)
-    assert use is not None, term
-    op = OPS[use.op]
-    given = {f: evaluate(t, names) for f, t in use.fields}
+    if isinstance(made, str):
+        return int(nodes[made])
+    given = {field: compute(names) for field, compute in made.fields}
     operands: list[int] = []
-    for t in use.operands:
-        if isinstance(t, str) and t.endswith("..."):
-            operands += nodes[t]
+    for part in made.operands:
+        if isinstance(part, str) and part.endswith("..."):
+            operands += nodes[part]
         else:
-            operands.append(build(graph, t, names, nodes))
-    head = graph.head_of(op, attributes_of(op, given))
+            operands.append(build(graph, part, names, nodes))
+    head = graph.head_of(made.op, attributes_of(made.op, given))
     return graph.add(head, tuple(operands))
