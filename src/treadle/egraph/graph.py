@@ -19,6 +19,9 @@ Children = tuple[int, ...]
 Key = tuple[int, ...]
 
 
+NUMBER = "number"  # in place of an op: the bit of classes that are one number
+
+
 class Head:
     """What a node applies: an op with attributes, and which of its results."""
 
@@ -144,6 +147,7 @@ class EGraph:
         assert isinstance(attributes, Constant)
         if not isinstance(attributes.value, literal.ArrayLiteral):
             self.numbers[node] = attributes.value
+            self.ops[node] |= self.bit_of(NUMBER)
 
     def merge(self, left: int, right: int, reason: Reason) -> bool:
         """Make two nodes equal; whether they were not. Requires equal types."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from treadle.base.errors import ArgumentError
 from treadle.egraph.expressions import Expression, evaluate, expression
-from treadle.egraph.graph import EGraph
+from treadle.egraph.graph import NUMBER, EGraph
 from treadle.egraph.language import COMMUTATIVE, DataRule, Term, Text, applied, to_text
 from treadle.ir.op import OPS, Op
 
@@ -147,6 +147,21 @@ def _tensors(pattern: Pattern) -> Iterator[str]:
             pass
 
 
+def needs(graph: EGraph, pattern: Use) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """For each order of operands: bits that the classes of some children must have."""
+    every = []
+    for order in pattern.orders:
+        bits = ((i, _bit(graph, p)) for i, p in zip(order, pattern.operands, strict=True))
+        every.append(tuple((i, bit) for i, bit in bits if bit))
+    return tuple(every)
+
+
+def _bit(graph: EGraph, pattern: Pattern) -> int:
+    if isinstance(pattern, Use):
+        return graph.bit_of(pattern.op)
+    return graph.bit_of(NUMBER) if isinstance(pattern, Number) else 0
+
+
 def matches(graph: EGraph, pattern: Use, node: int, names: Names) -> Iterator[Found]:
     """Every way in which a node matches, given what names stand for already."""
     head = graph.heads[graph.head[node]]
@@ -158,7 +173,7 @@ def matches(graph: EGraph, pattern: Use, node: int, names: Names) -> Iterator[Fo
     if len(children) < count if has_rest else len(children) != count:
         return
     for order in pattern.orders:
-        if not all(_may_match(graph, wanted[i], children[order[i]]) for i in range(count)):
+        if not _may_match(graph, pattern, children, order, count):
             continue
         bound = _fields(pattern, head.fields, names) if pattern.fields else names
         if bound is None:
@@ -171,11 +186,13 @@ def matches(graph: EGraph, pattern: Use, node: int, names: Names) -> Iterator[Fo
         yield from _operands(graph, pattern, [children[i] for i in order], 0, count, start)
 
 
-def _may_match(graph: EGraph, pattern: Pattern, child: int) -> bool:
-    if isinstance(pattern, Use):
-        return bool(graph.ops[graph.find(child)] & graph.bit_of(pattern.op))
-    if isinstance(pattern, Number):
-        return graph.find(child) in graph.numbers
+def _may_match(
+    graph: EGraph, pattern: Use, children: tuple[int, ...], order: tuple[int, ...], count: int
+) -> bool:
+    for i in range(count):
+        bit = _bit(graph, pattern.operands[i])
+        if bit and not graph.ops[graph.find(children[order[i]])] & bit:
+            return False
     return True
 
 

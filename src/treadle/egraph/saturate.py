@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from treadle.base.errors import TreadleError
 from treadle.egraph.attributes import attributes_of
 from treadle.egraph.graph import Application, EGraph
-from treadle.egraph.matching import CompiledRule, Found, Made, Names, matches
+from treadle.egraph.matching import CompiledRule, Found, Made, Names, matches, needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,10 @@ class Limits:
     rounds: int = 6
     growth: float = 1.0
     least_nodes: int = 1000
+
+
+Needs = tuple[tuple[tuple[int, int], ...], ...]
+ByOp = dict[int, list[tuple[CompiledRule, Needs]]]
 
 
 @dataclass(slots=True)
@@ -34,27 +38,37 @@ class Search:
     _seen: set[tuple[object, ...]] = field(default_factory=set)
 
     def run(self) -> None:
+        """Requires a canonical graph: rules of that set are tried on what the others make."""
         graph, limits = self.graph, self.limits
         most = len(graph) + max(limits.least_nodes, int(limits.growth * len(graph)))
-        by_op: dict[str, list[CompiledRule]] = {}
         for rule in self.rules:
             if rule.rule.member:
                 self._apply_to_each(rule)
-            else:
-                by_op.setdefault(rule.sources[0].op, []).append(rule)
         graph.rebuild()
-        graph.changed.clear()
+        single = [r for r in self.rules if not r.rule.member]
+        tried = self._by_op([r for r in single if r.rule.set != "canonical"])
         roots: Iterable[int] = range(len(graph))
         for _ in range(limits.rounds):
-            every = [m for node in roots for m in self._matches(by_op, node)]
+            every = [m for node in roots for m in self._matches(tried, node)]
             before = len(graph.log)
+            graph.changed.clear()
             for rule, node, found in every:
                 if len(graph) < most:
                     self._apply(rule, node, found)
             graph.rebuild()
             if len(graph.log) == before or len(graph) >= most:
                 return
+            tried = self._by_op(single)
             roots = self._near_changes()
+
+    def _by_op(self, rules: Sequence[CompiledRule]) -> ByOp:
+        """Rules by the bit of their root's op, each with what its operands need."""
+        found: ByOp = {}
+        for rule in rules:
+            root = rule.sources[0]
+            row = (rule, needs(self.graph, root))
+            found.setdefault(self.graph.bit_of(root.op), []).append(row)
+        return found
 
     def _near_changes(self) -> list[int]:
         """Nodes whose matches may be new, in order."""
@@ -67,13 +81,18 @@ class Search:
             near |= edge
         return sorted(node for c in near for node in graph.members[c])
 
-    def _matches(
-        self, by_op: dict[str, list[CompiledRule]], node: int
-    ) -> Iterator[tuple[CompiledRule, int, Found]]:
+    def _matches(self, rules: ByOp, node: int) -> Iterator[tuple[CompiledRule, int, Found]]:
         graph = self.graph
-        for rule in by_op.get(graph.heads[graph.head[node]].op.name, ()):
-            for found in matches(graph, rule.sources[0], node, {}):
-                yield rule, node, found
+        tried = rules.get(graph.heads[graph.head[node]].bit)
+        if tried is None:
+            return
+        ops = [graph.ops[graph.find(c)] for c in graph.children[node]]
+        for rule, orders in tried:
+            for wanted in orders:
+                if all(i < len(ops) and ops[i] & bit for i, bit in wanted):
+                    for found in matches(graph, rule.sources[0], node, {}):
+                        yield rule, node, found
+                    break
 
     def _apply(self, rule: CompiledRule, node: int, found: Found) -> None:
         key = (rule.rule.name, found.matched)
