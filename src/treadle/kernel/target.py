@@ -352,7 +352,7 @@ class Costs:
     narrow_flop: float = 11.0  # of one whose operands have two bytes
     byte: float = 100.0  # to or from memory
     element: float = 20.0  # of an op inside a kernel, 16 lanes at 3 GHz
-    launch: float = 1e6  # of a kernel: threads meet, chosen
+    launch: float = 0.0  # of a kernel; a processor's are fused, and calls are cheap
     units: int = 0  # that share the tiles of a matmul; 0 where a matmul of any size keeps all busy
     split: int = 1024  # terms of a sum that a library gives to one of them: chosen
     # The part of a step's cost that a rewrite saves at least: less is lost in what is not counted.
