@@ -65,8 +65,8 @@ def optimise(
 
     roots = [nodes[o.value.node][o.value.output] for o in graph.outputs]
     chosen = Extraction(egraph, roots, cost, originals)
-    chosen.improve(moves_of(egraph), target.costs.least_gain * chosen.before)
-    if chosen.total == chosen.before:
+    chosen.improve(moves_of(egraph), target.costs.least_move * chosen.before)
+    if chosen.total >= (1 - target.costs.least_gain) * chosen.before:
         return Optimised(graph, chosen.before, chosen.before, (), egraph)
     found = emitted(graph, chosen, nodes)
     steps = needed(egraph, _pairs(chosen, roots))

@@ -355,8 +355,10 @@ class Costs:
     launch: float = 0.0  # of a kernel; a processor's are fused, and calls are cheap
     units: int = 0  # that share the tiles of a matmul; 0 where a matmul of any size keeps all busy
     split: int = 1024  # terms of a sum that a library gives to one of them: chosen
-    # The part of a step's cost that a rewrite saves at least: less is lost in what is not counted.
-    least_gain: float = 5e-4
+    # Parts of a step's cost that rewriting saves at least, a move and all together: less is lost
+    # in what is not counted. Steps with 0.1 to 0.5 % less were not faster (bench/rules.py).
+    least_move: float = 1e-4
+    least_gain: float = 1e-2
 
 
 @dataclass(frozen=True, slots=True)
