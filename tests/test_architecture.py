@@ -25,7 +25,7 @@ TRACED = BASE | {"ir", "domains", "frontend"}
 MODELS = TRACED | {"autodiff", "batching"}
 LIBRARY = MODELS | {"fft", "linalg", "nn", "losses", "metrics", "optim"}
 STAGES = frozenset({"precision", "schedule", "memory", "codegen", "runtime"})
-BELOW_PIPELINE = LIBRARY | VALUES | STAGES | {"rules"}
+BELOW_PIPELINE = LIBRARY | VALUES | STAGES | {"rules", "egraph"}
 TOP = frozenset(
     {
         "verify",
@@ -61,7 +61,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "metrics": MODELS,
     "optim": MODELS,
     "precision": VALUES | {"frontend"},
-    "rules": VALUES,
+    "egraph": VALUES,
+    "rules": VALUES | {"egraph"},  # rules that are data
     **dict.fromkeys(sorted(STAGES - {"precision", "schedule", "runtime"}), VALUES),
     "schedule": VALUES | {"rules"},  # graphs are expanded by rules before they are lowered
     "runtime": VALUES | {"domains"},  # the oracle is a device
@@ -98,7 +99,7 @@ LATE = frozenset(
 
 # The compiler's back half, a third of the import time: a device's when it is first asked for.
 LATE_OWN = frozenset(
-    ["treadle.backends.views"]
+    ["treadle.backends.views", "treadle.egraph.optimize", "treadle.rules.from_data"]
     + [f"treadle.backends.{device}.backend" for device in ("oracle", "cpu", "cuda")]
 )
 
