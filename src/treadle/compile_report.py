@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from treadle.base.errors import ArgumentError
 from treadle.base.numbers import POSITIVE, check_choice, check_number, check_whole
+from treadle.base.origin import Origin
 from treadle.kernel.machine import NATIVE, target_name
 from treadle.kernel.plan import KernelFacts
 
@@ -30,7 +31,9 @@ class CompileOptions:
     it one for indices that are computed, too, which are held inside their axis otherwise.
     `search="measured"` times whole programs with other sizes of blocks, other fusion and other
     choices between storing and recomputing, for at most `seconds` a program; the fastest is kept on
-    disk for this graph on this machine.
+    disk for this graph on this machine. `numerics="strict"` computes what is written and nothing
+    that is only equal over the reals: attention, norms, losses or convolutions that are written out
+    are not recognised as the functions that they are.
     """
 
     on_new_shape: str = "error"
@@ -45,6 +48,7 @@ class CompileOptions:
     check_indices: bool = True
     search: str = "off"
     seconds: float = 30.0
+    numerics: str = "equal"
 
     def __post_init__(self) -> None:
         if self.on_new_shape not in ("error", "specialise"):
@@ -54,6 +58,7 @@ class CompileOptions:
                 'Use "error" or "specialise".',
             )
         check_choice("CompileOptions", "search", self.search, ("off", "measured"))
+        check_choice("CompileOptions", "numerics", self.numerics, ("equal", "strict"))
         check_number("CompileOptions", "seconds", self.seconds, POSITIVE)
         check_whole("CompileOptions", "max_shapes", self.max_shapes)
         target_name(self.target)  # anything that is none is an error here
@@ -150,6 +155,19 @@ class Profile:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True, slots=True)
+class Recognised:
+    """What was found where: a composite, the user's line, how near it is and how that is known."""
+
+    name: str
+    origin: Origin | None
+    kind: str
+    status: str
+
+    def __str__(self) -> str:
+        return f"{self.name} at {self.origin} ({self.kind}, {self.status})"
+
+
 @dataclass(slots=True)
 class CompileReport:
     """What was built and how long it took. It grows when more programs are built."""
@@ -165,6 +183,7 @@ class CompileReport:
     state_bytes: int = 0  # of the session: parameters, optimizer, counters
     target: str = ""  # the processor that programs are compiled for, where that is a choice
     rules: Counter[str] = field(default_factory=Counter)  # of graphs, by name: how often applied
+    recognised: list[Recognised] = field(default_factory=list)  # what was written out by hand
     trials: list[Trial] = field(default_factory=list)  # of a measured search, if there was one
     chosen: tuple[tuple[str, object], ...] = ()  # by the last search, or one of before
 
@@ -232,6 +251,7 @@ class CompileReport:
                 f"{self.state_bytes / 1e6:,.1f}, programs "
                 f"{(self.peak_bytes - self.state_bytes) / 1e6:,.1f}"
             )
+        lines += [f"recognised: {r}" for r in dict.fromkeys(self.recognised)]
         if self.unreached:
             lines.append(f"the loss does not reach: {', '.join(self.unreached)}")
         return "\n".join(lines)

@@ -37,22 +37,17 @@ _FUNCTIONS: dict[Op, Callable[..., Any]] = {
 }
 
 
-def known_mask(graph: Nodes, value: Value, is_hidden: bool = False) -> np.ndarray | None:
-    """Where a mask holds, or where it does not, if nothing that a program is given decides it."""
-    found = _known(graph, value)
-    if found is None:
-        return None
-    mask = found.astype(bool)
-    return ~mask if is_hidden else mask
+def known(graph: Nodes, value: Value) -> np.ndarray | None:
+    """A value, where nothing that a program is given decides it; in float64."""
+    return _known(graph, value)
 
 
-def is_causal_mask(graph: Nodes, value: Value, is_hidden: bool = False) -> bool:
+def is_causal(mask: np.ndarray) -> bool:
     """Whether a mask of queries and keys, its last axes, lets query t see keys 0 … t."""
-    shape = graph.type_of(value).shape
+    shape = mask.shape
     if math.prod(shape[:-2]) != 1 or min(shape[-2:]) < 2:
         return False
-    mask = known_mask(graph, value, is_hidden)
-    return mask is not None and bool((mask == (np.tri(shape[-2], shape[-1]) > 0)).all())
+    return bool((mask == (np.tri(shape[-2], shape[-1]) > 0)).all())
 
 
 def _known(graph: Nodes, value: Value) -> np.ndarray | None:
