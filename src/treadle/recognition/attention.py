@@ -7,7 +7,6 @@ NaN again.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -59,8 +58,6 @@ class Attending:
 
 def attentions(flow: Flow, target: Target) -> Iterator[Attending]:
     """What may be attention, where that pays."""
-    if not target.rewriting.fuses_attention:
-        return
     uses: Counter[Value] = Counter(v for n in flow.graph.nodes for v in n.operands)
     uses.update(o.value for o in flow.graph.outputs)
     for position, node in enumerate(flow.graph.nodes):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 from fractions import Fraction
@@ -19,13 +19,16 @@ from treadle.ir.ops import elementwise as e
 from treadle.ir.ops.indexing import GATHER, Gather
 from treadle.ir.ops.leaves import CONSTANT, INPUT, Constant, Leaf
 from treadle.ir.ops.linear import CONTRACT, Contraction
-from treadle.ir.rewrite import Visit, copied, walk
+from treadle.ir.ops.shaping import RESHAPE, Reshape
+from treadle.ir.rewrite import Visit, copied, inline_into, walk
 from treadle.recognition.meanings import over_reals
 from treadle.recognition.regions import numbers_of
 from treadle.recognition.scores import HIDES
 from treadle.rules.expansion import expand
 from treadle.verify import normal_form
+from treadle.verify.normal_form import Assumption
 
+ALLOWED = normal_form.EXACT | {Assumption.ROUNDED_CONSTANTS}
 UNEQUAL = "the normal forms differ"
 MOST_ULPS = 2  # between two constants that are taken for the same number
 MOST_ELEMENTS = 1 << 20  # of all tensors of a region that is evaluated: chosen, 0.1 s
@@ -61,26 +64,26 @@ def judge(region: Graph, proposal: Graph) -> Verdict | None:
     Values behind a `stop_gradient` of the region are inputs of their own: what does not depend on
     them at all has the gradient of what does not stop it.
     """
-    left = expand(over_reals(unstopped(region)))
-    right = expand(over_reals(proposal))
-    status = _equal(left, right)
-    if status is not None:
-        return Verdict(Class.EXACT, status)
-    for candidate in snapped(left, right):
-        status = _equal(candidate, right)
-        if status is not None:
-            return Verdict(Class.ROUNDED, status)
-    return None
+    left = expand(over_reals(unstopped(without_ones(region))))
+    right = expand(over_reals(without_ones(proposal)))
+    verdict = _equal(left, right)
+    if verdict is None:
+        nearby = snapped(left, right)
+        found = None if nearby is None else _equal(nearby, right, normal_form.EXACT)
+        return None if found is None else replace(found, kind=Class.ROUNDED)
+    return verdict
 
 
-def _equal(left: Graph, right: Graph) -> Status | None:
-    """Proved by normal form, or where that cannot decide, the same on random elements."""
-    verdict = normal_form.equal(left, right)
-    if verdict.is_proved:
-        return Status.PROVED
-    if verdict.reason == UNEQUAL or not _is_small(left) or not _is_small(right):
+def _equal(left: Graph, right: Graph, allowed: frozenset[Assumption] = ALLOWED) -> Verdict | None:
+    """Proved by normal form, or where that takes too much, the same on random elements."""
+    proof = normal_form.equal(left, right, allowed)
+    if proof.is_proved:
+        is_rounded = Assumption.ROUNDED_CONSTANTS in proof.assumptions
+        return Verdict(Class.ROUNDED if is_rounded else Class.EXACT, Status.PROVED)
+    if proof.reason == UNEQUAL or not _is_small(left) or not _is_small(right):
         return None
-    return Status.TESTED if equal_graphs(left, right, _indices(left, right)) else None
+    is_same = equal_graphs(left, right, _indices(left, right))
+    return Verdict(Class.EXACT, Status.TESTED) if is_same else None
 
 
 def _indices(*graphs: Graph) -> dict[str, object]:
@@ -124,6 +127,16 @@ def _products(sizes: dict[str, int]) -> int:
     return math.prod(sizes.values())
 
 
+def without_ones(graph: Graph) -> Graph:
+    """The graph with a result without axes of one element."""
+    builder = GraphBuilder()
+    (value,) = inline_into(builder, graph, {})
+    shape = tuple(n for n in graph.output_types[0].shape if n != 1)
+    if shape != graph.output_types[0].shape:
+        (value,) = builder.add(RESHAPE, Reshape(shape), (value,))
+    return builder.build([replace(graph.outputs[0], value=value)], graph.name)
+
+
 def unstopped(graph: Graph) -> Graph:
     """The graph with an input in place of each `stop_gradient`."""
     if not any(n.op is e.STOP_GRADIENT for n in graph.nodes):
@@ -155,19 +168,15 @@ def saturated(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
-def snapped(graph: Graph, other: Graph) -> Iterator[Graph]:
-    """The graph with constants that are nearly the other's, or made from those, made the same."""
+def snapped(graph: Graph, other: Graph) -> Graph | None:
+    """The graph with constants that are nearly products of two of the other's made the same.
+
+    None where there are none.
+    """
     numbers = [n for n in numbers_of(other) if n != 0]
     nearby = {abs(n) for n in (*numbers, *(1 / n for n in numbers), *(1 - n for n in numbers))}
     products = {a * b for a, b in combinations_with_replacement(sorted(nearby), 2)}
-    for wanted in (nearby, nearby | products):
-        found = _with_numbers(graph, sorted(wanted - {Fraction(0)}))
-        if found is not None:
-            yield found
-
-
-def _with_numbers(graph: Graph, wanted: list[Fraction]) -> Graph | None:
-    """The graph with those numbers in place of others that are near; None where none is."""
+    wanted = sorted((nearby | products) - {Fraction(0)})
     nodes = list(graph.nodes)
     for position, node in enumerate(nodes):
         if node.op is CONSTANT and node.types[0].is_float:

@@ -37,11 +37,6 @@ _FUNCTIONS: dict[Op, Callable[..., Any]] = {
 }
 
 
-def known(graph: Nodes, value: Value) -> np.ndarray | None:
-    """A value, where nothing that a program is given decides it; in float64."""
-    return _known(graph, value)
-
-
 def is_causal(mask: np.ndarray) -> bool:
     """Whether a mask of queries and keys, its last axes, lets query t see keys 0 … t."""
     shape = mask.shape
@@ -50,22 +45,22 @@ def is_causal(mask: np.ndarray) -> bool:
     return bool((mask == (np.tri(shape[-2], shape[-1]) > 0)).all())
 
 
-def _known(graph: Nodes, value: Value) -> np.ndarray | None:
-    """In float64; None too where a number would be rounded to the dtype that it has."""
+def known(graph: Nodes, value: Value) -> np.ndarray | None:
+    """In float64, each result rounded to the dtype that it has; None where an integer wraps."""
     type_ = graph.type_of(value)
     if math.prod(type_.shape) > MOST:
         return None
     node = graph.nodes[value.node]
     found = _leaf(node)
     if found is None and node.operands:
-        operands = [_known(graph, v) for v in node.operands]
+        operands = [known(graph, v) for v in node.operands]
         if any(x is None for x in operands):
             return None
         found = _computed(node, operands)
     if found is None:
         return None
     held = found.astype(type_.dtype.numpy).astype(np.float64)
-    return found if np.array_equal(held, found) else None
+    return held if type_.is_float or np.array_equal(held, found) else None
 
 
 def _computed(node: Node, operands: Sequence[Any]) -> np.ndarray | None:

@@ -98,9 +98,7 @@ def over_reals(graph: Graph) -> Graph:
             return copied(builder, node, operands)
         types = tuple(builder.type_of(v) for v in operands)
         meaning = meaning_graph(node.op, node.attributes, types)
-        return tuple(
-            inline_into(builder, meaning, {str(i): v for i, v in enumerate(operands)})
-        )
+        return tuple(inline_into(builder, meaning, {str(i): v for i, v in enumerate(operands)}))
 
     values = walk(graph, visit)
     outputs = [Output(o.kind, o.name, v) for o, v in zip(graph.outputs, values, strict=True)]

@@ -17,9 +17,7 @@ from treadle.rules.heads import recognise_heads
 MOST_ROUNDS = 3  # in which what was found is part of something larger: chosen
 
 
-def recognised(
-    graph: Graph, target: Target, fired: Counter[str], found: list[Recognised]
-) -> Graph:
+def recognised(graph: Graph, target: Target, fired: Counter[str], found: list[Recognised]) -> Graph:
     """A canonical graph with composites in place of what is written out; bodies of calls too."""
     return _Recognition(target, fired, found).run(graph)
 

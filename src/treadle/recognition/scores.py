@@ -67,7 +67,7 @@ def scores_of(flow: Flow, axes: Axes, value: Value, groups: Groups) -> Scores | 
     if node.op is e.WHERE:
         return _masked(flow, axes, value, groups)
     if node.op is e.SUB:
-        found = _added(flow, axes, *operands, groups)
+        found = _added(flow, axes, operands[0], operands[1], groups)
         return None if found is None else _subtracting(found)
     if node.op is not e.ADD:
         return None
@@ -140,9 +140,7 @@ def _masked(flow: Flow, axes: Axes, value: Value, groups: Groups) -> Scores | No
     return None
 
 
-def _added(
-    flow: Flow, axes: Axes, inner: Value, other: Value, groups: Groups
-) -> Scores | None:
+def _added(flow: Flow, axes: Axes, inner: Value, other: Value, groups: Groups) -> Scores | None:
     found = scores_of(flow, axes, inner, groups)
     return None if found is None else replace(found, terms=(*found.terms, Term(other, groups)))
 

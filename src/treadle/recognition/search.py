@@ -86,9 +86,7 @@ class Search:
                         break
         return found
 
-    def _loss_at(
-        self, flow: Flow, anchor: int, root: Value
-    ) -> tuple[Found, frozenset[int]] | None:
+    def _loss_at(self, flow: Flow, anchor: int, root: Value) -> tuple[Found, frozenset[int]] | None:
         for cut in reversed(flow.cuts(root, is_index)):
             logits = flow.graph.type_of(cut.x)
             if anchor not in cut.inside or not logits.is_float or len(cut.sides) != 1:
@@ -196,5 +194,3 @@ def replaced(graph: Graph, found: Sequence[Found]) -> Graph:
     values = walk(graph, visit)
     outputs = [Output(o.kind, o.name, v) for o, v in zip(graph.outputs, values, strict=True)]
     return remove_dead_code(builder.build(outputs, graph.name))
-
-
