@@ -10,10 +10,15 @@ from treadle.compile_report import Recognised
 from treadle.ir.control import Call
 from treadle.ir.graph import Graph, Node
 from treadle.kernel.target import Target
+from treadle.recognition.judge import Class, Status
+from treadle.recognition.regions import Flow
+from treadle.recognition.scanned import with_scan
 from treadle.recognition.search import Found, Search, replaced
+from treadle.recognition.unrolled import chains
 from treadle.rules.canonical import canonicalise
 from treadle.rules.heads import recognise_heads
 
+MOST_CHAINS = 16  # recurrences of a graph: chosen, layers that are unrolled one by one
 MOST_ROUNDS = 3  # in which what was found is part of something larger: chosen
 
 
@@ -31,7 +36,7 @@ class _Recognition:
         self.bodies: dict[Graph, Graph] = {}
 
     def run(self, graph: Graph) -> Graph:
-        graph = self._with_bodies(graph)
+        graph = self._scanned(self._with_bodies(graph))
         for _ in range(MOST_ROUNDS):
             before = graph
             graph = self._pass(graph, self.search.unary)
@@ -42,6 +47,19 @@ class _Recognition:
         graph = canonicalise(graph) if self.found else graph
         graph = self._pass(graph, lambda g: self.search.attentions(g, self.target))
         return recognise_heads(graph, self.target, self.fired)
+
+    def _scanned(self, graph: Graph) -> Graph:
+        """The graph with scans for chains of equal steps."""
+        for _ in range(MOST_CHAINS):
+            flow = Flow(graph)
+            chain = next(chains(flow), None)
+            if chain is None:
+                break
+            origin = graph.nodes[chain.model[0]].origin
+            self.found.append(Recognised("scan", origin, Class.EXACT.value, Status.PROVED.value))
+            self.fired["scan"] += 1
+            graph = canonicalise(with_scan(flow, chain))
+        return graph
 
     def _pass(self, graph: Graph, search: Callable[[Graph], list[Found]]) -> Graph:
         found = search(graph)
