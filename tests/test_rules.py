@@ -37,10 +37,6 @@ X = TensorType((2, 3), F32)
 HEADS = replace(GPU, rewriting=replace(GPU.rewriting, least_classes=1, least_head_logits=1))
 
 
-SHORT = replace(GPU.rewriting, least_fused_attention=1, least_key_blocks=1)
-BY_HAND = replace(GPU, rewriting=SHORT)
-
-
 @dataclass(frozen=True)
 class Case:
     """A function of tensors in which a rule fires, and near misses in which it must not."""
@@ -172,20 +168,6 @@ TARGETS = {"target": np.array([0, 4, 2, 1], np.int32)}
 FIVE_TARGETS = {"target": np.array([0, 4, 2, 1, 3], np.int32)}
 
 
-def by_hand(narrow: bool, shared: bool = False, late: bool = False) -> Callable[..., Any]:
-    """softmax(q kᵀ / 2 + b) v; `late` scales the bias too."""
-
-    def function(q: td.Tensor, k: td.Tensor, v: td.Tensor, b: td.Tensor) -> Any:
-        scores = q @ k.transpose(-1, -2)
-        half = constant(0.5, scores.shape, BF16)
-        scores = (scores + b) * half if late else scores * half + b
-        wide = td.softmax(cast(scores, F32) if narrow else scores)
-        weights = cast(wide, BF16) if narrow else wide
-        return [weights @ v, weights] if shared else weights @ v
-
-    return function
-
-
 OF_HEADS = [TensorType((2, 2, 3, 8), BF16)] * 3 + [TensorType((2, 1, 3), BF16)]
 
 
@@ -311,18 +293,6 @@ CASES = {
         types_of_biased_head(BF16),
         HEADS,
         FIVE_TARGETS,
-    ),
-    "attention": Case(
-        by_hand(False),
-        [by_hand(False, shared=True), by_hand(False, late=True)],
-        OF_HEADS,
-        BY_HAND,
-    ),
-    "narrow_attention": Case(
-        by_hand(True),
-        [by_hand(True, shared=True), by_hand(True, late=True)],
-        OF_HEADS,
-        BY_HAND,
     ),
     "scatter_in_order": Case(scattered(2), [scattered(4)], target=GPU),
     "scatter_in_runs": Case(

@@ -30,7 +30,6 @@ equal over the reals but rounding, or the sign of a zero, may differ."""
 TITLES = {
     "canonical": "Canonical form: before and after differentiation, and after expansion on a GPU",
     "heads": "Recognition: before differentiation, for targets that fuse heads",
-    "attention": "Recognition: before differentiation, for targets that fuse attention",
     "expansion": "Expansion: at the start of `schedule`",
     "scans": "Scans: after expansion",
     "recurrences": "Recurrences: then, where many elements fill a device",

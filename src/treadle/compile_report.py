@@ -33,7 +33,9 @@ class CompileOptions:
     it one for indices that are computed, too, which are held inside their axis otherwise.
     `search="measured"` times whole programs with other sizes of blocks, other fusion and other
     choices between storing and recomputing, for at most `seconds` a program; the fastest is kept on
-    disk for this graph on this machine.
+    disk for this graph on this machine. `numerics="strict"` computes what is written and nothing
+    that is only equal over the reals: attention, norms, losses or convolutions that are written out
+    are not recognised as the functions that they are.
     """
 
     on_new_shape: str = "error"
@@ -49,6 +51,7 @@ class CompileOptions:
     check_indices: bool = True
     search: str = "off"
     seconds: float = 30.0
+    numerics: str = "equal"
 
     def __post_init__(self) -> None:
         if self.on_new_shape not in ("error", "specialise"):
@@ -58,6 +61,7 @@ class CompileOptions:
                 'Use "error" or "specialise".',
             )
         check_choice("CompileOptions", "search", self.search, ("off", "measured"))
+        check_choice("CompileOptions", "numerics", self.numerics, ("equal", "strict"))
         check_number("CompileOptions", "seconds", self.seconds, POSITIVE)
         check_whole("CompileOptions", "max_shapes", self.max_shapes)
         target_name(self.target)  # anything that is none is an error here
@@ -238,6 +242,7 @@ class CompileReport:
                 f"{self.state_bytes / 1e6:,.1f}, programs "
                 f"{(self.peak_bytes - self.state_bytes) / 1e6:,.1f}"
             )
+        lines += [f"recognised: {r}" for r in dict.fromkeys(self.recognised)]
         if self.unreached:
             lines.append(f"the loss does not reach: {', '.join(self.unreached)}")
         return "\n".join(lines)

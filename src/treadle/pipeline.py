@@ -42,9 +42,7 @@ from treadle.nn.tracing import Inputs, TracedModel, as_argument, trace_model
 from treadle.optim.append import Mode, UpdatePlan, append_updates
 from treadle.optim.optimizer import Optimizer
 from treadle.precision.narrow import apply_precision
-from treadle.rules.attention import recognise_attention
 from treadle.rules.canonical import canonicalise
-from treadle.rules.heads import recognise_heads
 from treadle.runtime.executable import Executable
 from treadle.runtime.session import Session
 
@@ -164,7 +162,7 @@ def build_step(
     with report.stage("apply_precision"):
         with_casts = checked(apply_precision(traced, recipe.precision))
     with report.stage("recognise"):
-        narrowed = checked(recognise(with_casts, target_of(report.device), report.rules))
+        narrowed = checked(_recognised(with_casts, report, recipe.options))
     _refuse_trained_weight(recipe, narrowed, plan)
     with report.stage("differentiate"):
         graph = narrowed if recipe.backward else _differentiated(narrowed, plan, report).graph
@@ -194,15 +192,30 @@ def target_of(device: str) -> Target:
     return backend(device).target
 
 
-def recognise(graph: Graph, target: Target = CPU, fired: Counter[str] | None = None) -> Graph:
-    """The graph by rules of `treadle.rules`, before it is differentiated.
+def recognise(
+    graph: Graph,
+    target: Target = CPU,
+    report: CompileReport | None = None,
+    numerics: str = "equal",
+) -> Graph:
+    """The graph in canonical form, before it is differentiated, with composites for what is
+    written out by hand, as the target has kernels for them.
 
-    It is canonical, so that equal things look equal; where the target asks for it, a matmul that
-    only a cross-entropy reads is one composite with it, and so is attention that is written out.
-    `fired` counts rules by name.
+    `numerics="strict"` leaves everything as it is written. The report counts rules, and has what
+    was recognised where.
     """
-    heads = recognise_heads(canonicalise(graph, fired), target, fired)
-    return recognise_attention(heads, target, fired)
+    counts = Counter[str]() if report is None else report.rules
+    canonical = canonicalise(graph, counts)
+    if numerics == "strict":
+        return canonical
+    # It brings normal forms and finite fields: importing Treadle stays light.
+    from treadle.recognition.recognise import recognised
+
+    return recognised(canonical, target, counts, [] if report is None else report.recognised)
+
+
+def _recognised(graph: Graph, report: CompileReport, options: CompileOptions) -> Graph:
+    return recognise(graph, target_of(report.device), report, options.numerics)
 
 
 def optimize(
@@ -388,7 +401,7 @@ def _without_gradient(
     """The stages of a step that forward and evaluation programs pass through."""
     checked = check_of(options)
     with_casts = checked(apply_precision(checked(traced), precision))
-    recognised = checked(recognise(with_casts, target_of(report.device), report.rules))
+    recognised = checked(_recognised(with_casts, report, options))
     with_params = checked(with_eval_params(recognised, eval_params))
     return checked(optimized(with_params, report, options))
 

@@ -305,10 +305,9 @@ class Rewriting:
     least_classes: int = 512  # classes of a head without stored logits: chosen, fewer are little
     least_head_logits: int = 1 << 22  # elements of a head that is recognised: chosen, 8 to 16 MB
     streams_narrow_logits: bool = False  # chunked heads take bfloat16 and float16 too
-    # Whether a softmax of products and the product with values are recognised as attention, which
-    # written out made a GPT-2 step of batch 4 take 1.8 times as long (measured on an H200).
-    fuses_attention: bool = False
-    least_fused_attention: int = 16  # queries and keys of such a one: chosen, fewer are little
+    # Queries and keys of a softmax of products that is recognised as attention, which written out
+    # made a GPT-2 step of batch 4 take 1.8 times as long on an H200: chosen, fewer are little.
+    least_fused_attention: int = 16
     # Blocks of 64 keys, of all heads: fewer would leave a device idle in the gradient. Chosen.
     least_key_blocks: int = 32
     blocks_attention: bool = True  # attention has kernels that go over blocks of keys
@@ -479,7 +478,6 @@ GPU = Target(
     rewriting=Rewriting(
         fuses_heads=True,
         streams_narrow_logits=True,
-        fuses_attention=True,
         blocks_attention=False,
         scatters_cheaply=False,
         # 2^27 indices to look at: ten times as many took 1.6 ms (850,000 updates of 50,000 rows).

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from treadle.rules.attention import ATTENTION
 from treadle.rules.canonical import canonical
 from treadle.rules.carries import CARRIES
 from treadle.rules.expansion import EXPANSION
@@ -12,7 +11,7 @@ from treadle.rules.rule import Rule
 from treadle.rules.scans import SCANS
 from treadle.rules.slices import SLICES
 
-RULE_SETS = (canonical(), HEADS, ATTENTION, EXPANSION, SCANS, RECURRENCES, SLICES, CARRIES)
+RULE_SETS = (canonical(), HEADS, EXPANSION, SCANS, RECURRENCES, SLICES, CARRIES)
 
 
 def every_rule() -> dict[str, Rule]:
