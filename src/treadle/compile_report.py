@@ -8,8 +8,10 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 
 from treadle.base.errors import ArgumentError
+from treadle.base.memory import bytes_in
 from treadle.base.numbers import POSITIVE, check_choice, check_number, check_whole
 from treadle.base.rewrites import Recognised, Rewritten
 from treadle.kernel.machine import NATIVE, target_name
@@ -24,7 +26,9 @@ class CompileOptions:
     `verify=True` checks the IR's invariants after every stage. `detect_anomaly=True` looks at what
     a step gives: at a NaN or an infinity the step is undone, and the node that made it is named.
     `optimize=False` keeps every tensor in memory, one kernel each, to look at. `recompute=False`
-    keeps on a GPU what the backward pass would compute anew to save memory. `deterministic=True`
+    keeps on a GPU what the backward pass would compute anew to save memory. `memory_budget` is the
+    most that the temporary values of a training step may take: bytes, text as in "2GiB", or a
+    fraction of what they take without; kernels run a second time for it. `deterministic=True`
     gives the same bits in every run on a GPU too, where the fastest gradients of attention and
     convolutions may not; a CPU always does. `check_indices` looks at integers of the batch that are
     used as indices, before anything runs: one that is out of range is an error. `debug=True` makes
@@ -42,6 +46,7 @@ class CompileOptions:
     debug: bool = False
     deterministic: bool = False
     recompute: bool = True
+    memory_budget: int | float | str | None = None
     target: str | int = NATIVE
     check_indices: bool = True
     search: str = "off"
@@ -57,7 +62,26 @@ class CompileOptions:
         check_choice("CompileOptions", "search", self.search, ("off", "measured"))
         check_number("CompileOptions", "seconds", self.seconds, POSITIVE)
         check_whole("CompileOptions", "max_shapes", self.max_shapes)
+        # Frozen: what was given as text is the number that it says from here on.
+        object.__setattr__(self, "memory_budget", as_budget(self.memory_budget))
         target_name(self.target)  # anything that is none is an error here
+
+
+def as_budget(given: object) -> int | float | None:
+    """A memory budget: whole bytes, or a fraction of what is taken without one."""
+    if given is None:
+        return None
+    found = bytes_in(given) if isinstance(given, str) else given
+    if isinstance(found, Integral) and not isinstance(found, bool) and found > 0:
+        return int(found)
+    if isinstance(found, Real) and not isinstance(found, Integral) and 0 < found <= 1:
+        return float(found)
+    raise ArgumentError(
+        "CompileOptions",
+        f"memory_budget is {given!r}",
+        'Give bytes as a whole number or as text ("2GiB", "800MB"), or a fraction above 0 and at '
+        "most 1.0 of what is taken without a budget.",
+    )
 
 
 def as_options(options: object, otherwise: CompileOptions | None = None) -> CompileOptions:
