@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 
 from treadle.base.errors import ArgumentError
@@ -65,6 +65,11 @@ class CompileOptions:
         # Frozen: what was given as text is the number that it says from here on.
         object.__setattr__(self, "memory_budget", as_budget(self.memory_budget))
         target_name(self.target)  # anything that is none is an error here
+
+    @property
+    def without_budget(self) -> CompileOptions:
+        """For programs beside a training step, which have no backward pass to compute for."""
+        return self if self.memory_budget is None else replace(self, memory_budget=None)
 
 
 def as_budget(given: object) -> int | float | None:

@@ -33,14 +33,17 @@ def scheduled(
     most = budget if isinstance(budget, int) else int(budget * arena)
     if arena <= most:
         return whole
-    wanted, least = most, arena
+    margin, sizes = most // target.recomputation.part, [arena]
+    wanted = most - margin
     for _ in range(target.recomputation.attempts):
         found = mapped(reduced(lowered, wanted, target), options.optimize, target, wanted)
-        size = plan_buffers(found, target).size
-        if size <= most:
+        sizes.append(plan_buffers(found, target).size)
+        if sizes[-1] <= most:
             return found
-        least = min(size, least)
-        wanted -= max(size - most, most // target.recomputation.part)
+        if sizes[-1] == sizes[-2]:  # nothing is left that helps
+            break
+        wanted -= max(sizes[-1] - most, margin)
+    least = min(sizes)
     raise OutOfMemoryError(
         "compile",
         f"memory_budget = {budget!r} is {shown(most)} of {shown(arena)} that the program's "

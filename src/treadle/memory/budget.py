@@ -114,6 +114,7 @@ class _Uses:
         self.units: list[_Unit] = []
         self.maker: dict[Name, _Unit] = {}
         self._prices: dict[int, int] = {}
+        self._nbytes: dict[Name, int] = {}
         for position, step in enumerate(program.steps):
             self._note(position, step)
         self._drop_partial()
@@ -186,7 +187,13 @@ class _Uses:
         return False
 
     def nbytes(self, name: Name) -> int:
-        return padded(self.arena[name])
+        if name not in self._nbytes:
+            self._nbytes[name] = padded(self.arena[name])
+        return self._nbytes[name]
+
+    def last(self, unit: _Unit) -> Slot:
+        """When something that a unit makes is touched last."""
+        return max((self.touched[n][-1] for n in unit.writes if n in self.touched), default=-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +230,7 @@ class _Search:
             if name in uses.arena:
                 self.base[2 * span.first] += uses.nbytes(name)
                 self.base[2 * span.last + 1] -= uses.nbytes(name)
-        self.worthy = [u for u in uses.units if uses.waits(u)]
+        self.worthy = [(u, uses.last(u)) for u in uses.units if uses.waits(u)]
         state = self.placed(self.chosen)
         assert state is not None
         self.state = state
@@ -333,7 +340,9 @@ class _Search:
     def _best(self, slot: Slot, refused: set[tuple[int, Slot]]) -> _Candidate | None:
         """What saves the most bytes in a slot for its price; of equals what waits longest."""
         found: _Candidate | None = None
-        for unit in self.worthy:
+        for unit, last in self.worthy:
+            if not 2 * unit.step <= slot < last:
+                continue
             if unit.number in self.chosen or (unit.number, slot) in refused:
                 continue
             candidate = self._candidate(unit, slot)
