@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from numbers import Integral, Real
+
+import numpy as np
 
 from treadle.base.errors import ArgumentError
 from treadle.base.memory import bytes_in
@@ -77,9 +78,9 @@ def as_budget(given: object) -> int | float | None:
     if given is None:
         return None
     found = bytes_in(given) if isinstance(given, str) else given
-    if isinstance(found, Integral) and not isinstance(found, bool) and found > 0:
+    if isinstance(found, (int, np.integer)) and not isinstance(found, bool) and found > 0:
         return int(found)
-    if isinstance(found, Real) and not isinstance(found, Integral) and 0 < found <= 1:
+    if isinstance(found, (float, np.floating)) and 0 < found <= 1:
         return float(found)
     raise ArgumentError(
         "CompileOptions",
@@ -111,6 +112,8 @@ class ProgramFacts:
     outside: int  # constants and outputs
     from_cache: bool
     shares_arena: bool = False  # arena and scratch are memory of all programs, the largest counts
+    again: tuple[KernelFacts, ...] = ()  # calls that a memory budget lets run a second time
+    uncut: int = 0  # bytes of the arena without that budget; 0 where it has nothing to cut
 
     @property
     def calls(self) -> int:
@@ -128,6 +131,18 @@ class ProgramFacts:
     @property
     def nbytes(self) -> int:
         return self.arena + self.scratch + self.outside
+
+
+def _cut_line(program: ProgramFacts) -> str:
+    """What a budget cut, and what that costs."""
+    calls = sum(k.calls for k in program.again)
+    flops = sum(k.calls * k.flops for k in program.again)
+    moved = sum(k.calls * k.nbytes for k in program.again)
+    return (
+        f"  {program.name}: arena {program.arena / 1e6:,.1f} MB within its budget, without "
+        f"{program.uncut / 1e6:,.1f}; {calls} calls once more, {flops / 1e9:,.2f} GFLOP "
+        f"({flops / max(1, program.flops - flops):.1%}) and {moved / 1e6:,.1f} MB moved"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +268,7 @@ class CompileReport:
             numbers = (p.calls, len(p.kernels), p.flops / 1e9, p.traffic / 1e6, p.nbytes / 1e6)
             shown = "".join(f"{n:>9,}" if isinstance(n, int) else f"{n:>9.2f}" for n in numbers)
             lines.append(f"  {p.name:<16}{shown}{'yes' if p.from_cache else 'no':>9}")
+        lines += [_cut_line(p) for p in self.programs if p.uncut]
         if self.trials or self.chosen:
             told = (
                 ", ".join(f"{name} = {value}" for name, value in self.chosen) or "the usual sizes"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from treadle.base.errors import OutOfMemoryError
 from treadle.base.memory import shown
 from treadle.compile_report import CompileOptions
@@ -39,7 +41,7 @@ def scheduled(
         found = mapped(reduced(lowered, wanted, target), options.optimize, target, wanted)
         sizes.append(plan_buffers(found, target).size)
         if sizes[-1] <= most:
-            return found
+            return replace(found, uncut=arena)
         if sizes[-1] == sizes[-2]:  # nothing is left that helps
             break
         wanted -= max(sizes[-1] - most, margin)

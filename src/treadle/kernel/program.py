@@ -86,6 +86,7 @@ class Program:
     series: tuple[tuple[str, ...], ...] = ()  # buffers of one size that lie at one distance
     cooperative: tuple[CooperativeLaunch, ...] = ()  # phases that a GPU runs as one launch
     again: tuple[Rerun, ...] = ()  # what a memory budget lets run a second time
+    uncut: int = 0  # bytes of the arena without the budget; 0 where there is none to meet
 
     def calls(self) -> Iterator[Call]:
         """Every call, those inside repeats once."""

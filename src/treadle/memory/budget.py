@@ -6,8 +6,7 @@ a budget some of it does not wait: its buffer ends with the forward pass, and th
 is made once more before the backward pass reads a copy. It is the same kernel on the same operands,
 so that the copy has the same bits, whatever the kernel computes: matmuls, attention, dropout.
 
-Time is counted in slots: step s of the program is slot 2s, and what is run again before it is in
-slot 2s − 1. Of what lives at the peak that is taken first which saves the most bytes for what
+Of what lives at the peak that is taken first which saves the most bytes for what
 running it again costs; at the end whatever turned out not to be needed is kept after all. The equal
 blocks of a model have equal ratios, so that of each the same is recomputed, the first blocks first:
 they wait longest.
@@ -16,45 +15,30 @@ they wait longest.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 
-from treadle.kernel import cost
-from treadle.kernel.nodes import Buffer
-from treadle.kernel.program import (
-    Argument,
-    Call,
-    Phase,
-    Program,
-    Repeat,
-    Rerun,
-    Step,
-    calls_in,
-)
+from treadle.kernel.program import Call, Phase, Program, Repeat, Step, calls_in
 from treadle.kernel.target import Target
-from treadle.memory.plan import lifetimes, padded
-
-Slot = int
-Name = str
-NEVER = 1 << 60
+from treadle.memory.copies import Copies
+from treadle.memory.uses import NEVER, Name, Slot, Splits, Unit, Uses
 
 
 def reduced(program: Program, most: int, target: Target) -> Program:
     """The program with at most that many bytes alive at one time, or the fewest that were found."""
     program = _with_late_updates(program, target)
-    search = _Search(_Uses(program, target))
+    search = _Search(Uses(program, target))
     search.run(most)
     if search.state.peak > most:  # calls one by one take less, and threads share fewer of them
         tight = {int(slot + 1) // 2 for slot in np.flatnonzero(search.state.live > most)}
         in_turn = _one_by_one(program, tight, target)
-        again = _Search(_Uses(in_turn, target))
+        again = _Search(Uses(in_turn, target))
         again.run(most)
         if again.state.peak < search.state.peak:
             program, search = in_turn, again
-    return _Copies(search.uses, search.chosen, search.state).program(program)
+    return Copies(search.uses, search.chosen, search.state.at).program(program)
 
 
 def _one_by_one(program: Program, tight: set[int], target: Target) -> Program:
@@ -82,121 +66,6 @@ def _one_by_one(program: Program, tight: set[int], target: Target) -> Program:
 
 
 @dataclass(frozen=True, slots=True)
-class _Unit:
-    """A call that can be made once more, by its number in the order of the program."""
-
-    number: int
-    call: Call
-    step: int
-    reads: tuple[Name, ...]
-    writes: tuple[Name, ...]
-    price: int  # in operations
-    is_part: bool  # of a call that does more
-
-    def is_moved(self, splits: Mapping[Name, Slot]) -> bool:
-        """Whether nothing reads its results before it is run again: it need not run before."""
-        return not self.is_part and all(splits.get(n) == 2 * self.step for n in self.writes)
-
-
-class _Uses:
-    """What a program touches and when, and what could be run again."""
-
-    def __init__(self, program: Program, target: Target):
-        self.sizes, self.least = target.recomputation, target.recomputation.least_bytes
-        outside = {n for n, _ in program.leaves} | {n for n, _ in program.constants}
-        outside |= {name for _, name, _ in program.outputs}
-        self.spans, self.slots = lifetimes(program), 2 * len(program.steps)
-        known = {b.name: b for b in program.buffers}
-        self.arena = {n: b for n, b in known.items() if n in self.spans and n not in outside}
-        self.arena = {n: b for n, b in self.arena.items() if b.nbytes}
-        self.touched: dict[Name, list[Slot]] = defaultdict(list)
-        self.written: dict[Name, list[Slot]] = defaultdict(list)
-        self.units: list[_Unit] = []
-        self.maker: dict[Name, _Unit] = {}
-        self._prices: dict[int, int] = {}
-        self._nbytes: dict[Name, int] = {}
-        for position, step in enumerate(program.steps):
-            self._note(position, step)
-        self._drop_partial()
-
-    def _note(self, position: int, step: Step) -> None:
-        touched = {a.buffer for c in calls_in(step) for a in c.arguments}
-        for name in touched:
-            self.touched[name].append(2 * position)
-        for name in {a.buffer for c in calls_in(step) for a in c.written}:
-            self.written[name].append(2 * position)
-        if isinstance(step, Repeat):
-            return
-        for call in step.calls:
-            for part in call.parts or (call,):
-                self._add(part, position, bool(call.parts))
-
-    def _add(self, call: Call, position: int, is_part: bool) -> None:
-        """A call as a unit, if nothing that it writes is read by itself or large without use."""
-        reads = tuple(dict.fromkeys(a.buffer for a in call.read))
-        writes = tuple(a.buffer for a in call.written)
-        is_plain = not set(reads) & set(writes) and not any(a.row for a in call.arguments)
-        if not is_plain or any(n in self.maker for n in writes):
-            for name in writes:
-                self.maker.pop(name, None)
-            return
-        price = self._price(call)
-        unit = _Unit(len(self.units), call, position, reads, writes, price, is_part)
-        self.units.append(unit)
-        for name, buffer in zip(writes, call.kernel.outputs, strict=True):
-            self.maker[name] = unit
-            if name not in self.touched:  # between the parts of a call
-                self.arena.setdefault(name, replace(buffer, name=name))
-
-    def _price(self, call: Call) -> int:
-        key = id(call.kernel)
-        if key not in self._prices:
-            moved = self.sizes.operations_per_byte * cost.traffic(call.kernel)
-            self._prices[key] = 1 + cost.flops(call.kernel) + moved
-        return self._prices[key]
-
-    def _drop_partial(self) -> None:
-        """Only what one call of one step makes all of can be made again, in the arena."""
-        for unit in self.units:
-            is_whole = all(
-                n in self.arena
-                and self.maker.get(n) is unit
-                and all(w == 2 * unit.step for w in self.written.get(n, ()))
-                for n in unit.writes
-            )
-            if not is_whole:
-                for name in unit.writes:
-                    if self.maker.get(name) is unit:
-                        del self.maker[name]
-
-    def is_unchanged(self, name: Name, unit: _Unit, slot: Slot) -> bool:
-        """Whether an operand of a unit has the same value in a slot, if it is still there."""
-        # A leaf may be updated by another part of the same call; what is temporary is made once.
-        first = 2 * unit.step + (name in self.arena)
-        return not any(first <= w < slot for w in self.written.get(name, ()))
-
-    def waits(self, unit: _Unit) -> bool:
-        """Whether a unit can be run again, and something large that it makes waits for a while."""
-        if not all(n in self.maker for n in unit.writes):
-            return False
-        for name in unit.writes:
-            touched = self.touched.get(name, [])
-            longest = max((b - a for a, b in pairwise(touched)), default=0)
-            if longest > (2 if unit.is_part else 1) and self.nbytes(name) >= self.least:
-                return True
-        return False
-
-    def nbytes(self, name: Name) -> int:
-        if name not in self._nbytes:
-            self._nbytes[name] = padded(self.arena[name])
-        return self._nbytes[name]
-
-    def last(self, unit: _Unit) -> Slot:
-        """When something that a unit makes is touched last."""
-        return max((self.touched[n][-1] for n in unit.writes if n in self.touched), default=-1)
-
-
-@dataclass(frozen=True, slots=True)
 class _State:
     """What a choice gives: in which slot each unit is run again, and what is touched then."""
 
@@ -211,18 +80,15 @@ class _State:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    units: tuple[tuple[_Unit, dict[Name, Slot]], ...]
+    units: tuple[tuple[Unit, dict[Name, Slot]], ...]
     saved: int
     price: int
-
-
-Splits = dict[int, dict[Name, Slot]]  # by unit: the last slot in which a result itself is read
 
 
 class _Search:
     """Units chosen one by one, at the peak of those before."""
 
-    def __init__(self, uses: _Uses):
+    def __init__(self, uses: Uses):
         self.uses = uses
         self.chosen: Splits = {}
         self.base = np.zeros(uses.slots + 1, np.int64)
@@ -352,7 +218,7 @@ class _Search:
                 found = candidate
         return found
 
-    def _candidate(self, unit: _Unit, peak: Slot) -> _Candidate | None:
+    def _candidate(self, unit: Unit, peak: Slot) -> _Candidate | None:
         """A unit with all that has to be run again for it, if a result waits over a slot."""
         splits: dict[Name, Slot] = {}
         made, saved, first = 2 * unit.step, 0, NEVER
@@ -373,8 +239,8 @@ class _Search:
         return _Candidate(units, saved - longer, price)
 
     def _closure(
-        self, unit: _Unit, splits: dict[Name, Slot], slot: Slot, peak: Slot
-    ) -> tuple[tuple[tuple[_Unit, dict[Name, Slot]], ...], int] | None:
+        self, unit: Unit, splits: dict[Name, Slot], slot: Slot, peak: Slot
+    ) -> tuple[tuple[tuple[Unit, dict[Name, Slot]], ...], int] | None:
         """What has to be run again with a unit in a slot, and bytes that wait for it at the peak.
 
         None where an operand has changed since.
@@ -393,7 +259,7 @@ class _Search:
                 if last >= slot:
                     continue
                 maker = uses.maker.get(name)
-                is_small = 0 <= last and uses.nbytes(name) < uses.least
+                is_small = last >= 0 and uses.nbytes(name) < uses.least
                 if maker is None and last < 0:
                     return None
                 if maker is None or is_small or last >= peak or maker.number in self.chosen:
@@ -404,80 +270,6 @@ class _Search:
                     found[maker.number] = maker, {name: last}
                     pending.append(maker)
         return tuple(found.values()), longer
-
-
-class _Copies:
-    """The program anew: units in their slots, and readers that read copies."""
-
-    def __init__(self, uses: _Uses, chosen: Splits, state: _State):
-        self.uses, self.state = uses, state
-        units = [uses.units[n] for n in state.at]
-        self.moved = {id(u.call) for u in units if u.is_moved(chosen[u.number])}
-        self.splits: dict[Name, Slot] = {}
-        for number in state.at:
-            unit = uses.units[number]
-            self.splits |= {n: chosen[number].get(n, NEVER) for n in unit.writes}
-
-    def program(self, program: Program) -> Program:
-        slots: dict[Slot, list[_Unit]] = defaultdict(list)
-        for number in sorted(self.state.at):
-            slots[self.state.at[number]].append(self.uses.units[number])
-        steps: list[Step] = []
-        for position, step in enumerate(program.steps):
-            steps += self._phases(slots.get(2 * position - 1, ()), 2 * position - 1)
-            steps += self._renamed(step, 2 * position)
-        known = {b.name for b in program.buffers}
-        copies = [replace(self.uses.arena[n], name=_copy(n)) for n in self.splits]
-        used = {a.buffer for s in steps for c in calls_in(s) for a in c.arguments}
-        inner = [b for n, b in self.uses.arena.items() if n in used and n not in known]
-        units = (self.uses.units[n] for n in sorted(self.state.at))
-        again = tuple(self._rerun(u) for u in units if id(u.call) not in self.moved)
-        buffers: tuple[Buffer, ...] = (*program.buffers, *copies, *inner)
-        return replace(program, steps=tuple(steps), buffers=buffers, again=again)
-
-    def _rerun(self, unit: _Unit) -> Rerun:
-        waited = [n for n in unit.writes if self.splits[n] != NEVER and n in self.uses.touched]
-        return Rerun(
-            unit.call.kernel.name,
-            tuple(map(str, unit.call.origins)),
-            sum(self.uses.nbytes(n) for n in waited),
-            cost.flops(unit.call.kernel),
-            cost.traffic(unit.call.kernel),
-        )
-
-    def _phases(self, units: Iterable[_Unit], slot: Slot) -> list[Step]:
-        """Units of one slot, each after those whose results it reads."""
-        levels: dict[Name, int] = {}
-        phases: list[list[Call]] = []
-        for unit in units:
-            level = max((levels.get(n, 0) for n in unit.reads), default=0)
-            levels |= dict.fromkeys(unit.writes, level + 1)
-            phases += [[]] * (level >= len(phases))
-            read = tuple(self._argument(a, slot) for a in unit.call.read)
-            written = tuple(Argument(_copy(a.buffer)) for a in unit.call.written)
-            call = replace(unit.call, arguments=(*read, *written), parts=())
-            phases[level] = [*phases[level], call]
-        return [Phase(tuple(calls)) for calls in phases]
-
-    def _renamed(self, step: Step, slot: Slot) -> list[Step]:
-        """A step that reads copies, without what runs later; none if nothing is left."""
-        if isinstance(step, Repeat):
-            steps = (r for s in step.steps for r in self._renamed(s, slot))
-            return [replace(step, steps=tuple(steps))]
-        calls = tuple(self._call(c, slot) for c in step.calls if id(c) not in self.moved)
-        return [Phase(calls)] if calls else []
-
-    def _call(self, call: Call, slot: Slot) -> Call:
-        read = tuple(self._argument(a, slot) for a in call.read)
-        return replace(call, arguments=(*read, *call.written), parts=())
-
-    def _argument(self, argument: Argument, slot: Slot) -> Argument:
-        is_copy = slot > self.splits.get(argument.buffer, NEVER)
-        return replace(argument, buffer=_copy(argument.buffer)) if is_copy else argument
-
-
-def _copy(name: Name) -> Name:
-    return f"{name}.again"
 
 
 def _with_late_updates(program: Program, target: Target) -> Program:

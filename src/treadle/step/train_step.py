@@ -137,8 +137,7 @@ class TrainStep:
     def _build_evaluation(self, inputs: Inputs) -> Evaluation:
         with self.report.stage("evaluation"):
             graph = build_evaluation(self.recipe, inputs, self._eval_params, self.report)
-        options = self.recipe.options.without_budget
-        return Evaluation(graph, self.report, options, self._on_device)
+        return Evaluation(graph, self.report, self.recipe.options.without_budget, self._on_device)
 
     def _start(self) -> None:
         """First values of everything but the model's parameters and states."""
