@@ -103,6 +103,22 @@ class Materialization:
 
 
 @dataclass(frozen=True, slots=True)
+class Recomputation:
+    """What kernels are run once more for, under a memory budget (memory: budget)."""
+
+    # Bytes of a buffer that is worth a thought: chosen, a thousandth of what small steps hold.
+    least_bytes: int = 1 << 14
+    # Operations that take as long as a byte that is moved: 60 GFLOP/s and 8 GB/s of a core, and
+    # 500 TFLOP/s and 3.6 TB/s of matmuls and copies of an H200 (docs/performance.md).
+    operations_per_byte: int = 8
+    # Of a call's price, one of so many parts is that of running it later, and not beside others.
+    moved_share: int = 16  # chosen
+    # An arena has gaps: how often less is asked for, and how much less at least, of the budget.
+    attempts: int = 6  # chosen
+    part: int = 64  # chosen
+
+
+@dataclass(frozen=True, slots=True)
 class Matmuls:
     """Sizes of contractions and their panels (schedule: matmuls, packing, standalone, batched).
 
@@ -446,6 +462,7 @@ class Target:
     fusion: Fusion = Fusion()
     reductions: Reductions = Reductions()
     materialization: Materialization = Materialization()
+    recomputation: Recomputation = Recomputation()
     matmuls: Matmuls = Matmuls()
     streaming: Streaming = Streaming()
     mapping: Mapping | None = None  # none where a loop's iterations are a processor's
@@ -490,6 +507,7 @@ GPU = Target(
     costs=Costs(flop=0.025, narrow_flop=0.0017, byte=0.29, element=0.01, launch=2e6, units=132),
     reductions=Reductions(counted=256),
     materialization=Materialization(reads_through_rows=True),
+    recomputation=Recomputation(least_bytes=1 << 18, operations_per_byte=140),
     matmuls=Matmuls(by_library=True, busy_tiles=512),
     # Rows: matmuls of half as many are a little slower, more take more memory (measured, H200).
     streaming=Streaming(least_rows=2048, most_rows=4096, rows_multiple=8),

@@ -59,10 +59,12 @@ def lower(
     panel: int = CPU.panel,
     in_place: bool = False,
     target: Target = CPU,
+    with_parts: bool = False,
 ) -> Program:
     """The program of a graph. `fuse=False` materializes every tensor, for debugging.
 
-    `in_place` writes updates over the leaves they replace.
+    `in_place` writes updates over the leaves they replace. `with_parts`: calls also have the
+    kernels that theirs was fused from.
     """
     expanded = expand(graph, target, has_kernels if fuse else None)
     if fuse:
@@ -86,7 +88,8 @@ def lower(
         (o, lowering.placed(o), lowering.graph.type_of(o.value)) for o in lowering.graph.outputs
     )
     outside = {*leaves, *lowering.constants, *(name for _, name, _ in outputs)}
-    steps = tuple(Finisher(drafts, outside, lowering.rows, lowering.memo).steps(drafts))
+    finisher = Finisher(drafts, outside, lowering.rows, lowering.memo, with_parts)
+    steps = tuple(finisher.steps(drafts))
     used = {a.buffer for s in steps for c in calls_in(s) for a in c.arguments} | outside
     return Program(
         tuple(leaves.items()),
@@ -114,9 +117,14 @@ class Finisher:
     """Kernels as calls: what only one of them touches is its own, equal ones are one."""
 
     def __init__(
-        self, drafts: list[Draft], outside: set[str], rows: dict[str, Argument], memo: Memo
+        self,
+        drafts: list[Draft],
+        outside: set[str],
+        rows: dict[str, Argument],
+        memo: Memo,
+        with_parts: bool = False,
     ):
-        self.rows, self.memo = rows, memo
+        self.rows, self.memo, self.with_parts = rows, memo, with_parts
         users = Counter(n for bound in _bounds_in(drafts) for n in set(bound.names))
         outside = outside | {a.buffer for a in rows.values()} | set(rows)
         self.own = frozenset(n for n, count in users.items() if count == 1 and n not in outside)
@@ -132,9 +140,41 @@ class Finisher:
         return found
 
     def call(self, bound: Bound) -> Call:
-        kernel, names = self.memo.finished(bound, self.own)
+        parts = self._parts(bound) if self.with_parts and bound.fused else ()
+        return replace(self._call(bound, self.own), parts=parts)
+
+    def _call(self, bound: Bound, own: frozenset[str]) -> Call:
+        kernel, names = self.memo.finished(bound, own)
         arguments = tuple(self.rows.get(n, Argument(n)) for n in names)
         return Call(kernel, arguments, bound.origins)
+
+    def _parts(self, bound: Bound) -> tuple[Call, ...]:
+        """Each large result that stays in memory by itself, from others that do."""
+        inside = {n for b in bound.fused for n in b.names} & self.own
+        least, found = self.memo.target.recomputation.least_bytes, list[Call]()
+        sizes = {n: b.nbytes for n, b in zip(bound.names, bound.kernel.buffers, strict=True)}
+        for name in dict.fromkeys(n for b in bound.fused for n in b.outputs):  # makers first
+            is_made = any(name == a.buffer for c in found for a in c.written)
+            if name in inside or sizes.get(name, 0) < least or is_made:
+                continue
+            order = Order(True, self.memo)
+            for b in _makers(bound.fused, name, inside):
+                order.add_bound(b)
+            bounds = [b for phase in order.phases() for b in phase]
+            users = Counter(n for b in bounds for n in set(b.names))
+            own = frozenset(n for n in inside if users[n] == 1)
+            found += [c for c in (self._call(b, own) for b in bounds) if c.kernel.outputs]
+        return tuple(found)
+
+
+def _makers(parts: Sequence[Bound], name: str, inside: set[str]) -> list[Bound]:
+    """The kernels that make a buffer of those that are in memory; others are `inside`."""
+    needed, found = {name}, list[Bound]()
+    for part in reversed(parts):
+        if needed & set(part.outputs):
+            found.append(part)
+            needed |= set(part.inputs) & inside
+    return found[::-1]
 
 
 def _bounds_in(drafts: list[Draft]) -> list[Bound]:

@@ -24,11 +24,20 @@ from treadle.schedule.nests import anonymous, with_buffer_names
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A kernel, and the buffers it is used on in the order of its own."""
+    """A kernel, and the buffers it is used on in the order of its own.
+
+    `fused` are the kernels that it was fused from, if there were several.
+    """
 
     kernel: Kernel
     names: tuple[str, ...]
     origins: tuple[Origin, ...]
+    fused: tuple[Bound, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Bound, ...]:
+        """The kernels that it was fused from, or itself."""
+        return self.fused or (self,)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -72,7 +81,8 @@ class Memo:
             return None
         every = first.names + second.names
         origins = tuple(dict.fromkeys((*first.origins, *second.origins)))
-        return Bound(found[0], tuple(every[i] for i in found[1]), origins)
+        parts = (*first.parts, *second.parts)
+        return Bound(found[0], tuple(every[i] for i in found[1]), origins, parts)
 
     def _fused(self, first: Kernel, second: Kernel, how: How) -> Fused | None:
         """Both kernels as one, and where each of its buffers is among the buffers of both."""

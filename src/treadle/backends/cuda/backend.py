@@ -11,6 +11,7 @@ import numpy as np
 from treadle.backends import compiled
 from treadle.backends.cuda.stored import packed_code, unpacked_code
 from treadle.backends.protocol import Built, RescheduleError
+from treadle.backends.scheduling import scheduled
 from treadle.codegen.cuda.driver import CudaSource, render_kernel, render_program
 from treadle.compile_report import CompileOptions, CompileReport, Profile
 from treadle.ir.composites import ATTENTION, ATTENTION_GRAD
@@ -32,7 +33,6 @@ from treadle.runtime.cuda.program import CudaProgram
 from treadle.runtime.cuda.values import DeviceMemory
 from treadle.runtime.cuda.workers import begin_workers
 from treadle.runtime.executable import Ceilings, Executable
-from treadle.schedule.schedule import schedule
 from treadle.schedule.templates import CONVOLUTIONS, LibraryCallKey, conv_of
 
 
@@ -74,11 +74,10 @@ class CudaToolchain:
         return here.name, here.architecture, str(here.most_shared), libraries
 
     def schedule(self, graph: Graph, options: CompileOptions) -> Program:
-        in_place = not options.debug
         target = self.target if options.recompute else with_choices(self.target, KEEP_ALL)
         if self.is_for_loading and target.has_conv:
             begin_workers(_workers_for(graph))
-        return schedule(graph, options.optimize, in_place=in_place, target=target)
+        return scheduled(graph, options, target)
 
     def render(self, program: Program) -> CudaSource:
         return render_program(program)
