@@ -35,4 +35,5 @@ def schedule(
     if fuse and target.matmuls.busy_tiles:
         program = batch_matmuls(program, target.matmuls)
     program = check_phases(program)
+    program.bindings.check(b.name for b in program.buffers)
     return program if target.mapping is None else map_to(program, target)
