@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from treadle.base.origin import Origin
 from treadle.ir.graph import Output
 from treadle.ir.types import TensorType
+from treadle.kernel.bindings import Bindings
 from treadle.kernel.launch import CooperativeLaunch
 from treadle.kernel.nodes import Buffer, Kernel
 
@@ -87,6 +88,7 @@ class Program:
     cooperative: tuple[CooperativeLaunch, ...] = ()  # phases that a GPU runs as one launch
     again: tuple[Rerun, ...] = ()  # what a memory budget lets run a second time
     uncut: int = 0  # bytes of the arena without the budget; 0 where there is none to meet
+    bindings: Bindings = field(default_factory=Bindings)  # what each buffer holds
 
     def calls(self) -> Iterator[Call]:
         """Every call, those inside repeats once."""

@@ -21,6 +21,7 @@ from treadle.ir.ops.leaves import CONSTANT, Constant, Leaf
 from treadle.ir.ops.linear import CONTRACT
 from treadle.ir.ops.shaping import DYNAMIC_UPDATE
 from treadle.ir.types import TensorType
+from treadle.kernel.bindings import Binding, Bindings, Content, Whole
 from treadle.kernel.contraction import launches_dominate
 from treadle.kernel.index import Index, Var
 from treadle.kernel.nodes import Buffer, Kernel, Statement, Store, Value, Within
@@ -98,7 +99,14 @@ def lower(
         steps,
         outputs,
         (*lowering.in_place.values(), *lowering.late),
+        bindings=bindings_of(lowering).restricted(used),
     )
+
+
+def bindings_of(lowering: Lowering) -> Bindings:
+    """What every buffer holds, of this graph's values and of those of the bodies of its scans."""
+    found = [*lowering.bindings(), *lowering.inner_bindings]
+    return Bindings(((lowering.prefix, lowering.graph), *lowering.bodies), tuple(found))
 
 
 @dataclass
@@ -219,6 +227,9 @@ class Lowering:
         for name, position in graph.leaves.items():
             self.names[TensorValue(position)] = f"{prefix}{name}"
         self.constants: dict[str, np.ndarray] = {}
+        self.held: dict[str, tuple[TensorValue, Content]] = {}  # by memory of nodes
+        self.bodies: list[tuple[str, Graph]] = []  # of scans
+        self.inner_bindings: list[Binding] = []
         self.wider = (
             wider_values(graph, self.materialized) if self.target.has_launches and fuse else {}
         )
@@ -296,6 +307,19 @@ class Lowering:
         if output.kind is OutputKind.UPDATE and (self.in_place or self.late):
             return output.name
         return self.before.get(output.value, self.names[output.value])
+
+    def bindings(self) -> list[Binding]:
+        """What the buffers hold that values of this graph, or parts and copies of them, are in."""
+        found: list[tuple[str, TensorValue, Content]] = []
+        first = [TensorValue(i) for i in self.graph.leaves.values()]  # before what replaces them
+        for value in dict.fromkeys([*first, *self.names]):
+            layout = Whole(tuple(self.layouts.get(value, ())), self.pitches.get(value, 0))
+            found.append((self.names[value], value, layout))
+        found += [(name, value, Whole()) for name, value in self.late.items()]
+        found += [(name, value, Whole()) for value, name in self.before.items()]
+        found += [(name, *held) for name, held in self.held.items()]
+        rows = {alias: row.buffer for alias, row in self.rows.items()}
+        return [Binding(rows.get(name, name), self.prefix, v, c) for name, v, c in found]
 
     def drafts(self) -> list[Draft]:
         """Phases of kernels, and repeats between them."""
