@@ -25,7 +25,7 @@ from treadle.kernel.index import Index, Var, unflatten, variable
 from treadle.kernel.nodes import Buffer, For, Kernel, Matmul, Role, Set, Statement, Store, Update
 from treadle.kernel.rowsums import RowSums, row_sums_of
 from treadle.kernel.target import CPU, Reductions, Target
-from treadle.kernel.traverse import loop_names, map_statements, peel, rewrite, substituted, walk
+from treadle.kernel.traverse import loop_names, map_statements, peel, rewritten, substituted, walk
 from treadle.schedule.nests import Body, Parts, fresh, fused_kernel, let, parallel, with_own_names
 from treadle.schedule.sum_fusion import fused_sums, started, sum_of, with_rows, with_sum, with_terms
 
@@ -338,7 +338,7 @@ def localised(kernel: Kernel, names: set[str], rows: RowSums | None = None) -> K
         """Counted from the start of the iteration's part."""
         return index - iteration * lengths[buffer] if buffer in lengths else index
 
-    body = tuple(rewrite(s, shifted) for s in kernel.body) if own else kernel.body
+    body = rewritten(kernel.body, shifted) if own else kernel.body
     scratch = tuple(
         Buffer(b.name, b.dtype, lengths[b.name]) for b in kernel.outputs if b.name in own
     )
@@ -392,7 +392,7 @@ def _copied(statement: Statement, own: dict[str, Buffer], var: Var, taken: set[s
     def name_of(buffer: str) -> str:
         return own[buffer].name if buffer in own else buffer
 
-    moved = rewrite(statement, at, name_of)
+    (moved,) = rewritten((statement,), at, name_of)
     if not isinstance(statement, Store) or statement.buffer not in own:
         return (moved,)
     assert isinstance(moved, Store)
