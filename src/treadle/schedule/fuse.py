@@ -48,25 +48,31 @@ def in_rows(kernel: Kernel, count: int) -> Body | None:
     if around and around[0].var == whole:
         return around[0].body  # it was fused at as many rows before
     variables, body = peeled(kernel)
-    taken = {whole.name, *loop_names(body)}
-    digits: list[int] = []
-    rests: list[Var] = []  # what is left of each loop
-    left = count
-    for var in variables:
-        if left % var.extent and var.extent % left:
-            return None
-        digits.append(math.gcd(left, var.extent))
-        left //= digits[-1]
-        is_whole = digits[-1] == var.extent
-        rests.append(Var("" if is_whole else fresh(var.name, taken), var.extent // digits[-1]))
-    if left != 1:
+    digits = _digits(variables, count)
+    if digits is None:
         return None
+    taken = {whole.name, *loop_names(body)}
+    rests: list[Var] = []  # what is left of each loop
+    for var, digit in zip(variables, digits, strict=True):
+        is_whole = digit == var.extent
+        rests.append(Var("" if is_whole else fresh(var.name, taken), var.extent // digit))
     parts = unflatten(variable(whole), digits) if digits else ()
     values: dict[Var, Index] = {
         var: part * rest.extent + variable(rest)
         for var, rest, part in zip(variables, rests, parts, strict=True)
     }
     return parallel(rests, substituted(body, values))
+
+
+def _digits(variables: Sequence[Var], count: int) -> list[int] | None:
+    """What each loop contributes to so many rows; None where they do not divide."""
+    found: list[int] = []
+    for var in variables:
+        if count % var.extent and var.extent % count:
+            return None
+        found.append(math.gcd(count, var.extent))
+        count //= found[-1]
+    return found if count == 1 else None
 
 
 def row_counts(kernel: Kernel) -> list[int]:
@@ -289,14 +295,16 @@ def _has_row_loops(kernel: Kernel, least: int) -> bool:
 
 def fused_at(first: Kernel, second: Kernel, count: int, is_needed: bool) -> Kernel | None:
     """Both kernels as one at a number of rows; None if they cannot be."""
+    if any(_digits(peeled(k)[0], count) is None for k in (first, second)):
+        return None  # nothing is rewritten for rows that one of them has not
     a, b = in_rows(first, count), in_rows(second, count)
     if a is None or b is None:
         return None
-    second, moved = with_own_names(second, b, first, a)
     sizes = {b.name: b.size for b in (*first.buffers, *second.buffers)}
     parts = Parts(variable(row(count)), count, sizes)
-    if not parts.separate(a, moved) or not (is_needed or parts.shared(a, moved)):
+    if not parts.separate(a, b) or not (is_needed or parts.shared(a, b)):
         return None
+    second, moved = with_own_names(second, b, first, a)
     body = parallel([row(count)], _joined(a, moved, parts))
     return fused_kernel(first, second, body, second.scratch)
 
