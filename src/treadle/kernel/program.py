@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from treadle.base.origin import Origin
+from treadle.base.quick import quick
 from treadle.ir.graph import Output
 from treadle.ir.types import TensorType
 from treadle.kernel.bindings import Bindings
@@ -15,6 +16,7 @@ from treadle.kernel.launch import CooperativeLaunch
 from treadle.kernel.nodes import Buffer, Kernel
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Argument:
     """A buffer of the program, or its row that belongs to an iteration of the repeat around."""
@@ -23,6 +25,7 @@ class Argument:
     row: int = 0  # elements that an iteration moves on
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Call:
     """A kernel on buffers, in the order of the kernel's own.

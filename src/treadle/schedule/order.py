@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from treadle.base.origin import Origin
+from treadle.base.quick import quick
 from treadle.kernel.nodes import Kernel, Matmul
 from treadle.kernel.rowsums import row_sums_of
 from treadle.kernel.target import CPU, Target
@@ -22,6 +23,7 @@ from treadle.schedule.fuse import fused, is_serial, localised, outer_iterations,
 from treadle.schedule.nests import anonymous, with_buffer_names
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Bound:
     """A kernel, and the buffers it is used on in the order of its own.
