@@ -73,8 +73,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # Each strings its stages together; a search draws indices that are in range.
     "backends": VALUES | STAGES | {"compile_report", "domains"},
     "recognition": VALUES | {"domains", "frontend", "rules", "verify", "compile_report"},
-    "pipeline": BELOW_PIPELINE
-    | {"verify", "tables", "compile_report", "backends", "recognition"},
+    "pipeline": BELOW_PIPELINE | {"verify", "tables", "compile_report", "backends", "recognition"},
     "step": BELOW_PIPELINE | {"pipeline", "backends", "compile_report"},
     "file formats": BASE | {"runtime"},
     "models": MODELS

@@ -105,6 +105,8 @@ def _of_matmul(matmul: Matmul) -> Iterator[Access]:
         yield Access(m.buffer, m.index, low, high, i == 0, every)
     if matmul.bias is not None:
         yield _span(matmul.bias, 0, matmul.target.columns.count - 1, False)
+    for buffer, at in matmul.scales:
+        yield _span(buffer, at, at, False)
 
 
 def _block(axis: StridedAxis, name: str) -> Index:

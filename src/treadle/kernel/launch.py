@@ -34,6 +34,8 @@ class MatmulCall:
     right: MatrixFacts
     bias: int = -1  # the argument that has it
     adds: bool = False  # to what the target has
+    second: int = 1  # the argument that has the right operand
+    scales: tuple[tuple[int, int], ...] = ()  # arguments with factors, and which element each is
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,4 +125,6 @@ def matmul_call_of(kernel: Kernel) -> MatmulCall | None:
     k, batch = statement.left.columns.count, loops[0].extent if loops else 1
     target, left, right = map(facts, statement.matrices)
     bias = -1 if statement.bias is None else names.index(statement.bias)
-    return MatmulCall(m, n, k, batch, target, left, right, bias, statement.adds)
+    second = names.index(statement.right.buffer)
+    scales = tuple((names.index(name), at) for name, at in statement.scales)
+    return MatmulCall(m, n, k, batch, target, left, right, bias, statement.adds, second, scales)

@@ -365,9 +365,12 @@ class Matmul:
     right: Matrix
     adds: bool = False
     bias: str | None = None  # a buffer with what is added to each column, of a whole product
+    # Numbers by which a whole product of 8-bit floats is multiplied first: buffers and elements.
+    scales: tuple[tuple[str, int], ...] = ()
 
     def __str__(self) -> str:
         sign, more = "+=" if self.adds else "=", "" if self.bias is None else f" + {self.bias}"
+        more = "".join(f" * {buffer}[{at}]" for buffer, at in self.scales) + more
         return f"{self.target} {sign} {self.left} · {self.right}{more}"
 
     @property

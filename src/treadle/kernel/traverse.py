@@ -297,7 +297,8 @@ class _Rewriter:
         if isinstance(s, Matmul):
             target, left, right = map(self.matrix, s.matrices)
             bias = None if s.bias is None else self.buffer(s.bias)
-            return Matmul(target, left, right, s.adds, bias)
+            scales = tuple([(self.buffer(name), at) for name, at in s.scales])
+            return Matmul(target, left, right, s.adds, bias, scales)
         return self.call(s) if isinstance(s, LibraryCall) else s
 
     def call(self, call: LibraryCall) -> LibraryCall:

@@ -413,13 +413,18 @@ def _is_read_through(
 
 
 def _cheap_scalars(graph: Graph) -> set[int]:
-    """Single numbers that cost less to recompute than to wait for: 1 − β, rate · decay."""
+    """Single numbers that cost less to recompute than to wait for: 1 − β, rate · decay.
+
+    So is one element of a tensor in another dtype.
+    """
     found: set[int] = set()
     for position, node in enumerate(graph.nodes):
         is_cheap = node.op in INLINE and node.op not in COSTLY and node.types[0].size == 1
         operands = [v.node for v in node.operands if v.node not in found]
-        if is_cheap and all(
-            isinstance(graph.nodes[n].attributes, (Leaf, Constant)) for n in operands
+        is_element = node.op is e.CAST and graph.nodes[node.operands[0].node].op in VIEWS
+        if is_cheap and (
+            is_element
+            or all(isinstance(graph.nodes[n].attributes, (Leaf, Constant)) for n in operands)
         ):
             found.add(position)
     return found

@@ -48,7 +48,7 @@ from treadle.schedule.keep import (
 )
 from treadle.schedule.nests import Buffers, along, axis_vars, copies, parallel, pitched, stays
 from treadle.schedule.order import Bound, Memo, Order
-from treadle.schedule.patterns import biased_matmuls, concatenated_gradients
+from treadle.schedule.patterns import concatenated_gradients, matmul_epilogues
 from treadle.schedule.pitches import Pitches, row_pitches
 from treadle.schedule.recompute import Recomputed, recomputed
 from treadle.schedule.templates import has_kernels, has_template, images, in_memory_order, layouts
@@ -214,10 +214,12 @@ class Lowering:
         self.materialized = materialized_values(graph, fuse, self.target, cheap=self.waits)
         fuses_epilogues = fuse and self.target.fuses_epilogues
         limits = self.target.matmuls
-        self.biased = biased_matmuls(graph, self.materialized, limits) if fuses_epilogues else {}
-        if self.biased:
-            biases = {b.bias for b in self.biased.values()}
-            self.materialized = materialized_values(graph, fuse, self.target, biases, self.waits)
+        self.epilogues = (
+            matmul_epilogues(graph, self.materialized, limits) if fuses_epilogues else {}
+        )
+        if self.epilogues:
+            read = {v for found in self.epilogues.values() for v in found.read}
+            self.materialized = materialized_values(graph, fuse, self.target, read, self.waits)
         is_copied = fuse and self.target.copies_operands
         self.recomputed = (
             recomputed_operands(graph, self.materialized, self.target) if is_copied else {}
@@ -246,8 +248,8 @@ class Lowering:
             self.pitches = row_pitches(graph, self.materialized, besides, self.target)
         self.buffers = {n: self.buffer(v) for v, n in self.names.items()}
         self.done = {p.whole for p in self.parts.values()}  # what has nothing left to do
-        self.sums = {b.sum: matmul for matmul, b in self.biased.items()}
-        for value in [*self.parts, *self.biased]:
+        self.sums = {found.sum: matmul for matmul, found in self.epilogues.items()}
+        for value in [*self.parts, *self.epilogues]:
             self.buffers.pop(self.names.pop(value))
         self.rows: dict[str, Argument] = {}  # buffers that are rows of others
         self.in_place: dict[TensorValue, str] = {}  # values written over a leaf
@@ -362,7 +364,7 @@ class Lowering:
             return []
         if isinstance(node.attributes, Leaf) or all(t.size == 0 for t in node.types):
             return []
-        if value in self.biased:
+        if value in self.epilogues:
             return []  # it is made where its bias is known
         if value in self.sums:
             matmul = self.sums[value].node

@@ -26,7 +26,7 @@ from treadle.runtime.cuda.blas import blas_version
 from treadle.runtime.cuda.code import CudaCode
 from treadle.runtime.cuda.compiler import Compiling, compiler_version
 from treadle.runtime.cuda.conv import NoLibraryCallError
-from treadle.runtime.cuda.device import device, why_not
+from treadle.runtime.cuda.device import FLOAT8_CHIP, device, why_not
 from treadle.runtime.cuda.dnn import dnn_version, has_dnn
 from treadle.runtime.cuda.profile import ceilings
 from treadle.runtime.cuda.program import CudaProgram
@@ -56,10 +56,17 @@ class CudaToolchain:
         """What the device and the libraries that are installed can do."""
         has, mapping = has_dnn(), targets.GPU.mapping
         assert mapping is not None
+        matmuls = targets.GPU.matmuls
         if why_not() is None:  # devices differ: 99 KB a block on 8.6 and 8.9, 227 on 9.0
             mapping = mapping.within(device().most_shared)
+            matmuls = replace(matmuls, has_float8=device().chip >= FLOAT8_CHIP)
         found = replace(
-            targets.GPU, has_attention=has, has_conv=has, without=self.without, mapping=mapping
+            targets.GPU,
+            has_attention=has,
+            has_conv=has,
+            without=self.without,
+            mapping=mapping,
+            matmuls=matmuls,
         )
         return with_choices(found, self.chosen)
 

@@ -141,7 +141,7 @@ class CudaProgram:
         """Bytes that libraries use while they run; matmuls of all programs share theirs."""
         return self._runner.workspace + (workspace().nbytes if self._runner.matmuls else 0)
 
-    def _somewhere(self, entry: int) -> tuple[int, int, int, int]:
+    def _somewhere(self, entry: int) -> tuple[int, ...]:
         product = self.launches[entry].matmul
         assert product is not None
         return matrices(product, self._addresses(entry))

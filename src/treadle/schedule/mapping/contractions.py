@@ -17,7 +17,15 @@ from treadle.base.dtypes import DType
 from treadle.kernel.access import accesses
 from treadle.kernel.contraction import Axes, Contraction, Operand, oriented, size
 from treadle.kernel.geometry import Geometry, Panel, Tiled
-from treadle.kernel.index import Data, Index, Quotient, Remainder, Var, variable
+from treadle.kernel.index import (
+    Data,
+    Index,
+    Quotient,
+    Remainder,
+    Var,
+    constant,
+    variable,
+)
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -72,6 +80,8 @@ def as_loops(kernel: Kernel) -> Kernel:
     step = Accumulate("sum", "add", apply("mul", left, right))
     at = _index(matmul.target, row, column)
     total: Value = Local("sum", wide)
+    for name, element in matmul.scales:
+        total = apply("mul", total, read(name, constant(element)))
     if matmul.bias is not None:
         total = apply("add", total, read(matmul.bias, variable(column)))
     if matmul.adds:
