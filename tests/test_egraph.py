@@ -374,3 +374,12 @@ def test_a_step_says_what_was_rewritten() -> None:
         assert all(r.after < r.before for r in step.report.rewritten)
         assert (step.report.rules["chain_to_left"] > 0) is rewrite
     assert given[0] == pytest.approx(given[1], rel=1e-5)
+
+
+def test_float16_is_not_scaled_elsewhere() -> None:
+    """A sum of products may overflow where that of scaled ones does not."""
+    types = [td.Spec((64, 1), dtype) for dtype in (td.float32, td.float16)]
+    for type_, fires in zip(types, (True, False), strict=True):
+        back = td.Spec((1, 64), type_.dtype)
+        _, result = found(lambda x, y: (x @ y) * 3, type_, back)
+        assert bool(result.fired) is fires
