@@ -23,7 +23,8 @@ INTRODUCTION = """\
 
 Every rule by which Treadle rewrites graphs, in the order in which the rules of a set are tried.
 This page is written by `tools/rules_page.py` from `src/treadle/rules` and the rules that are data,
-`src/treadle/egraph/rules.txt`; change the rules and run it again. [Architecture](architecture.md#rules) says how they are applied.
+`src/treadle/egraph/rules.txt`; change the rules and run it again.
+[Architecture](architecture.md#rules) says how they are applied.
 
 In patterns, names stand for any value, `once` for a value that nothing else reads, and `…` for any
 operands. A rule is *bitwise* where both sides have the same bits, and *rounding* where they are

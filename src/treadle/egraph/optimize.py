@@ -56,7 +56,7 @@ def optimise(
     originals = len(egraph)
     Search(egraph, rules, limits).run()
     if not egraph.log:
-        return Optimised(graph)
+        return Optimised(graph, search=egraph)
 
     def cost(node: int) -> float:
         head = egraph.heads[egraph.head[node]]
