@@ -41,6 +41,7 @@ class _Recognition:
             graph = self._pass(graph, self.search.unary)
             if graph is before:
                 break
+        graph = self._pass(graph, self.search.convolutions)
         graph = self._pass(graph, self.search.losses)
         graph = self._pass(graph, self.search.weights)
         graph = canonicalise(graph) if self.found else graph

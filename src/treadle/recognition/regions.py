@@ -157,14 +157,14 @@ class Flow:
         moved: dict[Value, Value] = {}
         for i, value in enumerate(inputs):
             (moved[value],) = builder.add(INPUT, Leaf(str(i), graph.type_of(value)), ())
-        for position in self._between(root, set(inputs)):
+        for position in self.between(root, set(inputs)):
             node = graph.nodes[position]
             copy = builder.copy(node, [moved[v] for v in node.operands])
             for k in range(len(node.types)):
                 moved.setdefault(Value(position, k), Value(copy, k))
         return builder.build([Output(OutputKind.RESULT, "0", moved[root])], "region")
 
-    def _between(self, root: Value, inputs: set[Value]) -> list[int]:
+    def between(self, root: Value, inputs: set[Value]) -> list[int]:
         found, stack = set[int](), [root]
         while stack:
             value = stack.pop()

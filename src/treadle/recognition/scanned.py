@@ -69,17 +69,17 @@ class _Scanning:
     def _body(self, stacked: list[tuple[int, int]]) -> Graph:
         chain, builder = self.chain, GraphBuilder()
         moved: dict[Value, Value] = {}
-        for name, values in (("k", chain.outside), ("c", chain.carries)):
-            for i, v in enumerate(values):
+        for name, given in (("k", chain.outside), ("c", chain.carries)):
+            for i, v in enumerate(given):
                 (moved[v],) = builder.add(INPUT, Leaf(f"{name}{i}", self.old.type_of(v)), ())
         for i, r in enumerate(chain.reads):
             value = r.values[::-1][MODEL] if chain.is_reversed else r.values[MODEL]
             type_ = self.old.type_of(value)
             row = self._row(r)
-            (given,) = builder.add(INPUT, Leaf(f"x{i}", type_.with_shape(row)), ())
+            (read,) = builder.add(INPUT, Leaf(f"x{i}", type_.with_shape(row)), ())
             if row != type_.shape:
-                (given,) = builder.add(RESHAPE, Reshape(type_.shape), (given,))
-            moved[value] = given
+                (read,) = builder.add(RESHAPE, Reshape(type_.shape), (read,))
+            moved[value] = read
         for position in chain.model:
             node = self.old.nodes[position]
             operands = [self._inside(builder, moved, v) for v in node.operands]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from treadle.base.rewrites import Exactness
 from treadle.ir.graph import Graph, GraphBuilder, Output, Value
 from treadle.ir.op import Op
 from treadle.ir.rewrite import copied, inline_into, remove_dead_code, walk
 from treadle.kernel.target import Target
-from treadle.recognition import affine, attention, losses
+from treadle.recognition import affine, attention, convolutions, losses
 from treadle.recognition.attention_graph import AttentionGraph
 from treadle.recognition.judge import Verdict, judge, saturated
 from treadle.recognition.proposals import PROPOSALS, Propose, Region, masked_softmaxes
@@ -143,6 +144,29 @@ class Search:
             self._attentions[key] = judge(region, proposal)
         return self._attentions[key]
 
+    def convolutions(self, graph: Graph) -> list[Found]:
+        """Convolutions by windows or by shifts."""
+        flow, found, taken = Flow(graph), list[Found](), set[int]()
+        for match in convolutions.written(flow):
+            if match.root.node not in taken:
+                entry = self._convolution(flow, match)
+                if entry is not None:
+                    found.append(entry)
+                    taken |= set(flow.between(match.root, set(entry.inputs)))
+        return found
+
+    def _convolution(self, flow: Flow, match: convolutions.Written) -> Found | None:
+        type_of, rank = flow.graph.type_of, flow.graph.type_of(match.root).rank
+        images = [v for v in match.images if type_of(v).rank == rank]
+        weights = [v for v in match.weights if type_of(v).rank in (rank, rank - 1)]
+        most = convolutions.MOST_SOURCES
+        for x, w in product(images[::-1][:most], weights[::-1][:most]):
+            if x != w and type_of(x).is_float and type_of(w).is_float:
+                found = self._found(flow, _convolutions, match.root, (x, w))
+                if found is not None:
+                    return found
+        return None
+
     def _found(
         self, flow: Flow, propose: Propose, root: Value, inputs: tuple[Value, ...]
     ) -> Found | None:
@@ -164,6 +188,11 @@ class Search:
             if found is not None:
                 return found, cut.inside
         return None
+
+
+def _convolutions(region: Region) -> Iterator[Graph]:
+    x, w = region.inputs
+    return convolutions.proposals(region.graph, (x, w))
 
 
 def _composites(graph: Graph) -> set[tuple[Op, int]]:

@@ -17,8 +17,8 @@ from treadle.ir.ops.linear import CONTRACT
 from treadle.ir.ops.shaping import RESHAPE, SLICE, Slice
 from treadle.recognition.regions import Flow
 
-LEAST_STEPS = 5  # that are worth a scan: chosen; the first and the last may be unlike the others
-MODEL = 2  # the step that others are compared with: the first one after a step that is like it
+LEAST_STEPS = 6  # that are worth a scan: chosen; the first and the last may be unlike the others
+MODEL = 3  # the step that others are compared with: what comes before may be unlike
 
 _AFFINE = frozenset([CONTRACT, ADD, SUB, MUL])
 Code = tuple[object, ...]
@@ -191,14 +191,14 @@ class _Steps:
         names = [labels[p] for p in model]
         if len(set(names)) != len(names):
             return None
-        nodes = list[tuple[int, ...] | None]([None, None])
+        later = list[tuple[int, ...] | None]()
         for t in range(MODEL, self.length):
             known = {labels[p]: p for p in self.by_step[t]}
-            nodes.append(tuple(known[x] for x in names) if set(names) <= set(known) else None)
+            later.append(tuple(known[x] for x in names) if set(names) <= set(known) else None)
         carried = self._carried(model, labels)
-        if carried is None or None in nodes[MODEL:-1]:
+        if carried is None or None in later[:-1]:
             return None  # the last step may lack what only a next one would read
-        return self._matched(model, [n for n in nodes[MODEL:] if n is not None], carried)
+        return self._matched(model, [n for n in later if n is not None], carried)
 
     def _labels(self) -> list[int]:
         """Equal numbers for nodes of different steps that are made alike, whatever is carried."""
@@ -242,16 +242,16 @@ class _Steps:
     ) -> Chain | None:
         """The chain, where each step is the model over what corresponds.
 
-        The first step may be unlike the others, and is left as it is then.
+        The first steps may be unlike the others, and are left as they are then.
         """
-        unbound = dict.fromkeys(carried)
-        before, after_first = self._bound(model, unbound, 1)
-        nodes, initial = self._bound(model, unbound, 0)
-        if before is None:
+        steps, begin, start = list(later), dict[Value, Value | None](), MODEL
+        while start > 0:
+            nodes, bound = self._bound(model, dict.fromkeys(carried), start - 1)
+            if nodes is None or None in bound.values():
+                break
+            steps, begin, start = [nodes, *steps], bound, start - 1
+        if start == MODEL:
             return None
-        start = 1 if nodes is None else 0
-        steps = [before, *later] if nodes is None else [nodes, before, *later]
-        begin = [(after_first if start else initial)[v] for v in carried]
         for i in range(1, len(steps)):
             if not self._follows(model, carried, steps[i - 1], steps[i], start + i):
                 return None
@@ -264,7 +264,7 @@ class _Steps:
             tuple(model),
             carries,
             tuple(carried[v] for v in carries),
-            tuple(v for v in begin if v is not None),
+            tuple(v for c in carries if (v := begin[c]) is not None),
             self._outside(model),
             frozenset(p for p in steps[0] if self.step[p] < 0),
         )
