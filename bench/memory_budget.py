@@ -93,7 +93,7 @@ def draw(rows: list[Any], title: str) -> None:
     axes.set_xlabel("arena, percent of that without a budget")
     axes.set_ylabel("over the step without a budget")
     axes.invert_xaxis()
-    axes.set_ylim(bottom=0.95)
+    axes.set_ylim(bottom=0.99)
     axes.grid(alpha=0.3)
     axes.legend()
     axes.set_title(title, fontsize=10)
