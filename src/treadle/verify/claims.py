@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from treadle.ir.control import CALL, SCAN
 from treadle.ir.graph import Graph, Value
-from treadle.ir.op import Op
+from treadle.ir.op import OPS, Op
 from treadle.ir.ops import reductions
+from treadle.ir.ops.elementwise import LOG
 from treadle.ir.ops.leaves import Leaf
 from treadle.kernel.bindings import Binding
 from treadle.kernel.program import Call, Phase, Program, Repeat, Step
@@ -20,6 +22,10 @@ from treadle.kernel.program import Call, Phase, Program, Repeat, Step
 POSITIONS = frozenset(
     [reductions.ARGMAX, reductions.ARGMIN, reductions.SORT, reductions.TOP_K]
 )  # ops that choose by comparing
+
+LOGARITHMS = frozenset(
+    op for op in OPS.values() if op is LOG or op.is_composite or op in (CALL, SCAN)
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +41,7 @@ class Site:
     before: Mapping[str, Binding]
     after: Mapping[str, Binding]
     ordered: bool  # whether positions are chosen by comparing on the way
+    has_logs: bool  # whether there may be logarithms on the way
     earlier: tuple[Call, ...]  # those that wrote the same buffers before it, of its scope
     is_last: bool  # whether no other writes them later
 
@@ -75,7 +82,7 @@ class _Walk:
         return next((s for s in order if all((s, n) in self.every for n in names)), None)
 
     def _unknown(self, call: Call) -> Site:
-        return Site(call, "", None, {}, {}, False, (), True)
+        return Site(call, "", None, {}, {}, False, False, (), True)
 
     def _site(self, call: Call, scope: str) -> Site:
         before = {a.buffer: self.held[scope, a.buffer] for a in call.arguments}
@@ -88,8 +95,9 @@ class _Walk:
             at = next(i for i, c in enumerate(writers) if c is call)
             earlier += [c for c in writers[:at] if c not in earlier]
             is_last &= at + 1 == len(writers)
-        ordered = bool(_ops_between(graph, call, before, after) & POSITIONS)
-        return Site(call, scope, graph, before, after, ordered, tuple(earlier), is_last)
+        ops = _ops_between(graph, call, before, after)
+        ordered, has_logs = bool(ops & POSITIONS), bool(ops & LOGARITHMS)
+        return Site(call, scope, graph, before, after, ordered, has_logs, tuple(earlier), is_last)
 
 
 def _calls(steps: tuple[Step, ...], is_repeated: bool) -> Iterator[tuple[Call, bool]]:
@@ -134,6 +142,12 @@ def _signature(site: Site) -> object:
     graph, call, before, after = site.graph, site.call, site.before, site.after
     assert graph is not None
     given, known = given_values(call, before), dict[int, int]()
+    replaced = [
+        (i, a.buffer)
+        for i, a in enumerate(call.arguments)
+        if before[a.buffer] is not after[a.buffer]
+    ]
+    given |= {before[name].value: i for i, name in replaced if before[name].value not in given}
 
     def form(value: Value) -> object:
         return ("given", given[value]) if value in given else (known[value.node], value.output)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.domains.domain import Typed
-from treadle.domains.field import FiniteField, Residues
+from treadle.domains.field import FiniteField, Lane, Residues
 from treadle.domains.float64 import Array
 from treadle.ir.literal import ArrayLiteral, Number
 from treadle.ir.op import NONE, Attributes, Op
@@ -34,14 +34,14 @@ class Extended:
     p: Array
     sign: Array | None = None
     infinite: Array | None = None
-    is_piecewise: bool = False
+    is_piecewise: bool = field(default=False, kw_only=True)
 
     def map(self, change: Callable[[Array], Array]) -> Extended:
         """The same elements, moved."""
         parts = (None if a is None else change(a) for a in (self.sign, self.infinite))
         p = change(self.p)
         q = p if self.q is self.p else change(self.q)
-        return Extended(q, p, *parts, self.is_piecewise)
+        return Extended(q, p, *parts, is_piecewise=self.is_piecewise)
 
     @property
     def residues(self) -> Residues:
@@ -51,7 +51,8 @@ class Extended:
 def of(found: Residues, infinite: Array | None = None) -> Extended:
     if infinite is not None and not infinite.any():
         infinite = None
-    return Extended(found.q, found.p, found.sign, infinite, found.is_piecewise)
+    pieces = found.is_piecewise
+    return Extended(found.q, found.p, found.sign, infinite, is_piecewise=pieces)
 
 
 def is_residue(dtype: DType) -> bool:
@@ -68,11 +69,15 @@ def chosen(condition: Array, x: Extended, y: Extended) -> Extended:
     q = p if x.q is x.p and y.q is y.p else np.where(condition, x.q, y.q)
     pieces, infinite = x.is_piecewise or y.is_piecewise, part(x.infinite, y.infinite)
     infinite = None if infinite is None or not infinite.any() else infinite
-    return Extended(q, p, part(x.sign, y.sign), infinite, pieces)
+    return Extended(q, p, part(x.sign, y.sign), infinite, is_piecewise=pieces)
 
 
 def _filled(a: Array | None) -> Array:
     return np.zeros((), np.int64) if a is None else a
+
+
+def _taker(axis: int, i: int) -> Callable[[Array], Array]:
+    return lambda a: np.take(a, i, axis=axis)
 
 
 class ExtendedField:
@@ -80,11 +85,12 @@ class ExtendedField:
 
     Comparisons of floats give generic elements, so that both branches of a choice are seen. Where
     positions are chosen by comparing, as by argmax and sorts, they are `ordered` instead: true or
-    false by the order of the residues.
+    false by the order of the residues. Logarithms satisfy no laws unless `has_logs`: discrete ones
+    are dear, and equal without laws is equal.
     """
 
-    def __init__(self, trial: int = 0, ordered: bool = False):
-        self.field, self.ordered = FiniteField(trial), ordered
+    def __init__(self, trial: int = 0, ordered: bool = False, has_logs: bool = False):
+        self.field, self.ordered, self.has_logs = FiniteField(trial), ordered, has_logs
 
     def literal(self, value: Number | ArrayLiteral, dtype: DType) -> Extended:
         shape = value.array.shape if isinstance(value, ArrayLiteral) else ()
@@ -123,6 +129,9 @@ class ExtendedField:
         """An elementwise op on arrays that broadcast."""
         if self.ordered and op in _ORDERED and given[0].is_float:
             return _ORDERED[op](self, operands, given[0])
+        if op is e.LOG and not self.has_logs:
+            lanes = zip(self.field.lanes, (operands[0].q, operands[0].p), strict=True)
+            return Extended(*(lane.uninterpreted(op.name, a) for lane, a in lanes))
         flags = [x.infinite for x in operands]
         if any(f is not None for f in flags) and op in _INFINITE:
             found = _INFINITE[op](self, operands, [_filled(f) for f in flags], dtype)
@@ -179,20 +188,18 @@ class ExtendedField:
             sign = np.sum(np.broadcast_to(sign, x.p.shape), axis=axes) & 1
         if infinite is not None:
             infinite = np.sign(np.sum(np.broadcast_to(infinite, x.p.shape), axis=axes))
-        return Extended(q, p, sign, infinite, x.is_piecewise)
+        return Extended(q, p, sign, infinite, is_piecewise=x.is_piecewise)
 
     def _product(self, x: Extended, axes: tuple[int, ...], dtype: DType) -> Extended:
         for axis in sorted(axes, reverse=True):
-            rows = [
-                x.map(lambda a, i=i, n=axis: np.take(a, i, axis=n)) for i in range(x.p.shape[axis])
-            ]  # type: ignore[misc]
             found = self.literal(1, dtype)
-            for row in rows:
+            for i in range(x.p.shape[axis]):
+                row = x.map(_taker(axis, i))
                 found = self.apply(e.MUL, NONE, [found, row], [dtype, dtype], dtype)
             x = found
         return x
 
-    def _lanes(self, x: Extended) -> Sequence[tuple[object, Array]]:
+    def _lanes(self, x: Extended) -> Sequence[tuple[Lane, Array]]:
         return [(self.field.lane_q, x.q), (self.field.lane_p, x.p)]
 
     def combined(self, op: str, x: Extended, y: Extended, dtype: DType) -> Extended:

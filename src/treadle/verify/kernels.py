@@ -18,10 +18,11 @@ from treadle.base.errors import GraphError
 from treadle.domains.field import Residues, same
 from treadle.domains.float64 import Array
 from treadle.ir.graph import Graph, Node, Value
+from treadle.ir.literal import ArrayLiteral
 from treadle.ir.op import NONE
 from treadle.ir.ops import elementwise as e
 from treadle.ir.ops.indexing import Gather, ScatterAdd
-from treadle.ir.ops.leaves import Leaf
+from treadle.ir.ops.leaves import Constant, Leaf
 from treadle.ir.ops.linear import Contraction
 from treadle.kernel.bindings import Binding, Partial, Whole, Work
 from treadle.kernel.nodes import Buffer
@@ -35,6 +36,7 @@ from treadle.verify.layouts import Parts, layout_of, source_of, variables_at
 from treadle.verify.machine import Machine, NotEstablishedError, WrongKernelError
 from treadle.verify.on_demand import Grid, OnDemand, along
 from treadle.verify.picks import Picks
+from treadle.verify.views import viewed
 
 COMPARED = 8  # elements of each buffer, beside the first and the last that were written
 WHOLE = 2**20  # elements that a kernel may fill before another adds to them
@@ -69,7 +71,7 @@ def check(program: Program, site: Site, trial: int = 0) -> Claim:
     try:
         if site.graph is None:
             raise NotEstablishedError("it stands between a scan and what is around it")
-        found = Comparison(program, site, site.graph, trial).compare()
+        found = _compared(program, site, site.graph, trial)
         return Claim(call.kernel.name, names, lines, *found)
     except NotEstablishedError as reason:
         return Claim(call.kernel.name, names, lines, reason=str(reason))
@@ -79,12 +81,26 @@ def check(program: Program, site: Site, trial: int = 0) -> Claim:
         raise GraphError("verify", cause + where) from wrong
 
 
+def _compared(
+    program: Program, site: Site, graph: Graph, trial: int
+) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """Without the laws of logarithms, and with them where there are some and it needs them."""
+    try:
+        return Comparison(program, site, graph, trial).compare()
+    except WrongKernelError:
+        if not site.has_logs:
+            raise
+        return Comparison(program, site, graph, trial, has_logs=True).compare()
+
+
 class Comparison:
     """One call on one side, the graph on the other."""
 
-    def __init__(self, program: Program, site: Site, graph: Graph, trial: int):
+    def __init__(
+        self, program: Program, site: Site, graph: Graph, trial: int, has_logs: bool = False
+    ):
         self.program, self.site, self.graph, self.trial = program, site, graph, trial
-        self.field = ExtendedField(trial, site.ordered)
+        self.field = ExtendedField(trial, site.ordered, has_logs)
         self.constants = dict(program.constants)
         self.most = _index_sizes(graph)
 
@@ -148,13 +164,37 @@ class Comparison:
         return source_of(binding.content, type_, value, undefined, self.field)
 
     def value(self, value: Value) -> Source:
-        """Elements of a value by their flat index: a constant's own, or generic ones."""
+        """Elements of a value by their flat index: those of what it is a view of."""
+        base, moves = viewed(self.graph, value)
+        source = self._base(base)
+        if not moves:
+            return source
+
+        def moved(at: Array) -> Extended:
+            for move in moves:
+                at = move(at)
+            return source(at)
+
+        return moved
+
+    def _base(self, value: Value) -> Source:
+        """A constant's own elements, or generic ones."""
+        node = self.graph.nodes[value.node]
+        if isinstance(node.attributes, Constant):
+            return self._number(node.attributes)
         array = self.constants.get(f"{self.site.scope}b{value.node}.{value.output}")
         if array is not None:
             return self._constant(array, self.graph.type_of(value).dtype)
         name = f"%{value.node}.{value.output}"
         most = self.most.get(value, INTEGERS)
         return keyed(self.field, name, self.graph.type_of(value).dtype, most)
+
+    def _number(self, attributes: Constant) -> Source:
+        value, dtype = attributes.value, attributes.type.dtype
+        if isinstance(value, ArrayLiteral):
+            return self._constant(value.array, dtype)
+        found = self.field.literal(value, dtype)
+        return lambda at: found.map(lambda a: np.broadcast_to(a, at.shape))
 
     def _constant(self, array: np.ndarray, dtype: DType) -> Source:
         flat = array.reshape(-1)
@@ -164,9 +204,9 @@ class Comparison:
             if not dtype.is_float:
                 return self.field.integers(taken, dtype)
             finite = np.where(np.isfinite(taken), taken, 0)
-            parts = (lane.array(finite) for lane in self.field.field.lanes)
+            q, p = (lane.array(finite) for lane in self.field.field.lanes)
             infinite = np.where(np.isinf(taken), np.sign(taken), 0).astype(np.int64)
-            return Extended(*parts, infinite=infinite if infinite.any() else None)
+            return Extended(q, p, infinite=infinite if infinite.any() else None)
 
         return source
 
@@ -176,11 +216,12 @@ class Comparison:
             [a.buffer for a in call.arguments[: len(call.kernel.inputs)]],
             self.site.before,
         )
-        cuts = {before[n].value for n in inputs if not isinstance(before[n].content, Partial)}
+        values = [before[n].value for n in inputs if not isinstance(before[n].content, Partial)]
+        cuts = {viewed(self.graph, value)[0] for value in values}
 
         def given(value: Value) -> Source | None:
             is_leaf = isinstance(self.graph.nodes[value.node].attributes, Leaf)
-            return self.value(value) if value in cuts or is_leaf else None
+            return self._base(value) if value in cuts or is_leaf else None
 
         on = OnDemand(self.graph, self.field, given)
         for name in inputs:
@@ -311,7 +352,7 @@ def _differing(found: Extended, wanted: Extended, at: Array) -> int | None:
         for x in (found, wanted)
     ]
     finite = (flags[0] == 0) & (flags[1] == 0)
-    if not np.array_equal(*flags):
+    if not np.array_equal(flags[0], flags[1]):
         return int(at[flags[0] != flags[1]][0])
 
     def kept(r: Residues) -> Residues:

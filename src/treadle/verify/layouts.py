@@ -1,4 +1,4 @@
-"""What bindings say, as functions: which element lies at an address, and where parts of a sum are."""
+"""What bindings say, as functions: which element is at an address, and where a sum's parts are."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _whole(shape: tuple[int, ...], order: tuple[int, ...], pitch: int) -> Layout
 
 
 def variables_at(elements: Elements) -> Callable[[Array], tuple[dict[str, Array], Array]]:
-    """The variables at an address, and whether there are any; by division, as the address counts."""
+    """The variables at an address, and whether there are any: by division, as addresses count."""
     factors: list[tuple[Var, int]] = []
     for atom, factor in elements.address.terms:
         if not isinstance(atom, Var):

@@ -23,7 +23,7 @@ from treadle.ir.op import NONE, OPS
 from treadle.ir.ops import elementwise as e
 from treadle.kernel.access import accesses, changed_in, locals_in, names_in
 from treadle.kernel.cost import outermost
-from treadle.kernel.index import Data, Index
+from treadle.kernel.index import Data, Index, Var
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -59,6 +59,7 @@ from treadle.verify.picks import Picks
 INDEPENDENT = (Role.PARALLEL, Role.GRID, Role.GROUP, Role.SUBGROUP, Role.VECTOR)
 CHUNK = 2**20  # elements of an array at a time
 MOST = 2**27  # elements that a kernel may compute
+DEAR = 2**22  # elements after which no more iterations of a loop are looked at
 
 
 class NotEstablishedError(Exception):
@@ -85,6 +86,9 @@ class Machine:
         self.own = {b.name: b for b in kernel.scratch}
         self.touched = Counter(a.buffer for a in accesses(kernel.body))
         self.outer = outermost(kernel)
+        self.loops: list[For] = []  # around, that run one iteration after another
+        self.nest: list[int] = []  # those of them of which some are left out
+        self.turn = 0
         self.sampled: dict[int, bool] = {}
         self.vectors: dict[int, bool] = {}
         self.is_product = sum(not isinstance(s, For) for s in walk(kernel.body)) == 1
@@ -185,11 +189,35 @@ class Machine:
             for part in self._chunks(every):
                 self._together(s, part, stop, mask)
         else:
-            for i in every:
-                self._one(s, int(i), stop, mask, is_apart)
+            self._one_by_one(s, every, stop, mask, is_apart)
         self.mask = mask
         self.variables.pop(s.var.name, None)
         self.locals = {n: self.locals[n] for n in saved}
+
+    def _one_by_one(
+        self, s: For, every: Array, stop: Array | None, mask: Array | None, is_apart: bool
+    ) -> None:
+        """In order. Where some can be left out the last comes first: of dear ones few are run."""
+        if not self._is_sampled(s):
+            self.loops.append(s)
+            for i in every:
+                self._one(s, int(i), stop, mask, is_apart)
+            self.loops.pop()
+            return
+        order, before = [int(i) for i in (*every[-1:], *every[:-1])], self.count
+        if self.nest and self.nest[-1] == len(self.loops) - 1:  # other ones in each iteration
+            first = self.turn % len(order)
+            order = (order[first:] + order[:first])[:2]
+            self.turn += 1
+        self.nest.append(len(self.loops))
+        self.loops.append(s)
+        for i in order:
+            self._one(s, i, stop, mask, is_apart)
+            self.picks.note(s, i)
+            if self.count - before > DEAR:
+                break
+        self.nest.pop()
+        self.loops.pop()
 
     def _chunks(self, every: Array) -> list[Array]:
         around = int(np.prod(self.axes, dtype=np.int64))
@@ -356,7 +384,7 @@ class Machine:
     def multiply(self, s: Matmul) -> None:
         target, left, right = s.matrices
         rows, columns = target.rows, target.columns
-        picked = range(rows.count), range(columns.count)
+        picked: tuple[Sequence[int], Sequence[int]] = range(rows.count), range(columns.count)
         if self.is_product:  # a library's, which has all of them
             picked = self.picks.along(rows.count), self.picks.along(columns.count)
         into = self._matrix(target, *picked)
@@ -386,7 +414,7 @@ def _along(axis: StridedAxis, picked: Sequence[int]) -> Array:
     return np.asarray(axis.listed, np.int64)[at] if axis.listed else at * axis.stride
 
 
-def _lane_loops(kernel: Kernel) -> dict[str, object]:
+def _lane_loops(kernel: Kernel) -> dict[str, Var]:
     """The variables of the vector loops that private memory is of."""
     private = {b.name for b in kernel.scratch if b.lanes > 1}
     loops = (s for s in walk(kernel.body) if isinstance(s, For) and s.role is Role.VECTOR)

@@ -14,9 +14,9 @@ from treadle.ir.graph import Node
 from treadle.ir.ops.linear import Window
 from treadle.verify.extended import Extended, chosen
 from treadle.verify.indices import ravel, unravel
+from treadle.verify.machine import NotEstablishedError
 from treadle.verify.on_demand import (
     Grid,
-    NotEstablishedError,
     OnDemand,
     along,
     as_axis,
@@ -213,6 +213,16 @@ def _contract(on: OnDemand, node: Node, grid: Grid) -> Extended:
         return on.field.integers(plain, node.types[0].dtype)
     lanes = zip(on.field.field.lanes, (x.q, x.p), (y.q, y.p), strict=True)
     return Extended(*(contract_with(lane.matmul, given, a, b) for lane, a, b in lanes))
+
+
+@rule("argmax", "argmin")
+def _positions(on: OnDemand, node: Node, grid: Grid) -> Extended:
+    axis, type_ = _attributes(node).axis, on.type_of(node, 0)
+    order = on.field.order(
+        on.full(node, 0, (*grid[:axis], range(type_.shape[axis]), *grid[axis:])), type_.dtype
+    )
+    found = order.argmax(axis) if node.op.name == "argmax" else order.argmin(axis)
+    return on.field.integers(found, node.types[0].dtype)
 
 
 @rule("gather")

@@ -28,7 +28,7 @@ from treadle.verify.machine import NotEstablishedError
 
 Axis = range | tuple[int, ...]  # indices along an axis
 Grid = tuple[Axis, ...]
-MOST = 2**24  # elements of one grid
+MOST = 2**23  # elements of one grid
 
 ELEMENTWISE = frozenset(op for op in vars(e).values() if isinstance(op, Op))
 

@@ -1,4 +1,4 @@
-"""Which iterations of a loop are looked at: the first, the last, those at guards, and some others."""
+"""Which iterations of a loop are looked at: first, last, those at guards, and some others."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class Picks:
 
     def __init__(self, seed: int = 0):
         self.seed, self.fewest = seed, 4
+        self.ran: dict[int, tuple[For, set[int]]] = {}
         self.found: dict[int, tuple[For, tuple[int, ...]]] = {}
 
     def of(self, loop: For) -> tuple[int, ...]:
@@ -26,6 +27,11 @@ class Picks:
             self.found[id(loop)] = loop, self._chosen(loop.var.extent, loop.var.name, near)
         return self.found[id(loop)][1]
 
+    def note(self, loop: For, iteration: int) -> None:
+        """An iteration of a loop of which some that were chosen may be left out."""
+        loop, ran = self.ran.setdefault(id(loop), (loop, set()))
+        ran.add(iteration)
+
     def along(self, count: int) -> tuple[int, ...]:
         """Rows or columns of a matrix."""
         return self._chosen(count, "matrix", [])
@@ -33,12 +39,13 @@ class Picks:
     def _chosen(self, count: int, name: str, near: list[int]) -> tuple[int, ...]:
         rng = np.random.default_rng([self.seed, count, *name.encode()])
         others = rng.integers(0, count, OTHERS).tolist() if count else []
-        return tuple(sorted({0, count - 1, *near, *others} & set(range(count))))
+        return tuple(sorted(i for i in {0, count - 1, *near, *others} if 0 <= i < count))
 
     @property
     def record(self) -> dict[str, list[int]]:
         """As JSON has it: iterations by the name of the loop's variable."""
-        return {loop.var.name: list(chosen) for loop, chosen in self.found.values()}
+        every = self.found | {key: (loop, tuple(ran)) for key, (loop, ran) in self.ran.items()}
+        return {loop.var.name: sorted(chosen) for loop, chosen in every.values()}
 
 
 def _at_guards(loop: For) -> Iterator[int]:
