@@ -226,7 +226,8 @@ class Order:
 
     def _precedes(self, position: int, others: set[int]) -> bool:
         """Whether a group has to run before some of the others."""
-        return any(self.groups[d].before >> position & 1 for d in others if d != position)
+        bit = 1 << position
+        return any(self.groups[d].before & bit for d in others if d != position)
 
     def _may_join(self, position: int, kernel: Kernel, direct: set[int]) -> bool:
         group = self.groups[position]
@@ -258,8 +259,9 @@ class Order:
         group.before = found
         if is_new:
             return
+        bit = 1 << position
         for other in self.groups:
-            if other.before >> position & 1:
+            if other.before & bit:
                 other.before |= found
 
     def _merge(self) -> None:

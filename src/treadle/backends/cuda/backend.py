@@ -14,7 +14,6 @@ from treadle.backends.protocol import Built, RescheduleError
 from treadle.backends.scheduling import scheduled
 from treadle.codegen.cuda.driver import CudaSource, render_kernel, render_program
 from treadle.compile_report import CompileOptions, CompileReport, Profile
-from treadle.ir.composites import ATTENTION, ATTENTION_GRAD
 from treadle.ir.graph import Graph
 from treadle.kernel import target as targets
 from treadle.kernel.choices import KEEP_ALL, Chosen, with_choices
@@ -139,16 +138,14 @@ class CudaToolchain:
         return ceilings()
 
 
-def _workers_for(graph: Graph) -> dict[str, int]:
-    """How many processes pay that plan its attention, and those that plan grouped convolutions."""
-    sizes, grouped, has_attention = targets.GPU.launching, set[object](), False
+def _workers_for(graph: Graph) -> int:
+    """How many processes pay that plan its grouped convolutions."""
+    sizes, grouped = targets.GPU.launching, set[object]()
     for node in graph.nodes:
-        has_attention = has_attention or node.op in (ATTENTION, ATTENTION_GRAD)
         if node.op in CONVOLUTIONS and conv_of(node).groups > 1:
             types = tuple(graph.type_of(v) for v in node.operands)
             grouped.add((node.op, node.attributes, types))
-    count = min(sizes.plan_workers, len(grouped) // sizes.worker_plans)
-    return {"attention": int(has_attention), "conv": count}
+    return min(sizes.plan_workers, len(grouped) // sizes.worker_plans)
 
 
 @final

@@ -28,7 +28,7 @@ from treadle.runtime.cuda.lent import Lender
 from treadle.runtime.cuda.profile import timed_launches, timed_runs
 from treadle.runtime.cuda.transfers import Captured, Later, Pending, Slot, Sources, Traffic
 from treadle.runtime.cuda.values import DeviceValues
-from treadle.runtime.cuda.workers import begun_workers
+from treadle.runtime.cuda.workers import begun_workers, close_workers
 from treadle.runtime.executable import Timing
 
 SIZES = GPU.launching
@@ -59,7 +59,7 @@ class CudaProgram:
         needed = max(0, plan.arena - self._arena.nbytes) + self._results_size + self._inputs_size
         needed += sum(a.nbytes for a in constants.values())
         if needed > self._device.memory()[0]:
-            begun_workers().close(waits=True)  # they have memory too
+            close_workers(begun_workers(), waits=True)  # they have memory too
             self._device.reclaim()
         if needed > self._device.memory()[0]:
             raise out_of_memory(needed, "the program, beside its parameters and state,")
