@@ -13,8 +13,10 @@ import pytest
 import treadle as td
 from cuda_backend import ALONE, scheduled, with_matmuls
 from cuda_on_host import no_host_compiler, run_on_host
+from fake_cuda import fake_gpu
 from test_kernels import run as interpreted
 from treadle import losses, nn, optim
+from treadle.backends.cuda.backend import CudaToolchain
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.base.errors import ArgumentError, DTypeError, GradientError
@@ -23,12 +25,13 @@ from treadle.frontend.functions.linear import contract
 from treadle.ir.graph import Graph
 from treadle.ir.ops.elementwise import CAST
 from treadle.ir.ops.linear import CONTRACT
-from treadle.kernel.launch import MatmulCall, MatrixFacts, matmul_call_of
+from treadle.kernel.launch import LibraryLaunch, MatmulCall, MatrixFacts, matmul_call_of
 from treadle.kernel.nodes import standalone_matmul
 from treadle.kernel.target import Target
 from treadle.precision import float8
 from treadle.runtime.cuda import blas
 from treadle.runtime.cuda.batches import matrices
+from treadle.runtime.cuda.conv import NoLibraryCallError
 from treadle.runtime.oracle import OracleProgram
 
 E4M3, E5M2, BF16, F32 = dtypes.float8_e4m3, dtypes.float8_e5m2, dtypes.bfloat16, dtypes.float32
@@ -487,3 +490,22 @@ def test_what_cublaslt_is_told(left: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert addresses == (500, 100, 200, 300, 404, 416)
     assert matmul.run(*addresses, algorithm=ctypes.c_int(0), stream=0) == 0
     assert (told.told[17], told.told[18], told.told[8]) == (404, 416, 300)
+
+
+def test_a_library_that_has_not_some_product_is_not_asked_again() -> None:
+    with fake_gpu():
+        toolchain = CudaToolchain()
+        assert toolchain.target.matmuls.has_float8
+        assert toolchain.target.matmuls.scales_float8
+        missing = NoLibraryCallError(LibraryLaunch("float8 epilogue", (), (), ()), "no algorithm")
+        again = toolchain._after(missing).toolchain
+        assert again.target.matmuls.has_float8
+        assert not again.target.matmuls.scales_float8
+        missing = NoLibraryCallError(LibraryLaunch("float8", (), (), ()), "no algorithm")
+        assert not again._after(missing).toolchain.target.matmuls.has_float8
+    square = td.Spec((64, 64), BF16)
+    graph = td.trace(scaled, square, square, td.Spec((64,), BF16), td.Spec((2,)))
+    target = with_float8()
+    without = replace(target, matmuls=replace(target.matmuls, scales_float8=False))
+    calls = [matmul_call_of(k) for k in scheduled(graph, target=without).distinct()]
+    assert [(c.of_float8, c.scales, c.bias) for c in calls if c] == [("float8", (), -1)]

@@ -170,6 +170,7 @@ class Matmuls:
     # Matmuls, convolutions and attention of a library
     pack: int = 8  # elements of a library's widest loads, 16 bytes of narrow floats
     has_float8: bool = False  # whether it multiplies floats of 8 bits: from chips of 8.9 on
+    scales_float8: bool = True  # and multiplies the product by numbers of the device
     float8_pack: int = 16  # elements of which their axes are multiples: cuBLASLt's 16 bytes
     most_depth: int = 256  # elements of a head of attention: cuDNN's on compute capability 9.0
     least_pitched: int = 64  # elements of a row that may be followed by up to a pack of nothing

@@ -90,7 +90,8 @@ def matmul_epilogues(
             continue
         for term, bias in _biases(graph, node, uses) if node.op is e.ADD else [(value, None)]:
             matmul, scales = _unscaled(graph, term, uses)
-            is_scaled = bool(scales) == _is_float8(graph, matmul)
+            is_float8 = _is_float8(graph, matmul)
+            is_scaled = bool(scales) == is_float8 and (limits.scales_float8 or not is_float8)
             if not is_scaled or graph.nodes[matmul.node].op is not linear.CONTRACT:
                 continue
             if bias is None or _ends_in_columns(graph, graph.nodes[matmul.node], limits):

@@ -17,6 +17,7 @@ from treadle.compile_report import CompileOptions, CompileReport, Profile
 from treadle.ir.graph import Graph
 from treadle.kernel import target as targets
 from treadle.kernel.choices import KEEP_ALL, Chosen, with_choices
+from treadle.kernel.launch import FLOAT8, FLOAT8_EPILOGUE
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.plan import Plan
 from treadle.kernel.program import Program
@@ -58,7 +59,12 @@ class CudaToolchain:
         matmuls = targets.GPU.matmuls
         if why_not() is None:  # devices differ: 99 KB a block on 8.6 and 8.9, 227 on 9.0
             mapping = mapping.within(device().most_shared)
-            matmuls = replace(matmuls, has_float8=device().chip >= FLOAT8_CHIP)
+            refused = {name for name, *_ in self.without}
+            matmuls = replace(
+                matmuls,
+                has_float8=device().chip >= FLOAT8_CHIP and FLOAT8 not in refused,
+                scales_float8=FLOAT8_EPILOGUE not in refused,
+            )
         found = replace(
             targets.GPU,
             has_attention=has,

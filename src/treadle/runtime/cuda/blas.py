@@ -196,20 +196,7 @@ class Matmul:
     ) -> int:
         """Put the matmul into a stream, or the usual one; addresses are those of the buffers."""
         p = self.matmul
-        for attribute, address in zip(_SCALE_ADDRESSES, scales, strict=False):
-            self._set(
-                library().cublasLtMatmulDescSetAttribute,
-                self._handle,
-                attribute,
-                ctypes.c_void_p(address),
-            )
-        if p.bias >= 0:
-            self._set(
-                library().cublasLtMatmulDescSetAttribute,
-                self._handle,
-                _BIAS_ADDRESS,
-                ctypes.c_void_p(bias),
-            )
+        self._point(bias, *scales)
         addresses = {
             "left": left + p.left.start * itemsize(p.left.dtype),
             "right": right + p.right.start * itemsize(p.right.dtype),
@@ -226,8 +213,17 @@ class Matmul:
         )  # fmt: skip
         return code
 
-    def candidates(self) -> list[Any]:
+    def _point(self, bias: int = 0, *scales: int) -> None:
+        """Where the bias and the scales are: parts of what an algorithm is chosen for."""
+        setter = library().cublasLtMatmulDescSetAttribute
+        found = dict(zip(_SCALE_ADDRESSES, scales, strict=False))
+        found |= {_BIAS_ADDRESS: bias} if self.matmul.bias >= 0 else {}
+        for attribute, address in found.items():
+            self._set(setter, self._handle, attribute, ctypes.c_void_p(address))
+
+    def candidates(self, *addresses: int) -> list[Any]:
         """Algorithms that the library thinks are fast, its best first."""
+        self._point(*addresses[3:])
         lt, preference = library(), ctypes.c_void_p()
         _checked(lt.cublasLtMatmulPreferenceCreate(ctypes.byref(preference)), "matmul")
         self._set(
@@ -247,7 +243,7 @@ class Matmul:
 
     def take_first(self, *addresses: int) -> None:
         """The library's best: the same in every process, which what is timed need not be."""
-        every = self.candidates()
+        every = self.candidates(*addresses)
         able = next((a for a in every if not self.run(*addresses, algorithm=a)), None)
         if able is None:
             raise DeviceError("matmul", f"cuBLASLt has no algorithm for {self.matmul}")
@@ -265,7 +261,7 @@ class Matmul:
             end.wait()
             return end.milliseconds_since(start)
 
-        every = self.candidates()
+        every = self.candidates(*addresses)
         able = [a for a in every[:FEW] if not self.run(*addresses, algorithm=a)]
         is_long = bool(able) and timed(able[0], 1) > LONG
         if not is_long:

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base.errors import DeviceError
 from treadle.ir.graph import Graph, OutputKind
 from treadle.ir.types import TensorType
 from treadle.kernel.choices import Chosen
+from treadle.kernel.launch import LibraryLaunch
 from treadle.kernel.plan import Plan, PlannedCall, PlannedOutput, PlannedPhase, PlannedRepeat
 from treadle.kernel.target import GPU
 from treadle.runtime.cuda.arena import shared_arena
@@ -22,6 +24,7 @@ from treadle.runtime.cuda.batches import Batch, chosen_batches, matrices
 from treadle.runtime.cuda.blas import Matmul, noise, workspace
 from treadle.runtime.cuda.calls import LibraryCalls
 from treadle.runtime.cuda.code import CudaCode
+from treadle.runtime.cuda.conv import NoLibraryCallError
 from treadle.runtime.cuda.device import Block, checked, device, out_of_memory, padded
 from treadle.runtime.cuda.launches import Code, Runner
 from treadle.runtime.cuda.lent import Lender
@@ -131,7 +134,14 @@ class CudaProgram:
             key = repr(launch.matmul)
             if key not in self.algorithms:
                 choose = matmul.take_first if is_deterministic else matmul.choose
-                choose(*self._somewhere(i))
+                try:
+                    choose(*self._somewhere(i))
+                except DeviceError as error:
+                    kind = launch.matmul.of_float8
+                    if not kind:
+                        raise
+                    called = LibraryLaunch(kind, (), (), ())
+                    raise NoLibraryCallError(called, error.cause) from error
                 self.algorithms[key] = matmul.words
             matmul.use(self.algorithms[key])
         return found
