@@ -267,8 +267,6 @@ def _with_row_sums(
     rows = row_sums_of(first)
     if rows is not None and not is_needed:
         return with_sum(rows, first, second, sizes)  # of what the rows read too
-    if not is_needed:
-        return None
     if rows is None:
         found = sum_of(second)
         if found is None or first.scratch or not _has_row_loops(first, sizes.least_columns):
