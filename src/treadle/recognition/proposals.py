@@ -183,6 +183,8 @@ def _batch_norm(region: Region, channels: int, eps: float) -> Graph:
     return sketch.result(sketch.permuted(normed, back), region.type)
 
 
+# Nodes below an anchor of a function of an element that are tried as its result: chosen.
+FEW_ROOTS = {e.ERF: 6, e.TANH: 6, c.SIGMOID: 4, c.SOFTMAX: 4}
 # By what a region must contain: an anchor, below which its root is looked for.
 PROPOSALS: dict[Op, tuple[Propose, ...]] = {
     e.ERF: (activations,),

@@ -13,9 +13,24 @@ from treadle.ir.rewrite import copied, inline_into, remove_dead_code, walk
 from treadle.kernel.target import Target
 from treadle.recognition import affine, attention, convolutions, losses
 from treadle.recognition.attention_graph import AttentionGraph
+from treadle.recognition.convolutions import Written
 from treadle.recognition.judge import Verdict, judge, saturated
-from treadle.recognition.proposals import PROPOSALS, Propose, Region, masked_softmaxes
-from treadle.recognition.regions import Flow, IsSide, is_flag, is_index, no_sides, of_shape
+from treadle.recognition.proposals import (
+    FEW_ROOTS,
+    PROPOSALS,
+    Propose,
+    Region,
+    masked_softmaxes,
+)
+from treadle.recognition.regions import (
+    MOST_ROOTS,
+    Flow,
+    IsSide,
+    is_flag,
+    is_index,
+    no_sides,
+    of_shape,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +82,8 @@ class Search:
     def _around(
         self, flow: Flow, anchor: int, proposals: Sequence[Propose]
     ) -> tuple[Found, frozenset[int]] | None:
-        for root in reversed(flow.below(anchor)):
+        op = flow.graph.nodes[anchor].op
+        for root in reversed(flow.below(anchor, FEW_ROOTS.get(op, MOST_ROOTS))):
             for propose in proposals:
                 is_side = is_flag if propose is masked_softmaxes else no_sides
                 match = self._at(flow, anchor, Value(root), propose, is_side)
@@ -155,7 +171,7 @@ class Search:
                     taken |= set(flow.between(match.root, set(entry.inputs)))
         return found
 
-    def _convolution(self, flow: Flow, match: convolutions.Written) -> Found | None:
+    def _convolution(self, flow: Flow, match: Written) -> Found | None:
         type_of, rank = flow.graph.type_of, flow.graph.type_of(match.root).rank
         images = [v for v in match.images if type_of(v).rank == rank]
         weights = [v for v in match.weights if type_of(v).rank in (rank, rank - 1)]

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from treadle.base.dtypes import bfloat16, float32, int32
-from treadle.frontend.control import scan
 from treadle.frontend.coerce import cast, constant
+from treadle.frontend.control import scan
 from treadle.frontend.functions.arithmetic import exp, stop_gradient, tanh, where
 from treadle.frontend.functions.linear import contract
 from treadle.frontend.functions.reductions import argmax, argmin
