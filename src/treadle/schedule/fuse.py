@@ -374,7 +374,7 @@ def staged(kernel: Kernel, room: int) -> Kernel:
 
 def _is_read_again(body: Sequence[Statement], buffer: Buffer, var: Var) -> bool:
     """Whether only the iteration's part is touched, first by one statement's stores, then read."""
-    every = [[a for a in accesses([s]) if a.buffer == buffer.name] for s in body]
+    every = [list(accesses([s], (buffer.name,))) for s in body]
     touching = [found for found in every if found]
     if not touching or any(not a.writes for a in touching[0]):
         return False

@@ -99,7 +99,7 @@ def with_terms(first: Kernel, second: Kernel, large: int) -> Kernel | None:
         return None
     made = {b.name for b in first.outputs}
     second, sum_ = renamed_sum(second, first, first.body)
-    touched = [a for a in accesses(second.body) if a.buffer in made]
+    touched = list(accesses(second.body, made))
     read = {a.index for a in touched}
     if len(read) != 1 or any(a.writes for a in touched):
         return None
