@@ -7,10 +7,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from treadle.base.errors import ArgumentError
+from treadle.base.memory import bytes_in
 from treadle.base.numbers import POSITIVE, check_choice, check_number, check_whole
+from treadle.base.rewrites import Recognised, Rewritten
 from treadle.kernel.machine import NATIVE, target_name
 from treadle.kernel.plan import KernelFacts
 
@@ -22,15 +26,21 @@ class CompileOptions:
     `on_new_shape="specialise"` compiles for batches of other shapes, at most `max_shapes` of them.
     `verify=True` checks the IR's invariants after every stage. `detect_anomaly=True` looks at what
     a step gives: at a NaN or an infinity the step is undone, and the node that made it is named.
-    `optimize=False` keeps every tensor in memory, one kernel each, to look at. `recompute=False`
-    keeps on a GPU what the backward pass would compute anew to save memory. `deterministic=True`
+    `optimize=False` keeps every tensor in memory, one kernel each, to look at. `rewrite=False`
+    leaves out rules that put a cheaper equal graph in place of the one that was written and
+    differentiated. `recompute=False` keeps on a GPU what the backward pass would compute anew to
+    save memory. `memory_budget` is the most that the temporary values of a training step may take:
+    bytes, text as in "2GiB", or a fraction of what they take without; kernels run a second time for
+    it. `deterministic=True`
     gives the same bits in every run on a GPU too, where the fastest gradients of attention and
     convolutions may not; a CPU always does. `check_indices` looks at integers of the batch that are
     used as indices, before anything runs: one that is out of range is an error. `debug=True` makes
     it one for indices that are computed, too, which are held inside their axis otherwise.
     `search="measured"` times whole programs with other sizes of blocks, other fusion and other
     choices between storing and recomputing, for at most `seconds` a program; the fastest is kept on
-    disk for this graph on this machine.
+    disk for this graph on this machine. `numerics="strict"` computes what is written and nothing
+    that is only equal over the reals: attention, norms, losses or convolutions that are written out
+    are not recognised as the functions that they are.
     """
 
     on_new_shape: str = "error"
@@ -38,13 +48,16 @@ class CompileOptions:
     verify: bool = False
     detect_anomaly: bool = False
     optimize: bool = True
+    rewrite: bool = True
     debug: bool = False
     deterministic: bool = False
     recompute: bool = True
+    memory_budget: int | float | str | None = None
     target: str | int = NATIVE
     check_indices: bool = True
     search: str = "off"
     seconds: float = 30.0
+    numerics: str = "equal"
 
     def __post_init__(self) -> None:
         if self.on_new_shape not in ("error", "specialise"):
@@ -54,9 +67,34 @@ class CompileOptions:
                 'Use "error" or "specialise".',
             )
         check_choice("CompileOptions", "search", self.search, ("off", "measured"))
+        check_choice("CompileOptions", "numerics", self.numerics, ("equal", "strict"))
         check_number("CompileOptions", "seconds", self.seconds, POSITIVE)
         check_whole("CompileOptions", "max_shapes", self.max_shapes)
+        # Frozen: what was given as text is the number that it says from here on.
+        object.__setattr__(self, "memory_budget", as_budget(self.memory_budget))
         target_name(self.target)  # anything that is none is an error here
+
+    @property
+    def without_budget(self) -> CompileOptions:
+        """For programs beside a training step, which have no backward pass to compute for."""
+        return self if self.memory_budget is None else replace(self, memory_budget=None)
+
+
+def as_budget(given: object) -> int | float | None:
+    """A memory budget: whole bytes, or a fraction of what is taken without one."""
+    if given is None:
+        return None
+    found = bytes_in(given) if isinstance(given, str) else given
+    if isinstance(found, (int, np.integer)) and not isinstance(found, bool) and found > 0:
+        return int(found)
+    if isinstance(found, (float, np.floating)) and 0 < found <= 1:
+        return float(found)
+    raise ArgumentError(
+        "CompileOptions",
+        f"memory_budget is {given!r}",
+        'Give bytes as a whole number or as text ("2GiB", "800MB"), or a fraction above 0 and at '
+        "most 1.0 of what is taken without a budget.",
+    )
 
 
 def as_options(options: object, otherwise: CompileOptions | None = None) -> CompileOptions:
@@ -81,6 +119,8 @@ class ProgramFacts:
     outside: int  # constants and outputs
     from_cache: bool
     shares_arena: bool = False  # arena and scratch are memory of all programs, the largest counts
+    again: tuple[KernelFacts, ...] = ()  # calls that a memory budget lets run a second time
+    uncut: int = 0  # bytes of the arena without that budget; 0 where it has nothing to cut
 
     @property
     def calls(self) -> int:
@@ -98,6 +138,18 @@ class ProgramFacts:
     @property
     def nbytes(self) -> int:
         return self.arena + self.scratch + self.outside
+
+
+def _cut_line(program: ProgramFacts) -> str:
+    """What a budget cut, and what that costs."""
+    calls = sum(k.calls for k in program.again)
+    flops = sum(k.calls * k.flops for k in program.again)
+    moved = sum(k.calls * k.nbytes for k in program.again)
+    return (
+        f"  {program.name}: arena {program.arena / 1e6:,.1f} MB within its budget, without "
+        f"{program.uncut / 1e6:,.1f}; {calls} calls once more, {flops / 1e9:,.2f} GFLOP "
+        f"({flops / max(1, program.flops - flops):.1%}) and {moved / 1e6:,.1f} MB moved"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +217,8 @@ class CompileReport:
     state_bytes: int = 0  # of the session: parameters, optimizer, counters
     target: str = ""  # the processor that programs are compiled for, where that is a choice
     rules: Counter[str] = field(default_factory=Counter)  # of graphs, by name: how often applied
+    recognised: list[Recognised] = field(default_factory=list)  # composites that were written out
+    rewritten: list[Rewritten] = field(default_factory=list)  # by an optimiser that counts costs
     trials: list[Trial] = field(default_factory=list)  # of a measured search, if there was one
     chosen: tuple[tuple[str, object], ...] = ()  # by the last search, or one of before
 
@@ -221,6 +275,7 @@ class CompileReport:
             numbers = (p.calls, len(p.kernels), p.flops / 1e9, p.traffic / 1e6, p.nbytes / 1e6)
             shown = "".join(f"{n:>9,}" if isinstance(n, int) else f"{n:>9.2f}" for n in numbers)
             lines.append(f"  {p.name:<16}{shown}{'yes' if p.from_cache else 'no':>9}")
+        lines += [_cut_line(p) for p in self.programs if p.uncut]
         if self.trials or self.chosen:
             told = (
                 ", ".join(f"{name} = {value}" for name, value in self.chosen) or "the usual sizes"
@@ -232,6 +287,7 @@ class CompileReport:
                 f"{self.state_bytes / 1e6:,.1f}, programs "
                 f"{(self.peak_bytes - self.state_bytes) / 1e6:,.1f}"
             )
+        lines += [f"recognised: {r}" for r in dict.fromkeys(self.recognised)]
         if self.unreached:
             lines.append(f"the loss does not reach: {', '.join(self.unreached)}")
         return "\n".join(lines)

@@ -37,12 +37,16 @@ class Member:
 Run = list[Member]  # equal matmuls of several layers
 
 
-def batch_matmuls(program: Program, limits: Matmuls) -> Program:
-    """Moves equal matmuls of several phases into that of the last, as many as memory allows."""
+def batch_matmuls(program: Program, limits: Matmuls, limit: int | None = None) -> Program:
+    """Moves equal matmuls of several phases into that of the last, as many as memory allows.
+
+    `limit` are bytes of a budget.
+    """
     uses = _Uses(program)
     chains = _chains(program, uses, limits)
     peak = uses.peak([])
     most = peak + max(peak // limits.batch_memory_part, limits.batch_memory)
+    most = most if limit is None else min(most, limit)
     for parts in limits.batch_counts if chains else ():
         runs, series = with_series([r for c in chains for r in _runs(c, parts)])
         if uses.peak(runs) <= most:

@@ -14,6 +14,7 @@ from treadle.base.dtypes import FLOAT8, accumulator
 from treadle.ir.composites import ATTENTION, Attention
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
+from treadle.kernel.bindings import Copy, Elements
 from treadle.kernel.contraction import Axes, Contraction, Operand, contraction_of, size, stride_of
 from treadle.kernel.index import Index, Var, constant, variable
 from treadle.kernel.nodes import (
@@ -72,7 +73,9 @@ class _Standalone:
         also, finish = Buffers(), list[Kernel]()
         if target is None:
             order = c.batch + c.rows + c.columns
-            sums = self.site.memory("sums", lowering.graph.type_of(value).dtype, size(order))
+            moved = Copy(Elements(order, flat_index(order), along(c.result)))
+            dtype = lowering.graph.type_of(value).dtype
+            sums = self.site.memory("sums", dtype, size(order), moved)
             target = self.in_rows(sums, c.rows, c.columns)
             finish = [self.site.moved(sums, c.result, order)]
             made, also = [], (sums,)

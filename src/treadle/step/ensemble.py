@@ -27,7 +27,7 @@ from treadle.pipeline import (
     build_step,
     load,
     open_session,
-    optimize,
+    optimized,
 )
 from treadle.runtime.oracle import OracleProgram
 from treadle.step.batches import Arrays, ByShape, declare_model
@@ -154,7 +154,7 @@ class Ensemble:
         leaves = [n for n in graph.leaves if own_inputs or not n.startswith(INPUT_PREFIX)]
         every = frozenset(range(len(graph.outputs)))
         batched = batch_graph(graph, frozenset(leaves), len(self), "same", every)
-        return optimize(batched, self.report.rules)
+        return optimized(batched, self.report, self.recipe.options)
 
     def _with_members(self, inputs: Inputs) -> Inputs:
         types = tuple((name, with_axis(type_, len(self))) for name, type_ in inputs.types)
@@ -180,7 +180,7 @@ class Ensemble:
         with self.report.stage("evaluation"):
             graph = build_evaluation(recipe, one, self._eval_params, self.report)
             graph = self._batched(graph, self._batches_own)
-        return Evaluation(graph, self.report, recipe.options, self._on_device)
+        return Evaluation(graph, self.report, recipe.options.without_budget, self._on_device)
 
     def _make_room(self, graphs: Mapping[Mode, Graph]) -> None:
         """State that a new shape brings with it: accumulators of its gradients and metrics."""
@@ -285,6 +285,7 @@ class Ensemble:
         The batch is for all members; `.mean`, `.std` and `.vote` of what it gives combine them.
         """
         fixed, recipe, report = Inputs.of(inputs), self.recipe, self.report
+        options = recipe.options.without_budget
 
         def build(found: Inputs) -> Built:
             with report.stage("forward"):
@@ -295,17 +296,17 @@ class Ensemble:
                     recipe.precision,
                     False,
                     self._eval_params,
-                    recipe.options,
+                    options,
                     report,
                 )
                 whole = replace(traced, graph=self._batched(traced.graph, False))
             report.compiles += 1
-            checks = recipe.options.check_indices
+            checks = options.check_indices
             return Built(
-                whole, lambda g: load(g, report, recipe.options, "forward"), checks, self._on_device
+                whole, lambda g: load(g, report, options, "forward"), checks, self._on_device
             )
 
-        specialise = replace(recipe.options, on_new_shape="specialise")
+        specialise = replace(options, on_new_shape="specialise")
         programs = ByShape(build, specialise, fixed, self.session.memory)
         programs.built(fixed)
         return MemberPredictions(self.session, programs, self._key)

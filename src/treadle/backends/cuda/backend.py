@@ -11,9 +11,9 @@ import numpy as np
 from treadle.backends import compiled
 from treadle.backends.cuda.stored import packed_code, unpacked_code
 from treadle.backends.protocol import Built, RescheduleError
+from treadle.backends.scheduling import scheduled
 from treadle.codegen.cuda.driver import CudaSource, render_kernel, render_program
 from treadle.compile_report import CompileOptions, CompileReport, Profile
-from treadle.ir.composites import ATTENTION, ATTENTION_GRAD
 from treadle.ir.graph import Graph
 from treadle.kernel import target as targets
 from treadle.kernel.choices import KEEP_ALL, Chosen, with_choices
@@ -33,7 +33,6 @@ from treadle.runtime.cuda.program import CudaProgram
 from treadle.runtime.cuda.values import DeviceMemory
 from treadle.runtime.cuda.workers import begin_workers
 from treadle.runtime.executable import Ceilings, Executable
-from treadle.schedule.schedule import schedule
 from treadle.schedule.templates import CONVOLUTIONS, LibraryCallKey, conv_of
 
 
@@ -87,11 +86,10 @@ class CudaToolchain:
         return here.name, here.architecture, str(here.most_shared), libraries
 
     def schedule(self, graph: Graph, options: CompileOptions) -> Program:
-        in_place = not options.debug
         target = self.target if options.recompute else with_choices(self.target, KEEP_ALL)
         if self.is_for_loading and target.has_conv:
             begin_workers(_workers_for(graph))
-        return schedule(graph, options.optimize, in_place=in_place, target=target)
+        return scheduled(graph, options, target)
 
     def render(self, program: Program) -> CudaSource:
         return render_program(program)
@@ -146,16 +144,14 @@ class CudaToolchain:
         return ceilings()
 
 
-def _workers_for(graph: Graph) -> dict[str, int]:
-    """How many processes pay that plan its attention, and those that plan grouped convolutions."""
-    sizes, grouped, has_attention = targets.GPU.launching, set[object](), False
+def _workers_for(graph: Graph) -> int:
+    """How many processes pay that plan its grouped convolutions."""
+    sizes, grouped = targets.GPU.launching, set[object]()
     for node in graph.nodes:
-        has_attention = has_attention or node.op in (ATTENTION, ATTENTION_GRAD)
         if node.op in CONVOLUTIONS and conv_of(node).groups > 1:
             types = tuple(graph.type_of(v) for v in node.operands)
             grouped.add((node.op, node.attributes, types))
-    count = min(sizes.plan_workers, len(grouped) // sizes.worker_plans)
-    return {"attention": int(has_attention), "conv": count}
+    return min(sizes.plan_workers, len(grouped) // sizes.worker_plans)
 
 
 @final

@@ -24,7 +24,6 @@ from treadle.kernel.index import (
     Remainder,
     Var,
     constant,
-    substitute,
     variable,
 )
 from treadle.kernel.nodes import (
@@ -46,7 +45,7 @@ from treadle.kernel.nodes import (
 )
 from treadle.kernel.packs import is_pack
 from treadle.kernel.target import Mapping
-from treadle.kernel.traverse import rewrite
+from treadle.kernel.traverse import substituted
 from treadle.schedule.mapping.groups import in_order, nest
 from treadle.schedule.mapping.shapes import peeled
 from treadle.schedule.nests import (
@@ -182,7 +181,7 @@ def _split(var: Var, body: Body) -> tuple[tuple[Var, ...], Body]:
         return (var,), body
     parts = tuple(Var(f"{var.name}.{i}", n) for i, n in enumerate([*extents, left]))
     whole = flat_index(parts)
-    return parts, tuple(rewrite(s, lambda _, i: substitute(i, {var: whole})) for s in body)
+    return parts, substituted(body, {var: whole})
 
 
 def _divisors(index: Index, var: Var) -> Iterator[int]:
