@@ -19,7 +19,7 @@ from treadle import losses, nn, optim
 from treadle.backends.cuda.backend import CudaToolchain
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
-from treadle.base.errors import ArgumentError, DTypeError, GradientError
+from treadle.base.errors import ArgumentError, DeviceError, DTypeError, GradientError
 from treadle.frontend.coerce import cast
 from treadle.frontend.functions.linear import contract
 from treadle.ir.graph import Graph
@@ -518,3 +518,29 @@ def test_a_library_that_has_not_some_product_is_not_asked_again() -> None:
     without = replace(target, matmuls=replace(target.matmuls, scales_float8=False))
     calls = [matmul_call_of(k) for k in scheduled(graph, target=without).distinct()]
     assert [(c.of_float8, c.scales, c.bias) for c in calls if c] == [("float8", (), -1)]
+
+
+@pytest.mark.parametrize("refused", ["", "float8 epilogue", "float8"])
+def test_a_step_is_scheduled_again_without_what_a_library_refuses(
+    refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def choose(matmul: blas.Matmul, *addresses: int) -> None:
+        if refused and matmul.matmul.of_float8.startswith(refused):
+            raise DeviceError("matmul", "no algorithm")
+        matmul.use([0] * 8)
+
+    monkeypatch.setattr(blas, "library", Library)
+    monkeypatch.setattr(blas, "_handle", lambda: 0)
+    monkeypatch.setattr(blas.Matmul, "choose", choose)
+    square = nn.Linear(64, 64)
+    with fake_gpu():
+        made = td.compile_step(
+            nn.Sequential(square, nn.Linear(64, 64), nn.Linear(64, 64)),
+            lambda m, x: td.square(m(x)).mean(), optim.sgd(0.1), td.Spec((256, 64)),
+            device="cuda", precision="float8",
+        )  # fmt: skip
+        (program,) = made._programs.built(made._inputs)._built.values()
+        kinds = {m.of_float8 for launch in program.launches if (m := launch.matmul) is not None}
+        assert refused or kinds == {"", "float8", "float8 epilogue"}
+        assert not [k for k in kinds if refused and k.startswith(refused)]
+        assert refused == "float8" or "float8" in kinds
