@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from treadle.domains.field import equal_graphs, failure_probability
 from treadle.ir.graph import Graph
 from treadle.ir.ops.leaves import Leaf
+from treadle.verify.counterexample import counterexample
 from treadle.verify.normal_form import elements  # noqa: F401  (fills the table)
 from treadle.verify.normal_form import index as ix
 from treadle.verify.normal_form.algebra import BudgetError, subtract, without_denominators
@@ -35,6 +35,7 @@ class Verdict:
     outcome: Outcome
     assumptions: frozenset[Assumption] = frozenset()
     reason: str = ""
+    work: int = 0  # elements of tensors that were looked at
 
     @property
     def is_proved(self) -> bool:
@@ -105,8 +106,7 @@ def equal(
 ) -> Verdict:
     """Whether two graphs over the same leaves have the same outputs, in order.
 
-    `evaluate` looks for values for which they differ, where no proof was found: over the finite
-    field, so that a difference is never one of rounding.
+    `evaluate` looks for values for which they differ, where no proof was found.
     """
     reason = ""
     for unrolled in UNROLLED:
@@ -127,18 +127,18 @@ def _proved(
     work = _work(left, allowed, unrolled)
     work.integers |= _work(right, (), 0).integers
     one = _normal_form(left, work, sizes)
-    work.count = 0
+    before, work.count = work.count, 0
     other = _normal_form(right, work, sizes)
     if one.shapes != other.shapes:
         return Verdict(Outcome.DIFFERENT, reason=f"shapes {one.shapes} and {other.shapes}")
     for x, y in zip(one.elements, other.elements, strict=True):
         if x != y and without_denominators(subtract(x, y)).terms:
             return None
-    return Verdict(Outcome.PROVED, frozenset(work.made))
+    return Verdict(Outcome.PROVED, frozenset(work.made), work=before + work.count)
 
 
 def _evaluated(left: Graph, right: Graph, reason: str) -> Verdict:
-    if equal_graphs(left, right):
-        bound = failure_probability(64, 3)
-        return Verdict(Outcome.UNKNOWN, reason=f"{reason}; equal on random values ({bound:.0e})")
-    return Verdict(Outcome.DIFFERENT, reason="different over a finite field")
+    found = counterexample(left, right)
+    if found:
+        return Verdict(Outcome.DIFFERENT, reason=found)
+    return Verdict(Outcome.UNKNOWN, reason=f"{reason}; equal for the values that were tried")

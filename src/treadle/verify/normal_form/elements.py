@@ -17,6 +17,7 @@ from treadle.ir.ops.reductions import (
     REDUCE_MAX,
     REDUCE_MIN,
     REDUCE_SUM,
+    ArgReduce,
     Cumulate,
     Reduce,
 )
@@ -35,7 +36,7 @@ from treadle.verify.normal_form.algebra import (
     power,
     subtract,
 )
-from treadle.verify.normal_form.form import Atom, Form, Kind
+from treadle.verify.normal_form.form import Atom, Form, Kind, bound_atom
 from treadle.verify.normal_form.graphs import ELEMENT, At, Reader
 from treadle.verify.normal_form.index import Index, Variable
 from treadle.verify.normal_form.numbers import of_number
@@ -454,9 +455,26 @@ def _gather(reader: Reader, node: Node, at: At) -> Form:
     form = reader.at(indices, (*at[: a.batch], *at[a.axis : end]))
     place = element(reader.work, form)
     if place is None:
-        raise BudgetError("an index that is computed")
+        greatest = _greatest(reader, node, form, at[: a.axis])
+        if greatest is None:
+            raise BudgetError("an index that is computed")
+        return greatest
     reader.work.assume(fn.Assumption.INDICES_IN_RANGE)
     return reader.at(x, (*at[: a.axis], place, *at[end:]))
+
+
+def _greatest(reader: Reader, node: Node, index: Form, at: At) -> Form | None:
+    """The element of x where x is greatest along its last axis, if that is the index."""
+    x, atom = node.operands[0], index.atom
+    axis = len(at)
+    if atom is None or not atom.label.startswith(f"argmax.0 {ArgReduce(axis)!r}"):
+        return None
+    own = [reader.work.fresh(n) for n in reader.shape(x)]
+    every = reader.at(x, [ix.of_letter(v) for v in own])
+    if atom != bound_atom(Kind.WHOLE, own, (every,), atom.label, at):
+        return None
+    last = reader.work.fresh(reader.shape(x)[axis])
+    return largest(reader.work, [last], reader.at(x, (*at, ix.of_letter(last))))
 
 
 @ELEMENT(SCATTER_ADD)
