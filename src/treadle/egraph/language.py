@@ -43,9 +43,7 @@ CLASSES = ("exact", "rounding")
 SETS = ("canonical", "optimize")
 COMMUTATIVE = frozenset(["add", "mul", "max", "min", "and", "or", "xor", "eq"])
 
-_TOKEN = re.compile(
-    r'\s+|;[^\n]*|(?P<open>\()|(?P<close>\))|"(?P<text>[^"]*)"|(?P<atom>[^\s()";]+)'
-)
+_TOKEN = re.compile(r'[()]|"[^"]*"|;[^\n]*|[^\s()";]+|"')
 _NUMBER = re.compile(r"-?\d+(/[1-9]\d*)?$")
 
 
@@ -84,30 +82,28 @@ class Applied:
 def parse(text: str) -> tuple[Term, ...]:
     """The expressions in a text."""
     stack: list[list[Term]] = [[]]
-    position = 0
-    while position < len(text):
-        found = _TOKEN.match(text, position)
-        if found is None:
-            raise _wrong(text, position, "quotes that do not end")
-        if found["open"]:
+    for found in _TOKEN.finditer(text):
+        token = found.group()
+        if token == "(":
             stack.append([])
-        elif found["close"]:
+        elif token == ")":
             if len(stack) == 1:
-                raise _wrong(text, position, "a bracket that was not opened")
+                raise _wrong(text, found.start(), "a bracket that was not opened")
             closed = tuple(stack.pop())
             stack[-1].append(closed)
-        elif found["text"] is not None:
-            stack[-1].append(Text(" ".join(found["text"].split())))
-        elif found["atom"]:
-            stack[-1].append(_atom(found["atom"]))
-        position = found.end()
+        elif token[0] == '"':
+            if token == '"':
+                raise _wrong(text, found.start(), "quotes that do not end")
+            stack[-1].append(Text(" ".join(token[1:-1].split())))
+        elif token[0] != ";":
+            stack[-1].append(_atom(token))
     if len(stack) > 1:
-        raise _wrong(text, position, f"{len(stack) - 1} brackets that are not closed")
+        raise _wrong(text, len(text), f"{len(stack) - 1} brackets that are not closed")
     return tuple(stack[0])
 
 
 def _atom(word: str) -> Term:
-    if not _NUMBER.match(word):
+    if not (word[0].isdigit() or word[0] == "-") or not _NUMBER.match(word):
         return word
     return Fraction(word) if "/" in word else int(word)
 

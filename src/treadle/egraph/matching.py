@@ -7,8 +7,7 @@ it, so that most tries end before they begin.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from treadle.base.errors import ArgumentError
 from treadle.egraph.expressions import Expression, evaluate, expression
@@ -20,30 +19,26 @@ LABELS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 Names = dict[str, Any]  # tensors are nodes, by number
 
 
-@dataclass(frozen=True, slots=True)
-class Name:
+class Name(NamedTuple):
     """Any class."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Rest:
+class Rest(NamedTuple):
     """The operands that are left."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
+class Number(NamedTuple):
     """A class that is one number: the given one, or any by a name."""
 
     value: Any
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(NamedTuple):
     """A node of an op."""
 
     op: str
@@ -59,8 +54,7 @@ class Use:
 Pattern = Name | Rest | Number | Use
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """What names stand for, nodes in the order of the pattern, equalities that the match needs."""
 
     names: Names
@@ -68,8 +62,7 @@ class Found:
     sides: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledRule:
+class CompiledRule(NamedTuple):
     """A rule with its patterns compiled."""
 
     rule: DataRule
@@ -81,8 +74,7 @@ class CompiledRule:
     targets: tuple[Made | str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
+class Made(NamedTuple):
     """A node of a replacement: operands are made too, or names of tensors."""
 
     op: Op
