@@ -106,8 +106,9 @@ def alternatives() -> str:
 OF_YOUR_OWN = """\
 ## A rule of your own
 
-`td.rules.add` adds a rule as data, in the language of `egraph/rules.txt`: a pattern, what takes its place, and conditions. It is
-proved before it is used. Steps that are compiled afterwards may use it wherever the result costs less.
+`td.rules.add` adds a rule as data, in the language of `egraph/rules.txt`: a pattern, what takes its
+place, and conditions. It is proved before it is used. Steps that are compiled afterwards may use it
+wherever the result costs less.
 
 ```python
 import treadle as td
@@ -134,20 +135,23 @@ A rule that does not hold is refused, with shapes and values for which its sides
 try:
     td.rules.add("wrong", "(sub x y)", "(sub y x)", where="(= (rank x) 0)")
 except td.ArgumentError as error:
-    print(error.cause)
+    print(error.cause.replace(": with", "\\n  with"))
 ```
 
 ```text
-wrong is refused: the sides differ for x: float32[], y: float32[]: with x = 3.0, y = 2.0 they are 1 and -1
+wrong is refused: the sides differ for x: float32[], y: float32[]
+  with x = 3.0, y = 2.0 they are 1 and -1
 ```
 
-Conditions are `where`, values that the replacement needs are `let`, and a pattern whose attributes depend on each other wants a
-case, with symbols for sizes and a value for each attribute that it names:
+Conditions are `where`, values that the replacement needs are `let`, and a pattern whose attributes
+depend on each other wants a case, with symbols for sizes and a value for each attribute that it
+names:
 
 ```python
 td.rules.add(
     "sum_of_slices",
-    "(concat :axis k (slice :starts a :stops b :strides e x) (slice :starts b :stops c :strides e x))",
+    "(concat :axis k (slice :starts a :stops b :strides e x) "
+    "(slice :starts b :stops c :strides e x))",
     "(slice :starts a :stops c :strides e x)",
     where=["(= (len a) 1)", "(= e (list 1))"],
     cases="(x ((+ n m))) (k 0) (a (0)) (b (n)) (c ((+ n m))) (e (1))",

@@ -1,7 +1,7 @@
 """Values for which two graphs differ: small numbers, by the float64 oracle.
 
-The finite field tells graphs apart that are polynomials; of maxima it knows no order, so that it may
-tell apart what is equal. Numbers for which the oracle gives different results settle it.
+The finite field tells graphs apart that are polynomials; of maxima it knows no order, so that it
+may tell apart what is equal. Numbers for which the oracle gives different results settle it.
 """
 
 from __future__ import annotations

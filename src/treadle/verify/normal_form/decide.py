@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 
 from treadle.ir.graph import Graph
 from treadle.ir.ops.leaves import Leaf
@@ -109,23 +110,26 @@ def equal(
     `evaluate` looks for values for which they differ, where no proof was found.
     """
     reason = ""
-    for unrolled in UNROLLED:
+    sizes_of_sums = {0}
+    for before, unrolled in pairwise((-1, *UNROLLED)):
+        # Writing sums out changes nothing where none is so short.
+        if not any(before < n <= unrolled for n in sizes_of_sums):
+            continue
+        work = _work(left, allowed, unrolled)
+        work.integers |= _work(right, (), 0).integers
         try:
-            verdict = _proved(left, right, allowed, sizes, unrolled)
+            verdict = _proved(left, right, work, sizes)
         except (BudgetError, RecursionError) as error:
             reason = str(error)
-            continue
-        if verdict is not None:
-            return verdict
-        reason = "the normal forms differ"
+        else:
+            if verdict is not None:
+                return verdict
+            reason = "the normal forms differ"
+        sizes_of_sums |= work.known_sizes
     return _evaluated(left, right, reason) if evaluate else Verdict(Outcome.UNKNOWN, reason=reason)
 
 
-def _proved(
-    left: Graph, right: Graph, allowed: Iterable[Assumption], sizes: Sizes, unrolled: int
-) -> Verdict | None:
-    work = _work(left, allowed, unrolled)
-    work.integers |= _work(right, (), 0).integers
+def _proved(left: Graph, right: Graph, work: Work, sizes: Sizes) -> Verdict | None:
     one = _normal_form(left, work, sizes)
     before, work.count = work.count, 0
     other = _normal_form(right, work, sizes)

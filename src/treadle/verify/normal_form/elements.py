@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from fractions import Fraction
 
 from treadle.base import dtypes
@@ -55,13 +56,20 @@ def _constant(reader: Reader, node: Node, at: At) -> Form:
     assert isinstance(attributes, Constant)
     value, dtype = attributes.value, attributes.type.dtype
     if isinstance(value, ArrayLiteral):
-        return of_atom(Atom(Kind.LEAF, f"{value!r} {value.__hash__()}", at))
+        is_flag = dtype is dtypes.bool_
+        return of_atom(Atom(Kind.LEAF, _array_name(value), at, is_flag=is_flag))
     whole = Fraction(value) if value == value and abs(value) != float("inf") else None
     if whole is not None and reader.sizes.values:
         over, under = (reader.size(n) for n in (whole.numerator, whole.denominator))
         if over.number is None or under.number is None:
             return multiply(of_index(over), power(of_index(under), -1))
     return of_number(reader.work, value, dtype)
+
+
+def _array_name(value: ArrayLiteral) -> str:
+    """A name that no other array and no leaf has."""
+    digest = hashlib.blake2b(value.array.tobytes(), digest_size=16).hexdigest()
+    return f"{value!r} {digest}"
 
 
 @ELEMENT(IOTA)

@@ -202,7 +202,7 @@ def _pieces(variable: Variable, steps: _Steps) -> Iterable[_Piece]:
     height: Coefficient = 0
     for low, high in itertools.pairwise(ends):
         height = height + jumps.get(low, 0)
-        if height:
+        if height and low != high:
             found.append((low, high, scale(ONE, height)))
     return found
 
@@ -230,6 +230,7 @@ def _sum_of(
         return multiply(of_index(size), as_form({bind(binders, factors): 1}))
     names, inner = _opened(work, binders, factors)
     known = size.number
+    work.known_sizes.update([] if known is None else [known])
     if known is not None and known <= work.unrolled:
         terms = [replace(work, inner, {variable: ix.number(i)}) for i in range(known)]
         return _totals(work, names, add(*terms))
@@ -389,6 +390,7 @@ def largest(work: Work, binders: list[Variable], form: Form) -> Form:
         return form
     for v in used:
         size = _bound_of(v).number
+        work.known_sizes.update([] if size is None else [size])
         if size is not None and size <= work.unrolled:
             rest = [w for w in used if w is not v]
             parts = [replace(work, form, {v: ix.number(i)}) for i in range(size)]
