@@ -88,6 +88,8 @@ def _work(graph: Graph, allowed: Iterable[Assumption], unrolled: int) -> Work:
 
 def _normal_form(graph: Graph, work: Work, sizes: Sizes) -> NormalForm:
     graph = opened(graph)
+    if any(0 in t.shape for n in graph.nodes for t in n.types):
+        raise BudgetError("a tensor without elements: sizes are at least 1 here")
     reader = Reader(graph, work, sizes)
     shapes, found = [], []
     for output in graph.outputs:
