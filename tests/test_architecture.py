@@ -29,6 +29,7 @@ BELOW_PIPELINE = LIBRARY | VALUES | STAGES | {"rules", "egraph"}
 TOP = frozenset(
     {
         "verify",
+        "recognition",
         "compile_report",
         "backends",
         "pipeline",
@@ -72,7 +73,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "compile_report": VALUES,
     # Each strings its stages together; a search draws indices that are in range.
     "backends": VALUES | STAGES | {"compile_report", "domains"},
-    "pipeline": BELOW_PIPELINE | {"verify", "tables", "compile_report", "backends"},
+    "recognition": VALUES | {"domains", "frontend", "rules", "verify", "compile_report"},
+    "pipeline": BELOW_PIPELINE | {"verify", "tables", "compile_report", "backends", "recognition"},
     "step": BELOW_PIPELINE | {"pipeline", "backends", "compile_report"},
     "file formats": BASE | {"runtime"},
     "models": MODELS
@@ -100,8 +102,13 @@ LATE = frozenset(
 
 # The compiler's back half, a third of the import time: a device's when it is first asked for.
 LATE_OWN = frozenset(
-    ["treadle.backends.views", "treadle.egraph.optimize", "treadle.rules.from_data"]
-    + ["treadle.verify.user_rules"]
+    [
+        "treadle.backends.views",
+        "treadle.egraph.optimize",
+        "treadle.recognition.recognise",
+        "treadle.rules.from_data",
+        "treadle.verify.user_rules",
+    ]
     + [f"treadle.backends.{device}.backend" for device in ("oracle", "cpu", "cuda")]
 )
 
@@ -123,6 +130,7 @@ PARTS_NOT_AT_START = tuple(
         "interop",
         "memory",
         "models",
+        "recognition",
         "schedule",
         "train",
         "verify",

@@ -41,9 +41,9 @@ sorting). A rule is true *by definition* where it puts an op's meaning in its pl
 TITLES = {
     "canonical": "Canonical form: before and after differentiation, and after expansion on a GPU",
     "heads": "Recognition: before differentiation, for targets that fuse heads",
-    "attention": "Recognition: before differentiation, for targets that fuse attention",
     "expansion": "Expansion: at the start of `schedule`",
     "scans": "Scans: after expansion",
+    "recurrences": "Recurrences: then, where many elements fill a device",
     "slices": "Slices of scans: then, where arithmetic is nearly free",
     "carries": "Carries of scans: after these, where kernels are launched",
 }

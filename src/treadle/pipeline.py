@@ -41,10 +41,9 @@ from treadle.nn.module import Module, Parameter
 from treadle.nn.tracing import Inputs, TracedModel, as_argument, trace_model
 from treadle.optim.append import Mode, UpdatePlan, append_updates
 from treadle.optim.optimizer import Optimizer
+from treadle.precision.float8 import with_float8, with_history
 from treadle.precision.narrow import apply_precision
-from treadle.rules.attention import recognise_attention
 from treadle.rules.canonical import canonicalise
-from treadle.rules.heads import recognise_heads
 from treadle.runtime.executable import Executable
 from treadle.runtime.session import Session
 
@@ -53,13 +52,16 @@ if TYPE_CHECKING:
 
 
 def choose_precision(precision: object) -> DType:
+    eight = dtypes.float8_e4m3  # bfloat16, but for products of weights
+    if precision in ("float8", eight, eight.name):
+        return eight
     for chosen in (dtypes.float32, dtypes.bfloat16, dtypes.float16):
         if precision in (chosen, chosen.name):
             return chosen
     raise ArgumentError(
         "precision",
         f"{precision!r} is not a precision to train in",
-        "Use float32, bfloat16 or float16.",
+        "Use float32, bfloat16, float16 or float8.",
     )
 
 
@@ -161,14 +163,17 @@ def build_step(
     checked = check_of(recipe.options)
     with report.stage("trace"):
         traced = checked(trace_loss(recipe, plan, inputs))
+    history = plan.name("float8:largest")
     with report.stage("apply_precision"):
         with_casts = checked(apply_precision(traced, recipe.precision))
+        if recipe.precision in dtypes.FLOAT8:
+            with_casts = checked(with_float8(with_casts, history))
     with report.stage("recognise"):
-        narrowed = checked(recognise(with_casts, target_of(report.device), report.rules))
+        narrowed = checked(_recognised(with_casts, report, recipe.options))
     _refuse_trained_weight(recipe, narrowed, plan)
     with report.stage("differentiate"):
         graph = narrowed if recipe.backward else _differentiated(narrowed, plan, report).graph
-        checked(graph)
+        graph = checked(with_history(checked(graph), history))
     modes = [Mode.UPDATE]
     if recipe.accumulate > 1:
         modes += [Mode.ACCUMULATE, Mode.ACCUMULATE_AND_UPDATE]
@@ -194,15 +199,30 @@ def target_of(device: str) -> Target:
     return backend(device).target
 
 
-def recognise(graph: Graph, target: Target = CPU, fired: Counter[str] | None = None) -> Graph:
-    """The graph by rules of `treadle.rules`, before it is differentiated.
+def recognise(
+    graph: Graph,
+    target: Target = CPU,
+    report: CompileReport | None = None,
+    numerics: str = "equal",
+) -> Graph:
+    """The graph in canonical form, before it is differentiated, with composites for what is
+    written out by hand, as the target has kernels for them.
 
-    It is canonical, so that equal things look equal; where the target asks for it, a matmul that
-    only a cross-entropy reads is one composite with it, and so is attention that is written out.
-    `fired` counts rules by name.
+    `numerics="strict"` leaves everything as it is written. The report counts rules, and has what
+    was recognised where.
     """
-    heads = recognise_heads(canonicalise(graph, fired), target, fired)
-    return recognise_attention(heads, target, fired)
+    counts = Counter[str]() if report is None else report.rules
+    canonical = canonicalise(graph, counts)
+    if numerics == "strict":
+        return canonical
+    # It brings normal forms and finite fields: importing Treadle stays light.
+    from treadle.recognition.recognise import recognised
+
+    return recognised(canonical, target, counts, [] if report is None else report.recognised)
+
+
+def _recognised(graph: Graph, report: CompileReport, options: CompileOptions) -> Graph:
+    return recognise(graph, target_of(report.device), report, options.numerics)
 
 
 def optimize(
@@ -388,7 +408,7 @@ def _without_gradient(
     """The stages of a step that forward and evaluation programs pass through."""
     checked = check_of(options)
     with_casts = checked(apply_precision(checked(traced), precision))
-    recognised = checked(recognise(with_casts, target_of(report.device), report.rules))
+    recognised = checked(_recognised(with_casts, report, options))
     with_params = checked(with_eval_params(recognised, eval_params))
     return checked(optimized(with_params, report, options))
 

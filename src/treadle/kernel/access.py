@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from treadle.base.quick import quick
 from treadle.kernel.index import Index, Var, data_locals, variable
 from treadle.kernel.nodes import (
     Accumulate,
@@ -33,12 +34,21 @@ def map_loads(value: Value, change: Callable[[Load], Value]) -> Value:
 
 def loads_in(value: Value) -> list[Load]:
     """Every load of a value, as often as it is there."""
-    return [v for v in subvalues(value) if isinstance(v, Load)]
+    found: list[Load] = []
+    pending = [value]
+    while pending:  # as `subvalues`, which would be most of the time that is spent here
+        value = pending.pop()
+        if isinstance(value, Load):
+            found.append(value)
+        else:
+            pending += operands_of(value)[::-1]
+    return found
 
 
 def loads_of(statement: Statement) -> list[Load]:
     """Every load of a statement that is not a loop."""
-    return [load for value in values_of(statement) for load in loads_in(value)]
+    values = values_of(statement)
+    return loads_in(values[0]) if len(values) == 1 else [x for v in values for x in loads_in(v)]
 
 
 def plain_loads(statement: Statement) -> Iterator[Load]:
@@ -55,6 +65,7 @@ def plain_loads(statement: Statement) -> Iterator[Load]:
 BLOCK = ("row of a matrix", "column of a matrix", "element of a view")
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Access:
     """Elements that a statement touches: an index, and how far around it.
@@ -73,28 +84,29 @@ class Access:
 def accesses(statements: Sequence[Statement]) -> Iterator[Access]:
     """Every access of some statements; a statement writes before it reads here."""
     for statement in walk(statements):
-        match statement:
-            case Matmul():
-                for i, m in enumerate(statement.matrices):
-                    low = m.rows.range[0] + m.columns.range[0]
-                    high = m.rows.range[1] + m.columns.range[1]
-                    every = m.index + _block(m.rows, BLOCK[0]) + _block(m.columns, BLOCK[1])
-                    yield Access(m.buffer, m.index, low, high, i == 0, every)
-                if statement.bias is not None:
-                    last = statement.target.columns.count - 1
-                    yield _span(statement.bias, 0, last, False)
-                continue
-            case LibraryCall(_, results, operands):
-                for view in (*results, *operands):
-                    low, high = view.range
-                    yield _span(view.buffer, low, high, view in results)
-                continue
-            case Store(buffer, index) | Update(buffer, index):
-                yield Access(buffer, index, 0, 0, True, index)
-            case _:
-                pass
+        if isinstance(statement, (Store, Update)):
+            index = statement.index
+            yield Access(statement.buffer, index, 0, 0, True, index)
+        elif isinstance(statement, Matmul):
+            yield from _of_matmul(statement)
+        elif isinstance(statement, LibraryCall):
+            for view in (*statement.results, *statement.operands):
+                low, high = view.range
+                yield _span(view.buffer, low, high, view in statement.results)
         for load in loads_of(statement):
             yield Access(load.buffer, load.index, 0, 0, False, load.index)
+
+
+def _of_matmul(matmul: Matmul) -> Iterator[Access]:
+    for i, m in enumerate(matmul.matrices):
+        low = m.rows.range[0] + m.columns.range[0]
+        high = m.rows.range[1] + m.columns.range[1]
+        every = m.index + _block(m.rows, BLOCK[0]) + _block(m.columns, BLOCK[1])
+        yield Access(m.buffer, m.index, low, high, i == 0, every)
+    if matmul.bias is not None:
+        yield _span(matmul.bias, 0, matmul.target.columns.count - 1, False)
+    for buffer, at in matmul.scales:
+        yield _span(buffer, at, at, False)
 
 
 def _block(axis: StridedAxis, name: str) -> Index:

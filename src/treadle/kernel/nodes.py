@@ -10,6 +10,7 @@ from itertools import pairwise
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.base.origin import Origin
+from treadle.base.quick import quick
 from treadle.ir.literal import Number, number_key
 from treadle.kernel.geometry import Geometry
 from treadle.kernel.index import Index, Range, Var
@@ -23,6 +24,7 @@ class Space(Enum):
     PRIVATE = "private"  # one thread, of each element that its iterations touch
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """Memory of a number of elements of one dtype, by name.
@@ -54,6 +56,7 @@ class Buffer:
 # Values: scalar expressions.
 
 
+@quick
 @dataclass(frozen=True, slots=True, eq=False)
 class Literal:
     """A number, rounded to the dtype when it is rendered. 0 and −0 differ, NaN equals itself."""
@@ -73,6 +76,7 @@ class Literal:
         return f"{self.value}:{self.dtype}"
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Load:
     """An element of a buffer."""
@@ -85,6 +89,7 @@ class Load:
         return f"{self.buffer}[{self.index}]"
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Local:
     """A named scalar of the kernel: a `Let`, or an accumulator."""
@@ -96,6 +101,7 @@ class Local:
         return self.name
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Position:
     """An index as a number."""
@@ -107,6 +113,7 @@ class Position:
         return f"({self.index}):{self.dtype}"
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Apply:
     """An elementwise op of the tensor IR, by name, on scalars."""
@@ -119,6 +126,7 @@ class Apply:
         return f"{self.op}({', '.join(map(str, self.operands))})"
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Convert:
     """Another dtype, as the tensor op `cast`."""
@@ -130,6 +138,7 @@ class Convert:
         return f"{self.dtype}({self.value})"
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Within:
     """Whether low ≤ index < high, as a bool: a guard, and the condition of padding."""
@@ -143,6 +152,7 @@ class Within:
         return f"{self.low} <= {self.index} < {self.high}"
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Guarded:
     """The value where the guard holds, else the other; the value is not computed outside it."""
@@ -183,6 +193,7 @@ class Role(Enum):
     SEQUENTIAL = "sequential"  # in order
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class For:
     """The body for each value of a variable: all of them, or those below `stop`.
@@ -214,6 +225,7 @@ class Barrier:
         return f"barrier of the {self.scope.value}"
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Let:
     """Name a value. An accumulator is named so before the loop that adds to it."""
@@ -225,6 +237,7 @@ class Let:
         return f"{self.local} = {self.value}"
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Accumulate:
     """local ← op(local, value), op one of add, mul, max, min."""
@@ -237,6 +250,7 @@ class Accumulate:
         return f"{self.local} = {self.op}({self.local}, {self.value})"
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Set:
     """local ← value, which may use the local: for what is no plain accumulation."""
@@ -248,6 +262,7 @@ class Set:
         return f"{self.local} := {self.value}"
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Store:
     """Write an element, where the guard holds if there is one."""
@@ -262,6 +277,7 @@ class Store:
         return f"{self.buffer}[{self.index}] = {self.value}{condition}"
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Update:
     """buffer[index] ← buffer[index] + value: for sums whose indices are data."""
@@ -274,6 +290,7 @@ class Update:
         return f"{self.buffer}[{self.index}] += {self.value}"
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class StridedAxis:
     """Elements along one axis of a matrix: a number of them at a stride, or listed."""
@@ -312,6 +329,7 @@ def strided_axis(elements: Sequence[int]) -> StridedAxis:
     return StridedAxis(len(elements), 0, tuple(elements))
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Matrix:
     """A matrix inside a buffer: element (i, j) is at index + rows.at(i) + columns.at(j)."""
@@ -331,6 +349,7 @@ class Matrix:
         return sum(r[0] for r in ranges), sum(r[1] for r in ranges)
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Matmul:
     """target ← left · right, or target + left · right: the template of every matrix product.
@@ -346,9 +365,12 @@ class Matmul:
     right: Matrix
     adds: bool = False
     bias: str | None = None  # a buffer with what is added to each column, of a whole product
+    # Numbers by which a whole product of 8-bit floats is multiplied first: buffers and elements.
+    scales: tuple[tuple[str, int], ...] = ()
 
     def __str__(self) -> str:
         sign, more = "+=" if self.adds else "=", "" if self.bias is None else f" + {self.bias}"
+        more = "".join(f" * {buffer}[{at}]" for buffer, at in self.scales) + more
         return f"{self.target} {sign} {self.left} · {self.right}{more}"
 
     @property
@@ -360,6 +382,7 @@ class Matmul:
         return 2 * self.target.rows.count * self.target.columns.count * self.left.columns.count
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class View:
     """A tensor inside a buffer: where its first element is, and steps along its axes."""
@@ -398,6 +421,7 @@ class LibraryCall:
 Statement = For | Let | Accumulate | Set | Store | Update | Matmul | LibraryCall | Barrier
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """Loops over buffers. Equality ignores names and origins."""

@@ -173,7 +173,8 @@ class Autograd:
         checked, report = check_of(forward.options), forward.report
         narrowed = checked(apply_precision(checked(traced.graph), forward.precision))
         target = target_of(report.device)
-        return replace(traced, graph=checked(recognise(narrowed, target, report.rules)))
+        found = recognise(narrowed, target, report, forward.options.numerics)
+        return replace(traced, graph=checked(found))
 
     def loaded(self, graph: Graph, name: str) -> Executable:
         forward = self.forward

@@ -10,8 +10,9 @@ from itertools import pairwise
 from treadle.ir.graph import Graph
 from treadle.ir.ops.leaves import Leaf
 from treadle.verify.counterexample import counterexample
-from treadle.verify.normal_form import elements  # noqa: F401  (fills the table)
+from treadle.verify.normal_form import elements as elements  # fills the table
 from treadle.verify.normal_form import index as ix
+from treadle.verify.normal_form import moved_elements as moved_elements
 from treadle.verify.normal_form.algebra import BudgetError, subtract, without_denominators
 from treadle.verify.normal_form.form import Form
 from treadle.verify.normal_form.functions import Assumption, Work
