@@ -79,7 +79,7 @@ def _sub(reader: Reader, node: Node, at: At) -> Form:
 @ELEMENT(e.MUL, e.AND)
 def _mul(reader: Reader, node: Node, at: At) -> Form:
     if node.op is e.AND and node.types[0].dtype is not dtypes.bool_:
-        return fn.apply(reader.work, "and", *reader.operands(node, at))
+        return fn.apply("and", *reader.operands(node, at))
     x, y = reader.operands(node, at)
     return multiply(x, y)
 
@@ -109,7 +109,7 @@ def _cast(reader: Reader, node: Node, at: At) -> Form:
         return x if old is dtypes.bool_ else subtract(ONE, fn.vanishes_flag(reader.work, x))
     if new.is_float or old is dtypes.bool_ or _holds(new, old):
         return x
-    return fn.apply(reader.work, f"cast to {new}", x)
+    return fn.apply(f"cast to {new}", x)
 
 
 def _holds(new: dtypes.DType, old: dtypes.DType) -> bool:
@@ -126,7 +126,7 @@ def _exp(reader: Reader, node: Node, at: At) -> Form:
 
 @ELEMENT(e.LOG)
 def _log(reader: Reader, node: Node, at: At) -> Form:
-    return fn.log(reader.work, *reader.operands(node, at))
+    return fn.log(*reader.operands(node, at))
 
 
 @ELEMENT(e.SQRT)
@@ -147,13 +147,13 @@ def _pow(reader: Reader, node: Node, at: At) -> Form:
     exponent = y.number
     is_known = exponent is not None and -_MOST_EXPONENT <= exponent <= _MOST_EXPONENT
     if exponent is None or not is_known or exponent.denominator > 2:
-        return fn.apply(reader.work, "pow", x, y)
+        return fn.apply("pow", x, y)
     return fn.by_flags(lambda form: power(form, exponent), x)
 
 
 @ELEMENT(e.SIN, e.COS, e.FLOOR, e.ATAN2, e.FLOORDIV, e.MOD)
 def _opaque(reader: Reader, node: Node, at: At) -> Form:
-    return fn.apply(reader.work, node.op.name, *reader.operands(node, at))
+    return fn.apply(node.op.name, *reader.operands(node, at))
 
 
 @ELEMENT(e.TANH, e.ERF)
@@ -229,9 +229,7 @@ def _not(reader: Reader, node: Node, at: At) -> Form:
     (x,) = reader.operands(node, at)
     if node.types[0].dtype is not dtypes.bool_:
         return (
-            subtract(constant(-1), x)
-            if node.types[0].dtype.kind == "int"
-            else fn.apply(reader.work, "not", x)
+            subtract(constant(-1), x) if node.types[0].dtype.kind == "int" else fn.apply("not", x)
         )
     return subtract(ONE, x)
 
@@ -240,7 +238,7 @@ def _not(reader: Reader, node: Node, at: At) -> Form:
 def _or(reader: Reader, node: Node, at: At) -> Form:
     x, y = reader.operands(node, at)
     if node.types[0].dtype is not dtypes.bool_:
-        return fn.apply(reader.work, "or", x, y)
+        return fn.apply("or", x, y)
     return subtract(add(x, y), multiply(x, y))
 
 
@@ -248,6 +246,6 @@ def _or(reader: Reader, node: Node, at: At) -> Form:
 def _xor(reader: Reader, node: Node, at: At) -> Form:
     x, y = reader.operands(node, at)
     if node.types[0].dtype is not dtypes.bool_:
-        return fn.apply(reader.work, "xor", x, y)
+        return fn.apply("xor", x, y)
     both = multiply(x, y)
     return subtract(add(x, y), add(both, both))

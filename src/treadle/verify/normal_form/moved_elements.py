@@ -17,6 +17,7 @@ from treadle.ir.ops.reductions import (
 )
 from treadle.verify.normal_form import functions as fn
 from treadle.verify.normal_form import index as ix
+from treadle.verify.normal_form import ranges
 from treadle.verify.normal_form.algebra import (
     ONE,
     BudgetError,
@@ -43,7 +44,7 @@ def _reshape(reader: Reader, node: Node, at: At) -> Form:
     indices: list[Index] = []
     shape = reader.shape(x)
     for n in reversed(shape[1:]):
-        flat, low = ix.divided(flat, n)
+        flat, low = ranges.divided(flat, n)
         indices.append(low)
     if shape:
         indices.append(flat)
@@ -81,7 +82,7 @@ def _pad(reader: Reader, node: Node, at: At) -> Form:
     for axis, (i, n) in enumerate(zip(at, reader.shape(x), strict=True)):
         place = i - reader.size(a.low[axis])
         if a.interior[axis]:
-            place, gap = ix.divided(place, ix.number(a.interior[axis] + 1))
+            place, gap = ranges.divided(place, ix.number(a.interior[axis] + 1))
             inside = multiply(inside, fn.meets(gap))
         inside = multiply(inside, multiply(fn.step(place), fn.step(n - ix.ONE - place)))
         indices.append(place)
