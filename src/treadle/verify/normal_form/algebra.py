@@ -9,6 +9,7 @@ from math import isqrt
 from treadle.verify.normal_form.form import (
     UNIT,
     Atom,
+    BudgetError,
     Coefficient,
     Form,
     Kind,
@@ -25,10 +26,6 @@ from treadle.verify.normal_form.ranges import is_nonnegative
 MOST_TERMS = 2048  # of a form: what grows beyond is not decided
 _MOST_POWER = 8  # whole powers that are multiplied out
 _MOST_FACTORED = 10**6  # numbers whose roots are taken apart
-
-
-class BudgetError(Exception):
-    """The work that deciding would take is beyond its bound."""
 
 
 ZERO = Form(())

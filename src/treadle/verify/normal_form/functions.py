@@ -15,7 +15,6 @@ from treadle.verify.normal_form import ranges
 from treadle.verify.normal_form.algebra import (
     ONE,
     ZERO,
-    BudgetError,
     add,
     as_index,
     constant,
@@ -31,6 +30,7 @@ from treadle.verify.normal_form.algebra import (
 )
 from treadle.verify.normal_form.form import (
     Atom,
+    BudgetError,
     Coefficient,
     Form,
     Kind,

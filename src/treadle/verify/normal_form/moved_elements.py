@@ -20,13 +20,12 @@ from treadle.verify.normal_form import index as ix
 from treadle.verify.normal_form import ranges
 from treadle.verify.normal_form.algebra import (
     ONE,
-    BudgetError,
     add,
     multiply,
     negate,
     subtract,
 )
-from treadle.verify.normal_form.form import Form, Kind, bound_atom
+from treadle.verify.normal_form.form import BudgetError, Form, Kind, bound_atom
 from treadle.verify.normal_form.graphs import ELEMENT, At, Reader
 from treadle.verify.normal_form.index import Index, Variable
 from treadle.verify.normal_form.numbers import of_number
