@@ -1,7 +1,7 @@
 """Graphs in which rules fire that are written in Python: for proofs, at any sizes.
 
 A sample is a function of tensors with shapes of three sizes. At sizes that stand for symbols the
-graph and what the rule makes of it are compared by normal form; at small ones over the finite field.
+graph and what the rule makes of it are compared by normal form; at small ones over the field.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from treadle.base.dtypes import bfloat16, float32, int32
-from treadle.frontend.control import scan
 from treadle.frontend.coerce import cast, constant
+from treadle.frontend.control import scan
 from treadle.frontend.functions.arithmetic import exp, stop_gradient, tanh, where
 from treadle.frontend.functions.linear import contract
 from treadle.frontend.functions.reductions import argmax, argmin
@@ -41,8 +41,7 @@ class RuleSample:
     function: Callable[..., Any]
     types: Callable[[int, int, int], tuple[TensorType, ...]]
     target: Target = GPU
-    is_definition: bool = False  # the rule is how the meaning of an op is given
-    sizes: tuple[Sizes, ...] = ((2, 5, 3), (1, 4, 1), (3, 6, 2))
+    sizes: tuple[Sizes, ...] = ((2, 5, 3), (1, 4, 2), (3, 6, 4))
     has_symbols: bool = True  # whether it fires at sizes of any kind
 
 
@@ -62,7 +61,7 @@ def given(graph: Graph, most: int) -> Mapping[str, object]:
     return {name: rng.integers(0, most, t.shape) for name, t in types.items() if not t.is_float}
 
 
-def _all_sizes(**limits: int) -> Target:
+def _all_sizes(**limits: Any) -> Target:
     return replace(GPU, rewriting=replace(GPU.rewriting, **limits))
 
 
@@ -133,8 +132,27 @@ def _spread(h: Tensor, x: Tensor, w: Tensor) -> Any:
     return [last, stacked]
 
 
+def _by_hand(narrow: bool) -> Callable[..., Tensor]:
+    """softmax(q kᵀ / 2 + b) v"""
+
+    def function(q: Tensor, k: Tensor, v: Tensor, b: Tensor) -> Tensor:
+        scores = q @ k.transpose(-1, -2)
+        scores = scores * constant(0.5, scores.shape, bfloat16) + b
+        weights = bind1(c.SOFTMAX, c.Axis(3), cast(scores, float32) if narrow else scores)
+        return cast(weights, bfloat16) @ v if narrow else weights @ v
+
+    return function
+
+
+def _with_bias(n: int, m: int, k: int) -> tuple[TensorType, ...]:
+    heads = (TensorType((n, 2, m, 8), bfloat16),) * 3
+    return (*heads, TensorType((2, 1, m), bfloat16))
+
+
 _LONG, _SORTING = _all_sizes(least_arg=4), _all_sizes(least_sorted=1)
 _FEW = _all_sizes(few_scattered=6, many_scattered=4, most_scattered=12, least_sorted=0)
+
+_FUSED = _all_sizes(least_fused_attention=1, least_key_blocks=1)
 
 SAMPLES: dict[str, RuleSample] = {
     "linear_cross_entropy": RuleSample(_head(float32, False), _of_head(float32, False), _HEADS),
@@ -147,8 +165,12 @@ SAMPLES: dict[str, RuleSample] = {
     "rounded_biased_linear_cross_entropy": RuleSample(
         _head(bfloat16, True), _of_head(bfloat16, True), _HEADS
     ),
+    "attention": RuleSample(_by_hand(False), _with_bias, _FUSED, ((2, 5, 3), (3, 4, 2))),
+    "narrow_attention": RuleSample(_by_hand(True), _with_bias, _FUSED, ((2, 5, 3), (3, 4, 2))),
     "scatter_in_order": RuleSample(_scattered(None), _matrix),
-    "scatter_to_few": RuleSample(_scattered(6), _rows_at, _FEW, has_symbols=False),
+    "scatter_to_few": RuleSample(
+        _scattered(3), _rows_at, _FEW, sizes=((2, 3, 3), (3, 3, 1), (4, 3, 2))
+    ),
     "scatter_in_runs": RuleSample(_scattered(6), _rows_at, _SORTING, has_symbols=False),
     "argmax_of_many": RuleSample(lambda x: argmax(x, 1), _matrix, _LONG),
     "argmin_of_many": RuleSample(lambda x: argmin(x, 1), _matrix, _LONG),

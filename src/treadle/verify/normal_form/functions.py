@@ -61,6 +61,7 @@ class Work:
     most: int = 20_000  # elements of tensors that are looked at
     made: set[Assumption] = field(default_factory=set)
     maxima: dict[Form, frozenset[Form]] = field(default_factory=dict)
+    known_sizes: set[int] = field(default_factory=set)  # of sums and maxima
     count: int = 0
 
     def assume(self, assumption: Assumption) -> bool:
