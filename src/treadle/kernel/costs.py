@@ -25,6 +25,7 @@ class Costs:
     least_gain: float = 1e-2
 
 
+CPU_COSTS = Costs()
 # An H200: 4.8 TB/s of which a copy reaches 3.5, matmuls of float32 40 and of bfloat16 600 TFLOP/s,
 # an edge of a CUDA graph 1 to 3 µs (docs/cuda.md).
 GPU_COSTS = Costs(flop=0.025, narrow_flop=0.0017, byte=0.29, element=0.01, launch=2e6, units=132)

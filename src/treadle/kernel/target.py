@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from treadle.kernel.costs import GPU_COSTS, Costs
+from treadle.kernel.costs import CPU_COSTS, GPU_COSTS, Costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,7 +432,6 @@ class Target:
     has_conv: bool = False  # whether one computes convolutions
     without: frozenset[Any] = frozenset()  # library calls that it said it has not
     is_small: bool = False  # launches cost more than the arithmetic: loops compute matmuls too
-    # Sizes.
     least_rows: int = 8  # of fused kernels that had as many: something to share
     small: int = 4096  # elements: kernels that are smaller are not worth sharing
     most_statements: int = 120
@@ -452,7 +451,7 @@ class Target:
     streaming: Streaming = Streaming()
     mapping: Mapping | None = None  # none where a loop's iterations are a processor's
     rewriting: Rewriting = Rewriting()
-    costs: Costs = Costs()
+    costs: Costs = CPU_COSTS
     tasks: Tasks = Tasks()
     arena: Arena = Arena()
     launching: Launching = Launching()
