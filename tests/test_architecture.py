@@ -25,7 +25,7 @@ TRACED = BASE | {"ir", "domains", "frontend"}
 MODELS = TRACED | {"autodiff", "batching"}
 LIBRARY = MODELS | {"fft", "linalg", "nn", "losses", "metrics", "optim"}
 STAGES = frozenset({"precision", "schedule", "memory", "codegen", "runtime"})
-BELOW_PIPELINE = LIBRARY | VALUES | STAGES | {"rules"}
+BELOW_PIPELINE = LIBRARY | VALUES | STAGES | {"rules", "egraph"}
 TOP = frozenset(
     {
         "verify",
@@ -62,7 +62,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "metrics": MODELS,
     "optim": MODELS,
     "precision": VALUES | {"frontend"},
-    "rules": VALUES,
+    "egraph": VALUES,
+    "rules": VALUES | {"egraph"},  # rules that are data
+    "td.rules": frozenset({"verify"}),  # a user's own are proved before they are used
     **dict.fromkeys(sorted(STAGES - {"precision", "schedule", "runtime"}), VALUES),
     "schedule": VALUES | {"rules"},  # graphs are expanded by rules before they are lowered
     "runtime": VALUES | {"domains"},  # the oracle is a device
@@ -71,7 +73,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "compile_report": VALUES,
     # Each strings its stages together; a search draws indices that are in range.
     "backends": VALUES | STAGES | {"compile_report", "domains"},
-    "recognition": VALUES | {"domains", "frontend", "rules", "verify", "compile_report"},
+    "recognition": VALUES | {"domains", "frontend", "rules", "verify"},
     "pipeline": BELOW_PIPELINE
     | {"verify", "tables", "compile_report", "backends", "recognition"},
     "step": BELOW_PIPELINE | {"pipeline", "backends", "compile_report"},
@@ -101,7 +103,8 @@ LATE = frozenset(
 
 # The compiler's back half, a third of the import time: a device's when it is first asked for.
 LATE_OWN = frozenset(
-    ["treadle.backends.views", "treadle.recognition.recognise"]
+    ["treadle.backends.views", "treadle.egraph.optimize", "treadle.rules.from_data"]
+    + ["treadle.recognition.recognise", "treadle.verify.user_rules"]
     + [f"treadle.backends.{device}.backend" for device in ("oracle", "cpu", "cuda")]
 )
 
@@ -163,6 +166,8 @@ def parsed(sources: Mapping[str, str]) -> dict[str, ast.Module]:
 
 def folder_of(module: str) -> str:
     """The folder under the package, or the module's own name beside the folders."""
+    if module == "treadle.rules.__init__":
+        return "td.rules"  # what users see of the folder
     _, first, *rest = module.split(".")
     return "file formats" if first == "interop" and rest[0] in FILE_FORMATS else first
 

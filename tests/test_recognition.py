@@ -14,7 +14,8 @@ import treadle as td
 from backend import draw
 from treadle import nn, optim
 from treadle.base import dtypes
-from treadle.compile_report import CompileReport, Recognised
+from treadle.base.rewrites import Recognised, Status
+from treadle.compile_report import CompileReport
 from treadle.domains.domain import evaluate
 from treadle.domains.float64 import Float64
 from treadle.ir import composites as c
@@ -143,7 +144,7 @@ def test_a_spelling_is_its_composite(name: str) -> None:
     wanted, function, types = SPELLINGS[name]
     found, after = found_in(function, *types)
     assert wanted in [f.name for f in found]
-    assert all(f.status == "proved" for f in found)
+    assert all(f.status is Status.PROVED for f in found)
     node = next(n for n in after.nodes if n.op.name == wanted)
     others = {"layer_norm": 3, "batch_norm": 3, "group_norm": 3, "rms_norm": 2}
     assert len(node.operands) == others.get(wanted, len(node.operands)), "with its weights"
@@ -241,9 +242,9 @@ def repeated(q, k, v):
 ATTENTIONS: dict[str, tuple[Callable[..., Any], tuple[TensorType, ...], bool, int, str]] = {
     "plain": (mixed(lambda s: td.softmax(s, -1)), (Q, Q, Q), False, 3, "exact"),
     "causal": (mixed(lambda s: soft(td.where(seen(), s, -math.inf))), (Q, Q, Q), True, 3, "exact"),
-    "added": (mixed(lambda s: td.softmax(s + (1 - td.tril(td.ones((16, 16)))) * -1e9, -1)), (Q, Q, Q), True, 3, "saturating mask"),
-    "by rows": (by_rows, (Q, Q, Q), True, 3, "saturating mask"),
-    "keys": (mixed(lambda s, m: td.softmax(td.where(m[:, None, None], s, -1e9), -1)), (Q, Q, Q, KEYS), False, 4, "saturating mask"),
+    "added": (mixed(lambda s: td.softmax(s + (1 - td.tril(td.ones((16, 16)))) * -1e9, -1)), (Q, Q, Q), True, 3, "saturating"),
+    "by rows": (by_rows, (Q, Q, Q), True, 3, "saturating"),
+    "keys": (mixed(lambda s, m: td.softmax(td.where(m[:, None, None], s, -1e9), -1)), (Q, Q, Q, KEYS), False, 4, "saturating"),
     "repeated": (repeated, (Q, Q, Q), False, 3, "exact"),
 }  # fmt: skip
 
@@ -255,7 +256,7 @@ def test_attention_in_float32(name: str) -> None:
     (node,) = (n for n in after.nodes if n.op is c.ATTENTION)
     assert isinstance(node.attributes, c.Attention)
     assert (node.attributes.causal, len(node.operands)) == (causal, operands)
-    assert (found[-1].kind, found[-1].status) == (kind, "proved")
+    assert (found[-1].exactness.value, found[-1].status) == (kind, Status.PROVED)
     heads = after.type_of(node.operands[1]).shape[1]
     assert heads == (1 if name == "repeated" else 2), "keys that are repeated are read once"
 
@@ -304,7 +305,7 @@ def test_convolutions(name: str) -> None:
     function, types, wanted = CONVOLUTIONS[name]
     found, after = found_in(function, *types)
     (node,) = (n for n in after.nodes if n.op is c.CONV)
-    assert (node.attributes, found[-1].status) == (wanted, "proved")
+    assert (node.attributes, found[-1].status) == (wanted, Status.PROVED)
 
 
 def test_sums_that_are_no_convolution() -> None:

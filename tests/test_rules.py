@@ -24,12 +24,12 @@ from treadle.ir.ops.elementwise import Cast
 from treadle.ir.types import TensorType
 from treadle.ir.verify import verify
 from treadle.kernel.target import CPU, GPU, Target
-from treadle.rules.canonical import CANONICAL, canonicalise
+from treadle.rules.canonical import canonical, canonicalise
 from treadle.rules.catalogue import every_rule
 from treadle.rules.driver import Keeps, rewrite
 from treadle.rules.expansion import expand
 from treadle.rules.pattern import Anything, Number, apply, captures, in_each_order, to_text
-from treadle.rules.rule import RuleSet, always
+from treadle.rules.rule import RuleSet, always, take_x
 from treadle.schedule.patterns import biased_matmuls, spreads
 
 F32, BF16, I32 = dtypes.float32, dtypes.bfloat16, dtypes.int32
@@ -201,22 +201,43 @@ def spread_slices(h: td.Tensor, x: td.Tensor, w: td.Tensor, of: Callable[..., An
     return [last, stacked]
 
 
+LAST_COLUMNS = shaping.Slice((0, 1), (2, 4), (1, 1))
 SCANNED = [TensorType((3,), F32), TensorType((2, 3), F32), TensorType((3, 17), F32)]
 
 
 CASES = {
-    "view_of_number": Case(
+    "reshape_of_number": Case(
+        lambda x: x + reshaped((2, 3))(number(2, (6,))), [lambda x: x + reshaped((2, 3))(x)]
+    ),
+    "permute_of_number": Case(
+        lambda x: x + permuted((1, 0))(number(2, (3, 2))), [lambda x: permuted((1, 0))(x)]
+    ),
+    "broadcast_of_number": Case(
         lambda x: x + bind1(shaping.BROADCAST, shaping.Broadcast((2, 3), (1,)), number(2, (3,))),
         [padded(1, lambda x: number(2)), padded(1, lambda x: x)],
+    ),
+    "slice_of_number": Case(
+        lambda x: x + view(shaping.SLICE, LAST_COLUMNS)(number(2, (2, 4))),
+        [lambda x: view(shaping.SLICE, shaping.Slice((0, 1), (2, 3), (1, 1)))(x)],
+    ),
+    "flip_of_number": Case(
+        lambda x: x + view(shaping.FLIP, shaping.Flip((0,)))(number(2)),
+        [view(shaping.FLIP, shaping.Flip((0,)))],
     ),
     "identity_permute": Case(permuted((0, 1)), [permuted((1, 0))]),
     "empty_flip": Case(
         view(shaping.FLIP, shaping.Flip(())), [view(shaping.FLIP, shaping.Flip((0,)))]
     ),
-    "identity_view": Case(
-        view(shaping.SLICE, shaping.Slice((0, 0), (2, 3), (1, 1))),
-        [view(shaping.SLICE, shaping.Slice((0, 0), (2, 2), (1, 1))), reshaped((3, 2))],
+    "identity_reshape": Case(reshaped((2, 3)), [reshaped((3, 2))]),
+    "identity_broadcast": Case(
+        view(shaping.BROADCAST, shaping.Broadcast((2, 3), (0, 1))),
+        [view(shaping.BROADCAST, shaping.Broadcast((2, 3, 2), (0, 1)))],
     ),
+    "identity_slice": Case(
+        view(shaping.SLICE, shaping.Slice((0, 0), (2, 3), (1, 1))),
+        [view(shaping.SLICE, shaping.Slice((0, 0), (2, 2), (1, 1)))],
+    ),
+    "identity_pad": Case(padded(0, lambda x: x), [padded(1, lambda x: x)]),
     "reshape_back": Case(reshaped((6,), (2, 3)), [reshaped((6,), (3, 2)), reshaped((2, 3))]),
     "reshape_of_reshape": Case(
         reshaped((6,), (3, 2)), [lambda x: reshaped((6,))(permuted((1, 0))(x))]
@@ -489,7 +510,7 @@ def test_rules_that_fired_are_counted() -> None:
 
 def test_a_graph_without_a_rule_stays_itself() -> None:
     graph = td.trace(td.tanh, X)
-    assert rewrite(graph, CANONICAL) is graph
+    assert rewrite(graph, canonical()) is graph
 
 
 def test_what_is_built_has_the_line_of_what_it_replaces() -> None:
@@ -500,7 +521,8 @@ def test_what_is_built_has_the_line_of_what_it_replaces() -> None:
 
 
 def test_a_rule_that_gives_another_type_is_refused() -> None:
-    wrong = replace(every_rule()["identity_permute"], name="wrong", condition=always)
+    permute = every_rule()["identity_permute"]
+    wrong = replace(permute, name="wrong", build=take_x, condition=always)
     with pytest.raises(AssertionError, match="wrong gives"):
         rewrite(td.trace(permuted((1, 0)), X), RuleSet("one", (wrong,)))
 

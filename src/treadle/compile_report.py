@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from treadle.base.errors import ArgumentError
 from treadle.base.numbers import POSITIVE, check_choice, check_number, check_whole
-from treadle.base.origin import Origin
+from treadle.base.rewrites import Recognised, Rewritten
 from treadle.kernel.machine import NATIVE, target_name
 from treadle.kernel.plan import KernelFacts
 
@@ -23,8 +23,10 @@ class CompileOptions:
     `on_new_shape="specialise"` compiles for batches of other shapes, at most `max_shapes` of them.
     `verify=True` checks the IR's invariants after every stage. `detect_anomaly=True` looks at what
     a step gives: at a NaN or an infinity the step is undone, and the node that made it is named.
-    `optimize=False` keeps every tensor in memory, one kernel each, to look at. `recompute=False`
-    keeps on a GPU what the backward pass would compute anew to save memory. `deterministic=True`
+    `optimize=False` keeps every tensor in memory, one kernel each, to look at. `rewrite=False`
+    leaves out rules that put a cheaper equal graph in place of the one that was written and
+    differentiated. `recompute=False` keeps on a GPU what the backward pass would compute anew to
+    save memory. `deterministic=True`
     gives the same bits in every run on a GPU too, where the fastest gradients of attention and
     convolutions may not; a CPU always does. `check_indices` looks at integers of the batch that are
     used as indices, before anything runs: one that is out of range is an error. `debug=True` makes
@@ -41,6 +43,7 @@ class CompileOptions:
     verify: bool = False
     detect_anomaly: bool = False
     optimize: bool = True
+    rewrite: bool = True
     debug: bool = False
     deterministic: bool = False
     recompute: bool = True
@@ -155,19 +158,6 @@ class Profile:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True, slots=True)
-class Recognised:
-    """What was found where: a composite, the user's line, how near it is and how that is known."""
-
-    name: str
-    origin: Origin | None
-    kind: str
-    status: str
-
-    def __str__(self) -> str:
-        return f"{self.name} at {self.origin} ({self.kind}, {self.status})"
-
-
 @dataclass(slots=True)
 class CompileReport:
     """What was built and how long it took. It grows when more programs are built."""
@@ -183,7 +173,8 @@ class CompileReport:
     state_bytes: int = 0  # of the session: parameters, optimizer, counters
     target: str = ""  # the processor that programs are compiled for, where that is a choice
     rules: Counter[str] = field(default_factory=Counter)  # of graphs, by name: how often applied
-    recognised: list[Recognised] = field(default_factory=list)  # what was written out by hand
+    recognised: list[Recognised] = field(default_factory=list)  # composites that were written out
+    rewritten: list[Rewritten] = field(default_factory=list)  # by an optimiser that counts costs
     trials: list[Trial] = field(default_factory=list)  # of a measured search, if there was one
     chosen: tuple[tuple[str, object], ...] = ()  # by the last search, or one of before
 

@@ -22,6 +22,7 @@ from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.base.errors import ArgumentError, DeviceError, GradientError, UnreachedWarning
 from treadle.base.origin import user_origin
+from treadle.base.rewrites import Rewritten
 from treadle.compile_report import CompileOptions as CompileOptions
 from treadle.compile_report import CompileReport as CompileReport
 from treadle.compile_report import Profile
@@ -174,7 +175,7 @@ def build_step(
         graphs = {mode: checked(append_updates(graph, loss, plan, mode)) for mode in modes}
     appended = graphs[Mode.UPDATE]
     with report.stage("optimize"):
-        graphs = {mode: checked(optimize(g, report.rules)) for mode, g in graphs.items()}
+        graphs = {m: checked(optimized(g, report, recipe.options)) for m, g in graphs.items()}
     stages = (traced, with_casts, narrowed, graph, appended, graphs[Mode.UPDATE])
     names = ("trace", "apply_precision", "recognise", "differentiate", "append_updates", "optimize")
     report.nodes |= {name: len(g.nodes) for name, g in zip(names, stages, strict=True)}
@@ -217,9 +218,30 @@ def _recognised(graph: Graph, report: CompileReport, options: CompileOptions) ->
     return recognise(graph, target_of(report.device), report, options.numerics)
 
 
-def optimize(graph: Graph, fired: Counter[str] | None = None) -> Graph:
-    """A step, or a forward program, in canonical form."""
-    return canonicalise(graph, fired)
+def optimize(
+    graph: Graph, target: Target = CPU, report: CompileReport | None = None, rewrite: bool = True
+) -> Graph:
+    """A step, or a forward program, in canonical form, and with `rewrite` the cheapest equal one
+    that rules of `treadle.egraph` give for the target. The report says which were applied.
+    """
+    counts = Counter[str]() if report is None else report.rules
+    canonical = canonicalise(graph, counts)
+    if not rewrite:
+        return canonical
+    # It brings the file of rules: importing Treadle stays light.
+    from treadle.egraph.optimize import optimise
+
+    found = optimise(canonical, target)
+    if report is not None:
+        for rule, count in found.fired.items():
+            report.rules[rule] += count
+            report.rewritten.append(Rewritten(rule, count, found.before, found.after))
+    return found.graph
+
+
+def optimized(graph: Graph, report: CompileReport, options: CompileOptions) -> Graph:
+    rewrite = options.rewrite and options.optimize
+    return optimize(graph, target_of(report.device), report, rewrite)
 
 
 def _refuse_trained_weight(recipe: StepRecipe, graph: Graph, plan: UpdatePlan) -> None:
@@ -381,7 +403,7 @@ def _without_gradient(
     with_casts = checked(apply_precision(checked(traced), precision))
     recognised = checked(_recognised(with_casts, report, options))
     with_params = checked(with_eval_params(recognised, eval_params))
-    return checked(optimize(with_params, report.rules))
+    return checked(optimized(with_params, report, options))
 
 
 def with_eval_params(graph: Graph, eval_params: Graph | None) -> Graph:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from enum import Enum
 from fractions import Fraction
 from itertools import combinations_with_replacement
 
 import numpy as np
 
 from treadle.base.dtypes import DType
+from treadle.base.rewrites import Exactness, Status
 from treadle.domains.field import equal_graphs
 from treadle.ir.graph import Graph, GraphBuilder, Output, Value
 from treadle.ir.literal import ArrayLiteral
@@ -36,26 +36,19 @@ MOST_ELEMENTS = 1 << 20  # of all tensors of a region that is evaluated: chosen,
 MOST_PRODUCTS = 1 << 24
 
 
-class Class(Enum):
-    """How near what is recognised is to what was written."""
-
-    EXACT = "exact"  # equal over the reals
-    ROUNDED = "rounded constants"  # but for constants that differ by two ulps at most
-    SATURATING = "saturating mask"  # but for a finite number that hides scores, taken for −∞
-
-
-class Status(Enum):
-    """How that is known."""
-
-    PROVED = "proved"  # by normal form, for every number
-    TESTED = "tested"  # by exact evaluation on random elements of finite fields
+# What is assumed where graphs are not equal as they stand.
+CAUSES = {
+    Exactness.EXACT: "",
+    Exactness.ROUNDED: f"constants within {MOST_ULPS} ulp of each other are the same",
+    Exactness.SATURATING: f"numbers of {HIDES:g} or less hide scores, of which each row keeps one",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Two graphs are equal: of which class, and how that is known."""
 
-    kind: Class
+    kind: Exactness
     status: Status
 
 
@@ -71,7 +64,7 @@ def judge(region: Graph, proposal: Graph) -> Verdict | None:
     if verdict is None:
         nearby = snapped(left, right)
         found = None if nearby is None else _equal(nearby, right, normal_form.EXACT)
-        return None if found is None else replace(found, kind=Class.ROUNDED)
+        return None if found is None else replace(found, kind=Exactness.ROUNDED)
     return verdict
 
 
@@ -80,11 +73,11 @@ def _equal(left: Graph, right: Graph, allowed: frozenset[Assumption] = ALLOWED) 
     proof = normal_form.equal(left, right, allowed)
     if proof.is_proved:
         is_rounded = Assumption.ROUNDED_CONSTANTS in proof.assumptions
-        return Verdict(Class.ROUNDED if is_rounded else Class.EXACT, Status.PROVED)
+        return Verdict(Exactness.ROUNDED if is_rounded else Exactness.EXACT, Status.PROVED)
     if proof.reason == UNEQUAL or not _is_small(left) or not _is_small(right):
         return None
     is_same = equal_graphs(left, right, _indices(left, right))
-    return Verdict(Class.EXACT, Status.TESTED) if is_same else None
+    return Verdict(Exactness.EXACT, Status.TESTED) if is_same else None
 
 
 def _indices(*graphs: Graph) -> dict[str, object]:

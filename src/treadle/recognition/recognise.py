@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from treadle.compile_report import Recognised
+from treadle.base.rewrites import Exactness, Recognised
 from treadle.ir.control import Call
 from treadle.ir.graph import Graph, Node
 from treadle.kernel.target import Target
-from treadle.recognition.judge import Class, Status
+from treadle.recognition.judge import CAUSES
 from treadle.recognition.regions import Flow
 from treadle.recognition.scanned import with_scan
 from treadle.recognition.search import Found, Search, replaced
@@ -57,7 +57,7 @@ class _Recognition:
             if chain is None:
                 break
             origin = graph.nodes[chain.model[0]].origin
-            self.found.append(Recognised("scan", origin, Class.EXACT.value, Status.PROVED.value))
+            self.found.append(Recognised("scan", Exactness.EXACT, origin))
             self.fired["scan"] += 1
             graph = canonicalise(with_scan(flow, chain))
         return graph
@@ -68,9 +68,8 @@ class _Recognition:
             return graph
         for match in found:
             origin = graph.nodes[match.root.node].origin
-            verdict = match.verdict
-            entry = Recognised(match.name, origin, verdict.kind.value, verdict.status.value)
-            self.found.append(entry)
+            kind, status = match.verdict.kind, match.verdict.status
+            self.found.append(Recognised(match.name, kind, origin, CAUSES[kind], status))
             self.fired[match.name] += 1
         return replaced(graph, found)
 

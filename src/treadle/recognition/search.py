@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from treadle.base.rewrites import Exactness
 from treadle.ir.graph import Graph, GraphBuilder, Output, Value
 from treadle.ir.op import Op
 from treadle.ir.rewrite import copied, inline_into, remove_dead_code, walk
@@ -13,7 +14,7 @@ from treadle.kernel.target import Target
 from treadle.recognition import affine, attention, convolutions, losses
 from treadle.recognition.attention_graph import AttentionGraph
 from treadle.recognition.convolutions import Written
-from treadle.recognition.judge import Class, Verdict, judge, saturated
+from treadle.recognition.judge import Verdict, judge, saturated
 from treadle.recognition.proposals import (
     FEW_ROOTS,
     PROPOSALS,
@@ -144,7 +145,7 @@ class Search:
             parts = AttentionGraph(flow, match)
             verdict = self._attention(parts)
             if verdict is not None:
-                kind = Class.SATURATING if parts.saturates else verdict.kind
+                kind = Exactness.SATURATING if parts.saturates else verdict.kind
                 final = parts.graph(with_nan=parts.may_hide)
                 entry = Verdict(kind, verdict.status)
                 found.append(Found("attention", match.root, parts.inputs, final, entry))

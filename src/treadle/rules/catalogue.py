@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from treadle.rules.canonical import CANONICAL
+from treadle.rules.canonical import canonical
 from treadle.rules.carries import CARRIES
 from treadle.rules.expansion import EXPANSION
 from treadle.rules.heads import HEADS
@@ -10,7 +10,7 @@ from treadle.rules.rule import Rule
 from treadle.rules.scans import SCANS
 from treadle.rules.slices import SLICES
 
-RULE_SETS = (CANONICAL, HEADS, EXPANSION, SCANS, SLICES, CARRIES)
+RULE_SETS = (canonical(), HEADS, EXPANSION, SCANS, SLICES, CARRIES)
 
 
 def every_rule() -> dict[str, Rule]:

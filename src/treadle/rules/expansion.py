@@ -18,9 +18,8 @@ from treadle.rules.arguments import ARGMAX_OF_MANY, ARGMIN_OF_MANY
 from treadle.rules.driver import Keeps, rewrite
 from treadle.rules.few_rows import SCATTER_TO_FEW
 from treadle.rules.padded_heads import PADDED_HEADS
-from treadle.rules.pattern import Anything, Composite, apply
-from treadle.rules.rule import Body, Exactness, Match, Rule, RuleSet
-from treadle.rules.views import X, take_x
+from treadle.rules.pattern import Anything, Composite, X, apply
+from treadle.rules.rule import Body, Exactness, Match, Rule, RuleSet, take_x
 
 
 def is_scatter_in_order(match: Match) -> bool:

@@ -26,7 +26,7 @@ _MOST_POWER = 8  # whole powers that are multiplied out
 _MOST_FACTORED = 10**6  # numbers whose roots are taken apart
 
 
-class TooMuch(Exception):
+class BudgetError(Exception):
     """The work that deciding would take is beyond its bound."""
 
 
@@ -36,6 +36,11 @@ ONE = Form(((UNIT, 1),))
 
 def constant(value: Coefficient) -> Form:
     return as_form({UNIT: value})
+
+
+def of_factors(exponents: dict[Atom, Coefficient]) -> Form:
+    """A product of powers of atoms."""
+    return as_form(dict(collected((), dict(exponents))))
 
 
 def of_atom(atom: Atom, exponent: Coefficient = 1) -> Form:
@@ -69,7 +74,7 @@ def subtract(x: Form, y: Form) -> Form:
 
 def _bounded(form: Form) -> Form:
     if len(form.terms) > MOST_TERMS:
-        raise TooMuch(f"a sum of {len(form.terms)} products")
+        raise BudgetError(f"a sum of {len(form.terms)} products")
     return form
 
 
@@ -82,7 +87,7 @@ def multiply(x: Form, y: Form) -> Form:
     if y == ONE or not x.terms:
         return x
     if len(x.terms) * len(y.terms) > 4 * MOST_TERMS:
-        raise TooMuch(f"a product of sums of {len(x.terms)} and {len(y.terms)} products")
+        raise BudgetError(f"a product of sums of {len(x.terms)} and {len(y.terms)} products")
     found: dict[Monomial, Coefficient] = {}
     for m, c in x.terms:
         for n, d in y.terms:
@@ -174,11 +179,16 @@ def _reduce_flags(exponents: dict[Atom, Coefficient], flags: list[Atom]) -> bool
                     return False
                 if known:
                     exponents[a] = 0
-            elif (a.kind is Kind.POSITIVE and b.kind is Kind.VANISHES and a.forms == b.forms) or (
-                a.kind is b.kind is Kind.MEETS and _are_apart(a.indices[0], b.indices[0])
-            ):
+            elif _exclude(a, b):
                 return False
     return True
+
+
+def _exclude(a: Atom, b: Atom) -> bool:
+    """Whether two flags are never both 1."""
+    if a.kind is Kind.POSITIVE and b.kind is Kind.VANISHES:
+        return a.forms == b.forms
+    return a.kind is b.kind is Kind.MEETS and _are_apart(a.indices[0], b.indices[0])
 
 
 def _step_where_zero(p: Index, zero: Index) -> bool | None:
@@ -274,15 +284,30 @@ def content(form: Form) -> tuple[Coefficient, dict[Atom, Coefficient], Form]:
             before = least.get(atom, 0) if position else own.get(atom, 0)
             least[atom] = min(before, own.get(atom, 0))
     least = {a: e for a, e in least.items() if e and not a.is_flag}
-    lead = abs(form.terms[0][1])
+    lead = _size(form.terms[0][1])
     if not least:
         return lead, {}, scale(form, Fraction(1) / lead)
-    inverse = as_form({Monomial((), as_factors({a: -e for a, e in least.items()})): 1})
-    rest = multiply(form, inverse)
+    rest = _without_factors(form, least)
     if not rest.terms:
         return 1, {}, rest
-    lead = abs(rest.terms[0][1])
+    lead = _size(rest.terms[0][1])
     return lead, least, scale(rest, Fraction(1) / lead)
+
+
+def _size(c: Coefficient) -> Coefficient:
+    return c if c > 0 else -c
+
+
+def _without_factors(form: Form, factors: dict[Atom, Coefficient]) -> Form:
+    """Term by term, so that a group meets its own inverse before it is multiplied out."""
+    found: dict[Monomial, Coefficient] = {}
+    for monomial, c in form.terms:
+        exponents = dict(monomial.factors)
+        for atom, e in factors.items():
+            exponents[atom] = exponents.get(atom, 0) - e
+        for term, d in collected(monomial.binders, exponents):
+            found[term] = found.get(term, 0) + c * d
+    return as_form(found)
 
 
 def power(form: Form, exponent: Coefficient) -> Form:
@@ -304,16 +329,14 @@ def power(form: Form, exponent: Coefficient) -> Form:
     if all(map(is_positive_atom, factors)):
         return _split_power(lead, factors, rest, exponent)
     pulled = {a: e for a, e in factors.items() if is_positive_atom(a)}
-    kept = as_form(
-        {Monomial((), as_factors({a: e for a, e in factors.items() if a not in pulled})): 1}
-    )
+    kept = of_factors({a: e for a, e in factors.items() if a not in pulled})
     return _split_power(lead, pulled, multiply(rest, kept), exponent)
 
 
 def _split_power(
     lead: Coefficient, factors: dict[Atom, Coefficient], rest: Form, exponent: Coefficient
 ) -> Form:
-    outside = as_form({Monomial((), as_factors({a: e * exponent for a, e in factors.items()})): 1})
+    outside = of_factors({a: e * exponent for a, e in factors.items()})
     found = multiply(root(lead, exponent), outside)
     number = rest.number
     if number == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from fractions import Fraction
 
 from treadle.base import dtypes
@@ -17,6 +18,7 @@ from treadle.ir.ops.reductions import (
     REDUCE_MAX,
     REDUCE_MIN,
     REDUCE_SUM,
+    ArgReduce,
     Cumulate,
     Reduce,
 )
@@ -25,7 +27,7 @@ from treadle.verify.normal_form import index as ix
 from treadle.verify.normal_form.algebra import (
     ONE,
     ZERO,
-    TooMuch,
+    BudgetError,
     add,
     constant,
     multiply,
@@ -35,7 +37,7 @@ from treadle.verify.normal_form.algebra import (
     power,
     subtract,
 )
-from treadle.verify.normal_form.form import Atom, Form, Kind
+from treadle.verify.normal_form.form import Atom, Form, Kind, bound_atom
 from treadle.verify.normal_form.graphs import ELEMENT, At, Reader
 from treadle.verify.normal_form.index import Index, Variable
 from treadle.verify.normal_form.numbers import of_number
@@ -54,13 +56,20 @@ def _constant(reader: Reader, node: Node, at: At) -> Form:
     assert isinstance(attributes, Constant)
     value, dtype = attributes.value, attributes.type.dtype
     if isinstance(value, ArrayLiteral):
-        return of_atom(Atom(Kind.LEAF, f"{value!r} {value.__hash__()}", at))
+        is_flag = dtype is dtypes.bool_
+        return of_atom(Atom(Kind.LEAF, _array_name(value), at, is_flag=is_flag))
     whole = Fraction(value) if value == value and abs(value) != float("inf") else None
     if whole is not None and reader.sizes.values:
         over, under = (reader.size(n) for n in (whole.numerator, whole.denominator))
         if over.number is None or under.number is None:
             return multiply(of_index(over), power(of_index(under), -1))
     return of_number(reader.work, value, dtype)
+
+
+def _array_name(value: ArrayLiteral) -> str:
+    """A name that no other array and no leaf has."""
+    digest = hashlib.blake2b(value.array.tobytes(), digest_size=16).hexdigest()
+    return f"{value!r} {digest}"
 
 
 @ELEMENT(IOTA)
@@ -138,19 +147,22 @@ def _log(reader: Reader, node: Node, at: At) -> Form:
 
 @ELEMENT(e.SQRT)
 def _sqrt(reader: Reader, node: Node, at: At) -> Form:
-    return fn.root(*reader.operands(node, at), _HALF)
+    (x,) = reader.operands(node, at)
+    return fn.root(x, _HALF)
 
 
 @ELEMENT(e.RSQRT)
 def _rsqrt(reader: Reader, node: Node, at: At) -> Form:
-    return fn.root(*reader.operands(node, at), -_HALF)
+    (x,) = reader.operands(node, at)
+    return fn.root(x, -_HALF)
 
 
 @ELEMENT(e.POW)
 def _pow(reader: Reader, node: Node, at: At) -> Form:
     x, y = reader.operands(node, at)
     exponent = y.number
-    if exponent is None or abs(exponent) > _MOST_EXPONENT or exponent.denominator > 2:
+    is_known = exponent is not None and -_MOST_EXPONENT <= exponent <= _MOST_EXPONENT
+    if exponent is None or not is_known or exponent.denominator > 2:
         return fn.apply(reader.work, "pow", x, y)
     return fn.by_flags(lambda form: power(form, exponent), x)
 
@@ -451,9 +463,26 @@ def _gather(reader: Reader, node: Node, at: At) -> Form:
     form = reader.at(indices, (*at[: a.batch], *at[a.axis : end]))
     place = element(reader.work, form)
     if place is None:
-        raise TooMuch("an index that is computed")
+        greatest = _greatest(reader, node, form, at[: a.axis])
+        if greatest is None:
+            raise BudgetError("an index that is computed")
+        return greatest
     reader.work.assume(fn.Assumption.INDICES_IN_RANGE)
     return reader.at(x, (*at[: a.axis], place, *at[end:]))
+
+
+def _greatest(reader: Reader, node: Node, index: Form, at: At) -> Form | None:
+    """The element of x where x is greatest along its last axis, if that is the index."""
+    x, atom = node.operands[0], index.atom
+    axis = len(at)
+    if atom is None or not atom.label.startswith(f"argmax.0 {ArgReduce(axis)!r}"):
+        return None
+    own = [reader.work.fresh(n) for n in reader.shape(x)]
+    every = reader.at(x, [ix.of_letter(v) for v in own])
+    if atom != bound_atom(Kind.WHOLE, own, (every,), atom.label, at):
+        return None
+    last = reader.work.fresh(reader.shape(x)[axis])
+    return largest(reader.work, [last], reader.at(x, (*at, ix.of_letter(last))))
 
 
 @ELEMENT(SCATTER_ADD)
@@ -466,7 +495,7 @@ def _scatter_add(reader: Reader, node: Node, at: At) -> Form:
     inner = tuple(ix.of_letter(v) for v in names)
     place = element(reader.work, reader.at(indices, (*at[: a.batch], *inner)))
     if place is None:
-        raise TooMuch("an index that is computed")
+        raise BudgetError("an index that is computed")
     flag = fn.meets(place - at[a.axis])
     found = multiply(flag, reader.at(x, (*at[: a.axis], *inner, *at[a.axis + 1 :])))
     for v in reversed(names):

@@ -70,8 +70,10 @@ class Atom:
         self.is_flag = is_flag or kind in FLAGS
         self.height = max((f.height for f in forms), default=0) + bool(binders)
         found: set[Variable] = set()
-        for part in (*indices, *forms):
-            found |= part.variables
+        for p in indices:
+            found |= p.variables
+        for form in forms:
+            found |= form.variables
         if letter is not None:
             found |= letter.variables
         self.variables = frozenset(found.difference(binders))
@@ -160,11 +162,16 @@ class Form:
     """A sum of products, sorted by key."""
 
     __slots__ = ("height", "key", "terms", "variables")
+    height: int
+    variables: frozenset[Variable]
 
     def __init__(self, terms: tuple[tuple[Monomial, Coefficient], ...]):
         self.terms = terms
         self.height = max((m.height for m, _ in terms), default=0)
-        self.variables: frozenset[Variable] = frozenset().union(*(m.variables for m, _ in terms))
+        found: set[Variable] = set()
+        for monomial, _ in terms:
+            found |= monomial.variables
+        self.variables = frozenset(found)
         self.key = code(17, *(k for m, c in terms for k in (m.key, c.numerator, c.denominator)))
 
     def coded(self, codes: Codes) -> int:

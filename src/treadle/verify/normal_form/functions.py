@@ -14,7 +14,7 @@ from treadle.verify.normal_form import index as ix
 from treadle.verify.normal_form.algebra import (
     ONE,
     ZERO,
-    TooMuch,
+    BudgetError,
     add,
     as_index,
     constant,
@@ -23,6 +23,7 @@ from treadle.verify.normal_form.algebra import (
     multiply,
     negate,
     of_atom,
+    of_factors,
     power,
     scale,
     subtract,
@@ -33,7 +34,6 @@ from treadle.verify.normal_form.form import (
     Form,
     Kind,
     Monomial,
-    as_factors,
     as_form,
     bind,
 )
@@ -61,6 +61,7 @@ class Work:
     most: int = 20_000  # elements of tensors that are looked at
     made: set[Assumption] = field(default_factory=set)
     maxima: dict[Form, frozenset[Form]] = field(default_factory=dict)
+    known_sizes: set[int] = field(default_factory=set)  # of sums and maxima
     count: int = 0
 
     def assume(self, assumption: Assumption) -> bool:
@@ -77,7 +78,7 @@ class Work:
     def spend(self) -> None:
         self.count += 1
         if self.count > self.most:
-            raise TooMuch(f"more than {self.most} elements")
+            raise BudgetError(f"more than {self.most} elements")
 
 
 INFINITY = Atom(Kind.INFINITY)
@@ -131,7 +132,7 @@ def _by_flags(function: Callable[..., Form], operands: Sequence[Form], left: int
     if flag is None:
         return function(*operands)
     if not left:
-        raise TooMuch("a function of many masks")
+        raise BudgetError("a function of many masks")
     yes, no = (
         _by_flags(function, [assume(x, flag, value) for x in operands], left - 1)
         for value in (True, False)
@@ -241,8 +242,15 @@ def _of_sign(d: Form) -> tuple[Coefficient, dict[Atom, Coefficient], Form]:
     """The form without positive factors, which do not change its sign."""
     lead, factors, rest = content(d)
     kept = {a: e for a, e in factors.items() if not is_positive_atom(a)}
-    inner = multiply(rest, as_form({Monomial((), as_factors(kept)): 1})) if kept else rest
+    inner = multiply(rest, of_factors(kept)) if kept else rest
     return lead, {}, inner
+
+
+def is_infinite(monomial: Monomial, coefficient: Coefficient) -> bool:
+    """Whether a term is an infinity, or a number that is written for one."""
+    if not monomial.factors:
+        return coefficient <= SATURATING
+    return any(a == INFINITY for a, _ in monomial.factors)
 
 
 def _infinite(form: Form) -> Coefficient | None:
@@ -340,17 +348,23 @@ def maximum(work: Work, x: Form, y: Form) -> Form:
     """Of two: y + [x > y] (x − y). Of more: an atom of all, without what they have in common."""
     if x == y:
         return x
+    if any(is_infinite(m, c) for f in (x, y) if not _is_lowest(f) for m, c in f.terms):
+        return by_flags(lambda a, b: _maximum(work, a, b), x, y)
+    return _maximum(work, x, y)
+
+
+def _maximum(work: Work, x: Form, y: Form) -> Form:
     among = work.maxima.get(x, frozenset([x])) | work.maxima.get(y, frozenset([y]))
-    finite = [f for f in among if _infinite(f) is None or not _is_lowest(f)]
-    if len(finite) == 1:
-        return finite[0]
+    finite = sorted((f for f in among if not _is_lowest(f)), key=lambda f: f.key)
+    if len(finite) < 2:
+        return finite[0] if finite else x
     found = _of_two(work, *finite) if len(finite) == 2 else _of_several(finite)
     work.maxima[found] = frozenset(finite)
     return found
 
 
 def _is_lowest(form: Form) -> bool:
-    return len(form.terms) == 1 and form.terms[0][1] < 0
+    return _infinite(form) is not None and len(form.terms) == 1 and form.terms[0][1] < 0
 
 
 def _of_two(work: Work, x: Form, y: Form) -> Form:

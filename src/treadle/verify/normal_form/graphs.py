@@ -16,7 +16,7 @@ from treadle.ir.graph import Graph, GraphBuilder, Node, Output, Value
 from treadle.ir.op import Attributes, Op, RuleTable, Types
 from treadle.ir.ops.leaves import Leaf
 from treadle.verify.normal_form import index as ix
-from treadle.verify.normal_form.algebra import TooMuch, of_atom
+from treadle.verify.normal_form.algebra import BudgetError, of_atom
 from treadle.verify.normal_form.form import Atom, Form, Kind, bound_atom
 from treadle.verify.normal_form.functions import Work
 from treadle.verify.normal_form.index import Index
@@ -51,7 +51,7 @@ class Reader:
             self.work.spend()
             self.depth += 1
             if self.depth > _MOST_DEPTH:
-                raise TooMuch(f"a chain of more than {_MOST_DEPTH} ops")
+                raise BudgetError(f"a chain of more than {_MOST_DEPTH} ops")
             found = self.known[key] = self._element(value, key[1])
             self.depth -= 1
         return found

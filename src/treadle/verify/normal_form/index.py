@@ -32,15 +32,15 @@ class Variable:
     `rank` says which of two variables came first: those of the result, then by their creation.
     """
 
-    __slots__ = ("_hash", "bound", "key", "name", "rank")
+    __slots__ = ("bound", "key", "name", "rank")
+    key: int
 
     def __init__(self, name: str, bound: Index | None = None, rank: tuple[int, ...] = (0,)):
         self.name, self.bound, self.rank = name, bound, rank
         self.key = code(1, name_code(name), 0 if bound is None else bound.key)
-        self._hash = self.key
 
     def __hash__(self) -> int:
-        return self._hash
+        return self.key
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -60,14 +60,16 @@ class Variable:
 
 
 class Division:
-    """The quotient (rounded down) or the remainder of two polynomials, where it is no polynomial."""
+    """The quotient, rounded down, or the remainder of two polynomials that is no polynomial."""
 
     __slots__ = ("by", "is_quotient", "key", "of", "variables")
+    key: int
+    variables: frozenset[Variable]
 
     def __init__(self, of: Index, by: Index, is_quotient: bool):
         self.of, self.by, self.is_quotient = of, by, is_quotient
         self.key = code(2 + is_quotient, of.key, by.key)
-        self.variables: frozenset[Variable] = of.variables | by.variables
+        self.variables = of.variables | by.variables
 
     def __hash__(self) -> int:
         return self.key
@@ -89,11 +91,16 @@ class Datum:
     """An integer that is data: an element of a leaf, at indices. Its range is not known."""
 
     __slots__ = ("at", "key", "leaf", "variables")
+    key: int
+    variables: frozenset[Variable]
 
     def __init__(self, leaf: str, at: tuple[Index, ...]):
         self.leaf, self.at = leaf, at
         self.key = self.coded(NO_CODES)
-        self.variables: frozenset[Variable] = frozenset().union(*(p.variables for p in at))
+        found: set[Variable] = set()
+        for p in at:
+            found |= p.variables
+        self.variables = frozenset(found)
 
     def __hash__(self) -> int:
         return self.key
@@ -117,6 +124,8 @@ class Index:
     """A polynomial with integer coefficients: products of letters, sorted by key."""
 
     __slots__ = ("key", "terms", "variables")
+    key: int
+    variables: frozenset[Variable]
 
     def __init__(self, terms: tuple[tuple[Product, int], ...]):
         self.terms = terms

@@ -8,10 +8,11 @@ from functools import lru_cache
 
 from treadle.base.dtypes import DType
 from treadle.verify.normal_form.algebra import constant, multiply, of_atom, root, scale
-from treadle.verify.normal_form.form import Atom, Coefficient, Form, Kind
+from treadle.verify.normal_form.form import Atom, Form, Kind
 from treadle.verify.normal_form.functions import INFINITY, Assumption, Work
 
-_LARGEST_PART = 1024  # of a fraction that counts as simple
+_LAST_BITS = 2.0**-50
+_LARGE, _SMALL = 1024, 64  # parts of a fraction that counts as simple
 _DIGITS = 10  # a number that fewer decimal digits spell is meant as it is written
 _KEPT = 40  # bits of a number that is nothing simple
 PI = Atom(Kind.ROOT, "pi")
@@ -37,46 +38,36 @@ def of_number(work: Work, value: bool | float | Fraction, dtype: DType) -> Form:
 def rounded_from(exact: Fraction, tolerance: float) -> tuple[Form, bool]:
     """The number that a constant stands for, and whether it is just that.
 
-    In this order: a fraction of small whole numbers, a short decimal, the root of a small fraction,
-    with or without π, or the number to 40 bits.
+    In this order: a simple fraction or the root of one, with or without π, to the last bits of a
+    float64; the same of smaller numbers, as near as asked; a short decimal; the number to 40 bits.
     """
-    found = _simple(exact, tolerance)
-    if found is not None:
-        return constant(found), found == exact
+    for nearness, largest in ((_LAST_BITS, _LARGE), (tolerance, _SMALL)):
+        for turns, degree in ((0, 1), (0, 2), (-1, 2), (1, 2), (-1, 1), (1, 1)):
+            power = abs(exact) ** degree / Fraction(math.pi) ** turns
+            found = _simple(power, degree * nearness, largest)
+            if found is not None:
+                is_exact = degree == 1 and not turns and found == abs(exact)
+                inner = multiply(root(found, Fraction(1, degree)), _pi(Fraction(turns, degree)))
+                return scale(inner, 1 if exact > 0 else -1), is_exact
     text = Fraction(repr(float(exact)))
-    if len(str(text.numerator)) <= _DIGITS and _is_near(text, exact, tolerance):
+    if len(str(text.numerator)) <= _DIGITS:
         return constant(text), text == exact
-    sign = 1 if exact > 0 else -1
-    for turns in (0, -1, 1):
-        square = exact * exact / Fraction(math.pi) ** turns
-        found = _simple(square, 2 * tolerance)
-        if found is not None:
-            inner = multiply(root(found, Fraction(1, 2)), _power_of_pi(Fraction(turns, 2)))
-            return scale(inner, sign), False
     mantissa, exponent = math.frexp(float(exact))
     kept = Fraction(round(mantissa * 2**_KEPT)) * Fraction(2) ** (exponent - _KEPT)
     return constant(kept), kept == exact
 
 
-def _power_of_pi(exponent: Coefficient) -> Form:
+def _pi(exponent: Fraction) -> Form:
     return of_atom(PI, exponent) if exponent else constant(1)
 
 
-def _simple(value: Fraction, tolerance: float) -> Fraction | None:
-    """A fraction of small whole numbers that is near enough."""
-    if not value:
-        return value
-    size = abs(value)
-    found = (
-        size.limit_denominator(_LARGEST_PART)
-        if size >= 1
-        else (1 / (1 / size).limit_denominator(_LARGEST_PART))
-    )
-    is_small = max(found.numerator, found.denominator) <= _LARGEST_PART
-    if not is_small or not _is_near(found, size, tolerance):
-        return None
-    return found if value > 0 else -found
-
-
-def _is_near(a: Fraction, b: Fraction, tolerance: float) -> bool:
-    return abs(a - b) <= abs(b) * Fraction(tolerance)
+def _simple(value: Fraction, tolerance: float, largest: int) -> Fraction | None:
+    """A fraction of small whole numbers, a whole number or one over it, that is near enough."""
+    candidates = [value.limit_denominator(largest), Fraction(round(value))]
+    candidates += [1 / Fraction(round(1 / value))] if value <= 1 else []
+    for found in candidates:
+        parts = found.numerator, found.denominator
+        is_small = max(parts) <= largest or (min(parts) == 1 and max(parts) <= largest**2)
+        if found and is_small and abs(found - value) <= value * Fraction(tolerance):
+            return found
+    return None

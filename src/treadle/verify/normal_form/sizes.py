@@ -19,7 +19,7 @@ _FARTHEST = 8  # from a polynomial of sizes, by which an integer may be off
 _PLAIN = 64  # integers up to this are what they are
 
 
-class Ambiguous(Exception):
+class AmbiguousSizeError(Exception):
     """An integer of a graph may be several polynomials of its sizes."""
 
 
@@ -57,24 +57,41 @@ class Sizes:
         return found
 
     def _decoded(self, value: int) -> Index:
-        """One product, or a sum or difference of two, and a small number."""
-        products = self._products
+        """One product, a sum or difference of two, or a sum of three sizes, and a small number."""
         for off in sorted(range(-_FARTHEST, _FARTHEST + 1), key=abs):
-            if value - off in products:
-                return products[value - off] + number(off)
-        found: dict[Index, None] = {}
-        for off in sorted(range(-_FARTHEST, _FARTHEST + 1), key=abs):
-            for one, index in products.items():
-                other = value - off - one
-                if other in products:
-                    found[index + products[other] + number(off)] = None
-                elif -other in products:
-                    found[index - products[-other] + number(off)] = None
+            single = self._products.get(value - off)
+            if single is not None:
+                return single + number(off)
+            found = self._sums_of_two(value - off)
             if found:
-                break
+                return self._only(value, found) + number(off)
+        found = self._sums_of_three(value)
+        return self._only(value, found) if found else number(value)
+
+    def _only(self, value: int, found: dict[Index, None]) -> Index:
         if len(found) > 1:
-            raise Ambiguous(f"{value} is {' or '.join(map(repr, found))}")
-        return next(iter(found), number(value))
+            raise AmbiguousSizeError(f"{value} is {' or '.join(map(repr, found))}")
+        return next(iter(found))
+
+    def _sums_of_two(self, value: int) -> dict[Index, None]:
+        found: dict[Index, None] = {}
+        for one, index in self._products.items():
+            other = value - one
+            if other in self._products:
+                found[index + self._products[other]] = None
+            elif -other in self._products:
+                found[index - self._products[-other]] = None
+        return found
+
+    def _sums_of_three(self, value: int) -> dict[Index, None]:
+        found: dict[Index, None] = {}
+        letters = {v: of_letter(Variable(name)) for name, v in self.values.items()}
+        for chosen in combinations_with_replacement(sorted(letters), 3):
+            off = value - sum(chosen)
+            if abs(off) <= _FARTHEST:
+                index = letters[chosen[0]] + letters[chosen[1]] + letters[chosen[2]]
+                found[index + number(off)] = None
+        return found
 
 
 AS_GIVEN = Sizes({})

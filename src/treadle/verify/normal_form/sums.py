@@ -17,6 +17,7 @@ from treadle.verify.normal_form.algebra import (
     is_positive_atom,
     multiply,
     of_atom,
+    of_factors,
     of_index,
     power,
     scale,
@@ -201,7 +202,7 @@ def _pieces(variable: Variable, steps: _Steps) -> Iterable[_Piece]:
     height: Coefficient = 0
     for low, high in itertools.pairwise(ends):
         height = height + jumps.get(low, 0)
-        if height:
+        if height and low != high:
             found.append((low, high, scale(ONE, height)))
     return found
 
@@ -229,6 +230,7 @@ def _sum_of(
         return multiply(of_index(size), as_form({bind(binders, factors): 1}))
     names, inner = _opened(work, binders, factors)
     known = size.number
+    work.known_sizes.update([] if known is None else [known])
     if known is not None and known <= work.unrolled:
         terms = [replace(work, inner, {variable: ix.number(i)}) for i in range(known)]
         return _totals(work, names, add(*terms))
@@ -240,6 +242,9 @@ def _sum_of(
         high, low, value = parts
         moved = replace(work, inner, {variable: value})
         return _totals(work, [low, high, *names], moved)
+    merged = _merged(work, [variable, *names], inner)
+    if merged is not None:
+        return _totals(work, *merged)
     return as_form(dict(collected((*binders, variable), dict(factors))))
 
 
@@ -276,6 +281,68 @@ def _split(work: Work, variable: Variable, form: Form) -> tuple[Variable, Variab
         high, low = work.fresh(count), work.fresh(divisor)
         return high, low, ix.of_letter(high) * divisor + ix.of_letter(low)
     return None
+
+
+def _merged(
+    work: Work, variables: list[Variable], form: Form
+) -> tuple[list[Variable], Form] | None:
+    """Two variables that only stand as high · size + low, as one."""
+    first = variables[0]
+    for other in variables[1:]:
+        for high, low in ((first, other), (other, first)):
+            size = _bound_of(low)
+            one = work.fresh(_bound_of(high) * size)
+            found = _joined_factors(form, high, low, one)
+            if found is not None:
+                return [one, *(v for v in variables if v not in (high, low))], found
+    return None
+
+
+def _joined_factors(form: Form, high: Variable, low: Variable, one: Variable) -> Form | None:
+    factors: dict[Atom, Coefficient] = {}
+    for atom, e in form.terms[0][0].factors:
+        if atom.variables.isdisjoint((high, low)):
+            factors[atom] = e
+            continue
+        indices = [_joined_index(p, high, low, one) for p in atom.indices]
+        if atom.forms or atom.letter is not None or None in indices:
+            return None
+        moved = tuple(p for p in indices if p is not None)
+        factors[Atom(atom.kind, atom.label, moved, is_flag=atom.is_flag)] = e
+    return as_form({Monomial((), as_factors(factors)): 1})
+
+
+def _joined_index(p: Index, high: Variable, low: Variable, one: Variable) -> Index | None:
+    """The index with one variable for high · size + low, if it has just that."""
+    if p.variables.isdisjoint((high, low)):
+        return p
+    of_high, of_low, rest = ix.ZERO, ix.ZERO, ix.ZERO
+    for letters, c in p.terms:
+        others = [x for x in letters if x not in (high, low)]
+        moved = [_joined_letter(x, high, low, one) for x in others]
+        if None in moved or len(letters) - len(others) > 1:
+            return None
+        term = ix.product([ix.number(c), *(ix.of_letter(x) for x in moved if x is not None)])
+        if high in letters:
+            of_high = of_high + term
+        elif low in letters:
+            of_low = of_low + term
+        else:
+            rest = rest + term
+    if of_high != of_low * _bound_of(low):
+        return None
+    return rest + of_low * ix.of_letter(one)
+
+
+def _joined_letter(
+    letter: ix.Letter, high: Variable, low: Variable, one: Variable
+) -> ix.Letter | None:
+    if letter.variables.isdisjoint((high, low)):
+        return letter
+    if not isinstance(letter, ix.Datum):
+        return None
+    at = [_joined_index(p, high, low, one) for p in letter.at]
+    return None if None in at else ix.Datum(letter.leaf, tuple(p for p in at if p is not None))
 
 
 def _divisors(variable: Variable, form: Form) -> list[Index]:
@@ -323,6 +390,7 @@ def largest(work: Work, binders: list[Variable], form: Form) -> Form:
         return form
     for v in used:
         size = _bound_of(v).number
+        work.known_sizes.update([] if size is None else [size])
         if size is not None and size <= work.unrolled:
             rest = [w for w in used if w is not v]
             parts = [replace(work, form, {v: ix.number(i)}) for i in range(size)]
@@ -339,15 +407,17 @@ def largest(work: Work, binders: list[Variable], form: Form) -> Form:
 
 
 def _largest(work: Work, binders: list[Variable], form: Form) -> Form:
-    outside = as_form({m: c for m, c in form.terms if m.variables.isdisjoint(binders)})
+    free = (t for t in form.terms if t[0].variables.isdisjoint(binders))
+    # An infinity that stood outside would cancel against another one, or what stands for it.
+    outside = as_form({m: c for m, c in free if not fn.is_infinite(m, c)})
     inner = subtract(form, outside)
     lead, factors, rest = content(inner)
-    free = {
+    common = {
         a: e for a, e in factors.items() if is_positive_atom(a) and a.variables.isdisjoint(binders)
     }
-    pulled = scale(as_form({Monomial((), as_factors(free)): 1}), lead)
-    bound = {a: e for a, e in factors.items() if a not in free}
-    body = multiply(rest, as_form({Monomial((), as_factors(bound)): 1}))
+    pulled = scale(of_factors(common), lead)
+    bound = {a: e for a, e in factors.items() if a not in common}
+    body = multiply(rest, of_factors(bound))
     if len(body.terms) == 1 and not body.terms[0][0].binders and body.terms[0][1] > 0:
         only = body.terms[0][0].factors
         if all(a.kind is Kind.EXP for a, _ in only):
