@@ -133,6 +133,7 @@ SPELLINGS: dict[str, tuple[str, Callable[..., Any], tuple[TensorType, ...]]] = {
     "of probabilities": ("cross_entropy", lambda z, y: -td.log(chosen(soft(z), y)).mean(), (X, Y)),
     "one-hot": ("cross_entropy", lambda z, y: -(td.log_softmax(z, -1) * td.one_hot(y, 16)).sum(-1), (X, Y)),
     "logsumexp less chosen": ("cross_entropy", lambda z, y: (td.logsumexp(z, -1) - chosen(z, y)).mean(), (X, Y)),
+    "by rows and columns": ("cross_entropy", lambda z, y: -td.log_softmax(z, -1)[td.arange(4), y].mean(), (X, Y)),
     "smoothed": ("cross_entropy", smooth, (X, Y)),
     "smoothed targets": ("cross_entropy", smooth_targets, (X, Y)),
     "ignored": ("cross_entropy", ignoring, (X, Y)),
@@ -359,6 +360,22 @@ def test_unrolled_recurrences_are_scans(function, scans: int, nodes: int) -> Non
 def test_steps_that_are_not_equal_stay(broken: int) -> None:
     found, _ = found_in(lambda x, w, u: unrolled(x, w, u, None, broken), SEQUENCE, GATES, GATES)
     assert not found
+
+
+def test_bodies_of_scans_and_calls() -> None:
+    def step(carry, x):
+        return carry + soft(x), td.checkpoint(soft)(x)
+
+    found, after = found_in(lambda x: td.scan(step, td.zeros((16,)), x), X)
+    assert [f.name for f in found] == ["softmax"] * 2
+    assert not any(n.op.name == "exp" for n in after.nodes)
+
+
+def test_what_is_computed_wider_stays_so() -> None:
+    graph = td.trace(lambda x: soft(x.astype(td.float64)).astype(td.float32), X)
+    after = recognise(graph)
+    (node,) = (n for n in after.nodes if n.op is c.SOFTMAX)
+    assert node.types[0].dtype is dtypes.float64
 
 
 # The option, the report, and whole steps
