@@ -16,6 +16,7 @@ import numpy as np
 from test_kernels import MEANINGS
 from treadle.backends import compiled
 from treadle.backends.protocol import Built
+from treadle.backends.scheduling import scheduled
 from treadle.compile_report import CompileOptions, CompileReport, Profile
 from treadle.ir.graph import Graph, OutputKind
 from treadle.kernel import target as targets
@@ -28,7 +29,6 @@ from treadle.kernel.target import Target
 from treadle.kernel.text import to_text
 from treadle.runtime.executable import Ceilings, Executable, Timing
 from treadle.runtime.memory import HostMemory
-from treadle.schedule.schedule import schedule
 
 NAME = "interpreter"
 Arrays = Mapping[str, np.ndarray]
@@ -131,8 +131,7 @@ class InterpretedToolchain:
     languages: tuple[str, ...] = ("loops",)
 
     def schedule(self, graph: Graph, options: CompileOptions) -> Program:
-        in_place = not options.debug
-        return schedule(graph, options.optimize, in_place=in_place, target=self.target)
+        return scheduled(graph, options, self.target)
 
     def render(self, program: Program) -> Program:
         return program

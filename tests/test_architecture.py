@@ -74,8 +74,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # Each strings its stages together; a search draws indices that are in range.
     "backends": VALUES | STAGES | {"compile_report", "domains"},
     "recognition": VALUES | {"domains", "frontend", "rules", "verify"},
-    "pipeline": BELOW_PIPELINE
-    | {"verify", "tables", "compile_report", "backends", "recognition"},
+    "pipeline": BELOW_PIPELINE | {"verify", "tables", "compile_report", "backends", "recognition"},
     "step": BELOW_PIPELINE | {"pipeline", "backends", "compile_report"},
     "file formats": BASE | {"runtime"},
     "models": MODELS
@@ -103,8 +102,13 @@ LATE = frozenset(
 
 # The compiler's back half, a third of the import time: a device's when it is first asked for.
 LATE_OWN = frozenset(
-    ["treadle.backends.views", "treadle.egraph.optimize", "treadle.rules.from_data"]
-    + ["treadle.recognition.recognise", "treadle.verify.user_rules"]
+    [
+        "treadle.backends.views",
+        "treadle.egraph.optimize",
+        "treadle.recognition.recognise",
+        "treadle.rules.from_data",
+        "treadle.verify.user_rules",
+    ]
     + [f"treadle.backends.{device}.backend" for device in ("oracle", "cpu", "cuda")]
 )
 

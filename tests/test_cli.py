@@ -299,7 +299,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["demo"], ["tour"], ["train"], ["bench"], ["info"]],
+    [[], ["demo"], ["tour"], ["train"], ["explain"], ["bench"], ["info"]],
     ids=lambda a: " ".join(a),
 )
 def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -243,9 +243,9 @@ def repeated(q, k, v):
 ATTENTIONS: dict[str, tuple[Callable[..., Any], tuple[TensorType, ...], bool, int, str]] = {
     "plain": (mixed(lambda s: td.softmax(s, -1)), (Q, Q, Q), False, 3, "exact"),
     "causal": (mixed(lambda s: soft(td.where(seen(), s, -math.inf))), (Q, Q, Q), True, 3, "exact"),
-    "added": (mixed(lambda s: td.softmax(s + (1 - td.tril(td.ones((16, 16)))) * -1e9, -1)), (Q, Q, Q), True, 3, "saturating"),
-    "by rows": (by_rows, (Q, Q, Q), True, 3, "saturating"),
-    "keys": (mixed(lambda s, m: td.softmax(td.where(m[:, None, None], s, -1e9), -1)), (Q, Q, Q, KEYS), False, 4, "saturating"),
+    "added": (mixed(lambda s: td.softmax(s + (1 - td.tril(td.ones((16, 16)))) * -1e9, -1)), (Q, Q, Q), True, 3, "saturating mask"),
+    "by rows": (by_rows, (Q, Q, Q), True, 3, "saturating mask"),
+    "keys": (mixed(lambda s, m: td.softmax(td.where(m[:, None, None], s, -1e9), -1)), (Q, Q, Q, KEYS), False, 4, "saturating mask"),
     "repeated": (repeated, (Q, Q, Q), False, 3, "exact"),
 }  # fmt: skip
 
@@ -297,6 +297,7 @@ CONVOLUTIONS: dict[str, tuple[Callable[..., Any], tuple[TensorType, ...], c.Conv
     "shifted": (shifted, (IMAGES, KERNEL), c.Conv((1, 1), ((1, 1), (1, 1)), (1, 1))),
     "strided": (lambda x, w: shifted(x, w, 1, 2), (IMAGES, KERNEL), c.Conv((2, 2), ((1, 1), (1, 1)), (1, 1))),
     "dilated": (lambda x, w: shifted(x, w, 2, 1, 2), (IMAGES, KERNEL), c.Conv((1, 1), ((2, 2), (2, 2)), (2, 2))),
+    "in narrow floats": (lambda x, w: shifted(x.astype(td.bfloat16), w.astype(td.bfloat16)), (IMAGES, KERNEL), c.Conv((1, 1), ((1, 1), (1, 1)), (1, 1))),
     "of each channel": (causal_rows, (TensorType((2, 6, 9)), TensorType((6, 3))), c.Conv((1,), ((2, 0),), (1,), 6)),
 }  # fmt: skip
 
@@ -307,6 +308,14 @@ def test_convolutions(name: str) -> None:
     found, after = found_in(function, *types)
     (node,) = (n for n in after.nodes if n.op is c.CONV)
     assert (node.attributes, found[-1].status) == (wanted, Status.PROVED)
+
+
+def test_a_flag_of_another_shape_is_no_mask() -> None:
+    def function(x, m):
+        e = td.exp(td.where(m[0, 0], 1.0, 2.0) * x)
+        return e / last(e)
+
+    assert "exp" not in [n.op.name for n in found_in(function, X, M)[1].nodes]
 
 
 def test_sums_that_are_no_convolution() -> None:

@@ -30,7 +30,7 @@ from treadle.rules.driver import Keeps, rewrite
 from treadle.rules.expansion import expand
 from treadle.rules.pattern import Anything, Number, apply, captures, in_each_order, to_text
 from treadle.rules.rule import RuleSet, always, take_x
-from treadle.schedule.patterns import biased_matmuls, spreads
+from treadle.schedule.patterns import matmul_epilogues, spreads
 
 F32, BF16, I32 = dtypes.float32, dtypes.bfloat16, dtypes.int32
 X = TensorType((2, 3), F32)
@@ -69,6 +69,12 @@ def permuted(*every: tuple[int, ...]) -> Callable[[td.Tensor], td.Tensor]:
         return x
 
     return function
+
+
+def in_dtypes(x: td.Tensor, first: dtypes.DType, second: dtypes.DType) -> td.Tensor:
+    """x xᵀ, each factor in a dtype of its own."""
+    factors = (bind1(e.CAST, Cast(d), x) for d in (first, second))
+    return bind1(linear.CONTRACT, linear.Contraction("ab,cb->ac", BF16), *factors)
 
 
 def negated(times: int) -> Callable[[td.Tensor], td.Tensor]:
@@ -371,6 +377,16 @@ CASES = {
         SCANNED,
         GPU,
     ),
+    "linear_scan_in_blocks": Case(
+        scanned(lambda c, v, w: (c * v + v, c), reverse=True),
+        [
+            scanned(lambda c, v, w: (c * c + v, c)),
+            scanned(lambda c, v, w: (c * v + v, c * c)),
+            scanned(lambda c, v, w: (td.flip(c, 0) + v, c)),
+        ],
+        [SCANNED[0], TensorType((9, 3), F32), SCANNED[2]],
+        replace(GPU, rewriting=replace(GPU.rewriting, least_blocked_scan=8)),
+    ),
     "computed_in_scan": Case(
         lambda h, x, w: spread_slices(h, x, w, lambda x: td.exp(x[:, :, None] * w[0, :8])),
         [
@@ -403,6 +419,10 @@ CASES = {
         ],
         SCANNED,
         GPU,
+    ),
+    "widened_float8": Case(
+        lambda x: in_dtypes(x, dtypes.float8_e4m3, dtypes.float8_e5m2),
+        [lambda x: in_dtypes(x, BF16, BF16)],
     ),
     "definition": Case(
         lambda x: td.softmax(x), [td.tanh, td.softmax], keeps=lambda node, types, target: True
@@ -586,12 +606,12 @@ def test_matmuls_with_a_bias(function: Callable[..., Any], count: int) -> None:
     square = TensorType((64, 64), BF16)
     graph = td.trace(function, square, square, TensorType((64,), BF16))
     every = {Value(i): None for i in range(len(graph.nodes))}
-    found = biased_matmuls(graph, every, GPU.matmuls)
+    found = matmul_epilogues(graph, every, GPU.matmuls)
     assert len(found) == count
     for matmul, epilogue in found.items():
         assert graph.nodes[matmul.node].op is linear.CONTRACT
         assert graph.nodes[epilogue.sum.node].op is e.ADD
-    assert not biased_matmuls(graph, {}, GPU.matmuls), "a sum that is not materialized"
+    assert not matmul_epilogues(graph, {}, GPU.matmuls), "a sum that is not materialized"
 
 
 # Patterns

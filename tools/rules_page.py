@@ -43,6 +43,7 @@ TITLES = {
     "heads": "Recognition: before differentiation, for targets that fuse heads",
     "expansion": "Expansion: at the start of `schedule`",
     "scans": "Scans: after expansion",
+    "recurrences": "Recurrences: then, where many elements fill a device",
     "slices": "Slices of scans: then, where arithmetic is nearly free",
     "carries": "Carries of scans: after these, where kernels are launched",
 }

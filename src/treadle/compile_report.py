@@ -7,9 +7,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from treadle.base.errors import ArgumentError
+from treadle.base.memory import bytes_in
 from treadle.base.numbers import POSITIVE, check_choice, check_number, check_whole
 from treadle.base.rewrites import Recognised, Rewritten
 from treadle.kernel.machine import NATIVE, target_name
@@ -26,7 +29,9 @@ class CompileOptions:
     `optimize=False` keeps every tensor in memory, one kernel each, to look at. `rewrite=False`
     leaves out rules that put a cheaper equal graph in place of the one that was written and
     differentiated. `recompute=False` keeps on a GPU what the backward pass would compute anew to
-    save memory. `deterministic=True`
+    save memory. `memory_budget` is the most that the temporary values of a training step may take:
+    bytes, text as in "2GiB", or a fraction of what they take without; kernels run a second time for
+    it. `deterministic=True`
     gives the same bits in every run on a GPU too, where the fastest gradients of attention and
     convolutions may not; a CPU always does. `check_indices` looks at integers of the batch that are
     used as indices, before anything runs: one that is out of range is an error. `debug=True` makes
@@ -47,6 +52,7 @@ class CompileOptions:
     debug: bool = False
     deterministic: bool = False
     recompute: bool = True
+    memory_budget: int | float | str | None = None
     target: str | int = NATIVE
     check_indices: bool = True
     search: str = "off"
@@ -64,7 +70,31 @@ class CompileOptions:
         check_choice("CompileOptions", "numerics", self.numerics, ("equal", "strict"))
         check_number("CompileOptions", "seconds", self.seconds, POSITIVE)
         check_whole("CompileOptions", "max_shapes", self.max_shapes)
+        # Frozen: what was given as text is the number that it says from here on.
+        object.__setattr__(self, "memory_budget", as_budget(self.memory_budget))
         target_name(self.target)  # anything that is none is an error here
+
+    @property
+    def without_budget(self) -> CompileOptions:
+        """For programs beside a training step, which have no backward pass to compute for."""
+        return self if self.memory_budget is None else replace(self, memory_budget=None)
+
+
+def as_budget(given: object) -> int | float | None:
+    """A memory budget: whole bytes, or a fraction of what is taken without one."""
+    if given is None:
+        return None
+    found = bytes_in(given) if isinstance(given, str) else given
+    if isinstance(found, (int, np.integer)) and not isinstance(found, bool) and found > 0:
+        return int(found)
+    if isinstance(found, (float, np.floating)) and 0 < found <= 1:
+        return float(found)
+    raise ArgumentError(
+        "CompileOptions",
+        f"memory_budget is {given!r}",
+        'Give bytes as a whole number or as text ("2GiB", "800MB"), or a fraction above 0 and at '
+        "most 1.0 of what is taken without a budget.",
+    )
 
 
 def as_options(options: object, otherwise: CompileOptions | None = None) -> CompileOptions:
@@ -89,6 +119,8 @@ class ProgramFacts:
     outside: int  # constants and outputs
     from_cache: bool
     shares_arena: bool = False  # arena and scratch are memory of all programs, the largest counts
+    again: tuple[KernelFacts, ...] = ()  # calls that a memory budget lets run a second time
+    uncut: int = 0  # bytes of the arena without that budget; 0 where it has nothing to cut
 
     @property
     def calls(self) -> int:
@@ -106,6 +138,18 @@ class ProgramFacts:
     @property
     def nbytes(self) -> int:
         return self.arena + self.scratch + self.outside
+
+
+def _cut_line(program: ProgramFacts) -> str:
+    """What a budget cut, and what that costs."""
+    calls = sum(k.calls for k in program.again)
+    flops = sum(k.calls * k.flops for k in program.again)
+    moved = sum(k.calls * k.nbytes for k in program.again)
+    return (
+        f"  {program.name}: arena {program.arena / 1e6:,.1f} MB within its budget, without "
+        f"{program.uncut / 1e6:,.1f}; {calls} calls once more, {flops / 1e9:,.2f} GFLOP "
+        f"({flops / max(1, program.flops - flops):.1%}) and {moved / 1e6:,.1f} MB moved"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +275,7 @@ class CompileReport:
             numbers = (p.calls, len(p.kernels), p.flops / 1e9, p.traffic / 1e6, p.nbytes / 1e6)
             shown = "".join(f"{n:>9,}" if isinstance(n, int) else f"{n:>9.2f}" for n in numbers)
             lines.append(f"  {p.name:<16}{shown}{'yes' if p.from_cache else 'no':>9}")
+        lines += [_cut_line(p) for p in self.programs if p.uncut]
         if self.trials or self.chosen:
             told = (
                 ", ".join(f"{name} = {value}" for name, value in self.chosen) or "the usual sizes"

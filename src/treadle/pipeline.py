@@ -41,6 +41,7 @@ from treadle.nn.module import Module, Parameter
 from treadle.nn.tracing import Inputs, TracedModel, as_argument, trace_model
 from treadle.optim.append import Mode, UpdatePlan, append_updates
 from treadle.optim.optimizer import Optimizer
+from treadle.precision.float8 import with_float8, with_history
 from treadle.precision.narrow import apply_precision
 from treadle.rules.canonical import canonicalise
 from treadle.runtime.executable import Executable
@@ -51,13 +52,16 @@ if TYPE_CHECKING:
 
 
 def choose_precision(precision: object) -> DType:
+    eight = dtypes.float8_e4m3  # bfloat16, but for products of weights
+    if precision in ("float8", eight, eight.name):
+        return eight
     for chosen in (dtypes.float32, dtypes.bfloat16, dtypes.float16):
         if precision in (chosen, chosen.name):
             return chosen
     raise ArgumentError(
         "precision",
         f"{precision!r} is not a precision to train in",
-        "Use float32, bfloat16 or float16.",
+        "Use float32, bfloat16, float16 or float8.",
     )
 
 
@@ -159,14 +163,17 @@ def build_step(
     checked = check_of(recipe.options)
     with report.stage("trace"):
         traced = checked(trace_loss(recipe, plan, inputs))
+    history = plan.name("float8:largest")
     with report.stage("apply_precision"):
         with_casts = checked(apply_precision(traced, recipe.precision))
+        if recipe.precision in dtypes.FLOAT8:
+            with_casts = checked(with_float8(with_casts, history))
     with report.stage("recognise"):
         narrowed = checked(_recognised(with_casts, report, recipe.options))
     _refuse_trained_weight(recipe, narrowed, plan)
     with report.stage("differentiate"):
         graph = narrowed if recipe.backward else _differentiated(narrowed, plan, report).graph
-        checked(graph)
+        graph = checked(with_history(checked(graph), history))
     modes = [Mode.UPDATE]
     if recipe.accumulate > 1:
         modes += [Mode.ACCUMULATE, Mode.ACCUMULATE_AND_UPDATE]

@@ -112,7 +112,9 @@ def facts(name: str, built: Built[Any], program: InPlaceProgram, from_cache: boo
     outside = sum(a.nbytes for a in built.constants.values())
     outside += sum(o.type.nbytes for o in plan.outputs if o.name not in plan.updated)
     inside = plan.arena, program.workspace
-    return ProgramFacts(name, plan.kernels, *inside, outside, from_cache, program.shares_arena)
+    shares = program.shares_arena
+    cut = plan.again, plan.uncut
+    return ProgramFacts(name, plan.kernels, *inside, outside, from_cache, shares, *cut)
 
 
 def compiled_part(program: Executable) -> InPlaceProgram | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -51,6 +52,18 @@ def shown(nbytes: int) -> str:
             break
         amount, unit = amount / 1000, larger
     return f"{amount:,.4g} {unit}"
+
+
+_UNITS = ("", "k", "M", "G", "T")
+
+
+def bytes_in(text: str) -> int | None:
+    """Bytes that a text says, as in "2GiB" and "1.5 MB"; None if it says none."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?) *([kKMGT]?)(i?)B", text.strip())
+    if match is None:
+        return None
+    base = 1024 if match[3] else 1000
+    return int(float(match[1]) * base ** _UNITS.index(match[2].replace("K", "k")))
 
 
 def give_back_memory() -> None:

@@ -12,6 +12,7 @@ from treadle.base.errors import TreadleError
 from treadle.cli.bench import WORKLOADS, run_bench
 from treadle.cli.demo import STEPS, TARGET, run_demo
 from treadle.cli.environment import run_info
+from treadle.cli.explain import run_explain
 from treadle.cli.fuzz import SECONDS, run_fuzz
 from treadle.cli.generate import run_generate
 from treadle.cli.tour import run_tour
@@ -39,6 +40,8 @@ def _run(options: argparse.Namespace) -> int:
         return run_tour(steps=options.steps, seed=options.seed, full=options.full)
     if options.command == "train":
         return run_train(options.file, options.set, options.resume, options.settings)
+    if options.command == "explain":
+        return run_explain(options.file, options.set, options.json)
     if options.command == "bench":
         return run_bench(options.workload, options.device, options.seconds, options.json)
     if options.command == "fuzz":
@@ -60,6 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_demo(commands)
     _add_train(commands)
+    _add_explain(commands)
     _add_bench(commands)
     _add_fuzz(commands)
     _add_generate(commands)
@@ -77,18 +81,37 @@ def _add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         epilog=TRAIN_EPILOG,
     )
     train.add_argument("file", metavar="FILE.py", help=f"has a function {FUNCTION!r}")
-    train.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="an argument of the function; may be given several times",
-    )
+    _add_settings(train)
     train.add_argument(
         "--resume", action="store_true", help='go on with a run that was stopped: resume="auto"'
     )
     train.add_argument(
         "--settings", action="store_true", help="show what can be set, and do not train"
+    )
+
+
+def _add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    explain = commands.add_parser(
+        "explain",
+        help="what the training steps of a Python file are compiled to, and why",
+        description=f"Call the function {FUNCTION!r} of a Python file, or run the file if it has "
+        "none, until a step is about to run. Print for each step what was recognised where, which "
+        "rules were applied, its kernels by modelled cost, its memory by phase, and what a memory "
+        "budget lets run again.",
+        epilog=EPILOG,
+    )
+    explain.add_argument("file", metavar="FILE.py", help="compiles a training step")
+    _add_settings(explain)
+    explain.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an argument of the function; may be given several times",
     )
 
 

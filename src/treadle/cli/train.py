@@ -41,7 +41,7 @@ def run_train(
                 remedy = f"Give {FUNCTION} a setting resume=None, and pass it on to Trainer.fit."
                 raise UsageError(f"{path}: {FUNCTION} has no setting 'resume'. {remedy}")
             values["resume"] = "auto"
-        _check_required(path, parameters, values)
+        check_required(path, parameters, values)
     except UsageError as error:
         print(f"treadle train: {error}", file=sys.stderr)
         return USAGE
@@ -174,7 +174,7 @@ def _as(kind: type, text: str) -> object:
     return kind(text)
 
 
-def _check_required(
+def check_required(
     path: Path, parameters: Mapping[str, inspect.Parameter], values: Mapping[str, object]
 ) -> None:
     empty = inspect.Parameter.empty

@@ -108,6 +108,8 @@ class Plan:
     updated: tuple[str, ...]  # leaves that are written in place
     arena: int
     kernels: tuple[KernelFacts, ...] = ()
+    again: tuple[KernelFacts, ...] = ()  # calls that are made a second time, for a memory budget
+    uncut: int = 0  # bytes of the arena without that budget
 
     @property
     def scratch(self) -> int:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from treadle.base.origin import Origin
+from treadle.base.quick import quick
 from treadle.ir.graph import Output
 from treadle.ir.types import TensorType
+from treadle.kernel.bindings import Bindings
 from treadle.kernel.launch import CooperativeLaunch
 from treadle.kernel.nodes import Buffer, Kernel
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Argument:
     """A buffer of the program, or its row that belongs to an iteration of the repeat around."""
@@ -22,13 +25,22 @@ class Argument:
     row: int = 0  # elements that an iteration moves on
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A kernel on buffers, in the order of the kernel's own."""
+    """A kernel on buffers, in the order of the kernel's own.
+
+    `parts` are calls that make the same one by one, where it was fused from several.
+    """
 
     kernel: Kernel
     arguments: tuple[Argument, ...]
     origins: tuple[Origin, ...] = ()  # lines of the model that this call computes
+    parts: tuple[Call, ...] = ()
+
+    @property
+    def read(self) -> tuple[Argument, ...]:
+        return self.arguments[: len(self.kernel.inputs)]
 
     @property
     def written(self) -> tuple[Argument, ...]:
@@ -54,6 +66,17 @@ class Repeat:
 Step = Phase | Repeat
 
 
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """A kernel that is run once more so that what it made need not wait, and what that costs."""
+
+    kernel: str
+    lines: tuple[str, ...]  # of the model
+    saved: int  # bytes that did not wait
+    flops: int
+    nbytes: int  # that it moves
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
     """Leaves and constants in, outputs out; everything between is temporary."""
@@ -66,6 +89,9 @@ class Program:
     updated: tuple[str, ...] = ()  # leaves that are written in place
     series: tuple[tuple[str, ...], ...] = ()  # buffers of one size that lie at one distance
     cooperative: tuple[CooperativeLaunch, ...] = ()  # phases that a GPU runs as one launch
+    again: tuple[Rerun, ...] = ()  # what a memory budget lets run a second time
+    uncut: int = 0  # bytes of the arena without the budget; 0 where there is none to meet
+    bindings: Bindings = field(default_factory=Bindings)  # what each buffer holds
 
     def calls(self) -> Iterator[Call]:
         """Every call, those inside repeats once."""

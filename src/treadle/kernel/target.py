@@ -103,6 +103,22 @@ class Materialization:
 
 
 @dataclass(frozen=True, slots=True)
+class Recomputation:
+    """What kernels are run once more for, under a memory budget (memory: budget)."""
+
+    # Bytes of a buffer that is worth a thought: chosen, a thousandth of what small steps hold.
+    least_bytes: int = 1 << 14
+    # Operations that take as long as a byte that is moved: 60 GFLOP/s and 8 GB/s of a core, and
+    # 500 TFLOP/s and 3.6 TB/s of matmuls and copies of an H200 (docs/performance.md).
+    operations_per_byte: int = 8
+    # Of a call's price, one of so many parts is that of running it later, and not beside others.
+    moved_share: int = 16  # chosen
+    # An arena has gaps: how often less is asked for, and how much less at least, of the budget.
+    attempts: int = 6  # chosen
+    part: int = 64  # chosen
+
+
+@dataclass(frozen=True, slots=True)
 class Matmuls:
     """Sizes of contractions and their panels (schedule: matmuls, packing, standalone, batched).
 
@@ -153,6 +169,9 @@ class Matmuls:
 
     # Matmuls, convolutions and attention of a library
     pack: int = 8  # elements of a library's widest loads, 16 bytes of narrow floats
+    has_float8: bool = False  # whether it multiplies floats of 8 bits: from chips of 8.9 on
+    scales_float8: bool = True  # and multiplies the product by numbers of the device
+    float8_pack: int = 16  # elements of which their axes are multiples: cuBLASLt's 16 bytes
     most_depth: int = 256  # elements of a head of attention: cuDNN's on compute capability 9.0
     least_pitched: int = 64  # elements of a row that may be followed by up to a pack of nothing
     # Operations, below which a thread for each element is as fast: chosen.
@@ -324,6 +343,10 @@ class Rewriting:
     # Bytes of a scan's slices for each byte that they are computed from, from which iterations
     # compute them: chosen, the states of a selective scan are 16 for each channel.
     least_spread: int = 4
+    # Elements of a carry up to which a linear recurrence goes by blocks of iterations, 0 for never,
+    # and iterations from which it does: chosen.
+    most_blocked_scan: int = 0
+    least_blocked_scan: int = 512
     # Elements of an axis whose best is found by two reductions: chosen. Along 49,152 one thread
     # that remembered where it was took 0.57 ms, two reductions take 0.03.
     least_arg: int = 1024
@@ -393,6 +416,7 @@ class Launching:
     small_results: int = 1 << 16  # bytes that are copied back with every step: chosen
     ahead: int = 3  # launches that the host may be ahead: inputs are copied while the GPU computes
     graphs: int = 8  # of a slot, one for each set of arrays on the device: chosen
+    result_blocks: int = 2  # of a result that stays on the device: a loop holds the last one
     # Kernels that are compiled together. Parts are compiled at the same time; each takes 40 ms for
     # what all share, and 24 kernels took longer than 24 times one (NVRTC 13.4, BERT's step).
     part_kernels: int = 6
@@ -441,6 +465,7 @@ class Target:
     fusion: Fusion = Fusion()
     reductions: Reductions = Reductions()
     materialization: Materialization = Materialization()
+    recomputation: Recomputation = Recomputation()
     matmuls: Matmuls = Matmuls()
     streaming: Streaming = Streaming()
     mapping: Mapping | None = None  # none where a loop's iterations are a processor's
@@ -478,12 +503,14 @@ GPU = Target(
         # 2^27 indices to look at: ten times as many took 1.6 ms (850,000 updates of 50,000 rows).
         least_sorted=1 << 32,
         few_scattered=4096,
+        most_blocked_scan=1 << 14,
     ),
     # An H200: 4.8 TB/s of which a copy reaches 3.5, matmuls of float32 40 and of bfloat16 600
     # TFLOP/s, an edge of a CUDA graph 1 to 3 µs (docs/cuda.md).
     costs=Costs(flop=0.025, narrow_flop=0.0017, byte=0.29, element=0.01, launch=2e6, units=132),
     reductions=Reductions(counted=256),
     materialization=Materialization(reads_through_rows=True),
+    recomputation=Recomputation(least_bytes=1 << 18, operations_per_byte=140),
     matmuls=Matmuls(by_library=True, busy_tiles=512),
     # Rows: matmuls of half as many are a little slower, more take more memory (measured, H200).
     streaming=Streaming(least_rows=2048, most_rows=4096, rows_multiple=8),

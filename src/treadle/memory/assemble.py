@@ -39,6 +39,8 @@ def assemble(program: Program, buffers: BufferPlan, target: Target = CPU) -> Pla
         program.updated,
         buffers.size,
         _facts(program, kernels, numbers),
+        _again(program),
+        program.uncut,
     )
 
 
@@ -61,6 +63,15 @@ def _facts(
         KernelFacts(names[i], counts[i], cost.flops(k), cost.traffic(k))
         for i, k in enumerate(kernels)
     )
+
+
+def _again(program: Program) -> tuple[KernelFacts, ...]:
+    """What is run a second time, one for each kernel's name."""
+    found: dict[tuple[str, int, int], int] = {}
+    for rerun in program.again:
+        key = rerun.kernel, rerun.flops, rerun.nbytes
+        found[key] = found.get(key, 0) + 1
+    return tuple(KernelFacts(name, calls, *costs) for (name, *costs), calls in found.items())
 
 
 def _distinct_names(kernels: Sequence[Kernel]) -> list[str]:

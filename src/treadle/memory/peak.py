@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from treadle.kernel.program import Program, calls_in
+from treadle.kernel.program import Program, Rerun, calls_in
 from treadle.memory.plan import BufferPlan, padded
 
 
@@ -33,7 +33,8 @@ class MemoryView:
     """A program's temporary memory: bytes alive at its peak, and of the arena that has room for it.
 
     `held` are bytes of its leaves: parameters, states, what the optimizer keeps, and inputs. `step`
-    of `steps` phases is the peak's; `buffers` live then, the largest first.
+    of `steps` phases is the peak's; `buffers` live then, the largest first. `alive` are bytes by
+    step. Under a memory budget `again` is what runs a second time, and `uncut` the arena without.
     """
 
     live: int
@@ -42,6 +43,9 @@ class MemoryView:
     step: int
     steps: int
     buffers: tuple[BufferView, ...]
+    alive: tuple[int, ...] = ()  # bytes, by step
+    again: tuple[Rerun, ...] = ()
+    uncut: int = 0
 
     def __str__(self) -> str:
         """Buffers of one size that like kernels made are one row."""
@@ -97,4 +101,6 @@ def memory_view(program: Program, plan: BufferPlan) -> MemoryView:
     ]
     ordered = tuple(sorted(found, key=lambda b: -b.nbytes))
     held = sum(type_.nbytes for _, type_ in program.leaves)
-    return MemoryView(int(live[peak]), plan.size, held, peak, len(program.steps), ordered)
+    by_step = tuple(int(n) for n in live[:-1])
+    cut = program.again, program.uncut
+    return MemoryView(int(live[peak]), plan.size, held, peak, len(by_step), ordered, by_step, *cut)

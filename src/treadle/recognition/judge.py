@@ -37,14 +37,6 @@ MOST_ELEMENTS = 1 << 20  # of all tensors of a region that is evaluated: chosen,
 MOST_PRODUCTS = 1 << 24
 
 
-# What is assumed where graphs are not equal as they stand.
-CAUSES = {
-    Exactness.EXACT: "",
-    Exactness.ROUNDED: f"constants within {MOST_ULPS} ulp of each other are the same",
-    Exactness.SATURATING: f"numbers of {HIDES:g} or less hide scores, of which each row keeps one",
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Two graphs are equal: of which class, and how that is known."""

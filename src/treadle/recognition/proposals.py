@@ -133,9 +133,8 @@ def softmaxes(region: Region) -> Iterator[Graph]:
 
 def masked_softmaxes(region: Region) -> Iterator[Graph]:
     """The softmax of scores that are −∞ where a flag does not hold, or where it does."""
-    flags = [
-        v for n in region.graph.nodes if n.op is e.WHERE for v in n.operands[:1]
-    ]  # fmt: skip
+    conditions = (n.operands[0] for n in region.graph.nodes if n.op is e.WHERE)
+    flags = [v for v in conditions if region.graph.type_of(v).shape == region.x.shape]
     for flag in dict.fromkeys(flags):
         for shape, axes in region.sums:
             if shape == region.x.shape == region.type.shape and len(axes) == 1:

@@ -10,7 +10,6 @@ from treadle.base.rewrites import Exactness, Recognised
 from treadle.ir.control import Call, Scan
 from treadle.ir.graph import Graph, Node
 from treadle.kernel.target import Target
-from treadle.recognition.judge import CAUSES
 from treadle.recognition.regions import Flow
 from treadle.recognition.scanned import with_scan
 from treadle.recognition.search import Found, Search, replaced
@@ -68,8 +67,9 @@ class _Recognition:
             return graph
         for match in found:
             origin = graph.nodes[match.root.node].origin
-            kind, status = match.verdict.kind, match.verdict.status
-            self.found.append(Recognised(match.name, kind, origin, CAUSES[kind], status))
+            verdict = match.verdict
+            entry = Recognised(match.name, verdict.kind, origin, verdict.status)
+            self.found.append(entry)
             self.fired[match.name] += 1
         return replaced(graph, found)
 
@@ -78,7 +78,7 @@ class _Recognition:
         return graph if nodes == graph.nodes else replace(graph, nodes=nodes)
 
     def _with_body(self, node: Node) -> Node:
-        """A scan, or a call without a gradient of its own, its body recognised; others as they are."""
+        """A scan, or a call without a gradient of its own, with its body recognised."""
         attributes = node.attributes
         if not isinstance(attributes, (Call, Scan)):
             return node

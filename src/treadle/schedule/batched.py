@@ -37,12 +37,16 @@ class Member:
 Run = list[Member]  # equal matmuls of several layers
 
 
-def batch_matmuls(program: Program, limits: Matmuls) -> Program:
-    """Moves equal matmuls of several phases into that of the last, as many as memory allows."""
+def batch_matmuls(program: Program, limits: Matmuls, limit: int | None = None) -> Program:
+    """Moves equal matmuls of several phases into that of the last, as many as memory allows.
+
+    `limit` are bytes of a budget.
+    """
     uses = _Uses(program)
     chains = _chains(program, uses, limits)
     peak = uses.peak([])
     most = peak + max(peak // limits.batch_memory_part, limits.batch_memory)
+    most = most if limit is None else min(most, limit)
     for parts in limits.batch_counts if chains else ():
         runs, series = with_series([r for c in chains for r in _runs(c, parts)])
         if uses.peak(runs) <= most:
@@ -120,9 +124,14 @@ def _chains(program: Program, uses: _Uses, limits: Matmuls) -> list[Run]:
 
 
 def _is_small(kernel: Kernel, limits: Matmuls) -> bool:
-    """Whether a kernel is one plain matmul of few tiles: no batch, no bias, nothing added to."""
+    """Whether a kernel is one plain matmul of few tiles: no batch, no bias, nothing added to.
+
+    Those of 8-bit floats go by themselves: they are of large layers.
+    """
     matmul = matmul_call_of(kernel)
     if matmul is None or matmul.batch > 1 or matmul.bias >= 0 or matmul.adds:
+        return False
+    if "float8" in matmul.left.dtype:
         return False
     rows, columns = (-(-n // limits.tile) for n in (matmul.m, matmul.n))
     return rows * columns < limits.busy_tiles

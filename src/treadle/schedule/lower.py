@@ -21,6 +21,7 @@ from treadle.ir.ops.leaves import CONSTANT, Constant, Leaf
 from treadle.ir.ops.linear import CONTRACT
 from treadle.ir.ops.shaping import DYNAMIC_UPDATE
 from treadle.ir.types import TensorType
+from treadle.kernel.bindings import Binding, Bindings, Content, Whole
 from treadle.kernel.contraction import launches_dominate
 from treadle.kernel.index import Index, Var
 from treadle.kernel.nodes import Buffer, Kernel, Statement, Store, Value, Within
@@ -29,6 +30,7 @@ from treadle.kernel.target import CPU, Target
 from treadle.rules.canonical import canonicalise
 from treadle.rules.carries import choose_carries
 from treadle.rules.expansion import expand
+from treadle.rules.recurrences import scans_in_blocks
 from treadle.rules.scans import split_scans
 from treadle.rules.slices import compute_slices
 from treadle.schedule.inline import Reader, laid_out, updated_element
@@ -46,7 +48,7 @@ from treadle.schedule.keep import (
 )
 from treadle.schedule.nests import Buffers, along, axis_vars, copies, parallel, pitched, stays
 from treadle.schedule.order import Bound, Memo, Order
-from treadle.schedule.patterns import biased_matmuls, concatenated_gradients
+from treadle.schedule.patterns import concatenated_gradients, matmul_epilogues
 from treadle.schedule.pitches import Pitches, row_pitches
 from treadle.schedule.recompute import Recomputed, recomputed
 from treadle.schedule.templates import has_kernels, has_template, images, in_memory_order, layouts
@@ -58,14 +60,17 @@ def lower(
     panel: int = CPU.panel,
     in_place: bool = False,
     target: Target = CPU,
+    with_parts: bool = False,
 ) -> Program:
     """The program of a graph. `fuse=False` materializes every tensor, for debugging.
 
-    `in_place` writes updates over the leaves they replace.
+    `in_place` writes updates over the leaves they replace. `with_parts`: calls also have the
+    kernels that theirs was fused from.
     """
     expanded = expand(graph, target, has_kernels if fuse else None)
     if fuse:
         expanded = split_scans(expanded, target, has_template)
+        expanded = scans_in_blocks(expanded, target)
     if target.fuses_epilogues:
         expanded = canonicalise(expanded)  # definitions and their gradients look alike then
     if fuse:
@@ -84,7 +89,8 @@ def lower(
         (o, lowering.placed(o), lowering.graph.type_of(o.value)) for o in lowering.graph.outputs
     )
     outside = {*leaves, *lowering.constants, *(name for _, name, _ in outputs)}
-    steps = tuple(Finisher(drafts, outside, lowering.rows, lowering.memo).steps(drafts))
+    finisher = Finisher(drafts, outside, lowering.rows, lowering.memo, with_parts)
+    steps = tuple(finisher.steps(drafts))
     used = {a.buffer for s in steps for c in calls_in(s) for a in c.arguments} | outside
     return Program(
         tuple(leaves.items()),
@@ -93,7 +99,14 @@ def lower(
         steps,
         outputs,
         (*lowering.in_place.values(), *lowering.late),
+        bindings=bindings_of(lowering).restricted(used),
     )
+
+
+def bindings_of(lowering: Lowering) -> Bindings:
+    """What every buffer holds, of this graph's values and of those of the bodies of its scans."""
+    found = [*lowering.bindings(), *lowering.inner_bindings]
+    return Bindings(((lowering.prefix, lowering.graph), *lowering.bodies), tuple(found))
 
 
 @dataclass
@@ -112,9 +125,14 @@ class Finisher:
     """Kernels as calls: what only one of them touches is its own, equal ones are one."""
 
     def __init__(
-        self, drafts: list[Draft], outside: set[str], rows: dict[str, Argument], memo: Memo
+        self,
+        drafts: list[Draft],
+        outside: set[str],
+        rows: dict[str, Argument],
+        memo: Memo,
+        with_parts: bool = False,
     ):
-        self.rows, self.memo = rows, memo
+        self.rows, self.memo, self.with_parts = rows, memo, with_parts
         users = Counter(n for bound in _bounds_in(drafts) for n in set(bound.names))
         outside = outside | {a.buffer for a in rows.values()} | set(rows)
         self.own = frozenset(n for n, count in users.items() if count == 1 and n not in outside)
@@ -130,9 +148,41 @@ class Finisher:
         return found
 
     def call(self, bound: Bound) -> Call:
-        kernel, names = self.memo.finished(bound, self.own)
+        parts = self._parts(bound) if self.with_parts and bound.fused else ()
+        return replace(self._call(bound, self.own), parts=parts)
+
+    def _call(self, bound: Bound, own: frozenset[str]) -> Call:
+        kernel, names = self.memo.finished(bound, own)
         arguments = tuple(self.rows.get(n, Argument(n)) for n in names)
         return Call(kernel, arguments, bound.origins)
+
+    def _parts(self, bound: Bound) -> tuple[Call, ...]:
+        """Each large result that stays in memory by itself, from others that do."""
+        inside = {n for b in bound.fused for n in b.names} & self.own
+        least, found = self.memo.target.recomputation.least_bytes, list[Call]()
+        sizes = {n: b.nbytes for n, b in zip(bound.names, bound.kernel.buffers, strict=True)}
+        for name in dict.fromkeys(n for b in bound.fused for n in b.outputs):  # makers first
+            is_made = any(name == a.buffer for c in found for a in c.written)
+            if name in inside or sizes.get(name, 0) < least or is_made:
+                continue
+            order = Order(True, self.memo)
+            for b in _makers(bound.fused, name, inside):
+                order.add_bound(b)
+            bounds = [b for phase in order.phases() for b in phase]
+            users = Counter(n for b in bounds for n in set(b.names))
+            own = frozenset(n for n in inside if users[n] == 1)
+            found += [c for c in (self._call(b, own) for b in bounds) if c.kernel.outputs]
+        return tuple(found)
+
+
+def _makers(parts: Sequence[Bound], name: str, inside: set[str]) -> list[Bound]:
+    """The kernels that make a buffer of those that are in memory; others are `inside`."""
+    needed, found = {name}, list[Bound]()
+    for part in reversed(parts):
+        if needed & set(part.outputs):
+            found.append(part)
+            needed |= set(part.inputs) & inside
+    return found[::-1]
 
 
 def _bounds_in(drafts: list[Draft]) -> list[Bound]:
@@ -164,10 +214,12 @@ class Lowering:
         self.materialized = materialized_values(graph, fuse, self.target, cheap=self.waits)
         fuses_epilogues = fuse and self.target.fuses_epilogues
         limits = self.target.matmuls
-        self.biased = biased_matmuls(graph, self.materialized, limits) if fuses_epilogues else {}
-        if self.biased:
-            biases = {b.bias for b in self.biased.values()}
-            self.materialized = materialized_values(graph, fuse, self.target, biases, self.waits)
+        self.epilogues = (
+            matmul_epilogues(graph, self.materialized, limits) if fuses_epilogues else {}
+        )
+        if self.epilogues:
+            read = {v for found in self.epilogues.values() for v in found.read}
+            self.materialized = materialized_values(graph, fuse, self.target, read, self.waits)
         is_copied = fuse and self.target.copies_operands
         self.recomputed = (
             recomputed_operands(graph, self.materialized, self.target) if is_copied else {}
@@ -177,6 +229,9 @@ class Lowering:
         for name, position in graph.leaves.items():
             self.names[TensorValue(position)] = f"{prefix}{name}"
         self.constants: dict[str, np.ndarray] = {}
+        self.held: dict[str, tuple[TensorValue, Content]] = {}  # by memory of nodes
+        self.bodies: list[tuple[str, Graph]] = []  # of scans
+        self.inner_bindings: list[Binding] = []
         self.wider = (
             wider_values(graph, self.materialized) if self.target.has_launches and fuse else {}
         )
@@ -193,8 +248,8 @@ class Lowering:
             self.pitches = row_pitches(graph, self.materialized, besides, self.target)
         self.buffers = {n: self.buffer(v) for v, n in self.names.items()}
         self.done = {p.whole for p in self.parts.values()}  # what has nothing left to do
-        self.sums = {b.sum: matmul for matmul, b in self.biased.items()}
-        for value in [*self.parts, *self.biased]:
+        self.sums = {found.sum: matmul for matmul, found in self.epilogues.items()}
+        for value in [*self.parts, *self.epilogues]:
             self.buffers.pop(self.names.pop(value))
         self.rows: dict[str, Argument] = {}  # buffers that are rows of others
         self.in_place: dict[TensorValue, str] = {}  # values written over a leaf
@@ -255,6 +310,19 @@ class Lowering:
             return output.name
         return self.before.get(output.value, self.names[output.value])
 
+    def bindings(self) -> list[Binding]:
+        """What the buffers hold that values of this graph, or parts and copies of them, are in."""
+        found: list[tuple[str, TensorValue, Content]] = []
+        first = [TensorValue(i) for i in self.graph.leaves.values()]  # before what replaces them
+        for value in dict.fromkeys([*first, *self.names]):
+            layout = Whole(tuple(self.layouts.get(value, ())), self.pitches.get(value, 0))
+            found.append((self.names[value], value, layout))
+        found += [(name, value, Whole()) for name, value in self.late.items()]
+        found += [(name, value, Whole()) for value, name in self.before.items()]
+        found += [(name, *held) for name, held in self.held.items()]
+        rows = {alias: row.buffer for alias, row in self.rows.items()}
+        return [Binding(rows.get(name, name), self.prefix, v, c) for name, v, c in found]
+
     def drafts(self) -> list[Draft]:
         """Phases of kernels, and repeats between them."""
         found: list[Draft] = []
@@ -296,7 +364,7 @@ class Lowering:
             return []
         if isinstance(node.attributes, Leaf) or all(t.size == 0 for t in node.types):
             return []
-        if value in self.biased:
+        if value in self.epilogues:
             return []  # it is made where its bias is known
         if value in self.sums:
             matmul = self.sums[value].node

@@ -31,8 +31,13 @@ def schedule(
     `fuse=False` keeps every tensor in memory, for debugging; `in_place` writes updates over the
     leaves they replace.
     """
-    program = lower(graph, fuse, panel, in_place, target)
+    return mapped(lower(graph, fuse, panel, in_place, target), fuse, target)
+
+
+def mapped(program: Program, fuse: bool, target: Target, most: int | None = None) -> Program:
+    """What was lowered, as its target runs it. Equal matmuls wait for each other within `most`."""
     if fuse and target.matmuls.busy_tiles:
-        program = batch_matmuls(program, target.matmuls)
+        program = batch_matmuls(program, target.matmuls, most)
     program = check_phases(program)
+    program.bindings.check(b.name for b in program.buffers)
     return program if target.mapping is None else map_to(program, target)

@@ -180,7 +180,7 @@ class Ensemble:
         with self.report.stage("evaluation"):
             graph = build_evaluation(recipe, one, self._eval_params, self.report)
             graph = self._batched(graph, self._batches_own)
-        return Evaluation(graph, self.report, recipe.options, self._on_device)
+        return Evaluation(graph, self.report, recipe.options.without_budget, self._on_device)
 
     def _make_room(self, graphs: Mapping[Mode, Graph]) -> None:
         """State that a new shape brings with it: accumulators of its gradients and metrics."""
@@ -285,6 +285,7 @@ class Ensemble:
         The batch is for all members; `.mean`, `.std` and `.vote` of what it gives combine them.
         """
         fixed, recipe, report = Inputs.of(inputs), self.recipe, self.report
+        options = recipe.options.without_budget
 
         def build(found: Inputs) -> Built:
             with report.stage("forward"):
@@ -295,17 +296,17 @@ class Ensemble:
                     recipe.precision,
                     False,
                     self._eval_params,
-                    recipe.options,
+                    options,
                     report,
                 )
                 whole = replace(traced, graph=self._batched(traced.graph, False))
             report.compiles += 1
-            checks = recipe.options.check_indices
+            checks = options.check_indices
             return Built(
-                whole, lambda g: load(g, report, recipe.options, "forward"), checks, self._on_device
+                whole, lambda g: load(g, report, options, "forward"), checks, self._on_device
             )
 
-        specialise = replace(recipe.options, on_new_shape="specialise")
+        specialise = replace(options, on_new_shape="specialise")
         programs = ByShape(build, specialise, fixed, self.session.memory)
         programs.built(fixed)
         return MemberPredictions(self.session, programs, self._key)

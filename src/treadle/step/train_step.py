@@ -137,7 +137,7 @@ class TrainStep:
     def _build_evaluation(self, inputs: Inputs) -> Evaluation:
         with self.report.stage("evaluation"):
             graph = build_evaluation(self.recipe, inputs, self._eval_params, self.report)
-        return Evaluation(graph, self.report, self.recipe.options, self._on_device)
+        return Evaluation(graph, self.report, self.recipe.options.without_budget, self._on_device)
 
     def _start(self) -> None:
         """First values of everything but the model's parameters and states."""
@@ -295,7 +295,7 @@ class TrainStep:
             self.session,
             report,
             precision=recipe.precision,
-            options=as_options(options, recipe.options),
+            options=as_options(options, recipe.options.without_budget),
             training=training,
             seed=self._seed,
             eval_params=self._eval_params,

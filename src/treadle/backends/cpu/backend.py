@@ -10,6 +10,7 @@ import numpy as np
 
 from treadle.backends import compiled
 from treadle.backends.protocol import Built
+from treadle.backends.scheduling import scheduled
 from treadle.backends.stored import packed_objects, unpacked_objects
 from treadle.base.memory import refuse_beyond, shown
 from treadle.codegen.llvm.driver import render_kernel, render_parts
@@ -35,7 +36,6 @@ from treadle.runtime.cpu.program import NativeProgram
 from treadle.runtime.cpu.targets import Target as Processor
 from treadle.runtime.executable import Ceilings, Executable
 from treadle.runtime.memory import HostMemory
-from treadle.schedule.schedule import schedule
 
 Objects = tuple[bytes, ...]
 
@@ -69,7 +69,7 @@ class CpuToolchain:
 
     def schedule(self, graph: Graph, options: CompileOptions) -> Program:
         panel = 2 * self.processor.width  # columns of a matmul's panel: two vectors
-        return schedule(graph, options.optimize, panel, not options.debug, self.target)
+        return scheduled(graph, options, self.target, panel)
 
     def render(self, program: Program) -> list[str]:
         return render_parts(program, self.processor.machine)
