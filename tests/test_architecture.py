@@ -73,7 +73,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "compile_report": VALUES,
     # Each strings its stages together; a search draws indices that are in range.
     "backends": VALUES | STAGES | {"compile_report", "domains"},
-    "recognition": VALUES | {"domains", "frontend", "rules", "verify", "compile_report"},
+    "recognition": VALUES | {"domains", "frontend", "rules", "verify"},
     "pipeline": BELOW_PIPELINE | {"verify", "tables", "compile_report", "backends", "recognition"},
     "step": BELOW_PIPELINE | {"pipeline", "backends", "compile_report"},
     "file formats": BASE | {"runtime"},
