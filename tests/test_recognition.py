@@ -14,7 +14,8 @@ import treadle as td
 from backend import draw
 from treadle import nn, optim
 from treadle.base import dtypes
-from treadle.compile_report import CompileReport, Recognised
+from treadle.base.rewrites import Recognised, Status
+from treadle.compile_report import CompileReport
 from treadle.domains.domain import evaluate
 from treadle.domains.float64 import Float64
 from treadle.ir import composites as c
@@ -132,6 +133,7 @@ SPELLINGS: dict[str, tuple[str, Callable[..., Any], tuple[TensorType, ...]]] = {
     "of probabilities": ("cross_entropy", lambda z, y: -td.log(chosen(soft(z), y)).mean(), (X, Y)),
     "one-hot": ("cross_entropy", lambda z, y: -(td.log_softmax(z, -1) * td.one_hot(y, 16)).sum(-1), (X, Y)),
     "logsumexp less chosen": ("cross_entropy", lambda z, y: (td.logsumexp(z, -1) - chosen(z, y)).mean(), (X, Y)),
+    "by rows and columns": ("cross_entropy", lambda z, y: -td.log_softmax(z, -1)[td.arange(4), y].mean(), (X, Y)),
     "smoothed": ("cross_entropy", smooth, (X, Y)),
     "smoothed targets": ("cross_entropy", smooth_targets, (X, Y)),
     "ignored": ("cross_entropy", ignoring, (X, Y)),
@@ -143,7 +145,7 @@ def test_a_spelling_is_its_composite(name: str) -> None:
     wanted, function, types = SPELLINGS[name]
     found, after = found_in(function, *types)
     assert wanted in [f.name for f in found]
-    assert all(f.status == "proved" for f in found)
+    assert all(f.status is Status.PROVED for f in found)
     node = next(n for n in after.nodes if n.op.name == wanted)
     others = {"layer_norm": 3, "batch_norm": 3, "group_norm": 3, "rms_norm": 2}
     assert len(node.operands) == others.get(wanted, len(node.operands)), "with its weights"
@@ -255,7 +257,7 @@ def test_attention_in_float32(name: str) -> None:
     (node,) = (n for n in after.nodes if n.op is c.ATTENTION)
     assert isinstance(node.attributes, c.Attention)
     assert (node.attributes.causal, len(node.operands)) == (causal, operands)
-    assert (found[-1].kind, found[-1].status) == (kind, "proved")
+    assert (found[-1].exactness.value, found[-1].status) == (kind, Status.PROVED)
     heads = after.type_of(node.operands[1]).shape[1]
     assert heads == (1 if name == "repeated" else 2), "keys that are repeated are read once"
 
@@ -295,6 +297,7 @@ CONVOLUTIONS: dict[str, tuple[Callable[..., Any], tuple[TensorType, ...], c.Conv
     "shifted": (shifted, (IMAGES, KERNEL), c.Conv((1, 1), ((1, 1), (1, 1)), (1, 1))),
     "strided": (lambda x, w: shifted(x, w, 1, 2), (IMAGES, KERNEL), c.Conv((2, 2), ((1, 1), (1, 1)), (1, 1))),
     "dilated": (lambda x, w: shifted(x, w, 2, 1, 2), (IMAGES, KERNEL), c.Conv((1, 1), ((2, 2), (2, 2)), (2, 2))),
+    "in narrow floats": (lambda x, w: shifted(x.astype(td.bfloat16), w.astype(td.bfloat16)), (IMAGES, KERNEL), c.Conv((1, 1), ((1, 1), (1, 1)), (1, 1))),
     "of each channel": (causal_rows, (TensorType((2, 6, 9)), TensorType((6, 3))), c.Conv((1,), ((2, 0),), (1,), 6)),
 }  # fmt: skip
 
@@ -304,7 +307,15 @@ def test_convolutions(name: str) -> None:
     function, types, wanted = CONVOLUTIONS[name]
     found, after = found_in(function, *types)
     (node,) = (n for n in after.nodes if n.op is c.CONV)
-    assert (node.attributes, found[-1].status) == (wanted, "proved")
+    assert (node.attributes, found[-1].status) == (wanted, Status.PROVED)
+
+
+def test_a_flag_of_another_shape_is_no_mask() -> None:
+    def function(x, m):
+        e = td.exp(td.where(m[0, 0], 1.0, 2.0) * x)
+        return e / last(e)
+
+    assert "exp" not in [n.op.name for n in found_in(function, X, M)[1].nodes]
 
 
 def test_sums_that_are_no_convolution() -> None:
@@ -358,6 +369,22 @@ def test_unrolled_recurrences_are_scans(function, scans: int, nodes: int) -> Non
 def test_steps_that_are_not_equal_stay(broken: int) -> None:
     found, _ = found_in(lambda x, w, u: unrolled(x, w, u, None, broken), SEQUENCE, GATES, GATES)
     assert not found
+
+
+def test_bodies_of_scans_and_calls() -> None:
+    def step(carry, x):
+        return carry + soft(x), td.checkpoint(soft)(x)
+
+    found, after = found_in(lambda x: td.scan(step, td.zeros((16,)), x), X)
+    assert [f.name for f in found] == ["softmax"] * 2
+    assert not any(n.op.name == "exp" for n in after.nodes)
+
+
+def test_what_is_computed_wider_stays_so() -> None:
+    graph = td.trace(lambda x: soft(x.astype(td.float64)).astype(td.float32), X)
+    after = recognise(graph)
+    (node,) = (n for n in after.nodes if n.op is c.SOFTMAX)
+    assert node.types[0].dtype is dtypes.float64
 
 
 # The option, the report, and whole steps

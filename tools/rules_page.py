@@ -15,6 +15,7 @@ from treadle.egraph.language import to_text as data_text
 from treadle.rules.catalogue import RULE_SETS
 from treadle.rules.pattern import to_text
 from treadle.rules.rule import Rule, RuleSet
+from treadle.verify.rule_catalogue import Standing, of_data, standing
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "rules.md"
 
@@ -28,7 +29,14 @@ This page is written by `tools/rules_page.py` from `src/treadle/rules` and the r
 
 In patterns, names stand for any value, `once` for a value that nothing else reads, and `…` for any
 operands. A rule is *bitwise* where both sides have the same bits, and *rounding* where they are
-equal over the reals but rounding, or the sign of a zero, may differ."""
+equal over the reals but rounding, or the sign of a zero, may differ.
+
+A rule is *proved* where both sides have the same [normal form](architecture.md#a-normal-form) for
+all sizes, in instances of several ranks and axes; *proof* says how long that takes. It is *tested*
+where that does not decide it: both sides agree on random elements of a finite field, at several
+shapes with sizes of 1 and sizes that differ, and the number bounds the probability that they do so
+by chance. Rules about scans of any length are tested, as are those that name an element (`argmax`,
+sorting). A rule is true *by definition* where it puts an op's meaning in its place."""
 
 TITLES = {
     "canonical": "Canonical form: before and after differentiation, and after expansion on a GPU",
@@ -41,6 +49,9 @@ TITLES = {
 }
 
 
+KNOWN = "class | status | proof"
+
+
 def row(rule: Rule) -> str:
     condition = inspect.getdoc(rule.condition)
     pattern = to_text(rule.pattern).replace("|", "\\|")
@@ -50,12 +61,19 @@ def row(rule: Rule) -> str:
         f"`{pattern}`",
         condition,
         rule.exactness.name.lower(),
+        *known(standing(rule)),
     )
     return f"| {' | '.join(map(str, cells))} |"
 
 
+def known(found: Standing) -> tuple[str, str]:
+    """Status and time of proof."""
+    assert found.status != "refused", found
+    return found.status, found.time
+
+
 def section(rules: RuleSet) -> str:
-    head = ["| rule | statement | pattern | where | class |", "|---|---|---|---|---|"]
+    head = [f"| rule | statement | pattern | where | {KNOWN} |", "|---|---|---|---|---|---|---|"]
     return "\n".join([f"## {TITLES[rules.name]}", "", *head, *map(row, rules.rules)])
 
 
@@ -71,6 +89,7 @@ def data_row(rule: DataRule) -> str:
         arrow,
         where,
         "bitwise" if rule.is_exact else "rounding",
+        *known(of_data(rule.name)),
     )
     return f"| {' | '.join(cells)} |"
 
@@ -78,13 +97,73 @@ def data_row(rule: DataRule) -> str:
 def alternatives() -> str:
     """The rules of the e-graph that are not of canonical form."""
     rules = [r for r in own_rules() if r.set == "optimize"]
-    head = ["| rule | statement | rule as data | where | class |", "|---|---|---|---|---|"]
+    columns = f"| rule | statement | rule as data | where | {KNOWN} |"
+    head = [columns, "|---|---|---|---|---|---|---|"]
     title = "## Alternatives: of whole steps, the cheapest for the target is taken"
     return "\n".join([title, "", *head, *map(data_row, rules)])
 
 
+OF_YOUR_OWN = """\
+## A rule of your own
+
+`td.rules.add` adds a rule as data, in the language of `egraph/rules.txt`: a pattern, what takes its
+place, and conditions. It is proved before it is used. Steps that are compiled afterwards may use it
+wherever the result costs less.
+
+```python
+import treadle as td
+
+proof = td.rules.add(
+    "two_exps",
+    "(mul (exp x) (exp y))",
+    "(exp (add x y))",
+    statement="A product of exponentials is the exponential of a sum.",
+)
+print(proof.status.value)
+print(td.rules.added())
+td.rules.remove("two_exps")
+```
+
+```text
+proved for all sizes
+{'two_exps': 'A product of exponentials is the exponential of a sum.'}
+```
+
+A rule that does not hold is refused, with shapes and values for which its sides differ:
+
+```python
+try:
+    td.rules.add("wrong", "(sub x y)", "(sub y x)", where="(= (rank x) 0)")
+except td.ArgumentError as error:
+    print(error.cause.replace(": with", "\\n  with"))
+```
+
+```text
+wrong is refused: the sides differ for x: float32[], y: float32[]
+  with x = 3.0, y = 2.0 they are 1 and -1
+```
+
+Conditions are `where`, values that the replacement needs are `let`, and a pattern whose attributes
+depend on each other wants a case, with symbols for sizes and a value for each attribute that it
+names:
+
+```python
+td.rules.add(
+    "sum_of_slices",
+    "(concat :axis k (slice :starts a :stops b :strides e x) "
+    "(slice :starts b :stops c :strides e x))",
+    "(slice :starts a :stops c :strides e x)",
+    where=["(= (len a) 1)", "(= e (list 1))"],
+    cases="(x ((+ n m))) (k 0) (a (0)) (b (n)) (c ((+ n m))) (e (1))",
+)
+td.rules.remove("sum_of_slices")
+```
+
+What is neither proved nor refuted is refused too, unless `unproved=True` says that it is meant."""
+
+
 def page() -> str:
-    sections = [INTRODUCTION, *map(section, RULE_SETS), alternatives()]
+    sections = [INTRODUCTION, OF_YOUR_OWN, *map(section, RULE_SETS), alternatives()]
     return "\n\n".join(sections) + "\n"
 
 

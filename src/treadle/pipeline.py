@@ -226,10 +226,15 @@ def _recognised(graph: Graph, report: CompileReport, options: CompileOptions) ->
 
 
 def optimize(
-    graph: Graph, target: Target = CPU, report: CompileReport | None = None, rewrite: bool = True
+    graph: Graph,
+    target: Target = CPU,
+    report: CompileReport | None = None,
+    rewrite: bool = True,
+    numerics: str = "equal",
 ) -> Graph:
     """A step, or a forward program, in canonical form, and with `rewrite` the cheapest equal one
-    that rules of `treadle.egraph` give for the target. The report says which were applied.
+    that rules of `treadle.egraph` give for the target: with `numerics="strict"` by those that
+    change no bit. The report says which were applied.
     """
     counts = Counter[str]() if report is None else report.rules
     canonical = canonicalise(graph, counts)
@@ -238,7 +243,7 @@ def optimize(
     # It brings the file of rules: importing Treadle stays light.
     from treadle.egraph.optimize import optimise
 
-    found = optimise(canonical, target)
+    found = optimise(canonical, target, only_exact=numerics == "strict")
     if report is not None:
         for rule, count in found.fired.items():
             report.rules[rule] += count
@@ -247,8 +252,9 @@ def optimize(
 
 
 def optimized(graph: Graph, report: CompileReport, options: CompileOptions) -> Graph:
+    """The graph of a program as its options ask for it."""
     rewrite = options.rewrite and options.optimize
-    return optimize(graph, target_of(report.device), report, rewrite)
+    return optimize(graph, target_of(report.device), report, rewrite, options.numerics)
 
 
 def _refuse_trained_weight(recipe: StepRecipe, graph: Graph, plan: UpdatePlan) -> None:

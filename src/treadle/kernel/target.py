@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from treadle.kernel.costs import CPU_COSTS, GPU_COSTS, Costs
+
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
@@ -364,26 +366,6 @@ class Rewriting:
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
-    """Picoseconds by which equal graphs are compared (egraph): rough, only differences count.
-
-    Values are a core's with AVX-512 (bench/ceilings.py: 90 GFLOP/s, 10 GB/s).
-    """
-
-    flop: float = 11.0  # of a contraction
-    narrow_flop: float = 11.0  # of one whose operands have two bytes
-    byte: float = 100.0  # to or from memory
-    element: float = 20.0  # of an op inside a kernel, 16 lanes at 3 GHz
-    launch: float = 0.0  # of a kernel; a processor's are fused, and calls are cheap
-    units: int = 0  # that share the tiles of a matmul; 0 where a matmul of any size keeps all busy
-    split: int = 1024  # terms of a sum that a library gives to one of them: chosen
-    # Parts of a step's cost that rewriting saves at least, a move and all together: less is lost
-    # in what is not counted. Steps with 0.1 to 0.5 % less were not faster (bench/rules.py).
-    least_move: float = 1e-4
-    least_gain: float = 1e-2
-
-
-@dataclass(frozen=True, slots=True)
 class Tasks:
     """How calls are cut for threads, and how threads wait (memory/assemble, runtime)."""
 
@@ -450,7 +432,6 @@ class Target:
     has_conv: bool = False  # whether one computes convolutions
     without: frozenset[Any] = frozenset()  # library calls that it said it has not
     is_small: bool = False  # launches cost more than the arithmetic: loops compute matmuls too
-    # Sizes.
     least_rows: int = 8  # of fused kernels that had as many: something to share
     small: int = 4096  # elements: kernels that are smaller are not worth sharing
     most_statements: int = 120
@@ -470,7 +451,7 @@ class Target:
     streaming: Streaming = Streaming()
     mapping: Mapping | None = None  # none where a loop's iterations are a processor's
     rewriting: Rewriting = Rewriting()
-    costs: Costs = Costs()
+    costs: Costs = CPU_COSTS
     tasks: Tasks = Tasks()
     arena: Arena = Arena()
     launching: Launching = Launching()
@@ -505,9 +486,7 @@ GPU = Target(
         few_scattered=4096,
         most_blocked_scan=1 << 14,
     ),
-    # An H200: 4.8 TB/s of which a copy reaches 3.5, matmuls of float32 40 and of bfloat16 600
-    # TFLOP/s, an edge of a CUDA graph 1 to 3 µs (docs/cuda.md).
-    costs=Costs(flop=0.025, narrow_flop=0.0017, byte=0.29, element=0.01, launch=2e6, units=132),
+    costs=GPU_COSTS,
     reductions=Reductions(counted=256),
     materialization=Materialization(reads_through_rows=True),
     recomputation=Recomputation(least_bytes=1 << 18, operations_per_byte=140),

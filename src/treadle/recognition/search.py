@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from treadle.base.errors import TreadleError
 from treadle.base.rewrites import Exactness
 from treadle.ir.graph import Graph, GraphBuilder, Output, Value
 from treadle.ir.op import Op
@@ -60,12 +61,13 @@ class Search:
 
     def _first(self, propose: Propose, region: Graph) -> tuple[Graph, Verdict] | None:
         there = _composites(region)
-        for proposal in propose(Region(region)):
-            if _composites(proposal) <= there:
-                continue
-            verdict = judge(region, proposal)
-            if verdict is not None:
-                return proposal, verdict
+        try:
+            for proposal in propose(Region(region)):
+                verdict = None if _composites(proposal) <= there else judge(region, proposal)
+                if verdict is not None and proposal.output_types == region.output_types:
+                    return proposal, verdict
+        except TreadleError:  # what a proposal was guessed from does not fit together
+            return None
         return None
 
     def unary(self, graph: Graph) -> list[Found]:
@@ -142,14 +144,22 @@ class Search:
         """Attention that is written out, where the target has kernels for it."""
         flow, found = Flow(graph), list[Found]()
         for match in attention.attentions(flow, target):
-            parts = AttentionGraph(flow, match)
-            verdict = self._attention(parts)
-            if verdict is not None:
-                kind = Exactness.SATURATING if parts.saturates else verdict.kind
-                final = parts.graph(with_nan=parts.may_hide)
-                entry = Verdict(kind, verdict.status)
-                found.append(Found("attention", match.root, parts.inputs, final, entry))
+            try:
+                entry = self._attended(flow, match)
+            except TreadleError:
+                continue
+            found += [] if entry is None else [entry]
         return found
+
+    def _attended(self, flow: Flow, match: attention.Attending) -> Found | None:
+        parts = AttentionGraph(flow, match)
+        verdict = self._attention(parts)
+        if verdict is None:
+            return None
+        kind = Exactness.SATURATING if parts.saturates else verdict.kind
+        final = parts.graph(with_nan=parts.may_hide)
+        entry = Verdict(kind, verdict.status)
+        return Found("attention", match.root, parts.inputs, final, entry)
 
     def _attention(self, parts: AttentionGraph) -> Verdict | None:
         region, proposal = parts.region(), parts.graph(with_nan=False)

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
 from random import Random
 
 import numpy as np
 
-from treadle.base.errors import TreadleError
-from treadle.domains.domain import evaluate
 from treadle.domains.field import equal_graphs, failure_probability
-from treadle.domains.float64 import Float64
 from treadle.egraph.language import DataRule, to_text
 from treadle.ir.graph import Graph
 from treadle.ir.types import TensorType
 from treadle.verify import normal_form
+from treadle.verify.counterexample import counterexample, leaves
 from treadle.verify.normal_form.functions import Assumption
 from treadle.verify.normal_form.sizes import GENERIC, OTHERS, AmbiguousSizeError, Sizes
 from treadle.verify.rule_drawing import drawn
@@ -45,6 +43,7 @@ class Status(Enum):
 
     PROVED = "proved for all sizes"
     TESTED = "tested"
+    UNDECIDED = "undecided"  # no proof, and the finite field is no model of what it says
     REFUSED = "refused"
 
 
@@ -57,6 +56,7 @@ class Proof:
     tested: int = 0  # small ones, over the finite field
     assumptions: frozenset[Assumption] = frozenset()
     reason: str = ""
+    work: int = 0  # elements of tensors that were looked at
 
     @property
     def bound(self) -> float:
@@ -70,30 +70,44 @@ def prove(rule: DataRule) -> Proof:
     Drawing is the same in every process.
     """
     random = Random(zlib.crc32(rule.name.encode()))
-    count, made, open_ = 0, set[Assumption](), ""
     try:
         small = list(_small_instances(rule, random))
         symbolic = list(_symbolic_instances(rule, random))
     except NoInstanceError as error:
         return Proof(Status.REFUSED, reason=f"its case is none: {error}")
-    for found in small:
-        if not equal_graphs(found.left, found.right, _given(found.left), trials=_TRIALS):
-            return Proof(Status.REFUSED, tested=len(small), reason=counterexample(found))
+    if not small:
+        return Proof(Status.REFUSED, reason="no instance was found: give it a (case …)")
+    agree = [_agrees(found) for found in small]
+    for found, is_equal in zip(small, agree, strict=True):
+        values = "" if is_equal else counterexample(found.left, found.right)
+        if values:
+            reason = f"the sides differ for {_described(found)}: {values}"
+            return Proof(Status.REFUSED, tested=len(small), reason=reason)
+    proof = _proved(symbolic)
+    if proof.proved and proof.proved == len(symbolic):
+        return replace(proof, status=Status.PROVED, tested=len(small), reason="")
+    status = Status.TESTED if all(agree) else Status.UNDECIDED
+    return replace(proof, status=status, tested=sum(agree))
+
+
+def _agrees(found: Instance) -> bool:
+    return equal_graphs(found.left, found.right, _given(found.left), trials=_TRIALS)
+
+
+def _proved(symbolic: Sequence[tuple[Instance, Sizes]]) -> Proof:
+    """How many instances have equal normal forms, and what stood in the way of others."""
+    count, work, made, open_ = 0, 0, set[Assumption](), ""
     for found, sizes in symbolic:
         try:
             verdict = normal_form.equal(found.left, found.right, sizes=sizes)
         except AmbiguousSizeError as error:
             open_ = str(error)
             continue
-        count += verdict.is_proved
+        count, work = count + verdict.is_proved, work + verdict.work
         made |= verdict.assumptions
         open_ = open_ or verdict.reason
-    if not small:
-        return Proof(Status.REFUSED, reason="no instance was found: give it a (case …)")
-    status = Status.PROVED if count and count == len(symbolic) else Status.TESTED
-    return Proof(
-        status, count, len(small), frozenset(made), "" if status is Status.PROVED else open_
-    )
+    reason = open_ or "no instance with symbols for sizes was found"
+    return Proof(Status.UNDECIDED, count, 0, frozenset(made), reason, work)
 
 
 def _symbolic_instances(rule: DataRule, random: Random) -> Iterator[tuple[Instance, Sizes]]:
@@ -143,47 +157,20 @@ def _drawn(
                 return
 
 
-# Counterexamples
-
-
-def _leaves(graph: Graph) -> Mapping[str, TensorType]:
-    return {name: graph.nodes[i].types[0] for name, i in graph.leaves.items()}
-
-
 def _given(graph: Graph) -> Mapping[str, object]:
     """Values for leaves that are no floats."""
     rng = np.random.default_rng(0)
-    return {
-        name: rng.integers(0, 2, t.shape) for name, t in _leaves(graph).items() if not t.is_float
-    }
+    types = leaves(graph).items()
+    return {name: rng.integers(0, 2, t.shape) for name, t in types if not t.is_float}
 
 
-def counterexample(found: Instance) -> str:
-    """Shapes, attributes, and small whole numbers for which the sides differ."""
-    shapes = ", ".join(f"{n}: {t}" for n, t in _leaves(found.left).items())
-    others = ", ".join(
+def _described(found: Instance) -> str:
+    """Shapes and attributes of an instance."""
+    types = leaves(found.left)
+    shapes = [f"{n}: {t}" for n, t in types.items()]
+    others = [
         f"{n} = {to_text(v)}"
         for n, v in sorted(found.names.items())
-        if n not in found.left.leaves and not isinstance(v, TensorType) and not n.endswith("...")
-    )
-    where = f"{shapes}{'; ' if others else ''}{others}"
-    values = _differing(found)
-    return f"the sides differ for {where}" + (f": {values}" if values else "")
-
-
-def _differing(found: Instance) -> str:
-    rng = np.random.default_rng(0)
-    leaves = _leaves(found.left)
-    for _ in range(20):
-        given = {n: rng.integers(1, 4, t.shape).astype(np.float64) for n, t in leaves.items()}
-        try:
-            pair = [evaluate(g, given, Float64()) for g in (found.left, found.right)]
-        except (TreadleError, ArithmeticError):
-            return ""
-        for a, b in zip(*pair, strict=True):
-            if not np.allclose(a, b, equal_nan=True):
-                at = next(zip(*np.nonzero(~np.isclose(a, b, equal_nan=True)), strict=True), ())
-                inputs = ", ".join(f"{n} = {np.asarray(v).tolist()}" for n, v in given.items())
-                left, right = (float(np.asarray(v)[tuple(map(int, at))]) for v in (a, b))
-                return f"with {inputs} they are {left:g} and {right:g}"
-    return ""
+        if n not in types and not isinstance(v, TensorType) and not n.endswith("...")
+    ]
+    return ", ".join([*shapes, *others])

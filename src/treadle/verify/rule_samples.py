@@ -1,7 +1,7 @@
 """Graphs in which rules fire that are written in Python: for proofs, at any sizes.
 
 A sample is a function of tensors with shapes of three sizes. At sizes that stand for symbols the
-graph and what the rule makes of it are compared by normal form; at small ones over the finite field.
+graph and what the rule makes of it are compared by normal form; at small ones over the field.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.dtypes import bfloat16, float32, int32
+from treadle.base.dtypes import bfloat16, float8_e4m3, float32, int32
 from treadle.frontend.coerce import cast, constant
 from treadle.frontend.control import scan
 from treadle.frontend.functions.arithmetic import exp, stop_gradient, tanh, where
@@ -27,7 +27,7 @@ from treadle.ir.graph import Graph
 from treadle.ir.ops.indexing import SCATTER_ADD, ScatterAdd
 from treadle.ir.ops.leaves import IOTA, Iota
 from treadle.ir.types import TensorType
-from treadle.kernel.target import GPU, Target
+from treadle.kernel.target import CPU, GPU, Target
 from treadle.rules.driver import rewrite
 from treadle.rules.rule import Rule, RuleSet
 
@@ -41,8 +41,7 @@ class RuleSample:
     function: Callable[..., Any]
     types: Callable[[int, int, int], tuple[TensorType, ...]]
     target: Target = GPU
-    is_definition: bool = False  # the rule is how the meaning of an op is given
-    sizes: tuple[Sizes, ...] = ((2, 5, 3), (1, 4, 1), (3, 6, 2))
+    sizes: tuple[Sizes, ...] = ((2, 5, 3), (1, 4, 2), (3, 6, 4))
     has_symbols: bool = True  # whether it fires at sizes of any kind
 
 
@@ -62,7 +61,7 @@ def given(graph: Graph, most: int) -> Mapping[str, object]:
     return {name: rng.integers(0, most, t.shape) for name, t in types.items() if not t.is_float}
 
 
-def _all_sizes(**limits: int) -> Target:
+def _all_sizes(**limits: Any) -> Target:
     return replace(GPU, rewriting=replace(GPU.rewriting, **limits))
 
 
@@ -136,6 +135,7 @@ def _spread(h: Tensor, x: Tensor, w: Tensor) -> Any:
 _LONG, _SORTING = _all_sizes(least_arg=4), _all_sizes(least_sorted=1)
 _FEW = _all_sizes(few_scattered=6, many_scattered=4, most_scattered=12, least_sorted=0)
 
+
 SAMPLES: dict[str, RuleSample] = {
     "linear_cross_entropy": RuleSample(_head(float32, False), _of_head(float32, False), _HEADS),
     "rounded_linear_cross_entropy": RuleSample(
@@ -148,7 +148,9 @@ SAMPLES: dict[str, RuleSample] = {
         _head(bfloat16, True), _of_head(bfloat16, True), _HEADS
     ),
     "scatter_in_order": RuleSample(_scattered(None), _matrix),
-    "scatter_to_few": RuleSample(_scattered(6), _rows_at, _FEW, has_symbols=False),
+    "scatter_to_few": RuleSample(
+        _scattered(3), _rows_at, _FEW, sizes=((2, 3, 3), (3, 3, 1), (4, 3, 2))
+    ),
     "scatter_in_runs": RuleSample(_scattered(6), _rows_at, _SORTING, has_symbols=False),
     "argmax_of_many": RuleSample(lambda x: argmax(x, 1), _matrix, _LONG),
     "argmin_of_many": RuleSample(lambda x: argmin(x, 1), _matrix, _LONG),
@@ -176,6 +178,18 @@ SAMPLES: dict[str, RuleSample] = {
         _scan(lambda carry, v, w: (carry * v, (carry, carry * v)), reverse=True),
         _scanned,
         has_symbols=False,
+    ),
+    "linear_scan_in_blocks": RuleSample(
+        _scan(lambda carry, v, w: (carry * v + v, carry), reverse=True),
+        _scanned,
+        _all_sizes(least_blocked_scan=8),
+        sizes=((1, 3, 9), (1, 1, 8), (1, 2, 17)),
+        has_symbols=False,
+    ),
+    "widened_float8": RuleSample(
+        lambda x, y: contract(x, y, ("nm", "mk", "nk"), float32),
+        lambda n, m, k: (TensorType((n, m), float8_e4m3), TensorType((m, k), float8_e4m3)),
+        CPU,
     ),
     "computed_in_scan": RuleSample(_spread, _scanned, has_symbols=False),
     "rounded_carry": RuleSample(

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 
 from treadle.verify.normal_form import functions as fn
 from treadle.verify.normal_form import index as ix
+from treadle.verify.normal_form import ranges
 from treadle.verify.normal_form.algebra import (
     ONE,
-    ZERO,
     add,
     as_index,
     collected,
@@ -37,7 +37,8 @@ from treadle.verify.normal_form.form import (
     renamed_atom,
 )
 from treadle.verify.normal_form.functions import Assumption, Work, meets, step
-from treadle.verify.normal_form.index import Division, Index, Variable, is_nonnegative
+from treadle.verify.normal_form.index import Division, Index, Variable
+from treadle.verify.normal_form.ranges import is_nonnegative
 
 Values = Mapping[Variable, Index]
 _Rest = tuple[tuple[Variable, ...], tuple[Factor, ...]]
@@ -73,11 +74,11 @@ def _bound_of(variable: Variable) -> Index:
 def _replaced(work: Work, atom: Atom, values: Values) -> Form:
     if atom.variables.isdisjoint(values):
         return of_atom(atom)
-    indices = tuple(ix.replaced(p, values) for p in atom.indices)
+    indices = tuple(ranges.replaced(p, values) for p in atom.indices)
     match atom.kind:
         case Kind.VALUE:
             assert atom.letter is not None
-            return of_index(ix.replaced(ix.of_letter(atom.letter), values))
+            return of_index(ranges.replaced(ix.of_letter(atom.letter), values))
         case Kind.STEP:
             return step(indices[0])
         case Kind.MEETS:
@@ -112,8 +113,8 @@ def _of_forms(work: Work, atom: Atom, forms: tuple[Form, ...]) -> Form:
                 found = fn.maximum(work, found, form)
             return found
     if atom.label == "log":
-        return fn.log(work, forms[0])
-    return fn.apply(work, atom.label, *forms)
+        return fn.log(forms[0])
+    return fn.apply(atom.label, *forms)
 
 
 # Sums
@@ -202,7 +203,7 @@ def _pieces(variable: Variable, steps: _Steps) -> Iterable[_Piece]:
     height: Coefficient = 0
     for low, high in itertools.pairwise(ends):
         height = height + jumps.get(low, 0)
-        if height:
+        if height and low != high:
             found.append((low, high, scale(ONE, height)))
     return found
 
@@ -230,6 +231,7 @@ def _sum_of(
         return multiply(of_index(size), as_form({bind(binders, factors): 1}))
     names, inner = _opened(work, binders, factors)
     known = size.number
+    work.known_sizes.update([] if known is None else [known])
     if known is not None and known <= work.unrolled:
         terms = [replace(work, inner, {variable: ix.number(i)}) for i in range(known)]
         return _totals(work, names, add(*terms))
@@ -241,6 +243,9 @@ def _sum_of(
         high, low, value = parts
         moved = replace(work, inner, {variable: value})
         return _totals(work, [low, high, *names], moved)
+    merged = _merged(work, [variable, *names], inner)
+    if merged is not None:
+        return _totals(work, *merged)
     return as_form(dict(collected((*binders, variable), dict(factors))))
 
 
@@ -271,12 +276,74 @@ def _split(work: Work, variable: Variable, form: Form) -> tuple[Variable, Variab
     """A variable that is divided by a divisor of its size, as a high and a low one."""
     size = _bound_of(variable)
     for divisor in _divisors(variable, form):
-        count, left = ix.divided(size, divisor)
+        count, left = ranges.divided(size, divisor)
         if left != ix.ZERO or divisor == size:
             continue
         high, low = work.fresh(count), work.fresh(divisor)
         return high, low, ix.of_letter(high) * divisor + ix.of_letter(low)
     return None
+
+
+def _merged(
+    work: Work, variables: list[Variable], form: Form
+) -> tuple[list[Variable], Form] | None:
+    """Two variables that only stand as high · size + low, as one."""
+    first = variables[0]
+    for other in variables[1:]:
+        for high, low in ((first, other), (other, first)):
+            size = _bound_of(low)
+            one = work.fresh(_bound_of(high) * size)
+            found = _joined_factors(form, high, low, one)
+            if found is not None:
+                return [one, *(v for v in variables if v not in (high, low))], found
+    return None
+
+
+def _joined_factors(form: Form, high: Variable, low: Variable, one: Variable) -> Form | None:
+    factors: dict[Atom, Coefficient] = {}
+    for atom, e in form.terms[0][0].factors:
+        if atom.variables.isdisjoint((high, low)):
+            factors[atom] = e
+            continue
+        indices = [_joined_index(p, high, low, one) for p in atom.indices]
+        if atom.forms or atom.letter is not None or None in indices:
+            return None
+        moved = tuple(p for p in indices if p is not None)
+        factors[Atom(atom.kind, atom.label, moved, is_flag=atom.is_flag)] = e
+    return as_form({Monomial((), as_factors(factors)): 1})
+
+
+def _joined_index(p: Index, high: Variable, low: Variable, one: Variable) -> Index | None:
+    """The index with one variable for high · size + low, if it has just that."""
+    if p.variables.isdisjoint((high, low)):
+        return p
+    of_high, of_low, rest = ix.ZERO, ix.ZERO, ix.ZERO
+    for letters, c in p.terms:
+        others = [x for x in letters if x not in (high, low)]
+        moved = [_joined_letter(x, high, low, one) for x in others]
+        if None in moved or len(letters) - len(others) > 1:
+            return None
+        term = ix.product([ix.number(c), *(ix.of_letter(x) for x in moved if x is not None)])
+        if high in letters:
+            of_high = of_high + term
+        elif low in letters:
+            of_low = of_low + term
+        else:
+            rest = rest + term
+    if of_high != of_low * _bound_of(low):
+        return None
+    return rest + of_low * ix.of_letter(one)
+
+
+def _joined_letter(
+    letter: ix.Letter, high: Variable, low: Variable, one: Variable
+) -> ix.Letter | None:
+    if letter.variables.isdisjoint((high, low)):
+        return letter
+    if not isinstance(letter, ix.Datum):
+        return None
+    at = [_joined_index(p, high, low, one) for p in letter.at]
+    return None if None in at else ix.Datum(letter.leaf, tuple(p for p in at if p is not None))
 
 
 def _divisors(variable: Variable, form: Form) -> list[Index]:
@@ -324,6 +391,7 @@ def largest(work: Work, binders: list[Variable], form: Form) -> Form:
         return form
     for v in used:
         size = _bound_of(v).number
+        work.known_sizes.update([] if size is None else [size])
         if size is not None and size <= work.unrolled:
             rest = [w for w in used if w is not v]
             parts = [replace(work, form, {v: ix.number(i)}) for i in range(size)]
@@ -369,6 +437,3 @@ def _largest(work: Work, binders: list[Variable], form: Form) -> Form:
 def element(work: Work, form: Form) -> Index | None:
     """A form that is used as an index."""
     return as_index(form, work.integers)
-
-
-__all__ = ["ZERO", "element", "largest", "replace", "total"]
