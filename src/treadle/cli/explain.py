@@ -113,7 +113,7 @@ def explained(step: TrainStep) -> Explanation:
             {
                 "composite": r.name,
                 "exactness": r.exactness.value,
-                "cause": r.cause,
+                "status": r.status.value,
                 "line": str(r.origin or ""),
             }
             for r in made.recognised
