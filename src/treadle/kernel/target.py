@@ -113,6 +113,7 @@ class Recomputation:
     operations_per_byte: int = 8
     # Of a call's price, one of so many parts is that of running it later, and not beside others.
     moved_share: int = 16  # chosen
+    trials: int = 256  # choices that are looked at, each a few milliseconds: chosen
     # An arena has gaps: how often less is asked for, and how much less at least, of the budget.
     attempts: int = 6  # chosen
     part: int = 64  # chosen
