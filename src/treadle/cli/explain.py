@@ -7,11 +7,15 @@ import contextlib
 import json
 import runpy
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn
 
 from treadle.backends.registry import backend
+from treadle.base.rewrites import Recognised, Rewritten
 from treadle.cli.train import (
     FUNCTION,
     USAGE,
@@ -109,20 +113,9 @@ def explained(step: TrainStep) -> Explanation:
         "parameters": made.parameters,
         "seconds": {name: round(seconds, 4) for name, seconds in made.seconds.items()},
         "nodes": dict(made.nodes),
-        "recognised": [
-            {
-                "composite": r.name,
-                "exactness": r.exactness.value,
-                "cause": r.cause,
-                "line": str(r.origin or ""),
-            }
-            for r in made.recognised
-        ],
+        "recognised": [{"text": str(r)} | _plain(r) for r in made.recognised],
         "rules": dict(made.rules.most_common()),
-        "rewritten": [
-            {"rule": r.rule, "count": r.count, "before": r.before, "after": r.after}
-            for r in made.rewritten
-        ],
+        "rewritten": [_plain(r) for r in made.rewritten],
         "flops": made.flops,
         "bytes_moved": made.bytes,
         "forecast": made.peak_bytes,
@@ -130,6 +123,16 @@ def explained(step: TrainStep) -> Explanation:
         "memory": _memory(step),
         "from_cache": program is not None and program.from_cache,
     }
+
+
+def _plain(record: Recognised | Rewritten) -> Explanation:
+    """A record's fields as numbers and text."""
+    return {f.name: _as_plain(getattr(record, f.name)) for f in fields(record)}
+
+
+def _as_plain(value: object) -> int | float | str:
+    value = value.value if isinstance(value, Enum) else value
+    return value if isinstance(value, (int, float, str)) else str(value or "")
 
 
 def _kernels(step: TrainStep) -> list[Explanation]:
@@ -188,9 +191,8 @@ def shown(found: Explanation) -> str:
 
 def _shown_rules(found: Explanation) -> list[str]:
     lines = ["recognised: " + ("" if found["recognised"] else "nothing that was written out")]
-    for r in found["recognised"]:
-        cause = f": {r['cause']}" if r["cause"] else ""
-        lines.append(f"  {r['composite']:<24}{r['line'] or 'no line'} ({r['exactness']}{cause})")
+    for text, times in Counter(r["text"] for r in found["recognised"]).items():
+        lines.append(f"  {text}" + (f", {times} times" if times > 1 else ""))
     count = sum(found["rules"].values())
     lines.append(f"rules applied: {len(found['rules'])}, {count:,} times")
     costs = {r["rule"]: r for r in found["rewritten"]}
