@@ -130,7 +130,7 @@ def native_start(product: Product) -> Running:
     program = compiled(product)
     program(a, b)  # now it has the addresses of a and b
     built, _ = program._forward._programs.get("bench", (a, b))
-    native: Any = built.program()
+    native: Any = built.program
     workers, script = pool(native.threads), native._address
     memory = native._arrays[native.plan.outputs[0].slot].reshape(-1)
     out = memory[: product.m * product.n].reshape(product.m, product.n)

@@ -43,6 +43,7 @@ struct __align__(8) uint2 { unsigned x, y; };
 template <class T> static T __ldg(const T *p) { return *p; }
 template <class A, class B> static A bits_of(B b) { A a; memcpy(&a, &b, sizeof a); return a; }
 static float __uint_as_float(unsigned b) { return bits_of<float>(b); }
+static unsigned __float_as_uint(float f) { return bits_of<unsigned>(f); }
 static double __longlong_as_double(long long b) { return bits_of<double>(b); }
 static long long __double_as_longlong(double f) { return bits_of<long long>(f); }
 static unsigned __umulhi(unsigned a, unsigned b) {

@@ -25,10 +25,11 @@ TRACED = BASE | {"ir", "domains", "frontend"}
 MODELS = TRACED | {"autodiff", "batching"}
 LIBRARY = MODELS | {"fft", "linalg", "nn", "losses", "metrics", "optim"}
 STAGES = frozenset({"precision", "schedule", "memory", "codegen", "runtime"})
-BELOW_PIPELINE = LIBRARY | VALUES | STAGES | {"rules"}
+BELOW_PIPELINE = LIBRARY | VALUES | STAGES | {"rules", "egraph"}
 TOP = frozenset(
     {
         "verify",
+        "recognition",
         "compile_report",
         "backends",
         "pipeline",
@@ -61,7 +62,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "metrics": MODELS,
     "optim": MODELS,
     "precision": VALUES | {"frontend"},
-    "rules": VALUES,
+    "egraph": VALUES,
+    "rules": VALUES | {"egraph"},  # rules that are data
     **dict.fromkeys(sorted(STAGES - {"precision", "schedule", "runtime"}), VALUES),
     "schedule": VALUES | {"rules"},  # graphs are expanded by rules before they are lowered
     "runtime": VALUES | {"domains"},  # the oracle is a device
@@ -70,7 +72,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "compile_report": VALUES,
     # Each strings its stages together; a search draws indices that are in range.
     "backends": VALUES | STAGES | {"compile_report", "domains"},
-    "pipeline": BELOW_PIPELINE | {"verify", "tables", "compile_report", "backends"},
+    "recognition": VALUES | {"domains", "frontend", "rules", "verify", "compile_report"},
+    "pipeline": BELOW_PIPELINE | {"verify", "tables", "compile_report", "backends", "recognition"},
     "step": BELOW_PIPELINE | {"pipeline", "backends", "compile_report"},
     "file formats": BASE | {"runtime"},
     "models": MODELS
@@ -98,7 +101,12 @@ LATE = frozenset(
 
 # The compiler's back half, a third of the import time: a device's when it is first asked for.
 LATE_OWN = frozenset(
-    ["treadle.backends.views"]
+    [
+        "treadle.backends.views",
+        "treadle.egraph.optimize",
+        "treadle.recognition.recognise",
+        "treadle.rules.from_data",
+    ]
     + [f"treadle.backends.{device}.backend" for device in ("oracle", "cpu", "cuda")]
 )
 
@@ -120,6 +128,7 @@ PARTS_NOT_AT_START = tuple(
         "interop",
         "memory",
         "models",
+        "recognition",
         "schedule",
         "train",
         "verify",

@@ -153,7 +153,7 @@ class Candidates(Matmul):
         self.matmul, self.times, self.refused = PRODUCT, times, refused
         self.algorithm, self.clock, self.count = None, 0.0, 0
 
-    def candidates(self) -> list[Any]:
+    def candidates(self, *addresses: int) -> list[Any]:
         return [(t,) * 8 for t in self.times]
 
     def run(

@@ -249,6 +249,24 @@ def test_results_can_stay_on_the_device() -> None:
         np.testing.assert_array_equal(forward(x)[1], x.array)
 
 
+def test_results_that_stay_are_the_memory_that_was_written() -> None:
+    """A loop that drops its results copies none; those that somebody holds are left alone."""
+    with fake_gpu() as driver:
+        step = compiled()
+        forward = step.attach(lambda m, x: (m(x), x.sum()), td.Spec((8, 20)))
+        x = np.full((8, 20), 3, np.float32)
+        out = forward(x, on_device=True)
+        before, addresses = driver.calls["cuMemcpyDtoDAsync"], set()
+        for _ in range(12):
+            out = forward(x, on_device=True)  # the last one is held meanwhile
+            addresses.add(out[0].address)
+        assert driver.calls["cuMemcpyDtoDAsync"] == before
+        assert len(addresses) == 2
+        held = [forward(x, on_device=True)[0] for _ in range(5)]
+        assert len({h.address for h in held} | {out[0].address}) == 6
+        assert driver.calls["cuMemcpyDtoDAsync"] > before, "all blocks are held: copies"
+
+
 class ByDlpack:
     """An array that only DLPack shows."""
 

@@ -29,7 +29,7 @@ for _ in range(2):
 
 
 def test_a_worker_answers_until_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Asked(call_of("conv", "bfloat16"), False, 2)
+    asked = Asked(call_of("conv", "bfloat16"), 2)
     worker = PlanWorker([sys.executable, "-c", ECHO])
     assert worker.is_ready()
     length = len(workers.to_json(asked)) + 1
@@ -42,21 +42,21 @@ def test_a_worker_answers_until_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> N
         broken.close().join()
 
 
-def served(*asked: Asked, kind: str) -> list[bytes]:
+def served(*asked: Asked) -> list[bytes]:
     """Lines that a worker writes."""
     read, write = os.pipe()
     with os.fdopen(write, "wb") as file:
         file.writelines(workers.to_json(a).encode() + b"\n" for a in asked)
     found = io.BytesIO()
     with os.fdopen(read, "rb", buffering=0) as given:
-        plan_worker.serve(given, found, kind)
+        plan_worker.serve(given, found)
     return found.getvalue().splitlines(keepends=True)
 
 
 def test_a_worker_builds_the_plan_with_a_number(backend: Backend) -> None:
     call = call_of("conv", "bfloat16")
     backend.refused = {3}
-    lines = served(Asked(call, False, 2), Asked(call, False, 3), kind="conv")
+    lines = served(Asked(call, 2), Asked(call, 3))
     assert lines[0] == READY
     assert [base64.b64decode(line) for line in lines[1:]] == [b"2\n2", b""]
     assert backend.built == [0, 2], "one to begin with"
@@ -101,35 +101,39 @@ def test_plans_of_workers_are_taken(
     assert made.number == (1 if answer == b"" else 0)
 
 
-def test_workers_are_begun_for_attention_and_many_grouped_convolutions() -> None:
+def test_workers_are_begun_for_many_grouped_convolutions_alone() -> None:
     def attended(q):
         return td.attention(q, q, q)
 
-    def images(x, *weights):
+    def images(x, *weights, groups=8):
         for w in weights:
-            x = td.conv(x, w, padding=1, groups=8)
+            x = td.conv(x, w, padding=1, groups=groups)
         return x
 
-    assert _workers_for(td.trace(attended, td.Spec((1, 2, 4, 8)))) == {"attention": 1, "conv": 0}
+    assert _workers_for(td.trace(attended, td.Spec((1, 2, 4, 8)))) == 0
     sizes = [(8, 1, k, 3) for k in range(1, 10)]
-    graph = td.trace(images, td.Spec((1, 8, 32, 32)), *map(td.Spec, sizes))
-    assert _workers_for(graph) == {"attention": 0, "conv": 2}
+    image = td.Spec((1, 8, 32, 32))
+    assert _workers_for(td.trace(images, image, *map(td.Spec, sizes))) == 2
+    whole = [td.Spec((8, 8, k, 3)) for k in range(1, 10)]
+    assert _workers_for(td.trace(lambda x, *ws: images(x, *ws, groups=1), image, *whole)) == 0
 
 
-def test_the_first_program_alone_has_a_worker_for_attention(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_workers_are_begun_once_for_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[list[str]] = []
-    monkeypatch.setattr(workers, "PlanWorker", commands.append)
+
+    def started(command: list[str]) -> object:
+        commands.append(command)
+        return command
+
+    monkeypatch.setattr(workers, "PlanWorker", started)
     monkeypatch.setattr(workers, "default_threads", lambda: 8)
-    monkeypatch.setattr(workers, "_once", {"attention"})
     monkeypatch.setattr(workers, "_begun", [])
     for _ in range(2):
-        workers.begin_workers({"attention": 1, "conv": 2})
-        workers.begin_workers({"attention": 1, "conv": 2})  # these wait already
-        workers.begun_workers()
-    assert [c[-1] for c in commands] == ["attention", "conv", "conv", "conv", "conv"]
+        workers.begin_workers(2)
+        workers.begin_workers(2)  # these wait already
+        assert len(workers.begun_workers()) == 2
+    assert len(commands) == 4
     monkeypatch.setattr(workers, "default_threads", lambda: 2)
-    workers.begin_workers({"attention": 1, "conv": 2})
-    assert len(commands) == 5
-    assert not workers._begun
+    workers.begin_workers(2)
+    assert len(commands) == 4
+    assert not workers.begun_workers()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import struct
 from dataclasses import replace
 
@@ -141,6 +142,10 @@ def test_parts_of_a_program_call_one_another() -> None:
     texts = render_parts(program, replace(target.machine, lines_at_once=200))
     assert len(texts) > 3
     assert any("declare  void @tile" in text for text in texts)
+    for text in texts:  # nothing is told to a text that it does not use
+        named = re.findall(r"@[\w.]+", text)
+        told = re.findall(r"^(?:declare  void )?(@(?:tile|body|table)[\w.]+)", text, re.MULTILINE)
+        assert all(named.count(name) > 1 for name in told)
     assert render_parts(program, target.machine) == [render_program(program, target.machine)]
     constants, plan = dict(program.constants), assemble(program, plan_buffers(program))
     rng = np.random.default_rng(0)

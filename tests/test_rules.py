@@ -24,21 +24,17 @@ from treadle.ir.ops.elementwise import Cast
 from treadle.ir.types import TensorType
 from treadle.ir.verify import verify
 from treadle.kernel.target import CPU, GPU, Target
-from treadle.rules.canonical import CANONICAL, canonicalise
+from treadle.rules.canonical import canonical, canonicalise
 from treadle.rules.catalogue import every_rule
 from treadle.rules.driver import Keeps, rewrite
 from treadle.rules.expansion import expand
 from treadle.rules.pattern import Anything, Number, apply, captures, in_each_order, to_text
-from treadle.rules.rule import RuleSet, always
-from treadle.schedule.patterns import biased_matmuls, spreads
+from treadle.rules.rule import RuleSet, always, take_x
+from treadle.schedule.patterns import matmul_epilogues, spreads
 
 F32, BF16, I32 = dtypes.float32, dtypes.bfloat16, dtypes.int32
 X = TensorType((2, 3), F32)
 HEADS = replace(GPU, rewriting=replace(GPU.rewriting, least_classes=1, least_head_logits=1))
-
-
-SHORT = replace(GPU.rewriting, least_fused_attention=1, least_key_blocks=1)
-BY_HAND = replace(GPU, rewriting=SHORT)
 
 
 @dataclass(frozen=True)
@@ -73,6 +69,12 @@ def permuted(*every: tuple[int, ...]) -> Callable[[td.Tensor], td.Tensor]:
         return x
 
     return function
+
+
+def in_dtypes(x: td.Tensor, first: dtypes.DType, second: dtypes.DType) -> td.Tensor:
+    """x xᵀ, each factor in a dtype of its own."""
+    factors = (bind1(e.CAST, Cast(d), x) for d in (first, second))
+    return bind1(linear.CONTRACT, linear.Contraction("ab,cb->ac", BF16), *factors)
 
 
 def negated(times: int) -> Callable[[td.Tensor], td.Tensor]:
@@ -172,20 +174,6 @@ TARGETS = {"target": np.array([0, 4, 2, 1], np.int32)}
 FIVE_TARGETS = {"target": np.array([0, 4, 2, 1, 3], np.int32)}
 
 
-def by_hand(narrow: bool, shared: bool = False, late: bool = False) -> Callable[..., Any]:
-    """softmax(q kᵀ / 2 + b) v; `late` scales the bias too."""
-
-    def function(q: td.Tensor, k: td.Tensor, v: td.Tensor, b: td.Tensor) -> Any:
-        scores = q @ k.transpose(-1, -2)
-        half = constant(0.5, scores.shape, BF16)
-        scores = (scores + b) * half if late else scores * half + b
-        wide = td.softmax(cast(scores, F32) if narrow else scores)
-        weights = cast(wide, BF16) if narrow else wide
-        return [weights @ v, weights] if shared else weights @ v
-
-    return function
-
-
 OF_HEADS = [TensorType((2, 2, 3, 8), BF16)] * 3 + [TensorType((2, 1, 3), BF16)]
 
 
@@ -219,22 +207,43 @@ def spread_slices(h: td.Tensor, x: td.Tensor, w: td.Tensor, of: Callable[..., An
     return [last, stacked]
 
 
+LAST_COLUMNS = shaping.Slice((0, 1), (2, 4), (1, 1))
 SCANNED = [TensorType((3,), F32), TensorType((2, 3), F32), TensorType((3, 17), F32)]
 
 
 CASES = {
-    "view_of_number": Case(
+    "reshape_of_number": Case(
+        lambda x: x + reshaped((2, 3))(number(2, (6,))), [lambda x: x + reshaped((2, 3))(x)]
+    ),
+    "permute_of_number": Case(
+        lambda x: x + permuted((1, 0))(number(2, (3, 2))), [lambda x: permuted((1, 0))(x)]
+    ),
+    "broadcast_of_number": Case(
         lambda x: x + bind1(shaping.BROADCAST, shaping.Broadcast((2, 3), (1,)), number(2, (3,))),
         [padded(1, lambda x: number(2)), padded(1, lambda x: x)],
+    ),
+    "slice_of_number": Case(
+        lambda x: x + view(shaping.SLICE, LAST_COLUMNS)(number(2, (2, 4))),
+        [lambda x: view(shaping.SLICE, shaping.Slice((0, 1), (2, 3), (1, 1)))(x)],
+    ),
+    "flip_of_number": Case(
+        lambda x: x + view(shaping.FLIP, shaping.Flip((0,)))(number(2)),
+        [view(shaping.FLIP, shaping.Flip((0,)))],
     ),
     "identity_permute": Case(permuted((0, 1)), [permuted((1, 0))]),
     "empty_flip": Case(
         view(shaping.FLIP, shaping.Flip(())), [view(shaping.FLIP, shaping.Flip((0,)))]
     ),
-    "identity_view": Case(
-        view(shaping.SLICE, shaping.Slice((0, 0), (2, 3), (1, 1))),
-        [view(shaping.SLICE, shaping.Slice((0, 0), (2, 2), (1, 1))), reshaped((3, 2))],
+    "identity_reshape": Case(reshaped((2, 3)), [reshaped((3, 2))]),
+    "identity_broadcast": Case(
+        view(shaping.BROADCAST, shaping.Broadcast((2, 3), (0, 1))),
+        [view(shaping.BROADCAST, shaping.Broadcast((2, 3, 2), (0, 1)))],
     ),
+    "identity_slice": Case(
+        view(shaping.SLICE, shaping.Slice((0, 0), (2, 3), (1, 1))),
+        [view(shaping.SLICE, shaping.Slice((0, 0), (2, 2), (1, 1)))],
+    ),
+    "identity_pad": Case(padded(0, lambda x: x), [padded(1, lambda x: x)]),
     "reshape_back": Case(reshaped((6,), (2, 3)), [reshaped((6,), (3, 2)), reshaped((2, 3))]),
     "reshape_of_reshape": Case(
         reshaped((6,), (3, 2)), [lambda x: reshaped((6,))(permuted((1, 0))(x))]
@@ -290,18 +299,6 @@ CASES = {
         types_of_biased_head(BF16),
         HEADS,
         FIVE_TARGETS,
-    ),
-    "attention": Case(
-        by_hand(False),
-        [by_hand(False, shared=True), by_hand(False, late=True)],
-        OF_HEADS,
-        BY_HAND,
-    ),
-    "narrow_attention": Case(
-        by_hand(True),
-        [by_hand(True, shared=True), by_hand(True, late=True)],
-        OF_HEADS,
-        BY_HAND,
     ),
     "scatter_in_order": Case(scattered(2), [scattered(4)], target=GPU),
     "scatter_in_runs": Case(
@@ -380,6 +377,16 @@ CASES = {
         SCANNED,
         GPU,
     ),
+    "linear_scan_in_blocks": Case(
+        scanned(lambda c, v, w: (c * v + v, c), reverse=True),
+        [
+            scanned(lambda c, v, w: (c * c + v, c)),
+            scanned(lambda c, v, w: (c * v + v, c * c)),
+            scanned(lambda c, v, w: (td.flip(c, 0) + v, c)),
+        ],
+        [SCANNED[0], TensorType((9, 3), F32), SCANNED[2]],
+        replace(GPU, rewriting=replace(GPU.rewriting, least_blocked_scan=8)),
+    ),
     "computed_in_scan": Case(
         lambda h, x, w: spread_slices(h, x, w, lambda x: td.exp(x[:, :, None] * w[0, :8])),
         [
@@ -412,6 +419,10 @@ CASES = {
         ],
         SCANNED,
         GPU,
+    ),
+    "widened_float8": Case(
+        lambda x: in_dtypes(x, dtypes.float8_e4m3, dtypes.float8_e5m2),
+        [lambda x: in_dtypes(x, BF16, BF16)],
     ),
     "definition": Case(
         lambda x: td.softmax(x), [td.tanh, td.softmax], keeps=lambda node, types, target: True
@@ -519,7 +530,7 @@ def test_rules_that_fired_are_counted() -> None:
 
 def test_a_graph_without_a_rule_stays_itself() -> None:
     graph = td.trace(td.tanh, X)
-    assert rewrite(graph, CANONICAL) is graph
+    assert rewrite(graph, canonical()) is graph
 
 
 def test_what_is_built_has_the_line_of_what_it_replaces() -> None:
@@ -530,7 +541,8 @@ def test_what_is_built_has_the_line_of_what_it_replaces() -> None:
 
 
 def test_a_rule_that_gives_another_type_is_refused() -> None:
-    wrong = replace(every_rule()["identity_permute"], name="wrong", condition=always)
+    permute = every_rule()["identity_permute"]
+    wrong = replace(permute, name="wrong", build=take_x, condition=always)
     with pytest.raises(AssertionError, match="wrong gives"):
         rewrite(td.trace(permuted((1, 0)), X), RuleSet("one", (wrong,)))
 
@@ -594,12 +606,12 @@ def test_matmuls_with_a_bias(function: Callable[..., Any], count: int) -> None:
     square = TensorType((64, 64), BF16)
     graph = td.trace(function, square, square, TensorType((64,), BF16))
     every = {Value(i): None for i in range(len(graph.nodes))}
-    found = biased_matmuls(graph, every, GPU.matmuls)
+    found = matmul_epilogues(graph, every, GPU.matmuls)
     assert len(found) == count
     for matmul, epilogue in found.items():
         assert graph.nodes[matmul.node].op is linear.CONTRACT
         assert graph.nodes[epilogue.sum.node].op is e.ADD
-    assert not biased_matmuls(graph, {}, GPU.matmuls), "a sum that is not materialized"
+    assert not matmul_epilogues(graph, {}, GPU.matmuls), "a sum that is not materialized"
 
 
 # Patterns

@@ -34,7 +34,7 @@ from treadle.kernel.traverse import (
     map_value,
     peel,
     replace_value,
-    rewrite,
+    rewritten,
     substituted,
     subvalues,
     tally,
@@ -165,7 +165,7 @@ def test_rewrite_reaches_every_index_and_name() -> None:
         seen.add((buffer, at.offset))
         return at + 100
 
-    moved = tuple(rewrite(s, index, str.upper) for s in body)
+    moved = rewritten(body, index, str.upper)
     assert sorted(i.offset for i in indices_of(moved)) == list(range(100, 111))
     accessed = {("a", 2), ("a", 5), ("b", 6), ("b", 7), ("c", 4), ("c", 8), ("c", 9)}
     assert seen == accessed | {("", n) for n in (0, 1, 3, 10)}

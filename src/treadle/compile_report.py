@@ -26,17 +26,21 @@ class CompileOptions:
     `on_new_shape="specialise"` compiles for batches of other shapes, at most `max_shapes` of them.
     `verify=True` checks the IR's invariants after every stage. `detect_anomaly=True` looks at what
     a step gives: at a NaN or an infinity the step is undone, and the node that made it is named.
-    `optimize=False` keeps every tensor in memory, one kernel each, to look at. `recompute=False`
-    keeps on a GPU what the backward pass would compute anew to save memory. `memory_budget` is the
-    most that the temporary values of a training step may take: bytes, text as in "2GiB", or a
-    fraction of what they take without; kernels run a second time for it. `deterministic=True`
+    `optimize=False` keeps every tensor in memory, one kernel each, to look at. `rewrite=False`
+    leaves out rules that put a cheaper equal graph in place of the one that was written and
+    differentiated. `recompute=False` keeps on a GPU what the backward pass would compute anew to
+    save memory. `memory_budget` is the most that the temporary values of a training step may take:
+    bytes, text as in "2GiB", or a fraction of what they take without; kernels run a second time for
+    it. `deterministic=True`
     gives the same bits in every run on a GPU too, where the fastest gradients of attention and
     convolutions may not; a CPU always does. `check_indices` looks at integers of the batch that are
     used as indices, before anything runs: one that is out of range is an error. `debug=True` makes
     it one for indices that are computed, too, which are held inside their axis otherwise.
     `search="measured"` times whole programs with other sizes of blocks, other fusion and other
     choices between storing and recomputing, for at most `seconds` a program; the fastest is kept on
-    disk for this graph on this machine.
+    disk for this graph on this machine. `numerics="strict"` computes what is written and nothing
+    that is only equal over the reals: attention, norms, losses or convolutions that are written out
+    are not recognised as the functions that they are.
     """
 
     on_new_shape: str = "error"
@@ -44,6 +48,7 @@ class CompileOptions:
     verify: bool = False
     detect_anomaly: bool = False
     optimize: bool = True
+    rewrite: bool = True
     debug: bool = False
     deterministic: bool = False
     recompute: bool = True
@@ -52,6 +57,7 @@ class CompileOptions:
     check_indices: bool = True
     search: str = "off"
     seconds: float = 30.0
+    numerics: str = "equal"
 
     def __post_init__(self) -> None:
         if self.on_new_shape not in ("error", "specialise"):
@@ -61,6 +67,7 @@ class CompileOptions:
                 'Use "error" or "specialise".',
             )
         check_choice("CompileOptions", "search", self.search, ("off", "measured"))
+        check_choice("CompileOptions", "numerics", self.numerics, ("equal", "strict"))
         check_number("CompileOptions", "seconds", self.seconds, POSITIVE)
         check_whole("CompileOptions", "max_shapes", self.max_shapes)
         # Frozen: what was given as text is the number that it says from here on.
@@ -280,6 +287,7 @@ class CompileReport:
                 f"{self.state_bytes / 1e6:,.1f}, programs "
                 f"{(self.peak_bytes - self.state_bytes) / 1e6:,.1f}"
             )
+        lines += [f"recognised: {r}" for r in dict.fromkeys(self.recognised)]
         if self.unreached:
             lines.append(f"the loss does not reach: {', '.join(self.unreached)}")
         return "\n".join(lines)

@@ -22,6 +22,7 @@ from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.base.errors import ArgumentError, DeviceError, GradientError, UnreachedWarning
 from treadle.base.origin import user_origin
+from treadle.base.rewrites import Rewritten
 from treadle.compile_report import CompileOptions as CompileOptions
 from treadle.compile_report import CompileReport as CompileReport
 from treadle.compile_report import Profile
@@ -40,10 +41,9 @@ from treadle.nn.module import Module, Parameter
 from treadle.nn.tracing import Inputs, TracedModel, as_argument, trace_model
 from treadle.optim.append import Mode, UpdatePlan, append_updates
 from treadle.optim.optimizer import Optimizer
+from treadle.precision.float8 import with_float8, with_history
 from treadle.precision.narrow import apply_precision
-from treadle.rules.attention import recognise_attention
 from treadle.rules.canonical import canonicalise
-from treadle.rules.heads import recognise_heads
 from treadle.runtime.executable import Executable
 from treadle.runtime.session import Session
 
@@ -52,13 +52,16 @@ if TYPE_CHECKING:
 
 
 def choose_precision(precision: object) -> DType:
+    eight = dtypes.float8_e4m3  # bfloat16, but for products of weights
+    if precision in ("float8", eight, eight.name):
+        return eight
     for chosen in (dtypes.float32, dtypes.bfloat16, dtypes.float16):
         if precision in (chosen, chosen.name):
             return chosen
     raise ArgumentError(
         "precision",
         f"{precision!r} is not a precision to train in",
-        "Use float32, bfloat16 or float16.",
+        "Use float32, bfloat16, float16 or float8.",
     )
 
 
@@ -160,14 +163,17 @@ def build_step(
     checked = check_of(recipe.options)
     with report.stage("trace"):
         traced = checked(trace_loss(recipe, plan, inputs))
+    history = plan.name("float8:largest")
     with report.stage("apply_precision"):
         with_casts = checked(apply_precision(traced, recipe.precision))
+        if recipe.precision in dtypes.FLOAT8:
+            with_casts = checked(with_float8(with_casts, history))
     with report.stage("recognise"):
-        narrowed = checked(recognise(with_casts, target_of(report.device), report.rules))
+        narrowed = checked(_recognised(with_casts, report, recipe.options))
     _refuse_trained_weight(recipe, narrowed, plan)
     with report.stage("differentiate"):
         graph = narrowed if recipe.backward else _differentiated(narrowed, plan, report).graph
-        checked(graph)
+        graph = checked(with_history(checked(graph), history))
     modes = [Mode.UPDATE]
     if recipe.accumulate > 1:
         modes += [Mode.ACCUMULATE, Mode.ACCUMULATE_AND_UPDATE]
@@ -176,7 +182,7 @@ def build_step(
         graphs = {mode: checked(append_updates(graph, loss, plan, mode)) for mode in modes}
     appended = graphs[Mode.UPDATE]
     with report.stage("optimize"):
-        graphs = {mode: checked(optimize(g, report.rules)) for mode, g in graphs.items()}
+        graphs = {m: checked(optimized(g, report, recipe.options)) for m, g in graphs.items()}
     stages = (traced, with_casts, narrowed, graph, appended, graphs[Mode.UPDATE])
     names = ("trace", "apply_precision", "recognise", "differentiate", "append_updates", "optimize")
     report.nodes |= {name: len(g.nodes) for name, g in zip(names, stages, strict=True)}
@@ -193,20 +199,56 @@ def target_of(device: str) -> Target:
     return backend(device).target
 
 
-def recognise(graph: Graph, target: Target = CPU, fired: Counter[str] | None = None) -> Graph:
-    """The graph by rules of `treadle.rules`, before it is differentiated.
+def recognise(
+    graph: Graph,
+    target: Target = CPU,
+    report: CompileReport | None = None,
+    numerics: str = "equal",
+) -> Graph:
+    """The graph in canonical form, before it is differentiated, with composites for what is
+    written out by hand, as the target has kernels for them.
 
-    It is canonical, so that equal things look equal; where the target asks for it, a matmul that
-    only a cross-entropy reads is one composite with it, and so is attention that is written out.
-    `fired` counts rules by name.
+    `numerics="strict"` leaves everything as it is written. The report counts rules, and has what
+    was recognised where.
     """
-    heads = recognise_heads(canonicalise(graph, fired), target, fired)
-    return recognise_attention(heads, target, fired)
+    counts = Counter[str]() if report is None else report.rules
+    canonical = canonicalise(graph, counts)
+    if numerics == "strict":
+        return canonical
+    # It brings normal forms and finite fields: importing Treadle stays light.
+    from treadle.recognition.recognise import recognised
+
+    return recognised(canonical, target, counts, [] if report is None else report.recognised)
 
 
-def optimize(graph: Graph, fired: Counter[str] | None = None) -> Graph:
-    """A step, or a forward program, in canonical form."""
-    return canonicalise(graph, fired)
+def _recognised(graph: Graph, report: CompileReport, options: CompileOptions) -> Graph:
+    return recognise(graph, target_of(report.device), report, options.numerics)
+
+
+def optimize(
+    graph: Graph, target: Target = CPU, report: CompileReport | None = None, rewrite: bool = True
+) -> Graph:
+    """A step, or a forward program, in canonical form, and with `rewrite` the cheapest equal one
+    that rules of `treadle.egraph` give for the target. The report says which were applied.
+    """
+    counts = Counter[str]() if report is None else report.rules
+    canonical = canonicalise(graph, counts)
+    if not rewrite:
+        return canonical
+    # It brings the file of rules: importing Treadle stays light.
+    from treadle.egraph.optimize import optimise
+
+    found = optimise(canonical, target)
+    if report is not None:
+        for rule, count in found.fired.items():
+            report.rules[rule] += count
+            report.rewritten.append(Rewritten(rule, count, found.before, found.after))
+    return found.graph
+
+
+def optimized(graph: Graph, report: CompileReport, options: CompileOptions) -> Graph:
+    rewrite = options.rewrite and options.optimize
+    return optimize(graph, target_of(report.device), report, rewrite)
 
 
 def _refuse_trained_weight(recipe: StepRecipe, graph: Graph, plan: UpdatePlan) -> None:
@@ -366,9 +408,9 @@ def _without_gradient(
     """The stages of a step that forward and evaluation programs pass through."""
     checked = check_of(options)
     with_casts = checked(apply_precision(checked(traced), precision))
-    recognised = checked(recognise(with_casts, target_of(report.device), report.rules))
+    recognised = checked(_recognised(with_casts, report, options))
     with_params = checked(with_eval_params(recognised, eval_params))
-    return checked(optimize(with_params, report.rules))
+    return checked(optimized(with_params, report, options))
 
 
 def with_eval_params(graph: Graph, eval_params: Graph | None) -> Graph:

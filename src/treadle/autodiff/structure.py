@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 
 from treadle.autodiff.backward import VJP, Cotangent
+from treadle.base.dtypes import FLOAT8
+from treadle.base.errors import GradientError
 from treadle.base.shapes import inverse_permutation
 from treadle.frontend.coerce import cast
 from treadle.frontend.functions.arithmetic import eq
@@ -181,6 +183,12 @@ def contract_vjp(
     attributes: linear.Contraction, ct: Tensor, out: Tensor, x: Tensor, y: Tensor
 ) -> Cts:
     """The other operand takes the result's place: labels say the rest. Products stay as narrow."""
+    if x.dtype in FLOAT8:
+        raise GradientError(
+            "contract",
+            f"a product of floats of 8 bits, {x.type} and {y.type}, is differentiated",
+            'Second derivatives need precision="bfloat16".',
+        )
     lx, ly, lr = attributes.labels
     narrow = cast(ct, x.dtype)
     return contract(narrow, y, (lr, ly, lx)), contract(narrow, x, (lr, lx, ly))

@@ -80,17 +80,24 @@ uint32 = DType("uint32", "uint", 32)
 int8 = DType("int8", "int", 8)
 uint8 = DType("uint8", "uint", 8)
 bool_ = DType("bool", "bool", 1)
+# What float8 products read. Only graphs have them: no input, parameter or result is one.
+float8_e4m3 = DType("float8_e4m3", "float", 8, 3)  # values: no infinity, NaN where e5m2 has it
+float8_e5m2 = DType("float8_e5m2", "float", 8, 2)  # gradients
 
 ALL = (float64, float32, bfloat16, float16, int64, int32, uint32, int8, uint8, bool_)
 FLOATS = tuple(d for d in ALL if d.is_float)
 INTEGERS = tuple(d for d in ALL if d.is_integer)
+FLOAT8 = (float8_e4m3, float8_e5m2)
 BY_NAME = {d.name: d for d in ALL}
+EVERY = BY_NAME | {d.name: d for d in FLOAT8}  # of graphs and plans
 
 _NUMPY: dict[str, np.dtype[np.generic]] = {
     d.name: np.dtype(ml_dtypes.bfloat16 if d is bfloat16 else d.name) for d in ALL
 }
-_LARGEST = {d.name: float(ml_dtypes.finfo(_NUMPY[d.name]).max) for d in FLOATS}  # type: ignore[no-untyped-call]
 _FROM_NUMPY = {n: BY_NAME[name] for name, n in _NUMPY.items()}
+_NUMPY[float8_e4m3.name] = np.dtype(ml_dtypes.float8_e4m3fn)
+_NUMPY[float8_e5m2.name] = np.dtype(ml_dtypes.float8_e5m2)
+_LARGEST = {d.name: float(ml_dtypes.finfo(_NUMPY[d.name]).max) for d in (*FLOATS, *FLOAT8)}  # type: ignore[no-untyped-call]
 
 # The result of combining two kinds of the same class that differ in width or sign.
 _INTEGER_RANK = {"bool": 0, "uint8": 1, "int8": 1, "int32": 2, "uint32": 2, "int64": 3}
@@ -131,3 +138,9 @@ def _promote_floats(a: DType, b: DType) -> DType:
 def accumulator(dtype: DType) -> DType:
     """The dtype sums of `dtype` are held in while they are computed."""
     return float32 if dtype.is_narrow else dtype
+
+
+def narrowed(array: np.ndarray, dtype: DType) -> np.ndarray:
+    """Floats as a cast gives them: to nearest even; those of 8 bits saturate and keep NaN."""
+    held = np.clip(array, -dtype.largest, dtype.largest) if dtype in FLOAT8 else array
+    return held.astype(dtype.numpy)

@@ -10,7 +10,7 @@ from enum import Enum
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from treadle.base.dtypes import BY_NAME, DType
+from treadle.base.dtypes import EVERY, DType
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ def _reader(type_: Any) -> Callable[[Any], Any]:
     if kind is tuple:
         return lambda data: tuple(_each(parts, data))
     if type_ is DType:
-        return BY_NAME.__getitem__
+        return EVERY.__getitem__
     if is_dataclass(type_):
         record: Any = type_
         return lambda data: record(*_each(_field_types(record), data))

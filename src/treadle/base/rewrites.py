@@ -11,27 +11,30 @@ from treadle.base.origin import Origin
 class Exactness(Enum):
     """How close a rewrite's result is to what it replaces."""
 
-    EXACT = "exact"  # the same function, for all values
-    ROUNDED = "rounded"  # constants differ by their rounding: x/√2 and x·√½
-    SATURATING = "saturating"  # a large negative number in a mask stands for −∞
+    EXACT = "exact"  # equal over the reals
+    ROUNDED = "rounded constants"  # but for constants that differ by two ulps at most
+    SATURATING = "saturating mask"  # but for a finite number that hides scores, taken for −∞
+
+
+class Status(Enum):
+    """How that is known."""
+
+    PROVED = "proved"  # by normal form, for every number
+    TESTED = "tested"  # by exact evaluation on random elements of finite fields
 
 
 @dataclass(frozen=True, slots=True)
 class Recognised:
-    """Code that was found to be a composite: which one, how surely, and where it is written.
-
-    `cause` names what was assumed, where it is not exact.
-    """
+    """Code that was found to be a composite: which one, how near, how surely, and where it is."""
 
     name: str  # of the composite
     exactness: Exactness
     origin: Origin | None
-    cause: str = ""
+    status: Status = Status.PROVED
 
     def __str__(self) -> str:
         at = "" if self.origin is None else f" at {self.origin}"
-        told = self.exactness.value + (f": {self.cause}" if self.cause else "")
-        return f"{self.name}{at} ({told})"
+        return f"{self.name}{at} ({self.exactness.value}, {self.status.value})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -356,11 +356,8 @@ def failure_probability(degree: int, trials: int) -> float:
 
 def exponential(lane: Lane, value: Residues) -> Array:
     """±g^x in the p-lane, x a residue modulo q."""
-    table = _generator_powers(lane.modulus)
-    result = np.ones_like(value.q)
-    for bit in range(31):
-        factor = np.where((value.q >> bit) & 1, table[bit], 1)
-        result = result * factor % lane.modulus
+    low, high = _generator_powers(lane.modulus)
+    result = low[value.q & 0xFFFF] * high[value.q >> 16] % lane.modulus
     return result if value.sign is None else np.where(value.sign == 1, lane.reduce(-result), result)
 
 
@@ -396,16 +393,24 @@ GENERATOR = 4  # a square, so of order q: q is prime and 4 is not 1
 
 
 @lru_cache(maxsize=len(SAFE_PRIMES))
-def _generator_powers(modulus: int) -> list[int]:
-    return [pow(GENERATOR, 1 << bit, modulus) for bit in range(31)]
+def _generator_powers(modulus: int) -> tuple[Array, Array]:
+    """g^i for the low and g^(i · 2¹⁶) for the high half of an exponent's bits."""
+    return _powers(GENERATOR, 2**16, modulus), _powers(
+        pow(GENERATOR, 2**16, modulus), 2**15, modulus
+    )
+
+
+def _powers(base: int, count: int, modulus: int) -> Array:
+    powers = np.ones(1, np.int64)
+    while len(powers) < count:
+        powers = np.concatenate([powers, powers * pow(base, len(powers), modulus) % modulus])
+    return powers
 
 
 @lru_cache(maxsize=3)
 def _baby_steps(modulus: int) -> tuple[Array, Array]:
     """g^0 … g^(2²⁰ − 1) in order of their value, and the exponents in that order."""
-    powers = np.ones(1, np.int64)
-    while len(powers) < 2**20:
-        powers = np.concatenate([powers, powers * pow(GENERATOR, len(powers), modulus) % modulus])
+    powers = _powers(GENERATOR, 2**20, modulus)
     order = np.argsort(powers)
     return powers[order], order
 

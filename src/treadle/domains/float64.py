@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.dtypes import DType, float64
+from treadle.base.dtypes import DType, float64, narrowed
 from treadle.domains.domain import Typed, evaluate
 from treadle.ir.graph import Graph
 from treadle.ir.op import Attributes, Op, RuleTable, Types
@@ -55,7 +55,7 @@ class Float64:
 
 def _rounded(array: Array, dtype: DType) -> Array:
     with np.errstate(all="ignore"):
-        return array.astype(dtype.numpy).astype(np.float64)
+        return narrowed(array, dtype).astype(np.float64)
 
 
 def carrier(dtype: DType) -> np.dtype[np.generic]:

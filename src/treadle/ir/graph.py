@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from treadle.base.origin import Origin
+from treadle.base.quick import quick
 from treadle.ir.op import Attributes, Op, Types, infer_types
 from treadle.ir.ops.leaves import INPUT, Leaf
 from treadle.ir.types import TensorType
@@ -21,6 +22,7 @@ class Value(NamedTuple):
     output: int = 0
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Node:
     """One use of an op. Equality ignores where it came from."""
@@ -44,6 +46,7 @@ class OutputKind(Enum):
     PRINT = "print"  # the name is the format
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Output:
     """A named value that leaves the graph."""

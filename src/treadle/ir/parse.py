@@ -43,7 +43,7 @@ _CLASSES = {
     for cls in vars(family).values()
     if isinstance(cls, type) and issubclass(cls, Attributes) and dataclasses.is_dataclass(cls)
 }
-_WORDS = {"True": True, "False": False, "None": None} | dtypes.BY_NAME
+_WORDS = {"True": True, "False": False, "None": None} | dtypes.EVERY
 
 
 def parse(text: str) -> Graph:
@@ -165,9 +165,9 @@ class _Reader:
 
     def tensor_type(self) -> TensorType:
         name, _, sizes = self.take("type")[:-1].partition("[")
-        if name not in dtypes.BY_NAME:
+        if name not in dtypes.EVERY:
             raise self.wrong(f"unknown dtype {name}")
-        return TensorType(tuple(int(n) for n in sizes.split(",") if n), dtypes.BY_NAME[name])
+        return TensorType(tuple(int(n) for n in sizes.split(",") if n), dtypes.EVERY[name])
 
     def fields(self, cls: type[Attributes]) -> Attributes:
         """`name=value, …)`, the opening parenthesis already taken."""

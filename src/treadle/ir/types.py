@@ -10,9 +10,11 @@ import numpy as np
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.base.errors import ArgumentError, DTypeError
+from treadle.base.quick import quick
 from treadle.base.shapes import Shape, size_of
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class TensorType:
     """A static shape and an element type: `td.Spec((128, 784))`, `td.Spec((128,), td.int32)`."""

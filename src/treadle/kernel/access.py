@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from treadle.base.quick import quick
 from treadle.kernel.index import Index, Var, data_locals, variable
 from treadle.kernel.nodes import (
     Accumulate,
@@ -33,12 +34,21 @@ def map_loads(value: Value, change: Callable[[Load], Value]) -> Value:
 
 def loads_in(value: Value) -> list[Load]:
     """Every load of a value, as often as it is there."""
-    return [v for v in subvalues(value) if isinstance(v, Load)]
+    found: list[Load] = []
+    pending = [value]
+    while pending:  # as `subvalues`, which would be most of the time that is spent here
+        value = pending.pop()
+        if isinstance(value, Load):
+            found.append(value)
+        else:
+            pending += operands_of(value)[::-1]
+    return found
 
 
 def loads_of(statement: Statement) -> list[Load]:
     """Every load of a statement that is not a loop."""
-    return [load for value in values_of(statement) for load in loads_in(value)]
+    values = values_of(statement)
+    return loads_in(values[0]) if len(values) == 1 else [x for v in values for x in loads_in(v)]
 
 
 def plain_loads(statement: Statement) -> Iterator[Load]:
@@ -55,6 +65,7 @@ def plain_loads(statement: Statement) -> Iterator[Load]:
 BLOCK = ("row of a matrix", "column of a matrix", "element of a view")
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Access:
     """Elements that a statement touches: an index, and how far around it.
@@ -70,31 +81,68 @@ class Access:
     every: Index
 
 
-def accesses(statements: Sequence[Statement]) -> Iterator[Access]:
-    """Every access of some statements; a statement writes before it reads here."""
+def accesses(
+    statements: Sequence[Statement], of: Collection[str] | None = None
+) -> Iterator[Access]:
+    """Every access of some statements, or those of some buffers.
+
+    A statement writes before it reads here.
+    """
     for statement in walk(statements):
-        match statement:
-            case Matmul():
-                for i, m in enumerate(statement.matrices):
-                    low = m.rows.range[0] + m.columns.range[0]
-                    high = m.rows.range[1] + m.columns.range[1]
-                    every = m.index + _block(m.rows, BLOCK[0]) + _block(m.columns, BLOCK[1])
-                    yield Access(m.buffer, m.index, low, high, i == 0, every)
-                if statement.bias is not None:
-                    last = statement.target.columns.count - 1
-                    yield _span(statement.bias, 0, last, False)
-                continue
-            case LibraryCall(_, results, operands):
-                for view in (*results, *operands):
+        if isinstance(statement, (Store, Update)):
+            if of is None or statement.buffer in of:
+                index = statement.index
+                yield Access(statement.buffer, index, 0, 0, True, index)
+        elif isinstance(statement, Matmul):
+            yield from _of_matmul(statement, of)
+        elif isinstance(statement, LibraryCall):
+            for view in (*statement.results, *statement.operands):
+                if of is None or view.buffer in of:
                     low, high = view.range
-                    yield _span(view.buffer, low, high, view in results)
-                continue
-            case Store(buffer, index) | Update(buffer, index):
-                yield Access(buffer, index, 0, 0, True, index)
-            case _:
-                pass
+                    yield _span(view.buffer, low, high, view in statement.results)
         for load in loads_of(statement):
-            yield Access(load.buffer, load.index, 0, 0, False, load.index)
+            if of is None or load.buffer in of:
+                yield Access(load.buffer, load.index, 0, 0, False, load.index)
+
+
+def _of_matmul(matmul: Matmul, of: Collection[str] | None) -> Iterator[Access]:
+    for i, m in enumerate(matmul.matrices):
+        if of is not None and m.buffer not in of:
+            continue
+        rows, columns = m.rows.range, m.columns.range
+        every = m.index + _block(m.rows, BLOCK[0]) + _block(m.columns, BLOCK[1])
+        low, high = rows[0] + columns[0], rows[1] + columns[1]
+        yield Access(m.buffer, m.index, low, high, i == 0, every)
+    if matmul.bias is not None and (of is None or matmul.bias in of):
+        yield _span(matmul.bias, 0, matmul.target.columns.count - 1, False)
+    for buffer, at in matmul.scales:
+        yield _span(buffer, at, at, False)
+
+
+def written_in(body: Sequence[Statement]) -> set[str]:
+    """Buffers that some statements write."""
+    found: set[str] = set()
+    for s in walk(body):
+        if isinstance(s, (Store, Update)):
+            found.add(s.buffer)
+        elif isinstance(s, Matmul):
+            found.add(s.target.buffer)
+        elif isinstance(s, LibraryCall):
+            found.update(view.buffer for view in s.results)
+    return found
+
+
+def read_in(body: Sequence[Statement]) -> set[str]:
+    """Buffers that some statements read."""
+    found: set[str] = set()
+    for s in walk(body):
+        if isinstance(s, Matmul):
+            found.update((s.left.buffer, s.right.buffer))
+            found.update(() if s.bias is None else (s.bias,))
+        elif isinstance(s, LibraryCall):
+            found.update(view.buffer for view in s.operands)
+        found.update([load.buffer for load in loads_of(s)])
+    return found
 
 
 def _block(axis: StridedAxis, name: str) -> Index:

@@ -6,13 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+from treadle.base.dtypes import float8_e5m2
 from treadle.ir.composites import CONV, CONV_GRAD_W, CONV_GRAD_X
 from treadle.ir.control import SCAN
 from treadle.ir.graph import Graph, Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops.linear import CONTRACT
+from treadle.ir.types import TensorType
 from treadle.kernel.index import Index, Var
 from treadle.kernel.nodes import Load, StridedAxis, strided_axis
 from treadle.kernel.target import Matmuls
@@ -129,7 +131,13 @@ def oriented(left: Operand[T], right: Operand[T], result: Axes) -> Contraction[T
     return Contraction(left, right, result, result[len(result) - count :])
 
 
-def contraction_of(graph: Graph, node: Node) -> Contraction[TensorValue]:
+class Typed(Protocol):
+    """A graph, or one that is being built."""
+
+    def type_of(self, value: TensorValue) -> TensorType: ...
+
+
+def contraction_of(graph: Typed, node: Node) -> Contraction[TensorValue]:
     """The contraction that a node of a graph is, its operands in their order."""
     attributes: Any = node.attributes
     axes: dict[str, Var] = {}
@@ -174,6 +182,17 @@ def strided_axis_of(index: Index, axes: Sequence[Var]) -> StridedAxis | None:
         return StridedAxis(axes[0].extent, factors[0] or 0)
     steps = product(*(range(v.extent) for v in axes))
     return strided_axis([sum((f or 0) * i for f, i in zip(factors, s, strict=True)) for s in steps])
+
+
+def is_float8_for_library(
+    contraction: Contraction[Any], types: Sequence[TensorType], limits: Matmuls
+) -> bool:
+    """Whether a library multiplies 8-bit floats as they are: whole matrices, not two gradients."""
+    is_gradient = all(t.dtype is float8_e5m2 for t in types)
+    sizes = size(contraction.rows), size(contraction.columns), size(contraction.depth)
+    is_whole = all(n and n % limits.float8_pack == 0 for n in sizes) and not contraction.batch
+    is_large = contraction.is_for_library(limits) and not contraction.is_of_few_rows(limits)
+    return limits.has_float8 and is_whole and is_large and not is_gradient
 
 
 CONVOLUTIONS = frozenset([CONV, CONV_GRAD_X, CONV_GRAD_W])

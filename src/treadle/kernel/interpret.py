@@ -19,7 +19,7 @@ from typing import Any, assert_never
 
 import numpy as np
 
-from treadle.base.dtypes import DType
+from treadle.base.dtypes import DType, narrowed
 from treadle.ir.literal import to_numpy
 from treadle.kernel.access import accesses
 from treadle.kernel.arithmetic import identity
@@ -333,6 +333,8 @@ class _Machine:
         wide = np.result_type(into.dtype, np.float32)  # of narrow floats too
         a, b = (self.memory[m.buffer][:, 0] for m in (statement.left, statement.right))
         found = a[left].astype(wide) @ b[right].astype(wide)
+        for name, at in statement.scales:
+            found = found * self.memory[name][at, 0]
         if statement.bias is not None:
             found = found + self.memory[statement.bias][: found.shape[1], 0].astype(wide)
         into[target] = into[target] + found if statement.adds else found
@@ -379,7 +381,7 @@ class _Machine:
             case Apply(op, operands, dtype):
                 return self._apply(op, tuple(map(self.value, operands)), dtype)
             case Convert(inner, dtype):
-                return np.asarray(self.value(inner)).astype(dtype.numpy)
+                return narrowed(np.asarray(self.value(inner)), dtype)
             case Within(index, low, high, _):
                 at = self._number(index)
                 return np.asarray((low <= at) & (at < high))

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from treadle.kernel.nodes import Kernel, Matrix, View, library_call_of, standalone_matmul
 
+FLOAT8, FLOAT8_EPILOGUE = "float8", "float8 epilogue"  # calls that a library may not have
+
 
 @dataclass(frozen=True, slots=True)
 class MatrixFacts:
@@ -34,6 +36,15 @@ class MatmulCall:
     right: MatrixFacts
     bias: int = -1  # the argument that has it
     adds: bool = False  # to what the target has
+    second: int = 1  # the argument that has the right operand
+    scales: tuple[tuple[int, int], ...] = ()  # arguments with factors, and which element each is
+
+    @property
+    def of_float8(self) -> str:
+        """What kind of product of 8-bit floats it is, by the name of such calls; "" for others."""
+        if "float8" not in self.left.dtype:
+            return ""
+        return FLOAT8_EPILOGUE if self.scales or self.bias >= 0 else FLOAT8
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,4 +134,6 @@ def matmul_call_of(kernel: Kernel) -> MatmulCall | None:
     k, batch = statement.left.columns.count, loops[0].extent if loops else 1
     target, left, right = map(facts, statement.matrices)
     bias = -1 if statement.bias is None else names.index(statement.bias)
-    return MatmulCall(m, n, k, batch, target, left, right, bias, statement.adds)
+    second = names.index(statement.right.buffer)
+    scales = tuple((names.index(name), at) for name, at in statement.scales)
+    return MatmulCall(m, n, k, batch, target, left, right, bias, statement.adds, second, scales)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -10,6 +11,7 @@ from itertools import pairwise
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.base.origin import Origin
+from treadle.base.quick import quick
 from treadle.ir.literal import Number, number_key
 from treadle.kernel.geometry import Geometry
 from treadle.kernel.index import Index, Range, Var
@@ -23,6 +25,7 @@ class Space(Enum):
     PRIVATE = "private"  # one thread, of each element that its iterations touch
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """Memory of a number of elements of one dtype, by name.
@@ -54,6 +57,7 @@ class Buffer:
 # Values: scalar expressions.
 
 
+@quick
 @dataclass(frozen=True, slots=True, eq=False)
 class Literal:
     """A number, rounded to the dtype when it is rendered. 0 and −0 differ, NaN equals itself."""
@@ -73,6 +77,7 @@ class Literal:
         return f"{self.value}:{self.dtype}"
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Load:
     """An element of a buffer."""
@@ -85,6 +90,7 @@ class Load:
         return f"{self.buffer}[{self.index}]"
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Local:
     """A named scalar of the kernel: a `Let`, or an accumulator."""
@@ -96,6 +102,7 @@ class Local:
         return self.name
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Position:
     """An index as a number."""
@@ -107,6 +114,7 @@ class Position:
         return f"({self.index}):{self.dtype}"
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Apply:
     """An elementwise op of the tensor IR, by name, on scalars."""
@@ -119,6 +127,7 @@ class Apply:
         return f"{self.op}({', '.join(map(str, self.operands))})"
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Convert:
     """Another dtype, as the tensor op `cast`."""
@@ -130,6 +139,7 @@ class Convert:
         return f"{self.dtype}({self.value})"
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Within:
     """Whether low ≤ index < high, as a bool: a guard, and the condition of padding."""
@@ -143,6 +153,7 @@ class Within:
         return f"{self.low} <= {self.index} < {self.high}"
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Guarded:
     """The value where the guard holds, else the other; the value is not computed outside it."""
@@ -183,6 +194,7 @@ class Role(Enum):
     SEQUENTIAL = "sequential"  # in order
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class For:
     """The body for each value of a variable: all of them, or those below `stop`.
@@ -214,6 +226,7 @@ class Barrier:
         return f"barrier of the {self.scope.value}"
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Let:
     """Name a value. An accumulator is named so before the loop that adds to it."""
@@ -225,6 +238,7 @@ class Let:
         return f"{self.local} = {self.value}"
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Accumulate:
     """local ← op(local, value), op one of add, mul, max, min."""
@@ -237,6 +251,7 @@ class Accumulate:
         return f"{self.local} = {self.op}({self.local}, {self.value})"
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Set:
     """local ← value, which may use the local: for what is no plain accumulation."""
@@ -248,6 +263,7 @@ class Set:
         return f"{self.local} := {self.value}"
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Store:
     """Write an element, where the guard holds if there is one."""
@@ -262,6 +278,7 @@ class Store:
         return f"{self.buffer}[{self.index}] = {self.value}{condition}"
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Update:
     """buffer[index] ← buffer[index] + value: for sums whose indices are data."""
@@ -274,6 +291,12 @@ class Update:
         return f"{self.buffer}[{self.index}] += {self.value}"
 
 
+@functools.lru_cache(maxsize=256)
+def _ends(listed: tuple[int, ...]) -> Range:
+    return min(listed), max(listed)
+
+
+@quick
 @dataclass(frozen=True, slots=True)
 class StridedAxis:
     """Elements along one axis of a matrix: a number of them at a stride, or listed."""
@@ -294,8 +317,10 @@ class StridedAxis:
     def range(self) -> Range:
         if not self.count:
             return 0, 0
-        elements = self.listed or (0, (self.count - 1) * self.stride)
-        return min(elements), max(elements)
+        if self.listed:
+            return _ends(self.listed)
+        last = (self.count - 1) * self.stride
+        return min(0, last), max(0, last)
 
     def part(self, start: int, count: int) -> StridedAxis:
         """Some of the elements, counted from the first of them; `at(start)` is added elsewhere."""
@@ -312,6 +337,7 @@ def strided_axis(elements: Sequence[int]) -> StridedAxis:
     return StridedAxis(len(elements), 0, tuple(elements))
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Matrix:
     """A matrix inside a buffer: element (i, j) is at index + rows.at(i) + columns.at(j)."""
@@ -331,6 +357,7 @@ class Matrix:
         return sum(r[0] for r in ranges), sum(r[1] for r in ranges)
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Matmul:
     """target ← left · right, or target + left · right: the template of every matrix product.
@@ -346,9 +373,12 @@ class Matmul:
     right: Matrix
     adds: bool = False
     bias: str | None = None  # a buffer with what is added to each column, of a whole product
+    # Numbers by which a whole product of 8-bit floats is multiplied first: buffers and elements.
+    scales: tuple[tuple[str, int], ...] = ()
 
     def __str__(self) -> str:
         sign, more = "+=" if self.adds else "=", "" if self.bias is None else f" + {self.bias}"
+        more = "".join(f" * {buffer}[{at}]" for buffer, at in self.scales) + more
         return f"{self.target} {sign} {self.left} · {self.right}{more}"
 
     @property
@@ -360,6 +390,7 @@ class Matmul:
         return 2 * self.target.rows.count * self.target.columns.count * self.left.columns.count
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class View:
     """A tensor inside a buffer: where its first element is, and steps along its axes."""
@@ -398,6 +429,7 @@ class LibraryCall:
 Statement = For | Let | Accumulate | Set | Store | Update | Matmul | LibraryCall | Barrier
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """Loops over buffers. Equality ignores names and origins."""

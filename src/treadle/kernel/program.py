@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from treadle.base.origin import Origin
+from treadle.base.quick import quick
 from treadle.ir.graph import Output
 from treadle.ir.types import TensorType
+from treadle.kernel.bindings import Bindings
 from treadle.kernel.launch import CooperativeLaunch
 from treadle.kernel.nodes import Buffer, Kernel
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Argument:
     """A buffer of the program, or its row that belongs to an iteration of the repeat around."""
@@ -22,6 +25,7 @@ class Argument:
     row: int = 0  # elements that an iteration moves on
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Call:
     """A kernel on buffers, in the order of the kernel's own.
@@ -87,6 +91,7 @@ class Program:
     cooperative: tuple[CooperativeLaunch, ...] = ()  # phases that a GPU runs as one launch
     again: tuple[Rerun, ...] = ()  # what a memory budget lets run a second time
     uncut: int = 0  # bytes of the arena without the budget; 0 where there is none to meet
+    bindings: Bindings = field(default_factory=Bindings)  # what each buffer holds
 
     def calls(self) -> Iterator[Call]:
         """Every call, those inside repeats once."""

@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from treadle.kernel.access import BLOCK, accesses, changed_in, locals_in, names_in
+from treadle.kernel.access import BLOCK, accesses, changed_in, locals_in, names_in, written_in
 from treadle.kernel.index import (
     Atom,
     Bounded,
+    Data,
     Index,
     Quotient,
     Remainder,
@@ -24,6 +25,7 @@ from treadle.kernel.index import (
     data_locals,
     opened,
     uses,
+    variables_in,
 )
 from treadle.kernel.nodes import For, Let, Load, Position, Within
 from treadle.kernel.traverse import loop_variables, subvalues, walk
@@ -33,14 +35,14 @@ def conflicts_in(loop: For, exempt: Iterable[str] = ()) -> set[str]:
     """Buffers in which two iterations of a loop may meet."""
     if loop.var.extent < 2:
         return set()
-    skipped = set(exempt)
+    written = written_in(loop.body) - set(exempt)
+    if not written:
+        return written
     touched: dict[str, list[Index]] = {}
-    written: set[str] = set()
-    for access in accesses(loop.body):
-        if access.buffer not in skipped:
-            touched.setdefault(access.buffer, []).append(access.every)
-            written |= {access.buffer} if access.writes else set()
-    inside = _Inside.of(loop)
+    for access in accesses(loop.body, written):
+        touched.setdefault(access.buffer, []).append(access.every)
+    has_data = any(data_locals(index) for name in written for index in touched[name])
+    inside = _Inside.of(loop, has_data)
     return {n for n in written if not inside.keeps_apart(touched[n])}
 
 
@@ -63,30 +65,34 @@ class _Inside:
     locals: frozenset[str]  # that are named or changed inside
 
     @staticmethod
-    def of(loop: For) -> _Inside:
-        named = names_in(loop.body) | changed_in(loop.body)
+    def of(loop: For, has_data: bool) -> _Inside:
+        """Of a loop in which some index is data, or none: then no local matters."""
         variables = frozenset(loop_variables(loop.body))
+        if not has_data:
+            return _Inside(loop.var, variables, frozenset())
+        named = names_in(loop.body) | changed_in(loop.body)
         return _Inside(loop.var, variables, frozenset(named - _uniform(loop, named, variables)))
 
     def keeps_apart(self, indices: Sequence[Index]) -> bool:
         """Whether iterations do not meet, with bounded sums as one number or written out."""
-        return any(
-            _stay_apart([self.split(spelled(i)) for i in indices], self)
-            for spelled in (lambda index: index, opened)
-        )
+        if _stay_apart([self.split(i) for i in indices], self):
+            return True
+        spelled = [opened(i) for i in indices]
+        return spelled != indices and _stay_apart([self.split(i) for i in spelled], self)
 
     def split(self, index: Index) -> _Split:
         shared: dict[Atom, int] = {}
         moving: dict[Atom, int] = {}
         free: dict[Atom, int] = {}
+        offset = index.offset
         for atom, factor in index.terms:
-            if _is_single(atom):
-                continue  # it is a number: two of its values cannot be confused
-            if self._is_free(atom):
+            low, high = atom_range(atom)
+            if low == high:  # it is a number: two of its values cannot be confused
+                offset += low * factor
+            elif self._is_free(atom):
                 free[atom] = factor
             else:
                 (moving if uses(atom, self.var) else shared)[atom] = factor
-        offset = index.offset + sum(atom_range(a)[0] * f for a, f in index.terms if _is_single(a))
         return _Split(shared, moving, free, offset)
 
     def differs(self, atom: Atom) -> bool:
@@ -94,14 +100,17 @@ class _Inside:
         return uses(atom, self.var) or self._is_free(atom)
 
     def _is_free(self, atom: Atom) -> bool:
-        has_data = not self.locals.isdisjoint(data_locals(Index(((atom, 1),))))
-        is_inside = isinstance(atom, Var) and atom.name in BLOCK
-        return has_data or is_inside or any(uses(atom, v) for v in self.variables)
+        if isinstance(atom, Var):
+            return atom in self.variables or atom.name in BLOCK
+        if isinstance(atom, Data):
+            return atom.local in self.locals
+        has_data = not self.locals.isdisjoint(data_locals(atom.index))
+        return has_data or not self.variables.isdisjoint(variables_in(atom.index))
 
 
 def _uniform(loop: For, named: set[str], variables: frozenset[Var]) -> set[str]:
     """Locals that are named inside and are the same in all iterations: where a window starts."""
-    written = {a.buffer for a in accesses(loop.body) if a.writes}
+    written = written_in(loop.body)
     lets = [s for s in walk(loop.body) if isinstance(s, Let)]
     counts = Counter(s.local for s in lets)
     changed = changed_in(loop.body) | {name for name, count in counts.items() if count > 1}
@@ -118,11 +127,6 @@ def _uniform(loop: For, named: set[str], variables: frozenset[Var]) -> set[str]:
         if is_same:
             found.add(s.local)
     return found
-
-
-def _is_single(atom: Atom) -> bool:
-    low, high = atom_range(atom)
-    return low == high
 
 
 def _stay_apart(indices: Sequence[_Split], inside: _Inside) -> bool:

@@ -170,6 +170,9 @@ class Matmuls:
 
     # Matmuls, convolutions and attention of a library
     pack: int = 8  # elements of a library's widest loads, 16 bytes of narrow floats
+    has_float8: bool = False  # whether it multiplies floats of 8 bits: from chips of 8.9 on
+    scales_float8: bool = True  # and multiplies the product by numbers of the device
+    float8_pack: int = 16  # elements of which their axes are multiples: cuBLASLt's 16 bytes
     most_depth: int = 256  # elements of a head of attention: cuDNN's on compute capability 9.0
     least_pitched: int = 64  # elements of a row that may be followed by up to a pack of nothing
     # Operations, below which a thread for each element is as fast: chosen.
@@ -322,10 +325,9 @@ class Rewriting:
     least_classes: int = 512  # classes of a head without stored logits: chosen, fewer are little
     least_head_logits: int = 1 << 22  # elements of a head that is recognised: chosen, 8 to 16 MB
     streams_narrow_logits: bool = False  # chunked heads take bfloat16 and float16 too
-    # Whether a softmax of products and the product with values are recognised as attention, which
-    # written out made a GPT-2 step of batch 4 take 1.8 times as long (measured on an H200).
-    fuses_attention: bool = False
-    least_fused_attention: int = 16  # queries and keys of such a one: chosen, fewer are little
+    # Queries and keys of a softmax of products that is recognised as attention, which written out
+    # made a GPT-2 step of batch 4 take 1.8 times as long on an H200: chosen, fewer are little.
+    least_fused_attention: int = 16
     # Blocks of 64 keys, of all heads: fewer would leave a device idle in the gradient. Chosen.
     least_key_blocks: int = 32
     blocks_attention: bool = True  # attention has kernels that go over blocks of keys
@@ -342,6 +344,10 @@ class Rewriting:
     # Bytes of a scan's slices for each byte that they are computed from, from which iterations
     # compute them: chosen, the states of a selective scan are 16 for each channel.
     least_spread: int = 4
+    # Elements of a carry up to which a linear recurrence goes by blocks of iterations, 0 for never,
+    # and iterations from which it does: chosen.
+    most_blocked_scan: int = 0
+    least_blocked_scan: int = 512
     # Elements of an axis whose best is found by two reductions: chosen. Along 49,152 one thread
     # that remembered where it was took 0.57 ms, two reductions take 0.03.
     least_arg: int = 1024
@@ -356,6 +362,26 @@ class Rewriting:
     # Rows of all parts together: chosen. A block owns 32 of them, so that an H200 has a few blocks
     # for each multiprocessor. 2^15 rows of 128 numbers added to 256 took 0.69 ms in one part.
     most_scattered: int = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Picoseconds by which equal graphs are compared (egraph): rough, only differences count.
+
+    Values are a core's with AVX-512 (bench/ceilings.py: 90 GFLOP/s, 10 GB/s).
+    """
+
+    flop: float = 11.0  # of a contraction
+    narrow_flop: float = 11.0  # of one whose operands have two bytes
+    byte: float = 100.0  # to or from memory
+    element: float = 20.0  # of an op inside a kernel, 16 lanes at 3 GHz
+    launch: float = 0.0  # of a kernel; a processor's are fused, and calls are cheap
+    units: int = 0  # that share the tiles of a matmul; 0 where a matmul of any size keeps all busy
+    split: int = 1024  # terms of a sum that a library gives to one of them: chosen
+    # Parts of a step's cost that rewriting saves at least, a move and all together: less is lost
+    # in what is not counted. Steps with 0.1 to 0.5 % less were not faster (bench/rules.py).
+    least_move: float = 1e-4
+    least_gain: float = 1e-2
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,6 +417,7 @@ class Launching:
     small_results: int = 1 << 16  # bytes that are copied back with every step: chosen
     ahead: int = 3  # launches that the host may be ahead: inputs are copied while the GPU computes
     graphs: int = 8  # of a slot, one for each set of arrays on the device: chosen
+    result_blocks: int = 2  # of a result that stays on the device: a loop holds the last one
     # Kernels that are compiled together. Parts are compiled at the same time; each takes 40 ms for
     # what all share, and 24 kernels took longer than 24 times one (NVRTC 13.4, BERT's step).
     part_kernels: int = 6
@@ -444,6 +471,7 @@ class Target:
     streaming: Streaming = Streaming()
     mapping: Mapping | None = None  # none where a loop's iterations are a processor's
     rewriting: Rewriting = Rewriting()
+    costs: Costs = Costs()
     tasks: Tasks = Tasks()
     arena: Arena = Arena()
     launching: Launching = Launching()
@@ -471,13 +499,16 @@ GPU = Target(
     rewriting=Rewriting(
         fuses_heads=True,
         streams_narrow_logits=True,
-        fuses_attention=True,
         blocks_attention=False,
         scatters_cheaply=False,
         # 2^27 indices to look at: ten times as many took 1.6 ms (850,000 updates of 50,000 rows).
         least_sorted=1 << 32,
         few_scattered=4096,
+        most_blocked_scan=1 << 14,
     ),
+    # An H200: 4.8 TB/s of which a copy reaches 3.5, matmuls of float32 40 and of bfloat16 600
+    # TFLOP/s, an edge of a CUDA graph 1 to 3 µs (docs/cuda.md).
+    costs=Costs(flop=0.025, narrow_flop=0.0017, byte=0.29, element=0.01, launch=2e6, units=132),
     reductions=Reductions(counted=256),
     materialization=Materialization(reads_through_rows=True),
     recomputation=Recomputation(least_bytes=1 << 18, operations_per_byte=140),

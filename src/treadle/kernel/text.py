@@ -32,6 +32,7 @@ def program_text(program: Program) -> str:
         lines.append(f"constant {name}: {array.dtype}{list(array.shape)} {digest}")
     known = {name for name, _ in (*program.leaves, *program.constants)}
     lines += [f"buffer {b}" for b in program.buffers if b.name not in known]
+    lines += [str(binding) for binding in program.bindings.every]
     lines += [f"adjacent {', '.join(names)}" for names in program.series]
     lines += _steps(program.steps, numbers, 0)
     lines += [

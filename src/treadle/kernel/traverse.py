@@ -2,8 +2,8 @@
 
 `walk` and `subvalues` yield; `nested` and `under_guards` also say what stands around. `tally`
 counts, `peel` takes loops off. `replace_value` and `map_value` rebuild values, `map_statements` and
-`rewrite` rebuild statements. A value that did not change is the same object afterwards. A pass that
-needs more than these is a closed `match` of its own; there are few.
+`rewritten` rebuild statements. A value that did not change is the same object afterwards. A pass
+that needs more than these is a closed `match` of its own; there are few.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from treadle.kernel.index import Index, Var, renamed_data, substitute
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
-    Barrier,
     Convert,
     For,
     Guarded,
@@ -237,13 +236,13 @@ def _same_name(name: str) -> str:
     return name
 
 
-def rewrite(
-    statement: Statement,
+def rewritten(
+    body: Iterable[Statement],
     index: IndexMap = _same_index,
     buffer: NameMap = _same_name,
     local: NameMap = _same_name,
-) -> Statement:
-    """The statement with every index, buffer's name and local's name replaced.
+) -> tuple[Statement, ...]:
+    """The statements with every index, buffer's name and local's name replaced.
 
     Locals inside indices are the index map's to replace.
     """
@@ -265,7 +264,7 @@ def rewrite(
         return value
 
     rewriter = _Rewriter(index, buffer, local, lambda value: map_leaves(value, leaf))
-    return rewriter.statement(statement)
+    return tuple([rewriter.statement(s) for s in body])
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,36 +274,39 @@ class _Rewriter:
     local: NameMap
     value: ValueMap
 
-    def statement(self, statement: Statement) -> Statement:
-        match statement:
-            case For(var, role, body, stop, lanes, unroll):
-                end = None if stop is None else self.index("", stop)
-                inner = tuple([self.statement(s) for s in body])
-                return For(var, role, inner, end, lanes, unroll)
-            case Let(local, value):
-                return Let(self.local(local), self.value(value))
-            case Set(local, value):
-                return Set(self.local(local), self.value(value))
-            case Accumulate(local, op, value):
-                return Accumulate(self.local(local), op, self.value(value))
-            case Store(buffer, index, value, guard):
-                held = None if guard is None else self.value(guard)
-                assert held is None or isinstance(held, Within)
-                at = self.index(buffer, index)
-                return Store(self.buffer(buffer), at, self.value(value), held)
-            case Update(buffer, index, value):
-                return Update(self.buffer(buffer), self.index(buffer, index), self.value(value))
-            case Matmul(target, left, right, adds, bias):
-                a, b, c = map(self.matrix, (target, left, right))
-                return Matmul(a, b, c, adds, None if bias is None else self.buffer(bias))
-            case Barrier():
-                return statement
-            case LibraryCall(_, results, operands):
-                made, given = (
-                    tuple([replace(v, buffer=self.buffer(v.buffer)) for v in views])
-                    for views in (results, operands)
-                )
-                return replace(statement, results=made, operands=given)
+    def statement(self, s: Statement) -> Statement:
+        # As in `operands_of`, no `match`; what is there most often first.
+        if isinstance(s, Let):
+            return Let(self.local(s.local), self.value(s.value))
+        if isinstance(s, For):
+            end = None if s.stop is None else self.index("", s.stop)
+            inner = tuple([self.statement(i) for i in s.body])
+            return For(s.var, s.role, inner, end, s.lanes, s.unroll)
+        if isinstance(s, Store):
+            held = None if s.guard is None else self.value(s.guard)
+            assert held is None or isinstance(held, Within)
+            at = self.index(s.buffer, s.index)
+            return Store(self.buffer(s.buffer), at, self.value(s.value), held)
+        if isinstance(s, Accumulate):
+            return Accumulate(self.local(s.local), s.op, self.value(s.value))
+        if isinstance(s, Set):
+            return Set(self.local(s.local), self.value(s.value))
+        if isinstance(s, Update):
+            at = self.index(s.buffer, s.index)
+            return Update(self.buffer(s.buffer), at, self.value(s.value))
+        if isinstance(s, Matmul):
+            target, left, right = map(self.matrix, s.matrices)
+            bias = None if s.bias is None else self.buffer(s.bias)
+            scales = tuple([(self.buffer(name), at) for name, at in s.scales])
+            return Matmul(target, left, right, s.adds, bias, scales)
+        return self.call(s) if isinstance(s, LibraryCall) else s
+
+    def call(self, call: LibraryCall) -> LibraryCall:
+        made, given = (
+            tuple([replace(v, buffer=self.buffer(v.buffer)) for v in views])
+            for views in (call.results, call.operands)
+        )
+        return replace(call, results=made, operands=given)
 
     def matrix(self, m: Matrix) -> Matrix:
         return Matrix(self.buffer(m.buffer), self.index(m.buffer, m.index), m.rows, m.columns)
@@ -312,12 +314,12 @@ class _Rewriter:
 
 def substituted(body: Iterable[Statement], values: Mapping[Var, Index]) -> tuple[Statement, ...]:
     """The statements with loop variables replaced in every index."""
-    return tuple([rewrite(s, lambda _, index: substitute(index, values)) for s in body])
+    return rewritten(body, lambda _, index: substitute(index, values))
 
 
 def with_buffers(body: Iterable[Statement], rename: NameMap) -> tuple[Statement, ...]:
     """The statements with every buffer renamed."""
-    return tuple([rewrite(s, buffer=rename) for s in body])
+    return rewritten(body, buffer=rename)
 
 
 def with_locals(body: Iterable[Statement], names: Mapping[str, str]) -> tuple[Statement, ...]:
@@ -329,7 +331,7 @@ def with_locals(body: Iterable[Statement], names: Mapping[str, str]) -> tuple[St
     def renamed(_: str, index: Index) -> Index:
         return renamed_data(index, rename)
 
-    return tuple([rewrite(s, renamed, local=rename) for s in body])
+    return rewritten(body, renamed, local=rename)
 
 
 def indices_of(body: Iterable[Statement]) -> list[Index]:
@@ -340,6 +342,5 @@ def indices_of(body: Iterable[Statement]) -> list[Index]:
         found.append(index)
         return index
 
-    for statement in body:
-        rewrite(statement, note)
+    rewritten(body, note)
     return found

@@ -191,12 +191,17 @@ class _Checker:
         is_whole = standalone_matmul(self.kernel) is not None
         if statement.bias is not None and not is_whole:
             raise self.wrong(f"{statement.bias} is no bias of this product")
+        factors = {self.buffers[name].dtype for name, _ in statement.scales}
+        if factors - {dtypes.float32} or len(statement.scales) > 2:
+            raise self.wrong(f"{statement.scales} are no scales of a product")
         if not is_whole and (target.columns.stride, right.columns.stride) != (1, 1):
             raise self.wrong("columns of a product are not next to each other")
         into, *found = (self.buffers[m.buffer].dtype for m in statement.matrices)
         is_plain = into is found[0] and into in (dtypes.float32, dtypes.float64)
         is_narrow = is_whole and into.is_float and into in (found[0], accumulator(found[0]))
-        if found[0] is not found[1] or not (is_plain or is_narrow):
+        is_float8 = is_whole and into in (dtypes.bfloat16, dtypes.float32)
+        is_float8 = is_float8 and all(d in dtypes.FLOAT8 for d in found)
+        if not is_float8 and (found[0] is not found[1] or not (is_plain or is_narrow)):
             raise self.wrong(f"a product of {found[0]} and {found[1]} into {into}")
         if target.buffer in (left.buffer, right.buffer):
             raise self.wrong(f"a product is written to {target.buffer}, which it may not be")

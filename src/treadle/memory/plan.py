@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from treadle.base.quick import quick
 from treadle.kernel.nodes import Buffer
 from treadle.kernel.program import Phase, Program, Step
 from treadle.kernel.target import CPU, Target
@@ -16,6 +17,7 @@ from treadle.kernel.target import CPU, Target
 ALIGNMENT = 64  # a cache line, and the widest vector
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Span:
     """The first and the last step that touches a buffer."""

@@ -30,8 +30,11 @@ def apply_precision(graph: Graph, precision: DType) -> Graph:
     NARROW ops (products, attention, convolution) compute narrow and accumulate in float32. WIDEN
     ops (norms, softmax, losses, reductions) compute in float32. FOLLOW ops compute in what reaches
     them, parameters and constants adapting. FIRST ops take what there is and give back what their
-    first operand is. float32 and float64 change nothing.
+    first operand is. float32 and float64 change nothing. A float8 is bfloat16 here: which products
+    are narrower is decided afterwards, and only where a step trains (`float8`).
     """
+    if precision in dtypes.FLOAT8:
+        return apply_precision(graph, dtypes.bfloat16)
     if not precision.is_float:
         raise ArgumentError("precision", f"{precision} is not a float", "Use bfloat16 or float16.")
     if not precision.is_narrow:

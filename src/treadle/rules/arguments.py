@@ -13,9 +13,8 @@ from treadle.ir.ops.leaves import CONSTANT, IOTA, Constant, Iota
 from treadle.ir.ops.reductions import ARGMAX, ARGMIN, REDUCE_MAX, REDUCE_MIN, ArgReduce, Reduce
 from treadle.ir.ops.shaping import BROADCAST, Broadcast
 from treadle.ir.types import TensorType
-from treadle.rules.pattern import apply
+from treadle.rules.pattern import X, apply
 from treadle.rules.rule import Match, Rule
-from treadle.rules.views import X
 
 
 def is_along_many(match: Match) -> bool:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from treadle.rules.attention import ATTENTION
-from treadle.rules.canonical import CANONICAL
+from treadle.rules.canonical import canonical
 from treadle.rules.carries import CARRIES
 from treadle.rules.expansion import EXPANSION
 from treadle.rules.heads import HEADS
+from treadle.rules.recurrences import RECURRENCES
 from treadle.rules.rule import Rule
 from treadle.rules.scans import SCANS
 from treadle.rules.slices import SLICES
 
-RULE_SETS = (CANONICAL, HEADS, ATTENTION, EXPANSION, SCANS, SLICES, CARRIES)
+RULE_SETS = (canonical(), HEADS, EXPANSION, SCANS, RECURRENCES, SLICES, CARRIES)
 
 
 def every_rule() -> dict[str, Rule]:

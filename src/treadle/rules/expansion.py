@@ -17,10 +17,10 @@ from treadle.kernel.target import CPU, Target
 from treadle.rules.arguments import ARGMAX_OF_MANY, ARGMIN_OF_MANY
 from treadle.rules.driver import Keeps, rewrite
 from treadle.rules.few_rows import SCATTER_TO_FEW
+from treadle.rules.float8 import WIDENED_FLOAT8
 from treadle.rules.padded_heads import PADDED_HEADS
-from treadle.rules.pattern import Anything, Composite, apply
-from treadle.rules.rule import Body, Exactness, Match, Rule, RuleSet
-from treadle.rules.views import X, take_x
+from treadle.rules.pattern import Anything, Composite, X, apply
+from treadle.rules.rule import Body, Exactness, Match, Rule, RuleSet, take_x
 
 
 def is_scatter_in_order(match: Match) -> bool:
@@ -161,6 +161,7 @@ EXPANSION = RuleSet(
         MAX_OF_WINDOWS,
         CHOSEN_GRADIENT,
         PADDED_HEADS,
+        WIDENED_FLOAT8,
         DEFINITION,
     ),
 )

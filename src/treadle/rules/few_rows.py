@@ -13,9 +13,8 @@ from treadle.ir.ops.indexing import SCATTER_ADD, ScatterAdd
 from treadle.ir.ops.reductions import REDUCE_SUM, Reduce
 from treadle.ir.ops.shaping import RESHAPE, Reshape
 from treadle.kernel.target import Rewriting
-from treadle.rules.pattern import Anything, apply
+from treadle.rules.pattern import Anything, X, apply
 from treadle.rules.rule import Exactness, Match, Rule
-from treadle.rules.views import X
 
 
 def is_scatter_to_few(match: Match) -> bool:

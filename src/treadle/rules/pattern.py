@@ -25,6 +25,9 @@ class Anything:
     name: str
 
 
+X = Anything("x")
+
+
 @dataclass(frozen=True, slots=True)
 class Number:
     """A constant that is one number everywhere: a given one, or any. −0 is not 0."""

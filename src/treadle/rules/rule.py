@@ -85,6 +85,11 @@ class Rule:
     exactness: Exactness = Exactness.BITWISE
 
 
+def take_x(match: Match, builder: GraphBuilder) -> Value:
+    """What the pattern calls x."""
+    return match["x"]
+
+
 Candidate = tuple[Rule, Root]
 
 

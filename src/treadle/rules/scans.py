@@ -44,7 +44,7 @@ _SUMS = frozenset(
 )
 
 
-class _Iteration:
+class Iteration:
     """The body of a scan: what its inputs are, and which nodes are on the way between carries."""
 
     def __init__(self, scan: Scan):
@@ -116,15 +116,15 @@ class _Iteration:
         return self.nbytes(made) <= limit * self.nbytes(read)
 
 
-def _iteration(match: Match) -> _Iteration:
+def iteration_of(match: Match) -> Iteration:
     assert isinstance(match.root.attributes, Scan)
-    return _Iteration(match.root.attributes)
+    return Iteration(match.root.attributes)
 
 
 # Behind the scan
 
 
-def _behind(at: _Iteration, target: Target) -> tuple[list[int], list[Value]]:
+def _behind(at: Iteration, target: Target) -> tuple[list[int], list[Value]]:
     """Results that are computed behind the scan, by position among the stacked, and new stacks."""
     moved: list[int] = []
     extra: list[Value] = []
@@ -150,7 +150,7 @@ def _behind(at: _Iteration, target: Target) -> tuple[list[int], list[Value]]:
     return moved, extra
 
 
-def _shifts(at: _Iteration) -> set[Value]:
+def _shifts(at: Iteration) -> set[Value]:
     """Carries and their next values of which the other is stacked: one stack serves for both."""
     pairs = [*zip(at.carries, at.next, strict=True), *zip(at.next, at.carries, strict=True)]
     return {one for one, other in pairs if other in at.stacked}
@@ -158,19 +158,19 @@ def _shifts(at: _Iteration) -> set[Value]:
 
 def is_split_behind(match: Match) -> bool:
     """a result is stacked twice, or leads to no carry and takes what is stacked or no larger"""
-    at = _iteration(match)
+    at = iteration_of(match)
     return not at.scan.recompute and bool(_behind(at, match.target)[0])
 
 
 def _computed_behind(match: Match, builder: GraphBuilder) -> Body:
-    at = _iteration(match)
+    at = iteration_of(match)
     moved, extra = _behind(at, match.target)
     kept = [v for k, v in enumerate(at.stacked) if k not in moved]
     kept = list(dict.fromkeys([*kept, *extra]))  # in order, each once
-    around = _Around(at)
+    around = Around(at)
     stacks = around.scan([*at.next, *kept], {})
     known = dict(zip(kept, stacks[len(at.next) :], strict=True))
-    behind = _AllAtOnce(around, at, known)
+    behind = AllAtOnce(around, at, known)
     results = [known[v] if v in known else behind.stack(v) for v in at.stacked]
     return around.body([*stacks[: len(at.next)], *results], match)
 
@@ -188,7 +188,7 @@ BEHIND_SCAN = Rule(
 # Before it
 
 
-def _before(at: _Iteration, target: Target) -> list[Value]:
+def _before(at: Iteration, target: Target) -> list[Value]:
     """Sums of slices alone that carries need: none leads to another."""
     found: list[Value] = []
     for i in range(len(at.body.nodes) - 1, -1, -1):
@@ -206,14 +206,14 @@ def _before(at: _Iteration, target: Target) -> list[Value]:
 
 def is_split_before(match: Match) -> bool:
     """a matmul or a reduction reads no carry, and its stack is not much larger than the slices'"""
-    at = _iteration(match)
+    at = iteration_of(match)
     return not at.scan.recompute and bool(_before(at, match.target))
 
 
 def _computed_before(match: Match, builder: GraphBuilder) -> Body:
-    at = _iteration(match)
-    around = _Around(at)
-    before = _AllAtOnce(around, at, {})
+    at = iteration_of(match)
+    around = Around(at)
+    before = AllAtOnce(around, at, {})
     stacks = {v: before.stack(v) for v in _before(at, match.target)}
     return around.body(around.scan([*at.next, *at.stacked], stacks), match)
 
@@ -231,7 +231,7 @@ BEFORE_SCAN = Rule(
 # Moved on by one
 
 
-def _moved_on(at: _Iteration) -> dict[int, int]:
+def _moved_on(at: Iteration) -> dict[int, int]:
     """Stacks of next values, by position, and the carries that are stacked beside them."""
     found: dict[int, int] = {}
     for k, (carry, next_) in enumerate(zip(at.carries, at.next, strict=True)):
@@ -242,13 +242,13 @@ def _moved_on(at: _Iteration) -> dict[int, int]:
 
 def is_moved_on(match: Match) -> bool:
     """a carry and its next value are stacked, and the target's memory is far"""
-    at = _iteration(match)
+    at = iteration_of(match)
     return match.target.has_launches and at.scan.length > 1 and bool(_moved_on(at))
 
 
 def _next_moved_on(match: Match, builder: GraphBuilder) -> Body:
-    at = _iteration(match)
-    moved, around, count = _moved_on(at), _Around(at), len(at.next)
+    at = iteration_of(match)
+    moved, around, count = _moved_on(at), Around(at), len(at.next)
     kept = [v for i, v in enumerate(at.stacked) if i not in moved]
     values = around.scan([*at.next, *kept], {})
     last, known = values[:count], dict(zip(kept, values[count:], strict=True))
@@ -271,10 +271,10 @@ MOVED_ON = Rule(
 # What is built
 
 
-class _Around:
+class Around:
     """A graph in the place of a scan: its inputs are the scan's operands."""
 
-    def __init__(self, at: _Iteration):
+    def __init__(self, at: Iteration):
         self.at, self.builder = at, GraphBuilder()
         scan, sliced = at.scan, {*at.slices}
         self.given: dict[Value, Value] = {}  # operands by the body's inputs
@@ -310,13 +310,21 @@ class _Around:
 
     def moved_on(self, stack: Value, last: Value) -> Value:
         """What a carry becomes in each iteration, from the stack of what it was before."""
-        length, shape = self.at.scan.length, self.builder.type_of(last).shape
-        (row,) = self.builder.add(RESHAPE, Reshape((1, *shape)), (last,))
-        start, stop = (0, length - 1) if self.at.scan.reverse else (1, length)
-        starts, stops = (start, *(0 for _ in shape)), (stop, *shape)
+        return self._moved(stack, last, not self.at.scan.reverse)
+
+    def moved_back(self, stack: Value, first: Value) -> Value:
+        """What a carry was in each iteration, from the stack of what it became."""
+        return self._moved(stack, first, self.at.scan.reverse)
+
+    def _moved(self, stack: Value, row: Value, is_behind: bool) -> Value:
+        """All rows of a stack but the first, and one behind; or but the last, and one before."""
+        length, shape = self.at.scan.length, self.builder.type_of(row).shape
+        (row,) = self.builder.add(RESHAPE, Reshape((1, *shape)), (row,))
+        start = int(is_behind)
+        starts, stops = (start, *(0 for _ in shape)), (length - 1 + start, *shape)
         attributes = Slice(starts, stops, (1, *(1 for _ in shape)))
         (rest,) = self.builder.add(SLICE, attributes, (stack,))
-        parts = (row, rest) if self.at.scan.reverse else (rest, row)
+        parts = (rest, row) if is_behind else (row, rest)
         return self.builder.add(CONCAT, Concat(0), parts)[0]
 
     def body(self, results: Sequence[Value], match: Match) -> Body:
@@ -325,10 +333,10 @@ class _Around:
         return Body(remove_dead_code(graph), match.root.operands)
 
 
-class _AllAtOnce:
+class AllAtOnce:
     """Values of the body for all iterations, from operands of the scan and from stacks."""
 
-    def __init__(self, around: _Around, at: _Iteration, stacks: Mapping[Value, Value]):
+    def __init__(self, around: Around, at: Iteration, stacks: Mapping[Value, Value]):
         self.builder, self.at = around.builder, at
         carries, slices = {*at.carries}, {*at.slices}
         self.known = {v: (x, v in slices) for v, x in around.given.items() if v not in carries}

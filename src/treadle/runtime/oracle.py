@@ -20,7 +20,7 @@ from treadle.runtime.memory import Held, HostValues, Values
 
 # Floats of 32 bits and more are carried as float64; narrower ones are rounded, which is what
 # precision="float16" and "bfloat16" are about.
-_ROUNDED: frozenset[DType] = frozenset([dtypes.bfloat16, dtypes.float16])
+_ROUNDED: frozenset[DType] = frozenset([dtypes.bfloat16, dtypes.float16, *dtypes.FLOAT8])
 
 
 class OracleProgram:

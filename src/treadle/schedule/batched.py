@@ -124,9 +124,14 @@ def _chains(program: Program, uses: _Uses, limits: Matmuls) -> list[Run]:
 
 
 def _is_small(kernel: Kernel, limits: Matmuls) -> bool:
-    """Whether a kernel is one plain matmul of few tiles: no batch, no bias, nothing added to."""
+    """Whether a kernel is one plain matmul of few tiles: no batch, no bias, nothing added to.
+
+    Those of 8-bit floats go by themselves: they are of large layers.
+    """
     matmul = matmul_call_of(kernel)
     if matmul is None or matmul.batch > 1 or matmul.bias >= 0 or matmul.adds:
+        return False
+    if "float8" in matmul.left.dtype:
         return False
     rows, columns = (-(-n // limits.tile) for n in (matmul.m, matmul.n))
     return rows * columns < limits.busy_tiles

@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from treadle.base.dtypes import accumulator
+from treadle.base.dtypes import FLOAT8, accumulator
 from treadle.ir.composites import ATTENTION, Attention
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
+from treadle.kernel.bindings import Copy, Elements
 from treadle.kernel.contraction import Axes, Contraction, Operand, contraction_of, size, stride_of
 from treadle.kernel.index import Index, Var, constant, variable
 from treadle.kernel.nodes import (
@@ -38,7 +39,8 @@ from treadle.schedule.nests import (
     flat_index,
     parallel,
 )
-from treadle.schedule.operands import Site, is_read, load_of, reading
+from treadle.schedule.operands import Site, is_read, load_of, reading, transposed
+from treadle.schedule.patterns import Epilogue
 from treadle.schedule.templates import attention_numbers
 
 
@@ -62,24 +64,31 @@ class _Standalone:
         c, lowering, value = self.contraction, self.lowering, TensorValue(self.position)
         left = self.operand(0, c.left, c.rows, c.depth)
         right = self.operand(1, c.right, c.depth, c.columns)
-        biased = lowering.biased.get(value)
-        bias = None if biased is None else lowering.names[biased.bias]
-        made = [value if biased is None else biased.sum]
+        epilogue = lowering.epilogues.get(value, Epilogue(value))
+        bias = None if epilogue.bias is None else lowering.names[epilogue.bias]
+        scales = tuple((lowering.names[s.vector], s.element) for s in epilogue.scales)
+        made = [epilogue.sum]
         at = lowering.address(made[0], along(c.result))
         target = self.matrix(lowering.names[made[0]], at, c.rows, c.columns)
         also, finish = Buffers(), list[Kernel]()
         if target is None:
             order = c.batch + c.rows + c.columns
-            sums = self.site.memory("sums", lowering.graph.type_of(value).dtype, size(order))
+            moved = Copy(Elements(order, flat_index(order), along(c.result)))
+            dtype = lowering.graph.type_of(value).dtype
+            sums = self.site.memory("sums", dtype, size(order), moved)
             target = self.in_rows(sums, c.rows, c.columns)
             finish = [self.site.moved(sums, c.result, order)]
             made, also = [], (sums,)
-        body = parallel([self.batch], [Matmul(target, left, right, bias=bias)])
-        read = (left.buffer, right.buffer, *([] if bias is None else [bias]))
+        body = parallel([self.batch], [Matmul(target, left, right, bias=bias, scales=scales)])
+        also_read = [] if bias is None else [bias]
+        read = (left.buffer, right.buffer, *also_read, *(name for name, _ in scales))
         return [*self.site.standalone(body, read, made, also), *finish]
 
     def operand(self, i: int, operand: Operand[TensorValue], rows: Axes, columns: Axes) -> Matrix:
         """An operand as a batch of matrices; a copy of it where it does not lie so."""
+        if self.lowering.graph.type_of(operand.value).dtype in FLOAT8:
+            by_rows = self.in_depth(i, operand, columns if i else rows)
+            return transposed(by_rows) if i else by_rows
         load = load_of(self.lowering.reader(), operand.value, operand.axes)
         if load is not None:
             found = self.matrix(load.buffer, load.index, rows, columns)
@@ -92,6 +101,20 @@ class _Standalone:
         buffer, kernel = self.site.copied(*given, f"_matrix{i}", columns, gap)
         self.site.copies.append(kernel)
         return self.in_rows(buffer, rows, columns, gap)
+
+    def in_depth(self, i: int, operand: Operand[TensorValue], rows: Axes) -> Matrix:
+        """A float8 operand as rows along the depth, the one order in which they are multiplied."""
+        depth, pack = self.contraction.depth, self.lowering.target.matmuls.float8_pack
+        load = load_of(self.lowering.reader(), operand.value, operand.axes)
+        found = None if load is None else self.matrix(load.buffer, load.index, rows, depth)
+        if load is not None and found is not None:
+            steps = found.rows.stride, load.index.offset
+            if found.columns.stride == 1 and not any(n % pack for n in steps):
+                return found
+        given = operand.value, f"depth{i}", operand.axes, rows
+        buffer, kernel = self.site.copied(*given, f"_depth{i}", depth)
+        self.site.copies.append(kernel)
+        return self.in_rows(buffer, rows, depth)
 
     def in_rows(self, buffer: Buffer, rows: Axes, columns: Axes, gap: int = 0) -> Matrix:
         """Matrices that lie one after the other, rows of columns with a gap behind each."""

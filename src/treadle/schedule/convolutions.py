@@ -14,6 +14,7 @@ from itertools import chain
 from treadle.ir.composites import CONV, CONV_GRAD_W, CONV_GRAD_X
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
+from treadle.kernel.bindings import Copy, Elements
 from treadle.kernel.index import Index, Var, bounded, constant, variable
 from treadle.kernel.nodes import (
     Buffer,
@@ -90,13 +91,14 @@ def _image(site: Site, number: int, value: TensorValue, shape: Shape) -> View:
 def _filled_copy(site: Site, name: str, value: TensorValue, axes: Sequence[Var]) -> Buffer:
     """A copy with more channels than there are; the others are zeros."""
     type_, reader = site.lowering.graph.type_of(value), site.lowering.reader()
-    into = site.memory(name, type_.dtype, math.prod(v.extent for v in axes))
     pairs = list(zip(axes, type_.shape, strict=True))
     inside = tuple(bounded(variable(v), n) for v, n in pairs)
     guards = [Within(variable(v), 0, n) for v, n in pairs if v.extent > n]
+    order = last_axes(axes)
+    copy = Copy(Elements(tuple(order), flat_index(order), inside, tuple(guards)))
+    into = site.memory(name, type_.dtype, math.prod(v.extent for v in axes), copy, value)
     zero = Literal(0, type_.dtype)
     element = reader.under(guards, lambda: reader.at(value, inside), zero)
-    order = last_axes(axes)
     body = [*reader.lets, Store(into.name, flat_index(order), element)]
     kernel = site.lowering.kernel(
         site.position, reader, [], parallel(order, body), f"_{name}", (into,)
@@ -112,8 +114,9 @@ def _target(site: Site, shape: Shape) -> tuple[Buffer, list[Kernel]]:
     axes = axis_vars("x", type_.shape)
     if shape == type_.shape and _has_channels_last(lowering.address(value, along(axes)), axes):
         return lowering.buffer(value), []
-    made = site.memory("last", type_.dtype, math.prod(shape))
     at = _sum(zip(axes, last_strides(shape), strict=True))
+    copy = Copy(Elements(axes, at, along(axes)))
+    made = site.memory("last", type_.dtype, math.prod(shape), copy, value)
     store = lowering.store(value, along(axes), Load(made.name, at, made.dtype))
     return made, [_moving(site, made, axes, store)]
 
@@ -222,7 +225,8 @@ class _Patches:
         if self.is_image:
             return _rows(_image(self.site, 2, value, type_.shape), self.width)
         size = math.prod(v.extent for v in self.axes)
-        into = self.site.memory("patches", type_.dtype, size)
+        copy = Copy(Elements(tuple(self.axes), flat_index(self.axes), self.pixel))
+        into = self.site.memory("patches", type_.dtype, size, copy, value)
         element = reader.at(value, self.pixel)
         body = [*reader.lets, Store(into.name, flat_index(self.axes), element)]
         loops = parallel(self.axes, body)
@@ -235,7 +239,8 @@ class _Patches:
         type_ = lowering.graph.type_of(value)
         if self.is_image:
             return _target(self.site, type_.shape)
-        made = self.site.memory("patches", type_.dtype, type_.size)
+        copy = Copy(Elements(tuple(self.axes), flat_index(self.axes), self.pixel))
+        made = self.site.memory("patches", type_.dtype, type_.size, copy, value)
         found = Load(made.name, flat_index(self.axes), made.dtype)
         n, *rest, channel = self.axes
         dims = len(self.kernel)

@@ -25,7 +25,7 @@ from treadle.kernel.index import Index, Var, unflatten, variable
 from treadle.kernel.nodes import Buffer, For, Kernel, Matmul, Role, Set, Statement, Store, Update
 from treadle.kernel.rowsums import RowSums, row_sums_of
 from treadle.kernel.target import CPU, Reductions, Target
-from treadle.kernel.traverse import loop_names, map_statements, peel, rewrite, substituted, walk
+from treadle.kernel.traverse import loop_names, map_statements, peel, rewritten, substituted, walk
 from treadle.schedule.nests import Body, Parts, fresh, fused_kernel, let, parallel, with_own_names
 from treadle.schedule.sum_fusion import fused_sums, started, sum_of, with_rows, with_sum, with_terms
 
@@ -48,25 +48,31 @@ def in_rows(kernel: Kernel, count: int) -> Body | None:
     if around and around[0].var == whole:
         return around[0].body  # it was fused at as many rows before
     variables, body = peeled(kernel)
-    taken = {whole.name, *loop_names(body)}
-    digits: list[int] = []
-    rests: list[Var] = []  # what is left of each loop
-    left = count
-    for var in variables:
-        if left % var.extent and var.extent % left:
-            return None
-        digits.append(math.gcd(left, var.extent))
-        left //= digits[-1]
-        is_whole = digits[-1] == var.extent
-        rests.append(Var("" if is_whole else fresh(var.name, taken), var.extent // digits[-1]))
-    if left != 1:
+    digits = _digits(variables, count)
+    if digits is None:
         return None
+    taken = {whole.name, *loop_names(body)}
+    rests: list[Var] = []  # what is left of each loop
+    for var, digit in zip(variables, digits, strict=True):
+        is_whole = digit == var.extent
+        rests.append(Var("" if is_whole else fresh(var.name, taken), var.extent // digit))
     parts = unflatten(variable(whole), digits) if digits else ()
     values: dict[Var, Index] = {
         var: part * rest.extent + variable(rest)
         for var, rest, part in zip(variables, rests, parts, strict=True)
     }
     return parallel(rests, substituted(body, values))
+
+
+def _digits(variables: Sequence[Var], count: int) -> list[int] | None:
+    """What each loop contributes to so many rows; None where they do not divide."""
+    found: list[int] = []
+    for var in variables:
+        if count % var.extent and var.extent % count:
+            return None
+        found.append(math.gcd(count, var.extent))
+        count //= found[-1]
+    return found if count == 1 else None
 
 
 def row_counts(kernel: Kernel) -> list[int]:
@@ -259,10 +265,6 @@ def _with_row_sums(
 ) -> Kernel | None:
     """Rows of a kernel and sums of their columns as one."""
     rows = row_sums_of(first)
-    if rows is not None and not is_needed:
-        return with_sum(rows, first, second, sizes)  # of what the rows read too
-    if not is_needed:
-        return None
     if rows is None:
         found = sum_of(second)
         if found is None or first.scratch or not _has_row_loops(first, sizes.least_columns):
@@ -274,10 +276,10 @@ def _with_row_sums(
             return None
         return with_sum(started(parts, inner, divided), first, second, sizes)
     whole = with_sum(rows, first, second, sizes)
-    if whole is None and not is_serial(second) and sum_of(second) is None:
+    if whole is None and not is_serial(second):
         divided = in_rows(second, rows.part.extent * rows.row.extent)
         if divided is not None:
-            whole = with_rows(rows, first, second, divided)
+            whole = with_rows(rows, first, second, divided, is_needed)
     return whole
 
 
@@ -289,14 +291,16 @@ def _has_row_loops(kernel: Kernel, least: int) -> bool:
 
 def fused_at(first: Kernel, second: Kernel, count: int, is_needed: bool) -> Kernel | None:
     """Both kernels as one at a number of rows; None if they cannot be."""
+    if any(_digits(peeled(k)[0], count) is None for k in (first, second)):
+        return None  # nothing is rewritten for rows that one of them has not
     a, b = in_rows(first, count), in_rows(second, count)
     if a is None or b is None:
         return None
-    second, moved = with_own_names(second, b, first, a)
     sizes = {b.name: b.size for b in (*first.buffers, *second.buffers)}
     parts = Parts(variable(row(count)), count, sizes)
-    if not parts.separate(a, moved) or not (is_needed or parts.shared(a, moved)):
+    if not parts.separate(a, b) or not (is_needed or parts.shared(a, b)):
         return None
+    second, moved = with_own_names(second, b, first, a)
     body = parallel([row(count)], _joined(a, moved, parts))
     return fused_kernel(first, second, body, second.scratch)
 
@@ -338,7 +342,7 @@ def localised(kernel: Kernel, names: set[str], rows: RowSums | None = None) -> K
         """Counted from the start of the iteration's part."""
         return index - iteration * lengths[buffer] if buffer in lengths else index
 
-    body = tuple(rewrite(s, shifted) for s in kernel.body) if own else kernel.body
+    body = rewritten(kernel.body, shifted) if own else kernel.body
     scratch = tuple(
         Buffer(b.name, b.dtype, lengths[b.name]) for b in kernel.outputs if b.name in own
     )
@@ -368,7 +372,7 @@ def staged(kernel: Kernel, room: int) -> Kernel:
 
 def _is_read_again(body: Sequence[Statement], buffer: Buffer, var: Var) -> bool:
     """Whether only the iteration's part is touched, first by one statement's stores, then read."""
-    every = [[a for a in accesses([s]) if a.buffer == buffer.name] for s in body]
+    every = [list(accesses([s], (buffer.name,))) for s in body]
     touching = [found for found in every if found]
     if not touching or any(not a.writes for a in touching[0]):
         return False
@@ -392,7 +396,7 @@ def _copied(statement: Statement, own: dict[str, Buffer], var: Var, taken: set[s
     def name_of(buffer: str) -> str:
         return own[buffer].name if buffer in own else buffer
 
-    moved = rewrite(statement, at, name_of)
+    (moved,) = rewritten((statement,), at, name_of)
     if not isinstance(statement, Store) or statement.buffer not in own:
         return (moved,)
     assert isinstance(moved, Store)

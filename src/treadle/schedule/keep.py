@@ -80,13 +80,14 @@ def _materialized(
             used_by = used_by | readers.get(value, _NOBODY)
         is_made = is_root(graph, node) or not is_inline(node)
         is_shared = len(used_by) > 1 and node.op not in VIEWS and position not in unshared
-        is_again = _widens(graph, node) or _repeats_rows(graph, node)
-        is_shared = is_shared and not (target.rematerializes and is_again)
-        if is_made or is_shared or not fuse or any(v in wanted for v in values):
-            stored |= dict.fromkeys(values)
+        if is_shared and target.rematerializes:
+            is_shared = not (_widens(graph, node) or _repeats_rows(graph, node))
+        is_wanted = not wanted.isdisjoint(values)
+        if is_made or is_shared or not fuse or is_wanted:
+            stored.update(dict.fromkeys(values))
             home = {position}
-            if not is_made and fuse and not any(v in wanted for v in values):
-                shared |= dict.fromkeys(values)
+            if not is_made and fuse and not is_wanted:
+                shared.update(dict.fromkeys(values))
         else:
             home = used_by
         for operand in node.operands:
@@ -413,13 +414,18 @@ def _is_read_through(
 
 
 def _cheap_scalars(graph: Graph) -> set[int]:
-    """Single numbers that cost less to recompute than to wait for: 1 − β, rate · decay."""
+    """Single numbers that cost less to recompute than to wait for: 1 − β, rate · decay.
+
+    So is one element of a tensor in another dtype.
+    """
     found: set[int] = set()
     for position, node in enumerate(graph.nodes):
         is_cheap = node.op in INLINE and node.op not in COSTLY and node.types[0].size == 1
         operands = [v.node for v in node.operands if v.node not in found]
-        if is_cheap and all(
-            isinstance(graph.nodes[n].attributes, (Leaf, Constant)) for n in operands
+        is_element = node.op is e.CAST and graph.nodes[node.operands[0].node].op in VIEWS
+        if is_cheap and (
+            is_element
+            or all(isinstance(graph.nodes[n].attributes, (Leaf, Constant)) for n in operands)
         ):
             found.add(position)
     return found
@@ -467,9 +473,11 @@ def _too_wide(graph: Graph, stored: Mapping[TensorValue, None], most: int) -> se
             computed.append(nothing)
             continue
         own = nothing if node.op in VIEWS else frozenset({(position, 0)})
+        moves = node.op in VIEWS or node.op in _CHOICES
         for i, v in enumerate(node.operands):
-            own |= {(n, _behind(node, position, i, index)) for n, index in computed[v.node]}
-        if len(own) - len({n for n, _ in own}) > most:
+            inner = computed[v.node]
+            own |= {(n, _behind(node, position, i, x)) for n, x in inner} if moves else inner
+        if len(own) > most and len(own) - len({n for n, _ in own}) > most:
             found.update(TensorValue(position, i) for i in range(len(node.types)))
             own = nothing
         computed.append(own)

@@ -21,6 +21,7 @@ from treadle.ir.ops.leaves import CONSTANT, Constant, Leaf
 from treadle.ir.ops.linear import CONTRACT
 from treadle.ir.ops.shaping import DYNAMIC_UPDATE
 from treadle.ir.types import TensorType
+from treadle.kernel.bindings import Binding, Bindings, Content, Whole
 from treadle.kernel.contraction import launches_dominate
 from treadle.kernel.index import Index, Var
 from treadle.kernel.nodes import Buffer, Kernel, Statement, Store, Value, Within
@@ -29,6 +30,7 @@ from treadle.kernel.target import CPU, Target
 from treadle.rules.canonical import canonicalise
 from treadle.rules.carries import choose_carries
 from treadle.rules.expansion import expand
+from treadle.rules.recurrences import scans_in_blocks
 from treadle.rules.scans import split_scans
 from treadle.rules.slices import compute_slices
 from treadle.schedule.inline import Reader, laid_out, updated_element
@@ -46,7 +48,7 @@ from treadle.schedule.keep import (
 )
 from treadle.schedule.nests import Buffers, along, axis_vars, copies, parallel, pitched, stays
 from treadle.schedule.order import Bound, Memo, Order
-from treadle.schedule.patterns import biased_matmuls, concatenated_gradients
+from treadle.schedule.patterns import concatenated_gradients, matmul_epilogues
 from treadle.schedule.pitches import Pitches, row_pitches
 from treadle.schedule.recompute import Recomputed, recomputed
 from treadle.schedule.templates import has_kernels, has_template, images, in_memory_order, layouts
@@ -68,6 +70,7 @@ def lower(
     expanded = expand(graph, target, has_kernels if fuse else None)
     if fuse:
         expanded = split_scans(expanded, target, has_template)
+        expanded = scans_in_blocks(expanded, target)
     if target.fuses_epilogues:
         expanded = canonicalise(expanded)  # definitions and their gradients look alike then
     if fuse:
@@ -96,7 +99,14 @@ def lower(
         steps,
         outputs,
         (*lowering.in_place.values(), *lowering.late),
+        bindings=bindings_of(lowering).restricted(used),
     )
+
+
+def bindings_of(lowering: Lowering) -> Bindings:
+    """What every buffer holds, of this graph's values and of those of the bodies of its scans."""
+    found = [*lowering.bindings(), *lowering.inner_bindings]
+    return Bindings(((lowering.prefix, lowering.graph), *lowering.bodies), tuple(found))
 
 
 @dataclass
@@ -204,10 +214,12 @@ class Lowering:
         self.materialized = materialized_values(graph, fuse, self.target, cheap=self.waits)
         fuses_epilogues = fuse and self.target.fuses_epilogues
         limits = self.target.matmuls
-        self.biased = biased_matmuls(graph, self.materialized, limits) if fuses_epilogues else {}
-        if self.biased:
-            biases = {b.bias for b in self.biased.values()}
-            self.materialized = materialized_values(graph, fuse, self.target, biases, self.waits)
+        self.epilogues = (
+            matmul_epilogues(graph, self.materialized, limits) if fuses_epilogues else {}
+        )
+        if self.epilogues:
+            read = {v for found in self.epilogues.values() for v in found.read}
+            self.materialized = materialized_values(graph, fuse, self.target, read, self.waits)
         is_copied = fuse and self.target.copies_operands
         self.recomputed = (
             recomputed_operands(graph, self.materialized, self.target) if is_copied else {}
@@ -217,6 +229,9 @@ class Lowering:
         for name, position in graph.leaves.items():
             self.names[TensorValue(position)] = f"{prefix}{name}"
         self.constants: dict[str, np.ndarray] = {}
+        self.held: dict[str, tuple[TensorValue, Content]] = {}  # by memory of nodes
+        self.bodies: list[tuple[str, Graph]] = []  # of scans
+        self.inner_bindings: list[Binding] = []
         self.wider = (
             wider_values(graph, self.materialized) if self.target.has_launches and fuse else {}
         )
@@ -233,8 +248,8 @@ class Lowering:
             self.pitches = row_pitches(graph, self.materialized, besides, self.target)
         self.buffers = {n: self.buffer(v) for v, n in self.names.items()}
         self.done = {p.whole for p in self.parts.values()}  # what has nothing left to do
-        self.sums = {b.sum: matmul for matmul, b in self.biased.items()}
-        for value in [*self.parts, *self.biased]:
+        self.sums = {found.sum: matmul for matmul, found in self.epilogues.items()}
+        for value in [*self.parts, *self.epilogues]:
             self.buffers.pop(self.names.pop(value))
         self.rows: dict[str, Argument] = {}  # buffers that are rows of others
         self.in_place: dict[TensorValue, str] = {}  # values written over a leaf
@@ -295,6 +310,19 @@ class Lowering:
             return output.name
         return self.before.get(output.value, self.names[output.value])
 
+    def bindings(self) -> list[Binding]:
+        """What the buffers hold that values of this graph, or parts and copies of them, are in."""
+        found: list[tuple[str, TensorValue, Content]] = []
+        first = [TensorValue(i) for i in self.graph.leaves.values()]  # before what replaces them
+        for value in dict.fromkeys([*first, *self.names]):
+            layout = Whole(tuple(self.layouts.get(value, ())), self.pitches.get(value, 0))
+            found.append((self.names[value], value, layout))
+        found += [(name, value, Whole()) for name, value in self.late.items()]
+        found += [(name, value, Whole()) for value, name in self.before.items()]
+        found += [(name, *held) for name, held in self.held.items()]
+        rows = {alias: row.buffer for alias, row in self.rows.items()}
+        return [Binding(rows.get(name, name), self.prefix, v, c) for name, v, c in found]
+
     def drafts(self) -> list[Draft]:
         """Phases of kernels, and repeats between them."""
         found: list[Draft] = []
@@ -336,7 +364,7 @@ class Lowering:
             return []
         if isinstance(node.attributes, Leaf) or all(t.size == 0 for t in node.types):
             return []
-        if value in self.biased:
+        if value in self.epilogues:
             return []  # it is made where its bias is known
         if value in self.sums:
             matmul = self.sums[value].node

@@ -9,13 +9,14 @@ lie in short runs, threads share columns instead, and each copies its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from treadle.base import dtypes
 from treadle.base.dtypes import accumulator
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops.linear import CONTRACT
+from treadle.kernel.bindings import Copy
 from treadle.kernel.contraction import (
     Axes,
     Contraction,
@@ -55,6 +56,8 @@ from treadle.schedule.panels import (
     even_group,
     full_group,
     into_panels,
+    partial_sums,
+    row_blocks,
 )
 
 OWN_LEFT = "left.copy"  # a thread's memory
@@ -64,61 +67,28 @@ OWN_LEFT = "left.copy"  # a thread's memory
 def contract_kernels(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     if lowering.target.matmuls.by_library:
         return standalone_matmul(lowering, position, node)
-    contraction = contraction_of(lowering.graph, node).columns_last
+    given = contraction_of(lowering.graph, node)
+    contraction = given.columns_last
     is_float = accumulator(node.types[0].dtype) in (dtypes.float32, dtypes.float64)
     has_axes = contraction.tiled and contraction.depth and size(contraction.depth)
     if not is_float or not has_axes:
         return [by_elements(lowering, position, node)]
-    matmul = _Matmul(lowering, position, contraction)
+    matmul = _Matmul(lowering, position, given)
     if matmul.is_depthwise or matmul.copies_for_few_rows:
         return [by_elements(lowering, position, node)]
     return matmul.kernels()
 
 
-@dataclass
-class _Rows:
-    """The rows of a matmul: loops over blocks, and the rows of one block."""
-
-    outer: list[Var]
-    inner: list[Var]
-    indices: dict[Var, Index]
-
-    @property
-    def count(self) -> int:
-        return size(self.inner)
-
-
-def _blocks(contraction: Contraction[TensorValue], wanted: int, least: int) -> _Rows:
-    """The last axes, and part of one before, as the rows of a block."""
-    rows, count, after = _Rows([], [], {}), 1, 0
-    for axis in reversed(contraction.rows):
-        n, at = axis.extent, contraction.result.index(axis)
-        is_next = not rows.inner or at + 1 == after
-        part = n if count * n <= wanted and not rows.outer and is_next else 1
-        if part < n and count < wanted and not rows.outer and is_next:
-            part = best_divisor(n, wanted // count, max(1, least // count))
-        after = at
-        inner, outer = (
-            replace(named("r", axis), extent=part),
-            replace(named("b", axis), extent=n // part),
-        )
-        rows.indices[axis] = variable(outer) * part + variable(inner)
-        rows.inner = [inner, *rows.inner] if part > 1 else rows.inner
-        rows.outer = [outer, *rows.outer] if outer.extent > 1 else rows.outer
-        count *= part
-    return rows
-
-
 class _Matmul:
     """One contraction: the kernels of its operands' copies, of itself, and of its result."""
 
-    def __init__(self, lowering: Lowering, position: int, contraction: Contraction[TensorValue]):
+    def __init__(self, lowering: Lowering, position: int, given: Contraction[TensorValue]):
         self.lowering, self.position, self.value = lowering, position, TensorValue(position)
         self.site, self.limits = Site(lowering, position), lowering.target.matmuls
         self.type = lowering.graph.type_of(self.value)
         self.dtype = accumulator(self.type.dtype)
         self.panel = lowering.panel * 4 // self.dtype.itemsize
-        self.contraction = self._placed(contraction)
+        self.given, self.contraction = given, self._placed(given.columns_last)
         self.group = self._windows()  # columns that a thread copies for itself, if it does
         self.reads_right = self.group is None and self._reads_right()
         self.is_transposed = self.group is None and self._transposes()
@@ -126,7 +96,7 @@ class _Matmul:
         self.shares_columns = self.group is None and self._shares_columns()
         if self.shares_columns and not self.reads_right:
             self.group = even_group(self.contraction.tiled, self.panel, self.limits)
-        self.rows = _blocks(self.contraction, self._block_rows(), self.limits.block_rows(0))
+        self.rows = row_blocks(self.contraction, self._block_rows(), self.limits.block_rows(0))
         self.outer = {v: named("o", v) for v in self.contraction.outer}
         self.columns = self.group.columns if self.group else size(self.contraction.tiled)
         self.is_by_panels = self._is_by_panels()
@@ -285,14 +255,16 @@ class _Matmul:
         is_final = not self.is_transposed and self.type.dtype is self.dtype
         if is_final and parts == 1:
             return [*found, self._multiply(self.lowering.buffer(self.value), depth)]
-        sums = self.site.memory("sums", self.dtype, self.type.size * parts)
+        partial = partial_sums(self.given, self.contraction, depth.part)
+        sums = self.site.memory("sums", self.dtype, self.type.size * parts, partial)
         return [*found, self._multiply(sums, depth), self._finish(sums)]
 
     def _pack(self) -> Kernel:
         """The right operand in panels, in memory for all threads."""
         reader = self._right()
         found = into_panels(reader, self.contraction, self.panel, self.dtype, self.limits)
-        buffer = self.site.memory("packed", self.dtype, size(found.loops))
+        copied = Copy(found.elements), self.contraction.right.value
+        buffer = self.site.memory("packed", self.dtype, size(found.loops), *copied)
         store = Store(buffer.name, flat_index(found.loops), found.element)
         body = parallel(found.order, [*reader.lets, store])
         kernel = self.lowering.kernel(self.position, reader, [], body, "_pack", (buffer,))
@@ -493,8 +465,6 @@ class _Matmul:
 
     def _finish(self, sums: Buffer) -> Kernel:
         """The result from sums: parts added, axes in the result's order, in its dtype."""
-        graph = self.lowering.graph
-        result = contraction_of(graph, graph.nodes[self.position]).result
-        axes = {v: Var(f"i{k}", v.extent) for k, v in enumerate(result)}
+        axes = {v: Var(f"i{k}", v.extent) for k, v in enumerate(self.given.result)}
         order = tuple(axes[v] for v in self.contraction.result)
         return self.site.moved(sums, tuple(axes.values()), order, "_finish")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from treadle.base.dtypes import DType
 from treadle.ir.graph import Value as TensorValue
+from treadle.kernel.bindings import Content, Copy, Elements, Work
 from treadle.kernel.contraction import Axes, size
 from treadle.kernel.index import Index, Var, variable
 from treadle.kernel.nodes import Buffer, Kernel, Load, Local, Matrix, Statement, Store, Value
@@ -53,9 +54,21 @@ class Site:
     position: int
     copies: list[Kernel] = field(default_factory=list)  # of operands
 
-    def memory(self, name: str, dtype: DType, size: int) -> Buffer:
-        """A buffer by its name, as large as the first who asks for it says."""
+    def memory(
+        self,
+        name: str,
+        dtype: DType,
+        size: int,
+        content: Content | None = None,
+        value: TensorValue | None = None,
+    ) -> Buffer:
+        """A buffer by its name, as large as the first who asks for it says.
+
+        It holds content of a value: what is on the way to the node's, if nothing else is said.
+        """
         full = f"{self.lowering.prefix}b{self.position}.{name}"
+        held = TensorValue(self.position) if value is None else value
+        self.lowering.held.setdefault(full, (held, content or Work(name)))
         return self.lowering.buffers.setdefault(full, Buffer(full, dtype, size))
 
     def placed(
@@ -103,9 +116,10 @@ class Site:
         """
         type_, reader = self.lowering.graph.type_of(value), self.lowering.reader()
         pitch = size(columns) + gap
-        into = self.memory(name, type_.dtype, size(order) * pitch)
-        element = reader.at(value, along(axes))
         at = flat_index(order) * pitch + flat_index(columns)
+        copy = Copy(Elements((*order, *columns), at, along(axes)))
+        into = self.memory(name, type_.dtype, size(order) * pitch, copy, value)
+        element = reader.at(value, along(axes))
         body = [*reader.lets, Store(into.name, at, element)]
         loops = parallel((*order, *columns), body)
         return into, self.lowering.kernel(self.position, reader, [], loops, suffix, (into,))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from treadle.base.origin import Origin
+from treadle.base.quick import quick
 from treadle.kernel.nodes import Kernel, Matmul
 from treadle.kernel.rowsums import row_sums_of
 from treadle.kernel.target import CPU, Target
@@ -22,6 +23,7 @@ from treadle.schedule.fuse import fused, is_serial, localised, outer_iterations,
 from treadle.schedule.nests import anonymous, with_buffer_names
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Bound:
     """A kernel, and the buffers it is used on in the order of its own.
@@ -224,7 +226,8 @@ class Order:
 
     def _precedes(self, position: int, others: set[int]) -> bool:
         """Whether a group has to run before some of the others."""
-        return any(self.groups[d].before >> position & 1 for d in others if d != position)
+        bit = 1 << position
+        return any(self.groups[d].before & bit for d in others if d != position)
 
     def _may_join(self, position: int, kernel: Kernel, direct: set[int]) -> bool:
         group = self.groups[position]
@@ -256,8 +259,9 @@ class Order:
         group.before = found
         if is_new:
             return
+        bit = 1 << position
         for other in self.groups:
-            if other.before >> position & 1:
+            if other.before & bit:
                 other.before |= found
 
     def _merge(self) -> None:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 from treadle.base.dtypes import DType
 from treadle.ir.graph import Value as TensorValue
+from treadle.kernel.bindings import Elements, Partial
 from treadle.kernel.contraction import Contraction, Operand, named, size
 from treadle.kernel.cost import LINE
-from treadle.kernel.index import Index, Var, bounded, substitute, unflatten, variable
+from treadle.kernel.index import Index, Var, bounded, flatten, substitute, unflatten, variable
 from treadle.kernel.nodes import (
     Buffer,
     Literal,
@@ -112,6 +113,7 @@ class Panels:
     loops: list[Var]
     order: list[Var]
     element: Value
+    elements: Elements  # of the operand, where they lie
 
 
 def into_panels(
@@ -144,15 +146,29 @@ def into_panels(
         indices[last] = variable(block) * rows + variable(row)
         loops = [*outer.values(), number, *depth.values(), block, row, lane]
         order = [*outer.values(), *depth.values(), block, number, row, lane]
+    at = tuple(indices[v] for v in right.axes)
+    elements = Elements(tuple(loops), flat_index(loops), at, tuple(guards))
     element = reader.under(
-        guards,
-        lambda: as_dtype(reader.at(right.value, tuple(indices[v] for v in right.axes)), dtype),
-        Literal(0, dtype),
+        guards, lambda: as_dtype(reader.at(right.value, at), dtype), Literal(0, dtype)
     )
     if order is loops and isinstance(element, Load) and _is_transposed(element, loops):
         loops, element = _in_blocks(loops, element, limits)
         order = loops
-    return Panels(loops, order, element)
+    return Panels(loops, order, element, elements)
+
+
+def partial_sums(
+    given: Contraction[TensorValue], contraction: Contraction[TensorValue], part: Var
+) -> Partial:
+    """What sums of parts of the depth hold: the first axis is cut, the result's are in order."""
+    first, result = contraction.depth[0], contraction.result
+    inner = Var(f"{first.name}_part", first.extent // part.extent)
+    cut = variable(part) * inner.extent + variable(inner)
+    depth = tuple(cut if v == first else variable(v) for v in given.depth)
+    at = flatten([variable(v) for v in result], [v.extent for v in result])
+    element = (*map(variable, given.result), *depth)
+    elements = Elements((part, *result), at + variable(part) * size(result), element)
+    return Partial(elements, (inner, *(v for v in given.depth if v != first)))
 
 
 OWN = "panel.copy"  # a thread's memory
@@ -258,3 +274,37 @@ def _in_blocks(loops: Sequence[Var], load: Load, limits: Matmuls) -> tuple[list[
     block, inner = Var(f"{depth.name}_block", depth.extent // length), Var(depth.name, length)
     index = substitute(load.index, {depth: variable(block) * length + variable(inner)})
     return [*loops[:-2], block, inner, loops[-1]], replace(load, index=index)
+
+
+@dataclass(slots=True)
+class BlockRows:
+    """The rows of a matmul: loops over blocks, and the rows of one block."""
+
+    outer: list[Var]
+    inner: list[Var]
+    indices: dict[Var, Index]
+
+    @property
+    def count(self) -> int:
+        return size(self.inner)
+
+
+def row_blocks(contraction: Contraction[TensorValue], wanted: int, least: int) -> BlockRows:
+    """The last axes, and part of one before, as the rows of a block."""
+    rows, count, after = BlockRows([], [], {}), 1, 0
+    for axis in reversed(contraction.rows):
+        n, at = axis.extent, contraction.result.index(axis)
+        is_next = not rows.inner or at + 1 == after
+        part = n if count * n <= wanted and not rows.outer and is_next else 1
+        if part < n and count < wanted and not rows.outer and is_next:
+            part = best_divisor(n, wanted // count, max(1, least // count))
+        after = at
+        inner, outer = (
+            replace(named("r", axis), extent=part),
+            replace(named("b", axis), extent=n // part),
+        )
+        rows.indices[axis] = variable(outer) * part + variable(inner)
+        rows.inner = [inner, *rows.inner] if part > 1 else rows.inner
+        rows.outer = [outer, *rows.outer] if outer.extent > 1 else rows.outer
+        count *= part
+    return rows

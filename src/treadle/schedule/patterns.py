@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from treadle.base.dtypes import FLOAT8, float32
 from treadle.ir.composites import ATTENTION_GRAD
 from treadle.ir.graph import Graph, Node
 from treadle.ir.graph import Value as TensorValue
@@ -28,9 +29,9 @@ from treadle.rules.pattern import Anything, Root, apply, captures, in_each_order
 from treadle.rules.rule import Match
 from treadle.schedule.templates import HEADS_LAST
 
-_MATMUL = apply(linear.CONTRACT, Anything("a"), Anything("b"), name="matmul", single_use=True)
+MOST_SCALES = 2  # of a product: one for each operand
 _ALONG_ROWS = apply(shaping.BROADCAST, Anything("bias"), name="rows")
-BIASED_MATMUL = apply(e.ADD, _MATMUL, _ALONG_ROWS, commutes=True)
+BIASED = apply(e.ADD, Anything("term"), _ALONG_ROWS, commutes=True)
 
 _HEADS = apply(ATTENTION_GRAD, name="gradient", single_use=True)
 _HEADS_LAST = apply(shaping.PERMUTE, _HEADS, name="heads_last", single_use=True)
@@ -42,11 +43,26 @@ Layouts = Mapping[TensorValue, tuple[int, ...]]  # axes in their order in memory
 
 
 @dataclass(frozen=True, slots=True)
-class Biased:
-    """A matmul's sum with a vector along its last axis, which is written in its stead."""
+class Scale:
+    """A number of the device that a product is multiplied by: an element of a vector of float32."""
+
+    vector: TensorValue
+    element: int
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """What a matmul writes in its stead: times some numbers, plus a vector along its last axis."""
 
     sum: TensorValue
-    bias: TensorValue
+    bias: TensorValue | None = None
+    scales: tuple[Scale, ...] = ()
+
+    @property
+    def read(self) -> set[TensorValue]:
+        """What must be in memory for it."""
+        found = {scale.vector for scale in self.scales}
+        return found if self.bias is None else found | {self.bias}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,25 +73,74 @@ class Part:
     start: int
 
 
-def biased_matmuls(
+def matmul_epilogues(
     graph: Graph, materialized: Mapping[TensorValue, None], limits: Matmuls
-) -> dict[TensorValue, Biased]:
-    """Matmuls of narrow floats that only a sum with one vector reads.
+) -> dict[TensorValue, Epilogue]:
+    """Matmuls of narrow floats that only a sum with one vector reads, or a multiple of float8's.
 
     The sum must be materialized: elsewhere the vector is added for nothing by whoever reads it.
     """
     uses = use_counts(graph)
-    found: dict[TensorValue, Biased] = {}
+    found: dict[TensorValue, Epilogue] = {}
     for position, node in enumerate(graph.nodes):
         value = TensorValue(position)
-        if node.op is not e.ADD or value not in materialized or not node.types[0].dtype.is_narrow:
+        if node.op not in (e.ADD, e.MUL) or value not in materialized:
             continue
-        for match in _matches(graph, BIASED_MATMUL, node, uses):
-            matmul = match.node("matmul")
-            if _is_along_rows(match) and _ends_in_columns(graph, matmul, limits):
-                found[match["matmul"]] = Biased(value, match["bias"])
+        if not node.types[0].dtype.is_narrow:
+            continue
+        for term, bias in _biases(graph, node, uses) if node.op is e.ADD else [(value, None)]:
+            matmul, scales = _unscaled(graph, term, uses)
+            is_float8 = _is_float8(graph, matmul)
+            is_scaled = bool(scales) == is_float8 and (limits.scales_float8 or not is_float8)
+            if not is_scaled or graph.nodes[matmul.node].op is not linear.CONTRACT:
+                continue
+            if bias is None or _ends_in_columns(graph, graph.nodes[matmul.node], limits):
+                found[matmul] = Epilogue(value, bias, scales)
                 break
     return found
+
+
+def _biases(graph: Graph, node: Node, uses: Uses) -> list[tuple[TensorValue, TensorValue]]:
+    """Ways in which a node adds a vector to the rows of what nothing else reads."""
+    matches = _matches(graph, BIASED, node, uses)
+    found = [(m["term"], m["bias"]) for m in matches if _is_along_rows(m)]
+    return [(term, bias) for term, bias in found if uses[term] == 1]
+
+
+def _is_float8(graph: Graph, value: TensorValue) -> bool:
+    operands = graph.nodes[value.node].operands
+    return bool(operands) and graph.type_of(operands[0]).dtype in FLOAT8
+
+
+def _unscaled(
+    graph: Graph, value: TensorValue, uses: Uses
+) -> tuple[TensorValue, tuple[Scale, ...]]:
+    """What is multiplied by up to two elements of vectors, and read by nothing else."""
+    scales: list[Scale] = []
+    while graph.nodes[value.node].op is e.MUL and len(scales) < MOST_SCALES:
+        pairs = graph.nodes[value.node].operands
+        ways = [(a, s) for a, b in (pairs, pairs[::-1]) if (s := _scale_of(graph, b)) is not None]
+        if not ways or uses[ways[0][0]] != 1:
+            break
+        value, scale = ways[0]
+        scales.append(scale)
+    return value, tuple(scales)
+
+
+def _scale_of(graph: Graph, value: TensorValue) -> Scale | None:
+    """The element of a vector of float32 that a value is everywhere."""
+    node = graph.nodes[value.node]
+    if node.op is not shaping.BROADCAST or graph.type_of(node.operands[0]).size != 1:
+        return None
+    while node.op in (shaping.BROADCAST, shaping.RESHAPE, e.CAST):
+        (value,) = node.operands
+        node = graph.nodes[value.node]
+    if not isinstance(node.attributes, shaping.Slice) or graph.type_of(value).size != 1:
+        return None
+    (vector,) = node.operands
+    type_ = graph.type_of(vector)
+    is_vector = type_.rank == 1 and type_.dtype is float32
+    return Scale(vector, node.attributes.starts[0]) if is_vector else None
 
 
 def _matches(graph: Graph, pattern: Root, node: Node, uses: Uses) -> list[Match]:
@@ -97,7 +162,8 @@ def _ends_in_columns(graph: Graph, node: Node, limits: Matmuls) -> bool:
     if not found.is_for_library(limits) or not found.columns:
         return False
     dtype = node.types[0].dtype
-    is_one_dtype = all(graph.type_of(v).dtype is dtype for v in node.operands)
+    types = [graph.type_of(v) for v in node.operands]
+    is_one_dtype = all(t.dtype is dtype for t in types) or types[0].dtype in FLOAT8
     return is_one_dtype and not found.batch and found.result == found.rows + found.columns
 
 

@@ -34,7 +34,14 @@ from treadle.kernel.nodes import (
 from treadle.kernel.program import Argument
 from treadle.kernel.races import conflicts_in
 from treadle.kernel.target import Target
-from treadle.kernel.traverse import loop_names, map_statements, map_values, rewrite, walk
+from treadle.kernel.traverse import (
+    loop_names,
+    map_statements,
+    map_values,
+    rewritten,
+    walk,
+    with_buffers,
+)
 from treadle.schedule.fuse import fused_at, in_rows, peeled, row, row_counts
 from treadle.schedule.nests import (
     Body,
@@ -215,7 +222,7 @@ def _by_rows(kernel: Kernel, count: int, iterations: Iterations, target: Target)
     def name_of(buffer: str) -> str:
         return near[buffer].name if buffer in near else buffer
 
-    inside = tuple(rewrite(s, at, name_of) for s in body)
+    inside = rewritten(body, at, name_of)
     taken = loop_names(kernel.body) | {var.name}
     loop = _loop(inside, iterations, taken)
     before, after = list[Statement](), list[Statement]()
@@ -251,7 +258,7 @@ def _loop(body: Sequence[Statement], iterations: Iterations, taken: set[str]) ->
         found = iterations.rows.get(buffer)
         return index if found is None else index + at * found.row
 
-    inside = tuple(rewrite(s, moved) for s in body)
+    inside = rewritten(body, moved)
     return For(var, Role.SEQUENTIAL, inside)
 
 
@@ -265,8 +272,7 @@ def _over_wholes(kernel: Kernel, iterations: Iterations) -> Kernel | None:
             return buffer
         return Buffer(found.buffer, buffer.dtype, iterations.sizes[found.buffer])
 
-    body = tuple(rewrite(s, buffer=lambda n: rows[n].buffer if n in rows else n)
-                 for s in kernel.body)  # fmt: skip
+    body = with_buffers(kernel.body, lambda n: rows[n].buffer if n in rows else n)
     inputs = {b.name: b for b in map(whole, kernel.inputs)}
     outputs = [whole(b) for b in kernel.outputs]
     names = [b.name for b in outputs]

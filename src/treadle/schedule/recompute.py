@@ -30,7 +30,7 @@ from treadle.schedule.keep import (
     is_root,
     materialized_values,
 )
-from treadle.schedule.patterns import biased_matmuls
+from treadle.schedule.patterns import matmul_epilogues
 
 Values = set[TensorValue]
 
@@ -71,11 +71,13 @@ class _Peak:
     def __init__(self, graph: Graph, target: Target):
         self.graph, self.sizes = graph, target.materialization
         self.stored = materialized_values(graph, True, target)
-        biased = biased_matmuls(graph, self.stored, target.matmuls)
-        self.made = {b.sum for b in biased.values()}  # by a library, from what is not in memory
+        epilogues = matmul_epilogues(graph, self.stored, target.matmuls)
+        self.made = {
+            found.sum for found in epilogues.values()
+        }  # by a library, from what is not in memory
         self.made |= {o.value for o in graph.outputs}
         readers = homes_of(graph, self.stored)
-        last = {v: max(readers.get(v, {v.node})) for v in self.stored if v not in biased}
+        last = {v: max(readers.get(v, {v.node})) for v in self.stored if v not in epilogues}
         change = np.zeros(len(graph.nodes) + 1, np.int64)
         for v, position in last.items():
             change[v.node] += graph.type_of(v).nbytes

@@ -12,6 +12,7 @@ from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops.leaves import Constant
 from treadle.ir.ops.linear import CONTRACT
 from treadle.ir.ops.shaping import Concat, Pad
+from treadle.kernel.bindings import Whole
 from treadle.kernel.nodes import Buffer, Kernel, Statement
 from treadle.kernel.program import Argument
 from treadle.rules.expansion import expand
@@ -44,6 +45,7 @@ class ScanBody(Lowering):
             buffer = self.buffers[name]
             if source in outer.rows:  # a row of a row is not one: it is copied first
                 copy = self._room(f"{name}@whole", outer.graph.type_of(operand))
+                outer.held[copy] = operand, Whole()
                 self.starts += copies(source, copy, self.buffers[copy])
                 source = copy
             if value in inputs[split:]:
@@ -55,6 +57,8 @@ class ScanBody(Lowering):
                 self.rename(value, source)
                 self.fixed.add(source)
         self.carried = list(self.carries)
+        for name, output in zip(self.carried, body.outputs, strict=False):
+            self.held[name] = output.value, Whole()  # from the end of an iteration on
         self.stacked = [
             outer.names[TensorValue(position, attributes.carries + k)]
             for k in range(len(body.outputs) - attributes.carries)
@@ -136,6 +140,7 @@ class ScanBody(Lowering):
                 name in self.carried and name not in self.in_carries
             ):  # it may be overwritten before it is copied
                 made[k] = self._room(f"{self.prefix}next{k}", self.buffers[name])
+                self.held[made[k]] = self.graph.outputs[k].value, Whole()
                 pairs.append((name, made[k]))
         pairs += [pair for pair in zip(made, self.carried, strict=True) if pair[0] != pair[1]]
         for source, target in pairs:
@@ -187,6 +192,8 @@ def _scan(lowering: Lowering, position: int, node: Node) -> list[Draft]:
     lowering.buffers = inner.buffers | lowering.buffers
     lowering.constants |= inner.constants
     lowering.rows |= inner.rows
+    lowering.inner_bindings += [*inner.bindings(), *inner.inner_bindings]
+    lowering.bodies += [(inner.prefix, inner.graph), *inner.bodies]
     whole = _persistent(lowering, inner, drafts)
     if whole is not None:
         return [*before.phases(), [lowering.memo.bound(whole)]]

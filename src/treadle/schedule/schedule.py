@@ -39,4 +39,5 @@ def mapped(program: Program, fuse: bool, target: Target, most: int | None = None
     if fuse and target.matmuls.busy_tiles:
         program = batch_matmuls(program, target.matmuls, most)
     program = check_phases(program)
+    program.bindings.check(b.name for b in program.buffers)
     return program if target.mapping is None else map_to(program, target)

@@ -99,7 +99,7 @@ def with_terms(first: Kernel, second: Kernel, large: int) -> Kernel | None:
         return None
     made = {b.name for b in first.outputs}
     second, sum_ = renamed_sum(second, first, first.body)
-    touched = [a for a in accesses(second.body) if a.buffer in made]
+    touched = list(accesses(second.body, made))
     read = {a.index for a in touched}
     if len(read) != 1 or any(a.writes for a in touched):
         return None
@@ -196,8 +196,6 @@ def with_sum(rows: RowSums, first: Kernel, second: Kernel, sizes: Reductions) ->
     found = sum_of(second)
     if found is None or not _fits(found, rows, sizes):
         return None
-    if not _is_a_warps(found.around[-1], rows, first, sizes.most_row_vectors):
-        return None
     every = (*rows.before, *rows.body, *rows.after)
     second, found = renamed_sum(second, first, every)
     column = Var(fresh("column", loop_names(every)), found.around[-1].extent)
@@ -218,6 +216,11 @@ def with_sum(rows: RowSums, first: Kernel, second: Kernel, sizes: Reductions) ->
     least = parts.count * sizes.least_columns
     if not parts.separate(rows.body, inner) or not _shares(parts, rows.body, inner, least):
         return None
+    if not _writes_own_rows(parts, rows.body):
+        return None
+    summing = (*_summing(rows.body, first), *inner)
+    if column.extent > sizes.most_row_vectors * _lanes(parts, column, summing, first, second):
+        return None
     zeros = tuple(Store(b.name, variable(column), Literal(0, F32)) for b in sums.values())
     last: list[Statement] = []
     for s in found.after:
@@ -235,13 +238,20 @@ def with_sum(rows: RowSums, first: Kernel, second: Kernel, sizes: Reductions) ->
     return fused_kernel(first, second, new.statements, tuple(sums.values()))
 
 
-def with_rows(rows: RowSums, first: Kernel, second: Kernel, body: Body) -> Kernel | None:
-    """Both kernels as one, if the second, given as statements of one row, has the same rows."""
+def with_rows(
+    rows: RowSums, first: Kernel, second: Kernel, body: Body, is_needed: bool
+) -> Kernel | None:
+    """Both kernels as one, if the second, given as statements of one row, has the same rows.
+
+    One that does not need the first must read what it reads.
+    """
     every = (*rows.before, *rows.body, *rows.after)
     second, moved = with_own_names(second, body, first, every)
     parts = _parts(rows, first, second)
     moved = substituted(moved, {Var("row", parts.count): rows.index})
-    if not parts.separate(rows.body, moved):
+    if not parts.separate(rows.body, moved) or not _writes_own_rows(parts, moved):
+        return None
+    if not is_needed and not parts.shared(rows.body, moved):
         return None
     whole = replace(rows, body=(*rows.body, *moved))
     return fused_kernel(first, second, whole.statements, second.scratch)
@@ -268,11 +278,18 @@ def _fits(found: Sum, rows: RowSums, sizes: Reductions) -> bool:
     )
 
 
-def _is_a_warps(column: Var, rows: RowSums, kernel: Kernel, vectors: int) -> bool:
-    """Whether a warp's registers have room for a row: 16 bytes of each thread, some times."""
-    elements = size((rows.part, rows.row, column))
-    widths = [b.dtype.itemsize for b in kernel.buffers if b.size == elements]
-    return bool(widths) and column.extent <= vectors * 32 * 16 // min(widths)
+def _summing(body: Body, kernel: Kernel) -> Body:
+    """Loops of a row that add to sums which the kernel has already."""
+    own = {b.name for b in kernel.scratch if b.size > 1}
+    return tuple(s for s in body if any(a.buffer in own and a.writes for a in accesses([s])))
+
+
+def _lanes(parts: Parts, column: Var, summing: Body, *kernels: Kernel) -> int:
+    """Columns of a vector of 16 bytes from each thread of a warp: of what is widest in the sums."""
+    widths = {b.name: b.dtype.itemsize for k in kernels for b in k.buffers}
+    elements = parts.count * column.extent
+    read = {a.buffer for a in accesses(summing) if parts.sizes.get(a.buffer) == elements}
+    return 32 * 16 // max((widths[name] for name in read), default=16)
 
 
 def _indices(found: Sum, rows: RowSums, column: Var) -> dict[Var, Index]:
@@ -283,6 +300,11 @@ def _indices(found: Sum, rows: RowSums, column: Var) -> dict[Var, Index]:
         indices = unflatten(variable(var), [v.extent for v in variables])
         values |= dict(zip(variables, indices, strict=True))
     return values
+
+
+def _writes_own_rows(parts: Parts, body: Body) -> bool:
+    """Whether a row is written where it is counted: rows in another order meet other parts'."""
+    return all(parts.has(a) for a in accesses(body) if a.writes and a.buffer in parts.sizes)
 
 
 def _shares(parts: Parts, first: Body, second: Body, least: int) -> bool:

@@ -11,6 +11,7 @@ from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops import reductions
 from treadle.kernel.access import loads_of
 from treadle.kernel.arithmetic import identity
+from treadle.kernel.bindings import Content, Elements, Partial
 from treadle.kernel.contraction import size
 from treadle.kernel.index import Index, Var, constant, substitute
 from treadle.kernel.nodes import (
@@ -133,7 +134,9 @@ class _Reduction:
 
     def in_two(self, loops: Loops) -> list[Kernel]:
         """Parts in memory, then the parts together."""
-        buffer = self._buffer(self.position, "parts", loops)
+        elements = Elements(tuple(loops.stored), loops.at, loops.source, loops.guards)
+        partial = Partial(elements, tuple(loops.inner), self.op)
+        buffer = self._buffer(self.position, "parts", loops, partial)
         reader, body = self._accumulated(loops)
         store = Store(buffer.name, loops.at, Local("acc", self.wide))
         nested = parallel(loops.stored, [*body, store])
@@ -161,9 +164,11 @@ class _Reduction:
         nested = parallel(loops.others, [*body, store])
         return lowering.kernel(self.position, reader, [value], nested)
 
-    def _buffer(self, position: int, name: str, loops: Loops) -> Buffer:
+    def _buffer(
+        self, position: int, name: str, loops: Loops, content: Content | None = None
+    ) -> Buffer:
         """Where a number of each part is."""
-        return Site(self.lowering, position).memory(name, self.wide, size(loops.stored))
+        return Site(self.lowering, position).memory(name, self.wide, size(loops.stored), content)
 
     def _sums_and_spreads(self, loops: Loops) -> list[Kernel]:
         """Sums of parts and their spreads in memory, then the sums together."""

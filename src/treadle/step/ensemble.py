@@ -27,7 +27,7 @@ from treadle.pipeline import (
     build_step,
     load,
     open_session,
-    optimize,
+    optimized,
 )
 from treadle.runtime.oracle import OracleProgram
 from treadle.step.batches import Arrays, ByShape, declare_model
@@ -154,7 +154,7 @@ class Ensemble:
         leaves = [n for n in graph.leaves if own_inputs or not n.startswith(INPUT_PREFIX)]
         every = frozenset(range(len(graph.outputs)))
         batched = batch_graph(graph, frozenset(leaves), len(self), "same", every)
-        return optimize(batched, self.report.rules)
+        return optimized(batched, self.report, self.recipe.options)
 
     def _with_members(self, inputs: Inputs) -> Inputs:
         types = tuple((name, with_axis(type_, len(self))) for name, type_ in inputs.types)

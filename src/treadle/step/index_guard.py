@@ -58,7 +58,7 @@ def guarded(graph: Graph, checks: IndexChecks) -> Graph:
                 tensor = where(is_fine, tensor, leaf(output.name, tensor.type))
             outputs.append(Output(output.kind, output.name, tensor.handle))
         outputs.append(Output(OutputKind.RESULT, FLAG, is_fine.handle))
-        return optimize(trace.finish_outputs(outputs))
+        return optimize(trace.finish_outputs(outputs), rewrite=False)
 
 
 def _is_right(array: Tensor, check: Check) -> Tensor:

@@ -20,7 +20,7 @@ from treadle.step.batches import Arrays
 
 BINS = 64
 # What a device rounds to after every op, and so where it overflows.
-_NARROW: frozenset[DType] = frozenset([dtypes.bfloat16, dtypes.float16])
+_NARROW: frozenset[DType] = frozenset([dtypes.bfloat16, dtypes.float16, *dtypes.FLOAT8])
 _FLOATS = _NARROW | {dtypes.float32}
 
 

@@ -14,10 +14,10 @@ from treadle.backends.protocol import Built, RescheduleError
 from treadle.backends.scheduling import scheduled
 from treadle.codegen.cuda.driver import CudaSource, render_kernel, render_program
 from treadle.compile_report import CompileOptions, CompileReport, Profile
-from treadle.ir.composites import ATTENTION, ATTENTION_GRAD
 from treadle.ir.graph import Graph
 from treadle.kernel import target as targets
 from treadle.kernel.choices import KEEP_ALL, Chosen, with_choices
+from treadle.kernel.launch import FLOAT8, FLOAT8_EPILOGUE
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.plan import Plan
 from treadle.kernel.program import Program
@@ -26,7 +26,7 @@ from treadle.runtime.cuda.blas import blas_version
 from treadle.runtime.cuda.code import CudaCode
 from treadle.runtime.cuda.compiler import Compiling, compiler_version
 from treadle.runtime.cuda.conv import NoLibraryCallError
-from treadle.runtime.cuda.device import device, why_not
+from treadle.runtime.cuda.device import FLOAT8_CHIP, device, why_not
 from treadle.runtime.cuda.dnn import dnn_version, has_dnn
 from treadle.runtime.cuda.profile import ceilings
 from treadle.runtime.cuda.program import CudaProgram
@@ -56,10 +56,22 @@ class CudaToolchain:
         """What the device and the libraries that are installed can do."""
         has, mapping = has_dnn(), targets.GPU.mapping
         assert mapping is not None
+        matmuls = targets.GPU.matmuls
         if why_not() is None:  # devices differ: 99 KB a block on 8.6 and 8.9, 227 on 9.0
             mapping = mapping.within(device().most_shared)
+            refused = {name for name, *_ in self.without}
+            matmuls = replace(
+                matmuls,
+                has_float8=device().chip >= FLOAT8_CHIP and FLOAT8 not in refused,
+                scales_float8=FLOAT8_EPILOGUE not in refused,
+            )
         found = replace(
-            targets.GPU, has_attention=has, has_conv=has, without=self.without, mapping=mapping
+            targets.GPU,
+            has_attention=has,
+            has_conv=has,
+            without=self.without,
+            mapping=mapping,
+            matmuls=matmuls,
         )
         return with_choices(found, self.chosen)
 
@@ -132,16 +144,14 @@ class CudaToolchain:
         return ceilings()
 
 
-def _workers_for(graph: Graph) -> dict[str, int]:
-    """How many processes pay that plan its attention, and those that plan grouped convolutions."""
-    sizes, grouped, has_attention = targets.GPU.launching, set[object](), False
+def _workers_for(graph: Graph) -> int:
+    """How many processes pay that plan its grouped convolutions."""
+    sizes, grouped = targets.GPU.launching, set[object]()
     for node in graph.nodes:
-        has_attention = has_attention or node.op in (ATTENTION, ATTENTION_GRAD)
         if node.op in CONVOLUTIONS and conv_of(node).groups > 1:
             types = tuple(graph.type_of(v) for v in node.operands)
             grouped.add((node.op, node.attributes, types))
-    count = min(sizes.plan_workers, len(grouped) // sizes.worker_plans)
-    return {"attention": int(has_attention), "conv": count}
+    return min(sizes.plan_workers, len(grouped) // sizes.worker_plans)
 
 
 @final

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treadle.codegen.cuda import scalars
+from treadle.codegen.cuda.float8 import FLOAT8
 from treadle.codegen.cuda.prelude import PRELUDE
 from treadle.codegen.cuda.render import Writer
 from treadle.codegen.cuda.scatter import scatter_lines
@@ -44,7 +45,7 @@ def render_program(program: Program) -> CudaSource:
             texts.append(function(kernel, symbol))
     runs = {run.symbol: run for run in program.cooperative}  # equal ones are one function
     texts += [cooperative(run, kernels) for run in runs.values()]
-    sources = tuple("\n".join([PRELUDE, *part]) for part in _parts(texts))
+    sources = tuple(_with_prelude(part) for part in _parts(texts))
     return CudaSource(sources, tuple(launches), program.cooperative)
 
 
@@ -75,7 +76,13 @@ def render_kernel(kernel: Kernel) -> str:
     """One kernel's source, with what it calls."""
     if call_of(kernel) is not None or matmul_call_of(kernel) is not None:
         return f"// {kernel.name} is a library's"
-    return "\n".join([PRELUDE, function(kernel, kernel.name)])
+    return _with_prelude([function(kernel, kernel.name)])
+
+
+def _with_prelude(texts: Sequence[str]) -> str:
+    """Functions behind what they call."""
+    has_float8 = any("e4m3" in text or "e5m2" in text for text in texts)
+    return "\n".join([PRELUDE, *([FLOAT8] if has_float8 else []), *texts])
 
 
 # What is around the lines of a kernel: its function, or its part of a cooperative one.

@@ -16,6 +16,8 @@ _REGISTERS = {
     "float32": "f32",
     "bfloat16": "f32",
     "float16": "f32",
+    "float8_e4m3": "f32",
+    "float8_e5m2": "f32",
     "int64": "i64",
     "int32": "i32",
     "uint32": "u32",
@@ -24,6 +26,7 @@ _REGISTERS = {
     "bool": "bool",
 }
 _MEMORY = _REGISTERS | {"bfloat16": "bf16", "float16": "f16", "bool": "b1"}
+_MEMORY |= {"float8_e4m3": "e4m3", "float8_e5m2": "e5m2"}
 
 
 def register(dtype: DType) -> str:

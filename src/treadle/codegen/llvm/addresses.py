@@ -5,6 +5,7 @@ from __future__ import annotations
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.codegen.llvm.emitter import Function, Reg, listed, number, vector, width_of
+from treadle.codegen.llvm.float8 import float8_bits, float8_value
 from treadle.codegen.llvm.halves import half_bits, half_value
 from treadle.codegen.llvm.module import Module
 from treadle.codegen.llvm.scalars import Scalars, register_element
@@ -24,6 +25,7 @@ from treadle.kernel.index import (
 def memory_element(dtype: DType) -> str:
     """The element type in memory."""
     names = {"bool": "i8", "bfloat16": "i16", "float16": "i16"}
+    names |= {d.name: "i8" for d in dtypes.FLOAT8}
     return names.get(dtype.name, register_element(dtype))
 
 
@@ -131,6 +133,8 @@ class Addresses:
             return f.compare("icmp ne", found, 0)
         if dtype is dtypes.float16:
             return half_value(f, found, self.module.machine.has_half)
+        if dtype in dtypes.FLOAT8:
+            return float8_value(f, found, dtype)
         if dtype is dtypes.bfloat16:
             wide = f.convert("zext", found, vector("i32", width))
             shifted = f.binary("shl", wide, 16)
@@ -143,6 +147,8 @@ class Addresses:
             value = f.convert("zext", value, vector("i8", width))
         elif dtype is dtypes.float16:
             value = half_bits(f, value, self.module.machine.has_half)
+        elif dtype in dtypes.FLOAT8:
+            value = float8_bits(f, value, dtype)
         elif dtype is dtypes.bfloat16:
             bits = f.convert("bitcast", value, vector("i32", width))
             high = f.binary("lshr", bits, 16)

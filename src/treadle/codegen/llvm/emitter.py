@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from treadle.base.dtypes import DType
+from treadle.base.quick import quick
 
 # LLVM's names of element types. bool is i1 in registers; memory holds it as i8. Narrow floats are
 # bits in memory and float in registers.
@@ -24,6 +25,7 @@ ELEMENT = {
 _SUFFIX = {"double": "f64", "float": "f32"}
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Reg:
     """A value of LLVM: its type and how it is written (a register or a constant)."""

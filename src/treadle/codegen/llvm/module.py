@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from treadle.base import dtypes
@@ -9,6 +10,8 @@ from treadle.codegen.llvm import mathematics
 from treadle.codegen.llvm.emitter import Function
 from treadle.codegen.llvm.multiply import Tile, tile_function
 from treadle.kernel.machine import Machine
+
+_NAMED = re.compile(r"@([\w.]+)")
 
 
 @dataclass
@@ -70,12 +73,15 @@ class Module:
         return [self._text(part) for part in parts]
 
     def _text(self, part: list[Function]) -> str:
+        """Some functions, with the tables that they read and the others that they call."""
+        functions = [function.text() for function in part]
+        named = {name for text in functions for name in _NAMED.findall(text)}
         tables = [
             f"@{name} = internal constant [{len(numbers)} x i64] "
             f"[{', '.join(f'i64 {n}' for n in numbers)}], align 64"
             for numbers, name in self._tables.items()
+            if name in named
         ]
-        own = {function.name for function in part}
-        others = [f.declaration() for f in self.functions if f.name not in own]
-        functions = [function.text() for function in part]
+        called = named - {function.name for function in part}
+        others = [f.declaration() for f in self.functions if f.name in called]
         return "\n".join([*sorted(self.declarations), *others, *tables, *functions])

@@ -21,6 +21,7 @@ from treadle.codegen.llvm.emitter import (
     vector,
     width_of,
 )
+from treadle.codegen.llvm.float8 import float8_rounded
 from treadle.codegen.llvm.halves import half_bits, half_value
 from treadle.kernel.machine import Machine
 
@@ -236,6 +237,8 @@ class Scalars:
 
     def rounded(self, x: Reg, dtype: DType) -> Reg:
         """A float rounded to what a narrow dtype holds, still as a float."""
+        if dtype in dtypes.FLOAT8:
+            return float8_rounded(self.f, x, dtype)
         if dtype is dtypes.float16:
             has_half = self.machine.has_half
             return half_value(self.f, half_bits(self.f, x, has_half), has_half)

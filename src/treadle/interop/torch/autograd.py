@@ -23,7 +23,7 @@ from treadle.ir.rewrite import remove_dead_code
 from treadle.ir.types import TensorType
 from treadle.nn.module import Module
 from treadle.nn.tracing import INPUT_PREFIX, Inputs, TracedModel, as_argument, trace_model
-from treadle.pipeline import check_of, load, optimize, recognise, target_of
+from treadle.pipeline import check_of, load, optimized, recognise, target_of
 from treadle.precision.narrow import apply_precision
 from treadle.runtime.executable import Executable
 from treadle.step.forward import Forward, compile_forward
@@ -173,12 +173,15 @@ class Autograd:
         checked, report = check_of(forward.options), forward.report
         narrowed = checked(apply_precision(checked(traced.graph), forward.precision))
         target = target_of(report.device)
-        return replace(traced, graph=checked(recognise(narrowed, target, report.rules)))
+        found = recognise(narrowed, target, report, forward.options.numerics)
+        return replace(traced, graph=checked(found))
 
     def loaded(self, graph: Graph, name: str) -> Executable:
         forward = self.forward
         self.compiles += 1
-        return load(optimize(graph, forward.report.rules), forward.report, forward.options, name)
+        return load(
+            optimized(graph, forward.report, forward.options), forward.report, forward.options, name
+        )
 
     # What runs
 

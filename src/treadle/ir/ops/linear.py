@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from treadle.base.dtypes import DType
+from treadle.base.dtypes import FLOAT8, DType
 from treadle.base.errors import ArgumentError, AxisError, DTypeError, ShapeError
 from treadle.base.shapes import Shape, windows
 from treadle.ir.contract import Contract, Determinism, Exact, SumError
@@ -84,9 +84,11 @@ def _contract_type(attributes: Contraction, x: TensorType, y: TensorType) -> Typ
             raise ArgumentError(
                 "contract", f"label {label!r} stands alone in {spec!r}", "Sum it first."
             )
-    if x.dtype is not y.dtype:
+    are_float8 = x.dtype in FLOAT8 and y.dtype in FLOAT8
+    if x.dtype is not y.dtype and not are_float8:
         raise DTypeError("contract", f"dtypes differ: {x} and {y}", "Cast one of them.")
-    if attributes.dtype.kind != x.dtype.kind or attributes.dtype.bits < x.dtype.bits:
+    least = 16 if are_float8 else x.dtype.bits  # a float of 8 bits holds no sum
+    if attributes.dtype.kind != x.dtype.kind or attributes.dtype.bits < least:
         raise DTypeError("contract", f"{x} cannot give {attributes.dtype}")
     sizes = dict(zip(lx, x.shape, strict=True))
     for label, n in zip(ly, y.shape, strict=True):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from treadle.runtime.cuda.device import Block, checked, device
+from treadle.runtime.cuda.lent import Lent
 from treadle.runtime.foreign import CUDA, is_on_device
 
 _LEGACY = 1  # the stream that others wait for
@@ -168,7 +169,7 @@ class DeviceArray:
     It is the memory itself: a step that runs later changes it. `np.asarray` copies it.
     """
 
-    def __init__(self, block: Block, shape: tuple[int, ...], dtype: np.dtype[Any]):
+    def __init__(self, block: Block | Lent, shape: tuple[int, ...], dtype: np.dtype[Any]):
         self.shape, self.dtype = shape, dtype
         self._block = block
 

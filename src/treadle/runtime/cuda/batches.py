@@ -63,12 +63,11 @@ def batch_of(matmul: MatmulCall, count: int, steps: tuple[int, int, int]) -> Mat
     return replace(matmul, batch=count, target=target, left=left, right=right)
 
 
-def matrices(matmul: MatmulCall, addresses: Sequence[int]) -> tuple[int, int, int, int]:
-    """Target, left, right and bias among a call's arguments: left first, then right, the bias."""
-    if matmul.bias < 0:
-        return addresses[-1], addresses[0], addresses[-2], 0
-    right = addresses[min(1, matmul.bias - 1)]
-    return addresses[-1], addresses[0], right, addresses[matmul.bias]
+def matrices(matmul: MatmulCall, addresses: Sequence[int]) -> tuple[int, ...]:
+    """Target, left, right, bias and scales among a call's arguments: left first, target last."""
+    bias = addresses[matmul.bias] if matmul.bias >= 0 else 0
+    scales = (addresses[i] + at * itemsize("float32") for i, at in matmul.scales)
+    return addresses[-1], addresses[0], addresses[matmul.second], bias, *scales
 
 
 def batch_in(entry: int, matmul: MatmulCall, run: Sequence[Row]) -> Batch:
@@ -90,6 +89,8 @@ def batches_in(plan: Plan, launches: Sequence[Launch]) -> dict[Batch, list[Row]]
         for entry, rows in offsets.items():
             matmul = launches[entry].matmul
             if matmul is None or launches[entry].block or matmul.batch > 1 or matmul.bias >= 0:
+                continue
+            if "float8" in matmul.left.dtype:
                 continue
             for run in runs_of(matmul, rows):
                 if len(run) > 1:

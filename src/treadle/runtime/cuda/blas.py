@@ -25,9 +25,12 @@ LONG, FEW = 1.0, 6  # milliseconds of a matmul of which few candidates are run, 
 NOISE = 8 << 20  # bytes
 
 _TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
+_TYPES |= {"float8_e4m3": 28, "float8_e5m2": 29}
 _COMPUTE = {"float64": 70}  # otherwise 68: sums of float32
 _TRANSPOSE_A, _TRANSPOSE_B = 3, 4  # attributes of a matmul
 _EPILOGUE, _BIAS_ADDRESS, _BIAS = 7, 8, 4
+_SCALE_ADDRESSES = 17, 18  # of what is multiplied, one for each operand
+_FAST_SUMS = 25  # of 8-bit floats: not every partial sum is a float32
 _BATCH, _STRIDE = 5, 6  # attributes of a matrix
 _MOST_WORKSPACE = 1  # attribute of a preference
 
@@ -154,6 +157,8 @@ class Matmul:
             self._set(
                 lt.cublasLtMatmulDescSetAttribute, self._handle, _EPILOGUE, ctypes.c_uint32(_BIAS)
             )
+        if {matmul.left.dtype, matmul.right.dtype} == {"float8_e4m3"}:  # none is a gradient
+            self._set(lt.cublasLtMatmulDescSetAttribute, self._handle, _FAST_SUMS, ctypes.c_int8(1))
         self._a = self._layout(first, facts[0])
         self._b = self._layout(second, facts[1])
         self._d = self._layout(target, matmul.target)
@@ -185,18 +190,13 @@ class Matmul:
         left: int,
         right: int,
         bias: int = 0,
+        *scales: int,
         algorithm: Any = None,
         stream: Any = None,
     ) -> int:
         """Put the matmul into a stream, or the usual one; addresses are those of the buffers."""
         p = self.matmul
-        if p.bias >= 0:
-            self._set(
-                library().cublasLtMatmulDescSetAttribute,
-                self._handle,
-                _BIAS_ADDRESS,
-                ctypes.c_void_p(bias),
-            )
+        self._point(bias, *scales)
         addresses = {
             "left": left + p.left.start * itemsize(p.left.dtype),
             "right": right + p.right.start * itemsize(p.right.dtype),
@@ -213,8 +213,17 @@ class Matmul:
         )  # fmt: skip
         return code
 
-    def candidates(self) -> list[Any]:
+    def _point(self, bias: int = 0, *scales: int) -> None:
+        """Where the bias and the scales are: parts of what an algorithm is chosen for."""
+        setter = library().cublasLtMatmulDescSetAttribute
+        found = dict(zip(_SCALE_ADDRESSES, scales, strict=False))
+        found |= {_BIAS_ADDRESS: bias} if self.matmul.bias >= 0 else {}
+        for attribute, address in found.items():
+            self._set(setter, self._handle, attribute, ctypes.c_void_p(address))
+
+    def candidates(self, *addresses: int) -> list[Any]:
         """Algorithms that the library thinks are fast, its best first."""
+        self._point(*addresses[3:])
         lt, preference = library(), ctypes.c_void_p()
         _checked(lt.cublasLtMatmulPreferenceCreate(ctypes.byref(preference)), "matmul")
         self._set(
@@ -232,32 +241,31 @@ class Matmul:
         _checked(code, f"matmul {self.matmul}")
         return [found[i].algorithm for i in range(count.value)]
 
-    def take_first(self, target: int, left: int, right: int, bias: int = 0) -> None:
+    def take_first(self, *addresses: int) -> None:
         """The library's best: the same in every process, which what is timed need not be."""
-        every = self.candidates()
-        able = next((a for a in every if not self.run(target, left, right, bias, a)), None)
+        every = self.candidates(*addresses)
+        able = next((a for a in every if not self.run(*addresses, algorithm=a)), None)
         if able is None:
             raise DeviceError("matmul", f"cuBLASLt has no algorithm for {self.matmul}")
         self.use(list(able))
 
-    def choose(self, target: int, left: int, right: int, bias: int = 0) -> None:
+    def choose(self, *addresses: int) -> None:
         """The fastest of the candidates on some memory, in turns: all, then the best."""
         start, end = Event(timed=True), Event(timed=True)
-        addresses = target, left, right, bias
 
         def timed(algorithm: Any, repeats: int) -> float:
             start.record()
             for _ in range(repeats):
-                self.run(*addresses, algorithm)
+                self.run(*addresses, algorithm=algorithm)
             end.record()
             end.wait()
             return end.milliseconds_since(start)
 
-        every = self.candidates()
-        able = [a for a in every[:FEW] if not self.run(*addresses, a)]
+        every = self.candidates(*addresses)
+        able = [a for a in every[:FEW] if not self.run(*addresses, algorithm=a)]
         is_long = bool(able) and timed(able[0], 1) > LONG
         if not is_long:
-            able += [a for a in every[FEW:] if not self.run(*addresses, a)]
+            able += [a for a in every[FEW:] if not self.run(*addresses, algorithm=a)]
         repeats = 1 if is_long else REPEATS
         if not able:
             raise DeviceError("matmul", f"cuBLASLt has no algorithm for {self.matmul}")
@@ -281,7 +289,7 @@ class Matmul:
         return list(self.algorithm)
 
 
-Placed = tuple["Matmul", tuple[int, int, int, int]]  # and addresses: target, left, right, bias
+Placed = tuple["Matmul", tuple[int, ...]]  # and addresses: target, left, right, bias, scales
 
 
 def timed(*turns: list[Placed]) -> list[float]:
@@ -308,4 +316,4 @@ def _run_all(matmuls: Sequence[Placed]) -> None:
 
 
 def itemsize(dtype: str) -> int:
-    return {"float64": 8, "float32": 4}.get(dtype, 2)
+    return {"float64": 8, "float32": 4, "float8_e4m3": 1, "float8_e5m2": 1}.get(dtype, 2)

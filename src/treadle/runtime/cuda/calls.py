@@ -8,7 +8,7 @@ from treadle.kernel.launch import Launch, LibraryLaunch
 from treadle.runtime.cuda.attention import planned_attention
 from treadle.runtime.cuda.conv import ConvCall, PlannedConvolutions, unpacked_convolution
 from treadle.runtime.cuda.dnn import DnnCall, unpacked
-from treadle.runtime.cuda.workers import Asked, begun_workers
+from treadle.runtime.cuda.workers import begun_workers, close_workers
 
 Called = DnnCall | ConvCall
 
@@ -28,7 +28,7 @@ class LibraryCalls:
         self._is_deterministic, self._workers = is_deterministic, begun_workers()
         self._convolutions: PlannedConvolutions | None = None
         if convolutions:
-            workers = self._workers.of("conv")
+            workers = self._workers
             self._convolutions = PlannedConvolutions(convolutions, is_deterministic, workers)
 
     def chosen(
@@ -36,26 +36,18 @@ class LibraryCalls:
     ) -> dict[int, Called]:
         """All of them; what was planned, on memory for an entry, is added to the plans."""
         try:
-            found = self._planned_attention()
+            found: dict[int, Called] = {
+                i: planned_attention(call, self._is_deterministic)
+                for i, call in self._attention.items()
+            }
             if self._convolutions is not None:
                 found |= self._convolutions.fastest(memory)
         finally:
-            self._workers.close()
+            close_workers(self._workers)
         for i, made in found.items():
             plan = made.packed()
             plans |= {i: plan} if plan else {}
         return self._known | found
-
-    def _planned_attention(self) -> dict[int, Called]:
-        """By a worker if there is one; what it has not is planned here, which says why not."""
-        found: dict[int, Called] = {}
-        ready = [w for w in self._workers.of("attention") if self._attention and w.is_ready()]
-        for i, call in self._attention.items():
-            asked = Asked(call, self._is_deterministic, 0)
-            plan = ready[0].planned(asked) if ready else None
-            made = unpacked(call, plan) if plan else None
-            found[i] = made or planned_attention(call, self._is_deterministic)
-        return found
 
 
 def _unpacked(call: LibraryLaunch, plan: bytes) -> Called | None:

@@ -177,7 +177,7 @@ class PlannedConvolutions:
         if worker is None:
             made = _built(call, proposal)
         else:
-            plan = worker.planned(Asked(call, False, proposal.number))
+            plan = worker.planned(Asked(call, proposal.number))
             if plan is None:  # it is gone: somebody else builds it
                 return self._compiled(call, proposal)
             made = unpacked_convolution(call, plan) if plan else None

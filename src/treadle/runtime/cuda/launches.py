@@ -255,7 +255,7 @@ class Runner:
             count += len(run)
         return count
 
-    def _has_run(self, matmul: Matmul, addresses: tuple[int, int, int, int]) -> bool:
+    def _has_run(self, matmul: Matmul, addresses: tuple[int, ...]) -> bool:
         return matmul.run(*addresses, stream=self.stream) == 0
 
     def _multiply(self, entry: int, addresses: Sequence[int]) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base.errors import DeviceError
 from treadle.ir.graph import Graph, OutputKind
 from treadle.ir.types import TensorType
 from treadle.kernel.choices import Chosen
-from treadle.kernel.plan import Plan, PlannedCall, PlannedPhase, PlannedRepeat
+from treadle.kernel.launch import LibraryLaunch
+from treadle.kernel.plan import Plan, PlannedCall, PlannedOutput, PlannedPhase, PlannedRepeat
 from treadle.kernel.target import GPU
 from treadle.runtime.cuda.arena import shared_arena
 from treadle.runtime.cuda.arrays import DeviceArray
@@ -22,12 +24,14 @@ from treadle.runtime.cuda.batches import Batch, chosen_batches, matrices
 from treadle.runtime.cuda.blas import Matmul, noise, workspace
 from treadle.runtime.cuda.calls import LibraryCalls
 from treadle.runtime.cuda.code import CudaCode
+from treadle.runtime.cuda.conv import NoLibraryCallError
 from treadle.runtime.cuda.device import Block, checked, device, out_of_memory, padded
 from treadle.runtime.cuda.launches import Code, Runner
+from treadle.runtime.cuda.lent import Lender
 from treadle.runtime.cuda.profile import timed_launches, timed_runs
 from treadle.runtime.cuda.transfers import Captured, Later, Pending, Slot, Sources, Traffic
 from treadle.runtime.cuda.values import DeviceValues
-from treadle.runtime.cuda.workers import begun_workers
+from treadle.runtime.cuda.workers import begun_workers, close_workers
 from treadle.runtime.executable import Timing
 
 SIZES = GPU.launching
@@ -58,12 +62,14 @@ class CudaProgram:
         needed = max(0, plan.arena - self._arena.nbytes) + self._results_size + self._inputs_size
         needed += sum(a.nbytes for a in constants.values())
         if needed > self._device.memory()[0]:
-            begun_workers().close(waits=True)  # they have memory too
+            close_workers(begun_workers(), waits=True)  # they have memory too
             self._device.reclaim()
         if needed > self._device.memory()[0]:
             raise out_of_memory(needed, "the program, beside its parameters and state,")
         self._arena.ask(self, plan.arena)
-        self._results = Block(self._results_size)
+        self._results: Block | None = None  # for runs by themselves
+        sizes = {slot: plan.slots[slot].nbytes for slot in self._result_offsets}
+        self._lender = Lender(sizes)
         self._constants = [(slot, Block(constants[n].nbytes)) for slot, n in plan.constants]
         for (_, block), (_, name) in zip(self._constants, plan.constants, strict=True):
             block.write(constants[name])
@@ -128,7 +134,14 @@ class CudaProgram:
             key = repr(launch.matmul)
             if key not in self.algorithms:
                 choose = matmul.take_first if is_deterministic else matmul.choose
-                choose(*self._somewhere(i))
+                try:
+                    choose(*self._somewhere(i))
+                except DeviceError as error:
+                    kind = launch.matmul.of_float8
+                    if not kind:
+                        raise
+                    called = LibraryLaunch(kind, (), (), ())
+                    raise NoLibraryCallError(called, error.cause) from error
                 self.algorithms[key] = matmul.words
             matmul.use(self.algorithms[key])
         return found
@@ -138,7 +151,7 @@ class CudaProgram:
         """Bytes that libraries use while they run; matmuls of all programs share theirs."""
         return self._runner.workspace + (workspace().nbytes if self._runner.matmuls else 0)
 
-    def _somewhere(self, entry: int) -> tuple[int, int, int, int]:
+    def _somewhere(self, entry: int) -> tuple[int, ...]:
         product = self.launches[entry].matmul
         assert product is not None
         return matrices(product, self._addresses(entry))
@@ -153,7 +166,18 @@ class CudaProgram:
 
     # Addresses
 
-    def _table(self, leaves: Mapping[str, int], results: int, start: int) -> list[int]:
+    def _results_of(
+        self, traffic: Traffic, step: int, lent: Mapping[int, Block] | None
+    ) -> dict[int, int]:
+        """Addresses of results by slot: lent, or in the program's own memory."""
+        found = {slot: block.address for slot, block in (lent or {}).items()}
+        rest = [slot for slot in self._result_offsets if slot not in found]
+        start = traffic.results.address + step * self._results_size if rest else 0
+        return found | {slot: start + self._result_offsets[slot] for slot in rest}
+
+    def _table(
+        self, leaves: Mapping[str, int], results: Mapping[int, int], start: int
+    ) -> list[int]:
         """Of every slot, for an arena; and at the end of what libraries work in."""
         table = [0] * len(self.plan.slots) + [start + padded(self.plan.arena)]
         for i, slot in enumerate(self.plan.slots):
@@ -161,8 +185,8 @@ class CudaProgram:
                 table[i] = start + slot.offset
         for slot_, block in self._constants:
             table[slot_] = block.address
-        for slot_, offset in self._result_offsets.items():
-            table[slot_] = results + offset
+        for slot_, address in results.items():
+            table[slot_] = address
         for name, (slot_, _) in self._leaves.items():
             table[slot_] = leaves[name]
         return table
@@ -195,7 +219,11 @@ class CudaProgram:
 
     def _table_of(self, blocks: Mapping[str, Block], room: Block) -> list[int]:
         addresses = {n: b.address for n, b in blocks.items()}
-        return self._table(addresses, self._results.address, room.address)
+        if self._results is None:
+            self._results = Block(self._results_size)
+        start = self._results.address
+        results = {slot: start + offset for slot, offset in self._result_offsets.items()}
+        return self._table(addresses, results, room.address)
 
     def seconds(self, values: Mapping[str, np.ndarray], least: float) -> float:
         """What a run takes on the device, the mean of as many as take some time."""
@@ -240,17 +268,26 @@ class CudaProgram:
         self, values: Mapping[str, np.ndarray], inputs: Mapping[str, Any], wanted: Sequence[int]
     ) -> list[DeviceArray]:
         """Some outputs as arrays of their own on the device; nothing is waited for."""
-        driver, stream, found = self._device.driver, self._device.stream, list[DeviceArray]()
+        found: list[DeviceArray] = []
         with self._lock:
-            self._launch(values, (inputs,))
+            self._device.enter()
+            lent = self._lender.free()
+            self._launch(values, (inputs,), lent)
             for output in (self.plan.outputs[i] for i in wanted):
-                type_, source = output.type, self._now[output.slot]
-                block = Block(max(1, type_.nbytes))
-                if type_.nbytes:
-                    copied = driver.cuMemcpyDtoDAsync(block.address, source, type_.nbytes, stream)
-                    checked(copied, "results")
-                found.append(DeviceArray(block, type_.shape, type_.dtype.numpy))
+                block = lent.pop(output.slot, None)  # two that are one value are not one memory
+                here = self._copy(output) if block is None else self._lender.lend(block)
+                found.append(DeviceArray(here, output.type.shape, output.type.dtype.numpy))
         return found
+
+    def _copy(self, output: PlannedOutput) -> Block:
+        """Memory of its own for an output of the last launch."""
+        nbytes = output.type.nbytes
+        block = Block(max(1, nbytes))
+        if nbytes:
+            driver, stream = self._device.driver, self._device.stream
+            source = self._now[output.slot]
+            checked(driver.cuMemcpyDtoDAsync(block.address, source, nbytes, stream), "results")
+        return block
 
     @property
     def can_repeat(self) -> bool:
@@ -294,8 +331,12 @@ class CudaProgram:
             return self._outputs(self._launch(values, rows), len(rows), wanted)
 
     def _launch(
-        self, values: Mapping[str, np.ndarray], rows: Sequence[Mapping[str, Any]]
+        self,
+        values: Mapping[str, np.ndarray],
+        rows: Sequence[Mapping[str, Any]],
+        lent: Mapping[int, Block] | None = None,
     ) -> Pending:
+        """With blocks that are lent, results are there, and else on their way to the host."""
         assert isinstance(values, DeviceValues)
         self._device.enter()
         count = len(rows)
@@ -307,10 +348,12 @@ class CudaProgram:
         if self._held != (values, values.layout) or room.address != self._room:
             self._rebind(values, set(traffic.types), room.address)
         slot = traffic.next()
-        sources = traffic.fill(slot, rows)
-        graph = slot.graphs.get(sources)
+        there = () if lent is None else tuple(b.address for b in lent.values())
+        sources = traffic.fill(slot, rows, there)
+        graph = slot.graphs.get(sources + there)
         if graph is None:
-            graph = slot.graphs[sources] = self._captured(values, traffic, slot, sources)
+            graph = self._captured(values, traffic, slot, sources, lent)
+            slot.add(sources + there, graph, self._code.drop)
         self._now = graph.table
         checked(self._device.driver.cuGraphLaunch(graph.handle, self._device.stream), "step")
         self.runs += count
@@ -327,10 +370,17 @@ class CudaProgram:
             self._bound = bound
 
     def _captured(
-        self, values: DeviceValues, traffic: Traffic, slot: Slot, sources: Sources
+        self,
+        values: DeviceValues,
+        traffic: Traffic,
+        slot: Slot,
+        sources: Sources,
+        lent: Mapping[int, Block] | None,
     ) -> Captured:
         """The graph of some steps, from the copy of the inputs to that of the results."""
         table: list[int] = []
+        # Before the capture: memory may be allocated for them.
+        results = [self._results_of(traffic, step, lent) for step in range(traffic.count)]
 
         def enqueue(stream: Any) -> None:
             nonlocal table
@@ -338,10 +388,9 @@ class CudaProgram:
             for step in range(traffic.count):
                 own = traffic.addresses(step, sources)
                 leaves = {n: own[n] if n in own else values.block(n).address for n in self._leaves}
-                results = traffic.results.address + step * self._results_size
-                table = self._table(leaves, results, self._room)
+                table = self._table(leaves, results[step], self._room)
                 self.graph_launches = self._runner.enqueue(table, stream)
-            if self._results_size <= SIZES.small_results:
+            if lent is None and traffic.comes_back:
                 traffic.copy_out(slot, stream)
 
         return Captured(self._code.captured(enqueue), table)

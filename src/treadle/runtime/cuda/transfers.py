@@ -16,7 +16,7 @@ import numpy as np
 
 from treadle.ir.types import TensorType
 from treadle.kernel.target import GPU
-from treadle.runtime.cuda.arrays import Found
+from treadle.runtime.cuda.arrays import DeviceArray, Found
 from treadle.runtime.cuda.device import Block, Event, Pinned, checked, device, padded
 
 AHEAD, GRAPHS = GPU.launching.ahead, GPU.launching.graphs
@@ -75,7 +75,7 @@ class Slot:
 
     def __init__(self, traffic: Traffic):
         self.inputs = Pinned(traffic.size)
-        self.results = Pinned(traffic.results_size)
+        self.results = Pinned(traffic.results_size if traffic.comes_back else 0)
         self.event = Event()
         self.is_used = False
         self.graphs: dict[Sources, Captured] = {}
@@ -106,6 +106,12 @@ class Slot:
         self.pending = weakref.ref(pending)
         return pending
 
+    def add(self, key: Sources, graph: Captured, drop: Callable[[Any], None]) -> None:
+        """One more graph; of too many the oldest goes."""
+        while len(self.graphs) > GRAPHS:
+            drop(self.graphs.pop(next(iter(self.graphs))).handle)
+        self.graphs[key] = graph
+
     def forget(self, drop: Callable[[Any], None]) -> None:
         """Graphs are of addresses that are no longer so."""
         for graph in self.graphs.values():
@@ -125,11 +131,19 @@ class Traffic:
             size += padded(max(1, type_.nbytes))
         self.each, self.size = size, size * count
         self.results_size = results_size * count
+        self.comes_back = results_size <= GPU.launching.small_results
         self.block = Block(self.size)
-        self.results = Block(self.results_size)
+        self._results: Block | None = None
         self.slots = [Slot(self) for _ in range(AHEAD)]
         self.current = 0
         self.seen: dict[Sources, None] = {}  # addresses that came before
+
+    @property
+    def results(self) -> Block:
+        """Where results are that are not lent; made when it is first needed."""
+        if self._results is None:
+            self._results = Block(self.results_size)
+        return self._results
 
     def inputs_of(self, step: int) -> list[tuple[str, TensorType, int]]:
         return [(n, self.types[n], step * self.each + o) for n, o in self.offsets.items()]
@@ -140,8 +154,11 @@ class Traffic:
         slot.wait()
         return slot
 
-    def fill(self, slot: Slot, rows: Sequence[Mapping[str, Any]]) -> Sources:
-        """Copies of the host's arrays in pinned memory, and where those on the device are."""
+    def fill(self, slot: Slot, rows: Sequence[Mapping[str, Any]], results: Sources = ()) -> Sources:
+        """Copies of the host's arrays in pinned memory, and where those on the device are.
+
+        Graphs are known by these, and by where results are lent.
+        """
         sources: list[int] = []
         holders: list[object] = []
         for views, row in zip(slot.views, rows, strict=True):
@@ -152,18 +169,19 @@ class Traffic:
                     sources.append(0)
                     continue
                 if type(given) is Found:
-                    holders.append(given.holder)
+                    if not isinstance(given.holder, DeviceArray):  # ours follow our own stream
+                        holders.append(given.holder)
                     sources.append(given.address)
                 else:
                     view[...] = given
                     sources.append(0)
         slot.holders = holders
         wanted = tuple(sources)
-        return wanted if not holders else self._direct(slot, wanted)
+        return self._direct(slot, wanted, results) if any(wanted) else wanted
 
-    def _direct(self, slot: Slot, wanted: Sources) -> Sources:
+    def _direct(self, slot: Slot, wanted: Sources, results: Sources) -> Sources:
         """Arrays on the device are read where they are if they came before, or else copied."""
-        if wanted in slot.graphs:
+        if wanted + results in slot.graphs:
             return wanted
         if wanted in self.seen and len(slot.graphs) < GRAPHS:
             return wanted

@@ -1,9 +1,8 @@
-"""Processes that plan calls of cuDNN beside this one, begun while a program is scheduled.
+"""Processes that plan convolutions of cuDNN beside this one, begun while a program is scheduled.
 
 cuDNN compiles kernels of one plan after the other, whatever threads ask for them: 0.23 s for each
-depthwise convolution, of which a network has dozens. And its first attention takes 1.3 s, in which
-its frontend holds Python's lock. Other processes do both meanwhile; a plan of theirs is read here
-in 15 ms. Where none can be started everything is planned here.
+depthwise convolution, of which a network has dozens. Other processes do so meanwhile; a plan of
+theirs is read here in 15 ms. Where none can be started everything is planned here.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ import select
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from treadle.base.records import to_json
@@ -28,10 +28,9 @@ PATIENCE = 20  # seconds without an answer after which a process counts as gone
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A call to plan; of a convolution the plan with a number."""
+    """A convolution, and the number of the plan that is wanted."""
 
     call: LibraryLaunch
-    is_deterministic: bool
     number: int
 
 
@@ -77,42 +76,28 @@ class PlanWorker:
         return thread
 
 
-class PlanWorkers:
-    """Workers by kind of call, which a program takes over and closes."""
-
-    def __init__(self, workers: Mapping[str, Sequence[PlanWorker]]):
-        self._workers = workers
-
-    def of(self, kind: str) -> Sequence[PlanWorker]:
-        return self._workers.get(kind, ())
-
-    def close(self, waits: bool = False) -> None:
-        closing = [worker.close() for some in self._workers.values() for worker in some]
-        for thread in closing if waits else ():
-            thread.join()
+_begun: list[PlanWorker] = []  # by the program that is being scheduled; taken when it is loaded
 
 
-_begun: list[PlanWorkers] = []  # by the program that is being scheduled; taken when it is loaded
-_once = {"attention"}  # kinds of which a process is quick after the first: later ones are its own
-
-
-def begin_workers(counts: Mapping[str, int]) -> None:
-    """Start as many of each kind, unless some wait already or there are few processors."""
+def begin_workers(count: int) -> None:
+    """Start some, unless some wait already or there are few processors."""
     is_program = bool(getattr(sys, "frozen", False)) or not sys.executable  # no interpreter
-    wanted = {kind: count for kind, count in counts.items() if kind == "conv" or kind in _once}
-    if _begun or is_program or default_threads() < 4 or not any(wanted.values()):
+    if _begun or is_program or default_threads() < 4:
         return
-    _once.difference_update(kind for kind, count in wanted.items() if count)
-    try:
-        made = {
-            kind: [PlanWorker([sys.executable, "-P", "-m", MODULE, kind]) for _ in range(count)]
-            for kind, count in wanted.items()
-        }
-    except OSError:  # no more processes
-        return
-    _begun.append(PlanWorkers(made))
+    with suppress(OSError):  # no more processes
+        for _ in range(count):
+            _begun.append(PlanWorker([sys.executable, "-P", "-m", MODULE]))
 
 
-def begun_workers() -> PlanWorkers:
+def begun_workers() -> list[PlanWorker]:
     """Those that were begun; they are the caller's to close."""
-    return _begun.pop() if _begun else PlanWorkers({})
+    found = _begun.copy()
+    _begun.clear()
+    return found
+
+
+def close_workers(workers: Sequence[PlanWorker], waits: bool = False) -> None:
+    """They end; `waits` until they are gone, with their memory."""
+    closing = [worker.close() for worker in workers]
+    for thread in closing if waits else ():
+        thread.join()

@@ -17,7 +17,15 @@ from treadle.base.dtypes import DType
 from treadle.kernel.access import accesses
 from treadle.kernel.contraction import Axes, Contraction, Operand, oriented, size
 from treadle.kernel.geometry import Geometry, Panel, Tiled
-from treadle.kernel.index import Data, Index, Quotient, Remainder, Var, substitute, variable
+from treadle.kernel.index import (
+    Data,
+    Index,
+    Quotient,
+    Remainder,
+    Var,
+    constant,
+    variable,
+)
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -37,7 +45,7 @@ from treadle.kernel.nodes import (
 )
 from treadle.kernel.packs import is_pack
 from treadle.kernel.target import Mapping
-from treadle.kernel.traverse import rewrite
+from treadle.kernel.traverse import substituted
 from treadle.schedule.mapping.groups import in_order, nest
 from treadle.schedule.mapping.shapes import peeled
 from treadle.schedule.nests import (
@@ -72,6 +80,8 @@ def as_loops(kernel: Kernel) -> Kernel:
     step = Accumulate("sum", "add", apply("mul", left, right))
     at = _index(matmul.target, row, column)
     total: Value = Local("sum", wide)
+    for name, element in matmul.scales:
+        total = apply("mul", total, read(name, constant(element)))
     if matmul.bias is not None:
         total = apply("add", total, read(matmul.bias, variable(column)))
     if matmul.adds:
@@ -171,7 +181,7 @@ def _split(var: Var, body: Body) -> tuple[tuple[Var, ...], Body]:
         return (var,), body
     parts = tuple(Var(f"{var.name}.{i}", n) for i, n in enumerate([*extents, left]))
     whole = flat_index(parts)
-    return parts, tuple(rewrite(s, lambda _, i: substitute(i, {var: whole})) for s in body)
+    return parts, substituted(body, {var: whole})
 
 
 def _divisors(index: Index, var: Var) -> Iterator[int]:

@@ -147,6 +147,7 @@ def map_row_sums(kernel: Kernel, mapping: Mapping) -> Kernel | None:
     if not all(_is_zero(s) for s in walk(rows.before) if not isinstance(s, For)):
         return None  # every warp starts from it
     lanes = _lanes(kernel, rows, {b.name for b in sums}, sums[0].size, mapping)
+    mapping = mapping if lanes is None else replace(mapping, lanes=lanes)  # of every loop
     if lanes is None or -(-sums[0].size // (mapping.warp * lanes)) > mapping.unrolled:
         return None
     body, own = with_locals(side_by_side(rows.body), kernel.scratch)
@@ -181,14 +182,15 @@ def _is_zero(statement: Statement) -> bool:
 def _lanes(
     kernel: Kernel, rows: RowSums, names: set[str], width: int, mapping: Mapping
 ) -> int | None:
-    """The lanes of all loops that touch the sums, each its own columns; None if they differ."""
+    """The fewest lanes of loops that touch the sums, each its own columns; None if that is one."""
     around = (*rows.before, *rows.body, *rows.after)
     touching = [s for s in around if any(a.buffer in names for a in accesses([s]))]
     walks = [s for s in touching if isinstance(s, For) and s.var.extent == width]
     if len(walks) != len(touching) or not all(_is_own(s, names) for s in walks):
         return None
-    wanted = {lanes_of(kernel, s, mapping.warp, mapping) for s in walks if s in rows.body}
-    return wanted.pop() if len(wanted) == 1 and wanted != {1} else None
+    wanted = [lanes_of(kernel, s, mapping.warp, mapping) for s in walks if s in rows.body]
+    fewest = min(wanted, default=1)
+    return fewest if fewest > 1 else None
 
 
 def _is_own(loop: For, names: set[str]) -> bool:

@@ -37,40 +37,41 @@ _FUNCTIONS: dict[Op, Callable[..., Any]] = {
 }
 
 
-def known_mask(graph: Nodes, value: Value, is_hidden: bool = False) -> np.ndarray | None:
-    """Where a mask holds, or where it does not, if nothing that a program is given decides it."""
-    found = _known(graph, value)
-    if found is None:
-        return None
-    mask = found.astype(bool)
-    return ~mask if is_hidden else mask
-
-
-def is_causal_mask(graph: Nodes, value: Value, is_hidden: bool = False) -> bool:
+def is_causal(mask: np.ndarray) -> bool:
     """Whether a mask of queries and keys, its last axes, lets query t see keys 0 … t."""
-    shape = graph.type_of(value).shape
+    shape = mask.shape
     if math.prod(shape[:-2]) != 1 or min(shape[-2:]) < 2:
         return False
-    mask = known_mask(graph, value, is_hidden)
-    return mask is not None and bool((mask == (np.tri(shape[-2], shape[-1]) > 0)).all())
+    return bool((mask == (np.tri(shape[-2], shape[-1]) > 0)).all())
 
 
-def _known(graph: Nodes, value: Value) -> np.ndarray | None:
-    """In float64; None too where a number would be rounded to the dtype that it has."""
+def known(graph: Nodes, value: Value, found: dict[Value, np.ndarray | None]) -> np.ndarray | None:
+    """A value in float64, if nothing that a program is given decides it; `found` keeps them.
+
+    Each result is rounded to the dtype that it has; None where an integer wraps.
+    """
+    if value not in found:
+        found[value] = _known(graph, value, found)
+    return found[value]
+
+
+def _known(
+    graph: Nodes, value: Value, known_values: dict[Value, np.ndarray | None]
+) -> np.ndarray | None:
     type_ = graph.type_of(value)
     if math.prod(type_.shape) > MOST:
         return None
     node = graph.nodes[value.node]
     found = _leaf(node)
     if found is None and node.operands:
-        operands = [_known(graph, v) for v in node.operands]
+        operands = [known(graph, v, known_values) for v in node.operands]
         if any(x is None for x in operands):
             return None
         found = _computed(node, operands)
     if found is None:
         return None
     held = found.astype(type_.dtype.numpy).astype(np.float64)
-    return found if np.array_equal(held, found) else None
+    return held if type_.is_float or np.array_equal(held, found) else None
 
 
 def _computed(node: Node, operands: Sequence[Any]) -> np.ndarray | None:

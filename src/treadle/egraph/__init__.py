@@ -1,0 +1,1 @@
+"""Rewriting whole steps by rules that are data: an e-graph, its proofs, and what it costs."""

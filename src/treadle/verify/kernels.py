@@ -1,0 +1,364 @@
+"""Compares the kernels of a program with its graph, over the finite field.
+
+Each call is a claim: between what its inputs hold and what its outputs hold, the kernel computes
+what the graph does. Inputs are generic elements, the same on both sides; the kernel runs some of
+its iterations at full size, and the graph is evaluated at some elements that it has written. Calls
+of one kernel between equal parts of the graph are one claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from treadle.base.dtypes import DType
+from treadle.base.errors import GraphError
+from treadle.domains.field import Residues, same
+from treadle.domains.float64 import Array
+from treadle.ir.graph import Graph, Node, Value
+from treadle.ir.literal import ArrayLiteral
+from treadle.ir.op import NONE
+from treadle.ir.ops import elementwise as e
+from treadle.ir.ops.indexing import Gather, ScatterAdd
+from treadle.ir.ops.leaves import Constant, Leaf
+from treadle.ir.ops.linear import Contraction
+from treadle.kernel.bindings import Binding, Partial, Whole, Work
+from treadle.kernel.nodes import Buffer
+from treadle.kernel.program import Call, Program
+from treadle.verify import moved_elements as moved_elements
+from treadle.verify.claims import Site, sites
+from treadle.verify.extended import Extended, ExtendedField, chosen
+from treadle.verify.indices import evaluate_index, ravel, unravel
+from treadle.verify.keyed import Memory, Source, keyed
+from treadle.verify.layouts import Parts, layout_of, source_of, variables_at
+from treadle.verify.machine import Machine, NotEstablishedError, WrongKernelError
+from treadle.verify.on_demand import Grid, OnDemand, along
+from treadle.verify.picks import Picks
+from treadle.verify.views import viewed
+
+COMPARED = 8  # elements of each buffer, beside the first and the last that were written
+WHOLE = 2**20  # elements that a kernel may fill before another adds to them
+INTEGERS = 50  # integers are below it where no axis says more
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One call, as it was checked: plain data, for whoever looks at it."""
+
+    kernel: str
+    buffers: tuple[str, ...]
+    lines: tuple[str, ...]
+    iterations: dict[str, list[int]] = field(default_factory=dict)
+    compared: dict[str, list[int]] = field(default_factory=dict)  # addresses by buffer
+    reason: str = ""  # why it is not established; nothing where it is
+
+    @property
+    def is_established(self) -> bool:
+        return not self.reason
+
+
+def check_kernels(program: Program, trial: int = 0) -> list[Claim]:
+    """Every distinct claim of a program; a GraphError for one that does not hold."""
+    return [check(program, site, trial) for site in sites(program)]
+
+
+def check(program: Program, site: Site, trial: int = 0) -> Claim:
+    """One claim, established or not; a GraphError if it does not hold."""
+    call = site.call
+    lines, names = tuple(map(str, call.origins)), tuple(a.buffer for a in call.arguments)
+    try:
+        if site.graph is None:
+            raise NotEstablishedError("it stands between a scan and what is around it")
+        found = _compared(program, site, site.graph, trial)
+        return Claim(call.kernel.name, names, lines, *found)
+    except NotEstablishedError as reason:
+        return Claim(call.kernel.name, names, lines, reason=str(reason))
+    except WrongKernelError as wrong:
+        where = f" [{lines[0]}]" if lines else ""
+        cause = f"kernel {call.kernel.name} does not compute its part of the graph: {wrong}"
+        raise GraphError("verify", cause + where) from wrong
+
+
+def _compared(
+    program: Program, site: Site, graph: Graph, trial: int
+) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """Without the laws of logarithms, and with them where there are some and it needs them."""
+    try:
+        return Comparison(program, site, graph, trial).compare()
+    except WrongKernelError:
+        if not site.has_logs:
+            raise
+        return Comparison(program, site, graph, trial, has_logs=True).compare()
+
+
+class Comparison:
+    """One call on one side, the graph on the other."""
+
+    def __init__(
+        self, program: Program, site: Site, graph: Graph, trial: int, has_logs: bool = False
+    ):
+        self.program, self.site, self.graph, self.trial = program, site, graph, trial
+        self.field = ExtendedField(trial, site.ordered, has_logs)
+        self.constants = dict(program.constants)
+        self.most = _index_sizes(graph)
+
+    def compare(self) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+        """The iterations that ran, and the addresses that were compared."""
+        call, picks = self.site.call, Picks(self.trial)
+        memory = self._memory(call)
+        for other in self.site.earlier:
+            self._run_before(other, call, memory)
+        Machine(call.kernel, memory, self.field, picks).run()
+        on = self._graph(call)
+        compared: dict[str, list[int]] = {}
+        for buffer, argument in self._pairs(call)[len(call.kernel.inputs) :]:
+            at = _some(memory[buffer.name].written_at(), self.trial)
+            self._same(on, self.site.after[argument], memory[buffer.name], at)
+            compared[argument] = at.tolist()
+        return picks.record, compared
+
+    def _pairs(self, call: Call) -> list[tuple[Buffer, str]]:
+        return [(b, a.buffer) for b, a in zip(call.kernel.buffers, call.arguments, strict=True)]
+
+    # What goes in
+
+    def _memory(self, call: Call) -> dict[str, Memory]:
+        """The kernel's buffers: what they hold before it, or nothing that anything equals."""
+        inputs, before = {b.name for b in call.kernel.inputs}, self.site.before
+        found: dict[str, Memory] = {}
+        for buffer, name in self._pairs(call):
+            undefined = keyed(self.field, f"undefined {name}", buffer.dtype)
+            is_leaf = isinstance(self.graph.nodes[before[name].value.node].attributes, Leaf)
+            source = undefined
+            if buffer.name in inputs or is_leaf:
+                source = self._source(before[name], buffer, undefined)
+            found[buffer.name] = Memory(buffer.dtype, buffer.size, source)
+        return found
+
+    def _run_before(self, other: Call, call: Call, memory: dict[str, Memory]) -> None:
+        """A kernel that fills what this one adds to: all of it."""
+        own = {name: memory[buffer.name] for buffer, name in self._pairs(call)}
+        shared = [buffer for buffer, name in self._pairs(other) if name in own]
+        if other.kernel.inputs or sum(b.size for b in shared) > WHOLE:
+            raise NotEstablishedError(f"{other.kernel.name} writes the same buffer before it")
+        found = {buffer.name: own[name] for buffer, name in self._pairs(other) if name in own}
+        if len(found) < len(other.kernel.buffers):
+            raise NotEstablishedError(f"{other.kernel.name} writes other buffers too")
+        picks = Picks(self.trial)
+        picks.fewest = WHOLE
+        Machine(other.kernel, found, self.field, picks).run()
+        for filled in found.values():
+            filled.written[:] = False
+
+    def _source(self, binding: Binding, buffer: Buffer, undefined: Source) -> Source:
+        if isinstance(binding.content, Work):
+            raise NotEstablishedError(f"{binding}")
+        if isinstance(binding.content, Partial):
+            return keyed(self.field, f"parts {binding.buffer}", buffer.dtype)
+        type_ = self.graph.type_of(binding.value)
+        value = self.value(binding.value)
+        if isinstance(binding.content, Whole) and buffer.size < type_.size:
+            raise NotEstablishedError(f"it sees a part of {binding.buffer}")
+        return source_of(binding.content, type_, value, undefined, self.field)
+
+    def value(self, value: Value) -> Source:
+        """Elements of a value by their flat index: those of what it is a view of."""
+        base, moves = viewed(self.graph, value)
+        source = self._base(base)
+        if not moves:
+            return source
+
+        def moved(at: Array) -> Extended:
+            for move in moves:
+                at = move(at)
+            return source(at)
+
+        return moved
+
+    def _base(self, value: Value) -> Source:
+        """A constant's own elements, or generic ones."""
+        node = self.graph.nodes[value.node]
+        if isinstance(node.attributes, Constant):
+            return self._number(node.attributes)
+        array = self.constants.get(f"{self.site.scope}b{value.node}.{value.output}")
+        if array is not None:
+            return self._constant(array, self.graph.type_of(value).dtype)
+        name = f"%{value.node}.{value.output}"
+        most = self.most.get(value, INTEGERS)
+        return keyed(self.field, name, self.graph.type_of(value).dtype, most)
+
+    def _number(self, attributes: Constant) -> Source:
+        value, dtype = attributes.value, attributes.type.dtype
+        if isinstance(value, ArrayLiteral):
+            return self._constant(value.array, dtype)
+        found = self.field.literal(value, dtype)
+        return lambda at: found.map(lambda a: np.broadcast_to(a, at.shape))
+
+    def _constant(self, array: np.ndarray, dtype: DType) -> Source:
+        flat = array.reshape(-1)
+
+        def source(at: Array) -> Extended:
+            taken = flat[at]
+            if not dtype.is_float:
+                return self.field.integers(taken, dtype)
+            finite = np.where(np.isfinite(taken), taken, 0)
+            q, p = (lane.array(finite) for lane in self.field.field.lanes)
+            infinite = np.where(np.isinf(taken), np.sign(taken), 0).astype(np.int64)
+            return Extended(q, p, infinite=infinite if infinite.any() else None)
+
+        return source
+
+    def _graph(self, call: Call) -> OnDemand:
+        """The graph, cut at what the call is given."""
+        inputs, before = (
+            [a.buffer for a in call.arguments[: len(call.kernel.inputs)]],
+            self.site.before,
+        )
+        values = [before[n].value for n in inputs if not isinstance(before[n].content, Partial)]
+        cuts = {viewed(self.graph, value)[0] for value in values}
+
+        def given(value: Value) -> Source | None:
+            is_leaf = isinstance(self.graph.nodes[value.node].attributes, Leaf)
+            return self._base(value) if value in cuts or is_leaf else None
+
+        on = OnDemand(self.graph, self.field, given)
+        for name in inputs:
+            if isinstance(before[name].content, Partial):
+                on.special[before[name].value] = self._from_parts(before[name])
+        return on
+
+    def _from_parts(self, binding: Binding) -> Callable[[Grid], Extended]:
+        """The elements of a sum whose parts are given."""
+        node, content = self.graph.nodes[binding.value.node], binding.content
+        assert isinstance(content, Partial)
+        parts, dtype = Parts(node, content), node.types[0].dtype
+        source = keyed(self.field, f"parts {binding.buffer}", dtype)
+
+        def made(grid: Grid) -> Extended:
+            mesh = np.ix_(*map(along, grid)) if grid else ()
+            at = parts.of(np.asarray(ravel(mesh, node.types[0].shape)))
+            return self.field.reduced(content.op, source(at), (at.ndim - 1,), dtype)
+
+        return made
+
+    # What comes out
+
+    def _same(self, on: OnDemand, binding: Binding, memory: Memory, at: Array) -> None:
+        """The elements at some addresses are the graph's."""
+        if isinstance(binding.content, Work):
+            raise NotEstablishedError(f"{binding}")
+        if not len(at):
+            raise WrongKernelError(f"{binding.buffer} is not written")
+        if isinstance(binding.content, Partial):
+            wanted = self._parts(on, binding, binding.content, at)
+        else:
+            at, wanted = self._elements(on, binding, memory.dtype, at)
+        found = memory.load(at)
+        wrong = _differing(found, wanted, at)
+        if wrong is None:
+            return
+        raise WrongKernelError(f"{binding} is something else at {wrong}")
+
+    def _elements(
+        self, on: OnDemand, binding: Binding, dtype: DType, at: Array
+    ) -> tuple[Array, Extended]:
+        """A value's elements at those addresses that have some."""
+        type_ = self.graph.type_of(binding.value)
+        places = layout_of(binding.content, type_)(at)
+        there = places.is_there
+        if not there.any():
+            raise NotEstablishedError(f"only gaps of {binding.buffer} were written")
+        pairs = zip(places.indices, type_.shape, strict=True)
+        inside = [np.clip(i[there], 0, max(0, n - 1)) for i, n in pairs]
+        found = on.points(binding.value, inside)
+        return at[there], chosen(places.is_zero[there], self.field.zero(dtype), found)
+
+    def _parts(self, on: OnDemand, binding: Binding, partial: Partial, at: Array) -> Extended:
+        """Partial sums at some addresses, each from its terms."""
+        node = self.graph.nodes[binding.value.node]
+        variables, _ = variables_at(partial.elements)(at)
+        shape = tuple(v.extent for v in partial.summed)
+        inner = unravel(np.arange(int(np.prod(shape, dtype=np.int64))), shape)
+        count = len(inner[0]) if inner else 1
+        names: dict[str, Array] = {n: v[:, None] for n, v in variables.items()}
+        names |= {v.name: i for v, i in zip(partial.summed, inner, strict=True)}
+        full = (len(at), count)
+        held = np.ones(full, bool)
+        for guard in partial.elements.guards:
+            index = np.asarray(evaluate_index(guard.index, dict(names)))
+            held &= (index >= guard.low) & (index < guard.high)
+        element = [
+            np.broadcast_to(np.asarray(evaluate_index(i, dict(names))), full)
+            for i in partial.elements.element
+        ]
+        found, dtype = self._terms(on, node, element), node.types[0].dtype
+        if not held.all():
+            nothing = self.field.literal({"add": 0, "mul": 1}.get(partial.op, 0), dtype)
+            if partial.op in ("max", "min"):
+                raise NotEstablishedError("parts of a maximum that end before others")
+            found = chosen(held, found, nothing)
+        return self.field.reduced(partial.op, found, (1,), dtype)
+
+    def _terms(self, on: OnDemand, node: Node, element: list[Array]) -> Extended:
+        if not isinstance(node.attributes, Contraction):
+            shape = self.graph.type_of(node.operands[0]).shape
+            inside = [np.clip(i, 0, n - 1) for i, n in zip(element, shape, strict=True)]
+            return on.points(node.operands[0], inside)
+        lx, ly, lr = node.attributes.labels
+        depth = [c for c in lx if c not in lr]
+        axes = dict(zip([*lr, *depth], element, strict=True))
+        factors = [
+            on.points(v, [axes[c] for c in labels])
+            for v, labels in zip(node.operands, (lx, ly), strict=True)
+        ]
+        dtype = node.types[0].dtype
+        return self.field.apply(e.MUL, NONE, factors, [dtype, dtype], dtype)
+
+
+def _index_sizes(graph: Graph) -> dict[Value, int]:
+    """The axes that integers index, by their length."""
+    found: dict[Value, int] = {}
+    for node in graph.nodes:
+        if isinstance(node.attributes, Gather):
+            found[node.operands[1]] = graph.type_of(node.operands[0]).shape[node.attributes.axis]
+        elif isinstance(node.attributes, ScatterAdd):
+            found[node.operands[1]] = node.attributes.size
+    return found
+
+
+def _some(at: Array, seed: int) -> Array:
+    """The first and the last address, and some between."""
+    if len(at) <= COMPARED:
+        return at
+    others = np.random.default_rng([seed, len(at)]).integers(0, len(at), COMPARED)
+    return np.unique(at[[0, -1, *others]])
+
+
+def _differing(found: Extended, wanted: Extended, at: Array) -> int | None:
+    """The first address at which two are no longer the same in any lane."""
+
+    def part(x: Extended) -> Residues:
+        q, p = (np.broadcast_to(a, at.shape) for a in (x.q, x.p))
+        sign = None if x.sign is None else np.broadcast_to(x.sign, at.shape)
+        return Residues(q, p, sign)
+
+    one, other = part(found), part(wanted)
+    flags = [
+        np.zeros(at.shape, np.int64)
+        if x.infinite is None
+        else np.broadcast_to(x.infinite, at.shape)
+        for x in (found, wanted)
+    ]
+    finite = (flags[0] == 0) & (flags[1] == 0)
+    if not np.array_equal(flags[0], flags[1]):
+        return int(at[flags[0] != flags[1]][0])
+
+    def kept(r: Residues) -> Residues:
+        return Residues(r.q[finite], r.p[finite], None if r.sign is None else r.sign[finite])
+
+    if same(kept(one), kept(other)):
+        return None
+    differs = (one.p != other.p) & finite
+    return int(at[differs][0]) if differs.any() else int(at[0])
