@@ -26,6 +26,7 @@ from treadle.cli.train import (
     report,
     settings_of,
 )
+from treadle.kernel.cost import picoseconds
 from treadle.step.train_step import TrainStep
 
 ROWS = 12  # of a table, the largest first
@@ -136,9 +137,9 @@ def _as_plain(value: object) -> int | float | str:
 
 
 def _kernels(step: TrainStep) -> list[Explanation]:
-    """By what they cost in the model: operations, and bytes as so many operations."""
-    per_byte = backend(step.report.device).target.recomputation.operations_per_byte
-    costs = [k.calls * (k.facts.flops + per_byte * k.facts.nbytes) for k in step.kernels]
+    """By what they cost in the target's model of operations and bytes."""
+    how = step.report.precision != "float32", backend(step.report.device).target.costs
+    costs = [k.calls * picoseconds(k.facts.flops, k.facts.nbytes, *how) for k in step.kernels]
     rows = [
         {
             "kernel": k.name,

@@ -50,7 +50,9 @@ class Copies:
         units = (self.uses.units[n] for n in sorted(self.at))
         again = tuple(self._rerun(u) for u in units if id(u.call) not in self.moved)
         buffers: tuple[Buffer, ...] = (*kept, *copies, *inner)
-        return replace(program, steps=tuple(steps), buffers=buffers, again=again)
+        changed = program.bindings.with_copies({n: _copy(n) for n in self.splits})
+        bindings = changed.restricted(b.name for b in buffers)
+        return replace(program, steps=tuple(steps), buffers=buffers, again=again, bindings=bindings)
 
     def _rerun(self, unit: Unit) -> Rerun:
         waited = [n for n in unit.writes if self.splits[n] != NEVER and n in self.uses.touched]
