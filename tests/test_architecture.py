@@ -69,7 +69,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "tables": BELOW_PIPELINE,  # fills the tables of ops
     "compile_report": VALUES,
     # Each strings its stages together; a search draws indices that are in range.
-    "backends": VALUES | STAGES | {"compile_report", "domains"},
+    "backends": VALUES | STAGES | {"compile_report", "domains", "verify"},
     "pipeline": BELOW_PIPELINE | {"verify", "tables", "compile_report", "backends"},
     "step": BELOW_PIPELINE | {"pipeline", "backends", "compile_report"},
     "file formats": BASE | {"runtime"},
@@ -100,6 +100,8 @@ LATE = frozenset(
 LATE_OWN = frozenset(
     ["treadle.backends.views"]
     + [f"treadle.backends.{device}.backend" for device in ("oracle", "cpu", "cuda")]
+    # What only verify="full" asks for.
+    + ["treadle.verify.kernels", "treadle.verify.gradients"]
 )
 
 MAX_FILE_LINES = 500

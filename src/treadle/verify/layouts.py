@@ -108,6 +108,21 @@ def _numbers(index: Index, found: dict[str, Array], shape: tuple[int, ...]) -> A
     return np.broadcast_to(np.asarray(evaluate_index(index, dict(found)), np.int64), shape)
 
 
+def last_address(content: Whole | Copy | Partial, type_: TensorType) -> int:
+    """Where the last element is."""
+    if isinstance(content, (Copy, Partial)):
+        every = content.elements.variables
+        for back in range(every[-1].extent if every else 1):  # gaps end a row
+            last = {v.name: np.array(v.extent - 1 - (back if v is every[-1] else 0)) for v in every}
+            if isinstance(content, Partial) or _held(content.elements.guards, last, ()).all():
+                break
+        return int(evaluate_index(content.elements.address, dict(last)))
+    shape = (*type_.shape[:-1], content.pitch) if content.pitch else type_.shape
+    axes = content.order or tuple(range(type_.rank))
+    at = tuple(np.array(max(0, type_.shape[i] - 1)) for i in axes)
+    return int(ravel(at, tuple(shape[i] for i in axes)))
+
+
 def source_of(
     content: Whole | Copy, type_: TensorType, value: Source, otherwise: Source, field: ExtendedField
 ) -> Source:

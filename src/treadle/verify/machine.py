@@ -181,11 +181,12 @@ class Machine:
         stop = None if s.stop is None else np.asarray(self.index(s.stop))
         count = s.var.extent if stop is None else min(s.var.extent, int(stop.max(initial=0)))
         every = np.arange(count)
-        if self._is_sampled(s):
-            every = np.array([i for i in self.picks.of(s) if i < count], np.int64)
-        saved, mask = dict(self.locals), self.mask
         is_apart = (s.role is Role.GRID or s is self.outer) and bool(self.own)
-        if len(every) and not is_apart and self._is_vector(s):
+        is_vector = not is_apart and self._is_vector(s)
+        if self._is_sampled(s):
+            every = np.array([i for i in self.picks.of(s, is_vector) if i < count], np.int64)
+        saved, mask = dict(self.locals), self.mask
+        if len(every) and is_vector:
             for part in self._chunks(every):
                 self._together(s, part, stop, mask)
         else:
