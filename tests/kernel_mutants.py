@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
+from treadle.kernel.access import accesses
 from treadle.kernel.index import Index
 from treadle.kernel.nodes import (
     Accumulate,
@@ -60,8 +61,14 @@ def _bodies(
         for told, new in _statements(statement, buffers):
             yield told, (*body[:i], *new, *body[i + 1 :])
     for i, (a, b) in enumerate(pairwise(body)):
-        if isinstance(a, For) and isinstance(b, For):
+        if isinstance(a, For) and isinstance(b, For) and _needs(b, a):
             yield "two loops in the other order", (*body[:i], b, a, *body[i + 2 :])
+
+
+def _needs(second: For, first: For) -> bool:
+    """Whether a loop reads what another writes."""
+    written = {a.buffer for a in accesses(first.body) if a.writes}
+    return any(a.buffer in written for a in accesses(second.body) if not a.writes)
 
 
 Changes = Iterator[tuple[str, tuple[Statement, ...]]]

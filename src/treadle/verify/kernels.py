@@ -32,7 +32,14 @@ from treadle.verify.claims import Site, sites
 from treadle.verify.extended import Extended, ExtendedField, chosen
 from treadle.verify.indices import evaluate_index, ravel, unravel
 from treadle.verify.keyed import Memory, Source, keyed
-from treadle.verify.layouts import Parts, last_address, layout_of, source_of, variables_at
+from treadle.verify.layouts import (
+    Parts,
+    filled_with,
+    last_address,
+    layout_of,
+    source_of,
+    variables_at,
+)
 from treadle.verify.machine import Machine, NotEstablishedError, WrongKernelError
 from treadle.verify.on_demand import Grid, OnDemand, along
 from treadle.verify.picks import Picks
@@ -118,7 +125,8 @@ class Comparison:
         if isinstance(content, Work):
             raise NotEstablishedError(f"{binding}")
         rng = np.random.default_rng([self.trial, len(written)])
-        found = [*_some(written, rng), min(last_address(content, type_), size - 1)]
+        last = {last_address(content, type_, is_full) for is_full in (False, True)}
+        found = [*_some(written, rng), *(min(at, size - 1) for at in last)]
         if not isinstance(content, Partial):
             few = rng.choice(written, min(len(written), 4096), replace=False)
             for index in layout_of(content, type_)(few).indices:
@@ -148,6 +156,13 @@ class Comparison:
         """A kernel that fills what this one adds to: all of it."""
         own = {name: memory[buffer.name] for buffer, name in self._pairs(call)}
         shared = [buffer for buffer, name in self._pairs(other) if name in own]
+        fill = filled_with(other.kernel)
+        if fill is not None:
+            zero = self.field.literal(fill.value, fill.dtype)
+            own[other.arguments[0].buffer].forget(
+                lambda at: zero.map(lambda a: np.broadcast_to(a, at.shape))
+            )
+            return
         if other.kernel.inputs or sum(b.size for b in shared) > WHOLE:
             raise NotEstablishedError(f"{other.kernel.name} writes the same buffer before it")
         found = {buffer.name: own[name] for buffer, name in self._pairs(other) if name in own}

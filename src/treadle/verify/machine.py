@@ -88,7 +88,7 @@ class Machine:
         self.outer = outermost(kernel)
         self.loops: list[For] = []  # around, that run one iteration after another
         self.nest: list[int] = []  # those of them of which some are left out
-        self.turn = 0
+        self.turns: Counter[str] = Counter()
         self.sampled: dict[int, bool] = {}
         self.vectors: dict[int, bool] = {}
         self.is_product = sum(not isinstance(s, For) for s in walk(kernel.body)) == 1
@@ -207,9 +207,9 @@ class Machine:
             return
         order, before = [int(i) for i in (*every[-1:], *every[:-1])], self.count
         if self.nest and self.nest[-1] == len(self.loops) - 1:  # other ones in each iteration
-            first = self.turn % len(order)
+            first = self.turns[s.var.name] % len(order)  # the last at first
             order = (order[first:] + order[:first])[:2]
-            self.turn += 1
+            self.turns[s.var.name] += 1
         self.nest.append(len(self.loops))
         self.loops.append(s)
         for i in order:
