@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from treadle.kernel.access import Access, accesses
+from treadle.kernel.costs import Costs
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -19,7 +20,6 @@ from treadle.kernel.nodes import (
     Role,
     Statement,
 )
-from treadle.kernel.target import Costs
 from treadle.kernel.traverse import subvalues, tally, walk
 
 LINE = 64  # bytes

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from treadle.kernel.costs import CPU_COSTS, GPU_COSTS, Costs
+from treadle.kernel.target_memory import ARENA, RECOMPUTATION, Recomputation
 from treadle.kernel.target_memory import Arena as Arena
-from treadle.kernel.target_memory import Recomputation
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,14 +424,14 @@ class Target:
     fusion: Fusion = Fusion()
     reductions: Reductions = Reductions()
     materialization: Materialization = Materialization()
-    recomputation: Recomputation = Recomputation()
+    recomputation: Recomputation = RECOMPUTATION
     matmuls: Matmuls = Matmuls()
     streaming: Streaming = Streaming()
     mapping: Mapping | None = None  # none where a loop's iterations are a processor's
     rewriting: Rewriting = Rewriting()
     costs: Costs = CPU_COSTS
     tasks: Tasks = Tasks()
-    arena: Arena = Arena()
+    arena: Arena = ARENA
     launching: Launching = Launching()
 
 

@@ -25,3 +25,6 @@ class Recomputation:
     # An arena has gaps: how often less is asked for, and how much less at least, of the budget.
     attempts: int = 6  # chosen
     part: int = 64  # chosen
+
+
+ARENA, RECOMPUTATION = Arena(), Recomputation()
