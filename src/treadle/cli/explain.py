@@ -113,7 +113,7 @@ def explained(step: TrainStep) -> Explanation:
             {
                 "composite": r.name,
                 "exactness": r.exactness.value,
-                "status": r.status.value,
+                "cause": r.cause,
                 "line": str(r.origin or ""),
             }
             for r in made.recognised
