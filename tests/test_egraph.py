@@ -29,7 +29,9 @@ from treadle.ir.ops.shaping import CONCAT, PAD
 from treadle.ir.text import to_text as graph_text
 from treadle.ir.types import TensorType
 from treadle.ir.verify import verify
-from treadle.kernel.target import CPU, GPU, Costs
+from treadle.kernel.costs import Costs
+from treadle.kernel.target import CPU, GPU
+from treadle.pipeline import optimize
 
 RULES = {rule.name: rule for rule in own_rules()}
 SIZES = {"n": 2, "m": 3, "k": 4, "h": 5, "j": 2, "s": 1, "t": 2}
@@ -383,3 +385,11 @@ def test_float16_is_not_scaled_elsewhere() -> None:
         back = td.Spec((1, 64), type_.dtype)
         _, result = found(lambda x, y: (x @ y) * 3, type_, back)
         assert bool(result.fired) is fires
+
+
+def test_strict_numerics_leave_what_would_round_differently() -> None:
+    types = td.Spec((64, 64)), td.Spec((64, 64)), td.Spec((64, 1))
+    graph = td.trace(lambda a, b, x: (a @ b) @ x, *types)
+    assert optimise(graph, CPU).fired == {"chain_to_right": 1}
+    assert optimise(graph, CPU, only_exact=True).graph is graph
+    assert optimize(graph, CPU, numerics="strict") == graph

@@ -14,7 +14,8 @@ from treadle.ir.op import Attributes, Op
 from treadle.ir.ops import elementwise, leaves, reductions, shaping
 from treadle.ir.ops.linear import CONTRACT, Contraction
 from treadle.ir.types import TensorType
-from treadle.kernel.target import Costs, Target
+from treadle.kernel.costs import Costs
+from treadle.kernel.target import Target
 
 FREE = frozenset([*leaves.NAMED_LEAVES, leaves.CONSTANT, leaves.IOTA, shaping.RESHAPE])
 MOVES = frozenset(

@@ -77,7 +77,7 @@ class EGraph:
         self.members: dict[int, list[int]] = {}  # of a class
         self.users: dict[int, list[int]] = {}  # of a class: nodes that have it as a child
         self.ops: dict[int, int] = {}  # of a class: a bit for each op in it
-        self.numbers: dict[int, literal.Number] = {}  # of classes that are one number everywhere
+        self.numbers: dict[int, int] = {}  # of classes that are one number everywhere: a constant
         self.proof: list[tuple[int, Reason | None]] = []  # a forest: next node, and why
         self.changed: set[int] = set()  # classes that matching has not seen as they are
         self.log: list[Application] = []
@@ -146,8 +146,15 @@ class EGraph:
     def _note_number(self, node: int, attributes: Attributes) -> None:
         assert isinstance(attributes, Constant)
         if not isinstance(attributes.value, literal.ArrayLiteral):
-            self.numbers[node] = attributes.value
+            self.numbers[node] = node
             self.ops[node] |= self.bit_of(NUMBER)
+
+    def number_of(self, constant: int) -> literal.Number:
+        """The number that a constant is everywhere."""
+        attributes = self.heads[self.head[constant]].attributes
+        assert isinstance(attributes, Constant)
+        assert not isinstance(attributes.value, literal.ArrayLiteral)
+        return attributes.value
 
     def merge(self, left: int, right: int, reason: Reason) -> bool:
         """Make two nodes equal; whether they were not. Requires equal types."""

@@ -213,11 +213,12 @@ def _bound(graph: EGraph, wanted: Pattern, child: int, so_far: Found) -> Found |
     """What is known after a name or a number stands for a child."""
     names, class_ = so_far.names, graph.find(child)
     if isinstance(wanted, Number):
-        number = graph.numbers[class_]
+        constant = graph.numbers[class_]
+        number, sides = graph.number_of(constant), (*so_far.sides, (child, constant))
         if wanted.value is None:
-            return Found({**names, wanted.name: number}, so_far.matched, so_far.sides)
-        is_it = number == wanted.value and not str(number).startswith("-")
-        return so_far if is_it or (wanted.value < 0 and number == wanted.value) else None
+            return Found({**names, wanted.name: number}, so_far.matched, sides)
+        is_it = number == wanted.value and str(number).startswith("-") == (wanted.value < 0)
+        return Found(names, so_far.matched, sides) if is_it else None
     assert isinstance(wanted, Name)
     known = names.get(wanted.name)
     if known is None:

@@ -49,13 +49,19 @@ def usual_rules() -> tuple[CompiledRule, ...]:
 
 
 def optimise(
-    graph: Graph, target: Target, more: Sequence[DataRule] = (), limits: Limits = USUAL
+    graph: Graph,
+    target: Target,
+    more: Sequence[DataRule] = (),
+    limits: Limits = USUAL,
+    only_exact: bool = False,
 ) -> Optimised:
     """The cheapest equal graph that is found; the same one where nothing pays.
 
-    Rules are Treadle's own, those that a user added, and `more`.
+    Rules are Treadle's own, those that a user added, and `more`; with `only_exact` those of them
+    that change no bit.
     """
-    rules = (*usual_rules(), *map(compiled, (*added_rules(), *more)))
+    every = (*usual_rules(), *map(compiled, (*added_rules(), *more)))
+    rules = [r for r in every if r.rule.is_exact or not only_exact]
     egraph, nodes = load(graph)
     originals = len(egraph)
     Search(egraph, rules, limits).run()

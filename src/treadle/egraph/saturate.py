@@ -24,6 +24,7 @@ class Limits:
     least_nodes: int = 1000
 
 
+Sides = list[tuple[int, int]]  # nodes whose equality an application rests on
 Needs = tuple[tuple[tuple[int, int], ...], ...]
 ByOp = dict[int, list[tuple[CompiledRule, Needs]]]
 
@@ -99,18 +100,19 @@ class Search:
         if key in self._seen:
             return
         self._seen.add(key)
-        result = self._result(rule, node, found.names)
+        sides = list(found.sides)
+        result = self._result(rule, node, found.names, sides)
         if result is not None:
-            self._merge(rule, (node,), (result,), found.matched, found.sides)
+            self._merge(rule, (node,), (result,), found.matched, sides)
 
-    def _result(self, rule: CompiledRule, root: int, found: Names) -> int | None:
+    def _result(self, rule: CompiledRule, root: int, found: Names, sides: Sides) -> int | None:
         """The node that takes the root's place, if conditions hold and it has the root's type."""
         graph = self.graph
         try:
             names = bindings(graph, rule, root, found)
             if names is None:
                 return None
-            result = build(graph, rule.targets[0], names, found)
+            result = build(graph, rule.targets[0], names, found, sides)
         except (TreadleError, IndexError, ValueError):
             return None  # a replacement without a type, or an expression without a value
         return result if graph.types[result] == graph.types[root] else None
@@ -121,9 +123,9 @@ class Search:
         roots: tuple[int, ...],
         results: tuple[int, ...],
         matched: tuple[int, ...],
-        sides: tuple[tuple[int, int], ...],
+        sides: Sides,
     ) -> None:
-        step = Application(rule.rule.name, roots, results, matched, sides)
+        step = Application(rule.rule.name, roots, results, matched, tuple(sides))
         merged = [self.graph.merge(a, b, step) for a, b in zip(roots, results, strict=True)]
         if any(merged):
             self.graph.log.append(step)
@@ -145,14 +147,14 @@ class Search:
         if len(set(tensors)) < 2:
             return
         results: list[int] = []
+        sides = [pair for _, found in family for pair in found.sides]
         for i, (node, found) in enumerate(family):
             more = {f"{member}...": tuple(tensors), f"{member}.before": tuple(tensors[:i])}
-            result = self._result(rule, node, {**found.names, **more})
+            result = self._result(rule, node, {**found.names, **more}, sides)
             if result is None:
                 return
             results.append(result)
         matched = tuple(n for _, found in family for n in found.matched)
-        sides = tuple(pair for _, found in family for pair in found.sides)
         self._merge(rule, tuple(n for n, _ in family), tuple(results), matched, sides)
 
 
@@ -169,8 +171,11 @@ def bindings(graph: EGraph, rule: CompiledRule, root: int, found: Names) -> Name
     return names if all(holds(names) for holds in rule.conditions) else None
 
 
-def build(graph: EGraph, made: Made | str, names: Names, nodes: Names) -> int:
-    """The node of a replacement, whose operands are nodes by name."""
+def build(graph: EGraph, made: Made | str, names: Names, nodes: Names, sides: Sides) -> int:
+    """The node of a replacement, whose operands are nodes by name.
+
+    It may be one that was there, over operands that are equal to those asked for: that is noted.
+    """
     if isinstance(made, str):
         return int(nodes[made])
     given = {field: compute(names) for field, compute in made.fields}
@@ -179,6 +184,12 @@ def build(graph: EGraph, made: Made | str, names: Names, nodes: Names) -> int:
         if isinstance(part, str) and part.endswith("..."):
             operands += nodes[part]
         else:
-            operands.append(build(graph, part, names, nodes))
-    head = graph.head_of(made.op, attributes_of(made.op, given))
-    return graph.add(head, tuple(operands))
+            operands.append(build(graph, part, names, nodes, sides))
+    node = graph.add(graph.head_of(made.op, attributes_of(made.op, given)), tuple(operands))
+    known = graph.children[node]
+    if known != tuple(operands):
+        is_crossed = any(
+            graph.find(a) != graph.find(b) for a, b in zip(operands, known, strict=True)
+        )
+        sides += zip(operands, known[::-1] if is_crossed else known, strict=True)
+    return node

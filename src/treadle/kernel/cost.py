@@ -19,6 +19,7 @@ from treadle.kernel.nodes import (
     Role,
     Statement,
 )
+from treadle.kernel.target import Costs
 from treadle.kernel.traverse import subvalues, tally, walk
 
 LINE = 64  # bytes
@@ -54,6 +55,11 @@ def iterations(kernel: Kernel) -> int:
 def flops(kernel: Kernel) -> int:
     """Arithmetic of all iterations: an elementwise op counts as one, whichever it is."""
     return tally(kernel.body, _operations)
+
+
+def picoseconds(flops: int, nbytes: int, is_narrow: bool, costs: Costs) -> int:
+    """What work takes in a model of a machine: its operations, then what it moves."""
+    return 1 + int(flops * (costs.narrow_flop if is_narrow else costs.flop) + nbytes * costs.byte)
 
 
 def _operations(statement: Statement) -> int:

@@ -8,6 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from treadle.kernel.costs import CPU_COSTS, GPU_COSTS, Costs
+from treadle.kernel.target_memory import Arena as Arena
+from treadle.kernel.target_memory import Recomputation
+
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
@@ -100,22 +104,6 @@ class Materialization:
     most_recomputed: int = 64
     recomputed_reads: int = 2
     least_recomputed: int = 1 << 18
-
-
-@dataclass(frozen=True, slots=True)
-class Recomputation:
-    """What kernels are run once more for, under a memory budget (memory: budget)."""
-
-    # Bytes of a buffer that is worth a thought: chosen, a thousandth of what small steps hold.
-    least_bytes: int = 1 << 14
-    # Operations that take as long as a byte that is moved: 60 GFLOP/s and 8 GB/s of a core, and
-    # 500 TFLOP/s and 3.6 TB/s of matmuls and copies of an H200 (docs/performance.md).
-    operations_per_byte: int = 8
-    # Of a call's price, one of so many parts is that of running it later, and not beside others.
-    moved_share: int = 16  # chosen
-    # An arena has gaps: how often less is asked for, and how much less at least, of the budget.
-    attempts: int = 6  # chosen
-    part: int = 64  # chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,26 +352,6 @@ class Rewriting:
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
-    """Picoseconds by which equal graphs are compared (egraph): rough, only differences count.
-
-    Values are a core's with AVX-512 (bench/ceilings.py: 90 GFLOP/s, 10 GB/s).
-    """
-
-    flop: float = 11.0  # of a contraction
-    narrow_flop: float = 11.0  # of one whose operands have two bytes
-    byte: float = 100.0  # to or from memory
-    element: float = 20.0  # of an op inside a kernel, 16 lanes at 3 GHz
-    launch: float = 0.0  # of a kernel; a processor's are fused, and calls are cheap
-    units: int = 0  # that share the tiles of a matmul; 0 where a matmul of any size keeps all busy
-    split: int = 1024  # terms of a sum that a library gives to one of them: chosen
-    # Parts of a step's cost that rewriting saves at least, a move and all together: less is lost
-    # in what is not counted. Steps with 0.1 to 0.5 % less were not faster (bench/rules.py).
-    least_move: float = 1e-4
-    least_gain: float = 1e-2
-
-
-@dataclass(frozen=True, slots=True)
 class Tasks:
     """How calls are cut for threads, and how threads wait (memory/assemble, runtime)."""
 
@@ -397,14 +365,6 @@ class Tasks:
     lanes: int = 16  # iterations of a vector loop that stay together: a vector of AVX-512
     barrier_spins: int = 2000  # chosen: before the processor is offered to other threads
     idle_spins: int = 30_000  # chosen: 0.4 to 1.5 ms between steps, before a thread sleeps
-
-
-@dataclass(frozen=True, slots=True)
-class Arena:
-    """How much larger the arena may be so that the operands of a batch lie evenly (memory/plan)."""
-
-    part: int = 32  # of the arena, one of so many parts: chosen, 3 %
-    nbytes: int = 32 << 20  # in any case: chosen, little beside a GPU's memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,7 +410,6 @@ class Target:
     has_conv: bool = False  # whether one computes convolutions
     without: frozenset[Any] = frozenset()  # library calls that it said it has not
     is_small: bool = False  # launches cost more than the arithmetic: loops compute matmuls too
-    # Sizes.
     least_rows: int = 8  # of fused kernels that had as many: something to share
     small: int = 4096  # elements: kernels that are smaller are not worth sharing
     most_statements: int = 120
@@ -470,7 +429,7 @@ class Target:
     streaming: Streaming = Streaming()
     mapping: Mapping | None = None  # none where a loop's iterations are a processor's
     rewriting: Rewriting = Rewriting()
-    costs: Costs = Costs()
+    costs: Costs = CPU_COSTS
     tasks: Tasks = Tasks()
     arena: Arena = Arena()
     launching: Launching = Launching()
@@ -505,12 +464,10 @@ GPU = Target(
         few_scattered=4096,
         most_blocked_scan=1 << 14,
     ),
-    # An H200: 4.8 TB/s of which a copy reaches 3.5, matmuls of float32 40 and of bfloat16 600
-    # TFLOP/s, an edge of a CUDA graph 1 to 3 µs (docs/cuda.md).
-    costs=Costs(flop=0.025, narrow_flop=0.0017, byte=0.29, element=0.01, launch=2e6, units=132),
+    costs=GPU_COSTS,
     reductions=Reductions(counted=256),
     materialization=Materialization(reads_through_rows=True),
-    recomputation=Recomputation(least_bytes=1 << 18, operations_per_byte=140),
+    recomputation=Recomputation(least_bytes=1 << 18),
     matmuls=Matmuls(by_library=True, busy_tiles=512),
     # Rows: matmuls of half as many are a little slower, more take more memory (measured, H200).
     streaming=Streaming(least_rows=2048, most_rows=4096, rows_multiple=8),

@@ -99,8 +99,14 @@ def lower(
         steps,
         outputs,
         (*lowering.in_place.values(), *lowering.late),
-        bindings=bindings_of(lowering).restricted(used),
+        bindings=bindings_of(lowering).restricted(used | _in_parts(steps)),
     )
+
+
+def _in_parts(steps: Sequence[Step]) -> set[str]:
+    """What is in memory where calls are made in parts."""
+    calls = (part for s in steps for c in calls_in(s) for part in c.parts)
+    return {a.buffer for call in calls for a in call.arguments}
 
 
 def bindings_of(lowering: Lowering) -> Bindings:
