@@ -16,7 +16,7 @@ from treadle.base.dtypes import DType
 from treadle.base.shapes import windows
 from treadle.ir import composites as c
 from treadle.ir.graph import Graph, Node, Value
-from treadle.ir.ops.elementwise import ADD, MUL
+from treadle.ir.ops.elementwise import ADD, CAST, MUL
 from treadle.ir.ops.linear import CONTRACT, WINDOW, Window
 from treadle.ir.ops.shaping import CONCAT, PAD, PERMUTE, RESHAPE, SLICE, Pad, Slice
 from treadle.ir.types import TensorType
@@ -25,7 +25,7 @@ from treadle.recognition.sketch import Sketch
 
 MOST_SOURCES = 3  # candidates of images, and of weights: chosen, the others are views of views
 MOST_PRODUCTS = 128  # of a sum: chosen, a kernel of 11 by 11 has 121
-_VIEWS = frozenset([RESHAPE, PERMUTE])
+_VIEWS = frozenset([RESHAPE, PERMUTE, CAST])  # a cast changes no element over the reals
 Shape = tuple[int, ...]
 
 
