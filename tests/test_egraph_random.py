@@ -128,6 +128,12 @@ def test_random_programs_stay_equal() -> None:
     assert len(check(range(12))) >= 8
 
 
+@pytest.mark.parametrize("seed", [212, 402])
+def test_a_replacement_that_was_there_is_proved(seed: int) -> None:
+    """It stands on operands that are equal to those asked for, by steps that the proof must have."""
+    check(range(seed, seed + 1))
+
+
 @pytest.mark.slow
 def test_many_random_programs_stay_equal() -> None:
     assert len(check(range(100, 500))) >= 15

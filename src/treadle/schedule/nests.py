@@ -255,7 +255,16 @@ def with_buffer_names(kernel: Kernel, names: Mapping[str, str]) -> Kernel:
         for buffers in (kernel.inputs, kernel.outputs, kernel.scratch)
     )
     body = with_buffers(kernel.body, lambda name: names.get(name, name))
-    return replace(kernel, inputs=inputs, outputs=outputs, scratch=scratch, body=body)
+    return Kernel(
+        kernel.name,
+        inputs,
+        outputs,
+        body,
+        kernel.origins,
+        scratch,
+        kernel.is_standalone,
+        kernel.geometry,
+    )
 
 
 def stays(body: Sequence[Statement], leaf: str, at: Index) -> bool:
