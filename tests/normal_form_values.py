@@ -38,17 +38,10 @@ class UnknownMeaningError(Exception):
     """An atom that stands for a whole op."""
 
 
-def values_of(form: NormalForm, arrays: Arrays) -> list[np.ndarray]:
-    """Every output, element by element."""
-    found = []
-    for shape, element in zip(form.shapes, form.elements, strict=True):
-        sizes = [n.number for n in shape]
-        axes = [Variable(f"i{k}", n) for k, n in enumerate(shape)]
-        result = np.zeros(sizes)  # type: ignore[arg-type]
-        for at in itertools.product(*(range(n or 0) for n in sizes)):
-            result[at] = _form(element, dict(zip(axes, at, strict=True)), arrays)
-        found.append(result)
-    return found
+def value_of(form: NormalForm, output: int, at: tuple[int, ...], arrays: Arrays) -> float:
+    """An element of an output."""
+    axes = [Variable(f"i{k}", n) for k, n in enumerate(form.shapes[output])]
+    return _form(form.elements[output], dict(zip(axes, at, strict=True)), arrays)
 
 
 def _form(form: Form, places: Places, arrays: Arrays) -> float:

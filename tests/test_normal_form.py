@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import treadle as td
-from normal_form_values import UnknownMeaningError, values_of
+from normal_form_values import UnknownMeaningError, value_of
 from treadle.domains.float64 import evaluate_float64
 from treadle.frontend.scopes import bind, bind1
 from treadle.ir import composites as c
@@ -337,14 +337,21 @@ def test_a_normal_form_has_the_values_of_the_oracle(op: Op) -> None:
             form = nf.of(graph, unrolled=unrolled)
             if form is None:
                 continue
-            try:
-                found = values_of(form, arrays)
-            except UnknownMeaningError:
-                assert op.name in WHOLE
-                continue
-            for mine, exact in zip(found, evaluate_float64(graph, arrays), strict=True):
-                is_finite = np.isfinite(exact)
-                np.testing.assert_allclose(mine[is_finite], exact[is_finite], 1e-6, 1e-8)
+            for output, exact in enumerate(evaluate_float64(graph, arrays)):
+                for at in places(exact.shape):
+                    try:
+                        found = value_of(form, output, at, arrays)
+                    except UnknownMeaningError:
+                        assert op.name in WHOLE
+                        break
+                    if np.isfinite(exact[at]):
+                        assert found == pytest.approx(float(exact[at]), 1e-6, 1e-8), at
+
+
+def places(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """A few elements, the first and the last among them."""
+    every = list(np.ndindex(shape))
+    return sorted({every[round(i * (len(every) - 1) / 4)] for i in range(5)}) if every else []
 
 
 def test_rounded_constants_are_an_assumption() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
 import treadle as td
+from treadle.domains.field import equal_graphs
 from treadle.egraph.added import added_rules
 from treadle.egraph.language import own_rules
 from treadle.egraph.optimize import optimise
@@ -55,11 +55,7 @@ def test_a_rule_is_proved_and_used() -> None:
     assert proof.status is Status.PROVED
     found = optimise(graph, CPU)
     assert found.fired["row_of_product"] == 1
-    given = [np.random.default_rng(i).standard_normal((64, 64), np.float32) for i in range(2)]
-    compiled = td.compile(function, *types)
-    np.testing.assert_allclose(
-        compiled(*given), function(*map(td.tensor, given)).numpy(), rtol=1e-4
-    )
+    assert equal_graphs(graph, found.graph)
 
 
 def test_rules_are_listed_and_removed() -> None:
