@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,8 @@ from treadle.verify.normal_form.index import Datum, Division, Index, Letter, Var
 Arrays = Mapping[str, np.ndarray]
 Places = dict[Variable, int]
 LARGE = 2.0**20
-FUNCTIONS = {
-    "log": np.log,
+FUNCTIONS: dict[str, Any] = {
+    "log": lambda x: math.log(abs(x)) if x else -LARGE,
     "tanh": np.tanh,
     "sin": np.sin,
     "cos": np.cos,
@@ -60,11 +61,16 @@ def _monomial(monomial: Monomial, places: Places, arrays: Arrays) -> float:
         product = 1.0
         # Flags come first: what they rule out may lie outside an array.
         for atom, e in sorted(monomial.factors, key=lambda f: not f[0].is_flag):
-            product *= _atom(atom, inner, arrays) ** float(e)
+            product *= _power(_atom(atom, inner, arrays), e)
             if product == 0:
                 break
         total += product
     return total
+
+
+def _power(base: float, e: int | Fraction) -> float:
+    """A branch that is not taken may have a root of what is negative: any number will do."""
+    return base ** int(e) if e.denominator == 1 else abs(base) ** float(e)
 
 
 def _ranges(binders: tuple[Variable, ...], places: Places) -> Any:

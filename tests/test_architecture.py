@@ -72,8 +72,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "tables": BELOW_PIPELINE,  # fills the tables of ops
     "compile_report": VALUES,
     # Each strings its stages together; a search draws indices that are in range.
-    "backends": VALUES | STAGES | {"compile_report", "domains"},
-    "recognition": VALUES | {"domains", "frontend", "rules", "verify", "compile_report"},
+    "backends": VALUES | STAGES | {"compile_report", "domains", "verify"},
+    "recognition": VALUES | {"domains", "frontend", "rules", "verify"},
     "pipeline": BELOW_PIPELINE | {"verify", "tables", "compile_report", "backends", "recognition"},
     "step": BELOW_PIPELINE | {"pipeline", "backends", "compile_report"},
     "file formats": BASE | {"runtime"},
@@ -110,6 +110,8 @@ LATE_OWN = frozenset(
         "treadle.verify.user_rules",
     ]
     + [f"treadle.backends.{device}.backend" for device in ("oracle", "cpu", "cuda")]
+    # What only verify="full" asks for.
+    + ["treadle.verify.kernels", "treadle.verify.gradients"]
 )
 
 MAX_FILE_LINES = 500

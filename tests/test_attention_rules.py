@@ -42,7 +42,7 @@ def found_in(graph: Graph, target: Any = TARGET) -> tuple[Graph, int]:
     """What is recognised, and how often."""
     entries: list[Any] = []
     found = verify(recognise(graph, target, Counter(), entries))
-    assert {e.status for e in entries} <= {"proved"}
+    assert {e.status.value for e in entries} <= {"proved"}
     return found, len(entries)
 
 

@@ -15,9 +15,12 @@ from treadle.backends.registry import backend
 from treadle.backends.scheduling import scheduled
 from treadle.backends.stored import key_of
 from treadle.base.memory import bytes_in
+from treadle.base.records import from_json, to_json
 from treadle.ir.graph import Graph
+from treadle.kernel.plan import Plan, fits
 from treadle.kernel.program import Program, calls_in, check_phases
 from treadle.kernel.target import CPU, GPU, Target
+from treadle.memory.assemble import assemble
 from treadle.memory.budget import reduced
 from treadle.memory.peak import memory_view
 from treadle.memory.plan import plan_buffers
@@ -258,6 +261,15 @@ def test_what_is_no_budget_is_refused(given: object) -> None:
 def test_bytes_may_be_text(text: str, nbytes: int) -> None:
     assert bytes_in(text) == nbytes
     assert td.CompileOptions(memory_budget=text) == td.CompileOptions(memory_budget=nbytes)
+
+
+def test_plans_can_be_stored(graph: Graph) -> None:
+    """Every buffer of a plan is used: the cache does not trust any other."""
+    less = scheduled(graph, td.CompileOptions(memory_budget=0.75), CPU)
+    plan = assemble(less, plan_buffers(less))
+    assert len(plan.again) > 0
+    assert from_json(Plan, to_json(plan)) == plan
+    assert fits(plan, graph, dict(less.constants))
 
 
 def test_plans_of_other_budgets_have_other_keys(graph: Graph) -> None:

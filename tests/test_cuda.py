@@ -101,10 +101,10 @@ def program_of(function, dtype: DType = dtypes.bfloat16, shape=(4096, 768)) -> P
 
 
 def test_rows_are_warps_and_accesses_are_packs() -> None:
-    program = program_of(rows)
+    program = program_of(lambda x, y: [rows(x, y)[i] for i in (0, 2, 3)])
     assert 32 in {geometry_of(k).share for k in program.distinct()}, "a norm's row is a warp's"
     text = "\n".join(render_kernel(k) for k in program.distinct())
-    assert "load<8>" in text, "sixteen bytes of bfloat16 at a time"
+    assert "fetch<8>" in text, "sixteen bytes of bfloat16 at a time"
     assert "store<8>" in text
     assert "in_warp<Add>" in text
 

@@ -19,7 +19,7 @@ from treadle import losses, nn, optim
 from treadle.backends.cuda.backend import CudaToolchain
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
-from treadle.base.errors import ArgumentError, DTypeError, GradientError
+from treadle.base.errors import ArgumentError, DeviceError, DTypeError, GradientError
 from treadle.frontend.coerce import cast
 from treadle.frontend.functions.linear import contract
 from treadle.ir.graph import Graph
@@ -409,22 +409,33 @@ def scaled(x: td.Tensor, weight: td.Tensor, bias: td.Tensor, numbers: td.Tensor)
     return float8._product(sides[0], sides[1], ("ab", "cb", "ac")) + bias
 
 
+def small_product() -> tuple[Graph, Arrays]:
+    """A scaled product just large enough for a library, with a bias, and values for it."""
+    square, rng = td.Spec((32, 32), BF16), np.random.default_rng(0)
+    graph = td.trace(scaled, square, square, td.Spec((32,), BF16), td.Spec((2,)))
+    drawn = {n: rng.normal(size=graph.nodes[i].types[0].shape) for n, i in graph.leaves.items()}
+    values = {n: v.astype(BF16.numpy) for n, v in drawn.items()}
+    return graph, values | {"numbers": np.array([4.0, 0.5], np.float32)}
+
+
+def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
+    assert np.linalg.norm(found.astype(np.float64) - expected) < 0.004 * np.linalg.norm(expected)
+
+
 def test_scales_and_a_bias_are_the_librarys() -> None:
-    square = td.Spec((64, 64), BF16)
-    graph = td.trace(scaled, square, square, td.Spec((64,), BF16), td.Spec((2,)))
+    graph, values = small_product()
     program = scheduled(graph, target=with_float8())
     (matmul,) = [m for k in program.distinct() if (m := standalone_matmul(k)) is not None]
     assert {at for _, at in matmul[1].scales} == {0, 1}
     assert matmul[1].bias is not None
-    rng = np.random.default_rng(0)
-    drawn = {n: rng.normal(size=t.shape) for n, t in program.leaves}
-    drawn["numbers"] = np.array([4.0, 0.5], np.float32)
-    values = {n: v.astype(BF16.numpy if n != "numbers" else np.float32) for n, v in drawn.items()}
-    (found,), (expected,) = interpreted(program, values), OracleProgram(graph).run(values)
-    assert np.linalg.norm(found.astype(np.float64) - expected) < 0.004 * np.linalg.norm(expected)
-    loops = with_matmuls(with_float8(), False)
-    (found,) = interpreted(scheduled(graph, target=loops), values)
-    assert np.linalg.norm(found.astype(np.float64) - expected) < 0.004 * np.linalg.norm(expected)
+    assert_close(interpreted(program, values)[0], OracleProgram(graph).run(values)[0])
+
+
+@pytest.mark.slow
+def test_scales_and_a_bias_in_kernels_of_our_own() -> None:
+    graph, values = small_product()
+    program = scheduled(graph, target=with_matmuls(with_float8(), False))
+    assert_close(interpreted(program, values)[0], OracleProgram(graph).run(values)[0])
 
 
 def test_a_chip_without_them_multiplies_in_bfloat16(large: td.TrainStep) -> None:
@@ -503,9 +514,33 @@ def test_a_library_that_has_not_some_product_is_not_asked_again() -> None:
         assert not again.target.matmuls.scales_float8
         missing = NoLibraryCallError(LibraryLaunch("float8", (), (), ()), "no algorithm")
         assert not again._after(missing).toolchain.target.matmuls.has_float8
-    square = td.Spec((64, 64), BF16)
-    graph = td.trace(scaled, square, square, td.Spec((64,), BF16), td.Spec((2,)))
-    target = with_float8()
+    graph, target = small_product()[0], with_float8()
     without = replace(target, matmuls=replace(target.matmuls, scales_float8=False))
     calls = [matmul_call_of(k) for k in scheduled(graph, target=without).distinct()]
     assert [(c.of_float8, c.scales, c.bias) for c in calls if c] == [("float8", (), -1)]
+
+
+@pytest.mark.parametrize("refused", ["", "float8 epilogue", "float8"])
+def test_a_step_is_scheduled_again_without_what_a_library_refuses(
+    refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def choose(matmul: blas.Matmul, *addresses: int) -> None:
+        if refused and matmul.matmul.of_float8.startswith(refused):
+            raise DeviceError("matmul", "no algorithm")
+        matmul.use([0] * 8)
+
+    monkeypatch.setattr(blas, "library", Library)
+    monkeypatch.setattr(blas, "_handle", lambda: 0)
+    monkeypatch.setattr(blas.Matmul, "choose", choose)
+    square = nn.Linear(64, 64)
+    with fake_gpu():
+        made = td.compile_step(
+            nn.Sequential(square, nn.Linear(64, 64), nn.Linear(64, 64)),
+            lambda m, x: td.square(m(x)).mean(), optim.sgd(0.1), td.Spec((256, 64)),
+            device="cuda", precision="float8",
+        )  # fmt: skip
+        (program,) = made._programs.built(made._inputs)._built.values()
+        kinds = {m.of_float8 for launch in program.launches if (m := launch.matmul) is not None}
+        assert refused or kinds == {"", "float8", "float8 epilogue"}
+        assert not [k for k in kinds if refused and k.startswith(refused)]
+        assert refused == "float8" or "float8" in kinds

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 import treadle as td
+from normal_form_values import UnknownMeaningError, values_of
+from treadle.domains.float64 import evaluate_float64
 from treadle.frontend.scopes import bind, bind1
 from treadle.ir import composites as c
 from treadle.ir.graph import Graph
-from treadle.ir.op import NONE
+from treadle.ir.op import NONE, OPS, Op
+from treadle.ir.ops.leaves import Leaf
 from treadle.verify import normal_form as nf
 from treadle.verify.normal_form import Assumption, Outcome
 from treadle.verify.normal_form.sizes import AmbiguousSizeError
+from treadle.verify.samples import SAMPLES
+from treadle.verify.sampling import sample_graph
 
 Function = Callable[..., Any]
 # Sizes that stand for symbols: `nf.generic` gives them these values.
@@ -256,6 +263,12 @@ EQUAL = {
     ),
 }  # fmt: skip
 
+# Ops of which a normal form knows only that equal operands give equal results.
+WHOLE = frozenset(
+    "and or xor cast scan reduce_prod argmax argmin sort top_k random_bits dynamic_slice "
+    "dynamic_update_slice".split()
+)
+
 DIFFERENT = {
     "variance of n − 1": Pair(
         lambda x, w, b: (x - td.mean(x, -1, keepdims=True))
@@ -308,6 +321,30 @@ def test_different_functions_are_never_proved_equal(name: str) -> None:
     found = nf.equal(*graphs, everything, evaluate=True)
     assert found.outcome is Outcome.DIFFERENT, found
     assert nf.of(graphs[0], everything) != nf.of(graphs[1], everything)
+
+
+def graphs_of(op: Op) -> Iterator[tuple[Graph, dict[str, np.ndarray]]]:
+    """Few small samples of an op."""
+    samples = (s for s in SAMPLES[op]() if s.operands and not isinstance(s.attributes, Leaf))
+    drawn = ((sample_graph(op, s), s.arrays()) for s in samples)
+    return islice((g for g in drawn if 0 < sum(t.size for t in g[0].output_types) <= 24), 2)
+
+
+@pytest.mark.parametrize("op", [op for op in OPS.values() if op in SAMPLES], ids=str)
+def test_a_normal_form_has_the_values_of_the_oracle(op: Op) -> None:
+    for graph, arrays in graphs_of(op):
+        for unrolled in (0, 3):
+            form = nf.of(graph, unrolled=unrolled)
+            if form is None:
+                continue
+            try:
+                found = values_of(form, arrays)
+            except UnknownMeaningError:
+                assert op.name in WHOLE
+                continue
+            for mine, exact in zip(found, evaluate_float64(graph, arrays), strict=True):
+                is_finite = np.isfinite(exact)
+                np.testing.assert_allclose(mine[is_finite], exact[is_finite], 1e-6, 1e-8)
 
 
 def test_rounded_constants_are_an_assumption() -> None:

@@ -30,7 +30,9 @@ from treadle.rules.driver import Keeps, rewrite
 from treadle.rules.expansion import expand
 from treadle.rules.pattern import Anything, Number, apply, captures, in_each_order, to_text
 from treadle.rules.rule import RuleSet, always, take_x
+from treadle.schedule import lower
 from treadle.schedule.patterns import matmul_epilogues, spreads
+from treadle.schedule.schedule import schedule
 
 F32, BF16, I32 = dtypes.float32, dtypes.bfloat16, dtypes.int32
 X = TensorType((2, 3), F32)
@@ -577,6 +579,21 @@ def test_sums_of_squared_deviations(function: Callable[..., Any], count: int) ->
     for total, mean in found.values():
         assert graph.nodes[total.node].op is reductions.REDUCE_SUM
         assert graph.nodes[mean.node].op is e.DIV
+
+
+def test_a_graph_is_looked_through_for_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many sums it has, and if an equal graph was scheduled before."""
+    seen: list[Graph] = []
+
+    def counted(graph: Graph) -> Any:
+        seen.append(graph)
+        return spreads(graph)
+
+    monkeypatch.setattr(lower, "spreads", counted)
+    for _ in range(2):
+        wide = TensorType((4096, 1024), F32)
+        schedule(td.trace(lambda x: [x.sum(0), (x * x).sum(1), td.exp(x).sum(0)], wide), target=GPU)
+    assert len(seen) == 2
 
 
 ALONG_ROWS = shaping.Broadcast((64, 64), (1,))

@@ -88,9 +88,9 @@ def test_what_is_loaded_is_verified() -> None:
         compiled()
 
 
-def test_nothing_is_verified_unless_it_is_asked() -> None:
+def test_no_graph_is_verified_where_that_is_off() -> None:
     with mock.patch.object(pipeline, "verify") as verify:
-        compiled(td.CompileOptions()).evaluate(arrays())
+        compiled(td.CompileOptions(verify="off")).evaluate(arrays())
     verify.assert_not_called()
 
 

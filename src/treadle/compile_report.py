@@ -15,6 +15,7 @@ from treadle.base.errors import ArgumentError
 from treadle.base.memory import bytes_in
 from treadle.base.numbers import POSITIVE, check_choice, check_number, check_whole
 from treadle.base.rewrites import Recognised, Rewritten
+from treadle.kernel.claims import Claim
 from treadle.kernel.machine import NATIVE, target_name
 from treadle.kernel.plan import KernelFacts
 
@@ -24,7 +25,10 @@ class CompileOptions:
     """How to compile.
 
     `on_new_shape="specialise"` compiles for batches of other shapes, at most `max_shapes` of them.
-    `verify=True` checks the IR's invariants after every stage. `detect_anomaly=True` looks at what
+    `verify="fast"` checks types and invariants of every graph, and of every kernel bounds, races,
+    phases and memory. `"full"` also compares each kernel with its part of the graph, and the
+    gradient with forward mode, exactly over a finite field: what is wrong is an error that names
+    it, and nothing runs. `"off"` checks no graphs. `detect_anomaly=True` looks at what
     a step gives: at a NaN or an infinity the step is undone, and the node that made it is named.
     `optimize=False` keeps every tensor in memory, one kernel each, to look at. `rewrite=False`
     leaves out rules that put a cheaper equal graph in place of the one that was written and
@@ -45,7 +49,7 @@ class CompileOptions:
 
     on_new_shape: str = "error"
     max_shapes: int = 8
-    verify: bool = False
+    verify: str | bool = "fast"
     detect_anomaly: bool = False
     optimize: bool = True
     rewrite: bool = True
@@ -66,6 +70,9 @@ class CompileOptions:
                 f"on_new_shape is {self.on_new_shape!r}",
                 'Use "error" or "specialise".',
             )
+        if isinstance(self.verify, bool):  # as it was before there were several ways
+            object.__setattr__(self, "verify", "fast" if self.verify else "off")
+        check_choice("CompileOptions", "verify", self.verify, ("off", "fast", "full"))
         check_choice("CompileOptions", "search", self.search, ("off", "measured"))
         check_choice("CompileOptions", "numerics", self.numerics, ("equal", "strict"))
         check_number("CompileOptions", "seconds", self.seconds, POSITIVE)
@@ -221,6 +228,7 @@ class CompileReport:
     rewritten: list[Rewritten] = field(default_factory=list)  # by an optimiser that counts costs
     trials: list[Trial] = field(default_factory=list)  # of a measured search, if there was one
     chosen: tuple[tuple[str, object], ...] = ()  # by the last search, or one of before
+    claims: list[Claim] = field(default_factory=list)  # with verify="full"
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -281,6 +289,10 @@ class CompileReport:
                 ", ".join(f"{name} = {value}" for name, value in self.chosen) or "the usual sizes"
             )
             lines.append(f"search: {told} (of {len(self.trials)} tried)")
+        if self.claims:
+            held = sum(c.is_established for c in self.claims)
+            lines.append(f"verified: {held} of {len(self.claims)} claims established")
+            lines += [f"  {c}" for c in self.claims if not c.is_established]
         if self.state_bytes:
             lines.append(
                 f"memory forecast {self.peak_bytes / 1e6:,.1f} MB: values "

@@ -11,7 +11,8 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from treadle.autodiff.backward import Differentiated, active_values, differentiate
@@ -20,7 +21,13 @@ from treadle.backends.registry import backend
 from treadle.backends.registry import choose_device as choose_device
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
-from treadle.base.errors import ArgumentError, DeviceError, GradientError, UnreachedWarning
+from treadle.base.errors import (
+    ArgumentError,
+    DeviceError,
+    GradientError,
+    TreadleError,
+    UnreachedWarning,
+)
 from treadle.base.origin import user_origin
 from treadle.base.rewrites import Rewritten
 from treadle.compile_report import CompileOptions as CompileOptions
@@ -35,7 +42,9 @@ from treadle.frontend.tracing import emit
 from treadle.ir.graph import Graph, Output, OutputKind, Value
 from treadle.ir.ops.leaves import INPUT
 from treadle.ir.rewrite import inline_into, remove_dead_code
+from treadle.ir.types import TensorType
 from treadle.ir.verify import verify
+from treadle.kernel.claims import Claim
 from treadle.kernel.target import CPU, Target
 from treadle.nn.module import Module, Parameter
 from treadle.nn.tracing import Inputs, TracedModel, as_argument, trace_model
@@ -174,6 +183,9 @@ def build_step(
     with report.stage("differentiate"):
         graph = narrowed if recipe.backward else _differentiated(narrowed, plan, report).graph
         graph = checked(with_history(checked(graph), history))
+    if recipe.options.verify == "full" and recipe.backward is None:
+        with report.stage("verify"):
+            report.claims.append(_checked_gradient(recipe, plan, inputs, report))
     modes = [Mode.UPDATE]
     if recipe.accumulate > 1:
         modes += [Mode.ACCUMULATE, Mode.ACCUMULATE_AND_UPDATE]
@@ -191,7 +203,38 @@ def build_step(
 
 def check_of(options: CompileOptions) -> Callable[[Graph], Graph]:
     """What is done to the graph of each stage: its invariants are checked where that is asked."""
-    return verify if options.verify else lambda graph: graph
+    return verify if options.verify != "off" else lambda graph: graph
+
+
+def _checked_gradient(
+    recipe: StepRecipe, plan: UpdatePlan, inputs: Inputs, report: CompileReport
+) -> Claim:
+    """Forward against reverse mode, on a batch as small as the model takes."""
+    from treadle.verify.gradients import check_gradient
+
+    for small in smaller_inputs(inputs):
+        try:
+            traced = apply_precision(trace_loss(recipe, plan, small), recipe.precision)
+        except TreadleError:
+            continue  # a model of these sizes alone
+        graph = recognise(traced, target_of(report.device))
+        wrt = [n for n in plan.parameters if n in graph.leaves]
+        return check_gradient(graph, differentiate(graph, wrt).graph)
+    raise AssertionError("the batch itself is one of them")
+
+
+def smaller_inputs(inputs: Inputs) -> list[Inputs]:
+    """Batches of a few elements along every axis, of two along the first, and as they are."""
+
+    def cut(most: tuple[int, ...]) -> Inputs:
+        return replace(inputs, types=tuple((name, _cut(t, most)) for name, t in inputs.types))
+
+    return [cut((2, 5, 5, 5, 5)), cut((2,)), inputs]
+
+
+def _cut(type_: TensorType, most: tuple[int, ...]) -> TensorType:
+    pairs = zip_longest(type_.shape, most[: type_.rank])
+    return type_.with_shape(tuple(n if m is None else min(n, m) for n, m in pairs))
 
 
 def target_of(device: str) -> Target:

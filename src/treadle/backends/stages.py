@@ -20,6 +20,11 @@ def build(
     """A graph's plan, constants and machine code."""
     with report.stage("schedule"):
         program = toolchain.schedule(graph, options)
+    if options.verify == "full":
+        from treadle.verify.kernels import check_kernels
+
+        with report.stage("verify"):
+            report.claims += check_kernels(program)
     return built_of(toolchain, program, report)
 
 

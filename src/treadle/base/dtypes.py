@@ -20,6 +20,9 @@ class DType:
     bits: int
     fraction_bits: int = 0
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # which a string keeps
+
     @property
     def is_float(self) -> bool:
         return self.kind == "float"

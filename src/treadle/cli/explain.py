@@ -7,11 +7,15 @@ import contextlib
 import json
 import runpy
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn
 
 from treadle.backends.registry import backend
+from treadle.base.rewrites import Recognised, Rewritten
 from treadle.cli.train import (
     FUNCTION,
     USAGE,
@@ -22,6 +26,7 @@ from treadle.cli.train import (
     report,
     settings_of,
 )
+from treadle.kernel.cost import picoseconds
 from treadle.step.train_step import TrainStep
 
 ROWS = 12  # of a table, the largest first
@@ -109,20 +114,9 @@ def explained(step: TrainStep) -> Explanation:
         "parameters": made.parameters,
         "seconds": {name: round(seconds, 4) for name, seconds in made.seconds.items()},
         "nodes": dict(made.nodes),
-        "recognised": [
-            {
-                "composite": r.name,
-                "exactness": r.exactness.value,
-                "cause": r.cause,
-                "line": str(r.origin or ""),
-            }
-            for r in made.recognised
-        ],
+        "recognised": [{"text": str(r)} | _plain(r) for r in made.recognised],
         "rules": dict(made.rules.most_common()),
-        "rewritten": [
-            {"rule": r.rule, "count": r.count, "before": r.before, "after": r.after}
-            for r in made.rewritten
-        ],
+        "rewritten": [_plain(r) for r in made.rewritten],
         "flops": made.flops,
         "bytes_moved": made.bytes,
         "forecast": made.peak_bytes,
@@ -132,10 +126,20 @@ def explained(step: TrainStep) -> Explanation:
     }
 
 
+def _plain(record: Recognised | Rewritten) -> Explanation:
+    """A record's fields as numbers and text."""
+    return {f.name: _as_plain(getattr(record, f.name)) for f in fields(record)}
+
+
+def _as_plain(value: object) -> int | float | str:
+    value = value.value if isinstance(value, Enum) else value
+    return value if isinstance(value, (int, float, str)) else str(value or "")
+
+
 def _kernels(step: TrainStep) -> list[Explanation]:
-    """By what they cost in the model: operations, and bytes as so many operations."""
-    per_byte = backend(step.report.device).target.recomputation.operations_per_byte
-    costs = [k.calls * (k.facts.flops + per_byte * k.facts.nbytes) for k in step.kernels]
+    """By what they cost in the target's model of operations and bytes."""
+    how = step.report.precision != "float32", backend(step.report.device).target.costs
+    costs = [k.calls * picoseconds(k.facts.flops, k.facts.nbytes, *how) for k in step.kernels]
     rows = [
         {
             "kernel": k.name,
@@ -188,9 +192,8 @@ def shown(found: Explanation) -> str:
 
 def _shown_rules(found: Explanation) -> list[str]:
     lines = ["recognised: " + ("" if found["recognised"] else "nothing that was written out")]
-    for r in found["recognised"]:
-        cause = f": {r['cause']}" if r["cause"] else ""
-        lines.append(f"  {r['composite']:<24}{r['line'] or 'no line'} ({r['exactness']}{cause})")
+    for text, times in Counter(r["text"] for r in found["recognised"]).items():
+        lines.append(f"  {text}" + (f", {times} times" if times > 1 else ""))
     count = sum(found["rules"].values())
     lines.append(f"rules applied: {len(found['rules'])}, {count:,} times")
     costs = {r["rule"]: r for r in found["rewritten"]}

@@ -54,16 +54,16 @@ def attributes_of(op: Op, given: Fields) -> Attributes:
 
 
 def _typed(name: str, value: Any) -> Any:
-    return dtypes.BY_NAME[value] if name == "dtype" else value
+    return dtypes.EVERY[value] if name == "dtype" else value
 
 
 def _contraction(given: Fields) -> Attributes:
     x, y, out = ("".join(given[n]) for n in ("x", "y", "out"))
-    return Contraction(canonical_spec(x, y, out), dtypes.BY_NAME[given["dtype"]])
+    return Contraction(canonical_spec(x, y, out), dtypes.EVERY[given["dtype"]])
 
 
 def _constant(given: Fields) -> Attributes:
-    type_ = TensorType(tuple(given["shape"]), dtypes.BY_NAME[given["dtype"]])
+    type_ = TensorType(tuple(given["shape"]), dtypes.EVERY[given["dtype"]])
     return Constant(given["value"], type_)
 
 

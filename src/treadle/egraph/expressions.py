@@ -94,7 +94,7 @@ def _list(*values: Any) -> List:
 
 def _held(value: literal.Number, dtype: str) -> bool:
     """Whether a float dtype holds a number as it is; zeros have a sign and are not meant."""
-    kind = dtypes.BY_NAME[dtype]
+    kind = dtypes.EVERY[dtype]
     if isinstance(value, bool) or not kind.is_float or not value:
         return False
     held = float(literal.to_numpy(value, kind.numpy))
@@ -102,11 +102,11 @@ def _held(value: literal.Number, dtype: str) -> bool:
 
 
 def _is_float(dtype: str) -> bool:
-    return dtypes.BY_NAME[dtype].is_float
+    return dtypes.EVERY[dtype].is_float
 
 
 def _itemsize(dtype: str) -> int:
-    return dtypes.BY_NAME[dtype].itemsize
+    return dtypes.EVERY[dtype].itemsize
 
 
 def _shape(x: Typed) -> List:

@@ -33,6 +33,10 @@ class Node:
     types: Types
     origin: Origin | None = field(default=None, compare=False)
 
+    def over(self, operands: tuple[Value, ...]) -> Node:
+        """The node over other operands of the same types."""
+        return Node(self.op, self.attributes, operands, self.types, self.origin)
+
 
 class OutputKind(Enum):
     """Why a value leaves the graph."""
@@ -113,9 +117,9 @@ class GraphBuilder:
         operands = tuple(operands)
         position = self._interned.get((op, attributes, operands))
         if position is None:
-            types = infer_types(op, attributes, tuple(self.type_of(v) for v in operands))
+            types = infer_types(op, attributes, tuple([self.type_of(v) for v in operands]))
             position = self._append(Node(op, attributes, operands, types, origin))
-        return tuple(Value(position, i) for i in range(len(self.nodes[position].types)))
+        return tuple([Value(position, i) for i in range(len(self.nodes[position].types))])
 
     def copy(self, node: Node, operands: Sequence[Value], origin: Origin | None = None) -> int:
         """Position of `node` with other operands of the same types, which are not checked again."""

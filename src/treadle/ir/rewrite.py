@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from treadle.base.origin import Origin
 from treadle.ir.graph import Graph, GraphBuilder, Node, Output, Value
@@ -28,9 +27,8 @@ def remove_dead_code(graph: Graph) -> Graph:
     for i, node in enumerate(graph.nodes):
         moved.append(len(nodes))
         if needed[i]:
-            operands = tuple(Value(moved[v.node], v.output) for v in node.operands)
-            is_same = operands == node.operands
-            nodes.append(node if is_same else replace(node, operands=operands))
+            operands = tuple([Value(moved[v.node], v.output) for v in node.operands])
+            nodes.append(node if operands == node.operands else node.over(operands))
     outputs = (Output(o.kind, o.name, Value(moved[o.value.node], o.value.output))
                for o in graph.outputs)  # fmt: skip
     return Graph(tuple(nodes), tuple(outputs), graph.name)
@@ -95,7 +93,7 @@ def walk(graph: Graph, visit: Visit) -> list[Value]:
     """
     moved: list[tuple[Value, ...]] = []
     for position, node in enumerate(graph.nodes):
-        operands = tuple(moved[v.node][v.output] for v in node.operands)
+        operands = tuple([moved[v.node][v.output] for v in node.operands])
         moved.append(visit(position, operands))
     return [moved[o.value.node][o.value.output] for o in graph.outputs]
 
@@ -105,7 +103,7 @@ def copied(
 ) -> tuple[Value, ...]:
     """The results of a node that is copied over other operands of the same types."""
     position = builder.copy(node, operands, origin)
-    return tuple(Value(position, i) for i in range(len(node.types)))
+    return tuple([Value(position, i) for i in range(len(node.types))])
 
 
 def inline_into(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from treadle.base.quick import quick
@@ -81,32 +81,68 @@ class Access:
     every: Index
 
 
-def accesses(statements: Sequence[Statement]) -> Iterator[Access]:
-    """Every access of some statements; a statement writes before it reads here."""
+def accesses(
+    statements: Sequence[Statement], of: Collection[str] | None = None
+) -> Iterator[Access]:
+    """Every access of some statements, or those of some buffers.
+
+    A statement writes before it reads here.
+    """
     for statement in walk(statements):
         if isinstance(statement, (Store, Update)):
-            index = statement.index
-            yield Access(statement.buffer, index, 0, 0, True, index)
+            if of is None or statement.buffer in of:
+                index = statement.index
+                yield Access(statement.buffer, index, 0, 0, True, index)
         elif isinstance(statement, Matmul):
-            yield from _of_matmul(statement)
+            yield from _of_matmul(statement, of)
         elif isinstance(statement, LibraryCall):
             for view in (*statement.results, *statement.operands):
-                low, high = view.range
-                yield _span(view.buffer, low, high, view in statement.results)
+                if of is None or view.buffer in of:
+                    low, high = view.range
+                    yield _span(view.buffer, low, high, view in statement.results)
         for load in loads_of(statement):
-            yield Access(load.buffer, load.index, 0, 0, False, load.index)
+            if of is None or load.buffer in of:
+                yield Access(load.buffer, load.index, 0, 0, False, load.index)
 
 
-def _of_matmul(matmul: Matmul) -> Iterator[Access]:
+def _of_matmul(matmul: Matmul, of: Collection[str] | None) -> Iterator[Access]:
     for i, m in enumerate(matmul.matrices):
-        low = m.rows.range[0] + m.columns.range[0]
-        high = m.rows.range[1] + m.columns.range[1]
+        if of is not None and m.buffer not in of:
+            continue
+        rows, columns = m.rows.range, m.columns.range
         every = m.index + _block(m.rows, BLOCK[0]) + _block(m.columns, BLOCK[1])
+        low, high = rows[0] + columns[0], rows[1] + columns[1]
         yield Access(m.buffer, m.index, low, high, i == 0, every)
-    if matmul.bias is not None:
+    if matmul.bias is not None and (of is None or matmul.bias in of):
         yield _span(matmul.bias, 0, matmul.target.columns.count - 1, False)
     for buffer, at in matmul.scales:
         yield _span(buffer, at, at, False)
+
+
+def written_in(body: Sequence[Statement]) -> set[str]:
+    """Buffers that some statements write."""
+    found: set[str] = set()
+    for s in walk(body):
+        if isinstance(s, (Store, Update)):
+            found.add(s.buffer)
+        elif isinstance(s, Matmul):
+            found.add(s.target.buffer)
+        elif isinstance(s, LibraryCall):
+            found.update(view.buffer for view in s.results)
+    return found
+
+
+def read_in(body: Sequence[Statement]) -> set[str]:
+    """Buffers that some statements read."""
+    found: set[str] = set()
+    for s in walk(body):
+        if isinstance(s, Matmul):
+            found.update((s.left.buffer, s.right.buffer))
+            found.update(() if s.bias is None else (s.bias,))
+        elif isinstance(s, LibraryCall):
+            found.update(view.buffer for view in s.operands)
+        found.update([load.buffer for load in loads_of(s)])
+    return found
 
 
 def _block(axis: StridedAxis, name: str) -> Index:

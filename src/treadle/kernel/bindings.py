@@ -7,8 +7,8 @@ hold and what its outputs hold. Everything here is plain data, so that another p
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from treadle.base.errors import GraphError
 from treadle.ir.graph import Graph
@@ -132,6 +132,11 @@ class Bindings:
         """Those of some buffers."""
         wanted = set(buffers)
         return Bindings(self.graphs, tuple(b for b in self.every if b.buffer in wanted))
+
+    def with_copies(self, copies: Mapping[str, str]) -> Bindings:
+        """With buffers, by those that hold the same."""
+        found = (replace(b, buffer=copies[b.buffer]) for b in self.every if b.buffer in copies)
+        return Bindings(self.graphs, (*self.every, *found))
 
     def check(self, buffers: Iterable[str]) -> None:
         """A GraphError that names the buffers of which nothing is said."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from treadle.kernel.access import Access, accesses
+from treadle.kernel.costs import Costs
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -54,6 +55,11 @@ def iterations(kernel: Kernel) -> int:
 def flops(kernel: Kernel) -> int:
     """Arithmetic of all iterations: an elementwise op counts as one, whichever it is."""
     return tally(kernel.body, _operations)
+
+
+def picoseconds(flops: int, nbytes: int, is_narrow: bool, costs: Costs) -> int:
+    """What work takes in a model of a machine: its operations, then what it moves."""
+    return 1 + int(flops * (costs.narrow_flop if is_narrow else costs.flop) + nbytes * costs.byte)
 
 
 def _operations(statement: Statement) -> int:

@@ -33,9 +33,9 @@ class Machine:
     written_out: int = (
         16  # statements of all iterations of a loop inside lanes that is no loop then
     )
-    # Lines of LLVM text that are compiled as one, in about a tenth of a second. Parts are compiled
-    # side by side, each on a thread.
-    lines_at_once: int = 4000
+    # Lines of LLVM text that are compiled as one, in about a twentieth of a second. Parts are
+    # compiled side by side, each on a thread; parts of a tenth took no less time in all.
+    lines_at_once: int = 2000
     least_width: int = 4  # lanes of the narrower vectors that take what wide ones leave
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -290,6 +291,11 @@ class Update:
         return f"{self.buffer}[{self.index}] += {self.value}"
 
 
+@functools.lru_cache(maxsize=256)
+def _ends(listed: tuple[int, ...]) -> Range:
+    return min(listed), max(listed)
+
+
 @quick
 @dataclass(frozen=True, slots=True)
 class StridedAxis:
@@ -311,8 +317,10 @@ class StridedAxis:
     def range(self) -> Range:
         if not self.count:
             return 0, 0
-        elements = self.listed or (0, (self.count - 1) * self.stride)
-        return min(elements), max(elements)
+        if self.listed:
+            return _ends(self.listed)
+        last = (self.count - 1) * self.stride
+        return min(0, last), max(0, last)
 
     def part(self, start: int, count: int) -> StridedAxis:
         """Some of the elements, counted from the first of them; `at(start)` is added elsewhere."""

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from treadle.kernel.access import BLOCK, accesses, changed_in, locals_in, names_in
+from treadle.kernel.access import BLOCK, accesses, changed_in, locals_in, names_in, written_in
 from treadle.kernel.index import (
     Atom,
     Bounded,
@@ -35,15 +35,12 @@ def conflicts_in(loop: For, exempt: Iterable[str] = ()) -> set[str]:
     """Buffers in which two iterations of a loop may meet."""
     if loop.var.extent < 2:
         return set()
-    skipped = set(exempt)
-    touched: dict[str, list[Index]] = {}
-    written: set[str] = set()
-    for access in accesses(loop.body):
-        if access.buffer not in skipped:
-            touched.setdefault(access.buffer, []).append(access.every)
-            written |= {access.buffer} if access.writes else set()
+    written = written_in(loop.body) - set(exempt)
     if not written:
         return written
+    touched: dict[str, list[Index]] = {}
+    for access in accesses(loop.body, written):
+        touched.setdefault(access.buffer, []).append(access.every)
     has_data = any(data_locals(index) for name in written for index in touched[name])
     inside = _Inside.of(loop, has_data)
     return {n for n in written if not inside.keeps_apart(touched[n])}
@@ -113,7 +110,7 @@ class _Inside:
 
 def _uniform(loop: For, named: set[str], variables: frozenset[Var]) -> set[str]:
     """Locals that are named inside and are the same in all iterations: where a window starts."""
-    written = {a.buffer for a in accesses(loop.body) if a.writes}
+    written = written_in(loop.body)
     lets = [s for s in walk(loop.body) if isinstance(s, Let)]
     counts = Counter(s.local for s in lets)
     changed = changed_in(loop.body) | {name for name, count in counts.items() if count > 1}

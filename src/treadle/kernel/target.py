@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from treadle.kernel.costs import CPU_COSTS, GPU_COSTS, Costs
+from treadle.kernel.target_memory import ARENA, RECOMPUTATION, Recomputation
+from treadle.kernel.target_memory import Arena as Arena
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,22 +104,6 @@ class Materialization:
     most_recomputed: int = 64
     recomputed_reads: int = 2
     least_recomputed: int = 1 << 18
-
-
-@dataclass(frozen=True, slots=True)
-class Recomputation:
-    """What kernels are run once more for, under a memory budget (memory: budget)."""
-
-    # Bytes of a buffer that is worth a thought: chosen, a thousandth of what small steps hold.
-    least_bytes: int = 1 << 14
-    # Operations that take as long as a byte that is moved: 60 GFLOP/s and 8 GB/s of a core, and
-    # 500 TFLOP/s and 3.6 TB/s of matmuls and copies of an H200 (docs/performance.md).
-    operations_per_byte: int = 8
-    # Of a call's price, one of so many parts is that of running it later, and not beside others.
-    moved_share: int = 16  # chosen
-    # An arena has gaps: how often less is asked for, and how much less at least, of the budget.
-    attempts: int = 6  # chosen
-    part: int = 64  # chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,14 +368,6 @@ class Tasks:
 
 
 @dataclass(frozen=True, slots=True)
-class Arena:
-    """How much larger the arena may be so that the operands of a batch lie evenly (memory/plan)."""
-
-    part: int = 32  # of the arena, one of so many parts: chosen, 3 %
-    nbytes: int = 32 << 20  # in any case: chosen, little beside a GPU's memory
-
-
-@dataclass(frozen=True, slots=True)
 class Launching:
     """How steps are given to a GPU, and what its libraries are asked for (runtime/cuda)."""
 
@@ -446,14 +424,14 @@ class Target:
     fusion: Fusion = Fusion()
     reductions: Reductions = Reductions()
     materialization: Materialization = Materialization()
-    recomputation: Recomputation = Recomputation()
+    recomputation: Recomputation = RECOMPUTATION
     matmuls: Matmuls = Matmuls()
     streaming: Streaming = Streaming()
     mapping: Mapping | None = None  # none where a loop's iterations are a processor's
     rewriting: Rewriting = Rewriting()
     costs: Costs = CPU_COSTS
     tasks: Tasks = Tasks()
-    arena: Arena = Arena()
+    arena: Arena = ARENA
     launching: Launching = Launching()
 
 
@@ -489,7 +467,7 @@ GPU = Target(
     costs=GPU_COSTS,
     reductions=Reductions(counted=256),
     materialization=Materialization(reads_through_rows=True),
-    recomputation=Recomputation(least_bytes=1 << 18, operations_per_byte=140),
+    recomputation=Recomputation(least_bytes=1 << 18),
     matmuls=Matmuls(by_library=True, busy_tiles=512),
     # Rows: matmuls of half as many are a little slower, more take more memory (measured, H200).
     streaming=Streaming(least_rows=2048, most_rows=4096, rows_multiple=8),

@@ -14,9 +14,11 @@ they wait longest.
 
 from __future__ import annotations
 
+import bisect
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 
@@ -102,35 +104,52 @@ class _Search:
         self.state = state
 
     def run(self, most: int) -> None:
+        """Choose until no slot has more bytes, or nothing helps in the one that has most.
+
+        At a peak all that is needed there is chosen together, or half of it if that does not help.
+        """
         refused: set[tuple[int, Slot]] = set()  # what saves nothing in a slot
         best, best_state = dict(self.chosen), self.state
-        while self.state.peak > most:
-            slot = int(self.state.live.argmax())
-            candidate = self._best(slot, refused)
-            if candidate is None:
+        trials, slot, batch = self.uses.sizes.trials, -1, list[_Candidate]()
+        while self.state.peak > most and trials:
+            if not batch:
+                slot = int(self.state.live.argmax())
+                batch = self._candidates(slot, int(self.state.live[slot]) - most, refused)
+            if not batch:
                 break
-            wanted = self.chosen | {u.number: splits for u, splits in candidate.units}
+            wanted, trials = _merged(self.chosen, batch), trials - 1
             state = self.placed(wanted)
-            if state is None or state.live[slot] >= self.state.live[slot]:
-                refused.add((candidate.units[0][0].number, slot))
+            if state is not None and state.live[slot] < self.state.live[slot]:
+                self.chosen, self.state, batch = wanted, state, []
+                if state.peak < best_state.peak:
+                    best, best_state = dict(wanted), state
                 continue
-            self.chosen, self.state = wanted, state
-            if state.peak < best_state.peak:
-                best, best_state = dict(wanted), state
+            if len(batch) == 1:
+                refused.add((batch[0].units[0][0].number, slot))
+            batch = batch[: len(batch) // 2]
         self.chosen, self.state = best, best_state
         self._give_up_needless(max(most, self.state.peak))
 
     def _give_up_needless(self, most: int) -> None:
-        """Without units that later choices made superfluous, the dearest first."""
+        """Without units that later choices made superfluous: many together, the dearest first."""
         dearest = sorted(self.chosen, key=lambda n: -self._price_of(n, self.chosen[n]))
-        for number in dearest:
-            fewer = {n: s for n, s in self.chosen.items() if n != number}
+        size = max(1, len(dearest) // 8)
+        pending = [dearest[i : i + size] for i in range(0, len(dearest), size)][::-1]
+        for _ in range(self.uses.sizes.trials):
+            if not pending:
+                break
+            group = pending.pop()
+            fewer = {n: s for n, s in self.chosen.items() if n not in group}
             state = self.placed(fewer)
-            if state is None or state.peak > most:
-                continue
-            if self._price(state, fewer) < self._price(self.state, self.chosen):
+            if state is not None and state.peak <= most and self._is_cheaper(state, fewer):
                 self.chosen, self.state = fewer, state
+            elif len(group) > 1:
+                half = len(group) // 2
+                pending += [group[half:], group[:half]]
         self.chosen = {n: s for n, s in self.chosen.items() if n in self.state.at}
+
+    def _is_cheaper(self, state: _State, chosen: Splits) -> bool:
+        return self._price(state, chosen) < self._price(self.state, self.chosen)
 
     def _price(self, state: _State, chosen: Splits) -> int:
         return sum(self._price_of(n, chosen[n]) for n in state.at)
@@ -203,20 +222,25 @@ class _Search:
             change[last + 1] += self.uses.nbytes(name)
             change[slot + 1] -= self.uses.nbytes(name)
 
-    def _best(self, slot: Slot, refused: set[tuple[int, Slot]]) -> _Candidate | None:
-        """What saves the most bytes in a slot for its price; of equals what waits longest."""
-        found: _Candidate | None = None
+    def _candidates(
+        self, slot: Slot, wanted: int, refused: set[tuple[int, Slot]]
+    ) -> list[_Candidate]:
+        """What saves the most bytes in a slot for its price, as many as are wanted there.
+
+        Of equals those that wait longest.
+        """
+        found = list[_Candidate]()
         for unit, last in self.worthy:
             if not 2 * unit.step <= slot < last:
                 continue
             if unit.number in self.chosen or (unit.number, slot) in refused:
                 continue
             candidate = self._candidate(unit, slot)
-            if candidate is None or candidate.saved <= 0:
-                continue
-            if found is None or candidate.saved * found.price > found.saved * candidate.price:
-                found = candidate
-        return found
+            if candidate is not None and candidate.saved > 0:
+                found.append(candidate)
+        found.sort(key=lambda c: c.price / c.saved)
+        saved = [0, *accumulate(c.saved for c in found)]
+        return found[: bisect.bisect_left(saved, wanted)]
 
     def _candidate(self, unit: Unit, peak: Slot) -> _Candidate | None:
         """A unit with all that has to be run again for it, if a result waits over a slot."""
@@ -270,6 +294,17 @@ class _Search:
                     found[maker.number] = maker, {name: last}
                     pending.append(maker)
         return tuple(found.values()), longer
+
+
+def _merged(chosen: Splits, candidates: Sequence[_Candidate]) -> Splits:
+    """What was chosen and more; of results that both split, the earlier end counts."""
+    found = dict(chosen)
+    for candidate in candidates:
+        for unit, splits in candidate.units:
+            known = found.get(unit.number, {})
+            ends = {n: min(known.get(n, NEVER), splits.get(n, NEVER)) for n in known | splits}
+            found[unit.number] = ends
+    return found
 
 
 def _with_late_updates(program: Program, target: Target) -> Program:

@@ -41,14 +41,18 @@ class Copies:
         for position, step in enumerate(program.steps):
             steps += self._phases(slots.get(2 * position - 1, ()), 2 * position - 1)
             steps += self._renamed(step, 2 * position)
-        known = {b.name for b in program.buffers}
+        known = {b.name: b for b in program.buffers}
         copies = [replace(self.uses.arena[n], name=_copy(n)) for n in self.splits]
         used = {a.buffer for s in steps for c in calls_in(s) for a in c.arguments}
+        used |= known.keys() - self.uses.arena.keys()  # of what is outside everything stays
+        kept = [b for n, b in known.items() if n in used]
         inner = [b for n, b in self.uses.arena.items() if n in used and n not in known]
         units = (self.uses.units[n] for n in sorted(self.at))
         again = tuple(self._rerun(u) for u in units if id(u.call) not in self.moved)
-        buffers: tuple[Buffer, ...] = (*program.buffers, *copies, *inner)
-        return replace(program, steps=tuple(steps), buffers=buffers, again=again)
+        buffers: tuple[Buffer, ...] = (*kept, *copies, *inner)
+        changed = program.bindings.with_copies({n: _copy(n) for n in self.splits})
+        bindings = changed.restricted(b.name for b in buffers)
+        return replace(program, steps=tuple(steps), buffers=buffers, again=again, bindings=bindings)
 
     def _rerun(self, unit: Unit) -> Rerun:
         waited = [n for n in unit.writes if self.splits[n] != NEVER and n in self.uses.touched]

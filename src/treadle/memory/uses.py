@@ -31,7 +31,7 @@ class Unit:
     step: int
     reads: tuple[Name, ...]
     writes: tuple[Name, ...]
-    price: int  # in operations
+    price: int  # modelled time
     is_part: bool  # of a call that does more
 
     def is_moved(self, splits: Mapping[Name, Slot]) -> bool:
@@ -44,6 +44,7 @@ class Uses:
 
     def __init__(self, program: Program, target: Target):
         self.sizes, self.least = target.recomputation, target.recomputation.least_bytes
+        self.costs = target.costs
         outside = {n for n, _ in program.leaves} | {n for n, _ in program.constants}
         outside |= {name for _, name, _ in program.outputs}
         self.spans, self.slots = lifetimes(program), 2 * len(program.steps)
@@ -92,8 +93,9 @@ class Uses:
     def _price(self, call: Call) -> int:
         key = id(call.kernel)
         if key not in self._prices:
-            moved = self.sizes.operations_per_byte * cost.traffic(call.kernel)
-            self._prices[key] = 1 + cost.flops(call.kernel) + moved
+            is_narrow = any(b.dtype.itemsize == 2 for b in call.kernel.inputs)
+            work = cost.flops(call.kernel), cost.traffic(call.kernel)
+            self._prices[key] = cost.picoseconds(*work, is_narrow, self.costs)
         return self._prices[key]
 
     def _drop_partial(self) -> None:

@@ -217,7 +217,8 @@ class AttentionGraph:
         elif number_of(graph, source) is not None:
             shape = (1,) * len(shape)
         labels, sizes = self._labels(term.groups, shape)
-        numbers = known(graph, source) if self.flow.closed[source.node] else None
+        is_closed = self.flow.closed[source.node]
+        numbers = known(graph, source, self.flow.known) if is_closed else None
         if numbers is None or numbers.size != math.prod(sizes):
             return Mask(
                 term, source, labels, sizes, None, term.number if term.is_mask else None, False

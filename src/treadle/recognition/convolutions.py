@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from treadle.base.dtypes import DType
 from treadle.base.shapes import windows
 from treadle.ir import composites as c
 from treadle.ir.graph import Graph, Node, Value
@@ -162,10 +163,17 @@ def _laid(
         return
     for conv in _attributes(region, images, weights, wanted, groups):
         sketch = Sketch(types)
-        given = sketch.permuted(sketch.inputs[0], layout.images)
-        kernel = sketch.reshaped(sketch.permuted(sketch.inputs[1], order), weights)
+        both = [sketch.cast(v, _multiplied(region)) for v in sketch.inputs]
+        given = sketch.permuted(both[0], layout.images)
+        kernel = sketch.reshaped(sketch.permuted(both[1], order), weights)
         value = sketch.add(c.CONV, conv, given, kernel)
         yield sketch.result(sketch.permuted(value, layout.result), result)
+
+
+def _multiplied(region: Graph) -> DType:
+    """The dtype of what is multiplied."""
+    product = next(n for n in region.nodes if n.op in (CONTRACT, MUL))
+    return region.type_of(product.operands[0]).dtype
 
 
 def _attributes(

@@ -24,6 +24,7 @@ from treadle.ir.rewrite import Visit, copied, inline_into, walk
 from treadle.recognition.meanings import over_reals
 from treadle.recognition.regions import numbers_of
 from treadle.recognition.scores import HIDES
+from treadle.recognition.unflattened import unflattened
 from treadle.recognition.unmerged import unmerged
 from treadle.rules.expansion import expand
 from treadle.verify import normal_form
@@ -50,7 +51,7 @@ def judge(region: Graph, proposal: Graph) -> Verdict | None:
     Values behind a `stop_gradient` of the region are inputs of their own: what does not depend on
     them at all has the gradient of what does not stop it.
     """
-    left = unmerged(expand(over_reals(unstopped(without_ones(region)))))
+    left = unflattened(unmerged(expand(over_reals(unstopped(without_ones(region))))))
     right = unmerged(expand(over_reals(without_ones(proposal))))
     verdict = _equal(left, right)
     if verdict is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from treadle.base.dtypes import accumulator
 from treadle.ir import composites as c
 from treadle.ir.graph import Graph
 from treadle.recognition.proposals import Region
@@ -35,7 +34,7 @@ def _smoothings(region: Region, classes: int) -> list[float]:
 def _cross_entropy(region: Region, smoothing: float, is_negated: bool) -> Graph:
     sketch = Sketch(region.inputs)
     logits, targets = sketch.inputs
-    wide = sketch.cast(logits, accumulator(region.x.dtype))
+    wide = sketch.cast(logits, region.wide)
     rows = sketch.add(c.CROSS_ENTROPY, c.CrossEntropy(smoothing), wide, targets)
     signed = sketch.negated(rows) if is_negated else rows
     return sketch.result(sketch.reshaped(signed, region.type.shape), region.type)

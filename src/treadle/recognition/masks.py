@@ -45,15 +45,26 @@ def is_causal(mask: np.ndarray) -> bool:
     return bool((mask == (np.tri(shape[-2], shape[-1]) > 0)).all())
 
 
-def known(graph: Nodes, value: Value) -> np.ndarray | None:
-    """In float64, each result rounded to the dtype that it has; None where an integer wraps."""
+def known(graph: Nodes, value: Value, found: dict[Value, np.ndarray | None]) -> np.ndarray | None:
+    """A value in float64, if nothing that a program is given decides it; `found` keeps them.
+
+    Each result is rounded to the dtype that it has; None where an integer wraps.
+    """
+    if value not in found:
+        found[value] = _known(graph, value, found)
+    return found[value]
+
+
+def _known(
+    graph: Nodes, value: Value, known_values: dict[Value, np.ndarray | None]
+) -> np.ndarray | None:
     type_ = graph.type_of(value)
     if math.prod(type_.shape) > MOST:
         return None
     node = graph.nodes[value.node]
     found = _leaf(node)
     if found is None and node.operands:
-        operands = [known(graph, v) for v in node.operands]
+        operands = [known(graph, v, known_values) for v in node.operands]
         if any(x is None for x in operands):
             return None
         found = _computed(node, operands)

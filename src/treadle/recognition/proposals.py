@@ -63,11 +63,16 @@ class Region:
                 found[self.graph.type_of(node.operands[0]).shape, axes] = None
         return list(found)
 
-    @property
+    @cached_property
     def dtype(self) -> DType:
         """The widest float of what is computed in it."""
         floats = [t.dtype for n in self.graph.nodes for t in n.types if t.is_float]
         return max(floats, key=lambda d: d.bits)
+
+    @property
+    def wide(self) -> DType:
+        """What a composite that widens its operand computes in: what was written, at least."""
+        return max(self.dtype, accumulator(self.x.dtype), key=lambda d: d.bits)
 
 
 def _summed_axes(op: Op, attributes: Attributes) -> Shape | None:
@@ -95,9 +100,9 @@ def _applied(region: Region, op: Op, attributes: Attributes = NONE) -> Graph:
 def _operand(sketch: Sketch, region: Region, op: Op) -> Value:
     x = sketch.inputs[0]
     if op.precision is Precision.FIRST:
-        return x
+        return x if region.wide is accumulator(region.x.dtype) else sketch.cast(x, region.wide)
     is_wide = op.precision is Precision.WIDEN
-    return sketch.cast(x, accumulator(region.x.dtype) if is_wide else region.dtype)
+    return sketch.cast(x, region.wide if is_wide else region.dtype)
 
 
 def activations(region: Region) -> Iterator[Graph]:
@@ -128,9 +133,8 @@ def softmaxes(region: Region) -> Iterator[Graph]:
 
 def masked_softmaxes(region: Region) -> Iterator[Graph]:
     """The softmax of scores that are −∞ where a flag does not hold, or where it does."""
-    flags = [
-        v for n in region.graph.nodes if n.op is e.WHERE for v in n.operands[:1]
-    ]  # fmt: skip
+    conditions = (n.operands[0] for n in region.graph.nodes if n.op is e.WHERE)
+    flags = [v for v in conditions if region.graph.type_of(v).shape == region.x.shape]
     for flag in dict.fromkeys(flags):
         for shape, axes in region.sums:
             if shape == region.x.shape == region.type.shape and len(axes) == 1:
@@ -140,7 +144,7 @@ def masked_softmaxes(region: Region) -> Iterator[Graph]:
 
 def _masked_softmax(region: Region, flag: Value, axis: int, is_hidden: bool) -> Graph:
     sketch = Sketch(region.inputs)
-    x = sketch.cast(sketch.inputs[0], accumulator(region.x.dtype))
+    x = sketch.cast(sketch.inputs[0], region.wide)
     mask = sketch.copied(region.graph, flag)
     lowest = sketch.add(CONSTANT, Constant(-math.inf, sketch.builder.type_of(x)))
     both = (lowest, x) if is_hidden else (x, lowest)
@@ -178,11 +182,14 @@ def _batch_norm(region: Region, channels: int, eps: float) -> Graph:
     others = [i for i in range(rank) if i != channels]
     order = (others[0], channels, *others[1:])
     sketch = Sketch(region.inputs)
-    normed = sketch.add(c.BATCH_NORM, c.BatchNorm(eps), sketch.permuted(sketch.inputs[0], order))
+    x = _operand(sketch, region, c.BATCH_NORM)
+    normed = sketch.add(c.BATCH_NORM, c.BatchNorm(eps), sketch.permuted(x, order))
     back = tuple(order.index(i) for i in range(rank))
     return sketch.result(sketch.permuted(normed, back), region.type)
 
 
+# Nodes below an anchor of a function of an element that are tried as its result: chosen.
+FEW_ROOTS = {e.ERF: 6, e.TANH: 6, c.SIGMOID: 4, c.SOFTMAX: 4}
 # By what a region must contain: an anchor, below which its root is looked for.
 PROPOSALS: dict[Op, tuple[Propose, ...]] = {
     e.ERF: (activations,),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from treadle.base.rewrites import Exactness, Recognised
-from treadle.ir.control import Call
+from treadle.ir.control import Call, Scan
 from treadle.ir.graph import Graph, Node
 from treadle.kernel.target import Target
 from treadle.recognition.regions import Flow
@@ -78,14 +78,20 @@ class _Recognition:
         return graph if nodes == graph.nodes else replace(graph, nodes=nodes)
 
     def _with_body(self, node: Node) -> Node:
-        """A call without a gradient of its own, its body recognised; other nodes as they are."""
-        call = node.attributes
-        if not isinstance(call, Call) or call.backward is not None:
+        """A scan, or a call without a gradient of its own, with its body recognised."""
+        attributes = node.attributes
+        if not isinstance(attributes, (Call, Scan)):
             return node
-        if call.body not in self.bodies:
+        if isinstance(attributes, Call) and attributes.backward is not None:
+            return node
+        body = self._recognised(attributes.body)
+        is_same = body is attributes.body
+        return node if is_same else replace(node, attributes=replace(attributes, body=body))
+
+    def _recognised(self, body: Graph) -> Graph:
+        if body not in self.bodies:
             count = sum(self.fired.values()), len(self.found)
-            found = self.run(canonicalise(call.body))
+            found = self.run(canonicalise(body))
             is_same = count == (sum(self.fired.values()), len(self.found))
-            self.bodies[call.body] = call.body if is_same else found
-        body = self.bodies[call.body]
-        return node if body is call.body else replace(node, attributes=replace(call, body=body))
+            self.bodies[body] = body if is_same else found
+        return self.bodies[body]

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
+import numpy as np
+
 from treadle.ir.control import CALL, SCAN
 from treadle.ir.graph import Graph, GraphBuilder, Node, Output, OutputKind, Value
 from treadle.ir.literal import ArrayLiteral
@@ -33,7 +35,7 @@ _OPAQUE = frozenset(
     ]
 )
 MOST_NODES = 48  # of a region: chosen, a smoothed cross-entropy with its masks has 30
-MOST_ROOTS = 24  # tried below an anchor: chosen, a cross-entropy ends 10 nodes below its exp
+MOST_ROOTS = 16  # tried below an anchor: chosen, a cross-entropy ends 10 nodes below its exp
 
 IsSide = Callable[[TensorType], bool]
 
@@ -65,6 +67,8 @@ class Flow:
 
     def __init__(self, graph: Graph):
         self.graph = graph
+        self.known: dict[Value, np.ndarray | None] = {}  # values that nothing decides
+        self._cuts: dict[tuple[Value, IsSide], list[Cut]] = {}
 
     @cached_property
     def users(self) -> list[list[int]]:
@@ -86,18 +90,21 @@ class Flow:
     def node(self, value: Value) -> Node:
         return self.graph.nodes[value.node]
 
-    def is_open(self, value: Value) -> bool:
-        """Whether a region may go through what makes a value."""
-        node = self.graph.nodes[value.node]
-        is_leaf = isinstance(node.attributes, Leaf)
-        return not is_leaf and node.op not in _OPAQUE and len(node.types) == 1
+    @cached_property
+    def open(self) -> list[bool]:
+        """Whether a region may go through what makes a node's value."""
+        nodes = self.graph.nodes
+        return [
+            not isinstance(n.attributes, Leaf) and n.op not in _OPAQUE and len(n.types) == 1
+            for n in nodes
+        ]
 
     def below(self, position: int, most: int = MOST_ROOTS) -> list[int]:
         """Nodes that a node leads to, itself first, the nearest ones in order."""
         found, heap, seen = list[int](), [position], {position}
         while heap and len(found) < most:
             at = heapq.heappop(heap)
-            if at != position and not self.is_open(Value(at)):
+            if at != position and not self.open[at]:
                 continue
             found.append(at)
             for user in self.users[at]:
@@ -106,20 +113,26 @@ class Flow:
                     heapq.heappush(heap, user)
         return found
 
-    def cuts(self, root: Value, is_side: IsSide = no_sides, most: int = MOST_NODES) -> list[Cut]:
+    def cuts(self, root: Value, is_side: IsSide = no_sides) -> list[Cut]:
         """Every value through which all goes that leads to a root, the nearest first.
 
         Values of which `is_side` holds stand beside it, and are not looked behind.
         """
+        key = root, is_side
+        if key not in self._cuts:
+            self._cuts[key] = self._cuts_of(root, is_side)
+        return self._cuts[key]
+
+    def _cuts_of(self, root: Value, is_side: IsSide) -> list[Cut]:
         found, sides, inside = list[Cut](), dict[Value, None](), set[int]()
         heap: list[tuple[int, int]] = [(-root.node, root.output)]
         seen = {root}
-        while heap and len(inside) < most:
+        while heap and len(inside) < MOST_NODES:
             node, output = heapq.heappop(heap)
             value = Value(-node, output)
             if not heap and value != root:
                 found.append(Cut(root, value, tuple(sides), frozenset(inside)))
-            if not self.is_open(value):
+            if not self.open[value.node]:
                 break
             inside.add(value.node)
             for v in self.graph.nodes[value.node].operands:
@@ -145,7 +158,7 @@ class Flow:
             seen.add(value)
             if value.node not in inside:
                 found[value] = None
-            elif not self.is_open(value):
+            elif not self.open[value.node]:
                 return None
             else:
                 stack.extend(reversed(self.graph.nodes[value.node].operands))

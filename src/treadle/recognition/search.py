@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from treadle.base.errors import TreadleError
 from treadle.base.rewrites import Exactness
 from treadle.ir.graph import Graph, GraphBuilder, Output, Value
 from treadle.ir.op import Op
@@ -13,9 +14,24 @@ from treadle.ir.rewrite import copied, inline_into, remove_dead_code, walk
 from treadle.kernel.target import Target
 from treadle.recognition import affine, attention, convolutions, losses
 from treadle.recognition.attention_graph import AttentionGraph
+from treadle.recognition.convolutions import Written
 from treadle.recognition.judge import Verdict, judge, saturated
-from treadle.recognition.proposals import PROPOSALS, Propose, Region, masked_softmaxes
-from treadle.recognition.regions import Flow, IsSide, is_flag, is_index, no_sides, of_shape
+from treadle.recognition.proposals import (
+    FEW_ROOTS,
+    PROPOSALS,
+    Propose,
+    Region,
+    masked_softmaxes,
+)
+from treadle.recognition.regions import (
+    MOST_ROOTS,
+    Flow,
+    IsSide,
+    is_flag,
+    is_index,
+    no_sides,
+    of_shape,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +61,13 @@ class Search:
 
     def _first(self, propose: Propose, region: Graph) -> tuple[Graph, Verdict] | None:
         there = _composites(region)
-        for proposal in propose(Region(region)):
-            if _composites(proposal) <= there:
-                continue
-            verdict = judge(region, proposal)
-            if verdict is not None:
-                return proposal, verdict
+        try:
+            for proposal in propose(Region(region)):
+                verdict = None if _composites(proposal) <= there else judge(region, proposal)
+                if verdict is not None and proposal.output_types == region.output_types:
+                    return proposal, verdict
+        except TreadleError:  # what a proposal was guessed from does not fit together
+            return None
         return None
 
     def unary(self, graph: Graph) -> list[Found]:
@@ -67,7 +84,8 @@ class Search:
     def _around(
         self, flow: Flow, anchor: int, proposals: Sequence[Propose]
     ) -> tuple[Found, frozenset[int]] | None:
-        for root in reversed(flow.below(anchor)):
+        op = flow.graph.nodes[anchor].op
+        for root in reversed(flow.below(anchor, FEW_ROOTS.get(op, MOST_ROOTS))):
             for propose in proposals:
                 is_side = is_flag if propose is masked_softmaxes else no_sides
                 match = self._at(flow, anchor, Value(root), propose, is_side)
@@ -126,14 +144,22 @@ class Search:
         """Attention that is written out, where the target has kernels for it."""
         flow, found = Flow(graph), list[Found]()
         for match in attention.attentions(flow, target):
-            parts = AttentionGraph(flow, match)
-            verdict = self._attention(parts)
-            if verdict is not None:
-                kind = Exactness.SATURATING if parts.saturates else verdict.kind
-                final = parts.graph(with_nan=parts.may_hide)
-                entry = Verdict(kind, verdict.status)
-                found.append(Found("attention", match.root, parts.inputs, final, entry))
+            try:
+                entry = self._attended(flow, match)
+            except TreadleError:
+                continue
+            found += [] if entry is None else [entry]
         return found
+
+    def _attended(self, flow: Flow, match: attention.Attending) -> Found | None:
+        parts = AttentionGraph(flow, match)
+        verdict = self._attention(parts)
+        if verdict is None:
+            return None
+        kind = Exactness.SATURATING if parts.saturates else verdict.kind
+        final = parts.graph(with_nan=parts.may_hide)
+        entry = Verdict(kind, verdict.status)
+        return Found("attention", match.root, parts.inputs, final, entry)
 
     def _attention(self, parts: AttentionGraph) -> Verdict | None:
         region, proposal = parts.region(), parts.graph(with_nan=False)
@@ -155,7 +181,7 @@ class Search:
                     taken |= set(flow.between(match.root, set(entry.inputs)))
         return found
 
-    def _convolution(self, flow: Flow, match: convolutions.Written) -> Found | None:
+    def _convolution(self, flow: Flow, match: Written) -> Found | None:
         type_of, rank = flow.graph.type_of, flow.graph.type_of(match.root).rank
         images = [v for v in match.images if type_of(v).rank == rank]
         weights = [v for v in match.weights if type_of(v).rank in (rank, rank - 1)]

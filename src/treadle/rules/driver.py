@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 
 from treadle.ir.graph import Graph, GraphBuilder, Node, Output, Value
 from treadle.ir.op import Types
@@ -70,8 +69,7 @@ class _Rewriting:
         candidates = self.rules.candidates(node.op)
         if not candidates or self.is_kept(builder, node, operands):
             return copied(builder, node, operands)
-        is_same = operands == node.operands
-        root = node if is_same else replace(node, operands=operands)
+        root = node if operands == node.operands else node.over(operands)
         for rule, pattern in candidates:
             found = captures(builder, pattern, root, uses)
             if found is None:

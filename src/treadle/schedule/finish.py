@@ -6,7 +6,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from treadle.kernel.access import accesses, changed_in, loads_of, locals_in, map_loads, names_in
+from treadle.kernel.access import (
+    accesses,
+    changed_in,
+    loads_of,
+    locals_in,
+    map_loads,
+    names_in,
+    read_in,
+    written_in,
+)
 from treadle.kernel.index import Index, Var, variable
 from treadle.kernel.nodes import (
     Apply,
@@ -112,7 +121,9 @@ def forwarded(body: Sequence[Statement], names: _Names, known: Known) -> list[St
 
 def _forget(known: Known, body: Sequence[Statement]) -> None:
     """Elements that some statements may have changed, and locals that they set."""
-    written = {a.buffer for a in accesses(body) if a.writes}
+    if not known:
+        return
+    written = written_in(body)
     changed = changed_in(body) | names_in(body)
     for key in [k for k, v in known.items() if k[0] in written or v.name in changed]:
         del known[key]
@@ -120,7 +131,9 @@ def _forget(known: Known, body: Sequence[Statement]) -> None:
 
 def without_dead_scratch(kernel: Kernel) -> Kernel:
     """The kernel without scratch that is written but never read."""
-    read = {a.buffer for a in accesses(kernel.body) if not a.writes}
+    if not kernel.scratch:
+        return kernel
+    read = read_in(kernel.body)
     read |= {s.buffer for s in walk(kernel.body) if isinstance(s, Update)}
     dead = {b.name for b in kernel.scratch} - read
     if not dead:
@@ -266,7 +279,7 @@ class _Lifter:
         self.var, self.names = var, names
         self.variables = {var, *loop_variables(body)}
         self.locals = changed_in(body) | names_in(body)
-        self.written = {a.buffer for a in accesses(body) if a.writes}
+        self.written = written_in(body)
         self.lifted: dict[Value, str] = {}
 
     def without_fixed(self, statement: Statement) -> Statement:

@@ -265,8 +265,6 @@ def _with_row_sums(
 ) -> Kernel | None:
     """Rows of a kernel and sums of their columns as one."""
     rows = row_sums_of(first)
-    if rows is not None and not is_needed:
-        return with_sum(rows, first, second, sizes)  # of what the rows read too
     if rows is None:
         found = sum_of(second)
         if found is None or first.scratch or not _has_row_loops(first, sizes.least_columns):
@@ -278,10 +276,10 @@ def _with_row_sums(
             return None
         return with_sum(started(parts, inner, divided), first, second, sizes)
     whole = with_sum(rows, first, second, sizes)
-    if whole is None and not is_serial(second) and sum_of(second) is None:
+    if whole is None and not is_serial(second):
         divided = in_rows(second, rows.part.extent * rows.row.extent)
         if divided is not None:
-            whole = with_rows(rows, first, second, divided)
+            whole = with_rows(rows, first, second, divided, is_needed)
     return whole
 
 
@@ -374,7 +372,7 @@ def staged(kernel: Kernel, room: int) -> Kernel:
 
 def _is_read_again(body: Sequence[Statement], buffer: Buffer, var: Var) -> bool:
     """Whether only the iteration's part is touched, first by one statement's stores, then read."""
-    every = [[a for a in accesses([s]) if a.buffer == buffer.name] for s in body]
+    every = [list(accesses([s], (buffer.name,))) for s in body]
     touching = [found for found in every if found]
     if not touching or any(not a.writes for a in touching[0]):
         return False

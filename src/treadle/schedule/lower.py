@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -48,7 +49,7 @@ from treadle.schedule.keep import (
 )
 from treadle.schedule.nests import Buffers, along, axis_vars, copies, parallel, pitched, stays
 from treadle.schedule.order import Bound, Memo, Order
-from treadle.schedule.patterns import concatenated_gradients, matmul_epilogues
+from treadle.schedule.patterns import concatenated_gradients, matmul_epilogues, spreads
 from treadle.schedule.pitches import Pitches, row_pitches
 from treadle.schedule.recompute import Recomputed, recomputed
 from treadle.schedule.templates import has_kernels, has_template, images, in_memory_order, layouts
@@ -99,8 +100,14 @@ def lower(
         steps,
         outputs,
         (*lowering.in_place.values(), *lowering.late),
-        bindings=bindings_of(lowering).restricted(used),
+        bindings=bindings_of(lowering).restricted(used | _in_parts(steps)),
     )
+
+
+def _in_parts(steps: Sequence[Step]) -> set[str]:
+    """What is in memory where calls are made in parts."""
+    calls = (part for s in steps for c in calls_in(s) for part in c.parts)
+    return {a.buffer for call in calls for a in call.arguments}
 
 
 def bindings_of(lowering: Lowering) -> Bindings:
@@ -257,6 +264,16 @@ class Lowering:
         self.written: dict[str, TensorType] = {}  # leaves that are written and never read
         self.after: list[Kernel] = []  # what a stream leaves to be fused with its readers
         self.before: dict[TensorValue, str] = {}  # leaves that leave as they were: their copies
+
+    @cached_property
+    def spreads(self) -> dict[TensorValue, tuple[TensorValue, TensorValue]]:
+        """Sums of squares around a centre: the sum before them, and the centre."""
+        return spreads(self.graph)
+
+    @cached_property
+    def spread_sums(self) -> set[TensorValue]:
+        """Sums whose parts are wanted with their squared deviations."""
+        return {total for total, _ in self.spreads.values()}
 
     def _target(self) -> Target:
         """The target; where kernels are launched again and again, fewer tensors are in memory."""

@@ -9,7 +9,15 @@ from dataclasses import dataclass, replace
 
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
-from treadle.kernel.access import Access, accesses, is_local, locals_in, names_in
+from treadle.kernel.access import (
+    Access,
+    accesses,
+    is_local,
+    locals_in,
+    names_in,
+    read_in,
+    written_in,
+)
 from treadle.kernel.arithmetic import identity
 from treadle.kernel.index import Index, Var, data_locals, flatten, uses, variable, variables_in
 from treadle.kernel.nodes import (
@@ -173,16 +181,14 @@ class Parts:
 
     def separate(self, first: Sequence[Statement], second: Sequence[Statement]) -> bool:
         """Whether what one writes and the other touches stays in its part."""
-        sides = list(accesses(first)), list(accesses(second))
-        written = [{a.buffer for a in side if a.writes} for side in sides]
-        touched = [{a.buffer for a in side} for side in sides]
+        written = [written_in(body) for body in (first, second)]
+        touched = [written[0] | read_in(first), written[1] | read_in(second)]
         shared = (written[0] & touched[1]) | (written[1] & touched[0])
-        apart = {
-            a.buffer
-            for side in sides
-            for a in side
-            if a.buffer in shared and a.buffer in self.sizes and not self.has(a)
-        }
+        shared &= self.sizes.keys()
+        if not shared:
+            return True
+        sides = list(accesses(first, shared)), list(accesses(second, shared))
+        apart = {a.buffer for side in sides for a in side if not self.has(a)}
         return all(name in written[0] and self._read_where_written(name, sides) for name in apart)
 
     def _read_where_written(self, buffer: str, sides: Sequence[Sequence[Access]]) -> bool:
@@ -249,12 +255,21 @@ def with_buffer_names(kernel: Kernel, names: Mapping[str, str]) -> Kernel:
         for buffers in (kernel.inputs, kernel.outputs, kernel.scratch)
     )
     body = with_buffers(kernel.body, lambda name: names.get(name, name))
-    return replace(kernel, inputs=inputs, outputs=outputs, scratch=scratch, body=body)
+    return Kernel(
+        kernel.name,
+        inputs,
+        outputs,
+        body,
+        kernel.origins,
+        scratch,
+        kernel.is_standalone,
+        kernel.geometry,
+    )
 
 
 def stays(body: Sequence[Statement], leaf: str, at: Index) -> bool:
     """Whether a leaf is read only at the index that is written."""
-    return all(a.index == at for a in accesses(body) if a.buffer == leaf)
+    return all(a.index == at for a in accesses(body, (leaf,)))
 
 
 def copies(source: str, target: str, like: Buffer) -> list[Kernel]:

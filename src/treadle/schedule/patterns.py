@@ -10,7 +10,6 @@ squares are subtracted; parts are then combined by their means.
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -246,7 +245,6 @@ _DEVIATION = apply(e.SUB, X, _CENTRE, name="deviation")
 SQUARED_DEVIATIONS = apply(reductions.REDUCE_SUM, apply(e.MUL, _DEVIATION, _DEVIATION))
 
 
-@functools.lru_cache(maxsize=8)
 def spreads(graph: Graph) -> dict[TensorValue, tuple[TensorValue, TensorValue]]:
     """Sums of squares around a centre: the sum of the same terms before them, and the centre."""
     found: dict[TensorValue, tuple[TensorValue, TensorValue]] = {}
@@ -271,9 +269,3 @@ def _is_one_each(match: Match) -> bool:
     assert isinstance(spread, shaping.Broadcast)
     others = tuple(i for i in range(x.rank) if i not in summed.axes)
     return x.dtype.is_float and spread.axes == others
-
-
-@functools.lru_cache(maxsize=8)
-def spread_sums(graph: Graph) -> frozenset[TensorValue]:
-    """Sums whose parts are wanted with their squared deviations."""
-    return frozenset(total for total, _ in spreads(graph).values())

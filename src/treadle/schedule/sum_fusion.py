@@ -99,7 +99,7 @@ def with_terms(first: Kernel, second: Kernel, large: int) -> Kernel | None:
         return None
     made = {b.name for b in first.outputs}
     second, sum_ = renamed_sum(second, first, first.body)
-    touched = [a for a in accesses(second.body) if a.buffer in made]
+    touched = list(accesses(second.body, made))
     read = {a.index for a in touched}
     if len(read) != 1 or any(a.writes for a in touched):
         return None
@@ -238,13 +238,20 @@ def with_sum(rows: RowSums, first: Kernel, second: Kernel, sizes: Reductions) ->
     return fused_kernel(first, second, new.statements, tuple(sums.values()))
 
 
-def with_rows(rows: RowSums, first: Kernel, second: Kernel, body: Body) -> Kernel | None:
-    """Both kernels as one, if the second, given as statements of one row, has the same rows."""
+def with_rows(
+    rows: RowSums, first: Kernel, second: Kernel, body: Body, is_needed: bool
+) -> Kernel | None:
+    """Both kernels as one, if the second, given as statements of one row, has the same rows.
+
+    One that does not need the first must read what it reads.
+    """
     every = (*rows.before, *rows.body, *rows.after)
     second, moved = with_own_names(second, body, first, every)
     parts = _parts(rows, first, second)
     moved = substituted(moved, {Var("row", parts.count): rows.index})
     if not parts.separate(rows.body, moved) or not _writes_own_rows(parts, moved):
+        return None
+    if not is_needed and not parts.shared(rows.body, moved):
         return None
     whole = replace(rows, body=(*rows.body, *moved))
     return fused_kernel(first, second, whole.statements, second.scratch)

@@ -41,7 +41,6 @@ from treadle.schedule.nests import (
     parallel,
 )
 from treadle.schedule.operands import Site
-from treadle.schedule.patterns import spread_sums, spreads
 
 _COMBINE = {
     reductions.REDUCE_SUM: "add",
@@ -90,12 +89,12 @@ class _Reduction:
         """Parts as many as fill a device, where the rest does not fill it alone."""
         graph, sizes = self.lowering.graph, self.lowering.target.reductions
         value, x = TensorValue(self.position), self.node.operands[0]
-        pair = spreads(graph).get(value) if self.op == "add" else None
+        pair = self.lowering.spreads.get(value) if self.op == "add" else None
         x = x if pair is None else graph.nodes[pair[0].node].operands[0]  # both go the same way
         walk = as_it_lies(walk, self._indices(x, walk))
         loops = walk.whole(axes)
         has_moments = walk.is_by_columns and self.op == "add"
-        has_moments = has_moments and (pair is not None or value in spread_sums(graph))
+        has_moments = has_moments and (pair is not None or value in self.lowering.spread_sums)
         wanted = self._parts(walk, size(loops.others), x in self.lowering.images)
         wanted = min(wanted, size(loops.inner) // sizes.least_part, sizes.most_parts)
         split = for_threads(loops, wanted, has_moments, 1 if walk.is_by_columns else sizes.pack)

@@ -9,7 +9,6 @@ of one kernel between equal parts of the graph are one claim.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from treadle.ir.ops.indexing import Gather, ScatterAdd
 from treadle.ir.ops.leaves import Constant, Leaf
 from treadle.ir.ops.linear import Contraction
 from treadle.kernel.bindings import Binding, Partial, Whole, Work
+from treadle.kernel.claims import Claim
 from treadle.kernel.nodes import Buffer
 from treadle.kernel.program import Call, Program
 from treadle.verify import moved_elements as moved_elements
@@ -32,31 +32,23 @@ from treadle.verify.claims import Site, sites
 from treadle.verify.extended import Extended, ExtendedField, chosen
 from treadle.verify.indices import evaluate_index, ravel, unravel
 from treadle.verify.keyed import Memory, Source, keyed
-from treadle.verify.layouts import Parts, layout_of, source_of, variables_at
+from treadle.verify.layouts import (
+    Parts,
+    filled_with,
+    last_address,
+    layout_of,
+    source_of,
+    variables_at,
+)
 from treadle.verify.machine import Machine, NotEstablishedError, WrongKernelError
 from treadle.verify.on_demand import Grid, OnDemand, along
 from treadle.verify.picks import Picks
 from treadle.verify.views import viewed
 
-COMPARED = 8  # elements of each buffer, beside the first and the last that were written
+COMPARED = 14  # elements of each buffer, beside the first and the last that were written
+TOGETHER = 8  # elements that the graph is evaluated at in one go
 WHOLE = 2**20  # elements that a kernel may fill before another adds to them
 INTEGERS = 50  # integers are below it where no axis says more
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """One call, as it was checked: plain data, for whoever looks at it."""
-
-    kernel: str
-    buffers: tuple[str, ...]
-    lines: tuple[str, ...]
-    iterations: dict[str, list[int]] = field(default_factory=dict)
-    compared: dict[str, list[int]] = field(default_factory=dict)  # addresses by buffer
-    reason: str = ""  # why it is not established; nothing where it is
-
-    @property
-    def is_established(self) -> bool:
-        return not self.reason
 
 
 def check_kernels(program: Program, trial: int = 0) -> list[Claim]:
@@ -71,10 +63,11 @@ def check(program: Program, site: Site, trial: int = 0) -> Claim:
     try:
         if site.graph is None:
             raise NotEstablishedError("it stands between a scan and what is around it")
-        found = _compared(program, site, site.graph, trial)
-        return Claim(call.kernel.name, names, lines, *found)
+        with np.errstate(all="ignore"):
+            found = _compared(program, site, site.graph, trial)
+        return Claim("kernel", call.kernel.name, lines, names, *found)
     except NotEstablishedError as reason:
-        return Claim(call.kernel.name, names, lines, reason=str(reason))
+        return Claim("kernel", call.kernel.name, lines, names, reason=str(reason))
     except WrongKernelError as wrong:
         where = f" [{lines[0]}]" if lines else ""
         cause = f"kernel {call.kernel.name} does not compute its part of the graph: {wrong}"
@@ -114,10 +107,32 @@ class Comparison:
         on = self._graph(call)
         compared: dict[str, list[int]] = {}
         for buffer, argument in self._pairs(call)[len(call.kernel.inputs) :]:
-            at = _some(memory[buffer.name].written_at(), self.trial)
-            self._same(on, self.site.after[argument], memory[buffer.name], at)
+            written, binding = memory[buffer.name].written_at(), self.site.after[argument]
+            if not len(written):
+                raise WrongKernelError(f"{argument} is not written")
+            at = self._compared_at(binding, written, buffer.size)
+            for part in np.array_split(at, -(-len(at) // TOGETHER)):
+                self._same(on, binding, memory[buffer.name], part)
             compared[argument] = at.tolist()
         return picks.record, compared
+
+    def _compared_at(self, binding: Binding, written: Array, size: int) -> Array:
+        """Some addresses that were written, some at the ends of every axis, and the very last.
+
+        The last iterations have run: what they should have written is compared in any case.
+        """
+        content, type_ = binding.content, self.graph.type_of(binding.value)
+        if isinstance(content, Work):
+            raise NotEstablishedError(f"{binding}")
+        rng = np.random.default_rng([self.trial, len(written)])
+        last = {last_address(content, type_, is_full) for is_full in (False, True)}
+        found = [*_some(written, rng), *(min(at, size - 1) for at in last)]
+        if not isinstance(content, Partial):
+            few = rng.choice(written, min(len(written), 4096), replace=False)
+            for index in layout_of(content, type_)(few).indices:
+                for end in (index.min(), index.max()):
+                    found.append(rng.choice(few[index == end]))
+        return np.unique(np.array(found))
 
     def _pairs(self, call: Call) -> list[tuple[Buffer, str]]:
         return [(b, a.buffer) for b, a in zip(call.kernel.buffers, call.arguments, strict=True)]
@@ -130,9 +145,9 @@ class Comparison:
         found: dict[str, Memory] = {}
         for buffer, name in self._pairs(call):
             undefined = keyed(self.field, f"undefined {name}", buffer.dtype)
-            is_leaf = isinstance(self.graph.nodes[before[name].value.node].attributes, Leaf)
+            is_replaced = before[name] is not self.site.after[name]
             source = undefined
-            if buffer.name in inputs or is_leaf:
+            if buffer.name in inputs or is_replaced:
                 source = self._source(before[name], buffer, undefined)
             found[buffer.name] = Memory(buffer.dtype, buffer.size, source)
         return found
@@ -141,6 +156,13 @@ class Comparison:
         """A kernel that fills what this one adds to: all of it."""
         own = {name: memory[buffer.name] for buffer, name in self._pairs(call)}
         shared = [buffer for buffer, name in self._pairs(other) if name in own]
+        fill = filled_with(other.kernel)
+        if fill is not None:
+            zero = self.field.literal(fill.value, fill.dtype)
+            own[other.arguments[0].buffer].forget(
+                lambda at: zero.map(lambda a: np.broadcast_to(a, at.shape))
+            )
+            return
         if other.kernel.inputs or sum(b.size for b in shared) > WHOLE:
             raise NotEstablishedError(f"{other.kernel.name} writes the same buffer before it")
         found = {buffer.name: own[name] for buffer, name in self._pairs(other) if name in own}
@@ -247,10 +269,6 @@ class Comparison:
 
     def _same(self, on: OnDemand, binding: Binding, memory: Memory, at: Array) -> None:
         """The elements at some addresses are the graph's."""
-        if isinstance(binding.content, Work):
-            raise NotEstablishedError(f"{binding}")
-        if not len(at):
-            raise WrongKernelError(f"{binding.buffer} is not written")
         if isinstance(binding.content, Partial):
             wanted = self._parts(on, binding, binding.content, at)
         else:
@@ -268,8 +286,6 @@ class Comparison:
         type_ = self.graph.type_of(binding.value)
         places = layout_of(binding.content, type_)(at)
         there = places.is_there
-        if not there.any():
-            raise NotEstablishedError(f"only gaps of {binding.buffer} were written")
         pairs = zip(places.indices, type_.shape, strict=True)
         inside = [np.clip(i[there], 0, max(0, n - 1)) for i, n in pairs]
         found = on.points(binding.value, inside)
@@ -328,12 +344,9 @@ def _index_sizes(graph: Graph) -> dict[Value, int]:
     return found
 
 
-def _some(at: Array, seed: int) -> Array:
+def _some(at: Array, rng: np.random.Generator) -> Array:
     """The first and the last address, and some between."""
-    if len(at) <= COMPARED:
-        return at
-    others = np.random.default_rng([seed, len(at)]).integers(0, len(at), COMPARED)
-    return np.unique(at[[0, -1, *others]])
+    return at[[0, -1, *rng.integers(0, len(at), COMPARED)]]
 
 
 def _differing(found: Extended, wanted: Extended, at: Array) -> int | None:

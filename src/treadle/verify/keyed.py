@@ -13,7 +13,8 @@ from treadle.domains.float64 import Array
 from treadle.verify.extended import Extended, ExtendedField, is_residue
 
 Source = Callable[[Array], Extended]  # elements by where they are
-EDGES = (0, -100, 1)  # of integers: the first index, a loss's ignored one, and the largest
+# Of integers, beside the largest: the first index, and one that losses ignore.
+EDGES = (0, -100, 1, -100)
 PAGE = 256
 _BLOCK = 2**20  # elements that are made at once
 _SHIFT = 8  # of an address to its page
@@ -49,11 +50,11 @@ def keyed(field: ExtendedField, name: str, dtype: DType, most: int = 2**15) -> S
 
 
 def _integers(bits: Array, dtype: DType, most: int) -> Array:
-    """One in four is an edge, and one in four is small."""
+    """Half are edges, and a quarter is small."""
     high = max(1, min(most, dtype.range()[1]))
     edges = np.array([*(x for x in EDGES if x >= dtype.range()[0]), high - 1])
     rest = np.where(bits % 4 == 1, bits // 16 % 4, bits // 16 % high)
-    return np.where(bits % 4 == 0, edges[bits // 4 % len(edges)], rest)
+    return np.where(bits % 4 >= 2, edges[bits // 4 % len(edges)], rest)
 
 
 class Memory:

@@ -14,7 +14,8 @@ from treadle.ir.ops.reductions import Reduce
 from treadle.ir.types import TensorType
 from treadle.kernel.bindings import Content, Copy, Elements, Partial, Whole
 from treadle.kernel.index import Index, Var
-from treadle.kernel.nodes import Within
+from treadle.kernel.nodes import For, Kernel, Literal, Store, Within
+from treadle.kernel.traverse import walk
 from treadle.verify.extended import Extended, ExtendedField, chosen
 from treadle.verify.indices import evaluate_index, ravel, unravel
 from treadle.verify.keyed import Source
@@ -106,6 +107,38 @@ def _held(guards: tuple[Within, ...], found: dict[str, Array], shape: tuple[int,
 
 def _numbers(index: Index, found: dict[str, Array], shape: tuple[int, ...]) -> Array:
     return np.broadcast_to(np.asarray(evaluate_index(index, dict(found)), np.int64), shape)
+
+
+def filled_with(kernel: Kernel) -> Literal | None:
+    """The number that a kernel fills its only buffer with; None where it does something else."""
+    loops = [s for s in walk(kernel.body) if isinstance(s, For)]
+    only = [s for s in walk(kernel.body) if not isinstance(s, For)]
+    match only, kernel.buffers:
+        case [Store(_, index, Literal() as value, None)], [buffer]:
+            variables = tuple(loop.var for loop in loops)
+            variables_at(Elements(variables, index, ()))  # each address once
+            count = int(np.prod([v.extent for v in variables], dtype=np.int64))
+            is_all = count == buffer.size and all(loop.stop is None for loop in loops)
+            return value if is_all else None
+        case _:
+            return None
+
+
+def last_address(content: Whole | Copy | Partial, type_: TensorType, is_full: bool) -> int:
+    """Where the last element is, or, if it is full, the last zero beside a copy's elements."""
+    if isinstance(content, (Copy, Partial)):
+        every = content.elements.variables
+        for back in range(every[-1].extent if every else 1):  # gaps end a row
+            last = {v.name: np.array(v.extent - 1 - (back if v is every[-1] else 0)) for v in every}
+            if isinstance(content, Partial) or is_full:
+                break
+            if _held(content.elements.guards, last, ()).all():
+                break
+        return int(evaluate_index(content.elements.address, dict(last)))
+    shape = (*type_.shape[:-1], content.pitch) if content.pitch else type_.shape
+    axes = content.order or tuple(range(type_.rank))
+    at = tuple(np.array(max(0, type_.shape[i] - 1)) for i in axes)
+    return int(ravel(at, tuple(shape[i] for i in axes)))
 
 
 def source_of(

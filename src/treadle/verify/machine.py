@@ -88,7 +88,7 @@ class Machine:
         self.outer = outermost(kernel)
         self.loops: list[For] = []  # around, that run one iteration after another
         self.nest: list[int] = []  # those of them of which some are left out
-        self.turn = 0
+        self.turns: Counter[str] = Counter()
         self.sampled: dict[int, bool] = {}
         self.vectors: dict[int, bool] = {}
         self.is_product = sum(not isinstance(s, For) for s in walk(kernel.body)) == 1
@@ -181,11 +181,12 @@ class Machine:
         stop = None if s.stop is None else np.asarray(self.index(s.stop))
         count = s.var.extent if stop is None else min(s.var.extent, int(stop.max(initial=0)))
         every = np.arange(count)
-        if self._is_sampled(s):
-            every = np.array([i for i in self.picks.of(s) if i < count], np.int64)
-        saved, mask = dict(self.locals), self.mask
         is_apart = (s.role is Role.GRID or s is self.outer) and bool(self.own)
-        if len(every) and not is_apart and self._is_vector(s):
+        is_vector = not is_apart and self._is_vector(s)
+        if self._is_sampled(s):
+            every = np.array([i for i in self.picks.of(s, is_vector) if i < count], np.int64)
+        saved, mask = dict(self.locals), self.mask
+        if len(every) and is_vector:
             for part in self._chunks(every):
                 self._together(s, part, stop, mask)
         else:
@@ -206,9 +207,9 @@ class Machine:
             return
         order, before = [int(i) for i in (*every[-1:], *every[:-1])], self.count
         if self.nest and self.nest[-1] == len(self.loops) - 1:  # other ones in each iteration
-            first = self.turn % len(order)
+            first = self.turns[s.var.name] % len(order)  # the last at first
             order = (order[first:] + order[:first])[:2]
-            self.turn += 1
+            self.turns[s.var.name] += 1
         self.nest.append(len(self.loops))
         self.loops.append(s)
         for i in order:

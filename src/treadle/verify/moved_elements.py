@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from itertools import product
 from typing import Any
 
@@ -206,11 +207,29 @@ def _contract(on: OnDemand, node: Node, grid: Grid) -> Extended:
     axes: dict[str, Any] = dict(zip(lx, map(range, on.type_of(node, 0).shape), strict=True))
     axes |= dict(zip(ly, map(range, on.type_of(node, 1).shape), strict=True))
     axes |= dict(zip(lr, grid, strict=True))
+    return _contracted(on, node, axes)
+
+
+def _contracted(on: OnDemand, node: Node, axes: dict[str, Any]) -> Extended:
+    """By the indices of each label; an operand that is too large at once in parts of an axis."""
+    given, dtype = _attributes(node), node.types[0].dtype
+    lx, ly, lr = given.labels
+    for labels in (lx, ly):
+        size = int(np.prod([len(axes[c]) for c in labels], dtype=np.int64))
+        if size > SPLIT:
+            longest = max(labels, key=lambda c: len(axes[c]))
+            cuts = np.array_split(along(axes[longest]), -(-size // SPLIT))
+            parts = [_contracted(on, node, axes | {longest: as_axis(cut)}) for cut in cuts]
+            if longest in lr:
+                at = lr.index(longest)
+                q, p = (np.concatenate([getattr(x, n) for x in parts], at) for n in "qp")
+                return Extended(q, p)
+            return reduce(lambda x, y: on.field.combined("add", x, y, dtype), parts)
     x = on.full(node, 0, tuple(axes[c] for c in lx))
     y = on.full(node, 1, tuple(axes[c] for c in ly))
-    if not node.types[0].is_float:
+    if not dtype.is_float:
         plain = contract_with(np.matmul, given, x.p, y.p)
-        return on.field.integers(plain, node.types[0].dtype)
+        return on.field.integers(plain, dtype)
     lanes = zip(on.field.field.lanes, (x.q, x.p), (y.q, y.p), strict=True)
     return Extended(*(contract_with(lane.matmul, given, a, b) for lane, a, b in lanes))
 

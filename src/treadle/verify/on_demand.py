@@ -29,6 +29,7 @@ from treadle.verify.machine import NotEstablishedError
 Axis = range | tuple[int, ...]  # indices along an axis
 Grid = tuple[Axis, ...]
 MOST = 2**23  # elements of one grid
+LARGE = 2**18
 
 ELEMENTWISE = frozenset(op for op in vars(e).values() if isinstance(op, Op))
 
@@ -72,7 +73,10 @@ class OnDemand:
         if key not in self.known:
             if math.prod(lengths(grid)) > MOST:
                 raise NotEstablishedError("too many elements of the graph are needed")
-            self.known[key] = self._made(value, grid)
+            found = self._made(value, grid)
+            if found.p.size > LARGE and self.given(value) is not None:
+                return found  # made anew as fast as it is kept
+            self.known[key] = found
         return self.known[key]
 
     def points(self, value: Value, at: Sequence[Array]) -> Extended:

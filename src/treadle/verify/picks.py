@@ -10,6 +10,7 @@ from treadle.kernel.nodes import For, Store, Within
 from treadle.kernel.traverse import subvalues, values_of, walk
 
 OTHERS = 2  # iterations beside those at the ends and at guards
+MORE = 10  # the same, of loops that run as one array
 AT_GUARDS = 4
 
 
@@ -21,10 +22,12 @@ class Picks:
         self.ran: dict[int, tuple[For, set[int]]] = {}
         self.found: dict[int, tuple[For, tuple[int, ...]]] = {}
 
-    def of(self, loop: For) -> tuple[int, ...]:
+    def of(self, loop: For, is_vector: bool = False) -> tuple[int, ...]:
         if id(loop) not in self.found:
             near = sorted(set(_at_guards(loop)))[:AT_GUARDS]
-            self.found[id(loop)] = loop, self._chosen(loop.var.extent, loop.var.name, near)
+            others = MORE if is_vector else OTHERS
+            chosen = self._chosen(loop.var.extent, loop.var.name, near, others)
+            self.found[id(loop)] = loop, chosen
         return self.found[id(loop)][1]
 
     def note(self, loop: For, iteration: int) -> None:
@@ -34,11 +37,11 @@ class Picks:
 
     def along(self, count: int) -> tuple[int, ...]:
         """Rows or columns of a matrix."""
-        return self._chosen(count, "matrix", [])
+        return self._chosen(count, "matrix", [], OTHERS)
 
-    def _chosen(self, count: int, name: str, near: list[int]) -> tuple[int, ...]:
+    def _chosen(self, count: int, name: str, near: list[int], other: int) -> tuple[int, ...]:
         rng = np.random.default_rng([self.seed, count, *name.encode()])
-        others = rng.integers(0, count, OTHERS).tolist() if count else []
+        others = rng.integers(0, count, other).tolist() if count else []
         return tuple(sorted(i for i in {0, count - 1, *near, *others} if 0 <= i < count))
 
     @property

@@ -47,7 +47,7 @@ def symbols_of(case: Mapping[str, Term], labels: frozenset[str]) -> list[str]:
         if isinstance(term, tuple):
             for part in term:
                 look(part)
-        elif isinstance(term, str) and term not in dtypes.BY_NAME and term not in _ARITHMETIC:
+        elif isinstance(term, str) and term not in dtypes.EVERY and term not in _ARITHMETIC:
             found[term] = None
 
     for name, term in case.items():
@@ -96,8 +96,8 @@ def _type(term: Term, sizes: Mapping[str, int]) -> TensorType:
     parts = list(term) if isinstance(term, tuple) else [term]
     dtype = dtypes.float32
     first = parts[0] if parts else None
-    if isinstance(first, str) and first in dtypes.BY_NAME:
-        dtype = dtypes.BY_NAME[first]
+    if isinstance(first, str) and first in dtypes.EVERY:
+        dtype = dtypes.EVERY[first]
         del parts[0]
     return TensorType(tuple(_value(p, sizes) for p in parts), dtype)
 

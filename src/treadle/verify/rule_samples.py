@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.dtypes import bfloat16, float32, int32
+from treadle.base.dtypes import bfloat16, float8_e4m3, float32, int32
 from treadle.frontend.coerce import cast, constant
 from treadle.frontend.control import scan
 from treadle.frontend.functions.arithmetic import exp, stop_gradient, tanh, where
@@ -27,7 +27,7 @@ from treadle.ir.graph import Graph
 from treadle.ir.ops.indexing import SCATTER_ADD, ScatterAdd
 from treadle.ir.ops.leaves import IOTA, Iota
 from treadle.ir.types import TensorType
-from treadle.kernel.target import GPU, Target
+from treadle.kernel.target import CPU, GPU, Target
 from treadle.rules.driver import rewrite
 from treadle.rules.rule import Rule, RuleSet
 
@@ -132,27 +132,9 @@ def _spread(h: Tensor, x: Tensor, w: Tensor) -> Any:
     return [last, stacked]
 
 
-def _by_hand(narrow: bool) -> Callable[..., Tensor]:
-    """softmax(q kᵀ / 2 + b) v"""
-
-    def function(q: Tensor, k: Tensor, v: Tensor, b: Tensor) -> Tensor:
-        scores = q @ k.transpose(-1, -2)
-        scores = scores * constant(0.5, scores.shape, bfloat16) + b
-        weights = bind1(c.SOFTMAX, c.Axis(3), cast(scores, float32) if narrow else scores)
-        return cast(weights, bfloat16) @ v if narrow else weights @ v
-
-    return function
-
-
-def _with_bias(n: int, m: int, k: int) -> tuple[TensorType, ...]:
-    heads = (TensorType((n, 2, m, 8), bfloat16),) * 3
-    return (*heads, TensorType((2, 1, m), bfloat16))
-
-
 _LONG, _SORTING = _all_sizes(least_arg=4), _all_sizes(least_sorted=1)
 _FEW = _all_sizes(few_scattered=6, many_scattered=4, most_scattered=12, least_sorted=0)
 
-_FUSED = _all_sizes(least_fused_attention=1, least_key_blocks=1)
 
 SAMPLES: dict[str, RuleSample] = {
     "linear_cross_entropy": RuleSample(_head(float32, False), _of_head(float32, False), _HEADS),
@@ -165,8 +147,6 @@ SAMPLES: dict[str, RuleSample] = {
     "rounded_biased_linear_cross_entropy": RuleSample(
         _head(bfloat16, True), _of_head(bfloat16, True), _HEADS
     ),
-    "attention": RuleSample(_by_hand(False), _with_bias, _FUSED, ((2, 5, 3), (3, 4, 2))),
-    "narrow_attention": RuleSample(_by_hand(True), _with_bias, _FUSED, ((2, 5, 3), (3, 4, 2))),
     "scatter_in_order": RuleSample(_scattered(None), _matrix),
     "scatter_to_few": RuleSample(
         _scattered(3), _rows_at, _FEW, sizes=((2, 3, 3), (3, 3, 1), (4, 3, 2))
@@ -198,6 +178,18 @@ SAMPLES: dict[str, RuleSample] = {
         _scan(lambda carry, v, w: (carry * v, (carry, carry * v)), reverse=True),
         _scanned,
         has_symbols=False,
+    ),
+    "linear_scan_in_blocks": RuleSample(
+        _scan(lambda carry, v, w: (carry * v + v, carry), reverse=True),
+        _scanned,
+        _all_sizes(least_blocked_scan=8),
+        sizes=((1, 3, 9), (1, 1, 8), (1, 2, 17)),
+        has_symbols=False,
+    ),
+    "widened_float8": RuleSample(
+        lambda x, y: contract(x, y, ("nm", "mk", "nk"), float32),
+        lambda n, m, k: (TensorType((n, m), float8_e4m3), TensorType((m, k), float8_e4m3)),
+        CPU,
     ),
     "computed_in_scan": RuleSample(_spread, _scanned, has_symbols=False),
     "rounded_carry": RuleSample(

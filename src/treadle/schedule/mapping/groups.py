@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from treadle.kernel.access import accesses, loads_of, locals_in, map_loads, names_in
+from treadle.kernel.access import accesses, loads_of, locals_in, map_loads, names_in, written_in
 from treadle.kernel.contraction import size
 from treadle.kernel.cost import padded
 from treadle.kernel.index import Index, Var, data_locals, substitute, variable
@@ -242,7 +242,7 @@ def _repeated(body: Body, walks: dict[int, For], lanes: int) -> dict[Key, list[i
     known: dict[Key, list[int]] = {}
     done: dict[Key, list[int]] = {}
     for i, s in enumerate(body):
-        written = {a.buffer for a in accesses([s]) if a.writes}
+        written = written_in([s])
         if i not in walks:
             _forget(known, done, written)
             continue
@@ -375,7 +375,7 @@ def _as_one(first: For, between: Sequence[Statement], second: Statement) -> Body
     made = names_in(rest) | {s.local for s in inner if isinstance(s, Accumulate)}
     used = set[str]().union(*(locals_in(v) for s in (*starts, *more) for v in values_of(s)))
     used |= {name for index in indices_of(more) for name in data_locals(index)}
-    stored = {a.buffer for a in accesses(rest) if a.writes}
+    stored = written_in(rest)
     read = {a.buffer for a in accesses(more)}
     if made & used or stored & read or names_in(inner) & names_in(more) or len(starts) < len(sums):
         return None

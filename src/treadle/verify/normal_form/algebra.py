@@ -9,6 +9,7 @@ from math import isqrt
 from treadle.verify.normal_form.form import (
     UNIT,
     Atom,
+    BudgetError,
     Coefficient,
     Form,
     Kind,
@@ -18,16 +19,13 @@ from treadle.verify.normal_form.form import (
     bind,
     renamed_atom,
 )
-from treadle.verify.normal_form.index import Datum, Index, Variable, is_nonnegative, of_letter
+from treadle.verify.normal_form.index import Datum, Index, Variable, of_letter
 from treadle.verify.normal_form.index import number as index_number
+from treadle.verify.normal_form.ranges import is_nonnegative
 
 MOST_TERMS = 2048  # of a form: what grows beyond is not decided
 _MOST_POWER = 8  # whole powers that are multiplied out
 _MOST_FACTORED = 10**6  # numbers whose roots are taken apart
-
-
-class BudgetError(Exception):
-    """The work that deciding would take is beyond its bound."""
 
 
 ZERO = Form(())

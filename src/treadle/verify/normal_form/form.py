@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from fractions import Fraction
 from itertools import islice, permutations, product
+from threading import local
 
 from treadle.verify.normal_form.index import (
     NO_CODES,
@@ -24,6 +25,21 @@ from treadle.verify.normal_form.index import (
 )
 
 Coefficient = int | Fraction
+
+
+class BudgetError(Exception):
+    """The work that deciding would take is beyond its bound."""
+
+
+class _Budget(local):
+    """Products of atoms that a thread may still make."""
+
+    left = 0
+
+
+BUDGET = _Budget()
+
+
 _MOST_ORDERS = 24  # of binders that nothing tells apart
 
 
@@ -278,6 +294,9 @@ def ordered(binders: Sequence[Variable], coded: Callable[[Codes], int]) -> list[
 def bind(binders: Sequence[Variable], factors: Iterable[Factor]) -> Monomial:
     """Factors under binders with canonical names."""
     factors = tuple(factors)
+    BUDGET.left -= 1 + len(factors) * (1 + len(binders) ** 2)
+    if BUDGET.left < 0:
+        raise BudgetError("too many products")
     if not binders:
         return Monomial((), tuple(sorted(factors, key=_factor_key)))
     height = 1 + max((a.height for a, _ in factors), default=0)

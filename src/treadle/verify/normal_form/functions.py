@@ -11,10 +11,10 @@ from enum import Enum
 from fractions import Fraction
 
 from treadle.verify.normal_form import index as ix
+from treadle.verify.normal_form import ranges
 from treadle.verify.normal_form.algebra import (
     ONE,
     ZERO,
-    BudgetError,
     add,
     as_index,
     constant,
@@ -30,6 +30,7 @@ from treadle.verify.normal_form.algebra import (
 )
 from treadle.verify.normal_form.form import (
     Atom,
+    BudgetError,
     Coefficient,
     Form,
     Kind,
@@ -37,7 +38,8 @@ from treadle.verify.normal_form.form import (
     as_form,
     bind,
 )
-from treadle.verify.normal_form.index import Index, Variable, is_nonnegative
+from treadle.verify.normal_form.index import Index, Variable
+from treadle.verify.normal_form.ranges import is_nonnegative
 
 _MOST_FLAGS = 6  # by which a function's operands are taken apart
 SATURATING = -1e9  # a number that masks are written with where −∞ is meant, or below
@@ -142,14 +144,14 @@ def _by_flags(function: Callable[..., Form], operands: Sequence[Form], left: int
 
 def step(p: Index) -> Form:
     """1 where p ≥ 0, else 0. Of a step and its opposite one is used: [−p ≥ 0] = 1 − [p − 1 ≥ 0]."""
-    p = ix.recombined(p)
+    p = ranges.recombined(p)
     if is_nonnegative(p):
         return ONE
     if is_nonnegative(ix.number(-1) - p):
         return ZERO
     divisor = _common_divisor(p)
     if divisor > 1:
-        p = ix.divided(p, ix.number(divisor))[0]
+        p = ranges.divided(p, ix.number(divisor))[0]
     if _is_turned(p):
         return subtract(ONE, of_atom(Atom(Kind.STEP, indices=(ix.number(-1) - p,))))
     return of_atom(Atom(Kind.STEP, indices=(p,)))
@@ -182,7 +184,7 @@ def _is_turned(p: Index) -> bool:
 
 def meets(p: Index) -> Form:
     """1 where p = 0, else 0."""
-    p = ix.recombined(p)
+    p = ranges.recombined(p)
     if not p.terms:
         return ONE
     one = ix.number(1)
@@ -212,7 +214,7 @@ def is_positive_flag(work: Work, d: Form) -> Form:
     infinite = _infinite(d)
     if infinite is not None:
         return ONE if infinite > 0 else ZERO
-    _, _, rest = _of_sign(d)
+    rest = _of_sign(d)
     if rest.terms[0][1] > 0:
         return of_atom(Atom(Kind.POSITIVE, forms=(rest,)))
     turned = negate(rest)
@@ -230,7 +232,7 @@ def vanishes_flag(work: Work, d: Form) -> Form:
         return meets(p)
     if _infinite(d) is not None:
         return ZERO
-    _, _, rest = _of_sign(d)
+    rest = _of_sign(d)
     return _vanishing(rest if rest.terms[0][1] > 0 else negate(rest))
 
 
@@ -238,12 +240,11 @@ def _vanishing(d: Form) -> Form:
     return of_atom(Atom(Kind.VANISHES, forms=(d,)))
 
 
-def _of_sign(d: Form) -> tuple[Coefficient, dict[Atom, Coefficient], Form]:
+def _of_sign(d: Form) -> Form:
     """The form without positive factors, which do not change its sign."""
-    lead, factors, rest = content(d)
+    _, factors, rest = content(d)
     kept = {a: e for a, e in factors.items() if not is_positive_atom(a)}
-    inner = multiply(rest, of_factors(kept)) if kept else rest
-    return lead, {}, inner
+    return multiply(rest, of_factors(kept)) if kept else rest
 
 
 def is_infinite(monomial: Monomial, coefficient: Coefficient) -> bool:
@@ -289,11 +290,11 @@ def _exp(work: Work, form: Form) -> Form:
     return found
 
 
-def log(work: Work, form: Form) -> Form:
-    return by_flags(lambda x: _log(work, x), form)
+def log(form: Form) -> Form:
+    return by_flags(_log, form)
 
 
-def _log(work: Work, form: Form) -> Form:
+def _log(form: Form) -> Form:
     """A sum over the positive factors."""
     if not form.terms:
         return negate(of_atom(INFINITY))
@@ -323,7 +324,7 @@ def _log_atom(form: Form) -> Form:
 # Other functions
 
 
-def apply(work: Work, name: str, *operands: Form) -> Form:
+def apply(name: str, *operands: Form) -> Form:
     """A function of which nothing is known but that equal operands give equal results."""
     return by_flags(lambda *x: of_atom(Atom(Kind.APPLY, name, forms=x)), *operands)
 

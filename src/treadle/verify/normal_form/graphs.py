@@ -16,8 +16,8 @@ from treadle.ir.graph import Graph, GraphBuilder, Node, Output, Value
 from treadle.ir.op import Attributes, Op, RuleTable, Types
 from treadle.ir.ops.leaves import Leaf
 from treadle.verify.normal_form import index as ix
-from treadle.verify.normal_form.algebra import BudgetError, of_atom
-from treadle.verify.normal_form.form import Atom, Form, Kind, bound_atom
+from treadle.verify.normal_form.algebra import of_atom
+from treadle.verify.normal_form.form import Atom, BudgetError, Form, Kind, bound_atom
 from treadle.verify.normal_form.functions import Work
 from treadle.verify.normal_form.index import Index
 from treadle.verify.normal_form.sizes import Sizes

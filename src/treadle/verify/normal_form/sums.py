@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 
 from treadle.verify.normal_form import functions as fn
 from treadle.verify.normal_form import index as ix
+from treadle.verify.normal_form import ranges
 from treadle.verify.normal_form.algebra import (
     ONE,
-    ZERO,
     add,
     as_index,
     collected,
@@ -37,7 +37,8 @@ from treadle.verify.normal_form.form import (
     renamed_atom,
 )
 from treadle.verify.normal_form.functions import Assumption, Work, meets, step
-from treadle.verify.normal_form.index import Division, Index, Variable, is_nonnegative
+from treadle.verify.normal_form.index import Division, Index, Variable
+from treadle.verify.normal_form.ranges import is_nonnegative
 
 Values = Mapping[Variable, Index]
 _Rest = tuple[tuple[Variable, ...], tuple[Factor, ...]]
@@ -73,11 +74,11 @@ def _bound_of(variable: Variable) -> Index:
 def _replaced(work: Work, atom: Atom, values: Values) -> Form:
     if atom.variables.isdisjoint(values):
         return of_atom(atom)
-    indices = tuple(ix.replaced(p, values) for p in atom.indices)
+    indices = tuple(ranges.replaced(p, values) for p in atom.indices)
     match atom.kind:
         case Kind.VALUE:
             assert atom.letter is not None
-            return of_index(ix.replaced(ix.of_letter(atom.letter), values))
+            return of_index(ranges.replaced(ix.of_letter(atom.letter), values))
         case Kind.STEP:
             return step(indices[0])
         case Kind.MEETS:
@@ -112,8 +113,8 @@ def _of_forms(work: Work, atom: Atom, forms: tuple[Form, ...]) -> Form:
                 found = fn.maximum(work, found, form)
             return found
     if atom.label == "log":
-        return fn.log(work, forms[0])
-    return fn.apply(work, atom.label, *forms)
+        return fn.log(forms[0])
+    return fn.apply(atom.label, *forms)
 
 
 # Sums
@@ -275,7 +276,7 @@ def _split(work: Work, variable: Variable, form: Form) -> tuple[Variable, Variab
     """A variable that is divided by a divisor of its size, as a high and a low one."""
     size = _bound_of(variable)
     for divisor in _divisors(variable, form):
-        count, left = ix.divided(size, divisor)
+        count, left = ranges.divided(size, divisor)
         if left != ix.ZERO or divisor == size:
             continue
         high, low = work.fresh(count), work.fresh(divisor)
@@ -436,6 +437,3 @@ def _largest(work: Work, binders: list[Variable], form: Form) -> Form:
 def element(work: Work, form: Form) -> Index | None:
     """A form that is used as an index."""
     return as_index(form, work.integers)
-
-
-__all__ = ["ZERO", "element", "largest", "replace", "total"]

@@ -1,0 +1,270 @@
+"""Kernels against their graph over the finite field: all hold, and defects are found."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+import treadle as td
+from kernel_mutants import mutants
+from models import block_specs, cnn_loss, cnn_specs, gpt_block, mlp_loss, mlp_specs
+from treadle.autodiff.backward import differentiate
+from treadle.backends import stages
+from treadle.backends.cpu.backend import CpuToolchain
+from treadle.base.errors import GraphError, TreadleError
+from treadle.ir.graph import Graph, Output
+from treadle.kernel.bindings import Bindings, Copy, Partial, Work
+from treadle.kernel.nodes import For, Kernel, Store
+from treadle.kernel.program import Call, Phase, Program
+from treadle.kernel.verify import verify
+from treadle.schedule.schedule import CPU, GPU, Target, schedule
+from treadle.verify.claims import Site, sites
+from treadle.verify.gradients import check_gradient
+from treadle.verify.kernels import check, check_kernels
+
+
+def block_loss(params, x):
+    return (gpt_block(x, params, heads=2) ** 2).mean()
+
+
+LOSSES = {
+    "mlp": (mlp_loss, mlp_specs()),
+    "cnn": (cnn_loss, cnn_specs()),
+    "block": (block_loss, (block_specs(8), td.Spec((2, 4, 8)))),
+}
+
+
+def graphs(name: str) -> tuple[Graph, Graph]:
+    """A loss, and with it its gradients."""
+    function, specs = LOSSES[name]
+    loss = td.trace(partial(function), *specs, name=name)
+    wrt = [n for n in loss.leaves if n.startswith(("arg0", "params"))]
+    return loss, differentiate(loss, wrt).graph
+
+
+def program_of(name: str, target: Target = CPU) -> Program:
+    return schedule(graphs(name)[1], target=target)
+
+
+@pytest.mark.parametrize("target", [CPU, GPU], ids=lambda target: target.name)
+@pytest.mark.parametrize("name", LOSSES)
+def test_all_kernels_compute_their_part(name: str, target: Target) -> None:
+    claims = check_kernels(program_of(name, target))
+    assert claims
+    assert [str(c) for c in claims if not c.is_established] == []
+    assert json.loads(json.dumps(claims[0].record))["kind"] == "kernel"
+
+
+def masked(x, mask):
+    return td.softmax(td.where(mask, x, float("-inf")), axis=-1).sum(0)
+
+
+def ranked(x):
+    return x.argmax(1), td.sort(x, axis=1)[0], td.logsumexp(x, 0), td.cumsum(x, 1)
+
+
+def states(x, w):
+    return td.scan(lambda h, row: (td.tanh(h @ w + row), h), td.zeros((3, 5)), x)[1]
+
+
+def picked(table, at):
+    rows = table[at]
+    return td.grad(lambda t: (t[at] ** 2).sum())(table), rows, td.random.uniform((7, 3))
+
+
+@pytest.mark.parametrize("target", [CPU, GPU], ids=lambda target: target.name)
+@pytest.mark.parametrize(
+    ("function", "specs"),
+    [
+        (masked, [td.Spec((6, 9)), td.Spec((6, 9), td.bool_)]),
+        (ranked, [td.Spec((5, 19))]),
+        (states, [td.Spec((4, 3, 5)), td.Spec((5, 5))]),
+        (picked, [td.Spec((11, 6)), td.Spec((8,), td.int32)]),
+    ],
+    ids=["masked", "ranked", "scan", "picked"],
+)
+def test_kinds_of_kernels(function, specs, target: Target) -> None:
+    claims = check_kernels(schedule(td.trace(function, *specs), target=target))
+    left = {c.reason for c in claims if not c.is_established}
+    assert left <= {"it stands between a scan and what is around it"}
+    assert any(c.is_established for c in claims)
+
+
+def plain(w, v, x, y):
+    """No maximum, no square, no guard: every defect shows."""
+    return ((td.tanh(x @ w) @ v - y) ** 3).mean()
+
+
+def rejects(program: Program, site: Site, kernel: Kernel, target: Target) -> bool:
+    """Whether a kernel in the place of another is refused, by the verifier or by comparing."""
+    try:
+        verify(kernel, target.mapping)
+        check(program, replace(site, call=replace(site.call, kernel=kernel)))
+    except (TreadleError, AssertionError):
+        return True
+    return False
+
+
+def survivors(programs: Sequence[Program], count: int, target: Target) -> list[str]:
+    """Of some random defects, those that nothing finds."""
+    pool = [
+        (program, site, told, kernel)
+        for program in programs
+        for site in sites(program)
+        for told, kernel in mutants(site.call.kernel)
+    ]
+    random.Random(0).shuffle(pool)
+    return [
+        f"{site.call.kernel.name}: {told}"
+        for program, site, told, kernel in pool[:count]
+        if not rejects(program, site, kernel, target)
+    ]
+
+
+@pytest.mark.parametrize("target", [CPU, GPU], ids=lambda target: target.name)
+def test_defects_are_found(target: Target) -> None:
+    specs = [td.Spec((19, 23)), td.Spec((23, 5)), td.Spec((37, 19)), td.Spec((37, 5))]
+    loss = td.trace(plain, *specs)
+    program = schedule(differentiate(loss, ["w", "v"]).graph, target=target)
+    assert survivors([program], 60, target) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [CPU, GPU], ids=lambda target: target.name)
+def test_many_defects_are_found(target: Target) -> None:
+    """At most 1.5 % survive: what changes nothing over the reals, as the maximum that a softmax is
+    shifted by, squares of differences and products added to zeros; and guards against infinities,
+    which no generic input is."""
+    found = survivors([program_of(name, target) for name in LOSSES], 600, target)
+    assert len(found) <= 9, "\n".join(found)
+
+
+def test_scratch_that_is_used_again_too_early() -> None:
+    """Sums of three columns as they once were: lanes that shared one element of scratch."""
+    graph = td.trace(lambda x: td.logsumexp(x.reshape(40, 3) * 2, 1), td.Spec((120,)))
+    program = schedule(graph)
+    wrong = 0
+    for site in sites(program):
+        kernel = site.call.kernel
+        shared = _onto_one_element(kernel)
+        wrong += shared != kernel and rejects(program, site, shared, CPU)
+        assert shared == kernel or rejects(program, site, shared, CPU)
+    assert wrong
+
+
+def _onto_one_element(kernel: Kernel) -> Kernel:
+    """Everything that iterations of a row store, stored to where its first element is."""
+
+    def changed(s):
+        if isinstance(s, For):
+            return replace(s, body=tuple(map(changed, s.body)))
+        is_store = isinstance(s, Store) and s.index.terms
+        return replace(s, index=replace(s.index, terms=s.index.terms[1:])) if is_store else s
+
+    return replace(kernel, body=tuple(map(changed, kernel.body)))
+
+
+def _with_call(program: Program, old: Call, new: Call) -> Program:
+    phases = [Phase(tuple(new if c is old else c for c in s.calls)) for s in program.steps]
+    return replace(program, steps=tuple(phases))
+
+
+def test_a_call_on_other_buffers_is_found() -> None:
+    def twice(x, y):
+        return (td.exp(x) - y).reshape(8, 8) @ y.reshape(8, 8)
+
+    program = schedule(td.trace(twice, td.Spec((64,)), td.Spec((64,))), fuse=False)
+    for call in program.calls():
+        if len(call.kernel.inputs) == 2:
+            first, second, *rest = call.arguments
+            swapped = _with_call(program, call, replace(call, arguments=(second, first, *rest)))
+            with pytest.raises(GraphError, match=call.kernel.name):
+                check_kernels(swapped)
+
+
+def test_every_buffer_says_what_it_holds() -> None:
+    sums = td.trace(lambda x, w: (x @ w, x.sum()), td.Spec((256, 512)), td.Spec((512, 80)))
+    program = schedule(sums)
+    kinds = {type(b.content) for b in program.bindings.every}
+    assert {Copy, Partial} <= kinds
+    assert Work not in kinds
+    assert json.dumps([b.record for b in program.bindings.every])
+    with pytest.raises(GraphError, match="nothing says what"):
+        Bindings().check(b.name for b in program.buffers)
+
+
+def test_gradients_are_compared_with_forward_mode() -> None:
+    loss, both = graphs("block")
+    assert check_gradient(loss, both).is_established
+    outputs = list(both.outputs)
+    a, b = next(
+        (i, j)
+        for i, x in enumerate(outputs)
+        for j, y in enumerate(outputs)
+        if i < j and x.kind is y.kind and both.type_of(x.value) == both.type_of(y.value)
+        and x.value != y.value
+    )  # fmt: skip
+    outputs[a], outputs[b] = (
+        Output(outputs[a].kind, outputs[a].name, outputs[b].value),
+        Output(outputs[b].kind, outputs[b].name, outputs[a].value),
+    )
+    with pytest.raises(GraphError, match="gradients of block are wrong"):
+        check_gradient(loss, Graph(both.nodes, tuple(outputs), both.name))
+
+
+def test_ways_to_verify() -> None:
+    assert td.CompileOptions().verify == "fast"
+    assert td.CompileOptions(verify=True).verify == "fast"
+    assert td.CompileOptions(verify=False).verify == "off"
+    with pytest.raises(td.ArgumentError, match="verify"):
+        td.CompileOptions(verify="some")
+
+
+def _linear_step(options: td.CompileOptions) -> td.TrainStep:
+    specs = {"x": td.Spec((6, 5)), "y": td.Spec((6, 3))}
+    return td.compile_step(
+        td.nn.Linear(5, 3), lambda m, b: ((m(b["x"]) - b["y"]) ** 2).mean(), td.optim.sgd(0.1),
+        specs, device="cpu", options=options,
+    )  # fmt: skip
+
+
+def test_a_step_is_verified_in_full() -> None:
+    step = _linear_step(td.CompileOptions(verify="full"))
+    assert {c.kind for c in step.report.claims} == {"kernel", "gradient"}
+    assert all(c.is_established for c in step.report.claims)
+    assert "claims established" in str(step.report)
+    batch = {"x": np.ones((6, 5), np.float32), "y": np.zeros((6, 3), np.float32)}
+    assert np.isfinite(step(batch).loss)
+
+
+def test_a_wrong_kernel_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def spoiled(toolchain, program, report):
+        raise AssertionError("the stages after the schedule must not be reached")
+
+    monkeypatch.setattr(stages, "built_of", spoiled)
+
+    def wrong_schedule(self, graph, options):
+        program = schedule(graph, True, 16, True)
+        call = next(c for c in program.calls() if any(mutants(c.kernel)))
+        _, kernel = next(m for m in mutants(call.kernel) if "load" in m[0] and _verifies(m[1]))
+        return _with_call(program, call, replace(call, kernel=kernel))
+
+    monkeypatch.setattr(CpuToolchain, "schedule", wrong_schedule)
+    with pytest.raises(
+        GraphError, match=r"kernel .* does not compute its part .*test_kernel_claims"
+    ):
+        _linear_step(td.CompileOptions(verify="full"))
+
+
+def _verifies(kernel: Kernel) -> bool:
+    try:
+        verify(kernel)
+    except TreadleError:
+        return False
+    return True
