@@ -1,10 +1,11 @@
 """What the rules of the e-graph are worth: steps of the zoo with and without them, in turns.
 
-usage: python bench/rules.py [entry ...] [--device cpu] [--rounds 7] [--threads 1]
+usage: python bench/rules.py [entry or workload ...] [--device cpu] [--rounds 7] [--threads 1]
                              [--clock process_time] [--json FILE]
 
 Both graphs of each entry are built. Where the rules change nothing the programs are the same, and
-the ratio is 1 without a measurement; the others are timed, each side in a process of its own.
+the ratio is 1 without a measurement; the others are timed, each side in a process of its own. Of
+workloads of models.py only the search is.
 
 time    with rules over without: the median of the rounds' ratios, and its quartiles
 memory  the forecast of both programs, likewise
@@ -48,6 +49,8 @@ from turns import (
 from zoo_peers import first_values, on_device, prepare, specs
 
 import treadle as td
+from models import FOR_GPUS, WORKLOADS
+from models import loss as workload_loss
 from treadle import optim
 from treadle.egraph.language import own_rules
 from treadle.egraph.optimize import optimise
@@ -105,22 +108,27 @@ CONTENDERS = {
 }
 
 
-def searched(entry: Entry, device: str) -> Found:
+def recipe_of(name: str, device: str) -> tuple[StepRecipe, Inputs]:
+    """Of an entry of the zoo, or of a workload of models.py."""
+    optimizer, off = optim.adamw(RATE, BETAS, EPSILON, DECAY), td.CompileOptions(rewrite=False)
+    if name in ZOO:
+        entry, side = ZOO[name], importlib.import_module("families.with_treadle")
+        model, precision = entry.make(side, **entry.sizes(device)), entry.precision(device)
+        loss: Any = lambda model, batch: model(batch)  # noqa: E731
+        types, clip = specs(entry.arrays(device)), None
+    else:
+        work = WORKLOADS[name]
+        precision = "bfloat16" if device == "cuda" and name in FOR_GPUS else "float32"
+        model, loss, types, clip = work.make(), workload_loss, work.specs(), work.clip
+    narrow = choose_precision(precision)
+    return StepRecipe(model, loss, optimizer, "step0:", 1, clip, narrow, off), Inputs.of(types)
+
+
+def searched(name: str, device: str) -> Found:
     """The e-graph on an entry's graph."""
-    side = importlib.import_module("families.with_treadle")
-    recipe = StepRecipe(
-        entry.make(side, **entry.sizes(device)),
-        lambda model, batch: model(batch),
-        optim.adamw(RATE, BETAS, EPSILON, DECAY),
-        "step0:",
-        1,
-        None,
-        choose_precision(entry.precision(device)),
-        td.CompileOptions(rewrite=False),
-    )
-    report = CompileReport(device, entry.precision(device))
+    recipe, inputs = recipe_of(name, device)
+    report = CompileReport(device, recipe.precision.name)
     begin = time.process_time()
-    inputs = Inputs.of(specs(entry.arrays(device)))
     graph = build_step(recipe, recipe.plan(), inputs, report)[Mode.UPDATE]
     built = time.process_time() - begin
     gc.disable()
@@ -208,8 +216,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
     every: dict[str, Found] = {}
     for name in given.entries or ZOO:
-        every[name] = searched(ZOO[name], given.device)
-        if every[name].fired:
+        every[name] = searched(name, given.device)
+        if every[name].fired and name in ZOO:
             timed(name, every[name], given)
         print(told(name, every[name]), flush=True)
     facts = conclude(every)
