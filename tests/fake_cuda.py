@@ -19,6 +19,7 @@ import pytest
 
 from treadle.backends import compiled
 from treadle.backends.cuda import backend as cuda_backend
+from treadle.runtime.cuda import blas
 from treadle.runtime.cuda import device as devices
 from treadle.runtime.cuda.compiler import CUBIN
 
@@ -276,6 +277,9 @@ for _name in (
     setattr(FakeDriver, _name, FakeDriver._copied)
 
 
+OF_A_DEVICE: list[object] = []
+
+
 @contextlib.contextmanager
 def fake_gpu(driver: FakeDriver | None = None) -> Iterator[FakeDriver]:
     """The device is a fake one, and nothing is compiled for it."""
@@ -285,8 +289,15 @@ def fake_gpu(driver: FakeDriver | None = None) -> Iterator[FakeDriver]:
         patch.setattr(cuda_backend, "Compiling", lambda parts, chip: (CUBIN,))
         patch.setattr(cuda_backend, "has_dnn", lambda: False)
         patch.setattr(compiled, "plan_cache", lambda: None)
+        # Blocks that all matmuls share are a device's: a real one's stay, for its programs.
+        for shared in (blas.noise, blas.workspace):
+            if shared.cache_info().currsize:
+                OF_A_DEVICE.append(shared())
+            shared.cache_clear()
         devices.forget_device()
         try:
             yield driver
         finally:
+            blas.noise.cache_clear()
+            blas.workspace.cache_clear()
             devices.forget_device()

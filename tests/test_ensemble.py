@@ -25,7 +25,8 @@ class Net(nn.Module):
         self.rate = nn.State((), nn.init.zeros)
 
     def forward(self, x: td.Tensor) -> td.Tensor:
-        hidden = td.tanh(self.norm(self.first(x)))
+        # A bias right before a norm would have no gradient but rounding, which AdamW makes large.
+        hidden = self.norm(td.tanh(self.first(x)))
         if self.training:
             hidden = td.where(td.random.uniform(hidden.shape) < self.rate, 0.0, hidden)
         return self.last(self.drop(hidden))
