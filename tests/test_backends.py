@@ -256,9 +256,12 @@ def test_every_folder_that_is_left_out_is_one() -> None:
 CHANGES: dict[str, object] = {
     "on_new_shape": "specialise",
     "max_shapes": 3,
-    "verify": True,
+    "verify": "full",
     "detect_anomaly": True,
     "optimize": False,
+    "rewrite": False,
+    "memory_budget": 0.5,
+    "numerics": "strict",
     "debug": True,
     "deterministic": True,
     "target": "x86-64-v2",

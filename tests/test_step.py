@@ -739,7 +739,7 @@ def test_bfloat16_trains_close_to_float32() -> None:
     assert all(v.dtype == np.float32 for v in narrow.params.values())
 
 
-@pytest.mark.parametrize("precision", ["int32", "float8", "float64"])
+@pytest.mark.parametrize("precision", ["int32", "float4", "float64"])
 def test_other_precisions_are_refused(precision: str) -> None:
     with pytest.raises((td.ArgumentError, td.DTypeError)):
         make(precision=precision)
