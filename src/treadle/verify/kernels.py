@@ -34,10 +34,12 @@ from treadle.verify.indices import evaluate_index, ravel, unravel
 from treadle.verify.keyed import Memory, Source, keyed
 from treadle.verify.layouts import (
     Parts,
+    element_count,
     filled_with,
     last_address,
     layout_of,
     source_of,
+    stored_elements,
     variables_at,
 )
 from treadle.verify.machine import Machine, NotEstablishedError, WrongKernelError
@@ -100,6 +102,7 @@ class Comparison:
     def compare(self) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
         """The iterations that ran, and the addresses that were compared."""
         call, picks = self.site.call, Picks(self.trial)
+        self._check_counts(call)
         memory = self._memory(call)
         for other in self.site.earlier:
             self._run_before(other, call, memory)
@@ -115,6 +118,20 @@ class Comparison:
                 self._same(on, binding, memory[buffer.name], part)
             compared[argument] = at.tolist()
         return picks.record, compared
+
+    def _check_counts(self, call: Call) -> None:
+        """A buffer that a kernel fills alone is stored to at least once for each element."""
+        if self.site.earlier:
+            return
+        stored = stored_elements(call.kernel)
+        for buffer, name in self._pairs(call)[len(call.kernel.inputs) :]:
+            binding = self.site.after[name]
+            if binding is not self.site.before[name] or isinstance(binding.content, Work):
+                continue
+            wanted = element_count(binding.content, self.graph.type_of(binding.value))
+            if stored[buffer.name] < wanted:
+                told = f"{stored[buffer.name]} of {wanted} elements of {name} are stored"
+                raise WrongKernelError(told)
 
     def _compared_at(self, binding: Binding, written: Array, size: int) -> Array:
         """Some addresses that were written, some at the ends of every axis, and the very last.
