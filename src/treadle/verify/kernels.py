@@ -23,6 +23,7 @@ from treadle.ir.ops import elementwise as e
 from treadle.ir.ops.indexing import Gather, ScatterAdd
 from treadle.ir.ops.leaves import Constant, Leaf
 from treadle.ir.ops.linear import Contraction
+from treadle.ir.ops.reductions import ArgReduce
 from treadle.kernel.bindings import Binding, Partial, Whole, Work
 from treadle.kernel.claims import Claim
 from treadle.kernel.nodes import Buffer
@@ -351,10 +352,13 @@ class Comparison:
 
 
 def _index_sizes(graph: Graph) -> dict[Value, int]:
-    """The axes that integers index, by their length."""
+    """The axes that integers index, or are positions along, by their length."""
     found: dict[Value, int] = {}
-    for node in graph.nodes:
-        if isinstance(node.attributes, Gather):
+    for position, node in enumerate(graph.nodes):
+        if isinstance(node.attributes, ArgReduce):
+            axis = node.attributes.axis
+            found[Value(position)] = graph.type_of(node.operands[0]).shape[axis]
+        elif isinstance(node.attributes, Gather):
             found[node.operands[1]] = graph.type_of(node.operands[0]).shape[node.attributes.axis]
         elif isinstance(node.attributes, ScatterAdd):
             found[node.operands[1]] = node.attributes.size
