@@ -265,6 +265,10 @@ def test_results_that_stay_are_the_memory_that_was_written() -> None:
         held = [forward(x, on_device=True)[0] for _ in range(5)]
         assert len({h.address for h in held} | {out[0].address}) == 6
         assert driver.calls["cuMemcpyDtoDAsync"] > before, "all blocks are held: copies"
+        before = driver.calls["cuMemcpyDtoHAsync"]
+        for _ in range(3):  # not by graphs that leave results where they are
+            np.asarray(forward(x)[0])
+        assert driver.calls["cuMemcpyDtoHAsync"] == before + 3
 
 
 class ByDlpack:

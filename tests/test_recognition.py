@@ -25,6 +25,7 @@ from treadle.ir.types import TensorType
 from treadle.ir.verify import verify
 from treadle.kernel.target import CPU
 from treadle.pipeline import recognise
+from treadle.recognition import search
 from treadle.recognition.meanings import meaning_graph
 from treadle.recognition.recognise import recognised
 from treadle.rules.canonical import canonicalise
@@ -213,7 +214,7 @@ def test_near_misses_are_never_merged(name: str) -> None:
 # Masks that are not the causal one: attention, but with a bias.
 MASKS: dict[str, Callable[..., Any]] = {
     "inverted": lambda s: td.where(seen(), -math.inf, s),
-    "without itself": lambda s: td.where(td.iota((16, 16), 1) < td.iota((16, 16), 0), s, -1e9),
+    "without itself": lambda s: td.where(td.iota((16, 16), 1) < td.iota((16, 16), 0), s, -math.inf),
     "one too many": lambda s: td.where(td.iota((16, 16), 1) <= td.iota((16, 16), 0) + 1, s, -math.inf),
     "transposed": lambda s: td.where(seen().transpose(0, 1), s, -math.inf),
     "window": lambda s: td.where(td.abs(td.iota((16, 16), 1) - td.iota((16, 16), 0)) < 3, s, -math.inf),
@@ -227,6 +228,80 @@ def test_other_masks_are_not_causal(name: str) -> None:
     (node,) = (n for n in after.nodes if n.op is c.ATTENTION)
     assert isinstance(node.attributes, c.Attention)
     assert (node.attributes.causal, len(node.operands)) == (False, 4)
+
+
+def first_hidden(s, m):
+    """Causal, and then keys that are not there: early queries may see nothing."""
+    return td.where(m[:, None, None], td.where(seen(), s, -1e9), -1e9)
+
+
+BLIND: dict[str, Callable[..., Any]] = {
+    "given": lambda s, m: td.where(m[:, None, None], s, -1e9),
+    "causal and given": first_hidden,
+    "known": lambda s, m: td.where(td.iota((16, 16), 1) < td.iota((16, 16), 0), s, -1e4),
+}
+
+
+@pytest.mark.parametrize("name", BLIND)
+def test_finite_masks_that_may_hide_a_row_stay(name: str) -> None:
+    """Such a row is the mean of all values: with −∞ for the number it would be another."""
+    function = mixed(lambda s, m: td.softmax(BLIND[name](s, m), -1))
+    _, after = found_in(function, Q, Q, Q, KEYS)
+    assert not any(n.op is c.ATTENTION for n in after.nodes)
+
+
+def rounded(x):
+    return td.cast(td.cast(x, td.bfloat16), td.float32)
+
+
+ROUNDED: dict[str, Callable[..., Any]] = {
+    "scores": mixed(lambda s: td.softmax(rounded(s), -1)),
+    "weights": mixed(lambda s: rounded(td.softmax(s, -1))),
+    "softmax": lambda q, k, v: soft(rounded(q)),
+    "rms": lambda q, k, v: rounded(q) * td.rsqrt((q * q).mean(-1, keepdims=True) + 1e-5),
+    "sigmoid": lambda q, k, v: 1 / (1 + td.exp(-rounded(q))),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_rounding_that_is_written_stays(name: str) -> None:
+    """A cast to a narrower float and back is nothing over the reals, and meant all the same."""
+    q, k, v = (np.random.default_rng(i).normal(size=Q.shape).astype(np.float32) for i in range(3))
+    specs = [td.Spec(Q.shape)] * 3
+    strict = td.CompileOptions(numerics="strict")
+    usual, as_written = (
+        np.asarray(td.compile(ROUNDED[name], *specs, device="cpu", options=o)(q, k, v))
+        for o in (None, strict)
+    )
+    np.testing.assert_allclose(usual, as_written, rtol=1e-5, atol=1e-5)
+
+
+def test_labels_by_comparison_may_be_out_of_range() -> None:
+    """They count for nothing there; the composite refuses them."""
+    x, t = np.ones((4, 32), np.float32), np.array([0, -100, 3, 5], np.int32)
+
+    def loss(x, t):
+        chosen = td.where(td.unsqueeze(t, -1) == td.arange(32), td.log_softmax(x, -1), 0.0)
+        return -chosen.sum(-1)
+
+    found = td.compile(loss, x, t, device="cpu")(x, t)
+    np.testing.assert_allclose(found, math.log(32) * (t >= 0), rtol=1e-5)
+
+
+def test_what_cannot_be_recognised_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many candidates that come to nothing are not all looked at."""
+    seen_by: list[Graph] = []
+    real = search.judge
+    monkeypatch.setattr(search, "judge", lambda a, b: (seen_by.append(a), real(a, b))[1])
+
+    def repeated_norm(x):
+        for _ in range(3):
+            x = x + 0.1 * td.tanh(x)
+            x = x / td.sqrt((x * x).mean() + 1e-6)
+        return x
+
+    recognise(td.trace(repeated_norm, td.Spec((8, 8))))
+    assert 0 < len(seen_by) < 60
 
 
 def by_rows(q, k, v):
@@ -245,7 +320,7 @@ ATTENTIONS: dict[str, tuple[Callable[..., Any], tuple[TensorType, ...], bool, in
     "causal": (mixed(lambda s: soft(td.where(seen(), s, -math.inf))), (Q, Q, Q), True, 3, "exact"),
     "added": (mixed(lambda s: td.softmax(s + (1 - td.tril(td.ones((16, 16)))) * -1e9, -1)), (Q, Q, Q), True, 3, "saturating mask"),
     "by rows": (by_rows, (Q, Q, Q), True, 3, "saturating mask"),
-    "keys": (mixed(lambda s, m: td.softmax(td.where(m[:, None, None], s, -1e9), -1)), (Q, Q, Q, KEYS), False, 4, "saturating mask"),
+    "keys": (mixed(lambda s, m: td.softmax(td.where(m[:, None, None], s, -math.inf), -1)), (Q, Q, Q, KEYS), False, 4, "exact"),
     "repeated": (repeated, (Q, Q, Q), False, 3, "exact"),
 }  # fmt: skip
 

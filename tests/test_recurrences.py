@@ -24,7 +24,8 @@ Function = Callable[..., object]
 
 
 def decayed(h, a, b, reverse=False):
-    return list(td.scan(lambda c, x: (c * x[0] + x[1], c), h, (a, b), reverse=reverse))
+    rates = td.sigmoid(a)
+    return list(td.scan(lambda c, x: (c * x[0] + x[1], c), h, (rates, b), reverse=reverse))
 
 
 def both(h, a, b):
@@ -32,18 +33,18 @@ def both(h, a, b):
 
     def step(carry, x):
         h, total = carry
-        new = x[1] - (h / 2.0) * x[0]
+        new = x[1] - (h * 0.5) * td.exp(-td.abs(x[0]))
         return (new, total + x[0]), (h, new, total)
 
     (h, total), stacks = td.scan(step, (h, h), (a, b))
     return [h, total, *stacks]
 
 
-def masked(h, a, b):
-    """Where a is negative the carry stays; otherwise twice the same carry is in the sum."""
+def selective(h, a, b):
+    """Rates as a selective scan has them, computed inside."""
 
     def step(h, x):
-        h = td.where(x[0] < 0, h, (h + 0.5 * h) * x[0] - x[1])
+        h = td.exp(td.abs(x[0]) * -td.exp(x[1])) * h + x[1]
         return h, h
 
     return list(td.scan(step, h, (a, b)))
@@ -61,7 +62,7 @@ FUNCTIONS: dict[str, Function] = {
     "decayed": decayed,
     "reversed": lambda h, a, b: decayed(h, a, b, True),
     "both": both,
-    "masked": masked,
+    "selective": selective,
     "gradients": gradients,
     "last": lambda h, a, b: decayed(h, a, b)[0],
 }
@@ -102,8 +103,24 @@ def divided(h, a, b):
     return td.scan(lambda c, x: (x[0] / c + x[1], c), h, (a, b))[1]
 
 
-@pytest.mark.parametrize("function", [squared, crossed, turned, chosen, divided])
-def test_what_is_not_affine_in_its_own_carry_stays(function: Function) -> None:
+def grown(h, a, b):
+    """Rates that may be above 1: products of them would overflow where the loop does not."""
+    return td.scan(lambda c, x: (c * x[0] + x[1], c), h, (a, b))[1]
+
+
+def doubled(h, a, b):
+    return td.scan(lambda c, x: (c + c * td.tanh(x[0]) + x[1], c), h, (a, b))[1]
+
+
+def reset(h, a, b):
+    """Where a row begins anew, what was before counts for nothing, were it NaN."""
+    return td.scan(lambda c, x: (td.where(x[0] > 0, 0.5 * c, 0.0) + x[1], c), h, (a, b))[1]
+
+
+@pytest.mark.parametrize(
+    "function", [squared, crossed, turned, chosen, divided, grown, doubled, reset]
+)
+def test_what_is_no_decay_of_its_own_carry_stays(function: Function) -> None:
     graph = td.trace(function, *specs((3, 5), *((9, 3, 5),) * 2))
     split = split_scans(expand(graph, BLOCKED), BLOCKED)
     assert scans_in_blocks(split, BLOCKED) is split or scans(scans_in_blocks(split, BLOCKED)) == (

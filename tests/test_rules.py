@@ -380,10 +380,11 @@ CASES = {
         GPU,
     ),
     "linear_scan_in_blocks": Case(
-        scanned(lambda c, v, w: (c * v + v, c), reverse=True),
+        scanned(lambda c, v, w: (c * td.tanh(v) + v, c), reverse=True),
         [
             scanned(lambda c, v, w: (c * c + v, c)),
-            scanned(lambda c, v, w: (c * v + v, c * c)),
+            scanned(lambda c, v, w: (c * v + v, c)),
+            scanned(lambda c, v, w: (c * td.tanh(v) + v, c * c)),
             scanned(lambda c, v, w: (td.flip(c, 0) + v, c)),
         ],
         [SCANNED[0], TensorType((9, 3), F32), SCANNED[2]],

@@ -25,7 +25,6 @@ from treadle.base.errors import (
     ArgumentError,
     DeviceError,
     GradientError,
-    TreadleError,
     UnreachedWarning,
 )
 from treadle.base.origin import user_origin
@@ -215,12 +214,12 @@ def _checked_gradient(
     for small in smaller_inputs(inputs):
         try:
             traced = apply_precision(trace_loss(recipe, plan, small), recipe.precision)
-        except TreadleError:
-            continue  # a model of these sizes alone
-        graph = recognise(traced, target_of(report.device))
+        except Exception:
+            continue  # the user's function, of these sizes alone
+        graph = recognise(traced, target_of(report.device), numerics=recipe.options.numerics)
         wrt = [n for n in plan.parameters if n in graph.leaves]
         return check_gradient(graph, differentiate(graph, wrt).graph)
-    raise AssertionError("the batch itself is one of them")
+    return Claim("gradient", "loss", reason="the loss could not be traced once more")
 
 
 def smaller_inputs(inputs: Inputs) -> list[Inputs]:

@@ -37,14 +37,13 @@ def scheduled(
         return whole
     margin, sizes = most // target.recomputation.part, [arena]
     wanted = most - margin
-    for _ in range(target.recomputation.attempts):
+    for left in reversed(range(target.recomputation.attempts)):
         found = mapped(reduced(lowered, wanted, target), options.optimize, target, wanted)
         sizes.append(plan_buffers(found, target).size)
         if sizes[-1] <= most:
             return replace(found, uncut=arena)
-        if sizes[-1] == sizes[-2]:  # nothing is left that helps
-            break
-        wanted -= max(sizes[-1] - most, margin)
+        # The last attempt is all that can be had: choices for less may be better or worse.
+        wanted = max(1, wanted - max(sizes[-1] - most, margin)) if left > 1 else 1
     least = min(sizes)
     raise OutOfMemoryError(
         "compile",

@@ -27,6 +27,7 @@ from treadle.cli.train import (
     settings_of,
 )
 from treadle.kernel.cost import picoseconds
+from treadle.step.ensemble import Ensemble
 from treadle.step.train_step import TrainStep
 
 ROWS = 12  # of a table, the largest first
@@ -72,7 +73,15 @@ def _run(path: Path, settings: Sequence[str]) -> None:
     if not any(isinstance(n, ast.FunctionDef) and n.name == FUNCTION for n in tree.body):
         if settings:
             raise UsageError(f"{path} has no function {FUNCTION!r}: there is nothing to --set")
-        runpy.run_path(str(path), run_name="__main__")
+        before = sys.argv
+        sys.argv = [str(path)]  # a script that reads its arguments has none
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        except SystemExit as ended:
+            if ended.code:
+                raise UsageError(f"{path} ended with {ended.code!r}") from ended
+        finally:
+            sys.argv = before
         return
     train = load_function(path)
     parameters = settings_of(train)
@@ -85,23 +94,27 @@ def _run(path: Path, settings: Sequence[str]) -> None:
 def _noted() -> Iterator[list[TrainStep]]:
     """Steps as they are compiled; whoever runs one stops there."""
     steps: list[TrainStep] = []
-    names = ("__init__", "__call__", "run", "evaluate")
-    before = {name: getattr(TrainStep, name) for name in names}
+    running = ("__call__", "run", "evaluate")
+    watched: list[tuple[type, str]] = [
+        (TrainStep, name) for name in ("__init__", "gradients", *running)
+    ]
+    watched += [(Ensemble, name) for name in running]
+    before = {at: getattr(*at) for at in watched}
 
     def init(self: TrainStep, *arguments: Any, **keywords: Any) -> None:
-        before["__init__"](self, *arguments, **keywords)
+        before[TrainStep, "__init__"](self, *arguments, **keywords)
         steps.append(self)
 
-    def stop(self: TrainStep, *arguments: Any, **keywords: Any) -> NoReturn:
+    def stop(self: object, *arguments: Any, **keywords: Any) -> NoReturn:
         raise EnoughError
 
     try:
-        for name in names:
-            setattr(TrainStep, name, init if name == "__init__" else stop)
+        for owner, name in watched:
+            setattr(owner, name, init if name == "__init__" else stop)
         yield steps
     finally:
-        for name, method in before.items():
-            setattr(TrainStep, name, method)
+        for (owner, name), method in before.items():
+            setattr(owner, name, method)
 
 
 def explained(step: TrainStep) -> Explanation:

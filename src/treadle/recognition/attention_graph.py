@@ -97,6 +97,20 @@ class AttentionGraph:
         return any(m.hides is not None and math.isfinite(m.hides) for m in self.masks)
 
     @property
+    def blinds(self) -> bool:
+        """Whether a query may see nothing but what finite numbers hide: what it sees then is lost.
+
+        A row of such numbers alone is a mean of all values, and −∞ would make it another.
+        """
+        hiding = [m for m in self.masks if m.hides is not None]
+        if any(m.seen is None for m in hiding):
+            return True
+        seen: np.ndarray = np.array([True])
+        for m in hiding:
+            seen = seen & m.seen
+        return not bool(seen.any(-1).all())
+
+    @property
     def may_hide(self) -> bool:
         """Whether a query may see nothing, so that its row is NaN."""
         if not any(m.hides is None or math.isinf(m.hides) for m in self.others):

@@ -51,6 +51,8 @@ def judge(region: Graph, proposal: Graph) -> Verdict | None:
     Values behind a `stop_gradient` of the region are inputs of their own: what does not depend on
     them at all has the gradient of what does not stop it.
     """
+    if rounds(region):
+        return None
     left = unflattened(unmerged(expand(over_reals(unstopped(without_ones(region))))))
     right = unmerged(expand(over_reals(without_ones(proposal))))
     verdict = _equal(left, right)
@@ -59,6 +61,20 @@ def judge(region: Graph, proposal: Graph) -> Verdict | None:
         found = None if nearby is None else _equal(nearby, right, normal_form.EXACT)
         return None if found is None else replace(found, kind=Exactness.ROUNDED)
     return verdict
+
+
+def rounds(graph: Graph) -> bool:
+    """Whether something is cast to a narrower float and right back, which only rounds it.
+
+    Over the reals that is nothing; whoever writes it means it.
+    """
+    for node in graph.nodes:
+        inner = graph.nodes[node.operands[0].node] if node.op is e.CAST else node
+        if inner is not node and inner.op is e.CAST and node.types[0].is_float:
+            first, narrow = graph.type_of(inner.operands[0]), inner.types[0]
+            if first.is_float and narrow.is_float and narrow.dtype.bits < first.dtype.bits:
+                return True
+    return False
 
 
 def _equal(left: Graph, right: Graph, allowed: frozenset[Assumption] = ALLOWED) -> Verdict | None:

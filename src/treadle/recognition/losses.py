@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from treadle.ir import composites as c
 from treadle.ir.graph import Graph
+from treadle.ir.ops.indexing import GATHER
 from treadle.recognition.proposals import Region
 from treadle.recognition.sketch import Sketch
 
@@ -18,7 +19,7 @@ def cross_entropies(region: Region) -> Iterator[Graph]:
         return
     logits, targets = region.inputs
     is_rows = targets.shape == logits.shape[:-1] and region.type.size == targets.size
-    if not is_rows or not targets.dtype.is_integer:
+    if not is_rows or not targets.dtype.is_integer or not region.ops & INDEXED:
         return
     for smoothing in (0.0, *_smoothings(region, logits.shape[-1])):
         for is_negated in (False, True):
@@ -40,4 +41,6 @@ def _cross_entropy(region: Region, smoothing: float, is_negated: bool) -> Graph:
     return sketch.result(sketch.reshaped(signed, region.type.shape), region.type)
 
 
+# What refuses labels out of range, as the composite does. Flags by comparison are 0 for them.
+INDEXED = frozenset([GATHER, c.ONE_HOT])
 ANCHORS = frozenset([c.LOG_SOFTMAX, c.LOGSUMEXP, c.SOFTMAX])

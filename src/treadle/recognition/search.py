@@ -32,6 +32,10 @@ from treadle.recognition.regions import (
     no_sides,
     of_shape,
 )
+from treadle.verify.normal_form.decide import products_spent
+
+# Nodes and products of atoms of comparisons that came to nothing, of a graph: about half a second.
+MOST_IN_VAIN = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,7 @@ class Search:
     def __init__(self) -> None:
         self._attentions: dict[tuple[Graph, Graph], Verdict | None] = {}
         self._known: dict[tuple[Propose, Graph], tuple[Graph, Verdict] | None] = {}
+        self._left = MOST_IN_VAIN
 
     def compared(self, propose: Propose, region: Graph) -> tuple[Graph, Verdict] | None:
         """The first proposal that a region is."""
@@ -59,11 +64,22 @@ class Search:
             self._known[key] = self._first(propose, region)
         return self._known[key]
 
+    def _judged(self, region: Graph, proposal: Graph) -> Verdict | None:
+        """A verdict, as long as those that came to nothing have not cost too much."""
+        if self._left <= 0:
+            return None
+        verdict = judge(region, proposal)
+        if verdict is None:
+            self._left -= len(region.nodes) + products_spent()
+        return verdict
+
     def _first(self, propose: Propose, region: Graph) -> tuple[Graph, Verdict] | None:
         there = _composites(region)
         try:
             for proposal in propose(Region(region)):
-                verdict = None if _composites(proposal) <= there else judge(region, proposal)
+                verdict = None
+                if not _composites(proposal) <= there:
+                    verdict = self._judged(region, proposal)
                 if verdict is not None and proposal.output_types == region.output_types:
                     return proposal, verdict
         except TreadleError:  # what a proposal was guessed from does not fit together
@@ -153,6 +169,8 @@ class Search:
 
     def _attended(self, flow: Flow, match: attention.Attending) -> Found | None:
         parts = AttentionGraph(flow, match)
+        if parts.saturates and parts.blinds:
+            return None
         verdict = self._attention(parts)
         if verdict is None:
             return None
@@ -167,7 +185,7 @@ class Search:
             region, proposal = saturated(region), saturated(proposal)
         key = region, proposal
         if key not in self._attentions:
-            self._attentions[key] = judge(region, proposal)
+            self._attentions[key] = self._judged(region, proposal)
         return self._attentions[key]
 
     def convolutions(self, graph: Graph) -> list[Found]:

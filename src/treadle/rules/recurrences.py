@@ -1,9 +1,9 @@
 """First-order linear recurrences in blocks: where there are few elements, iterations fill a device.
 
-h' = a h + b, with a and b that read no carry, is affine in h, and so are several iterations
-together: h ↦ p h + q. Blocks of iterations compute p and q side by side, a scan over the blocks
-gives each the h that it begins with, and p h + q is then the carry after every iteration. Blocks of
-√T of T iterations make 2 √T in order.
+h' = a h + b, with a and b that read no carry and |a| ≤ 1, is affine in h, and so are several
+iterations together: h ↦ p h + q. Blocks of iterations compute p and q side by side, a scan over
+the blocks gives each the h that it begins with, and p h + q is then the carry after every
+iteration. Blocks of √T of T iterations make 2 √T in order.
 """
 
 from __future__ import annotations
@@ -33,29 +33,46 @@ from treadle.ir.types import TensorType
 from treadle.kernel.target import Target
 from treadle.rules.driver import rewrite
 from treadle.rules.pattern import apply
+from treadle.rules.ranges import ANY, Range, range_of
 from treadle.rules.rule import Body, Exactness, Match, Rule, RuleSet
 from treadle.rules.scans import AllAtOnce, Around, Iteration, iteration_of
 
-_AFFINE = frozenset([e.ADD, e.SUB, e.MUL, e.DIV, e.NEG, e.WHERE])
 
+def _rates(at: Iteration, carry: Value, value: Value) -> list[Value] | None:
+    """What a carry is multiplied by on the way to its next value, element by element.
 
-def _is_affine(at: Iteration, carry: Value, value: Value) -> bool:
-    """Whether a value is a · carry + b, element by element, and no other carry is in it."""
-    if value == carry or value.node not in at.from_carries:
-        return True
+    None where that is not ± a · b · … · carry + rest, or another carry is in it. A choice is none:
+    where a carry is not chosen, what it is counts for nothing, were it NaN.
+    """
+    if value == carry:
+        return []
     node = at.body.nodes[value.node]
-    if node.op not in _AFFINE or value in at.carries or node.types[0] != at.body.type_of(carry):
-        return False
-    reads = [v.node in at.from_carries for v in node.operands]
-    if (node.op is e.MUL and all(reads)) or (node.op is e.DIV and reads[1]):
-        return False
-    if node.op is e.WHERE and reads[0]:
-        return False
-    return all(_is_affine(at, carry, v) for v in node.operands)
+    reads = [v for v in node.operands if v.node in at.from_carries]
+    if len(reads) != 1 or value in at.carries or node.types[0] != at.body.type_of(carry):
+        return None
+    if node.op not in (e.ADD, e.SUB, e.MUL, e.NEG):
+        return None
+    found = _rates(at, carry, reads[0])
+    if found is None or node.op is not e.MUL:
+        return found
+    return [*found, *(v for v in node.operands if v != reads[0])]
 
 
-def _is_linear(at: Iteration) -> bool:
-    """Whether every carry follows from itself alone, and only carries are stacked."""
+def _decays(match: Match, at: Iteration, rate: Value) -> bool:
+    """Whether a rate is never beyond ±1: products of many neither grow nor overflow."""
+    given = dict(zip(at.inputs, match.root.operands, strict=True))
+
+    def outside(value: Value) -> Range:
+        if value not in given or value in at.carries:
+            return ANY
+        return range_of(match.graph, given[value], lambda _: ANY)
+
+    low, high = range_of(at.body, rate, outside)
+    return low >= -1 and high <= 1
+
+
+def _is_linear(match: Match, at: Iteration) -> bool:
+    """Whether every carry decays by itself alone, and only carries are stacked."""
     types = [at.body.type_of(v) for v in at.carries]
     if any(t.dtype not in (float32, float64) for t in types):
         return False
@@ -69,18 +86,19 @@ def _is_linear(at: Iteration) -> bool:
     ]
     if any(v.node not in at.from_carries and at.sources(v) is None for v in independent):
         return False
-    return all(_is_affine(at, c, n) for c, n in zip(at.carries, at.next, strict=True))
+    rates = [_rates(at, c, n) for c, n in zip(at.carries, at.next, strict=True)]
+    return all(r is not None and all(_decays(match, at, v) for v in r) for r in rates)
 
 
 def is_narrow(match: Match) -> bool:
-    """carries are h' = a h + b, of few elements, over many iterations, and a device would idle"""
+    """carries are h' = a h + b with |a| ≤ 1, of few elements, over many iterations: a GPU idles"""
     scan, sizes = match.root.attributes, match.target.rewriting
     assert isinstance(scan, Scan)
     if scan.length < sizes.least_blocked_scan or not scan.carries:
         return False
     at = iteration_of(match)
     elements = [at.body.type_of(v).size for v in at.carries]
-    return 0 < max(elements) <= sizes.most_blocked_scan and _is_linear(at)
+    return 0 < max(elements) <= sizes.most_blocked_scan and _is_linear(match, at)
 
 
 Stack = Callable[[Value], Value]  # a value of the body that reads no carry, for all iterations
@@ -101,27 +119,19 @@ class _Affine:
         if value.node not in self.at.from_carries:
             return None, self._stack(value)
         node = self.at.body.nodes[value.node]
-        if node.op is e.WHERE:
-            pairs = zip(*(self.of(v) for v in node.operands[1:]), strict=True)
-            first, second = (self._chosen(self._stack(node.operands[0]), p) for p in pairs)
-            return first, second
-        if node.op in (e.MUL, e.DIV):
-            return self._scaled(node.op, *node.operands)
+        if node.op is e.MUL:
+            return self._scaled(*node.operands)
         parts = [self.of(v) for v in node.operands]
         first, second = (self._sum(node.op, list(p)) for p in zip(*parts, strict=True))
         return first, second
 
-    def _chosen(self, condition: Value, pair: tuple[Value | None, Value | None]) -> Value | None:
-        if pair == (None, None):
-            return None
-        x, y = (number(self.builder, 0, self.type) if v is None else v for v in pair)
-        return add(self.builder, e.WHERE, condition, x, y)
-
-    def _scaled(self, op: Op, x: Value, y: Value) -> tuple[Value | None, Value | None]:
+    def _scaled(self, x: Value, y: Value) -> tuple[Value | None, Value | None]:
         if x.node not in self.at.from_carries:
             x, y = y, x  # a product, of which the second reads the carry
         scale = self._stack(y)
-        first, second = (None if v is None else add(self.builder, op, v, scale) for v in self.of(x))
+        first, second = (
+            None if v is None else add(self.builder, e.MUL, v, scale) for v in self.of(x)
+        )
         return first, second
 
     def _sum(self, op: Op, parts: list[Value | None]) -> Value | None:

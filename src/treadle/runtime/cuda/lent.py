@@ -15,6 +15,8 @@ import numpy as np
 from treadle.kernel.target import GPU
 from treadle.runtime.cuda.device import Block
 
+LENT = -2  # as an address: of graphs whose results stay on the device
+
 
 class Lent:
     """A block that somebody holds, as an array's memory: it comes back when this is gone."""

@@ -27,7 +27,7 @@ from treadle.runtime.cuda.code import CudaCode
 from treadle.runtime.cuda.conv import NoLibraryCallError
 from treadle.runtime.cuda.device import Block, checked, device, out_of_memory, padded
 from treadle.runtime.cuda.launches import Code, Runner
-from treadle.runtime.cuda.lent import Lender
+from treadle.runtime.cuda.lent import LENT, Lender
 from treadle.runtime.cuda.profile import timed_launches, timed_runs
 from treadle.runtime.cuda.transfers import Captured, Later, Pending, Slot, Sources, Traffic
 from treadle.runtime.cuda.values import DeviceValues
@@ -348,7 +348,8 @@ class CudaProgram:
         if self._held != (values, values.layout) or room.address != self._room:
             self._rebind(values, set(traffic.types), room.address)
         slot = traffic.next()
-        there = () if lent is None else tuple(b.address for b in lent.values())
+        # Graphs without blocks to lend are others than those that copy results to the host.
+        there = () if lent is None else (LENT, *(b.address for b in lent.values()))
         sources = traffic.fill(slot, rows, there)
         graph = slot.graphs.get(sources + there)
         if graph is None:

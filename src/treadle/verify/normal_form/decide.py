@@ -21,7 +21,7 @@ from treadle.verify.normal_form.index import Index, Variable
 from treadle.verify.normal_form.sizes import AS_GIVEN, Sizes
 
 EXACT: frozenset[Assumption] = frozenset([Assumption.INDICES_IN_RANGE])
-MOST_PRODUCTS = 10_000  # of atoms: the largest of the tests takes 400
+MOST_PRODUCTS = 4_000  # of atoms: the largest of the tests takes 400
 UNROLLED = (0, 3, 9)  # sums of so many terms are written out, if nothing else helps
 
 
@@ -77,6 +77,11 @@ def of(
         return _normal_form(graph, _work(graph, allowed, unrolled), sizes)
     except (BudgetError, RecursionError):
         return None
+
+
+def products_spent() -> int:
+    """Products of atoms that the last form took."""
+    return MOST_PRODUCTS - BUDGET.left
 
 
 def _work(graph: Graph, allowed: Iterable[Assumption], unrolled: int) -> Work:
