@@ -23,15 +23,15 @@ MOST_ROUNDS = 3  # in which what was found is part of something larger: chosen
 
 def recognised(graph: Graph, target: Target, fired: Counter[str], found: list[Recognised]) -> Graph:
     """A canonical graph with composites in place of what is written out; bodies of calls too."""
-    return _Recognition(target, fired, found).run(graph)
+    return _Recognition(target, fired, found, len(graph.nodes)).run(graph)
 
 
 class _Recognition:
     """The state of one run: comparisons that were made, and bodies that layers share."""
 
-    def __init__(self, target: Target, fired: Counter[str], found: list[Recognised]):
+    def __init__(self, target: Target, fired: Counter[str], found: list[Recognised], nodes: int):
         self.target, self.fired, self.found = target, fired, found
-        self.search = Search()
+        self.search = Search(nodes)
         self.bodies: dict[Graph, Graph] = {}
 
     def run(self, graph: Graph) -> Graph:

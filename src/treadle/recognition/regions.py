@@ -69,6 +69,7 @@ class Flow:
         self.graph = graph
         self.known: dict[Value, np.ndarray | None] = {}  # values that nothing decides
         self._cuts: dict[tuple[Value, IsSide], list[Cut]] = {}
+        self._by_op: dict[Op, frozenset[int]] = {}
 
     @cached_property
     def users(self) -> list[list[int]]:
@@ -163,6 +164,14 @@ class Flow:
             else:
                 stack.extend(reversed(self.graph.nodes[value.node].operands))
         return list(found)
+
+    def of_op(self, position: int) -> frozenset[int]:
+        """Nodes of the op that one has."""
+        op = self.graph.nodes[position].op
+        if op not in self._by_op:
+            nodes = enumerate(self.graph.nodes)
+            self._by_op[op] = frozenset(i for i, n in nodes if n.op is op)
+        return self._by_op[op]
 
     def extract(self, root: Value, inputs: Sequence[Value]) -> Graph:
         """What leads from some values to a root, as a graph: inputs are named 0, 1, …"""

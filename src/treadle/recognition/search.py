@@ -34,8 +34,10 @@ from treadle.recognition.regions import (
 )
 from treadle.verify.normal_form.decide import products_spent
 
-# Nodes and products of atoms of comparisons that came to nothing, of a graph: about half a second.
-MOST_IN_VAIN = 20_000
+# What comparisons may cost that come to nothing, of a graph, in products of atoms: about a second;
+# and for each of its nodes; and what a look at a region costs, which takes as long as some.
+MOST_IN_VAIN, FOR_A_NODE, LOOK = 40_000, 50, 5
+MOST_NODES = 32  # of a region of one float: a group norm that is written out has 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +54,10 @@ class Found:
 class Search:
     """What was compared already: layers repeat the same regions."""
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: int) -> None:
         self._attentions: dict[tuple[Graph, Graph], Verdict | None] = {}
         self._known: dict[tuple[Propose, Graph], tuple[Graph, Verdict] | None] = {}
-        self._left = MOST_IN_VAIN
+        self._left = MOST_IN_VAIN + FOR_A_NODE * nodes
 
     def compared(self, propose: Propose, region: Graph) -> tuple[Graph, Verdict] | None:
         """The first proposal that a region is."""
@@ -214,6 +216,9 @@ class Search:
     def _found(
         self, flow: Flow, propose: Propose, root: Value, inputs: tuple[Value, ...]
     ) -> Found | None:
+        if self._left <= 0:
+            return None
+        self._left -= LOOK
         match = self.compared(propose, flow.extract(root, inputs))
         if match is None:
             return None
@@ -227,6 +232,8 @@ class Search:
             is_float = flow.graph.type_of(cut.x).is_float
             if anchor not in cut.inside or not is_float or len(cut.sides) > 1:
                 continue
+            if len(cut.inside) > MOST_NODES or len(cut.inside & flow.of_op(anchor)) > 1:
+                continue  # no composite has two of what leads to it
             inputs = (cut.x, *cut.sides)
             found = self._found(flow, propose, root, inputs)
             if found is not None:
