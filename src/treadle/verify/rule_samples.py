@@ -180,7 +180,7 @@ SAMPLES: dict[str, RuleSample] = {
         has_symbols=False,
     ),
     "linear_scan_in_blocks": RuleSample(
-        _scan(lambda carry, v, w: (carry * v + v, carry), reverse=True),
+        _scan(lambda carry, v, w: (carry * tanh(v) + v, carry), reverse=True),
         _scanned,
         _all_sizes(least_blocked_scan=8),
         sizes=((1, 3, 9), (1, 1, 8), (1, 2, 17)),
