@@ -108,6 +108,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> None:
     options = options_of(arguments)
     variables = use_threads(options.threads) | restricted(options.target)
+    variables["JAX_PLATFORMS"] = "cpu"  # it would take a GPU that is there
     reasons = {p: missing(p) for p in options.peers}
     for peer, reason in reasons.items():
         if reason:

@@ -301,11 +301,14 @@ def watched(
 
 
 def processor_seconds(pid: int | None = None) -> float:
-    """Seconds that processors were busy so far, with a process or with anything."""
+    """Seconds that the processors we may use were busy so far, with a process or with anything."""
     if pid is None:
-        fields = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:9]
-        user, nice, system, _, _, irq, softirq, steal = map(int, fields)
-        ticks = user + nice + system + irq + softirq + steal
+        ours, ticks = {f"cpu{i}" for i in os.sched_getaffinity(0)}, 0
+        for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
+            name, *fields = line.split()
+            if name in ours:
+                user, nice, system, _, _, irq, softirq, steal = map(int, fields[:8])
+                ticks += user + nice + system + irq + softirq + steal
     else:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
         ticks = int(fields[11]) + int(fields[12])

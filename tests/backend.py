@@ -9,8 +9,7 @@ import numpy as np
 
 from treadle.codegen.llvm.driver import render_program
 from treadle.domains.float64 import evaluate_float64
-from treadle.ir.graph import Graph, GraphBuilder, Output
-from treadle.ir.ops import leaves
+from treadle.ir.graph import Graph
 from treadle.kernel.machine import NATIVE, target_name
 from treadle.kernel.plan import Plan
 from treadle.kernel.program import Program
@@ -22,6 +21,9 @@ from treadle.runtime.cpu.program import NativeProgram
 from treadle.runtime.cpu.targets import target_of
 from treadle.schedule.schedule import schedule
 from treadle.verify.bounds import AGREE, Arrays, allowed, careful_spread, complaint, over
+from treadle.verify.retyped import merged as merged
+from treadle.verify.retyped import merged_arrays as merged_arrays
+from treadle.verify.retyped import rounded_inputs as rounded_inputs
 
 THREADS = (1, 2, 3, 8)
 
@@ -72,13 +74,6 @@ def build(
     return Built(graph, plan, objects, dict(program.constants), program)
 
 
-def rounded_inputs(graph: Graph, arrays: Arrays) -> dict[str, np.ndarray]:
-    """Inputs as their dtypes hold them, so that only the arithmetic differs."""
-    types = {n: graph.nodes[i].types[0] for n, i in graph.leaves.items()}
-    with np.errstate(all="ignore"):
-        return {n: np.asarray(arrays[n]).astype(t.dtype.numpy) for n, t in types.items()}
-
-
 def draw(graph: Graph, seed: int, scale: float = 1.0) -> dict[str, np.ndarray]:
     """Normal numbers for every leaf, rounded to its dtype; small integers where it is one."""
     rng = np.random.default_rng(seed)
@@ -88,29 +83,6 @@ def draw(graph: Graph, seed: int, scale: float = 1.0) -> dict[str, np.ndarray]:
         drawn = rng.normal(size=type_.shape) * scale
         arrays[name] = drawn if type_.is_float else rng.integers(0, 2, type_.shape)
     return rounded_inputs(graph, arrays)
-
-
-def merged(graphs: Sequence[Graph]) -> Graph:
-    """Several graphs as one: leaves and outputs of the k-th are named "k/…"."""
-    builder, outputs = GraphBuilder(), list[Output]()
-    for k, graph in enumerate(graphs):
-        moved: list[int] = []
-        for node in graph.nodes:
-            attributes = node.attributes
-            operands = [type(v)(moved[v.node], v.output) for v in node.operands]
-            if isinstance(attributes, leaves.Leaf):
-                renamed = leaves.Leaf(f"{k}/{attributes.name}", attributes.type)
-                moved.append(builder.add(node.op, renamed, ())[0].node)
-            else:
-                moved.append(builder.copy(node, operands))
-        for output in graph.outputs:
-            value = type(output.value)(moved[output.value.node], output.value.output)
-            outputs.append(Output(output.kind, f"{k}/{output.name}", value))
-    return builder.build(outputs, "merged")
-
-
-def merged_arrays(arrays: Sequence[Arrays]) -> dict[str, np.ndarray]:
-    return {f"{k}/{name}": a for k, given in enumerate(arrays) for name, a in given.items()}
 
 
 def assert_within(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -141,6 +142,15 @@ def _is_same(value: Apply) -> bool:
     return compares or (value.op in ("add", "sub") and adds_nothing)
 
 
+def _is_of_infinities(value: Apply) -> bool:
+    """Whether it asks for infinities or NaN, or chooses by that."""
+    first, second = value.operands[0], value.operands[-1]
+    if value.op == "where":
+        return isinstance(first, Apply) and first.op == "eq" and _is_of_infinities(first)
+    is_infinite = isinstance(second, Literal) and isinstance(second.value, float)
+    return value.op == "eq" and (first == second or (is_infinite and math.isinf(second.value)))
+
+
 def _values(value: Value, buffers: dict[str, Buffer]) -> Iterator[tuple[str, Value]]:
     match value:
         case Load(buffer, index, dtype):
@@ -153,6 +163,12 @@ def _values(value: Value, buffers: dict[str, Buffer]) -> Iterator[tuple[str, Val
         case Literal(number, dtype):
             if isinstance(number, (int, float)) and dtype.is_float and abs(number) < 1e30:
                 yield "another constant", Literal(number + 1, dtype)
+        case Apply(_, operands, _) if _is_of_infinities(value):
+            # Generic inputs are finite: only what is taken then can be wrong.
+            yield from (
+                (told, replace(value, operands=(*operands[:-1], new)))
+                for told, new in (_values(operands[-1], buffers) if value.op == "where" else ())
+            )
         case Apply(op, operands, _):
             if op in OTHER_OP and not _is_same(value):
                 yield f"{op} by another op", replace(value, op=OTHER_OP[op])

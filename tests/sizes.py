@@ -22,6 +22,9 @@ BATCHES = (7, 64, 257)
 SIZES = [(features, batch) for features in FEATURES for batch in BATCHES]
 # Every number of features and of rows: where a matrix is no more than its elements.
 SOME = [(2, 257), (3, 64), (5, 7), (6, 257), (7, 64)]
+# What most programs are compiled for by default: every number of features beside many rows or few.
+# All of SIZES are compiled by slow tests.
+MOST = [*SOME, (2, 7), (3, 257), (5, 64), (7, 257)]
 DEVICE = "cpu"
 TOLERANCE = 2e-5  # of an array's greatest element: sums of 257 float32 terms and what follows
 
@@ -157,7 +160,7 @@ def values_and_gradients(
 
 
 def every_size(
-    *makes: Callable[[int, int], Problem], sizes: Sequence[tuple[int, int]] = SIZES
+    *makes: Callable[[int, int], Problem], sizes: Sequence[tuple[int, int]] = MOST
 ) -> None:
     """What each makes for each number of features and rows, compared with PyTorch."""
     numbered = [(i, make, f, n) for i, make in enumerate(makes) for f, n in sizes]

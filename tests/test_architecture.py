@@ -38,17 +38,19 @@ TOP = frozenset(
         "interop",
         "report",
         "tables",
+        "web",
         "__init__",
     }
 )
-ALL = BELOW_PIPELINE | TOP | {"data"}
+ALL = BELOW_PIPELINE | TOP | {"data", "distributed"}
 
 # Parts of `interop` that know files and no models: `models` reads through them.
 FILE_FORMATS = frozenset({"archives", "gguf", "npz", "opened", "torch_files"})
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "base": frozenset(),
-    "data": BASE,
+    "data": BASE | {"distributed"},  # loaders give each rank its rows
+    "distributed": BASE,  # how work is cut, and what processes exchange: no graphs
     "ir": BASE,
     "kernel": BASE | {"ir"},
     "domains": BASE | {"ir"},
@@ -68,14 +70,16 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     **dict.fromkeys(sorted(STAGES - {"precision", "schedule", "runtime"}), VALUES),
     "schedule": VALUES | {"rules"},  # graphs are expanded by rules before they are lowered
     "runtime": VALUES | {"domains"},  # the oracle is a device
-    "verify": BELOW_PIPELINE,
+    "verify": BELOW_PIPELINE | {"compile_report"},  # a certificate is of what a report has
     "tables": BELOW_PIPELINE,  # fills the tables of ops
     "compile_report": VALUES,
     # Each strings its stages together; a search draws indices that are in range.
     "backends": VALUES | STAGES | {"compile_report", "domains", "verify"},
     "recognition": VALUES | {"domains", "frontend", "rules", "verify"},
     "pipeline": BELOW_PIPELINE | {"verify", "tables", "compile_report", "backends", "recognition"},
-    "step": BELOW_PIPELINE | {"pipeline", "backends", "compile_report"},
+    "step": BELOW_PIPELINE
+    | {"pipeline", "backends", "compile_report", "distributed", "verify", "web"},
+    "web": BELOW_PIPELINE | {"pipeline", "backends", "compile_report"},
     "file formats": BASE | {"runtime"},
     "models": MODELS
     | {"nn", "losses", "optim", "fft", "data", "runtime", "compile_report", "pipeline", "step"}
@@ -85,18 +89,27 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "report": BELOW_PIPELINE | {"pipeline"},
     "train": ALL - {"interop"},
     "fuzz": ALL,  # its programs are written with the public names
+    "serve": VALUES | {"domains", "frontend", "nn", "models", "step"},
     "__init__": ALL | {"train"},
-    "cli": ALL | {"train", "fuzz"},
+    "cli": ALL | {"train", "fuzz", "serve"},
     "__main__": frozenset({"cli"}),
 }
 
 # Third-party packages a folder may import at the top of a module, and those that are optional or
 # heavy and so may also be imported inside a function.
 EVERYWHERE = frozenset({"ml_dtypes", "numpy"})
-# Folders that may import more: estimators derive from scikit-learn's, and are imported by name.
-THIRD_PARTY: dict[str, frozenset[str]] = {"interop": EVERYWHERE | {"sklearn"}}
+# Folders that may import more: estimators derive from scikit-learn's, and are imported by name; a
+# service is Starlette's application in uvicorn, and is imported by `treadle serve` alone. The checker
+# of certificates is a package of its own, which imports nothing of this one.
+THIRD_PARTY: dict[str, frozenset[str]] = {
+    "interop": EVERYWHERE | {"sklearn"},
+    "serve": EVERYWHERE | {"h11", "starlette", "uvicorn"},
+    "verify": EVERYWHERE | {"treadle_checker"},
+    "cli": EVERYWHERE | {"treadle_checker"},
+}
 LATE = frozenset(
-    "cuda cudnn datasets gguf h5py llvmlite matplotlib mlflow onnx optuna polars pyarrow safetensors "
+    "cryptography cuda cudnn datasets gguf h5py llvmlite matplotlib mlflow mpi4py onnx optuna polars "
+    "pyarrow safetensors "
     "sklearn tokenizers torch wandb wgpu z3".split()
 )
 
@@ -104,14 +117,22 @@ LATE = frozenset(
 LATE_OWN = frozenset(
     [
         "treadle.backends.views",
+        "treadle.distributed.mpi",  # it starts MPI
+        "treadle.runtime.cpu.exchange",  # what ranks call while they compute
         "treadle.egraph.optimize",
         "treadle.recognition.recognise",
         "treadle.rules.from_data",
+        "treadle.serve.__init__",  # what it stands on is an extra
         "treadle.verify.user_rules",
+        "treadle.web.export",  # what a browser is given
     ]
-    + [f"treadle.backends.{device}.backend" for device in ("oracle", "cpu", "cuda")]
+    + [f"treadle.backends.{device}.backend" for device in ("oracle", "cpu", "cuda", "webgpu")]
+    + ["treadle.runtime.webgpu.device"]
     # What only verify="full" asks for.
-    + ["treadle.verify.kernels", "treadle.verify.gradients"]
+    + [f"treadle.verify.{part}" for part in ("kernels", "gradients", "library")]
+    + ["treadle.step.parallel.gluing"]
+    # The checker, and what only a certificate asks for.
+    + [f"treadle.verify.certificate.{part}" for part in ("certificate", "replay")]
 )
 
 MAX_FILE_LINES = 500
@@ -120,12 +141,13 @@ EMPTY_WORDS = frozenset(["util", "utils", "helper", "helpers", "manager", "handl
 
 # What `import treadle` leaves for when it is used: what is heavy or optional, and of Treadle itself
 # what compiles, trains and reads data.
-NOT_AT_START = LATE | {"jax", "pandas", "rich", "scipy"}
+NOT_AT_START = LATE | {"jax", "pandas", "rich", "scipy", "starlette", "uvicorn"}
 PARTS_NOT_AT_START = tuple(
     f"treadle.{part}"
     for part in (
         "backends.cpu",
         "backends.cuda",
+        "backends.webgpu",
         "cli",
         "codegen",
         "data",
@@ -134,8 +156,10 @@ PARTS_NOT_AT_START = tuple(
         "models",
         "recognition",
         "schedule",
+        "serve",
         "train",
         "verify",
+        "web",
     )
 )
 

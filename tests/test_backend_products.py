@@ -140,15 +140,39 @@ def test_weights_that_iterations_share_lie_in_panels() -> None:
     checked(graph, 6)
 
 
+def times(rows: int, depth: int, columns: int) -> Graph:
+    types = (TensorType(shape, dtypes.float32) for shape in ((rows, depth), (depth, columns)))
+    return td.trace(lambda x, w: [x @ w], *types)
+
+
 def test_few_rows_share_columns_that_lie_together() -> None:
     """Each thread reads some of the weights, not all of them for some rows."""
-    x, w = TensorType((32, 1024), dtypes.float32), TensorType((1024, 256), dtypes.float32)
-    graph = td.trace(lambda x, w: [x @ w], x, w)
+    graph = times(32, 512, 256)
     (kernel,) = schedule(graph, panel=16).distinct()
     assert cost.iterations(kernel) == 16
     (product,) = matmuls_in(kernel.body)
     assert product.left.rows.count == 32
     checked(graph, 4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns", "panel", "is_copied"),
+    [
+        (32, 1024, 256, 32, False),
+        (32, 768, 3072, 32, True),  # large
+        (32, 512, 512, 16, False),
+        (32, 1024, 256, 16, True),  # deep
+        (32, 128, 1024, 16, True),  # every row in a page of its own
+        (2, 768, 3072, 16, False),
+        (32, 128, 1024, 32, False),
+    ],
+)
+def test_few_rows_copy_what_is_far(
+    rows: int, depth: int, columns: int, panel: int, is_copied: bool
+) -> None:
+    program = schedule(times(rows, depth, columns), panel=panel)
+    products = [m for k in program.distinct() for m in matmuls_in(k.body)]
+    assert {m.right.buffer != "p1" for m in products} == {is_copied}
 
 
 @pytest.mark.parametrize("depth", [40, 300, 1500])

@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 
 import treadle as td
-from backend import build
+from backend import THREADS, build
 from treadle import losses, nn, optim
+from treadle.codegen.llvm.driver import render_program
+from treadle.kernel.machine import Machine
 from treadle.runtime.cpu.program import NativeProgram
 
 TESTS = str(Path(__file__).parent)
@@ -569,3 +571,15 @@ def test_an_index_inside_a_scan_is_held_inside() -> None:
     values = {"table": np.ones((3, 4), np.float32), "tokens": np.array([0, 2, 10**9, -7, 1])}
     (found,) = build(graph).on(2).run(values)
     assert found.tolist() == [5.0] * 4
+
+
+@pytest.mark.parametrize(("count", "rests"), [(1, 1), (16, 0), (100, 1), (96, 0), (64, 0)])
+def test_tasks_of_whole_vectors_have_no_rest(count: int, rests: int) -> None:
+    """Tasks begin at multiples of 16 iterations: code for a rest is there if the loop has one."""
+    graph = td.trace(lambda x: [x * 3 + 1], td.Spec((count,)))
+    found = build(graph, width=8, shared=True)
+    assert render_program(found.program, Machine(8)).count("fmul float") == rests
+    x = np.arange(count, dtype=np.float32)
+    for threads in THREADS:
+        (y,) = found.on(threads).run({"x": x})
+        np.testing.assert_array_equal(y, x * 3 + 1)

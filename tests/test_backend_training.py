@@ -115,7 +115,10 @@ def deviations(name: str, seed: int, steps: int) -> np.ndarray:
     )
 
 
-@pytest.mark.parametrize("name", CASES)
+LONG = [pytest.param(n, marks=pytest.mark.slow) if n == "lstm-adam" else n for n in CASES]
+
+
+@pytest.mark.parametrize("name", LONG)
 def test_float32_deviates_no_more_than_twice_as_far_as_pytorch(name: str) -> None:
     """From the float64 trajectory, in losses and in parameters; several seeds together."""
     found = sum(deviations(name, seed, 30) for seed in range(2))

@@ -32,6 +32,7 @@ from treadle.runtime.cuda.code import CudaCode
 from treadle.runtime.cuda.compiler import CUBIN
 from treadle.runtime.cuda.launches import Code
 from treadle.runtime.executable import Ceilings
+from treadle.step import looking
 
 SPECS = {"x": td.Spec((8, 20)), "y": td.Spec((8,), td.int32)}
 BATCH = {"x": np.ones((8, 20), np.float32), "y": np.arange(8, dtype=np.int32) % 4}
@@ -302,7 +303,7 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> str:
     def found(name: str) -> Any:
         return other if name == other.name else usual(name)
 
-    for module in (registry, pipeline, views):
+    for module in (registry, pipeline, looking, views):
         monkeypatch.setattr(module, "backend", found)
     return other.name
 

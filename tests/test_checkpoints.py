@@ -446,12 +446,12 @@ def rewrite(path: Path, body: dict) -> None:
 
 def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
     step, found, states = saved(tmp_path, 2)
-    body = json.loads((found[1].path / MANIFEST).read_text()) | {"schema": 2, "news": [1]}
+    body = json.loads((found[1].path / MANIFEST).read_text()) | {"schema": 3, "news": [1]}
     rewrite(found[1].path, body)
     here = step.state_dict()
     with td.CheckpointManager(tmp_path, keep_last=1, keep_best=0) as checkpoints:
         for which in ("auto", "latest", "best", found[1].path):
-            with pytest.raises(td.CheckpointError, match="has schema 2, this version reads 1"):
+            with pytest.raises(td.CheckpointError, match="has schema 3, this version reads 1"):
                 checkpoints.restore(step, which)
             assert same(here, step.state_dict())
         checkpoints.restore(step, found[0].path)

@@ -37,6 +37,7 @@ BLOCK_FILE = "example.py"
 
 RUN_THE_DEMO = "python3 -m venv .venv && .venv/bin/pip install -q . && .venv/bin/treadle demo"
 RUN_THE_TESTS = (
+    "tools/system_packages.sh && "
     'python3 -m venv .venv && .venv/bin/pip install -q -e ".[test,dev]" '
     "&& .venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy "
     "&& .venv/bin/pytest -n 2"

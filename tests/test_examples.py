@@ -22,6 +22,7 @@ BRIEF: dict[str, tuple[list[str], str]] = {
     "csv_table": (["epochs=1", "folder={folder}/table"], "row 5: "),
     "custom_vjp": (["epochs=1", "hidden=16"], "with weights of one bit; the first layer: 128 B"),
     "digits_cnn": (["epochs=1", "width=4"], "of 359 digits are read right"),
+    "distributed_digits": (["epochs=1"], "1 ranks: "),
     "dqn": (["steps=600", "episodes=2"], "mean return of 2 episodes: "),
     "ensemble": (["members=2", "steps=3", "hidden=8"], "over spread where there is: "),
     "finetune": (
@@ -44,16 +45,23 @@ BRIEF: dict[str, tuple[list[str], str]] = {
     "optuna_search": (["trials=2", "epochs=1"], "of held-out digits with {"),
     "pinn": (["steps=5", "width=8"], "largest error at 4096 points: "),
     "plain_loop": (["epochs=2", "folder={folder}/run"], "'000001-step-22', '000002-step-44']"),
+    "serve_digits": (["epochs=1", "weights={folder}/digits.safetensors"], "is there to serve"),
     "seq2seq": (["steps=2", "width=16", "layers=1", "batch=8"], "numbers held out are right"),
     "transfer": (["epochs=1", "width=4"], "with the backbone: "),
     "unet": (["steps=2", "width=4", "batch=2"], "that of a threshold "),
     "vae": (["epochs=1", "out={folder}/vae.png"], "vae.png: digits of the data"),
     "vit": (["epochs=1", "width=16", "layers=1"], "of 359 digits are read right"),
+    "web_digits": (["epochs=1", "width=4"], "of 359 digits are read right"),
+    "web_text": (
+        ["steps=2", "width=16", "heads=2", "layers=1", "batch=2"],
+        "after 2 steps\nThe weaver ",
+    ),
     "wgan_gp": (["steps=2", "hidden=8"], "clouds found: "),
 }
 # These take seconds to compile; their steps are compared with PyTorch's in test_programs.py.
 LARGE = set(
-    "ensemble gat grid_search lora maml optuna_search seq2seq transfer unet vit wgan_gp".split()
+    "ensemble gat grid_search lora maml optuna_search seq2seq transfer unet vit web_digits web_text "
+    "wgan_gp".split()
 )
 
 # What a whole run prints, and between which bounds it lies.

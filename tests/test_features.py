@@ -1,4 +1,4 @@
-"""Every public layer, function, loss and metric: rows, the oracle, machine code, and CUDA's text."""
+"""Every public layer, function, loss and metric: rows, the oracle, machine code, texts for GPUs."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from cuda_backend import needs_gpu
 from features import FEATURES, LEAST, TESTED, Feature, public
 from sizes import Problem, check, reference, values_and_gradients
 from treadle.backends.registry import backend
+from treadle.backends.webgpu.backend import WebGpuToolchain
+from treadle.base.errors import DTypeError
 from treadle.ir.graph import Graph
 
 BY_TITLE = {f.title: f for f in FEATURES}
@@ -116,6 +118,30 @@ def test_some_for_cuda(feature: Feature) -> None:
 def test_for_cuda(feature: Feature) -> None:
     for make in feature.rows():
         render(make())
+
+
+def for_webgpu(feature: Feature, rows: list[Callable[[], Graph]]) -> int:
+    """Printed as WGSL within the least limits; how many are refused for values of 64 bits."""
+    toolchain, options, refused = WebGpuToolchain(), td.CompileOptions(), 0
+    for make in rows:
+        try:
+            program = toolchain.schedule(make(), options)
+        except DTypeError:
+            refused += 1
+            continue
+        assert len(toolchain.render(program)) == len(program.distinct())
+    return refused
+
+
+@pytest.mark.parametrize("feature", FEATURES[:: 8 * EVERY], ids=lambda f: f.title)
+def test_some_for_webgpu(feature: Feature) -> None:
+    assert not for_webgpu(feature, feature.rows()[-1:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("feature", FEATURES, ids=lambda f: f.title)
+def test_for_webgpu(feature: Feature) -> None:
+    assert for_webgpu(feature, feature.rows()) == support_page.WIDE.get(feature.title, 0)
 
 
 # Methods that PyTorch's tensors do not have, or not as ours: NumPy's names, sizes that must be known.

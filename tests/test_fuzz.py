@@ -137,7 +137,8 @@ def ops_of(program: Program) -> set[str]:
 @pytest.mark.filterwarnings("ignore::treadle.UnreachedWarning")
 def test_every_form_is_chosen_and_they_are_made_of_every_op() -> None:
     used = set().union(*(ops_of(made_of(form)) for form in FORMS.values()))
-    wanted = {op.name for op in OPS.values() if op not in NAMED_LEAVES}
+    # A sum over shards is made by data-parallel steps alone.
+    wanted = {op.name for op in OPS.values() if op not in NAMED_LEAVES} - {"shard_sum"}
     assert not wanted - used
 
 

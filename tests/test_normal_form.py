@@ -266,7 +266,7 @@ EQUAL = {
 # Ops of which a normal form knows only that equal operands give equal results.
 WHOLE = frozenset(
     "and or xor cast scan reduce_prod argmax argmin sort top_k random_bits dynamic_slice "
-    "dynamic_update_slice".split()
+    "dynamic_update_slice shard_sum".split()
 )
 
 DIFFERENT = {

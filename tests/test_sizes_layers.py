@@ -12,7 +12,7 @@ import torch
 import layer_rows
 import treadle as td
 from layer_cases import Case, Draw, built, case, chain, floats, integers
-from sizes import SIZES, SOME, Problem, assert_near, check, every_size, options, rounded
+from sizes import MOST, SIZES, SOME, Problem, assert_near, check, every_size, options, rounded
 from test_layers import EXCEPTIONS, prepared
 from treadle import nn
 from treadle.base import trees
@@ -143,8 +143,14 @@ def test_every_layer_has_rows_or_a_reason() -> None:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_values_and_gradients(name: str) -> None:
-    sizes = SOME if name in TOGETHER else SIZES
+    sizes = SOME if name in TOGETHER else MOST
     every_size(lambda f, n: problem(ROWS[name](f, n)), sizes=sizes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ROWS)
+def test_values_and_gradients_of_every_size(name: str) -> None:
+    every_size(lambda f, n: problem(ROWS[name](f, n)), sizes=SIZES)
 
 
 # One and three dimensions are the same code with other axes.
@@ -168,7 +174,7 @@ def test_rows_of_other_dimensions(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MORE)
 def test_values_and_gradients_of_other_forms(name: str) -> None:
-    every_size(lambda f, n: problem(MORE[name](f, n)))
+    every_size(lambda f, n: problem(MORE[name](f, n)), sizes=SIZES)
 
 
 class Norms(nn.Module):

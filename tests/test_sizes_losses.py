@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sizes import Problem, every_size
+from sizes import SIZES, Problem, every_size
 from test_losses import THEIRS
 from treadle import losses
 
@@ -132,13 +132,19 @@ def test_values_and_gradients(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", MAKES)
+def test_values_and_gradients_of_every_size(name: str) -> None:
+    every_size(*(partial(MAKES[name], reduction=r) for r in REDUCTIONS), sizes=SIZES)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MORE)
 def test_values_and_gradients_of_other_forms(name: str) -> None:
-    every_size(*(partial(MORE[name].problem, reduction=r) for r in REDUCTIONS))
+    every_size(*(partial(MORE[name].problem, reduction=r) for r in REDUCTIONS), sizes=SIZES)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MAKES)
 def test_values_and_gradients_of_sums(name: str) -> None:
     chosen = OTHERS if name == "kl_div" else OTHERS[:1]
-    every_size(*(partial(MAKES[name], reduction=r) for r in chosen))
+    every_size(*(partial(MAKES[name], reduction=r) for r in chosen), sizes=SIZES)

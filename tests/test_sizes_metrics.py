@@ -10,7 +10,7 @@ import pytest
 from sklearn import metrics as sk
 
 import treadle as td
-from sizes import SIZES, assert_near, compiled, rounded
+from sizes import MOST, assert_near, compiled, rounded
 from test_metrics import _quietly
 from treadle import metrics
 from treadle.metrics.metric import Metric
@@ -140,7 +140,7 @@ def test_every_metric_has_a_row_or_a_reason() -> None:
 def batches() -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Scores, targets with every class in them, and weights, for each size."""
     found = []
-    for f, n in SIZES:
+    for f, n in MOST:
         rng = np.random.default_rng(f * n)
         target = rng.permutation(np.arange(n) % f).astype(np.int32)
         scores = rng.normal(size=(n, f)) + np.eye(f)[target]
@@ -156,7 +156,7 @@ def check(table: dict[str, tuple[Metric, Reference]], given: list[tuple[np.ndarr
         return [group.update(*each) for each in given]
 
     for (f, n), statistics, (scores, target, weight) in zip(
-        SIZES, compiled(together, given), given, strict=True
+        MOST, compiled(together, given), given, strict=True
     ):
         totals = group.init()
         group.add(totals, statistics)

@@ -11,7 +11,9 @@ import treadle as td
 from trajectories import TRAJECTORIES
 from treadle import losses
 
-STEPS = 50
+STEPS = {
+    "lstm-adam": 15
+}  # of 50: sequences are interpreted step by step; all of them as a slow test
 
 
 class TorchMLP(torch.nn.Module):
@@ -100,8 +102,14 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_trajectory(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        *((n, STEPS.get(n, 50)) for n in CASES),
+        *(pytest.param(n, 50, marks=pytest.mark.slow) for n in STEPS),
+    ],
+)
+def test_trajectory(name: str, steps: int) -> None:
     model, torch_model, x_shape, y_shape, classes, ours, theirs, clip, rate = CASES[name]
     rng = np.random.default_rng(0)
 
@@ -124,7 +132,7 @@ def test_trajectory(name: str) -> None:
     reference = torch_model().double()
     reference.load_state_dict({n: torch.tensor(v) for n, v in step.params.items()})
     optimizer = theirs(reference.parameters())
-    for i in range(STEPS):
+    for i in range(steps):
         data = batch()
         if rate is not None:
             assert step.learning_rate == pytest.approx(rate(i), rel=1e-12, abs=1e-15)

@@ -43,7 +43,15 @@ FAMILIES = (
     Family(
         "Compiling",
         "See [the training step](step.md).",
-        ("CompileOptions", "CompileReport", "StepResult", "RunResult", "EvalResult", "Program"),
+        (
+            "CompileOptions",
+            "DataParallel",
+            "CompileReport",
+            "StepResult",
+            "RunResult",
+            "EvalResult",
+            "Program",
+        ),
     ),
     Family("Tensors and graphs", "See [graphs](graphs.md).", ("Tensor", "Spec", "Graph", "Mean")),
     Family(

@@ -36,6 +36,7 @@ from treadle.base.errors import CallbackError as CallbackError
 from treadle.base.errors import CheckpointError as CheckpointError
 from treadle.base.errors import CheckpointWarning as CheckpointWarning
 from treadle.base.errors import DeviceError as DeviceError
+from treadle.base.errors import DistributedError as DistributedError
 from treadle.base.errors import DTypeError as DTypeError
 from treadle.base.errors import GradientError as GradientError
 from treadle.base.errors import GradientShapeError as GradientShapeError
@@ -57,6 +58,7 @@ from treadle.base.errors import UnreachedWarning as UnreachedWarning
 from treadle.base.version import __version__ as __version__
 from treadle.batching.associative import associative_scan as associative_scan
 from treadle.batching.vmap import vmap as vmap
+from treadle.distributed.config import DataParallel as DataParallel
 from treadle.domains.anomaly import Anomaly as Anomaly
 from treadle.domains.anomaly import AnomalyError as AnomalyError
 from treadle.frontend import random as random

@@ -16,6 +16,7 @@ from treadle.base.memory import bytes_in
 from treadle.base.numbers import POSITIVE, check_choice, check_number, check_whole
 from treadle.base.rewrites import Recognised, Rewritten
 from treadle.kernel.claims import Claim
+from treadle.kernel.evidence import Evidence
 from treadle.kernel.machine import NATIVE, target_name
 from treadle.kernel.plan import KernelFacts
 
@@ -229,6 +230,8 @@ class CompileReport:
     trials: list[Trial] = field(default_factory=list)  # of a measured search, if there was one
     chosen: tuple[tuple[str, object], ...] = ()  # by the last search, or one of before
     claims: list[Claim] = field(default_factory=list)  # with verify="full"
+    evidence: Evidence = field(default_factory=Evidence, repr=False)  # what a certificate is of
+    exchange: dict[str, float] = field(default_factory=dict)  # seconds of data-parallel steps
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

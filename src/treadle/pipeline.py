@@ -11,11 +11,11 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from treadle.autodiff.backward import Differentiated, active_values, differentiate
+from treadle.backends.passing import Passing
 from treadle.backends.registry import DEVICES as DEVICES
 from treadle.backends.registry import backend
 from treadle.backends.registry import choose_device as choose_device
@@ -28,10 +28,9 @@ from treadle.base.errors import (
     UnreachedWarning,
 )
 from treadle.base.origin import user_origin
-from treadle.base.rewrites import Rewritten
+from treadle.base.rewrites import Exactness, Rewritten
 from treadle.compile_report import CompileOptions as CompileOptions
 from treadle.compile_report import CompileReport as CompileReport
-from treadle.compile_report import Profile
 from treadle.frontend.binding import Binding, bound
 from treadle.frontend.coerce import as_tensor, cast, constant
 from treadle.frontend.mean import Mean
@@ -41,12 +40,12 @@ from treadle.frontend.tracing import emit
 from treadle.ir.graph import Graph, Output, OutputKind, Value
 from treadle.ir.ops.leaves import INPUT
 from treadle.ir.rewrite import inline_into, remove_dead_code
-from treadle.ir.types import TensorType
 from treadle.ir.verify import verify
 from treadle.kernel.claims import Claim
+from treadle.kernel.evidence import Relation
 from treadle.kernel.target import CPU, Target
 from treadle.nn.module import Module, Parameter
-from treadle.nn.tracing import Inputs, TracedModel, as_argument, trace_model
+from treadle.nn.tracing import Inputs, TracedModel, as_argument, smaller_inputs, trace_model
 from treadle.optim.append import Mode, UpdatePlan, append_updates
 from treadle.optim.optimizer import Optimizer
 from treadle.precision.float8 import with_float8, with_history
@@ -54,9 +53,6 @@ from treadle.precision.narrow import apply_precision
 from treadle.rules.canonical import canonicalise
 from treadle.runtime.executable import Executable
 from treadle.runtime.session import Session
-
-if TYPE_CHECKING:
-    from treadle.backends.views import KernelView, MemoryView
 
 
 def choose_precision(precision: object) -> DType:
@@ -94,32 +90,6 @@ def load(
     return backend(report.device).load(check_of(options)(graph), report, options, name)
 
 
-def kernels_of(
-    program: Executable, report: CompileReport, options: CompileOptions
-) -> tuple[KernelView, ...]:
-    """The distinct kernels of a program on the report's device; the oracle has none."""
-    # Looking at kernels brings the scheduler: importing Treadle stays light.
-    from treadle.backends import views
-
-    return views.kernels_of(report.device, program, options)
-
-
-def memory_of(
-    program: Executable, report: CompileReport, options: CompileOptions
-) -> MemoryView | None:
-    """What a program has in memory at its peak; None on the oracle."""
-    from treadle.backends import views
-
-    return views.memory_of(report.device, program, options)
-
-
-def profile(
-    program: Executable, values: Mapping[str, Any], report: CompileReport, options: CompileOptions
-) -> Profile:
-    """What each kernel of a program takes on the report's device."""
-    return backend(report.device).profile(program, values, options)
-
-
 Backward = Callable[[Any, Any, Any], Any]
 
 
@@ -137,6 +107,16 @@ class StepRecipe:
     options: CompileOptions
     backward: Backward | None = None  # a user's own, in place of differentiation
     sums: bool = False  # accumulated gradients are added up, not averaged
+    shards: int = 0  # parts of a batch whose losses are averaged; 0 if it is not cut
+
+    @property
+    def is_parallel(self) -> bool:
+        return self.shards > 0
+
+    @property
+    def averages(self) -> bool:
+        """Whether the loss of a batch is the mean of several."""
+        return self.accumulate > 1 or self.shards > 1
 
     def naming(self) -> AbstractContextManager[None]:
         """While optimizers are asked: their selectors may be modules, which have names here."""
@@ -169,35 +149,60 @@ def build_step(
 ) -> dict[Mode, Graph]:
     """The graphs of a training step, by what a call does: this function is the architecture."""
     checked = check_of(recipe.options)
-    with report.stage("trace"):
-        traced = checked(trace_loss(recipe, plan, inputs))
-    history = plan.name("float8:largest")
-    with report.stage("apply_precision"):
-        with_casts = checked(apply_precision(traced, recipe.precision))
-        if recipe.precision in dtypes.FLOAT8:
-            with_casts = checked(with_float8(with_casts, history))
-    with report.stage("recognise"):
-        narrowed = checked(_recognised(with_casts, report, recipe.options))
-    _refuse_trained_weight(recipe, narrowed, plan)
-    with report.stage("differentiate"):
-        graph = narrowed if recipe.backward else _differentiated(narrowed, plan, report).graph
-        graph = checked(with_history(checked(graph), history))
-    if recipe.options.verify == "full" and recipe.backward is None:
-        with report.stage("verify"):
-            report.claims.append(_checked_gradient(recipe, plan, inputs, report))
+    passed = Passing(report, recipe.options, checked)
+    graph, loss = build_gradients(recipe, plan, inputs, report, passed)
     modes = [Mode.UPDATE]
     if recipe.accumulate > 1:
         modes += [Mode.ACCUMULATE, Mode.ACCUMULATE_AND_UPDATE]
     with report.stage("append_updates"):
-        loss = None if recipe.backward else narrowed
         graphs = {mode: checked(append_updates(graph, loss, plan, mode)) for mode in modes}
     appended = graphs[Mode.UPDATE]
     with report.stage("optimize"):
-        graphs = {m: checked(optimized(g, report, recipe.options)) for m, g in graphs.items()}
-    stages = (traced, with_casts, narrowed, graph, appended, graphs[Mode.UPDATE])
-    names = ("trace", "apply_precision", "recognise", "differentiate", "append_updates", "optimize")
-    report.nodes |= {name: len(g.nodes) for name, g in zip(names, stages, strict=True)}
+        for mode, updated in graphs.items():
+            passed.relate("append_updates", Relation.UPDATES, graph, updated)
+            graphs[mode] = passed(
+                "optimize", updated, lambda g: optimized(g, report, recipe.options)
+            )
+    passed.finish()
+    sizes = {"append_updates": len(appended.nodes), "optimize": len(graphs[Mode.UPDATE].nodes)}
+    report.nodes |= sizes
     return graphs
+
+
+def build_gradients(
+    recipe: StepRecipe, plan: UpdatePlan, inputs: Inputs, report: CompileReport, passed: Passing
+) -> tuple[Graph, Graph | None]:
+    """The loss with its gradients, and the loss alone where it was differentiated."""
+    checked = check_of(recipe.options)
+    with report.stage("trace"):
+        traced = checked(trace_loss(recipe, plan, inputs))
+    history = plan.name("float8:largest")
+    with report.stage("apply_precision"):
+        but = ("floats of 8 bits",) if recipe.precision in dtypes.FLOAT8 else ()
+        with_casts = passed(
+            "apply_precision", traced, lambda g: _narrowed(g, recipe, history), *but
+        )
+    with report.stage("recognise"):
+        narrowed = passed("recognise", with_casts, lambda g: _recognised(g, report, recipe.options))
+    _refuse_trained_weight(recipe, narrowed, plan)
+    with report.stage("differentiate"):
+        graph = narrowed if recipe.backward else _differentiated(narrowed, plan, report).graph
+        graph = checked(with_history(checked(graph), history))
+        passed.relate("differentiate", Relation.GRADIENTS, narrowed, graph)
+    report.evidence.small = lambda: _small_gradient(recipe, plan, inputs, report)
+    if recipe.options.verify == "full" and recipe.backward is None:
+        with report.stage("verify"):
+            report.claims.append(_checked_gradient(recipe, plan, inputs, report))
+    stages = (traced, with_casts, narrowed, graph)
+    names = ("trace", "apply_precision", "recognise", "differentiate")
+    report.nodes |= {name: len(g.nodes) for name, g in zip(names, stages, strict=True)}
+    return graph, None if recipe.backward else narrowed
+
+
+def _narrowed(graph: Graph, recipe: StepRecipe, history: str) -> Graph:
+    """The graph in the precision that was asked for."""
+    narrow = check_of(recipe.options)(apply_precision(graph, recipe.precision))
+    return with_float8(narrow, history) if recipe.precision in dtypes.FLOAT8 else narrow
 
 
 def check_of(options: CompileOptions) -> Callable[[Graph], Graph]:
@@ -211,29 +216,31 @@ def _checked_gradient(
     """Forward against reverse mode, on a batch as small as the model takes."""
     from treadle.verify.gradients import check_gradient
 
+    found = _small_gradient(recipe, plan, inputs, report)
+    is_reason = isinstance(found, str)
+    return Claim("gradient", "loss", reason=str(found)) if is_reason else check_gradient(*found)
+
+
+def _small_gradient(
+    recipe: StepRecipe, plan: UpdatePlan, inputs: Inputs, report: CompileReport
+) -> tuple[Graph, Graph] | str:
+    """The loss of a batch as small as the model takes, as it is traced and with its gradients."""
+    if recipe.backward is not None:
+        return "the gradients are the user's own"
     for small in smaller_inputs(inputs):
         try:
-            traced = apply_precision(trace_loss(recipe, plan, small), recipe.precision)
+            with recipe.naming():
+                traced = trace_loss(recipe, plan, small)
         except Exception:
             continue  # the user's function, of these sizes alone
-        graph = recognise(traced, target_of(report.device), numerics=recipe.options.numerics)
+        narrowed = apply_precision(traced, recipe.precision)
+        aside = CompileReport(report.device, report.precision)
+        graph = _recognised(narrowed, aside, recipe.options)
         wrt = [n for n in plan.parameters if n in graph.leaves]
-        return check_gradient(graph, differentiate(graph, wrt).graph)
-    return Claim("gradient", "loss", reason="the loss could not be traced once more")
-
-
-def smaller_inputs(inputs: Inputs) -> list[Inputs]:
-    """Batches of a few elements along every axis, of two along the first, and as they are."""
-
-    def cut(most: tuple[int, ...]) -> Inputs:
-        return replace(inputs, types=tuple((name, _cut(t, most)) for name, t in inputs.types))
-
-    return [cut((2, 5, 5, 5, 5)), cut((2,)), inputs]
-
-
-def _cut(type_: TensorType, most: tuple[int, ...]) -> TensorType:
-    pairs = zip_longest(type_.shape, most[: type_.rank])
-    return type_.with_shape(tuple(n if m is None else min(n, m) for n, m in pairs))
+        # Numbers that are near were taken for equal: then it is the gradient of what came of it.
+        is_equal = all(r.exactness is Exactness.EXACT for r in aside.recognised)
+        return traced if is_equal else graph, differentiate(graph, wrt).graph
+    return "the loss could not be traced once more"
 
 
 def target_of(device: str) -> Target:
@@ -301,14 +308,14 @@ def optimized(graph: Graph, report: CompileReport, options: CompileOptions) -> G
 
 def _refuse_trained_weight(recipe: StepRecipe, graph: Graph, plan: UpdatePlan) -> None:
     """Accumulated totals and weights are divided at the end: a weight has no gradient there."""
-    if recipe.accumulate == 1:
+    if not recipe.averages:
         return
     wrt = {Value(i) for n, i in graph.leaves.items() if n in plan.parameters}
     if graph.outputs[2].value in active_values(graph.nodes, wrt):
         raise GradientError(
             "compile_step",
             "the weight of the loss depends on parameters, which cannot be accumulated",
-            "Wrap the weight in td.stop_gradient, or compile with accumulate=1.",
+            "Wrap the weight in td.stop_gradient, or compile with accumulate=1 and one shard.",
         )
 
 
@@ -341,7 +348,7 @@ def trace_loss(recipe: StepRecipe, plan: UpdatePlan, inputs: Inputs) -> Graph:
 
 def loss_terms(recipe: StepRecipe, result: Any) -> tuple[Tensor, Tensor]:
     """The total and weight of what a loss returned; where nothing is averaged, its value and 1."""
-    if isinstance(result, Mean) and recipe.accumulate > 1 and not recipe.sums:
+    if isinstance(result, Mean) and recipe.averages and not recipe.sums:
         if len(result.terms) == 1:
             return result.terms[0]
         raise GradientError(
@@ -454,11 +461,13 @@ def _without_gradient(
     report: CompileReport,
 ) -> Graph:
     """The stages of a step that forward and evaluation programs pass through."""
-    checked = check_of(options)
-    with_casts = checked(apply_precision(checked(traced), precision))
-    recognised = checked(_recognised(with_casts, report, options))
+    checked, passed = check_of(options), Passing(report, options, check_of(options))
+    with_casts = passed("apply_precision", checked(traced), lambda g: apply_precision(g, precision))
+    recognised = passed("recognise", with_casts, lambda g: _recognised(g, report, options))
     with_params = checked(with_eval_params(recognised, eval_params))
-    return checked(optimized(with_params, report, options))
+    graph = passed("optimize", with_params, lambda g: optimized(g, report, options))
+    passed.finish()
+    return graph
 
 
 def with_eval_params(graph: Graph, eval_params: Graph | None) -> Graph:
@@ -473,7 +482,3 @@ def with_eval_params(graph: Graph, eval_params: Graph | None) -> Graph:
         values = inline_into(trace.builder, graph, used)
         outputs = [Output(o.kind, o.name, v) for o, v in zip(graph.outputs, values, strict=True)]
         return remove_dead_code(trace.finish_outputs(outputs))
-
-
-def count_parameters(model: Module) -> int:
-    return sum(p.type.size for p in model.parameters())

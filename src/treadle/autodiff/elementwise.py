@@ -20,7 +20,9 @@ from treadle.frontend.functions.arithmetic import (
     where,
 )
 from treadle.frontend.functions.arithmetic import pow as power
+from treadle.frontend.scopes import bind
 from treadle.frontend.tensor import Tensor
+from treadle.ir.op import NONE
 from treadle.ir.ops import elementwise as e
 from treadle.ir.ops import indexing, reductions
 from treadle.ir.ops.leaves import CONSTANT, INPUT, IOTA, PARAMETER, STATE
@@ -49,6 +51,12 @@ vjp(
     reductions.ARGMIN,
     indexing.RANDOM_BITS,
 )(no_gradient)
+
+
+@vjp(reductions.SHARD_SUM)
+def shard_sum_vjp(ct: Tensor, out: Tensor, x: Tensor) -> Cts:
+    """Every shard's loss depends on each shard's x: dx = Σ ct over shards"""
+    return bind(reductions.SHARD_SUM, NONE, ct)
 
 
 @vjp(e.NEG)

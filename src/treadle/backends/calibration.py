@@ -18,5 +18,5 @@ def calibrate(device: str = "auto") -> Ceilings:
     toolchain = backend(name).toolchain(CompileOptions())
     if toolchain is None:
         cause = f"{name} interprets programs: it has no rate to compare with"
-        raise DeviceError("calibrate", cause, 'Use "cpu" or "cuda".')
+        raise DeviceError("calibrate", cause, 'Use "cpu", "cuda" or "webgpu".')
     return measured(toolchain)

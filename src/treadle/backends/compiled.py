@@ -23,6 +23,7 @@ from treadle.compile_report import (
     ProgramFacts,
 )
 from treadle.ir.graph import Graph
+from treadle.kernel.evidence import Scheduled
 from treadle.kernel.plan import KernelFacts, Plan
 from treadle.runtime.cache import PlanCache, plan_cache
 from treadle.runtime.checked import CheckedProgram
@@ -67,6 +68,7 @@ def _loaded(
     if cache is None:
         built, program = _built(toolchain, graph, report, options)
         report.programs.append(facts(name, built, program, from_cache=False))
+        report.evidence.programs.append(Scheduled(name, graph, built.record))
         return program
     key = key_of(graph, options, toolchain)
     # What was stored may have been made without a look at its kernels.
@@ -77,6 +79,7 @@ def _loaded(
         with report.stage("cache"):
             cache.put(key, packed(toolchain, built, program))
     report.programs.append(facts(name, built, program, from_cache=found is not None))
+    report.evidence.programs.append(Scheduled(name, graph, built.record))
     return program
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -29,6 +29,7 @@ class Built(Generic[Code]):
     plan: Plan
     constants: Mapping[str, np.ndarray]
     code: Code
+    record: Callable[[], bytes] = bytes  # what its certificate says of it; nothing if it has none
 
 
 class RescheduleError(Exception):

@@ -9,8 +9,8 @@ from treadle.base.errors import DeviceError
 if TYPE_CHECKING:  # the loop IR, which a process needs when it first compiles
     from treadle.backends.protocol import Backend
 
-DEVICES = ("oracle", "cpu", "cuda")
-FASTEST = ("cuda", "cpu")  # what "auto" tries, in this order; the last is always there
+DEVICES = ("oracle", "cpu", "cuda", "webgpu")
+FASTEST = ("cuda", "webgpu", "cpu")  # what "auto" tries, in this order; the last is always there
 REFERENCE = "oracle"  # what the others are compared with
 
 
@@ -29,9 +29,22 @@ def backend(name: str) -> Backend:
             from treadle.backends.cuda.backend import CUDA
 
             return CUDA
+        case "webgpu":
+            from treadle.backends.webgpu.backend import WEBGPU
+
+            return WEBGPU
     raise DeviceError(
         "device", f"{name!r} is not available", f'Use "auto" or one of: {", ".join(DEVICES)}.'
     )
+
+
+def _why_not_by_itself(name: str) -> str | None:
+    """Why a device is not used unless it is asked for; None if it is."""
+    if name == "webgpu":
+        from treadle.runtime.webgpu.device import why_not_by_itself
+
+        return why_not_by_itself()
+    return backend(name).why_not()
 
 
 def choose_device(device: str) -> str:
@@ -40,6 +53,6 @@ def choose_device(device: str) -> str:
     The report says which it is.
     """
     if device == "auto":
-        return next(name for name in FASTEST if backend(name).why_not() is None)
+        return next(name for name in FASTEST if _why_not_by_itself(name) is None)
     backend(device).require()
     return device

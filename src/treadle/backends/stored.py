@@ -24,7 +24,7 @@ Code = TypeVar("Code")
 
 ROOT = Path(__file__).parents[1]
 # Folders that make no part of a program out of its graph: everything else is in the key.
-UNRELATED = frozenset(["cli", "data", "fuzz", "metrics", "train", "__pycache__"])
+UNRELATED = frozenset(["cli", "data", "fuzz", "metrics", "serve", "train", "__pycache__"])
 # Options that change which programs there are, not what is compiled for a graph; the target is in
 # the key as what it stands for on this machine.
 SHAPELESS = frozenset(
@@ -82,6 +82,7 @@ def packed(toolchain: Toolchain[Any, Code], built: Built[Code], program: Any) ->
     constants = built.constants.items()
     return {
         "plan": to_json(built.plan).encode(),
+        "record": built.record(),
         **{f"constant {name}": array.tobytes() for name, array in constants},
         **toolchain.pack(built.code, program),
     }
@@ -105,7 +106,8 @@ def unpacked(
         return None
     if code is None or not fits(plan, graph, constants):
         return None
-    return Built(plan, constants, code)
+    record = parts.get("record", b"")
+    return Built(plan, constants, code, lambda: record)
 
 
 def packed_objects(objects: Sequence[bytes]) -> dict[str, bytes]:

@@ -30,8 +30,8 @@ class KernelView:
     """One compiled kernel, to look at: what it is called, computes and costs.
 
     `text` is its loops, `llvm` its LLVM IR, `assembly` the machine's instructions, `cuda` its CUDA
-    C++, whatever device it was compiled for; `lines` are the lines of the model it computes,
-    `calls` is how often a step calls it.
+    C++, `wgsl` its WGSL, whatever device it was compiled for; `lines` are the lines of the model it
+    computes, `calls` is how often a step calls it.
     """
 
     facts: KernelFacts
@@ -66,6 +66,10 @@ class KernelView:
     @property
     def cuda(self) -> str:
         return self._in("cuda")
+
+    @property
+    def wgsl(self) -> str:
+        return self._in("wgsl")
 
     def _in(self, language: str) -> str:
         """The kernel as its own toolchain writes it."""

@@ -86,6 +86,10 @@ class DeviceError(TreadleError, RuntimeError):
     """A device that is not there or cannot do what is asked."""
 
 
+class DistributedError(TreadleError, RuntimeError):
+    """Ranks that do not fit together, or one that the others wait for in vain."""
+
+
 class OutOfMemoryError(DeviceError, MemoryError):
     """Something needs more memory than there is."""
 

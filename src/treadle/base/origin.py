@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 PACKAGE = str(Path(__file__).resolve().parent.parent)
@@ -13,11 +13,15 @@ LIBRARY = os.path.dirname(os.__file__)  # Python's own
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A line of the user's code."""
+    """A line of the user's code.
+
+    `mark` is the position of a node before a pass, which those that come of it still have after it.
+    """
 
     file: str
     line: int
     function: str
+    mark: int = field(default=-1, compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{Path(self.file).name}:{self.line} in {self.function}"

@@ -45,10 +45,11 @@ def run_fuzz(options: argparse.Namespace) -> int:
     known = {} if folder is None else read_corpus(folder)
     for name, program in known.items():
         _examined(name, program, device, shown)
-    has_limit = options.seconds is not None or options.cases is not None
+    seconds = options.seconds if options.minutes is None else options.minutes
+    has_limit = seconds is not None or options.cases is not None
     plan = Plan(
         seed=int(time.time()) % 1_000_000 if options.seed is None else options.seed,
-        seconds=options.seconds if has_limit else SECONDS,
+        seconds=seconds if has_limit else SECONDS,
         cases=options.cases,
         device=device,
         processes=options.processes or default_threads(),

@@ -10,11 +10,16 @@ from collections.abc import Sequence
 import treadle as td
 from treadle.base.errors import TreadleError
 from treadle.cli.bench import WORKLOADS, run_bench
+from treadle.cli.check import add_check, run_check
+from treadle.cli.conformance import run_conformance
 from treadle.cli.demo import STEPS, TARGET, run_demo
 from treadle.cli.environment import run_info
 from treadle.cli.explain import run_explain
+from treadle.cli.export_web import EXPORT, run_export_web
 from treadle.cli.fuzz import SECONDS, run_fuzz
 from treadle.cli.generate import run_generate
+from treadle.cli.launch import add_launch, run_launch
+from treadle.cli.serve import add_serve, run_serve
 from treadle.cli.tour import run_tour
 from treadle.cli.train import FAILED, FUNCTION, report, run_train
 from treadle.pipeline import DEVICES
@@ -40,14 +45,24 @@ def _run(options: argparse.Namespace) -> int:
         return run_tour(steps=options.steps, seed=options.seed, full=options.full)
     if options.command == "train":
         return run_train(options.file, options.set, options.resume, options.settings)
+    if options.command == "launch":
+        return run_launch(options)
     if options.command == "explain":
         return run_explain(options.file, options.set, options.json)
+    if options.command == "export-web":
+        return run_export_web(options.file, options.out, options.set)
     if options.command == "bench":
         return run_bench(options.workload, options.device, options.seconds, options.json)
     if options.command == "fuzz":
         return run_fuzz(options)
+    if options.command == "conformance":
+        return run_conformance(options)
     if options.command == "generate":
         return run_generate(options)
+    if options.command == "serve":
+        return run_serve(options)
+    if options.command == "check":
+        return run_check(options)
     if options.command == "info":
         return run_info(options.json)
     return run_demo(steps=options.steps, seed=options.seed)
@@ -63,10 +78,15 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_demo(commands)
     _add_train(commands)
+    add_launch(commands)
     _add_explain(commands)
+    _add_export_web(commands)
     _add_bench(commands)
+    add_check(commands)
     _add_fuzz(commands)
+    _add_conformance(commands)
     _add_generate(commands)
+    add_serve(commands, EPILOG, DEVICES)
     _add_info(commands)
     _add_tour(commands)
     return parser
@@ -103,6 +123,20 @@ def _add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     explain.add_argument("file", metavar="FILE.py", help="compiles a training step")
     _add_settings(explain)
     explain.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_export_web(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    export = commands.add_parser(
+        "export-web",
+        help="a folder with a page that trains a model in the browser",
+        description=f"Call the function {EXPORT!r} of a Python file with the folder, or export the "
+        "first training step that the file compiles. The page needs a browser with WebGPU and any "
+        "server of files.",
+        epilog=EPILOG,
+    )
+    export.add_argument("file", metavar="FILE.py", help="compiles a training step")
+    export.add_argument("--out", required=True, metavar="FOLDER", help="new, or exported before")
+    _add_settings(export)
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
@@ -148,6 +182,16 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _minutes(text: str) -> float:
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = -1.0
+    if not 0 <= minutes <= 24 * 60:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes")
+    return 60 * minutes
+
+
 def _add_fuzz(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     fuzz = commands.add_parser(
         "fuzz",
@@ -163,6 +207,7 @@ def _add_fuzz(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         metavar="S",
         help=f"how long (default: {SECONDS:g}, unless --cases is given)",
     )
+    fuzz.add_argument("--minutes", type=_minutes, metavar="M", help="the same in minutes")
     fuzz.add_argument("--cases", type=_count, metavar="N", help="how many (default: no limit)")
     fuzz.add_argument("--seed", type=_count, metavar="N", help="(default: another one each time)")
     fuzz.add_argument("--device", choices=("auto", *DEVICES), default="cpu")
@@ -184,6 +229,21 @@ def _add_fuzz(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     fuzz.add_argument("--json", action="store_true", help="print JSON")
     fuzz.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+
+
+def _add_conformance(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    conformance = commands.add_parser(
+        "conformance",
+        help="the error of every op on a device, measured against its contract",
+        description="Run samples of every op in every dtype that it takes on a device, compare "
+        "them with the float64 oracle, and print which part of what its contract allows each is "
+        "off by.",
+        epilog=EPILOG,
+    )
+    conformance.add_argument("--device", choices=("auto", *DEVICES), default="cpu")
+    conformance.add_argument("--only", default="", metavar="OP,…", help="some ops")
+    _add_count(conformance, "--seed", 0, "seed of the operands")
+    conformance.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_generate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from treadle.base.errors import TreadleError
+from treadle.distributed.watch import failed
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 FUNCTION = "train"
@@ -59,7 +60,13 @@ def _called(train: Callable[..., object], values: Mapping[str, object]) -> int:
 
 
 def report(error: BaseException) -> int:
-    """An error in words: the user's mistakes without the frames of the package."""
+    """An error in words: the user's mistakes without the frames of the package.
+
+    Of several ranks one shows its own.
+    """
+    code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
+    if not failed(error, code):
+        return code
     if isinstance(error, KeyboardInterrupt):
         print("\n".join([str(error) or "stopped", *notes(error)]), file=sys.stderr)
         return INTERRUPTED
@@ -74,22 +81,23 @@ def notes(error: BaseException) -> list[str]:
     return list(getattr(error, "__notes__", []))
 
 
-def load_function(path: Path) -> Callable[..., object]:
-    """The function `train` of a file, which is run as a module of its own."""
+def load_function(path: Path, function: str = FUNCTION) -> Callable[..., object]:
+    """The function `train` or another of a file, which is run as a module of its own."""
     try:
         source = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
-    name = f"treadle_train_{path.stem}"
+    name = f"treadle_{function}_{path.stem}"
     module = types.ModuleType(name)
     module.__file__ = str(path.resolve())
     sys.modules[name] = module  # dataclasses look their module up there
     sys.path.insert(0, str(path.resolve().parent))  # as `python FILE.py` does
     exec(compile(source, str(path), "exec"), module.__dict__)
-    found = module.__dict__.get(FUNCTION)
+    found = module.__dict__.get(function)
     if not callable(found):
-        remedy = f"Put what it does into: def {FUNCTION}(epochs=3, resume=None): ..."
-        raise UsageError(f"{path} has no function {FUNCTION!r}. {remedy}")
+        arguments = "epochs=3, resume=None" if function == FUNCTION else ""
+        remedy = f"Put what it does into: def {function}({arguments}): ..."
+        raise UsageError(f"{path} has no function {function!r}. {remedy}")
     return typing.cast(Callable[..., object], found)
 
 

@@ -15,6 +15,7 @@ from treadle.base.trees import Tree
 from treadle.data.consistency import Consistency, stacked
 from treadle.data.shuffle import permutation
 from treadle.data.sources import Arrays, Ordered, Source
+from treadle.distributed.environment import launched_rank, launched_size
 
 State = dict[str, int]
 
@@ -35,7 +36,9 @@ class ArrayLoader:
 
     A `for` over it is one pass; each shuffled pass has an order of its own, which the seed and the
     number of the pass decide. `drop_last` leaves out a last batch that is not full: by default
-    where rows are shuffled, which is for training, and not where they are in order.
+    where rows are shuffled, which is for training, and not where they are in order. With `local`
+    each of several ranks gets its own rows of every batch, as DataParallel(local=True) expects;
+    `batch_size` and positions are those of the whole batch, whatever the number of ranks.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class ArrayLoader:
         shuffle: bool = False,
         seed: int = 0,
         drop_last: bool | None = None,
+        local: bool = False,
     ):
         self._source = data if isinstance(data, Source) else Arrays(data, "ArrayLoader")
         self._size = check_whole("ArrayLoader", "batch_size", batch_size)
@@ -59,6 +63,26 @@ class ArrayLoader:
                 f"{len(self._source)} rows do not fill a batch of {batch_size}",
                 "Use smaller batches, or drop_last=False.",
             )
+        self._rank, self._ranks = (launched_rank(), launched_size()) if local else (0, 1)
+        self._check_ranks()
+
+    def _check_ranks(self) -> None:
+        """Every rank gets rows of every batch."""
+        rows, size = len(self._source), self._size
+        rest = 0 if self._drop_last else rows % size
+        fewest = min(rest or size, size)
+        if size % self._ranks or fewest < self._ranks:
+            cause = f"batches of {size} rows" if size % self._ranks else f"a last batch of {rest}"
+            raise ArgumentError(
+                "ArrayLoader",
+                f"{cause} cannot be shared out to {self._ranks} ranks",
+                f"Use a batch_size that is a multiple of {self._ranks}, and drop_last=True.",
+            )
+
+    def _own(self, rows: np.ndarray) -> np.ndarray:
+        """This rank's rows of a batch."""
+        start, stop = (len(rows) * (self._rank + i) // self._ranks for i in (0, 1))
+        return rows[start:stop]
 
     def __len__(self) -> int:
         """Batches of a whole pass."""
@@ -78,7 +102,7 @@ class ArrayLoader:
     def _rest(self, epoch: int, start: int) -> Iterator[Tree]:
         size, order = self._size, self._order(epoch)
         for i in range(start, len(self)):
-            batch = self._source.gather(order[i * size : (i + 1) * size])
+            batch = self._source.gather(self._own(order[i * size : (i + 1) * size]))
             self._epoch, self._batch = epoch, i + 1
             yield batch
         self._epoch, self._batch, self._start = epoch + 1, 0, 0

@@ -36,7 +36,7 @@ from treadle.ir.ops import elementwise as e
 from treadle.ir.ops.indexing import GATHER
 from treadle.ir.ops.leaves import Constant
 from treadle.ir.ops.linear import WINDOW
-from treadle.ir.ops.reductions import CUMSUM, REDUCE_SUM
+from treadle.ir.ops.reductions import CUMSUM, REDUCE_SUM, SHARD_SUM
 from treadle.ir.ops.shaping import BROADCAST, CONCAT, FLIP, PAD, PERMUTE, RESHAPE, SLICE, Pad
 from treadle.ir.types import TensorType
 
@@ -141,6 +141,7 @@ ADDITIVE = frozenset(
         e.NEG,
         e.WHERE,
         e.STOP_GRADIENT,
+        SHARD_SUM,
         REDUCE_SUM,
         CUMSUM,
         RESHAPE,

@@ -56,7 +56,7 @@ meaning(e.COS)(np.cos)
 meaning(e.TANH)(np.tanh)
 meaning(e.ERF)(erf)
 meaning(e.NOT)(np.invert)
-meaning(e.STOP_GRADIENT)(lambda x: x)
+meaning(e.STOP_GRADIENT, reductions.SHARD_SUM)(lambda x: x)
 meaning(e.ADD)(np.add)
 meaning(e.SUB)(np.subtract)
 meaning(e.MUL)(np.multiply)
@@ -350,4 +350,4 @@ def _scatter_add(attributes: indexing.ScatterAdd, updates: Array, indices: Array
 
 @meaning(indexing.RANDOM_BITS)
 def _random_bits(attributes: indexing.RandomBits, key: Array) -> Array:
-    return random_bits(key, attributes.site, attributes.shape)
+    return random_bits(key, attributes.site, attributes.shape, attributes.blocks)

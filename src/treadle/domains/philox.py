@@ -32,17 +32,19 @@ def philox4x32(
     return c0, c1, c2, c3
 
 
-def random_bits(key: np.ndarray, site: int, shape: tuple[int, ...]) -> np.ndarray:
+def random_bits(key: np.ndarray, site: int, shape: tuple[int, ...], blocks: int = 0) -> np.ndarray:
     """uint32 bits: element i is word i mod 4 of block i div 4.
 
-    The counter is (block, scan index, step, micro-step · 2¹⁶ + site), the key the seed.
+    The counter is (block, scan index, step, micro-step · 2¹⁶ + site), the key the seed. Shard n of
+    a batch begins `blocks` · n blocks later.
     """
     seed0, seed1, step, micro, scan, offset = (int(w) for w in key)
     size = int(np.prod(shape, dtype=np.int64))
-    blocks = np.arange((size + 3) // 4, dtype=np.uint64)
+    first = (offset >> 16) * blocks
+    counted = (np.arange((size + 3) // 4, dtype=np.uint64) + np.uint64(first)) & _MASK
     last = ((micro << 16) + ((site + offset) & 0xFFFF)) & 0xFFFFFFFF
-    constants = (np.full_like(blocks, w) for w in (scan, step, last))
-    words = philox4x32((blocks, *constants), (seed0, seed1))  # type: ignore[arg-type]
+    constants = (np.full_like(counted, w) for w in (scan, step, last))
+    words = philox4x32((counted, *constants), (seed0, seed1))  # type: ignore[arg-type]
     return np.stack(words, axis=-1).reshape(-1)[:size].reshape(shape).astype(np.uint32)
 
 
@@ -54,6 +56,13 @@ def make_key(seed: int, step: int = 0, micro_step: int = 0, stream: int = 0) -> 
     seed = _of_stream(seed, stream) if stream else seed % 2**64
     words = [seed & 0xFFFFFFFF, seed >> 32, step % 2**32, micro_step, 0, 0]
     return np.array(words, np.uint32)
+
+
+def key_of_shard(key: np.ndarray, shard: int) -> np.ndarray:
+    """The key of a shard of a batch: its number is the upper half of the last word."""
+    found = key.copy()
+    found[5] = (int(found[5]) & 0xFFFF) | (shard << 16)
+    return found
 
 
 @lru_cache(maxsize=256)

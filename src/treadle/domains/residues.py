@@ -47,6 +47,7 @@ def _is_uninterpreted(op: Op) -> None:
 
 for _op in (
     e.STOP_GRADIENT,
+    reductions.SHARD_SUM,
     shaping.RESHAPE,
     shaping.PERMUTE,
     shaping.BROADCAST,

@@ -43,6 +43,7 @@ def _constant(p: P) -> Tangents:
 @tangent(
     e.NEG,
     reductions.REDUCE_SUM,
+    reductions.SHARD_SUM,
     reductions.CUMSUM,
     shaping.RESHAPE,
     shaping.PERMUTE,

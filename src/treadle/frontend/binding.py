@@ -33,6 +33,7 @@ class Part(Protocol):
 class _Active(threading.local):
     def __init__(self) -> None:
         self.bindings: list[Binding] = []
+        self.shards: list[int] = [1]
 
 
 _active = _Active()
@@ -46,6 +47,21 @@ def bound(binding: Binding) -> Iterator[None]:
         yield
     finally:
         _active.bindings.pop()
+
+
+@contextmanager
+def summing_over(shards: int) -> Iterator[None]:
+    """What is traced inside is one of so many shards, which statistics of a batch are sums over."""
+    _active.shards.append(shards)
+    try:
+        yield
+    finally:
+        _active.shards.pop()
+
+
+def summed_shards() -> int:
+    """Shards whose sums statistics of a batch are."""
+    return _active.shards[-1]
 
 
 def tensor_of(declaration: Placeholder) -> Tensor | None:

@@ -63,6 +63,7 @@ def _unwindow(attributes: linear.Unwindow, size: int) -> linear.Unwindow:
 
 ANY_RANK = (
     *(e.NEG, e.ABS, e.SIGN, e.FLOOR, e.EXP, e.LOG, e.SQRT, e.RSQRT, e.SIN, e.COS, e.TANH, e.ERF),
+    reductions.SHARD_SUM,
     *(e.NOT, e.STOP_GRADIENT, e.CAST, e.ADD, e.SUB, e.MUL, e.DIV, e.FLOORDIV, e.MOD, e.MAX, e.MIN),
     *(e.POW, e.ATAN2, e.EQ, e.LT, e.LE, e.AND, e.OR, e.XOR, e.WHERE),
 )

@@ -63,7 +63,8 @@ class Partial:
     """What the terms of a sum give in parts: `op` over the summed variables, at each address.
 
     The value is a reduction, whose terms are its operand's elements, or a contraction, whose terms
-    are products: `element` has the indices of its result, then those along its depth.
+    are products: `element` has the indices of its result, then those along its depth. The op
+    "spread" is the sum of squared differences from the part's own mean.
     """
 
     elements: Elements

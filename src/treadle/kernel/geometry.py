@@ -55,6 +55,9 @@ class Tiled:
     right: Panel
     is_standalone: bool  # copies of both panels are under way at once
     unroll: int  # steps along the depth that are written out
+    # Edge of the matrices that a warp multiplies at once, of float16 summed in float32; 0: threads
+    # multiply numbers. With it, `down`, `across` and `shares` are a warp's.
+    matrices: int = 0
 
     def __str__(self) -> str:
         tile = f"{self.left.length} by {self.right.length} by {self.tile_depth}"

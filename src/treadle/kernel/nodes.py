@@ -47,6 +47,10 @@ class Buffer:
     def nbytes(self) -> int:
         return self.size * self.dtype.itemsize * self.lanes
 
+    def held(self, word: int) -> int:
+        """Bytes in memory where every element takes at least a word."""
+        return max(self.nbytes, self.size * word)
+
     def __str__(self) -> str:
         private = f" for each of {self.lanes} lanes" if self.lanes > 1 else ""
         where = "" if self.space is Space.GLOBAL else f" {self.space.value}"

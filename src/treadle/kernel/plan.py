@@ -17,6 +17,8 @@ from treadle.ir.types import TensorType
 
 T = TypeVar("T")
 
+CUT = 16  # iterations of a vector loop that stay in one task: a vector of AVX-512
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:

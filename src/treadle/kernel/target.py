@@ -127,6 +127,11 @@ class Matmuls:
     # Rows for each column of a panel, up to which copies of the right operand do not pay: measured
     # on a product of 128 rows, which gains 8 % with AVX2 and loses 2 % with AVX-512.
     few_rows: int = 4
+    # Bytes of a right operand up to which they do not, where a panel's row is two lines, and where
+    # it is one; and bytes of its rows then. Measured (bench/README.md, "Few rows").
+    near_bytes: int = 4 << 20
+    near_lines: int = 1 << 20
+    near_row: int = 4096
     summed_rows: int = 2  # up to which weights are summed as they lie: crossing at 4, measured
     summed_heads: int = 8  # the same in batches: heads that share keys and values, chosen
     # Elements of such a batch up to which a GPU needs no library: a cache of some thousand slots.
@@ -151,7 +156,9 @@ class Matmuls:
     copied_rows: int = 24  # rows from which copied windows pay: chosen, each is used as often
     copied_elements: int = 1 << 16  # of a copy: half of a second cache of 512 KiB
     full_lanes: float = 1.2  # lanes for each column, up to which windows are read where they are
-    packed_rows: int = 16  # rows of a right operand copied at a time: chosen
+    # Rows of a right operand copied at a time: rows that are pages apart share the ways of a set of
+    # the first cache, of which there are 8. Measured: 16 take a tenth longer with rows of 4 KiB.
+    packed_rows: int = 8
     copied_depth: int = 128  # elements of the depth that a transposed copy takes at a time: chosen
     copy_tasks: int = 32  # tasks of such a copy, so that threads share it evenly: chosen
 
@@ -223,7 +230,8 @@ class Mapping:
     """
 
     # Hardware
-    warp: int = 32  # threads
+    warp: int = 32  # threads that run side by side
+    exchanges: bool = True  # and give each other values; without it a group is a block
     pack: int = 16  # bytes of the widest access
     sector: int = 32  # bytes that memory moves at once
     arguments: int = 3840  # bytes of a launch's arguments; CUDA takes 4 KB
@@ -275,7 +283,10 @@ class Mapping:
     least_work: int = 1 << 14  # multiply-adds
     tile_bytes: int = 96 << 10  # of shared memory for the panels
     tile_thread: int = 4  # rows and columns of a thread, at most
+    tile_steps: int = 1  # of the depth that a thread takes at once
     tile_unroll: int = 8  # steps along a tile's depth that are written out
+    tile_step: int = 32  # of which the depth of a panel is a multiple, unless it is all of it
+    matrices: int = 0  # edge of matrices of float16 that a warp multiplies at once; 0 for none
     in_flight: int = 96  # numbers that a thread holds on their way to shared memory
     blocks: int = 128  # that run at a time
     fewest_blocks: int = 8  # that a contraction gets beside larger ones
@@ -292,6 +303,11 @@ class Mapping:
     is_cooperative: bool = True  # phases of small programs are one launch
     light: int = 1 << 27  # operations of a phase that takes about as long as a launch
     most_parts: int = 48  # kernels of one launch: more take long to compile
+
+    @property
+    def exchanging(self) -> int:
+        """Threads that combine their parts without shared memory."""
+        return self.warp if self.exchanges else 1
 
     def within(self, shared: int) -> Mapping:
         """For devices whose blocks have so many bytes of shared memory."""
@@ -362,7 +378,6 @@ class Tasks:
     most: int = 128  # of a call: chosen, several for each thread of a large machine
     # Numbers of tasks are powers of two up to it, then multiples of it: equal shares for threads.
     even: int = 16
-    lanes: int = 16  # iterations of a vector loop that stay together: a vector of AVX-512
     barrier_spins: int = 2000  # chosen: before the processor is offered to other threads
     idle_spins: int = 30_000  # chosen: 0.4 to 1.5 ms between steps, before a thread sleeps
 
@@ -421,6 +436,7 @@ class Target:
     most_buffers: int = 1 << 20  # of a kernel
     least_logits: int = 1 << 20  # elements from which a head's logits are computed by chunks
     panel: int = 32  # columns of a matmul's tile, of four bytes: two vectors of the widest kind
+    word: int = 1  # bytes that an element of a block's own memory takes at least
     fusion: Fusion = Fusion()
     reductions: Reductions = Reductions()
     materialization: Materialization = Materialization()

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from treadle.kernel import cost
 from treadle.kernel.nodes import Kernel, Role
 from treadle.kernel.plan import (
+    CUT,
     Entry,
     KernelFacts,
     Plan,
@@ -109,7 +110,7 @@ class _Assembler:
     def call(self, call: Call) -> PlannedCall:
         iterations, loop = cost.iterations(call.kernel), cost.outermost(call.kernel)
         if loop is not None and loop.role is Role.VECTOR:
-            iterations //= self.tasks.lanes  # less than a vector would be taken one by one
+            iterations //= CUT  # less than a vector would be taken one by one
         return PlannedCall(
             self.numbers[id(call.kernel)],
             tasks_of(iterations, self.work[id(call.kernel)], self.tasks),

@@ -123,10 +123,10 @@ def stream(
             "stream", "several prompts or beams", "Stream one prompt, without beams."
         )
     run = Run.of(model, prompts.rows, max_new_tokens, settings, share)
-    return _pieces(model.tokenizer, run) if prompts.is_text else (t for _, t in run.tokens())
+    return text_pieces(model.tokenizer, run) if prompts.is_text else (t for _, t in run.tokens())
 
 
-def _pieces(tokenizer: Tokenizer | None, run: Run) -> Iterator[str]:
+def text_pieces(tokenizer: Tokenizer | None, run: Run) -> Iterator[str]:
     """Text as it grows; a character of several tokens waits for the last of them."""
     assert tokenizer is not None
     shown = tokenizer.decode(run.rows[0])

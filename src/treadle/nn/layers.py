@@ -18,11 +18,12 @@ from treadle.base.numbers import (
     check_whole,
 )
 from treadle.base.shapes import Shape, size_of
+from treadle.frontend.binding import summed_shards
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.functions import activations, indexing, linear
 from treadle.frontend.functions.arithmetic import maximum, ne, rsqrt, stop_gradient, where
 from treadle.frontend.functions.reductions import max as max_over
-from treadle.frontend.functions.reductions import mean, var
+from treadle.frontend.functions.reductions import mean, shard_sum, var
 from treadle.frontend.functions.reductions import sum as sum_over
 from treadle.frontend.functions.shaping import reshape, unsqueeze
 from treadle.frontend.scopes import bind1
@@ -247,6 +248,8 @@ class _BatchNorm(Module):
                 f"x is {value.type}, with {self.num_features} features",
                 f"It has {' or '.join(map(str, self.ranks))} axes, the second of them features.",
             )
+        if self.training and summed_shards() > 1:
+            return self._over_shards(value)
         if self.training or self.running_mean is None or self.running_var is None:
             self._track(value)
             affine = [as_tensor(t) for t in (self.weight, self.bias) if t is not None]
@@ -258,22 +261,45 @@ class _BatchNorm(Module):
             return normal
         return normal * reshape(self.weight, shape) + reshape(self.bias, shape)
 
+    def _over_shards(self, x: Tensor) -> Tensor:
+        """By the statistics of all shards of a data-parallel step."""
+        axes, shape = _others(x), (1, self.num_features, *(1,) * (x.ndim - 2))
+        count = x.size // self.num_features * summed_shards()
+        centre = shard_sum(sum_over(x, axes)) / count
+        centred = x - reshape(centre, shape)
+        spread = shard_sum(sum_over(centred * centred, axes)) / count
+        self._move(centre, spread * count / (count - 1))
+        normal = centred * rsqrt(reshape(spread, shape) + self.eps)
+        if self.weight is None or self.bias is None:
+            return normal
+        return normal * reshape(self.weight, shape) + reshape(self.bias, shape)
+
     def _track(self, x: Tensor) -> None:
         """The running statistics, in training."""
-        axes = [i for i in range(x.ndim) if i != 1]
         if self.training and x.size <= self.num_features:
             raise ShapeError(
                 type(self).__name__,
                 f"x is {x.type}: one value per channel has no variance to train with",
                 "Give more than one row, or trace with training=False.",
             )
-        if self.training and self.running_mean is not None and self.running_var is not None:
-            assert self.num_batches_tracked is not None
-            tracked = self.num_batches_tracked + 1
-            rate = 1 / tracked if self.momentum is None else self.momentum
-            update(self.num_batches_tracked, tracked)
-            update(self.running_mean, _towards(self.running_mean, mean(x, axes), rate))
-            update(self.running_var, _towards(self.running_var, var(x, axes), rate))
+        if self.training and self.running_mean is not None:
+            self._move(mean(x, _others(x)), var(x, _others(x)))
+
+    def _move(self, centre: Tensor, spread: Tensor) -> None:
+        """The running statistics towards those of a batch."""
+        if self.running_mean is None or self.running_var is None:
+            return
+        assert self.num_batches_tracked is not None
+        tracked = self.num_batches_tracked + 1
+        rate = 1 / tracked if self.momentum is None else self.momentum
+        update(self.num_batches_tracked, tracked)
+        update(self.running_mean, _towards(self.running_mean, centre, rate))
+        update(self.running_var, _towards(self.running_var, spread, rate))
+
+
+def _others(x: Tensor) -> list[int]:
+    """All axes but that of channels."""
+    return [i for i in range(x.ndim) if i != 1]
 
 
 def _towards(old: State, new: Tensor, rate: Tensor | float) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from treadle.frontend.tracing import function_name, spec_of
 from treadle.ir.graph import Graph
 from treadle.ir.ops.leaves import PARAMETER, STATE
 from treadle.ir.rewrite import remove_dead_code
+from treadle.ir.types import TensorType
 from treadle.nn.init import literal
 from treadle.nn.module import Declaration, Module, Parameter
 
@@ -134,3 +136,22 @@ def as_result(trace: Trace, value: object) -> Tensor:
             f"it returns {value!r}, which is not a tensor",
             "Return tensors or trees of them.",
         ) from error
+
+
+def smaller_inputs(inputs: Inputs) -> list[Inputs]:
+    """Batches of a few elements along every axis, of two along the first, and as they are."""
+
+    def cut(most: tuple[int, ...]) -> Inputs:
+        return replace(inputs, types=tuple((name, _cut(t, most)) for name, t in inputs.types))
+
+    return [cut((2, 5, 5, 5, 5)), cut((2,)), inputs]
+
+
+def _cut(type_: TensorType, most: tuple[int, ...]) -> TensorType:
+    pairs = zip_longest(type_.shape, most[: type_.rank])
+    return type_.with_shape(tuple(n if m is None else min(n, m) for n, m in pairs))
+
+
+def count_parameters(model: Module) -> int:
+    """Elements of all parameters."""
+    return sum(p.type.size for p in model.parameters())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeGuard
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 
@@ -121,3 +122,22 @@ class InPlaceProgram(Executable, Protocol):
 def updates_in_place(program: Executable) -> TypeGuard[InPlaceProgram]:
     """Whether a program updates the values of a session itself."""
     return program.is_in_place
+
+
+@runtime_checkable
+class CallingProgram(Protocol):
+    """A program that can call functions of others while it runs: the CPU's."""
+
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def threads(self) -> int: ...
+
+    def call_after(self, calls: Mapping[int, tuple[int, int]]) -> None:
+        """Prepare calls of functions (address, argument) after some of the plan's steps."""
+        ...
+
+    def calling(self) -> AbstractContextManager[None]:
+        """Inside, runs make the calls that were prepared."""
+        ...

@@ -31,6 +31,22 @@ class Values(MutableMapping[str, np.ndarray]):
         """What an error says if the device is lost."""
 
 
+class PlacedValues(Values):
+    """Arrays at places of a device that programs are bound to: each is equal to itself alone."""
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def restore(self, values: Mapping[str, np.ndarray]) -> None:
+        """Exactly these values, and no others."""
+        for name in [n for n in self if n not in values]:
+            del self[name]
+        self.update(values)
+
+
 class Memory(Protocol):
     """What arrays a device takes, and how it holds them."""
 

@@ -19,7 +19,7 @@ from treadle.ir.graph import Value as TensorValue
 from treadle.ir.literal import ArrayLiteral
 from treadle.ir.op import Op, RuleTable
 from treadle.ir.ops import elementwise as e
-from treadle.ir.ops import indexing, leaves, linear, shaping
+from treadle.ir.ops import indexing, leaves, linear, reductions, shaping
 from treadle.ir.types import TensorType
 from treadle.kernel.index import Index, bounded, constant, data, divide, flatten, unflatten
 from treadle.kernel.nodes import (
@@ -129,7 +129,7 @@ def _elementwise(reader: Reader, node: Node, indices: Indices) -> Value:
     return Apply(node.op.name, operands, node.types[0].dtype)
 
 
-@INLINE(e.STOP_GRADIENT)
+@INLINE(e.STOP_GRADIENT, reductions.SHARD_SUM)
 def _same(reader: Reader, node: Node, indices: Indices) -> Value:
     return reader.operand(node, 0, indices)
 

@@ -237,6 +237,8 @@ class Lowering:
             self.names[TensorValue(position)] = f"{prefix}{name}"
         self.constants: dict[str, np.ndarray] = {}
         self.held: dict[str, tuple[TensorValue, Content]] = {}  # by memory of nodes
+        # Of scans' carries what they hold before the first iteration, and after the last.
+        self.carried_around: list[tuple[str, TensorValue, Content]] = []
         self.bodies: list[tuple[str, Graph]] = []  # of scans
         self.inner_bindings: list[Binding] = []
         self.wider = (
@@ -336,7 +338,7 @@ class Lowering:
             found.append((self.names[value], value, layout))
         found += [(name, value, Whole()) for name, value in self.late.items()]
         found += [(name, value, Whole()) for value, name in self.before.items()]
-        found += [(name, *held) for name, held in self.held.items()]
+        found += [(name, *held) for name, held in self.held.items()] + self.carried_around
         rows = {alias: row.buffer for alias, row in self.rows.items()}
         return [Binding(rows.get(name, name), self.prefix, v, c) for name, v, c in found]
 

@@ -27,6 +27,7 @@ from treadle.kernel.contraction import (
     stride_of,
     strided_axis_of,
 )
+from treadle.kernel.cost import LINE
 from treadle.kernel.index import Index, Var, constant, flatten, substitute, variable
 from treadle.kernel.nodes import (
     Buffer,
@@ -155,11 +156,26 @@ class _Matmul:
         is_short = size(tiled) < min(self.limits.least_columns, size(c.tiled))
         is_fixed = right.load.buffer in self.lowering.fixed  # panels of it are made once
         is_read_often = is_fixed or size(c.rows) > self.limits.few_rows * self.panel
+        is_read_often = is_read_often or not self._is_near(right)
         is_read_often = is_read_often and size(c.tiled) > self.panel
         if is_short or (is_read_often and not self._expands(right)):
             return False  # panels pay
         self.contraction = replace(c, tiled=tiled)
         return True
+
+    def _is_near(self, right: Operand[TensorValue]) -> bool:
+        """Whether rows of the right operand, a panel's part of each, are soon there where it lies.
+
+        Parts of one line ask for twice as many rows: they wait if each is in a page of its own.
+        """
+        c, limits, each = self.contraction, self.limits, self.dtype.itemsize
+        depth, row = size(c.depth), (right.stride(c.depth[-1]) or 0) * each
+        nbytes = depth * size(c.tiled) * each
+        if size(c.rows) <= limits.summed_rows:
+            return True  # a copy would be most of the work, and of the memory
+        if self.panel * each > LINE:
+            return nbytes <= limits.near_bytes
+        return nbytes <= limits.near_lines and row < limits.near_row and depth < limits.depth
 
     def _copies_left(self) -> bool:
         """Whether a block of the left operand is copied first: if it is computed, or scattered."""

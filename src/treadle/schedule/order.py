@@ -126,9 +126,10 @@ class Memo:
         iterations = outer_iterations(kernel)
         room, own = self.target.fusion.shared_memory, set[str]()
         for buffer in sorted(kernel.outputs, key=lambda b: b.nbytes):
-            if buffer.name in names and buffer.nbytes // iterations <= room:
+            held = buffer.held(self.target.word) // iterations
+            if buffer.name in names and held <= room:
                 own.add(buffer.name)
-                room -= buffer.nbytes // iterations
+                room -= held
         found = localised(kernel, own)
         return staged(found, room) if self.target.is_small else found
 

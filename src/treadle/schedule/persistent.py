@@ -209,7 +209,7 @@ def _by_rows(kernel: Kernel, count: int, iterations: Iterations, target: Target)
     if own is None:
         return None
     buffers = [b for b in kernel.outputs if b.name in own]
-    room = sum(b.nbytes // count for b in (*buffers, *kernel.scratch))
+    room = sum(b.held(target.word) // count for b in (*buffers, *kernel.scratch))
     limit = target.fusion.shared_memory if target.mapping is None else target.mapping.staged
     if room > limit:
         return None

@@ -9,6 +9,7 @@ from treadle.base.dtypes import accumulator
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops import indexing, linear, reductions
+from treadle.kernel.bindings import Whole
 from treadle.kernel.index import Index, Var, bounded, constant, data, divide, variable
 from treadle.kernel.nodes import (
     Accumulate,
@@ -182,7 +183,7 @@ def _scatter_add(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     sums = lowering.buffer(value)
     is_rounded = sums.dtype is not wide
     if is_rounded:
-        sums = Site(lowering, position).memory("sums", wide, result.size)
+        sums = Site(lowering, position).memory("sums", wide, result.size, Whole())
     updates, indices = (lowering.graph.type_of(v) for v in node.operands)
     chosen = indices.rank - batch
     every = axis_vars("i", updates.shape)
@@ -239,7 +240,7 @@ def _random_bits(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     block = Var("block", (size + 3) // 4)
     reader = lowering.reader()
     key = [reader.at(node.operands[0], (constant(i),)) for i in range(indexing.KEY_WORDS)]
-    body = [*reader.lets, *_philox(key, block, attributes.site)]
+    body = [*reader.lets, *_philox(key, block, attributes)]
     for word in range(4):
         at = variable(block) * 4 + word
         is_inside = at.range[1] < size
@@ -250,15 +251,19 @@ def _random_bits(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     return [lowering.kernel(position, reader, [value], loops)]
 
 
-def _philox(key: Sequence[Value], block: Var, site: int) -> list[Statement]:
+def _philox(key: Sequence[Value], block: Var, attributes: indexing.RandomBits) -> list[Statement]:
     u32 = dtypes.uint32
 
     def word(value: int) -> Value:
         return Literal(value, u32)
 
-    own_site = apply("and", apply("add", key[5], word(site)), word(0xFFFF))
+    own_site = apply("and", apply("add", key[5], word(attributes.site)), word(0xFFFF))
     last = apply("add", apply("mul", key[3], word(1 << 16)), own_site)
-    counters = [Position(variable(block), u32), key[4], key[2], last]
+    first: Value = Position(variable(block), u32)
+    if attributes.blocks:  # a shard's, whose number is the upper half of the word
+        shard = apply("mulhi", key[5], word(1 << 16))
+        first = apply("add", first, apply("mul", shard, word(attributes.blocks)))
+    counters = [first, key[4], key[2], last]
     found: list[Statement] = [Let(f"c{i}_0", c) for i, c in enumerate(counters)]
     for done in range(_ROUNDS):
         c = [Local(f"c{i}_{done}", u32) for i in range(4)]

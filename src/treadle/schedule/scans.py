@@ -95,6 +95,7 @@ class ScanBody(Lowering):
             if name in inputs or name in self.rows or not is_made:
                 alias = f"{target}@row"
                 self.rows[alias] = row
+                self.held[alias] = output.value, Whole()
                 self.copied_rows.append((name, alias))
             else:
                 self.rows[name] = row
@@ -197,9 +198,11 @@ def _scan(lowering: Lowering, position: int, node: Node) -> list[Draft]:
     whole = _persistent(lowering, inner, drafts)
     if whole is not None:
         return [*before.phases(), [lowering.memo.bound(whole)]]
-    for name, (first, last) in inner.carries.items():
+    for k, (name, (first, last)) in enumerate(inner.carries.items()):
         before.add(*copies(first, name, inner.buffers[name]))
         lowering.after += copies(name, last, inner.buffers[name])
+        around = node.operands[attributes.constants + k], TensorValue(position, k)
+        lowering.carried_around += [(name, value, Whole()) for value in around]
     return [*before.phases(), RepeatDraft(attributes.length, attributes.reverse, drafts)]
 
 

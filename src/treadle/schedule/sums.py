@@ -11,7 +11,7 @@ from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops import reductions
 from treadle.kernel.access import loads_of
 from treadle.kernel.arithmetic import identity
-from treadle.kernel.bindings import Content, Elements, Partial
+from treadle.kernel.bindings import Elements, Partial
 from treadle.kernel.contraction import size
 from treadle.kernel.index import Index, Var, constant, substitute
 from treadle.kernel.nodes import (
@@ -133,9 +133,7 @@ class _Reduction:
 
     def in_two(self, loops: Loops) -> list[Kernel]:
         """Parts in memory, then the parts together."""
-        elements = Elements(tuple(loops.stored), loops.at, loops.source, loops.guards)
-        partial = Partial(elements, tuple(loops.inner), self.op)
-        buffer = self._buffer(self.position, "parts", loops, partial)
+        buffer = self._buffer(self.position, "parts", loops, self.op)
         reader, body = self._accumulated(loops)
         store = Store(buffer.name, loops.at, Local("acc", self.wide))
         nested = parallel(loops.stored, [*body, store])
@@ -163,16 +161,21 @@ class _Reduction:
         nested = parallel(loops.others, [*body, store])
         return lowering.kernel(self.position, reader, [value], nested)
 
-    def _buffer(
-        self, position: int, name: str, loops: Loops, content: Content | None = None
-    ) -> Buffer:
+    def _buffer(self, position: int, name: str, loops: Loops, op: str) -> Buffer:
         """Where a number of each part is."""
+        elements = Elements(tuple(loops.stored), loops.at, loops.source, loops.guards)
+        content = Partial(elements, tuple(loops.inner), op)
         return Site(self.lowering, position).memory(name, self.wide, size(loops.stored), content)
+
+    def _moments(self, position: int, loops: Loops) -> tuple[Buffer, Buffer]:
+        """Where sums of parts are, and their spreads around their own means."""
+        sums = self._buffer(position, "parts", loops, "add")
+        return sums, self._buffer(position, "spreads", loops, "spread")
 
     def _sums_and_spreads(self, loops: Loops) -> list[Kernel]:
         """Sums of parts and their spreads in memory, then the sums together."""
         lowering, wide = self.lowering, self.wide
-        sums, spread = (self._buffer(self.position, n, loops) for n in ("parts", "spreads"))
+        sums, spread = self._moments(self.position, loops)
         reader, x = lowering.reader(), self.node.operands[0]
         zeros: dict[Var, Index] = {v: constant(0) for v in loops.inner}
         first = reader.at(x, tuple(substitute(i, zeros) for i in loops.source))
@@ -205,7 +208,7 @@ class _Reduction:
     def _spread(self, loops: Loops, total: TensorValue, mean: TensorValue) -> Kernel:
         """Spreads of parts, and those of their means around the mean of all."""
         lowering, wide = self.lowering, self.wide
-        sums, spread = (self._buffer(total.node, n, loops) for n in ("parts", "spreads"))
+        sums, spread = self._moments(total.node, loops)
         reader = lowering.reader()
         centre = reader.at(mean, loops.result)
         reader.used |= {b.name: b for b in (sums, spread)}

@@ -6,14 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from treadle.base.dtypes import DType
+from treadle.base.dtypes import FLOAT8, DType
 from treadle.base.errors import ArgumentError
 from treadle.base.numbers import FACTOR, check_number, check_seed
 from treadle.base.trees import Tree
 from treadle.compile_report import as_options
+from treadle.distributed.config import DataParallel
+from treadle.distributed.launched import open_communicator
 from treadle.frontend.tracing import function_name
 from treadle.nn.module import Module
-from treadle.nn.tracing import as_module
+from treadle.nn.tracing import as_module, count_parameters
 from treadle.optim.optimizer import Optimizer
 from treadle.pipeline import (
     Backward,
@@ -22,10 +24,10 @@ from treadle.pipeline import (
     StepRecipe,
     choose_device,
     choose_precision,
-    count_parameters,
     open_session,
 )
 from treadle.step.batches import check_arguments, chosen_stream, declare_model
+from treadle.step.parallel.programs import Parallel
 from treadle.step.train_step import TrainStep
 
 MAX_MICRO_STEPS = 2**16
@@ -45,6 +47,7 @@ def compile_step(
     seed: int = 0,
     share: Any = None,
     stream: int | None = None,
+    parallel: DataParallel | None = None,
     options: CompileOptions | None = None,
 ) -> TrainStep:
     """Compile `loss(model, batch)`, its gradient and the update into one training step.
@@ -52,7 +55,7 @@ def compile_step(
     `batch` is a tree of specs or of example arrays. `accumulate` micro-batches make one update, by
     the mean of their gradients (weighted by `td.Mean`) or, with `accumulation="sum"`, their sum.
     `share` is a step or forward whose parameters it acts on; what they draw is different, unless
-    both are told one `stream`.
+    both are told one `stream`. `parallel` cuts the batch into shards for several processes.
     """
     return _compile(
         _Asked(
@@ -68,6 +71,7 @@ def compile_step(
             seed=seed,
             share=share,
             stream=stream,
+            parallel=parallel,
             options=options,
         )
     )
@@ -129,6 +133,7 @@ class _Asked:
     seed: int
     share: Any
     stream: int | None = None
+    parallel: DataParallel | None = None
     options: CompileOptions | None
 
 
@@ -153,9 +158,26 @@ def _checked(asked: _Asked) -> _Asked:
             f"the optimizer is {function_name(optimizer) if is_function else repr(optimizer)}",
             "Call it: optim.adamw(1e-3)." if is_function else "Use one of td.optim.",
         )
+    if asked.parallel is not None:
+        _check_parallel(asked, asked.parallel)
     what = "the loss" if asked.backward is None else "the forward"
     check_arguments("compile_step", what, asked.loss)
     return replace(asked, clip_norm=bound, seed=check_seed("compile_step", asked.seed))
+
+
+def _check_parallel(asked: _Asked, parallel: object) -> None:
+    if not isinstance(parallel, DataParallel):
+        cause = f"parallel = {parallel!r}"
+        raise ArgumentError("compile_step", cause, "Pass td.DataParallel(shards=8).")
+    if choose_precision(asked.precision) in FLOAT8:
+        cause = "float8 with parallel: its scales follow one batch after the other"
+        raise ArgumentError("compile_step", cause, "Use bfloat16.")
+    if asked.accumulation == "sum":
+        raise ArgumentError(
+            "compile_step",
+            'accumulation="sum" with parallel: shards of a batch are averaged',
+            'Use accumulation="mean", and a learning rate that is as many times larger.',
+        )
 
 
 def _compile(given: _Asked) -> TrainStep:
@@ -176,7 +198,11 @@ def _compile(given: _Asked) -> TrainStep:
                 "Check requires_grad and the selectors of optim.only and optim.groups.",
             )
         with recipe.naming():
-            return TrainStep(recipe, asked.batch, session, report, asked.seed, stream)
+            if asked.parallel is None:
+                return TrainStep(recipe, asked.batch, session, report, asked.seed, stream)
+            communicator = open_communicator(asked.parallel.transport, asked.parallel.timeout)
+            parallel = Parallel.of(asked.parallel, communicator)
+            return TrainStep(recipe, asked.batch, session, report, asked.seed, stream, parallel)
 
 
 def _recipe(asked: _Asked, module: Module, prefix: str, precision: DType) -> StepRecipe:
@@ -191,4 +217,5 @@ def _recipe(asked: _Asked, module: Module, prefix: str, precision: DType) -> Ste
         as_options(asked.options),
         asked.backward,
         asked.accumulation == "sum",
+        asked.parallel.shards if asked.parallel is not None else 0,
     )

@@ -85,6 +85,12 @@ def ensemble(
             "the step was compiled with detect_anomaly, which looks at one model",
             "Compile it without, and look at a member: ensemble.member(0).find_anomaly(batch).",
         )
+    if step.recipe.is_parallel:
+        raise ArgumentError(
+            "ensemble",
+            "the step was compiled with parallel=, which shares out one model",
+            "Compile it without.",
+        )
     state = step.state_dict()
     at = Counters.read(state, step.recipe.accumulate)
     given = [at.seed + i for i in range(size)] if seeds is None else list(seeds)

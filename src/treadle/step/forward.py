@@ -4,31 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from treadle.base import dtypes
 from treadle.base.errors import ArgumentError
-from treadle.base.numbers import check_seed
+from treadle.base.numbers import check_seed, check_whole
 from treadle.base.trees import Tree
+from treadle.batching.vmap import vmap
 from treadle.compile_report import Profile, as_options
 from treadle.domains.philox import make_key
 from treadle.frontend.scopes import RANDOM_STATE
 from treadle.frontend.tracing import function_name
 from treadle.ir.graph import Graph
 from treadle.nn.module import Module
-from treadle.nn.tracing import Inputs, TracedModel, as_module
+from treadle.nn.tracing import Inputs, TracedModel, as_module, count_parameters
 from treadle.pipeline import (
     CompileOptions,
     CompileReport,
     build_forward,
     choose_device,
     choose_precision,
-    count_parameters,
     load,
     open_session,
-    profile,
 )
 from treadle.runtime.executable import Executable
 from treadle.runtime.session import Session
@@ -43,6 +42,11 @@ from treadle.step.batches import (
 from treadle.step.index_checks import checks_of
 from treadle.step.index_guard import guarded, run_guarded
 from treadle.step.loading import Loaded, Rename, Terms, load_model, load_values, save_model
+from treadle.step.looking import certificate_of, profile
+
+if TYPE_CHECKING:
+    from treadle.verify.certificate.certificate import Certificate
+    from treadle.web.export import Shown
 
 
 class Built:
@@ -123,6 +127,37 @@ class Forward:
         results = [outputs[f"result:{i}"] for i in range(traced.structure.leaves)]
         return traced.structure.rebuild(results if is_there else list(map(np.asarray, results)))
 
+    def check(self, batch: Tree) -> None:
+        """Raise what a call would raise of a batch, by names, types or indices. Nothing runs."""
+        self._programs.get(function_name(self.function), batch)
+
+    def batched(self, size: int) -> Forward:
+        """A forward for `size` batches at once, stacked along a new first axis, on the same values.
+
+        It is this one under `td.vmap`: no result depends on another's batch.
+        """
+        size = check_whole("batched", "size", size)
+        function = self.function
+
+        def several(model: Any, batches: Tree) -> Tree:
+            return vmap(lambda batch: function(model, batch))(batches)
+
+        several.__name__ = function_name(function)
+        types = [type_.with_shape((size, *type_.shape)) for _, type_ in self.inputs.types]
+        report = CompileReport(self.report.device, self.precision.name, self.report.parameters)
+        return Forward(
+            self.model,
+            several,
+            self.inputs.structure.rebuild(types),
+            self.session,
+            report,
+            precision=self.precision,
+            options=self.options,
+            training=self.training,
+            seed=self._seed,
+            eval_params=self._eval_params,
+        )
+
     def launch(self, batch: Tree) -> Callable[[], Tree]:
         """Begin; what gives the result waits for it. A device computes meanwhile."""
         outputs, traced = self._outputs(batch, False)
@@ -154,6 +189,11 @@ class Forward:
             arrays[RANDOM_STATE] = make_key(self._seed, 0, stream=self._stream)
             values = {**self.session.values, **arrays}
             return profile(built.program, values, self.report, self.options)
+
+    @property
+    def certificate(self) -> Certificate:
+        """What was compiled and what is claimed of it. See `TrainStep.certificate`."""
+        return certificate_of(self.report, self.options)
 
     def key(self) -> np.ndarray:
         """The random state of the next call."""
@@ -200,6 +240,12 @@ class Forward:
         """
         terms = Terms(strict, rename, skip_mismatched)
         return load_values(self.session, self.model, (), load_model(path), "load", terms).loaded
+
+    def export_web(self, folder: str | Path, page: str = "run", **shown: Unpack[Shown]) -> Path:
+        """Write a static page that runs this forward, and others of `forwards`, in a browser."""
+        from treadle.web.export import export_forward
+
+        return export_forward(self, folder, page, shown)
 
 
 def compile_forward(

@@ -29,7 +29,7 @@ class NativeRuns:
     """Steps on several batches, of a step whose counts and random keys are asked for."""
 
     session: Session
-    programs: ByShape[Variants]
+    programs: ByShape[Any]
     unlooked: Unlooked
     key: Callable[[int], np.ndarray]  # of the step that comes so many steps later
     advance: Callable[[int], None]  # so many steps were made

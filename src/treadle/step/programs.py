@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
+
 from treadle.frontend.scopes import RANDOM_STATE
 from treadle.ir.graph import Graph, OutputKind
-from treadle.optim.append import Mode
+from treadle.ir.marks import marked
+from treadle.ir.types import TensorType
+from treadle.optim.append import Mode, state_types
 from treadle.pipeline import CompileOptions, CompileReport, load
 from treadle.runtime.executable import Executable
 from treadle.runtime.session import select
@@ -46,6 +50,10 @@ class Variants:
         self._on_device = on_device
         self.is_random = any(RANDOM_STATE in g.leaves for g in graphs.values())
 
+    def states(self) -> dict[str, TensorType]:
+        """The state that the programs read."""
+        return state_types(list(self.graphs.values()))
+
     def step(self, mode: Mode, watched: Watched) -> Executable:
         known = self._built.get((mode, watched))
         if known is not None:
@@ -61,6 +69,14 @@ class Variants:
             names += [o.name for o in graph.outputs if o.name.startswith("grad_norm:")]
         return self._program((mode, watched), graph, kinds, names)
 
+    def main(self, mode: Mode) -> Executable:
+        """The program that most of the time goes to."""
+        return self.step(mode, UNWATCHED)
+
+    def main_inputs(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What that program is given."""
+        return arrays
+
     def gradients(self) -> Executable:
         kinds = {OutputKind.GRADIENT, OutputKind.PRINT}
         key = ("gradients", UNWATCHED)
@@ -75,8 +91,10 @@ class Variants:
     ) -> Executable:
         if key not in self._built:
             name = "gradients" if key[0] == "gradients" else "step"
-            chosen = select(graph, kinds, names)
+            whole = marked(graph)
+            chosen = select(whole, kinds, names)
             chosen = guarded(chosen, self.indices) if self._on_device else chosen
+            self._report.evidence.add_part(name, whole, chosen)
             self._built[key] = load(chosen, self._report, self._options, name)
             self._report.compiles += 1
         return self._built[key]
@@ -98,8 +116,10 @@ class Evaluation:
             kinds = {OutputKind.METRIC, OutputKind.WEIGHT, OutputKind.PRINT}
             if captures:
                 kinds.add(OutputKind.CAPTURE)
-            chosen = select(self._graph, kinds, ["loss", "weight"])
+            whole = marked(self._graph)
+            chosen = select(whole, kinds, ["loss", "weight"])
             chosen = guarded(chosen, self.indices) if self._on_device else chosen
+            self._report.evidence.add_part("evaluate", whole, chosen)
             self._built[captures] = load(chosen, self._report, self._options, "evaluate")
             self._report.compiles += 1
         return self._built[captures]

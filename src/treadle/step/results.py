@@ -137,6 +137,14 @@ class RunResult:
         return f"RunResult({', '.join(f'{n}={getattr(self, n)!r}' for n in names)})"
 
 
+@dataclass(slots=True)
+class Done:
+    """Updates, and micro-steps since the last one."""
+
+    steps: int = 0
+    micro: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class EvalResult:
     """Loss and metrics in evaluation mode, and the weight they stand for."""

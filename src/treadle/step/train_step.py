@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -22,17 +22,14 @@ from treadle.domains.float64 import carrier
 from treadle.domains.philox import make_key
 from treadle.frontend.scopes import RANDOM_STATE
 from treadle.ir.graph import Graph, OutputKind
+from treadle.ir.types import TensorType
 from treadle.nn.tracing import Inputs, as_argument
-from treadle.optim.append import Mode, state_types, trace_eval_params, trace_init
+from treadle.optim.append import Mode, trace_eval_params, trace_init
 from treadle.pipeline import (
     CompileOptions,
     CompileReport,
     StepRecipe,
     build_evaluation,
-    build_step,
-    kernels_of,
-    memory_of,
-    profile,
 )
 from treadle.runtime.oracle import OracleProgram
 from treadle.runtime.session import Session
@@ -51,23 +48,19 @@ from treadle.step.loading import (
     load_step,
     load_values,
     own_names,
-    save_step,
 )
+from treadle.step.looking import certificate_of, kernels_of, memory_of, profile
 from treadle.step.native_runs import NativeRuns
-from treadle.step.programs import UNWATCHED, Evaluation, Variants, Watched
-from treadle.step.results import EvalResult, RunResult, StepResult, arrays_of, named
-from treadle.step.watching import anomaly_of, run_watched
+from treadle.step.parallel.programs import Parallel
+from treadle.step.parallel.ranks import StepPrograms, ranks_of
+from treadle.step.programs import UNWATCHED, Evaluation, Watched
+from treadle.step.results import Done, EvalResult, RunResult, StepResult, arrays_of, named
+from treadle.step.watching import anomaly_of
 
 if TYPE_CHECKING:
     from treadle.backends.views import KernelView, MemoryView
-
-
-@dataclass(slots=True)
-class _Done:
-    """Updates, and micro-steps since the last one."""
-
-    steps: int = 0
-    micro: int = 0
+    from treadle.verify.certificate.certificate import Certificate
+    from treadle.web.export import Shown
 
 
 class TrainStep:
@@ -81,18 +74,20 @@ class TrainStep:
         report: CompileReport,
         seed: int,
         stream: int = 0,
+        parallel: Parallel | None = None,
     ):
         self.recipe, self.session, self.report = recipe, session, report
-        self._seed, self._stream, self._done = seed, stream, _Done()
+        self._seed, self._stream, self._done = seed, stream, Done()
         self._unlooked, self._watched = Unlooked(), UNWATCHED
         self._plan = recipe.plan()
         self._plan.check_numbers()
         self._own: list[str] = []
+        self._ranks = ranks_of(recipe, self._plan, session, parallel, seed)
         init, _ = trace_init(self._plan)
         self._init = OracleProgram(init)
         self._finite = FiniteValues(recipe.model, self._plan, self._init)
         self._eval_params = trace_eval_params(self._plan)
-        self._inputs = inputs = Inputs.of(batch)
+        self._inputs = inputs = self._ranks.given(Inputs.of(batch))
         self._on_device = not session.memory.is_host
         self._programs = ByShape(self._build, recipe.options, inputs, session.memory)
         most = max(2, recipe.options.max_shapes)
@@ -105,12 +100,12 @@ class TrainStep:
             key=lambda later: self._key(self._done.steps + later, 0),
             advance=self._add_steps,
         )
-        graphs = self._programs.built(inputs).graphs
-        types = dict(zip((o.name for o in init.outputs), init.output_types, strict=True))
+        self._graph = self._programs.built(inputs).graphs[Mode.UPDATE]
+        made = zip((o.name for o in init.outputs), init.output_types, strict=True)
+        types = self._ranks.own_types(dict(made))
         types |= {n: t for n, (t, _) in self._plan.scalars().items()}
         session.declare(types)
         self._own += [n for n in types if n not in self._own]
-        self._graph = graphs[Mode.UPDATE]
         self.hyperparameters = Hyperparameters(session, self._plan, recipe.naming)
         self._start()
         # Compiled now rather than at the first step: errors and seconds belong here.
@@ -119,15 +114,13 @@ class TrainStep:
         give_back_memory()
         self._is_ready = True
 
-    def _build(self, inputs: Inputs) -> Variants:
-        with self.recipe.naming():
-            graphs = build_step(self.recipe, self._plan, inputs, self.report)
-        self._declare(graphs)
-        return Variants(graphs, self.report, self.recipe.options, self._on_device)
+    def _build(self, inputs: Inputs) -> StepPrograms:
+        built = self._ranks.build(inputs, self.report)
+        self._declare(built.states())
+        return built
 
-    def _declare(self, graphs: Mapping[Mode, Graph]) -> None:
+    def _declare(self, found: Mapping[str, TensorType]) -> None:
         """Room for state that a new shape brings with it: accumulators of its metrics."""
-        found = state_types(list(graphs.values()))
         own = {n: t for n, t in found.items() if n.startswith(self.recipe.prefix)}
         new = self.session.declare(own)
         self._own += [n for n in new if n not in self._own]
@@ -147,11 +140,13 @@ class TrainStep:
         # The oracle holds floats as float64, so hyperparameters are not rounded.
         scalars = {n: np.array(v, carrier(t.dtype)) for n, (t, v) in self._plan.scalars().items()}
         self.session.write(zeros | scalars)
-        first = self._init.run(self.session.values)
-        self.session.write(
-            {o.name: value for o, value in zip(self._init.graph.outputs, first, strict=True)}
-        )
+        self._begin_optimizer()
         self._done.steps, self._done.micro = 0, 0
+
+    def _begin_optimizer(self) -> None:
+        """The optimizer's state as it is at the parameters there are."""
+        first = zip(self._init.graph.outputs, self._init.run(self.session.values), strict=True)
+        self.session.write(self._ranks.own({o.name: value for o, value in first}))
 
     def __call__(
         self,
@@ -185,18 +180,14 @@ class TrainStep:
         with self.session.lock:
             if self._on_device:
                 self._unlooked.look()
-            variants, arrays = self._programs.get(operation, batch)
+            variants, arrays = self._fitting(operation, batch)
             mode = self._mode()
             is_guarded = self._on_device and variants.indices.are_there(arrays)
             program = variants.step(mode, watched)
             inputs = self._with_key(arrays) if variants.is_random else arrays
             before = self.session.progress(program)
             try:
-                if self.recipe.options.detect_anomaly:
-                    graph, skips = variants.graphs[mode], self._plan.scales_loss
-                    outputs = run_watched(self.session, program, graph, inputs, skips)
-                else:
-                    outputs = self.session.run(program, inputs)
+                outputs = self._ranks.run(program, variants.graphs[mode], inputs)
             except KeyboardInterrupt:
                 # It arrives when native code returns: the values are then those of a whole step.
                 if self.session.progress(program) != before:
@@ -209,7 +200,11 @@ class TrainStep:
                 return self._unlooked.add(operation, variants, arrays, outputs, undo), mode
             return outputs, mode
 
-    def _undo(self, before: _Done, after: _Done) -> None:
+    def _fitting(self, operation: str, batch: Tree) -> tuple[StepPrograms, Arrays]:
+        """Programs and arrays of a batch, which is right on every rank."""
+        return self._ranks.agreed(operation, lambda: self._programs.get(operation, batch))
+
+    def _undo(self, before: Done, after: Done) -> None:
         """Counts without a step that was refused, unless others were made since."""
         self._done = before if self._done == after else self._done
 
@@ -240,20 +235,18 @@ class TrainStep:
         A list or tuple of batches stays in native code for many steps at a time. What another
         iterable yields is used before the next is asked for, as it may be the same memory.
         """
-        options = self.recipe.options
-        stays_native = self.recipe.accumulate == 1 and not options.detect_anomaly
+        stays_native = self.recipe.accumulate == 1 and self._ranks.repeats
         once = functools.partial(self._once, "run", watched=UNWATCHED)
         return RunResult(self._native_runs.outputs(batches, once, stays_native))
 
     def gradients(self, batch: Tree) -> Arrays:
         """Gradients of the loss on a batch, by parameter; nothing changes."""
-        variants, arrays = self._programs.get("gradients", batch)
+        variants, arrays = self._fitting("gradients", batch)
         given = self._with_key(arrays)
         outputs = run_guarded(self.session, "gradients", variants, variants.gradients(), given)
         # Where gradients are summed, the step's are those of the loss times the number of calls.
         calls = self.recipe.accumulate if self.recipe.sums else 1
-        gradients = arrays_of(outputs, OutputKind.GRADIENT)
-        wide = {n: np.asarray(g) for n, g in gradients.items()}
+        wide = {n: np.asarray(g) for n, g in arrays_of(outputs, OutputKind.GRADIENT).items()}
         return {n: np.asarray(g / calls, g.dtype) for n, g in wide.items()}
 
     def find_anomaly(self, batch: Tree) -> Anomaly | None:
@@ -261,21 +254,24 @@ class TrainStep:
         with self.session.lock:
             variants, arrays = self._programs.get("find_anomaly", batch)
             graph = variants.graphs[self._mode()]
-            return anomaly_of(self.session, graph, self._with_key(arrays))
+            given = variants.main_inputs(self._with_key(arrays))
+            return anomaly_of(self.session, graph, given)
 
     def evaluate(self, batch: Tree, captures: bool = False) -> EvalResult:
         """Loss and metrics in evaluation mode; other batch sizes are compiled as they come."""
         check_flags("evaluate", self._inputs, captures=captures)
-        evaluation, arrays = self._evaluations.get("evaluate", batch)
+        get = functools.partial(self._evaluations.get, "evaluate", batch)
+        evaluation, arrays = self._ranks.agreed("evaluate", get)
         program, given = evaluation.program(captures), self._with_key(arrays)
         outputs = run_guarded(self.session, "evaluate", evaluation, program, given)
-        return EvalResult(
+        result = EvalResult(
             float(outputs["result:loss"]),
             float(outputs["result:weight"]),
             named(outputs, "metric:"),
             named(outputs, "weight:"),
             arrays_of(outputs, OutputKind.CAPTURE),
         )
+        return self._ranks.evaluated(result)
 
     def attach(
         self,
@@ -340,7 +336,7 @@ class TrainStep:
         found = load_values(self.session, self.recipe.model, (), values, "load_params", terms)
         self._finite.note_loaded(found.arrays)
         if self.count == 0:
-            self.session.run(self._init, {})
+            self._begin_optimizer()
         return found.loaded
 
     def _names(self) -> dict[str, str]:
@@ -352,7 +348,7 @@ class TrainStep:
     def state_dict(self) -> Arrays:
         """Everything that the next step depends on: copies, by name."""
         names = self._names()
-        values = self.session.read(names.values())
+        values = self._ranks.whole(self.session.read(names.values()))
         found = {name: values[own] for name, own in names.items()}
         counters = Counters(self._seed % 2**64, self._done.steps, self._done.micro, self._stream)
         return found | {COUNTERS: counters.array()}
@@ -373,7 +369,7 @@ class TrainStep:
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Continue exactly where `state_dict` was taken. All or nothing."""
         counters = Counters.read(state, self.recipe.accumulate)
-        given = own_names(state, self.recipe.prefix)
+        given = self._ranks.own(own_names(state, self.recipe.prefix))
         model = self.recipe.model
         found = load_values(self.session, model, self._own, given, "load_state_dict")
         self._finite.note_loaded({n: found.arrays[n] for n in model.declarations()})
@@ -382,12 +378,18 @@ class TrainStep:
 
     def save(self, path: str | Path) -> None:
         """Write `state_dict` to a safetensors file with a checksum, aside and renamed."""
-        save_step(path, self.state_dict())
+        self._ranks.save(path, self.state_dict())
         self.session.note_checkpoint(f"{path}, written after {self._done.steps} updates")
 
     def load(self, path: str | Path) -> None:
         """Continue from a file that `save` wrote."""
         self.load_state_dict(load_step(path))
+
+    def export_web(self, folder: str | Path, page: str = "train", **shown: Unpack[Shown]) -> Path:
+        """Write a static page that trains this step in a browser, from where it is now."""
+        from treadle.web.export import export_step
+
+        return export_step(self, folder, page, shown)
 
     def reset(self, seed: int | None = None) -> None:
         """Start again without compiling: first values, fresh optimizer, counters at zero."""
@@ -397,11 +399,8 @@ class TrainStep:
         self._start()
 
     def __repr__(self) -> str:
-        model = type(self.recipe.model).__name__
-        parameters = f"{self.report.parameters:,} parameters"
-        return (
-            f"TrainStep({model}, {parameters}, {self.count} updates, device={self.report.device!r})"
-        )
+        model, size = type(self.recipe.model).__name__, f"{self.report.parameters:,} parameters"
+        return f"TrainStep({model}, {size}, {self.count} updates, device={self.report.device!r})"
 
     def __setattr__(self, name: str, value: object) -> None:
         """A misspelt property is an error rather than a new attribute."""
@@ -455,9 +454,8 @@ class TrainStep:
     def clip_norm(self, bound: float) -> None:
         number = check_number("step", "clip_norm", bound, FACTOR)
         if self.recipe.clip_norm is None:
-            raise ArgumentError(
-                "clip_norm", "the step was compiled without one", "Compile with clip_norm=."
-            )
+            cause = "the step was compiled without one"
+            raise ArgumentError("clip_norm", cause, "Compile with clip_norm=.")
         self.session.write({self._plan.name("clip_norm"): np.float64(number)})
 
     @property
@@ -476,25 +474,27 @@ class TrainStep:
         return self._graph
 
     def profile(self, batch: Tree) -> Profile:
-        """What each kernel of a step takes on a batch; nothing changes.
-
-        On the CPU one thread's processor time, on a GPU the time between events around launches
-        (beside the rate of a copy on it), on the oracle the time of each op.
-        """
+        """What each kernel takes on a batch; nothing changes. On the CPU one thread's processor
+        time, on a GPU the time between events around launches, on the oracle that of each op."""
         with self.session.lock:
             variants, arrays = self._programs.get("profile", batch)
-            program = variants.step(self._mode(), UNWATCHED)
-            values = {**self.session.values, **self._with_key(arrays)}
+            inputs = variants.main_inputs(self._with_key(arrays))
+            program, values = variants.main(self._mode()), {**self.session.values, **inputs}
             return profile(program, values, self.report, self.recipe.options)
 
     @property
     def kernels(self) -> tuple[KernelView, ...]:
         """The step's distinct kernels: name, text, llvm, assembly, lines. The oracle has none."""
-        program = self._programs.built(self._inputs).step(self._mode(), UNWATCHED)
+        program = self._programs.built(self._inputs).main(self._mode())
         return kernels_of(program, self.report, self.recipe.options)
 
     @property
     def memory(self) -> MemoryView | None:
         """Which buffers live at the peak of a step, and who made them. The oracle has none."""
-        program = self._programs.built(self._inputs).step(self._mode(), UNWATCHED)
+        program = self._programs.built(self._inputs).main(self._mode())
         return memory_of(program, self.report, self.recipe.options)
+
+    @property
+    def certificate(self) -> Certificate:
+        """What was compiled and what is claimed of it, for `treadle check` and for people."""
+        return certificate_of(self.report, self.recipe.options, self._ranks.is_parallel)

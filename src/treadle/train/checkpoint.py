@@ -12,15 +12,17 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from treadle.base.errors import ArgumentError, CheckpointError, CheckpointWarning, LoadError
+from treadle.distributed.environment import launched_rank
 from treadle.runtime.files import as_path
 from treadle.step.loading import model_values
 from treadle.step.train_step import TrainStep
 from treadle.train.folder import (
+    Digest,
     FolderLock,
     delete_entry,
     delete_leftovers,
@@ -54,6 +56,8 @@ from treadle.train.restoring import (
     stopped,
     targets_by_name,
 )
+from treadle.train.together import Contents, contents_of, write_together
+from treadle.train.world import World
 
 _ENTRY = re.compile(r"(\d{6,})-step-\d+")
 LOOKS = 3  # at a folder whose writer deletes what is being read
@@ -113,6 +117,15 @@ class Checkpoint:
         return Checkpoint(path, number, manifest.records, manifest.metrics, manifest.extra)
 
 
+class Read(NamedTuple):
+    """What a checkpoint holds, and which damaged ones were passed over."""
+
+    path: Path
+    manifest: Manifest
+    states: dict[str, State]
+    passed: dict[str, str]
+
+
 class CheckpointManager:
     """Writes checkpoints of a step to a folder, keeps the last and the best, finds one to go on.
 
@@ -147,7 +160,10 @@ class CheckpointManager:
         self._metric, self._mode, self.compress = metric, mode, compress
         self._default = "loss"
         self._damaged: set[str] = set()  # found to be so while restoring
-        self._lock: FolderLock | None = None if read_only else self._locked()
+        self._reads_only = read_only
+        # Of ranks that train together the first writes; one that trains alone locks when it does.
+        waits = read_only or launched_rank() > 0
+        self._lock: FolderLock | None = None if waits else self._locked()
 
     def _locked(self) -> FolderLock:
         try:
@@ -193,7 +209,7 @@ class CheckpointManager:
 
     def close(self) -> None:
         """Let others write to the folder."""
-        self._lock = None
+        self._lock, self._reads_only = None, True
 
     def __enter__(self) -> CheckpointManager:
         return self
@@ -221,6 +237,9 @@ class CheckpointManager:
             cause = f"metrics has {', '.join(values)}, but the best is by {wanted!r}"
             raise ArgumentError("save", cause, "Pass it, or make the manager with another metric.")
         own = as_json(extra)
+        world = World.of(steps.values())
+        if not world.is_alone:
+            return self._save_together(world, steps, values, own, arrays or {})
         with self._turn():
             try:
                 checkpoint = self._write(steps, values, own, arrays or {})
@@ -233,9 +252,54 @@ class CheckpointManager:
             self._prune()
         return checkpoint
 
+    def _save_together(
+        self,
+        world: World,
+        steps: Mapping[str, TrainStep],
+        metrics: dict[str, float | None],
+        extra: object,
+        arrays: Mapping[str, np.ndarray],
+    ) -> Checkpoint:
+        """Every rank its chunk, the first one the rest; all or nothing, on every rank."""
+        with contextlib.ExitStack() as stack:
+            world.agreed(
+                "save", lambda: stack.enter_context(self._turn()) if world.writes else None
+            )
+            contents = contents_of(world, steps, arrays)
+            self._refuse_wrong(world, steps, contents)
+            name = world.first(self._next_name(contents.records))
+
+            def manifest_of(files: dict[str, Digest]) -> Manifest:
+                now, ranking = versions(), self._ranking()
+                found = contents.records, files, metrics, extra, now, ranking, contents.chunks
+                return Manifest(*found)
+
+            write_together(world, self.folder, name, contents, self.compress, manifest_of)
+            world.agreed("save", lambda: self._prune() if world.writes else None)
+        path = self.folder / name
+        return world.agreed("save", lambda: Checkpoint.of(path, read_manifest(path)))
+
+    def _refuse_wrong(
+        self, world: World, steps: Mapping[str, TrainStep], contents: Contents
+    ) -> None:
+        """What is not finite on any rank is refused on all of them."""
+        for rank, told in enumerate(world.told(contents.wrong)):
+            for name, wrong in told:
+                if wrong:
+                    last, where = self.latest(), f" on rank {rank}"
+                    raise not_finite_error(
+                        "save", tuple(wrong), steps[name].count, last, None, where
+                    )
+
+    def _next_name(self, records: Mapping[str, StepRecord]) -> str:
+        number = max(self._numbers(), default=0) + 1
+        return f"{number:06d}-step-{next(iter(records.values())).count}"
+
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
         """While this process, and this thread of it, may write."""
+        if self._lock is None and not self._reads_only:
+            self._lock = self._locked()
         if self._lock is None:
             raise CheckpointError("save", "the manager is closed or was made with read_only=True")
         if not self._lock.is_ours:
@@ -258,8 +322,7 @@ class CheckpointManager:
         self._check_finite(steps, states)
         if arrays:
             states[ARRAYS] = dict(arrays)
-        number = max(self._numbers(), default=0) + 1
-        name = f"{number:06d}-step-{next(iter(records.values())).count}"
+        name = self._next_name(records)
         with new_entry(self.folder, name) as aside:
             files = {}
             for own, state in states.items():
@@ -338,8 +401,28 @@ class CheckpointManager:
         the step is as it was.
         """
         steps = targets_by_name(step)
+        world = World.of(steps.values())
+        found = self._found(steps, which) if world.is_alone else self._same(world, steps, which)
+        if found is None:
+            return None
+        load_states(found.path, found.manifest, found.states, steps)
+        if world.writes:
+            _warn_passed(found.passed, found.path)
+        return Checkpoint.of(found.path, found.manifest)
+
+    def _same(self, world: World, steps: Mapping[str, Restored], which: str | Path) -> Read | None:
+        """What the first rank chooses, read by every rank."""
+        found = world.agreed("restore", lambda: self._found(steps, which) if world.writes else None)
+        chosen = world.first(None if found is None else str(found.path))
+        if chosen is None:
+            return None
+        path = Path(chosen)
+        return world.agreed("restore", lambda: found or Read(path, *read_states(path, steps), {}))
+
+    def _found(self, steps: Mapping[str, Restored], which: str | Path) -> Read | None:
+        """The checkpoint to go on from, every byte of it checked."""
         if which not in ("auto", "latest", "best"):
-            return self._restore_named(steps, as_path("restore", which))
+            return self._named(steps, as_path("restore", which))
         candidates: tuple[Path, ...] = ()
         for _ in range(LOOKS):
             candidates, passed = self._candidates(str(which))
@@ -351,9 +434,7 @@ class CheckpointManager:
                         passed[path.name] = str(error)
                         self._damaged.add(path.name)
                     continue
-                load_states(path, manifest, states, steps)
-                _warn_passed(passed, path)
-                return Checkpoint.of(path, manifest)
+                return Read(path, manifest, states, passed)
             if passed:
                 cause = "; ".join(f"{name}: {error}" for name, error in passed.items())
                 raise CheckpointError(
@@ -377,7 +458,7 @@ class CheckpointManager:
                 passed[path.name] = str(error)
         return tuple(c.path for c in self._ranked(tuple(found))), passed
 
-    def _restore_named(self, steps: Mapping[str, Restored], given: Path) -> Checkpoint:
+    def _named(self, steps: Mapping[str, Restored], given: Path) -> Read:
         path = given if given.exists() else self.folder / given
         if not path.exists():
             raise CheckpointError(
@@ -390,8 +471,7 @@ class CheckpointManager:
         except DamagedError as error:
             cause = f"{path} is damaged: {error}"
             raise CheckpointError("restore", cause, '"latest" finds one that is not.') from error
-        load_states(path, manifest, states, steps)
-        return Checkpoint.of(path, manifest)
+        return Read(path, manifest, states, {})
 
 
 def _has(files: Mapping[str, object], name: str) -> bool:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from treadle.base.errors import ArgumentError, CheckpointWarning, NotFiniteError
 from treadle.base.trees import Tree
 from treadle.data.loaders import Loader, State
@@ -21,6 +23,7 @@ from treadle.train.progress import Display, rate_of
 from treadle.train.resume import RunFolder
 from treadle.train.run import NOTHING, Run
 from treadle.train.trained import Out, losses_of, results_of, step_values
+from treadle.train.world import World
 
 END = object()
 VALIDATION = "val/"
@@ -53,7 +56,9 @@ class Loop:
         folder: RunFolder | None,
         group: Group | None,
         interrupts: Interrupts,
+        world: World,
     ):
+        self.world = world
         self.run, self.plan, self.folder = run, plan, folder
         self._callbacks, self._loggers, self._display = callbacks, loggers, display
         self._group, self.interrupts = group, interrupts
@@ -69,6 +74,7 @@ class Loop:
 
     def train(self) -> None:
         """Passes over the data until what was asked for is done."""
+        self._agree()
         self._catch_up()
         while not self._is_over() and not self._has_all_epochs():
             self._pass()
@@ -98,19 +104,36 @@ class Loop:
             self._callbacks.call("on_epoch_start", run)
         batches = iter(self.plan.loader)
         batch: Tree = next(batches, END)
+        self.world.check_goes_on(batch is END, f"epoch {run.epoch}")
         while batch is not END:
             self._step(batch)
+            self._agree()
             if self._is_over():
                 return
             # The next batch tells whether this was the last: what is done at the end of an epoch
             # belongs to its last step, and a checkpoint comes after all that belongs to a step.
             self.interrupts.raise_if_asked()
             batch = next(batches, END)
+            self.world.check_goes_on(batch is END, f"epoch {run.epoch}")
             if batch is not END:
                 self._between()
                 if self._is_over():
                     return
         self._end_epoch()
+
+    def _agree(self) -> None:
+        """What a callback or a signal asks of one rank is done by all, after the same step."""
+        run, world = self.run, self.world
+        if world.is_alone:
+            return
+        wishes = run.stop_reason is not None, run.wants_checkpoint, self.interrupts.signal
+        stops, saves, signals = world.gathered(*map(int, wishes)).T
+        run.wants_checkpoint = bool(saves.any())
+        self.interrupts.signal = int(signals.max())
+        if stops.any():
+            reasons = world.told(run.stop_reason)
+            rank = int(np.argmax(stops))
+            run.stop(reasons[rank] if stops.all() else f"{reasons[rank]} (rank {rank})")
 
     def _step(self, batch: Tree) -> None:
         run, calls = self.run, self._callbacks.call
@@ -161,6 +184,8 @@ class Loop:
     def _refuse_values(self) -> None:
         """Parameters or states that are no numbers end training, a last step's too."""
         wrong = self.run.trained.not_finite()
+        if not self.world.is_alone:  # each rank has its part of the optimizer's state
+            wrong = tuple(dict.fromkeys(n for names in self.world.told(wrong) for n in names))
         if wrong:
             found = {} if self.run.out is None else losses_of(self.run.out)
             raise self._not_finite(wrong, next(iter(found.values()), None))
@@ -194,6 +219,8 @@ class Loop:
         if self.plan.validation is None:
             run.log(self._rate())
         self._callbacks.call("on_epoch_end", run)
+        self._agree()
+        self._check_rates()
         run.epoch, run.epoch_batches = run.epoch + 1, 0
         self.position = self.plan.loader.state_dict()
         is_due = self.plan.save_every is None or self._is_due(self.plan.save_every)
@@ -213,19 +240,33 @@ class Loop:
         self._held_out_position = self._next_pass()
         run.log(run.evaluation | self._rate())
         self._callbacks.call("on_eval_end", run)
+        self._agree()
+        self._check_rates()
         if self.folder is not None:
             self.folder.check_metric(run)
         self._display.evaluated(run)
+
+    def _check_rates(self) -> None:
+        """A callback that lowers rates lowers them on every rank."""
+        for name, step in self.run.named_steps.items():
+            remedy = "Callbacks run on every rank: let them go by numbers that all ranks have."
+            self.world.check_same("fit", f"the lr_scale of {name}", step.lr_scale, remedy)
 
     def _next_pass(self) -> State | None:
         """Where the next validation begins; one that is left begins again."""
         return None if self.plan.validation is None else self.plan.validation.state_dict()
 
     def _stoppable(self, batches: Iterable[Tree]) -> Iterator[Tree]:
-        """An evaluation changes nothing, so that it can be left at any batch."""
+        """An evaluation changes nothing, so that it can be left at any batch.
+
+        Ranks finish it: they leave between two steps, all at the same one.
+        """
         for batch in batches:
-            self.interrupts.raise_if_asked()
+            if self.world.is_alone:
+                self.interrupts.raise_if_asked()
+            self.world.check_goes_on(False, "validation")
             yield batch
+        self.world.check_goes_on(True, "validation")
 
     def _rate(self) -> dict[str, float]:
         rate = rate_of(self.run)

@@ -8,7 +8,7 @@ import math
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from treadle.train.folder import Digest, digest_of
 
 MANIFEST = "manifest.json"
 KIND, SCHEMA = "treadle checkpoint", 1
+CHUNKED = 2  # the schema of checkpoints that several ranks wrote
+KNOWN = (SCHEMA, CHUNKED)
 MODES = ("min", "max")  # whether small or large is good
 _CALLED = re.compile(r'(= call\([^"]*)name="(?:[^"\\]|\\.)*"')  # in the text of a graph
 
@@ -58,6 +60,15 @@ class Ranking:
 
 
 @dataclass(frozen=True, slots=True)
+class Chunks:
+    """What the ranks that wrote a step had in rows: how many ranks and rows, and whole shapes."""
+
+    ranks: int
+    shards: int
+    shapes: dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """Everything beside the arrays."""
 
@@ -67,12 +78,13 @@ class Manifest:
     extra: Any
     versions: dict[str, str]
     ranking: Ranking | None  # None: written before it was kept here
+    chunks: dict[str, Chunks] = field(default_factory=dict)  # of steps that ranks had in parts
 
     def encode(self) -> bytes:
         steps = {n: asdict(r) | {"fingerprint": r.fingerprint} for n, r in self.records.items()}
         body = {
             "kind": KIND,
-            "schema": SCHEMA,
+            "schema": CHUNKED if self.chunks else SCHEMA,
             "versions": self.versions,
             "steps": steps,
             "files": {name: asdict(digest) for name, digest in self.files.items()},
@@ -81,6 +93,8 @@ class Manifest:
         }
         if self.ranking is not None:
             body["ranking"] = asdict(self.ranking)
+        if self.chunks:
+            body["chunks"] = {name: asdict(chunks) for name, chunks in self.chunks.items()}
         body["checksum"] = checksum(body)
         return json.dumps(body, indent=1, allow_nan=False).encode()
 
@@ -151,6 +165,7 @@ def read_manifest(path: Path) -> Manifest:
         body["extra"],
         body["versions"],
         _ranking(body.get("ranking")),
+        {n: _chunks(n, c) for n, c in body.get("chunks", {}).items()},
     )
     for name, digest in manifest.files.items():
         if Path(name).name != name:
@@ -172,6 +187,17 @@ def _ranking(given: object) -> Ranking | None:
     return Ranking(str(given.get("metric")), given["mode"])
 
 
+def _chunks(name: str, given: Any) -> Chunks:
+    found: dict[str, Any] = given if isinstance(given, dict) else {}
+    ranks, shards, shapes = (found.get(key) for key in ("ranks", "shards", "shapes"))
+    sizes = [n for shape in shapes.values() for n in shape] if isinstance(shapes, dict) else [-1]
+    is_right = all(isinstance(n, int) and n >= 0 for n in (ranks, shards, *sizes))
+    if not is_right or not 1 <= int(ranks or 0) <= int(shards or 0):
+        raise DamagedError(f"{MANIFEST} has chunks of {name} that make no sense")
+    whole = {str(n): tuple(shape) for n, shape in (shapes or {}).items()}
+    return Chunks(int(ranks or 0), int(shards or 0), whole)
+
+
 def _record(given: Mapping[str, Any]) -> StepRecord:
     return StepRecord(given["count"], given["micro_step"], given["plan"])
 
@@ -189,12 +215,12 @@ def _body(path: Path) -> dict[str, Any]:
         raise DamagedError(f"{MANIFEST} is not a checkpoint's")
     schema = body.get("schema")
     if body.get("checksum") != expected:
-        says = f" (and says schema {schema}, not {SCHEMA})" if schema != SCHEMA else ""
+        says = f" (and says schema {schema}, not {SCHEMA})" if schema not in KNOWN else ""
         raise DamagedError(f"{MANIFEST} does not match its checksum{says}")
-    if schema != SCHEMA:
+    if schema not in KNOWN:
         raise CheckpointError(
             "restore",
-            f"{path} has schema {schema}, this version reads {SCHEMA}",
+            f"{path} has schema {schema}, this version reads {SCHEMA} and {CHUNKED}",
             "Use the version of Treadle that wrote it, or a newer one.",
         )
     return body

@@ -14,6 +14,7 @@ from treadle.base.errors import ArgumentError, CheckpointError, CheckpointWarnin
 from treadle.step.forward import Forward
 from treadle.step.loading import model_values
 from treadle.step.train_step import TrainStep
+from treadle.train.chunks import read_state
 from treadle.train.manifest import (
     DamagedError,
     Manifest,
@@ -23,7 +24,6 @@ from treadle.train.manifest import (
     read_manifest,
     versions,
 )
-from treadle.train.packing import unpack
 
 Steps = TrainStep | Mapping[str, TrainStep]
 Restored = TrainStep | Forward
@@ -93,7 +93,7 @@ def read_states(path: Path, names: Mapping[str, object]) -> tuple[Manifest, dict
             "Pass the steps by the names they were saved with.",
         )
     try:
-        return manifest, {n: unpack(path, own, manifest.files) for n, own in sources.items()}
+        return manifest, {n: read_state(path, own, manifest) for n, own in sources.items()}
     except LoadError as error:
         raise DamagedError(error.cause) from error
 

@@ -23,6 +23,7 @@ from treadle.train.history import History, HistoryFile
 from treadle.train.loggers import scalars
 from treadle.train.manifest import as_json
 from treadle.train.run import Run
+from treadle.train.world import World
 
 KIND, VERSION = "treadle run", 1
 HISTORY = "history.jsonl"
@@ -33,8 +34,13 @@ class RunFolder:
     """Writes checkpoints of a run and finds the one to go on from."""
 
     def __init__(
-        self, checkpoint: str | Path | CheckpointManager, callbacks: Callbacks, metric: str
+        self,
+        checkpoint: str | Path | CheckpointManager,
+        callbacks: Callbacks,
+        metric: str,
+        world: World,
     ):
+        self._world = world
         self._is_ours = not isinstance(checkpoint, CheckpointManager)
         self.manager = (
             checkpoint
@@ -57,7 +63,12 @@ class RunFolder:
                 f"{self.folder} has checkpoints of another run, the last at step {found.count}",
                 'Go on with that run by resume="auto", or use another folder.',
             )
-        self._file.begin(run.history)
+        self._begin_file(run.history)
+
+    def _begin_file(self, history: History) -> None:
+        """The file of the history, which the first of several ranks writes."""
+        if self._world.writes:
+            self._file.begin(history)
 
     def restore(
         self, run: Run, which: str | Path, loader: Loader, validation: Loader | None
@@ -66,7 +77,7 @@ class RunFolder:
         before = run.trained.state()
         found = self.manager.restore(run.trained.saved, which)
         if found is None:
-            self._file.begin(run.history)
+            self._begin_file(run.history)
             return None
         try:
             extra = _checked(found)
@@ -81,7 +92,8 @@ class RunFolder:
         for name in COUNTERS:
             setattr(run, name, extra[name])
         run.history = self._read_history(extra["steps"])
-        self._file.begin(run.history)
+        self._world.gathered()  # all have read it before it is written
+        self._begin_file(run.history)
         self.saved_at, self.last = (run.batches, run.epoch), found
         return found
 
@@ -145,16 +157,24 @@ class RunFolder:
         values = scalars(run.values)
         metrics = values if self.manager.metric in values else {}
         try:
-            self._file.append(run.history)
+            self._append(run.history)
             steps = run.trained.saved
             self.last = self.manager.save(steps, metrics=metrics, extra=extra, arrays=arrays)
         except (CheckpointError, OSError) as error:
             cause = getattr(error, "cause", str(error))
             text = f"no checkpoint at step {run.steps}, training goes on: {cause}"
-            warnings.warn(text, CheckpointWarning, stacklevel=3)
+            if self._world.writes:
+                warnings.warn(text, CheckpointWarning, stacklevel=3)
             return None
         self.saved_at = (run.batches, run.epoch)
         return self.last
+
+    def _append(self, history: History) -> None:
+        if self._world.is_alone:
+            self._file.append(history)
+        else:
+            append = self._file.append
+            self._world.agreed("save", lambda: append(history) if self._world.writes else None)
 
     def _callback_states(
         self, run: Run, is_rescue: bool

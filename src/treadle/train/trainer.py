@@ -25,6 +25,7 @@ from treadle.train.restoring import Steps
 from treadle.train.resume import RunFolder
 from treadle.train.run import Run
 from treadle.train.trained import Trained, TrainingStep
+from treadle.train.world import World
 
 
 class Trainer:
@@ -52,8 +53,12 @@ class Trainer:
         self._trained = Trained(step, training_step)
         _check_counts("Trainer", log_every=log_every)
         make_display(progress)  # a wrong name is an error here
-        self.step, self._progress = self._trained.main, progress
-        self._callbacks, self._loggers = Callbacks(callbacks), Loggers(loggers)
+        self.step = self._trained.main
+        self._world = world = World.of(self._trained.named.values())
+        # Of several ranks the first one logs and shows; all of them count the rows.
+        self._callbacks = Callbacks(callbacks)
+        self._loggers = Loggers(loggers if world.writes else ())
+        self._progress = progress if world.writes else "off"
         self._group, self._stop_on_nan, self._log_every = metrics, stop_on_nan, log_every
         self._predictor = Predictor(self.step)
         self._run = Run(self._trained, self._loggers)
@@ -145,7 +150,7 @@ class Trainer:
         run.stop_reason = run.history.stopped = None
         metric = "loss" if plan.validation is None else "val/loss"
         if checkpoint is not None:
-            folder = RunFolder(checkpoint, self._callbacks, metric)
+            folder = RunFolder(checkpoint, self._callbacks, metric, self._world)
         try:
             with Interrupts(terminate=folder is not None) as interrupts:
                 self._callbacks.call("on_fit_start", run)
@@ -162,6 +167,7 @@ class Trainer:
                     folder,
                     self._group,
                     interrupts,
+                    self._world,
                 )
                 with _shown(display, run, plan):
                     if note:
@@ -226,7 +232,15 @@ class Trainer:
             with Interrupts(terminate=False) as interrupts, _shown(display, run, plan):
                 self._callbacks.call("on_fit_start", run)
                 Loop(
-                    run, plan, self._callbacks, Loggers(), display, None, self._group, interrupts
+                    run,
+                    plan,
+                    self._callbacks,
+                    Loggers(),
+                    display,
+                    None,
+                    self._group,
+                    interrupts,
+                    self._world,
                 ).train()
         finally:
             self._trained.load(before)
@@ -289,6 +303,9 @@ def _keep(loop: Loop, error: BaseException) -> bool:
     if loop.folder is None or not loop.run.batches or loop.interrupts.tore(error) or loop.is_torn:
         return False
     if isinstance(error, NotFiniteError):
+        return False
+    # All ranks save together: where one has failed by itself, the others do not come.
+    if not (loop.world.is_alone or loop.interrupts.is_met):
         return False
     try:
         loop.save(is_rescue=True)

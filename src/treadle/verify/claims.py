@@ -7,16 +7,17 @@ graphs are one claim.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from treadle.ir.control import CALL, SCAN
 from treadle.ir.graph import Graph, Value
-from treadle.ir.op import OPS, Op
+from treadle.ir.op import OPS
 from treadle.ir.ops import reductions
 from treadle.ir.ops.elementwise import LOG
 from treadle.ir.ops.leaves import Leaf
-from treadle.kernel.bindings import Binding
+from treadle.kernel.bindings import Binding, Work
 from treadle.kernel.program import Call, Phase, Program, Repeat, Step
 
 POSITIONS = frozenset(
@@ -44,6 +45,7 @@ class Site:
     has_logs: bool  # whether there may be logarithms on the way
     earlier: tuple[Call, ...]  # those that wrote the same buffers before it, of its scope
     is_last: bool  # whether no other writes them later
+    chain: tuple[Call, ...] = ()  # those that made numbers of an algorithm, which it goes on with
 
 
 def sites(program: Program) -> Iterator[Site]:
@@ -61,19 +63,57 @@ class _Walk:
         self.held = {key: found[0] for key, found in self.every.items()}
         self.seen: set[object] = set()
         self.writers: dict[tuple[str, str], list[Call]] = {}
+        self.readers: Counter[tuple[str, str]] = Counter()
+        self.begun: dict[str, list[Site]] = {}  # algorithms that later calls go on with
+        self.repeats: Counter[tuple[str, str]] = Counter()  # to come, that carry something
         for call, is_repeated in _calls(program.steps, False):
+            if isinstance(call, Repeat):
+                self.repeats.update(self._carried(call))
+                continue
             scope = self._scope(call, is_repeated) or ""
             for a in call.written:
                 self.writers.setdefault((scope, a.buffer), []).append(call)
+            for a in call.arguments[: len(call.kernel.inputs)]:
+                self.readers[scope, a.buffer] += 1
 
     def sites(self) -> Iterator[Site]:
         for call, is_repeated in _calls(self.program.steps, False):
+            if isinstance(call, Repeat):
+                self._pass(call)
+                continue
             scope = self._scope(call, is_repeated)
             site = self._unknown(call) if scope is None else self._site(call, scope)
+            if scope is not None and self._goes_on(scope, site):
+                continue
             key = id(call.kernel), None if scope is None else _signature(site)
             if key not in self.seen and site.is_last:
                 self.seen.add(key)
                 yield site
+
+    def _carried(self, repeat: Repeat) -> set[tuple[str, str]]:
+        """Scopes and buffers that hold one thing before a repeat, and another after it.
+
+        They are those around it: in the scope of its calls a carry is written by a call.
+        """
+        within: dict[str, set[str | None]] = {}
+        for call, _ in _calls(repeat.steps, True):
+            if isinstance(call, Call):
+                for a in call.written:
+                    if not a.row:
+                        within.setdefault(a.buffer, set()).add(self._scope(call, True))
+        several = (key for key, found in self.every.items() if len(found) > 1)
+        return {(s, b) for s, b in several if b in within and s not in within[b]}
+
+    def _pass(self, repeat: Repeat) -> None:
+        """After a repeat its carries hold what it gives to the graph around it."""
+        carried = self._carried(repeat)
+        self.repeats.subtract(carried)
+        self.held |= {key: self._state(*key) for key in carried}
+
+    def _state(self, scope: str, buffer: str) -> Binding:
+        """What a buffer holds once it is written: the last, but for what repeats to come carry."""
+        every = self.every[scope, buffer]
+        return every[-1 - min(self.repeats[scope, buffer], len(every) - 1)]
 
     def _scope(self, call: Call, is_repeated: bool) -> str | None:
         """The graph whose values a call's buffers hold: a body's first where it is repeated."""
@@ -81,12 +121,33 @@ class _Walk:
         order = sorted(self.graphs, key=lambda s: (s == "") == is_repeated)
         return next((s for s in order if all((s, n) in self.every for n in names)), None)
 
+    def _goes_on(self, scope: str, site: Site) -> bool:
+        """Whether a call makes nothing but numbers of an algorithm, for calls after it."""
+        made = [site.after[a.buffer] for a in site.call.written]
+        work = [b for b in made if isinstance(b.content, Work) and self.readers[scope, b.buffer]]
+        if work:
+            self.begun.setdefault(scope, []).append(site)
+        return len(work) == len(made)
+
+    def _chain(self, scope: str, call: Call, before: Mapping[str, Binding]) -> tuple[Call, ...]:
+        """Calls that made the numbers of an algorithm that a call is given, in order."""
+        found: list[Call] = []
+        names = [a.buffer for a in call.arguments]
+        wanted = {n for n in names if isinstance(before[n].content, Work)}
+        for site in reversed(self.begun.get(scope, [])):
+            written = {a.buffer for a in site.call.written}
+            if written & wanted:
+                found.append(site.call)
+                bound = site.before.items()
+                wanted |= {n for n, b in bound if isinstance(b.content, Work)}
+        return tuple(reversed(found))
+
     def _unknown(self, call: Call) -> Site:
         return Site(call, "", None, {}, {}, False, False, (), True)
 
     def _site(self, call: Call, scope: str) -> Site:
         before = {a.buffer: self.held[scope, a.buffer] for a in call.arguments}
-        after = before | {a.buffer: self.every[scope, a.buffer][-1] for a in call.written}
+        after = before | {a.buffer: self._state(scope, a.buffer) for a in call.written}
         self.held |= {(scope, name): b for name, b in after.items()}
         graph = self.graphs[scope]
         earlier, is_last = list[Call](), True
@@ -95,32 +156,45 @@ class _Walk:
             at = next(i for i, c in enumerate(writers) if c is call)
             earlier += [c for c in writers[:at] if c not in earlier]
             is_last &= at + 1 == len(writers)
-        ops = _ops_between(graph, call, before, after)
+        chain = self._chain(scope, call, before)
+        given = {name: b for c in chain for name, b in self._given(scope, c).items()}
+        between = _nodes_between(graph, (*chain, call), given | before, after)
+        ops = {graph.nodes[i].op for i in between}
         ordered, has_logs = bool(ops & POSITIONS), bool(ops & LOGARITHMS)
-        return Site(call, scope, graph, before, after, ordered, has_logs, tuple(earlier), is_last)
+        facts = ordered, has_logs, tuple(earlier), is_last, chain
+        return Site(call, scope, graph, given | before, after, *facts)
+
+    def _given(self, scope: str, call: Call) -> dict[str, Binding]:
+        return {a.buffer: self.held[scope, a.buffer] for a in call.arguments}
 
 
-def _calls(steps: tuple[Step, ...], is_repeated: bool) -> Iterator[tuple[Call, bool]]:
+def _calls(steps: tuple[Step, ...], is_repeated: bool) -> Iterator[tuple[Call | Repeat, bool]]:
+    """Calls in order, and repeats behind what they repeat."""
     for step in steps:
         match step:
             case Phase(calls):
                 yield from ((call, is_repeated) for call in calls)
             case Repeat(_, _, inner):
                 yield from _calls(inner, True)
+                yield step, is_repeated
 
 
-def given_values(call: Call, before: Mapping[str, Binding]) -> dict[Value, int]:
-    """Values that a call is given, by the position of the buffer."""
-    names = [a.buffer for a in call.arguments[: len(call.kernel.inputs)]]
-    return {before[n].value: i for i, n in reversed(list(enumerate(names)))}
+def given_values(calls: Sequence[Call], before: Mapping[str, Binding]) -> dict[Value, int]:
+    """Values that some calls are given, by the position of the buffer among all of theirs."""
+    names = [a.buffer for c in calls for a in c.arguments[: len(c.kernel.inputs)]]
+    whole = [(i, n) for i, n in enumerate(names) if not isinstance(before[n].content, Work)]
+    return {before[n].value: i for i, n in reversed(whole)}
 
 
 def _nodes_between(
-    graph: Graph, call: Call, before: Mapping[str, Binding], after: Mapping[str, Binding]
+    graph: Graph,
+    calls: Sequence[Call],
+    before: Mapping[str, Binding],
+    after: Mapping[str, Binding],
 ) -> list[int]:
-    """Nodes between what a call is given and what it gives, operands first."""
-    given = given_values(call, before)
-    made = [after[a.buffer].value for a in call.written]
+    """Nodes between what some calls are given and what the last gives, operands first."""
+    given = given_values(calls, before)
+    made = [after[a.buffer].value for a in calls[-1].written]
     pending = [v.node for v in made if v not in given]
     found: set[int] = set()
     while pending:
@@ -131,17 +205,12 @@ def _nodes_between(
     return sorted(found)
 
 
-def _ops_between(
-    graph: Graph, call: Call, before: Mapping[str, Binding], after: Mapping[str, Binding]
-) -> set[Op]:
-    return {graph.nodes[i].op for i in _nodes_between(graph, call, before, after)}
-
-
 def _signature(site: Site) -> object:
     """What a call is between, whatever the names are."""
     graph, call, before, after = site.graph, site.call, site.before, site.after
     assert graph is not None
-    given, known = given_values(call, before), dict[int, int]()
+    calls, known = (*site.chain, call), dict[int, int]()
+    given = given_values(calls, before)
     replaced = [
         (i, a.buffer)
         for i, a in enumerate(call.arguments)
@@ -152,12 +221,12 @@ def _signature(site: Site) -> object:
     def form(value: Value) -> object:
         return ("given", given[value]) if value in given else (known[value.node], value.output)
 
-    for position in _nodes_between(graph, call, before, after):
+    for position in _nodes_between(graph, calls, before, after):
         node = graph.nodes[position]
         own = node.attributes.name if isinstance(node.attributes, Leaf) else node.attributes
         known[position] = hash((node.op.name, own, node.types, *map(form, node.operands)))
     contents = tuple(
         (str(before[a.buffer].content), str(after[a.buffer].content)) for a in call.arguments
     )
-    chain = tuple(id(c.kernel) for c in site.earlier), site.is_last
+    chain = tuple(id(c.kernel) for c in (*site.chain, *site.earlier)), site.is_last
     return contents, tuple(form(after[a.buffer].value) for a in call.written), chain

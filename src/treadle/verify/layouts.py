@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,8 +18,10 @@ from treadle.kernel.index import Index, Var
 from treadle.kernel.nodes import (
     For,
     Kernel,
+    Let,
     LibraryCall,
     Literal,
+    Local,
     Matmul,
     Store,
     Update,
@@ -123,6 +125,9 @@ def filled_with(kernel: Kernel) -> Literal | None:
     """The number that a kernel fills its only buffer with; None where it does something else."""
     loops = [s for s in walk(kernel.body) if isinstance(s, For)]
     only = [s for s in walk(kernel.body) if not isinstance(s, For)]
+    match only:
+        case [Let(name, Literal() as number), Store(_, _, Local(stored)) as last] if stored == name:
+            only = [replace(last, value=number)]
     match only, kernel.buffers:
         case [Store(_, index, Literal() as value, None)], [buffer]:
             variables = tuple(loop.var for loop in loops)
@@ -164,18 +169,25 @@ def element_count(content: Whole | Copy | Partial, type_: TensorType) -> int:
 def last_address(content: Whole | Copy | Partial, type_: TensorType, is_full: bool) -> int:
     """Where the last element is, or, if it is full, the last zero beside a copy's elements."""
     if isinstance(content, (Copy, Partial)):
-        every = content.elements.variables
-        for back in range(every[-1].extent if every else 1):  # gaps end a row
-            last = {v.name: np.array(v.extent - 1 - (back if v is every[-1] else 0)) for v in every}
-            if isinstance(content, Partial) or is_full:
-                break
-            if _held(content.elements.guards, last, ()).all():
-                break
+        last = _last_held(content.elements, isinstance(content, Partial) or is_full)
         return int(evaluate_index(content.elements.address, dict(last)))
     shape = (*type_.shape[:-1], content.pitch) if content.pitch else type_.shape
     axes = content.order or tuple(range(type_.rank))
     at = tuple(np.array(max(0, type_.shape[i] - 1)) for i in axes)
     return int(ravel(at, tuple(shape[i] for i in axes)))
+
+
+def _last_held(elements: Elements, is_full: bool) -> dict[str, Array]:
+    """The last values of all variables; of one of them the last at which guards hold."""
+    last = {v.name: np.array(v.extent - 1) for v in elements.variables}
+    if is_full or _held(elements.guards, last, ()).all():
+        return last
+    for v in reversed(elements.variables):  # gaps end a row, or come after the last row
+        for at in range(v.extent - 2, -1, -1):
+            found = last | {v.name: np.array(at)}
+            if _held(elements.guards, found, ()).all():
+                return found
+    return last
 
 
 def source_of(

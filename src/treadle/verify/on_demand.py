@@ -14,7 +14,7 @@ import numpy as np
 from treadle.domains.domain import Typed, apply, input_names
 from treadle.domains.float64 import Array
 from treadle.ir.composites import definition_graph
-from treadle.ir.control import CALL, SCAN, Call
+from treadle.ir.control import CALL, Call
 from treadle.ir.graph import Graph, Node, Value
 from treadle.ir.literal import ArrayLiteral
 from treadle.ir.op import OPS, Op
@@ -66,6 +66,7 @@ class OnDemand:
         self.special: dict[Value, Callable[[Grid], Extended]] = {}  # values made in another way
         self.known: dict[tuple[Value, Grid], Extended] = {}
         self.bodies: dict[int, OnDemand] = {}
+        self.scans: dict[int, object] = {}  # what was evaluated as a whole
 
     def at(self, value: Value, grid: Grid) -> Extended:
         """Elements of a value."""
@@ -110,6 +111,8 @@ class OnDemand:
         rule = RULES.get(node.op)
         if rule is not None:
             return rule(self, node, grid)
+        if node.op in BY_OUTPUT:
+            return BY_OUTPUT[node.op](self, value, node, grid)
         if node.op.is_composite or node.op is CALL:
             return self._body(value, node).at_output(value.output, grid)
         return self._all(value, node, grid)
@@ -158,7 +161,7 @@ class OnDemand:
     def _all(self, value: Value, node: Node, grid: Grid) -> Extended:
         """An op that needs all of its operands."""
         total = sum(self.graph.type_of(v).size for v in node.operands)
-        if total > MOST // 8 or (node.op is SCAN and total > MOST // 64):
+        if total > MOST // 8:
             raise NotEstablishedError(f"{node.op.name} of {total} elements is too large")
         operands = []
         for i, v in enumerate(node.operands):
@@ -166,8 +169,9 @@ class OnDemand:
             operands.append(Typed(self.graph.type_of(v), found.residues))
         results = apply(self.field.field, node.op, node.attributes, operands, node.types)
         for output, result in enumerate(results):
-            shape = node.types[output].shape
-            self.known[Value(value.node, output), whole(shape)] = of(result)
+            other, shape = Value(value.node, output), node.types[output].shape
+            if self.given(other) is None:  # else it has elements of its own
+                self.known[other, whole(shape)] = of(result)
         found = self.known[value, whole(node.types[value.output].shape)]
         return found.map(lambda a: a[np.ix_(*map(along, grid))] if grid else a)
 
@@ -179,6 +183,20 @@ RULES: dict[Op, Rule] = {}
 def rule(*names: str) -> Callable[[Rule], Rule]:
     def enter(function: Rule) -> Rule:
         RULES.update({OPS[name]: function for name in names})
+        return function
+
+    return enter
+
+
+OutputRule = Callable[[OnDemand, Value, Node, Grid], Extended]
+BY_OUTPUT: dict[Op, OutputRule] = {}
+
+
+def by_output(op: Op) -> Callable[[OutputRule], OutputRule]:
+    """A rule of an op with several results: it is told which one is asked for."""
+
+    def enter(function: OutputRule) -> OutputRule:
+        BY_OUTPUT[op] = function
         return function
 
     return enter

@@ -43,6 +43,7 @@ def _elementwise(
 
 SAMPLES(e.NEG, e.ABS, e.SIGN)(_elementwise(1, integers=True))
 SAMPLES(e.FLOOR, e.EXP, e.SIN, e.COS, e.TANH, e.ERF, e.STOP_GRADIENT)(_elementwise(1))
+SAMPLES(reductions.SHARD_SUM)(_elementwise(1))
 SAMPLES(e.LOG, e.SQRT, e.RSQRT)(_elementwise(1, 0.2, 3.0))
 SAMPLES(e.ADD, e.SUB, e.MUL, e.MAX, e.MIN, e.EQ, e.LT, e.LE)(_elementwise(2, integers=True))
 SAMPLES(e.DIV)(_elementwise(2, 0.3, 3.0))
@@ -290,8 +291,8 @@ def _scatter_add() -> Samples:
 
 @SAMPLES(indexing.RANDOM_BITS)
 def _random_bits() -> Samples:
-    for site, shape in ((0, (3, 5)), (7, ()), (65535, (4,)), (1, (0,))):
-        yield Sample(indexing.RandomBits(site, shape), (Draw(indexing.KEY_TYPE),))
+    for call in ((0, (3, 5)), (7, ()), (65535, (4,)), (1, (0,)), (3, (2, 6), 3)):
+        yield Sample(indexing.RandomBits(*call), (Draw(indexing.KEY_TYPE),))
 
 
 def call_body(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -66,6 +66,7 @@ def _elementwise(
 
 WIDE(e.NEG, e.ABS, e.SIGN)(_elementwise(1, integers=True))
 WIDE(e.FLOOR, e.EXP, e.SIN, e.COS, e.TANH, e.ERF, e.STOP_GRADIENT)(_elementwise(1))
+WIDE(reductions.SHARD_SUM)(_elementwise(1))
 WIDE(c.SIGMOID, c.SILU, c.RELU)(_elementwise(1))
 WIDE(e.LOG, e.SQRT, e.RSQRT)(_elementwise(1, 0.2, 3.0))
 WIDE(e.ADD, e.SUB, e.MUL, e.MAX, e.MIN, e.EQ, e.LT, e.LE)(_elementwise(2, integers=True))

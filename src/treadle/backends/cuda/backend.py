@@ -9,6 +9,7 @@ from typing import final
 import numpy as np
 
 from treadle.backends import compiled
+from treadle.backends.cuda.attested import with_attested
 from treadle.backends.cuda.stored import packed_code, unpacked_code
 from treadle.backends.protocol import Built, RescheduleError
 from treadle.backends.scheduling import scheduled
@@ -174,7 +175,13 @@ class CudaBackend:
     def load(
         self, graph: Graph, report: CompileReport, options: CompileOptions, name: str
     ) -> Executable:
-        return compiled.load(self.toolchain(options), graph, report, options, name)
+        program = compiled.load(self.toolchain(options), graph, report, options, name)
+        if options.verify == "full":
+            found = compiled.compiled_part(program)
+            assert isinstance(found, CudaProgram)
+            with report.stage("verify"):
+                report.claims[:] = with_attested(report.claims, found)
+        return program
 
     def profile(
         self, program: Executable, values: Mapping[str, np.ndarray], options: CompileOptions

@@ -25,10 +25,13 @@ def render_parts(program: Program, machine: Machine) -> list[str]:
 
 
 def _module(program: Program, machine: Machine) -> Module:
-    module = Module(machine)
+    module, moved = Module(machine), dict[int, set[int]]()
+    for call in program.calls():
+        rows = moved.setdefault(id(call.kernel), set())
+        rows |= {i for i, argument in enumerate(call.arguments) if argument.row}
     for i, kernel in enumerate(program.distinct()):
         render(kernel, f"body.{i}", module)
-        module.add(_entry(i, len(kernel.buffers)))
+        module.add(_entry(i, len(kernel.buffers), moved[id(kernel)]))
     return module
 
 
@@ -39,7 +42,7 @@ def render_kernel(kernel: Kernel, machine: Machine) -> str:
     return module.text()
 
 
-def _entry(number_: int, count: int) -> Function:
+def _entry(number_: int, count: int, moved: set[int]) -> Function:
     scratch, arguments, iteration = (
         Reg("ptr", "%scratch"),
         Reg("ptr", "%arguments"),
@@ -48,11 +51,11 @@ def _entry(number_: int, count: int) -> Function:
     given = [Reg("i64", "%begin"), Reg("i64", "%end"), scratch]
     f = Function(f"kernel.{number_}", [*given, arguments, iteration], linkage="")
     for i in range(count):
-        base, row = (
-            f.load(type_, f.offset(arguments, 2 * i + word, "i64"), 8)
-            for word, type_ in enumerate(("ptr", "i64"))
-        )
-        given.append(f.offset(base, f.binary("mul", row, iteration)))
+        pointer = f.load("ptr", f.offset(arguments, 2 * i, "i64"), 8)
+        if i in moved:  # in some call
+            row = f.load("i64", f.offset(arguments, 2 * i + 1, "i64"), 8)
+            pointer = f.offset(pointer, f.binary("mul", row, iteration))
+        given.append(pointer)
     f.do(f"call void @body.{number_}({', '.join(map(str, given))})")
     f.do("ret void")
     return f

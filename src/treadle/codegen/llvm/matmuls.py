@@ -124,6 +124,7 @@ class MatmulWriter:
             self.machine.has_fma,
             ahead[0],
             self.machine.unroll,
+            axes[0].count % self.machine.unroll == 0,
         )
         name = self.module.tile(tile)
         row = number(matmul.target.rows.stride * self.bytes, "i64")

@@ -30,6 +30,7 @@ class Tile:
     has_fma: bool = True
     ahead: int = 0  # lines of the next right matrix that are fetched in `unroll` iterations
     unroll: int = 4  # iterations of the depth written out
+    is_whole: bool = False  # whether the depth is a multiple of them
 
     @property
     def vector(self) -> str:
@@ -75,8 +76,8 @@ class _TileWriter:
         depth, later = Reg("i64", "%depth"), Reg("ptr", "%ahead")
         sums: Sequence[Reg] = [number(0.0, tile.vector)] * len(tile.rows) * tile.vectors
         start, sides = number(0, "i64"), [Reg("ptr", "%left"), Reg("ptr", "%right")]
-        whole = f.binary("and", depth, -tile.unroll)
-        for stop, unroll in ((whole, tile.unroll), (depth, 1)):
+        whole = depth if tile.is_whole else f.binary("and", depth, -tile.unroll)
+        for stop, unroll in ((whole, tile.unroll), (depth, 1))[: 1 if tile.is_whole else 2]:
             with f.loop(start, stop, unroll, [*sides, later, *sums]) as state:
                 *sides, later = state.carried[:3]
                 inner = list(state.carried[3:])

@@ -3,7 +3,8 @@
 A kernel becomes `void @name(i64 begin, i64 end, ptr scratch, ptr …)`: the iterations begin …
 end − 1 of its outermost parallel loop (any part of them gives the same bits), or everything for a
 kernel that has none. A vector loop runs in steps of the machine's width and finishes one by one;
-lanes do the same arithmetic at any width.
+lanes do the same arithmetic at any width. Parts of an outermost vector loop begin at multiples of
+`CUT` iterations, and end there or at its end.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ from treadle.kernel.nodes import (
     Value,
     Within,
 )
+from treadle.kernel.plan import CUT
 from treadle.kernel.traverse import subvalues, walk
 
 
@@ -92,8 +94,10 @@ class _Writer(Addresses):
         begin, end = Reg("i64", "%begin"), Reg("i64", "%end")
         if loop is not None:
             self.statements(kernel.body[:-1])
-            follow = self.vector_loop if loop.role is Role.VECTOR else self.scalar_loop
-            follow(loop, begin, end)
+            if loop.role is Role.VECTOR:
+                self.vector_loop(loop, begin, end, CUT)
+            else:
+                self.scalar_loop(loop, begin, end)
             return
         # One iteration: for the thread that has it.
         then, after = self.f.fresh("then"), self.f.fresh("after")
@@ -240,10 +244,11 @@ class _Writer(Addresses):
         for name in set(self.locals) - known:
             del self.locals[name]
 
-    def vector_loop(self, loop: For, start: Reg, stop: Reg) -> None:
+    def vector_loop(self, loop: For, start: Reg, stop: Reg, cut: int = 1) -> None:
         """Lanes of iterations, then the rest one by one.
 
-        Where the number of iterations is known, narrower vectors take what wide ones leave.
+        Where the number of iterations is known, narrower vectors take what wide ones leave. Else it
+        is a multiple of `cut`, or as many more as the whole loop has.
         """
         widths = self._widths(loop)
         width, least = self.module.width, self.module.machine.least_width
@@ -252,9 +257,14 @@ class _Writer(Addresses):
         if not (start.text == "0" and stop.text.isdigit()):
             if any(isinstance(s, For) for s in loop.body):  # what is left is not little
                 widths += [w for w in narrower if loop.var.extent % width >= w]
+            left = loop.var.extent
             for width in widths:
+                if left < width:
+                    continue
                 start = self.lanes_loop(loop, start, self._whole_vectors(start, stop, width), width)
-            self.scalar_loop(loop, start, stop)
+                left = left % width if cut % width == 0 else width - 1
+            if left:
+                self.scalar_loop(loop, start, stop)
             return
         at, end = 0, int(stop.text)
         self.is_aligned = True

@@ -6,6 +6,7 @@ import math
 
 from treadle.base import dtypes
 from treadle.base.errors import ArgumentError, DTypeError, ShapeError
+from treadle.frontend.binding import summed_shards
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.coerce import cast as cast_to
 from treadle.frontend.functions.arithmetic import eq, logical_not, ne, sqrt, where
@@ -21,7 +22,7 @@ from treadle.frontend.scopes import bind, bind1
 from treadle.frontend.spelling import takes_dim
 from treadle.frontend.tensor import Axes, Operand, Tensor
 from treadle.ir import composites as c
-from treadle.ir.op import Op
+from treadle.ir.op import NONE, Op
 from treadle.ir.ops import reductions as r
 
 
@@ -58,6 +59,12 @@ def _not_empty(name: str, x: Tensor, axis: Axes) -> None:
 def sum(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Added up over axes, or over all; bool and integers of 8 bits as int32."""
     return _reduce(r.REDUCE_SUM, "sum", _wide(x), axis, keepdims)
+
+
+def shard_sum(x: Operand) -> Tensor:
+    """Added up over the shards of a data-parallel step; x itself where there is one."""
+    value = as_tensor(x)
+    return value if summed_shards() == 1 else bind1(r.SHARD_SUM, NONE, value)
 
 
 @takes_dim

@@ -34,10 +34,15 @@ class ScatterAdd(Attributes):
 
 @dataclass(frozen=True, slots=True)
 class RandomBits(Attributes):
-    """uint32 bits of one call site. The key is (seed, seed, step, micro-step, scan, sites)."""
+    """uint32 bits of one call site. The key is (seed, seed, step, micro-step, scan, sites).
+
+    Where the batch is cut into shards, the upper half of the last word is the shard's number, and
+    each shard begins `blocks` blocks of four words after the one before.
+    """
 
     site: int
     shape: Shape
+    blocks: int = 0
 
 
 KEY_WORDS = 6

@@ -8,7 +8,7 @@ from treadle.base import dtypes
 from treadle.base.errors import ArgumentError, AxisError, DTypeError, ShapeError
 from treadle.base.shapes import without
 from treadle.ir.contract import Contract, Determinism, Exact, ProductError, SumError
-from treadle.ir.op import Attributes, Op, Precision, TypeRule, Types, declare
+from treadle.ir.op import Attributes, NoAttributes, Op, Precision, TypeRule, Types, declare
 from treadle.ir.types import TensorType
 
 _EXACT = Determinism.EVERYWHERE
@@ -115,6 +115,13 @@ def _top_k_type(attributes: TopK, x: TensorType) -> Types:
     return x.with_shape(shape), TensorType(shape, dtypes.int32)
 
 
+def _shard_sum_type(x: TensorType) -> Types:
+    """Over the shards of a data-parallel step, each of which has an x."""
+    if not x.is_float:
+        raise DTypeError("shard_sum", f"{x} is not float", "Cast the operand first.")
+    return (x,)
+
+
 _NAN = "NaN if any is; at least one element"
 
 REDUCE_SUM = declare(
@@ -124,6 +131,15 @@ REDUCE_SUM = declare(
         _reduce_type("reduce_sum", False),
         Precision.WIDEN,
         Contract(SumError(), "all values; integers wrap; narrow floats accumulate in float32"),
+    )
+)
+SHARD_SUM = declare(
+    Op(
+        "shard_sum",
+        NoAttributes,
+        _shard_sum_type,
+        Precision.WIDEN,
+        Contract(Exact(), "all values; x itself where the step has one shard", "linear", _EXACT),
     )
 )
 REDUCE_MAX = declare(

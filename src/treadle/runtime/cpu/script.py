@@ -10,11 +10,13 @@ processor delays a program by a task, not by its share.
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from treadle.kernel.plan import (
+    CUT,
     Entry,
     Plan,
     PlannedCall,
@@ -31,21 +33,51 @@ END, PHASE, CALL, REPEAT, NEXT = range(5)
 DEEPEST = 8  # repeats inside repeats
 
 
-def script_words(
-    plan: Plan, table: np.ndarray, symbols: Sequence[int]
-) -> tuple[np.ndarray, np.ndarray, int]:
-    """The script without its head, the arguments it points to, and the calls of a phase at most."""
+class Script(NamedTuple):
+    """A script without its head, the arguments it points to, and the calls of a phase at most.
+
+    `ends` are the words after each step of the plan.
+    """
+
+    words: np.ndarray
+    arguments: np.ndarray
+    most_calls: int
+    ends: list[int]
+
+
+def script_words(plan: Plan, table: np.ndarray, symbols: Sequence[int]) -> Script:
     pairs = sum(len(c.slots) for c in planned_calls(plan.steps))
     arguments = np.zeros((max(1, pairs), 2), np.int64)
     writer = _ScriptWriter(plan, table, symbols, arguments)
-    writer.steps(plan.steps)
+    ends = []
+    for step in plan.steps:
+        writer.steps([step])
+        ends.append(len(writer.words))
     writer.add(END)
-    return np.array(writer.words, np.int64), arguments, writer.most_calls
+    return Script(np.array(writer.words, np.int64), arguments, writer.most_calls, ends)
+
+
+def with_calls(
+    words: np.ndarray, ends: Sequence[int], calls: Mapping[int, tuple[int, int]]
+) -> np.ndarray:
+    """A script in which the first thread calls a function with an argument after some steps."""
+    parts, start = [], 0
+    for step in sorted(calls):
+        function, argument = calls[step]
+        parts += [words[start : ends[step]], np.array([PHASE, 1, 0, *[0] * (WORDS - 3)], np.int64)]
+        parts.append(np.array([CALL, function, 0, 0, argument, 0, -1, 0], np.int64))
+        start = ends[step]
+        # The phase that follows waits, also where it is one thread's.
+        rest = words[start:].copy()
+        if len(rest) and rest[0] == PHASE:
+            rest[1] = 1
+        words = np.concatenate([words[:start], rest])
+    return np.concatenate([*parts, words[start:]])
 
 
 def _cut(entry: Entry, tasks: int) -> int:
     """A mask for where tasks begin: at whole vectors, several of them where there are enough."""
-    fits = (n for n in (64, 16) if entry.is_vector and entry.iterations >= n * max(1, tasks))
+    fits = (n for n in (4 * CUT, CUT) if entry.is_vector and entry.iterations >= n * max(1, tasks))
     return -next(fits, 1)
 
 

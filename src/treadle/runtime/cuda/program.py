@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -224,6 +225,18 @@ class CudaProgram:
         start = self._results.address
         results = {slot: start + offset for slot, offset in self._result_offsets.items()}
         return self._table(addresses, results, room.address)
+
+    @property
+    def runner(self) -> Runner:
+        """What puts its launches into a stream, with the calls of libraries by entry."""
+        return self._runner
+
+    @contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """Nothing of it runs meanwhile, and the device is the thread's."""
+        with self._lock, self._device.lock:
+            self._device.enter()
+            yield
 
     def seconds(self, values: Mapping[str, np.ndarray], least: float) -> float:
         """What a run takes on the device, the mean of as many as take some time."""

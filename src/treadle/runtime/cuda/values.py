@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,10 @@ from treadle.runtime.cuda.arrays import DeviceArray, Found
 from treadle.runtime.cuda.arrays import found as found_on_device
 from treadle.runtime.cuda.device import Block, device
 from treadle.runtime.held import as_dtype, is_one_number
-from treadle.runtime.memory import Held, Values
+from treadle.runtime.memory import Held, PlacedValues, Values
 
 
-class DeviceValues(Values):
+class DeviceValues(PlacedValues):
     """Arrays by name. Writing one that is there keeps its address: programs stay bound to it."""
 
     def __init__(self) -> None:
@@ -63,18 +63,6 @@ class DeviceValues(Values):
 
     def note_checkpoint(self, told: str) -> None:
         device().checkpoint = told
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __hash__(self) -> int:
-        return id(self)
-
-    def restore(self, values: Mapping[str, np.ndarray]) -> None:
-        """Exactly these values, and no others."""
-        for name in [n for n in self if n not in values]:
-            del self[name]
-        self.update(values)
 
 
 @dataclass(frozen=True, slots=True)

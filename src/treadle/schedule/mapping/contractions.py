@@ -216,20 +216,25 @@ class Tile:
     def blocks(self, batch: int, m: int, n: int) -> int:
         return batch * -(-m // self.rows) * -(-n // self.columns)
 
-    def depth(self, found: Contracting, limit: int) -> int:
+    def depth(self, found: Contracting, mapping: Mapping) -> int:
         """How much of the depth a block holds at a time; 0 where the tile is too large for any."""
-        whole = -(-found.sizes[-1] // self.shares) * self.shares  # the rest is zeros
-        for depth in (whole, *range(whole // 32 * 32, 0, -32)):
-            if self.held(found, depth) * found.wide.itemsize <= limit:
+        limit, step = min(mapping.tile_bytes, mapping.shared_limit), mapping.tile_step
+        taken = self.shares * mapping.tile_steps  # by all that share an element, at once
+        step = max(step, taken)
+        whole = -(-found.sizes[-1] // taken) * taken  # the rest is zeros
+        most = min(whole, limit // (found.wide.itemsize * (self.rows + self.columns)))  # unpadded
+        for depth in (*([whole] if whole == most else []), *range(most // step * step, 0, -step)):
+            if self.held(found, depth, mapping) * found.wide.itemsize <= limit:
                 return depth
         return 0
 
-    def held(self, found: Contracting, depth: int) -> int:
+    def held(self, found: Contracting, depth: int, mapping: Mapping) -> int:
         """Numbers of both operands in shared memory."""
         c, total = found.axes, 0
         for operand, n in ((c.left, self.rows), (c.right, self.columns)):
             is_along = _lies_along(operand, c.depth)
-            total += _step(is_along, n, depth, self.shares) * (n if is_along else depth)
+            step = _step(is_along, n, depth, self.shares, mapping)
+            total += step * (n if is_along else depth)
         return total
 
 
@@ -238,36 +243,35 @@ def _lies_along(operand: Operand[Load], depth: Axes) -> bool:
     return operand.stride(depth[-1]) == 1
 
 
-def _step(is_along: bool, length: int, depth: int, shares: int) -> int:
+def _step(is_along: bool, length: int, depth: int, shares: int, mapping: Mapping) -> int:
     """From one row of a panel to the next.
 
     Neighbours that share a depth read other banks: one after the other along the depth, or packs of
     rows, of which eight lanes read at a time.
     """
+    pack = mapping.pack // 4
     if is_along:
-        pad, length = max(4, shares) % BANKS, depth
+        pad, length = max(pack, shares * mapping.tile_steps) % BANKS, depth
     else:
-        pad = 0 if shares == 1 else max(4, BANKS // shares)
+        pad = 0 if shares == 1 else max(pack, BANKS // shares // mapping.tile_steps)
     return length + (pad - length) % BANKS
 
 
-def best_tile(found: Contracting, packs: bool, mapping: Mapping, blocks: int) -> Tile:
-    """The tile that should take the least time."""
-    limit = min(mapping.tile_bytes, mapping.shared_limit)
+def best_tile(found: Contracting, packs: bool, mapping: Mapping, blocks: int) -> Tile | None:
+    """The tile that should take the least time; None where none has work for all threads."""
     best: tuple[float, Tile] | None = None
     for tile in _tiles(found, packs, mapping):
-        if tile.depth(found, limit):
-            cost = _cycles(tile, found, blocks, mapping.threads)
+        if tile.depth(found, mapping):
+            cost = _cycles(tile, found, blocks, mapping)
             if best is None or cost < best[0]:
                 best = cost, tile
-    assert best is not None
-    return best[1]
+    return best[1] if best is not None else None
 
 
 def _tiles(found: Contracting, packs: bool, mapping: Mapping) -> Iterator[Tile]:
     _, m, n, _ = found.sizes
     own = [2**i for i in range(mapping.tile_thread.bit_length())]
-    for shares in (2**i for i in range(mapping.warp.bit_length())):
+    for shares in (2**i for i in range(mapping.exchanging.bit_length())):
         groups = mapping.threads // shares
         for down in own:
             for across in own if packs else (1,):
@@ -279,12 +283,27 @@ def _tiles(found: Contracting, packs: bool, mapping: Mapping) -> Iterator[Tile]:
                         yield tile
 
 
-def _cycles(tile: Tile, found: Contracting, blocks: int, threads: int) -> float:
+def _reads(tile: Tile, found: Contracting, mapping: Mapping) -> float:
+    """Cycles of a warp's reads of shared memory for a step of the depth."""
+    c = found.axes
+    own = (c.left, tile.down), (c.right, tile.across)
+    is_packed = all(_lies_along(x, c.depth) or n % mapping.tile_steps == 0 for x, n in own)
+    if mapping.tile_steps == 1 or not is_packed:
+        return tile.down + tile.across
+    # Packs of 16 bytes: eight lanes at a time, and lanes that read the same count once.
+    beside = min(mapping.warp, tile.columns // tile.across * tile.shares)
+    below = mapping.warp // beside * tile.shares
+    right, left = (max(1.0, lanes / 8) for lanes in (beside, below))
+    return (tile.across * right + tile.down * left) / mapping.tile_steps
+
+
+def _cycles(tile: Tile, found: Contracting, blocks: int, mapping: Mapping) -> float:
+    threads = mapping.threads
     (batch, m, n, k), size = found.sizes, found.wide.itemsize
     waves = -(-tile.blocks(batch, m, n) // blocks)
     held = min(tile.rows, m) + min(tile.columns, n)
     load = held * k * size / 24  # bytes that one multiprocessor gets in a cycle
-    reads, adds = tile.down + tile.across, tile.down * tile.across / 4
+    reads, adds = _reads(tile, found, mapping), tile.down * tile.across / 4
     inner = k / tile.shares * threads / 32 * max(reads, adds) * (size / 4)
     folds = tile.down * tile.across * math.log2(tile.shares) * threads / 16
     after = 250 * -(-tile.down // tile.shares)
@@ -293,10 +312,14 @@ def _cycles(tile: Tile, found: Contracting, blocks: int, threads: int) -> float:
 
 def map_contraction(
     kernel: Kernel, found: Contracting, mapping: Mapping, is_aligned: bool, blocks: int
-) -> Kernel:
-    """The kernel with its tile; its loops say what is computed."""
+) -> Kernel | None:
+    """The kernel with its tile; its loops say what is computed. None where no tile will do."""
+    if mapping.matrices and _are_float16(found):
+        return _map_matrices(kernel, found, mapping, blocks)
     tile = best_tile(found, is_aligned, mapping, blocks)
-    depth = tile.depth(found, min(mapping.tile_bytes, mapping.shared_limit))
+    if tile is None:
+        return None
+    depth = tile.depth(found, mapping)
     c, copies = found.axes, _Copies(found, tile, depth, mapping, is_aligned)
     left = copies.panel(c.left, c.rows, tile.rows)
     right = copies.panel(c.right, c.columns, tile.columns)
@@ -310,6 +333,36 @@ def map_contraction(
     template = Tiled(
         c.batch, c.rows, c.columns, c.depth, found.is_swapped,
         depth, tile.down, tile.across, tile.shares, left, right, is_whole, unroll,
+    )  # fmt: skip
+    body = (*found.lets, *nest(c.result, Role.GRID, in_order(found.body)))
+    geometry = Geometry(mapping.threads, 1, mapping.warp, template=template)
+    return replace(kernel, body=body, geometry=geometry)
+
+
+def _are_float16(found: Contracting) -> bool:
+    """Whether both factors are float16, enough of them for the matrices of a warp."""
+    factors = found.axes.left.value, found.axes.right.value
+    is_narrow = all(f.dtype is dtypes.float16 for f in factors)
+    return is_narrow and found.wide is dtypes.float32 and min(found.sizes[1:]) >= 16
+
+
+def _map_matrices(kernel: Kernel, found: Contracting, mapping: Mapping, blocks: int) -> Kernel:
+    """Tiles of which each warp multiplies matrices: large ones, if there are enough of them."""
+    (batch, m, n, k), c, edge = found.sizes, found.axes, mapping.matrices
+    tile = Tile(128, 128, 32, 64, mapping.warp)
+    if tile.blocks(batch, m, n) < blocks:
+        tile = Tile(64, 64, 16, 32, mapping.warp)
+    depth = edge if k <= edge else 2 * edge
+
+    def panel(operand: Operand[Load], length: int) -> Panel:
+        is_along = _lies_along(operand, c.depth)
+        step, batch = depth if is_along else length, -(-length * depth // mapping.threads)
+        return Panel(is_along, length, step + edge // 2, 1, batch)
+
+    template = Tiled(
+        c.batch, c.rows, c.columns, c.depth, found.is_swapped,
+        depth, tile.down, tile.across, tile.shares,
+        panel(c.left, tile.rows), panel(c.right, tile.columns), False, 1, edge,
     )  # fmt: skip
     body = (*found.lets, *nest(c.result, Role.GRID, in_order(found.body)))
     geometry = Geometry(mapping.threads, 1, mapping.warp, template=template)
@@ -339,6 +392,6 @@ class _Copies:
             if along.extent % wide or count % wide or not is_pack(load.index, along, wide):
                 break
             lanes = wide
-        step = _step(is_along, length, self.depth, self.tile.shares)
+        step = _step(is_along, length, self.depth, self.tile.shares, self.mapping)
         batch = -(-(length * depth // lanes) // self.mapping.threads)
         return Panel(is_along, length, step, lanes, batch)

@@ -85,7 +85,7 @@ class Group:
 
     @property
     def role(self) -> Role:
-        return Role.SUBGROUP if self.share <= self.mapping.warp else Role.GROUP
+        return Role.SUBGROUP if self.share <= self.mapping.exchanging else Role.GROUP
 
     def statements(self, body: Body, staged: Body | None = None) -> list[Statement]:
         """The statements mapped; `staged` are the same, with rows where they are staged."""

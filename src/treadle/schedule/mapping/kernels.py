@@ -69,7 +69,9 @@ def map_kernel(
     found = contraction_of(kernel, mapping)
     if found is not None:
         blocks = mapping.blocks if beside is None else beside
-        return map_contraction(kernel, found, mapping, is_aligned, blocks)
+        tiled = map_contraction(kernel, found, mapping, is_aligned, blocks)
+        if tiled is not None:
+            return tiled
     if beside is not None:
         shape = shape_of(kernel, mapping, is_aligned, mapping.threads)
         return _map_shape(kernel, shape, mapping, is_aligned, True)
@@ -103,7 +105,7 @@ def _map_shape(
         scratch += tuple(s.memory for s in stages)
     mapped = (*shape.lets, *nest(shape.grid, Role.GRID, body, shape.lanes))
     room = 2 if in_shared else 1
-    geometry = Geometry(shape.threads, shape.share, mapping.warp, shape.combine, room)
+    geometry = Geometry(shape.threads, shape.share, mapping.exchanging, shape.combine, room)
     return replace(kernel, body=mapped, scratch=scratch, geometry=geometry)
 
 

@@ -82,7 +82,7 @@ def shape_of(kernel: Kernel, mapping: Mapping, is_aligned: bool, threads: int = 
     longest = max((extent_of(s) for s in _shared(body)), default=1)
     many = mapping.many_products if _is_product(inner) else mapping.many_rows
     share = _share(longest, count, many, mapping)
-    if share > mapping.warp:
+    if share > mapping.exchanging:
         return Shape(lets, grid, body, share, share)
     share = _in_warp(kernel, body, count, mapping, is_aligned)
     return Shape(lets, grid, body, share, mapping.warp_threads)

@@ -22,12 +22,14 @@ from treadle.ir.literal import ArrayLiteral, to_numpy
 from treadle.ir.op import Attributes, Op, RuleTable
 from treadle.ir.ops import leaves, linear
 from treadle.ir.ops.indexing import RANDOM_BITS, ScatterAdd
+from treadle.ir.ops.reductions import SHARD_SUM
 from treadle.ir.ops.shaping import BROADCAST, DynamicSlice, Reshape, Slice
 from treadle.ir.types import TensorType
 
 REFUSED: dict[Op, str] = {
     RANDOM_BITS: "ONNX's random operators draw other numbers: export a program without them, "
     "with training=False",
+    SHARD_SUM: "it is over the shards of a data-parallel step: export a forward of the model",
 }
 # Attributes that hold sizes of results, which the types of results say too.
 SIZED = (leaves.Iota, Reshape, Slice, DynamicSlice, ScatterAdd, Call, Scan, linear.Unwindow)

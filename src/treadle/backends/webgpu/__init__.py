@@ -1,0 +1,1 @@
+"""WebGPU as a backend."""

@@ -1,0 +1,1 @@
+"""WGSL text of mapped kernels, for WebGPU."""

@@ -1,0 +1,90 @@
+"""The source of a program: a module's text for each distinct kernel, and how it is launched.
+
+A kernel's text does not say in which arena each of its buffers lies: `module` does, when that is
+known. Bindings: group 0 has the arenas, group 1 a uniform buffer with where each buffer starts, in
+words of four bytes: for each call of a launch as many as the kernel has buffers, up to whole vec4s.
+"""
+
+from __future__ import annotations
+
+from treadle.base import dtypes
+from treadle.codegen.wgsl import scalars
+from treadle.codegen.wgsl.prelude import called
+from treadle.codegen.wgsl.render import Writer
+from treadle.codegen.wgsl.scatter import Scatter
+from treadle.codegen.wgsl.tiles import Contraction, Matrices
+from treadle.codegen.wgsl.values import Lines
+from treadle.kernel.geometry import Scattered, Tiled
+from treadle.kernel.mapped import blocks_of, geometry_of
+from treadle.kernel.nodes import Kernel
+from treadle.kernel.program import Program
+from treadle.kernel.shaders import MOST_WORKGROUPS, Shader, module
+
+
+def render_program(program: Program, halves: bool = False) -> tuple[Shader, ...]:
+    """Kernels numbered as `Program.distinct` numbers them; with `halves` float16 is two bytes."""
+    return tuple(shader(kernel, halves) for kernel in program.distinct())
+
+
+def shader(kernel: Kernel, halves: bool = False) -> Shader:
+    narrow = tuple(halves and b.dtype is dtypes.float16 for b in kernel.buffers)
+    text = _text(
+        kernel, frozenset(b.name for b, n in zip(kernel.buffers, narrow, strict=True) if n)
+    )
+    calls = geometry_of(kernel).calls
+    return Shader(
+        text, blocks_of(kernel), len(kernel.buffers), calls, narrow if any(narrow) else ()
+    )
+
+
+def _written(kernel: Kernel, halves: frozenset[str]) -> Lines:
+    lines: Writer | Scatter
+    match geometry_of(kernel).template:
+        case Tiled() as tiled:
+            lines = (Matrices if tiled.matrices else Contraction)(kernel, tiled, halves)
+        case Scattered() as scattered:
+            lines = Scatter(kernel, scattered, halves)
+        case None:
+            lines = Writer(kernel, halves)
+    lines.written()
+    return lines
+
+
+def _text(kernel: Kernel, halves: frozenset[str]) -> str:
+    for b in (*kernel.buffers, *kernel.scratch):
+        scalars.register(b.dtype)  # an error names what WGSL has not
+    geometry, blocks = geometry_of(kernel), blocks_of(kernel)
+    vectors, lines = max(1, -(-len(kernel.buffers) // 4)), _written(kernel, halves)
+    body = "\n".join(lines.lines)
+    head = [
+        f"@compute @workgroup_size({geometry.threads})",
+        "fn main(@builtin(workgroup_id) group: vec3<u32>,",
+        "        @builtin(num_workgroups) groups: vec3<u32>,",
+        "        @builtin(local_invocation_index) local: u32) {",
+        "  let index = i32(local);",
+        "  let block = group.x + group.y * groups.x;",
+    ]
+    if blocks > MOST_WORKGROUPS:
+        head.append(f"  if (block >= {blocks}u) {{ return; }}")
+    shares = geometry.share if geometry.share > 1 else geometry.threads
+    head.append(
+        f"  let tid = index % {shares};" if shares < geometry.threads else "  let tid = index;"
+    )
+    head += [
+        f"  let p{i} = arguments[group.z * {vectors}u + {i // 4}u][{i % 4}];"
+        for i in range(len(kernel.buffers))
+    ]
+    room = f"array<vec4<u32>, {vectors * geometry.calls}>"
+    enabled = ["enable f16;"] if halves or "coop_mat" in body else []
+    enabled += ["enable wgpu_cooperative_matrix;"] if "coop_mat" in body else []
+    declared = [*enabled, f"@group(1) @binding(0) var<uniform> arguments: {room};", *lines.shared]
+    functions = called(body)
+    if "kept(" in body + functions:
+        declared.append("var<private> zero: u32;")
+        head.append("  zero = p0 >> 31u;")  # no arena has so many words
+    return "\n".join([*declared, *([functions] if functions else []), *head, body, "}", ""])
+
+
+def render_kernel(kernel: Kernel) -> str:
+    """One kernel's module, its buffers in one arena."""
+    return module(shader(kernel), [0] * len(kernel.buffers))

@@ -1,0 +1,68 @@
+"""`DataParallel`: into how many shards a step's batch is cut, and what ranks share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from treadle.base.errors import ArgumentError
+from treadle.base.numbers import POSITIVE, check_choice, check_number, check_whole
+
+SYNCHRONISED, PER_SHARD = "synchronised", "per shard"
+TRANSPORTS = ("auto", "self", "mpi")
+MOST_SHARDS = 2**15
+
+
+@dataclass(frozen=True, slots=True)
+class DataParallel:
+    """The batch is cut into `shards` parts, however many ranks there are to compute them.
+
+    Each rank computes shards / ranks of them, one after the other, and gradients are summed in a
+    tree that is fixed by the number of shards: any number of ranks gives the same bits.
+    `shard_optimizer` leaves each rank the optimizer's state of its own part of every parameter.
+    `batch_norm` is over all shards, or with "per shard" over each by itself. With `local` a
+    rank is given the rows of its own shards, otherwise every rank the whole batch. Arrays of the
+    batch that are named in `whole` are for all shards. `overlap` sends gradients while others are
+    computed. `timeout` is how many seconds ranks wait
+    for each other. `transport` is MPI where a launcher has started this process, or "self".
+    """
+
+    shards: int = 8
+    shard_optimizer: bool = True
+    shard_parameters: bool = False
+    batch_norm: str = SYNCHRONISED
+    local: bool = False
+    whole: tuple[str, ...] = ()
+    overlap: bool = True
+    timeout: float = 300.0
+    transport: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_whole("DataParallel", "shards", self.shards)
+        if self.shards > MOST_SHARDS:
+            cause = f"shards is {self.shards}"
+            raise ArgumentError("DataParallel", cause, f"At most {MOST_SHARDS}.")
+        check_number("DataParallel", "timeout", self.timeout, POSITIVE)
+        check_choice("DataParallel", "batch_norm", self.batch_norm, (SYNCHRONISED, PER_SHARD))
+        check_choice("DataParallel", "transport", self.transport, TRANSPORTS)
+        if isinstance(self.whole, str):
+            object.__setattr__(self, "whole", (self.whole,))
+        elif not isinstance(self.whole, (tuple, list)) or not all(
+            isinstance(name, str) for name in self.whole
+        ):
+            raise ArgumentError(
+                "DataParallel",
+                f"whole is {self.whole!r}",
+                'Give the names of arrays of the batch: whole=("mask",).',
+            )
+        object.__setattr__(self, "whole", tuple(self.whole))
+        if self.shard_parameters:
+            raise ArgumentError(
+                "DataParallel",
+                "shard_parameters=True: parameters are whole on every rank",
+                "Use shard_optimizer=True, which leaves each rank its part of the optimizer.",
+            )
+
+    @property
+    def synchronises(self) -> bool:
+        """Whether batch norms look at all shards."""
+        return self.batch_norm == SYNCHRONISED and self.shards > 1

@@ -1,0 +1,59 @@
+"""MPI's functions by their addresses, for programs that call them without Python."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+Call = tuple[int, ...]  # a function's address, and its arguments as words
+
+
+class MpiCalls:
+    """Calls of one communicator; what they begin is waited for in Python.
+
+    Handles of MPICH are integers of 32 bits and those of Open MPI pointers: as words both are
+    passed alike.
+    """
+
+    def __init__(self, mpi: Any, comm: Any):
+        self._mpi, self._comm = mpi, comm
+        library = ctypes.CDLL(mpi.__file__)
+        names = ("MPI_Ialltoall", "MPI_Iprobe")
+        self._address = {n: ctypes.cast(getattr(library, n), ctypes.c_void_p).value for n in names}
+        self._handle = _signed(mpi._handleof(comm))
+        self._float = _signed(mpi._handleof(mpi.FLOAT))
+        self._width = int(mpi._sizeof(mpi.Request))
+        self._requests: list[np.ndarray] = []
+        self._probed = np.zeros(64, np.int64)  # a flag, then room for a status
+
+    def all_to_all(self, given: np.ndarray, taken: np.ndarray) -> Call:
+        """Begin an exchange of float32 rows."""
+        assert given.dtype == np.float32
+        assert all(a.flags.c_contiguous for a in (given, taken))
+        count = given.size // self._comm.Get_size()
+        request = np.zeros(1, np.int64)
+        self._requests.append(request)
+        both = (given.ctypes.data, count, self._float), (taken.ctypes.data, count, self._float)
+        address = self._address["MPI_Ialltoall"]
+        assert address is not None
+        return (address, *both[0], *both[1], self._handle, request.ctypes.data)
+
+    def progress(self) -> Call:
+        """Let what has begun go on: a look for messages, which nobody sends."""
+        address, flag = self._address["MPI_Iprobe"], self._probed.ctypes.data
+        assert address is not None
+        anyone = self._mpi.ANY_SOURCE, self._mpi.ANY_TAG
+        return (address, *anyone, self._handle, flag, flag + 16)
+
+    def pending(self) -> list[Any]:
+        """All that the calls have begun."""
+        words = np.int32 if self._width == 4 else np.int64
+        handles = [int(r.view(words)[0]) % 2**64 for r in self._requests]  # as pointers are
+        return [self._mpi.Request.fromhandle(handle) for handle in handles]
+
+
+def _signed(handle: int) -> int:
+    """A handle as a word."""
+    return handle - 2**64 if handle >= 2**63 else handle

@@ -1,0 +1,56 @@
+"""What a compile leaves behind for its certificate: the graphs of its stages, and its programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from treadle.ir.graph import Graph
+from treadle.ir.marks import Pairs, pairs_of
+
+
+class Relation(Enum):
+    """What the graph after a stage is to the one before it."""
+
+    EQUAL = "equal"  # the same outputs
+    GRADIENTS = "gradients"  # the same outputs, and gradients of the first
+    UPDATES = "updates"  # what becomes of the gradients
+    PART = "part"  # some of the outputs; updates may wait for a look at indices
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """One stage: the graphs around it, and which values may be which."""
+
+    stage: str
+    relation: Relation
+    before: Graph
+    after: Graph
+    pairs: Pairs = ()
+    assumptions: tuple[str, ...] = ()  # under which the graphs are equal
+    reason: str = ""  # why the compiler itself could not show it
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A program of a graph: its record as bytes, or what makes it."""
+
+    name: str
+    graph: Graph
+    record: Callable[[], bytes]
+
+
+@dataclass(slots=True)
+class Evidence:
+    """It grows as stages pass; nothing of it is copied or written before it is asked for."""
+
+    passages: list[Passage] = field(default_factory=list)
+    programs: list[Scheduled] = field(default_factory=list)
+    # The loss as it was traced and with its gradients, of a small batch; or why there is none.
+    small: Callable[[], tuple[Graph, Graph] | str] | None = None
+
+    def add_part(self, stage: str, whole: Graph, part: Graph) -> None:
+        """What a program computes of a marked graph."""
+        pairs = pairs_of(whole, part)
+        self.passages.append(Passage(stage, Relation.PART, whole, part, pairs))

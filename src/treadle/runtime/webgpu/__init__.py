@@ -1,0 +1,1 @@
+"""Programs on any GPU that WebGPU reaches, through wgpu."""

@@ -1,0 +1,284 @@
+"""The adapter that WebGPU finds: its limits, its memory, and what it says when something is wrong.
+
+One device for the process. Adapters that are a processor (lavapipe, SwiftShader) are used only
+where the device is asked for by name.
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+import importlib.util
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from treadle.base.errors import DeviceError, OutOfMemoryError
+from treadle.kernel.target_webgpu import BASE, FULL, WebGpuLimits
+
+ALIGNMENT = 256  # bytes: where bindings may start
+LESS_MEMORY = "Use a smaller batch, accumulate micro-batches, or give compile a memory_budget."
+_ORDER = {"DiscreteGPU": 0, "IntegratedGPU": 1, "VirtualGPU": 2, "Unknown": 3, "CPU": 4}
+_FEATURES = ("subgroup", "subgroup-barrier", "shader-f16", "timestamp-query")
+_MATRICES = "cooperative-matrix"  # experimental in wgpu: used where the environment asks for it
+_SUBGROUPS = {0x10DE: 32, 0x106B: 32}  # of vendors that have one size alone: NVIDIA, Apple
+
+
+def bindings() -> Any:
+    """The package, or an error that says how to get it."""
+    if importlib.util.find_spec("wgpu") is None:
+        raise DeviceError("webgpu", "wgpu is not installed", "pip install 'treadle[webgpu]'")
+    import wgpu
+    from wgpu.backends.wgpu_native import extras
+
+    return wgpu, extras
+
+
+def padded(nbytes: int) -> int:
+    return -(-max(1, nbytes) // ALIGNMENT) * ALIGNMENT
+
+
+@functools.cache
+def _adapters() -> tuple[Any, ...]:
+    """All of the machine, the best first; OpenGL's are those of another API once more."""
+    wgpu, extras = bindings()
+    kinds = ("Metal",) if sys.platform == "darwin" else ("Vulkan", "DX12")
+    extras.set_instance_extras(
+        backends=[k for k in kinds if k != "DX12" or sys.platform == "win32"]
+    )
+    found = wgpu.gpu.enumerate_adapters_sync()
+    return tuple(sorted(found, key=lambda a: _ORDER.get(a.info["adapter_type"], 3)))
+
+
+def _wants_matrices(adapter: Any) -> bool:
+    return bool(os.environ.get("TREADLE_WEBGPU_MATRICES")) and _MATRICES in adapter.features
+
+
+def _limits_of(adapter: Any) -> WebGpuLimits:
+    """What an adapter allows; subgroups only where their size is known.
+
+    wgpu says 4 to 128 where it did not ask the driver: then the vendor decides.
+    """
+    limits, info, features = adapter.limits, adapter.info, adapter.features
+    least, most = (
+        next((int(info[k]) for k in info if k.endswith(f"group_{end}_size")), 0)
+        for end in ("min", "max")
+    )
+    size = least if least == most else _SUBGROUPS.get(info.get("vendor_id", 0), 0)
+    has_subgroups = {"subgroup", "subgroup-barrier"} <= set(features) and size > 1
+    invocations = min(limits["max-compute-invocations-per-workgroup"], FULL.invocations)
+    binding = min(limits["max-storage-buffer-binding-size"], limits["max-buffer-size"])
+    return replace(
+        FULL if has_subgroups else BASE,
+        invocations=1 << (invocations.bit_length() - 1),
+        workgroup_bytes=limits["max-compute-workgroup-storage-size"],
+        storage_buffers=min(limits["max-storage-buffers-per-shader-stage"], FULL.storage_buffers),
+        binding_bytes=binding // ALIGNMENT * ALIGNMENT,
+        buffer_bytes=limits["max-buffer-size"] // ALIGNMENT * ALIGNMENT,
+        subgroup=size if has_subgroups else 0,
+        has_f16="shader-f16" in features,
+        has_matrices=has_subgroups and _wants_matrices(adapter),
+    )
+
+
+class Device:
+    """An adapter's device, its queue, and pipelines by their text."""
+
+    def __init__(self) -> None:
+        wgpu, _ = bindings()
+        adapters = _adapters()
+        if not adapters:
+            raise DeviceError("webgpu", "no adapter was found", 'Install a driver, or use "cpu".')
+        adapter = adapters[0]
+        self.wgpu, self.limits, self.info = wgpu, _limits_of(adapter), adapter.info
+        self.name = f"{self.info['device']} ({self.info['backend_type']})"
+        self.is_processor = self.info["adapter_type"] == "CPU"
+        wanted = {
+            "max-compute-invocations-per-workgroup": self.limits.invocations,
+            "max-compute-workgroup-size-x": self.limits.invocations,
+            "max-compute-workgroup-storage-size": self.limits.workgroup_bytes,
+            "max-storage-buffers-per-shader-stage": self.limits.storage_buffers,
+            "max-storage-buffer-binding-size": adapter.limits["max-storage-buffer-binding-size"],
+            "max-buffer-size": adapter.limits["max-buffer-size"],
+        }
+        features = [f for f in _FEATURES if f in adapter.features]
+        features += [_MATRICES] if self.limits.has_matrices else []
+        self.has_timestamps = "timestamp-query" in features
+        self.device = adapter.request_device_sync(
+            required_features=features, required_limits=wanted
+        )
+        self.queue = self.device.queue
+        from wgpu.backends.wgpu_native import ffi, lib
+
+        self.library, self.ffi = lib, ffi
+        self.lock = threading.RLock()
+        self.lost, self.checkpoint = "", ""
+        self._pipelines: dict[str, Any] = {}
+        self._layouts: dict[int, tuple[Any, Any]] = {}
+
+    @contextmanager
+    def checked(self, operation: str, what: str = "") -> Iterator[None]:
+        """What wgpu raises as errors that say what to do."""
+        if self.lost:
+            raise self.lost_error(operation)
+        try:
+            yield
+        except self.wgpu.GPUOutOfMemoryError as error:
+            raise OutOfMemoryError(
+                operation, f"{what or error} on {self.name}", LESS_MEMORY
+            ) from error
+        except (self.wgpu.GPUError, RuntimeError) as error:
+            cause = str(error).strip().splitlines()
+            if "lost" in str(error).lower():
+                self.lost = cause[0]
+                raise self.lost_error(operation) from error
+            raise DeviceError(operation, f"wgpu says: {' '.join(cause)}") from error
+
+    def lost_error(self, operation: str) -> DeviceError:
+        """Values on the device are gone; what was read or written to files before is not."""
+        kept = f"the last is {self.checkpoint}" if self.checkpoint else "there is no checkpoint yet"
+        return DeviceError(
+            operation,
+            f"the device is lost to this process: {self.lost}",
+            f"Start a new process from a checkpoint: {kept}.",
+        )
+
+    # Memory
+
+    def buffer(self, nbytes: int, what: str = "an array") -> Any:
+        """Memory of the device, all zeros."""
+        size, most = padded(nbytes), self.limits.binding_bytes
+        if size > most:
+            cause = (
+                f"{what} needs {size:,} bytes in one buffer, and {self.name} has at most {most:,}"
+            )
+            raise OutOfMemoryError("webgpu", cause, LESS_MEMORY)
+        flags = self.wgpu.BufferUsage
+        usage = flags.STORAGE | flags.COPY_DST | flags.COPY_SRC
+        with self.checked("webgpu", f"{what} needs {size:,} bytes, which are not free"):
+            return self.device.create_buffer(size=size, usage=usage)
+
+    def staging(self, nbytes: int) -> Any:
+        flags = self.wgpu.BufferUsage
+        with self.checked("webgpu", f"results need {nbytes:,} bytes, which are not free"):
+            return self.device.create_buffer(
+                size=padded(nbytes), usage=flags.COPY_DST | flags.MAP_READ
+            )
+
+    def write(self, buffer: Any, offset: int, words: np.ndarray) -> None:
+        if words.nbytes:
+            with self.lock, self.checked("webgpu"):
+                self.queue.write_buffer(buffer, offset, np.ascontiguousarray(words))
+
+    def read(self, buffer: Any, offset: int, nbytes: int) -> np.ndarray:
+        """Words, when all work before is done."""
+        if not nbytes:
+            return np.zeros(0, np.uint32)
+        with self.lock, self.checked("webgpu"):
+            return np.frombuffer(self.queue.read_buffer(buffer, offset, nbytes), np.uint32)
+
+    # Pipelines
+
+    def layouts(self, arenas: int) -> tuple[Any, Any]:
+        """Of bind groups with so many arenas, and of pipelines that have them."""
+        if arenas not in self._layouts:
+            own = [self._entry(i, "storage") for i in range(arenas)]
+            group = self.device.create_bind_group_layout(entries=own)
+            both = [group, self.arguments_layout]
+            pipeline = self.device.create_pipeline_layout(bind_group_layouts=both)
+            self._layouts[arenas] = group, pipeline
+        return self._layouts[arenas]
+
+    @functools.cached_property
+    def arguments_layout(self) -> Any:
+        return self.device.create_bind_group_layout(entries=[self._entry(0, "uniform")])
+
+    def _entry(self, binding: int, type_: str) -> dict[str, object]:
+        buffer = {"type": type_, "has_dynamic_offset": type_ == "uniform"}
+        visibility = self.wgpu.ShaderStage.COMPUTE
+        return {"binding": binding, "visibility": visibility, "buffer": buffer}
+
+    def pipeline(self, text: str, arenas: int) -> Any:
+        """A module's pipeline; equal texts have one."""
+        with self.lock:
+            if text not in self._pipelines:
+                with self.checked("compile"):
+                    module = self._module(text)
+                    self._pipelines[text] = self.device.create_compute_pipeline(
+                        layout=self.layouts(arenas)[1],
+                        compute={"module": module, "entry_point": "main"},
+                    )
+            return self._pipelines[text]
+
+    def _module(self, text: str) -> Any:
+        """A module whose accesses are not tested once more: the verifier proved them in bounds.
+
+        Nor are loops counted, all of which end. wgpu's own method has no way to say so; the library
+        below it has.
+        """
+        from wgpu.backends.wgpu_native import _api
+
+        create = getattr(_api.libf, "wgpuDeviceCreateShaderModuleTrusted", None)
+        if create is None:
+            return self.device.create_shader_module(code=text)
+        new, code = self.ffi.new, self.ffi.new("char[]", text.encode())
+        source = new("WGPUShaderSourceWGSL *")
+        source.chain.sType = self.library.WGPUSType_ShaderSourceWGSL
+        source.code.data, source.code.length = code, len(code) - 1
+        description = new("WGPUShaderModuleDescriptor *")
+        description.nextInChain = self.ffi.cast("WGPUChainedStruct *", source)
+        made = create(self.device._internal, description, 0)
+        return _api.GPUShaderModule("", made, self.device)
+
+    def arena_group(self, buffers: Sequence[Any]) -> Any:
+        """Whole buffers as a bind group."""
+        if len(buffers) > self.limits.storage_buffers:
+            raise OutOfMemoryError(
+                "webgpu",
+                f"a kernel's arrays lie in {len(buffers)} buffers, and a shader of {self.name} "
+                f"binds at most {self.limits.storage_buffers}",
+                LESS_MEMORY,
+            )
+        entries = [
+            {"binding": i, "resource": {"buffer": buffer, "offset": 0, "size": buffer.size}}
+            for i, buffer in enumerate(buffers)
+        ]
+        with self.checked("webgpu"):
+            return self.device.create_bind_group(
+                layout=self.layouts(len(buffers))[0], entries=entries
+            )
+
+
+@functools.cache
+def device() -> Device:
+    """The one of this process."""
+    return Device()
+
+
+@functools.cache
+def why_not() -> str | None:
+    """Why no adapter can be used; None where one can."""
+    try:
+        device()
+    except DeviceError as error:
+        return error.cause
+    return None
+
+
+def why_not_by_itself() -> str | None:
+    """Why nobody who did not ask for it gets it: there is no adapter of a real GPU.
+
+    On Linux no library is loaded to find out that there is none.
+    """
+    nodes = ("/dev/dri/render*", "/dev/nvidia[0-9]*", "/dev/dxg", "/dev/mali*", "/dev/kgsl*")
+    if sys.platform == "linux" and not any(glob.glob(n) for n in nodes):
+        return "there is no GPU"
+    if why_not() is not None:
+        return why_not()
+    return "its adapter is a processor" if device().is_processor else None

@@ -1,0 +1,1 @@
+"""What a compile did, as plain records that a program without Treadle can check."""

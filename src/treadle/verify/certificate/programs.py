@@ -1,0 +1,234 @@
+"""A program as plain data: kernels, calls, what buffers hold, and where they lie in memory.
+
+Every node is a list whose first element says what it is. Equal kernels are there once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import assert_never
+
+from treadle.ir.literal import Number
+from treadle.kernel.bindings import Binding, Content, Copy, Elements, Partial, Whole, Work
+from treadle.kernel.geometry import Geometry, Scattered, Tiled
+from treadle.kernel.index import Bounded, Data, Index, Quotient, Remainder, Var
+from treadle.kernel.nodes import (
+    Accumulate,
+    Apply,
+    Barrier,
+    Buffer,
+    Convert,
+    For,
+    Guarded,
+    Kernel,
+    Let,
+    LibraryCall,
+    Literal,
+    Load,
+    Local,
+    Matmul,
+    Matrix,
+    Position,
+    Set,
+    Statement,
+    Store,
+    StridedAxis,
+    Update,
+    Value,
+    View,
+    Within,
+)
+from treadle.kernel.program import Call, Phase, Program, Repeat, Step
+from treadle.memory.plan import BufferPlan
+
+Record = dict[str, object]
+
+
+def program_record(program: Program, plan: BufferPlan) -> Record:
+    """Everything that a checker needs beside the graphs that the bindings name."""
+    kernels = program.distinct()
+    numbers = {id(kernel): i for i, kernel in enumerate(kernels)}
+    return {
+        "kernels": [kernel_record(kernel) for kernel in kernels],
+        "buffers": [_buffer(b) for b in program.buffers],
+        "leaves": [name for name, _ in program.leaves],
+        "constants": [name for name, _ in program.constants],
+        "updated": list(program.updated),
+        "outputs": [[o.name, list(o.value), buffer] for o, buffer, _ in program.outputs],
+        "steps": [_step(step, numbers) for step in program.steps],
+        "bindings": [_binding(b) for b in program.bindings.every],
+        "arena": plan.size,
+        "offsets": [[name, at] for name, at in plan.offsets.items()],
+    }
+
+
+def _step(step: Step, numbers: dict[int, int]) -> list[object]:
+    match step:
+        case Phase(calls):
+            return ["phase", [_call(call, numbers) for call in calls]]
+        case Repeat(length, reverse, steps):
+            return ["repeat", length, reverse, [_step(s, numbers) for s in steps]]
+        case _:
+            assert_never(step)
+
+
+def _call(call: Call, numbers: dict[int, int]) -> list[object]:
+    lines = [str(origin) for origin in call.origins]
+    return [numbers[id(call.kernel)], [[a.buffer, a.row] for a in call.arguments], lines]
+
+
+def _buffer(b: Buffer) -> list[object]:
+    return [b.name, b.dtype.name, b.size, b.lanes, b.space.value, b.pack]
+
+
+# What buffers hold
+
+
+def _binding(b: Binding) -> list[object]:
+    return [b.buffer, b.scope, b.value.node, b.value.output, _content(b.content)]
+
+
+def _content(content: Content) -> list[object]:
+    match content:
+        case Whole(order, pitch):
+            return ["whole", list(order), pitch]
+        case Copy(elements):
+            return ["copy", _elements(elements)]
+        case Partial(elements, summed, op):
+            return ["partial", _elements(elements), _variables(summed), op]
+        case Work(purpose):
+            return ["work", purpose]
+        case _:
+            assert_never(content)
+
+
+def _elements(e: Elements) -> list[object]:
+    element, guards = [_index(i) for i in e.element], [_value(g) for g in e.guards]
+    return [_variables(e.variables), _index(e.address), element, guards]
+
+
+def _variables(variables: Sequence[Var]) -> list[list[object]]:
+    return [[v.name, v.extent] for v in variables]
+
+
+# Kernels
+
+
+def kernel_record(kernel: Kernel) -> Record:
+    return {
+        "name": kernel.name,
+        "inputs": [_buffer(b) for b in kernel.inputs],
+        "outputs": [_buffer(b) for b in kernel.outputs],
+        "scratch": [_buffer(b) for b in kernel.scratch],
+        "geometry": None if kernel.geometry is None else _geometry(kernel.geometry),
+        "body": [_statement(s) for s in kernel.body],
+    }
+
+
+def _geometry(g: Geometry) -> list[object]:
+    template: list[object] | None = None
+    match g.template:
+        case Tiled() as t:
+            groups = [[v.name for v in vs] for vs in (t.batch, t.rows, t.columns, t.depth)]
+            tile = [t.left.length, t.right.length, t.down, t.across, t.shares]
+            template = ["tiled", *groups, *tile]
+        case Scattered(rows, blocks):
+            template = ["scattered", rows, blocks]
+        case None:
+            pass
+    return [g.threads, g.share, g.warp, g.combine.value, template]
+
+
+def _statement(s: Statement) -> list[object]:
+    match s:
+        case For(var, role, body, stop, lanes):
+            end = None if stop is None else _index(stop)
+            inner = [_statement(i) for i in body]
+            return ["for", var.name, var.extent, role.value, end, lanes, inner]
+        case Let(local, value):
+            return ["let", local, _value(value)]
+        case Set(local, value):
+            return ["set", local, _value(value)]
+        case Accumulate(local, op, value):
+            return ["accumulate", local, op, _value(value)]
+        case Store(buffer, index, value, guard):
+            held = None if guard is None else _value(guard)
+            return ["store", buffer, _index(index), _value(value), held]
+        case Update(buffer, index, value):
+            return ["update", buffer, _index(index), _value(value)]
+        case Barrier(scope):
+            return ["barrier", scope.value]
+        case Matmul(target, left, right, adds, bias, scales):
+            matrices = [_matrix(m) for m in (target, left, right)]
+            return ["matmul", *matrices, adds, bias, [list(scale) for scale in scales]]
+        case LibraryCall(name, results, operands, numbers):
+            views = [[_view(v) for v in given] for given in (results, operands)]
+            return ["library", name, *views, [[n, _number(x)] for n, x in numbers]]
+        case _:
+            assert_never(s)
+
+
+def _matrix(m: Matrix) -> list[object]:
+    return [m.buffer, _index(m.index), _axis(m.rows), _axis(m.columns)]
+
+
+def _axis(axis: StridedAxis) -> list[object]:
+    return [axis.count, axis.stride, list(axis.listed)]
+
+
+def _view(v: View) -> list[object]:
+    return [v.buffer, v.start, list(v.shape), list(v.strides)]
+
+
+def _value(value: Value) -> list[object]:
+    match value:
+        case Literal(number, dtype):
+            return ["literal", _number(number), dtype.name]
+        case Load(buffer, index, dtype):
+            return ["load", buffer, _index(index), dtype.name]
+        case Local(name, dtype):
+            return ["local", name, dtype.name]
+        case Position(index, dtype):
+            return ["position", _index(index), dtype.name]
+        case Apply(op, operands, dtype):
+            return ["apply", op, dtype.name, *(_value(v) for v in operands)]
+        case Convert(inner, dtype):
+            return ["convert", _value(inner), dtype.name]
+        case Within(index, low, high):
+            return ["within", _index(index), low, high]
+        case Guarded(guard, inner, other, dtype):
+            return ["guarded", _value(guard), _value(inner), _value(other), dtype.name]
+        case _:
+            assert_never(value)
+
+
+def _number(value: Number) -> bool | int | str:
+    """Exactly: whole numbers as they are, others as text, which JSON cannot round."""
+    if isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, Fraction):
+        return f"{value.numerator}/{value.denominator}"
+    return value.hex() if math.isfinite(value) else repr(value)
+
+
+def _index(index: Index) -> list[object]:
+    """The offset, then pairs of a factor and what it multiplies."""
+    return [index.offset, *([factor, _atom(atom)] for atom, factor in index.terms)]
+
+
+def _atom(atom: Var | Data | Quotient | Remainder | Bounded) -> object:
+    match atom:
+        case Var(name):
+            return name
+        case Data(local, extent):
+            return ["data", local, extent]
+        case Quotient(index, divisor):
+            return ["quotient", _index(index), divisor]
+        case Remainder(index, divisor):
+            return ["remainder", _index(index), divisor]
+        case Bounded(index, extent):
+            return ["bounded", _index(index), extent]
+        case _:
+            assert_never(atom)

@@ -1,0 +1,88 @@
+"""The graphs around a stage, compared by the checker while a step is compiled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from treadle.base.errors import GraphError
+from treadle.base.origin import Origin
+from treadle.ir.graph import Graph
+from treadle.kernel.evidence import Passage, Relation
+from treadle.verify.certificate.graphs import Records, attributes_record
+from treadle_checker.equality import Effort, check_related
+from treadle_checker.graph import SCHEMA, read_attributes
+from treadle_checker.reading import NotEstablished, Rejected
+from treadle_checker.values import Graph as Known
+from treadle_checker.values import Node, Type, Value, key_of
+
+# A compile waits for it: what takes longer is left to `treadle check`.
+QUICK = Effort(spent=2**20, samples=2)
+
+
+def replayed(passage: Passage) -> Passage:
+    """The passage, with the reason if its graphs are not known to be equal; a GraphError if they
+    differ. Stages that take numbers for others that are near are not looked at.
+    """
+    before, after = passage.before, passage.after
+    if passage.relation is not Relation.EQUAL or before == after:
+        return passage
+    if passage.assumptions:
+        return replace(passage, reason=f"equal but for {' and '.join(passage.assumptions)}")
+    known = _Graphs()
+    proposed = [(Value(*a), Value(*b)) for a, b in passage.pairs]
+    try:
+        check_related("equal", known.of(before), known.of(after), proposed, QUICK)
+    except NotEstablished as reason:
+        return replace(passage, reason=str(reason))
+    except Rejected as wrong:
+        cause = f"{passage.stage} gave a graph that is not equal to the one before: {wrong}"
+        raise GraphError("verify", cause, "Compile with rewrite=False, and report it.") from wrong
+    return passage
+
+
+class _Graphs:
+    """Treadle's graphs as the checker has them, without a file between."""
+
+    def __init__(self) -> None:
+        self.records = Records()
+        self.attributes: dict[Any, tuple[Any, str]] = {}
+        self.graphs: dict[str, Known] = {}
+        self.lines: dict[Origin | None, str] = {None: ""}
+
+    def of(self, graph: Graph) -> Known:
+        nodes = []
+        types: dict[Any, Type] = {}
+        for node in graph.nodes:
+            known = self.attributes.get((node.op, node.attributes))
+            if known is None:
+                known = self.attributes[node.op, node.attributes] = self._attributes(node)
+            if node.origin not in self.lines:
+                self.lines[node.origin] = str(node.origin)
+            for t in node.types:
+                if t not in types:
+                    types[t] = Type(t.dtype.name, t.shape)
+            nodes.append(
+                Node(
+                    node.op.name,
+                    known[0],
+                    tuple([Value(*v) for v in node.operands]),
+                    tuple([types[t] for t in node.types]),
+                    self.lines[node.origin],
+                    known[1],
+                )
+            )
+        outputs = tuple((o.kind.value, o.name, Value(*o.value)) for o in graph.outputs)
+        return Known(tuple(nodes), outputs, graph.name, str(hash(graph)))
+
+    def _attributes(self, node: Any) -> tuple[Any, str]:
+        if node.op.name not in SCHEMA:  # one that somebody added
+            raise NotEstablished(f"the checker does not know the op {node.op.name}")
+        raw = attributes_record(node.attributes, self.records)
+        found = read_attributes(raw, SCHEMA[node.op.name], self._body)
+        return found, key_of(node.op.name, raw)
+
+    def _body(self, name: str) -> Known:
+        if name not in self.graphs:
+            self.graphs[name] = self.of(self.records.by_name[name])
+        return self.graphs[name]

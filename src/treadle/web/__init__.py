@@ -1,0 +1,1 @@
+"""Compiled programs as a folder that a browser runs, and trains."""

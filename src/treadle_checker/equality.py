@@ -1,0 +1,419 @@
+"""That two graphs are equal over the reals, value by value.
+
+Nodes of one op over equal operands are equal; casts between floats change nothing over the reals.
+For other pairs that are proposed, the nodes that lead to both from values that they share are
+evaluated over the field, those values being generic, at some elements. Pairs that cannot be shown
+to be equal are left alone: only the outputs must be equal in the end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from treadle_checker.elements import Elements
+from treadle_checker.field import Element, Field, is_float, same
+from treadle_checker.reading import NotEstablished, Rejected
+from treadle_checker.values import LEAVES, Graph, Node, Type, Value
+
+COMMUTATIVE = frozenset(["add", "mul", "max", "min", "and", "or", "xor", "eq"])
+MOST_NODES = 300  # between two values and those that they share
+MOST_TRIES = 6  # of deeper cuts
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long may be looked, and at how much."""
+
+    spent: int = 2**31  # operations, all comparisons together; one may take an eighth
+    samples: int = 14  # elements of a value, beside the first and the last; all of twice as many
+
+
+WHOLE = Effort()
+_FLOATS = re.compile(r'"b?float\w*"')
+_SWITCHES = ((0, False, False), (1, False, True), (2, True, True))  # trial, ordered, has_logs
+
+
+@dataclass
+class Outcome:
+    """How many values are equal by their form, and what was compared over the field."""
+
+    congruent: int = 0
+    compared: int = 0
+    distinct: int = 0
+    lines: list[str] = field(default_factory=list)  # of values that were compared
+
+
+@dataclass(frozen=True, slots=True)
+class Cone:
+    """Nodes from shared values, the inputs, to a pair: what is evaluated."""
+
+    graph: Graph
+    text: str  # equal cones have equal texts
+
+
+class Equality:
+    """Classes of values that are known to be equal, of a graph and of the one that came of it."""
+
+    def __init__(self, before: Graph, after: Graph, effort: Effort = WHOLE):
+        self.graphs, self.effort = (before, after), effort
+        self.parent: list[int] = []
+        self.made: list[tuple[Node, int]] = []  # what a class is an output of
+        self.operands: list[tuple[int, ...]] = []  # the classes that it reads
+        self.known: dict[tuple[str, int, tuple[int, ...]], int] = {}
+        self.judged: dict[tuple[str, str], bool | None] = {}
+        self.refuted: dict[int, str] = {}  # lines of values that no value after is equal to
+        self.outcome = Outcome()
+        self.spent = 0
+        self.first = self._classes(before, {})
+        self.limit = len(self.parent)  # classes below are of the graph before
+
+    def find(self, c: int) -> int:
+        while self.parent[c] != c:
+            self.parent[c] = self.parent[self.parent[c]]
+            c = self.parent[c]
+        return c
+
+    def _classes(self, graph: Graph, pairs: dict[Value, list[int]]) -> dict[Value, int]:
+        places: dict[Value, int] = {}
+        for i, node in enumerate(graph.nodes):
+            children = tuple([self.find(places[v]) for v in node.operands])
+            for output in range(len(node.types)):
+                value = Value(i, output)
+                place = self._class(node, output, children)
+                places[value] = place
+                for other in pairs.get(value, ()):
+                    self._try(other, place)
+        return places
+
+    def _class(self, node: Node, output: int, children: tuple[int, ...]) -> int:
+        if node.op == "cast" and self._keeps(node, children):
+            return children[0]
+        key = self._key(node, output, children)
+        found = self.known.get(key)
+        if found is None:
+            found = self.known[key] = len(self.parent)
+            self.parent.append(found)
+            self.made.append((node, output))
+            self.operands.append(children)
+        return found
+
+    def _keeps(self, node: Node, children: tuple[int, ...]) -> bool:
+        """Whether a node changes nothing over the reals."""
+        given = self._type(children[0]).dtype
+        return given == node.types[0].dtype or (is_float(given) and is_float(node.types[0].dtype))
+
+    def _key(
+        self, node: Node, output: int, children: tuple[int, ...]
+    ) -> tuple[str, int, tuple[int, ...]]:
+        classes = tuple(sorted(children)) if node.op in COMMUTATIVE else children
+        return _FLOATS.sub('"float"', node.key), output, classes
+
+    def _type(self, place: int) -> Type:
+        node, output = self.made[place]
+        return node.types[output]
+
+    def _try(self, a: int, b: int) -> None:
+        """Make one class of two, if they are equal."""
+        a, b = self.find(a), self.find(b)
+        if a == b:
+            self.outcome.congruent += 1
+        elif self._comparable(a, b) and (self._congruent(a, b) or self._agree(a, b)):
+            self.parent[max(a, b)] = min(a, b)
+            self.refuted.pop(a, None)
+
+    def _comparable(self, a: int, b: int) -> bool:
+        x, y = self._type(a), self._type(b)
+        return x.shape == y.shape and (
+            x.dtype == y.dtype or (is_float(x.dtype) and is_float(y.dtype))
+        )
+
+    def _congruent(self, a: int, b: int) -> bool:
+        """Classes may have become equal since a node was entered."""
+        keys = [self._key(*self.made[c], tuple(map(self.find, self.operands[c]))) for c in (a, b)]
+        if keys[0] == keys[1] or self._equal_bodies(a, b, keys):
+            self.outcome.congruent += 1
+            return True
+        return False
+
+    def _equal_bodies(self, a: int, b: int, keys: list[tuple[str, int, tuple[int, ...]]]) -> bool:
+        """Calls and scans whose bodies are equal graphs."""
+        (x, _), (y, _) = self.made[a], self.made[b]
+        if x.op != y.op or x.op not in ("call", "scan") or keys[0][1:] != keys[1][1:]:
+            return False
+        rest = [
+            {k: v for k, v in n.attributes.items() if k not in ("body", "name")} for n in (x, y)
+        ]
+        bodies = x.attributes["body"], y.attributes["body"]
+        if rest[0] != rest[1]:
+            return False
+        key = bodies[0].digest, bodies[1].digest
+        if key not in self.judged:
+            self.judged[key] = _are_equal_bodies(*bodies, self.effort)
+        return bool(self.judged[key])
+
+    def _agree(self, a: int, b: int) -> bool:
+        """Over the field, from the nearest values that both come from."""
+        sides = [_Side(self, a), _Side(self, b)]
+        tries = 0
+        self._spend(2**12)
+        while sum(len(s.inside) for s in sides) <= MOST_NODES:
+            leaves = [s.leaves for s in sides]
+            self._spend(len(leaves[0]) + len(leaves[1]))
+            odd = [c for c in leaves[0] ^ leaves[1] if self._opens(c)]
+            if not odd:
+                tries += 1
+                cones = [s.cone(leaves[0] | leaves[1]) for s in sides]
+                agree = self._evaluated(cones[0], cones[1])
+                if agree:
+                    self._count(b)
+                    return True
+                odd = [c for c in leaves[0] | leaves[1] if self._opens(c)]
+                if not odd or tries > MOST_TRIES or agree is None:
+                    if agree is False:
+                        self.refuted[a] = self.made[b][0].line or self.made[b][0].op
+                    return False
+            # Those of the graph after alone, then the one that was made last.
+            latest = max(odd, key=lambda c: (c >= self.limit, c))
+            for side in sides:
+                side.open(latest)
+        return False
+
+    def _spend(self, operations: int) -> None:
+        self.spent += operations
+        if self.spent > self.effort.spent:
+            raise NotEstablished("the graphs take too long to compare")
+
+    def _opens(self, c: int) -> bool:
+        return self.made[c][0].op not in LEAVES
+
+    def _count(self, b: int) -> None:
+        self.outcome.compared += 1
+        line = self.made[b][0].line
+        if line and line not in self.outcome.lines:
+            self.outcome.lines.append(line)
+
+    def _evaluated(self, a: Cone, b: Cone) -> bool | None:
+        """Whether they agree; None if that is not known."""
+        key = a.text, b.text
+        if key not in self.judged:
+            self.outcome.distinct += 1
+            try:
+                self.judged[key] = any(self._agreement(a.graph, b.graph, *s) for s in _SWITCHES)
+            except NotEstablished:
+                self.judged[key] = None
+        return self.judged[key]
+
+    def _agreement(self, a: Graph, b: Graph, trial: int, ordered: bool, has_logs: bool) -> bool:
+        """Whether both results agree at some elements."""
+        needed = _CHOICES if ordered else _LOGS if has_logs else None
+        if needed is not None and not any(n.op in needed for g in (a, b) for n in g.nodes):
+            return False
+        limit, samples = self.effort.spent // 8, self.effort.samples
+        field, size = Field(trial, ordered, has_logs, limit), a.output_types[0].size
+        rng = np.random.default_rng([trial, size])
+        if size == 0:
+            return True
+        some = np.unique([*rng.integers(0, size, samples), 0, size - 1])
+        at = np.arange(size) if size <= 2 * samples else some
+        most = index_size([a, b])
+        try:
+            return same(*(_generic(g, field, most).at(g.outputs[0][2], at) for g in (a, b)))
+        finally:
+            self._spend(field.spent)
+
+
+class _Side:
+    """One of a pair: the classes inside its cone, and those that the cone begins with."""
+
+    def __init__(self, of: Equality, root: int):
+        self.of, self.root = of, root
+        self.inside: set[int] = set()
+        self.leaves: set[int] = {root}
+        self.open(root)
+
+    def open(self, c: int) -> None:
+        """Look behind a class; what nothing decides is looked behind at once."""
+        if c not in self.leaves:
+            return
+        self.leaves.discard(c)
+        self.inside.add(c)
+        for child in map(self.of.find, self.of.operands[c]):
+            if child not in self.inside:
+                self.leaves.add(child)
+                if self.of.made[child][0].op in ("constant", "iota"):
+                    self.open(child)
+
+    def cone(self, order: set[int]) -> Cone:
+        """The nodes inside as a graph, inputs for the leaves of both sides in one order."""
+        nodes: list[Node] = []
+        places: dict[int, Value] = {}
+        for k, c in enumerate(sorted(order)):
+            type_ = self.of._type(c)
+            nodes.append(
+                Node("input", {"name": str(k), "type": type_}, (), (type_,), "", f"input {type_}")
+            )
+            places[c] = Value(k)
+        stack = [self.root]
+        made: dict[tuple[int, tuple[int, ...]], int] = {}
+        while stack:
+            c = stack[-1]
+            children = tuple(map(self.of.find, self.of.operands[c]))
+            missing = [x for x in children if x not in places]
+            if c in places or missing:
+                stack = stack[:-1] if c in places else [*stack, *missing]
+                continue
+            node, output = self.of.made[c]
+            at = made.setdefault((id(node), children), len(nodes))
+            if at == len(nodes):
+                nodes.append(
+                    Node(
+                        node.op,
+                        node.attributes,
+                        tuple(places[x] for x in children),
+                        node.types,
+                        "",
+                        node.key,
+                    )
+                )
+            places[c] = Value(at, output)
+        text = "\n".join(f"{n.key} {[tuple(v) for v in n.operands]} {n.types[0]}" for n in nodes)
+        root = places[self.root]
+        return Cone(Graph(tuple(nodes), (("result", "0", root),)), f"{text}\n{tuple(root)}")
+
+
+_LOGS = frozenset(
+    "log softplus logsumexp log_softmax attention cross_entropy linear_cross_entropy "
+    "linear_cross_entropy_grad".split()
+)
+_CHOICES = frozenset(
+    "max min reduce_max reduce_min argmax argmin sort top_k lt le relu max_pool call scan".split()
+)
+
+
+def _generic(graph: Graph, field: Field, most: int) -> Elements:
+    def given(value: Value):  # type: ignore[no-untyped-def]
+        node = graph.nodes[value.node]
+        if node.op != "input":
+            return None
+        name, dtype = node.attributes["name"], node.types[0].dtype
+        return lambda at: _below(field, field.keyed(name, dtype, at, most), dtype, most)
+
+    return Elements(graph, field, given)
+
+
+def _below(field: Field, x: Element, dtype: str, most: int) -> Element:
+    """Integers are indices inside what they index."""
+    return (
+        x
+        if is_float(dtype) or dtype == "bool"
+        else field.integers(x.p.astype(np.int64) % most, dtype)
+    )
+
+
+def index_size(graphs: Iterable[Graph]) -> int:
+    """The shortest axis that anything indexes."""
+    found = [50]
+    for graph in graphs:
+        for node in graph.nodes:
+            a, shapes = node.attributes, [graph.type_of(v).shape for v in node.operands]
+            match node.op:
+                case "gather":
+                    found.append(shapes[0][a["axis"]])
+                case "scatter_add":
+                    found.append(a["size"])
+                case "one_hot":
+                    found.append(a["classes"])
+                case "embedding":
+                    found.append(shapes[0][0])
+                case "cross_entropy":
+                    found.append(shapes[0][-1])
+                case "linear_cross_entropy" | "linear_cross_entropy_grad":
+                    found.append(shapes[2 if node.op.endswith("grad") else 1][0])
+    return max(1, min(found))
+
+
+def _are_equal_bodies(a: Graph, b: Graph, effort: Effort) -> bool:
+    try:
+        check_related("equal", a, b, [], effort)
+    except (NotEstablished, Rejected):
+        return False
+    return True
+
+
+Key = tuple[str, str, int]
+
+
+def _by_name(graph: Graph) -> dict[Key, Value]:
+    """Outputs by kind and name, and by how many of the same there are before."""
+    found: dict[Key, Value] = {}
+    counts: Counter[tuple[str, str]] = Counter()
+    for kind, name, value in graph.outputs:
+        counts[kind, name] += 1
+        found[kind, name, counts[kind, name] if kind == "print" else 0] = value
+    if len(found) != len(graph.outputs):
+        raise Rejected(f"two outputs of {graph.name!r} have one name")
+    return found
+
+
+def check_related(
+    relation: str,
+    before: Graph,
+    after: Graph,
+    pairs: Iterable[tuple[Value, Value]],
+    effort: Effort = WHOLE,
+) -> Outcome:
+    """How a graph was shown to be what a stage should make of another.
+
+    equal: the same outputs. gradients: the same outputs, and gradients beside them. updates: the
+    gradients of the graph before are values of the one after. part: some of the outputs; updates
+    may be guarded by a flag, and be the old values where it is false.
+    """
+    equality = Equality(before, after, effort)
+    proposed: dict[Value, list[int]] = {}
+    for a, b in pairs:
+        proposed.setdefault(b, []).append(equality.first[a])
+    second = equality._classes(after, proposed)
+    old, new = _by_name(before), _by_name(after)
+    if relation == "updates":
+        made = {equality.find(c) for c in second.values()}
+        for (kind, name, _), value in old.items():
+            if kind == "gradient" and equality.find(equality.first[value]) not in made:
+                raise NotEstablished(f"the gradient of {name!r} is not seen in what is made of it")
+        return equality.outcome
+    missing = {"equal": old.keys() ^ new.keys(), "gradients": old.keys() - new.keys()}.get(
+        relation, set()
+    )
+    if missing or not old.keys() & new.keys():
+        raise Rejected(f"the outputs differ: {sorted(missing)[:3]}")
+    for key in old.keys() & new.keys():
+        _check_output(equality, key, old[key], new[key], second, relation == "part")
+    return equality.outcome
+
+
+def _check_output(
+    equality: Equality, key: Key, old: Value, new: Value, second: dict[Value, int], guarded: bool
+) -> None:
+    a, after = equality.first[old], equality.graphs[1]
+    equality._try(a, second[new])
+    node = after.nodes[new.node]
+    if (
+        guarded
+        and node.op == "where"
+        and key[0] == "update"
+        and equality.find(a) != equality.find(second[new])
+    ):
+        held = after.nodes[node.operands[2].node]
+        if held.op in LEAVES and held.attributes["name"] == key[1]:
+            equality._try(a, second[node.operands[1]])
+            new = node.operands[1]
+    if equality.find(a) == equality.find(second[new]):
+        return
+    told = f"the {key[0]} {key[1]!r} could not be shown to be what it was [{node.line}]"
+    if equality.refuted:
+        raise Rejected(f"{told}: a value differs at {next(iter(equality.refuted.values()))}")
+    raise NotEstablished(told)

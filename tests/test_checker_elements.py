@@ -1,0 +1,106 @@
+"""The checker's meaning of every op beside the compiler's: they share nothing but the numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import treadle.tables as tables
+import treadle.verify.samples as every_sample
+from treadle.domains.domain import evaluate
+from treadle.domains.field import FiniteField, Residues
+from treadle.ir.op import OPS, Op
+from treadle.ir.ops.leaves import NAMED_LEAVES
+from treadle.verify.certificate.graphs import Records
+from treadle.verify.sampling import SAMPLES, Sample, sample_graph
+from treadle_checker.elements import Elements
+from treadle_checker.field import SAFE_PRIMES, Element, Field, same
+from treadle_checker.graph import SCHEMA, read_graph
+from treadle_checker.values import Graph, Value
+
+assert tables, every_sample  # they fill the tables
+# The sum over shards is the identity of one shard to the compiler, and a factor to the checker, which
+# so tells one that is missing.
+COMPUTED = sorted(
+    op.name
+    for op in OPS.values()
+    if op in SAMPLES and op not in NAMED_LEAVES and op.name != "shard_sum"
+)
+
+
+def read(records: Records, name: str) -> Graph:
+    return read_graph(json.loads(records.texts[name]), lambda inner: read(records, inner), name)
+
+
+def check_sample(op: Op, sample: Sample) -> None:
+    """All elements, and some that are asked for by themselves."""
+    graph, records = sample_graph(op, sample), Records()
+    known = read(records, records.graph(graph))
+    field, rng = FiniteField(0), np.random.default_rng(0)
+    arrays = sample.arrays()
+    given = {
+        str(i): field.random(d.type, rng) if d.type.is_float else field.lift(arrays[str(i)], d.type)
+        for i, d in enumerate(sample.operands)
+    }
+
+    def source(value: Value) -> Callable[[np.ndarray], Element] | None:
+        node = known.nodes[value.node]
+        return _held(given[node.attributes["name"]]) if node.op == "input" else None
+
+    for wanted, (_, _, value) in zip(evaluate(graph, given, field), known.outputs, strict=True):
+        expected = _held(wanted)(np.arange(np.size(wanted.p)))
+        found = Elements(known, Field(0), source).whole(value)
+        assert same(_plain(found), expected), (op.name, sample.attributes)
+        some = rng.integers(0, max(1, len(found.p)), min(7, len(found.p)))
+        alone = Elements(known, Field(0), source).at(value, some)
+        assert same(_plain(alone), expected.map(lambda a, at=some: a[at]))  # type: ignore[misc]
+
+
+def _held(x: Residues) -> Callable[[np.ndarray], Element]:
+    q, p = np.asarray(x.q).reshape(-1), np.asarray(x.p).reshape(-1)
+    sign = None if x.sign is None else np.asarray(x.sign).reshape(-1)
+    return lambda at: Element(q[at], p[at], None if sign is None else sign[at])
+
+
+def _plain(x: Element) -> Element:
+    """The compiler's field has generic elements where the checker has infinities."""
+    return replace(x, infinite=None)
+
+
+def samples_of(op: Op) -> list[Sample]:
+    found = list(SAMPLES[op]())
+    # −∞ in the padding is the least element to the checker, and a generic one to the compiler.
+    return [
+        s for s in found if not any(getattr(s.attributes, "padding", ())) or op.name != "max_pool"
+    ]
+
+
+def test_the_checker_knows_every_op() -> None:
+    assert SCHEMA.keys() == OPS.keys()
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_meanings_agree(name: str) -> None:
+    for sample in samples_of(OPS[name])[:2]:
+        check_sample(OPS[name], sample)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMPUTED)
+def test_meanings_agree_on_all_samples(name: str) -> None:
+    for sample in samples_of(OPS[name]):
+        check_sample(OPS[name], sample)
+
+
+def test_the_primes_are_safe() -> None:
+    def is_prime(n: int) -> bool:
+        return all(n % d for d in range(2, int(n**0.5) + 1))
+
+    assert all(is_prime(p) and is_prime((p - 1) // 2) for p in SAFE_PRIMES[:1])
+    assert all(
+        pow(2, p - 1, p) == 1 and pow(3, (p - 1) // 2 - 1, (p - 1) // 2) == 1 for p in SAFE_PRIMES
+    )

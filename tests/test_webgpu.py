@@ -1,0 +1,242 @@
+"""WGSL without a run: texts that are valid within the least limits, records, errors by name."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import treadle as td
+from trajectories import TRAJECTORIES
+from treadle import losses, nn, optim
+from treadle.backends.registry import choose_device
+from treadle.backends.webgpu.backend import WebGpuToolchain
+from treadle.backends.webgpu.bundles import bundle_of
+from treadle.base import dtypes
+from treadle.base.errors import DeviceError, DTypeError, OutOfMemoryError
+from treadle.base.words import as_words, from_words
+from treadle.codegen.wgsl.prelude import FUNCTIONS, called
+from treadle.ir.graph import Graph
+from treadle.ir.types import TensorType
+from treadle.kernel.mapped import geometry_of
+from treadle.kernel.shaders import Shader, module
+from treadle.kernel.target_webgpu import BASE, FULL, target_of
+from treadle.runtime.webgpu import device as devices
+from treadle.step.programs import UNWATCHED
+from webgpu_backend import needs_adapter, rendered, scheduled
+from webgpu_bundle import Page
+
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+from families import ZOO, with_treadle
+
+_SHARED = re.compile(r"var<workgroup> \w+: array<\w+, (\d+)>")
+
+
+def assert_valid(shaders: tuple[Shader, ...]) -> None:
+    """Naga takes every text, and it needs no more than every device has."""
+    here = devices.device()
+    for shader in shaders:
+        text = module(shader, [0] * shader.buffers)
+        assert 4 * sum(map(int, _SHARED.findall(text))) + 8 <= BASE.workgroup_bytes
+        assert int(re.findall(r"workgroup_size\((\d+)\)", text)[0]) <= BASE.invocations
+        with here.checked("compile"):
+            here.device.create_shader_module(code=text)
+
+
+def graph_of(step: td.TrainStep) -> Graph:
+    return step._programs.built(step._inputs).step(step._mode(), UNWATCHED).graph
+
+
+QUICK = ("pinn",)
+
+
+@needs_adapter
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in ZOO]
+)
+@pytest.mark.filterwarnings("ignore::treadle.base.errors.UnreachedWarning")
+def test_every_model_of_the_zoo_is_valid_within_the_least_limits(name: str) -> None:
+    entry = ZOO[name]
+    specs = {n: td.Spec(a.shape, getattr(td, a.dtype.name)) for n, a in entry.arrays("cpu").items()}
+    model = entry.make(with_treadle, **entry.cpu)
+    step = td.compile_step(model, lambda m, b: m(b), optim.adamw(1e-3), specs, device="webgpu")
+    assert_valid(rendered(graph_of(step)))
+
+
+# Texts
+
+
+def small(x, y):
+    return [td.softmax(x @ y.T), (x * y).sum(0), td.exp(x)]
+
+
+SQUARE = TensorType((64, 64))
+
+
+def test_groups_are_workgroups_where_nothing_is_exchanged() -> None:
+    program = scheduled(td.trace(small, SQUARE, SQUARE))
+    for kernel in program.distinct():
+        geometry = geometry_of(kernel)
+        if geometry.template is None and geometry.share > 1 and "column" not in kernel.name:
+            assert geometry.warp == 1
+    assert all("subgroup" not in s.text for s in rendered(td.trace(small, SQUARE, SQUARE)))
+    assert any("subgroup" in s.text for s in rendered(td.trace(small, SQUARE, SQUARE), FULL))
+
+
+def test_a_module_has_the_functions_that_it_calls() -> None:
+    (shader,) = rendered(td.trace(lambda x: [td.exp(x)], SQUARE))
+    assert "fn f_exp" in shader.text
+    assert "fn f_log" not in shader.text
+    assert called("f_rsqrt(x)").index("fn f_div") < called("f_rsqrt(x)").index("fn f_rsqrt")
+    assert all(text.count("{") == text.count("}") for text in FUNCTIONS.values())
+
+
+def test_buffers_of_one_arena_are_one_binding() -> None:
+    shader = Shader("memory0[p0] = memory1[p1] + memory0[p0];", 1, 2, 1)
+    assert module(shader, [0, 0]).count("@binding") == 1
+    assert "arena0[p0] = arena1[p1]" in module(shader, [0, 1])
+
+
+def test_products_of_float16_are_matrices_where_a_target_has_them() -> None:
+    def products(x, y):
+        return [x @ y.T]
+
+    narrow = TensorType((64, 64), dtypes.float16)
+    (shader,) = rendered(td.trace(products, narrow, narrow), FULL)
+    assert "coopMultiplyAdd" in shader.text
+    assert shader.text.startswith("enable f16;\nenable wgpu_cooperative_matrix;\n")
+    assert module(shader, [0, 0, 1]).startswith("enable f16;\n")
+    assert "coop_mat" not in rendered(td.trace(products, SQUARE, SQUARE), FULL)[0].text
+
+
+def test_limits_are_data_of_a_target() -> None:
+    base, full = target_of(BASE), target_of(FULL)
+    assert base.mapping is not None
+    assert full.mapping is not None
+    assert base.mapping.shared_limit < BASE.workgroup_bytes
+    assert base.mapping.threads <= BASE.invocations
+    assert (base.mapping.exchanges, full.mapping.exchanges) == (False, True)
+
+
+# Records
+
+
+@needs_adapter
+def test_a_page_that_has_the_record_alone_trains_as_the_step_does() -> None:
+    trajectory = TRAJECTORIES["mlp-adamw"]
+    step = trajectory.compiled("webgpu")
+    page = Page(bundle_of({"step": graph_of(step)}))
+    for name, value in page.bundle["values"].items():
+        if value["role"] in ("parameter", "state"):
+            page.write(name, step.session.values[name])
+    names = {f"batch:{n}": n for n in ("x", "y")}
+    for batch in trajectory.batches(3):
+        found = page.run("step", {leaf: batch[n] for leaf, n in names.items()})
+        assert float(found["result:loss"]) == pytest.approx(float(step(batch).loss), rel=1e-6)
+    for name in page.bundle["programs"]["step"]["updates"]:
+        np.testing.assert_allclose(page.read(name), step.session.values[name], atol=1e-6)
+
+
+def test_a_record_is_made_without_an_adapter() -> None:
+    graph = td.trace(lambda x: [td.tanh(x)], TensorType((5, 7)))
+    found = bundle_of({"forward": graph})
+    (launch,) = found["programs"]["forward"]["launches"]
+    assert launch["workgroups"] == [1, 1, 1]
+    assert set(launch["arenas"]) <= {a["name"] for a in found["arenas"]}
+    roles = sorted(v["role"] for v in found["values"].values())
+    assert roles == ["input", "output"]
+    with pytest.raises(OutOfMemoryError, match="a binding has at most"):
+        bundle_of({"forward": td.trace(lambda x: [x + 1], TensorType((1 << 26,)))})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "uint32", "bool", "int8", "uint8"])
+def test_words_hold_every_dtype(dtype: str) -> None:
+    array = (np.arange(12).reshape(3, 4) - 5).astype(dtype)
+    assert as_words(array).dtype == np.uint32
+    np.testing.assert_array_equal(from_words(as_words(array), (3, 4), array.dtype), array)
+
+
+def test_narrow_floats_and_counters_are_words_too() -> None:
+    for dtype in (dtypes.bfloat16.numpy, dtypes.float16.numpy):
+        array = np.array([1.5, -2.25, np.inf, 0.0]).astype(dtype)
+        assert from_words(as_words(array), (4,), dtype).tobytes() == array.tobytes()
+    counted = np.array([3, -4])
+    np.testing.assert_array_equal(from_words(as_words(counted), (2,), counted.dtype), counted)
+    with pytest.raises(DTypeError, match="does not fit 32 bits"):
+        as_words(np.array([1 << 40]))
+
+
+# The plan cache, errors, and who is asked
+
+
+def test_shaders_are_stored_and_found_again() -> None:
+    toolchain = WebGpuToolchain()
+    shaders = rendered(td.trace(small, SQUARE, SQUARE))
+    parts = toolchain.pack(shaders, None)
+
+    class Plan:
+        entries = shaders
+
+    assert toolchain.unpack(parts, Plan) == shaders
+    assert toolchain.unpack({"shaders": b"[]"}, Plan) is None
+
+
+@needs_adapter
+def test_what_wgpu_refuses_is_an_error_that_says_so() -> None:
+    here = devices.device()
+    with pytest.raises(DeviceError, match="wgpu says"):
+        here.pipeline("fn main() { nonsense }", 0)
+    with pytest.raises(OutOfMemoryError, match="needs .* bytes in one buffer"):
+        here.buffer(here.limits.binding_bytes + 1)
+
+
+@needs_adapter
+def test_a_lost_device_says_from_where_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = devices.device()
+    monkeypatch.setattr(here, "lost", "")
+    monkeypatch.setattr(here, "checkpoint", "run/7, a minute ago")
+    with pytest.raises(DeviceError, match="the last is run/7"), here.checked("step"):
+        raise here.wgpu.GPUError("Parent device is lost")
+    with pytest.raises(DeviceError, match="lost to this process"):
+        here.read(None, 0, 4)
+
+
+@needs_adapter
+def test_profiles_and_kernels_are_there_to_look_at() -> None:
+    step = td.compile_step(
+        nn.Linear(8, 3),
+        lambda m, x: losses.mse(m(x), m(x) * 0),
+        optim.sgd(0.1),
+        td.Spec((4, 8)),
+        device="webgpu",
+    )
+    x = np.ones((4, 8), np.float32)
+    first = step.params["weight"].copy()
+    assert len(str(step.profile(x))) > 100
+    np.testing.assert_array_equal(step.params["weight"], first)
+    assert "@compute" in step.kernels[0].wgsl
+    assert len(step.run([x] * 3).losses) == 3
+
+
+def test_a_processor_s_adapter_is_used_only_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices.glob, "glob", lambda pattern: ["there"])
+    monkeypatch.setattr(devices, "why_not", lambda: None)
+
+    class Adapter:
+        is_processor = True
+
+    monkeypatch.setattr(devices, "device", Adapter)
+    assert choose_device("auto") in ("cpu", "cuda")
+    Adapter.is_processor = False
+    assert choose_device("auto") in ("webgpu", "cuda")
+
+
+def test_without_the_package_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DeviceError, match=r"treadle\[webgpu\]"):
+        devices.bindings()
