@@ -187,12 +187,13 @@ class Worker:
         with contextlib.suppress(BrokenPipeError):
             requests.write(json.dumps({"do": do, **arguments}) + "\n")
             requests.flush()
-        timer = threading.Timer(limit or 0, self._process.kill)
+        is_late = threading.Event()
+        timer = threading.Timer(limit or 0, self._end_late, [is_late])
         if limit is not None:
             timer.start()
-        begin, line = time.perf_counter(), answers.readline()
+        line = answers.readline()
         timer.cancel()
-        if not line and limit is not None and time.perf_counter() - begin >= limit:
+        if not line and is_late.is_set():
             raise Unable(f"{self.name} was not ready after {limit:g} s")
         if not line:
             raise Unable(f"{self.name} ended with {self._process.wait()}: {self._last_words()}")
@@ -201,6 +202,10 @@ class Worker:
         if "error" in answer:
             raise Unable(f"{self.name}: {answer['error']}")
         return dict(answer)
+
+    def _end_late(self, is_late: threading.Event) -> None:
+        is_late.set()
+        self._process.kill()
 
     @property
     def pid(self) -> int:

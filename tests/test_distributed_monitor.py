@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,24 +18,29 @@ from treadle.distributed import monitor as module
 TOKEN = "a token"
 
 
+def connected(port: int, rank: int, kind: str, token: str = TOKEN) -> socket.socket:
+    link = socket.create_connection(("127.0.0.1", port), 30)
+    hello = {"token": token, "rank": rank, "kind": kind, "process": 2**22 + 1, "host": "moon"}
+    send(link, **hello)
+    return link
+
+
+def send(link: socket.socket, **message: Any) -> None:
+    link.sendall(json.dumps(message).encode() + b"\n")
+
+
 class Rank:
     """A rank as the monitor sees it."""
 
     def __init__(self, port: int, rank: int, token: str = TOKEN):
-        self.life, self.beats = (self._connected(port, rank, k, token) for k in ("life", "beat"))
+        self.life, self.beats = (connected(port, rank, k, token) for k in ("life", "beat"))
         self.heard = self.life.makefile("r")
 
-    def _connected(self, port: int, rank: int, kind: str, token: str) -> socket.socket:
-        link = socket.create_connection(("127.0.0.1", port), 10)
-        hello = {"token": token, "rank": rank, "kind": kind, "process": 2**22 + 1, "host": "moon"}
-        link.sendall(json.dumps(hello).encode() + b"\n")
-        return link
-
     def tell(self, **message: Any) -> None:
-        self.life.sendall(json.dumps(message).encode() + b"\n")
+        send(self.life, **message)
 
     def beat(self, **message: Any) -> None:
-        self.beats.sendall(json.dumps(message).encode() + b"\n")
+        send(self.beats, **message)
 
     def hear(self) -> Any:
         line = self.heard.readline()
@@ -62,10 +68,10 @@ class Job:
         self.port = int(self.process.stdout.readline())
         self.ranks: list[Rank] = []
 
-    def join(self) -> list[Rank]:
+    def join(self, beat: bool = True) -> list[Rank]:
         self.ranks = [Rank(self.port, rank) for rank in range(2)]
         assert [rank.hear() for rank in self.ranks] == [{"joined": 0}, {"joined": 1}]
-        for rank in self.ranks:
+        for rank in self.ranks if beat else []:
             rank.beat(waits=3, place="train.py:7 in load")
         return self.ranks
 
@@ -133,14 +139,42 @@ def test_who_is_waited_for_is_named(job: Job) -> None:
     assert "last seen in train.py:7 in load" in said or "last seen in the start" in said
 
 
-def test_a_rank_that_ended_early_is_named(job: Job) -> None:
+@pytest.mark.parametrize("order", ["left first", "wait first"])
+def test_a_rank_that_ended_early_is_named(job: Job, order: str) -> None:
     first, second = job.join()
-    second.tell(left=3)
-    first.beat(waits=4, place="train.py:9 in step", waits_for_left=True)
+    told = [
+        lambda: second.tell(left=3),
+        lambda: first.beat(waits=4, place="train.py:9 in step", waits_for_left=True),
+    ]
+    for tell in told if order == "left first" else reversed(told):
+        tell()
+        time.sleep(0.05)  # most often read apart; it ends the same if they are read together
     assert first.hear() == {"end": 1}
     first.die()
     second.die()
     assert "rank 1 of 2 has ended (process 4194305 on moon), and rank 0 waits" in job.said()
+
+
+def test_signs_of_life_may_be_heard_before_the_lifeline(job: Job) -> None:
+    beats = connected(job.port, 0, "beat")
+    send(beats, waits=1, place="early")
+    time.sleep(0.05)
+    first, second = job.join(beat=False)
+    second.tell(left=3)
+    send(beats, waits=4, place="train.py:9 in step", waits_for_left=True)
+    assert first.hear() == {"end": 1}
+    beats.close()
+    assert "and rank 0 waits for it (in train.py:9 in step)" in job.said()
+
+
+def test_signs_of_life_may_come_with_the_first_line(job: Job) -> None:
+    first, second = job.join(beat=False)
+    second.tell(left=3)
+    hello = {"token": TOKEN, "rank": 0, "kind": "beat"}
+    told = {"waits": 4, "place": "step", "waits_for_left": True}
+    with socket.create_connection(("127.0.0.1", job.port), 10) as link:
+        link.sendall(b"".join(json.dumps(line).encode() + b"\n" for line in (hello, told)))
+        assert first.hear() == {"end": 1}
 
 
 @pytest.mark.parametrize("line", [b"no json\n", b"[1]\n", b"{}\n", b"x" * 70000 + b"\n"])

@@ -35,7 +35,7 @@ class Peer:
     def __init__(self, rank: int, process: int, host: str, lifeline: socket.socket):
         self.rank, self.process, self.host, self.lifeline = rank, process, host, lifeline
         self.seen, self.waits, self.place = time.monotonic(), 0, "the start"
-        self.is_there, self.has_left = True, False
+        self.is_there, self.has_left, self.waits_long = True, False, False
 
     @property
     def name(self) -> str:
@@ -93,9 +93,8 @@ class Monitor:
             peer = self.peers[rank] = Peer(rank, process, host, lines.link)
             peer.tell(joined=rank)
             self._hear(lines, lambda: self._life(peer, lines), found[1:])
-        elif rank in self.peers:
-            peer = self.peers[rank]
-            self._hear(lines, lambda: self._beat(peer, lines), [])
+        else:  # the lifeline's hello may come later: links are read in any order
+            self._hear(lines, lambda: self._beat(rank, lines), found[1:])
 
     def _hear(self, lines: Lines, what: Callable[[], None], more: list[dict[str, Any]]) -> None:
         self.selector.modify(lines.link, selectors.EVENT_READ, what)
@@ -107,16 +106,18 @@ class Monitor:
         self.selector.unregister(lines.link)
         lines.link.close()
 
-    def _beat(self, peer: Peer, lines: Lines) -> None:
+    def _beat(self, rank: int, lines: Lines) -> None:
         found = lines.read()
         if lines.is_over:
             self._close(lines)
-        for message in found:
+        peer = self.peers.get(rank)
+        for message in found if peer else []:
+            assert peer is not None
             peer.seen = time.monotonic()
             peer.waits = int(message.get("waits", peer.waits))
             peer.place = str(message.get("place", peer.place))[:200]
-            if message.get("waits_for_left") and self._left_before(peer):
-                self._end_for_one_that_left(peer)
+            peer.waits_long = bool(message.get("waits_for_left"))
+        self._end_if_one_left_early()
 
     def _life(self, peer: Peer, lines: Lines) -> None:
         for message in lines.read():
@@ -127,6 +128,7 @@ class Monitor:
                 self._late(peer, message)
             elif "left" in message:
                 peer.has_left, peer.waits = True, int(message["left"])
+                self._end_if_one_left_early()
         if lines.is_over:
             self._close(lines)
             peer.is_there = False
@@ -175,16 +177,19 @@ class Monitor:
             what = "does not come"
         return f"rank {peer.rank} {what} ({peer.name}; last seen in {peer.place})"
 
-    def _left_before(self, peer: Peer) -> bool:
-        return any(p.has_left and p.waits < peer.waits for p in self.peers.values())
-
-    def _end_for_one_that_left(self, peer: Peer) -> None:
-        left = next(p for p in self.peers.values() if p.has_left and p.waits < peer.waits)
-        text = (
-            f"rank {left.rank} of {self.size} has ended ({left.name}), and rank {peer.rank} waits "
-            f"for it (in {peer.place}). All ranks were ended. Let every rank make the same calls"
-        )
-        self._end(text, left.rank, 1)
+    def _end_if_one_left_early(self) -> None:
+        """A rank that waits for one that has ended would wait until its time limit."""
+        peers = [peer for _, peer in sorted(self.peers.items())]
+        for peer in peers:
+            left = next((p for p in peers if p.has_left and p.waits < peer.waits), None)
+            if left is None or not peer.waits_long or peer.has_left or not peer.is_there:
+                continue
+            text = (
+                f"rank {left.rank} of {self.size} has ended ({left.name}), and rank {peer.rank} "
+                f"waits for it (in {peer.place}). All ranks were ended. Let every rank make the "
+                "same calls"
+            )
+            self._end(text, left.rank, 1)
 
     def _note(self, rank: int, code: int, text: str) -> None:
         """For the launch command, which waits for it."""
