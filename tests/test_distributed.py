@@ -323,11 +323,11 @@ def test_bad_input_is_refused_on_every_rank() -> None:
 
 def test_a_rank_that_does_not_come_is_an_error_in_time() -> None:
     start = time.monotonic()
-    done = launched(2, "distributed_refusals.py", "late", timeout=60)
+    done = launched(2, "distributed_refusals.py", "late", timeout=200)
     told = done.stdout + done.stderr
     assert "rank 0 of 2 has waited 1 s for the others" in told, told
     assert done.returncode != 0
-    assert time.monotonic() - start < 40
+    assert time.monotonic() - start < 150  # and not when the other rank ends, after 300 s
 
 
 def test_an_ensemble_is_of_steps_without_shards() -> None:

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from http.client import HTTPConnection
 from pathlib import Path
@@ -401,7 +402,7 @@ def test_a_full_queue_refuses_and_goes_on() -> None:
     run = found.forwards["predict"].run
 
     def slow(rows):
-        time.sleep(0.05)
+        time.sleep(0.2)  # the others have come by then
         return run(rows)
 
     found.forwards["predict"].run = slow  # type: ignore[method-assign]
@@ -417,15 +418,16 @@ def test_a_full_queue_refuses_and_goes_on() -> None:
 def test_concurrency_and_time_have_limits() -> None:
     found = service(serve.Limits(batch=1, concurrency=2, answer_seconds=0.05))
     found.prepare()
-    run = found.forwards["predict"].run
+    run, is_over = found.forwards["predict"].run, threading.Event()
 
     def slow(rows):
-        time.sleep(0.2)
+        is_over.wait(60)
         return run(rows)
 
     found.forwards["predict"].run = slow  # type: ignore[method-assign]
     with Client(serve.application(found)) as client:
         answers = client.together(post(PREDICT, as_json(drawn(i))) for i in range(3))
+        is_over.set()
         causes = [a.json["error"]["cause"] for a in answers]
         assert causes.count("2 requests are in progress") == 1
         assert causes.count("there was no answer in 0.05 s") == 2
@@ -726,6 +728,16 @@ def _port(process) -> tuple[int, list[str]]:
     raise AssertionError("".join(lines) + process.stderr.read())
 
 
+def _until_refused(port: int) -> None:
+    for _ in range(600):
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        except ConnectionRefusedError:
+            return
+        time.sleep(0.05)
+    raise AssertionError("the port is still open")
+
+
 def test_sigterm_lets_requests_end(process) -> None:
     port, lines = _port(process)
     assert any("line: input: float32[2]; 8 a call" in line for line in lines)
@@ -735,13 +747,12 @@ def test_sigterm_lets_requests_end(process) -> None:
     first = connection.getresponse().read()
     head = f"POST /v1/forwards/line HTTP/1.1\r\nHost: localhost\r\nContent-Type: {JSON}\r\n"
     with socket.create_connection(("127.0.0.1", port), timeout=30) as halfway:
-        halfway.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:10])
-        time.sleep(0.2)  # its headers are there
+        head += f"Expect: 100-continue\r\nContent-Length: {len(body)}\r\n\r\n"
+        halfway.sendall(head.encode() + body[:10])
+        assert halfway.recv(4096).startswith(b"HTTP/1.1 100")  # its headers are there
         process.send_signal(signal.SIGTERM)
-        time.sleep(0.5)
+        _until_refused(port)
         assert process.poll() is None
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port), timeout=5)
         halfway.sendall(body[10:])
         answer = b"".join(iter(lambda: halfway.recv(4096), b""))
     connection.close()
