@@ -342,6 +342,29 @@ def test_products_go_through_the_template(name: str) -> None:
     assert (found > 0) == (has_depth or text.startswith("abd")), name
 
 
+BATCHES_LAST = {
+    "large matmuls": ("abd,bcd->acd", (40, 33, 37, 5), True),
+    "turned, two batch axes": ("bade,cbde->cade", (33, 40, 34, 3, 2), True),
+    "small matmuls": ("abd,bcd->acd", (7, 9, 11, 40), False),
+    "no columns": ("abd,bd->ad", (70, 65, 16), False),
+}
+
+
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.bfloat16], ids=str)
+@pytest.mark.parametrize("name", BATCHES_LAST)
+def test_batches_in_the_last_axis(name: str, dtype: DType) -> None:
+    """Large matmuls have their batch moved to the front; loops run along it for small ones."""
+    text, numbers, is_multiplied = BATCHES_LAST[name]
+    letters = "abde" if name == "no columns" else "abcde"
+    sizes = dict(zip(letters, numbers, strict=False))
+    labels = (*text.split("->")[0].split(","), text.split("->")[1])
+    types = [TensorType(tuple(sizes[c] for c in part), dtype) for part in labels[:2]]
+    graph = td.trace(lambda x, y: contract(x, y, labels, dtype), *types)
+    found = sum(multiplies(c.kernel.body) for c in schedule(graph).calls())
+    assert (found > 0) == is_multiplied
+    checked(graph, 1, 1.0)
+
+
 @pytest.mark.parametrize("spec", ["ab,bc->ac", "a,a->"])
 def test_a_wider_result_is_summed_wide(spec: str) -> None:
     """float32 operands with a float64 result: products and sums are float64's."""

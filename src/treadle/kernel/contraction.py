@@ -112,6 +112,12 @@ class Contraction(Generic[T]):
         return oriented(self.right, self.left, self.result) if is_left else self
 
     @property
+    def batch_first(self) -> Contraction[T]:
+        """The same sums with batch axes before rows and columns, whatever the result's order."""
+        order = self.batch + self.rows + self.columns
+        return oriented(self.left, self.right, order)
+
+    @property
     def transposed(self) -> Contraction[T] | None:
         """Columns along the last rows that lie together; None where there are no rows."""
         rows: Axes = ()

@@ -41,6 +41,7 @@ from treadle.kernel.nodes import (
     StridedAxis,
     Value,
 )
+from treadle.kernel.target import Matmuls
 from treadle.schedule.calls import by_elements, standalone_matmul
 from treadle.schedule.inline import Reader
 from treadle.schedule.keep import ROOTS
@@ -69,7 +70,7 @@ def contract_kernels(lowering: Lowering, position: int, node: Node) -> list[Kern
     if lowering.target.matmuls.by_library:
         return standalone_matmul(lowering, position, node)
     given = contraction_of(lowering.graph, node)
-    contraction = given.columns_last
+    contraction = _oriented(given, lowering.target.matmuls)
     is_float = accumulator(node.types[0].dtype) in (dtypes.float32, dtypes.float64)
     has_axes = contraction.tiled and contraction.depth and size(contraction.depth)
     if not is_float or not has_axes:
@@ -78,6 +79,15 @@ def contract_kernels(lowering: Lowering, position: int, node: Node) -> list[Kern
     if matmul.is_depthwise or matmul.copies_for_few_rows:
         return [by_elements(lowering, position, node)]
     return matmul.kernels()
+
+
+def _oriented(given: Contraction[TensorValue], limits: Matmuls) -> Contraction[TensorValue]:
+    """Columns at the end; a batch axis there is moved to the front, if each matmul is worth it."""
+    found = given.columns_last
+    if found.tiled or size(found.columns) < limits.least_columns:
+        return found
+    is_worth = found.flops >= limits.moved_flops * size(found.batch)
+    return found.batch_first if is_worth else found
 
 
 class _Matmul:
@@ -89,7 +99,7 @@ class _Matmul:
         self.type = lowering.graph.type_of(self.value)
         self.dtype = accumulator(self.type.dtype)
         self.panel = lowering.panel * 4 // self.dtype.itemsize
-        self.given, self.contraction = given, self._placed(given.columns_last)
+        self.given, self.contraction = given, self._placed(_oriented(given, self.limits))
         self.group = self._windows()  # columns that a thread copies for itself, if it does
         self.reads_right = self.group is None and self._reads_right()
         self.is_transposed = self.group is None and self._transposes()
@@ -268,7 +278,8 @@ class _Matmul:
         across = self.group.stride if self.group else self.rows.count if self.copies_left else 1
         most = min(self.limits.depth, max(1, self.limits.copied_elements // across))
         depth = depth_of(digits, parts, most)
-        is_final = not self.is_transposed and self.type.dtype is self.dtype
+        is_ordered = self.contraction.result == self.given.result
+        is_final = is_ordered and self.type.dtype is self.dtype
         if is_final and parts == 1:
             return [*found, self._multiply(self.lowering.buffer(self.value), depth)]
         partial = partial_sums(self.given, self.contraction, depth.part)
