@@ -211,8 +211,11 @@ class _Matmul:
         last = c.tiled[-1].extent
         run = last if right.index.factor_of(c.tiled[-1]) == 1 else 1
         fills = run > lanes and run * limits.full_lanes >= -(-run // lanes) * lanes
-        is_few = size(c.rows) < limits.copied_rows or size(c.tiled) < lanes
-        return None if fills or is_few else full_group(c.tiled, lanes, limits.group_columns)
+        if fills or size(c.rows) < limits.copied_rows or size(c.tiled) < lanes:
+            return None
+        group = full_group(c.tiled, lanes, limits.group_columns)
+        self.contraction = replace(c, tiled=(group.axis, *group.after))  # the others are outer
+        return group
 
     def _shares_columns(self) -> bool:
         """Whether threads share columns of weights, and each takes all rows through its own.
