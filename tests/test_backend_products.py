@@ -461,6 +461,50 @@ def test_convolutions_of_layers(name: str) -> None:
     checked(convolved(LAYERS[name], dtypes.float32), 7)
 
 
+# More columns than a group of copied windows has, so that axes before the group's are left over.
+WIDE = {
+    "a wide image": Convolution((2, 2, 8, 300), (24, 2, 3, 3), (2, 2), (1, 1), (1, 1), 1),
+    "a prime width": Convolution((2, 2, 3, 263), (24, 2, 1, 3), (1, 2), (0, 1), (1, 1), 1),
+    "a volume": Convolution(
+        (2, 2, 5, 16, 16), (24, 2, 3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1), 1
+    ),
+    "a wide volume": Convolution(
+        (2, 1, 3, 5, 270), (24, 1, 1, 1, 3), (1, 1, 2), (0, 0, 1), (1, 1, 1), 1
+    ),
+}
+
+
+@pytest.mark.parametrize("width", [4, 8, 16])
+@pytest.mark.parametrize("name", WIDE)
+def test_windows_of_more_columns_than_a_group(name: str, width: int) -> None:
+    c = WIDE[name]
+    types = [TensorType(s) for s in (c.x, c.weight)]
+    graph = td.trace(lambda x, w: td.conv(x, w, None, c.stride, c.padding, c.dilation), *types)
+    arrays = draw(graph, 7)
+    assert_within(graph, arrays, build(graph, width=width, shared=True).on(2).run(arrays))
+
+
+@st.composite
+def large_convolutions(draw_) -> Convolution:
+    """Sizes of layers as people have them: too large to be computed here, not to be scheduled."""
+    dims = draw_(st.integers(1, 3))
+    channels, most = st.sampled_from([1, 3, 16, 24, 32, 33, 64, 100]), (4000, 520, 70)[dims - 1]
+    kernel = tuple(draw_(st.sampled_from([1, 2, 3, 4, 5, 7])) for _ in range(dims))
+    spatial = tuple(draw_(st.integers(8, most)) for _ in range(dims))
+    stride, padding = (
+        tuple(draw_(st.integers(low, high)) for _ in range(dims)) for low, high in ((1, 3), (0, 3))
+    )
+    x = (draw_(st.sampled_from([1, 2, 8, 30])), draw_(channels), *spatial)
+    return Convolution(x, (draw_(channels), x[1], *kernel), stride, padding, (1,) * dims, 1)
+
+
+@given(large_convolutions(), st.sampled_from([8, 16, 32]))
+@settings(max_examples=15, deadline=None)
+def test_large_convolutions_fill_their_results(c: Convolution, panel: int) -> None:
+    """The schedule counts what is stored; other tests compare it."""
+    schedule(convolved(c, dtypes.float32), panel=panel)
+
+
 @pytest.mark.parametrize("kernel", [(2,), (3, 2), (2, 2, 2)])
 @pytest.mark.parametrize("pool", ["max_pool", "avg_pool"])
 def test_pools_with_gradients(pool: str, kernel: tuple[int, ...]) -> None:

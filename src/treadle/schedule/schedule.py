@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from treadle.ir.graph import Graph
+from treadle.kernel.coverage import check_filled
 from treadle.kernel.program import Program, check_phases
 from treadle.kernel.target import CPU as CPU
 from treadle.kernel.target import GPU as GPU
@@ -40,4 +41,4 @@ def mapped(program: Program, fuse: bool, target: Target, most: int | None = None
         program = batch_matmuls(program, target.matmuls, most)
     program = check_phases(program)
     program.bindings.check(b.name for b in program.buffers)
-    return program if target.mapping is None else map_to(program, target)
+    return check_filled(program if target.mapping is None else map_to(program, target))

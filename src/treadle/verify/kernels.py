@@ -26,6 +26,7 @@ from treadle.ir.ops.linear import Contraction
 from treadle.ir.ops.reductions import ArgReduce
 from treadle.kernel.bindings import Binding, Partial, Whole, Work
 from treadle.kernel.claims import Claim
+from treadle.kernel.coverage import element_count, stored_elements
 from treadle.kernel.nodes import Buffer
 from treadle.kernel.program import Call, Program
 from treadle.verify import moved_elements as moved_elements
@@ -36,12 +37,10 @@ from treadle.verify.indices import evaluate_index, ravel, unravel
 from treadle.verify.keyed import Memory, Source, keyed
 from treadle.verify.layouts import (
     Parts,
-    element_count,
     filled_with,
     last_address,
     layout_of,
     source_of,
-    stored_elements,
     variables_at,
 )
 from treadle.verify.machine import Machine, NotEstablishedError, WrongKernelError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -19,15 +18,12 @@ from treadle.kernel.nodes import (
     For,
     Kernel,
     Let,
-    LibraryCall,
     Literal,
     Local,
-    Matmul,
     Store,
-    Update,
     Within,
 )
-from treadle.kernel.traverse import nested, walk
+from treadle.kernel.traverse import walk
 from treadle.verify.extended import Extended, ExtendedField, chosen
 from treadle.verify.indices import evaluate_index, ravel, unravel
 from treadle.verify.keyed import Source
@@ -137,33 +133,6 @@ def filled_with(kernel: Kernel) -> Literal | None:
             return value if is_all else None
         case _:
             return None
-
-
-def stored_elements(kernel: Kernel) -> Counter[str]:
-    """How often each buffer is stored to, at most, over all iterations."""
-    found: Counter[str] = Counter()
-    for s, loops in nested(kernel.body):
-        times = 1
-        for loop in loops:
-            times *= loop.var.extent if loop.stop is None else max(0, loop.stop.range[1])
-        match s:
-            case Store(buffer) | Update(buffer):
-                found[buffer] += times
-            case Matmul(target):
-                found[target.buffer] += times * target.rows.count * target.columns.count
-            case LibraryCall(_, results):
-                for view in results:
-                    found[view.buffer] += int(np.prod(view.shape, dtype=np.int64))
-            case _:
-                pass
-    return found
-
-
-def element_count(content: Whole | Copy | Partial, type_: TensorType) -> int:
-    """How many addresses a binding says something about."""
-    if isinstance(content, Whole):
-        return type_.size
-    return int(np.prod([v.extent for v in content.elements.variables], dtype=np.int64))
 
 
 def last_address(content: Whole | Copy | Partial, type_: TensorType, is_full: bool) -> int:
