@@ -17,6 +17,7 @@ from treadle.domains.float64 import MEANING, evaluate_float64
 from treadle.ir.graph import Graph
 from treadle.ir.op import OPS, Op
 from treadle.ir.ops.leaves import NAMED_LEAVES
+from treadle.kernel.coverage import check_filled
 from treadle.kernel.index import (
     Bounded,
     Data,
@@ -320,3 +321,34 @@ def test_phases_are_checked() -> None:
     for wrong in ((together,), tuple(reversed(phases)), (phases[0], Phase(phases[1].calls * 2))):
         with pytest.raises(AssertionError, match=r"phase|before"):
             check_phases(replace(program, steps=wrong))
+
+
+UNFILLED = {
+    "elements": (lambda x, y: td.exp(x) + y, 1),
+    "a matmul": (lambda x, y: x @ y, 1),
+    "sums": (lambda x, y: td.sum(x * y, 1), 1),
+    "windows": (lambda x, y: td.conv(x.reshape(2, 1, 8, 200), y[:24, :9].reshape(24, 1, 3, 3)), 1),
+}
+
+
+@pytest.mark.parametrize("name", UNFILLED)
+def test_a_missing_loop_is_found(name: str) -> None:
+    """What stores reach is counted: a kernel without one of its outer loops fills too little."""
+    function, least = UNFILLED[name]
+    program = schedule(
+        td.trace(function, td.Spec((40, 80)), td.Spec((80, 80) if "matmul" in name else (40, 80)))
+    )
+    found = 0
+    for i, step in enumerate(program.steps):
+        assert isinstance(step, Phase)
+        for j, call in enumerate(step.calls):
+            loop = call.kernel.body[0]
+            if not isinstance(loop, For) or loop.var.extent == 1:
+                continue
+            kernel = replace(call.kernel, body=(*loop.body, *call.kernel.body[1:]))
+            calls = (*step.calls[:j], replace(call, kernel=kernel), *step.calls[j + 1 :])
+            steps = (*program.steps[:i], Phase(calls), *program.steps[i + 1 :])
+            with pytest.raises(td.GraphError, match=r"elements of \S+ are stored"):
+                check_filled(replace(program, steps=steps))
+            found += 1
+    assert found >= least

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 
 from treadle.base.errors import GraphError
 from treadle.ir.types import TensorType
-from treadle.kernel.bindings import Binding, Copy, Partial, Whole, Work
+from treadle.kernel.bindings import Copy, Partial, Whole, Work
 from treadle.kernel.index import Index, data_locals, variables_in
 from treadle.kernel.nodes import For, Kernel, LibraryCall, Matmul, Store
 from treadle.kernel.program import Call, Program
@@ -24,25 +23,18 @@ def check_filled(program: Program) -> Program:
     """The program itself; a GraphError that names a buffer of which elements are never stored."""
     graphs, leaves = dict(program.bindings.graphs), {name for name, _ in program.leaves}
     stored, writers = _stored_by_program(program)
-    for binding in _filled_at_once(program):
-        name = binding.buffer
-        if name in leaves or name not in stored:
-            continue
-        wanted = element_count(binding.content, graphs[binding.scope].type_of(binding.value))
+    times = Counter(b.buffer for b in program.bindings.every)
+    for binding in program.bindings.every:
+        name, content = binding.buffer, binding.content
+        if name in leaves or name not in stored or times[name] > 1 or isinstance(content, Work):
+            continue  # what holds several things one after the other need not be filled by each
+        wanted = element_count(content, graphs[binding.scope].type_of(binding.value))
         if stored[name] < wanted:
             kernel, lines = writers[name].kernel.name, writers[name].origins
             where = f" [{lines[0]}]" if lines else ""
             told = f"kernel {kernel}: {stored[name]} of {wanted} elements of {name} are stored"
             raise GraphError("verify", told + where)
     return program
-
-
-def _filled_at_once(program: Program) -> Iterator[Binding]:
-    """What buffers hold that hold one thing: not numbers on the way, nor rows of iterations."""
-    times = Counter(b.buffer for b in program.bindings.every)
-    for binding in program.bindings.every:
-        if times[binding.buffer] == 1 and not isinstance(binding.content, Work):
-            yield binding
 
 
 def _stored_by_program(program: Program) -> tuple[Counter[str], dict[str, Call]]:
