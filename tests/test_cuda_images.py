@@ -39,6 +39,7 @@ from treadle.runtime.cuda.compiler import compile_source, is_cubin
 from treadle.schedule.schedule import GPU, schedule
 from treadle.schedule.templates import LibraryCallKey, conv_call_key
 from treadle.step.programs import UNWATCHED
+from treadle.verify.kernels import check_kernels
 
 needs_host = pytest.mark.skipif(no_host_compiler() is not None, reason=f"{no_host_compiler()}")
 WITH_CONV = dataclasses.replace(GPU, has_conv=True)
@@ -376,6 +377,20 @@ def test_a_mean_and_a_spread_are_read_once() -> None:
     mean, spread, _ = run(program, {name: x})
     np.testing.assert_allclose(mean, x.astype(np.float64).mean(0), rtol=2e-6, atol=2e-6)
     np.testing.assert_allclose(spread, x.astype(np.float64).var(0, ddof=1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(46, 32, 8, 62), (200, 300), (2500, 40)], ids=str)
+def test_spreads_that_are_written_out_are_established(shape: tuple[int, ...], dtype: DType) -> None:
+    """In one kernel with what uses them, or from parts in memory; sums are wide in any case."""
+    axis = len(shape) - 2
+
+    def normal(x):
+        gap = x - td.mean(x, axis, keepdims=True)
+        return gap / td.sqrt((gap * gap).mean(axis, keepdims=True) + 1e-3)
+
+    program = scheduled(td.trace(normal, TensorType(shape, dtype)))
+    assert [claim.reason for claim in check_kernels(program) if claim.reason] == []
 
 
 def test_batch_norm_is_as_narrow_as_its_images() -> None:

@@ -11,7 +11,7 @@ from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops import reductions
 from treadle.kernel.access import loads_of
 from treadle.kernel.arithmetic import identity
-from treadle.kernel.bindings import Elements, Partial
+from treadle.kernel.bindings import SURE_SPREAD, Elements, Partial
 from treadle.kernel.contraction import size
 from treadle.kernel.index import Index, Var, constant, substitute
 from treadle.kernel.nodes import (
@@ -179,9 +179,9 @@ class _Reduction:
         reader, x = lowering.reader(), self.node.operands[0]
         zeros: dict[Var, Index] = {v: constant(0) for v in loops.inner}
         first = reader.at(x, tuple(substitute(i, zeros) for i in loops.source))
-        before = [*reader.lets, Let("first", first)]
+        before = [*reader.lets, Let("first", as_dtype(first, wide))]
         reader.lets.clear()
-        element = reader.at(x, loops.source)
+        element = as_dtype(reader.at(x, loops.source), wide)
         gap, acc, squares = (Local(n, wide) for n in ("gap", "acc", "squares"))
         count = Literal(size(loops.inner), wide)
         inner = [
@@ -193,13 +193,15 @@ class _Reduction:
         whole = apply("mul", count, Local("first", wide))
         mean_square = apply("div", apply("mul", acc, acc), count)
         rest = apply("sub", squares, mean_square)
+        if size(loops.inner) > SURE_SPREAD:
+            rest = apply("max", rest, Literal(0, wide))
         body = [
             *before,
             Let("acc", Literal(0, wide)),
             Let("squares", Literal(0, wide)),
             *in_order(loops.inner, inner),
             Store(sums.name, loops.at, apply("add", acc, whole)),
-            Store(spread.name, loops.at, apply("max", rest, Literal(0, wide))),
+            Store(spread.name, loops.at, rest),
         ]
         nested = parallel(loops.stored, body)
         made = lowering.kernel(self.position, reader, [], nested, "_parts", (sums, spread))
@@ -210,7 +212,7 @@ class _Reduction:
         lowering, wide = self.lowering, self.wide
         sums, spread = self._moments(total.node, loops)
         reader = lowering.reader()
-        centre = reader.at(mean, loops.result)
+        centre = as_dtype(reader.at(mean, loops.result), wide)
         reader.used |= {b.name: b for b in (sums, spread)}
         count = Literal(size(loops.inner), wide)
         own = apply("div", Load(sums.name, loops.at, wide), count)

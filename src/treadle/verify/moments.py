@@ -16,7 +16,7 @@ from treadle.ir.op import NONE, Op
 from treadle.ir.ops import elementwise as e
 from treadle.ir.ops.reductions import REDUCE_SUM, Reduce
 from treadle.ir.ops.shaping import BROADCAST, Broadcast
-from treadle.kernel.bindings import Binding, Partial
+from treadle.kernel.bindings import SURE_SPREAD, Binding, Partial
 from treadle.verify.extended import Extended, ExtendedField
 from treadle.verify.indices import ravel
 from treadle.verify.keyed import Source
@@ -27,12 +27,14 @@ SPREAD = "spread"  # of a part: its terms around their own mean, squared and sum
 
 
 def spread(field: ExtendedField, terms: Extended, dtype: DType) -> Extended:
-    """Of terms along the last axis; what rounding makes negative is 0."""
+    """Of terms along the last axis; what rounding could make negative in long parts is 0."""
     n = field.literal(terms.p.shape[-1], dtype)
     last = (terms.p.ndim - 1,)
     mean = _apply(field, e.DIV, dtype, field.reduced("add", terms, last, dtype), n)
     gap = _apply(field, e.SUB, dtype, terms, mean.map(lambda a: a[..., None]))
     total = field.reduced("add", _apply(field, e.MUL, dtype, gap, gap), last, dtype)
+    if terms.p.shape[-1] <= SURE_SPREAD:
+        return total
     return _apply(field, e.MAX, dtype, total, field.zero(dtype))
 
 
