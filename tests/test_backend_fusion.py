@@ -13,10 +13,11 @@ from trajectories import GPT
 from treadle import losses, nn, optim
 from treadle.autodiff.backward import differentiate
 from treadle.ir.graph import Graph
-from treadle.kernel.nodes import For, Kernel, Matmul, Statement
+from treadle.kernel.nodes import For, Kernel, Matmul, Role, Statement
 from treadle.kernel.program import Phase, Program
 from treadle.kernel.target import CPU
 from treadle.kernel.text import to_text
+from treadle.kernel.traverse import walk
 from treadle.memory import assemble as assembling
 from treadle.runtime.cpu.native import processor
 from treadle.runtime.cpu.targets import named_target, target_of
@@ -331,3 +332,17 @@ def test_the_oracle_has_no_kernels() -> None:
     )
     assert step.kernels == ()
     assert step.report.flops == step.report.peak_bytes - step.report.state_bytes == 0
+
+
+@pytest.mark.parametrize(("columns", "is_by_rows"), [(3, True), (24, True), (25, False)])
+def test_rows_of_few_columns_are_lanes(columns: int, is_by_rows: bool) -> None:
+    """Each lane takes a row; lanes along three columns would be mostly empty."""
+    graph = td.trace(lambda x: td.softmax(x) * x, td.Spec((1000, columns)))
+    (kernel,) = schedule(graph).distinct()
+    (rows,) = (s for s in kernel.body if isinstance(s, For))
+    inner = [s for s in walk(rows.body) if isinstance(s, For)]
+    assert (rows.role is Role.VECTOR) == is_by_rows
+    assert any(s.role is Role.VECTOR for s in inner) != is_by_rows
+    arrays = draw(graph, 0)
+    for width in (4, 8, 16):
+        assert_within(graph, arrays, build(graph, width=width, shared=True).on(2).run(arrays))

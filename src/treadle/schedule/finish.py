@@ -200,9 +200,24 @@ class _Lanes:
         self.private: dict[str, Buffer] = {}
 
     def with_lanes(self, statement: Statement) -> list[Statement]:
-        if isinstance(statement, For) and self._is_lanes(statement):
+        if not isinstance(statement, For):
+            return [statement]
+        rows = self._of_few_columns(statement)
+        if rows is not None and self._are_apart(rows):
+            return [replace(rows, role=Role.VECTOR)]
+        if self._is_lanes(statement):
             return [replace(statement, role=Role.VECTOR)]
         return [statement]
+
+    def _of_few_columns(self, loop: For) -> For | None:
+        """A loop whose inner loops are too short for lanes of their own, with these in order."""
+        inner = [s for s in walk(loop.body) if isinstance(s, For)]
+        lanes = [s for s in inner if s.role is Role.VECTOR]
+        is_few = bool(lanes) and all(s.var.extent <= self.sizes.few_columns for s in inner)
+        if loop.role is not Role.PARALLEL or loop.var.extent < self.sizes.least_rows or not is_few:
+            return None
+        found = replace(loop, body=map_statements(loop.body, _in_order))
+        return found if _takes_lanes(found) else None
 
     def _is_lanes(self, loop: For) -> bool:
         if loop.role is Role.PARALLEL:
@@ -222,6 +237,11 @@ class _Lanes:
             return False
         self.private |= {n: replace(self.scratch[n], lanes=lanes) for n in shared}
         return True
+
+
+def _in_order(statement: Statement) -> list[Statement]:
+    is_lanes = isinstance(statement, For) and statement.role is Role.VECTOR
+    return [replace(statement, role=Role.SEQUENTIAL) if is_lanes else statement]
 
 
 def _takes_lanes(loop: For) -> bool:
