@@ -57,6 +57,17 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["conformance", "--only", "nothing"]) == 1
 
 
+@pytest.mark.parametrize("name", ["parameter", "tanhh", "nothing"])
+def test_an_op_that_computes_nothing_is_refused(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["conformance", "--only", f"exp,{name}"]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert f"no op {name}" in told.err
+    assert ("Did you mean tanh" in told.err) is (name == "tanhh")
+
+
 def test_every_op_is_measured_in_some_dtype() -> None:
     assert [op.name for op in COMPUTED if not taken(op)] == []
 

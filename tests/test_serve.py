@@ -773,8 +773,8 @@ def test_the_command_refuses_what_it_must(tmp_path: Path, capsys, monkeypatch) -
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         cases = [
-            ([plain, "--host", "0.0.0.0"], 1, "there is no token"),
-            ([plain, "--batch", "0"], 1, "batch = 0"),
+            ([plain, "--host", "0.0.0.0"], 2, "there is no token"),
+            ([plain, "--batch", "0"], 2, "batch = 0"),
             ([plain, "--set", "width=3"], 2, "no setting 'width'"),
             ([str(tmp_path)], 2, f"treadle serve {file}"),
             ([str(tmp_path / "other.py")], 2, "no function 'forwards'"),
