@@ -53,7 +53,7 @@ def exported(path: Path, out: str, settings: Sequence[str] = ()) -> Path:
 
 
 def _size(folder: Path) -> str:
-    sizes = {p.name: p.stat().st_size for p in folder.iterdir()}
+    sizes = {p.name: p.stat().st_size for p in folder.rglob("*") if p.is_file()}
     weights = sizes.get("weights.safetensors", 0)
     rest = sum(sizes.values()) - weights
     return f"{len(sizes)} files, {rest / 1000:,.0f} kB and {weights / 1000:,.0f} kB of weights"
