@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -905,6 +906,32 @@ def test_nested_chains_keep_their_numbers_apart() -> None:
     step(batch())
     moved = np.sqrt(sum(((step.params[n] - v) ** 2).sum() for n, v in before.items()))
     assert moved == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_a_failed_share_undoes_no_step_of_another_thread() -> None:
+    def loss(model, x):
+        return (model(x) ** 2).mean()
+
+    x = np.ones((2, 3), np.float32)
+
+    def compiled():
+        return td.compile_step(nn.Linear(3, 1), loss, optim.sgd(0.1), x, device="oracle")
+
+    step, alone = compiled(), compiled()
+    trains = threading.Thread(target=step, args=(x,))
+
+    def fails(model, x):
+        trains.start()
+        trains.join(0.2)  # it waits for the end of this
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        td.compile_step(nn.Linear(3, 1), fails, optim.sgd(0.1), x, device="oracle", share=step)
+    trains.join()
+    alone(x)
+    assert step.count == 1
+    for name, array in alone.params.items():
+        np.testing.assert_array_equal(step.params[name], array)
 
 
 def test_a_failed_share_leaves_no_trace() -> None:
