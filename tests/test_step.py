@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -932,6 +933,28 @@ def test_a_failed_share_undoes_no_step_of_another_thread() -> None:
     assert step.count == 1
     for name, array in alone.params.items():
         np.testing.assert_array_equal(step.params[name], array)
+
+
+def test_threads_draw_numbers_of_their_own_and_share_what_is_built() -> None:
+    """Of more shapes than are kept, so that what one thread uses another one takes away."""
+    forward = td.compile_forward(
+        {},
+        lambda model, x: x + td.random.uniform(x.shape),
+        Spec((4,)),
+        device="oracle",
+        options=td.CompileOptions(on_new_shape="specialise", max_shapes=2),
+    )
+    found: list[float] = []
+
+    def call(first: int) -> None:
+        for i in range(60):
+            found.append(float(forward(np.zeros(4 + (first + i) % 4, np.float32))[0]))
+
+    with ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(call, i) for i in range(4)]:
+            done.result()
+    assert len(set(found)) == len(found) == 240
+    assert forward.session.calls[forward._number] == 240
 
 
 def test_a_failed_share_leaves_no_trace() -> None:

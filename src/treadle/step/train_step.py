@@ -89,10 +89,10 @@ class TrainStep:
         self._eval_params = trace_eval_params(self._plan)
         self._inputs = inputs = self._ranks.given(Inputs.of(batch))
         self._on_device = not session.memory.is_host
-        self._programs = ByShape(self._build, recipe.options, inputs, session.memory)
+        self._programs = ByShape(self._build, recipe.options, inputs, session)
         most = max(2, recipe.options.max_shapes)
         specialise = replace(recipe.options, on_new_shape="specialise", max_shapes=most)
-        self._evaluations = ByShape(self._build_evaluation, specialise, inputs, session.memory)
+        self._evaluations = ByShape(self._build_evaluation, specialise, inputs, session)
         self._native_runs = NativeRuns(
             session,
             self._programs,
