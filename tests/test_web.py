@@ -95,6 +95,17 @@ def test_what_others_put_beside_an_export_is_not_deleted(tmp_path: Path) -> None
     assert (there / "img" / "own.txt").read_text() == "mine"
 
 
+def test_an_export_into_the_folder_one_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = json.dumps({"treadle": "0", "programs": {}}).encode()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    write_folder(".", {"bundle.json": bundle})
+    assert [p.name for p in (tmp_path / "here").iterdir()] == ["bundle.json"]
+    assert [p.name for p in tmp_path.iterdir()] == ["here"]
+
+
 def test_an_export_that_cannot_be_put_in_place_leaves_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

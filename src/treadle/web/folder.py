@@ -18,7 +18,8 @@ LISTED = "folder"  # in it: the names of all files of the folder
 
 def write_folder(path: str | Path, files: Mapping[str, bytes]) -> Path:
     """Write files aside, then rename. An earlier export is replaced; anything else is refused."""
-    target = refuse_other(path)
+    given = refuse_other(path)
+    target = Path(os.path.abspath(given))  # what is written aside is beside ".", not in it
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=WRITING, dir=target.parent))
@@ -34,8 +35,8 @@ def write_folder(path: str | Path, files: Mapping[str, bytes]) -> Path:
             shutil.rmtree(aside, ignore_errors=True)
             raise
     except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
-        raise _unwritable(target, error) from error
-    return target
+        raise _unwritable(given, error) from error
+    return given
 
 
 def refuse_other(path: str | Path) -> Path:
@@ -64,13 +65,13 @@ def _unwritable(target: Path, error: Exception) -> SaveError:
 
 def _others(folder: Path) -> list[str]:
     """Files that no export wrote, which would be lost."""
-    there = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if not p.is_dir())
     try:
         found = json.loads((folder / BUNDLE).read_bytes())
     except (OSError, ValueError, RecursionError):
-        return there
+        found = None
     if not isinstance(found, dict) or "treadle" not in found or "programs" not in found:
-        return there
+        return sorted(p.name for p in folder.iterdir())
+    there = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if not p.is_dir())
     listed = found.get(LISTED)
     own = {n for n in listed if isinstance(n, str)} if isinstance(listed, list) else set(there)
     return [name for name in there if name not in own]
