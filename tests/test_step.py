@@ -957,6 +957,34 @@ def test_threads_draw_numbers_of_their_own_and_share_what_is_built() -> None:
     assert forward.session.calls[forward._number] == 240
 
 
+@pytest.mark.parametrize("method", ["state_dict", "load_state_dict", "reset", "load_params"])
+def test_values_and_counters_are_of_one_moment(method: str, monkeypatch) -> None:
+    """A step of another thread comes before what is read or written at once, or after it."""
+    step = make(device="oracle")
+    step(batch())
+    state, params = step.state_dict(), step.params
+    trains = threading.Thread(target=step, args=(batch(),))
+    name = "read" if method == "state_dict" else "write"
+    whole = getattr(step.session, name)
+
+    def slow(values):
+        found = whole(values)
+        if trains.ident is None:
+            trains.start()
+            trains.join(0.2)  # it waits for the end of this
+        return found
+
+    monkeypatch.setattr(step.session, name, slow)
+    given = {"load_state_dict": (state,), "load_params": (params,)}.get(method, ())
+    found = getattr(step, method)(*given)
+    trains.join()
+    if method == "state_dict":
+        assert found.keys() == state.keys()
+        assert all(np.array_equal(found[n], v) for n, v in state.items())
+    counts = {"reset": 1, "load_state_dict": 2}.get(method, 2)
+    assert step.count == step.position[0] == counts
+
+
 def test_a_failed_share_leaves_no_trace() -> None:
     step = make()
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
@@ -26,6 +27,30 @@ from treadle.step.index_checks import Looking
 MOST_SHOWN = 6  # problems that one message lists
 Built = TypeVar("Built", bound=Looking)
 Arrays = dict[str, np.ndarray]
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+class OfSession(Protocol):
+    """Whatever acts on the values of a session."""
+
+    session: Session
+
+
+Own = TypeVar("Own", bound=OfSession)
+
+
+def in_turn(
+    method: Callable[Concatenate[Own, Parameters], Result],
+) -> Callable[Concatenate[Own, Parameters], Result]:
+    """A method that sees values and counters of one moment: no other thread makes a step then."""
+
+    @functools.wraps(method)
+    def call(own: Own, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        with own.session.lock:
+            return method(own, *args, **kwargs)
+
+    return call
 
 
 def check_arguments(operation: str, what: str, function: Callable[..., object]) -> None:
