@@ -89,7 +89,7 @@ class Client:
         async def send(message: dict[str, Any]) -> None:
             sent.append(message)
 
-        await self.app(_scope(request), receive, send)
+        await self.app(scope_of(request), receive, send)
         over.set()
         start = sent[0]
         headers = {n.decode(): v.decode() for n, v in start["headers"]}
@@ -97,7 +97,7 @@ class Client:
         return Answer(start["status"], headers, body)
 
 
-def _scope(request: Request) -> dict[str, Any]:
+def scope_of(request: Request) -> dict[str, Any]:
     given = {n.lower() for n, _ in request.headers}
     headers: Sequence[tuple[str, str]] = request.headers
     if "host" not in given:

@@ -386,6 +386,41 @@ def test_a_damaged_checkpoint_is_passed_over(name: str, tmp_path: Path) -> None:
         assert found[2].path.exists()
 
 
+SENSELESS = {
+    "no steps": lambda body: body.pop("steps"),
+    "no step": lambda body: body.update(steps={}),
+    "steps in a list": lambda body: body.update(steps=[1]),
+    "a count of text": lambda body: body["steps"]["step"].update(count="many"),
+    "a negative count": lambda body: body["steps"]["step"].update(count=-1),
+    "no plan": lambda body: body["steps"]["step"].update(plan=None),
+    "files of numbers": lambda body: body.update(files={"step.safetensors": 3}),
+    "a file elsewhere": lambda body: body["files"].update({"../x": {"bytes": 0, "sha256": ""}}),
+    "the folder above": lambda body: body["files"].update({"..": {"bytes": 0, "sha256": ""}}),
+    "a zero byte": lambda body: body["files"].update({"a\0": {"bytes": 0, "sha256": ""}}),
+    "a metric of text": lambda body: body.update(metrics={"loss": "low"}),
+    "metrics in a list": lambda body: body.update(metrics=[1, 2]),
+    "chunks of numbers": lambda body: body.update(
+        chunks={"step": {"ranks": 1, "shards": 1, "shapes": {"w": 3}}}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SENSELESS)
+def test_a_manifest_without_sense_is_passed_over(name: str, tmp_path: Path) -> None:
+    """Its checksum fits: anyone can compute one."""
+    step, found, states = saved(tmp_path, 2)
+    file = found[1].path / MANIFEST
+    body = json.loads(file.read_bytes())
+    SENSELESS[name](body)
+    file.write_text(json.dumps(body | {"checksum": checksum(body)}))
+    with td.CheckpointManager(tmp_path) as checkpoints:
+        assert checkpoints.list() == (found[0],)
+        assert checkpoints.best() == found[0]
+        with pytest.warns(td.CheckpointWarning, match="is damaged"):
+            assert checkpoints.restore(step) == found[0]
+    assert same(step.state_dict(), states[0])
+
+
 def test_when_all_are_damaged_nothing_starts_anew(tmp_path: Path) -> None:
     step, found, _ = saved(tmp_path, 2)
     for checkpoint in found:

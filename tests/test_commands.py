@@ -16,7 +16,7 @@ import treadle as td
 from treadle import optim
 from treadle.cli.bench import WORKLOADS, loss
 from treadle.cli.main import main
-from treadle.cli.train import UsageError, converted, parsed, settings_of
+from treadle.cli.train import LARGEST, UsageError, converted, parsed, settings_of
 
 SCRIPT = '''
 """A training script."""
@@ -119,6 +119,71 @@ def test_wrong_settings(
     assert not script.with_name("out.json").exists()
 
 
+COMMANDS = (["train"], ["explain"], ["export-web", "--out", "page"], ["serve"])
+NO_PYTHON = {
+    "none.py": (None, "cannot be read: No such file"),
+    "folder.py": ("", "cannot be read: Is a directory"),
+    "image.py": (b"\x89PNG\xff", "is no text in UTF-8"),
+    "zeros.py": (b"x = 1\0", "null bytes"),
+    "half.py": (b"x = 1\ndef (:\n", "line 2 is no Python: invalid syntax"),
+    "deep.py": (b"x = " + b"(" * 5000, "is no Python"),
+    "large.py": (b"# " + b"x" * (LARGEST - 1), "has more than"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c[0])
+@pytest.mark.parametrize("name", NO_PYTHON)
+def test_what_is_no_python_is_said_in_a_line(
+    command: list[str], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content, told = NO_PYTHON[name]
+    path = tmp_path / name
+    if content == "":
+        path.mkdir()
+    elif content is not None:
+        path.write_bytes(content)
+    assert main([command[0], str(path), *command[1:]]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"treadle {command[0]}: {path}")
+    assert told in line
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "secret.py"
+    path.touch(0o000)
+    assert main(["train", str(path)]) == 2
+    assert "Permission denied" in capsys.readouterr().err
+
+
+def test_errors_name_no_line_of_the_command(tmp_path: Path) -> None:
+    """A user's own lines are named, and begin a traceback; those of the command are nobody's."""
+    (tmp_path / "own.py").write_text("import nothing_of_that_name\n")
+    cases = {
+        ("generate", "none", "hello"): "LoadError: load: there is no folder none. ",
+        ("train", "own.py"): "Traceback (most recent call last):\n"
+        '  File "own.py", line 1, in <module>\n',
+    }
+    for arguments, begin in cases.items():
+        found = subprocess.run(
+            [sys.executable, "-m", "treadle", *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert found.returncode == 1
+        assert found.stderr.startswith(begin), found.stderr
+        assert "runpy" not in found.stderr
+
+
+def test_a_corpus_that_cannot_be_written_is_known_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(["fuzz", "--cases", "0", "--corpus", str(tmp_path / "file")]) == 1
+    assert "cannot be a folder of programs: File exists" in capsys.readouterr().err
+
+
 def test_wrong_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], script: Path) -> None:
     assert main(["train", str(tmp_path / "none.py")]) == 2
     assert "none.py cannot be read" in capsys.readouterr().err
@@ -131,11 +196,6 @@ def test_wrong_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], script:
     empty.write_text("def train(): pass\n")
     assert main(["train", str(empty), "--resume"]) == 2
     assert "train has no setting 'resume'" in capsys.readouterr().err
-    empty.write_text("def train(:\n")
-    assert main(["train", str(empty)]) == 1
-    assert "SyntaxError" in capsys.readouterr().err
-    (tmp_path / "bytes.py").write_bytes(b"\xff\xfe")
-    assert main(["train", str(tmp_path / "bytes.py")]) == 2
 
 
 def test_failures(script: Path, capsys: pytest.CaptureFixture[str]) -> None:

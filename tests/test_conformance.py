@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import conformance_page
+import treadle as td
 from treadle.cli.conformance import rows_on
 from treadle.cli.main import main
 from treadle.domains.float64 import evaluate_float64
@@ -47,6 +48,26 @@ def test_an_error_beyond_the_contract_is_seen(name: str) -> None:
     assert wrong[0].cell == "wrong"
 
 
+def test_a_dtype_that_a_device_does_not_have_is_refused_and_not_wrong() -> None:
+    right = spoiled(1.0)
+
+    def narrow(graph: Graph, arrays: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
+        if any(t.dtype is td.float64 for n in graph.nodes for t in n.types):
+            raise td.DTypeError("narrow", "there is no float64", "Use float32.")
+        return right(graph, arrays)
+
+    rows = list(measured(narrow, [OPS["exp"]]))
+    assert {r.dtype: r.cell for r in rows if r.cell == "refused"} == {"float64": "refused"}
+    assert [r.wrong for r in rows if r.wrong] == []
+    assert "1 refused, as the device does not have their dtypes; all within" in summary(rows, "x")
+    assert summary(rows[:1], "x").endswith("nothing to compare")
+
+    def broken(graph: Graph, arrays: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
+        raise td.DeviceError("broken", "it is lost", "")
+
+    assert all(r.wrong == "refused: it is lost" for r in measured(broken, [OPS["exp"]]))
+
+
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["conformance", "--only", "tanh,not"]) == 0
     assert "| `tanh` | 4 ulp |" in capsys.readouterr().out
@@ -55,6 +76,17 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert facts["device"] == "oracle"
     assert {row["op"] for row in facts["rows"]} == {"neg"}
     assert main(["conformance", "--only", "nothing"]) == 1
+
+
+@pytest.mark.parametrize("name", ["parameter", "tanhh", "nothing"])
+def test_an_op_that_computes_nothing_is_refused(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["conformance", "--only", f"exp,{name}"]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert f"no op {name}" in told.err
+    assert ("Did you mean tanh" in told.err) is (name == "tanhh")
 
 
 def test_every_op_is_measured_in_some_dtype() -> None:

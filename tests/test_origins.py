@@ -79,9 +79,9 @@ def test_the_standard_library_is_nobodys_line() -> None:
         pass
     assert found is not None
     assert (Path(found.file).name, found.function) == ("test_origins.py", "around")
-    assert origin._is_ours(contextlib.__file__)
-    assert not origin._is_ours(np.__file__), "installed beside the library, but not part of it"
-    assert not origin._is_ours(__file__)
+    assert origin.is_own(contextlib.__file__)
+    assert not origin.is_own(np.__file__), "installed beside the library, but not part of it"
+    assert not origin.is_own(__file__)
 
 
 def test_what_enters_a_with_of_treadles_is_the_users() -> None:

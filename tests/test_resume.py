@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 import interrupted_fit as worker
 import treadle as td
 from treadle import data, losses, nn, optim
+from treadle.train.manifest import MANIFEST, checksum
 
 SCRIPT = Path(worker.__file__)
 
@@ -284,6 +286,37 @@ def test_a_folder_of_another_run(tmp_path: Path) -> None:
         trainer(step).fit(loader(), epochs=2, checkpoint=tmp_path / "c", resume="latest")
     with pytest.raises(td.ArgumentError, match="resume without checkpoint"):
         trainer(step).fit(loader(), epochs=2, resume="auto")
+
+
+@pytest.mark.parametrize("lost", ["epoch", "loader", "callbacks", "logged", "evaluated_at"])
+def test_a_run_that_makes_no_sense_changes_nothing(lost: str, tmp_path: Path) -> None:
+    trainer(make()).fit(loader(), steps=3, checkpoint=tmp_path)
+    (file,) = tmp_path.glob(f"*/{MANIFEST}")
+    body = json.loads(file.read_bytes())
+    del body["extra"][lost]
+    file.write_text(json.dumps(body | {"checksum": checksum(body)}))
+    step = make()
+    first = step.state_dict()
+    with pytest.raises(td.CheckpointError, match=f"makes sense of .*{lost}"):
+        trainer(step).fit(loader(), steps=9, checkpoint=tmp_path, resume="auto")
+    assert all(np.array_equal(first[n], v) for n, v in step.state_dict().items())
+
+
+def test_a_callback_that_cannot_be_restored_leaves_the_position(tmp_path: Path) -> None:
+    class Picky(td.callbacks.Callback):
+        def state_dict(self):
+            return {"seen": 1}
+
+        def load_state_dict(self, state):
+            raise ValueError("no")
+
+    trainer(make(), Picky()).fit(loader(), steps=3, checkpoint=tmp_path)
+    step, batches = make(), loader()
+    first, position = step.state_dict(), batches.state_dict()
+    with pytest.raises(td.CallbackError, match="no"):
+        trainer(step, Picky()).fit(batches, steps=9, checkpoint=tmp_path, resume="auto")
+    assert all(np.array_equal(first[n], v) for n, v in step.state_dict().items())
+    assert batches.state_dict() == position
 
 
 def test_a_list_of_another_length(tmp_path: Path) -> None:

@@ -152,6 +152,24 @@ def test_a_search_ends_when_its_time_is_over(cache: Path, few: None) -> None:
     search_ = search._Search(*_parts())
     assert search_.run(0.0) == ()
     assert not search_.trials
+    assert search_.is_cut
+
+
+def test_more_time_than_before_is_used(
+    cache: Path, few: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search that was cut short is no answer to one that has more time; a whole one always is."""
+    asked = []
+
+    def run(self: Any, seconds: float) -> tuple[Any, ...]:
+        asked.append(seconds)
+        self.is_cut = seconds < 30
+        return ()
+
+    monkeypatch.setattr(search._Search, "run", run)
+    for seconds in (2.0, 1.0, 20.0, 20.0, 30.0, 100.0):
+        compiled(dataclasses.replace(MEASURED, seconds=seconds))
+    assert asked == [2.0, 20.0, 30.0]
 
 
 def test_a_damaged_result_is_searched_for_anew(

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -29,12 +30,12 @@ pytest.importorskip("uvicorn", reason="uvicorn is not installed")
 
 from safetensors.numpy import load, save
 
-from asgi_client import JSON, SAFETENSORS, Client, Request, post
+from asgi_client import JSON, SAFETENSORS, Client, Request, post, scope_of
 from treadle import serve
 from treadle.models.decoding import bucket, slots_for
 from treadle.serve.access import is_loopback, read_token
 from treadle.serve.batching import Batcher
-from treadle.serve.encoding import Named, decode
+from treadle.serve.encoding import Named, _once, decode
 from treadle.serve.metrics import Histogram
 from treadle.serve.request_error import RequestError
 from treadle.serve.served import Served
@@ -500,9 +501,24 @@ def test_a_token_is_asked_for() -> None:
 
 
 def test_without_a_token_only_this_machine_is_answered(client) -> None:
-    for host in ("localhost", "localhost:8000", "127.0.0.1:1", "[::1]", "[::1]:8000", "LOCALHOST"):
+    for host in (
+        "localhost",
+        "localhost:8000",
+        "127.0.0.1:1",
+        "[::1]",
+        "[::1]:8000",
+        "127.0.0.2:80",
+    ):
         assert client.get("/v1", host=host).status == 200, host
-    for host in ("", "example.com", "localhost.example.com", "127.0.0.1.example.com:80", "[::2]"):
+    assert client.get("/v1", host="LOCALHOST").status == 200
+    for host in (
+        ":8000",
+        "",
+        "example.com",
+        "localhost.example.com",
+        "127.0.0.1.example.com:80",
+        "[::2]",
+    ):
         assert client.get("/v1", host=host).status == 421, host
     assert [h for h in ("127.0.0.1", "::1", "localhost", "127.8.8.8") if not is_loopback(h)] == []
     assert [h for h in ("0.0.0.0", "::", "10.0.0.1", "example.com", "") if is_loopback(h)] == []
@@ -517,8 +533,11 @@ def test_where_tokens_come_from(tmp_path: Path) -> None:
     for wrong in ("", "short", "ü" * 20, "a b" * 20):
         with pytest.raises(td.TreadleError, match="token"):
             read_token(None, {"TREADLE_TOKEN": wrong})
-    with pytest.raises(td.LoadError, match="cannot be read"):
+    with pytest.raises(td.LoadError, match="cannot be read: No such file"):
         read_token(str(tmp_path / "none"), {})
+    file.write_text("a" * 5000)  # half of a token is none
+    with pytest.raises(td.LoadError, match="more than 4096 bytes"):
+        read_token(str(file), {})
     with pytest.raises(td.ArgumentError, match="reached from other machines"):
         serve.check_address("0.0.0.0", None)
     serve.check_address("0.0.0.0", TOKEN)
@@ -551,6 +570,53 @@ def test_a_batcher_leaves_out_who_went_away() -> None:
 
     assert asyncio.run(run()) == [0, 20, 30]
     assert calls == [[0, 2], [3]]
+
+
+def test_who_is_in_a_call_when_it_stops_is_told() -> None:
+    begun, is_over = threading.Event(), threading.Event()
+
+    def slow(rows):
+        begun.set()
+        is_over.wait(60)
+        return rows
+
+    async def main() -> None:
+        with ThreadPoolExecutor(1) as threads:
+            batcher = Batcher("predict", slow, threads, size=1, wait=0.0, most=4)
+            batcher.start()
+            asked = [asyncio.create_task(batcher.answer(i)) for i in range(2)]
+            await asyncio.to_thread(begun.wait, 60)
+            await batcher.stop()
+            found = await asyncio.gather(*asked, return_exceptions=True)
+            is_over.set()
+        assert [type(f) for f in found] == [asyncio.CancelledError] * 2
+
+    asyncio.run(main())
+
+
+def test_a_service_that_was_stopped_does_not_start_again() -> None:
+    found = service()
+    Client(serve.application(found)).close()
+    with pytest.raises(td.ArgumentError, match=r"was stopped.*another Service"):
+        found.start()
+
+
+def test_a_name_twice_is_found_in_one_pass() -> None:
+    """A look at all names for each would take hours where a body has a million."""
+    looks = 0
+
+    class Name(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal looks
+            looks += 1
+            return str(self) == str(other)
+
+    names = [Name(i) for i in range(1000)]
+    with pytest.raises(ValueError, match="'999' is there twice"):
+        _once([(name, 0) for name in (*names, Name(999))])
+    assert looks < 10_000
 
 
 def test_histograms_count_up_to_each_bound() -> None:
@@ -630,6 +696,67 @@ def test_no_prompt_compiles(texts, folder) -> None:
     text = texts.service.texts
     assert text.lengths()[0] == max(range(1, 24), key=lambda n: slots_for(n, 24 - n))
     assert sorted(map(bucket, text.lengths())) == sorted({bucket(n) for n in range(1, 24)})
+
+
+def test_a_text_is_asked_for_in_json(texts) -> None:
+    answer = texts.send(post(GENERATE, b"", SAFETENSORS))
+    assert answer.status == 415
+    assert answer.json["error"]["cause"].startswith(f"the body is of the type '{SAFETENSORS}'")
+    assert answer.json["error"]["remedy"].startswith("Send application/json, in UTF-8")
+
+
+def test_streams_are_in_progress_until_they_end(texts) -> None:
+    service, seen = texts.service, []
+    generate = service.texts._generate
+
+    def looking(asked, told):
+        def noting(piece):
+            seen.append(service.in_progress)
+            told(piece)
+
+        generate(asked, noting)
+
+    service.texts._generate = looking
+    try:
+        asked = {"prompt": [1, 2, 3], "max_new_tokens": 4, "stream": True}
+        assert texts.send(post(GENERATE, asked)).status == 200
+    finally:
+        service.texts._generate = generate
+    assert set(seen) == {1}
+    assert service.in_progress == 0
+
+
+def test_a_text_stops_when_nobody_waits_for_it(texts) -> None:
+    """Without a stream too: others wait for their turn."""
+    service, made = texts.service, []
+    generate = service.texts._generate
+
+    def looking(asked, told):
+        asked.stopped.wait(60)  # set when the client goes away
+        generate(asked, told)
+        made.append(asked.new)
+
+    async def send() -> None:
+        body = json.dumps({"prompt": [1], "max_new_tokens": 20}).encode()
+        messages = [
+            {"type": "http.request", "body": body, "more_body": False},
+            {"type": "http.disconnect"},
+        ]
+
+        async def receive():
+            return messages.pop(0)
+
+        async def sent(message) -> None:
+            assert message["type"].startswith("http.response")
+
+        await texts.app(scope_of(post(GENERATE, body)), receive, sent)
+
+    service.texts._generate = looking
+    try:
+        texts.loop.run_until_complete(asyncio.wait_for(send(), 60))
+    finally:
+        service.texts._generate = generate
+    assert made == [0]
 
 
 def test_texts_take_turns(texts) -> None:
@@ -773,8 +900,8 @@ def test_the_command_refuses_what_it_must(tmp_path: Path, capsys, monkeypatch) -
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         cases = [
-            ([plain, "--host", "0.0.0.0"], 1, "there is no token"),
-            ([plain, "--batch", "0"], 1, "batch = 0"),
+            ([plain, "--host", "0.0.0.0"], 2, "there is no token"),
+            ([plain, "--batch", "0"], 2, "batch = 0"),
             ([plain, "--set", "width=3"], 2, "no setting 'width'"),
             ([str(tmp_path)], 2, f"treadle serve {file}"),
             ([str(tmp_path / "other.py")], 2, "no function 'forwards'"),

@@ -7,7 +7,9 @@ import re
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from http.client import HTTPConnection
 
 import pytest
@@ -17,9 +19,11 @@ pytest.importorskip("uvicorn", reason="uvicorn is not installed")
 
 import uvicorn
 
+import treadle as td
 from asgi_client import JSON, SAFETENSORS
 from malformed_requests import GENERATE, GOOD_BODY, PREDICT, TEXT, good_file
 from test_serve_malformed import service
+from treadle import nn, serve
 from treadle.serve.server import configured
 
 # What is no HTTP: bytes on a socket.
@@ -85,8 +89,13 @@ def raw_requests() -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def port():
+    with listening_server(service()) as (_, found):
+        yield found
+
+
+@contextmanager
+def listening_server(found: serve.Service) -> Iterator[tuple[uvicorn.Server, int]]:
     """A service in a thread, on a port of its own."""
-    found = service()
     found.prepare()
     server = uvicorn.Server(configured(found, None))
     with socket.socket() as listening:
@@ -96,9 +105,11 @@ def port():
         thread.start()
         while not server.started:
             time.sleep(0.01)
-        yield listening.getsockname()[1]
-        server.should_exit = True
-        thread.join(30)
+        try:
+            yield server, listening.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join(30)
         assert not thread.is_alive()
 
 
@@ -137,6 +148,54 @@ def test_what_is_no_http(port, name) -> None:
 def test_all_that_is_no_http(port) -> None:
     for name, request in RAW.items():
         check_raw(port, name, request)
+
+
+def trickle(connection: socket.socket, end: float) -> None:
+    while time.monotonic() < end:
+        connection.sendall(b"x")
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/v1/forwards/none", "/health"])
+def test_the_rest_of_a_body_is_not_waited_for(port, path) -> None:
+    """A request that is refused before its body is read ends, however slowly the body comes."""
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {JSON}\r\n"
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(f"{head}Content-Length: 1000000\r\n\r\n".encode())
+        assert connection.recv(12) in (b"HTTP/1.1 404", b"HTTP/1.1 405")
+        with pytest.raises(ConnectionError):
+            trickle(connection, time.monotonic() + 30)
+
+
+def test_who_does_not_read_is_not_waited_for() -> None:
+    forward = td.compile_forward(
+        nn.Linear(2, 2),
+        lambda m, b: td.zeros((1 << 22, 2)) + b["x"],
+        {"x": td.Spec((2,))},
+        device="oracle",
+    )
+    limits = serve.Limits(batch=1, answer_seconds=0.5)
+    with listening_server(serve.Service({"large": forward}, limits=limits)) as (server, port):
+        head = f"POST /v1/forwards/large HTTP/1.1\r\nHost: localhost\r\nContent-Type: {JSON}\r\n"
+        body = b'{"inputs": {"x": [1, 2]}}'
+        rest = f"Accept: {SAFETENSORS}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+            connection.sendall(head.encode() + rest)
+            assert connection.recv(15) == b"HTTP/1.1 200 OK"
+            end = time.monotonic() + 30
+            while server.server_state.connections and time.monotonic() < end:
+                time.sleep(0.05)
+            assert not server.server_state.connections
+
+
+def test_as_many_connections_as_the_limit_says() -> None:
+    forward = td.compile_forward(
+        nn.Linear(2, 2), lambda m, b: b["x"], {"x": td.Spec((2,))}, device="oracle"
+    )
+    limits = serve.Limits(batch=1, connections=1)
+    with listening_server(serve.Service({"same": forward}, limits=limits)) as (_, port):
+        answer = sent(port, b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200")
 
 
 # Many clients, and clients that go away.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -905,6 +907,82 @@ def test_nested_chains_keep_their_numbers_apart() -> None:
     step(batch())
     moved = np.sqrt(sum(((step.params[n] - v) ** 2).sum() for n, v in before.items()))
     assert moved == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_a_failed_share_undoes_no_step_of_another_thread() -> None:
+    def loss(model, x):
+        return (model(x) ** 2).mean()
+
+    x = np.ones((2, 3), np.float32)
+
+    def compiled():
+        return td.compile_step(nn.Linear(3, 1), loss, optim.sgd(0.1), x, device="oracle")
+
+    step, alone = compiled(), compiled()
+    trains = threading.Thread(target=step, args=(x,))
+
+    def fails(model, x):
+        trains.start()
+        trains.join(0.2)  # it waits for the end of this
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        td.compile_step(nn.Linear(3, 1), fails, optim.sgd(0.1), x, device="oracle", share=step)
+    trains.join()
+    alone(x)
+    assert step.count == 1
+    for name, array in alone.params.items():
+        np.testing.assert_array_equal(step.params[name], array)
+
+
+def test_threads_draw_numbers_of_their_own_and_share_what_is_built() -> None:
+    """Of more shapes than are kept, so that what one thread uses another one takes away."""
+    forward = td.compile_forward(
+        {},
+        lambda model, x: x + td.random.uniform(x.shape),
+        Spec((4,)),
+        device="oracle",
+        options=td.CompileOptions(on_new_shape="specialise", max_shapes=2),
+    )
+    found: list[float] = []
+
+    def call(first: int) -> None:
+        for i in range(60):
+            found.append(float(forward(np.zeros(4 + (first + i) % 4, np.float32))[0]))
+
+    with ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(call, i) for i in range(4)]:
+            done.result()
+    assert len(set(found)) == len(found) == 240
+    assert forward.session.calls[forward._number] == 240
+
+
+@pytest.mark.parametrize("method", ["state_dict", "load_state_dict", "reset", "load_params"])
+def test_values_and_counters_are_of_one_moment(method: str, monkeypatch) -> None:
+    """A step of another thread comes before what is read or written at once, or after it."""
+    step = make(device="oracle")
+    step(batch())
+    state, params = step.state_dict(), step.params
+    trains = threading.Thread(target=step, args=(batch(),))
+    name = "read" if method == "state_dict" else "write"
+    whole = getattr(step.session, name)
+
+    def slow(values):
+        found = whole(values)
+        if trains.ident is None:
+            trains.start()
+            trains.join(0.2)  # it waits for the end of this
+        return found
+
+    monkeypatch.setattr(step.session, name, slow)
+    given = {"load_state_dict": (state,), "load_params": (params,)}.get(method, ())
+    found = getattr(step, method)(*given)
+    trains.join()
+    if method == "state_dict":
+        assert found.keys() == state.keys()
+        assert all(np.array_equal(found[n], v) for n, v in state.items())
+    counts = {"reset": 1, "load_state_dict": 2}.get(method, 2)
+    assert step.count == step.position[0] == counts
 
 
 def test_a_failed_share_leaves_no_trace() -> None:

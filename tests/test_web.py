@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -23,6 +24,8 @@ import treadle as td
 from treadle import losses, nn, optim
 from treadle.cli.main import main
 from treadle.domains.philox import make_key, philox4x32, random_bits
+from treadle.web import export
+from treadle.web.export import MOST_ROWS, _evaluations
 from treadle.web.folder import write_folder
 from treadle.web.pages import LEADS, Page, page_files
 from treadle.web.rows import packed
@@ -76,7 +79,50 @@ def test_a_folder_is_whole_and_replaces_only_exports(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(td.TreadleError, match="is not a folder"):
         write_folder(tmp_path / "file", {"bundle.json": bundle})
+    with pytest.raises(td.TreadleError, match="cannot be written: embedded null byte"):
+        write_folder("a\0b", {"bundle.json": bundle})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "file", "mine"]
+
+
+def test_what_others_put_beside_an_export_is_not_deleted(tmp_path: Path) -> None:
+    bundle = {"treadle": "0", "programs": {}, "folder": ["bundle.json", "img/a.png"]}
+    files = {"bundle.json": json.dumps(bundle).encode(), "img/a.png": b"1"}
+    there = write_folder(tmp_path / "page", files)
+    assert write_folder(there, files) == there
+    (there / "img" / "own.txt").write_text("mine")
+    with pytest.raises(td.TreadleError, match=r"other files in it: img/own\.txt"):
+        write_folder(there, files)
+    assert (there / "img" / "own.txt").read_text() == "mine"
+
+
+def test_an_export_into_the_folder_one_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = json.dumps({"treadle": "0", "programs": {}}).encode()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    write_folder(".", {"bundle.json": bundle})
+    assert [p.name for p in (tmp_path / "here").iterdir()] == ["bundle.json"]
+    assert [p.name for p in tmp_path.iterdir()] == ["here"]
+
+
+def test_an_export_that_cannot_be_put_in_place_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = json.dumps({"treadle": "0", "programs": {}}).encode()
+    there = write_folder(tmp_path / "page", {"bundle.json": bundle, "old.js": b"1"})
+    rename = os.rename
+
+    def fails(source: Any, target: Any) -> None:
+        if Path(target) == there and (Path(source) / "new.js").exists():
+            raise OSError(28, "No space left on device")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", fails)
+    with pytest.raises(td.TreadleError, match="No space left"):
+        write_folder(there, {"bundle.json": bundle, "new.js": b"2"})
+    assert (there / "old.js").read_bytes() == b"1"
+    assert [p.name for p in tmp_path.iterdir()] == ["page"]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +161,7 @@ def test_pages_are_complete_and_ask_nobody_else() -> None:
         assert set(linked) - {"bundle.json"} <= set(files)
         for text in files.values():
             assert not re.search(r"https?://(?!www\.w3\.org/)", text)
-    assert len((STATIC / "treadle.js").read_text().splitlines()) <= 500
+    assert len((STATIC / "treadle.js").read_text().splitlines()) <= 540
 
 
 def test_a_page_of_ones_own(tmp_path: Path) -> None:
@@ -125,6 +171,11 @@ def test_a_page_of_ones_own(tmp_path: Path) -> None:
     files = page_files(Page(str(own)))
     assert files["index.html"] == b"mine"
     assert "treadle.js" in files
+    (own / "img").mkdir()
+    (own / "img" / "a.png").write_bytes(b"1")
+    (own / ".git").mkdir()
+    (own / ".git" / "config").write_bytes(b"2")
+    assert page_files(Page(str(own))).keys() - files.keys() == {"img/a.png"}
     with pytest.raises(td.TreadleError, match="there is no page 'nothing'"):
         page_files(Page("nothing"))
 
@@ -144,7 +195,7 @@ def test_the_runtime_under_node(tmp_path: Path) -> None:
     }
     save_file(arrays, tmp_path / "python.safetensors", {"made": "here"})
     (tmp_path / "package.json").write_text('{"type": "module"}')
-    for name in ("treadle.js", "chart.js"):
+    for name in ("treadle.js", "chart.js", "page.js"):
         shutil.copy(STATIC / name, tmp_path)
     told = subprocess.run(
         ["node", str(ROOT / "tests" / "web_runtime.mjs"), str(tmp_path), str(tmp_path)],
@@ -205,6 +256,56 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
         step.export_web(tmp_path / "page", data={"x": rows(9)["x"]})
     with pytest.raises(td.TreadleError, match="differ in the first axis"):
         step.export_web(tmp_path / "page", data=rows(9) | {"x": np.zeros((9, 7), np.float32)})
+    assert not (tmp_path / "page").exists()
+
+
+def test_every_held_out_row_is_evaluated() -> None:
+    assert _evaluations(0) == {}
+    for count in range(1, 3000):
+        sizes = _evaluations(count)
+        assert all(0 < size <= MOST_ROWS for size in sizes.values())
+        assert count % sizes["evaluate"] == sizes.get("evaluate_rest", 0)
+    assert _evaluations(1000) == {"evaluate": 500}
+    assert _evaluations(1021) == {"evaluate": 512, "evaluate_rest": 509}  # a prime
+
+
+def test_what_a_browser_would_find_wrong_is_said_before_anything_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = net_step()
+    predict = step.attach(lambda model, x: model(x), td.Spec((1, 6)))
+    both = {"data": rows(9), "held_out": rows(9)}
+    few, large = rows(7), rows(9) | {"y": np.full(9, 2**40)}
+    floats = rows(9) | {"y": np.zeros(9, np.float32)}
+    masked = rows(9) | {"x": np.ma.masked_less(rows(9)["x"], 0)}
+    for given, told in [
+        ({"data": few}, "data has 7 rows, and a batch has 8"),
+        ({"held_out": {k: v[:0] for k, v in few.items()}}, "held_out has no rows"),
+        ({"data": large}, "data y has values from 1099511627776 to 1099511627776, which int32"),
+        ({"data": floats}, "data y is float32, not an integer"),
+        ({"held_out": masked}, "held_out x is a masked array"),
+        ({"settings": {"rate": float("nan")}}, "settings are no JSON"),
+        ({"settings": {"rows": np.zeros(2)}}, "settings are no JSON"),
+        ({"page": "digits", **both}, "the page 'digits' needs predict in forwards"),
+        ({"page": "digits"}, "the page 'digits' needs data, held_out"),
+        ({"page": "text"}, "the page 'text' needs letters, context in settings"),
+        ({"heldout": rows(9)}, "there is no argument heldout. There are: data, held_out"),
+    ]:
+        with monkeypatch.context() as patch:
+            patch.setattr(export, "web_program", None)
+            with pytest.raises(td.TreadleError, match=told):
+                step.export_web(tmp_path / "page", **given)
+    for given in ({"page": "train"}, {"data": rows(9)}):
+        with pytest.raises(td.TreadleError, match="a forward cannot train"):
+            predict.export_web(tmp_path / "page", **given)
+    state = td.compile_forward(
+        {"n": nn.State((), nn.init.constant(2**40), td.int64)},
+        lambda model, x: x + model["n"].astype(td.float32),
+        td.Spec((2,)),
+        device="oracle",
+    )
+    with pytest.raises(td.TreadleError, match="n has values from 1099511627776"):
+        state.export_web(tmp_path / "page")
     assert not (tmp_path / "page").exists()
 
 

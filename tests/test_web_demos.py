@@ -133,7 +133,7 @@ def test_text_is_written_over_a_cache(tmp_path: Path) -> None:
         assert _width(page) <= 320
     _, decode = text.compiled(**small)
     settings = {"letters": text.LETTERS, "context": text.CONTEXT}
-    decode.export_web(tmp_path / "run", page="text", forwards={"decode": decode}, settings=settings)
+    decode.export_web(tmp_path / "run", page="text", settings=settings)
     with opened(tmp_path / "run", 600) as page:
         assert page.run("document.querySelector('.training').hidden")
         page.run("document.getElementById('write').click()")

@@ -41,7 +41,7 @@ def searched(
     cache, choices = plan_cache(), choices_of(toolchain.target)
     key = fingerprint(["search", key_of(graph, options, toolchain), repr(choices)])
     stored = None if cache is None else cache.get(key)
-    chosen = None if stored is None else _read(stored, choices)
+    chosen = None if stored is None else _read(stored, choices, options.seconds)
     if chosen is None:
         with report.stage("search"):
             search = _Search(toolchain, graph, options)
@@ -49,17 +49,20 @@ def searched(
             report.trials.extend(search.trials)
         if cache is not None:
             content = json.dumps(numbered(chosen, choices)).encode()
-            cache.put(key, {"chosen": content})
+            spent = json.dumps(options.seconds if search.is_cut else None).encode()
+            cache.put(key, {"chosen": content, "seconds": spent})
     report.chosen = chosen
     return toolchain.tuned(chosen)
 
 
-def _read(stored: Mapping[str, bytes], choices: Sequence[Choice]) -> Chosen | None:
+def _read(stored: Mapping[str, bytes], choices: Sequence[Choice], seconds: float) -> Chosen | None:
+    """What was found before; None where less time was given than now, and it was not enough."""
     try:
-        numbers = json.loads(stored["chosen"])
-    except (LookupError, ValueError, RecursionError):
+        numbers, spent = json.loads(stored["chosen"]), json.loads(stored["seconds"])
+        is_enough = spent is None or float(spent) >= seconds
+    except (LookupError, ValueError, TypeError, RecursionError):
         return None
-    return from_numbers(numbers, choices)
+    return from_numbers(numbers, choices) if is_enough else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,7 @@ class _Search:
         self.toolchain, self.graph, self.options = toolchain, graph, options
         self.values = plausible_values(graph)
         self.trials: list[Trial] = []
+        self.is_cut = False  # whether choices were left when the time was over
         self.aside = CompileReport("", "")  # candidates are no part of the report
         self.seen: set[str] = set()  # texts of kernels: equal ones need no timing
 
@@ -85,6 +89,7 @@ class _Search:
         for choice in choices_of(self.toolchain.target):
             for value in choice.values:
                 if time.perf_counter() >= end:
+                    self.is_cut = True
                     return best.chosen
                 others = tuple(pair for pair in best.chosen if pair[0] != choice.name)
                 found = self.candidate((*others, (choice.name, value)))

@@ -31,7 +31,8 @@ _ours: dict[str, bool] = {}
 _origins: dict[tuple[str, int, str], Origin] = {}
 
 
-def _is_ours(file: str) -> bool:
+def is_own(file: str) -> bool:
+    """Whether a file is of this package or of Python, and so no place of the user's."""
     known = _ours.get(file)
     if known is None:
         # Methods that dataclasses generate have no file of their own.
@@ -51,7 +52,7 @@ def user_origin() -> Origin | None:
     A function of the user's that the standard library calls is still the user's.
     """
     frame = sys._getframe(1)
-    while _is_ours(frame.f_code.co_filename):
+    while is_own(frame.f_code.co_filename):
         outer = frame.f_back
         if outer is None:
             break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -12,7 +13,6 @@ from treadle.backends.registry import backend, choose_device
 from treadle.base.errors import ArgumentError
 from treadle.compile_report import CompileOptions, CompileReport
 from treadle.ir.graph import Graph
-from treadle.ir.op import OPS
 from treadle.verify.conformance import Row, measured, summary, table
 from treadle.verify.retyped import COMPUTED
 
@@ -26,18 +26,20 @@ def run_conformance(options: argparse.Namespace) -> int:
         print(json.dumps(facts, indent=1))
     else:
         print(table(rows))
-        print(f"\n{summary(rows, device)}")
-        print(*(f"{r.op} in {r.dtype}: {r.wrong}" for r in rows if r.wrong), sep="\n")
+        wrong = [f"{r.op} in {r.dtype}: {r.wrong}" for r in rows if r.wrong]
+        print("", summary(rows, device), *wrong, sep="\n")
     return int(any(r.wrong for r in rows))
 
 
 def rows_on(device: str, only: Sequence[str] = (), seed: int = 0) -> Iterator[Row]:
     """The rows of a device, of all ops or of some."""
-    unknown = [name for name in only if name not in OPS]
+    known = [op.name for op in COMPUTED]
+    unknown = [name for name in only if name not in known]
     if unknown:
-        raise ArgumentError(
-            "conformance", f"there is no op {', '.join(unknown)}", "See docs/conformance.md."
-        )
+        close = difflib.get_close_matches(unknown[0], known, 3)
+        remedy = f"Did you mean {' or '.join(close)}?" if close else f"Use {', '.join(known)}."
+        cause = f"there is no op {', '.join(unknown)} that computes"
+        raise ArgumentError("conformance", cause, remedy)
     backend(device).require()
     ops = [op for op in COMPUTED if not only or op.name in only]
     return measured(lambda graph, arrays: _run(device, graph, arrays), ops, seed)

@@ -23,6 +23,7 @@ from treadle.cli.train import (
     check_required,
     load_function,
     parsed,
+    read_source,
     report,
     settings_of,
 )
@@ -66,10 +67,7 @@ def compiled_by(path: Path, settings: Sequence[str] = ()) -> list[TrainStep]:
 
 def _run(path: Path, settings: Sequence[str]) -> None:
     """The function `train` of a file, or the file itself where it has none."""
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
+    _, tree = read_source(path)
     if not any(isinstance(n, ast.FunctionDef) and n.name == FUNCTION for n in tree.body):
         if settings:
             raise UsageError(f"{path} has no function {FUNCTION!r}: there is nothing to --set")

@@ -14,6 +14,7 @@ from treadle.cli.train import (
     check_required,
     load_function,
     parsed,
+    read_source,
     report,
     settings_of,
 )
@@ -35,10 +36,7 @@ def run_export_web(file: str, out: str, settings: Sequence[str] = ()) -> int:
 
 
 def exported(path: Path, out: str, settings: Sequence[str] = ()) -> Path:
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
+    _, tree = read_source(path)
     if not any(isinstance(n, ast.FunctionDef) and n.name == EXPORT for n in tree.body):
         return compiled_by(path, settings)[0].export_web(out)
     export = load_function(path, EXPORT)
@@ -55,7 +53,7 @@ def exported(path: Path, out: str, settings: Sequence[str] = ()) -> Path:
 
 
 def _size(folder: Path) -> str:
-    sizes = {p.name: p.stat().st_size for p in folder.iterdir()}
+    sizes = {p.name: p.stat().st_size for p in folder.rglob("*") if p.is_file()}
     weights = sizes.get("weights.safetensors", 0)
     rest = sum(sizes.values()) - weights
     return f"{len(sizes)} files, {rest / 1000:,.0f} kB and {weights / 1000:,.0f} kB of weights"

@@ -36,7 +36,7 @@ def run_fuzz(options: argparse.Namespace) -> int:
     if options.worker:
         return serve()
     device, only = choose_device(options.device), _families(options.only)
-    folder = None if options.corpus is None else Path(options.corpus)
+    folder = None if options.corpus is None else _corpus(Path(options.corpus))
     shown = Shown(is_json=options.json)
     if options.replay is not None:
         seed, index = options.replay
@@ -60,6 +60,17 @@ def run_fuzz(options: argparse.Namespace) -> int:
     if folder is not None:
         shown.write(folder, known)
     return shown.end()
+
+
+def _corpus(folder: Path) -> Path:
+    """A folder for findings, made before anything is looked for: an hour later is too late."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        cause = f"{folder} cannot be a folder of programs: {reason}"
+        raise ArgumentError("fuzz", cause, "Name a folder, or one that can be made.") from error
+    return folder
 
 
 def _families(text: str) -> tuple[str, ...]:

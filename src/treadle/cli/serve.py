@@ -87,6 +87,12 @@ def run_serve(options: argparse.Namespace) -> int:
         token = serve.read_token(options.token_file)
         serve.check_address(options.host, token)
         limits = serve.Limits(**_limits(options))
+    except ArgumentError as error:
+        report(error)
+        return USAGE
+    except (KeyboardInterrupt, Exception) as error:
+        return report(error)
+    try:
         service = serve.Service(*_served(Path(options.path), options), limits)
     except UsageError as error:
         print(f"treadle serve: {error}", file=sys.stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
+import os
 import sys
 import traceback
 import types
@@ -14,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from treadle.base.errors import TreadleError
+from treadle.base.origin import is_own
 from treadle.distributed.watch import failed
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 FUNCTION = "train"
+LARGEST = 1 << 24  # bytes of a Python file: more is data
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
@@ -71,22 +74,60 @@ def report(error: BaseException) -> int:
         print("\n".join([str(error) or "stopped", *notes(error)]), file=sys.stderr)
         return INTERRUPTED
     if isinstance(error, TreadleError):
-        print("\n".join([f"{type(error).__name__}: {error}", *notes(error)]), file=sys.stderr)
+        words = f"{type(error).__name__}: {_told(error)}"
+        print("\n".join([words, *notes(error)]), file=sys.stderr)
     else:
-        traceback.print_exception(error)
+        traceback.print_exception(type(error), error, _users(error))
     return FAILED
+
+
+def _users(error: BaseException) -> types.TracebackType | None:
+    """The frames from the user's file on; all of them where it has none."""
+    frames = error.__traceback__
+    while frames is not None and is_own(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    return frames or error.__traceback__
+
+
+def _told(error: TreadleError) -> str:
+    """What an error says, without a line of the command's own, which is no line of the user's."""
+    origin = error.origin
+    if origin is None:
+        return str(error)
+    command = os.path.realpath(sys.argv[0])
+    is_command = origin.file.startswith("<frozen ") or os.path.realpath(origin.file) == command
+    return str(error).removesuffix(f" [{origin}]") if is_command else str(error)
 
 
 def notes(error: BaseException) -> list[str]:
     return list(getattr(error, "__notes__", []))
 
 
+def read_source(path: Path) -> tuple[str, ast.Module]:
+    """The text of a Python file, and what it says. Nothing of it is run."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST + 1)
+    except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{path} cannot be read: {reason}. Name a Python file.") from error
+    if len(content) > LARGEST:
+        raise UsageError(f"{path} has more than {LARGEST:,} bytes. Name a Python file.")
+    try:
+        source = content.decode("utf-8")
+        return source, ast.parse(source, str(path))
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is no text in UTF-8. Name a Python file.") from error
+    except SyntaxError as error:
+        line = "" if error.lineno is None else f", line {error.lineno}"
+        raise UsageError(f"{path}{line} is no Python: {error.msg}. Mend it first.") from error
+    except (ValueError, RecursionError, MemoryError) as error:  # zero bytes, or nested too deep
+        raise UsageError(f"{path} is no Python: {error}. Name a Python file.") from error
+
+
 def load_function(path: Path, function: str = FUNCTION) -> Callable[..., object]:
     """The function `train` or another of a file, which is run as a module of its own."""
-    try:
-        source = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
+    source, _ = read_source(path)
     name = f"treadle_{function}_{path.stem}"
     module = types.ModuleType(name)
     module.__file__ = str(path.resolve())

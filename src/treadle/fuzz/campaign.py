@@ -193,7 +193,7 @@ def read_corpus(folder: Path) -> dict[str, Program]:
     for path in sorted(folder.glob("*.json")):
         try:
             found[path.name] = from_json(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, LookupError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             cause = f"{path} is no program: {error}"
             raise LoadError("fuzz", cause, "Remove it, or write it again.") from error
     return found

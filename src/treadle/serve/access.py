@@ -13,7 +13,6 @@ from treadle.serve.request_error import RequestError, shown
 
 VARIABLE = "TREADLE_TOKEN"
 SHORTEST, LARGEST = 16, 4096  # characters of a token, bytes of its file
-LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 def is_loopback(host: str) -> bool:
@@ -45,9 +44,15 @@ def read_token(file: str | None, environment: Mapping[str, str] = os.environ) ->
 def _content(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            return file.read(LARGEST).decode("ascii")
+            content = file.read(LARGEST + 1)
     except (OSError, ValueError) as error:
-        raise LoadError("serve", f"the token of {path} cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        cause = f"the token of {path} cannot be read: {reason}"
+        raise LoadError("serve", cause, "Name a file with the token and nothing else.") from error
+    if len(content) > LARGEST:
+        cause = f"{path} has more than {LARGEST} bytes"
+        raise LoadError("serve", cause, "Name a file with the token and nothing else.")
+    return content.decode("latin-1")
 
 
 def check_address(host: str, token: str | None) -> None:
@@ -75,8 +80,14 @@ def admit(headers: Mapping[str, str], token: str | None) -> None:
             raise RequestError(401, "admit", cause, remedy, headers={"www-authenticate": "Bearer"})
         return
     host = headers.get("host", "")
-    name = host if host.endswith("]") else host.rpartition(":")[0] or host
-    if name.lower() not in LOOPBACK_NAMES:
+    if not is_loopback(_without_port(host)):
         cause = f"the request is for the host {shown(host)}"
         remedy = "Without a token only localhost, 127.0.0.1 and [::1] are answered."
         raise RequestError(421, "admit", cause, remedy, {"host": host[:100]})
+
+
+def _without_port(host: str) -> str:
+    """The name or address of a `Host`: an address of IPv6 is in brackets, a port behind a colon."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower()

@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from treadle.serve.access import admit
 from treadle.serve.encoding import JSON, KINDS, decode, encode, read_object
@@ -39,6 +40,20 @@ def application(service: Service, token: str | None = None) -> Starlette:
     application starts.
     """
     return Application(service, token).starlette()
+
+
+class Watched(Response):
+    """A response, and what is called when it has been sent, or nobody is left to read it."""
+
+    def __init__(self, response: Response, on_end: Callable[[], None]):
+        self.response, self.on_end = response, on_end
+        self.status_code = response.status_code
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self.response(scope, receive, send)
+        finally:
+            self.on_end()
 
 
 class Application:
@@ -120,11 +135,16 @@ class Application:
                 raise overloaded(route, f"{most} requests are in progress", values)
             service.in_progress += 1
             try:
-                return await endpoint(request)
-            finally:
+                response = await endpoint(request)
+            except BaseException:
                 service.in_progress -= 1
+                raise
+            return Watched(response, self._answered)
 
         return self._guarded(route, call)
+
+    def _answered(self) -> None:
+        self.service.in_progress -= 1
 
     async def _no_route(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 404
@@ -171,14 +191,15 @@ class Application:
         """A text that follows a prompt, at once or piece by piece."""
         texts = self.service.texts
         assert texts is not None
-        if _content_kind("generate", request) != JSON:
-            raise _unknown_type("generate", "application/json alone")
-        given = read_object("generate", await self._body("generate", request))
+        _content_kind("generate", request, (JSON,))
+        body = await self._body("generate", request)
+        given = await _aside(partial(read_object, "generate", body), len(body))
         asked = await asyncio.to_thread(texts.ask, given)
         texts.check_queue()
         if asked.streams:
             return StreamingResponse(_events(texts, asked), media_type=EVENTS)
-        pieces = [piece async for piece in texts.pieces(asked)]
+        async with _stopped_with(request, asked):
+            pieces = [piece async for piece in texts.pieces(asked)]
         found = "".join(map(str, pieces)) if asked.is_text else pieces
         return _json({_name_of(asked, "text", "tokens"): found, **_ending(asked)})
 
@@ -208,6 +229,24 @@ class Application:
 async def _aside(work: Callable[[], Found], size: int) -> Found:
     """Work on so many bytes: in another thread if others would wait for it."""
     return await asyncio.to_thread(work) if size >= ASIDE else work()
+
+
+@contextlib.asynccontextmanager
+async def _stopped_with(request: Request, asked: Asked) -> AsyncIterator[None]:
+    """While it runs, a text is not gone on with when who asked for it goes away."""
+
+    async def look() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        asked.stopped.set()
+
+    looking = asyncio.create_task(look())
+    try:
+        yield
+    finally:
+        looking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await looking
 
 
 def _name_of(asked: Asked, text: str, tokens: str) -> str:
@@ -246,22 +285,18 @@ def _refused(error: RequestError) -> Response:
     return Response(error.body(), error.status, error.headers, JSON)
 
 
-def _content_kind(operation: str, request: Request) -> str:
+def _content_kind(operation: str, request: Request, kinds: Sequence[str] = KINDS) -> str:
     """What a body is, by its header."""
     given = request.headers.get("content-type", "")
     kind, _, parameters = given.partition(";")
     plain = kind.strip().lower()
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     charset = parameters.strip().lower().replace('"', "")
-    if plain not in KINDS or coding != "identity" or charset not in ("", "charset=utf-8"):
-        raise _unknown_type(operation, given)
+    if plain not in kinds or coding != "identity" or charset not in ("", "charset=utf-8"):
+        cause = f"the body is of the type {shown(given)}, or encoded"
+        remedy = f"Send {' or '.join(kinds)}, in UTF-8 and not compressed."
+        raise RequestError(415, operation, cause, remedy, {"content-type": given[:100]}, CLOSE)
     return plain
-
-
-def _unknown_type(operation: str, given: str) -> RequestError:
-    cause = f"the body is of the type {shown(given)}, or encoded"
-    remedy = f"Send {' or '.join(KINDS)}, in UTF-8 and not compressed."
-    return RequestError(415, operation, cause, remedy, {"content-type": given[:100]}, CLOSE)
 
 
 def _answer_kind(operation: str, request: Request, kind: str) -> str:

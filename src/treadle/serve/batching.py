@@ -83,6 +83,10 @@ class Batcher(Generic[Given, Found]):
             rows = [w.given for w in taken]
             try:
                 found = await loop.run_in_executor(self._executor, self._call, rows)
+            except asyncio.CancelledError:
+                for waiting in taken:
+                    waiting.answer.cancel()
+                raise
             except Exception as error:
                 for waiting in taken:
                     if not waiting.answer.done():

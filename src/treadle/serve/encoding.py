@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -83,8 +84,7 @@ def read_object(operation: str, body: bytes) -> dict[str, Any]:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(n for n in names if names.count(n) > 1)
+        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"the name {shown(twice)} is there twice")
     return found
 

@@ -47,6 +47,7 @@ def run(
 
 def configured(service: Service, token: str | None) -> uvicorn.Config:
     limits = service.limits
+    most = limits.connections + 1  # uvicorn refuses the connection that reaches its number
     return uvicorn.Config(
         application(service, token),
         http=_protocol(limits),
@@ -57,16 +58,17 @@ def configured(service: Service, token: str | None) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=limits.connections,
+        limit_concurrency=most,
         timeout_graceful_shutdown=limits.drain_seconds,
     )
 
 
 def _protocol(limits: Limits) -> type[asyncio.Protocol]:
-    """HTTP/1.1, whose headers must come in time."""
+    """HTTP/1.1 that waits for nobody: for headers, for the rest of a body, for who reads."""
 
     class Timed(H11Protocol):
-        _timer: asyncio.TimerHandle | None = None
+        _timer: asyncio.TimerHandle | None = None  # until what the client owes is there
+        _unread: asyncio.TimerHandle | None = None  # until it has read what was written
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -74,13 +76,41 @@ def _protocol(limits: Limits) -> type[asyncio.Protocol]:
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-                self._arm()  # a part of the headers
+            is_idle = self.conn.their_state is h11.IDLE  # a part of the headers is there
+            if (is_idle or self._is_answered_early()) and not self.transport.is_closing():
+                self._arm()
             else:
                 self._disarm()
 
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self._is_answered_early() and not self.transport.is_closing():
+                self._arm()
+
+        def _is_answered_early(self) -> bool:
+            """Whether a body still comes that nobody reads: its request was refused before."""
+            is_sent = self.cycle is not None and self.cycle.response_complete
+            return is_sent and self.conn.their_state is h11.SEND_BODY
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            if self._unread is None:
+                loop = asyncio.get_running_loop()
+                # `close` would wait for the reader: what it has not taken is thrown away.
+                self._unread = loop.call_later(limits.answer_seconds, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._forget_reader()
+
+        def _forget_reader(self) -> None:
+            if self._unread is not None:
+                self._unread.cancel()
+                self._unread = None
+
         def connection_lost(self, exc: Exception | None) -> None:
             self._disarm()
+            self._forget_reader()
             super().connection_lost(exc)
 
         def _arm(self) -> None:
@@ -105,7 +135,7 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
             listening.bind((host, port))
         except (OSError, OverflowError) as error:
             cause = f"{host}:{port} cannot be listened to: {error}"
-            raise DeviceError("serve", cause, "Use another --port.") from error
+            raise DeviceError("serve", cause, "Use another --host or --port.") from error
         yield listening
 
 

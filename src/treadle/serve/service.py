@@ -88,7 +88,9 @@ class Service:
         self.is_prepared = True
 
     def start(self) -> None:
-        """Begin to answer, in the running event loop."""
+        """Begin to answer, in the running event loop; once, as `stop` ends the threads."""
+        if self.is_stopping:
+            raise ArgumentError("serve", "the service was stopped", "Make another Service.")
         for name, served in self.forwards.items():
             self._batchers[name] = batcher = self._batcher(name, served)
             batcher.start()

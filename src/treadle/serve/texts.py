@@ -150,6 +150,7 @@ class Texts:
 
     async def pieces(self, asked: Asked) -> AsyncGenerator[Piece, None]:
         """What follows the prompt, as it is chosen. Nothing is computed after the time is over."""
+        self.check_queue()  # a stream begins after its headers: others have come meanwhile
         asked.deadline = time.monotonic() + self.limits.answer_seconds
         loop = asyncio.get_running_loop()
         found: asyncio.Queue[Piece | None] = asyncio.Queue()  # of at most max_new_tokens

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from contextlib import suppress
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
@@ -25,6 +27,30 @@ from treadle.step.index_checks import Looking
 MOST_SHOWN = 6  # problems that one message lists
 Built = TypeVar("Built", bound=Looking)
 Arrays = dict[str, np.ndarray]
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+class OfSession(Protocol):
+    """Whatever acts on the values of a session."""
+
+    session: Session
+
+
+Own = TypeVar("Own", bound=OfSession)
+
+
+def in_turn(
+    method: Callable[Concatenate[Own, Parameters], Result],
+) -> Callable[Concatenate[Own, Parameters], Result]:
+    """A method that sees values and counters of one moment: no other thread makes a step then."""
+
+    @functools.wraps(method)
+    def call(own: Own, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        with own.session.lock:
+            return method(own, *args, **kwargs)
+
+    return call
 
 
 def check_arguments(operation: str, what: str, function: Callable[..., object]) -> None:
@@ -125,17 +151,20 @@ def shown(name: str) -> str:
 
 
 class ByShape(Generic[Built]):
-    """What was built for each set of input types; the least recently used of too many goes."""
+    """What was built for each set of input types; the least recently used of too many goes.
+
+    Threads may ask at the same time: one of them builds, and has the session meanwhile.
+    """
 
     def __init__(
         self,
         build: Callable[[Inputs], Built],
         options: CompileOptions,
         fixed: Inputs,
-        memory: Memory,
+        session: Session,
     ):
         self._build, self._options, self._fixed = build, options, fixed
-        self._memory = memory
+        self._memory, self._lock = session.memory, session.lock
         self._built: OrderedDict[Inputs, Built] = OrderedDict()
         self._plain = _plain_leaves(fixed)
         self._usual: Built | None = None  # what was built for the declared shapes
@@ -175,14 +204,20 @@ class ByShape(Generic[Built]):
         return arrays
 
     def built(self, inputs: Inputs) -> Built:
-        if inputs not in self._built:
-            self._built[inputs] = self._build(inputs)
+        known = self._built.get(inputs)
+        if known is not None:
+            with suppress(KeyError):  # another thread may have put one in its place since
+                self._built.move_to_end(inputs)
+            return known
+        with self._lock:
+            if inputs in self._built:
+                return self._built[inputs]
+            self._built[inputs] = found = self._build(inputs)
             if inputs == self._fixed:
-                self._usual = self._built[inputs]
+                self._usual = found
             while len(self._built) > self._options.max_shapes:
                 self._built.popitem(last=False)
-        self._built.move_to_end(inputs)
-        return self._built[inputs]
+            return found
 
     def _inputs_for(self, operation: str, batch: Tree) -> Inputs:
         """The declared types; other sizes where that is allowed, never other names or dtypes."""

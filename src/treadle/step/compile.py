@@ -185,7 +185,8 @@ def _compile(given: _Asked) -> TrainStep:
     module, narrow = as_module(asked.model), choose_precision(asked.precision)
     report = CompileReport(choose_device(asked.device), narrow.name, count_parameters(module))
     session = open_session(report.device, asked.share)
-    with session.unless_it_fails():
+    # Another thread may run a program of the same session: not between what is undone together.
+    with session.lock, session.unless_it_fails():
         declare_model(session, module, asked.seed)
         prefix = f"step{session.owners}:"
         stream = chosen_stream(session, asked.stream, is_step=True)

@@ -136,11 +136,11 @@ class Ensemble:
         self._init = OracleProgram(self._batched(trace_init(plan)[0], False))
         self._single = inputs = step._inputs
         self._inputs = self._with_members(inputs) if own_batches else inputs
-        options, memory = self.recipe.options, self.session.memory
-        self._programs = ByShape(self._build, options, self._inputs, memory)
+        options, session = self.recipe.options, self.session
+        self._programs = ByShape(self._build, options, self._inputs, session)
         most = max(2, options.max_shapes)
         specialise = replace(options, on_new_shape="specialise", max_shapes=most)
-        self._evaluations = ByShape(self._build_evaluation, specialise, self._inputs, memory)
+        self._evaluations = ByShape(self._build_evaluation, specialise, self._inputs, session)
         self._native_runs = NativeRuns(
             self.session, self._programs, Unlooked(), self._key, self._add_steps
         )
@@ -313,7 +313,7 @@ class Ensemble:
             )
 
         specialise = replace(options, on_new_shape="specialise")
-        programs = ByShape(build, specialise, fixed, self.session.memory)
+        programs = ByShape(build, specialise, fixed, self.session)
         programs.built(fixed)
         return MemberPredictions(self.session, programs, self._key)
 

@@ -89,7 +89,7 @@ class Forward:
         self.options, self.inputs = options, Inputs.of(inputs)
         self._eval_params, self._seed = eval_params, seed
         fixed = self.inputs
-        self._programs = ByShape(self._build, options, fixed, session.memory)
+        self._programs = ByShape(self._build, options, fixed, session)
         self.graph = self._programs.built(fixed).traced.graph
         self._stream = chosen_stream(session, stream, is_step=False)
         self._number = session.forwards
@@ -173,13 +173,14 @@ class Forward:
         if on_device is not False:
             check_flags(name, self.inputs, on_device=on_device)
         built, arrays = self._programs.get(name, batch)
-        arrays[RANDOM_STATE] = self.key()
         outputs: Mapping[str, Any]
-        if on_device:
-            outputs = self.session.run_there(built.program, arrays)
-        else:
-            outputs = run_guarded(self.session, name, built, built.program, arrays)
-        self.count_call()
+        with self.session.lock:  # of two threads, each draws numbers of its own
+            arrays[RANDOM_STATE] = self.key()
+            if on_device:
+                outputs = self.session.run_there(built.program, arrays)
+            else:
+                outputs = run_guarded(self.session, name, built, built.program, arrays)
+            self.count_call()
         return outputs, built.traced
 
     def profile(self, batch: Tree) -> Profile:

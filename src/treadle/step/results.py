@@ -144,6 +144,16 @@ class Done:
     steps: int = 0
     micro: int = 0
 
+    def advance(self, mode: Mode) -> None:
+        """A call of a step was made."""
+        if mode is Mode.ACCUMULATE:
+            self.micro += 1
+        else:
+            self.steps, self.micro = self.steps + 1, 0
+
+    def add(self, made: int) -> None:
+        self.steps += made
+
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:

@@ -33,7 +33,7 @@ from treadle.pipeline import (
 )
 from treadle.runtime.oracle import OracleProgram
 from treadle.runtime.session import Session
-from treadle.step.batches import Arrays, ByShape, check_flags, write_first_values
+from treadle.step.batches import Arrays, ByShape, check_flags, in_turn, write_first_values
 from treadle.step.finite import FiniteValues
 from treadle.step.forward import Forward
 from treadle.step.hyperparameters import Hyperparameters
@@ -89,16 +89,16 @@ class TrainStep:
         self._eval_params = trace_eval_params(self._plan)
         self._inputs = inputs = self._ranks.given(Inputs.of(batch))
         self._on_device = not session.memory.is_host
-        self._programs = ByShape(self._build, recipe.options, inputs, session.memory)
+        self._programs = ByShape(self._build, recipe.options, inputs, session)
         most = max(2, recipe.options.max_shapes)
         specialise = replace(recipe.options, on_new_shape="specialise", max_shapes=most)
-        self._evaluations = ByShape(self._build_evaluation, specialise, inputs, session.memory)
+        self._evaluations = ByShape(self._build_evaluation, specialise, inputs, session)
         self._native_runs = NativeRuns(
             session,
             self._programs,
             self._unlooked,
             key=lambda later: self._key(self._done.steps + later, 0),
-            advance=self._add_steps,
+            advance=lambda made: self._done.add(made),
         )
         self._graph = self._programs.built(inputs).graphs[Mode.UPDATE]
         made = zip((o.name for o in init.outputs), init.output_types, strict=True)
@@ -191,10 +191,10 @@ class TrainStep:
             except KeyboardInterrupt:
                 # It arrives when native code returns: the values are then those of a whole step.
                 if self.session.progress(program) != before:
-                    self._advance(mode)
+                    self._done.advance(mode)
                 raise
             before_it = replace(self._done) if is_guarded else self._done
-            self._advance(mode)
+            self._done.advance(mode)
             if is_guarded:
                 undo = functools.partial(self._undo, before_it, replace(self._done))
                 return self._unlooked.add(operation, variants, arrays, outputs, undo), mode
@@ -220,15 +220,6 @@ class TrainStep:
     def _key(self, steps: int, micro: int) -> np.ndarray:
         return make_key(self._seed, steps, micro, self._stream)
 
-    def _advance(self, mode: Mode) -> None:
-        if mode is Mode.ACCUMULATE:
-            self._done.micro += 1
-        else:
-            self._done.steps, self._done.micro = self._done.steps + 1, 0
-
-    def _add_steps(self, made: int) -> None:
-        self._done.steps += made
-
     def run(self, batches: Iterable[Tree]) -> RunResult:
         """A step for each batch; metrics are weighted means over all of them.
 
@@ -239,6 +230,7 @@ class TrainStep:
         once = functools.partial(self._once, "run", watched=UNWATCHED)
         return RunResult(self._native_runs.outputs(batches, once, stays_native))
 
+    @in_turn
     def gradients(self, batch: Tree) -> Arrays:
         """Gradients of the loss on a batch, by parameter; nothing changes."""
         variants, arrays = self._fitting("gradients", batch)
@@ -257,6 +249,7 @@ class TrainStep:
             given = variants.main_inputs(self._with_key(arrays))
             return anomaly_of(self.session, graph, given)
 
+    @in_turn
     def evaluate(self, batch: Tree, captures: bool = False) -> EvalResult:
         """Loss and metrics in evaluation mode; other batch sizes are compiled as they come."""
         check_flags("evaluate", self._inputs, captures=captures)
@@ -317,6 +310,7 @@ class TrainStep:
         """Copies of the parameters and states, under PyTorch's names."""
         return self.session.read(self.recipe.model.declarations())
 
+    @in_turn
     def load_params(
         self,
         values: Mapping[str, object],
@@ -345,6 +339,7 @@ class TrainStep:
         model = {n: n for n in self.recipe.model.declarations()}
         return model | {OWN + n[start:]: n for n in self._own}
 
+    @in_turn
     def state_dict(self) -> Arrays:
         """Everything that the next step depends on: copies, by name."""
         names = self._names()
@@ -366,6 +361,7 @@ class TrainStep:
             found = self._finite.wrong(values, list(names), self._seed)
         return tuple(names[n] for n in found)
 
+    @in_turn
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Continue exactly where `state_dict` was taken. All or nothing."""
         counters = Counters.read(state, self.recipe.accumulate)
@@ -391,6 +387,7 @@ class TrainStep:
 
         return export_step(self, folder, page, shown)
 
+    @in_turn
     def reset(self, seed: int | None = None) -> None:
         """Start again without compiling: first values, fresh optimizer, counters at zero."""
         self._seed = self._seed if seed is None else check_seed("reset", seed)

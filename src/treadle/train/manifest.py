@@ -158,17 +158,13 @@ def finite_metrics(metrics: Mapping[str, float]) -> dict[str, float | None]:
 def read_manifest(path: Path) -> Manifest:
     """The manifest of a checkpoint, whose files are all there with the right length."""
     body = _body(path)
-    manifest = Manifest(
-        {n: _record(r) for n, r in body["steps"].items()},
-        {n: Digest(d["bytes"], d["sha256"]) for n, d in body["files"].items()},
-        body["metrics"],
-        body["extra"],
-        body["versions"],
-        _ranking(body.get("ranking")),
-        {n: _chunks(n, c) for n, c in body.get("chunks", {}).items()},
-    )
+    try:
+        manifest = _manifest(body)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        # A checksum is no signature: whoever writes a manifest can write a fitting one.
+        raise DamagedError(f"{MANIFEST} has no sense: {error!r}") from error
     for name, digest in manifest.files.items():
-        if Path(name).name != name:
+        if Path(name).name != name or name in ("", "..") or "\0" in name:
             raise DamagedError(f"it names the file {name!r}, which is not in it")
         try:
             found = (path / name).stat().st_size
@@ -177,6 +173,28 @@ def read_manifest(path: Path) -> Manifest:
         if found != digest.bytes:
             raise DamagedError(f"{name} has {found} bytes, not {digest.bytes}")
     return manifest
+
+
+def _manifest(body: Mapping[str, Any]) -> Manifest:
+    """What a body says; DamagedError, or what Python raises, where it says something else."""
+    manifest = Manifest(
+        {n: _record(r) for n, r in body["steps"].items()},
+        {n: Digest(_count(d["bytes"]), str(d["sha256"])) for n, d in body["files"].items()},
+        {n: None if v is None else float(v) for n, v in body["metrics"].items()},
+        body["extra"],
+        {n: str(v) for n, v in body["versions"].items()},
+        _ranking(body.get("ranking")),
+        {n: _chunks(n, c) for n, c in body.get("chunks", {}).items()},
+    )
+    if not manifest.records:
+        raise DamagedError(f"{MANIFEST} is of no step")
+    return manifest
+
+
+def _count(given: object) -> int:
+    if type(given) is not int or given < 0:
+        raise DamagedError(f"{MANIFEST} has {given!r} where a count belongs")
+    return given
 
 
 def _ranking(given: object) -> Ranking | None:
@@ -199,7 +217,7 @@ def _chunks(name: str, given: Any) -> Chunks:
 
 
 def _record(given: Mapping[str, Any]) -> StepRecord:
-    return StepRecord(given["count"], given["micro_step"], given["plan"])
+    return StepRecord(_count(given["count"]), _count(given["micro_step"]), dict(given["plan"]))
 
 
 def _body(path: Path) -> dict[str, Any]:

@@ -75,6 +75,7 @@ class RunFolder:
     ) -> Checkpoint | None:
         """Go on from a checkpoint: step, position in the data, callbacks, history, counters."""
         before = run.trained.state()
+        positions = [(own, own.state_dict()) for own in (loader, validation) if own is not None]
         found = self.manager.restore(run.trained.saved, which)
         if found is None:
             self._begin_file(run.history)
@@ -85,8 +86,10 @@ class RunFolder:
             if validation is not None and extra["validation"] is not None:
                 _load_validation(validation, extra["validation"], found)
             self._load_callbacks(extra["callbacks"], found)
-        except Exception:
+        except BaseException:
             run.trained.load(before)
+            for own, position in positions:
+                own.load_state_dict(position)
             raise
         run.trained.load_calls(extra.get("forwards", []))
         for name in COUNTERS:
@@ -229,7 +232,18 @@ def _checked(found: Checkpoint) -> dict[str, Any]:
     if extra.get("version") != VERSION:
         cause = f"{found.path} is of version {extra.get('version')} of runs, not {VERSION}"
         raise CheckpointError("fit", cause, "Use the version of Treadle that wrote it.")
+    # A manifest's checksum is no signature: what it says of a run may be anything.
+    lacking = [name for name in (*COUNTERS, "loader", "validation") if name not in extra]
+    lacking += [n for n in (*COUNTERS[:-1], "logged") if not _is_count(extra.get(n))]
+    lacking += [] if isinstance(extra.get("callbacks"), dict) else ["callbacks"]
+    if lacking:
+        cause = f"{found.path} says nothing that makes sense of {', '.join(lacking)}"
+        raise CheckpointError("fit", cause, "Use another checkpoint.")
     return extra
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
 
 
 def _load_position(loader: Loader, state: Mapping[str, int], found: Checkpoint) -> None:

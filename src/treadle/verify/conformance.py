@@ -10,7 +10,7 @@ import numpy as np
 
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
-from treadle.base.errors import TreadleError
+from treadle.base.errors import DTypeError, TreadleError
 from treadle.domains.float64 import evaluate_float64
 from treadle.ir.contract import Exact
 from treadle.ir.graph import Graph
@@ -34,8 +34,8 @@ class Row:
     """An op in a dtype: how many elements were compared, and how near they are.
 
     `share` is the greatest part of what the contract allows that an element is off by; `ulps` is
-    the greatest error in units of the last place. `wrong` says what is not as promised, or who
-    refused it.
+    the greatest error in units of the last place. `refused` is what a device says that does not
+    have the dtype; `wrong` says what is not as promised.
     """
 
     op: str
@@ -45,6 +45,7 @@ class Row:
     share: float = 0.0
     ulps: float = 0.0
     wrong: str = ""
+    refused: str = ""
 
     @property
     def record(self) -> dict[str, Any]:
@@ -53,8 +54,8 @@ class Row:
     @property
     def cell(self) -> str:
         """As a table has it."""
-        if self.wrong:
-            return "wrong"
+        if self.wrong or self.refused:
+            return "wrong" if self.wrong else "refused"
         if self.share == 0:
             return "="
         return f"{self.share:.2f}" if self.share >= 0.01 else "< 0.01"
@@ -100,6 +101,8 @@ def _measured(run: Run, op: Op, dtype: DType, seed: int) -> Row:
         with np.errstate(all="ignore"):
             found = run(graph, arrays)
             exact = evaluate_float64(graph, arrays)
+    except DTypeError as error:
+        return _with(row, refused=error.cause)
     except TreadleError as error:
         return _with(row, wrong=f"refused: {error.cause}")
     bounds = allowed(graph, arrays, agreement(op))
@@ -168,14 +171,15 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def summary(rows: Sequence[Row], device: str) -> str:
-    wrong = [r for r in rows if r.wrong]
+    wrong, compared = [r for r in rows if r.wrong], [r for r in rows if not r.refused]
     ops, elements = len({r.op for r in rows}), sum(r.elements for r in rows)
     told = f"{device}: {ops} ops in {len(rows)} combinations with dtypes, {elements:,} elements: "
-    if not wrong:
-        worst = max(rows, key=lambda r: r.share)
-        return (
-            told
-            + f"all within their contracts; the nearest to its bound is {worst.op} in "
-            + (f"{worst.dtype}, at {worst.share:.2f} of it")
-        )
-    return told + f"{len(wrong)} not as promised"
+    if len(compared) < len(rows):
+        told += f"{len(rows) - len(compared)} refused, as the device does not have their dtypes; "
+    if wrong:
+        return told + f"{len(wrong)} not as promised"
+    worst = max(compared, key=lambda r: r.share, default=None)
+    if worst is None:
+        return told + "nothing to compare"
+    nearest = f"{worst.op} in {worst.dtype}, at {worst.share:.2f} of it"
+    return told + f"all within their contracts; the nearest to its bound is {nearest}"

@@ -30,10 +30,10 @@ from treadle.optim.append import Mode, trace_eval_params
 from treadle.pipeline import StepRecipe, build_evaluation, build_forward, build_step
 from treadle.runtime.files import encode_arrays
 from treadle.runtime.session import Session, select
-from treadle.web.folder import BUNDLE, write_folder
+from treadle.web.folder import BUNDLE, LISTED, refuse_other, write_folder
 from treadle.web.pages import Page, page_files
 from treadle.web.programs import DEVICE, WebProgram, record_of, web_program
-from treadle.web.rows import packed, rows_of
+from treadle.web.rows import Splits, packed, rows_of
 
 FORMAT = 1
 WEIGHTS, STATE, CONSTANTS = "weights.safetensors", "state.safetensors", "constants.safetensors"
@@ -85,9 +85,13 @@ class Shown(TypedDict, total=False):
 
 def export_step(step: AStep, folder: str | Path, page: str, shown: Shown) -> Path:
     """A page that trains. The browser goes on where the step is: all of its state goes along."""
+    refuse_other(folder)  # what is wrong is said before anything is compiled
+    asked = _page(page, shown)
+    _check_needs(asked, shown, is_step=True)
+    splits = _splits(shown, step._inputs)
     recipe, state = step.recipe, step.state_dict()
     seed, stream, steps, micro = _counters(state[COUNTERS])
-    programs = _step_programs(step, shown, _words(seed, stream))
+    programs = _step_programs(step, splits.get("test"), _words(seed, stream))
     programs |= _forward_programs(step.session, shown.get("forwards", {}))
     names = {n: n for n in recipe.model.declarations()}
     names |= {n: recipe.prefix + n[len(OWN) :] for n in state if n.startswith(OWN)}
@@ -109,24 +113,76 @@ def export_step(step: AStep, folder: str | Path, page: str, shown: Shown) -> Pat
     }
     export = _Export(step.session, recipe.model, programs, facts)
     export.add_values(values, {session: file for file, session in names.items()})
-    export.add_rows(shown, step._inputs)
-    return export.write(folder, _page(page, shown))
+    export.add_rows(splits)
+    return export.write(folder, asked)
 
 
 def export_forward(forward: AForward, folder: str | Path, page: str, shown: Shown) -> Path:
     """A page that runs. Its programs share one set of parameters; the first is `forward`."""
+    refuse_other(folder)
+    asked = _page(page, shown)
+    _check_needs(asked, shown, is_step=False)
     forwards = {"forward": forward, **shown.get("forwards", {})}
     programs = _forward_programs(forward.session, forwards)
     facts = {"counters": {"seed": [0, 0], "stream": 0, "steps": 0, "micro": 0}}
     export = _Export(forward.session, forward.model, programs, facts)
     names = list(forward.model.declarations())
     export.add_values(forward.session.read(names), {n: n for n in names})
-    return export.write(folder, _page(page, shown))
+    return export.write(folder, asked)
 
 
 def _page(name: str, shown: Shown) -> Page:
     title, lead = shown.get("title", ""), shown.get("lead", "")
-    return Page(str(name), title, lead, shown.get("settings", {}))
+    found = Page(str(name), title, lead, shown.get("settings", {}))
+    page_files(found)  # which are there
+    try:
+        json.dumps(dict(found.settings), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        cause = f"settings are no JSON: {error}"
+        remedy = "Use dicts with string keys, lists, strings, finite numbers, True, False and None."
+        raise ArgumentError("export_web", cause, remedy) from error
+    return found
+
+
+# What a page's script asks for, beside the programs of what is exported.
+NEEDS: dict[str, dict[str, tuple[str, ...]]] = {
+    "digits": {"": ("data", "held_out"), "forwards": ("predict",)},
+    "text": {"settings": ("letters", "context"), "forwards": ("decode",)},
+}
+TRAINING = ("train", "digits")
+
+
+def _check_needs(page: Page, shown: Shown, is_step: bool) -> None:
+    """What a visitor's browser would find missing."""
+    known = list(Shown.__annotations__)
+    unknown = [name for name in shown if name not in known]
+    if unknown:
+        cause = f"there is no argument {', '.join(unknown)}"
+        raise ArgumentError("export_web", cause, f"There are: {', '.join(known)}.")
+    if not is_step and (page.name in TRAINING or "data" in shown or "held_out" in shown):
+        cause = f"a forward cannot train on the page {page.name!r}, nor take data"
+        raise ArgumentError("export_web", cause, "Export a TrainStep, or use the page 'run'.")
+    for of, names in NEEDS.get(page.name, {}).items():
+        given: Mapping[str, Any] = shown.get(of, {}) if of else shown  # type: ignore[assignment]
+        missing = [name for name in names if name not in given]
+        if missing and (is_step or of != "forwards"):  # a forward is its own
+            where = f" in {of}" if of else ""
+            cause = f"the page {page.name!r} needs {', '.join(missing)}{where}"
+            raise ArgumentError("export_web", cause, "Give it, or use the page 'train' or 'run'.")
+
+
+def _splits(shown: Shown, inputs: Inputs) -> dict[str, dict[str, np.ndarray]]:
+    """The rows to train on and those held out, as the page calls them."""
+    found = {}
+    if "data" in shown:
+        found["train"] = train = rows_of("data", shown["data"], inputs)
+        rows, batch = len(next(iter(train.values()))), inputs.types[0][1].shape[0]
+        if rows < batch:
+            cause = f"data has {rows} rows, and a batch has {batch}"
+            raise ArgumentError("export_web", cause, "Give more rows, or compile a smaller batch.")
+    if "held_out" in shown:
+        found["test"] = rows_of("held_out", shown["held_out"], inputs)
+    return found
 
 
 def _counters(words: np.ndarray) -> tuple[int, int, int, int]:
@@ -139,7 +195,9 @@ def _words(seed: int, stream: int) -> list[int]:
     return [int(w) for w in make_key(seed, stream=stream)[:2]]
 
 
-def _step_programs(step: AStep, shown: Shown, seed: list[int]) -> dict[str, WebProgram]:
+def _step_programs(
+    step: AStep, held_out: Mapping[str, np.ndarray] | None, seed: list[int]
+) -> dict[str, WebProgram]:
     recipe, report = step.recipe, CompileReport(DEVICE, step.recipe.precision.name, 0)
     plan = recipe.plan()
     with recipe.naming():
@@ -154,16 +212,26 @@ def _step_programs(step: AStep, shown: Shown, seed: list[int]) -> dict[str, WebP
         name: web_program(select(graph, kinds, results), report, recipe.options, seed)
         for name, graph in chosen.items()
     }
-    if "held_out" in shown:
-        rows = rows_of("held_out", shown["held_out"], step._inputs)
-        count = min(MOST_ROWS, *(len(a) for a in rows.values()))
+    rows = 0 if held_out is None else len(next(iter(held_out.values())))
+    for name, count in _evaluations(rows).items():
         types = tuple((n, t.with_shape((count, *t.shape[1:]))) for n, t in step._inputs.types)
         inputs = replace(step._inputs, types=types)
         with recipe.naming():
             graph = build_evaluation(recipe, inputs, trace_eval_params(plan), report)
         graph = select(graph, kinds - {OutputKind.UPDATE}, ["loss", "weight"])
-        found["evaluate"] = web_program(graph, report, recipe.options.without_budget, seed)
+        found[name] = web_program(graph, report, recipe.options.without_budget, seed)
     return found
+
+
+def _evaluations(rows: int) -> dict[str, int]:
+    """Programs that evaluate all rows, and how many rows each takes: one where that is enough."""
+    if not rows:
+        return {}
+    sizes = range(min(rows, MOST_ROWS), MOST_ROWS // 2, -1) if rows > MOST_ROWS else [rows]
+    even = next((size for size in sizes if rows % size == 0), None)
+    if even is not None:
+        return {"evaluate": even}
+    return {"evaluate": MOST_ROWS, "evaluate_rest": rows % MOST_ROWS}
 
 
 def _forward_programs(session: Session, forwards: Mapping[str, AForward]) -> dict[str, WebProgram]:
@@ -215,6 +283,8 @@ class _Export:
             self._add_value(name, name, "cache")
         held = {**values, **self.session.read(sorted(beside))}
         arrays = {n: np.asarray(a, self.session.types[n].dtype.numpy) for n, a in held.items()}
+        for name, array in arrays.items():
+            _check_words(name, array)
         weights = {files[n]: a for n, a in arrays.items() if n in declared}
         rest = {files.get(n, n): a for n, a in arrays.items() if n not in declared}
         # What begins with zeros, as an optimizer's averages do, need not be fetched.
@@ -229,12 +299,7 @@ class _Export:
             raise DTypeError("export_web", cause, "Use float32 and int32.")
         self.values[name] = {**_described(type_), "file": file, "kind": kind}
 
-    def add_rows(self, shown: Shown, inputs: Inputs) -> None:
-        splits = {}
-        if "data" in shown:
-            splits["train"] = rows_of("data", shown["data"], inputs)
-        if "held_out" in shown:
-            splits["test"] = rows_of("held_out", shown["held_out"], inputs)
+    def add_rows(self, splits: Splits) -> None:
         if splits:
             self.facts["data"], data = packed(splits)
             self.files[self.facts["data"]["file"]] = data
@@ -257,8 +322,19 @@ class _Export:
             **self.facts,
             **record,
         }
-        text = json.dumps(bundle, separators=(",", ":"), ensure_ascii=False)
-        return write_folder(folder, {**page_files(page), **self.files, BUNDLE: text.encode()})
+        files = {**page_files(page), **self.files}
+        bundle[LISTED] = sorted({*files, BUNDLE})
+        text = json.dumps(bundle, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        return write_folder(folder, {**files, BUNDLE: text.encode()})
+
+
+def _check_words(name: str, array: np.ndarray) -> None:
+    """Integers of 64 bits are held in 32."""
+    if array.dtype == np.int64 and array.size:
+        low, high = int(array.min()), int(array.max())
+        if low < -(2**31) or high >= 2**31:
+            cause = f"{name} has values from {low} to {high}, and browsers hold 32 bits"
+            raise DTypeError("export_web", cause, "Use int32, or smaller numbers.")
 
 
 def _described(type_: TensorType) -> dict[str, Any]:

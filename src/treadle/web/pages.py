@@ -41,7 +41,7 @@ TITLES = {
 
 
 def page_files(page: Page) -> dict[str, bytes]:
-    """The files of a page by name; a folder of the user's own goes along as it is."""
+    """The files of a page by name; a folder of one's own goes along, but for what is hidden."""
     found = {name: _static(name).encode() for name in RUNTIME}
     if page.name in LEADS:
         found |= {name: _static(name).encode() for name in (*SHARED, f"{page.name}.js")}
@@ -51,7 +51,11 @@ def page_files(page: Page) -> dict[str, bytes]:
         known = ", ".join(repr(name) for name in LEADS)
         cause = f"there is no page {page.name!r}"
         raise ArgumentError("export_web", cause, f"Use {known} or a folder with an index.html.")
-    return found | {p.name: p.read_bytes() for p in sorted(own.iterdir()) if p.is_file()}
+    for path in sorted(own.rglob("*")):
+        name = path.relative_to(own)
+        if path.is_file() and not any(part.startswith(".") for part in name.parts):
+            found[name.as_posix()] = path.read_bytes()
+    return found
 
 
 def _html(page: Page) -> str:

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from treadle.base import trees
+from treadle.base.arrays import rounded
 from treadle.base.errors import ArgumentError
 from treadle.base.trees import Tree
 from treadle.nn.tracing import INPUT_PREFIX, Inputs
 from treadle.runtime.files import encode_arrays
+from treadle.runtime.session import fitted
 
 FILE = "data.bin"  # safetensors, compressed: a name that servers send as it is
 DIVISORS = (1, 16, 255)  # whole numbers, pixels that count 4 × 4 others, pixels of one byte
@@ -20,21 +22,34 @@ Splits = Mapping[str, Mapping[str, np.ndarray]]
 
 
 def rows_of(split: str, data: Tree, inputs: Inputs) -> dict[str, np.ndarray]:
-    """Arrays by leaf of the batch, with any number of rows along the first axis."""
-    given = {path: np.asarray(a) for path, a in zip(trees.paths(data), trees.flatten(data)[0])}
+    """Arrays by leaf of the batch, with any number of rows along the first axis, but none."""
+    given = dict(zip(trees.paths(data), trees.flatten(data)[0], strict=True))
     wanted = {name.removeprefix(INPUT_PREFIX): type_ for name, type_ in inputs.types}
     if given.keys() != wanted.keys():
         names = ", ".join(given) or "none", ", ".join(wanted)
         cause = f"{split} has the arrays {names[0]}, the batch {names[1]}"
         raise ArgumentError("export_web", cause, "Give one array of rows for each.")
-    found = {path: np.asarray(a, wanted[path].dtype.numpy) for path, a in given.items()}
-    for path, array in found.items():
-        if array.ndim == 0 or array.shape[1:] != wanted[path].shape[1:]:
-            cause = f"{split} {path} is {array.shape}, a batch {wanted[path].shape}"
+    sizes = {t.shape[:1] for t in wanted.values()}
+    if len(sizes) > 1 or () in sizes:
+        shapes = ", ".join(f"{path}: {t.shape}" for path, t in wanted.items())
+        cause = f"the batch has {shapes}, which are not rows of one number"
+        raise ArgumentError("export_web", cause, "Leave the data out, and drive the page yourself.")
+    found: dict[str, np.ndarray] = {}
+    for path, value in given.items():
+        type_, shape = wanted[path], np.shape(value)
+        if not shape or shape[1:] != type_.shape[1:]:
+            cause = f"{split} {path} is {shape}, a batch {type_.shape}"
             raise ArgumentError("export_web", cause, "They differ in the first axis only.")
+        array = fitted(value, type_.with_shape(shape))
+        if isinstance(array, str):  # as a step would say it
+            remedy = f"Give rows of {type_.dtype}, as the batch has them."
+            raise ArgumentError("export_web", f"{split} {path} {array}", remedy)
+        found[path] = rounded(array, type_.dtype.numpy)
     if len({len(a) for a in found.values()}) > 1:
         counts = ", ".join(f"{len(a)} of {path}" for path, a in found.items())
         raise ArgumentError("export_web", f"{split} has {counts}", "Give as many rows of each.")
+    if not all(map(len, found.values())):
+        raise ArgumentError("export_web", f"{split} has no rows", "Leave it out, or give some.")
     return found
 
 

@@ -88,7 +88,7 @@ export class Chart {
     const high = every.length ? Math.max(...every) : 1;
     const low = Math.min(0, ...every);
     const x = (i) => MARGIN.left + (width * i) / last;
-    const y = (v) => MARGIN.top + height * (1 - (v - low) / (high * 1.04 - low || 1));
+    const y = (v) => MARGIN.top + height * (1 - (v - low) / (1.04 * (high - low) || 1));
     this.#axes(pen, color, x, y, low, high, last);
     this.#line(pen, raw, x, y, color("--faint"), 1.5);
     this.#line(pen, thinned(smoothed(this.values), width), x, y, color("--accent"), 2.25);

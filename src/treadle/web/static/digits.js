@@ -39,19 +39,23 @@ function image(strokes, { angle = 0, dx = 0, dy = 0 } = {}) {
 /** Where the visitor draws. `changed` is called as strokes grow. */
 class Pad {
   constructor(canvas, changed) {
-    Object.assign(this, { canvas, changed, strokes: [], shown: null });
+    Object.assign(this, { canvas, changed, strokes: [], shown: null, drawing: new Map() }); // strokes by pointer
     canvas.onpointerdown = (event) => {
       event.preventDefault();
       canvas.setPointerCapture(event.pointerId);
       if (this.shown) this.clear();
-      this.strokes.push([this.#at(event)]);
+      const stroke = [this.#at(event)];
+      this.strokes.push(stroke);
+      this.drawing.set(event.pointerId, stroke);
       this.#redraw();
     };
     canvas.onpointermove = (event) => {
-      if (!canvas.hasPointerCapture(event.pointerId)) return;
-      for (const one of event.getCoalescedEvents?.() ?? [event]) this.strokes.at(-1).push(this.#at(one));
+      const stroke = this.drawing.get(event.pointerId);
+      if (!stroke) return;
+      for (const one of event.getCoalescedEvents?.() ?? [event]) stroke.push(this.#at(one));
       this.#redraw();
     };
+    canvas.onlostpointercapture = (event) => this.drawing.delete(event.pointerId);
     new ResizeObserver(() => this.draw()).observe(canvas);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
@@ -67,11 +71,13 @@ class Pad {
   }
 
   clear() {
+    this.drawing.clear();
     Object.assign(this, { strokes: [], shown: null });
     this.#redraw();
   }
 
   show(pixels) {
+    this.drawing.clear();
     Object.assign(this, { strokes: [], shown: pixels });
     this.#redraw();
   }
@@ -175,7 +181,8 @@ await start(async (model) => {
       $("taught").textContent = "Draw a digit first.";
       return;
     }
-    taught.push({ strokes: pad.strokes.length ? pad.strokes : null, pixels: pad.pixels, digit });
+    // A copy: what is drawn on top of it later was not taught.
+    taught.push({ strokes: pad.strokes.length ? structuredClone(pad.strokes) : null, pixels: pad.pixels, digit });
     $("taught").textContent = `You taught it ${taught.length} ${taught.length === 1 ? "digit" : "digits"}; this one is a ${digit}.`;
     if (!training.running) guarded(() => training.run(60))();
   });

@@ -6,6 +6,13 @@ import { Chart, short } from "./chart.js";
 export const $ = (id) => document.getElementById(id);
 const SOON = 40; // milliseconds between pictures while training
 
+/** The file that was chosen, or null where none was; the same one can be chosen again. */
+export function chosenFile(input) {
+  const [file = null] = input.files;
+  if (file) input.value = "";
+  return file;
+}
+
 /** An error in words, at the top of the page. */
 export function tell(error) {
   $("message").textContent = error?.message ?? String(error);
@@ -204,8 +211,7 @@ export class Training {
   }
 
   async load(input) {
-    const [file] = input.files;
-    input.value = "";
+    const file = chosenFile(input);
     if (!file) return;
     this.model.load(await file.arrayBuffer());
     await this.changed(null);
@@ -221,17 +227,26 @@ export class Training {
   }
 }
 
-/** Mean loss and metrics over held-out rows, in batches of the program `evaluate`. */
+/** Σ w x / Σ w over pairs [x, w]; NaN where nothing had a weight. */
+export function weightedMean(pairs) {
+  const counted = pairs.filter(([, weight]) => weight);
+  const total = counted.reduce((sum, [value, weight]) => sum + value * weight, 0);
+  return total / counted.reduce((sum, [, weight]) => sum + weight, 0);
+}
+
+/** Mean loss and metrics over all held-out rows: in batches of the program `evaluate`, and what is left by `evaluate_rest`. */
 export function evaluation(model, rows) {
-  const [first] = model.programs.evaluate.inputs;
-  const size = first.shape[0];
+  const size = model.programs.evaluate.inputs[0].shape[0];
   const batches = new Batches(rows, size);
-  const count = Math.floor(batches.count / size);
+  const parts = [];
+  for (let start = 0; start < batches.count; start += size) {
+    const chosen = Uint32Array.from({ length: Math.min(size, batches.count - start) }, (_, i) => start + i);
+    parts.push([chosen.length === size ? "evaluate" : "evaluate_rest", chosen]);
+  }
   return async () => {
-    const starts = Array.from({ length: count }, (_, i) => Uint32Array.from({ length: size }, (_, j) => i * size + j));
-    const outs = await Promise.all(starts.map((chosen) => model.run("evaluate", batches.take(chosen))));
-    const mean = (name) => outs.reduce((sum, out) => sum + out[name], 0) / count;
-    const names = Object.keys(outs[0]).filter((name) => name.startsWith("metric:"));
-    return { loss: mean("loss"), metrics: Object.fromEntries(names.map((name) => [name.slice("metric:".length), mean(name)])) };
+    const outs = await Promise.all(parts.map(([name, chosen]) => model.run(name, batches.take(chosen))));
+    const mean = (name, weight) => weightedMean(outs.map((out) => [out[name], out[weight]]));
+    const names = Object.keys(outs[0]).filter((name) => name.startsWith("metric:")).map((name) => name.slice("metric:".length));
+    return { loss: mean("loss", "weight"), metrics: Object.fromEntries(names.map((name) => [name, mean(`metric:${name}`, `weight:${name}`)])) };
   };
 }

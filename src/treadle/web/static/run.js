@@ -1,7 +1,7 @@
 // Any forward programs: numbers in, numbers out.
 
 import { short } from "./chart.js";
-import { $, guarded, start } from "./page.js";
+import { $, chosenFile, guarded, start } from "./page.js";
 
 const SHOWN = 64; // elements of an output
 
@@ -50,8 +50,10 @@ await start(async (model) => {
   $("run").onclick = guarded(run);
   $("inputs").onsubmit = (event) => event.preventDefault();
   $("load").onchange = guarded(async ({ target }) => {
-    model.load(await target.files[0].arrayBuffer());
-    $("status").textContent = `${target.files[0].name} is loaded.`;
+    const file = chosenFile(target);
+    if (!file) return;
+    model.load(await file.arrayBuffer());
+    $("status").textContent = `${file.name} is loaded.`;
   });
   $("run").disabled = false;
   globalThis.treadle = { run };

@@ -5,7 +5,9 @@ import { $, Training, guarded, start } from "./page.js";
 
 await start(async (model) => {
   const { letters, context } = model.bundle.page;
-  const known = new Map([...letters].map((letter, i) => [letter, i]));
+  const every = [...letters]; // by code points: some letters are two of JavaScript's characters
+  const known = new Map(every.map((letter, i) => [letter, i]));
+  const writer = model.programs.decode ? "decode" : "forward";
   const encode = (text) => Int32Array.from([...text.normalize("NFC")], (c) => known.get(c) ?? known.get(" ") ?? 0);
   const update = model.bundle.step?.programs.update;
   if (update) train();
@@ -38,12 +40,13 @@ await start(async (model) => {
 
   /** The letter after a token at a position; its keys and values stay in the cache. */
   async function scores(token, at) {
-    const out = await model.run("decode", { token: Int32Array.of(token), at: Int32Array.of(at) });
+    const out = await model.run(writer, { token: Int32Array.of(token), at: Int32Array.of(at) });
     return Object.values(out)[0];
   }
 
   function chosen(logits, temperature, draw) {
     const best = logits.indexOf(Math.max(...logits));
+    if (best < 0) throw new Error("The scores are no numbers any more: training has diverged. Reset it, and lower the learning rate.");
     if (temperature === 0) return best;
     const chances = [...logits].map((l) => Math.exp((l - logits[best]) / temperature));
     let left = draw * chances.reduce((a, b) => a + b);
@@ -61,7 +64,7 @@ await start(async (model) => {
     for (let i = 0; i < count; i++) {
       const token = chosen(logits, temperature, draws.next().value);
       all.push(token);
-      yield letters[token];
+      yield every[token];
       if (at === context) {
         all = all.slice(-(context >> 1));
         at = 0;

@@ -2,7 +2,7 @@
 
 import { readSafetensors } from "./treadle.js";
 import { short } from "./chart.js";
-import { $, Batches, Training, evaluation, guarded, loadData, start } from "./page.js";
+import { $, Batches, Training, chosenFile, evaluation, guarded, loadData, start } from "./page.js";
 
 await start(async (model) => {
   const { inputs } = model.program(model.bundle.step.programs.update);
@@ -26,9 +26,11 @@ await start(async (model) => {
   const arrays = inputs.map((i) => `"${i.key}": ${i.key || "rows"}`).join(", ");
   $("data-code").textContent = `from safetensors.numpy import save_file\nsave_file({${arrays}}, "data.safetensors")`;
   $("data-file").onchange = guarded(async ({ target }) => {
-    const { tensors } = readSafetensors(await target.files[0].arrayBuffer());
+    const file = chosenFile(target);
+    if (!file) return;
+    const { tensors } = readSafetensors(await file.arrayBuffer());
     batches = new Batches(rowsOf(tensors, inputs), inputs[0].shape[0]);
-    $("status").textContent = `${batches.count.toLocaleString("en")} rows of ${target.files[0].name}.`;
+    $("status").textContent = `${batches.count.toLocaleString("en")} rows of ${file.name}.`;
   });
   globalThis.treadle = { training };
 });
@@ -40,6 +42,7 @@ function rowsOf(tensors, inputs) {
     const given = tensors.get(key);
     if (!given) throw new Error(`The file has no array named "${key}".`);
     const [row, wanted] = [given.shape.slice(1), shape.slice(1)];
+    if (!given.shape.length) throw new Error(`${key} is one number, and rows are needed.`);
     if (`${row}` !== `${wanted}`) throw new Error(`${key} has rows [${row}], and [${wanted}] are needed.`);
     found[key] = { rows: given.shape[0], width: wanted.reduce((a, b) => a * b, 1), data: given.data };
   }

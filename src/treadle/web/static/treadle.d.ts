@@ -2,9 +2,11 @@
 
 export type DType = "float32" | "bfloat16" | "int32" | "uint32" | "int64" | "int8" | "uint8" | "bool" | "float64";
 export type Elements = Float32Array | Float64Array | Int32Array | Uint32Array | Int8Array | Uint8Array | Uint16Array | BigInt64Array;
-/** What an input or a value may be given as: elements in rows, nested or flat. */
+/** What an input or a value may be given as: elements in rows, nested or flat. Numbers are rounded to
+ *  bfloat16 where that is asked for; a Uint16Array is its bits. Integers that do not fit are refused. */
 export type Given = Elements | number | boolean | Given[];
 export type Inputs = Record<string, Given> | Elements | Given[];
+/** Results by name; bfloat16 comes as Float32Array, which has every such number. */
 export type Outputs = Record<string, Elements | number>;
 
 export interface Tensor {
@@ -49,6 +51,8 @@ export declare class Model {
   readonly values: Map<string, { dtype: DType; shape: number[]; file: string; kind: string }>;
   /** Updates made, and micro-steps since the last one. */
   counters: { steps: number; micro: number };
+  /** The seed of a file that was loaded, where it is another than the folder's; else null. */
+  seed: number[] | null;
   /** Why the GPU can no longer be used; null while it can. */
   lost: TreadleError | null;
   /** One training step, or one micro-step of an accumulation. */

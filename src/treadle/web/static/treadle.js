@@ -45,6 +45,16 @@ export function fromWords(dtype, words) {
   return array.BYTES_PER_ELEMENT === 4 ? new array(own.buffer) : array.from(own);
 }
 
+/** Bits of the bfloat16 nearest to a number, ties to even. */
+function toBfloat16(number) {
+  const [bits] = new Uint32Array(Float32Array.of(number).buffer);
+  if (Number.isNaN(Number(number))) return 0x7fc0;
+  return (bits + 0x7fff + ((bits >>> 16) & 1)) >>> 16;
+}
+
+// What integers hold on a GPU; those of 64 bits have 32 there.
+const WHOLE = { int64: [-(2 ** 31), 2 ** 31 - 1], int32: [-(2 ** 31), 2 ** 31 - 1], uint32: [0, 2 ** 32 - 1], int8: [-128, 127], uint8: [0, 255], bool: [0, 1] };
+
 const sizeOf = (shape) => shape.reduce((product, n) => product * n, 1);
 
 // ---- safetensors: eight bytes of length, a JSON header, the arrays one after the other ----
@@ -226,7 +236,7 @@ export class Model {
     const program = this.program(isLast ? programs.update : programs.accumulate);
     return program.run(batch, () => {
       this.counters = isLast ? { steps: steps + 1, micro: 0 } : { steps, micro: micro + 1 };
-      return makeKey(program.seed, steps, micro);
+      return makeKey(this.seed ?? program.seed, steps, micro);
     }, options);
   }
 
@@ -254,6 +264,7 @@ export class Model {
     }
     const { steps, micro } = this.bundle.counters;
     this.counters = { steps, micro };
+    this.seed = null; // of a file that was loaded, where it has another than the bundle
     for (const program of Object.values(this.programs)) program.calls = 0;
   }
 
@@ -290,7 +301,7 @@ export class Model {
 
   /** Everything that the next step depends on: `step.load` in Python goes on from there. */
   async saveState() {
-    const { seed, stream } = this.bundle.counters;
+    const { seed, stream } = this.seed ? { seed: this.seed, stream: 0 } : this.bundle.counters;
     const words = [...seed, this.counters.steps, this.counters.micro, ...(stream ? [stream] : [])];
     const counters = { dtype: "int64", shape: [words.length], data: BigInt64Array.from(words, BigInt) };
     const metadata = { treadle: JSON.stringify({ schema: 1, kind: "step" }) };
@@ -311,6 +322,7 @@ export class Model {
   load(bytes) {
     const { tensors } = readSafetensors(bytes);
     const counters = tensors.get("step:counters");
+    const at = counters && this.#position(counters.data);
     const wanted = this.#ofKinds(counters ? [...MODEL, "step"] : MODEL);
     const missing = wanted.filter(([, v]) => !tensors.has(v.file)).map(([, v]) => v.file);
     if (missing.length) throw new TreadleError("load", `the file lacks ${missing.join(", ")}`, "Choose a file of the same model.");
@@ -319,7 +331,21 @@ export class Model {
       return [name, fitted("load", value.file, given.data, value, given)];
     });
     for (const [name, array] of arrays) this.write(name, array);
-    if (counters) this.counters = { steps: Number(counters.data[2]), micro: Number(counters.data[3]) };
+    if (at) Object.assign(this, at);
+  }
+
+  /** Where the next step is, and its seed, of the counters of a file: two words of seed, steps, micro-steps, stream. */
+  #position(data) {
+    const fail = (cause) => { throw new TreadleError("load", `the file's counters ${cause}`, "Choose a file of the same step."); };
+    const words = Array.from(data, Number);
+    const [low, high, steps, micro, stream = 0] = words;
+    const isWhole = words.every((n) => Number.isSafeInteger(n) && n >= 0) && low < 2 ** 32 && high < 2 ** 32;
+    if (words.length < 4 || words.length > 5 || !isWhole) fail(`are ${words}`);
+    if (micro >= (this.bundle.step?.accumulate ?? 1)) fail(`have ${micro} micro-steps, too many for this step`);
+    const own = this.bundle.counters;
+    const isOwn = low === own.seed[0] && high === own.seed[1] && stream === own.stream;
+    if (!isOwn && stream) fail(`have the random stream ${stream} of another seed, which this page cannot go on with`);
+    return { counters: { steps, micro }, seed: isOwn ? null : [low, high] };
   }
 
   /** Give the GPU's memory back. */
@@ -341,7 +367,12 @@ function fitted(operation, name, data, { dtype, shape, allowed }, given = null) 
     const right = allowed.map(([low, high]) => (low === high ? low : `${low} to ${high}`));
     fail(`has ${wrong}, and ${right.join(", ")} are right`);
   }
+  const range = WHOLE[dtype];
+  const isBits = flat instanceof array && dtype !== "int64";
+  const other = range && !isBits ? flat.findIndex((n) => !(Number.isInteger(Number(n)) && n >= range[0] && n <= range[1])) : -1;
+  if (other >= 0) fail(`has ${flat[other]}, and whole numbers from ${range.join(" to ")} are right`);
   if (flat instanceof array) return flat;
+  if (dtype === "bfloat16") return array.from(flat, toBfloat16);
   return dtype === "int64" ? array.from(flat, BigInt) : array.from(flat);
 }
 
@@ -429,7 +460,7 @@ class Program {
     const words = await readBack(device, arenas, this.outputs, encoder);
     this.model.check();
     return Object.fromEntries(this.outputs.map(({ name, dtype, shape }, i) => {
-      const found = fromWords(dtype, words[i]);
+      const found = fromWords(dtype === "bfloat16" ? "float32" : dtype, words[i]); // as numbers: a word is the same in both
       return [name, shape.length ? found : Number(found[0])];
     }));
   }
