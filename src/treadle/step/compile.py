@@ -185,6 +185,7 @@ def _compile(given: _Asked) -> TrainStep:
     module, narrow = as_module(asked.model), choose_precision(asked.precision)
     report = CompileReport(choose_device(asked.device), narrow.name, count_parameters(module))
     session = open_session(report.device, asked.share)
+    session.refuse_sharded("compile_step(share=…)")
     with session.unless_it_fails():
         declare_model(session, module, asked.seed)
         prefix = f"step{session.owners}:"

@@ -85,6 +85,7 @@ class Shown(TypedDict, total=False):
 
 def export_step(step: AStep, folder: str | Path, page: str, shown: Shown) -> Path:
     """A page that trains. The browser goes on where the step is: all of its state goes along."""
+    step.session.refuse_sharded("export_web")
     recipe, state = step.recipe, step.state_dict()
     seed, stream, steps, micro = _counters(state[COUNTERS])
     programs = _step_programs(step, shown, _words(seed, stream))
@@ -115,6 +116,7 @@ def export_step(step: AStep, folder: str | Path, page: str, shown: Shown) -> Pat
 
 def export_forward(forward: AForward, folder: str | Path, page: str, shown: Shown) -> Path:
     """A page that runs. Its programs share one set of parameters; the first is `forward`."""
+    forward.session.refuse_sharded("export_web")
     forwards = {"forward": forward, **shown.get("forwards", {})}
     programs = _forward_programs(forward.session, forwards)
     facts = {"counters": {"seed": [0, 0], "stream": 0, "steps": 0, "micro": 0}}

@@ -211,6 +211,11 @@ class ParallelPrograms:
     def shards_optimizer(self) -> bool:
         return self.parallel.config.shard_optimizer
 
+    @property
+    def shards_parameters(self) -> bool:
+        """Whether a rank holds its rows of the parameters alone; one by itself has all."""
+        return self.parallel.config.shard_parameters and self.share.ranks > 1
+
     def own_type(self, name: str) -> TensorType:
         """This rank's rows of a gradient or a parameter."""
         type_ = self.gradients[name]
@@ -302,9 +307,10 @@ class ParallelPrograms:
 
     @cached_property
     def update_parts(self) -> list[Part]:
-        """The update, in parts where rows of several ranks are gathered after it."""
+        """The update, in parts where rows of several ranks are gathered at once after it."""
         sizes = {n: p.size for n, p in self.pieces.items() if n not in self.single}
-        if not self.shards_optimizer or self.share.ranks == 1 or not self.parallel.config.overlap:
+        gathers = self.shards_optimizer and self.share.ranks > 1 and not self.shards_parameters
+        if not gathers or not self.parallel.config.overlap:
             return [Part(self.update_graph, tuple(sizes))]
         return parts_of(self.update_graph, sizes, self.names)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -100,8 +100,12 @@ class _Call:
     def run(self) -> dict[str, Any]:
         if not self.program.runs and self.share.ranks > 1 and not self.programs.is_local:
             check_batch_digests(self.communicator, self.inputs)
-        with self._timed("shards"):
-            rows, states = self._shards()
+        with ExitStack() as stack:
+            if self.programs.shards_parameters:
+                with self._timed("exchange of parameters"):
+                    stack.enter_context(self.session.gathered())
+            with self._timed("shards"):
+                rows, states = self._shards()
         with self._timed("numbers"):
             numbers, states = self._gathered(rows, states)
         with self._timed("exchange of gradients"):
@@ -282,6 +286,7 @@ class _Call:
         with self._timed("exchange of sums"):
             self._gather_sums()
         has_rows = programs.shards_optimizer and self.share.ranks > 1
+        has_rows = has_rows and not programs.shards_parameters  # which stay rows
         sent: dict[str, np.ndarray] = {}
         pending: list[Any] = []
         with self._timed("update"):
