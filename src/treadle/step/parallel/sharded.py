@@ -21,7 +21,7 @@ class ShardedParameters:
 
     def __init__(self, programs: ParallelPrograms):
         self._communicator, self._share = programs.parallel.communicator, programs.share
-        arrays = [n for n in programs.gradients if n not in programs.single]
+        arrays = programs.arrays
         self._pieces = {n: programs.pieces[n] for n in arrays}
         self._rows = {n: programs.names.rows(n) for n in arrays}
         self.names = frozenset(arrays)
