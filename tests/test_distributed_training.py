@@ -277,7 +277,7 @@ def test_the_command_and_the_environment_of_ranks(tmp_path: Path) -> None:
 
 
 def test_a_missing_mpi_is_named_by_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treadle.cli.launch.find_spec", lambda name: None)
+    monkeypatch.setattr("treadle.distributed.mpiexec.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"mpi4py is not installed.*treadle\[distributed\]"):
         command_of(2, SCRIPT, [])
 

@@ -22,8 +22,8 @@ from treadle.runtime.executable import CallingProgram
 from treadle.runtime.session import Session
 from treadle.step.parallel.programs import ParallelPrograms
 
-# For messages, after each kernel: a look takes less than a microsecond where there are none.
-# docs/decisions.md, "Programs look for messages after every kernel", has what arrives with how many.
+# For messages, after each kernel: a look takes less than a microsecond where there are none. See
+# docs/decisions.md, "Programs look for messages after every kernel".
 LOOKS = 8
 
 Row = tuple[int, ...]
