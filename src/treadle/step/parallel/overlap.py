@@ -26,6 +26,7 @@ from treadle.step.parallel.programs import ParallelPrograms
 # docs/decisions.md, "Programs look for messages after every kernel".
 LOOKS = 8
 
+START = Point(0, 0)  # for what no kernel touches
 Row = tuple[int, ...]
 Values = Mapping[str, np.ndarray]
 Begin = Callable[[MpiCalls, Values, str], list[Row]]  # the calls for a parameter
@@ -82,7 +83,7 @@ class Exchanges:
             by_point: dict[Point, list[Row]] = {}
             for output, parameter in outputs.items():
                 rows = self._begin(self._calls, session.values, parameter)
-                by_point.setdefault(ends[output], []).extend(rows)
+                by_point.setdefault(ends.get(output, START), []).extend(rows)
             program.call_after(self._tables_of(program.plan, by_point, self._calls))
             self._prepared = (session, session.version)
         return program
