@@ -23,8 +23,11 @@ from treadle.base.errors import DistributedError, GraphError
 from treadle.distributed.communicator import SelfCommunicator
 from treadle.distributed.shards import Pieces, Share, merges
 from treadle.runtime.held import Pages
+from treadle.runtime.memory import HostMemory
+from treadle.runtime.session import Session
 from treadle.step.parallel import gluing, run
 from treadle.step.parallel.gluing import Layout, Part
+from treadle.step.parallel.ranks import _refuse_parameters
 
 HERE = Path(__file__).resolve().parent
 STEPS = 50
@@ -100,6 +103,20 @@ def test_sharded_parameters_are_gathered_for_whoever_uses_them(tmp_path: Path) -
     done = launched(2, "distributed_sharded.py", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("as without sharding") == 2, done.stdout
+
+
+def test_a_process_by_itself_has_all_rows() -> None:
+    batch = {"x": np.ones((8, 3), np.float32), "y": np.zeros((8, 2), np.float32)}
+    steps = [small(parallel=td.DataParallel(shards=4, shard_parameters=s)) for s in (False, True)]
+    first, second = (s(batch).loss for s in steps)
+    assert first == second
+    np.testing.assert_array_equal(steps[1].device_params["weight"], steps[0].params["weight"])
+
+
+def test_parameters_on_a_device_are_not_sharded() -> None:
+    session = Session(HostMemory("cuda", is_host=False))
+    with pytest.raises(td.ArgumentError, match="shard_parameters=True on 'cuda'"):
+        _refuse_parameters(session)
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux counts pages there")
