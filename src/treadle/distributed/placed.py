@@ -7,6 +7,7 @@ are processes of MPI, as under mpiexec; Ray carries none of what they exchange.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -124,8 +125,6 @@ class _Task:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         def run_proxy() -> int:  # a function inside a function: Ray sends its code along
-            import subprocess
-
             return subprocess.run(command, check=False).returncode
 
         place = PlacementGroupSchedulingStrategy(
