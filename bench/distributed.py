@@ -2,21 +2,29 @@
 
     python bench/distributed.py                       # GPT 6 × 384, context 256, batch 4
     python bench/distributed.py gpt_nano --rounds 20
+    python bench/distributed.py --arrived             # what has arrived when a program ends
     mpiexec -n 2 python bench/distributed.py --rank   # what it launches
 
 Both train the same step, cut into as many shards; the bits are compared. Runs take turns, and the
-least time of all counts. Figures go to bench/results/distributed.json.
+least time of all counts. Communication is the time in which a rank does nothing but exchange, each
+exchange beginning when all is computed (`overlap=False`); hidden is what of it is not there where
+programs exchange while they compute. Copies are work of the same processors either way: processor
+time is compared too. Figures go to bench/results/distributed.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
+import resource
+import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +32,9 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results" / "distributed.json"
 
 
-def measured(name: str, shards: int, rounds: int, plain: bool, overlap: bool) -> dict[str, Any]:
+def measured(
+    name: str, shards: int, rounds: int, plain: bool, overlap: bool, sharded: bool
+) -> dict[str, Any]:
     """One configuration, in this process and those it was launched with."""
     import treadle as td
     from models import WORKLOADS, loss
@@ -32,10 +42,12 @@ def measured(name: str, shards: int, rounds: int, plain: bool, overlap: bool) ->
     from treadle.distributed.launched import open_communicator
 
     work, comm = WORKLOADS[name], open_communicator("auto", 600.0)
-    parallel = None if plain else td.DataParallel(shards=shards, timeout=600.0, overlap=overlap)
+    parallel = td.DataParallel(
+        shards=shards, timeout=600.0, overlap=overlap, shard_parameters=sharded
+    )
     step = td.compile_step(
         work.make(), loss, optim.adamw(1e-4), work.specs(), clip_norm=work.clip, device="cpu",
-        parallel=parallel,
+        parallel=None if plain else parallel,
     )  # fmt: skip
     losses = [float(step(work.batch(i)).loss) for i in range(2)]
     rows: list[dict[str, float]] = []
@@ -48,13 +60,78 @@ def measured(name: str, shards: int, rounds: int, plain: bool, overlap: bool) ->
         spent = {k: v - before.get(k, 0) for k, v in step.report.exchange.items()}
         # A rank that is ahead waits for what the other one sends first, whichever that is.
         names = ("numbers", "exchange of gradients", "exchange of parameters")
-        rows.append(row | spent | {"waiting": sum(spent.get(n, 0.0) for n in names)})
+        rows.append(row | spent | {"exchanging": sum(spent.get(n, 0.0) for n in names)})
+    resident = _resident()
+    own = [step._ranks.held_name(n) for n in step.recipe.trained()]
+    parameters = sum(step.session.values[n].nbytes for n in own)
     params = step.params
     digest = hashlib.sha256(b"".join(params[n].tobytes() for n in sorted(params))).hexdigest()
     held = sum(t.nbytes for n, t in step.session.types.items() if ":optimizer:" in n)
     # Each part by itself: other programs on the machine disturb now one and now another.
     best = {k: min(r[k] for r in rows) for k in rows[0]}
-    return {"rank": comm.rank, "losses": losses, "digest": digest, "held": held, "best": best}
+    median = {k: statistics.median(r[k] for r in rows) for k in rows[0]}
+    return {
+        "rank": comm.rank, "losses": losses, "digest": digest, "held": held,
+        "parameters": parameters, "resident": resident, "best": best, "median": median,
+    }  # fmt: skip
+
+
+def _resident() -> int:
+    """Bytes of memory that this process has, between two steps."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def arrived(name: str, shards: int, rounds: int, looks: int) -> dict[str, Any]:
+    """Of the bytes that programs exchange, the share that is there when they end."""
+    import treadle as td
+    from models import WORKLOADS, loss
+    from treadle import optim
+    from treadle.distributed.launched import open_communicator
+    from treadle.step.parallel import overlap
+
+    work, comm = WORKLOADS[name], open_communicator("auto", 600.0)
+    overlap.LOOKS = looks or overlap.LOOKS
+    step = td.compile_step(
+        work.make(), loss, optim.adamw(1e-4), work.specs(), clip_norm=work.clip, device="cpu",
+        parallel=td.DataParallel(shards=shards, timeout=600.0),
+    )  # fmt: skip
+    shares: dict[str, list[float]] = {"gradients": [], "parameters": []}
+
+    class Looked:
+        """A program whose exchanges are looked at when it has run."""
+
+        def __init__(self, program: Any, exchanges: Any, outputs: dict[str, str]):
+            self.program, self.exchanges, self.outputs = program, exchanges, outputs
+
+        @contextlib.contextmanager
+        def calling(self) -> Iterator[None]:
+            with self.program.calling():
+                yield
+            # Each look lets MPI go on a little: the last are looked at first.
+            done = [r.Get_status() for r in self.exchanges._calls.pending()[::-1]][::-1]
+            sizes = [step.session.types[n].nbytes for n in self.outputs]
+            there = sum(n for n, is_there in zip(sizes, done, strict=True) if is_there)
+            kind = "gradients" if any(":gradient:" in n for n in self.outputs) else "parameters"
+            shares[kind].append(there / sum(sizes))
+
+    prepare = overlap.Exchanges.prepare
+
+    def looked(self: Any, program: Any, session: Any, outputs: dict[str, str]) -> Any:
+        return Looked(prepare(self, program, session, outputs), self, outputs)
+
+    overlap.Exchanges.prepare = looked  # type: ignore[method-assign,assignment]
+    for i in range(rounds):
+        step(work.batch(i))
+    return {"rank": comm.rank, "looks": overlap.LOOKS, **shares}
+
+
+def show_arrived(arguments: list[str]) -> None:
+    for looks in (1, 4, 8, 16):
+        found = launched(2, 1, [*arguments, "--arrived", "--looks", str(looks)])
+        for kind in ("gradients", "parameters"):
+            shown = ", ".join(f"{share:.0%}" for share in found[kind])
+            median = statistics.median(found[kind])
+            print(f"{looks:>3} looks, {kind} that have arrived: {median:.0%} ({shown})")
 
 
 def launched(ranks: int, threads: int, arguments: list[str]) -> dict[str, Any]:
@@ -75,40 +152,61 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--rank", action="store_true", help="be one rank")
     parser.add_argument("--apart", action="store_true", help="exchange after the backward")
+    parser.add_argument("--sharded", action="store_true", help="shard the parameters")
     parser.add_argument("--plain", action="store_true", help="without shards")
+    parser.add_argument("--arrived", action="store_true", help="what is there as programs end")
+    parser.add_argument("--looks", type=int, default=0, help="after each kernel")
     given = parser.parse_args()
+    if given.rank and given.arrived:
+        found = arrived(given.workload, given.shards, given.rounds, given.looks)
+        print(json.dumps(found)) if found["rank"] == 0 else None
+        return
     if given.rank:
-        found = measured(given.workload, given.shards, given.rounds, given.plain, not given.apart)
+        found = measured(
+            given.workload, given.shards, given.rounds, given.plain, not given.apart, given.sharded
+        )
         if found["rank"] == 0:
             print(json.dumps(found))
         return
     arguments = [given.workload, "--shards", str(given.shards), "--rounds", str(given.rounds)]
+    if given.arrived:
+        show_arrived(arguments)
+        return
     kinds = {
         "one rank, two threads, no shards": (1, 2, [*arguments, "--plain"]),
         "one rank, two threads": (1, 2, arguments),
         "two ranks, exchange after": (2, 1, [*arguments, "--apart"]),
         "two ranks, one thread each": (2, 1, arguments),
+        "two ranks, sharded parameters": (2, 1, [*arguments, "--sharded"]),
     }
     best: dict[str, Any] = {}
     for _ in range(given.turns):
         for kind, (ranks, threads, given_arguments) in kinds.items():
             found = launched(ranks, threads, given_arguments)
-            known = best.setdefault(kind, found)["best"]
-            best[kind]["best"] = {k: min(v, known[k]) for k, v in found["best"].items()}
+            known = best.setdefault(kind, found | {"turns": []})
+            known["turns"].append(found["median"]["exchanging"])
+            known["best"] = {k: min(v, known["best"][k]) for k, v in found["best"].items()}
     one, two = best["one rank, two threads"], best["two ranks, one thread each"]
     for kind, found in best.items():
         parts = ", ".join(f"{k} {1e3 * v:.1f}" for k, v in found["best"].items() if k != "step")
         print(f"{kind:<34}{1e3 * found['best']['step']:>9.1f} ms   ({parts})")
-    print(f"same bits: {one['digest'] == two['digest'] and one['losses'] == two['losses']}")
+    sharded = best["two ranks, sharded parameters"]
+    digests = {found["digest"] for found in (one, two, sharded)}
+    print(f"same bits: {len(digests) == 1 and one['losses'] == two['losses']}")
     print(
         f"two ranks / one: {two['best']['step'] / one['best']['step']:.3f} by the clock, "
         f"{2 * two['best']['processor'] / one['best']['processor']:.3f} by processor time"
     )
-    after = best["two ranks, exchange after"]["best"]
-    waited, alone = two["best"]["waiting"], after["waiting"]
-    print(f"waiting for the other rank: {1e3 * alone:.1f} ms with nothing beside an exchange, "
-          f"{1e3 * waited:.1f} ms otherwise: {1 - waited / alone:.0%} hidden")  # fmt: skip
+    after = best["two ranks, exchange after"]
+    left, alone = two["best"]["exchanging"], after["best"]["exchanging"]
+    turns = [1 - w / a for w, a in zip(two["turns"], after["turns"], strict=True)]
+    print(f"communication: {1e3 * alone:.1f} ms with nothing beside an exchange, "
+          f"{1e3 * left:.1f} ms otherwise: {1 - left / alone:.0%} hidden, by medians of turns "
+          f"{', '.join(f'{t:.0%}' for t in turns)}")  # fmt: skip
     print(f"optimizer's state on a rank: {two['held'] / one['held']:.3f} of the whole")
+    print(f"sharded parameters: {sharded['parameters'] / one['parameters']:.3f} of the whole, "
+          f"resident {sharded['resident'] / 2**20:.0f} MiB between steps where whole ones have "
+          f"{two['resident'] / 2**20:.0f}")  # fmt: skip
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps({"workload": given.workload, **best}, indent=1) + "\n")
 

@@ -106,13 +106,13 @@ def planned() -> Compute:
 
 
 def ready_at(
-    programs: Any, plan: Any, each: dict[str, float], shard: float, ends: dict[str, int]
+    programs: Any, plan: Any, each: dict[str, float], shard: float, ends: dict[str, Any]
 ) -> list[tuple[float, int]]:
     """Seconds after which each gradient is ready, and its bytes; kernels share a shard's time."""
     spent = [_seconds(s, plan.kernels, each) for s in plan.steps]
     total = sum(spent) or 1.0
     return [
-        (shard * sum(spent[: ends[programs.names.gradient(n)] + 1]) / total, t.nbytes)
+        (shard * sum(spent[: ends[programs.names.gradient(n)].step + 1]) / total, t.nbytes)
         for n, t in programs.gradients.items()
     ]
 

@@ -104,7 +104,11 @@ CASES: dict[str, Case] = {
     "gpt": (Text, next_word, "text", {"accumulate": 3, "clip_norm": 0.1}),
     "float16": (Classifier, weighted, "large", {"precision": "float16"}),
 }
-OF_PARALLEL = ("shard_optimizer", "batch_norm", "local", "shards")
+SHARDED = ", sharded"  # ends the name of a case whose parameters are; it has the other's bits
+for _name in ("mlp", "cnn", "gpt", "float16"):
+    *_rest, _given = CASES[_name]
+    CASES[_name + SHARDED] = (*_rest, {**_given, "shard_parameters": True})
+OF_PARALLEL = ("shard_optimizer", "shard_parameters", "batch_norm", "local", "shards")
 
 
 def compiled(case: str, device: str = "cpu", **more: Any) -> td.TrainStep:
@@ -144,12 +148,14 @@ def trained(case: str, steps: int, device: str = "cpu", **more: Any) -> dict[str
         told.append((out.loss, out.grad_norm, out.metrics, out.updated))
     state = step.state_dict()
     held = sum(step.session.types[n].nbytes for n in step.session.types if ":optimizer:" in n)
+    own = {step._ranks.held_name(n) for n in step.recipe.trained()}
     return {
         "digest": digest(state, told),
         "middle": digest(middle, []),
         "loss": told[-1][0],
         "skipped": step.skipped,
         "held": held,
+        "parameters": sum(step.session.values[n].nbytes for n in own),
     }
 
 

@@ -53,9 +53,9 @@ def trained(program: Program, **parallel: Any) -> str:
     return digest(step.state_dict(), told)
 
 
-def compared(program: Program) -> str:
+def compared(program: Program, shard_parameters: bool) -> str:
     """What became of a program: the same, other bits, or why it cannot be cut into shards."""
-    for given in ({}, {"shard_optimizer": False}):
+    for given in ({"shard_parameters": shard_parameters}, {"shard_optimizer": False}):
         try:
             alone = trained(program, transport="self", **given)
         except td.TreadleError as error:
@@ -70,7 +70,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
     first, count = map(int, sys.argv[1:])
     comm = open_communicator("auto", 60.0)
-    found = {i: compared(generate(7, i, mode=TRAINING)) for i in range(first, first + count)}
+    numbers = range(first, first + count)
+    found = {i: compared(generate(7, i, mode=TRAINING), i % 2 == 1) for i in numbers}
     wrong = {i: told for i, told in found.items() if told == "OTHER BITS"}
     refused = [told for told in found.values() if told.startswith("refused")]
     assert not wrong, f"rank {comm.rank}: {wrong}"

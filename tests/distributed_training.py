@@ -77,7 +77,7 @@ def _full(handle: int) -> None:
     raise OSError(28, "No space left on device")
 
 
-def compiled(local: bool, timeout: float) -> td.TrainStep:
+def compiled(local: bool, timeout: float, shard_parameters: bool = False) -> td.TrainStep:
     return td.compile_step(
         Net(),
         loss,
@@ -87,7 +87,9 @@ def compiled(local: bool, timeout: float) -> td.TrainStep:
         seed=1,
         clip_norm=1.0,
         accumulate=2,
-        parallel=td.DataParallel(shards=SHARDS, local=local, timeout=timeout),
+        parallel=td.DataParallel(
+            shards=SHARDS, local=local, timeout=timeout, shard_parameters=shard_parameters
+        ),
     )
 
 
@@ -97,10 +99,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--every", type=int, default=None)
     parser.add_argument("--local", action="store_true")
+    parser.add_argument("--sharded", action="store_true", help="shard the parameters")
     parser.add_argument("--timeout", type=float, default=60)
     parser.add_argument("--trouble", nargs=3, default=None)
     given = parser.parse_args()
-    step = compiled(given.local, given.timeout)
+    step = compiled(given.local, given.timeout, given.sharded)
     callbacks: list[Callback] = [ReduceOnPlateau(patience=1, factor=0.5)]
     if given.trouble:
         kind, rank, at = given.trouble

@@ -109,7 +109,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
 }
 LATE = frozenset(
     "cryptography cuda cudnn datasets gguf h5py llvmlite matplotlib mlflow mpi4py onnx optuna polars "
-    "pyarrow safetensors "
+    "pyarrow ray safetensors "
     "sklearn tokenizers torch wandb wgpu z3".split()
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -21,8 +22,12 @@ from treadle import losses, nn, optim
 from treadle.base.errors import DistributedError, GraphError
 from treadle.distributed.communicator import SelfCommunicator
 from treadle.distributed.shards import Pieces, Share, merges
+from treadle.runtime.held import Pages
+from treadle.runtime.memory import HostMemory
+from treadle.runtime.session import Session
 from treadle.step.parallel import gluing, run
 from treadle.step.parallel.gluing import Layout, Part
+from treadle.step.parallel.ranks import _refuse_parameters
 
 HERE = Path(__file__).resolve().parent
 STEPS = 50
@@ -62,10 +67,14 @@ def alone() -> dict[str, Any]:
 
 
 def test_two_ranks_give_the_bits_of_one(alone: dict[str, Any], tmp_path: Path) -> None:
-    together = trained(2, FEW, tmp_path / "found.json")
-    for name in FEW:
+    sharded = [n + cases.SHARDED for n in ("gpt", "float16")]
+    together = trained(2, FEW + sharded, tmp_path / "found.json")
+    for name in FEW + sharded:
         for what in ("digest", "middle", "loss", "skipped"):
-            assert together[name][what] == alone[name][what], (name, what)
+            wanted = alone[name.removesuffix(cases.SHARDED)][what]
+            assert together[name][what] == wanted, (name, what)
+    # Half of the parameters each, filled up to a multiple of the shards
+    assert together["gpt, sharded"]["parameters"] <= 0.52 * alone["gpt"]["parameters"]
     assert alone["float16"]["skipped"] >= 5
     for name in ("cnn", "gpt"):  # the optimizer's state: half of it each
         assert together[name]["held"] <= 0.55 * alone[name]["held"]
@@ -74,10 +83,12 @@ def test_two_ranks_give_the_bits_of_one(alone: dict[str, Any], tmp_path: Path) -
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [4, 8])
 def test_more_ranks_give_the_bits_of_one(ranks: int, alone: dict[str, Any], tmp_path: Path) -> None:
-    together = trained(ranks, FEW, tmp_path / "found.json")
-    assert {n: r["digest"] for n, r in together.items()} == {
-        n: r["digest"] for n, r in alone.items()
-    }
+    sharded = [n + cases.SHARDED for n in ("mlp", "cnn", "gpt", "float16")]
+    together = trained(ranks, FEW + sharded, tmp_path / "found.json")
+    for name, found in together.items():
+        assert found["digest"] == alone[name.removesuffix(cases.SHARDED)]["digest"], name
+    held = together["gpt, sharded"]["parameters"] / alone["gpt"]["parameters"]
+    assert held <= 1.05 / ranks
 
 
 @pytest.mark.slow
@@ -86,6 +97,44 @@ def test_random_programs_give_the_bits_of_one_rank(first: int) -> None:
     done = launched(2, "distributed_random.py", str(first), "50", timeout=1200)
     assert done.returncode == 0, done.stdout + done.stderr
     assert int(done.stdout.split(" same")[0]) >= 40, done.stdout
+
+
+def test_sharded_parameters_are_gathered_for_whoever_uses_them(tmp_path: Path) -> None:
+    done = launched(2, "distributed_sharded.py", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("as without sharding") == 2, done.stdout
+
+
+def test_a_process_by_itself_has_all_rows() -> None:
+    batch = {"x": np.ones((8, 3), np.float32), "y": np.zeros((8, 2), np.float32)}
+    steps = [small(parallel=td.DataParallel(shards=4, shard_parameters=s)) for s in (False, True)]
+    first, second = (s(batch).loss for s in steps)
+    assert first == second
+    np.testing.assert_array_equal(steps[1].device_params["weight"], steps[0].params["weight"])
+
+
+def test_parameters_on_a_device_are_not_sharded() -> None:
+    session = Session(HostMemory("cuda", is_host=False))
+    with pytest.raises(td.ArgumentError, match="shard_parameters=True on 'cuda'"):
+        _refuse_parameters(session)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux counts pages there")
+def test_pages_go_back_to_the_system() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    nbytes = 64 << 20
+    pages = Pages(nbytes)
+    array = pages.array(0, nbytes)
+    address = array.ctypes.data
+    array[...] = 1
+    before = resident()
+    pages.give_back()
+    assert before - resident() > 0.9 * nbytes
+    assert not array[:100].any()
+    array[...] = 2
+    assert pages.array(0, nbytes).ctypes.data == address
 
 
 @pytest.mark.parametrize("name", ["mlp", "gpt", "cnn"])
@@ -283,7 +332,7 @@ def test_what_cannot_be_sharded_is_refused(given: dict[str, Any], told: str) -> 
         ({"batch_norm": "none"}, "batch_norm"),
         ({"timeout": -1}, "timeout"),
         ({"transport": "tcp"}, "transport"),
-        ({"shard_parameters": True}, "parameters are whole on every rank"),
+        ({"shard_parameters": True, "shard_optimizer": False}, "updates the rows that it holds"),
     ],
 )
 def test_arguments_of_parallel_are_checked(given: dict[str, Any], told: str) -> None:

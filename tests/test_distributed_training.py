@@ -74,7 +74,10 @@ def entries(folder: Path) -> list[str]:
 def test_a_run_goes_on_under_other_numbers_of_ranks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Interrupted alone, killed on two ranks, a full disk there, then alone: the same bits."""
+    """Interrupted alone, killed on two ranks, a full disk there, then alone: the same bits.
+
+    The third writes its parameters in chunks, which the last reads.
+    """
     wanted = trained_here(tmp_path / "whole", capsys, monkeypatch)
     folder = tmp_path / "cut"
     with pytest.raises(KeyboardInterrupt):
@@ -85,7 +88,8 @@ def test_a_run_goes_on_under_other_numbers_of_ranks(
     assert "treadle: rank 1 of 2 has died (process" in killed.stderr
     assert "resumed at step 2" in killed.stdout
     assert entries(folder)[-1] == "000004-step-4"
-    full = job(2, folder, "--steps", STEPS, "--every", 1, "--trouble", "full disk", 1, 6)
+    trouble = ["--trouble", "full disk", 1, 6]
+    full = job(2, folder, "--steps", STEPS, "--every", 1, "--sharded", *trouble)
     assert digest(full) == wanted
     assert full.stderr.count("no checkpoint at step 6") == 1  # once, and not on every rank
     assert "rank 1 of 2: No space left on device" in full.stderr
@@ -103,9 +107,8 @@ def test_an_error_on_one_rank_is_shown_once_and_ends_all(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("local", [False, True])
-def test_a_run_of_fifty_steps_on_one_two_and_four_ranks(local: bool, tmp_path: Path) -> None:
-    more = ["--local"] if local else []
+@pytest.mark.parametrize("more", [[], ["--local"], ["--sharded"]])
+def test_a_run_of_fifty_steps_on_one_two_and_four_ranks(more: list[str], tmp_path: Path) -> None:
     wanted = digest(job(1, tmp_path / "whole", "--steps", 50, *more))
     folder = tmp_path / "cut"
     for ranks, step in ((1, 13), (2, 31)):
@@ -274,7 +277,7 @@ def test_the_command_and_the_environment_of_ranks(tmp_path: Path) -> None:
 
 
 def test_a_missing_mpi_is_named_by_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treadle.cli.launch.find_spec", lambda name: None)
+    monkeypatch.setattr("treadle.distributed.mpiexec.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"mpi4py is not installed.*treadle\[distributed\]"):
         command_of(2, SCRIPT, [])
 

@@ -5,23 +5,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
+from treadle.base.errors import DistributedError
 from treadle.cli.train import USAGE, UsageError
+from treadle.distributed.mpiexec import mpiexec_path
 from treadle.distributed.watch import STATUS
 
 THREADS = "TREADLE_THREADS"
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-BESIDE = "pip install 'treadle[distributed]' brings mpi4py and an mpiexec."
 
 
 def add_launch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -59,12 +58,10 @@ def command_of(
     """The mpiexec that sits beside the interpreter, or on the path, and what it starts."""
     if ranks < 1:
         raise UsageError(f"-n {ranks}: at least one rank.")
-    if find_spec("mpi4py") is None:
-        raise UsageError(f"mpi4py is not installed. {BESIDE}")
-    beside = str(Path(sys.executable).parent)
-    mpiexec = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec")
-    if mpiexec is None:
-        raise UsageError(f"there is no mpiexec beside {sys.executable} or on the path. {BESIDE}")
+    try:
+        mpiexec = mpiexec_path()
+    except DistributedError as error:
+        raise UsageError(f"{error.cause}. {error.remedy}") from error
     if program == "train":
         started = ["-m", "treadle", "train"]
     elif Path(program).is_file():

@@ -28,6 +28,11 @@ class Communicator(Protocol):
     @property
     def size(self) -> int: ...
 
+    @property
+    def waited(self) -> float:
+        """Seconds in `wait` so far: of this process, in which it did nothing else."""
+        ...
+
     def all_to_all(self, given: np.ndarray, taken: np.ndarray) -> Pending:
         """Row r of what is given goes to rank r; row r of what is taken comes from it."""
         ...
@@ -53,6 +58,7 @@ class SelfCommunicator:
     """One process: everything is here already."""
 
     name, rank, size = "self", 0, 1
+    waited = 0.0
 
     def all_to_all(self, given: np.ndarray, taken: np.ndarray) -> None:
         taken.reshape(-1)[...] = given.reshape(-1)

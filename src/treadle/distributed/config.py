@@ -19,11 +19,13 @@ class DataParallel:
     Each rank computes shards / ranks of them, one after the other, and gradients are summed in a
     tree that is fixed by the number of shards: any number of ranks gives the same bits.
     `shard_optimizer` leaves each rank the optimizer's state of its own part of every parameter.
-    `batch_norm` is over all shards, or with "per shard" over each by itself. With `local` a
-    rank is given the rows of its own shards, otherwise every rank the whole batch. Arrays of the
-    batch that are named in `whole` are for all shards. `overlap` sends gradients while others are
-    computed. `timeout` is how many seconds ranks wait
-    for each other. `transport` is MPI where a launcher has started this process, or "self".
+    `shard_parameters` leaves it its own part of the parameters too: they are gathered when a
+    program uses them, and freed when it is done. `batch_norm` is over all shards, or with "per
+    shard" over each by itself. With `local` a rank is given the rows of its own shards,
+    otherwise every rank the whole batch. Arrays of the batch that are named in `whole` are for
+    all shards. `overlap` sends gradients while others are computed. `timeout` is how many
+    seconds ranks wait for each other. `transport` is MPI where a launcher has started this
+    process, or "self".
     """
 
     shards: int = 8
@@ -55,11 +57,12 @@ class DataParallel:
                 'Give the names of arrays of the batch: whole=("mask",).',
             )
         object.__setattr__(self, "whole", tuple(self.whole))
-        if self.shard_parameters:
+        if self.shard_parameters and not self.shard_optimizer:
             raise ArgumentError(
                 "DataParallel",
-                "shard_parameters=True: parameters are whole on every rank",
-                "Use shard_optimizer=True, which leaves each rank its part of the optimizer.",
+                "shard_parameters=True with shard_optimizer=False: a rank updates the rows that "
+                "it holds",
+                "Leave shard_optimizer=True, or hold whole parameters.",
             )
 
     @property

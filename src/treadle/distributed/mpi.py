@@ -50,7 +50,7 @@ class MpiCommunicator:
         self._mpi = _mpi(timeout)
         world = self._mpi.COMM_WORLD
         self.rank, self.size = int(world.Get_rank()), int(world.Get_size())
-        self.timeout = timeout
+        self.timeout, self.waited = timeout, 0.0
         _refuse_alone(self.size)
         self._watch = watching(world, timeout)
         if not _own:
@@ -69,7 +69,8 @@ class MpiCommunicator:
         requests = list(pending)
         if self._watch is not None:
             self._watch.begin_wait()
-        end = time.monotonic() + self.timeout
+        start = time.monotonic()
+        end = start + self.timeout
         looks = 0
         while not self._mpi.Request.Testall(requests):
             looks += 1
@@ -81,6 +82,7 @@ class MpiCommunicator:
                 self._give_up()
         if self._watch is not None:
             self._watch.end_wait()
+        self.waited += time.monotonic() - start
 
     def _give_up(self) -> None:
         if self._watch is not None:

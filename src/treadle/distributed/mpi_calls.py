@@ -20,7 +20,7 @@ class MpiCalls:
     def __init__(self, mpi: Any, comm: Any):
         self._mpi, self._comm = mpi, comm
         library = ctypes.CDLL(mpi.__file__)
-        names = ("MPI_Ialltoall", "MPI_Iprobe")
+        names = ("MPI_Ialltoall", "MPI_Iallgather", "MPI_Iprobe")
         self._address = {n: ctypes.cast(getattr(library, n), ctypes.c_void_p).value for n in names}
         self._handle = _signed(mpi._handleof(comm))
         self._float = _signed(mpi._handleof(mpi.FLOAT))
@@ -29,14 +29,20 @@ class MpiCalls:
         self._probed = np.zeros(64, np.int64)  # a flag, then room for a status
 
     def all_to_all(self, given: np.ndarray, taken: np.ndarray) -> Call:
-        """Begin an exchange of float32 rows."""
-        assert given.dtype == np.float32
+        """Begin an exchange of float32 rows, as many for each rank."""
+        return self._begin("MPI_Ialltoall", given, taken, given.size // self._comm.Get_size())
+
+    def all_gather(self, given: np.ndarray, taken: np.ndarray) -> Call:
+        """Begin to gather float32 rows of every rank."""
+        return self._begin("MPI_Iallgather", given, taken, given.size)
+
+    def _begin(self, name: str, given: np.ndarray, taken: np.ndarray, count: int) -> Call:
+        assert given.dtype == taken.dtype == np.float32
         assert all(a.flags.c_contiguous for a in (given, taken))
-        count = given.size // self._comm.Get_size()
         request = np.zeros(1, np.int64)
         self._requests.append(request)
         both = (given.ctypes.data, count, self._float), (taken.ctypes.data, count, self._float)
-        address = self._address["MPI_Ialltoall"]
+        address = self._address[name]
         assert address is not None
         return (address, *both[0], *both[1], self._handle, request.ctypes.data)
 

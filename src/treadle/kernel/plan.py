@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -56,6 +56,13 @@ class PlannedRepeat:
 
 
 PlannedStep = PlannedPhase | PlannedRepeat
+
+
+class Point(NamedTuple):
+    """A point of a plan: after a call of a step. A repeat is one call."""
+
+    step: int
+    call: int
 
 
 @dataclass(frozen=True, slots=True)

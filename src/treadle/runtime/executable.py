@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 import numpy as np
 
 from treadle.ir.graph import Graph
-from treadle.kernel.plan import Plan
+from treadle.kernel.plan import Plan, Point
 
 
 class Executable(Protocol):
@@ -134,8 +134,8 @@ class CallingProgram(Protocol):
     @property
     def threads(self) -> int: ...
 
-    def call_after(self, calls: Mapping[int, tuple[int, int]]) -> None:
-        """Prepare calls of functions (address, argument) after some of the plan's steps."""
+    def call_after(self, calls: Mapping[Point, tuple[int, int]]) -> None:
+        """Prepare calls of functions (address, argument) at some points of the plan."""
         ...
 
     def calling(self) -> AbstractContextManager[None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
 
 ALIGNMENT = 64
@@ -36,6 +38,31 @@ def aligned_copy(array: np.ndarray) -> np.ndarray:
     if not (is_one_number(array) and not any(array[(0,) * array.ndim].tobytes())):
         memory[...] = array  # pages of zeros are given out where they are first written
     return memory
+
+
+class Pages:
+    """Memory at addresses that stay, whose pages go back to the system when they are given back.
+
+    They are read as zeros then, and are there again when something is written.
+    """
+
+    def __init__(self, nbytes: int):
+        private = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
+        self._map = mmap.mmap(-1, max(1, nbytes), **({"flags": private} if private else {}))
+        self._advise("MADV_HUGEPAGE")
+        self._memory = np.frombuffer(self._map, np.uint8)
+
+    def array(self, start: int, nbytes: int) -> np.ndarray:
+        """Some of the bytes."""
+        return self._memory[start : start + nbytes]
+
+    def give_back(self) -> None:
+        self._advise("MADV_DONTNEED")
+
+    def _advise(self, name: str) -> None:
+        advice = getattr(mmap, name, None)  # Linux has it; elsewhere the memory stays
+        if advice is not None:
+            self._map.madvise(advice)
 
 
 class Room:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from treadle.base.arrays import lost_mask, lost_range
-from treadle.base.errors import LoadError, ShapeError
+from treadle.base.errors import ArgumentError, LoadError, ShapeError
 from treadle.base.memory import refuse_beyond
 from treadle.ir.graph import Graph, OutputKind
 from treadle.ir.rewrite import remove_dead_code
@@ -19,6 +19,29 @@ from treadle.runtime.executable import Executable, InPlaceProgram, updates_in_pl
 from treadle.runtime.memory import Memory, Values
 
 _PRINT = f"{OutputKind.PRINT.value}:"
+
+
+class ShardedValues(Protocol):
+    """Values of which several processes hold a part each. All of them ask together."""
+
+    @property
+    def names(self) -> Collection[str]: ...
+
+    def is_read_by(self, program: Executable) -> bool:
+        """Whether a program is to find them whole."""
+        ...
+
+    def gather(self, values: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """Whole arrays, of the parts that are among the values here and elsewhere."""
+        ...
+
+    def free(self) -> None:
+        """Give the memory of the whole arrays back."""
+        ...
+
+    def part(self, name: str, array: np.ndarray) -> tuple[str, np.ndarray]:
+        """What is held here of a whole array, and the name that it has."""
+        ...
 
 
 class Session:
@@ -33,6 +56,8 @@ class Session:
         self.forwards = 0  # and forwards
         self.calls: dict[int, int] = {}  # of forwards, by their number
         self.lock = threading.RLock()  # held by whoever reads and writes values in one go
+        self.sharded: ShardedValues | None = None
+        self._is_gathered = False
 
     @property
     def device(self) -> str:
@@ -74,6 +99,61 @@ class Session:
             return 0
         return 2 * self.owners + 2 if is_step else 2 * self.forwards + 1
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all values that are held between programs."""
+        elsewhere = () if self.sharded is None else self.sharded.names
+        return sum(t.nbytes for n, t in self.types.items() if n not in elsewhere)
+
+    def shard(self, sharded: ShardedValues) -> None:
+        """From now on hold parts of some values, whose types stay those of whole arrays."""
+        with self.lock:
+            self.write(dict(sharded.part(n, self.values[n]) for n in sharded.names))
+            for name in sharded.names:
+                del self.values[name]
+            self.sharded = sharded
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Inside, sharded values are whole, and nobody else reads or writes any."""
+        with self.lock:
+            sharded = self.sharded
+            if sharded is None or self._is_gathered:
+                yield
+                return
+            self.values.update(sharded.gather(self.values))
+            self._is_gathered = True
+            try:
+                yield
+            finally:
+                self._is_gathered = False
+                for name in sharded.names:
+                    del self.values[name]
+                sharded.free()
+
+    @contextmanager
+    def _gathered_for(self, is_needed: bool) -> Iterator[None]:
+        with self.lock:
+            if not is_needed:
+                yield
+                return
+            with self.gathered():
+                yield
+
+    def _reads_sharded(self, program: Executable) -> bool:
+        return self.sharded is not None and self.sharded.is_read_by(program)
+
+    def refuse_sharded(self, operation: str) -> None:
+        """For whoever would use the memory of values after it was given back."""
+        if self.sharded is not None:
+            raise ArgumentError(
+                operation,
+                "parameters are sharded (DataParallel(shard_parameters=True)): no rank has them "
+                "whole but while they are used",
+                "Read copies with step.params on all ranks, or save and load without "
+                "shard_parameters.",
+            )
+
     def _refuse_beyond(self, types: Mapping[str, TensorType]) -> None:
         """Before any value is made, which is on the host even where values are on a GPU."""
         every = {**self.types, **types}
@@ -85,22 +165,25 @@ class Session:
     @contextmanager
     def unless_it_fails(self) -> Iterator[None]:
         """What is declared and written inside stays only if nothing is raised."""
-        before = dict(self.types), dict(self.values), self.owners
+        before = dict(self.types), dict(self.values), self.owners, self.sharded
         try:
             yield
         except BaseException:
-            self.types, values, self.owners = before
+            self.types, values, self.owners, self.sharded = before
             self.values.restore(values)
             self.version += 1
             raise
 
     def read(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """Copies, so that what is read stays as it was; never in the middle of a step."""
-        with self.lock:
-            return {n: self.values[n].copy() for n in names}
+        wanted = list(names)
+        sharded = () if self.sharded is None else self.sharded.names
+        with self._gathered_for(any(n in sharded for n in wanted)):
+            return {n: self.values[n].copy() for n in wanted}
 
     def shared(self, names: Iterable[str]) -> dict[str, Any]:
         """The memory itself, which programs go on to change."""
+        self.refuse_sharded("device_params")
         with self.lock:
             return {n: self.values.shared(n) for n in names}
 
@@ -117,6 +200,10 @@ class Session:
             found = fitted(value, self.types[name], self.memory.is_wide)
             if isinstance(found, str):
                 wrong.append(f"{name} {found}")
+            elif self.sharded is not None and name in self.sharded.names:
+                assert not self._is_gathered, "gathered values would be old"
+                own, part = self.sharded.part(name, found)
+                checked[own] = held(part, self.types[own])
             else:
                 checked[name] = held(found, self.types[name])
         if wrong:
@@ -134,7 +221,7 @@ class Session:
 
         Outputs come back under "kind:name". A program that fails leaves the values as they were.
         """
-        with self.lock:
+        with self._gathered_for(self._reads_sharded(program)):
             if updates_in_place(program):
                 return self._run_in_place(program, inputs)
             return self._run_aside(program, inputs)
@@ -153,6 +240,8 @@ class Session:
                 print(output.name.format(value))
             else:
                 outputs[f"{output.kind.value}:{output.name}"] = value
+        if self._is_gathered:
+            outputs = {n: np.array(value) for n, value in outputs.items()}
         # The oracle's results may share memory with its inputs.
         self.values.update({n: self.memory.held(v, self.types[n]) for n, v in updates.items()})
         self.version += 1
@@ -173,14 +262,14 @@ class Session:
         """`run`, with outputs left on the device where there is one."""
         if not updates_in_place(program):
             return self.run(program, inputs)
-        with self.lock:
+        with self._gathered_for(self._reads_sharded(program)):
             return self._run_in_place(program, inputs, stays=True)
 
     def run_several(
         self, program: InPlaceProgram, rows: Sequence[Mapping[str, np.ndarray]]
     ) -> list[dict[str, np.ndarray]]:
         """`run` for each row of inputs, in one native call; for programs that print nothing."""
-        with self.lock:
+        with self._gathered_for(self._reads_sharded(program)):
             names, wanted = program.results
             found = program.run_several_on(self, self.version, self.values, rows, wanted)
             return [dict(zip(names, values, strict=True)) for values in found]

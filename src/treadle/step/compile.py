@@ -185,6 +185,7 @@ def _compile(given: _Asked) -> TrainStep:
     module, narrow = as_module(asked.model), choose_precision(asked.precision)
     report = CompileReport(choose_device(asked.device), narrow.name, count_parameters(module))
     session = open_session(report.device, asked.share)
+    session.refuse_sharded("compile_step(share=…)")
     # Another thread may run a program of the same session: not between what is undone together.
     with session.lock, session.unless_it_fails():
         declare_model(session, module, asked.seed)

@@ -205,7 +205,7 @@ class Ensemble:
         types |= dict(zip((o.name for o in first.outputs), first.output_types, strict=True))
         new = self.session.declare(types)
         self._own += [n for n in new if n not in model]
-        self.report.state_bytes = sum(t.nbytes for t in self.session.types.values())
+        self.report.state_bytes = self.session.nbytes
 
     def _start(self, state: Mapping[str, np.ndarray] | None) -> None:
         """First values: of each seed, or those of a step for every member."""

@@ -185,7 +185,7 @@ class Forward:
 
     def profile(self, batch: Tree) -> Profile:
         """What each kernel takes on a batch; nothing changes. See `TrainStep.profile`."""
-        with self.session.lock:
+        with self.session.gathered():
             built, arrays = self._programs.get("profile", batch)
             arrays[RANDOM_STATE] = make_key(self._seed, 0, stream=self._stream)
             values = {**self.session.values, **arrays}

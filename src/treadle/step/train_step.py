@@ -110,7 +110,7 @@ class TrainStep:
         self._start()
         # Compiled now rather than at the first step: errors and seconds belong here.
         self._programs.built(inputs).step(self._mode(), UNWATCHED)
-        report.state_bytes = sum(t.nbytes for t in session.types.values())
+        report.state_bytes = session.nbytes
         give_back_memory()
         self._is_ready = True
 
@@ -145,8 +145,9 @@ class TrainStep:
 
     def _begin_optimizer(self) -> None:
         """The optimizer's state as it is at the parameters there are."""
-        first = zip(self._init.graph.outputs, self._init.run(self.session.values), strict=True)
-        self.session.write(self._ranks.own({o.name: value for o, value in first}))
+        with self.session.gathered():
+            first = zip(self._init.graph.outputs, self._init.run(self.session.values), strict=True)
+            self.session.write(self._ranks.own({o.name: value for o, value in first}))
 
     def __call__(
         self,
@@ -243,7 +244,7 @@ class TrainStep:
 
     def find_anomaly(self, batch: Tree) -> Anomaly | None:
         """Where the next step on a batch would make its first NaN or infinity; nothing changes."""
-        with self.session.lock:
+        with self.session.gathered():
             variants, arrays = self._programs.get("find_anomaly", batch)
             graph = variants.graphs[self._mode()]
             given = variants.main_inputs(self._with_key(arrays))
@@ -355,10 +356,9 @@ class TrainStep:
         is a `state_dict` that was just taken: values on a device are then not read again.
         """
         names = {own: name for name, own in self._names().items()}
-        taken = None if state is None else {own: state[name] for own, name in names.items()}
-        with self.session.lock:
-            values = self.session.values if taken is None else taken
-            found = self._finite.wrong(values, list(names), self._seed)
+        taken = {} if state is None else {own: state[name] for own, name in names.items()}
+        with self.session.lock if taken else self.session.gathered():
+            found = self._finite.wrong(taken or self.session.values, list(names), self._seed)
         return tuple(names[n] for n in found)
 
     @in_turn
@@ -473,7 +473,7 @@ class TrainStep:
     def profile(self, batch: Tree) -> Profile:
         """What each kernel takes on a batch; nothing changes. On the CPU one thread's processor
         time, on a GPU the time between events around launches, on the oracle that of each op."""
-        with self.session.lock:
+        with self.session.gathered():
             variants, arrays = self._programs.get("profile", batch)
             inputs = variants.main_inputs(self._with_key(arrays))
             program, values = variants.main(self._mode()), {**self.session.values, **inputs}

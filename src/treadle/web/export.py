@@ -89,6 +89,7 @@ def export_step(step: AStep, folder: str | Path, page: str, shown: Shown) -> Pat
     asked = _page(page, shown)
     _check_needs(asked, shown, is_step=True)
     splits = _splits(shown, step._inputs)
+    step.session.refuse_sharded("export_web")
     recipe, state = step.recipe, step.state_dict()
     seed, stream, steps, micro = _counters(state[COUNTERS])
     programs = _step_programs(step, splits.get("test"), _words(seed, stream))
@@ -122,6 +123,7 @@ def export_forward(forward: AForward, folder: str | Path, page: str, shown: Show
     refuse_other(folder)
     asked = _page(page, shown)
     _check_needs(asked, shown, is_step=False)
+    forward.session.refuse_sharded("export_web")
     forwards = {"forward": forward, **shown.get("forwards", {})}
     programs = _forward_programs(forward.session, forwards)
     facts = {"counters": {"seed": [0, 0], "stream": 0, "steps": 0, "micro": 0}}

@@ -113,6 +113,7 @@ def _every_name(module: Module) -> list[tuple[str, Declaration]]:
 def _memory(session: Session, declared: Mapping[str, Declaration]) -> dict[str, Any]:
     if not session.memory.is_host:
         return {n: as_tensor(v) for n, v in session.shared(declared).items()}
+    session.refuse_sharded("state_dict")
     with session.lock:
         held = {n: session.values[n] for n in declared}
     return {n: as_tensor(v.astype(declared[n].dtype.numpy, copy=False)) for n, v in held.items()}

@@ -15,7 +15,7 @@ import numpy as np
 from treadle.ir.graph import Graph, OutputKind
 from treadle.ir.types import TensorType
 from treadle.kernel.choices import Chosen
-from treadle.kernel.plan import Plan, PlannedRepeat, PlannedStep
+from treadle.kernel.plan import Plan, PlannedRepeat, PlannedStep, Point
 from treadle.runtime.cpu.native import LibraryCall, host
 from treadle.runtime.cpu.script import LINE, RUNS, WORDS, planned_calls, script_words, with_calls
 from treadle.runtime.cpu.targets import Target
@@ -102,8 +102,8 @@ class NativeProgram:
     def _slots_of_arguments(self) -> np.ndarray:
         return np.array([s for c in planned_calls(self.plan.steps) for s in c.slots], np.int64)
 
-    def call_after(self, calls: Mapping[int, tuple[int, int]]) -> None:
-        """Prepare a script that calls functions (address, argument) after some of the plan's steps.
+    def call_after(self, calls: Mapping[Point, tuple[int, int]]) -> None:
+        """Prepare a script that calls functions (address, argument) at some points of the plan.
 
         A function is called by the first thread as kernels are. `calls` says whether it is used.
         """

@@ -23,6 +23,7 @@ from treadle.kernel.plan import (
     PlannedPhase,
     PlannedRepeat,
     PlannedStep,
+    Point,
 )
 from treadle.kernel.target import CPU
 
@@ -36,42 +37,42 @@ DEEPEST = 8  # repeats inside repeats
 class Script(NamedTuple):
     """A script without its head, the arguments it points to, and the calls of a phase at most.
 
-    `ends` are the words after each step of the plan.
+    `ends` are the words after each call of each step of the plan; a repeat counts as one.
     """
 
     words: np.ndarray
     arguments: np.ndarray
     most_calls: int
-    ends: list[int]
+    ends: list[list[int]]
 
 
 def script_words(plan: Plan, table: np.ndarray, symbols: Sequence[int]) -> Script:
     pairs = sum(len(c.slots) for c in planned_calls(plan.steps))
     arguments = np.zeros((max(1, pairs), 2), np.int64)
     writer = _ScriptWriter(plan, table, symbols, arguments)
-    ends = []
-    for step in plan.steps:
-        writer.steps([step])
-        ends.append(len(writer.words))
+    ends = [writer.step(step) for step in plan.steps]
     writer.add(END)
     return Script(np.array(writer.words, np.int64), arguments, writer.most_calls, ends)
 
 
 def with_calls(
-    words: np.ndarray, ends: Sequence[int], calls: Mapping[int, tuple[int, int]]
+    words: np.ndarray, ends: Sequence[Sequence[int]], calls: Mapping[Point, tuple[int, int]]
 ) -> np.ndarray:
-    """A script in which the first thread calls a function with an argument after some steps."""
-    parts, start = [], 0
-    for step in sorted(calls):
-        function, argument = calls[step]
-        parts += [words[start : ends[step]], np.array([PHASE, 1, 0, *[0] * (WORDS - 3)], np.int64)]
+    """A script in which the first thread calls a function with an argument at some points.
+
+    After the last call of a step it has waited for all threads; in the middle it waits for none.
+    """
+    words, parts, start = words.copy(), [], 0
+    for point in sorted(calls):
+        function, argument = calls[point]
+        end = ends[point.step][point.call]
+        parts.append(words[start:end])
+        if point.call == len(ends[point.step]) - 1:
+            parts.append(np.array([PHASE, 1, 0, *[0] * (WORDS - 3)], np.int64))
+            if words[end] == PHASE:  # which waits too, also where it is one thread's
+                words[end + 1] = 1
         parts.append(np.array([CALL, function, 0, 0, argument, 0, -1, 0], np.int64))
-        start = ends[step]
-        # The phase that follows waits, also where it is one thread's.
-        rest = words[start:].copy()
-        if len(rest) and rest[0] == PHASE:
-            rest[1] = 1
-        words = np.concatenate([words[:start], rest])
+        start = end
     return np.concatenate([*parts, words[start:]])
 
 
@@ -100,19 +101,20 @@ class _ScriptWriter:
     def add(self, *words: int) -> None:
         self.words += [*words, *[0] * (WORDS - len(words))]
 
-    def steps(self, steps: Sequence[PlannedStep]) -> None:
-        for step in steps:
-            if isinstance(step, PlannedPhase):
-                self.phase(step)
-            else:
-                self.repeat(step)
+    def step(self, step: PlannedStep) -> list[int]:
+        """The words after each of its calls, or after a repeat."""
+        if isinstance(step, PlannedPhase):
+            return self.phase(step)
+        self.repeat(step)
+        return [len(self.words)]
 
-    def phase(self, phase: PlannedPhase) -> None:
+    def phase(self, phase: PlannedPhase) -> list[int]:
         """One thread after itself needs no barrier."""
         needs_barrier = not (phase.is_serial and self.was_serial)
         self.was_serial = phase.is_serial
         self.most_calls = max(self.most_calls, len(phase.calls))
         self.add(PHASE, needs_barrier, not phase.is_serial)
+        ends = []
         for i, call in enumerate(phase.calls):
             entry = self.plan.entries[call.entry]
             tasks = 0 if phase.is_serial else call.tasks
@@ -122,6 +124,8 @@ class _ScriptWriter:
             for slot, row in zip(call.slots, call.rows, strict=True):
                 self.arguments[self.pairs] = np.int64(self.table[slot]), row
                 self.pairs += 1
+            ends.append(len(self.words))
+        return ends or [len(self.words)]
 
     def repeat(self, repeat: PlannedRepeat) -> None:
         if not repeat.length:
@@ -129,7 +133,8 @@ class _ScriptWriter:
             return
         self.was_serial = False
         self.add(REPEAT, repeat.length, repeat.reverse)
-        self.steps(repeat.steps)
+        for step in repeat.steps:
+            self.step(step)
         self.was_serial = False
         self.add(NEXT, repeat.length, repeat.reverse)
 

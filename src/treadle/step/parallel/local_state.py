@@ -27,7 +27,8 @@ def communicator_of(step: TrainStep) -> Communicator:
 
 def local_state(step: TrainStep) -> tuple[Arrays, dict[str, Piece]]:
     """`state_dict` as this rank holds it: what every rank has, and its rows of the rest."""
-    names, sharded = step._names(), step._ranks.sharded
+    ranks = step._ranks
+    names, sharded = {n: ranks.held_name(own) for n, own in step._names().items()}, ranks.sharded
     values = step.session.read(names.values())
     whole = {name: values[own] for name, own in names.items() if own not in sharded}
     rows = {n: Piece(values[own], sharded[own]) for n, own in names.items() if own in sharded}

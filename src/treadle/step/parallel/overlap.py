@@ -1,111 +1,109 @@
-"""Sums that are sent while the backward pass goes on: the last shard's program does it itself.
+"""Exchanges that programs begin themselves, while they go on computing.
 
-The program of a shard has written a gradient for the last time after some step of its plan. There
-it adds what waits of earlier shards, and begins the exchange of that gradient's rows with a call of
-MPI by its address. Between later kernels it lets MPI go on. What is left is waited for at the end.
+A program has touched an output for the last time at some point of its plan. There it begins the
+exchange of its rows with a call of MPI by its address, and between later kernels it lets MPI go on:
+a message takes several looks of both sides, however long it is. The last shard's program sends
+gradients so, after it has added what waits of earlier shards; the update's program gathers
+parameters. What is left is waited for at the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from treadle.base import dtypes
 from treadle.base.errors import DistributedError
+from treadle.distributed.communicator import Communicator
 from treadle.distributed.mpi_calls import MpiCalls
 from treadle.distributed.shards import merges
-from treadle.kernel.plan import Plan, PlannedPhase, PlannedStep
+from treadle.kernel.plan import Plan, PlannedPhase, PlannedStep, Point
 from treadle.runtime.executable import CallingProgram
 from treadle.runtime.session import Session
 from treadle.step.parallel.programs import ParallelPrograms
 
-Table = list[tuple[int, ...]]
+# For messages, after each kernel: a look takes less than a microsecond where there are none. See
+# docs/decisions.md, "Programs look for messages after every kernel".
+LOOKS = 8
+
+START = Point(0, 0)  # for what no kernel touches
+Row = tuple[int, ...]
+Values = Mapping[str, np.ndarray]
+Begin = Callable[[MpiCalls, Values, str], list[Row]]  # the calls for a parameter
 
 
-def last_uses(plan: Plan) -> dict[str, int]:
-    """The last step of a plan that touches each of its outputs' buffers."""
-    touched: dict[int, int] = {}
+def last_uses(plan: Plan, threads: int = 1) -> dict[str, Point]:
+    """The last point of a plan at which each of its outputs' buffers was touched.
+
+    Several threads share the calls of a step: it is over at its end.
+    """
+    touched: dict[int, Point] = {}
     for number, step in enumerate(plan.steps):
-        touched |= dict.fromkeys(_slots(step), number)
+        parts = _slots(step)
+        for call, slots in enumerate(parts):
+            at = Point(number, call if threads == 1 else len(parts) - 1)
+            touched |= dict.fromkeys(slots, at)
     return {o.name: touched[o.slot] for o in plan.outputs if o.slot in touched}
 
 
-def _slots(step: PlannedStep) -> set[int]:
+def _slots(step: PlannedStep) -> list[set[int]]:
+    """What each call of a step touches; a repeat is one."""
     if isinstance(step, PlannedPhase):
-        return {s for c in step.calls for s in c.slots}
-    return {s for inner in step.steps for s in _slots(inner)}
+        return [set(c.slots) for c in step.calls] or [set()]
+    return [{s for inner in step.steps for slots in _slots(inner) for s in slots}]
 
 
-class Overlap:
-    """The calls of the last shard's program, for the arrays that a session holds."""
+def points_after(plan: Plan, first: Point) -> list[Point]:
+    """A point of the plan, and all later ones."""
+    every = (Point(i, j) for i, step in enumerate(plan.steps) for j in range(len(_slots(step))))
+    return [point for point in every if point >= first]
 
-    def __init__(self, programs: ParallelPrograms):
-        self.programs, self.names, self.share = programs, programs.names, programs.share
+
+class Exchanges:
+    """What one program begins, for the arrays that a session holds."""
+
+    def __init__(self, communicator: Communicator, begin: Begin):
+        self._communicator, self._begin = communicator, begin
         self._prepared: tuple[object, int] = (None, -1)  # a session, and its version
         self._tables: list[np.ndarray] = []
         self._calls: MpiCalls | None = None
 
-    def is_possible(self, session: Session) -> bool:
-        """On the processor, of float32; several threads add faster by a program of their own."""
-        parallel, program = self.programs.parallel, self.programs.shard()
-        return (
-            parallel.config.overlap
-            and parallel.communicator.size > 1
-            and isinstance(program, CallingProgram)
-            and session.memory.is_host
-            and all(t.dtype is dtypes.float32 for t in self.programs.gradients.values())
-            and (program.threads == 1 or self.share.each == 1)
-            and parallel.communicator.calls() is not None
-        )
+    def prepare(
+        self, program: object, session: Session, outputs: Mapping[str, str]
+    ) -> CallingProgram:
+        """The program with its calls, for the arrays that there are now.
 
-    def prepare(self, session: Session) -> CallingProgram:
-        """The program, whose calls are for the arrays that there are now."""
-        program = self.programs.shard()
+        `outputs` are parameters by the names of the outputs that are exchanged.
+        """
         assert isinstance(program, CallingProgram)
         if self._prepared != (session, session.version):
-            self._calls = self.programs.parallel.communicator.calls()
+            self._calls = self._communicator.calls()
             assert self._calls is not None
-            program.call_after(self._tables_of(program.plan, self._calls, session.values))
+            ends = last_uses(program.plan, program.threads)
+            by_point: dict[Point, list[Row]] = {}
+            for output, parameter in outputs.items():
+                rows = self._begin(self._calls, session.values, parameter)
+                by_point.setdefault(ends.get(output, START), []).extend(rows)
+            program.call_after(self._tables_of(program.plan, by_point, self._calls))
             self._prepared = (session, session.version)
         return program
 
     def _tables_of(
-        self, plan: Plan, calls: MpiCalls, values: Mapping[str, np.ndarray]
-    ) -> dict[int, tuple[int, int]]:
+        self, plan: Plan, by_point: Mapping[Point, list[Row]], calls: MpiCalls
+    ) -> dict[Point, tuple[int, int]]:
         # The code is compiled when ranks are first met.
-        from treadle.runtime.cpu.exchange import exchange_address
+        from treadle.runtime.cpu.exchange import CALL, exchange_address
 
-        ends = last_uses(plan)
-        by_step: dict[int, list[str]] = {}
-        for name in self.programs.gradients:
-            by_step.setdefault(ends[self.names.gradient(name)], []).append(name)
-        self._tables, found = [], {}
-        for step in range(min(by_step), len(plan.steps)):
-            table = self._table(by_step.get(step, []), calls, values)
-            self._tables.append(table)
-            found[step] = exchange_address(), int(table.ctypes.data)
+        looks: list[Row] = [(CALL, *calls.progress())] * LOOKS
+        progress = _table(looks)
+        self._tables, found = [progress], {}
+        for point in points_after(plan, min(by_point)):
+            table = progress
+            if point in by_point:
+                table = _table([*by_point[point], *looks])
+                self._tables.append(table)
+            found[point] = exchange_address(), int(table.ctypes.data)
         return found
-
-    def _table(
-        self, names: Sequence[str], calls: MpiCalls, values: Mapping[str, np.ndarray]
-    ) -> np.ndarray:
-        """Sums and the exchange of what is final; where nothing is, MPI goes on."""
-        from treadle.runtime.cpu.exchange import ADD, CALL, WORDS
-
-        rows: Table = []
-        for name in names:
-            given = values[self.names.gradient(name)]
-            for level in merges(self.share.each)[-1].levels:
-                waiting = values[self.names.level(level, name)]
-                rows.append((ADD, given.ctypes.data, waiting.ctypes.data, given.size))
-            rows.append((CALL, *calls.all_to_all(given, values[self.names.received(name)])))
-        if not names:
-            rows.append((CALL, *calls.progress()))
-        table = np.zeros((len(rows) + 1, WORDS), np.int64)
-        for i, row in enumerate(rows):
-            table[i, : len(row)] = row
-        return table
 
     def wait(self) -> None:
         """Until what the program began has arrived."""
@@ -115,4 +113,54 @@ class Overlap:
         codes = {int(code) for table in self._tables for code in table[:, CODE]} - {0}
         if codes:
             raise DistributedError("step", f"MPI could not begin an exchange: error {min(codes)}")
-        self.programs.parallel.communicator.wait(self._calls.pending())
+        self._communicator.wait(self._calls.pending())
+
+
+def _table(rows: list[Row]) -> np.ndarray:
+    from treadle.runtime.cpu.exchange import WORDS
+
+    table = np.zeros((len(rows) + 1, WORDS), np.int64)
+    for i, row in enumerate(rows):
+        table[i, : len(row)] = row
+    return table
+
+
+class Overlap:
+    """A step's exchanges: gradients by the last shard's program, parameters by the update's."""
+
+    def __init__(self, programs: ParallelPrograms):
+        self.programs, self.names = programs, programs.names
+        communicator = programs.parallel.communicator
+        self.gradients = Exchanges(communicator, self._sum_and_send)
+        self.parameters = Exchanges(communicator, self._gather)
+
+    def sending(self, session: Session) -> CallingProgram:
+        """The last shard's program, which sends gradients."""
+        outputs = {self.names.gradient(n): n for n in self.programs.gradients}
+        return self.gradients.prepare(self.programs.shard(), session, outputs)
+
+    def gathering(self, session: Session) -> CallingProgram:
+        """The update's program, which gathers the rows of parameters."""
+        outputs = {self.names.rows(n): n for n in self.programs.arrays}
+        return self.parameters.prepare(self.programs.update(), session, outputs)
+
+    def _sum_and_send(self, calls: MpiCalls, values: Values, name: str) -> list[Row]:
+        from treadle.runtime.cpu.exchange import ADD, CALL
+
+        given, rows = values[self.names.gradient(name)], []
+        for level in merges(self.programs.share.each)[-1].levels:
+            waiting = values[self.names.level(level, name)]
+            rows.append((ADD, given.ctypes.data, waiting.ctypes.data, given.size))
+        return [*rows, (CALL, *calls.all_to_all(given, values[self.names.received(name)]))]
+
+    def _gather(self, calls: MpiCalls, values: Values, name: str) -> list[Row]:
+        from treadle.runtime.cpu.exchange import CALL
+
+        target = self.target(values, name)
+        return [(CALL, *calls.all_gather(values[self.names.rows(name)], target))]
+
+    def target(self, values: Values, name: str) -> np.ndarray:
+        """Where a parameter's rows arrive: in its place, or where its gradient was, filled up."""
+        if self.programs.pieces[name].filling:
+            return values[self.names.gradient(name)]
+        return values[name]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from treadle.backends.registry import backend
+from treadle.base import dtypes
 from treadle.base.errors import ArgumentError, BatchError, GradientError
 from treadle.distributed.communicator import Communicator
 from treadle.distributed.config import DataParallel
@@ -24,7 +25,7 @@ from treadle.nn.tracing import INPUT_PREFIX, Inputs
 from treadle.optim.append import SCALAR, Mode, UpdatePlan
 from treadle.pipeline import CompileReport, StepRecipe, load, optimized
 from treadle.rules.canonical import canonicalise
-from treadle.runtime.executable import Executable
+from treadle.runtime.executable import CallingProgram, Executable
 from treadle.runtime.session import select
 from treadle.step.index_checks import IndexChecks, checks_of
 from treadle.step.parallel.graphs import (
@@ -211,6 +212,52 @@ class ParallelPrograms:
     def shards_optimizer(self) -> bool:
         return self.parallel.config.shard_optimizer
 
+    @property
+    def shards_parameters(self) -> bool:
+        """Whether a rank holds its rows of the parameters alone; one by itself has all."""
+        return self.parallel.config.shard_parameters and self.share.ranks > 1
+
+    @property
+    def arrays(self) -> list[str]:
+        """Parameters that have rows: all but single numbers."""
+        return [n for n in self.gradients if n not in self.single]
+
+    @cached_property
+    def _calls_inside(self) -> bool:
+        """Whether programs can begin exchanges themselves: on the processor, of float32."""
+        communicator = self.parallel.communicator
+        return (
+            self.parallel.config.overlap
+            and communicator.size > 1
+            and isinstance(self.shard(), CallingProgram)
+            and backend(self.report.device).memory.is_host
+            and all(t.dtype is dtypes.float32 for t in self.gradients.values())
+            and communicator.calls() is not None
+        )
+
+    @property
+    def sends_inside(self) -> bool:
+        """Whether the last shard's program sends gradients.
+
+        Several threads add what waits faster by a program of their own.
+        """
+        program = self.shard()
+        few = isinstance(program, CallingProgram) and (program.threads == 1 or self.share.each == 1)
+        return few and self._calls_inside
+
+    @property
+    def gathers_inside(self) -> bool:
+        """Whether the update's program gathers parameters; threads share its one long phase."""
+        program = self.shard()
+        alone = isinstance(program, CallingProgram) and program.threads == 1
+        plain = all(self.plan.parameters[n].dtype is dtypes.float32 for n in self.arrays)
+        return alone and plain and self.gathers_rows and self._calls_inside
+
+    @property
+    def gathers_rows(self) -> bool:
+        """Whether ranks gather the parameters when each has updated its rows."""
+        return self.shards_optimizer and self.share.ranks > 1 and not self.shards_parameters
+
     def own_type(self, name: str) -> TensorType:
         """This rank's rows of a gradient or a parameter."""
         type_ = self.gradients[name]
@@ -302,9 +349,10 @@ class ParallelPrograms:
 
     @cached_property
     def update_parts(self) -> list[Part]:
-        """The update, in parts where rows of several ranks are gathered after it."""
+        """The update, in parts if each of them is sent on its way while the next is computed."""
         sizes = {n: p.size for n, p in self.pieces.items() if n not in self.single}
-        if not self.shards_optimizer or self.share.ranks == 1 or not self.parallel.config.overlap:
+        is_whole = not self.gathers_rows or self.gathers_inside
+        if is_whole or not self.parallel.config.overlap:
             return [Part(self.update_graph, tuple(sizes))]
         return parts_of(self.update_graph, sizes, self.names)
 

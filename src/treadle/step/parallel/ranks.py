@@ -27,6 +27,7 @@ from treadle.step.parallel.building import build_programs
 from treadle.step.parallel.overlap import Overlap
 from treadle.step.parallel.programs import Parallel, ParallelPrograms
 from treadle.step.parallel.run import ParallelProgram
+from treadle.step.parallel.sharded import ShardedParameters
 from treadle.step.programs import Variants, Watched
 from treadle.step.results import EvalResult
 from treadle.step.watching import run_watched
@@ -83,6 +84,10 @@ class Alone:
         """What is held in rows, of which this rank has its own."""
         return {}
 
+    def held_name(self, name: str) -> str:
+        """What a value of the session is called as it is held here."""
+        return name
+
     def own(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Values as they are held here, of those that are everyone's."""
         return dict(values)
@@ -134,6 +139,9 @@ class Ranks(Alone):
         self.communicator = parallel.communicator
         self._pieces: dict[str, Pieces] = {}  # of what is sharded, by the session's names
         self._types: dict[str, TensorType] = {}  # their types as a whole
+        self._parameters: ShardedParameters | None = None
+        if parallel.config.shard_parameters:
+            _refuse_parameters(session)
 
     def given(self, inputs: Inputs) -> Inputs:
         return self.agreed("compile_step", lambda: self.parallel.given_inputs(inputs))
@@ -148,6 +156,11 @@ class Ranks(Alone):
         new = self.session.declare(held)
         zeros = {n: np.broadcast_to(held[n].dtype.numpy.type(0), held[n].shape) for n in new}
         self.session.write(zeros)
+        if programs.shards_parameters and self._parameters is None:
+            self._parameters = ShardedParameters(programs)
+            self.session.shard(self._parameters)
+            for name in self._parameters.names:
+                self._shard(self._parameters.rows_name(name), self.session.types[name])
         for name, type_ in programs.whole.items() if self.recipe.accumulate > 1 else ():
             self._shard(self.plan.name("accumulator", "gradient", name), type_)
         return ParallelVariants(programs)
@@ -175,6 +188,9 @@ class Ranks(Alone):
     @property
     def sharded(self) -> dict[str, Pieces]:
         return self._pieces
+
+    def held_name(self, name: str) -> str:
+        return name if self._parameters is None else self._parameters.rows_name(name)
 
     def own(self, values: Mapping[str, Any]) -> dict[str, Any]:
         found = dict(values)
@@ -259,6 +275,23 @@ class Ranks(Alone):
             weight=float(weights[0]),
             metrics=dict(zip(result.metrics, means[1:], strict=True)),
             weights=dict(zip(result.metrics, map(float, weights[1:]), strict=True)),
+        )
+
+
+def _refuse_parameters(session: Session) -> None:
+    """Sharded parameters are one step's, in the host's memory."""
+    if not session.memory.is_host:
+        raise ArgumentError(
+            "compile_step",
+            f"shard_parameters=True on {session.device!r}: parameters are gathered in the host's "
+            "memory",
+            'Use device="cpu", or shard_optimizer=True alone.',
+        )
+    if session.owners > 1:
+        raise ArgumentError(
+            "compile_step",
+            "shard_parameters=True with share=: another step updates whole parameters",
+            "Compile the steps without shard_parameters.",
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -73,8 +73,11 @@ class ParallelProgram:
         stays: bool = False,
     ) -> tuple[Any, ...]:
         """Loss, metrics and norms; the owner's values are updated."""
+        before = self.communicator.waited
         found = _Call(self, owner, inputs).run()
         self.runs += 1
+        known = self.programs.report.exchange
+        known["waiting"] = known.get("waiting", 0.0) + self.communicator.waited - before
         names, _ = self.results
         return tuple(np.asarray(found[names[i]]) for i in wanted)
 
@@ -88,7 +91,9 @@ class _Call:
         self.share, self.names = program.share, program.names
         self.mode, self.communicator = program.mode, program.communicator
         self.found: dict[str, Any] = {}
-        self.overlap = program.overlap if program.overlap.is_possible(session) else None
+        is_host = session.memory.is_host
+        self.sends_inside = is_host and self.programs.sends_inside
+        self.gathers_inside = is_host and self.programs.gathers_inside
 
     @contextmanager
     def _timed(self, what: str) -> Iterator[None]:
@@ -100,8 +105,12 @@ class _Call:
     def run(self) -> dict[str, Any]:
         if not self.program.runs and self.share.ranks > 1 and not self.programs.is_local:
             check_batch_digests(self.communicator, self.inputs)
-        with self._timed("shards"):
-            rows, states = self._shards()
+        with ExitStack() as stack:
+            if self.programs.shards_parameters:
+                with self._timed("exchange of parameters"):
+                    stack.enter_context(self.session.gathered())
+            with self._timed("shards"):
+                rows, states = self._shards()
         with self._timed("numbers"):
             numbers, states = self._gathered(rows, states)
         with self._timed("exchange of gradients"):
@@ -134,17 +143,15 @@ class _Call:
         steps = zip(kept, merges(self.share.each), strict=True)
         for i, (inputs, merge) in enumerate(steps):
             is_last = i == self.share.each - 1
-            overlap = self.overlap if is_last else None
-            if overlap is None:
+            sends = is_last and self.sends_inside
+            calling = self.program.overlap.sending(session).calling() if sends else nullcontext()
+            with calling:
                 outputs = session.run(programs.shard(), inputs)
-            else:
-                with overlap.prepare(session).calling():
-                    outputs = session.run(programs.shard(), inputs)
             inputs.clear()
             rows[i] = [float(outputs[c]) for c in columns]
             for name, held in states.items():
                 held[i] = session.values[self.names.state(name)]
-            if overlap is None and (merge.levels or merge.waits_at is not None):
+            if not sends and (merge.levels or merge.waits_at is not None):
                 session.run(programs.merge(merge), {})
         return rows, states
 
@@ -209,8 +216,8 @@ class _Call:
         """Rows of this rank's sums go to those who own them, and theirs come here."""
         if self.communicator.size == 1:
             return
-        if self.overlap is not None:
-            self.overlap.wait()
+        if self.sends_inside:
+            self.program.overlap.gradients.wait()
             return
         pending, taken = [], {}
         for name in self.programs.gradients:
@@ -266,7 +273,7 @@ class _Call:
         return found
 
     def _update(self) -> None:
-        programs, session = self.programs, self.session
+        programs = self.programs
         key = {RANDOM_STATE: self.inputs[RANDOM_STATE]} if RANDOM_STATE in self.inputs else {}
         scalars: dict[str, Any] = {
             TOTAL: np.float32(self.totals["total"]),
@@ -281,26 +288,37 @@ class _Call:
         given = {n: np.asarray(v, np.float32) for n, v in scalars.items()}
         with self._timed("exchange of sums"):
             self._gather_sums()
-        has_rows = programs.shards_optimizer and self.share.ranks > 1
-        sent: dict[str, np.ndarray] = {}
-        pending: list[Any] = []
-        with self._timed("update"):
-            if has_rows:
-                self._take_rows()
-            for number, part in enumerate(programs.update_parts):
-                outputs = session.run(programs.update(number), given | key)
-                if has_rows:  # on their way while the next are updated
-                    pending += self._send_rows(part.parameters, sent)
+        outputs = self._update_rows(given | key)
         if not programs.shards_optimizer:
             self.found["result:grad_norm"] = outputs["result:grad_norm"]
         if self.plan.scales_loss:
             self.found["result:updated"] = outputs["result:updated"]
-        if has_rows:
-            with self._timed("exchange of parameters"):
-                self.communicator.wait(pending)
-                for name, rows in sent.items():
-                    if not self._is_direct(name):
-                        self._write({name: programs.pieces[name].glue(rows)})
+
+    def _update_rows(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What the update gives; where ranks have updated rows, they are gathered."""
+        programs, session, overlap = self.programs, self.session, self.program.overlap
+        if not programs.gathers_rows:
+            with self._timed("update"):
+                return session.run(programs.update(), given)
+        sent: dict[str, np.ndarray] = {}
+        pending: list[Any] = []
+        with self._timed("update"):
+            self._take_rows()
+            if self.gathers_inside:
+                with overlap.gathering(session).calling():
+                    outputs = session.run(programs.update(), given)
+                sent = {n: overlap.target(session.values, n) for n in programs.arrays}
+            else:
+                for number, part in enumerate(programs.update_parts):
+                    outputs = session.run(programs.update(number), given)
+                    # On their way while the next are updated
+                    pending += self._send_rows(part.parameters, sent)
+        with self._timed("exchange of parameters"):
+            overlap.parameters.wait() if self.gathers_inside else self.communicator.wait(pending)
+            for name, rows in sent.items():
+                if not self._is_direct(name):
+                    self._write({name: programs.pieces[name].glue(rows)})
+        return outputs
 
     def _whole_gradients(self) -> None:
         """The mean gradients of the batch, whole on every rank; nothing else changes."""
@@ -352,15 +370,12 @@ class _Call:
         comm.wait(pending)
         self._write({self.names.gathered(n): a for n, a in taken.items()})
 
-    def _arrays(self) -> list[str]:
-        return [n for n in self.programs.gradients if n not in self.programs.single]
-
     def _take_rows(self) -> None:
         """This rank's rows of the parameters, beside them."""
         own = slice(self.share.own.start, self.share.own.stop)
         rows = {
             self.names.rows(n): self.programs.pieces[n].cut(self.session.values[n])[own]
-            for n in self._arrays()
+            for n in self.programs.arrays
         }
         self._write(rows)
 
