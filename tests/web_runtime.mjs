@@ -7,6 +7,7 @@ import { pathToFileURL } from "node:url";
 
 const [folder, work] = process.argv.slice(2);
 const runtime = await import(pathToFileURL(`${folder}/treadle.js`));
+const { permutation, philox, uniforms } = await import(pathToFileURL(`${folder}/draws.js`));
 const { ticks, thinned, smoothed, short } = await import(pathToFileURL(`${folder}/chart.js`));
 const { readSafetensors, writeSafetensors, TreadleError } = runtime;
 
@@ -158,10 +159,10 @@ assert.deepEqual(seen, [["evaluate", 1, 2, 3, 4], ["evaluate_rest", 5, 6]]);
 // Without a GPU the error says so, and what to do.
 await assert.rejects(runtime.openDevice(), /no WebGPU here\. Use a current Chrome/);
 
-const draws = runtime.uniforms(7, 3);
+const draws = uniforms(7, 3);
 console.log(JSON.stringify({
   key: [...runtime.makeKey([5, 6], 7, 8)],
-  bits: Array.from({ length: 3 }, (_, block) => runtime.philox([block, 2, 7, (3 << 16) + 9], [123, 456])).flat(),
-  order: [...runtime.permutation(10, runtime.uniforms(1))],
+  bits: Array.from({ length: 3 }, (_, block) => philox([block, 2, 7, (3 << 16) + 9], [123, 456])).flat(),
+  order: [...permutation(10, uniforms(1))],
   uniforms: Array.from({ length: 5 }, () => draws.next().value),
 }));

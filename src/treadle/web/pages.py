@@ -12,7 +12,7 @@ from typing import Any
 from treadle.base.errors import ArgumentError
 
 RUNTIME = ("treadle.js", "treadle.d.ts")
-SHARED = ("page.js", "page.css", "chart.js")
+SHARED = ("page.js", "page.css", "chart.js", "draws.js")
 
 
 @dataclass(frozen=True, slots=True)

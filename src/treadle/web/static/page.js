@@ -1,6 +1,7 @@
 // What every page does: open the model, train it while the visitor wishes, save and load weights.
 
-import { open, permutation, readSafetensors, uniforms } from "./treadle.js";
+import { permutation, uniforms } from "./draws.js";
+import { open, readSafetensors } from "./treadle.js";
 import { Chart, short } from "./chart.js";
 
 export const $ = (id) => document.getElementById(id);

@@ -1,6 +1,6 @@
 // A tiny GPT: learns from pasted text, and writes letter by letter over a cache of keys and values.
 
-import { uniforms } from "./treadle.js";
+import { uniforms } from "./draws.js";
 import { $, Training, guarded, start } from "./page.js";
 
 await start(async (model) => {

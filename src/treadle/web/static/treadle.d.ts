@@ -84,9 +84,5 @@ export declare function readSafetensors(bytes: ArrayBuffer | Uint8Array): { tens
 export declare function writeSafetensors(tensors: Map<string, Tensor> | Record<string, Tensor>, metadata?: Record<string, string> | null): Uint8Array;
 /** The random state of a program: seed (2 words), step, micro-step, scan index, sites. */
 export declare function makeKey(seed: [number, number] | number[], step?: number, microStep?: number): Uint32Array;
-/** Philox4x32-10: four random words of a counter of four and a key of two. */
-export declare function philox(counter: number[], key: number[]): number[];
-export declare function uniforms(seed: number, stream?: number): Generator<number, never>;
-export declare function permutation(n: number, draws: Iterator<number>): Uint32Array;
 export declare function toWords(dtype: DType, array: Elements): Uint32Array;
 export declare function fromWords(dtype: DType, words: Uint32Array): Elements;
