@@ -30,10 +30,11 @@ from treadle.kernel.shaders import Shader
 from treadle.kernel.target import Target
 from treadle.kernel.target_webgpu import BASE, WebGpuLimits, target_of
 from treadle.runtime.executable import Ceilings, Executable
+from treadle.runtime.memory import DeviceMemory
 from treadle.runtime.webgpu.device import device, why_not
 from treadle.runtime.webgpu.program import WebGpuProgram
 from treadle.runtime.webgpu.rates import ceilings
-from treadle.runtime.webgpu.values import DeviceMemory
+from treadle.runtime.webgpu.values import DeviceValues
 
 Shaders = tuple[Shader, ...]
 COUNTING = (STATE, CONSTANT, ADD, WHERE, BROADCAST)  # what may make int64
@@ -140,7 +141,7 @@ class WebGpuBackend:
     """The best adapter of this machine."""
 
     name = "webgpu"
-    memory = DeviceMemory("webgpu")
+    memory = DeviceMemory("webgpu", DeviceValues)
     target = target_of(BASE)
 
     def why_not(self) -> str | None:

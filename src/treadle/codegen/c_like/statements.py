@@ -40,7 +40,7 @@ class Writer(Protocol):
     def begin_thread(self) -> None: ...
     def begin_group(self) -> None: ...
     def begin_columns(self) -> None: ...
-    def body(self, body: Sequence[Statement], /) -> None:
+    def inside_grid(self, body: Sequence[Statement], /) -> None:
         """What an iteration of the grid does."""
         ...
 
@@ -71,7 +71,7 @@ def written(w: Writer) -> list[str]:
     w.decode("iteration", w.grid.variables)
     for s in w.grid.lets:
         statement(w, s)
-    w.body(w.grid.body)
+    w.inside_grid(w.grid.body)
     return w.lines
 
 

@@ -328,16 +328,16 @@ class Lanes(Expressions):
 
     # Values
 
-    def load(self, load: Load) -> str:
-        if load.buffer in self.held:
-            return self._own(load.buffer)
-        if self.unrolling and load in self.packs:
-            return f"{self.packs[load]}[u]"
-        if load in self.loaded:
-            return self.loaded[load]
-        if load.buffer in self.constant:
-            return f"fixed({self._address(load.buffer, load.index)})"
-        return f"get({self._in_memory(load.buffer, load.index)})"
+    def load(self, wanted: Load) -> str:
+        if wanted.buffer in self.held:
+            return self._own(wanted.buffer)
+        if self.unrolling and wanted in self.packs:
+            return f"{self.packs[wanted]}[u]"
+        if wanted in self.loaded:
+            return self.loaded[wanted]
+        if wanted.buffer in self.constant:
+            return f"fixed({self._address(wanted.buffer, wanted.index)})"
+        return f"get({self._in_memory(wanted.buffer, wanted.index)})"
 
     def position_dtype(self, index: Index) -> DType:
         return dtypes.int32 if is_narrow(index) else dtypes.int64

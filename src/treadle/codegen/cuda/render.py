@@ -71,7 +71,7 @@ class Writer(Lanes):
     def written(self) -> list[str]:
         return statements.written(self)
 
-    def body(self, body: Sequence[Statement]) -> None:
+    def inside_grid(self, body: Sequence[Statement]) -> None:
         with self._in_lanes_of(self.grid):
             if self.geometry.combine is not Combine.EXCHANGE:
                 self.thread_all(statements.columns(self, body))
@@ -310,14 +310,14 @@ class Writer(Lanes):
 
     def part(self, s: Accumulate, lanes: int) -> str:
         """What a thread sums by itself, from nothing."""
-        part, type_ = self.new("part"), scalars.register(s.value.dtype)
+        name, type_ = self.new("part"), scalars.register(s.value.dtype)
         none = nothing(scalars, s.op, s.value.dtype)
         if lanes > 1:
-            self.add(f"{type_} {part}[{lanes}];")
-            self.unrolled(f"{part}[u] = {none};", lanes)
+            self.add(f"{type_} {name}[{lanes}];")
+            self.unrolled(f"{name}[u] = {none};", lanes)
         else:
-            self.add(f"{type_} {part} = {none};")
-        return part
+            self.add(f"{type_} {name} = {none};")
+        return name
 
     def combine(self, local: str, part: str, s: Accumulate, loop: For) -> None:
         lanes, role, type_ = nest_of(loop).lanes, loop.role, scalars.register(s.value.dtype)

@@ -33,7 +33,7 @@ class Writer(Values):
     def written(self) -> list[str]:
         return statements.written(self)
 
-    def body(self, body: Sequence[Statement]) -> None:
+    def inside_grid(self, body: Sequence[Statement]) -> None:
         if self.geometry.combine is Combine.EXCHANGE:
             self.all(body, self.geometry.share > 1)
             return
@@ -117,10 +117,10 @@ class Writer(Values):
 
     def part(self, s: Accumulate, lanes: int) -> str:
         """What a thread sums by itself, from nothing."""
-        part, dtype = self.new("part"), s.value.dtype
+        name, dtype = self.new("part"), s.value.dtype
         none = nothing(scalars, s.op, dtype)
-        self.add(f"var {part}: {scalars.register(dtype)} = {none};")
-        return part
+        self.add(f"var {name}: {scalars.register(dtype)} = {none};")
+        return name
 
     def _of(self, s: Accumulate, a: str, b: str) -> str:
         return scalars.apply(s.op, [a, b], s.value.dtype, s.value.dtype)

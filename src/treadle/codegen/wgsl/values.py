@@ -51,8 +51,8 @@ class Values(Expressions):
         number = self.outside[buffer]
         return f"memory{number}[p{number} + u32({at})]"
 
-    def load(self, load: Load) -> str:
-        return self.read(load.buffer, load.index)
+    def load(self, wanted: Load) -> str:
+        return self.read(wanted.buffer, wanted.index)
 
     def read(self, buffer: str, index: Index) -> str:
         dtype, element = self.types[buffer], self.element(buffer, index)
