@@ -334,6 +334,8 @@ class Rewriting:
     # Blocks of 64 keys, of all heads: fewer would leave a device idle in the gradient. Chosen.
     least_key_blocks: int = 32
     blocks_attention: bool = True  # attention has kernels that go over blocks of keys
+    # Groups of threads go over blocks of keys in shared memory, where no library has attention.
+    streams_attention: bool = False
     # Positions of a block of queries or keys, chosen: 64 rows of 64 floats are half of a
     # first-level cache; causal blocks of 32 leave out more of the keys that come after a query;
     # lengths whose largest divisor is below 16 would give small matmuls.
@@ -474,6 +476,7 @@ GPU = Target(
         fuses_heads=True,
         streams_narrow_logits=True,
         blocks_attention=False,
+        streams_attention=True,
         scatters_cheaply=False,
         # 2^27 indices to look at: ten times as many took 1.6 ms (850,000 updates of 50,000 rows).
         least_sorted=1 << 32,

@@ -27,6 +27,7 @@ from treadle.kernel.nodes import (
 )
 from treadle.schedule import softmax
 from treadle.schedule.attention_blocks import Keys, Queries, queries_of
+from treadle.schedule.attention_stream import stream_kernels
 from treadle.schedule.calls import library_attention
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering, attributes_of
@@ -55,6 +56,7 @@ from treadle.schedule.softmax import (
     statistics,
     sub,
 )
+from treadle.schedule.templates import is_attention_for_library
 
 # What masked scores are taken for in the maximum, as in the definition.
 LOWEST = -3.4e38
@@ -62,8 +64,11 @@ LOWEST = -3.4e38
 
 @ROOTS(c.ATTENTION, c.ATTENTION_GRAD)
 def attention_kernels(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
-    if lowering.target.has_attention:
+    target, types = lowering.target, tuple(map(lowering.graph.type_of, node.operands))
+    if target.has_attention and is_attention_for_library(node, types, target):
         return library_attention(lowering, position, node)
+    if target.rewriting.streams_attention:
+        return stream_kernels(lowering, position, node)
     made = _Forward if node.op is c.ATTENTION else _Backward
     return made(lowering, position, node).kernels()
 
