@@ -63,6 +63,8 @@ def target_of(limits: WebGpuLimits) -> Target:
         name=limits.name,
         fuses_column_sums=False,
         word=4,
+        # Scores that take more than a quarter of a binding: their gradients lie beside them.
+        rewriting=replace(GPU.rewriting, least_scores=limits.binding_bytes // 16),
         fusion=replace(GPU.fusion, shared_memory=min(GPU.fusion.shared_memory, room)),
         mapping=mapping.within(room),
     )

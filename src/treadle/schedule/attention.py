@@ -67,7 +67,7 @@ def attention_kernels(lowering: Lowering, position: int, node: Node) -> list[Ker
     target, types = lowering.target, tuple(map(lowering.graph.type_of, node.operands))
     if target.has_attention and is_attention_for_library(node, types, target):
         return library_attention(lowering, position, node)
-    if target.rewriting.streams_attention:
+    if target.rewriting.least_scores:
         return stream_kernels(lowering, position, node)
     made = _Forward if node.op is c.ATTENTION else _Backward
     return made(lowering, position, node).kernels()

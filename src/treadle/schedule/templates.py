@@ -37,7 +37,7 @@ def has_template(node: Node, types: Types, target: Target) -> bool:
         return False
     if target.has_attention and is_attention_for_library(node, types, target):
         return True
-    if target.rewriting.streams_attention:
+    if target.rewriting.least_scores:
         return streamed_block(node, types, target) > 0
     is_float32 = all(t.dtype is float32 and t.size for t in types)
     return target.rewriting.blocks_attention and is_float32
@@ -47,18 +47,17 @@ BLOCKS = (32, 16, 8, 4)  # queries and keys in shared memory: chosen, 32 by 64 f
 
 
 def streamed_block(node: Node, types: Sequence[TensorType], target: Target) -> int:
-    """Queries and keys of a block of attention by groups of threads; 0 where it is not for them.
-
-    Scores that are no larger than what they are computed from are stored: matmuls are faster.
-    """
+    """Queries and keys of a block of attention by groups of threads; 0 where it is not for them."""
     plain = types[:6] if node.op is c.ATTENTION_GRAD else types[:3]
     q, k, v = plain[-3:]
     if not all(t.dtype.is_float and t.dtype.itemsize <= 4 and t.size for t in types):
         return 0
-    depth, width, count = q.shape[3], v.shape[3], k.shape[2]
-    if target.mapping is None or count <= depth + width:
+    (batch, heads, length, depth), count, width = q.shape, k.shape[2], v.shape[3]
+    is_large = batch * heads * length * count >= target.rewriting.least_scores > 0
+    if target.mapping is None or not is_large:
         return 0
-    for block in BLOCKS:
+    longest = max(length, count)
+    for block in (n for n in BLOCKS if n < 2 * longest):
         if 4 * _streamed_floats(node, block, depth, width) <= target.mapping.shared_limit:
             return block
     return 0
