@@ -16,14 +16,15 @@ from treadle.backends.registry import choose_device
 from treadle.backends.webgpu.backend import WebGpuToolchain
 from treadle.backends.webgpu.bundles import bundle_of
 from treadle.base import dtypes
-from treadle.base.errors import DeviceError, DTypeError, OutOfMemoryError
+from treadle.base.errors import ArgumentError, DeviceError, DTypeError, OutOfMemoryError
 from treadle.base.words import as_words, from_words
 from treadle.codegen.wgsl.prelude import FUNCTIONS, called
 from treadle.ir.graph import Graph
 from treadle.ir.types import TensorType
 from treadle.kernel.mapped import geometry_of
 from treadle.kernel.shaders import Shader, module
-from treadle.kernel.target_webgpu import BASE, FULL, target_of
+from treadle.kernel.target_webgpu import BASE, FULL, asked_of, target_of
+from treadle.runtime.cpu.targets import named_target
 from treadle.runtime.webgpu import device as devices
 from treadle.step.programs import UNWATCHED
 from webgpu_backend import needs_adapter, rendered, scheduled
@@ -119,6 +120,18 @@ def test_limits_are_data_of_a_target() -> None:
     assert base.mapping.shared_limit < BASE.workgroup_bytes
     assert base.mapping.threads <= BASE.invocations
     assert (base.mapping.exchanges, full.mapping.exchanges) == (False, True)
+
+
+def test_matrices_are_asked_for_by_the_target() -> None:
+    asked = td.CompileOptions(target="native+cooperative-matrix").target
+    assert asked_of(FULL, asked).has_matrices
+    assert not asked_of(FULL, "native").has_matrices
+    with pytest.raises(DeviceError, match="has no cooperative-matrix"):
+        asked_of(BASE, asked)
+    with pytest.raises(ArgumentError, match="is no target"):
+        td.CompileOptions(target="native+nonsense")
+    with pytest.raises(DeviceError, match="features of WebGPU"):
+        named_target(asked, {})
 
 
 # Records
