@@ -25,6 +25,7 @@ from treadle.kernel.target import GPU
 from treadle.kernel.target_webgpu import BASE, target_of
 from treadle.schedule.nests import parallel
 from treadle.schedule.schedule import schedule
+from treadle.verify.kernels import check_kernels
 from webgpu_backend import needs_adapter, on_adapter, scheduled
 
 STREAMING = replace(BASE, name="streaming", binding_bytes=16)  # a score is too much to store
@@ -135,6 +136,15 @@ def test_the_gradient_of_a_mask_is_not_computed() -> None:
 
     graph = differentiate(td.trace(loss, *types), ["q", "k", "v"]).graph
     assert not any("bias" in k.name for k in schedule(graph, target=CUDA).distinct())
+
+
+@pytest.mark.parametrize("case", marked(CASES, (CASES[4],)))
+def test_every_kernel_computes_its_part_of_the_graph(case) -> None:
+    """Over the finite field, where what is scaled down for a greater score cancels exactly."""
+    claims = check_kernels(schedule(graph_of(case), in_place=True, target=CUDA))
+    streamed = [c for c in claims if "attention" in str(c)]
+    assert len(streamed) >= 3
+    assert all("established" in str(c) and not c.reason for c in streamed), streamed
 
 
 # Groups that own blocks of rows

@@ -16,6 +16,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from treadle.ir import composites as c
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
@@ -56,6 +58,8 @@ from treadle.schedule.stream_tiles import Numbers, Product, Tile, products
 from treadle.schedule.templates import streamed_block
 
 START = Index()
+# Below every score: what is scaled down from it is nothing yet, and becomes 0 without a condition.
+LEAST = float(np.finfo(np.float32).min)
 LOWEST = -3.4e38  # what masked scores are taken for in the maximum, as in the definition
 
 
@@ -95,8 +99,6 @@ class _Streams:
         self.threads = mapping.threads
         blocks = (-(-n // self.block) for n in (self.length, self.count))
         self.query_blocks, self.key_blocks = blocks
-        if self.causal:  # blocks are compared by their numbers: there are as many of both
-            self.query_blocks = self.key_blocks = max(self.query_blocks, self.key_blocks)
         self.sources = [self._source(i) for i in range(len(node.operands))]
         self.begin()
 
@@ -202,6 +204,14 @@ class _Streams:
         dtype = self.lowering.buffer(value).dtype
         return self.lowering.store(value, indices, as_dtype(element, dtype), guard)
 
+    def through(self, name: str, blocks: int) -> Var:
+        """A loop over blocks of queries or keys.
+
+        Causal ones are told by their numbers which of the others they see: it goes on beyond the
+        end where the others have more.
+        """
+        return Var(name, max(self.query_blocks, self.key_blocks) if self.causal else blocks)
+
     def grid(self, blocks: int, heads: int) -> tuple[Var, tuple[Index, Index, Index]]:
         """Groups of a launch: their row of the batch, head and block."""
         group = Var("group", self.batch * heads * blocks)
@@ -222,13 +232,13 @@ class _Forward(_Streams):
         shared = Tile(self._own("keys", most * (self.block + 1)), self.block + 1, True)
         values = replace(shared, stride=self.width, is_transposed=False)  # after the keys
         out = self.tile("sums", self.width)
-        self.top, self.total, self.factor = map(self.numbers, ("top", "total", "factor"))
+        self.shift, self.total, self.factor = map(self.numbers, ("shift", "total", "factor"))
         i = Var("i", self.block)
         first = [
-            self.top.store(Literal(float("-inf"), F32), variable(i)),
+            self.shift.store(Literal(LEAST, F32), variable(i)),
             self.total.store(Literal(0, F32), variable(i)),
         ]
-        var = Var("kb", self.key_blocks)
+        var = self.through("kb", self.key_blocks)
         inner = replace(at, key=variable(var) * self.block)
         step = (
             *self.copied(shared, 1, self.of_keys(at), inner.key),
@@ -259,18 +269,17 @@ class _Forward(_Streams):
         """Probabilities in place of scores, and what sums so far are multiplied by."""
         i, s = Var("i", self.block), Var("s", self.block)
         row, key = variable(i), variable(s)
-        shift, old = finite(local("greatest")), local("old")
-        kept = choose(equals(old, float("-inf")), 0.0, power(finite(old), shift))
         greatest: list[Statement] = [
-            Let("old", self.top.load(row)),
+            Let("old", self.shift.load(row)),
             Let("greatest", local("old")),
             *in_order([s], [Accumulate("greatest", "max", held.load(row, key))]),
-            Let("kept", kept),
-            self.top.store(local("greatest"), row),
+            Let("shift", finite(local("greatest"))),
+            Let("kept", power(local("old"), local("shift"))),
+            self.shift.store(local("shift"), row),
             self.factor.store(local("kept"), row),
             self.total.store(mul(self.total.load(row), local("kept")), row),
         ]
-        weight = power(held.load(row, key), finite(self.top.load(row)))
+        weight = power(held.load(row, key), self.shift.load(row))
         weights = held.store(self.seen(at, row, key, weight, 0.0, 0.0), row, key)
         total = [
             *accumulated("add", F32, [s], [], held.load(row, key), "sum"),
@@ -293,7 +302,7 @@ class _Forward(_Streams):
         share = apply("div", Literal(1, F32), local("total"))
         if self.bias_shape:  # it may hide all keys from a query
             share = choose(equals(local("total"), 0.0), 0.0, share)
-        log = add(apply("log", local("total")), finite(self.top.load(row)))
+        log = add(apply("log", local("total")), self.shift.load(row))
         rows = (TensorValue(self.position, 0), TensorValue(self.position, 1))
         value = mul(out.load(row, variable(e)), self.factor.load(row))
         indices = (at.batch, at.head, inside)
@@ -418,7 +427,7 @@ class _Backward(_Streams):
 
     def _of_queries(self) -> list[Kernel]:
         group, (b, h, block) = self.grid(self.query_blocks, self.heads)
-        at, var = _Block(b, h, block * self.block), Var("kb", self.key_blocks)
+        at, var = _Block(b, h, block * self.block), self.through("kb", self.key_blocks)
         inner = replace(at, key=variable(var) * self.block)
         self._begin()
         d_q = self.tile("sums", self.depth)
@@ -438,7 +447,7 @@ class _Backward(_Streams):
     def _of_keys(self) -> list[Kernel]:
         """All queries that see a block of keys, of every head that reads it."""
         group, (b, g, block) = self.grid(self.key_blocks, self.groups)
-        r, var = Var("r", self.heads // self.groups), Var("qb", self.query_blocks)
+        r, var = Var("r", self.heads // self.groups), self.through("qb", self.query_blocks)
         head = g * r.extent + variable(r)
         after = block if self.causal else constant(0)  # the first block that sees it
         at = _Block(b, head, (after + variable(var)) * self.block, block * self.block)
@@ -451,7 +460,7 @@ class _Backward(_Streams):
             *self._added(d_v, self.width, weights, self.ct, by_keys=True),
             *self._added(d_k, self.depth, self.gradients, self.queries, by_keys=True),
         )
-        stop = constant(self.query_blocks) - block if self.causal else None
+        stop = constant(var.extent) - block if self.causal else None
         body = (
             *self._read_keys(_Block(b, g * r.extent, key=at.key)),
             *d_k.cleared(self.block, self.depth),
