@@ -4,6 +4,7 @@
     python bench/webgpu.py steps mlp cnn smollm2 --precision float32 --peers eager compile
     python bench/webgpu.py steps smollm2 --precision float16 --peers compile
     python bench/webgpu.py products --precision float16 --matrices
+    python bench/webgpu.py attention --sizes 256 64 8 --sizes 1024 64 2
 
 `all` is everything that is said of an NVIDIA GPU, each part in a process of its own with a limit of
 time. What a part measured is added to the file when it is done; a part that fails is told with its
@@ -14,7 +15,9 @@ small ones without PyTorch, to try the script on an adapter that is a processor.
 `--tf32` rounded to TF32 inside products; beside float16 PyTorch computes in bfloat16 by autocast.
 `products` multiplies square and training matrices on both of Treadle's backends in turns, results
 read back once at the end, and prints TFLOP/s; with `--matrices` WebGPU once more with cooperative
-matrices. Methods are those of bench/gpu.py.
+matrices. Methods are those of bench/gpu.py. `attention` has a causal one and its gradients with
+stored scores and without, in turns: seconds, and of the processor, which is what counts where it is
+the adapter. Sizes are positions, elements of a head, and heads.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +49,7 @@ PARTS: dict[str, list[str]] = {
     "cnn": ["steps", "cnn", "--peers", "eager"],
     "products_float32": ["products", "--precision", "float32"],
     "products_float16": ["products", "--precision", "float16", "--matrices"],
+    "attention": ["attention"],
     "smollm2_float32": ["steps", "smollm2", "--peers", "compile"],
     "smollm2_float32_tf32": ["steps", "smollm2", "--peers", "compile", "--tf32"],
     "smollm2_float16": ["steps", "smollm2", "--precision", "float16", "--peers", "compile"],
@@ -57,9 +62,11 @@ SMALL: dict[str, list[str]] = {
     "products_float16": [
         "products", "--precision", "float16", "--matrices", "--devices", "webgpu", *_SIZES,
     ],
+    "attention": ["attention", "--sizes", "64", "16", "2", "--rounds", "2"],
     "no_such_device": ["products", "--devices", "nowhere", *_SIZES],
 }  # fmt: skip
 COUNT = 8  # products of one program
+ATTENTION = [(256, 64, 8), (1024, 64, 2), (4096, 64, 9)]  # positions, elements, heads
 PRODUCTS = [(1024, 1024, 1024), (4096, 4096, 4096), (8192, 576, 1536), (8192, 576, 49152)]
 
 
@@ -173,6 +180,43 @@ def rates(sizes: tuple[int, int, int], given: argparse.Namespace) -> dict[str, A
     return {"sizes": sizes, "precision": given.precision, "tflops": found}
 
 
+def attention(sizes: tuple[int, int, int], rounds: int) -> dict[str, Any]:
+    """Seconds of a causal attention with its gradients, scores stored and not, and their ratio."""
+    from treadle.autodiff.backward import differentiate
+    from treadle.backends.stages import build
+    from treadle.backends.webgpu.backend import WebGpuToolchain
+    from treadle.compile_report import CompileReport
+    from treadle.ir.types import TensorType
+    from treadle.runtime.webgpu.device import device
+
+    length, depth, heads = sizes
+    type_, rng = TensorType((1, heads, length, depth)), np.random.default_rng(0)
+
+    def squares(q: Any, k: Any, v: Any) -> Any:
+        return (td.attention(q, k, v, causal=True) ** 2).sum()
+
+    graph = differentiate(td.trace(squares, type_, type_, type_), ["q", "k", "v"]).graph
+    arrays = {n: rng.normal(size=type_.shape).astype(np.float32) for n in "qkv"}
+    runs, times = {}, {}
+    for name, score_bytes in (("stored", 1 << 62), ("streamed", 16)):
+        toolchain = WebGpuToolchain(replace(device().limits, binding_bytes=score_bytes))
+        built = build(toolchain, graph, CompileReport("webgpu", "float32"), td.CompileOptions())
+        runs[name], times[name] = toolchain.load(graph, built), []
+    for i in range(rounds + 1):
+        for name, program in runs.items():
+            start = time.perf_counter(), time.process_time()
+            [np.asarray(x) for x in program.run(arrays)]
+            if i:
+                spent = time.perf_counter() - start[0], time.process_time() - start[1]
+                times[name].append(spent)
+    found = {n: [statistics.median(x) for x in zip(*t, strict=True)] for n, t in times.items()}
+    pairs = zip(times["streamed"], times["stored"], strict=True)
+    ratio = statistics.median(a[1] / b[1] for a, b in pairs)
+    text = ", ".join(f"{n} {t:.3f} s, {p:.3f} s of the processor" for n, (t, p) in found.items())
+    print(f"{sizes}: {text}; streamed/stored {ratio:.2f} of the processor", flush=True)
+    return {"sizes": sizes, "seconds": found, "processor_ratio": ratio}
+
+
 # Everything, each part in its own process
 
 
@@ -240,7 +284,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["all", "steps", "products"])
+    parser.add_argument("what", choices=["all", "steps", "products", "attention"])
     parser.add_argument("workloads", nargs="*")
     parser.add_argument("--precision", default="float32", choices=["float32", "float16"])
     parser.add_argument("--peers", nargs="*", default=["eager", "compile"])
@@ -272,6 +316,8 @@ def main() -> int:
         for name in given.workloads:
             found.append(compare(name, given))
             gpu.release()
+    elif given.what == "attention":
+        found = [attention(tuple(s), given.rounds) for s in given.sizes or ATTENTION]
     else:
         found = [rates(sizes, given) for sizes in map(tuple, given.sizes or PRODUCTS)]
     if given.record:
