@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +20,13 @@ from treadle.base import dtypes
 from treadle.base.errors import ArgumentError, DeviceError, DTypeError, OutOfMemoryError
 from treadle.base.words import as_words, from_words
 from treadle.codegen.wgsl.prelude import FUNCTIONS, called
+from treadle.fuzz.cases import prepared
+from treadle.fuzz.generate import generate
 from treadle.ir.graph import Graph
 from treadle.ir.types import TensorType
-from treadle.kernel.mapped import geometry_of
+from treadle.kernel.mapped import geometry_of, shared_bytes
 from treadle.kernel.shaders import Shader, module
-from treadle.kernel.target_webgpu import BASE, FULL, asked_of, target_of
+from treadle.kernel.target_webgpu import BASE, FULL, WebGpuLimits, asked_of, target_of
 from treadle.runtime.cpu.targets import named_target
 from treadle.runtime.webgpu import device as devices
 from treadle.step.programs import UNWATCHED
@@ -111,6 +114,18 @@ def test_products_of_float16_are_matrices_where_a_target_has_them() -> None:
     assert shader.text.startswith("enable f16;\nenable wgpu_cooperative_matrix;\n")
     assert module(shader, [0, 0, 1]).startswith("enable f16;\n")
     assert "coop_mat" not in rendered(td.trace(products, SQUARE, SQUARE), FULL)[0].text
+
+
+def test_groups_of_a_workgroup_are_as_many_as_its_memory_holds() -> None:
+    """A program of `treadle fuzz` whose groups of eight threads have nine rows of scratch each."""
+    graph = prepared(generate(17, 35)).graph
+
+    def most(limits: WebGpuLimits) -> int:
+        return max(shared_bytes(k) for k in scheduled(graph, limits=limits).distinct())
+
+    exchanging = replace(BASE, subgroup=8)
+    room = target_of(exchanging).mapping.shared_limit
+    assert most(exchanging) <= room < most(replace(exchanging, workgroup_bytes=48 << 10))
 
 
 def test_limits_are_data_of_a_target() -> None:
