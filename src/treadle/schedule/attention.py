@@ -25,9 +25,8 @@ from treadle.kernel.nodes import (
     Statement,
     Store,
 )
-from treadle.schedule import softmax
+from treadle.schedule import attention_stream, attention_stream_grad, softmax
 from treadle.schedule.attention_blocks import Keys, Queries, queries_of
-from treadle.schedule.attention_stream import stream_kernels
 from treadle.schedule.calls import library_attention
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering, attributes_of
@@ -68,9 +67,11 @@ def attention_kernels(lowering: Lowering, position: int, node: Node) -> list[Ker
     if target.has_attention and is_attention_for_library(node, types, target):
         return library_attention(lowering, position, node)
     if target.rewriting.least_scores:
-        return stream_kernels(lowering, position, node)
-    made = _Forward if node.op is c.ATTENTION else _Backward
-    return made(lowering, position, node).kernels()
+        is_forward = node.op is c.ATTENTION
+        made = attention_stream.Forward if is_forward else attention_stream_grad.Backward
+        return made(lowering, position, node).kernels()
+    blocks = _Forward if node.op is c.ATTENTION else _Backward
+    return blocks(lowering, position, node).kernels()
 
 
 class _Attention:
