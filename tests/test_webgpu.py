@@ -20,11 +20,13 @@ from treadle.base import dtypes
 from treadle.base.errors import ArgumentError, DeviceError, DTypeError, OutOfMemoryError
 from treadle.base.words import as_words, from_words
 from treadle.codegen.wgsl.prelude import FUNCTIONS, called
+from treadle.codegen.wgsl.scalars import literal
 from treadle.fuzz.cases import prepared
 from treadle.fuzz.generate import generate
 from treadle.ir.graph import Graph
 from treadle.ir.types import TensorType
 from treadle.kernel.mapped import geometry_of, shared_bytes
+from treadle.kernel.nodes import Literal
 from treadle.kernel.shaders import Shader, module
 from treadle.kernel.target_webgpu import BASE, FULL, WebGpuLimits, asked_of, target_of
 from treadle.runtime.cpu.targets import named_target
@@ -96,6 +98,13 @@ def test_a_module_has_the_functions_that_it_calls() -> None:
     assert "fn f_log" not in shader.text
     assert called("f_rsqrt(x)").index("fn f_div") < called("f_rsqrt(x)").index("fn f_rsqrt")
     assert all(text.count("{") == text.count("}") for text in FUNCTIONS.values())
+
+
+def test_numbers_whose_text_no_compiler_takes_are_bits() -> None:
+    most = float(np.finfo(np.float32).max)
+    texts = [literal(Literal(x, dtypes.float32)) for x in (most, -most, 1e-40, -0.0, np.inf)]
+    assert all(text.startswith("number(0x") for text in texts)
+    assert [literal(Literal(x, dtypes.float32)) for x in (0.0, -3.4e38)] == ["0.0f", "-3.4e+38f"]
 
 
 def test_buffers_of_one_arena_are_one_binding() -> None:

@@ -68,9 +68,11 @@ def literal(value: Literal) -> str:
         found = to_numpy(value.value, value.dtype.numpy)
         return str(bool(found)).lower() if type_ == "bool" else f"{type_}({int(found)})"
     number = single(value)
-    tiny = bool(number == 0) or abs(float(number)) < float(np.finfo(np.float32).tiny)
-    if not np.isfinite(number) or (tiny and number.tobytes() != bytes(4)):
-        return f"number({hex(int(number.view(np.uint32)))}u)"  # WGSL has no text for it
+    size, ends = abs(float(number)), np.finfo(np.float32)
+    is_tiny = size < float(ends.tiny) and number.tobytes() != bytes(4)
+    # WGSL has no text for it; that of the largest number is rounded beyond it.
+    if not np.isfinite(number) or is_tiny or size == float(ends.max):
+        return f"number({hex(int(number.view(np.uint32)))}u)"
     return decimal(number)
 
 
