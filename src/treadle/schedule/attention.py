@@ -55,7 +55,7 @@ from treadle.schedule.softmax import (
     statistics,
     sub,
 )
-from treadle.schedule.templates import is_attention_for_library
+from treadle.schedule.templates import is_of_library
 
 # What masked scores are taken for in the maximum, as in the definition.
 LOWEST = -3.4e38
@@ -63,10 +63,9 @@ LOWEST = -3.4e38
 
 @ROOTS(c.ATTENTION, c.ATTENTION_GRAD)
 def attention_kernels(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
-    target, types = lowering.target, tuple(map(lowering.graph.type_of, node.operands))
-    if target.has_attention and is_attention_for_library(node, types, target):
+    if is_of_library(lowering.graph, node, lowering.target):
         return library_attention(lowering, position, node)
-    if target.rewriting.least_scores:
+    if lowering.target.rewriting.least_scores:
         is_forward = node.op is c.ATTENTION
         made = attention_stream.Forward if is_forward else attention_stream_grad.Backward
         return made(lowering, position, node).kernels()

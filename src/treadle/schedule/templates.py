@@ -76,6 +76,12 @@ def is_decoding(node: Node, types: Types, target: Target) -> bool:
     return node.op is c.ATTENTION and types[0].shape[2] <= target.matmuls.summed_rows
 
 
+def is_of_library(graph: Graph, node: Node, target: Target) -> bool:
+    """Whether a library computes attention, or its gradient."""
+    types = tuple(map(graph.type_of, node.operands))
+    return target.has_attention and is_attention_for_library(node, types, target)
+
+
 def is_attention_for_library(node: Node, types: Types, target: Target) -> bool:
     """Whether cuDNN takes attention as it is: one narrow float, heads of whole packs.
 
