@@ -120,6 +120,28 @@ def test_shaders_are_valid_for_chromium_too(tmp_path: Path) -> None:
         assert page.run(script.replace("TEXTS", json.dumps(texts))) == []
 
 
+def packed_graph() -> Graph:
+    """Queries, keys and values from one product, as GPTs have them, and the gradient of both."""
+    batch, length, heads, depth = 2, 37, 2, 4
+
+    def loss(x, w):
+        parts = td.chunk(x @ w, 3, -1)
+        q, k, v = (p.reshape(batch, length, heads, depth).permute(0, 2, 1, 3) for p in parts)
+        return (td.attention(q, k, v, causal=True) ** 2).sum()
+
+    wide = heads * depth
+    types = TensorType((batch, length, wide)), TensorType((wide, 3 * wide))
+    return differentiate(td.trace(loss, *types), ["x", "w"]).graph
+
+
+@pytest.mark.skipif(no_host_compiler() is not None, reason="no compiler of C++")
+def test_queries_keys_and_values_of_one_product() -> None:
+    graph = packed_graph()
+    arrays, program = draw(graph, 4), schedule(graph, target=CUDA)
+    assert any("attention_grad" in k.name for k in program.distinct())
+    assert_within(graph, arrays, run_on_host(program, arrays), AGREE)
+
+
 # What is scheduled
 
 
