@@ -223,7 +223,7 @@ def test_parameters_are_handed_out_where_they_are() -> None:
         assert sorted(shared) == sorted(step.params)
         array = shared["0.weight"]
         interface = array.__cuda_array_interface__
-        assert interface["data"][0] == step.session.values.block("0.weight").address
+        assert interface["data"][0] == step.session.values.place("0.weight").address
         assert (interface["shape"], interface["typestr"]) == ((16, 20), "<f4")
         np.testing.assert_array_equal(np.asarray(array), step.params["0.weight"])
         there = found(array, (16, 20), np.dtype(np.float32))
@@ -358,7 +358,7 @@ def test_values_on_the_device_are_looked_at_before_a_checkpoint(tmp_path) -> Non
         good = checkpoints.save(step)
         broken = step.params["2.weight"]
         broken[1, 3] = np.nan
-        step.session.values.block("2.weight").write(broken)  # as a kernel would
+        step.session.values.place("2.weight").write(broken)  # as a kernel would
         assert step.not_finite() == ("2.weight",)
         with pytest.raises(td.NotFiniteError, match="not finite: 2.weight"):
             checkpoints.save(step)

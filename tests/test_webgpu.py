@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +17,19 @@ from treadle.backends.registry import choose_device
 from treadle.backends.webgpu.backend import WebGpuToolchain
 from treadle.backends.webgpu.bundles import bundle_of
 from treadle.base import dtypes
-from treadle.base.errors import DeviceError, DTypeError, OutOfMemoryError
+from treadle.base.errors import ArgumentError, DeviceError, DTypeError, OutOfMemoryError
 from treadle.base.words import as_words, from_words
 from treadle.codegen.wgsl.prelude import FUNCTIONS, called
+from treadle.codegen.wgsl.scalars import literal
+from treadle.fuzz.cases import prepared
+from treadle.fuzz.generate import generate
 from treadle.ir.graph import Graph
 from treadle.ir.types import TensorType
-from treadle.kernel.mapped import geometry_of
+from treadle.kernel.mapped import geometry_of, shared_bytes
+from treadle.kernel.nodes import Literal
 from treadle.kernel.shaders import Shader, module
-from treadle.kernel.target_webgpu import BASE, FULL, target_of
+from treadle.kernel.target_webgpu import BASE, FULL, WebGpuLimits, asked_of, target_of
+from treadle.runtime.cpu.targets import named_target
 from treadle.runtime.webgpu import device as devices
 from treadle.step.programs import UNWATCHED
 from webgpu_backend import needs_adapter, rendered, scheduled
@@ -94,6 +100,13 @@ def test_a_module_has_the_functions_that_it_calls() -> None:
     assert all(text.count("{") == text.count("}") for text in FUNCTIONS.values())
 
 
+def test_numbers_whose_text_no_compiler_takes_are_bits() -> None:
+    most = float(np.finfo(np.float32).max)
+    texts = [literal(Literal(x, dtypes.float32)) for x in (most, -most, 1e-40, -0.0, np.inf)]
+    assert all(text.startswith("number(0x") for text in texts)
+    assert [literal(Literal(x, dtypes.float32)) for x in (0.0, -3.4e38)] == ["0.0f", "-3.4e+38f"]
+
+
 def test_buffers_of_one_arena_are_one_binding() -> None:
     shader = Shader("memory0[p0] = memory1[p1] + memory0[p0];", 1, 2, 1)
     assert module(shader, [0, 0]).count("@binding") == 1
@@ -112,6 +125,18 @@ def test_products_of_float16_are_matrices_where_a_target_has_them() -> None:
     assert "coop_mat" not in rendered(td.trace(products, SQUARE, SQUARE), FULL)[0].text
 
 
+def test_groups_of_a_workgroup_are_as_many_as_its_memory_holds() -> None:
+    """A program of `treadle fuzz` whose groups of eight threads have nine rows of scratch each."""
+    graph = prepared(generate(17, 35)).graph
+
+    def most(limits: WebGpuLimits) -> int:
+        return max(shared_bytes(k) for k in scheduled(graph, limits=limits).distinct())
+
+    exchanging = replace(BASE, subgroup=8)
+    room = target_of(exchanging).mapping.shared_limit
+    assert most(exchanging) <= room < most(replace(exchanging, workgroup_bytes=48 << 10))
+
+
 def test_limits_are_data_of_a_target() -> None:
     base, full = target_of(BASE), target_of(FULL)
     assert base.mapping is not None
@@ -119,6 +144,18 @@ def test_limits_are_data_of_a_target() -> None:
     assert base.mapping.shared_limit < BASE.workgroup_bytes
     assert base.mapping.threads <= BASE.invocations
     assert (base.mapping.exchanges, full.mapping.exchanges) == (False, True)
+
+
+def test_matrices_are_asked_for_by_the_target() -> None:
+    asked = td.CompileOptions(target="native+cooperative-matrix").target
+    assert asked_of(FULL, asked).has_matrices
+    assert not asked_of(FULL, "native").has_matrices
+    with pytest.raises(DeviceError, match="has no cooperative-matrix"):
+        asked_of(BASE, asked)
+    with pytest.raises(ArgumentError, match="is no target"):
+        td.CompileOptions(target="native+nonsense")
+    with pytest.raises(DeviceError, match="features of WebGPU"):
+        named_target(asked, {})
 
 
 # Records

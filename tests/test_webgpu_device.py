@@ -267,7 +267,7 @@ def test_products_of_all_layouts(sizes: tuple[int, int, int], limits) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(
     no_adapter() is not None or not device().limits.has_matrices,
-    reason="the adapter multiplies no matrices, or TREADLE_WEBGPU_MATRICES is not set",
+    reason="the adapter multiplies no matrices",
 )
 @pytest.mark.parametrize("sizes", [*PRODUCTS, (512, 384, 1000), (2048, 2048, 96)], ids=str)
 def test_products_by_cooperative_matrices(sizes: tuple[int, int, int]) -> None:

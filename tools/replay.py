@@ -1,11 +1,14 @@
 """What the compiler makes of many programs, stage by stage, to be compared with another revision.
 
-usage: python tools/replay.py [program ...] [--out FOLDER]
+usage: python tools/replay.py [program ...] [--out FOLDER] [--stages cuda wgsl ...]
        python tools/replay.py [program ...] --against REVISION [--rename OLD=NEW ...] [--lines 60]
 
-Programs are the workloads of bench/models.py and `--random` programs of `treadle fuzz`, by a seed.
-Stages are the graph, the program of kernels, LLVM IR and CUDA C++, each for two targets. Nothing is
-run, and no GPU is needed. The texts of each stage are written to a folder, with their hashes.
+Programs are the workloads of bench/models.py, some of them in float16 too (`half_NAME`), the models
+of the zoo (`zoo_NAME`, bench/families) and `--random` programs of `treadle fuzz`, by a seed. Stages
+are the graph, the program of kernels, LLVM IR, CUDA C++, HIP C++ and WGSL, each for two targets,
+and WGSL for a third; `--stages` names some.
+Nothing is run, and no GPU is needed. The texts of each stage are written to a folder, with their
+hashes.
 
 With `--against` both revisions write their texts, each with its own compiler and its own copy of
 this script. What differs is listed, and the first difference of each stage is printed with its
@@ -23,7 +26,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -31,14 +34,19 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SEED, RANDOM = 17, 150
-HEADS = re.compile(r"^(\d+: kernel |define |extern \"C\"|__device__ |node |kernel )")
+HALVES = ("mlp_wide", "cnn", "gpt_nano")
+STAGES = ["graph", "program", "llvm", "gpu_program", "cuda", "hip", "wgsl"]
+HEADS = re.compile(r"^(\d+: kernel |define |extern \"C\"|__device__ |node |kernel |Shader)")
 
 
 def names(count: int) -> list[str]:
-    """Of all programs: workloads, and numbers of random programs."""
+    """Of all programs: workloads, models of the zoo, and numbers of random programs."""
+    from families import ZOO
+
     from models import WORKLOADS
 
-    return [*WORKLOADS, *(f"random{i}" for i in range(count))]
+    known = [*WORKLOADS, *(f"half_{n}" for n in HALVES), *(f"zoo_{n}" for n in ZOO)]
+    return known + [f"random{i}" for i in range(count)]
 
 
 def graphs(name: str) -> tuple[Any, Any]:
@@ -49,57 +57,122 @@ def graphs(name: str) -> tuple[Any, Any]:
 
         graph = prepared(replace(generate(SEED, int(name[6:])), target="native")).graph
         return graph, graph
-    return step_graph(name, "cpu"), step_graph(name, "cuda")
+    if name.startswith("zoo_"):
+        graph = zoo_graph(name[4:])
+        return graph, graph
+    if name.startswith("half_"):
+        graph = workload_graph(name[5:], "cuda", is_half=True)
+        return graph, graph
+    return workload_graph(name, "cpu"), workload_graph(name, "cuda")
 
 
-def step_graph(name: str, device: str) -> Any:
+def workload_graph(name: str, device: str, is_half: bool = False) -> Any:
     import treadle as td
     from models import FOR_GPUS, WORKLOADS, loss
+
+    given = WORKLOADS[name]
+    is_narrow = device == "cuda" and name in FOR_GPUS
+    precision = td.float16 if is_half else td.bfloat16 if is_narrow else td.float32
+    return step_graph(given.make(), loss, given.clip, precision, given.specs(), device)
+
+
+def zoo_graph(name: str) -> Any:
+    from families import ZOO, with_treadle
+
+    import treadle as td
+
+    entry = ZOO[name]
+    specs = {n: td.Spec(a.shape, getattr(td, a.dtype.name)) for n, a in entry.arrays("cpu").items()}
+    model = entry.make(with_treadle, **entry.cpu)
+    return step_graph(model, lambda m, b: m(b), None, td.float32, specs, "cpu")
+
+
+def step_graph(
+    model: Any, loss: Any, clip: float | None, precision: Any, specs: Any, device: str
+) -> Any:
+    import treadle as td
     from treadle.nn.tracing import Inputs
     from treadle.optim.append import Mode
     from treadle.pipeline import CompileReport, StepRecipe, build_step
 
-    given = WORKLOADS[name]
-    is_narrow = device == "cuda" and name in FOR_GPUS
-    precision = td.bfloat16 if is_narrow else td.float32
     recipe = StepRecipe(
-        given.make(), loss, td.optim.adamw(1e-3), "step0:", 1, given.clip, precision,
-        td.CompileOptions(),
-    )  # fmt: skip
+        model, loss, td.optim.adamw(1e-3), "step0:", 1, clip, precision, td.CompileOptions()
+    )
     report = CompileReport(device, precision.name)
-    return build_step(recipe, recipe.plan(), Inputs.of(given.specs()), report)[Mode.UPDATE]
+    return build_step(recipe, recipe.plan(), Inputs.of(specs), report)[Mode.UPDATE]
 
 
-def texts(name: str) -> Iterator[tuple[str, str]]:
+def texts(name: str, stages: Collection[str]) -> Iterator[tuple[str, str]]:
     """Stage by stage, what the compiler makes of a program."""
-    from treadle.codegen.cuda.driver import render_program as render_cuda
-    from treadle.codegen.llvm.driver import render_program
     from treadle.ir.text import to_text
-    from treadle.kernel.machine import Machine
-    from treadle.kernel.text import program_text
-    from treadle.schedule.schedule import GPU, schedule
 
     graph, for_gpu = graphs(name)
-    yield "graph", f"{to_text(graph)}\n\n{to_text(for_gpu)}\n"
+    if "graph" in stages:
+        yield "graph", f"{to_text(graph)}\n\n{to_text(for_gpu)}\n"
+    if {"program", "llvm"} & set(stages):
+        yield from cpu_texts(graph)
+    if {"gpu_program", "cuda", "hip"} & set(stages):
+        yield from gpu_texts(for_gpu)
+    if "wgsl" in stages:
+        yield from wgsl_texts(for_gpu)
+
+
+def cpu_texts(graph: Any) -> Iterator[tuple[str, str]]:
+    from treadle.codegen.llvm.driver import render_program
+    from treadle.kernel.machine import Machine
+    from treadle.kernel.text import program_text
+    from treadle.schedule.schedule import schedule
+
     for machine in (Machine(8), Machine(16, permutes=True, registers=32)):
         program = schedule(graph, True, 2 * machine.width, in_place=True)
         yield f"program_{machine.width}", program_text(program)
         yield f"llvm_{machine.width}", render_program(program, machine)
+
+
+def gpu_texts(graph: Any) -> Iterator[tuple[str, str]]:
+    from treadle.codegen.cuda.driver import render_program
+    from treadle.codegen.hip.driver import as_hip
+    from treadle.kernel.text import program_text
+    from treadle.schedule.schedule import GPU, schedule
+
     bare = replace(GPU, has_attention=False, has_conv=False)
     full = replace(GPU, has_attention=True, has_conv=True)
     for title, target in (("bare", bare), ("full", full)):
-        program = schedule(for_gpu, True, in_place=True, target=target)
+        program = schedule(graph, True, in_place=True, target=target)
         yield f"gpu_program_{title}", program_text(program)
-        source = render_cuda(program)
+        source = render_program(program)
         launches = "\n".join(map(str, (*source.launches, *source.cooperative)))
         yield f"cuda_{title}", "\n".join([*source.parts, launches])
+        yield f"hip_{title}", "\n".join(as_hip(part, 32) for part in source.parts)
 
 
-def write(name: str, folder: Path) -> dict[str, str]:
+def wgsl_texts(graph: Any) -> Iterator[tuple[str, str]]:
+    """With the least limits, without and with subgroups, and with all that an H200 offers."""
+    from treadle.backends.webgpu.backend import in_words, refuse_wide
+    from treadle.base.errors import DTypeError
+    from treadle.codegen.wgsl.driver import render_program
+    from treadle.kernel.target_webgpu import BASE, FULL, target_of
+    from treadle.kernel.text import program_text
+    from treadle.schedule.schedule import schedule
+
+    try:
+        refuse_wide(graph)
+    except DTypeError as error:
+        yield "wgsl_refused", str(error)
+        return
+    exchanging = replace(BASE, name="exchanging", subgroup=8)
+    for title, limits in (("base", BASE), ("exchanging", exchanging), ("full", FULL)):
+        program = schedule(graph, True, in_place=True, target=target_of(limits))
+        yield f"wgsl_program_{title}", program_text(program)
+        shaders = render_program(in_words(program, limits.has_f16), limits.has_f16)
+        yield f"wgsl_{title}", "\n".join(map(str, shaders)).replace("\\n", "\n")
+
+
+def write(name: str, folder: Path, stages: Collection[str]) -> dict[str, str]:
     """The texts of a program into a folder, and their hashes by file."""
     found: dict[str, str] = {}
     try:
-        for stage, text in texts(name):
+        for stage, text in texts(name, stages):
             (folder / f"{name}.{stage}.txt").write_text(text)
             found[f"{name}.{stage}"] = hashlib.sha256(text.encode()).hexdigest()
     except Exception as error:
@@ -107,11 +180,14 @@ def write(name: str, folder: Path) -> dict[str, str]:
     return found
 
 
-def write_all(wanted: list[str], folder: Path, processes: int) -> dict[str, str]:
+def write_all(
+    wanted: list[str], folder: Path, processes: int, stages: Collection[str]
+) -> dict[str, str]:
     folder.mkdir(parents=True, exist_ok=True)
     found: dict[str, str] = {}
     with ProcessPoolExecutor(processes) as pool:
-        for i, part in enumerate(pool.map(write, wanted, [folder] * len(wanted))):
+        every = pool.map(write, wanted, [folder] * len(wanted), [stages] * len(wanted))
+        for i, part in enumerate(every):
             found |= part
             if sys.stderr.isatty():
                 told = f"\r{i + 1} of {len(wanted)} programs"
@@ -123,7 +199,7 @@ def write_all(wanted: list[str], folder: Path, processes: int) -> dict[str, str]
 def in_checkout(root: Path, given: argparse.Namespace, folder: Path) -> dict[str, str]:
     """The hashes that the compiler of a checkout gives, its texts in a folder."""
     command = [sys.executable, str(root / "tools" / "replay.py"), *given.programs]
-    command += ["--out", str(folder), "--random", str(given.random)]
+    command += ["--out", str(folder), "--random", str(given.random), "--stages", *given.stages]
     environment = os.environ | {"PYTHONPATH": f"{root / 'src'}:{root / 'bench'}"}
     subprocess.run(command, check=True, env=environment)
     found: dict[str, str] = json.loads((folder / "hashes.json").read_text())
@@ -181,12 +257,15 @@ def main() -> int:
     parser.add_argument("--against", metavar="REVISION")
     parser.add_argument("--rename", action="append", default=[], metavar="OLD=NEW")
     parser.add_argument("--lines", type=int, default=60, help="of each difference")
+    parser.add_argument("--stages", nargs="*", default=STAGES, choices=STAGES)
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args()
     if given.against is None:
         sys.path[:0] = [str(ROOT / "bench")]
         folder = given.out or Path(tempfile.mkdtemp(prefix="replay"))
-        hashes = write_all(given.programs or names(given.random), folder, given.processes)
+        hashes = write_all(
+            given.programs or names(given.random), folder, given.processes, given.stages
+        )
         wrong = [k for k in hashes if k.endswith(".error")]
         print(f"{len(hashes)} texts in {folder}", *(f"{k}: {hashes[k]}" for k in wrong), sep="\n")
         return 0

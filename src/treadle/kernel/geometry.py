@@ -31,6 +31,10 @@ class Panel:
     lanes: int  # elements of a copy
     batch: int  # copies that each thread has under way at a time
 
+    def copies(self, depth: int, threads: int) -> int:
+        """That each of some threads makes of a part of the depth."""
+        return -(-self.length * depth // (self.lanes * threads))
+
     def size(self, depth: int) -> int:
         return self.step * (self.length if self.is_along else depth)
 
@@ -58,6 +62,8 @@ class Tiled:
     # Edge of the matrices that a warp multiplies at once, of float16 summed in float32; 0: threads
     # multiply numbers. With it, `down`, `across` and `shares` are a warp's.
     matrices: int = 0
+    is_ahead: bool = False  # a part of the depth is loaded while the one before is multiplied
+    by_fours: bool = False  # threads read panels in packs of four, four steps of the depth at once
 
     def __str__(self) -> str:
         tile = f"{self.left.length} by {self.right.length} by {self.tile_depth}"

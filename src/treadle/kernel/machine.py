@@ -51,6 +51,10 @@ class Machine:
 
 
 NATIVE = "native"
+# What a device may have and is used only where the target asks for it: "native+cooperative-matrix".
+# WebGPU's matrices of float16 that a subgroup multiplies at once are experimental in wgpu.
+COOPERATIVE_MATRIX = "cooperative-matrix"
+FEATURES = (COOPERATIVE_MATRIX,)
 # x86-64's levels: the features that each adds to the one before, as LLVM spells them, and lanes.
 LEVELS: dict[str, tuple[tuple[str, ...], int]] = {
     "x86-64-v2": (("cx16", "popcnt", "sahf", "sse3", "ssse3", "sse4.1", "sse4.2"), 4),
@@ -75,10 +79,18 @@ def target_name(given: str | int, where: str = "CompileOptions: target") -> str:
     text = str(given) if is_number else given
     if isinstance(text, str) and text in (NATIVE, ARM64, *SHORT, *LEVELS, *map(str, WIDTHS)):
         return SHORT.get(text, text)
+    if isinstance(text, str) and text.startswith(f"{NATIVE}+") and features_in(text) <= {*FEATURES}:
+        return text
     widths = ", ".join(map(str, WIDTHS))
     raise ArgumentError(
         where,
         f"{given!r} is no target",
         f"Use {NATIVE!r}, one of {', '.join(map(repr, LEVELS))} (or {', '.join(SHORT)}), "
-        f"{ARM64!r}, or this processor with a number of float32 lanes: {widths}.",
+        f"{ARM64!r}, or this processor with a number of float32 lanes: {widths}; for WebGPU "
+        f"{NATIVE!r} with features, as in '{NATIVE}+{COOPERATIVE_MATRIX}'.",
     )
+
+
+def features_in(target: str | int) -> set[str]:
+    """The features that a target asks for."""
+    return set(str(target).split("+")[1:])

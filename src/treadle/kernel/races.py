@@ -137,7 +137,10 @@ def _stay_apart(indices: Sequence[_Split], inside: _Inside) -> bool:
     # What iterations share and only some indices have may be any number to the others.
     common = frozenset.intersection(*(frozenset(p.shared.items()) for p in indices))
     indices = [replace(p, free=p.free | dict(p.shared.items() - common)) for p in indices]
-    digits = {a for a, f in first.moving.items() if _is_digit(a, f, indices)}
+    # A number that moves inside an iteration too may still tell which one it is.
+    both = frozenset.intersection(*(frozenset(p.free.items()) for p in indices))
+    told = [*first.moving.items(), *((a, f) for a, f in both if uses(a, inside.var))]
+    digits = {a for a, f in told if _is_digit(a, f, indices)}
     return inside.var in _known(digits, inside)
 
 
@@ -159,8 +162,7 @@ def _is_digit(atom: Atom, factor: int, indices: Sequence[_Split]) -> bool:
 
 
 def _others(split: _Split, atom: Atom) -> Iterator[tuple[Atom, int]]:
-    yield from split.free.items()
-    yield from ((a, f) for a, f in split.moving.items() if a != atom)
+    yield from ((a, f) for part in (split.free, split.moving) for a, f in part.items() if a != atom)
 
 
 def _small_span(indices: Sequence[_Split], atom: Atom, modulus: int) -> int:
@@ -192,8 +194,13 @@ def _known(digits: set[Atom], inside: _Inside) -> set[Atom]:
                 is_given = True
             case _:
                 continue
+        if not is_given:
+            continue
         unknown = [a for a, _ in index.terms if a not in known and inside.differs(a)]
-        if is_given and len(unknown) == 1:
-            known.add(unknown[0])
-            pending.append(unknown[0])
+        if len(unknown) > 1:  # blocks and what is inside them: its digits are known too
+            split = inside.split(index)
+            unknown = [a for a, f in split.moving.items() if _is_digit(a, f, [split])]
+        new = [a for a in unknown if a not in known]
+        known.update(new)
+        pending += new
     return known

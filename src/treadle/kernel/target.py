@@ -342,6 +342,10 @@ class Rewriting:
     # Blocks of 64 keys, of all heads: fewer would leave a device idle in the gradient. Chosen.
     least_key_blocks: int = 32
     blocks_attention: bool = True  # attention has kernels that go over blocks of keys
+    # Scores of all heads from which groups of threads go over blocks of keys in shared memory and
+    # store none, where no library has attention; 0 for never. Matmuls with stored scores are
+    # faster where there is room: on a processor's Vulkan they took 0.61 to 0.67 of the time.
+    least_scores: int = 0
     # Positions of a block of queries or keys, chosen: 64 rows of 64 floats are half of a
     # first-level cache; causal blocks of 32 leave out more of the keys that come after a query;
     # lengths whose largest divisor is below 16 would give small matmuls.
@@ -482,6 +486,7 @@ GPU = Target(
         fuses_heads=True,
         streams_narrow_logits=True,
         blocks_attention=False,
+        least_scores=1 << 28,  # 1 GiB: chosen, nothing was timed
         scatters_cheaply=False,
         # 2^27 indices to look at: ten times as many took 1.6 ms (850,000 updates of 50,000 rows).
         least_sorted=1 << 32,

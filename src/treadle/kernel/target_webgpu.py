@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from treadle.base.errors import DeviceError
+from treadle.kernel.machine import COOPERATIVE_MATRIX, features_in
 from treadle.kernel.target import GPU, Target
 
 
@@ -27,6 +29,16 @@ BASE = WebGpuLimits()
 FULL = WebGpuLimits(
     "vulkan-full", 1024, 48 << 10, 32, (1 << 31) - 4, (1 << 62), 32, has_f16=True, has_matrices=True
 )
+
+
+def asked_of(limits: WebGpuLimits, target: str | int) -> WebGpuLimits:
+    """What of an adapter's limits a target uses: experimental features where it names them."""
+    wants = COOPERATIVE_MATRIX in features_in(target)
+    if wants and not limits.has_matrices:
+        cause = f"the adapter has no {COOPERATIVE_MATRIX}, or no subgroups"
+        raise DeviceError("webgpu", cause, f'Leave "+{COOPERATIVE_MATRIX}" out of the target.')
+    return replace(limits, has_matrices=wants)
+
 
 # Of a workgroup's memory: what sums combine in, and lists of a scattered sum.
 COMBINED = 2 << 10
@@ -63,6 +75,8 @@ def target_of(limits: WebGpuLimits) -> Target:
         name=limits.name,
         fuses_column_sums=False,
         word=4,
+        # Scores that take more than a quarter of a binding: their gradients lie beside them.
+        rewriting=replace(GPU.rewriting, least_scores=limits.binding_bytes // 16),
         fusion=replace(GPU.fusion, shared_memory=min(GPU.fusion.shared_memory, room)),
         mapping=mapping.within(room),
     )

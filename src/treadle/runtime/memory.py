@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from treadle.ir.types import TensorType
 from treadle.runtime.held import Room, aligned_copy, as_dtype
 
 Held = Callable[[np.ndarray, TensorType], np.ndarray]
+Place = TypeVar("Place")
 
 
 class Values(MutableMapping[str, np.ndarray]):
@@ -31,8 +32,29 @@ class Values(MutableMapping[str, np.ndarray]):
         """What an error says if the device is lost."""
 
 
-class PlacedValues(Values):
-    """Arrays at places of a device that programs are bound to: each is equal to itself alone."""
+class PlacedValues(Values, Generic[Place]):
+    """Arrays at places of a device that programs are bound to: each is equal to itself alone.
+
+    Writing one that is there keeps its place.
+    """
+
+    def __init__(self) -> None:
+        self.layout = 0  # counts when places change
+        self._places: dict[str, Place] = {}
+        self._like: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+
+    def place(self, name: str) -> Place:
+        return self._places[name]
+
+    def __delitem__(self, name: str) -> None:
+        del self._places[name], self._like[name]
+        self.layout += 1
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -122,3 +144,31 @@ class HostMemory:
 
     def found(self, array: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         return None
+
+
+def _nothing(array: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """No array of another framework is on the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Memory of a device beside the host; `on_device` finds arrays of others that are there."""
+
+    device: str
+    values: Callable[[], Values]
+    on_device: Callable[[Any, tuple[int, ...], np.dtype[Any]], Any | None] = _nothing
+    is_host: bool = False
+    is_wide: bool = False
+
+    def new_values(self) -> Values:
+        return self.values()
+
+    def holder(self) -> Held:
+        return self.held
+
+    def held(self, array: np.ndarray, type_: TensorType) -> np.ndarray:
+        """Of the right dtype; writing copies it to the device."""
+        return as_dtype(array, type_.dtype.numpy)
+
+    def found(self, array: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any | None:
+        return self.on_device(array, shape, dtype)

@@ -25,7 +25,7 @@ from treadle.kernel.nodes import (
     Statement,
     Store,
 )
-from treadle.schedule import softmax
+from treadle.schedule import attention_stream, attention_stream_grad, softmax
 from treadle.schedule.attention_blocks import Keys, Queries, queries_of
 from treadle.schedule.calls import library_attention
 from treadle.schedule.keep import ROOTS
@@ -55,6 +55,7 @@ from treadle.schedule.softmax import (
     statistics,
     sub,
 )
+from treadle.schedule.templates import is_of_library
 
 # What masked scores are taken for in the maximum, as in the definition.
 LOWEST = -3.4e38
@@ -62,10 +63,14 @@ LOWEST = -3.4e38
 
 @ROOTS(c.ATTENTION, c.ATTENTION_GRAD)
 def attention_kernels(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
-    if lowering.target.has_attention:
+    if is_of_library(lowering.graph, node, lowering.target):
         return library_attention(lowering, position, node)
-    made = _Forward if node.op is c.ATTENTION else _Backward
-    return made(lowering, position, node).kernels()
+    if lowering.target.rewriting.least_scores:
+        is_forward = node.op is c.ATTENTION
+        made = attention_stream.Forward if is_forward else attention_stream_grad.Backward
+        return made(lowering, position, node).kernels()
+    blocks = _Forward if node.op is c.ATTENTION else _Backward
+    return blocks(lowering, position, node).kernels()
 
 
 class _Attention:

@@ -248,7 +248,7 @@ class Lowering:
         self.images = images(graph) if self.target.has_conv else {}
         has_heads = self.target.chooses_layouts
         self.layouts = layouts(graph, self.materialized, self.images, has_heads)
-        parts = concatenated_gradients(graph, self.layouts) if fuses_epilogues else {}
+        parts = concatenated_gradients(graph, self.layouts, self.target) if fuses_epilogues else {}
         self.parts = {v: p for v, p in parts.items() if p.whole in self.materialized}
         wholes = {p.whole for p in self.parts.values()}
         besides = {*self.wider, *self.layouts, *self.parts, *wholes}

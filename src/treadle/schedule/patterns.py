@@ -23,10 +23,10 @@ from treadle.ir.ops import elementwise as e
 from treadle.ir.ops import linear, reductions, shaping
 from treadle.ir.rewrite import use_counts
 from treadle.kernel.contraction import contraction_of
-from treadle.kernel.target import CPU, Matmuls
+from treadle.kernel.target import CPU, Matmuls, Target
 from treadle.rules.pattern import Anything, Root, apply, captures, in_each_order
 from treadle.rules.rule import Match
-from treadle.schedule.templates import HEADS_LAST
+from treadle.schedule.templates import HEADS_LAST, is_of_library
 
 MOST_SCALES = 2  # of a product: one for each operand
 _ALONG_ROWS = apply(shaping.BROADCAST, Anything("bias"), name="rows")
@@ -166,8 +166,13 @@ def _ends_in_columns(graph: Graph, node: Node, limits: Matmuls) -> bool:
     return is_one_dtype and not found.batch and found.result == found.rows + found.columns
 
 
-def concatenated_gradients(graph: Graph, layouts: Layouts) -> dict[TensorValue, Part]:
-    """Attention's gradients that are only laid side by side, by a sum of padded views."""
+def concatenated_gradients(
+    graph: Graph, layouts: Layouts, target: Target
+) -> dict[TensorValue, Part]:
+    """A library's gradients of attention that are only laid side by side, by a sum of padded views.
+
+    One call writes all of them.
+    """
     if not layouts:
         return {}
     uses = use_counts(graph)
@@ -187,7 +192,8 @@ def concatenated_gradients(graph: Graph, layouts: Layouts) -> dict[TensorValue, 
         views = [m for term in terms for m in _padded_gradients(graph, term, uses, layouts)]
         known = {m["gradient"]: Part(value, _pad(m).low[-1]) for m in views}
         width = sum(m.type_of("inner").shape[-1] for m in views)
-        if len(known) == len(terms) > 1 and width == type_.shape[-1]:
+        is_one_call = all(is_of_library(graph, graph.nodes[v.node], target) for v in known)
+        if is_one_call and len(known) == len(terms) > 1 and width == type_.shape[-1]:
             found |= known
     return found
 

@@ -35,15 +35,51 @@ def has_template(node: Node, types: Types, target: Target) -> bool:
         return target.has_conv and is_conv_for_library(node, types, target)
     if node.op not in (c.ATTENTION, c.ATTENTION_GRAD) or is_decoding(node, types, target):
         return False
-    if target.has_attention:
-        return is_attention_for_library(node, types, target)
+    if target.has_attention and is_attention_for_library(node, types, target):
+        return True
+    if target.rewriting.least_scores:
+        return streamed_block(node, types, target) > 0
     is_float32 = all(t.dtype is float32 and t.size for t in types)
     return target.rewriting.blocks_attention and is_float32
+
+
+BLOCKS = (32, 16, 8, 4)  # queries and keys in shared memory: chosen, 32 by 64 floats are 8 KB
+
+
+def streamed_block(node: Node, types: Sequence[TensorType], target: Target) -> int:
+    """Queries and keys of a block of attention by groups of threads; 0 where it is not for them."""
+    plain = types[:6] if node.op is c.ATTENTION_GRAD else types[:3]
+    q, k, v = plain[-3:]
+    if not all(t.dtype.is_float and t.dtype.itemsize <= 4 and t.size for t in types):
+        return 0
+    (batch, heads, length, depth), count, width = q.shape, k.shape[2], v.shape[3]
+    is_large = batch * heads * length * count >= target.rewriting.least_scores > 0
+    if target.mapping is None or not is_large:
+        return 0
+    longest = max(length, count)
+    for block in (n for n in BLOCKS if n < 2 * longest):
+        if 4 * _streamed_floats(node, block, depth, width) <= target.mapping.shared_limit:
+            return block
+    return 0
+
+
+def _streamed_floats(node: Node, block: int, depth: int, width: int) -> int:
+    """Numbers of the largest kernel in shared memory."""
+    scores, wide = block * (block + 1), block + 1
+    if node.op is c.ATTENTION:
+        return block * (depth + width + 3) + max(depth, width) * wide + scores
+    return (2 * block + wide) * (depth + width) + 2 * scores + 2 * block
 
 
 def is_decoding(node: Node, types: Types, target: Target) -> bool:
     """Whether a token or two look at a cache: blocks of queries would be all but empty."""
     return node.op is c.ATTENTION and types[0].shape[2] <= target.matmuls.summed_rows
+
+
+def is_of_library(graph: Graph, node: Node, target: Target) -> bool:
+    """Whether a library computes attention, or its gradient."""
+    types = tuple(map(graph.type_of, node.operands))
+    return target.has_attention and is_attention_for_library(node, types, target)
 
 
 def is_attention_for_library(node: Node, types: Types, target: Target) -> bool:

@@ -23,6 +23,7 @@ from treadle.kernel.nodes import Kernel
 from treadle.kernel.plan import Plan
 from treadle.kernel.program import Program
 from treadle.kernel.target import Target
+from treadle.runtime.cuda.arrays import found as found_on_device
 from treadle.runtime.cuda.blas import blas_version
 from treadle.runtime.cuda.code import CudaCode
 from treadle.runtime.cuda.compiler import Compiling, compiler_version
@@ -31,9 +32,10 @@ from treadle.runtime.cuda.device import FLOAT8_CHIP, device, why_not
 from treadle.runtime.cuda.dnn import dnn_version, has_dnn
 from treadle.runtime.cuda.profile import ceilings
 from treadle.runtime.cuda.program import CudaProgram
-from treadle.runtime.cuda.values import DeviceMemory
+from treadle.runtime.cuda.values import DeviceValues
 from treadle.runtime.cuda.workers import begin_workers
 from treadle.runtime.executable import Ceilings, Executable
+from treadle.runtime.memory import DeviceMemory
 from treadle.schedule.templates import CONVOLUTIONS, LibraryCallKey, conv_of
 
 
@@ -160,7 +162,7 @@ class CudaBackend:
     """The first NVIDIA GPU that this process sees."""
 
     name = "cuda"
-    memory = DeviceMemory("cuda")
+    memory = DeviceMemory("cuda", DeviceValues, found_on_device)
     target = targets.GPU
 
     def why_not(self) -> str | None:

@@ -28,12 +28,13 @@ from treadle.kernel.plan import Plan
 from treadle.kernel.program import Program
 from treadle.kernel.shaders import Shader
 from treadle.kernel.target import Target
-from treadle.kernel.target_webgpu import BASE, WebGpuLimits, target_of
+from treadle.kernel.target_webgpu import BASE, WebGpuLimits, asked_of, target_of
 from treadle.runtime.executable import Ceilings, Executable
+from treadle.runtime.memory import DeviceMemory
 from treadle.runtime.webgpu.device import device, why_not
 from treadle.runtime.webgpu.program import WebGpuProgram
 from treadle.runtime.webgpu.rates import ceilings
-from treadle.runtime.webgpu.values import DeviceMemory
+from treadle.runtime.webgpu.values import DeviceValues
 
 Shaders = tuple[Shader, ...]
 COUNTING = (STATE, CONSTANT, ADD, WHERE, BROADCAST)  # what may make int64
@@ -140,7 +141,7 @@ class WebGpuBackend:
     """The best adapter of this machine."""
 
     name = "webgpu"
-    memory = DeviceMemory("webgpu")
+    memory = DeviceMemory("webgpu", DeviceValues)
     target = target_of(BASE)
 
     def why_not(self) -> str | None:
@@ -153,7 +154,8 @@ class WebGpuBackend:
 
     def toolchain(self, options: CompileOptions) -> WebGpuToolchain:
         """For the adapter that is there; for every one where there is none."""
-        return WebGpuToolchain(device().limits if why_not() is None else BASE)
+        limits = device().limits if why_not() is None else BASE
+        return WebGpuToolchain(asked_of(limits, options.target))
 
     def load(
         self, graph: Graph, report: CompileReport, options: CompileOptions, name: str

@@ -8,19 +8,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import assert_never
 
 from treadle.base import dtypes
+from treadle.base.dtypes import DType
+from treadle.codegen.c_like.expressions import Expressions
 from treadle.codegen.cuda import scalars
 from treadle.kernel.access import changed_in, loads_in, locals_in, plain_loads
-from treadle.kernel.arithmetic import SMOOTH
 from treadle.kernel.index import (
     Atom,
     Bounded,
     Data,
     Index,
-    Quotient,
-    Remainder,
     Var,
     atom_range,
     data_locals,
@@ -32,7 +30,6 @@ from treadle.kernel.nodes import (
     For,
     Guarded,
     Kernel,
-    Literal,
     Load,
     Local,
     Position,
@@ -46,23 +43,15 @@ from treadle.kernel.packs import is_pack
 from treadle.kernel.traverse import subvalues, under_guards
 
 
-class Lanes:
+class Lanes(Expressions):
     """Lines of a function, and what names stand for where they are written."""
 
     def __init__(self, kernel: Kernel, is_wide: bool):
-        self.kernel = kernel
-        unrounded = None if kernel.geometry is None else kernel.geometry.unrounded
-        self.exceeds = unrounded is not None  # narrow floats may have excess precision
-        self.unrounded = unrounded or frozenset()
+        super().__init__(kernel, scalars)
         # Of what counts iterations; indices are as wide as each of them needs.
         self.index_type, self.unsigned = ("i64", "u64") if is_wide else ("int", "unsigned")
-        self.lines: list[str] = []
-        self.depth, self.count = 1, 0
         self.pointers = {b.name: f"p{i}" for i, b in enumerate(kernel.buffers)}
         self.constant = {b.name for b in kernel.inputs}  # what the kernel does not write
-        self.types = {b.name: b.dtype for b in (*kernel.buffers, *kernel.scratch)}
-        self.names: dict[str, str] = {}  # of locals
-        self.vars: dict[Var, str] = {}
         self.lane: Var | None = None
         self.width = 1
         self.spread: set[str] = set()  # locals that are arrays of lanes
@@ -75,22 +64,12 @@ class Lanes:
         self.held: dict[str, str] = {}  # rows of sums in registers
         self.at_pack = ""  # which pack of a row the loop at hand is at
 
-    def add(self, line: str) -> None:
-        self.lines.append("  " * self.depth + line)
-
-    def new(self, stem: str) -> str:
-        self.count += 1
-        return f"{stem}_{self.count}"
-
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
-        self.add(f"{head} {{")
-        self.depth += 1
-        names, spread = dict(self.names), set(self.spread)
-        yield
-        self.names, self.spread = names, spread
-        self.depth -= 1
-        self.add("}")
+        spread = set(self.spread)
+        with super().block(head):
+            yield
+        self.spread = spread
 
     def sequential(self, loop: For) -> AbstractContextManager[None]:
         name = self.vars[loop.var] = self.new(_safe(loop.var.name))
@@ -110,19 +89,15 @@ class Lanes:
             self.decode(flat, loops)
             yield
 
-    def decode(self, flat: str, loops: Sequence[Var]) -> None:
-        """Variables from one number that counts them all, the last the fastest."""
-        rest, type_ = flat, self.index_type
-        for i, var in enumerate(reversed(loops)):
-            name = self.vars[var] = self.new(_safe(var.name))
-            if i == len(loops) - 1:
-                self.add(f"const int {name} = (int){rest};")
-                break
-            here = f"(int)(({self.unsigned}){rest} % {var.extent}u)"
-            self.add(f"const int {name} = {here};")
-            after = self.new("rest")
-            self.add(f"const {type_} {after} = ({type_})(({self.unsigned}){rest} / {var.extent}u);")
-            rest = after
+    def named(self, var: Var) -> str:
+        return self.new(_safe(var.name))
+
+    def counted(self, name: str, number: str, sign: str = "", divisor: int = 1) -> str:
+        if not sign:
+            return f"const int {name} = (int){number};"
+        type_ = "int" if sign == "%" else self.index_type
+        found = f"({self.unsigned}){number} {sign} {divisor}u"
+        return f"const {type_} {name} = ({type_})({found});"
 
     # Lanes
 
@@ -353,54 +328,36 @@ class Lanes:
 
     # Values
 
-    def value(self, value: Value, exceeds: bool = False) -> str:
-        """A value; not rounded to its dtype where only smooth arithmetic uses it."""
-        exceeds = exceeds and self.exceeds
-        match value:
-            case Literal():
-                return scalars.literal(value)
-            case Load(buffer, index):
-                if buffer in self.held:
-                    return self._own(buffer)
-                if self.unrolling and value in self.packs:
-                    return f"{self.packs[value]}[u]"
-                if value in self.loaded:
-                    return self.loaded[value]
-                if buffer in self.constant:
-                    return f"fixed({self._address(buffer, index)})"
-                return f"get({self._in_memory(buffer, index)})"
-            case Local(name):
-                return self._local(name)
-            case Position(index, dtype):
-                own = dtypes.int32 if is_narrow(index) else dtypes.int64
-                return scalars.convert(f"({self.index(index)})", own, dtype)
-            case Apply(op, operands, dtype):
-                inside = self.exceeds and op in SMOOTH
-                given = [
-                    self.value(o, inside or (exceeds and op == "where" and i > 0))
-                    for i, o in enumerate(operands)
-                ]
-                is_fast = op == "exp" and dtype is dtypes.float32 and self.differs(value)
-                if is_fast and self._is_of_narrow(value):
-                    return self._fast_exp(operands[0], given[0])
-                return scalars.apply(op, given, operands[-1].dtype, dtype, exceeds)
-            case Convert(inner, dtype):
-                if exceeds and dtype.is_narrow and inner.dtype is dtypes.float32:
-                    return self.value(inner)
-                return scalars.convert(self.value(inner), inner.dtype, dtype)
-            case Within(index, low, high):
-                # Where all lanes agree the first one tells, so that it is told once.
-                is_walked, self.unrolling = self.unrolling, not self._agrees(value)
-                self.unrolling = self.unrolling and is_walked
-                address, (least, most) = self.index(index), index.range
-                self.unrolling = is_walked
-                bounds = [f"({address}) >= {low}"] if least < low else []
-                bounds += [f"({address}) < {high}"] if most >= high else []
-                return f"({' && '.join(bounds) or 'true'})"
-            case Guarded(guard, inner, other):
-                return f"({self.value(guard)} ? {self.value(inner)} : {self.value(other)})"
-            case _:
-                assert_never(value)
+    def load(self, wanted: Load) -> str:
+        if wanted.buffer in self.held:
+            return self._own(wanted.buffer)
+        if self.unrolling and wanted in self.packs:
+            return f"{self.packs[wanted]}[u]"
+        if wanted in self.loaded:
+            return self.loaded[wanted]
+        if wanted.buffer in self.constant:
+            return f"fixed({self._address(wanted.buffer, wanted.index)})"
+        return f"get({self._in_memory(wanted.buffer, wanted.index)})"
+
+    def position_dtype(self, index: Index) -> DType:
+        return dtypes.int32 if is_narrow(index) else dtypes.int64
+
+    def applied(self, value: Apply, given: list[str], exceeds: bool) -> str:
+        is_fast = value.op == "exp" and value.dtype is dtypes.float32 and self.differs(value)
+        if is_fast and self._is_of_narrow(value):
+            return self._fast_exp(value.operands[0], given[0])
+        return super().applied(value, given, exceeds)
+
+    def tested(self, guard: Within) -> str:
+        """Where all lanes agree the first one tells, so that it is told once."""
+        is_walked, self.unrolling = self.unrolling, not self._agrees(guard)
+        self.unrolling = self.unrolling and is_walked
+        at = self.index(guard.index)
+        self.unrolling = is_walked
+        return at
+
+    def guarded(self, guard: Value, inner: Value, other: Value) -> str:
+        return f"({self.value(guard)} ? {self.value(inner)} : {self.value(other)})"
 
     def _fast_exp(self, value: Value, text: str) -> str:
         """A fast exponential; what is taken off in all lanes alike is taken off in one go."""
@@ -425,36 +382,23 @@ class Lanes:
         differing = filter(self.differs, subvalues(value, is_wide))
         return all(map(is_narrow_part, differing))
 
-    def _local(self, name: str) -> str:
+    def local(self, name: str) -> str:
         is_array = self.unrolling and name in self.spread
         return f"{self.names[name]}[u]" if is_array else self.names[name]
 
-    def index(self, index: Index) -> str:
-        """An index; of the first lane, or of the lane at hand while lanes are walked."""
-        wide = "(int)" if is_narrow(index) else "(i64)"
-        parts = []
-        for atom, factor in index.terms:
-            text = f"{wide}{self._atom(atom)}"
-            parts.append(text if factor == 1 else f"{text} * {factor}")
-        if index.offset or not parts:
-            parts.append(str(index.offset))
-        return " + ".join(parts)
+    # Indices: of the first lane, or of the lane at hand while lanes are walked
 
-    def _atom(self, atom: Atom) -> str:
-        match atom:
-            case Var():
-                name = self.vars[atom]
-                return f"({name} + u)" if self.unrolling and atom == self.lane else name
-            case Data(local, extent):
-                return f"held<i64>({self._local(local)}, {extent})"
-            case Quotient(inner, divisor):
-                return self._divided(inner, "/", divisor)
-            case Remainder(inner, divisor):
-                return self._divided(inner, "%", divisor)
-            case Bounded(inner, _):
-                return f"({self.index(inner)})"
+    def cast(self, index: Index) -> str:
+        return "(int)" if is_narrow(index) else "(i64)"
 
-    def _divided(self, inner: Index, sign: str, divisor: int) -> str:
+    def variable(self, var: Var) -> str:
+        name = self.vars[var]
+        return f"({name} + u)" if self.unrolling and var == self.lane else name
+
+    def data(self, atom: Data) -> str:
+        return f"held<i64>({self.local(atom.local)}, {atom.extent})"
+
+    def divided(self, inner: Index, sign: str, divisor: int) -> str:
         signed, unsigned = ("int", "unsigned") if is_narrow(inner) else ("i64", "u64")
         return f"({signed})(({unsigned})({self.index(inner)}) {sign} {divisor}u)"
 

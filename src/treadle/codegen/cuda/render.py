@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import assert_never
 
+from treadle.codegen.c_like import statements
+from treadle.codegen.c_like.scalars import nothing
 from treadle.codegen.cuda import scalars
 from treadle.codegen.cuda.lanes import Lanes
 from treadle.kernel.access import accesses
-from treadle.kernel.arithmetic import identity
 from treadle.kernel.geometry import Combine
 from treadle.kernel.mapped import (
     Nest,
@@ -30,22 +30,14 @@ from treadle.kernel.mapped import (
 )
 from treadle.kernel.nodes import (
     Accumulate,
-    Apply,
-    Barrier,
     Buffer,
     For,
     Kernel,
-    Let,
-    LibraryCall,
-    Literal,
-    Matmul,
     Role,
-    Set,
     Space,
     Statement,
     Store,
     Update,
-    Value,
 )
 from treadle.kernel.traverse import walk
 
@@ -77,21 +69,20 @@ class Writer(Lanes):
         self.sums = [b for b in kernel.scratch if b.name in rows]  # of columns, that each warp has
 
     def written(self) -> list[str]:
-        """The lines of one block: which iteration of the grid it is, its memory, and the body."""
-        begin, write = self._begin_group, self._row_sums if self.sums else self.group_all
-        if self.geometry.combine is not Combine.EXCHANGE:
-            begin, write = self._begin_columns, self._columns
-        elif self.geometry.share == 1:
-            begin, write = self._begin_thread, self.thread_all
-        begin()
-        self.decode("iteration", self.grid.variables)
-        for s in self.grid.lets:
-            self.statement(s)
-        with self._in_lanes_of(self.grid):
-            write(self.grid.body)
-        return self.lines
+        return statements.written(self)
 
-    def _begin_thread(self) -> None:
+    def inside_grid(self, body: Sequence[Statement]) -> None:
+        with self._in_lanes_of(self.grid):
+            if self.geometry.combine is not Combine.EXCHANGE:
+                self.thread_all(statements.columns(self, body))
+            elif self.geometry.share == 1:
+                self.thread_all(body)
+            elif self.sums:
+                self._row_sums(body)
+            else:
+                self.group_all(body)
+
+    def begin_thread(self) -> None:
         type_, lanes = self.index_type, self.grid.lanes
         for i, b in enumerate(self.kernel.scratch):
             self.pointers[b.name] = f"s{i}"
@@ -101,7 +92,7 @@ class Writer(Lanes):
         if lanes > 1:
             self.add(f"iteration *= {lanes};")
 
-    def _begin_group(self) -> None:
+    def begin_group(self) -> None:
         type_, share, groups = self.index_type, self.geometry.share, self.geometry.groups
         if self.sums:
             self.add(
@@ -142,7 +133,7 @@ class Writer(Lanes):
 
     # Sums of columns: threads beside each other have columns beside each other
 
-    def _begin_columns(self) -> None:
+    def begin_columns(self) -> None:
         """Which columns are this thread's, and which rows."""
         type_, lanes, groups = self.index_type, self.grid.lanes, self.geometry.groups
         if self.geometry.combine is Combine.TREE:
@@ -157,17 +148,11 @@ class Writer(Lanes):
         self.add(f"const bool is_in = {f'iteration < {count}' if count % self.warp else 'true'};")
         self.add(f"iteration = is_in ? iteration * {lanes} : 0;")
 
-    def _columns(self, body: Sequence[Statement]) -> None:
-        """Threads of a column sum some of its rows; then the first has what follows."""
-        last = max(i for i, s in enumerate(body) if isinstance(s, For))
-        for i, s in enumerate(body[: last + 1]):
-            if not isinstance(s, For):
-                self.statement(s)
-            elif self.geometry.combine is Combine.TREE:
-                self._column_tree(s, i == last)
-            else:
-                self._column_warps(s)
-        self.thread_all(body[last + 1 :])
+    def column(self, loop: For, is_last: bool) -> None:
+        if self.geometry.combine is Combine.TREE:
+            self._column_tree(loop, is_last)
+        else:
+            self._column_warps(loop)
 
     def _column_rows(self, nest: Nest, stem: str, type_: str, start: str) -> None:
         with self._every(nest, f"{type_} {self.new(stem)}", start, self.geometry.share):
@@ -202,20 +187,20 @@ class Writer(Lanes):
             width = self.width if local in self.spread else 1
             type_, part = scalars.register(s.value.dtype), shared[local]
             self.add(f"__shared__ {type_} {part}[{tall}][{groups * width}];")
-            self._column(local, f"{part}[ty][AT] = NAME;")
+            self._per_lane(local, f"{part}[ty][AT] = NAME;")
         self.add("__syncthreads();")
         with self.block(f"for (int h = {tall // 2}; h > 0; h >>= 1)"):
             with self.block("if (ty < h)"):
                 for local, s in sums.items():
                     own, other = (f"{shared[local]}[{row}][AT]" for row in ("ty", "ty + h"))
-                    self._column(local, f"{own} = {OPS[s.op]}::of({own}, {other});")
+                    self._per_lane(local, f"{own} = {OPS[s.op]}::of({own}, {other});")
             self.add("__syncthreads();")
         if is_last:
             self.add("if (ty != 0) return;")
         for local, part in shared.items():
-            self._column(local, f"NAME = {part}[0][AT];")
+            self._per_lane(local, f"NAME = {part}[0][AT];")
 
-    def _column(self, local: str, line: str) -> None:
+    def _per_lane(self, local: str, line: str) -> None:
         """A line for the sum of each lane: AT is its index among the block's, NAME its name."""
         name = self.names[local]
         if local not in self.spread:
@@ -258,9 +243,9 @@ class Writer(Lanes):
 
     def group_all(self, body: Sequence[Statement]) -> None:
         for s in body:
-            self.statement(s, is_group=True)
+            statements.statement(self, s, is_group=True)
 
-    def _shared(self, loop: For) -> None:
+    def shared_out(self, loop: For) -> None:
         """Iterations shared out among threads, or among warps."""
         if is_of_warps(loop):
             self._by_warps(loop)
@@ -269,13 +254,10 @@ class Writer(Lanes):
         before = self.tid
         if is_warp and not self.sums and self.tid == "tid":
             self.tid = f"({self.tid} % {self.warp})"
-        if sums_of(loop):
-            self._sum(loop)
-        else:
-            self._each(nest_of(loop), loop.role)
+        statements.sum_up(self, loop)
         self.tid = before
 
-    def _each(self, nest: Nest, role: Role, sums: Collection[str] = ()) -> None:
+    def iterations(self, nest: Nest, role: Role, sums: Collection[str]) -> None:
         """A thread's own iterations."""
         with self._strided(nest, role), self._in_lanes_of(nest, sums):
             self.thread_all(nest.body)
@@ -326,30 +308,20 @@ class Writer(Lanes):
                 self.decode(q, nest.variables)
                 yield
 
-    def _sum(self, loop: For) -> None:
-        """Each thread sums some iterations, then all are combined: always in the same order."""
-        nest, sums = nest_of(loop), sums_of(loop)
-        lanes, before = nest.lanes, dict(self.names)
-        parts: dict[str, str] = {}
-        for local, s in sums.items():
-            type_ = scalars.register(s.value.dtype)
-            part = parts[local] = self.new("part")
-            none = scalars.literal(Literal(identity(s.op, s.value.dtype), s.value.dtype))
-            if lanes > 1:
-                self.add(f"{type_} {part}[{lanes}];")
-                self.unrolled(f"{part}[u] = {none};", lanes)
-            else:
-                self.add(f"{type_} {part} = {none};")
-            self.names[local] = part
-        self._each(nest, loop.role, sums)
-        self.names = before
-        for local, s in sums.items():
-            self._combine(self.names[local], parts[local], s, lanes, loop.role)
+    def part(self, s: Accumulate, lanes: int) -> str:
+        """What a thread sums by itself, from nothing."""
+        name, type_ = self.new("part"), scalars.register(s.value.dtype)
+        none = nothing(scalars, s.op, s.value.dtype)
+        if lanes > 1:
+            self.add(f"{type_} {name}[{lanes}];")
+            self.unrolled(f"{name}[u] = {none};", lanes)
+        else:
+            self.add(f"{type_} {name} = {none};")
+        return name
 
-    def _combine(self, local: str, part: str, s: Accumulate, lanes: int, role: Role) -> None:
-        dtype = s.value.dtype
-        type_, op = scalars.register(dtype), OPS[s.op]
-        found = part
+    def combine(self, local: str, part: str, s: Accumulate, loop: For) -> None:
+        lanes, role, type_ = nest_of(loop).lanes, loop.role, scalars.register(s.value.dtype)
+        op, found = OPS[s.op], part
         if lanes > 1:
             found = self.new("lane")
             self.add(f"{type_} {found} = {part}[0];")
@@ -359,7 +331,7 @@ class Writer(Lanes):
             part = "" if width == self.warp else f", {width}"
             whole = f"in_warp<{op}{part}>({found})"
         else:
-            none = scalars.literal(Literal(identity(s.op, s.value.dtype), dtype))
+            none = nothing(scalars, s.op, s.value.dtype)
             whole = f"in_block<{op}, {self.geometry.share // self.warp}, {type_}>({found}, {none})"
         self.add(f"{local} = {op}::of({local}, {whole});")
 
@@ -370,47 +342,25 @@ class Writer(Lanes):
         if self.hoists:
             self.early(body)
         for s in body:
-            self.statement(s)
+            statements.statement(self, s)
         self.packs, self.loaded = before
 
-    def statement(self, s: Statement, is_group: bool = False) -> None:
-        """A thread's statement, or one that is executed once for a group: one thread stores."""
-        first = self.block(f"if ({self.tid} == 0)") if is_group else nullcontext()
-        match s:
-            case For(_, Role.SEQUENTIAL, body):
-                with self.sequential(s):
-                    self.group_all(body) if is_group else self.thread_all(body)
-            case For():
-                self._shared(s)
-            case Let(local, value):
-                self.let(local, value)
-            case Set(local, value):
-                self.change(local, value, lambda _: self.value(value))
-            case Accumulate(local, op, value):
-                self.accumulate(local, op, value)
-            case Store(buffer, index, value, guard):
-                with first:
-                    self.store(buffer, index, value, guard)
-            case Update(buffer, index, value):
-                with first:
-                    self.update(buffer, index, value)
-            case Barrier(scope):
-                self.add("__syncwarp();" if scope is Role.SUBGROUP else "__syncthreads();")
-            case Matmul() | LibraryCall():
-                raise AssertionError("matmuls are kernels of their own")
-            case _:
-                assert_never(s)
+    def all(self, body: Sequence[Statement], is_group: bool = False) -> None:
+        if is_group:
+            self.group_all(body)
+        else:
+            self.thread_all(body)
 
-    def accumulate(self, local: str, op: str, value: Value) -> None:
-        """A product that is added is rounded once."""
-        dtype = value.dtype
-        is_fused = op == "add" and dtype.is_float and not dtype.is_narrow
+    def stored(self, s: Store, is_group: bool) -> None:
+        with self._first(is_group):
+            self.store(s.buffer, s.index, s.value, s.guard)
 
-        def combined(old: str) -> str:
-            match value:
-                case Apply("mul", (a, b)) if is_fused:
-                    return f"t_fma({self.value(a)}, {self.value(b)}, {old})"
-                case _:
-                    return scalars.apply(op, [old, self.value(value)], dtype, dtype)
+    def updated(self, s: Update, is_group: bool) -> None:
+        with self._first(is_group):
+            self.update(s.buffer, s.index, s.value)
 
-        self.change(local, value, combined)
+    def _first(self, is_group: bool) -> AbstractContextManager[None]:
+        return self.block(f"if ({self.tid} == 0)") if is_group else nullcontext()
+
+    def barrier(self, scope: Role) -> None:
+        self.add("__syncwarp();" if scope is Role.SUBGROUP else "__syncthreads();")

@@ -8,6 +8,7 @@ import numpy as np
 
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
+from treadle.codegen.c_like.scalars import ARITHMETIC, BITS, COMPARISONS, decimal, infix, single
 from treadle.ir.literal import to_numpy
 from treadle.kernel.nodes import Literal
 
@@ -46,13 +47,10 @@ def literal(value: Literal) -> str:
     if not value.dtype.is_float:
         return f"({register(value.dtype)}){int(found)}ll"
     if value.dtype is dtypes.float64:
-        number = float(found)
-        return repr(number) if math.isfinite(number) else f"bits64({_bits(found, np.uint64)}ull)"
-    single = np.asarray(found).astype(np.float32)
-    if not np.isfinite(single):
-        return f"bits32({_bits(single, np.uint32)}u)"
-    text = repr(float(str(single)))
-    return f"{text}f"
+        wide = float(found)
+        return repr(wide) if math.isfinite(wide) else f"bits64({_bits(found, np.uint64)}ull)"
+    number = single(value)
+    return decimal(number) if np.isfinite(number) else f"bits32({_bits(number, np.uint32)}u)"
 
 
 def _bits(value: np.ndarray, like: type) -> str:
@@ -64,12 +62,12 @@ def rounded(text: str, dtype: DType) -> str:
     return f"round_{memory(dtype)}({text})" if dtype.is_narrow else text
 
 
-_FLOAT = {"add": "+", "sub": "-", "mul": "*"}
-_COMPARE = {"eq": "==", "lt": "<", "le": "<="}
+FMA = "t_fma"
+_FLOAT = ARITHMETIC | COMPARISONS
 _NAMED = frozenset(
     "abs sign floor sqrt rsqrt exp log sin cos tanh erf pow atan2 max min div".split()
 )
-_WRAPPING = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^"}
+_WRAPPING = ARITHMETIC | BITS
 _LOGIC = {"and": "&&", "or": "||", "xor": "!=", "eq": "=="}
 
 
@@ -84,15 +82,13 @@ def apply(op: str, x: list[str], operand: DType, dtype: DType, exceeds: bool = F
         found = _float(op, x, operand)
         return found if exceeds else rounded(found, dtype)
     if operand is dtypes.bool_:
-        return f"(!{x[0]})" if op == "not" else f"({x[0]} {_LOGIC[op]} {x[1]})"
+        return f"(!{x[0]})" if op == "not" else infix(_LOGIC, op, x)
     return _integer(op, x, operand)
 
 
 def _float(op: str, x: list[str], operand: DType) -> str:
     if op in _FLOAT:
-        return f"({x[0]} {_FLOAT[op]} {x[1]})"
-    if op in _COMPARE:
-        return f"({x[0]} {_COMPARE[op]} {x[1]})"
+        return infix(_FLOAT, op, x)
     if op == "neg":
         return f"(-{x[0]})"
     if op in ("floordiv", "mod"):
@@ -115,8 +111,8 @@ def _is_plain(text: str) -> bool:
 
 def _integer(op: str, x: list[str], operand: DType) -> str:
     type_ = register(operand)
-    if op in _COMPARE:
-        return f"({x[0]} {_COMPARE[op]} {x[1]})"
+    if op in COMPARISONS:
+        return infix(COMPARISONS, op, x)
     if op in _WRAPPING:
         # Signed numbers wrap: the sum of unsigned ones has the same bits.
         return f"(({type_})((u64){x[0]} {_WRAPPING[op]} (u64){x[1]}))"

@@ -9,21 +9,13 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager, nullcontext
 
+from treadle.codegen.c_like import statements
+from treadle.codegen.c_like.tiles import limits_of, product_of, tiles_of
 from treadle.codegen.cuda import scalars
 from treadle.codegen.cuda.render import Writer, counts_far
 from treadle.kernel.geometry import Panel, Tiled
 from treadle.kernel.index import Var
-from treadle.kernel.nodes import (
-    Accumulate,
-    Apply,
-    Convert,
-    For,
-    Kernel,
-    Load,
-    Statement,
-    Value,
-)
-from treadle.kernel.traverse import walk
+from treadle.kernel.nodes import Convert, Kernel, Load, Value
 
 
 def tiled_lines(kernel: Kernel, tiled: Tiled) -> list[str]:
@@ -122,22 +114,18 @@ class _Contraction(Writer):
         super().__init__(kernel, counts_far(kernel, tiled.blocks))
         self.hoists, self.constant = True, set()
         self.tile = tiled
-        at = next(i for i, s in enumerate(self.grid.body) if isinstance(s, For))
-        self.after: tuple[Statement, ...] = self.grid.body[at + 1 :]
-        step = next(s for s in walk(self.grid.body) if isinstance(s, Accumulate))
-        assert isinstance(step.value, Apply)
-        left, right = step.value.operands
-        left, right = (right, left) if tiled.is_swapped else (left, right)
-        self.local, self.wide = step.local, scalars.register(step.value.dtype)
+        found = product_of(self.grid.body, tiled)
+        self.after, self.summed = found.after, found.local
+        self.wide = scalars.register(found.dtype)
         self.panels = (
-            _Panel(self, "lefts", left, tiled.rows, tiled.left),
-            _Panel(self, "rights", right, tiled.columns, tiled.right),
+            _Panel(self, "lefts", found.left, tiled.rows, tiled.left),
+            _Panel(self, "rights", found.right, tiled.columns, tiled.right),
         )
 
     def tiled(self) -> list[str]:
         tile, k = self.tile, self.tile.sizes[-1]
         for s in self.grid.lets:
-            self.statement(s)
+            statements.statement(self, s)
         self._begin_tile()
         is_mine = self._before() if tile.down <= tile.shares else ""
         if tile.tile_depth < k:
@@ -152,9 +140,8 @@ class _Contraction(Writer):
 
     def _begin_tile(self) -> None:
         tile, wide = self.tile, self.wide
-        batch, _, n, _ = tile.sizes
         rows, columns = tile.left.length, tile.right.length
-        tiles, across = tile.blocks // batch, -(-n // columns)
+        tiles, across = tiles_of(tile)
         self.add(f"const int tile = block % {tiles}, batch = block / {tiles};")
         self.decode("batch", tile.batch)
         self.add(f"const int first_row = tile / {across} * {rows};")
@@ -196,12 +183,10 @@ class _Contraction(Writer):
     def _element(self, iteration: str) -> str:
         """Which row and columns of the result are a thread's, and whether there are such."""
         tile = self.tile
-        _, m, n, _ = tile.sizes
         self.add(f"const int i = {iteration} * {tile.shares} + share;")
         self.add("const int row = first_row + r + i, column = first_column + c;")
         limits = [f"i < {tile.down}"] if tile.down % tile.shares else []
-        limits += [f"row < {m}"] if m % tile.left.length else []
-        limits += [f"column < {n}"] if n % tile.right.length else []
+        limits += limits_of(tile)
         self.decode("row", tile.rows)
         self.decode("column", tile.columns)
         return " && ".join(limits) or "true"
@@ -211,7 +196,7 @@ class _Contraction(Writer):
         tile, limits = self.tile, self._element("0")
         self.add(f"const bool is_mine = {limits};")
         if tile.across > 1:
-            with self.in_lanes(tile.columns[-1], tile.across, self.after, {self.local}):
+            with self.in_lanes(tile.columns[-1], tile.across, self.after, {self.summed}):
                 self.early(self.after, "is_mine")
         return "is_mine"
 
@@ -240,9 +225,9 @@ class _Contraction(Writer):
             self.add(f"for (int e = 1; e < {self.tile.down}; ++e) if (e == i) sum[j] = sums[e][j];")
         if across == 1:
             self.add(f"{self.wide} total = sum[0];")
-            self.names[self.local] = "total"
+            self.names[self.summed] = "total"
             self.thread_all(self.after)
             return
-        self.names[self.local] = "sum"
-        with self.in_lanes(self.tile.columns[-1], across, self.after, {self.local}):
+        self.names[self.summed] = "sum"
+        with self.in_lanes(self.tile.columns[-1], across, self.after, {self.summed}):
             self.thread_all(self.after)

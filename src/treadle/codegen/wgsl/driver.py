@@ -13,7 +13,7 @@ from treadle.codegen.wgsl.prelude import called
 from treadle.codegen.wgsl.render import Writer
 from treadle.codegen.wgsl.scatter import Scatter
 from treadle.codegen.wgsl.tiles import Contraction, Matrices
-from treadle.codegen.wgsl.values import Lines
+from treadle.codegen.wgsl.values import Values
 from treadle.kernel.geometry import Scattered, Tiled
 from treadle.kernel.mapped import blocks_of, geometry_of
 from treadle.kernel.nodes import Kernel
@@ -37,7 +37,7 @@ def shader(kernel: Kernel, halves: bool = False) -> Shader:
     )
 
 
-def _written(kernel: Kernel, halves: frozenset[str]) -> Lines:
+def _written(kernel: Kernel, halves: frozenset[str]) -> Values:
     lines: Writer | Scatter
     match geometry_of(kernel).template:
         case Tiled() as tiled:

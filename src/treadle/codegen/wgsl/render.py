@@ -6,44 +6,20 @@ decided is decided in the kernel: nothing here chooses. A thread takes one itera
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import assert_never
 
+from treadle.codegen.c_like import statements
+from treadle.codegen.c_like.scalars import nothing
 from treadle.codegen.wgsl import scalars
-from treadle.codegen.wgsl.values import Lines
+from treadle.codegen.wgsl.values import Values
 from treadle.kernel.access import accesses
-from treadle.kernel.arithmetic import identity
 from treadle.kernel.geometry import Combine
-from treadle.kernel.mapped import (
-    geometry_of,
-    grid_of,
-    nest_of,
-    shared_of,
-    sums_of,
-    width_of,
-)
-from treadle.kernel.nodes import (
-    Accumulate,
-    Apply,
-    Barrier,
-    For,
-    Kernel,
-    Let,
-    LibraryCall,
-    Literal,
-    Matmul,
-    Role,
-    Set,
-    Space,
-    Statement,
-    Store,
-    Update,
-    Value,
-)
+from treadle.kernel.mapped import Nest, geometry_of, grid_of, nest_of, shared_of, sums_of, width_of
+from treadle.kernel.nodes import Accumulate, For, Kernel, Role, Space, Statement, Store, Update
 
 
-class Writer(Lines):
+class Writer(Values):
     """Writes a kernel's statements, a group's or a thread's."""
 
     def __init__(self, kernel: Kernel, halves: frozenset[str] = frozenset()):
@@ -55,23 +31,17 @@ class Writer(Lines):
         self.meets = any(a.buffer in made and not a.writes for a in accesses(kernel.body))
 
     def written(self) -> list[str]:
-        """The lines of one workgroup: which iteration of the grid it is, its memory, the body."""
-        if self.geometry.combine is not Combine.EXCHANGE:
-            self._begin_columns()
-        elif self.geometry.share == 1:
-            self._begin_thread()
-        else:
-            self._begin_group()
-        self.decode("iteration", self.grid.variables)
-        for s in self.grid.lets:
-            self.statement(s)
-        if self.geometry.combine is not Combine.EXCHANGE:
-            self._columns(self.grid.body)
-        else:
-            self.all(self.grid.body, self.geometry.share > 1)
-        return self.lines
+        return statements.written(self)
 
-    def _begin_thread(self) -> None:
+    def inside_grid(self, body: Sequence[Statement]) -> None:
+        if self.geometry.combine is Combine.EXCHANGE:
+            self.all(body, self.geometry.share > 1)
+            return
+        after = statements.columns(self, body)
+        self.add("if (row != 0 || !is_in) { return; }")
+        self.all(after)
+
+    def begin_thread(self) -> None:
         for b in self.kernel.scratch:
             name = self.inside[b.name] = self.new("own")
             self.add(f"var {name}: array<{scalars.memory(b.dtype)}, {max(1, b.size)}>;")
@@ -79,7 +49,7 @@ class Writer(Lines):
         if self.grid.count % self.geometry.threads:
             self.add(f"if (iteration >= {self.grid.count}) {{ return; }}")
 
-    def _begin_group(self) -> None:
+    def begin_group(self) -> None:
         share, groups = self.geometry.share, self.geometry.groups
         if groups == 1:
             self.add("let iteration = i32(block);")
@@ -96,7 +66,7 @@ class Writer(Lines):
 
     # Sums of columns: threads beside each other have columns beside each other
 
-    def _begin_columns(self) -> None:
+    def begin_columns(self) -> None:
         """Which column is this thread's, and which rows."""
         wide = self._across
         self.add(f"let beside = index % {wide};")
@@ -110,21 +80,10 @@ class Writer(Lines):
         """Columns of a workgroup."""
         return self.geometry.threads // self.geometry.share
 
-    def _columns(self, body: Sequence[Statement]) -> None:
-        """Threads of a column sum some of its rows; then the first has what follows."""
-        last = max(i for i, s in enumerate(body) if isinstance(s, For))
-        for s in body[: last + 1]:
-            if isinstance(s, For):
-                self._column(s)
-            else:
-                self.statement(s)
-        self.add("if (row != 0 || !is_in) { return; }")
-        self.all(body[last + 1 :])
-
-    def _column(self, loop: For) -> None:
+    def column(self, loop: For, is_last: bool) -> None:
         """One of the sums; all threads of the column have it."""
         nest, sums, rows, wide = nest_of(loop), sums_of(loop), self.geometry.share, self._across
-        parts = {local: self._part(s) for local, s in sums.items()}
+        parts = {local: self.part(s, 1) for local, s in sums.items()}
         before = dict(self.names)
         self.names |= parts
         q = self.new("q")
@@ -156,31 +115,30 @@ class Writer(Lines):
 
     # Sums of groups
 
-    def _part(self, s: Accumulate) -> str:
+    def part(self, s: Accumulate, lanes: int) -> str:
         """What a thread sums by itself, from nothing."""
-        part, dtype = self.new("part"), s.value.dtype
-        none = scalars.literal(Literal(identity(s.op, dtype), dtype))
-        self.add(f"var {part}: {scalars.register(dtype)} = {none};")
-        return part
+        name, dtype = self.new("part"), s.value.dtype
+        none = nothing(scalars, s.op, dtype)
+        self.add(f"var {name}: {scalars.register(dtype)} = {none};")
+        return name
 
     def _of(self, s: Accumulate, a: str, b: str) -> str:
         return scalars.apply(s.op, [a, b], s.value.dtype, s.value.dtype)
 
-    def _shared(self, loop: For) -> None:
+    def shared_out(self, loop: For) -> None:
+        statements.sum_up(self, loop)
+
+    def iterations(self, nest: Nest, role: Role, sums: Collection[str]) -> None:
         """Iterations shared out among the threads of a group."""
-        nest, sums = nest_of(loop), sums_of(loop)
-        parts = {local: self._part(s) for local, s in sums.items()}
-        before = dict(self.names)
-        self.names |= parts
-        width, q = width_of(loop.role, self.geometry), self.new("q")
+        width, q = width_of(role, self.geometry), self.new("q")
         tid = f"tid % {width}" if width < self.geometry.share else "tid"
         with self.block(f"for (var {q} = {tid}; {q} < {nest.count}; {q} += {width})"):
             self.decode(q, nest.variables)
             self.all(nest.body)
-        self.names = before
-        for local, s in sums.items():
-            whole = self._combined(parts[local], s, width)
-            self.add(f"{self.names[local]} = {self._of(s, self.names[local], whole)};")
+
+    def combine(self, local: str, part: str, s: Accumulate, loop: For) -> None:
+        whole = self._combined(part, s, width_of(loop.role, self.geometry))
+        self.add(f"{local} = {self._of(s, local, whole)};")
 
     def _combined(self, part: str, s: Accumulate, width: int) -> str:
         """Parts of all threads, always in the same order; every thread has the same bits."""
@@ -210,56 +168,31 @@ class Writer(Lines):
 
     def all(self, body: Sequence[Statement], is_group: bool = False) -> None:
         for s in body:
-            self.statement(s, is_group)
+            statements.statement(self, s, is_group)
 
-    def statement(self, s: Statement, is_group: bool = False) -> None:
-        """A thread's statement, or one that is executed once for a group: one thread stores."""
-        first: AbstractContextManager[None] = nullcontext()
-        if is_group and isinstance(s, (Store, Update)):
-            first = self.block("if (tid == 0)")
-        match s:
-            case For(_, Role.SEQUENTIAL):
-                self._sequential(s, is_group)
-            case For():
-                self._shared(s)
-            case Let(local, value):
-                self.let(local, value)
-            case Set(local, value):
-                self.add(f"{self.names[local]} = {self.value(value)};")
-            case Accumulate(local, op, value):
-                self.add(f"{self.names[local]} = {self._accumulated(local, op, value)};")
-            case Store(buffer, index, value, guard):
-                text = self.put(buffer, index, self.stored_value(value))
-                with first:
-                    self.add(text if guard is None else f"if {self.value(guard)} {{ {text} }}")
-            case Update(buffer, index, value):
-                dtype, old = self.types[buffer], self.load(buffer, index)
-                text = scalars.apply("add", [old, self.value(value)], dtype, dtype)
-                with first:
-                    self.add(self.put(buffer, index, text))
-            case Barrier(scope):
-                if scope is Role.SUBGROUP:
-                    self.add("subgroupBarrier();")
-                else:
-                    self.add("workgroupBarrier();")
-                    if self.meets:
-                        self.add("storageBarrier();")
-            case Matmul() | LibraryCall():
-                raise AssertionError("matmuls are kernels of their own")
-            case _:
-                assert_never(s)
-
-    def _sequential(self, loop: For, is_group: bool) -> None:
-        name = self.vars[loop.var] = self.new(f"i_{loop.var.name}")
+    def sequential(self, loop: For) -> AbstractContextManager[None]:
+        name = self.vars[loop.var] = self.named(loop.var)
         end = str(loop.var.extent) if loop.stop is None else self.index(loop.stop)
-        with self.block(f"for (var {name} = 0; {name} < {end}; {name}++)"):
-            self.all(loop.body, is_group)
+        return self.block(f"for (var {name} = 0; {name} < {end}; {name}++)")
 
-    def _accumulated(self, local: str, op: str, value: Value) -> str:
-        """A product that is added is rounded once."""
-        name, dtype = self.names[local], value.dtype
-        match value:
-            case Apply("mul", (a, b)) if op == "add" and dtype.is_float and not dtype.is_narrow:
-                return f"fma({self.value(a)}, {self.value(b)}, {name})"
-            case _:
-                return scalars.apply(op, [name, self.value(value)], dtype, dtype)
+    def stored(self, s: Store, is_group: bool) -> None:
+        text = self.put(s.buffer, s.index, self.stored_value(s.value))
+        with self._first(is_group):
+            self.add(text if s.guard is None else f"if {self.value(s.guard)} {{ {text} }}")
+
+    def updated(self, s: Update, is_group: bool) -> None:
+        dtype, old = self.types[s.buffer], self.read(s.buffer, s.index)
+        text = scalars.apply("add", [old, self.value(s.value)], dtype, dtype)
+        with self._first(is_group):
+            self.add(self.put(s.buffer, s.index, text))
+
+    def _first(self, is_group: bool) -> AbstractContextManager[None]:
+        return self.block("if (tid == 0)") if is_group else nullcontext()
+
+    def barrier(self, scope: Role) -> None:
+        if scope is Role.SUBGROUP:
+            self.add("subgroupBarrier();")
+            return
+        self.add("workgroupBarrier();")
+        if self.meets:
+            self.add("storageBarrier();")

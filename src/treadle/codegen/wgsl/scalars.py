@@ -12,6 +12,7 @@ import numpy as np
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.base.errors import DTypeError
+from treadle.codegen.c_like.scalars import ARITHMETIC, BITS, COMPARISONS, decimal, infix, single
 from treadle.ir.literal import to_numpy
 from treadle.kernel.nodes import Literal
 
@@ -63,22 +64,21 @@ def stored(text: str, dtype: DType) -> str:
 def literal(value: Literal) -> str:
     """A number, exactly as its dtype rounds it."""
     type_ = register(value.dtype)
-    found = to_numpy(value.value, value.dtype.numpy)
-    if type_ == "bool":
-        return "true" if bool(found) else "false"
     if type_ != "f32":
-        return f"{type_}({int(found)})"
-    single = np.asarray(found).astype(np.float32)
-    tiny = bool(single == 0) or abs(float(single)) < float(np.finfo(np.float32).tiny)
-    if not np.isfinite(single) or (tiny and single.tobytes() != bytes(4)):
-        return f"number({hex(int(single.view(np.uint32)))}u)"  # WGSL has no text for it
-    return f"{float(str(single))!r}f"
+        found = to_numpy(value.value, value.dtype.numpy)
+        return str(bool(found)).lower() if type_ == "bool" else f"{type_}({int(found)})"
+    number = single(value)
+    size, ends = abs(float(number)), np.finfo(np.float32)
+    is_tiny = size < float(ends.tiny) and number.tobytes() != bytes(4)
+    # WGSL has no text for it; that of the largest number is rounded beyond it.
+    if not np.isfinite(number) or is_tiny or size == float(ends.max):
+        return f"number({hex(int(number.view(np.uint32)))}u)"
+    return decimal(number)
 
 
-_SIGNS = {"add": "+", "sub": "-", "mul": "*", "eq": "==", "lt": "<", "le": "<="}
-_BITS = {"and": "&", "or": "|", "xor": "^"}
-_LOGIC = {"and": "&", "or": "|", "xor": "!=", "eq": "=="}
-_COMPARISONS = frozenset(["eq", "lt", "le"])
+FMA = "fma"
+_SIGNS = ARITHMETIC | COMPARISONS
+_LOGIC = BITS | {"xor": "!=", "eq": "=="}
 
 
 def apply(op: str, x: list[str], operand: DType, dtype: DType, exceeds: bool = False) -> str:
@@ -89,9 +89,9 @@ def apply(op: str, x: list[str], operand: DType, dtype: DType, exceeds: bool = F
     if op == "where":
         return f"select({x[2]}, {x[1]}, {x[0]})"
     if operand is dtypes.bool_:
-        return f"(!{x[0]})" if op == "not" else f"({x[0]} {_LOGIC[op]} {x[1]})"
+        return f"(!{x[0]})" if op == "not" else infix(_LOGIC, op, x)
     found = _float(op, x) if operand.is_float else _integer(op, x, operand)
-    is_exact = op in _COMPARISONS or (exceeds and dtype.is_narrow)
+    is_exact = op in COMPARISONS or (exceeds and dtype.is_narrow)
     return found if is_exact else rounded(found, dtype)
 
 
@@ -108,30 +108,26 @@ def _float(op: str, x: list[str]) -> str:
     if (op == "mul" and "0.0f" in x) or (op == "sub" and x[0] == x[1]):
         x = [x[0], f"kept({x[1]})"]
     if op in _SIGNS:
-        return f"({x[0]} {_SIGNS[op]} {x[1]})"
+        return infix(_SIGNS, op, x)
     if op == "neg":
         return f"(-{x[0]})"
     return f"{op}({x[0]})" if op in ("abs", "floor") else f"f_{op}({', '.join(x)})"
 
 
 def _integer(op: str, x: list[str], operand: DType) -> str:
-    sign = _SIGNS.get(op) or _BITS.get(op)
-    if sign:
-        return f"({x[0]} {sign} {x[1]})"
-    type_ = register(operand)
+    if op in _SIGNS or op in BITS:
+        return infix(_SIGNS | BITS, op, x)
+    type_, given = register(operand), ", ".join(x)
+    if op in ("max", "min", "abs", "mulhi"):
+        return f"{op}({given})"
     match op:
         case "neg":
-            return f"({type_}(0) - {x[0]})"
+            return f"({type_}(0) - {given})"
         case "not":
-            return f"(~{x[0]})"
-        case "max" | "min":
-            return f"{op}({x[0]}, {x[1]})"
-        case "abs":
-            return f"abs({x[0]})"
-        case "mulhi":
-            return f"mulhi({x[0]}, {x[1]})"
-    assert op in ("sign", "floordiv", "mod"), op
-    return f"{type_}_{op}({', '.join(x)})"
+            return f"(~{given})"
+        case "sign" | "floordiv" | "mod":
+            return f"{type_}_{op}({given})"
+    raise AssertionError(op)
 
 
 def convert(text: str, source: DType, target: DType) -> str:

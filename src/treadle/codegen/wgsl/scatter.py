@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from treadle.base import dtypes
 from treadle.codegen.wgsl import scalars
-from treadle.codegen.wgsl.values import Lines
+from treadle.codegen.wgsl.values import Values
 from treadle.kernel.access import locals_in
 from treadle.kernel.geometry import Scattered
 from treadle.kernel.index import Index
@@ -21,7 +21,7 @@ from treadle.kernel.nodes import Kernel
 from treadle.kernel.scatter import scatter_of
 
 
-class Scatter(Lines):
+class Scatter(Values):
     """Writes such a kernel for one of its workgroups."""
 
     def __init__(self, kernel: Kernel, template: Scattered, halves: frozenset[str]):
@@ -42,7 +42,7 @@ class Scatter(Lines):
         self.add(f"let owned = min({self.rows}, {found.row.extent} - first) * {found.width};")
         with self._over_rows():
             none = f"{scalars.register(self.dtype)}(0)"
-            self.add(f"{self.sums}[q] = {none if found.is_filled else self.load(buffer, index)};")
+            self.add(f"{self.sums}[q] = {none if found.is_filled else self.read(buffer, index)};")
         with self.block(f"for (var start = 0; start < {found.count}; start += {threads})"):
             self.add("if (index == 0) { atomicStore(&noted, 0u); }")
             self.add("workgroupBarrier();")

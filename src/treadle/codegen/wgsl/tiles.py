@@ -10,76 +10,60 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 
+from treadle.codegen.c_like import statements
+from treadle.codegen.c_like.tiles import limits_of, product_of, tiles_of
 from treadle.codegen.wgsl.render import Writer
 from treadle.kernel.geometry import Panel, Tiled
 from treadle.kernel.index import Var
-from treadle.kernel.nodes import Accumulate, Apply, For, Kernel, Value
-from treadle.kernel.traverse import walk
+from treadle.kernel.nodes import Kernel, Value
 
 
 class Contraction(Writer):
     """Writes a contraction in tiles; what follows each element is a thread's."""
 
-    def __init__(self, kernel: Kernel, tiled: Tiled, halves: frozenset[str]):
-        super().__init__(kernel, halves)
-        self.tile = tiled
-        at = next(i for i, s in enumerate(self.grid.body) if isinstance(s, For))
-        self.after = self.grid.body[at + 1 :]
-        step = next(s for s in walk(self.grid.body) if isinstance(s, Accumulate))
-        assert isinstance(step.value, Apply)
-        left, right = step.value.operands
-        self.operands = (right, left) if tiled.is_swapped else (left, right)
-        self.local, self.dtype = step.local, step.value.dtype
-        self.tall = tiled.left.length // tiled.down  # rows of threads
-        self.wide = tiled.right.length // tiled.across
-        self.quads = self._has_quads(tiled.left, tiled.down)
-        self.quads &= self._has_quads(tiled.right, tiled.across)
-
     panel_type = "f32"
 
-    def _has_quads(self, panel: Panel, own: int) -> bool:
-        """Whether a thread reads its part of a panel, for four steps of the depth, by fours."""
-        is_whole = self.tile.tile_depth % (4 * self.tile.shares) == 0 and panel.step % 4 == 0
-        return not self.tile.matrices and is_whole and (panel.is_along or own % 4 == 0)
+    def __init__(self, kernel: Kernel, tiled: Tiled, halves: frozenset[str]):
+        super().__init__(kernel, halves)
+        self.tile, self.product = tiled, product_of(self.grid.body, tiled)
+        self.tall = tiled.left.length // tiled.down  # rows of threads
+        self.wide = tiled.right.length // tiled.across
+        size = min(4, tiled.across)
+        self.type = "f32" if size == 1 else f"vec{size}<f32>"
+        self.columns = [(j, size) for j in range(0, tiled.across, size)]  # a thread's, by vectors
 
     def written(self) -> list[str]:
-        tile, k = self.tile, self.tile.sizes[-1]
+        tile, product, k = self.tile, self.product, self.tile.sizes[-1]
         self._begin()
-        type_, size = ("vec4<f32>", 4) if self.quads else (self.panel_type, 1)
-        panels = [
+        type_, size = ("vec4<f32>", 4) if tile.by_fours else (self.panel_type, 1)
+        lefts, rights = (
             self.share(name, type_, panel.size(tile.tile_depth) // size)
             for name, panel in (("lefts", tile.left), ("rights", tile.right))
-        ]
+        )
         self._clear()
-        sides = [
-            (panels[0], tile.left, self.operands[0], tile.rows, "first_row"),
-            (panels[1], tile.right, self.operands[1], tile.columns, "first_column"),
-        ]
-        at_once = all(self._batch(panel, loops)[1] for _, panel, _, loops, _ in sides)
-        self.is_ahead = at_once and k > tile.tile_depth
-        end = k + tile.tile_depth if self.is_ahead else k
+        end = k + tile.tile_depth if tile.is_ahead else k
         with self.block(f"for (var start = 0; start < {end}; start += {tile.tile_depth})"):
-            stores = [line for side in sides for line in self._copy(*side)]
-            if self.is_ahead:  # loads are under way while what was loaded before is multiplied
+            stores = self._copy(lefts, tile.left, product.left, tile.rows, "first_row")
+            stores += self._copy(rights, tile.right, product.right, tile.columns, "first_column")
+            if tile.is_ahead:  # loads are under way while what was loaded before is multiplied
                 with self.block("if (start > 0)"):
-                    self._multiply(*panels)
+                    self._multiply(lefts, rights)
                 self.add("workgroupBarrier();")
-            with self.block(f"if (start < {k})") if self.is_ahead else nullcontext():
+            with self.block(f"if (start < {k})") if tile.is_ahead else nullcontext():
                 for line in stores:
                     self.add(line)
             self.add("workgroupBarrier();")
-            if not self.is_ahead:
-                self._multiply(*panels)
+            if not tile.is_ahead:
+                self._multiply(lefts, rights)
                 self.add("workgroupBarrier();")
         self._finish()
         return self.lines
 
     def _begin(self) -> None:
         """Which tile this is, and which part of it is the thread's, or its warp's."""
-        tile, (batch, _, n, _) = self.tile, self.tile.sizes
+        tile, (tiles, across) = self.tile, tiles_of(self.tile)
         for s in self.grid.lets:
-            self.statement(s)
-        tiles, across = tile.blocks // batch, -(-n // tile.right.length)
+            statements.statement(self, s)
         self.add(f"let tile = i32(block) % {tiles};")
         self.add(f"let batch = i32(block) / {tiles};")
         self.decode("batch", tile.batch)
@@ -91,24 +75,10 @@ class Contraction(Writer):
 
     def _clear(self) -> None:
         for i in range(self.tile.down):
-            for j, size in self._vectors():
-                self.add(f"var sum_{i}_{j} = {self._type(size)}();")
+            for j, _ in self.columns:
+                self.add(f"var sum_{i}_{j} = {self.type}();")
 
-    def _vectors(self) -> list[tuple[int, int]]:
-        """Columns of a thread by vectors of up to four: the first, and how many."""
-        across = self.tile.across
-        size = min(4, across)
-        return [(j, size) for j in range(0, across, size)]
-
-    def _type(self, size: int) -> str:
-        return "f32" if size == 1 else f"vec{size}<f32>"
-
-    def _batch(self, panel: Panel, loops: tuple[Var, ...]) -> tuple[int, bool]:
-        """Loads of a thread that are under way at once, and whether that is all of a panel."""
-        count = -(-panel.length * self.tile.tile_depth // self.geometry.threads)
-        is_simple = len(loops) + len(self.tile.depth) == 2  # others take many lines each
-        batch = min(panel.batch * panel.lanes if is_simple else 4, count)
-        return batch, batch == count
+    # Panels
 
     def _copy(
         self, name: str, panel: Panel, value: Value, loops: tuple[Var, ...], first: str
@@ -117,15 +87,13 @@ class Contraction(Writer):
 
         Several loads of a thread are under way at once. Where there are more, all is done here.
         """
-        size, threads = panel.length * self.tile.tile_depth, self.geometry.threads
-        batch, is_whole = self._batch(panel, loops)
-        if is_whole:
-            return [self._load(name, panel, value, loops, first, c * threads) for c in range(batch)]
-        with self.block(f"for (var q = 0; q < {size}; q += {threads * batch})"):
-            stores = [
-                self._load(name, panel, value, loops, first, c * threads, "q + ")
-                for c in range(batch)
-            ]
+        depth, threads = self.tile.tile_depth, self.geometry.threads
+        starts = [c * threads for c in range(panel.batch)]
+        if panel.batch == panel.copies(depth, threads):
+            return [self._load(name, panel, value, loops, first, c) for c in starts]
+        size, step = panel.length * depth, threads * panel.batch
+        with self.block(f"for (var q = 0; q < {size}; q += {step})"):
+            stores = [self._load(name, panel, value, loops, first, c, "q + ") for c in starts]
             for line in stores:
                 self.add(line)
         return []
@@ -152,7 +120,7 @@ class Contraction(Writer):
         limits = [*inside, *([f"{first} + {i} < {count}"] if count % panel.length else [])]
         limits += [f"start + {d} < {k}"] if k % depth else []
         # After the end the last part is loaded once more, which takes no branch.
-        start = f"min(start, {k - depth})" if self.is_ahead and k % depth == 0 else "start"
+        start = f"min(start, {k - depth})" if tile.is_ahead and k % depth == 0 else "start"
         self.add(f"var {got} = 0.0f;")
         with self.block(f"if ({' && '.join(limits)})") if limits else nullcontext():
             self.decode(f"({first} + {i})", loops)
@@ -161,86 +129,81 @@ class Contraction(Writer):
         self.vars = before
         given = got if self.panel_type == "f32" else f"{self.panel_type}({got})"
         place = f"{name}[{far} * {panel.step} + {near}]"
-        if self.quads:
+        if tile.by_fours:
             place = f"{name}[{far} * {panel.step // 4} + ({near} >> 2u)][{near} & 3]"
         store = f"{place} = {given};"
         return f"if ({' && '.join(inside)}) {{ {store} }}" if inside else store
 
     def _own(self, panel: Panel, thread: str, threads: int, u: str) -> str:
         """Which row or column of the tile is a thread's `u`th."""
-        if self.quads and not panel.is_along:
+        if self.tile.by_fours and not panel.is_along:
             return f"{thread} * 4 + {u} / 4 * {4 * threads} + {u} % 4"
         return f"{thread} + {u} * {threads}"
 
-    def _parts(self, name: str, panel: Panel, stem: str) -> list[list[str]]:
+    def _parts(
+        self, name: str, panel: Panel, stem: str, own: int, thread: str, threads: int
+    ) -> list[list[str]]:
         """Elements of a thread for each step of the depth; their vectors are read here."""
-        is_left = stem == "a"
-        own = self.tile.down if is_left else self.tile.across
-        thread, threads = ("ty", self.tall) if is_left else ("tx", self.wide)
-        step = panel.step // 4 if self.quads else panel.step
-        if not self.quads:
-            rows = [f"{thread} + {u * threads}" for u in range(own)]
-            read = [f"({r}) * {step} + d" if panel.is_along else f"d * {step} + {r}" for r in rows]
-            for u, r in enumerate(read):
-                self.add(f"let {stem}_{u} = {name}[{r}];")
-            return [[f"{stem}_{u}" for u in range(own)]]
-        if panel.is_along:
-            for u in range(own):
-                self.add(f"let {stem}_{u} = {name}[({thread} + {u * threads}) * {step} + d];")
+        if self.tile.by_fours and not panel.is_along:
+            for s in range(4):
+                for u in range(0, own, 4):
+                    at = f"(d * 4 + {s}) * {panel.step // 4} + {thread} + {u // 4 * threads}"
+                    self.add(f"let {stem}_{s}_{u} = {name}[{at}];")
+            parts = [(f"{u // 4 * 4}", "xyzw"[u % 4]) for u in range(own)]
+            return [[f"{stem}_{s}_{at}.{c}" for at, c in parts] for s in range(4)]
+        step = panel.step // 4 if self.tile.by_fours else panel.step
+        for u in range(own):
+            row = f"{thread} + {u * threads}"
+            at = f"({row}) * {step} + d" if panel.is_along else f"d * {step} + {row}"
+            self.add(f"let {stem}_{u} = {name}[{at}];")
+        if self.tile.by_fours:
             return [[f"{stem}_{u}.{c}" for u in range(own)] for c in "xyzw"]
-        for s in range(4):
-            for u in range(0, own, 4):
-                at = f"(d * 4 + {s}) * {step} + {thread} + {u // 4 * threads}"
-                self.add(f"let {stem}_{s}_{u} = {name}[{at}];")
-        return [[f"{stem}_{s}_{u // 4 * 4}.{'xyzw'[u % 4]}" for u in range(own)] for s in range(4)]
+        return [[f"{stem}_{u}" for u in range(own)]]
+
+    # Sums
 
     def _multiply(self, lefts: str, rights: str) -> None:
         tile = self.tile
-        steps = tile.tile_depth // (4 if self.quads else 1)
+        steps = tile.tile_depth // (4 if tile.by_fours else 1)
         with self.block(f"for (var d = share; d < {steps}; d += {tile.shares})"):
-            left = self._parts(lefts, tile.left, "a")
-            right = self._parts(rights, tile.right, "b")
+            left = self._parts(lefts, tile.left, "a", tile.down, "ty", self.tall)
+            right = self._parts(rights, tile.right, "b", tile.across, "tx", self.wide)
             for s, (a, b) in enumerate(zip(left, right, strict=True)):
-                for j, size in self._vectors():
-                    self.add(f"let c_{s}_{j} = {self._type(size)}({', '.join(b[j : j + size])});")
+                for j, size in self.columns:
+                    self.add(f"let c_{s}_{j} = {self.type}({', '.join(b[j : j + size])});")
                 for i in range(tile.down):
-                    for j, size in self._vectors():
-                        factor = f"{self._type(size)}({a[i]})"
-                        self.add(f"sum_{i}_{j} = fma({factor}, c_{s}_{j}, sum_{i}_{j});")
+                    for j, _ in self.columns:
+                        total = f"sum_{i}_{j}"
+                        self.add(f"{total} = fma({self.type}({a[i]}), c_{s}_{j}, {total});")
 
     def _finish(self) -> None:
         """Shares are added up, always in the same order; then what follows each element."""
-        tile = self.tile
+        tile, count = self.tile, self.tile.down * self.tile.across
+        parts = [(i, j, size) for i in range(tile.down) for j, size in self.columns]
         for far in (2**i for i in reversed(range(tile.shares.bit_length() - 1))):
-            for i in range(tile.down):
-                for j, _ in self._vectors():
-                    name = f"sum_{i}_{j}"
-                    self.add(f"{name} += subgroupShuffleXor({name}, {far}u);")
-        count = tile.down * tile.across
+            for i, j, _ in parts:
+                self.add(f"sum_{i}_{j} += subgroupShuffleXor(sum_{i}_{j}, {far}u);")
         self.add(f"var sums = array<f32, {count}>();")
-        for i in range(tile.down):
-            for j, size in self._vectors():
-                for u in range(size):
-                    part = f"sum_{i}_{j}" + (f"[{u}]" if size > 1 else "")
-                    self.add(f"sums[{i * tile.across + j + u}] = {part};")
+        for i, j, size in parts:
+            for u in range(size):
+                part = f"sum_{i}_{j}" + (f"[{u}]" if size > 1 else "")
+                self.add(f"sums[{i * tile.across + j + u}] = {part};")
         with self.block(f"for (var e = share; e < {count}; e += {tile.shares})"):
             row = self._own(tile.left, "ty", self.tall, f"(e / {tile.across})")
             column = self._own(tile.right, "tx", self.wide, f"(e % {tile.across})")
-            self.add(f"let row = first_row + {row};")
-            self.add(f"let column = first_column + {column};")
-            self._after("sums[e]")
+            self._after(row, column, "sums[e]")
 
-    def _after(self, total: str) -> None:
+    def _after(self, row: str, column: str, total: str) -> None:
         """What follows an element, where there is such a row and column."""
-        tile, (_, m, n, _) = self.tile, self.tile.sizes
-        limits = [f"row < {m}"] if m % tile.left.length else []
-        limits += [f"column < {n}"] if n % tile.right.length else []
-        with self.block(f"if ({' && '.join(limits) or 'true'})"):
-            self.decode("row", tile.rows)
-            self.decode("column", tile.columns)
+        local = self.product.local
+        self.add(f"let row = first_row + {row};")
+        self.add(f"let column = first_column + {column};")
+        with self.block(f"if ({' && '.join(limits_of(self.tile)) or 'true'})"):
+            self.decode("row", self.tile.rows)
+            self.decode("column", self.tile.columns)
             self.add(f"var total: f32 = {total};")
-            self.names[self.local], self.dtypes[self.local] = "total", self.dtype
-            self.all(self.after)
+            self.names[local], self.dtypes[local] = "total", self.product.dtype
+            self.all(self.product.after)
 
 
 class Matrices(Contraction):
@@ -252,10 +215,10 @@ class Matrices(Contraction):
         self.edge, warps = self.tile.matrices, self.geometry.threads // self.tile.shares
         self.down, self.across = (n // self.edge for n in (self.tile.down, self.tile.across))
         self.stage = self.share("stage", "f32", warps * self.edge**2)
-        self.type = f"coop_mat{self.edge}x{self.edge}"
+        self.matrix = f"coop_mat{self.edge}x{self.edge}"
         for i in range(self.down):
             for j in range(self.across):
-                self.add(f"var sum_{i}_{j} = {self.type}<f32, C>();")
+                self.add(f"var sum_{i}_{j} = {self.matrix}<f32, C>();")
 
     def _multiply(self, lefts: str, rights: str) -> None:
         tile, edge = self.tile, self.edge
@@ -275,24 +238,22 @@ class Matrices(Contraction):
         is_by_rows = panel.is_along == (role == "A")
         start = f"({at}) * {panel.step} + d" if panel.is_along else f"d * {panel.step} + {at}"
         load = "coopLoadT" if is_by_rows else "coopLoad"
-        return f"{load}<{self.type}<f16, {role}>>(&{name}[{start}], {panel.step}u)"
+        return f"{load}<{self.matrix}<f16, {role}>>(&{name}[{start}], {panel.step}u)"
 
     def _finish(self) -> None:
         """Matrices one after the other by way of memory, where threads find their elements."""
-        tile, size, shares = self.tile, self.edge**2, self.tile.shares
-        count = self.down * self.across
+        tile, edge, shares = self.tile, self.edge, self.tile.shares
+        size, count = edge**2, self.down * self.across
         stage = f"&{self.stage}[index / {shares} * {size}]"
         with self.block(f"for (var f = 0; f < {count}; f++)"):
             with self.block("switch (f)"):
                 for f in range(count):
                     name = f"sum_{f // self.across}_{f % self.across}"
                     case = "default" if f == count - 1 else f"case {f}"
-                    self.add(f"{case}: {{ coopStoreT({name}, {stage}, {self.edge}u); }}")
+                    self.add(f"{case}: {{ coopStoreT({name}, {stage}, {edge}u); }}")
             self.add("workgroupBarrier();")
             with self.block(f"for (var e = share; e < {size}; e += {shares})"):
-                rows, columns = (f"f {sign} {self.across} * {self.edge}" for sign in "/%")
-                self.add(f"let row = first_row + ty * {tile.down} + {rows} + e / {self.edge};")
-                at = f"first_column + tx * {tile.across} + {columns} + e % {self.edge}"
-                self.add(f"let column = {at};")
-                self._after(f"{self.stage}[index / {shares} * {size} + e]")
+                row = f"ty * {tile.down} + f / {self.across} * {edge} + e / {edge}"
+                column = f"tx * {tile.across} + f % {self.across} * {edge} + e % {edge}"
+                self._after(row, column, f"{self.stage}[index / {shares} * {size} + e]")
             self.add("workgroupBarrier();")

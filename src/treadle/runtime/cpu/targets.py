@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from treadle.base.errors import DeviceError
-from treadle.kernel.machine import ARM64, LEVELS, NATIVE, Machine, features_of, target_name
+from treadle.kernel.machine import (
+    ARM64,
+    LEVELS,
+    NATIVE,
+    Machine,
+    features_in,
+    features_of,
+    target_name,
+)
 
 VARIABLE = "TREADLE_TARGET"
 
@@ -51,6 +59,9 @@ class Processor:
 def named_target(given: str | int, environment: Mapping[str, str] | None = None) -> str:
     """The name of a target: the option's, or the environment's where the option is the default."""
     name = target_name(given)
+    if features_in(name):
+        cause = f"{name!r} asks for features of WebGPU"
+        raise DeviceError("target", cause, 'Use device="webgpu", or leave them out.')
     found = (os.environ if environment is None else environment).get(VARIABLE, "").strip()
     return target_name(found, VARIABLE) if name == NATIVE and found else name
 

@@ -376,7 +376,7 @@ class CudaProgram:
     def _rebind(self, values: DeviceValues, inputs: set[str], room: int) -> None:
         """Graphs are captured anew if the values or the arena have moved."""
         self._held, self._room = (values, values.layout), room
-        bound = tuple(values.block(n).address for n in self._leaves if n not in inputs)
+        bound = tuple(values.place(n).address for n in self._leaves if n not in inputs)
         bound += (room,)
         if bound != self._bound:
             for traffic in self._traffic.values():
@@ -401,7 +401,7 @@ class CudaProgram:
             traffic.copy_in(slot, sources, stream)
             for step in range(traffic.count):
                 own = traffic.addresses(step, sources)
-                leaves = {n: own[n] if n in own else values.block(n).address for n in self._leaves}
+                leaves = {n: own[n] if n in own else values.place(n).address for n in self._leaves}
                 table = self._table(leaves, results[step], self._room)
                 self.graph_launches = self._runner.enqueue(table, stream)
             if lent is None and traffic.comes_back:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import glob
 import importlib.util
-import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -20,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from treadle.base.errors import DeviceError, OutOfMemoryError
+from treadle.kernel.machine import COOPERATIVE_MATRIX
 from treadle.kernel.target_webgpu import BASE, FULL, WebGpuLimits
 
 ALIGNMENT = 256  # bytes: where bindings may start
 LESS_MEMORY = "Use a smaller batch, accumulate micro-batches, or give compile a memory_budget."
 _ORDER = {"DiscreteGPU": 0, "IntegratedGPU": 1, "VirtualGPU": 2, "Unknown": 3, "CPU": 4}
 _FEATURES = ("subgroup", "subgroup-barrier", "shader-f16", "timestamp-query")
-_MATRICES = "cooperative-matrix"  # experimental in wgpu: used where the environment asks for it
 _SUBGROUPS = {0x10DE: 32, 0x106B: 32}  # of vendors that have one size alone: NVIDIA, Apple
 
 
@@ -56,10 +55,6 @@ def _adapters() -> tuple[Any, ...]:
     return tuple(sorted(found, key=lambda a: _ORDER.get(a.info["adapter_type"], 3)))
 
 
-def _wants_matrices(adapter: Any) -> bool:
-    return bool(os.environ.get("TREADLE_WEBGPU_MATRICES")) and _MATRICES in adapter.features
-
-
 def _limits_of(adapter: Any) -> WebGpuLimits:
     """What an adapter allows; subgroups only where their size is known.
 
@@ -83,7 +78,7 @@ def _limits_of(adapter: Any) -> WebGpuLimits:
         buffer_bytes=limits["max-buffer-size"] // ALIGNMENT * ALIGNMENT,
         subgroup=size if has_subgroups else 0,
         has_f16="shader-f16" in features,
-        has_matrices=has_subgroups and _wants_matrices(adapter),
+        has_matrices=has_subgroups and COOPERATIVE_MATRIX in features,
     )
 
 
@@ -108,11 +103,8 @@ class Device:
             "max-buffer-size": adapter.limits["max-buffer-size"],
         }
         features = [f for f in _FEATURES if f in adapter.features]
-        features += [_MATRICES] if self.limits.has_matrices else []
         self.has_timestamps = "timestamp-query" in features
-        self.device = adapter.request_device_sync(
-            required_features=features, required_limits=wanted
-        )
+        self.device = self._requested(adapter, features, wanted)
         self.queue = self.device.queue
         from wgpu.backends.wgpu_native import ffi, lib
 
@@ -121,6 +113,19 @@ class Device:
         self.lost, self.checkpoint = "", ""
         self._pipelines: dict[str, Any] = {}
         self._layouts: dict[int, tuple[Any, Any]] = {}
+
+    def _requested(self, adapter: Any, features: list[str], limits: dict[str, int]) -> Any:
+        """A device with matrices, if the adapter says it has them and wgpu gives them."""
+
+        def request(features: list[str]) -> Any:
+            return adapter.request_device_sync(required_features=features, required_limits=limits)
+
+        if self.limits.has_matrices:
+            try:
+                return request([*features, COOPERATIVE_MATRIX])
+            except (self.wgpu.GPUError, RuntimeError):  # experimental features may be refused
+                self.limits = replace(self.limits, has_matrices=False)
+        return request(features)
 
     @contextmanager
     def checked(self, operation: str, what: str = "") -> Iterator[None]:

@@ -104,7 +104,7 @@ class WebGpuProgram:
             missing = [n for n in names if n not in self._inputs]
             sizes = {n: self._nbytes(self._leaves[n][1]) for n in missing}
             self._inputs |= rooms(sizes, "the inputs")
-            leaves = {n: self._inputs[n] if n in inputs else values.room(n) for n in self._leaves}
+            leaves = {n: self._inputs[n] if n in inputs else values.place(n) for n in self._leaves}
             self._commands, self._bound = self._commands_on(leaves), key
         return self._commands
 
@@ -207,7 +207,7 @@ class WebGpuProgram:
         leaf = next((n for n, (s, _) in self._leaves.items() if s == output.slot), None)
         room = self._own.get(output.slot)
         if leaf is not None:
-            room = self._inputs[leaf] if leaf in inputs else values.room(leaf)
+            room = self._inputs[leaf] if leaf in inputs else values.place(leaf)
         assert room is not None
         return self._read(room, output.type)
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from treadle.base.words import as_words, from_words, nbytes_of
-from treadle.ir.types import TensorType
-from treadle.runtime.held import as_dtype
-from treadle.runtime.memory import Held, PlacedValues, Values
+from treadle.runtime.memory import PlacedValues
 from treadle.runtime.webgpu.device import device, padded
 
 
@@ -52,16 +50,11 @@ def rooms(sizes: Mapping[str, int], what: str) -> dict[str, Room]:
     return found
 
 
-class DeviceValues(PlacedValues):
-    """Arrays by name. Writing one that is there keeps its place: programs stay bound to it."""
-
-    def __init__(self) -> None:
-        self.layout = 0  # counts when places change
-        self._rooms: dict[str, Room] = {}
-        self._like: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+class DeviceValues(PlacedValues[Room]):
+    """Arrays by name, each in a part of a buffer of the device."""
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return self._rooms[name].read(*self._like[name])
+        return self._places[name].read(*self._like[name])
 
     def __setitem__(self, name: str, value: np.ndarray) -> None:
         self.update({name: value})
@@ -71,27 +64,14 @@ class DeviceValues(PlacedValues):
         given = {n: np.asarray(a) for n, a in dict(*values, **more).items()}
         halves = device().limits.has_f16
         sizes = {n: nbytes_of(a.size, a.dtype, halves) for n, a in given.items()}
-        known = {n: r.nbytes for n, r in self._rooms.items()}
+        known = {n: r.nbytes for n, r in self._places.items()}
         new = {n: size for n, size in sizes.items() if known.get(n) != size}
         if new:
-            self._rooms |= rooms(new, "what a session holds")
+            self._places |= rooms(new, "what a session holds")
             self.layout += 1
         for name, array in given.items():
             self._like[name] = array.shape, array.dtype
-            self._rooms[name].write(array)
-
-    def __delitem__(self, name: str) -> None:
-        del self._rooms[name], self._like[name]
-        self.layout += 1
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rooms)
-
-    def __len__(self) -> int:
-        return len(self._rooms)
-
-    def room(self, name: str) -> Room:
-        return self._rooms[name]
+            self._places[name].write(array)
 
     def shared(self, name: str) -> np.ndarray:
         """A copy: no other framework sees the memory of WebGPU."""
@@ -99,25 +79,3 @@ class DeviceValues(PlacedValues):
 
     def note_checkpoint(self, told: str) -> None:
         device().checkpoint = told
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceMemory:
-    """Memory of the adapter's device."""
-
-    device: str
-    is_host: bool = False
-    is_wide: bool = False
-
-    def new_values(self) -> Values:
-        return DeviceValues()
-
-    def holder(self) -> Held:
-        return self.held
-
-    def held(self, array: np.ndarray, type_: TensorType) -> np.ndarray:
-        """Of the right dtype; writing copies it to the device."""
-        return as_dtype(array, type_.dtype.numpy)
-
-    def found(self, array: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        return None

@@ -334,6 +334,8 @@ def map_contraction(
         c.batch, c.rows, c.columns, c.depth, found.is_swapped,
         depth, tile.down, tile.across, tile.shares, left, right, is_whole, unroll,
     )  # fmt: skip
+    if mapping.lanes == 1:
+        template = _by_words(template, mapping)
     body = (*found.lets, *nest(c.result, Role.GRID, in_order(found.body)))
     geometry = Geometry(mapping.threads, 1, mapping.warp, template=template)
     return replace(kernel, body=body, geometry=geometry)
@@ -365,8 +367,36 @@ def _map_matrices(kernel: Kernel, found: Contracting, mapping: Mapping, blocks: 
         panel(c.left, tile.rows), panel(c.right, tile.columns), False, 1, edge,
     )  # fmt: skip
     body = (*found.lets, *nest(c.result, Role.GRID, in_order(found.body)))
+    template = _by_words(template, mapping)
     geometry = Geometry(mapping.threads, 1, mapping.warp, template=template)
     return replace(kernel, body=body, geometry=geometry)
+
+
+FEW = 4  # copies under way at a time, where the index of each takes many operations
+
+
+def _by_words(tile: Tiled, mapping: Mapping) -> Tiled:
+    """Panels that threads copy word by word, and read by fours where they lie so."""
+    depth, threads = tile.tile_depth, mapping.threads
+
+    def copied(panel: Panel, loops: Axes) -> Panel:
+        is_simple = len(loops) + len(tile.depth) == 2
+        most, words = panel.batch * panel.lanes, replace(panel, lanes=1)
+        return replace(words, batch=min(most if is_simple else FEW, words.copies(depth, threads)))
+
+    def is_by_fours(panel: Panel, own: int) -> bool:
+        return panel.step % 4 == 0 and (panel.is_along or own % 4 == 0)
+
+    left, right = copied(tile.left, tile.rows), copied(tile.right, tile.columns)
+    is_whole = all(p.batch == p.copies(depth, threads) for p in (left, right))
+    by_fours = is_by_fours(left, tile.down) and is_by_fours(right, tile.across)
+    return replace(
+        tile,
+        left=left,
+        right=right,
+        is_ahead=is_whole and tile.sizes[-1] > depth,
+        by_fours=not tile.matrices and depth % (4 * tile.shares) == 0 and by_fours,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from treadle.kernel.access import accesses, loads_of, locals_in
 from treadle.kernel.contraction import size
-from treadle.kernel.cost import flops
+from treadle.kernel.cost import flops, padded
 from treadle.kernel.geometry import Combine
 from treadle.kernel.index import Var, uses, variable
 from treadle.kernel.nodes import (
@@ -85,7 +85,15 @@ def shape_of(kernel: Kernel, mapping: Mapping, is_aligned: bool, threads: int = 
     if share > mapping.exchanging:
         return Shape(lets, grid, body, share, share)
     share = _in_warp(kernel, body, count, mapping, is_aligned)
-    return Shape(lets, grid, body, share, mapping.warp_threads)
+    return Shape(lets, grid, body, share, _warp_threads(kernel, share, mapping))
+
+
+def _warp_threads(kernel: Kernel, share: int, mapping: Mapping) -> int:
+    """Threads of a block whose warps work apart: fewer where their memory would have no room."""
+    each, threads = sum(padded(b.nbytes) for b in kernel.scratch), mapping.warp_threads
+    while threads > share and threads // share * each > mapping.shared_limit:
+        threads //= 2
+    return threads
 
 
 def _is_product(inner: Sequence[For]) -> bool:

@@ -1,0 +1,1 @@
+"""What printers of C-like languages share: lines, values, statements, tiles."""
