@@ -19,7 +19,9 @@ RANK = """
 import sys
 from treadle.distributed.launched import open_communicator
 comm = open_communicator("auto", 60.0)
-print("rank", comm.rank, comm.texts(f"of {comm.size}"), *sys.argv[1:], flush=True)
+told = comm.texts(f"of {comm.size}")
+sys.stdout.write(f"rank {comm.rank} {told} {sys.argv[1]}\\n")  # one write: ranks share an output
+sys.stdout.flush()
 sys.exit(int(sys.argv[1]) * comm.rank)
 """
 
