@@ -33,10 +33,11 @@ from treadle.schedule.schedule import CPU, GPU, Target, schedule
 from treadle.verify.certificate.programs import kernel_record
 from treadle.verify.indices import evaluate_index
 from treadle.verify.kernels import check_kernels
-from treadle_checker.kernel_checks import Walk, check_program
+from treadle_checker.kernel_checks import check_program
 from treadle_checker.program import read_kernel, read_program
 from treadle_checker.races import check_races
 from treadle_checker.reading import Rejected
+from treadle_checker.sites import Walk
 
 TARGETS = {"cpu": CPU, "gpu": GPU}
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from treadle_checker.elements import Elements
-from treadle_checker.field import Element, Field, is_float, same
+from treadle_checker.elements import Elements, Source
+from treadle_checker.field import Array, Element, Field, is_float, same
 from treadle_checker.reading import NotEstablished, Rejected
-from treadle_checker.values import LEAVES, Graph, Node, Type, Value
+from treadle_checker.types import LEAVES, Graph, Node, Type, Value, bodies_of
 
 COMMUTATIVE = frozenset(["add", "mul", "max", "min", "and", "or", "xor", "eq"])
 MOST_NODES = 300  # between two values and those that they share
@@ -145,12 +145,10 @@ class Equality:
         (x, _), (y, _) = self.made[a], self.made[b]
         if x.op != y.op or x.op not in ("call", "scan") or keys[0][1:] != keys[1][1:]:
             return False
-        rest = [
-            {k: v for k, v in n.attributes.items() if k not in ("body", "name")} for n in (x, y)
-        ]
-        bodies = x.attributes["body"], y.attributes["body"]
-        if rest[0] != rest[1]:
+        numbers = ("constants", "carries", "length", "reverse")
+        if any(x.attributes.get(n) != y.attributes.get(n) for n in numbers):
             return False
+        bodies = x.attributes["body"], y.attributes["body"]
         key = bodies[0].digest, bodies[1].digest
         if key not in self.judged:
             self.judged[key] = _are_equal_bodies(*bodies, self.effort)
@@ -211,7 +209,7 @@ class Equality:
     def _agreement(self, a: Graph, b: Graph, trial: int, ordered: bool, has_logs: bool) -> bool:
         """Whether both results agree at some elements."""
         needed = _CHOICES if ordered else _LOGS if has_logs else None
-        if needed is not None and not any(n.op in needed for g in (a, b) for n in g.nodes):
+        if needed is not None and not needed & (a.ops | b.ops):
             return False
         limit, samples = self.effort.spent // 8, self.effort.samples
         field, size = Field(trial, ordered, has_logs, limit), a.output_types[0].size
@@ -222,7 +220,8 @@ class Equality:
         at = np.arange(size) if size <= 2 * samples else some
         most = index_size([a, b])
         try:
-            return same(*(_generic(g, field, most).at(g.outputs[0][2], at) for g in (a, b)))
+            sides = [Elements(g, field, generic(g, field, most)) for g in (a, b)]
+            return same(*(on.at(on.graph.outputs[0][2], at) for on in sides))
         finally:
             self._spend(field.spent)
 
@@ -270,70 +269,45 @@ class _Side:
             node, output = self.of.made[c]
             at = made.setdefault((id(node), children), len(nodes))
             if at == len(nodes):
-                nodes.append(
-                    Node(
-                        node.op,
-                        node.attributes,
-                        tuple(places[x] for x in children),
-                        node.types,
-                        "",
-                        node.key,
-                    )
-                )
+                nodes.append(replace(node, operands=tuple(places[x] for x in children), line=""))
             places[c] = Value(at, output)
         text = "\n".join(f"{n.key} {[tuple(v) for v in n.operands]} {n.types[0]}" for n in nodes)
         root = places[self.root]
         return Cone(Graph(tuple(nodes), (("result", "0", root),)), f"{text}\n{tuple(root)}")
 
 
-_LOGS = frozenset(
-    "log softplus logsumexp log_softmax attention cross_entropy linear_cross_entropy "
-    "linear_cross_entropy_grad".split()
-)
-_CHOICES = frozenset(
-    "max min reduce_max reduce_min argmax argmin sort top_k lt le relu max_pool call scan".split()
-)
+_LOGS = frozenset(["log"])
+_CHOICES = frozenset("max min reduce_max reduce_min argmax argmin sort top_k lt le".split())
 
 
-def _generic(graph: Graph, field: Field, most: int) -> Elements:
-    def given(value: Value):  # type: ignore[no-untyped-def]
-        node = graph.nodes[value.node]
-        if node.op != "input":
-            return None
-        name, dtype = node.attributes["name"], node.types[0].dtype
-        return lambda at: _below(field, field.keyed(name, dtype, at, most), dtype, most)
+def generic(graph: Graph, field: Field, most: int) -> Callable[[Value], Source | None]:
+    """Leaves as generic elements by their names; integers are indices inside what they index."""
 
-    return Elements(graph, field, given)
+    def given(value: Value) -> Source | None:
+        node, dtype = graph.nodes[value.node], graph.type_of(value).dtype
 
+        def elements(at: Array) -> Element:
+            found = field.keyed(node.attributes["name"], dtype, at, most)
+            if is_float(dtype) or dtype == "bool":
+                return found
+            return field.integers(found.p.astype(np.int64) % most, dtype)
 
-def _below(field: Field, x: Element, dtype: str, most: int) -> Element:
-    """Integers are indices inside what they index."""
-    return (
-        x
-        if is_float(dtype) or dtype == "bool"
-        else field.integers(x.p.astype(np.int64) % most, dtype)
-    )
+        return elements if node.op in LEAVES else None
+
+    return given
 
 
 def index_size(graphs: Iterable[Graph]) -> int:
-    """The shortest axis that anything indexes."""
+    """The shortest axis that anything indexes, in bodies too."""
     found = [50]
     for graph in graphs:
         for node in graph.nodes:
-            a, shapes = node.attributes, [graph.type_of(v).shape for v in node.operands]
-            match node.op:
-                case "gather":
-                    found.append(shapes[0][a["axis"]])
-                case "scatter_add":
-                    found.append(a["size"])
-                case "one_hot":
-                    found.append(a["classes"])
-                case "embedding":
-                    found.append(shapes[0][0])
-                case "cross_entropy":
-                    found.append(shapes[0][-1])
-                case "linear_cross_entropy" | "linear_cross_entropy_grad":
-                    found.append(shapes[2 if node.op.endswith("grad") else 1][0])
+            a = node.attributes
+            if node.op == "gather":
+                found.append(graph.type_of(node.operands[0]).shape[a["axis"]])
+            elif node.op == "scatter_add":
+                found.append(a["size"])
+            found += [index_size([body]) for body in bodies_of(node)]
     return max(1, min(found))
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from treadle_checker.elements import ravel, unravel
 from treadle_checker.field import Array
 from treadle_checker.machine import evaluate
-from treadle_checker.program import Copy, Elements, Partial, Value, Whole
+from treadle_checker.program import Copy, Elements, Index, Partial, Value, Whole
 from treadle_checker.reading import NotEstablished, Rejected
-from treadle_checker.values import Node, Type
+from treadle_checker.types import Node, Type
 
 MOST = 2**22  # addresses that are listed
 
@@ -32,29 +32,25 @@ def places(content: Whole | Copy, type_: Type, at: Array) -> Places:
         held = held_by(content.elements.guards, variables, at.shape)
         index = [numbers(i, variables, at.shape) for i in content.elements.element]
     else:
-        axes, held = _axes(content, type_), np.ones(at.shape, bool)
-        found = dict(zip(axes, unravel(at, _sizes(content, type_)), strict=True))
+        axes, sizes = _in_memory(content, type_)
+        held, there = np.ones(at.shape, bool), at < math.prod(sizes)
+        found = dict(zip(axes, unravel(at, sizes), strict=True))
         index = [found[i] for i in range(len(type_.shape))]
-        there = at < math.prod(_sizes(content, type_))
         for i, n in zip(index, type_.shape, strict=True):
             there = there & (i < n)
     inside = [np.clip(i, 0, max(0, n - 1)) for i, n in zip(index, type_.shape, strict=True)]
     return Places(ravel(inside, type_.shape, len(at)), there & ~held, there)
 
 
-def _axes(content: Whole, type_: Type) -> tuple[int, ...]:
-    axes = content.order or tuple(range(len(type_.shape)))
-    if sorted(axes) != list(range(len(type_.shape))):
+def _in_memory(content: Whole, type_: Type) -> tuple[list[int], tuple[int, ...]]:
+    """Axes in the order of memory, and their sizes, the last one's as long as the pitch."""
+    axes, shape = list(content.order or range(len(type_.shape))), type_.shape
+    if sorted(axes) != list(range(len(shape))):
         raise Rejected(f"a layout of axes {axes} is none of {type_}")
-    if content.pitch and content.pitch < type_.shape[-1]:
+    if content.pitch and content.pitch < shape[-1]:
         raise Rejected(f"rows {content.pitch} apart overlap in {type_}")
-    return axes
-
-
-def _sizes(content: Whole, type_: Type) -> tuple[int, ...]:
-    """Of axes in the order of memory, the last one as long as the pitch."""
-    held = (*type_.shape[:-1], content.pitch) if content.pitch else type_.shape
-    return tuple(held[i] for i in _axes(content, type_))
+    held = (*shape[:-1], content.pitch) if content.pitch else shape
+    return axes, tuple(held[i] for i in axes)
 
 
 def variables_at(elements: Elements, at: Array) -> tuple[dict[str, Array], Array]:
@@ -76,8 +72,8 @@ def variables_at(elements: Elements, at: Array) -> tuple[dict[str, Array], Array
     return found, there & (rest == 0)
 
 
-def numbers(index: object, variables: dict[str, Array], shape: tuple[int, ...]) -> Array:
-    return np.broadcast_to(evaluate(index, variables), shape)  # type: ignore[arg-type]
+def numbers(index: Index, variables: dict[str, Array], shape: tuple[int, ...]) -> Array:
+    return np.broadcast_to(evaluate(index, variables), shape)
 
 
 def held_by(
@@ -102,52 +98,41 @@ def element_count(content: Whole | Copy | Partial, type_: Type) -> int:
 def last_addresses(content: Whole | Copy | Partial, type_: Type) -> list[int]:
     """Where the last element is, and the last zero beside a copy's elements."""
     if isinstance(content, Whole):
-        sizes, axes = _sizes(content, type_), _axes(content, type_)
+        axes, sizes = _in_memory(content, type_)
         last = [np.array([max(0, type_.shape[i] - 1)]) for i in axes]
         return [int(ravel(last, sizes, 1)[0])]
     every, found = content.elements.variables, list[int]()
+    guards = () if isinstance(content, Partial) else content.elements.guards
     for back in range(every[-1][1] if every else 1):  # gaps end a row
         last_of = {n: np.array([e - 1 - (back if n == every[-1][0] else 0)]) for n, e in every}
-        at = int(evaluate(content.elements.address, last_of).reshape(-1)[0])
-        is_held = (
-            isinstance(content, Partial) or held_by(content.elements.guards, last_of, (1,)).all()
-        )
+        is_held = held_by(guards, last_of, (1,)).all()
         if not found or is_held:
-            found.append(at)
+            found.append(int(numbers(content.elements.address, last_of, (1,))[0]))
         if is_held:
             break
     return found
 
 
-def result_labels(node: Node) -> tuple[list[str], list[str], str, str]:
-    """Of a contraction: labels of the result and along the depth, and those of both operands."""
-    operands, result = node.attributes["spec"].split("->")
-    x, y = operands.split(",")
-    return list(result), [c for c in x if c not in result], x, y
-
-
-class Parts:
-    """Where the parts of each element of a sum are."""
-
-    def __init__(self, node: Node, partial: Partial):
-        every = partial.elements
-        extents = tuple(extent for _, extent in every.variables)
-        count, type_ = math.prod(extents), node.types[0]
-        if count > MOST:
-            raise NotEstablished("too many parts to list")
-        grid = unravel(np.arange(count), extents)
-        names = dict(zip((name for name, _ in every.variables), grid, strict=True))
-        names |= {name: np.zeros(count, np.int64) for name, _ in partial.summed}
-        index = list(every.element)
-        if node.op == "contract":
-            index = index[: len(type_.shape)]
-        elif node.op.startswith("reduce_"):
-            index = [i for k, i in enumerate(index) if k not in node.attributes["axes"]]
-        else:
-            raise NotEstablished(f"parts of {node.op}")
-        flat = ravel([numbers(i, names, (count,)) for i in index], type_.shape, count)
-        order = np.argsort(flat, kind="stable")
-        each = count // max(1, type_.size)
-        if not np.array_equal(flat[order], np.repeat(np.arange(type_.size), each)):
-            raise NotEstablished("elements have different numbers of parts")
-        self.addresses = numbers(every.address, names, (count,))[order].reshape(-1, each)
+def part_addresses(node: Node, partial: Partial) -> Array:
+    """Where the parts of each element of a sum are, elements by parts."""
+    every, type_ = partial.elements, node.types[0]
+    extents = tuple(extent for _, extent in every.variables)
+    count = math.prod(extents)
+    if count > MOST:
+        raise NotEstablished("too many parts to list")
+    grid = unravel(np.arange(count), extents)
+    names = dict(zip((name for name, _ in every.variables), grid, strict=True))
+    names |= {name: np.zeros(count, np.int64) for name, _ in partial.summed}
+    index = list(every.element)
+    if node.op == "contract":
+        index = index[: len(type_.shape)]
+    elif node.op.startswith("reduce_"):
+        index = [i for k, i in enumerate(index) if k not in node.attributes["axes"]]
+    else:
+        raise NotEstablished(f"parts of {node.op}")
+    flat = ravel([numbers(i, names, (count,)) for i in index], type_.shape, count)
+    order = np.argsort(flat, kind="stable")
+    each = count // max(1, type_.size)
+    if not np.array_equal(flat[order], np.repeat(np.arange(type_.size), each)):
+        raise NotEstablished("elements have different numbers of parts")
+    return numbers(every.address, names, (count,))[order].reshape(-1, each)

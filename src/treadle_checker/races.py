@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from treadle_checker.bounds import Access, Scope, accesses_in, accesses_of
+from treadle_checker.bounds import Scope, accesses_in, accesses_of
 from treadle_checker.program import (
     SHARED_OUT,
+    SIDE_BY_SIDE,
     Assign,
     Atom,
     Barrier,
@@ -25,13 +26,13 @@ from treadle_checker.program import (
     Matmul,
     Statement,
     Store,
-    subvalues,
+    assigned_in,
     values_of,
     walk,
 )
 from treadle_checker.reading import Rejected
 
-SIDE_BY_SIDE = ("parallel", "grid", "group", "subgroup", "vector")
+AnyAtom = str | Atom
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class _Term:
     factor: int
     low: int
     high: int
-    atom: str | Atom | None = None
+    atom: AnyAtom | None = None
 
     @property
     def ends(self) -> tuple[int, int]:
@@ -53,7 +54,7 @@ class _Never(Exception):  # noqa: N818
     """A sum cannot be 0."""
 
 
-def _equal(terms: list[_Term], constant: int) -> set[str | Atom]:
+def _equal(terms: list[_Term], constant: int) -> set[AnyAtom]:
     """Atoms whose two values are equal if terms and a constant come to 0."""
     low, high = (constant + sum(t.ends[i] for t in terms) for i in (0, 1))
     if low > 0 or high < 0:
@@ -71,11 +72,11 @@ def _equal(terms: list[_Term], constant: int) -> set[str | Atom]:
     return set()
 
 
-def conflicts(loop: For, scope: Scope, exempt: frozenset[str]) -> set[str]:
+def conflicts(loop: For, around: tuple[For, ...], exempt: frozenset[str]) -> set[str]:
     """Buffers in which two iterations of a loop may meet."""
     every = [a for a in accesses_in(loop.body) if a.buffer not in exempt]
     written = {a.buffer for a in every if a.writes}
-    inside = _Inside(loop, scope, written)
+    inside = _Inside(loop, around, written)
     found: set[str] = set()
     for name in written:
         touched = dict.fromkeys(a for a in every if a.buffer == name)
@@ -88,46 +89,35 @@ def conflicts(loop: For, scope: Scope, exempt: frozenset[str]) -> set[str]:
 class _Inside:
     """What may differ between two iterations of a loop: its variable, loops and locals inside."""
 
-    def __init__(self, loop: For, scope: Scope, written: set[str]):
-        self.var, self.scope = loop.var, Ranges((*scope.loops, loop))
+    def __init__(self, loop: For, around: tuple[For, ...], written: set[str]):
+        self.var, self.scope = loop.var, Scope((*around, loop), only_ranges=True)
         self.variables = {loop.var} | {s.var for s in walk(loop.body) if isinstance(s, For)}
-        self.locals = {s.local for s in walk(loop.body) if isinstance(s, Assign)}
-        self.locals -= self._same_in_all(loop, written)
-
-    def _same_in_all(self, loop: For, written: set[str]) -> set[str]:
-        """Locals that are named once, from nothing that differs between iterations."""
         assigned = [s for s in walk(loop.body) if isinstance(s, Assign)]
-        names, found = [s.local for s in assigned], set[str]()
-        for s in assigned:
-            if s.kind != "let" or names.count(s.local) > 1:
-                continue
-            parts = list(subvalues(s.value))
-            read = {v.name for v in parts if v.kind == "local"} & (self.locals - found)
+        names = [s.local for s in assigned]
+        self.locals = set(names)
+        for s in assigned:  # those that are named once, from nothing that differs, do not
+            parts = list(values_of(s))
+            read = {v.name for v in parts if v.kind == "local"} & self.locals
             loads = {v.name for v in parts if v.kind == "load"} & written
-            moves = any(self._moves(v.index, self.locals - found) for v in parts)
-            if not read and not loads and not moves:
-                found.add(s.local)
-        return found
+            moves = any(self.differs(atom) for v in parts for _, atom in v.index.terms)
+            if s.kind == "let" and names.count(s.local) == 1 and not (read or loads or moves):
+                self.locals.discard(s.local)
 
-    def _moves(self, index: Index, locals_: set[str]) -> bool:
-        return any(self.differs(atom, locals_) for _, atom in index.terms)
-
-    def differs(self, atom: str | Atom, locals_: set[str] | None = None) -> bool:
+    def differs(self, atom: AnyAtom) -> bool:
         if isinstance(atom, str):
             return atom in self.variables
         if isinstance(atom.of, str):
-            known = self.locals if locals_ is None else locals_
-            return atom.kind == "block" or atom.of in known
-        return any(self.differs(inner, locals_) for _, inner in atom.of.terms)
+            return atom.kind == "block" or atom.of in self.locals
+        return any(self.differs(inner) for _, inner in atom.of.terms)
 
     def are_apart(self, first: Index, second: Index) -> bool:
         """Whether equal addresses belong to one iteration, with bounds as one number or opened."""
-        return any(self._are_apart(make(first), make(second)) for make in (_plain, _opened))
+        sides = (first, second), (_opened(first), _opened(second))
+        return any(self._are_apart(a, b) for a, b in sides)
 
     def _are_apart(self, first: Index, second: Index) -> bool:
-        terms = list(self.difference(first, second))
         try:
-            equal = _equal(terms, first.offset - second.offset)
+            equal = _equal(list(self.difference(first, second)), first.offset - second.offset)
             return self.var in self._known(equal)
         except _Never:
             return True
@@ -144,7 +134,7 @@ class _Inside:
             else:
                 yield from [_Term(f, low, high) for f in (a, -b) if f]
 
-    def _known(self, equal: set[str | Atom]) -> set[str | Atom]:
+    def _known(self, equal: set[AnyAtom]) -> set[AnyAtom]:
         """What equal atoms make equal: quotient and remainder give what was divided."""
         found, pending = set(equal), list(equal)
         while pending:
@@ -159,13 +149,9 @@ class _Inside:
         return found
 
 
-def _plain(index: Index) -> Index:
-    return index
-
-
 def _opened(index: Index) -> Index:
     """With bounded sums written out."""
-    terms, offset = dict[str | Atom, int](), index.offset
+    terms, offset = dict[AnyAtom, int](), index.offset
     for factor, atom in index.terms:
         inner = Index(0, ((1, atom),))
         if isinstance(atom, Atom) and atom.kind == "bounded" and isinstance(atom.of, Index):
@@ -174,17 +160,6 @@ def _opened(index: Index) -> Index:
         for f, a in inner.terms:
             terms[a] = terms.get(a, 0) + factor * f
     return Index(offset, tuple((f, a) for a, f in terms.items()))
-
-
-class Ranges(Scope):
-    """A scope that is asked for ranges alone: guards and names are checked elsewhere."""
-
-    __slots__ = ()
-
-    def atom(self, atom: str | Atom) -> tuple[int, int]:
-        if isinstance(atom, Atom) and (atom.kind == "bounded" or isinstance(atom.of, str)):
-            return 0, max(0, atom.size - 1)
-        return Scope.atom(self, atom)
 
 
 # Whole kernels
@@ -213,6 +188,17 @@ def group_rows(kernel: Kernel) -> frozenset[str]:
     return frozenset(b.name for b in kernel.scratch if b.space == "private" and b.pack > 1)
 
 
+def inside_grid(kernel: Kernel) -> tuple[list[For], tuple[Statement, ...]]:
+    """Loops of a grid around everything, after locals that are named first, and what is inside."""
+    body, loops = kernel.body, list[For]()
+    while body and isinstance(body[0], Assign) and body[0].kind == "let":
+        body = body[1:]
+    while len(body) == 1 and isinstance(body[0], For) and body[0].role == "grid":
+        loops.append(body[0])
+        body = body[0].body
+    return loops, body
+
+
 class _Races:
     def __init__(self, kernel: Kernel):
         self.kernel = kernel
@@ -224,20 +210,19 @@ class _Races:
         for s in body:
             if isinstance(s, For) and s.extent:
                 self.loop(s, loops)
+                self.body(s.body, (*loops, s))
             else:
                 self.in_lanes(s, loops)
 
     def loop(self, s: For, loops: tuple[For, ...]) -> None:
-        if s.role in SIDE_BY_SIDE and s.extent > 1:
-            found = conflicts(s, Scope(loops), self.exempt(s))
-            if found:
-                names = ", ".join(sorted(found))
-                raise Rejected(f"iterations of {s.var} may meet in {names}")
-        if s.role in SIDE_BY_SIDE:
+        is_shared = s.role in SIDE_BY_SIDE
+        found = conflicts(s, loops, self.exempt(s)) if is_shared and s.extent > 1 else ()
+        if found:
+            raise Rejected(f"iterations of {s.var} may meet in {', '.join(sorted(found))}")
+        if is_shared:
             self.locals(s)
         if s.role == "vector" or s.lanes > 1:
             self.lockstep(s)
-        self.body(s.body, (*loops, s))
 
     def exempt(self, loop: For) -> frozenset[str]:
         """Buffers of which every thread that runs iterations has its own."""
@@ -257,42 +242,41 @@ class _Races:
 
     def locals(self, loop: For) -> None:
         """What iterations accumulate outside of them has one op, and none reads or sets it."""
-        named = {s.local for s in walk(loop.body) if isinstance(s, Assign) and s.kind == "let"}
-        changed = [s for s in walk(loop.body) if isinstance(s, Assign) and s.local not in named]
-        ops = {(s.local, s.kind) for s in changed}
-        sums = {local for local, _ in ops}
-        if changed and (loop.role in ("parallel", "grid") or len(ops) != len(sums)):
-            raise Rejected(f"iterations of {loop.var} change {sorted(sums)}")
-        if any(kind in ("set", "let") for _, kind in ops):
-            raise Rejected(f"iterations of {loop.var} set {sorted(sums)}")
-        for s in walk(loop.body) if sums else ():
-            if sums & locals_read(s):
-                raise Rejected(f"iterations of {loop.var} read what they accumulate")
+        changed = assigned_in(loop)[1]
+        if changed and (loop.role in ("parallel", "grid") or not only_sums(loop)):
+            names = sorted({s.local for s in changed})
+            raise Rejected(f"iterations of {loop.var} set or read {names}, which is one for all")
 
     def lockstep(self, loop: For) -> None:
         """Lanes make the same statements at the same time."""
-        inside = _Inside(loop, Scope(), set())
+        inside = _Inside(loop, (), set())
         for s in walk(loop.body):
             if isinstance(s, (Matmul, Library)):
                 raise Rejected(f"lanes of {loop.var} share a product")
             if isinstance(s, For) and s.stop is not None:
-                ends = [a for _, a in s.stop.terms if not (isinstance(a, str) and a != loop.var)]
-                if any(inside.differs(a) for a in ends):
+                ends = [a for _, a in s.stop.terms if not isinstance(a, str) or a == loop.var]
+                if any(map(inside.differs, ends)):
                     raise Rejected(f"lanes of {loop.var} end {s.var} at different times")
 
 
-def locals_read(s: Statement) -> set[str]:
-    every = [v for value in values_of(s) for v in subvalues(value)]
+def only_sums(loop: For) -> bool:
+    """Whether locals of outside are only accumulated into, each by one op, and not read."""
+    ops = {(s.local, s.kind) for s in assigned_in(loop)[1]}
+    sums = {local for local, _ in ops}
+    is_read = any(sums & _locals_read(s) for s in walk(loop.body)) if sums else False
+    return len(sums) == len(ops) and not is_read and all(op != "set" for _, op in ops)
+
+
+def _locals_read(s: Statement) -> set[str]:
+    every = list(values_of(s))
     indices = [v.index for v in every] + ([s.index] if isinstance(s, Store) else [])
     return {v.name for v in every if v.kind == "local"}.union(*map(_data_in, indices))
 
 
 def _data_in(index: Index) -> set[str]:
-    found: set[str] = set()
-    for _, atom in index.terms:
-        if isinstance(atom, Atom):
-            found |= {atom.of} if isinstance(atom.of, str) else _data_in(atom.of)
-    return found
+    atoms = [atom for _, atom in index.terms if isinstance(atom, Atom)]
+    found = ({atom.of} if isinstance(atom.of, str) else _data_in(atom.of) for atom in atoms)
+    return set[str]().union(*found)
 
 
 class _Threads:
@@ -302,14 +286,8 @@ class _Threads:
         assert kernel.geometry is not None
         self.kernel, self.geometry = kernel, kernel.geometry
         self.rows = {b.name for b in kernel.scratch if b.pack > 1}
-        body = kernel.body
-        while body and isinstance(body[0], Assign) and body[0].kind == "let":
-            body = body[1:]
-        self.grid = set[str]()
-        while len(body) == 1 and isinstance(body[0], For) and body[0].role == "grid":
-            self.grid.add(body[0].var)
-            body = body[0].body
-        self.group = body
+        grid, self.group = inside_grid(kernel)
+        self.grid = {loop.var for loop in grid}
 
     def check(self) -> None:
         threads, share, warp = self.geometry.threads, self.geometry.share, self.geometry.warp
@@ -352,8 +330,7 @@ class _Threads:
         pending: list[Statement] = list(self.group)
         while pending:
             s = pending.pop()
-            touched = [a for a in accesses_in((s,)) if a.buffer == name]
-            if not touched:
+            if not any(a.buffer == name for a in accesses_in((s,))):
                 continue
             if not isinstance(s, For):
                 raise Rejected(f"the row {name} is touched outside the loops that walk it")
@@ -390,15 +367,9 @@ class _Threads:
             elif not waits or i <= last:
                 if isinstance(s, For) and is_of_warps(s):
                     self.meetings(s.body, _Since())
-                since.add(a for a in accesses_in((s,)) if a.buffer not in self.rows)
-                if waits and isinstance(s, For) and _sums(s):
+                since.add(s, self.rows)
+                if waits and isinstance(s, For) and assigned_in(s)[1]:
                     since.clear()  # all threads wait as they combine what they summed
-
-
-def _sums(loop: For) -> bool:
-    every = [s for s in walk(loop.body) if isinstance(s, Assign)]
-    named = {s.local for s in every if s.kind == "let"}
-    return any(s.local not in named for s in every)
 
 
 class _Since:
@@ -410,8 +381,8 @@ class _Since:
     def clear(self) -> None:
         self.touched, self.written = set[str](), set[str]()
 
-    def add(self, accesses: Iterator[Access]) -> None:
-        every = list(accesses)
+    def add(self, s: Statement, exempt: set[str]) -> None:
+        every = [a for a in accesses_in((s,)) if a.buffer not in exempt]
         touched, written = {a.buffer for a in every}, {a.buffer for a in every if a.writes}
         meeting = touched & self.written | written & self.touched
         if meeting:

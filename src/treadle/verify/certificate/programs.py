@@ -128,7 +128,7 @@ def kernel_record(kernel: Kernel) -> Record:
 
 
 def _geometry(g: Geometry) -> list[object]:
-    template: list[object] | None = None
+    template: list[object] = []
     match g.template:
         case Tiled() as t:
             groups = [[v.name for v in vs] for vs in (t.batch, t.rows, t.columns, t.depth)]
@@ -148,16 +148,16 @@ def _statement(s: Statement) -> list[object]:
             inner = [_statement(i) for i in body]
             return ["for", var.name, var.extent, role.value, end, lanes, inner]
         case Let(local, value):
-            return ["let", local, _value(value)]
+            return ["assign", "let", local, _value(value)]
         case Set(local, value):
-            return ["set", local, _value(value)]
+            return ["assign", "set", local, _value(value)]
         case Accumulate(local, op, value):
-            return ["accumulate", local, op, _value(value)]
+            return ["assign", op, local, _value(value)]
         case Store(buffer, index, value, guard):
             held = None if guard is None else _value(guard)
-            return ["store", buffer, _index(index), _value(value), held]
+            return ["store", buffer, _index(index), _value(value), held, False]
         case Update(buffer, index, value):
-            return ["update", buffer, _index(index), _value(value)]
+            return ["store", buffer, _index(index), _value(value), None, True]
         case Barrier(scope):
             return ["barrier", scope.value]
         case Matmul(target, left, right, adds, bias, scales):
@@ -185,21 +185,21 @@ def _view(v: View) -> list[object]:
 def _value(value: Value) -> list[object]:
     match value:
         case Literal(number, dtype):
-            return ["literal", _number(number), dtype.name]
+            return ["literal", dtype.name, _number(number)]
         case Load(buffer, index, dtype):
-            return ["load", buffer, _index(index), dtype.name]
+            return ["load", dtype.name, buffer, _index(index)]
         case Local(name, dtype):
-            return ["local", name, dtype.name]
+            return ["local", dtype.name, name]
         case Position(index, dtype):
-            return ["position", _index(index), dtype.name]
+            return ["position", dtype.name, _index(index)]
         case Apply(op, operands, dtype):
-            return ["apply", op, dtype.name, *(_value(v) for v in operands)]
+            return ["apply", dtype.name, op, *(_value(v) for v in operands)]
         case Convert(inner, dtype):
-            return ["convert", _value(inner), dtype.name]
+            return ["convert", dtype.name, _value(inner)]
         case Within(index, low, high):
             return ["within", _index(index), low, high]
         case Guarded(guard, inner, other, dtype):
-            return ["guarded", _value(guard), _value(inner), _value(other), dtype.name]
+            return ["guarded", dtype.name, _value(guard), _value(inner), _value(other)]
         case _:
             assert_never(value)
 
