@@ -10,17 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from treadle_checker import program as ir
-from treadle_checker.program import (
-    Assign,
-    Atom,
-    For,
-    Index,
-    Library,
-    Matmul,
-    Statement,
-    Store,
-    Value,
-)
+from treadle_checker.program import Assign, Atom, For, Index, Library, Matmul, Statement, Value
 from treadle_checker.reading import Rejected
 
 COMPARISONS = ("eq", "lt", "le")
@@ -36,33 +26,31 @@ class Access:
 def accesses_of(s: Statement) -> Iterator[Access]:
     """What a statement that is no loop touches by itself; blocks run over a matrix's elements."""
     yield from (Access(v.name, v.index, False) for v in ir.values_of(s) if v.kind == "load")
-    if isinstance(s, Store):
+    if isinstance(s, ir.Store):
         yield Access(s.buffer, s.index, True)
-    elif isinstance(s, Matmul):
-        for m, writes in ((s.target, True), (s.left, False), (s.right, False)):
-            yield Access(m.buffer, _matrix(m), writes)
-        if s.bias is not None:
-            yield Access(s.bias, _blocks(0, [(1, s.target.columns.count)]), False)
-        yield from (Access(buffer, Index(at), False) for buffer, at in s.scales)
-    elif isinstance(s, Library):
-        for views, writes in ((s.results, True), (s.operands, False)):
-            for v in views:
-                axes = list(zip(v.strides, v.shape, strict=True))
-                yield Access(v.buffer, _blocks(v.start, axes), writes)
+    elif isinstance(s, (Matmul, Library)):
+        written, read = blocks_of(s)
+        yield from (Access(b.buffer, _every(b), True) for b in written)
+        yield from (Access(b.buffer, _every(b), False) for b in read)
 
 
-def _blocks(start: int, axes: list[tuple[int, int]]) -> Index:
-    every = enumerate(axes)
-    return Index(start, tuple((step, Atom("block", f"axis {i}", n)) for i, (step, n) in every))
+def blocks_of(s: Matmul | Library) -> tuple[tuple[ir.Block, ...], tuple[ir.Block, ...]]:
+    """What is written and what is read."""
+    if isinstance(s, Library):
+        return s.results, s.operands
+    bias = () if s.bias is None else (s.bias,)
+    return (s.target,), (s.left, s.right, *bias, *s.scales)
 
 
-def _matrix(m: ir.Matrix) -> Index:
-    offset, axes = m.index.offset, list[tuple[int, int]]()
-    for axis in (m.rows, m.columns):
+def _every(block: ir.Block) -> Index:
+    """All elements: an index with a number below each axis's count."""
+    offset, terms = block.index.offset, list(block.index.terms)
+    for i, axis in enumerate(block.axes):
         low, high = min(axis.listed, default=0), max(axis.listed, default=0)
+        step, count = (1, high - low + 1) if axis.listed else (axis.stride, axis.count)
         offset += low
-        axes.append((1, high - low + 1) if axis.listed else (axis.stride, axis.count))
-    return Index(offset, m.index.terms + _blocks(0, axes).terms)
+        terms.append((step, Atom("block", f"axis {i}", count)))
+    return Index(offset, tuple(terms))
 
 
 def accesses_in(body: tuple[Statement, ...]) -> Iterator[Access]:
@@ -169,7 +157,7 @@ class _Checker:
                         named = s.local, s.value.dtype
                         scope = replace(scope, locals=(*scope.locals, named))
                     self.same(scope.local(s.local), s.value.dtype, s.local)
-                case Store():
+                case ir.Store():
                     if s.guard is not None:
                         self.value(s.guard, scope)
                     self.value(s.value, scope.under(s.guard))
@@ -189,15 +177,20 @@ class _Checker:
             self.body(s.body, replace(scope, loops=(*scope.loops, s)))
 
     def fits(self, s: Matmul | Library, scope: Scope) -> None:
+        written, read = ({b.buffer for b in blocks} for blocks in blocks_of(s))
+        if written & read:
+            raise Rejected(f"{sorted(written & read)} is written by a product or a call, and read")
         if isinstance(s, Library):
-            if scope.loops or {v.buffer for v in s.results} & {v.buffer for v in s.operands}:
-                raise Rejected(f"{s.name} is in a loop, or writes what it reads")
+            if scope.loops:
+                raise Rejected(f"{s.name} is in a loop")
             return
-        m, k, n = s.target.rows.count, s.left.columns.count, s.target.columns.count
-        if (s.left.rows.count, s.right.rows.count, s.right.columns.count) != (m, k, n):
+        (m, n), (rows, k), (depth, columns) = (
+            [axis.count for axis in block.axes] for block in (s.target, s.left, s.right)
+        )
+        if (rows, depth, columns) != (m, k, n) or any(b.axes for b in s.scales):
             raise Rejected("the matrices of a product do not fit")
-        if s.target.buffer in (s.left.buffer, s.right.buffer):
-            raise Rejected(f"a product is written to its operand {s.target.buffer}")
+        if s.bias is not None and [a.count for a in s.bias.axes] != [n]:
+            raise Rejected("the bias of a product does not fit")
 
     def value(self, value: Value, scope: Scope) -> None:
         kinds = [v.dtype for v in value.operands]

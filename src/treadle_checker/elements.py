@@ -13,16 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from treadle_checker.field import (
-    ELEMENTWISE,
-    Array,
-    Element,
-    Field,
-    chosen,
-    is_float,
-    joined,
-    plain,
-)
+from treadle_checker import field as numbers
+from treadle_checker.field import Array, Element, Field, chosen, is_float, joined, plain
 from treadle_checker.reading import NotEstablished
 from treadle_checker.types import Graph, Literal, Node, Type, Value, labels, window_starts
 
@@ -125,7 +117,7 @@ class Elements:
         node = self.graph.nodes[value.node]
         if not len(at):
             return plain(np.zeros(0, np.int64))
-        if node.op in ELEMENTWISE:
+        if node.op in numbers.ELEMENTWISE:
             xs = [self.at(v, at) for v in node.operands]
             given = [self.graph.type_of(v).dtype for v in node.operands]
             found = self.field.apply(node.op, xs, given, node.types[0].dtype)

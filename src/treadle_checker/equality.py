@@ -48,14 +48,6 @@ class Outcome:
     lines: list[str] = field(default_factory=list)  # of values that were compared
 
 
-@dataclass(frozen=True, slots=True)
-class Cone:
-    """Nodes from shared values, the inputs, to a pair: what is evaluated."""
-
-    graph: Graph
-    text: str  # equal cones have equal texts
-
-
 class Equality:
     """Classes of values that are known to be equal, of a graph and of the one that came of it."""
 
@@ -151,7 +143,11 @@ class Equality:
         bodies = x.attributes["body"], y.attributes["body"]
         key = bodies[0].digest, bodies[1].digest
         if key not in self.judged:
-            self.judged[key] = _are_equal_bodies(*bodies, self.effort)
+            try:
+                check_related("equal", *bodies, [], self.effort)
+                self.judged[key] = True
+            except (NotEstablished, Rejected):
+                self.judged[key] = False
         return bool(self.judged[key])
 
     def _agree(self, a: int, b: int) -> bool:
@@ -195,13 +191,13 @@ class Equality:
         if line and line not in self.outcome.lines:
             self.outcome.lines.append(line)
 
-    def _evaluated(self, a: Cone, b: Cone) -> bool | None:
+    def _evaluated(self, a: Graph, b: Graph) -> bool | None:
         """Whether they agree; None if that is not known."""
-        key = a.text, b.text
+        key = a.digest, b.digest
         if key not in self.judged:
             self.outcome.distinct += 1
             try:
-                self.judged[key] = any(self._agreement(a.graph, b.graph, *s) for s in _SWITCHES)
+                self.judged[key] = any(self._agreement(a, b, *s) for s in _SWITCHES)
             except NotEstablished:
                 self.judged[key] = None
         return self.judged[key]
@@ -247,15 +243,15 @@ class _Side:
                 if self.of.made[child][0].op in ("constant", "iota"):
                     self.open(child)
 
-    def cone(self, order: set[int]) -> Cone:
-        """The nodes inside as a graph, inputs for the leaves of both sides in one order."""
+    def cone(self, order: set[int]) -> Graph:
+        """The nodes inside as a graph, inputs for the leaves of both sides in one order; its digest
+        is its text."""
         nodes: list[Node] = []
         places: dict[int, Value] = {}
         for k, c in enumerate(sorted(order)):
             type_ = self.of._type(c)
-            nodes.append(
-                Node("input", {"name": str(k), "type": type_}, (), (type_,), "", f"input {type_}")
-            )
+            leaf = {"name": str(k), "type": type_}
+            nodes.append(Node("input", leaf, (), (type_,), "", f"input {type_}"))
             places[c] = Value(k)
         stack = [self.root]
         made: dict[tuple[int, tuple[int, ...]], int] = {}
@@ -273,7 +269,7 @@ class _Side:
             places[c] = Value(at, output)
         text = "\n".join(f"{n.key} {[tuple(v) for v in n.operands]} {n.types[0]}" for n in nodes)
         root = places[self.root]
-        return Cone(Graph(tuple(nodes), (("result", "0", root),)), f"{text}\n{tuple(root)}")
+        return Graph(tuple(nodes), (("result", "0", root),), "cone", f"{text}\n{tuple(root)}")
 
 
 _LOGS = frozenset(["log"])
@@ -309,14 +305,6 @@ def index_size(graphs: Iterable[Graph]) -> int:
                 found.append(a["size"])
             found += [index_size([body]) for body in bodies_of(node)]
     return max(1, min(found))
-
-
-def _are_equal_bodies(a: Graph, b: Graph, effort: Effort) -> bool:
-    try:
-        check_related("equal", a, b, [], effort)
-    except (NotEstablished, Rejected):
-        return False
-    return True
 
 
 Key = tuple[str, str, int]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -11,10 +10,9 @@ from treadle_checker.elements import Elements, Source
 from treadle_checker.equality import generic, index_size
 from treadle_checker.field import Array, Element, Field
 from treadle_checker.reading import NotEstablished, Rejected
-from treadle_checker.types import Graph, Value, labels
+from treadle_checker.types import Graph, Value
 
 MOST_LEAVES = 2**23  # elements of all leaves
-MOST_WORK = 2**31  # multiplications
 
 
 def check_gradient(loss: Graph, both: Graph, trial: int = 0) -> str:
@@ -29,8 +27,6 @@ def check_gradient(loss: Graph, both: Graph, trial: int = 0) -> str:
     size = sum(t.size for t in leaves.values())
     if size > MOST_LEAVES:
         raise NotEstablished(f"its leaves have {size:,} elements, more than {MOST_LEAVES:,}")
-    if work(loss) > MOST_WORK:
-        raise NotEstablished(f"it takes {work(loss):,} multiplications, more than {MOST_WORK:,}")
     # Logarithms without laws are enough as a rule, and fast.
     if not any(_agree(loss, both, wanted, Field(trial, has_logs=laws)) for laws in (False, True)):
         told = ", ".join(wanted)[:200]
@@ -65,18 +61,3 @@ def _agree(loss: Graph, both: Graph, wanted: dict[str, Value], field: Field) -> 
             totals[k] = (totals[k] + int((a * b % f.modulus).sum())) % f.modulus
     expected = [0, 0] if slope is None else [int(slope.q[0]), int(slope.p[0])]
     return totals[0] == expected[0] or totals[1] == expected[1]
-
-
-def work(graph: Graph) -> int:
-    """Multiplications, and elements that are computed."""
-    total = 0
-    for node in graph.nodes:
-        if node.op in ("call", "scan"):
-            total += node.attributes.get("length", 1) * work(node.attributes["body"])
-        elif node.op == "contract":
-            x, y, _ = labels(node.attributes["spec"])
-            shape = [n for v in node.operands for n in graph.type_of(v).shape]
-            total += math.prod(dict(zip(x + y, shape, strict=True)).values())
-        else:
-            total += sum(t.size for t in node.types)
-    return total

@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
 from treadle_checker import layouts
 from treadle_checker import program as ir
-from treadle_checker.bounds import check_bounds
+from treadle_checker.bounds import blocks_of, check_bounds
 from treadle_checker.elements import Elements, Source, unravel
 from treadle_checker.field import ELEMENTWISE, Array, Element, Field, chosen, is_float, plain, same
 from treadle_checker.machine import Machine, Memory, undefined
 from treadle_checker.memory import check_memory, is_aliased
 from treadle_checker.program import Binding, Call, For, Kernel, Partial, Program, Whole, Work
 from treadle_checker.races import check_races
-from treadle_checker.reading import NotEstablished, Rejected
+from treadle_checker.reading import UNEXPECTED, NotEstablished, Rejected
 from treadle_checker.sites import Site, Walk, nodes_between, value_of
 from treadle_checker.types import LEAVES, Graph, Node, Value, bodies_of, labels
 
@@ -64,7 +65,7 @@ def check_program(program: Program, graphs: Mapping[str, Graph], effort: int = 1
         Claim("buffers that live at one time do not overlap", "program"),
     ]
     for kernel in program.kernels:
-        with _named(kernel, ()):
+        with _named(kernel):
             check_bounds(kernel)
             check_races(kernel)
             claims.append(Claim("accesses are in bounds, iterations do not meet", kernel.name))
@@ -74,21 +75,16 @@ def check_program(program: Program, graphs: Mapping[str, Graph], effort: int = 1
     return claims
 
 
-class _named:  # noqa: N801
+@contextmanager
+def _named(kernel: Kernel, lines: tuple[str, ...] = ()) -> Iterator[None]:
     """Says of which kernel and which line something is wrong. Nothing unexpected is accepted."""
-
-    def __init__(self, kernel: Kernel, lines: tuple[str, ...]):
-        self.where = f"kernel {kernel.name}" + (f" [{lines[0]}]" if lines else "")
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, wrong: BaseException | None, trace: object) -> None:
-        if isinstance(wrong, Rejected):
-            raise Rejected(f"{self.where}: {wrong}") from wrong
-        unexpected = LookupError, ValueError, TypeError, ArithmeticError, AssertionError
-        if isinstance(wrong, (*unexpected, RecursionError)):
-            raise Rejected(f"{self.where} cannot be run: {type(wrong).__name__} {wrong}") from wrong
+    where = f"kernel {kernel.name}" + (f" [{lines[0]}]" if lines else "")
+    try:
+        yield
+    except Rejected as wrong:
+        raise Rejected(f"{where}: {wrong}") from wrong
+    except UNEXPECTED as wrong:
+        raise Rejected(f"{where} cannot be run: {type(wrong).__name__} {wrong}") from wrong
 
 
 def _check_bindings(program: Program, graphs: Mapping[str, Graph]) -> None:
@@ -122,24 +118,17 @@ def check_call(program: Program, site: Site, effort: int) -> Claim:
             trials, done, evidence = effort, 0, ""
             while done < trials:
                 looked_at, work = _compared(program, site, site.graph, done)
-                if not done and work < CHEAP and _is_discrete(site.kernel):
+                # One draw of flags or integers does not see every choice.
+                is_discrete = not all(is_float(b.dtype) for b in site.kernel.inputs)
+                if not done and work < CHEAP and is_discrete:
                     trials *= MORE
                 evidence, done = evidence or looked_at, done + 1
-        return Claim(
-            told,
-            site.kernel.name,
-            f"{evidence}; {done} times",
-            "iterations that did not run are like those that did",
-        )
+        condition = "iterations that did not run are like those that did"
+        return Claim(told, site.kernel.name, f"{evidence}; {done} times", condition)
     except NotEstablished as reason:
         return Claim(told, site.kernel.name, reason=str(reason))
     except MemoryError:
         return Claim(told, site.kernel.name, reason="there is not enough memory")
-
-
-def _is_discrete(kernel: Kernel) -> bool:
-    """Whether flags or integers choose: one draw of them does not see every choice."""
-    return not all(is_float(b.dtype) for b in kernel.inputs)
 
 
 def _compared(program: Program, site: Site, graph: Graph, trial: int) -> tuple[str, int]:
@@ -164,12 +153,12 @@ class _Comparison:
         self.most = _index_sizes(graph)
         self.parts: dict[Value, Source] = {}
         read = [site.before[name] for _, name, made in site.pairs if not made]
-        self.cuts = {
-            base_of(graph, value_of(b)) for b in read if not isinstance(b.content, Partial)
-        }
+        self.cuts: set[Value] = set()
         for b in read:
             if isinstance(b.content, Partial):
                 self.parts[value_of(b)] = self._from_parts(b, b.content)
+            else:
+                self.cuts.add(base_of(graph, value_of(b)))
         self.on = Elements(graph, field, self._given)
 
     def compare(self) -> tuple[str, int]:
@@ -309,9 +298,8 @@ class _Comparison:
             terms = math.prod(extent for _, extent in binding.content.summed)
             if terms > TERMS:
                 raise NotEstablished(f"each part is a sum of {terms} terms")
-            at = at[
-                np.linspace(0, len(at) - 1, min(len(at), max(3, 4 * TERMS // terms))).astype(int)
-            ]
+            most = min(len(at), max(3, 4 * TERMS // terms))
+            at = at[np.linspace(0, len(at) - 1, most).astype(int)]
             for few in np.array_split(at, -(-len(at) * terms // TERMS)):
                 wanted = self._parts(self.graph.nodes[value.node], binding.content, few)
                 self._check_equal(binding, memory, few, wanted)
@@ -326,7 +314,10 @@ class _Comparison:
         memory.is_undefined = False  # what should have been written and was not equals nothing
         made = memory.load(at)
         if not same(made, wanted):
-            wrong = (i for i in range(len(at)) if not same(_one(made, i), _one(wanted, i)))
+            ones = [
+                [x.map(lambda a, i=i: a[i : i + 1]) for x in (made, wanted)] for i in range(len(at))
+            ]
+            wrong = (i for i, (a, b) in enumerate(ones) if not same(a, b))
             told = f"{binding.buffer} at {at[next(wrong, 0)]}"
             raise Rejected(f"{told} is not what %{binding.node} of the graph is there")
 
@@ -353,12 +344,9 @@ class _Comparison:
             return self._at(node.operands[0], element)
         x, y, result = labels(node.attributes["spec"])
         along = [*result, *(c for c in x if c not in result)]
-        axes, pairs = (
-            dict(zip(along, element, strict=True)),
-            zip(node.operands, (x, y), strict=True),
-        )
-        factors = [self._at(v, [axes[c] for c in part]) for v, part in pairs]
-        return self.field.combined("mul", *factors, node.types[0].dtype)
+        axes, (left, right) = dict(zip(along, element, strict=True)), node.operands
+        a, b = self._at(left, [axes[c] for c in x]), self._at(right, [axes[c] for c in y])
+        return self.field.combined("mul", a, b, node.types[0].dtype)
 
     def _at(self, value: Value, index: list[Array]) -> Element:
         shape = self.graph.type_of(value).shape
@@ -366,10 +354,6 @@ class _Comparison:
         for i, n in zip(index, shape, strict=True):
             flat = flat * n + np.clip(i, 0, max(0, n - 1))
         return self.on.table(value, flat)
-
-
-def _one(x: Element, i: int) -> Element:
-    return x.map(lambda a: a[i : i + 1])
 
 
 def base_of(graph: Graph, value: Value) -> Value:
@@ -429,11 +413,9 @@ def stored_elements(kernel: Kernel) -> Counter[str]:
                 count(s.body, times * end)
             elif isinstance(s, ir.Store):
                 found[s.buffer] += times
-            elif isinstance(s, ir.Matmul):
-                found[s.target.buffer] += times * s.target.rows.count * s.target.columns.count
-            elif isinstance(s, ir.Library):
-                for view in s.results:
-                    found[view.buffer] += math.prod(view.shape)
+            elif isinstance(s, (ir.Matmul, ir.Library)):
+                for block in blocks_of(s)[0]:
+                    found[block.buffer] += times * math.prod(axis.count for axis in block.axes)
 
     count(kernel.body, 1)
     return found

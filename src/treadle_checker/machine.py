@@ -333,7 +333,7 @@ class Machine:
 
     def sides(self, s: Matmul) -> tuple[Array, Array, Array]:
         """Rows, depth and columns of a product; some rows and columns if nothing else has them."""
-        m, k, n = s.target.rows.count, s.left.columns.count, s.target.columns.count
+        (m, n), k = (axis.count for axis in s.target.axes), s.left.axes[1].count
         is_small = m * n <= 2**12 and (m + n) * k <= CHUNK
         if self.touched[s.target.buffer] > 1 or is_small:
             if (m + n) * k > 8 * CHUNK:
@@ -346,28 +346,30 @@ class Machine:
     def multiply(self, s: Matmul) -> None:
         rows, deep, columns = self.sides(s)
         mask, self.mask = self.mask, None if self.mask is None else self.mask[..., None, None]
-        x = self.memory[s.left.buffer].load(self._matrix(s.left, rows, deep), self.mask)
-        y = self.memory[s.right.buffer].load(self._matrix(s.right, deep, columns), self.mask)
+        x, y = self._block(s.left, rows, deep), self._block(s.right, deep, columns)
         if x.infinite is not None or y.infinite is not None:
             raise NotEstablished("a product of infinities")
-        into, target = self._matrix(s.target, rows, columns), self.memory[s.target.buffer]
-        found, dtype = self.field.matmul(x, y), target.dtype
-        for buffer, at in s.scales:
-            found = self.field.combined("mul", found, self.memory[buffer].load(np.array(at)), dtype)
+        found, dtype = self.field.matmul(x, y), self.memory[s.target.buffer].dtype
+        for factor in s.scales:
+            found = self.field.combined("mul", found, self._block(factor), dtype)
         if s.bias is not None:
-            found = self.field.combined("add", found, self.memory[s.bias].load(columns), dtype)
+            found = self.field.combined("add", found, self._block(s.bias, columns), dtype)
         if s.adds:
-            found = self.field.combined("add", target.load(into, self.mask), found, dtype)
-        self._write(s.target.buffer, into, found, False)
+            found = self.field.combined("add", self._block(s.target, rows, columns), found, dtype)
+        self._write(s.target.buffer, self._within(s.target, rows, columns), found, False)
         self.mask = mask
 
-    def _matrix(self, m: ir.Matrix, rows: Array, columns: Array) -> Array:
-        def along(axis: ir.Axis, at: Array) -> Array:
-            return np.asarray(axis.listed, np.int64)[at] if axis.listed else at * axis.stride
+    def _block(self, block: ir.Block, *along: Array) -> Element:
+        return self.memory[block.buffer].load(self._within(block, *along), self.mask)
 
-        first = self.index(m.index)[..., None, None]
-        at = first + along(m.rows, rows)[:, None] + along(m.columns, columns)
-        return self._address(m.buffer, at, 2)
+    def _within(self, block: ir.Block, *along: Array) -> Array:
+        """Addresses of a block's elements: two axes beside the machine's."""
+        at = self.index(block.index)[..., None, None]
+        for k, (axis, places) in enumerate(zip(block.axes, along, strict=True)):
+            steps = np.asarray(axis.listed, np.int64) if axis.listed else None
+            moved = places * axis.stride if steps is None else steps[places]
+            at = at + (moved if k == len(along) - 1 else moved[:, None])
+        return self._address(block.buffer, at, 2)
 
     # Values
 

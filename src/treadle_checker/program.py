@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Any
 
+from treadle_checker import reading
 from treadle_checker.field import DTYPES
 from treadle_checker.reading import (
     Reader,
@@ -20,17 +21,13 @@ from treadle_checker.reading import (
     integer,
     maybe,
     need,
-    one_of_kinds,
-    pair,
-    row,
     several,
-    text,
 )
 
 SHARED_OUT = ("group", "subgroup")
 SIDE_BY_SIDE = ("parallel", "grid", *SHARED_OUT, "vector")
 SUMS = ("add", "mul", "max", "min")
-_name, _signed = text(), integer(-(2**60))
+_name, _signed = reading.text(), integer(-(2**60))
 
 
 def size_of(dtype: str) -> int:
@@ -63,7 +60,7 @@ def _atom(given: Any) -> Any:
         return _name(given)
     known = among(["data", "bounded", "quotient", "remainder"])
     is_data = isinstance(given, list) and given[:1] == ["data"]
-    found = row(Atom, known, _name if is_data else _index, integer())(given)
+    found = reading.row(Atom, known, _name if is_data else _index, integer())(given)
     need(found.size or found.kind == "bounded", found.size, "something to divide by")
     return found
 
@@ -71,14 +68,14 @@ def _atom(given: Any) -> Any:
 def _index(given: Any) -> Any:
     """[offset, [factor, atom], …]."""
     need(isinstance(given, list) and 0 < len(given) <= 100, given, "an index")
-    return Index(_signed(given[0]), several(row(pair, _signed, _atom))(given[1:]))
+    return Index(_signed(given[0]), several(reading.row(reading.pair, _signed, _atom))(given[1:]))
 
 
 def _number(given: Any) -> int | float | Fraction:
     """Whole, a fraction, a float's hexadecimal form, an infinity or nan."""
     if isinstance(given, (bool, int)):
         return given
-    told = text(400)(given)
+    told = reading.text(400)(given)
     try:
         return Fraction(told) if "/" in told else float.fromhex(told)
     except (ValueError, OverflowError, ZeroDivisionError) as wrong:
@@ -133,8 +130,9 @@ Dtype = Annotated[str, _dtype]
 At = Annotated[Index, _index]
 Scalar = Annotated[Value, _value]
 Names = Annotated[tuple[str, ...], several(_name)]
+_named = reading.row(reading.pair, _name, integer())
 Counts = Annotated[tuple[int, ...], several(integer())]
-Variables = Annotated[tuple[tuple[str, int], ...], several(row(pair, _name, integer()))]
+Variables = Annotated[tuple[tuple[str, int], ...], several(_named)]
 
 
 # Statements
@@ -199,42 +197,48 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
+class Block:
+    """Elements of a buffer along some axes, from an index on: two of a matrix, none of a number."""
+
     buffer: str
     index: At
-    rows: Annotated[Axis, declared(Axis)]
-    columns: Annotated[Axis, declared(Axis)]
+    axes: Annotated[tuple[Axis, ...], several(declared(Axis), 100)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Matmul:
-    target: Annotated[Matrix, declared(Matrix)]
-    left: Annotated[Matrix, declared(Matrix)]
-    right: Annotated[Matrix, declared(Matrix)]
+    """A product of matrices, to which a bias is added, with factors."""
+
+    target: Annotated[Block, _matrix]
+    left: Annotated[Block, _matrix]
+    right: Annotated[Block, _matrix]
     adds: bool
-    bias: Annotated[str | None, maybe(_name)]
-    scales: Variables  # buffers of one factor, and where it is
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    buffer: str
-    start: Signed
-    shape: Counts
-    strides: Annotated[tuple[int, ...], several(_signed)]
+    bias: Annotated[Block | None, maybe(_block)]
+    scales: Blocks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Library:
     name: str
-    results: Annotated[tuple[View, ...], several(declared(View), 100)]
-    operands: Annotated[tuple[View, ...], several(declared(View), 100)]
-    numbers: Annotated[tuple[Any, ...], several(row(pair, _name, _number), 100)]
+    results: Blocks
+    operands: Blocks
+
+
+_block = declared(Block)
+Blocks = Annotated[tuple[Block, ...], several(_block, 100)]
+
+
+def _matrix(given: Any) -> Any:
+    found = _block(given)
+    need(len(found.axes) == 2, given, "a matrix")
+    return found
 
 
 Statement = For | Assign | Store | Barrier | Matmul | Library
 _STATEMENTS = (For, Assign, Store, Barrier, Matmul, Library)
-_body = several(one_of_kinds({kind.__name__.lower(): declared(kind) for kind in _STATEMENTS}))
+_body = several(
+    reading.one_of_kinds({kind.__name__.lower(): declared(kind) for kind in _STATEMENTS})
+)
 
 
 # What buffers hold
@@ -285,7 +289,7 @@ class Binding:
     scope: str
     node: int
     output: int
-    content: Annotated[Content, one_of_kinds(_CONTENTS)]
+    content: Annotated[Content, reading.one_of_kinds(_CONTENTS)]
 
 
 # Kernels and programs
@@ -338,7 +342,7 @@ class Repeat:
 
 
 Step = Phase | Repeat
-_steps = several(one_of_kinds({"phase": declared(Phase), "repeat": declared(Repeat)}))
+_steps = several(reading.one_of_kinds({"phase": declared(Phase), "repeat": declared(Repeat)}))
 
 
 def _by_name(given: Any) -> dict[str, Buffer]:
@@ -347,8 +351,11 @@ def _by_name(given: Any) -> dict[str, Buffer]:
     return found
 
 
+_output = reading.row(reading.pair, _name, reading.row(reading.pair, integer(), integer()), _name)
+
+
 def _offsets(given: Any) -> dict[str, int]:
-    return dict(several(row(pair, _name, integer()))(given))
+    return dict(several(_named)(given))
 
 
 @dataclass(frozen=True, eq=False)
@@ -358,9 +365,7 @@ class Program:
     leaves: Names
     constants: Names
     updated: Names
-    outputs: Annotated[
-        tuple[Any, ...], several(row(pair, _name, row(pair, integer(), integer()), _name))
-    ]
+    outputs: Annotated[tuple[Any, ...], several(_output)]
     steps: Annotated[tuple[Step, ...], _steps]
     bindings: Annotated[tuple[Binding, ...], several(declared(Binding))]
     arena: int

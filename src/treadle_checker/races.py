@@ -12,24 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from treadle_checker import program as ir
 from treadle_checker.bounds import Scope, accesses_in, accesses_of
-from treadle_checker.program import (
-    SHARED_OUT,
-    SIDE_BY_SIDE,
-    Assign,
-    Atom,
-    Barrier,
-    For,
-    Index,
-    Kernel,
-    Library,
-    Matmul,
-    Statement,
-    Store,
-    assigned_in,
-    values_of,
-    walk,
-)
+from treadle_checker.program import Assign, Atom, Barrier, For, Index, Kernel, Library, Statement
 from treadle_checker.reading import Rejected
 
 AnyAtom = str | Atom
@@ -91,12 +76,12 @@ class _Inside:
 
     def __init__(self, loop: For, around: tuple[For, ...], written: set[str]):
         self.var, self.scope = loop.var, Scope((*around, loop), only_ranges=True)
-        self.variables = {loop.var} | {s.var for s in walk(loop.body) if isinstance(s, For)}
-        assigned = [s for s in walk(loop.body) if isinstance(s, Assign)]
+        self.variables = {loop.var} | {s.var for s in ir.walk(loop.body) if isinstance(s, For)}
+        assigned = [s for s in ir.walk(loop.body) if isinstance(s, Assign)]
         names = [s.local for s in assigned]
         self.locals = set(names)
         for s in assigned:  # those that are named once, from nothing that differs, do not
-            parts = list(values_of(s))
+            parts = list(ir.values_of(s))
             read = {v.name for v in parts if v.kind == "local"} & self.locals
             loads = {v.name for v in parts if v.kind == "load"} & written
             moves = any(self.differs(atom) for v in parts for _, atom in v.index.terms)
@@ -169,8 +154,8 @@ def check_races(kernel: Kernel) -> None:
     """Rejected where iterations, lanes or threads may meet."""
     _Races(kernel).body(kernel.body, ())
     if kernel.geometry is None:
-        for s in walk(kernel.body):
-            is_mapped = isinstance(s, For) and s.role in (*SHARED_OUT, "grid")
+        for s in ir.walk(kernel.body):
+            is_mapped = isinstance(s, For) and s.role in (*ir.SHARED_OUT, "grid")
             if is_mapped or isinstance(s, Barrier):
                 raise Rejected("threads share loops, and nothing says how many there are")
     elif not any(isinstance(s, Library) for s in kernel.body):
@@ -179,7 +164,7 @@ def check_races(kernel: Kernel) -> None:
 
 def is_of_warps(loop: For) -> bool:
     """Whether each iteration of a shared-out loop is a warp's."""
-    inner = (s for s in walk(loop.body) if isinstance(s, For))
+    inner = (s for s in ir.walk(loop.body) if isinstance(s, For))
     return loop.role == "group" and any(s.role == "subgroup" for s in inner)
 
 
@@ -215,7 +200,7 @@ class _Races:
                 self.in_lanes(s, loops)
 
     def loop(self, s: For, loops: tuple[For, ...]) -> None:
-        is_shared = s.role in SIDE_BY_SIDE
+        is_shared = s.role in ir.SIDE_BY_SIDE
         found = conflicts(s, loops, self.exempt(s)) if is_shared and s.extent > 1 else ()
         if found:
             raise Rejected(f"iterations of {s.var} may meet in {', '.join(sorted(found))}")
@@ -228,7 +213,7 @@ class _Races:
         """Buffers of which every thread that runs iterations has its own."""
         if loop.role == "vector":
             return self.lanes
-        if loop.role not in SHARED_OUT:
+        if loop.role not in ir.SHARED_OUT:
             return self.own
         return group_rows(self.kernel) if is_of_warps(loop) else frozenset()
 
@@ -242,7 +227,7 @@ class _Races:
 
     def locals(self, loop: For) -> None:
         """What iterations accumulate outside of them has one op, and none reads or sets it."""
-        changed = assigned_in(loop)[1]
+        changed = ir.assigned_in(loop)[1]
         if changed and (loop.role in ("parallel", "grid") or not only_sums(loop)):
             names = sorted({s.local for s in changed})
             raise Rejected(f"iterations of {loop.var} set or read {names}, which is one for all")
@@ -250,8 +235,8 @@ class _Races:
     def lockstep(self, loop: For) -> None:
         """Lanes make the same statements at the same time."""
         inside = _Inside(loop, (), set())
-        for s in walk(loop.body):
-            if isinstance(s, (Matmul, Library)):
+        for s in ir.walk(loop.body):
+            if isinstance(s, (ir.Matmul, Library)):
                 raise Rejected(f"lanes of {loop.var} share a product")
             if isinstance(s, For) and s.stop is not None:
                 ends = [a for _, a in s.stop.terms if not isinstance(a, str) or a == loop.var]
@@ -261,15 +246,15 @@ class _Races:
 
 def only_sums(loop: For) -> bool:
     """Whether locals of outside are only accumulated into, each by one op, and not read."""
-    ops = {(s.local, s.kind) for s in assigned_in(loop)[1]}
+    ops = {(s.local, s.kind) for s in ir.assigned_in(loop)[1]}
     sums = {local for local, _ in ops}
-    is_read = any(sums & _locals_read(s) for s in walk(loop.body)) if sums else False
+    is_read = any(sums & _locals_read(s) for s in ir.walk(loop.body)) if sums else False
     return len(sums) == len(ops) and not is_read and all(op != "set" for _, op in ops)
 
 
 def _locals_read(s: Statement) -> set[str]:
-    every = list(values_of(s))
-    indices = [v.index for v in every] + ([s.index] if isinstance(s, Store) else [])
+    every = list(ir.values_of(s))
+    indices = [v.index for v in every] + ([s.index] if isinstance(s, ir.Store) else [])
     return {v.name for v in every if v.kind == "local"}.union(*map(_data_in, indices))
 
 
@@ -294,10 +279,10 @@ class _Threads:
         exchanges = self.geometry.combine == "exchange" and share < warp
         if threads % share or (exchanges and share & (share - 1)):
             raise Rejected(f"{share} of {threads} threads share an iteration")
-        for s in walk(self.group):
+        for s in ir.walk(self.group):
             if isinstance(s, For) and s.role in ("grid", "parallel", "vector"):
                 raise Rejected(f"the loop over {s.var} is not mapped, or in the wrong place")
-            if isinstance(s, For) and s.role in SHARED_OUT and share == 1:
+            if isinstance(s, For) and s.role in ir.SHARED_OUT and share == 1:
                 raise Rejected(f"one thread shares out the loop over {s.var}")
             if isinstance(s, For) and s.extent % s.lanes:
                 raise Rejected(f"{s.extent} iterations of {s.var} are no packs of {s.lanes}")
@@ -334,7 +319,7 @@ class _Threads:
                 continue
             if not isinstance(s, For):
                 raise Rejected(f"the row {name} is touched outside the loops that walk it")
-            if s.role not in SHARED_OUT or is_of_warps(s):
+            if s.role not in ir.SHARED_OUT or is_of_warps(s):
                 pending += s.body
                 continue
             at, own = Index(0, ((1, s.var),)), [a for a in accesses_in(s.body) if a.buffer == name]
@@ -348,7 +333,7 @@ class _Threads:
             if isinstance(s, For):
                 self.barriers(s.body, (*loops, s), group)
             elif isinstance(s, Barrier):
-                shared = [loop for loop in loops if loop.role in SHARED_OUT]
+                shared = [loop for loop in loops if loop.role in ir.SHARED_OUT]
                 if not all(map(is_of_warps, shared)):
                     raise Rejected("a barrier stands in a loop that threads share out")
                 if s.scope != ("subgroup" if shared else group):
@@ -368,7 +353,7 @@ class _Threads:
                 if isinstance(s, For) and is_of_warps(s):
                     self.meetings(s.body, _Since())
                 since.add(s, self.rows)
-                if waits and isinstance(s, For) and assigned_in(s)[1]:
+                if waits and isinstance(s, For) and ir.assigned_in(s)[1]:
                     since.clear()  # all threads wait as they combine what they summed
 
 

@@ -20,6 +20,10 @@ MOST_VALUES = 2**23  # in a file
 MOST_ELEMENTS = 2**40  # of a tensor: nothing of that size is ever made
 
 
+# What hostile values may raise where no reader thought of them; whoever catches it refuses.
+UNEXPECTED = ArithmeticError, LookupError, TypeError, ValueError, RecursionError, AssertionError
+
+
 class Rejected(Exception):  # noqa: N818
     """What a certificate says is wrong, or not what a certificate may say."""
 
@@ -148,7 +152,7 @@ def parsed(data: bytes) -> Any:
     # Every value of a document but one stands behind a comma or a bracket: counting is cheap.
     count = sum(map(data.count, (b",", b"[", b"{")))
     need(count <= MOST_VALUES, count, f"a number of values up to {MOST_VALUES}")
-    hooks = {"object_pairs_hook": _unique, "parse_int": _whole, "parse_constant": _constant}
+    hooks: Any = {"object_pairs_hook": _unique, "parse_int": _whole, "parse_constant": _constant}
     try:
         found = json.loads(data, **hooks)
     except (ValueError, RecursionError, MemoryError) as error:

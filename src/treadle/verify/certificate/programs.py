@@ -162,16 +162,17 @@ def _statement(s: Statement) -> list[object]:
             return ["barrier", scope.value]
         case Matmul(target, left, right, adds, bias, scales):
             matrices = [_matrix(m) for m in (target, left, right)]
-            return ["matmul", *matrices, adds, bias, [list(scale) for scale in scales]]
-        case LibraryCall(name, results, operands, numbers):
-            views = [[_view(v) for v in given] for given in (results, operands)]
-            return ["library", name, *views, [[n, _number(x)] for n, x in numbers]]
+            columns = [target.columns.count, 1, []]
+            added = None if bias is None else [bias, [0], [columns]]
+            return ["matmul", *matrices, adds, added, [[name, [at], []] for name, at in scales]]
+        case LibraryCall(name, results, operands):
+            return ["library", name, *([_view(v) for v in views] for views in (results, operands))]
         case _:
             assert_never(s)
 
 
 def _matrix(m: Matrix) -> list[object]:
-    return [m.buffer, _index(m.index), _axis(m.rows), _axis(m.columns)]
+    return [m.buffer, _index(m.index), [_axis(m.rows), _axis(m.columns)]]
 
 
 def _axis(axis: StridedAxis) -> list[object]:
@@ -179,7 +180,8 @@ def _axis(axis: StridedAxis) -> list[object]:
 
 
 def _view(v: View) -> list[object]:
-    return [v.buffer, v.start, list(v.shape), list(v.strides)]
+    axes = [[count, stride, []] for count, stride in zip(v.shape, v.strides, strict=True)]
+    return [v.buffer, [v.start], axes]
 
 
 def _value(value: Value) -> list[object]:
