@@ -138,9 +138,8 @@ _manifest = record(
     claims=several(_own_claim, 10_000),
     gradient=record(loss=_hash, both=_hash, reason=reading.text(1000)),
 )  # fmt: skip
-_signature = record(
-    algorithm=reading.among(["ed25519"]), key=reading.text(200), value=reading.text(200)
-)
+_hex = reading.text(200)
+_signature = record(algorithm=reading.among(["ed25519"]), key=_hex, value=_hex)
 
 
 class _Checking:

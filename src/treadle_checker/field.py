@@ -80,16 +80,13 @@ def merged(make: Callable[[list[Array]], Array], xs: Sequence[Element]) -> Eleme
         every = [getattr(x, name) for x in xs]
         if all(a is None for a in every):
             return None
-        shapes = [x.p.shape for x in xs]
-        full = [
-            np.broadcast_to(NONE if a is None else a, s) for a, s in zip(every, shapes, strict=True)
-        ]
-        found = make(full)
+        pairs = zip(every, xs, strict=True)
+        found = make([np.broadcast_to(_or_zero(a), x.p.shape) for a, x in pairs])
         return found if found.any() else None
 
     slope = None
     if any(x.slope is not None for x in xs):
-        slope = merged(make, [x.slope or Element(*[np.zeros(x.p.shape, np.int64)] * 2) for x in xs])
+        slope = merged(make, [x.slope or plain(np.zeros(x.p.shape, np.int64)) for x in xs])
     p = make([x.p for x in xs])
     q = p if all(x.q is x.p for x in xs) else make([x.q for x in xs])
     return Element(q, p, part("sign"), part("infinite"), any(x.pieces for x in xs), slope)
@@ -429,10 +426,9 @@ class Field:
         if op == "add":
             return self._total(x, dtype)
         while (n := len(x.p)) > 1:  # pairs are multiplied
-            half = n // 2
-            pairs = [x.map(lambda a, k=k, n=half: a[k : k + n]) for k in (0, half)]  # type: ignore[misc]
-            both = self.combined(op, *pairs, dtype)
-            x = both if n % 2 == 0 else joined([both, x.map(lambda a: a[-1:])])
+            first, second = x.map(_rows(0, n // 2)), x.map(_rows(n // 2, n // 2 * 2))
+            both = self.combined(op, first, second, dtype)
+            x = both if n % 2 == 0 else joined([both, x.map(_rows(n - 1, n))])
         return x.map(lambda a: a[0])
 
     def _total(self, x: Element, dtype: str) -> Element:
@@ -440,7 +436,7 @@ class Field:
             return plain(np.sum(x.p, axis=0, dtype=x.p.dtype))
         q, p = (np.sum(a, axis=0) % f.modulus for f, a in self.lanes(x))
         sign, infinite = (
-            None if a is None else np.sum(np.broadcast_to(a, x.p.shape), axis=0)
+            None if a is None else np.broadcast_to(a, x.p.shape).sum(0)
             for a in (x.sign, x.infinite)
         )
         sign = None if sign is None else sign & 1
@@ -469,6 +465,10 @@ class Field:
         slope = self.apply("add", slopes, ["float32"] * 2, "float32") if len(slopes) > 1 else None
         slope = slopes[0] if len(slopes) == 1 else slope
         return Element(q, p, None, None, x.pieces or y.pieces, slope)
+
+
+def _rows(first: int, stop: int) -> Callable[[Array], Array]:
+    return lambda a: a[first:stop]
 
 
 def _flat(x: Element) -> Element:

@@ -314,11 +314,7 @@ class _Comparison:
         memory.is_undefined = False  # what should have been written and was not equals nothing
         made = memory.load(at)
         if not same(made, wanted):
-            ones = [
-                [x.map(lambda a, i=i: a[i : i + 1]) for x in (made, wanted)] for i in range(len(at))
-            ]
-            wrong = (i for i, (a, b) in enumerate(ones) if not same(a, b))
-            told = f"{binding.buffer} at {at[next(wrong, 0)]}"
+            told = f"{binding.buffer} at {at[int(np.argmin(made.p == wanted.p))]}"
             raise Rejected(f"{told} is not what %{binding.node} of the graph is there")
 
     def _parts(self, node: Node, partial: Partial, at: Array) -> Element:

@@ -236,9 +236,8 @@ def _matrix(given: Any) -> Any:
 
 Statement = For | Assign | Store | Barrier | Matmul | Library
 _STATEMENTS = (For, Assign, Store, Barrier, Matmul, Library)
-_body = several(
-    reading.one_of_kinds({kind.__name__.lower(): declared(kind) for kind in _STATEMENTS})
-)
+_KINDS = {kind.__name__.lower(): declared(kind) for kind in _STATEMENTS}
+_body = several(reading.one_of_kinds(_KINDS))
 
 
 # What buffers hold

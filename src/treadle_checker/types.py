@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -100,13 +100,12 @@ Types = tuple[Type, ...]
 def infer(op: str, attributes: Mapping[str, Any], operands: Types) -> Types:
     """The types of an op's results; Rejected if the operands or attributes do not fit."""
     try:
-        found = _elementwise(op, operands)
-        for rules in (_of_one, _of_several) if found is None else ():
-            found = found or rules(op, attributes, *operands)
+        found = _elementwise(op, operands) or _of_one(op, attributes, *operands)
+        found = found or _of_several(op, attributes, *operands)
     except (ValueError, IndexError, TypeError, KeyError, ArithmeticError) as error:
         given, told = ", ".join(map(str, operands)), str(dict(attributes))[:200]
         raise Rejected(f"{op} of {given} with {told}: {error}") from error
-    types = tuple(Type(*t) for t in found or ())
+    types = tuple(Type(*t) for t in found)
     for t in types:
         if len(t.shape) > 32 or min(t.shape, default=0) < 0 or t.size > MOST_ELEMENTS:
             raise Rejected(f"{op} gives a tensor of {t.size} elements")
@@ -141,7 +140,10 @@ _KINDS: dict[str, tuple[int, Callable[[str], bool], str]] = {
 ELEMENTWISE = {op: kind for ops, kind in _KINDS.items() for op in ops.split()}
 
 
-def _elementwise(op: str, xs: Types) -> Types | None:
+Found = Sequence[tuple[str, Shape]] | None
+
+
+def _elementwise(op: str, xs: Types) -> Found:
     if op == "where":
         c, x, y = xs
         need(c == Type("bool", x.shape), x == y)
@@ -151,9 +153,6 @@ def _elementwise(op: str, xs: Types) -> Types | None:
     arity, accepts, result = ELEMENTWISE[op]
     need(len(xs) == arity, len(set(xs)) == 1, accepts(xs[0].dtype))
     return (Type(result or xs[0].dtype, xs[0].shape),)
-
-
-Found = list[tuple[str, Shape]] | None
 
 
 def _of_one(op: str, a: Any, *xs: Type) -> Found:
@@ -257,7 +256,7 @@ def labels(spec: str) -> tuple[str, str, str]:
     return x, y, result
 
 
-def _of_several(op: str, a: Any, *xs: Type) -> Found:
+def _of_several(op: str, a: Any, *xs: Type) -> Sequence[tuple[str, Shape]]:
     if op in ("call", "scan"):
         return _with_body(op, a, xs)
     (dtype, shape), second, third = [*xs, Type("", ()), Type("", ())][:3]
