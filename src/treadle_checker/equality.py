@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -45,7 +45,9 @@ class Outcome:
     congruent: int = 0
     compared: int = 0
     distinct: int = 0
-    lines: list[str] = field(default_factory=list)  # of values that were compared
+
+
+FormKey = tuple[str, int, tuple[int, ...]]  # an op, which output, and the classes it reads
 
 
 class Equality:
@@ -56,7 +58,7 @@ class Equality:
         self.parent: list[int] = []
         self.made: list[tuple[Node, int]] = []  # what a class is an output of
         self.operands: list[tuple[int, ...]] = []  # the classes that it reads
-        self.known: dict[tuple[str, int, tuple[int, ...]], int] = {}
+        self.known: dict[FormKey, int] = {}
         self.judged: dict[tuple[str, str], bool | None] = {}
         self.refuted: dict[int, str] = {}  # lines of values that no value after is equal to
         self.outcome = Outcome()
@@ -83,7 +85,7 @@ class Equality:
         return places
 
     def _class(self, node: Node, output: int, children: tuple[int, ...]) -> int:
-        if node.op == "cast" and self._keeps(node, children):
+        if node.op == "cast" and _are_alike(self._type(children[0]), node.types[0]):
             return children[0]
         key = self._key(node, output, children)
         found = self.known.get(key)
@@ -94,14 +96,7 @@ class Equality:
             self.operands.append(children)
         return found
 
-    def _keeps(self, node: Node, children: tuple[int, ...]) -> bool:
-        """Whether a node changes nothing over the reals."""
-        given = self._type(children[0]).dtype
-        return given == node.types[0].dtype or (is_float(given) and is_float(node.types[0].dtype))
-
-    def _key(
-        self, node: Node, output: int, children: tuple[int, ...]
-    ) -> tuple[str, int, tuple[int, ...]]:
+    def _key(self, node: Node, output: int, children: tuple[int, ...]) -> FormKey:
         classes = tuple(sorted(children)) if node.op in COMMUTATIVE else children
         return _FLOATS.sub('"float"', node.key), output, classes
 
@@ -109,20 +104,17 @@ class Equality:
         node, output = self.made[place]
         return node.types[output]
 
-    def _try(self, a: int, b: int) -> None:
-        """Make one class of two, if they are equal."""
+    def _try(self, a: int, b: int) -> bool:
+        """Make one class of two, if they are equal; whether they are."""
         a, b = self.find(a), self.find(b)
         if a == b:
             self.outcome.congruent += 1
-        elif self._comparable(a, b) and (self._congruent(a, b) or self._agree(a, b)):
+        elif _are_alike(self._type(a), self._type(b)) and (
+            self._congruent(a, b) or self._agree(a, b)
+        ):
             self.parent[max(a, b)] = min(a, b)
             self.refuted.pop(a, None)
-
-    def _comparable(self, a: int, b: int) -> bool:
-        x, y = self._type(a), self._type(b)
-        return x.shape == y.shape and (
-            x.dtype == y.dtype or (is_float(x.dtype) and is_float(y.dtype))
-        )
+        return self.find(a) == self.find(b)
 
     def _congruent(self, a: int, b: int) -> bool:
         """Classes may have become equal since a node was entered."""
@@ -132,7 +124,7 @@ class Equality:
             return True
         return False
 
-    def _equal_bodies(self, a: int, b: int, keys: list[tuple[str, int, tuple[int, ...]]]) -> bool:
+    def _equal_bodies(self, a: int, b: int, keys: list[FormKey]) -> bool:
         """Calls and scans whose bodies are equal graphs."""
         (x, _), (y, _) = self.made[a], self.made[b]
         if x.op != y.op or x.op not in ("call", "scan") or keys[0][1:] != keys[1][1:]:
@@ -158,15 +150,15 @@ class Equality:
         while sum(len(s.inside) for s in sides) <= MOST_NODES:
             leaves = [s.leaves for s in sides]
             self._spend(len(leaves[0]) + len(leaves[1]))
-            odd = [c for c in leaves[0] ^ leaves[1] if self._opens(c)]
+            odd = [c for c in leaves[0] ^ leaves[1] if self.made[c][0].op not in LEAVES]
             if not odd:
                 tries += 1
                 cones = [s.cone(leaves[0] | leaves[1]) for s in sides]
                 agree = self._evaluated(cones[0], cones[1])
                 if agree:
-                    self._count(b)
+                    self.outcome.compared += 1
                     return True
-                odd = [c for c in leaves[0] | leaves[1] if self._opens(c)]
+                odd = [c for c in leaves[0] | leaves[1] if self.made[c][0].op not in LEAVES]
                 if not odd or tries > MOST_TRIES or agree is None:
                     if agree is False:
                         self.refuted[a] = self.made[b][0].line or self.made[b][0].op
@@ -181,15 +173,6 @@ class Equality:
         self.spent += operations
         if self.spent > self.effort.spent:
             raise NotEstablished("the graphs take too long to compare")
-
-    def _opens(self, c: int) -> bool:
-        return self.made[c][0].op not in LEAVES
-
-    def _count(self, b: int) -> None:
-        self.outcome.compared += 1
-        line = self.made[b][0].line
-        if line and line not in self.outcome.lines:
-            self.outcome.lines.append(line)
 
     def _evaluated(self, a: Graph, b: Graph) -> bool | None:
         """Whether they agree; None if that is not known."""
@@ -220,6 +203,12 @@ class Equality:
             return same(*(on.at(on.graph.outputs[0][2], at) for on in sides))
         finally:
             self._spend(field.spent)
+
+
+def _are_alike(x: Type, y: Type) -> bool:
+    """Whether elements of both may be equal over the reals: floats are not told apart."""
+    are_floats = is_float(x.dtype) and is_float(y.dtype)
+    return x.shape == y.shape and (x.dtype == y.dtype or are_floats)
 
 
 class _Side:
@@ -322,12 +311,11 @@ def _by_name(graph: Graph) -> dict[Key, Value]:
     return found
 
 
+Pairs = Iterable[tuple[Value, Value]]
+
+
 def check_related(
-    relation: str,
-    before: Graph,
-    after: Graph,
-    pairs: Iterable[tuple[Value, Value]],
-    effort: Effort = WHOLE,
+    relation: str, before: Graph, after: Graph, pairs: Pairs, effort: Effort = WHOLE
 ) -> Outcome:
     """How a graph was shown to be what a stage should make of another.
 
@@ -347,9 +335,8 @@ def check_related(
             if kind == "gradient" and equality.find(equality.first[value]) not in made:
                 raise NotEstablished(f"the gradient of {name!r} is not seen in what is made of it")
         return equality.outcome
-    missing = {"equal": old.keys() ^ new.keys(), "gradients": old.keys() - new.keys()}.get(
-        relation, set()
-    )
+    lost = {"equal": old.keys() ^ new.keys(), "gradients": old.keys() - new.keys()}
+    missing = lost.get(relation, set())
     if missing or not old.keys() & new.keys():
         raise Rejected(f"the outputs differ: {sorted(missing)[:3]}")
     for key in old.keys() & new.keys():
@@ -361,20 +348,14 @@ def _check_output(
     equality: Equality, key: Key, old: Value, new: Value, second: dict[Value, int], guarded: bool
 ) -> None:
     a, after = equality.first[old], equality.graphs[1]
-    equality._try(a, second[new])
     node = after.nodes[new.node]
-    if (
-        guarded
-        and node.op == "where"
-        and key[0] == "update"
-        and equality.find(a) != equality.find(second[new])
-    ):
-        held = after.nodes[node.operands[2].node]
-        if held.op in LEAVES and held.attributes["name"] == key[1]:
-            equality._try(a, second[node.operands[1]])
-            new = node.operands[1]
-    if equality.find(a) == equality.find(second[new]):
+    if equality._try(a, second[new]):
         return
+    if guarded and node.op == "where" and key[0] == "update":
+        held = after.nodes[node.operands[2].node]
+        is_old = held.op in LEAVES and held.attributes["name"] == key[1]
+        if is_old and equality._try(a, second[node.operands[1]]):
+            return
     told = f"the {key[0]} {key[1]!r} could not be shown to be what it was [{node.line}]"
     if equality.refuted:
         raise Rejected(f"{told}: a value differs at {next(iter(equality.refuted.values()))}")

@@ -92,8 +92,8 @@ class Memory:
         q, p, sign, infinite = (a[slots] for a in self.parts.values())
         if not is_residue(self.dtype):
             return Element(p, p)
-        sign, infinite = (a.astype(np.int64) if a.any() else None for a in (sign, infinite))
-        return Element(q, p, sign, infinite, self.pieces)
+        marks = [a.astype(np.int64) if a.any() else None for a in (sign, infinite)]
+        return Element(q, p, marks[0], marks[1], self.pieces)
 
     def store(self, at: Array, x: Element) -> None:
         slots = self._slots(at)
