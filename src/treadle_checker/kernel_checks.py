@@ -296,8 +296,8 @@ class _Comparison:
         value = value_of(binding)
         if isinstance(binding.content, Partial):
             terms = math.prod(extent for _, extent in binding.content.summed)
-            if terms > TERMS:
-                raise NotEstablished(f"each part is a sum of {terms} terms")
+            if terms > TERMS or binding.content.op == "spread":
+                raise NotEstablished(f"each part is of {terms} terms, or of a variance")
             most = min(len(at), max(3, 4 * TERMS // terms))
             at = at[np.linspace(0, len(at) - 1, most).astype(int)]
             for few in np.array_split(at, -(-len(at) * terms // TERMS)):

@@ -118,8 +118,8 @@ def part_addresses(node: Node, partial: Partial) -> Array:
     every, type_ = partial.elements, node.types[0]
     extents = tuple(extent for _, extent in every.variables)
     count = math.prod(extents)
-    if count > MOST:
-        raise NotEstablished("too many parts to list")
+    if count > MOST or partial.op == "spread":
+        raise NotEstablished("too many parts to list, or parts of a variance")
     grid = unravel(np.arange(count), extents)
     names = dict(zip((name for name, _ in every.variables), grid, strict=True))
     names |= {name: np.zeros(count, np.int64) for name, _ in partial.summed}

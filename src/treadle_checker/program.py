@@ -268,7 +268,7 @@ class Copy:
 class Partial:
     elements: Annotated[Elements, declared(Elements)]
     summed: Variables
-    op: Annotated[str, among(SUMS)]
+    op: Annotated[str, among([*SUMS, "spread"])]  # squares of what a part differs by from its mean
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,10 @@ def _equal(terms: list[_Term], constant: int) -> set[AnyAtom]:
     low, high = (constant + sum(t.ends[i] for t in terms) for i in (0, 1))
     if low > 0 or high < 0:
         raise _Never
+    fixed = {t.atom for t in terms if t.ends == (0, 0) and t.atom is not None}
+    terms = [t for t in terms if t.ends != (0, 0)]
     if len(terms) == 1 and constant == 0:
-        return {terms[0].atom} if terms[0].atom is not None else set()
+        return fixed | ({terms[0].atom} if terms[0].atom is not None else set())
     for modulus in sorted({abs(t.factor) for t in terms} - {0, 1}):
         small = [t for t in terms if t.factor % modulus]
         large = [t for t in terms if t.factor % modulus == 0]
@@ -53,8 +55,8 @@ def _equal(terms: list[_Term], constant: int) -> set[AnyAtom]:
             ends = [rest + sum(t.ends[i] for t in small) for i in (0, 1)]
             is_apart = ends[0] > -modulus and ends[1] < modulus
             if is_apart and (small or rest) and (large or constant - rest):
-                return _equal(small, rest) | _equal(large, constant - rest)
-    return set()
+                return fixed | _equal(small, rest) | _equal(large, constant - rest)
+    return fixed
 
 
 def conflicts(loop: For, around: tuple[For, ...], exempt: frozenset[str]) -> set[str]:
