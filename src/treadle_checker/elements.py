@@ -212,10 +212,9 @@ class _Use:
         _limited(len(terms) * len(across[0]) if across else len(terms))
         shape = self.shapes[0]
         along, rest = iter(unravel(terms, tuple(shape[i] for i in axes))), iter(across)
-        every = [
-            (next(along), None) if i in axes else (None, next(rest)) for i in range(len(shape))
-        ]
-        at = table([r for r, _ in every], [c for _, c in every], shape)
+        rows = [next(along) if i in axes else None for i in range(len(shape))]
+        columns = [None if i in axes else next(rest) for i in range(len(shape))]
+        at = table(rows, columns, shape)
         return self.on.table(self.node.operands[0], np.broadcast_to(at, (len(terms), self.count)))
 
 
@@ -375,8 +374,8 @@ def _factor(
     use: _Use, k: int, part: str, rows: Any, terms: Any, sizes: dict[str, int], count: int
 ) -> Element:
     """Terms of an operand by its lines."""
-    every = [(terms[c], None) if c in terms else (None, rows[c]) for c in part]
-    at = table([t for t, _ in every], [r for _, r in every], tuple(sizes[c] for c in part))
+    down, across = [terms.get(c) for c in part], [rows.get(c) for c in part]
+    at = table(down, across, tuple(sizes[c] for c in part))
     lines = len(next(iter(rows.values()))) if rows else 1
     return use.on.table(use.node.operands[k], np.broadcast_to(at, (count, lines)))
 

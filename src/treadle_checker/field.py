@@ -35,7 +35,7 @@ DTYPES = {
 # p and (p − 1) / 2 are prime; a test checks that they are.
 SAFE_PRIMES = (2147483579, 2147483123, 2147482763, 2147481563)
 GENERATOR = 4  # a square other than 1, so of order q
-MOST_OPERATIONS = 2**31  # of one comparison
+MOST = 2**31  # operations of one comparison
 MOST_LOGARITHMS = 2**14  # at once: each takes a thousand steps
 FAR = 2**62  # beyond every residue: where infinities stand in the order
 NONE = np.zeros((), np.int64)
@@ -226,11 +226,7 @@ class Field:
     """
 
     def __init__(
-        self,
-        trial: int = 0,
-        ordered: bool = False,
-        has_logs: bool = True,
-        limit: int = MOST_OPERATIONS,
+        self, trial: int = 0, ordered: bool = False, has_logs: bool = True, limit: int = MOST
     ):
         p = SAFE_PRIMES[trial % len(SAFE_PRIMES)]
         key = int(mix(np.array([trial + 1], np.uint64))[0])

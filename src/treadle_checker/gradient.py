@@ -43,10 +43,8 @@ def _agree(loss: Graph, both: Graph, wanted: dict[str, Value], field: Field) -> 
         return field.keyed(f"along {name}", "float32", at)
 
     def sloped(value: Value) -> Source | None:
-        plain, name = (
-            generic(loss, field, most)(value),
-            loss.nodes[value.node].attributes.get("name"),
-        )
+        plain, node = generic(loss, field, most)(value), loss.nodes[value.node]
+        name = node.attributes.get("name", "")
         if plain is None or name not in wanted:
             return plain
         return lambda at: replace(plain(at), slope=along(name, at))

@@ -117,9 +117,8 @@ _known_op = among(SCHEMA)
 def read_attributes(op: str, given: Any, bodies: Callable[[str], Graph]) -> dict[str, Any]:
     body = reading.record(lambda graph: bodies(graph), graph=reading.text(64))
     graphs = {"body": body, "backward": reading.maybe(body)}
-    found: dict[str, Any] = reading.record(**{n: (ATTRIBUTES | graphs)[n] for n in SCHEMA[op]})(
-        given
-    )
+    readers = {name: graphs.get(name) or ATTRIBUTES[name] for name in SCHEMA[op]}
+    found: dict[str, Any] = reading.record(**readers)(given)
     return found
 
 
@@ -152,13 +151,8 @@ def read_graph(given: Any, bodies: Callable[[str], Graph], digest: str = "") -> 
         nodes.append(Node(op, known[key], operands, types, at, key))
 
     read_value = reading.row(value, integer(), integer())
-    readers = {
-        "name": _name,
-        "lines": several(_name),
-        "nodes": several(lambda n: n, MOST_NODES),
-        "outputs": several(lambda o: o, MOST_NODES),
-    }
-    parts = reading.record(**readers)(given)
+    every = several(lambda part: part, MOST_NODES)
+    parts = reading.record(name=_name, lines=several(_name), nodes=every, outputs=every)(given)
     name, lines = parts["name"], parts["lines"]
     operands, types = several(read_value, 10_000), several(read_type, 1000)
     read_node = reading.row(node, _known_op, lambda raw: raw, operands, types, integer(-1))

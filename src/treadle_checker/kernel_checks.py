@@ -23,7 +23,7 @@ from treadle_checker.elements import Elements, Source, unravel
 from treadle_checker.field import ELEMENTWISE, Array, Element, Field, chosen, is_float, plain, same
 from treadle_checker.machine import Machine, Memory, undefined
 from treadle_checker.memory import check_memory, is_aliased
-from treadle_checker.program import Binding, Call, For, Kernel, Partial, Program, Whole, Work
+from treadle_checker.program import Binding, Call, For, Kernel, Layout, Program, Whole, Work
 from treadle_checker.races import check_races
 from treadle_checker.reading import UNEXPECTED, NotEstablished, Rejected
 from treadle_checker.sites import Site, Walk, nodes_between, value_of
@@ -155,7 +155,7 @@ class _Comparison:
         read = [site.before[name] for _, name, made in site.pairs if not made]
         self.cuts: set[Value] = set()
         for b in read:
-            if isinstance(b.content, Partial):
+            if isinstance(b.content, Layout) and b.content.op:
                 self.parts[value_of(b)] = self._from_parts(b, b.content)
             else:
                 self.cuts.add(base_of(graph, value_of(b)))
@@ -191,7 +191,7 @@ class _Comparison:
             b = self.site.after[name]
             if not is_output or b is not self.site.before[name] or isinstance(b.content, Work):
                 continue
-            wanted = layouts.element_count(b.content, self.graph.type_of(value_of(b)))
+            wanted = math.prod(extent for _, extent in self._layout(b).variables)
             if stored[own] < wanted:
                 raise Rejected(f"{stored[own]} of {wanted} elements of {name} are stored")
 
@@ -228,19 +228,23 @@ class _Comparison:
         for filled in found.values():
             filled.written[:], filled.is_undefined = False, False
 
+    def _layout(self, binding: Binding) -> Layout:
+        if isinstance(binding.content, Work):
+            told = f"{binding.buffer} holds numbers on the way: {binding.content.purpose}"
+            raise NotEstablished(told)
+        return layouts.layout_of(binding.content, self.graph.type_of(value_of(binding)))
+
     def _source(self, binding: Binding, dtype: str, otherwise: Source) -> Source:
-        content, name = binding.content, binding.buffer
-        if isinstance(content, Work):
-            raise NotEstablished(f"{name} holds numbers on the way: {content.purpose}")
-        if isinstance(content, Partial):
+        layout, name = self._layout(binding), binding.buffer
+        if layout.op:
             return lambda at: self.field.keyed(f"parts {name}", dtype, at)
         value, type_ = self._elements_of(value_of(binding)), self.graph.type_of(value_of(binding))
-        if content == Whole():
+        if binding.content == Whole():
             return lambda at: value(np.minimum(at, max(0, type_.size - 1)))
         zero = self.field.number(0, dtype)
 
         def source(at: Array) -> Element:
-            found = layouts.places(content, type_, at)
+            found = layouts.places(layout, type_, at)
             held = chosen(found.is_zero, zero, value(found.flat))
             return chosen(found.is_there, held, otherwise(at))
 
@@ -265,7 +269,7 @@ class _Comparison:
             return lambda at: self.field.keyed(name, dtype, at, most)
         return None
 
-    def _from_parts(self, binding: Binding, partial: Partial) -> Source:
+    def _from_parts(self, binding: Binding, partial: Layout) -> Source:
         """A sum's elements, of parts that are given."""
         node = self.graph.nodes[binding.node]
         parts, dtype = layouts.part_addresses(node, partial), node.types[0].dtype
@@ -280,31 +284,29 @@ class _Comparison:
 
     def _addresses(self, binding: Binding, written: Array, size: int) -> Array:
         """Some that were written, some at the ends of every axis, and the last there should be."""
-        content, type_ = binding.content, self.graph.type_of(value_of(binding))
-        if isinstance(content, Work):
-            raise NotEstablished(f"{binding.buffer} holds numbers on the way: {content.purpose}")
+        layout, type_ = self._layout(binding), self.graph.type_of(value_of(binding))
         rng = np.random.default_rng([self.trial, len(written)])
         found = [written[0], written[-1], *written[rng.integers(0, len(written), COMPARED)]]
-        found += [min(at, size - 1) for at in layouts.last_addresses(content, type_)]
-        if not isinstance(content, Partial):
+        found += [min(at, size - 1) for at in layouts.last_addresses(layout)]
+        if not layout.op:
             few = rng.choice(written, min(len(written), 4096), replace=False)
-            for index in unravel(layouts.places(content, type_, few).flat, type_.shape):
+            for index in unravel(layouts.places(layout, type_, few).flat, type_.shape):
                 found += [rng.choice(few[index == end]) for end in (index.min(), index.max())]
         return np.unique(np.array(found))
 
     def _check_same(self, binding: Binding, memory: Memory, at: Array) -> None:
-        value = value_of(binding)
-        if isinstance(binding.content, Partial):
-            terms = math.prod(extent for _, extent in binding.content.summed)
-            if terms > TERMS or binding.content.op == "spread":
+        value, layout = value_of(binding), self._layout(binding)
+        if layout.op:
+            terms = math.prod(extent for _, extent in layout.summed)
+            if terms > TERMS or layout.op == "spread":
                 raise NotEstablished(f"each part is of {terms} terms, or of a variance")
             most = min(len(at), max(3, 4 * TERMS // terms))
             at = at[np.linspace(0, len(at) - 1, most).astype(int)]
             for few in np.array_split(at, -(-len(at) * terms // TERMS)):
-                wanted = self._parts(self.graph.nodes[value.node], binding.content, few)
+                wanted = self._parts(self.graph.nodes[value.node], layout, few)
                 self._check_equal(binding, memory, few, wanted)
             return
-        found = layouts.places(binding.content, self.graph.type_of(value), at)  # type: ignore[arg-type]
+        found = layouts.places(layout, self.graph.type_of(value), at)
         there = found.is_there
         wanted = self.on.at(value, found.flat[there])
         wanted = chosen(found.is_zero[there], self.field.number(0, memory.dtype), wanted)
@@ -317,16 +319,16 @@ class _Comparison:
             told = f"{binding.buffer} at {at[int(np.argmin(made.p == wanted.p))]}"
             raise Rejected(f"{told} is not what %{binding.node} of the graph is there")
 
-    def _parts(self, node: Node, partial: Partial, at: Array) -> Element:
+    def _parts(self, node: Node, partial: Layout, at: Array) -> Element:
         """Partial sums at addresses, each from its terms."""
-        variables, _ = layouts.variables_at(partial.elements, at)
+        variables, _ = layouts.variables_at(partial, at)
         extents = tuple(extent for _, extent in partial.summed)
         count = math.prod(extents)
         shape, terms = (count, len(at)), unravel(np.arange(count), extents)
         every = {name: v[None, :] for name, v in variables.items()}
         every |= {name: i[:, None] for (name, _), i in zip(partial.summed, terms, strict=True)}
-        held = layouts.held_by(partial.elements.guards, every, shape)
-        element = [layouts.numbers(i, every, shape) for i in partial.elements.element]
+        held = layouts.held_by(partial.guards, every, shape)
+        element = [layouts.numbers(i, every, shape) for i in partial.element]
         found, dtype = self._terms(node, element), node.types[0].dtype
         if not held.all():
             if partial.op in ("max", "min"):

@@ -10,7 +10,7 @@ import numpy as np
 from treadle_checker.elements import ravel, unravel
 from treadle_checker.field import Array
 from treadle_checker.machine import evaluate
-from treadle_checker.program import Copy, Elements, Index, Partial, Value, Whole
+from treadle_checker.program import Index, Layout, Value, Whole
 from treadle_checker.reading import NotEstablished, Rejected
 from treadle_checker.types import Node, Type
 
@@ -26,42 +26,42 @@ class Places:
     is_there: Array
 
 
-def places(content: Whole | Copy, type_: Type, at: Array) -> Places:
-    if isinstance(content, Copy):
-        variables, there = variables_at(content.elements, at)
-        held = held_by(content.elements.guards, variables, at.shape)
-        index = [numbers(i, variables, at.shape) for i in content.elements.element]
-    else:
-        axes, sizes = _in_memory(content, type_)
-        held, there = np.ones(at.shape, bool), at < math.prod(sizes)
-        found = dict(zip(axes, unravel(at, sizes), strict=True))
-        index = [found[i] for i in range(len(type_.shape))]
-        for i, n in zip(index, type_.shape, strict=True):
-            there = there & (i < n)
-    inside = [np.clip(i, 0, max(0, n - 1)) for i, n in zip(index, type_.shape, strict=True)]
-    return Places(ravel(inside, type_.shape, len(at)), there & ~held, there)
-
-
-def _in_memory(content: Whole, type_: Type) -> tuple[list[int], tuple[int, ...]]:
-    """Axes in the order of memory, and their sizes, the last one's as long as the pitch."""
+def layout_of(content: Whole | Layout, type_: Type) -> Layout:
+    """Of a whole value: a variable for every axis that is longer than 1."""
+    if isinstance(content, Layout):
+        return content
     axes, shape = list(content.order or range(len(type_.shape))), type_.shape
     if sorted(axes) != list(range(len(shape))):
         raise Rejected(f"a layout of axes {axes} is none of {type_}")
     if content.pitch and content.pitch < shape[-1]:
         raise Rejected(f"rows {content.pitch} apart overlap in {type_}")
     held = (*shape[:-1], content.pitch) if content.pitch else shape
-    return axes, tuple(held[i] for i in axes)
+    terms, step = list[tuple[int, str]](), 1
+    for i in reversed(axes):
+        terms += [(step, f"axis {i}")] if shape[i] != 1 else []
+        step *= held[i]
+    variables = tuple((f"axis {i}", n) for i, n in enumerate(shape) if n != 1)
+    index = [Index(0, ((1, f"axis {i}"),) if n != 1 else ()) for i, n in enumerate(shape)]
+    return Layout(variables, Index(0, tuple(terms)), tuple(index), ())
 
 
-def variables_at(elements: Elements, at: Array) -> tuple[dict[str, Array], Array]:
+def places(layout: Layout, type_: Type, at: Array) -> Places:
+    variables, there = variables_at(layout, at)
+    held = held_by(layout.guards, variables, at.shape)
+    index = [numbers(i, variables, at.shape) for i in layout.element]
+    inside = [np.clip(i, 0, max(0, n - 1)) for i, n in zip(index, type_.shape, strict=True)]
+    return Places(ravel(inside, type_.shape, len(at)), there & ~held, there)
+
+
+def variables_at(layout: Layout, at: Array) -> tuple[dict[str, Array], Array]:
     """The variables at addresses, by division, and whether there are any."""
-    known, factors = dict(elements.variables), list[tuple[int, str]]()
-    for factor, atom in elements.address.terms:
+    known, factors = dict(layout.variables), list[tuple[int, str]]()
+    for factor, atom in layout.address.terms:
         if not isinstance(atom, str) or atom not in known or factor <= 0:
             raise NotEstablished("addresses are no sums of variables")
         factors.append((factor, atom))
     factors.sort(reverse=True)
-    rest, there = at - elements.address.offset, at >= elements.address.offset
+    rest, there = at - layout.address.offset, at >= layout.address.offset
     found = {name: np.zeros(at.shape, np.int64) for name in known}
     for i, (factor, name) in enumerate(factors):
         if i + 1 < len(factors) and factor < factors[i + 1][0] * known[factors[i + 1][1]]:
@@ -88,42 +88,30 @@ def held_by(
     return held
 
 
-def element_count(content: Whole | Copy | Partial, type_: Type) -> int:
-    """How many addresses a binding says something about."""
-    if isinstance(content, Whole):
-        return type_.size
-    return math.prod(extent for _, extent in content.elements.variables)
-
-
-def last_addresses(content: Whole | Copy | Partial, type_: Type) -> list[int]:
+def last_addresses(layout: Layout) -> list[int]:
     """Where the last element is, and the last zero beside a copy's elements."""
-    if isinstance(content, Whole):
-        axes, sizes = _in_memory(content, type_)
-        last = [np.array([max(0, type_.shape[i] - 1)]) for i in axes]
-        return [int(ravel(last, sizes, 1)[0])]
-    every, found = content.elements.variables, list[int]()
-    guards = () if isinstance(content, Partial) else content.elements.guards
+    every, found = layout.variables, list[int]()
+    guards = () if layout.op else layout.guards
     for back in range(every[-1][1] if every else 1):  # gaps end a row
         last_of = {n: np.array([e - 1 - (back if n == every[-1][0] else 0)]) for n, e in every}
         is_held = held_by(guards, last_of, (1,)).all()
         if not found or is_held:
-            found.append(int(numbers(content.elements.address, last_of, (1,))[0]))
+            found.append(int(numbers(layout.address, last_of, (1,))[0]))
         if is_held:
             break
     return found
 
 
-def part_addresses(node: Node, partial: Partial) -> Array:
+def part_addresses(node: Node, layout: Layout) -> Array:
     """Where the parts of each element of a sum are, elements by parts."""
-    every, type_ = partial.elements, node.types[0]
-    extents = tuple(extent for _, extent in every.variables)
+    type_, extents = node.types[0], tuple(extent for _, extent in layout.variables)
     count = math.prod(extents)
-    if count > MOST or partial.op == "spread":
+    if count > MOST or layout.op == "spread":
         raise NotEstablished("too many parts to list, or parts of a variance")
     grid = unravel(np.arange(count), extents)
-    names = dict(zip((name for name, _ in every.variables), grid, strict=True))
-    names |= {name: np.zeros(count, np.int64) for name, _ in partial.summed}
-    index = list(every.element)
+    names = dict(zip((name for name, _ in layout.variables), grid, strict=True))
+    names |= {name: np.zeros(count, np.int64) for name, _ in layout.summed}
+    index = list(layout.element)
     if node.op == "contract":
         index = index[: len(type_.shape)]
     elif node.op.startswith("reduce_"):
@@ -135,4 +123,4 @@ def part_addresses(node: Node, partial: Partial) -> Array:
     each = count // max(1, type_.size)
     if not np.array_equal(flat[order], np.repeat(np.arange(type_.size), each)):
         raise NotEstablished("elements have different numbers of parts")
-    return numbers(every.address, names, (count,))[order].reshape(-1, each)
+    return numbers(layout.address, names, (count,))[order].reshape(-1, each)

@@ -244,31 +244,26 @@ _body = several(reading.one_of_kinds(_KINDS))
 
 
 @dataclass(frozen=True, slots=True)
-class Elements:
-    """At `address` the element at `element`, for all variables' values; zero outside guards."""
+class Layout:
+    """At `address` the element at `element`, for all variables' values; zero outside guards.
+
+    With an op it is a part of a sum: what the op gives of the elements over the variables `summed`.
+    """
 
     variables: Variables
     address: At
     element: Annotated[tuple[Index, ...], several(_index, 100)]
     guards: Annotated[tuple[Value, ...], several(_value, 100)]
+    summed: Variables = ()
+    op: Annotated[str, among(["", *SUMS, "spread"])] = ""  # spread: squares around the mean
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
+    """All elements in order, of axes in the order of memory; rows begin `pitch` apart."""
+
     order: Counts = ()
     pitch: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    elements: Annotated[Elements, declared(Elements)]
-
-
-@dataclass(frozen=True, slots=True)
-class Partial:
-    elements: Annotated[Elements, declared(Elements)]
-    summed: Variables
-    op: Annotated[str, among([*SUMS, "spread"])]  # squares of what a part differs by from its mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,8 +271,8 @@ class Work:
     purpose: str
 
 
-Content = Whole | Copy | Partial | Work
-_CONTENTS = {kind.__name__.lower(): declared(kind) for kind in (Whole, Copy, Partial, Work)}
+Content = Whole | Layout | Work
+_CONTENTS = {kind.__name__.lower(): declared(kind) for kind in (Whole, Layout, Work)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,12 +75,11 @@ class Walk:
 
     def _site(self, call: Call, kernel: Kernel, scope: str) -> Site:
         before = {name: self.held[scope, name] for name, _ in call.arguments}
-        after = before | {
-            name: self.every[scope, name][-1] for name in given_to(self.program, call)[1]
-        }
+        written = given_to(self.program, call)[1]
+        after = before | {name: self.every[scope, name][-1] for name in written}
         self.held |= {(scope, name): b for name, b in after.items()}
         earlier, is_last = dict[Call, None](), True
-        for name in given_to(self.program, call)[1]:
+        for name in written:
             writers = self.writers[scope, name]
             at = writers.index(call)
             earlier |= dict.fromkeys(writers[:at])

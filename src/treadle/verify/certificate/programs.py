@@ -95,9 +95,9 @@ def _content(content: Content) -> list[object]:
         case Whole(order, pitch):
             return ["whole", list(order), pitch]
         case Copy(elements):
-            return ["copy", _elements(elements)]
+            return ["layout", *_elements(elements), [], ""]
         case Partial(elements, summed, op):
-            return ["partial", _elements(elements), _variables(summed), op]
+            return ["layout", *_elements(elements), _variables(summed), op]
         case Work(purpose):
             return ["work", purpose]
         case _:
