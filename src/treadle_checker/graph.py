@@ -124,7 +124,7 @@ def read_attributes(op: str, given: Any, bodies: Callable[[str], Graph]) -> dict
 
 def key_of(op: str, raw: Any) -> str:
     """The op and its attributes as text, or a hash of it."""
-    key = f"{op} {json.dumps(raw, sort_keys=True)}" if raw else op
+    key = op if raw == {} else f"{op} {json.dumps(raw, sort_keys=True)}"
     return key if len(key) < 500 else reading.digest(key.encode())
 
 
