@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from treadle_checker.elements import Elements, Source
-from treadle_checker.field import Array, Element, Field, is_float, same
+from treadle_checker.field import ELEMENTWISE, Array, Element, Field, is_float, same
 from treadle_checker.reading import NotEstablished, Rejected
 from treadle_checker.types import LEAVES, Graph, Node, Type, Value, bodies_of
 
+MOVES = frozenset(["reshape", "permute", "broadcast", "slice", "flip", "stop_gradient", "cast"])
 COMMUTATIVE = frozenset(["add", "mul", "max", "min", "and", "or", "xor", "eq"])
 MOST_NODES = 300  # between two values and those that they share
 MOST_TRIES = 6  # of deeper cuts
@@ -286,14 +287,25 @@ def index_size(graphs: Iterable[Graph]) -> int:
     """The shortest axis that anything indexes, in bodies too."""
     found = [50]
     for graph in graphs:
-        for node in graph.nodes:
-            a = node.attributes
-            if node.op == "gather":
-                found.append(graph.type_of(node.operands[0]).shape[a["axis"]])
-            elif node.op == "scatter_add":
-                found.append(a["size"])
-            found += [index_size([body]) for body in bodies_of(node)]
+        found += index_sizes(graph).values()
+        found += [index_size(bodies_of(node)) for node in graph.nodes]
     return max(1, min(found))
+
+
+def index_sizes(graph: Graph) -> dict[Value, int]:
+    """How long the axes are that integers index, or are positions along."""
+    found: dict[Value, int] = {}
+    for position, node in reversed(list(enumerate(graph.nodes))):
+        value, a = Value(position), node.attributes
+        if node.op in ("argmax", "argmin"):
+            found[value] = graph.type_of(node.operands[0]).shape[a["axis"]]
+        elif node.op == "gather":
+            found[node.operands[1]] = graph.type_of(node.operands[0]).shape[a["axis"]]
+        elif node.op == "scatter_add":
+            found[node.operands[1]] = a["size"]
+        elif value in found and (node.op in ELEMENTWISE or node.op in MOVES):
+            found |= {v: found[value] for v in node.operands if v not in found}
+    return found
 
 
 Key = tuple[str, str, int]

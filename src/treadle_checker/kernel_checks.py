@@ -20,7 +20,8 @@ from treadle_checker import layouts
 from treadle_checker import program as ir
 from treadle_checker.bounds import blocks_of, check_bounds
 from treadle_checker.elements import Elements, Source, unravel
-from treadle_checker.field import ELEMENTWISE, Array, Element, Field, chosen, is_float, plain, same
+from treadle_checker.equality import MOVES, index_sizes
+from treadle_checker.field import Array, Element, Field, chosen, is_float, plain, same
 from treadle_checker.machine import Machine, Memory, undefined
 from treadle_checker.memory import check_memory, is_aliased
 from treadle_checker.program import Binding, Call, For, Kernel, Layout, Program, Whole, Work
@@ -34,7 +35,6 @@ CHEAP, MORE = 2**17, 4  # elements up to which a kernel is compared several time
 WHOLE = 2**20  # elements that a kernel may fill before another adds to them
 TERMS = 2**20  # of partial sums that are looked at together
 INTEGERS = 50  # integers are below it where no axis says more
-MOVES = frozenset(["reshape", "permute", "broadcast", "slice", "flip", "stop_gradient", "cast"])
 BY_ORDER = frozenset(["argmax", "argmin", "sort", "top_k"])
 
 
@@ -150,7 +150,7 @@ class _Comparison:
     def __init__(self, program: Program, site: Site, graph: Graph, field: Field, trial: int):
         self.program, self.site, self.graph = program, site, graph
         self.field, self.trial = field, trial
-        self.most = _index_sizes(graph)
+        self.most = index_sizes(graph)
         self.parts: dict[Value, Source] = {}
         read = [site.before[name] for _, name, made in site.pairs if not made]
         self.cuts: set[Value] = set()
@@ -364,24 +364,6 @@ def base_of(graph: Graph, value: Value) -> Value:
         if node.op == "cast" and not all(is_float(t.dtype) for t in types):
             return value
         value = node.operands[0]
-
-
-def _index_sizes(graph: Graph) -> dict[Value, int]:
-    """How long the axes are that integers index, or are positions along."""
-    found: dict[Value, int] = {}
-    for position, node in reversed(list(enumerate(graph.nodes))):
-        value, size = Value(position), 0
-        if node.op in ("argmax", "argmin"):
-            found[value] = graph.type_of(node.operands[0]).shape[node.attributes["axis"]]
-        elif node.op == "gather":
-            size = graph.type_of(node.operands[0]).shape[node.attributes["axis"]]
-        elif node.op == "scatter_add":
-            size = node.attributes["size"]
-        elif value in found and (node.op in ELEMENTWISE or node.op in MOVES):
-            found |= {v: found[value] for v in node.operands if v not in found}
-        if size:
-            found[node.operands[1]] = size
-    return found
 
 
 def _filled_with(kernel: Kernel) -> tuple[int | float, str] | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from treadle_checker import program as ir
-from treadle_checker.bounds import Scope, accesses_in, accesses_of
+from treadle_checker.bounds import Access, Scope, accesses_in, accesses_of
 from treadle_checker.program import Assign, Atom, Barrier, For, Index, Kernel, Library, Statement
 from treadle_checker.reading import Rejected
 
@@ -298,7 +298,7 @@ class _Threads:
             self.tile(*self.geometry.template[1:])
         if not self.geometry.template and share > 1:
             self.barriers(self.group, (), "subgroup" if share <= warp else "group")
-            self.meetings(self.group, _Since())
+            self.meetings(self.group, [])
 
     def tile(
         self, batch: list[str], rows: list[str], columns: list[str], depth: list[str], *sizes: int
@@ -341,8 +341,9 @@ class _Threads:
                 if s.scope != ("subgroup" if shared else group):
                     raise Rejected(f"a barrier is the {s.scope}'s")
 
-    def meetings(self, body: Sequence[Statement], since: _Since) -> None:
-        """Between statements of which one writes what the other touches stands a barrier."""
+    def meetings(self, body: Sequence[Statement], since: list[Access]) -> None:
+        """Between statements of which one writes what the other touches stands a barrier; `since`
+        is what was touched since the last one."""
         waits = self.geometry.combine != "exchange"
         last = max((i for i, s in enumerate(body) if isinstance(s, For)), default=0)
         for i, s in enumerate(body):
@@ -353,26 +354,15 @@ class _Threads:
                     self.meetings(s.body, since)
             elif not waits or i <= last:
                 if isinstance(s, For) and is_of_warps(s):
-                    self.meetings(s.body, _Since())
-                since.add(s, self.rows)
+                    self.meetings(s.body, [])
+                new = [a for a in accesses_in((s,)) if a.buffer not in self.rows]
+                for a, b in product(_by_buffer(new), _by_buffer(since)):
+                    if a[0] == b[0] and (a[1] or b[1]):
+                        raise Rejected(f"no barrier stands between threads that meet in {a[0]}")
+                since += new
                 if waits and isinstance(s, For) and ir.assigned_in(s)[1]:
                     since.clear()  # all threads wait as they combine what they summed
 
 
-class _Since:
-    """What was touched since the last barrier."""
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        self.touched, self.written = set[str](), set[str]()
-
-    def add(self, s: Statement, exempt: set[str]) -> None:
-        every = [a for a in accesses_in((s,)) if a.buffer not in exempt]
-        touched, written = {a.buffer for a in every}, {a.buffer for a in every if a.writes}
-        meeting = touched & self.written | written & self.touched
-        if meeting:
-            raise Rejected(f"no barrier stands between threads that meet in {sorted(meeting)}")
-        self.touched |= touched
-        self.written |= written
+def _by_buffer(accesses: list[Access]) -> set[tuple[str, bool]]:
+    return {(a.buffer, a.writes) for a in accesses}
