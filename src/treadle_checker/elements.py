@@ -7,7 +7,7 @@ in the same way as some. Slopes, where elements have them, move and sum as eleme
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 
@@ -284,9 +284,10 @@ def _reduce(use: _Use) -> Element:
     return found
 
 
-def _blocks(count: int, lines: int) -> list[Array]:
+def _blocks(count: int, lines: int) -> Iterator[Array]:
+    """Terms one after another: nobody holds all of them."""
     size = max(1, BLOCK // max(1, lines))
-    return [np.arange(i, min(count, i + size)) for i in range(0, count, size)]
+    return (np.arange(i, min(count, i + size)) for i in range(0, count, size))
 
 
 def _along(use: _Use) -> Element:
